@@ -134,7 +134,7 @@ def _add_export_command(commands: Any) -> None:
     command.add_argument("--batch", action="append", default=[], help="only this batch (may be given again)")
     command.add_argument("--include-gold", action="store_true", help="gold items too")
     command.add_argument(
-        "--all-tied", action="store_true", help="rankings that tie all responses too (training refuses them)"
+        "--all-tied", action="store_true", help="rankings that tie all responses too (training leaves them out)"
     )
     command.add_argument(
         "--preferences",

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import TypeVar
 
 from align.batches.limits import EncodedRow, Limits, OverlongCounts
-from align.batches.mixtures import Data, Records, split_prefix
+from align.batches.mixtures import Data, Records, data_name, split_prefix
 from align.core.errors import UserError
 from align.data.conversation import user_turn
 from align.data.formats import convert_row, kind_name
-from align.data.readers import read_records
+from align.data.readers import read_records, scan_rows
 from align.data.records import Conversation, Demonstration, Prompt, Ranking, Record
 from align.data.sources import SourceRow
 from align.models.loading import LoadedModel
@@ -85,6 +85,8 @@ def encode_records(
         encoded += row.items
     spelled.report(source, kind_name(kind))
     counts.report(source, kind_name(kind))
+    if not encoded and kind is Ranking and not counts.dropped:
+        raise UserError(f"{source}: each of its {counts.records} rankings ties all responses; there is nothing to learn")
     if not encoded:
         raise UserError(f"{source}: no {kind_name(kind)} is left within the limits; raise them, or set overlong to truncate")
     return encoded
@@ -128,15 +130,11 @@ def _records_in(data: Records, kind: type[R], skip_bad_rows: bool) -> Iterator[R
     if isinstance(data, Mapping) or hasattr(data, "iterrows"):  # they iterate over names, which would become prompts
         remedy = "give a list of rows, or one split of a DatasetDict, such as data['train']"
         raise UserError(f"{source}: is a {type(data).__name__}, not a sequence of rows; {remedy}")
-    for number, row in enumerate(data, start=1):
-        if isinstance(row, kind):
-            yield row
-            continue
-        try:
-            converted = convert_row({"prompt": row} if isinstance(row, str) else row, kind)[1]
-        except UserError as error:
-            raise UserError(f"{source}: item {number}: {error}") from error
-        yield from (record for record in converted if isinstance(record, kind))
+    rows = (
+        SourceRow(f"{source}: item {number}", {"prompt": row} if isinstance(row, str) else row)
+        for number, row in enumerate(data, start=1)
+    )
+    yield from scan_rows(rows, kind, stop_at_bad=True).records
 
 
 def _with_prefix(record: R, prefix: str) -> R:
@@ -205,6 +203,8 @@ def encode_rankings(
 ) -> list[EncodedRanking]:
     """Return rankings whose prompt and responses are all within the limits; raises as `encode_records`.
 
+    A ranking that ties all responses is left out and counted.
+
     Args:
         whole_turns: responses include the text that the template writes after them, as other libraries' reward models read
             it.
@@ -219,7 +219,13 @@ def encode_rankings(
         shared = min(len(prompt) for prompt, _ in pairs)  # a response's first token may join the prompt's last
         return [(prompt[:shared], [*prompt[shared:], *response]) for prompt, response in pairs]
 
+    tied = 0
+
     def encode_one(record: Ranking, apply_limits: ApplyLimits) -> Iterator[EncodedRanking]:
+        nonlocal tied
+        if record.all_tied:
+            tied += 1
+            return
         fitted = [apply_limits(*pair) for pair in encode_texts(record)]
         kept = [pair for pair in fitted if pair is not None]
         if len(kept) == len(fitted):
@@ -227,7 +233,11 @@ def encode_rankings(
             labels = (list(record.ranks), record.margin or 0.0, record.category, record.preferences)
             yield EncodedRanking(kept[0].prompt, responses, *labels)
 
-    return encode_records(data, Ranking, loaded, limits, skip_bad_rows, encode_one)
+    encoded = encode_records(data, Ranking, loaded, limits, skip_bad_rows, encode_one)
+    if tied and os.environ.get("RANK", "0") == "0":
+        source = data_name(data)
+        logger.warning("%s: left out %d rankings that tie all responses: they add nothing to a loss", source, tied)
+    return encoded
 
 
 def encode_prompts(data: Data, loaded: LoadedModel, limits: Limits, skip_bad_rows: bool) -> list[EncodedPrompt]:

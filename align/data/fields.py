@@ -266,8 +266,8 @@ def learned_turns(turns: Sequence[Any], field: str) -> list[bool]:
     ]
 
 
-def check_scores(row: Row) -> None:
-    """Refuse a pair whose rejected response has the higher score, or whose two scores are equal."""
+def check_scores(row: Row) -> bool:
+    """Whether the two scores of a pair are equal; a rejected response with the higher score is refused."""
     for chosen, rejected in SCORES:
         scores = (row.get(chosen), row.get(rejected))
         if not _is_number(scores[0]) or not _is_number(scores[1]):
@@ -276,7 +276,8 @@ def check_scores(row: Row) -> None:
             wrong = f"is {scores[1]}, higher than {chosen} ({scores[0]})"
             raise field_error(rejected, wrong, "exchange the responses, or remove the row")
         if scores[0] == scores[1] and chosen == "score_chosen":
-            raise field_error(rejected, f"equals {chosen}, so there is nothing to learn", "remove the row")
+            return True
+    return False
 
 
 def turns_before(row: Row, *, has_history: bool) -> tuple[str | None, list[dict[str, Any]]]:

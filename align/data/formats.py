@@ -11,6 +11,8 @@ from align.data import layouts
 from align.data import open_assistant as oasst
 from align.data.conversation import check_conversation
 from align.data.fields import check_meaning, check_row, check_scores, field_error, turns_before
+from align.data.published import PUBLISHED, PublishedLayout, has
+from align.data.ratings import RatedAnswer
 from align.data.records import AttributeJudgment, Demonstration, Prompt, Ranking, Record, RuleJudgment
 
 Row = Mapping[str, Any]
@@ -37,11 +39,6 @@ class Format:
     matches: Callable[[Row], bool]
     convert: Callable[[Row], list[Record]]
     prompt: Callable[[Row], dict[str, Any]] | None = None
-
-
-def _has(*fields: str, without: tuple[str, ...] = ()) -> Callable[[Row], bool]:
-    """Whether a row has all `fields` and none of `without`; None counts as missing."""
-    return lambda row: all(row.get(f) is not None for f in fields) and all(row.get(f) is None for f in without)
 
 
 def _has_any(*fields: str) -> Callable[[Row], bool]:
@@ -91,26 +88,55 @@ def _instruction_format(name: str, matches: Callable[[Row], bool], extra: str, a
     return Format(name, Demonstration, f"instruction, {extra}, {answer}", matches, convert, prompt)
 
 
+def _records_of_own_row(row: Row, kind: type[Record]) -> list[Record]:
+    """The records of a row that a published layout was converted to."""
+    if kind is Demonstration:
+        return _demonstrations(row)
+    if "rating" in row:
+        return [RatedAnswer.from_row(row)]
+    return layouts.pair(row) if "chosen" in row else [Ranking.from_row(row)]
+
+
+def _published(layout: PublishedLayout) -> Format:
+    def prompt(row: Row) -> dict[str, Any]:
+        converted = layout.convert(row)
+        if "messages" in converted:
+            return _messages_prompt(converted)
+        return {"prompt": converted["prompt"], **layouts.id_and_category(converted)}
+
+    has_prompt = "prompt" in layout.fields.split(", ")
+    return Format(
+        layout.name,
+        layout.kind,
+        layout.fields,
+        layout.matches,
+        lambda row: _records_of_own_row(layout.convert(row), layout.kind),
+        None if has_prompt else prompt,
+    )
+
+
 _question = layouts.question_prompt
 _sourced = partial(layouts.instruction_prompt, category="source")
 ATTRIBUTES = "prompt, response, attributes"
 BINARIZED = "instruction, chosen_response, rejected_response"
-_is_ultrafeedback = _has("instruction", "completions")
-_is_ultrafeedback_pair = _has("instruction", "chosen_response")
-_is_alpaca = _has("instruction", "output")
-_is_dolly = _has("instruction", "response", without=("completions", "chosen_response"))
+_is_ultrafeedback = has("instruction", "completions")
+_is_ultrafeedback_pair = has("instruction", "chosen_response")
+_is_alpaca = has("instruction", "output")
+_is_dolly = has("instruction", "response", without=("completions", "chosen_response"))
 _is_shp = _has_any("human_ref_A", "human_ref_B")
-_is_sampled = _has("prompt", "responses", "model", without=("ranks",))
-_is_scored = _has("question", "answers")
+_is_sampled = has("prompt", "responses", "model", without=("ranks",))
+_is_scored = has("question", "answers")
 _is_judgment = _has_any("verdict", "rule")
-_is_stack_pair = _has("question", "response_j")
+_is_stack_pair = has("question", "response_j")
+_is_rated = has("prompt", "response", "rating")
 
 # The first match counts. This project's layouts match on any field that only they have, so that a missing one is named.
 _ANSWERED: tuple[Format, ...] = (
+    *map(_published, PUBLISHED),
     # Demonstrations
     Format("OpenAssistant tree", Demonstration, "prompt {replies}", oasst.is_tree, oasst.tree_demonstrations),
-    Format("prompt-completion", Demonstration, "prompt, completion", _has("completion"), _demonstrations),
-    Format("messages", Demonstration, "messages", _has("messages"), _demonstrations, _messages_prompt),
+    Format("prompt-completion", Demonstration, "prompt, completion", has("completion"), _demonstrations),
+    Format("messages", Demonstration, "messages", has("messages"), _demonstrations, _messages_prompt),
     Format("sampled", Demonstration, "prompt, responses, model", _is_sampled, layouts.sampled_demonstrations),
     _instruction_format("Alpaca", _is_alpaca, "input", "output"),
     _instruction_format("Dolly", _is_dolly, "context", "response"),
@@ -124,16 +150,17 @@ _ANSWERED: tuple[Format, ...] = (
     Format("SHP", Ranking, "history, human_ref_A, human_ref_B, labels", _is_shp, layouts.shp, layouts.shp_prompt),
     Format("scored answers", Ranking, "question, answers {text, pm_score}", _is_scored, layouts.scored_answers, _question),
     Format("StackExchange pair", Ranking, "question, response_j, response_k", _is_stack_pair, layouts.stack_pair, _question),
+    Format("rated answer", Ranking, "prompt, response, rating", _is_rated, lambda row: [RatedAnswer.from_row(row)]),
     # Judgments
     Format("rule judgment", RuleJudgment, "prompt, response, rule, verdict", _is_judgment, _own(RuleJudgment)),
-    Format("attribute judgment", AttributeJudgment, ATTRIBUTES, _has("attributes"), _own(AttributeJudgment)),
+    Format("attribute judgment", AttributeJudgment, ATTRIBUTES, has("attributes"), _own(AttributeJudgment)),
 )
 # Prompts: their own rows, and the prompts of all the rows above, whose answers are not read
 _PROMPTS = (
-    Format("token ids", Prompt, "input_ids", _has("input_ids"), _prompt_from_ids),
+    Format("token ids", Prompt, "input_ids", has("input_ids"), _prompt_from_ids),
     Format("OpenAssistant tree", Prompt, "prompt {replies}", oasst.is_tree, oasst.tree_prompts),
     Format("pair", Prompt, "chosen (turns)", _is_whole_pair, _prompt_by(layouts.pair_prompt)),
-    Format("prompt", Prompt, "prompt", _has("prompt"), _own(Prompt)),
+    Format("prompt", Prompt, "prompt", has("prompt"), _own(Prompt)),
     *(replace(known, kind=Prompt, convert=_prompt_by(known.prompt)) for known in _ANSWERED if known.prompt),
 )
 FORMATS = (*_ANSWERED, *_PROMPTS)
@@ -148,7 +175,7 @@ def find_format(row: Row, kind: type[Record]) -> Format | None:
 
 
 def convert_row(row: object, kind: type[Record], unused: Counter[str] | None = None) -> tuple[Format, list[Record]]:
-    """The layout of a row and its records (usually one).
+    """The layout of a row and its records (usually one); for rankings they may be `RatedAnswer`s, to be ranked together.
 
     Args:
         row: the decoded row.

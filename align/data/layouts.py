@@ -20,6 +20,7 @@ from align.data.conversation import (
 from align.data.fields import (
     check_list,
     check_score,
+    check_scores,
     check_text,
     check_texts,
     field_error,
@@ -41,7 +42,7 @@ def id_and_category(row: Row) -> dict[str, Any]:
 def make_pair_ranking(
     row: Row, prompt: object, chosen: object, rejected: object, names: tuple[str, str], *, may_be_empty: bool = False
 ) -> list[Record]:
-    """A ranking of two responses; `names` are their fields, for messages."""
+    """A ranking of two responses, a tie if their scores are equal; `names` are their fields, for messages."""
     given = zip((chosen, rejected), names, strict=True)
     texts = tuple(check_answer(answer, name, may_be_empty=may_be_empty) for answer, name in given)
     if texts[0] == texts[1]:
@@ -50,7 +51,7 @@ def make_pair_ranking(
         Ranking(
             prompt=check_prompt(prompt),
             responses=texts,
-            ranks=(1, 2),
+            ranks=(1, 1) if check_scores(row) else (1, 2),
             margin=row.get("margin"),
             labeler=row.get("labeler"),
             **id_and_category(row),
@@ -132,12 +133,22 @@ def parse_transcript(text: object, field: str) -> Conversation:
     return _joined(turns)
 
 
+_HELPSTEER_SPEAKER = re.compile(r"\n?<extra_id_1>(User|Assistant)\n")
+"""What separates the turns of a prompt in HelpSteer and HelpSteer 2; the first turn is the user's."""
+
+
 def with_parsed_prompt(row: Row) -> Row:
     """The row, with `prompt` parsed if it is a transcript that waits for the assistant, as in Dahoas/rm-static.
 
-    It begins with the user's name and ends with the assistant's name or with a user's turn. Any other text is one message.
+    It begins with the user's name and ends with the assistant's name or with a user's turn, or its turns are separated as in
+    HelpSteer 2. Any other text is one message.
     """
     prompt = row.get("prompt")
+    first, *rest = _HELPSTEER_SPEAKER.split(prompt) if isinstance(prompt, str) else ("",)
+    if rest:
+        roles = {"User": "user", "Assistant": "assistant"}
+        later = [{"role": roles[name], "content": text} for name, text in zip(rest[::2], rest[1::2], strict=True)]
+        return {**row, "prompt": [{"role": "user", "content": first}, *later]}
     turns = _transcript_turns(prompt) if isinstance(prompt, str) else None
     if turns is None or turns[0]["role"] != "user":
         return row

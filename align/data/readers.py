@@ -16,8 +16,9 @@ from align.core.files import new_file
 from align.data.conversation import Conversation
 from align.data.fields import check_id, check_row, check_text, required_field
 from align.data.formats import convert_row, kind_name
+from align.data.ratings import RatedAnswer, rank_ratings
 from align.data.records import Demonstration, Message, Prompt, Record
-from align.data.sources import iter_rows
+from align.data.sources import SourceRow, iter_rows
 
 logger = logging.getLogger(__name__)
 R = TypeVar("R", bound=Record)
@@ -33,6 +34,7 @@ class Scan(Generic[R]):
         formats: rows by layout.
         unused: rows in which a field was given and not read, by the field's name.
         problems: a line for each bad row.
+        single: prompts with one rated response, which make no ranking.
     """
 
     records: list[R] = field(default_factory=list)
@@ -40,13 +42,23 @@ class Scan(Generic[R]):
     unused: Counter[str] = field(default_factory=Counter)
     rows: int = 0
     problems: list[str] = field(default_factory=list)
+    single: int = 0
 
 
 def scan(source: str | os.PathLike[str], kind: type[R], *, stop_at_bad: bool = False, split: str = "train") -> Scan[R]:
     """Read a source to its end, or with `stop_at_bad` to its first bad row, which is then a UserError."""
+    return scan_rows(iter_rows(os.fspath(source), split), kind, stop_at_bad=stop_at_bad)
+
+
+def scan_rows(rows: Iterable[SourceRow], kind: type[R], *, stop_at_bad: bool = False) -> Scan[R]:
+    """`scan` for rows, some of which may be records already. Ratings of single answers become rankings at the end."""
     scanned: Scan[R] = Scan()
-    for row in iter_rows(os.fspath(source), split):
+    rated: list[RatedAnswer] = []
+    for row in rows:
         scanned.rows += 1
+        if isinstance(row.row, kind):
+            scanned.records.append(row.row)
+            continue
         try:
             if row.error is not None:
                 raise UserError(row.error)
@@ -58,7 +70,10 @@ def scan(source: str | os.PathLike[str], kind: type[R], *, stop_at_bad: bool = F
             scanned.problems.append(problem)
         else:
             scanned.formats[layout.name] += 1
-            scanned.records.extend(records)  # type: ignore[arg-type]
+            rated.extend(record for record in records if isinstance(record, RatedAnswer))
+            scanned.records.extend(record for record in records if isinstance(record, kind))
+    rankings, scanned.single = rank_ratings(rated)
+    scanned.records.extend(ranking for ranking in rankings if isinstance(ranking, kind))
     return scanned
 
 
@@ -86,6 +101,8 @@ def read_records(
     """
     scanned = scan(source, kind, stop_at_bad=not skip_bad_rows, split=split)
     require_records(scanned, source, kind)
+    if scanned.single:
+        logger.warning("%s: left out %d prompts with a single rated response", source, scanned.single)
     if not token_ids and any(isinstance(record, Prompt) and record.ids is not None for record in scanned.records):
         raise UserError(f"{source}: holds prompts as token ids (input_ids), and text is needed here; give the field prompt")
     if scanned.problems:
@@ -104,6 +121,9 @@ def require_records(scanned: Scan[R], source: str | os.PathLike[str], kind: type
     if scanned.problems:
         bad = f"{len(scanned.problems)} of {scanned.rows} rows are bad"
         raise UserError(f"{source}: no usable {kind_name(kind)}; {bad}, the first: {scanned.problems[0]}")
+    if scanned.single:
+        wrong = f"each of its {scanned.single} prompts has a single rated response"
+        raise UserError(f"{source}: no usable ranking; {wrong}; a comparison needs two or more responses to the same prompt")
     raise UserError(f"{source}: no usable {kind_name(kind)}; its {scanned.rows} rows are readable but contain none")
 
 

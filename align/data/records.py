@@ -51,7 +51,7 @@ FLAGS = {
 """The yes-or-no labels of a response in InstructGPT, Table 3: the name in files, and the text in the labeling app."""
 
 
-def _set_checked(record: "Record", **values: object) -> None:
+def set_checked(record: "Record", **values: object) -> None:
     """Store the checked values of a frozen record, and check its id and category."""
     known = {"id": check_id(record.id), "category": check_optional_text(record.category, "category")}
     for name, value in (values | known).items():
@@ -110,7 +110,7 @@ class Demonstration(Record):
 
     def __post_init__(self) -> None:
         continuation = check_continuation(self.continuation, "continuation")
-        _set_checked(self, prompt=check_prompt(self.prompt), continuation=continuation)
+        set_checked(self, prompt=check_prompt(self.prompt), continuation=continuation)
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> Self:
@@ -177,8 +177,8 @@ class Ranking(Record):
 
     Attributes:
         responses: texts [K], K from 2 to 9; policies write empty ones, too, and people rank them.
-        ranks: [K], 1 for the best, equal for a tie; any whole numbers from 1 up, stored as 1..m without gaps. Refused: a tie
-            of all, and two ranks of one text.
+        ranks: [K], 1 for the best, equal for a tie; any whole numbers from 1 up, stored as 1..m without gaps. Two ranks of
+            one text are refused.
         margin: how much better the better response of a pair is, finite and 0 or more; pairs only.
         labeler: who ranked.
         ratings: the quality of each response [K], from 1 to 7.
@@ -208,7 +208,7 @@ class Ranking(Record):
             raise field_error("responses", f"is a list of {count}", f"give from {MIN_RESPONSES} to {MAX_RESPONSES}")
         if self.margin is not None and count != 2:
             raise field_error("margin", f"is given for {count} responses", "leave it out: only a pair has a margin")
-        _set_checked(
+        set_checked(
             self,
             prompt=prompt,
             responses=responses,
@@ -220,6 +220,11 @@ class Ranking(Record):
             flags=None if self.flags is None else check_flags(self.flags, count),
             model=None if self.model is None else check_texts(self.model, "model", count),
         )
+
+    @property
+    def all_tied(self) -> bool:
+        """Whether no response is better than another, and the ranking adds nothing to a loss."""
+        return len(set(self.ranks)) == 1
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> Self:
@@ -243,8 +248,6 @@ def _as_lists(value: object) -> object:
 def _check_ranks(value: object, responses: tuple[str, ...]) -> tuple[int, ...]:
     ranks = check_whole_numbers(value, "ranks", len(responses), 1, None)
     levels = sorted(set(ranks))
-    if len(levels) == 1:
-        raise field_error("ranks", "is a tie of all responses, so there is nothing to learn from it", "remove the row")
     rank_of: dict[str, int] = {}
     for response, rank in zip(responses, ranks, strict=True):
         if rank_of.setdefault(response, rank) != rank:
@@ -271,11 +274,11 @@ class Prompt(Record):
 
     def __post_init__(self) -> None:
         if self.ids is None:
-            _set_checked(self, prompt=check_prompt(self.prompt))
+            set_checked(self, prompt=check_prompt(self.prompt))
         elif self.prompt:
             raise field_error("input_ids", "is given beside a prompt in text", "remove one of them")
         else:
-            _set_checked(self, ids=check_token_ids(self.ids, "input_ids"))
+            set_checked(self, ids=check_token_ids(self.ids, "input_ids"))
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> Self:
@@ -320,7 +323,7 @@ class RuleJudgment(Record):
     def __post_init__(self) -> None:
         if self.verdict not in VERDICTS:
             raise field_error("verdict", f"is {short_repr(self.verdict)}", f"use one of {', '.join(VERDICTS)}")
-        _set_checked(
+        set_checked(
             self,
             prompt=check_prompt(self.prompt),
             response=check_text(self.response, "response", may_be_empty=True),
@@ -356,7 +359,7 @@ class AttributeJudgment(Record):
     category: str | None = None
 
     def __post_init__(self) -> None:
-        _set_checked(
+        set_checked(
             self,
             prompt=check_prompt(self.prompt),
             response=check_text(self.response, "response", may_be_empty=True),

@@ -36,6 +36,13 @@ class ScalarHead(nn.Module):
         if bias:
             nn.init.zeros_(self.linear.bias)
 
+    @classmethod
+    def around(cls, linear: nn.Linear) -> "ScalarHead":
+        """Return a head that shares the weights of a classifier's linear layer."""
+        head = cls(linear.in_features, bias=linear.bias is not None)
+        head.linear.weight, head.linear.bias = linear.weight, linear.bias
+        return head
+
     def forward(self, hidden: Tensor) -> Tensor:
         """[.., H] -> [..] float32."""
         numbers: Tensor = self.linear(hidden)

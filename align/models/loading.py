@@ -152,8 +152,7 @@ def from_objects(
     """
     if isinstance(model, PeftModel) or getattr(model, "peft_config", None):
         raise UserError("the model carries PEFT adapters: merge them first, or save the model and give its folder")
-    model.eval()
-    model.set_attn_implementation(attention_kernel(model.config))
+    _prepare_object(model)
     if config.prefix_lm:
         make_prefix_lm(model.config, model.config.name_or_path or "in memory")
     prepare_model(model)
@@ -168,6 +167,38 @@ def from_objects(
     require_vocabulary(model, tokenization, base)
     require_finite(model.named_parameters(), f"model '{base}'")
     return _with_fresh_adapter(model, tokenization, base, config, adapter)
+
+
+def read_by_ids_of(policy: LoadedModel, model: PreTrainedModel, role: str, gradient_checkpointing: bool = False) -> Backbone:
+    """Take a second model in memory, which reads the policy's token ids. The model is changed in place as by `from_objects`.
+
+    Args:
+        role: names the model in errors.
+        gradient_checkpointing: for a model that is trained.
+
+    Raises:
+        UserError: if its vocabulary or its context is too small, or its architecture or number format is not supported.
+    """
+    if isinstance(model, PeftModel) or getattr(model, "peft_config", None):
+        raise UserError(f"{role}: the model carries PEFT adapters; merge them first, by merge_and_unload()")
+    if model.dtype not in (torch.float32, torch.bfloat16):
+        raise UserError(f"{role}: the model is in {model.dtype}; convert it to float32 or bfloat16")
+    if is_encoder(model.config):
+        raise UserError(f"{role}: {type(model).__name__} is an encoder, which cannot read the policy's token ids")
+    _prepare_object(model)
+    require_vocabulary(model, policy.tokenization, role)
+    require_finite(model.named_parameters(), role)
+    backbone = wrap(model)
+    if gradient_checkpointing:
+        _recompute_activations(backbone)
+    return backbone
+
+
+def _prepare_object(model: PreTrainedModel) -> None:
+    """Bring a model in memory to the state of one that was saved and loaded by this package."""
+    model.eval()
+    model.config.architectures = [type(model).__name__]  # as `save_pretrained` writes it
+    model.set_attn_implementation(attention_kernel(model.config))
 
 
 def _load_tokenization(config: ModelConfig, model: PreTrainedModel, source: str, base: str) -> Tokenization:
@@ -248,17 +279,21 @@ def _finish(config: ModelConfig, loaded: LoadedModel, check: bool = True) -> Loa
             raise UserError("block_attention: FlexAttention has no gradient on a processor; set block_attention to false")
         loaded.backbone.use_block_attention()
     if config.gradient_checkpointing:
-        if check:
-            with readable(loaded.backbone.model):
-                require_deterministic(loaded.backbone, loaded.adapter)
-        loaded.backbone.model.train()  # transformers recomputes only in training mode
-        settings: dict[str, Any] = {"use_reentrant": False}
-        if loaded.adapter:
-            settings["context_fn"] = loaded.backbone.recompute_contexts
-        loaded.backbone.model.gradient_checkpointing_enable(settings)
-        if loaded.adapter:
-            loaded.backbone.model.enable_input_require_grads()
+        _recompute_activations(loaded.backbone, loaded.adapter, check)
     return loaded
+
+
+def _recompute_activations(backbone: Backbone, adapter: str | None = None, check: bool = True) -> None:
+    if check:
+        with readable(backbone.model):
+            require_deterministic(backbone, adapter)
+    backbone.model.train()  # transformers recomputes only in training mode
+    settings: dict[str, Any] = {"use_reentrant": False}
+    if adapter:
+        settings["context_fn"] = backbone.recompute_contexts
+    backbone.model.gradient_checkpointing_enable(settings)
+    if adapter:
+        backbone.model.enable_input_require_grads()
 
 
 def load_weights(source: str, dtype: torch.dtype) -> PreTrainedModel:

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from accelerate import Accelerator
 from peft import PeftConfig
+from transformers import PreTrainedModel
 
 from align.core.errors import UserError
 from align.core.settings import ModelConfig
@@ -22,12 +23,16 @@ from align.reward.checkpoint import (
     is_reward_model,
     load_head,
     load_reward_model,
+    reward_that_reads_ids_of,
     scorer_folder,
 )
 from align.reward.scoring import RewardModelScorer
 from align.tokenization import ConversationError, load_tokenization
 from align.tokenization.encoded import EncodedPrompt
 from align.training.run import Run
+
+RewardModelLike = str | LoadedReward | PreTrainedModel
+"""A folder, hub name or built-in name, a loaded reward model, or a classifier that reads the policy's token ids."""
 
 
 def can_share_base(folder: str, policy: LoadedModel, kind: ScorerKind = REWARD) -> bool:
@@ -86,7 +91,7 @@ class RewardSource(NamedTuple):
 
 
 def load_rewards(
-    models: Sequence[str | LoadedReward],
+    models: Sequence[RewardModelLike],
     policy: LoadedModel,
     dtype: str,
     chat_template: str = "auto",
@@ -97,12 +102,14 @@ def load_rewards(
     Args:
         chat_template: the policy's, for classifiers without a template.
     """
-    return [
-        RewardSource(model.loaded.base, loaded=model)
-        if isinstance(model, LoadedReward)
-        else load_source(model, policy, dtype, f"{adapter}_{number}", chat_template=chat_template)
-        for number, model in enumerate(models, 1)
-    ]
+
+    def source_of(model: RewardModelLike, number: int) -> RewardSource:
+        if isinstance(model, str):
+            return load_source(model, policy, dtype, f"{adapter}_{number}", chat_template=chat_template)
+        loaded = model if isinstance(model, LoadedReward) else reward_that_reads_ids_of(policy, model)
+        return RewardSource(loaded.loaded.base, loaded=loaded)
+
+    return [source_of(model, number) for number, model in enumerate(models, 1)]
 
 
 def load_source(

@@ -8,13 +8,14 @@ from typing import Literal
 import torch
 from accelerate import Accelerator
 from torch import nn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from align.core.errors import UserError
 from align.core.settings import ModelConfig
 from align.models.adapters import copy_adapter
-from align.models.backbone import Backbone, flops_profile, is_prefix_lm, wrap
+from align.models.backbone import Backbone, classifier_head, flops_profile, is_classifier, is_prefix_lm, wrap
 from align.models.heads import LanguageModel, RewardModel, ScalarHead, freeze_unused_lm_head
-from align.models.loading import LoadedModel
+from align.models.loading import LoadedModel, read_by_ids_of
 from align.models.roles import REFERENCE_ADAPTER, VALUE_ADAPTER, ActorCritic, Roles
 from align.ppo.extensions import Extension
 from align.ppo.metrics import RoleFlopsProfiles
@@ -22,7 +23,7 @@ from align.ppo.records import Rollout
 from align.ppo.reward_functions import WeightedFunction
 from align.ppo.rewards import Rewards
 from align.ppo.rollout import plan_minibatch
-from align.ppo.scoring_models import RewardAdapter, RewardSource
+from align.ppo.scoring_models import RewardAdapter, RewardModelLike, RewardSource
 from align.reward.checkpoint import LoadedReward, require_reward_model
 from align.reward.scoring import reads_ids_of
 from align.runtime.distributed import largest, zero_stage
@@ -35,6 +36,15 @@ from align.training.memory import FLOAT32_BYTES
 from align.training.optimizer import RateGroup
 from align.training.run import Run
 from align.training.start import build_engine, say_if_prompts_are_repeated
+
+
+@dataclass(frozen=True)
+class GivenObjects:
+    """Objects in memory that take part in a run, see `PPOTrainer`; None: the settings decide."""
+
+    tokenizer: PreTrainedTokenizerBase | None = None
+    reference: PreTrainedModel | None = None
+    value_model: PreTrainedModel | None = None
 
 
 @dataclass(frozen=True)
@@ -62,7 +72,7 @@ class Prepared:
 
 
 def require_reward(
-    models: Sequence[str | LoadedReward], functions: Sequence[WeightedFunction], extensions: Sequence[Extension]
+    models: Sequence[RewardModelLike], functions: Sequence[WeightedFunction], extensions: Sequence[Extension]
 ) -> None:
     """Raise a UserError for a run without a reward, or with a reward model that is none."""
     if not (models or functions or any(extension.gives_scores for extension in extensions)):
@@ -82,6 +92,7 @@ def build_engine_and_roles(
     total_steps: int,
     groups: Sequence[RateGroup],
     average_decay: float = 0.0,
+    reference: Backbone | None = None,
 ) -> tuple[TrainEngine, Roles]:
     """Copy the policy for its reference, check that memory suffices, and build the engine around the trained module.
 
@@ -90,14 +101,18 @@ def build_engine_and_roles(
         total_steps: optimizer steps of the run.
         groups: learning rates.
         average_decay: of an exponential mean of the weights that evaluations and the result use; 0: none.
+        reference: a model that takes the place of the copy.
     """
     accelerator = run.accelerator
     reference_moves = any(extension.moves_reference for extension in extensions)
     if reference_moves and zero_stage(accelerator) == 3:
         raise UserError("reference_refresh is not possible under ZeRO-3, which shards the weights: use ZeRO-1 or 2")
-    copies = 0 if policy.adapter else 2 if reference_moves else 1
+    if reference_moves and reference:
+        raise UserError("reference_refresh copies the policy into the reference; leave out reference, or set it to 0")
+    copies = 0 if policy.adapter or reference else 2 if reference_moves else 1
     with sharded_loading(accelerator):
         references = [LanguageModel(copy_backbone(policy.backbone)) for _ in range(copies)]
+    references += [LanguageModel(reference)] if reference else []
     scoring: list[nn.Module] = [source.loaded.model for source in sources if source.loaded]
     scoring += [model for extension in extensions for model in extension.modules]
     assert isinstance(run.config, ModelConfig)
@@ -105,17 +120,23 @@ def build_engine_and_roles(
     mean = FLOAT32_BYTES * trained if average_decay else 0
     moved = trained * policy.backbone.model.dtype.itemsize if reference_moves else 0  # the reference, in checkpoints
     run.say(run.memory.check(run.config, module, [*references, *scoring], {"mean of the weights": mean}, mean + moved))
-    reference, initial, *_ = [*(place_frozen_model(model, accelerator) for model in references), None, None]
+    frozen, initial, *_ = [*(place_frozen_model(model, accelerator) for model in references), None, None]
     engine = build_engine(run, module, total_steps, groups, average_decay)
-    return engine, Roles(engine.module, reference, initial, reference_moves)
+    return engine, Roles(engine.module, frozen, initial, reference_moves)
 
 
-def flops_profiles(policy: LoadedModel, module: ActorCritic, rewards: Rewards, reference_moves: bool) -> RoleFlopsProfiles:
-    """Return what each role's FLOPs depend on."""
+def flops_profiles(
+    policy: LoadedModel, module: ActorCritic, rewards: Rewards, reference_moves: bool, reference: Backbone | None = None
+) -> RoleFlopsProfiles:
+    """Return the profile of each role, on which its FLOPs depend.
+
+    Args:
+        reference: a model that takes the place of the policy's copy.
+    """
     critic = module.critic or (policy.backbone if module.critic_adapter else None)
     return RoleFlopsProfiles(
         policy=flops_profile(policy.backbone, policy.adapter),
-        reference=flops_profile(policy.backbone, module.reference_adapter),
+        reference=flops_profile(reference or policy.backbone, None if reference else module.reference_adapter),
         initial=flops_profile(policy.backbone, policy.start_adapter) if reference_moves else None,
         critic=flops_profile(critic, module.critic_adapter) if critic else None,
         rewards=rewards.flops_profiles,
@@ -175,6 +196,7 @@ def build_actor_critic(
     adapters: Sequence[RewardAdapter] = (),
     learns_entropy: bool = False,
     reference_moves: bool = False,
+    value_model: Backbone | None = None,
 ) -> ActorCritic:
     """Build the module that PPO trains.
 
@@ -188,11 +210,15 @@ def build_actor_critic(
         adapters: reward models on the policy's base.
         learns_entropy: whether the loss has a term for the policy's entropy.
         reference_moves: whether the reference follows the policy.
+        value_model: a classifier that becomes the critic in place of any other; values are read through its own head.
     """
     backbone, hidden_size = policy.backbone, policy.backbone.hidden_size
     value_head = ScalarHead(hidden_size, start_at_zero=True).requires_grad_(critic != "none")
-    model, critic_adapter = None, None
-    if critic == "separate" and policy.adapter:
+    model, critic_adapter = value_model, None
+    if value_model:
+        value_head = _value_head_of(value_model, critic)
+        value_model.requires_grad_(True)
+    elif critic == "separate" and policy.adapter:
         assert backbone.peft is not None
         mounted = critic_init if isinstance(critic_init, RewardAdapter) else None
         copy_adapter(backbone.peft, mounted.adapter if mounted else policy.adapter, VALUE_ADAPTER)
@@ -209,6 +235,44 @@ def build_actor_critic(
     heads = {adapter.adapter: adapter.head for adapter in adapters}
     parts = (backbone, policy.adapter, value_head, policy.start_adapter, model, critic_adapter, heads)
     return ActorCritic(*parts, learns_entropy=learns_entropy, reference_adapter=reference_adapter)
+
+
+def _value_head_of(value_model: Backbone, critic: str) -> ScalarHead:
+    if critic == "none":
+        raise UserError("value_model: this estimator of advantages has no critic; leave the model out")
+    if not is_classifier(value_model.model.config):
+        raise UserError(f"value_model: {type(value_model.model).__name__} is no sequence classifier with one label")
+    try:
+        return ScalarHead.around(classifier_head(value_model))
+    except UserError as error:
+        raise UserError(f"value_model: {error}") from error
+
+
+def second_model(
+    policy: LoadedModel,
+    model: PreTrainedModel | None,
+    role: str,
+    prompts: Sequence[EncodedPrompt],
+    new_tokens: int,
+    gradient_checkpointing: bool = False,
+) -> Backbone | None:
+    """Return a model in memory that reads the policy's ids in another role; None if there is none.
+
+    Args:
+        role: names it in errors.
+        new_tokens: tokens of the longest response.
+        gradient_checkpointing: for a model that is trained.
+
+    Raises:
+        UserError: if it is the policy, or cannot read all prompts and responses.
+    """
+    if model is None:
+        return None
+    if model is policy.backbone.model:
+        raise UserError(f"{role}: it is the policy's own model, which training changes; give a copy or leave it out")
+    backbone = read_by_ids_of(policy, model, role, gradient_checkpointing)
+    backbone.require_fit(max(len(prompt.ids) for prompt in prompts), new_tokens, role)
+    return backbone
 
 
 def _reference_adapter(loaded: LoadedModel) -> str:

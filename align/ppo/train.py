@@ -10,11 +10,11 @@ way from a prompt to a weight update.
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
 
 from align.batches.encoding import Data, Limits, encode_prompts
 from align.core.launch import run_stage
@@ -55,8 +55,9 @@ from align.ppo.rollout import (
     save_if_scoring_fails,
     shuffled_minibatches,
 )
-from align.ppo.scoring_models import load_rewards, make_scorer, require_patience
+from align.ppo.scoring_models import RewardModelLike, load_rewards, make_scorer, require_patience
 from align.ppo.setup import (
+    GivenObjects,
     Prepared,
     build_actor_critic,
     build_engine_and_roles,
@@ -66,8 +67,8 @@ from align.ppo.setup import (
     report,
     require_reward,
     sampling_of,
+    second_model,
 )
-from align.reward.checkpoint import LoadedReward
 from align.runtime.distributed import run_on_main
 from align.runtime.flops import Clock
 from align.runtime.sharding import sharded_loading
@@ -336,22 +337,24 @@ def try_largest_micro_batch(config: PPOConfig, ready: Prepared) -> None:
 def prepare(
     config: PPOConfig,
     model: Model,
-    reward_models: Sequence[str | LoadedReward],
+    reward_models: Sequence[RewardModelLike],
     functions: Sequence[WeightedFunction],
     prompts: Data,
     validation: Data,
     extensions: list[Extension],
-    tokenizer: PreTrainedTokenizerBase | None = None,
+    given: GivenObjects = GivenObjects(),  # noqa: B008  # it is frozen
 ) -> Prepared:
     """Open the run's folder, load all models and data, and build the engines. Raise a UserError for a mistake in either.
 
     Args:
-        model: of the policy; `tokenizer` is needed for a transformers model.
+        model: of the policy; a transformers model needs `given.tokenizer`.
         validation: fixed prompts for evaluations; may be empty.
+        given: objects in memory beside the policy.
     """
     require_reward(reward_models, functions, extensions)
     moves = any(extension.moves_reference for extension in extensions)
-    run, policy = open_run(config, "ppo", model, tokenizer, frozen_copies=2 if moves else 1)
+    copies = 0 if given.reference else 2 if moves else 1
+    run, policy = open_run(config, "ppo", model, given.tokenizer, frozen_copies=copies)
     if functions and run.accelerator.num_processes > 1:
         require_patience(config.reward_timeout, config.collective_timeout)
     limits = Limits(config.max_prompt_tokens, config.max_new_tokens, config.overlong)
@@ -360,6 +363,9 @@ def prepare(
     every_prompt = [*encoded, *held_out]
     sizes = (config.samples_per_prompt, config.max_prompt_tokens, config.max_new_tokens)
     scoring = (config.missing_eos, config.missing_eos_score, config.reward_timeout)
+    second = partial(second_model, policy, prompts=every_prompt, new_tokens=config.max_new_tokens)
+    reference = second(given.reference, "reference")
+    value_model = second(given.value_model, "value_model", gradient_checkpointing=config.gradient_checkpointing)
     context = TrainingContext(run, policy, encoded, every_prompt, config.updates, config.critic_warmup, *sizes, *scoring)
     with sharded_loading(run.accelerator):
         sources = load_rewards(reward_models, policy, config.dtype, config.chat_template)
@@ -369,12 +375,13 @@ def prepare(
         adapters += [adapter for extension in extensions for adapter in extension.adapters]
         critic = config.critic if config.has_critic else "none"
         critic_init = (sources[0].mounted or sources[0].loaded) if sources else None
-        module = build_actor_critic(policy, critic, critic_init, adapters, config.loss.entropy_weight > 0, moves)
+        with_entropy = config.loss.entropy_weight > 0
+        module = build_actor_critic(policy, critic, critic_init, adapters, with_entropy, moves, value_model)
     steps = config.epochs * config.minibatches
     rates = (config.learning_rate, config.value_learning_rate or config.learning_rate)
     groups = rate_groups(module, *rates, frozen_steps=config.critic_warmup * steps)
     total, decay = config.updates * steps, config.ema_decay
-    engine, roles = build_engine_and_roles(run, policy, module, sources, extensions, total, groups, decay)
+    engine, roles = build_engine_and_roles(run, policy, module, sources, extensions, total, groups, decay, reference)
     scorers = [make_scorer(source, run, policy, roles, every_prompt, config.max_new_tokens) for source in sources]
     ensemble, timeout = (config.reward_ensemble, config.uncertainty_weight), config.reward_timeout
     rewards = Rewards(scorers, functions, *ensemble, timeout, run.accelerator)
@@ -385,7 +392,7 @@ def prepare(
     longest = max(len(prompt.ids) for prompt in every_prompt) + config.max_new_tokens
     sampler = make_engine(config, engine, policy, longest)
     sampling = sampling_of(run, policy, longest, config.max_new_tokens, config.temperature)
-    profiles = flops_profiles(policy, module, rewards, moves)
+    profiles = flops_profiles(policy, module, rewards, moves, reference)
     return Prepared(run, policy, engine, roles, sampler, sampling, rewards, encoded, held_out, profiles, extensions)
 
 

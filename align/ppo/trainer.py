@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from torch import nn
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from align.batches.encoding import Data
 from align.batches.mixtures import data_name
@@ -14,13 +14,15 @@ from align.core.errors import UserError
 from align.ppo.config import PPOConfig
 from align.ppo.extensions import configured_extensions
 from align.ppo.reward_functions import RewardFunction, WeightedFunction
+from align.ppo.scoring_models import RewardModelLike
+from align.ppo.setup import GivenObjects
 from align.ppo.train import prepare, train
 from align.reward.checkpoint import LoadedReward
 from align.training.start import Model
 
-Reward = str | Path | LoadedReward | RewardFunction | WeightedFunction
+Reward = str | Path | LoadedReward | PreTrainedModel | RewardFunction | WeightedFunction
 """A part of the reward: the folder of a reward model, a loaded one (`align.reward.checkpoint.reward_of_classifier` makes one
-of a transformers classifier in memory), or a function."""
+of a transformers classifier in memory), a classifier that reads the policy's token ids, or a function."""
 
 
 class PPOTrainer:
@@ -43,6 +45,9 @@ class PPOTrainer:
         validation_prompts: fixed prompts that the policy is evaluated on, and by which the best one is kept.
         tokenizer: of a transformers model.
         judge: a reward model or function that selects the policy to keep, in place of `config.selection.reward_model`.
+        reference: a language model for the KL penalty in place of the model that training starts from.
+        value_model: a sequence classifier with one label that becomes the critic. Its body and its head are trained in
+            place, also beside a LoRA policy; `config.critic` is not read.
 
     Raises:
         UserError: for a mistake in the settings or the data.
@@ -57,7 +62,12 @@ class PPOTrainer:
         validation_prompts: Data = (),
         tokenizer: PreTrainedTokenizerBase | None = None,
         judge: Reward | None = None,
+        *,
+        reference: PreTrainedModel | None = None,
+        value_model: PreTrainedModel | None = None,
     ) -> None:
+        if value_model is not None and any(each is value_model for each in (*reward, judge)):
+            raise UserError("value_model: it is the reward model, whose rewards training would change; give a copy")
         models, functions = split_rewards(reward)
         names, objects = reward_settings(models, functions), {}
         if judge:
@@ -66,8 +76,8 @@ class PPOTrainer:
             names["selection"] = {"reward_model": judge_name(judge), "patience": patience}
         self.config = replace(config, prompts=data_name(prompts), validation_prompts=data_name(validation_prompts), **names)
         extensions = configured_extensions(vars(self.config), **objects)
-        data = (prompts, validation_prompts)
-        self.prepared = prepare(self.config, policy, models, functions, *data, extensions, tokenizer)
+        data, given = (prompts, validation_prompts), GivenObjects(tokenizer, reference, value_model)
+        self.prepared = prepare(self.config, policy, models, functions, *data, extensions, given)
         self.run = self.prepared.run
 
     def train(self) -> Path:
@@ -77,41 +87,46 @@ class PPOTrainer:
         return folder
 
 
-def split_rewards(rewards: Sequence[Reward]) -> tuple[list[str | LoadedReward], list[WeightedFunction]]:
-    """The reward models, and the functions with their weights. Raises: UserError for a model without a tokenizer."""
+def split_rewards(rewards: Sequence[Reward]) -> tuple[list[RewardModelLike], list[WeightedFunction]]:
+    """The reward models, and the functions with their weights. Raises: UserError for a module that is no classifier."""
+    models: list[RewardModelLike] = []
+    functions: list[WeightedFunction] = []
     for reward in rewards:
-        if isinstance(reward, nn.Module):
+        if isinstance(reward, str | Path):
+            models.append(str(reward))
+        elif isinstance(reward, LoadedReward | PreTrainedModel):
+            models.append(reward)
+        elif isinstance(reward, WeightedFunction):
+            functions.append(reward)
+        elif isinstance(reward, nn.Module):
             raise UserError(
-                f"reward: {type(reward).__name__} is a model, whose tokenizer is not known: give its folder, "
-                "align.reward.checkpoint.reward_of_classifier(model, tokenizer), or a function that calls it"
+                f"reward: {type(reward).__name__} is a model, but no transformers classifier: give a function that calls it"
             )
-    models = [
-        str(reward) if isinstance(reward, Path) else reward
-        for reward in rewards
-        if isinstance(reward, str | Path | LoadedReward)
-    ]
-    functions = [
-        reward if isinstance(reward, WeightedFunction) else WeightedFunction(function_name(reward), 1.0, reward)
-        for reward in rewards
-        if not isinstance(reward, str | Path | LoadedReward)
-    ]
+        else:
+            functions.append(WeightedFunction(function_name(reward), 1.0, reward))
     return models, functions
 
 
-def reward_settings(models: Sequence[str | LoadedReward], functions: Sequence[WeightedFunction]) -> dict[str, Any]:
+def reward_settings(models: Sequence[RewardModelLike], functions: Sequence[WeightedFunction]) -> dict[str, Any]:
     """The settings that describe a run's rewards."""
-    names = [model if isinstance(model, str) else model.loaded.base for model in models]
     return {
-        "reward_model": names,
+        "reward_model": [model_name(model) for model in models],
         "reward_functions": [function.specification or function.name for function in functions],
     }
 
 
 def judge_name(judge: Reward) -> str:
     """The judge's name in a run's settings."""
-    if isinstance(judge, (str, Path, LoadedReward)):
-        return judge.loaded.base if isinstance(judge, LoadedReward) else str(judge)
+    if isinstance(judge, str | Path | LoadedReward | PreTrainedModel):
+        return str(judge) if isinstance(judge, Path) else model_name(judge)
     return function_name(judge)
+
+
+def model_name(model: RewardModelLike) -> str:
+    """The name of a reward model in a run's settings."""
+    if isinstance(model, LoadedReward):
+        return model.loaded.base
+    return model if isinstance(model, str) else model.config.name_or_path or "the classifier in memory"
 
 
 def function_name(function: RewardFunction | WeightedFunction) -> str:

@@ -23,6 +23,7 @@ from align.core.files import new_folder, read_json, write_json
 from align.core.settings import ModelConfig
 from align.core.tensor_ops import Padded
 from align.models.backbone import (
+    CLASSIFIER,
     Backbone,
     classifier_adapter,
     classifier_head,
@@ -35,7 +36,7 @@ from align.models.backbone import (
 from align.models.checkpoint import finish_folder, require_savable, save_adapter
 from align.models.configs import load_config
 from align.models.heads import RewardModel, ScalarHead
-from align.models.loading import LoadedModel, from_objects, load, vocabulary_rows
+from align.models.loading import LoadedModel, from_objects, load, read_by_ids_of, vocabulary_rows
 from align.runtime.distributed import compute_dtype
 from align.runtime.sharding import whole_weights
 from align.tokenization import PairTokenization, make_tokenization, with_unread_padding
@@ -70,6 +71,7 @@ class LoadedReward:
         reads_whole_turns: whether it reads a response to the end of what its template writes after it, as other
             libraries' reward models do, and not to the token that ends a turn.
         has_template: False for a classifier whose tokenizer has no chat template.
+        reads_policy_ids: whether it reads the policy's token ids, because its own tokenizer is not known.
     """
 
     model: nn.Module
@@ -77,6 +79,7 @@ class LoadedReward:
     mean: float
     reads_whole_turns: bool = False
     has_template: bool = True
+    reads_policy_ids: bool = False
 
 
 # ---------------------------------------------------------------------------------------------------------------- saving
@@ -246,9 +249,31 @@ def reward_of_classifier(
     Raises:
         UserError: if it is no classifier with one label.
     """
-    if not is_classifier(model.config):
-        raise UserError(f"{type(model).__name__} is no sequence classifier: a reward model has one label")
+    _require_classifier_class(model)
     return _foreign_reward("the classifier in memory", from_objects(model, tokenizer, ModelConfig()), chat_template)
+
+
+def reward_that_reads_ids_of(policy: LoadedModel, model: PreTrainedModel) -> LoadedReward:
+    """Make a reward model of a transformers classifier in memory that reads the policy's token ids as they are.
+
+    Raises:
+        UserError: if it is no classifier with one label, or has another vocabulary than the policy.
+    """
+    _require_classifier_class(model)
+    rows, own = vocabulary_rows(policy.backbone.model), vocabulary_rows(model)
+    if rows != own:
+        raise UserError(
+            f"reward: {type(model).__name__} is a model, whose {own} tokens are not the {rows} of the policy: give it by "
+            "align.reward.checkpoint.reward_of_classifier(model, tokenizer)"
+        )
+    name = "the classifier in memory"
+    loaded = LoadedModel(read_by_ids_of(policy, model, name), policy.tokenization, name)
+    return replace(_foreign_reward(name, loaded, "auto"), reads_whole_turns=False, reads_policy_ids=True)
+
+
+def _require_classifier_class(model: PreTrainedModel) -> None:
+    if not type(model).__name__.endswith(CLASSIFIER):
+        raise UserError(f"{type(model).__name__} is no sequence classifier: a reward model has one label")
 
 
 class ForeignRewardModel(RewardModel):

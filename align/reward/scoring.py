@@ -33,6 +33,8 @@ def reads_ids_of(reward: LoadedReward, policy: Tokenization) -> bool:
     vocabulary.
     """
     own = reward.loaded.tokenization
+    if reward.reads_policy_ids:
+        return True
     if reward.has_template or isinstance(own, PairTokenization):
         return own.reads_alike(policy)
     return not isinstance(policy, PairTokenization) and own.tokenizer.get_vocab() == policy.tokenizer.get_vocab()

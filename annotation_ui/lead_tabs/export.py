@@ -26,7 +26,7 @@ def export_tab(services: Services) -> None:
     with gr.Row():
         aggregated = gr.Checkbox(label="One row per item (aggregated)")
         gold = gr.Checkbox(label="Include gold items")
-        tied = gr.Checkbox(label="Include rankings that tie all responses (training refuses them)")
+        tied = gr.Checkbox(label="Include rankings that tie all responses (training leaves them out)")
         preferences = gr.Checkbox(label="How probable each order is (aggregated rankings)")
         since = gr.Textbox(label="Judged since (UTC)", placeholder="2026-01-31 12:00", max_length=40)
     button = gr.Button("Export", variant="primary")

@@ -46,7 +46,7 @@ class Selection:
         since: only judgments made at this time or later (seconds since 1970).
         batches: names of batches; empty means all.
         include_gold: also items with a known answer.
-        all_tied: also rankings that tie all responses; they have nothing to learn from, and training refuses them.
+        all_tied: also rankings that tie all responses; they have nothing to learn from, and training leaves them out.
         preferences: with aggregated rankings, how probable each order of two responses is, by labelers' reliability.
     """
 

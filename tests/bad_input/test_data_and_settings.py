@@ -18,9 +18,9 @@ def test_missing_file(stage, key, tmp_path, refused):
 
 def test_a_bad_row_is_named_by_file_and_line(tmp_path, refused):
     good = {"prompt": "a", "responses": ["x", "y"], "ranks": [1, 2]}
-    path = write_rows(tmp_path / "rankings.jsonl", good, {"prompt": "b", "responses": ["x", "y"], "ranks": [2, 2]})
+    path = write_rows(tmp_path / "rankings.jsonl", good, {"prompt": "b", "responses": ["x", "y"], "ranks": [0, 1]})
     line = refused("reward", *TINY, "--train_data", path)
-    assert line.startswith(f"error: {path}:2: field 'ranks': is a tie of all responses")
+    assert line.startswith(f"error: {path}:2: field 'ranks[0]': is 0; use a whole number of 1 or more")
 
 
 @pytest.mark.parametrize("stage", ["sft", "reward", "ppo"])

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from align.batches.encoding import encode_demonstration_row, encode_demonstrations, encode_prompts
+from align.batches.encoding import encode_demonstration_row, encode_demonstrations, encode_prompts, encode_rankings
 from align.batches.limits import Limits
 from align.batches.streams import ExampleStream
 from align.core.errors import UserError
@@ -134,3 +134,13 @@ def test_nothing_is_reported_where_all_records_fit_and_by_other_processes(load_s
     monkeypatch.setenv("RANK", "1")
     encode_prompts(prompts_of([1, 90]), load_sharp("tiny-gpt2"), Limits(80, 9, "drop"), False)
     assert not caplog.messages
+
+
+def test_ties_of_all_responses_are_left_out_and_counted(load_sharp, write, caplog):
+    tie = {"prompt": "Hi", "responses": ["a", "b"], "ranks": [1, 1]}
+    path = write({"prompt": "Hi", "chosen": "a", "rejected": "b"}, tie, tie)
+    loaded, limits = load_sharp("tiny-gpt2"), Limits(100, 100)
+    assert [item.ranks for item in encode_rankings(path, loaded, limits, False)] == [[1, 2]]
+    assert caplog.messages == [f"{path}: left out 2 rankings that tie all responses: they add nothing to a loss"]
+    with pytest.raises(UserError, match="each of its 2 rankings ties all responses; there is nothing to learn"):
+        encode_rankings(write(tie, tie), loaded, limits, False)

@@ -17,7 +17,7 @@ RANKINGS = [
     {"prompt": "a b c", "responses": ["x", "y z"], "ranks": [1, 2], "category": "chat"},
     {"prompt": "a b c", "responses": ["x", "y", "z w"], "ranks": [1, 1, 2], "category": "chat"},
     {"prompt": TURNS, "chosen": "x", "rejected": "y", "category": "code"},
-    {"prompt": "a", "responses": ["x", "y"], "ranks": [1, 1]},
+    {"prompt": "a", "responses": ["x", "y"], "ranks": [0, 1]},
 ]
 
 
@@ -46,7 +46,7 @@ def test_rankings(write):
         "categories:            chat 2, code 1",
         "repeated prompts:      1 of 3 (33.3 %)",
         "bad rows:              1 of 4 (25.0 %)",
-        f"  {path}:4: field 'ranks': is a tie of all responses, so there is nothing to learn from it; remove the row",
+        f"  {path}:4: field 'ranks[0]': is 0; use a whole number of 1 or more",
     ]
 
 

@@ -3,6 +3,7 @@
 import pytest
 
 from align.data.formats import FORMATS, KINDS, convert_row
+from align.data.published import PUBLISHED
 from align.data.records import AttributeJudgment, Demonstration, Prompt, Ranking, RuleJudgment, evenly_spaced
 from tests.data.rows import (
     ALPACA,
@@ -85,6 +86,7 @@ ROWS = [
         [pair(DIALOGUE, " yes", " no")],
     ),
     ("pair", BINARIZED, [pair(HI, "yes", "no")]),
+    ("pair", {**BINARIZED, "score_rejected": 8.0}, [Ranking(prompt=HI, responses=("yes", "no"), ranks=(1, 1))]),
     ("messages", BINARIZED, [Demonstration(prompt=HI, continuation=(assistant("yes"),))]),
     ("Alpaca", ALPACA, [Demonstration(prompt=(user("Sort.\n\nb a"),), continuation=(assistant("a b"),))]),
     ("Alpaca", {**ALPACA, "input": ""}, [Demonstration(prompt=(user("Sort."),), continuation=(assistant("a b"),))]),
@@ -196,7 +198,7 @@ def test_spread_keeps_the_ends_and_never_repeats():
 
 def test_every_layout_belongs_to_a_known_kind_and_is_tested_here():
     assert {layout.kind for layout in FORMATS} == set(KINDS.values())
-    tested = {name for name, _, _ in ROWS} | {"OpenAssistant tree"}
+    tested = {name for name, _, _ in ROWS} | {"OpenAssistant tree", "rated answer"} | {layout.name for layout in PUBLISHED}
     assert {layout.name for layout in FORMATS} == tested
 
 
@@ -215,8 +217,6 @@ ERRORS = [
      "field 'rejected': is missing; a pair has prompt, chosen and rejected"),
     (Ranking, {"chosen": [assistant("yes")], "rejected": [assistant("no")]},
      "field 'prompt': is missing; write the text that both responses answer"),
-    (Ranking, {**BINARIZED, "score_rejected": 8.0},
-     "field 'score_rejected': equals score_chosen, so there is nothing to learn; remove the row"),
     (Ranking, {"prompt": "Hi", "chosen": [assistant("a"), user("b"), assistant("c")], "rejected": "no"},
      "field 'chosen': has 3 turns; give one assistant turn and put what precedes in prompt"),
     (Ranking, {**ULTRAFEEDBACK, "completions": [{"response": "a", "overall_score": "N/A"}]},

@@ -98,7 +98,6 @@ RANKING_ERRORS = [
     ({"ranks": [0, 1, 2]}, "field 'ranks[0]': is 0; use a whole number of 1 or more"),
     ({"ranks": [1, 2.0, 3]}, "field 'ranks[1]': is 2.0; use a whole number of 1 or more"),
     ({"ranks": [True, 2, 3]}, "field 'ranks[0]': is True; use a whole number of 1 or more"),
-    ({"ranks": [2, 2, 2]}, "field 'ranks': is a tie of all responses, so there is nothing to learn from it; remove the row"),
     (
         {"responses": ["a", "a", "c"]},
         "field 'ranks': gives the same response 'a' the ranks 1 and 2; give both the same rank, or remove one",
@@ -239,7 +238,7 @@ def rankings(draw):
     return Ranking(
         prompt=draw(prompts()),
         responses=responses,
-        ranks=draw(each(st.integers(1, 12)).filter(lambda ranks: len(set(ranks)) > 1)),
+        ranks=draw(each(st.integers(1, 12))),
         preferences=draw(st.none() | preferences(count)),
         margin=draw(st.none() | st.floats(0, 1e9)) if count == 2 else None,
         labeler=draw(st.none() | NAMES),
@@ -277,4 +276,10 @@ def test_a_record_comes_back_from_its_row_as_it_was(record):
 
 def test_a_record_made_in_code_is_checked_too():
     with pytest.raises(UserError, match="field 'ranks'"):
-        Ranking(prompt=(user("Hi"),), responses=("a", "b"), ranks=(1, 1))
+        Ranking(prompt=(user("Hi"),), responses=("a", "b"), ranks=(1,))
+
+
+def test_a_tie_of_all_responses_is_a_ranking():
+    assert ranking(ranks=[2, 2, 2]).ranks == (1, 1, 1)
+    assert ranking(ranks=[2, 2, 2]).all_tied
+    assert not ranking(ranks=[1, 2, 2]).all_tied

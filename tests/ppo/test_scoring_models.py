@@ -150,12 +150,13 @@ def test_a_scoring_template_that_drops_a_turn_of_the_prompts_is_refused_before_t
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
 
 
-def test_a_model_in_memory_needs_its_tokenizer(classifier, sharp_folders, tmp_path):
+def test_a_model_in_memory_needs_its_tokenizer_unless_it_has_the_policys_vocabulary(classifier, sharp_folders, tmp_path):
+    _, _, larger = classifier(added=["moon"])
     folder, tokenizer, model = classifier(CHATML)
     config = PPOConfig(
         output_dir=str(tmp_path / "run"), report_to=["none"], dtype="float32", updates=1, rollout_batch_size=4
     )
-    for given in ({"reward": [model]}, {"reward": [], "judge": model}):
+    for given in ({"reward": [larger]}, {"reward": [model], "judge": larger}):
         with pytest.raises(UserError, match=r"LlamaForSequenceClassification is a model, .*reward_of_classifier"):
             PPOTrainer(sharp_folders["tiny-llama"], prompts=["Hi"], config=config, **given)
     reward = reward_of_classifier(model, tokenizer)

@@ -52,8 +52,12 @@ def test_each_setting_that_is_named_has_that_default():
 
 def examples():
     """Each example of docs/data.md: its rows, and the kinds of record that the line after it promises."""
-    for style, block, kinds in re.findall(r"```(jsonl?)\n(.*?)```\n\nRead as: ([a-z, ]+)\.\n", page("data"), re.S):
+    for style, block, kinds in re.findall(r"```(jsonl?)\n(.*?)```\n\nRead as: ([a-z, ()]+)\.\n", page("data"), re.S):
         yield [json.loads(line) for line in (block.splitlines() if style == "jsonl" else [block])], kinds.split(", ")
+
+
+def count_prompts(rows):
+    return len({row.get("prompt") or row["instruction"] for row in rows})
 
 
 def test_each_example_is_read_as_what_it_promises_and_each_layout_has_one(tmp_path):
@@ -62,11 +66,14 @@ def test_each_example_is_read_as_what_it_promises_and_each_layout_has_one(tmp_pa
         path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
         readable = []
         for name, kind in KINDS.items():
+            grouped = f"{name} (one per prompt)"
             with contextlib.suppress(UserError):
-                assert len(read_records(path, kind, token_ids=True)) == len(rows)
-                readable.append(name)
+                expected = count_prompts(rows) if grouped in kinds else len(rows)
+                assert len(read_records(path, kind, token_ids=True)) == expected
+                readable.append(grouped if grouped in kinds else name)
         assert sorted(readable) == sorted(kinds), rows
-        formats = [(find_format(row, KINDS[name]), name) for row in rows for name in kinds]
+        names = [name.removesuffix(" (one per prompt)") for name in kinds]
+        formats = [(find_format(row, KINDS[name]), name) for row in rows for name in names]
         shown |= {(found.name, name) for found, name in formats if found}
     names = {kind: name for name, kind in KINDS.items()}
     assert shown == {(known.name, names[known.kind]) for known in FORMATS}

@@ -1,6 +1,7 @@
 """The one place that knows T5 from GPT and BERT; every other module speaks of prompts and responses."""
 
 from align.models.backbone.classifier import (
+    CLASSIFIER,
     classifier_adapter,
     classifier_head,
     is_classifier,
@@ -29,6 +30,7 @@ from align.models.backbone.layers import weight_depths, with_every_layer
 from align.models.backbone.verification import disable_dropout, is_dropout_rate, require_deterministic
 
 __all__ = [
+    "CLASSIFIER",
     "Backbone",
     "adapter_settings",
     "attention_kernel",

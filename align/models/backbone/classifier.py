@@ -15,10 +15,13 @@ from align.models.backbone.decoder import DecoderBackbone
 from align.models.backbone.encoder import EncoderBackbone, classifier_tensors, head_modules
 from align.models.backbone.encoder_decoder import EncoderDecoderBackbone
 
+CLASSIFIER = "ForSequenceClassification"
+"""The end of the name of each transformers class of sequence classifiers."""
+
 
 def is_classifier(config: PreTrainedConfig) -> bool:
     """Return whether a folder's model was saved as a sequence classifier, which has no vocabulary matrix."""
-    return any(name.endswith("ForSequenceClassification") for name in config.architectures or [])
+    return any(name.endswith(CLASSIFIER) for name in config.architectures or [])
 
 
 def classifier_head(backbone: Backbone) -> nn.Linear:

@@ -11,8 +11,8 @@ from align.ppo.evaluation import PolicyEvaluation, mean_and_error
 from align.ppo.extensions import Extension, TrainingContext
 from align.ppo.reward_functions import WeightedFunction
 from align.ppo.rewards import Rewards
-from align.ppo.scoring_models import load_rewards, make_scorer, require_patience
-from align.reward.checkpoint import LoadedReward, require_reward_model
+from align.ppo.scoring_models import RewardModelLike, load_rewards, make_scorer, require_patience
+from align.reward.checkpoint import require_reward_model
 from align.training.engine import TrainEngine
 
 
@@ -40,7 +40,7 @@ class JudgeSelection(Extension):
 
     selects_by = "judge's score"
 
-    def __init__(self, settings: SelectionSettings, judge: LoadedReward | WeightedFunction | str = "") -> None:
+    def __init__(self, settings: SelectionSettings, judge: RewardModelLike | WeightedFunction = "") -> None:
         self.judge, self.watch = judge or settings.reward_model, OveroptimizationWatch(settings.patience)
         self.card = {"chosen by": settings.reward_model}
         if not self.judge:

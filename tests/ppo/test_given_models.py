@@ -1,0 +1,159 @@
+"""Reference, value model and reward classifier as objects in memory, against plain transformers."""
+
+import copy
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoModelForSequenceClassification, AutoTokenizer
+
+from align.core.errors import UserError
+from align.ppo import PPOConfig, PPOTrainer
+from align.ppo.rollout import forward_all_roles, sample_rollout
+
+PROMPTS = ["red", "green, blue", "one"]
+TEMPERATURE = 0.7
+
+
+def short(prompts, responses):
+    return [-float(len(response)) for response in responses]
+
+
+@pytest.fixture
+def language_model(sharp_folders):
+    """`language_model("tiny-gpt2")`: the sharpened model as transformers loads it; with a seed, its weights are moved."""
+
+    def made(name, seed=None):
+        auto = AutoModelForSeq2SeqLM if name == "tiny-t5" else AutoModelForCausalLM
+        model = auto.from_pretrained(sharp_folders[name], dtype=torch.float32).eval()
+        return model if seed is None else moved(model, seed)
+
+    return made
+
+
+@pytest.fixture
+def classifier(sharp_folders):
+    """A sharpened classifier as transformers makes one of a language model."""
+
+    def made(name, seed=1, **settings):
+        torch.manual_seed(seed)
+        model = AutoModelForSequenceClassification.from_pretrained(sharp_folders[name], num_labels=1, **settings)
+        model.config.pad_token_id = None  # one row at a time: the last token is read
+        return model.eval()
+
+    return made
+
+
+def moved(model, seed):
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(0.05 * torch.randn(weight.shape, generator=generator))
+    return model
+
+
+@pytest.fixture
+def trainer(sharp_folders, tmp_path):
+    def made(policy, reward=(short,), name="tiny-gpt2", config=(), **given):
+        settings = {"updates": 1, "rollout_batch_size": 3, "max_new_tokens": 5, "temperature": TEMPERATURE}
+        settings |= {"output_dir": str(tmp_path / "run"), "report_to": ["none"], "dtype": "float32", "learning_rate": 1e-2}
+        tokenizer = AutoTokenizer.from_pretrained(sharp_folders[name])
+        config = PPOConfig(**(settings | dict(config)))
+        return PPOTrainer(policy, reward, PROMPTS, config, tokenizer=tokenizer, **given)
+
+    return made
+
+
+def rollout_of(prepared):
+    return sample_rollout(prepared.sampler, prepared.policy.tokenization, prepared.prompts, prepared.sampling, (3, 1))
+
+
+def roles_of(prepared, rollout):
+    rows = [list(range(len(rollout)))]
+    return forward_all_roles(
+        prepared.roles, rollout, rows, prepared.policy.backbone, TEMPERATURE, 4096, prepared.run.accelerator
+    )
+
+
+@torch.no_grad()
+def log_probs(model, prompt, response):
+    """Log-probs of a response's tokens by transformers alone."""
+    if model.config.is_encoder_decoder:
+        decoded = torch.tensor([[model.config.decoder_start_token_id, *response[:-1]]])
+        logits = model(input_ids=torch.tensor([prompt]), decoder_input_ids=decoded).logits[0]
+    else:
+        logits = model(torch.tensor([prompt + response])).logits[0, len(prompt) - 1 : -1]
+    return (logits / TEMPERATURE).log_softmax(-1)[range(len(response)), response]
+
+
+@torch.no_grad()
+def values(model, prompt, response):
+    """The score of each state before a token of the response, by transformers alone."""
+    states = getattr(model, model.base_model_prefix)(torch.tensor([prompt + response])).last_hidden_state[0]
+    return model.score(states[len(prompt) - 1 : -1])[:, 0]
+
+
+@pytest.mark.parametrize("lora_r", [0, 4])
+@pytest.mark.parametrize("name", ["tiny-gpt2", "tiny-t5"])
+def test_a_given_reference_predicts_the_log_probs_of_the_kl_penalty(name, lora_r, trainer, language_model):
+    reference = language_model(name, seed=2)
+    expected = copy.deepcopy(reference)
+    given = trainer(language_model(name), name=name, reference=reference, config={"lora_r": lora_r})
+    rollout = rollout_of(given.prepared)
+    old = roles_of(given.prepared, rollout)
+    for row, (prompt, response) in enumerate(zip(rollout.prompts, rollout.responses, strict=True)):
+        found = old.ref_log_probs[row, : len(response)]
+        assert torch.allclose(found, log_probs(expected, prompt.ids, response), atol=1e-4)
+        assert (found - old.log_probs[row, : len(response)]).abs().max() > 1e-2
+    given.train()
+    assert all(torch.equal(*pair) for pair in zip(reference.parameters(), expected.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("name", ["tiny-gpt2", "tiny-t5"])
+def test_a_classifier_without_a_tokenizer_reads_the_policys_ids(name, trainer, language_model, classifier):
+    reward = classifier("tiny-llama")
+    expected = copy.deepcopy(reward)
+    prepared = trainer(language_model(name), [reward], name).prepared
+    rollout = rollout_of(prepared)
+    scores, _ = prepared.rewards(rollout)
+    for score, prompt, response in zip(scores, rollout.prompts, rollout.responses, strict=True):
+        with torch.no_grad():
+            wanted = expected(torch.tensor([prompt.ids + response])).logits
+        assert float(score) == pytest.approx(float(wanted), abs=1e-4)
+
+
+@pytest.mark.parametrize("settings", [{}, {"lora_r": 4}, {"gradient_checkpointing": True}])
+def test_a_value_model_is_the_critic_and_is_trained_in_place(settings, trainer, language_model, classifier):
+    policy, value_model = language_model("tiny-gpt2"), classifier("tiny-llama")
+    before = copy.deepcopy(value_model)
+    names = list(dict(value_model.named_parameters()))
+    given = trainer(policy, value_model=value_model, config=settings)
+    rollout = rollout_of(given.prepared)
+    old = roles_of(given.prepared, rollout)
+    for row, (prompt, response) in enumerate(zip(rollout.prompts, rollout.responses, strict=True)):
+        expected = values(before, prompt.ids, response)
+        assert torch.allclose(old.values[row, : len(response)], expected, atol=1e-4)
+    given.train()
+    assert list(dict(value_model.named_parameters())) == names
+    for (name, weight), earlier in zip(value_model.named_parameters(), before.parameters(), strict=True):
+        assert not torch.equal(weight, earlier), name
+
+
+def test_objects_in_a_wrong_role_are_refused(trainer, language_model, classifier, sharp_folders):
+    policy, model = language_model("tiny-gpt2"), classifier("tiny-llama")
+    with pytest.raises(UserError, match="reference: it is the policy's own model"):
+        trainer(policy, reference=policy)
+    with pytest.raises(UserError, match="value_model: it is the reward model"):
+        trainer(policy, [model], value_model=model)
+    with pytest.raises(UserError, match="value_model: this estimator of advantages has no critic"):
+        trainer(policy, value_model=model, config={"advantages": "reinforce++"})
+    with pytest.raises(UserError, match="value_model: GPT2LMHeadModel is no sequence classifier"):
+        trainer(policy, value_model=language_model("tiny-gpt2", seed=1))
+    with pytest.raises(UserError, match=r"reference: the model is in torch.float16; convert it"):
+        trainer(policy, reference=language_model("tiny-gpt2").half())
+    with pytest.raises(UserError, match="reward: Linear is a model, but no transformers classifier"):
+        trainer(policy, [torch.nn.Linear(2, 1)])
+    short_context = AutoModelForCausalLM.from_pretrained(
+        sharp_folders["tiny-gpt2"], n_positions=32, ignore_mismatched_sizes=True
+    )
+    with pytest.raises(UserError, match=r"reference: .* do not fit the model's context of 32"):
+        trainer(policy, reference=short_context, config={"max_new_tokens": 30})
