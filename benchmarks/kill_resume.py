@@ -28,8 +28,9 @@ SFT = "--train_data data/demonstrations_heldout.jsonl --batch_size 6 --max_respo
 SFT += " --validation_data data/demonstrations_heldout.jsonl"
 REWARD = "--train_data data/rankings_heldout.jsonl --batch_size 4 --max_response_tokens 16 --eval_steps 4"
 REWARD += " --validation_data data/rankings_heldout.jsonl --demonstrations data/demonstrations_heldout.jsonl"
-PPO = "--validation_prompts data/prompts_validation.jsonl --reward_functions align.ppo.toy_rewards:share_of_e --updates 9"
-PPO += " --rollout_batch_size 4 --epochs 2 --minibatches 2 --max_new_tokens 6 --missing_eos keep --eval_steps 4"
+PPO = "--validation_prompts data/prompts_validation.jsonl --reward_functions align.ppo.toy_rewards:share_of_e"
+PPO += " --total_updates 9 --rollout_batch_size 4 --num_ppo_epochs 2 --num_mini_batches 2 --max_new_tokens 6"
+PPO += " --missing_eos_score none --eval_steps 4"
 RULES = "--train_data data/rule_judgments.jsonl --batch_size 6 --max_response_tokens 16 --validation_split 0.9"
 RULES += " --rules forms/rules/plain-style.yaml forms/rules/sparrow-dialogue.yaml"
 LLAMA, T5, LORA = "--model tiny-llama", "--model tiny-t5", "--model tiny-llama --lora_r 4"
@@ -50,8 +51,8 @@ VARIANTS = {
     "ppo-critic": ("ppo", f"{LLAMA} {PPO} --critic separate --value_learning_rate 2e-3 --critic_warmup 1"),
     "ppo-lora-critic": ("ppo", f"{LORA} {PPO} --critic separate"),
     "ppo-ptx": ("ppo", f"{LLAMA} {PPO} --ptx.data data/demonstrations_heldout.jsonl"),
-    "ppo-kl": ("ppo", f"{LLAMA} {PPO} --kl.target 1"),
-    "ppo-samples": ("ppo", f"{LLAMA} {PPO} --samples_per_prompt 2 --advantages rloo"),
+    "ppo-kl": ("ppo", f"{LLAMA} {PPO} --kl_target 1"),
+    "ppo-samples": ("ppo", f"{LLAMA} {PPO} --samples_per_prompt 2 --advantage_estimator rloo"),
     "ppo-background": ("ppo", f"{LLAMA} {PPO} --checkpoint_in_background true"),
     "ppo-ema": ("ppo", f"{LLAMA} {PPO} --ema_decay 0.9 --keep_policies true"),
     "ppo-ensemble": ("ppo", f"{LLAMA} {PPO} --reward_model {{reward-a}} {{reward-b}} --reward_ensemble uwo"),

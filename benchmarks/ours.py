@@ -33,10 +33,10 @@ def ppo(work: Work, variant: str, folder: Path, seed: int, scratch: Path) -> Mea
         max_prompt_tokens=work.prompt[1],
         max_new_tokens=work.response[1],
         rollout_batch_size=work.rows,
-        updates=work.warmup + work.measured,
-        missing_eos="keep",
+        total_updates=work.warmup + work.measured,
+        missing_eos_score=None,
         learning_rate=LEARNING_RATE,
-        **({"epochs": PPO_EPOCHS} | work.settings),
+        **({"num_ppo_epochs": PPO_EPOCHS} | work.settings),
     )
     run_ppo(config)
     rows = read_metrics(Path(config.output_dir))[work.warmup :]
@@ -103,12 +103,12 @@ def race(work: Work, variant: str, folder: Path, seed: int, scratch: Path) -> Me
         max_prompt_tokens=work.prompt[1],
         max_new_tokens=TOKENS,
         rollout_batch_size=work.rows,
-        updates=RACE_UPDATES,
-        epochs=PPO_EPOCHS,
-        missing_eos="keep",
-        kl={"beta": RACE_KL_BETA},
+        total_updates=RACE_UPDATES,
+        num_ppo_epochs=PPO_EPOCHS,
+        missing_eos_score=None,
+        kl_coef=RACE_KL_BETA,
         learning_rate=float(variant),
-        schedule="constant",
+        lr_scheduler_type="constant",
         dtype="float32",  # a tiny model gains nothing from bfloat16, on either side
     )
     run_ppo(config)

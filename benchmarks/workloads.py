@@ -124,7 +124,7 @@ WORKS = (
         response=(64, 64),
         warmup=1,
         measured=2,
-        settings={"critic": "separate", "epochs": 1, "minibatches": 1},
+        settings={"critic": "separate", "num_ppo_epochs": 1, "num_mini_batches": 1},
         peer=(),
     ),
     replace(_RANKING, rows=2),

@@ -3,7 +3,7 @@
 import dataclasses
 import typing
 from pathlib import Path
-from types import UnionType
+from types import NoneType, UnionType
 from typing import Any
 
 from align.cli import stage_configs
@@ -32,7 +32,9 @@ def kind_of(annotation: Any) -> str:
         return f"list of {kind_of(parts[0])}"
     if origin in (typing.Union, UnionType):
         return " or ".join(kind_of(part) for part in parts)
-    return {str: "text", bool: "`true` or `false`", int: "whole number", float: "number"}.get(annotation, str(annotation))
+    return {NoneType: "`none`", str: "text", bool: "`true` or `false`", int: "whole number", float: "number"}.get(
+        annotation, str(annotation)
+    )
 
 
 def default_of(field: dataclasses.Field) -> str:
@@ -40,7 +42,7 @@ def default_of(field: dataclasses.Field) -> str:
     default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
     if isinstance(default, list):
         default = " ".join(map(str, default))
-    shown = str(default).lower() if isinstance(default, bool) else str(default)
+    shown = str(default).lower() if isinstance(default, bool | None) else str(default)
     return f"`{shown}`" if shown else "-"
 
 

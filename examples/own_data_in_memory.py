@@ -21,7 +21,7 @@ DEMONSTRATIONS = [
 
 def main(model_name: str = "tiny-gpt2", output_dir: str = "runs/examples/own-data", epochs: int = 60) -> str:
     """Train and return the likeliest answer to the prompt."""
-    config = SFTConfig(output_dir=output_dir, epochs=epochs, batch_size=3, learning_rate=3e-3, report_to=["none"])
+    config = SFTConfig(output_dir=output_dir, num_train_epochs=epochs, batch_size=3, learning_rate=3e-3, report_to=["none"])
     folder = SFTTrainer(model_name, DEMONSTRATIONS, config, validation_data=DEMONSTRATIONS).train()
 
     loaded = load(ModelConfig(model=str(folder)), compute_dtype("auto"))

@@ -28,12 +28,12 @@ def main(model_name: str = "tiny-llama", output_dir: str = "runs/examples/own-re
     tokenizer = AutoTokenizer.from_pretrained(folder)
     config = PPOConfig(
         output_dir=output_dir,
-        updates=updates,
+        total_updates=updates,
         rollout_batch_size=64,
         max_new_tokens=16,
         learning_rate=3e-3,
-        kl={"beta": 0.01},
-        missing_eos="keep",
+        kl_coef=0.01,
+        missing_eos_score=None,
         report_to=["none"],
     )
     prompts = ["Name a tree.", "What is in the sea?", "Say hello."]

@@ -18,7 +18,7 @@ RANKINGS = [{"prompt": QUESTION.format(n), "responses": ANSWERS, "ranks": [1, 1,
 def main(model_name: str = "tiny-llama", output_dir: str = "runs/examples/k-wise", epochs: int = 10) -> list[float]:
     """Train and return the rewards of the four answers, as plain transformers computes them."""
     config = RewardConfig(
-        output_dir=output_dir, epochs=epochs, batch_size=4, learning_rate=1e-3, dtype="float32", report_to=["none"]
+        output_dir=output_dir, num_train_epochs=epochs, batch_size=4, learning_rate=1e-3, dtype="float32", report_to=["none"]
     )
     folder = RewardTrainer(model_name, RANKINGS, config, validation_data=RANKINGS[:2]).train()
 

@@ -246,16 +246,16 @@ def make_ppo(make_run) -> Callable[..., HandPPO]:
     from align.sampling.generation import Sampling
 
     def make(loaded: LoadedModel, mounted=None, **settings) -> HandPPO:
-        run = make_run(PPOConfig, "ppo", **({"epochs": 1, "updates": 1, "whiten_rewards": False} | settings))
+        run = make_run(PPOConfig, "ppo", **({"num_ppo_epochs": 1, "total_updates": 1, "whiten_rewards": False} | settings))
         config, policy = run.config, flops_profile(loaded.backbone, loaded.adapter)
         extensions = configured_extensions(vars(config))
         sizes = (config.samples_per_prompt, config.max_prompt_tokens, config.max_new_tokens)
-        scoring = (config.missing_eos, config.missing_eos_score, config.reward_timeout)
-        context = TrainingContext(run, loaded, [], [], config.updates, config.critic_warmup, *sizes, *scoring)
+        scoring = (config.missing_eos_penalty, config.missing_eos_score, config.reward_timeout)
+        context = TrainingContext(run, loaded, [], [], config.total_updates, config.critic_warmup, *sizes, *scoring)
         for extension in extensions:
             extension.load(context)
         critic, adapters = config.critic if config.has_critic else "none", [mounted] if mounted else []
-        module = build_actor_critic(loaded, critic, mounted, adapters, config.loss.entropy_weight > 0)
+        module = build_actor_critic(loaded, critic, mounted, adapters, config.ent_coef > 0)
         engine, roles = build_engine_and_roles(run, loaded, module, [], extensions, 1, [])
         for extension in extensions:
             extension.start(engine, roles)

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field, fields
 from datetime import date
 from functools import cache
 from numbers import Integral, Real
+from types import NoneType
 from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 import yaml
@@ -69,6 +70,10 @@ class Range(NamedTuple):
         return (" and ".join(parts) or "a finite number") + ("" if self.off is None else f", or {self.off:,}")
 
 
+class DefaultFloat(float):
+    """A default that another setting switches off; a number that a user gives is a plain `float`."""
+
+
 def option(default: Any, help: str, **limits: Any) -> Any:
     """Declare a field of a settings dataclass.
 
@@ -122,7 +127,7 @@ class Settings:
         elif name in (declared := _declarations(type(self))):  # type: ignore[arg-type]
             hint, limits = declared[name]
             value = _converted(name, value, hint)
-            if not limits.allow(value):
+            if value is not None and not limits.allow(value):
                 raise UserError(f"{name} is {value!r}, but must be {limits}")
         super().__setattr__(name, value)
 
@@ -183,6 +188,8 @@ def _converted(name: str, value: object, hint: Any) -> object:
     if get_origin(hint) is list:
         items = list(value) if isinstance(value, list | tuple) else [value]
         return [_converted(name, item, get_args(hint)[0]) for item in items]
+    if is_optional(hint):
+        return None if value is None else _converted(name, value, get_args(hint)[0])
     if get_origin(hint) is Literal:
         if value not in get_args(hint):
             raise UserError(f"{name} is {value!r}, but must be one of {', '.join(map(str, get_args(hint)))}")
@@ -203,6 +210,11 @@ def _converted(name: str, value: object, hint: Any) -> object:
     if hint in WANTED:
         raise UserError(f"{name} is {value!r} ({type(value).__name__}), but must be {WANTED[hint]}")
     return value
+
+
+def is_optional(hint: Any) -> bool:
+    """Whether a type is `X | None`."""
+    return NoneType in get_args(hint)
 
 
 def _with_home(path: str) -> str:
@@ -254,8 +266,10 @@ class RunConfig(Settings):
     layerwise_lr_decay: float = option(
         1.0, "rate of a layer as a share of that of the layer above it (ULMFiT: 0.385); 1: all the same", gt=0, le=1
     )
-    schedule: Schedule = option("cosine", "decay of the learning rate after warm-up, to 0 at the end (constant: none)")
-    warmup: float = option(0.03, "share of all updates during which the learning rate rises from 0", ge=0, lt=1)
+    lr_scheduler_type: Schedule = option(
+        "cosine", "decay of the learning rate after warm-up, to 0 at the end (constant: none)"
+    )
+    warmup_ratio: float = option(0.03, "share of all updates during which the learning rate rises from 0", ge=0, lt=1)
     optimizer: Literal["adamw", "adafactor"] = option("adamw", "optimizer; adafactor keeps less state (T5 paper)")
     weight_decay: float = option(0.0, "decoupled weight decay of matrices", ge=0)
     adam_beta1: float = option(0.9, "decay of AdamW's mean of gradients", ge=0, lt=1)

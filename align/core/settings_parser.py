@@ -5,9 +5,10 @@ from argparse import ArgumentParser, ArgumentTypeError
 from collections.abc import Iterator, Sequence
 from copy import copy
 from dataclasses import Field, fields
+from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, get_args, get_origin, get_type_hints
 
 import yaml
 from transformers.hf_argparser import HfArgumentParser, string_to_bool
@@ -15,7 +16,7 @@ from transformers.hf_argparser import HfArgumentParser, string_to_bool
 from align.core.errors import UserError, nearest_name_hint
 from align.core.files import resolve_path
 from align.core.plugins import import_object
-from align.core.settings import block_paths
+from align.core.settings import block_paths, is_optional
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -59,6 +60,9 @@ class _Parser(HfArgumentParser):
         plain = copy(field)  # whose metadata become arguments of argparse
         plain.metadata = {"help": field.metadata.get("help")}  # type: ignore[assignment]
         HfArgumentParser._parse_dataclass_field(parser, plain)
+        if is_optional(field.type):
+            action = parser._actions[-1]
+            action.type = partial(_or_none, get_args(field.type)[0])
 
     def error(self, message: str) -> NoReturn:
         raise UserError(re.sub(r"^argument --([\w.]+)(/--[\w.-]+)*", r"\1", message))
@@ -141,6 +145,14 @@ def _resume(word: str) -> bool:
         raise ArgumentTypeError(f"{word!r} is none of true, false and auto") from error
 
 
+def _or_none(kind: type[Any], word: str) -> object:
+    """Read the value of an optional setting, in which `none` and `null` stand for None."""
+    try:
+        return None if word.lower() in ("none", "null") else kind(word)
+    except ValueError as error:
+        raise ArgumentTypeError(f"invalid {kind.__name__} value: {word!r}") from error
+
+
 def _take_config_files(words: list[str]) -> list[Path]:
     """Remove `--config FILE` and `--config=FILE` from the words; return the files in their order."""
     files = []
@@ -188,6 +200,8 @@ def _file_words(path: Path, file: yaml.MappingNode, config_class: type[Any], par
             words[key] = [f"--{key}={yaml.safe_load(value.value)}"]
         elif isinstance(value, yaml.SequenceNode):
             words[key] = [f"--{key}", *(item.value for item in items)] if items else []
+        elif value.tag == f"{YAML_TAG}null" and is_optional(kind):
+            words[key] = [f"--{key}=none"]
         elif value.tag != f"{YAML_TAG}null":
             words[key] = [f"--{key}={value.value}"]
         try:

@@ -18,7 +18,7 @@ class DPOConfig(MixtureConfig, EpochConfig):
         "NAME=WEIGHT",
     )
     validation_data: str = option("", "held-out rankings: metrics, and the choice of the best policy; empty: none")
-    epochs: int = option(1, "passes over the rankings")
+    num_train_epochs: int = option(1, "passes over the rankings")
     batch_size: int = option(32, "rankings in one update, over all processes (DPO: 64 pairs)")
     beta: float = option(0.1, "how strongly the policy is held near the reference (DPO: 0.1)", gt=0)
     loss: Literal["dpo", "ipo"] = option("dpo", "dpo, or ipo (Azar et al. 2023), which pulls pairs apart only so far")

@@ -132,20 +132,25 @@ def ppo_work(config: PPOConfig, devices: int, response_share: float = 1.0) -> St
         tuple(flops_profile(model.backbone, model.adapter) for model in rewards.values()),
         initial=policy if config.reference_refresh else None,
     )
-    counted = min(config.updates, COUNTED_UPDATES)
+    counted = min(config.total_updates, COUNTED_UPDATES)
     samples = config.samples_per_prompt
     drawn = (config.rollout_batch_size // samples, samples, config.seed)
     groups = (_work(config, backbone, prompts_of_update(prompts, n, *drawn), response_tokens) for n in range(1, counted + 1))
     work = [group for update in groups for group in update]
-    phases = {name: flops * config.updates / counted for name, flops in phase_flops(profiles, work, config.epochs).items()}
+    phases = {
+        name: flops * config.total_updates / counted
+        for name, flops in phase_flops(profiles, work, config.num_ppo_epochs).items()
+    }
     if config.ptx:
         ptx = PtxExamples(config.ptx, loaded, config.max_prompt_tokens, config.seed, config.skip_bad_rows)
         mean = sum(map(ptx.flops, ptx.draw(DRAWN_EXAMPLES, (0,)))) / DRAWN_EXAMPLES
-        phases["ptx"] = mean * config.ptx.per_response * config.rollout_batch_size * config.epochs * config.updates
-    rollouts = {"sampling": [config.rollout_batch_size] * config.updates}
+        phases["ptx"] = (
+            mean * config.ptx.per_response * config.rollout_batch_size * config.num_ppo_epochs * config.total_updates
+        )
+    rollouts = {"sampling": [config.rollout_batch_size] * config.total_updates}
     if config.validation_prompts:
         fixed = encode_prompts(config.validation_prompts, loaded, limits, config.skip_bad_rows)
-        times = 2 + (config.updates - 1) // config.eval_steps  # before the first update, and after the last
+        times = 2 + (config.total_updates - 1) // config.eval_steps  # before the first update, and after the last
         judges = profiles._replace(critic=None)
         once = phase_flops(judges, _work(config, backbone, fixed, response_tokens), epochs=0)
         phases["evaluation"] = times * sum(once.values())
@@ -156,7 +161,7 @@ def ppo_work(config: PPOConfig, devices: int, response_share: float = 1.0) -> St
         name: weights_bytes([backbone]) * response_tokens * sum(_batches(rows, devices, row) for rows in sizes)
         for name, sizes in rollouts.items()
     }
-    steps = config.updates * config.epochs * config.minibatches
+    steps = config.total_updates * config.num_ppo_epochs * config.num_mini_batches
     return StageWork(phases, steps, _ppo_roles(config, loaded, rewards), config, decoded)
 
 
@@ -189,7 +194,7 @@ def _learning(
         epoch += count * sum(flops[start : start + size]) / size
         start += size
     roles = {"model": trained_model(loaded.backbone)}
-    return StageWork({"learning": config.epochs * epoch}, epochs.updates(config.epochs), roles, config)
+    return StageWork({"learning": config.num_train_epochs * epoch}, epochs.updates(config.num_train_epochs), roles, config)
 
 
 def _reward_model(name: str, policy: LoadedModel) -> LoadedModel:

@@ -12,19 +12,18 @@ from torch import Tensor
 from align.core.tensor_ops import length_mask, whiten
 
 
-def add_kl_penalty(scores: Tensor, log_probs: Tensor, ref_log_probs: Tensor, lengths: Tensor, kl_coef: float) -> Tensor:
-    """Per-token rewards [B, T]: -kl_coef (log pi - log ref) on each token, and the score once, on the last real token.
+def add_kl_penalty(scores: Tensor, kl: Tensor, lengths: Tensor, kl_coef: float) -> Tensor:
+    """Per-token rewards [B, T]: -kl_coef times the KL of each token, and the score once, on the last real token.
 
     Args:
         scores: [B] of whole responses.
-        log_probs: [B, T] of the policy at the sampling temperature.
-        ref_log_probs: [B, T] of the reference at the same temperature.
+        kl: [B, T] of policy to reference, both at the sampling temperature; see `align.ppo.losses.kl_estimate`.
         lengths: [B] response tokens, at least 1.
 
     Source: lm-human-preferences, `train_policy.py`, `compute_rewards`.
     """
-    mask = length_mask(lengths, log_probs.shape[1])
-    rewards = (-kl_coef * (log_probs - ref_log_probs)).masked_fill(~mask, 0.0)
+    mask = length_mask(lengths, kl.shape[1])
+    rewards = (-kl_coef * kl).masked_fill(~mask, 0.0)
     return rewards.scatter_add(1, (lengths - 1)[:, None], scores.to(rewards.dtype)[:, None])
 
 

@@ -1,48 +1,67 @@
 """Settings of PPO."""
 
+import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from align.core.settings import ModelConfig, RunConfig, Settings, block, group, option, require_setting
+from align.core.settings import (
+    DefaultFloat,
+    ModelConfig,
+    RunConfig,
+    Schedule,
+    Settings,
+    block,
+    option,
+    require_setting,
+)
 from align.sampling.settings import EngineConfig
 
 EnsembleRule = Literal["mean", "wco", "uwo"]
 
 
 @dataclass(kw_only=True)
-class KLSettings(Settings):
+class KLConfig(Settings):
     """The KL penalty to the reference."""
 
-    beta: float = option(0.05, "coefficient of the penalty (InstructGPT: 0.02); the first one if target is set", ge=0)
-    target: float = option(
-        0.0, "KL that beta adapts to, in nats per response (lm-human-preferences: 6); 0: beta is fixed", ge=0
+    kl_coef: float = option(
+        0.05, "coefficient of the KL penalty (InstructGPT: 0.02); the first one if kl_target is set", ge=0
     )
-    horizon: int = option(10000, "responses over which beta adapts (lm-human-preferences: 10,000)", gt=0)
-    penalty: Literal["reward", "k2", "k3"] = option(
-        "reward",
-        "where the penalty is: on the reward of each token, or in the loss by the estimator k2 or k3 (GRPO: k3)",
+    kl_target: float = option(
+        0.0, "KL that kl_coef adapts to, in nats per response (lm-human-preferences: 6); 0: kl_coef is fixed", ge=0
     )
+    kl_horizon: int = option(10000, "responses over which kl_coef adapts (lm-human-preferences: 10,000)", gt=0)
+    kl_in: Literal["reward", "loss"] = option(
+        "reward", "where the KL penalty is: on the reward of each token, or a term of the loss (GRPO)"
+    )
+    kl_estimator: Literal["k1", "k2", "k3"] = option(
+        "k1", "estimator of the KL of each token; with kl_in loss k2 or k3 (GRPO: k3)"
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        wanted = "k2 or k3 with kl_in loss: the gradient of k1 is 0 in expectation"
+        require_setting(self, "kl_estimator", self.kl_in == "reward" or self.kl_estimator != "k1", wanted)
 
 
 @dataclass(kw_only=True)
-class LossSettings(Settings):
+class LossConfig(Settings):
     """The loss of policy and critic."""
 
-    clip: float = option(0.2, "epsilon of the policy's ratio clip", ge=0)
-    clip_high: float = option(0.0, "upper epsilon of the ratio clip (DAPO: 0.28); 0: the same as clip", ge=0)
-    entropy_weight: float = option(0.0, "weight of the policy's entropy in the objective that is maximized", ge=0)
-    value_clip: float = option(0.2, "how far a value may move from its old one in one update; 0: no limit", ge=0)
-    value_weight: float = option(0.1, "weight of the value loss (lm-human-preferences: 0.1)", ge=0)
+    cliprange: float = option(0.2, "epsilon of the policy's ratio clip", ge=0)
+    cliprange_high: float = option(0.0, "upper epsilon of the ratio clip (DAPO: 0.28); 0: the same as cliprange", ge=0)
+    cliprange_value: float = option(0.2, "how far a value may move from its old one in one update; 0: no limit", ge=0)
+    vf_coef: float = option(0.1, "coefficient of the value loss (lm-human-preferences: 0.1)", ge=0)
+    ent_coef: float = option(0.0, "coefficient of the policy's entropy in the objective that is maximized", ge=0)
 
 
 @dataclass(kw_only=True)
-class PPOConfig(ModelConfig, EngineConfig, RunConfig):
+class PPOConfig(KLConfig, LossConfig, ModelConfig, EngineConfig, RunConfig):
     """Clipped-ratio PPO with a KL penalty to the reference, which is the model that training starts from."""
 
     adam_epsilon: float = option(1e-5, "epsilon of AdamW (the N implementation details of RLHF with PPO: 1e-5)")
     learning_rate: float = option(3e-6, "peak learning rate (3e-6 for all weights, 1e-4 to 3e-4 with LoRA)")
-    schedule: Literal["cosine", "linear", "inverse_sqrt", "constant"] = option("linear", "decay of the learning rate")
-    warmup: float = option(0.0, "share of all updates in which the learning rate rises from 0")
+    lr_scheduler_type: Schedule = option("linear", "decay of the learning rate")
+    warmup_ratio: float = option(0.0, "share of all updates in which the learning rate rises from 0")
 
     prompts: str = option("data/prompts.jsonl", "prompts to sample from: file, folder or hub name")
     validation_prompts: str = option("", "fixed prompts for evaluation; empty: none")
@@ -61,27 +80,34 @@ class PPOConfig(ModelConfig, EngineConfig, RunConfig):
     reward_timeout: float = option(
         0.0, "seconds that a reward function may take for a rollout before the run stops; 0: no limit", ge=0
     )
-    updates: int = option(100, "rollouts to sample and learn from", gt=0)
+    total_updates: int = option(100, "rollouts to sample and learn from", gt=0)
+    total_episodes: int = option(
+        0,
+        "responses to sample in all; sets total_updates to total_episodes / rollout_batch_size, rounded up; 0: not used",
+        ge=0,
+    )
     rollout_batch_size: int = option(64, "responses in one rollout, over all processes (lm-human-preferences: 512)", gt=0)
     samples_per_prompt: int = option(1, "responses to each prompt of a rollout", gt=0)
-    epochs: int = option(4, "passes over a rollout (summarize_from_feedback_details: 4, InstructGPT: 1)", gt=0)
-    minibatches: int = option(1, "optimizer steps in one pass over a rollout", gt=0)
+    num_ppo_epochs: int = option(4, "passes over a rollout (summarize_from_feedback_details: 4, InstructGPT: 1)", gt=0)
+    num_mini_batches: int = option(1, "optimizer steps in one pass over a rollout", gt=0)
     max_new_tokens: int = option(64, "longest response, in tokens", gt=0)
     max_prompt_tokens: int = option(512, "longest prompt, in tokens", gt=0)
     temperature: float = option(1.0, "sampling temperature; log-probs of policy and reference are taken at it", gt=0)
-    kl: KLSettings = group(KLSettings, "the KL penalty to the reference")
-    loss: LossSettings = group(LossSettings, "the loss of policy and critic")
-    advantages: Literal["gae", "rloo", "grpo", "reinforce++"] = option(
+    advantage_estimator: Literal["gae", "rloo", "grpo", "reinforce++"] = option(
         "gae", "estimator of advantages; only gae uses a critic; rloo and grpo need samples_per_prompt above 1"
     )
     gamma: float = option(1.0, "discount of later rewards", ge=0, le=1)
     lam: float = option(0.95, "lambda of generalized advantage estimation", ge=0, le=1)
-    whiten_rewards: bool = option(False, "scale rewards to unit variance, keeping their mean; only with advantages gae")
-    missing_eos: Literal["replace", "lower", "keep"] = option(
-        "replace",
-        "score of a response that did not end: replace it by missing_eos_score, lower it by that much, keep it",
+    whiten_rewards: bool = option(
+        False, "scale rewards to unit variance, keeping their mean; only with advantage_estimator gae"
     )
-    missing_eos_score: float = option(-1.0, "see missing_eos (summarize_from_feedback_details: -1)")
+    missing_eos_penalty: float | None = option(
+        None, "subtracted from the score of a response without an end token; replaces missing_eos_score; none: nothing", ge=0
+    )
+    missing_eos_score: float | None = option(
+        DefaultFloat(-1.0),
+        "score of a response without an end token (summarize_from_feedback_details: -1); none: its own score",
+    )
     critic: Literal["shared", "separate"] = option(
         "shared",
         "where values come from: a head on the policy's trunk (shared), or a separate model (with LoRA: adapter)",
@@ -156,37 +182,52 @@ class PPOConfig(ModelConfig, EngineConfig, RunConfig):
     @property
     def has_critic(self) -> bool:
         """Whether values are learned."""
-        return self.advantages == "gae"
+        return self.advantage_estimator == "gae"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.reward_model = [name for name in self.reward_model if name]  # --reward_model "" takes a file's away
-        shorter = self.critic_warmup < self.updates
-        require_setting(self, "critic_warmup", shorter, f"below updates ({self.updates})")
+        if self.total_episodes:
+            self.total_updates = math.ceil(self.total_episodes / self.rollout_batch_size)
+            self.total_episodes = 0  # a resumed run reads total_updates, which may then be raised
+        if self.missing_eos_penalty is not None and isinstance(self.missing_eos_score, DefaultFloat):
+            self.missing_eos_score = None
+        one = self.missing_eos_penalty is None or self.missing_eos_score is None
+        require_setting(self, "missing_eos_score", one, "none with missing_eos_penalty: a score is replaced or lowered")
+        shorter = self.critic_warmup < self.total_updates
+        require_setting(self, "critic_warmup", shorter, f"below total_updates ({self.total_updates})")
         self._check_objective()
         divides = self.rollout_batch_size % self.samples_per_prompt == 0
         require_setting(self, "samples_per_prompt", divides, f"a divisor of rollout_batch_size ({self.rollout_batch_size})")
         prompts = self.rollout_batch_size // self.samples_per_prompt
         most = f"at most rollout_batch_size / samples_per_prompt ({prompts})"
-        require_setting(self, "minibatches", self.minibatches <= prompts, most)
+        require_setting(self, "num_mini_batches", self.num_mini_batches <= prompts, most)
 
     def _check_objective(self) -> None:
         """Check settings of advantages and losses that exclude each other."""
         own = self.importance_cap == 0 or self.engine != "transformers"
         require_setting(self, "importance_cap", own, "0, because engine transformers samples from the policy itself")
         alone = self.samples_per_prompt == 1
-        grouped = self.advantages in ("rloo", "grpo")
-        require_setting(self, "samples_per_prompt", not (grouped and alone), f"2 or more for advantages {self.advantages}")
+        grouped = self.advantage_estimator in ("rloo", "grpo")
+        require_setting(
+            self,
+            "samples_per_prompt",
+            not (grouped and alone),
+            f"2 or more for advantage_estimator {self.advantage_estimator}",
+        )
         require_setting(
             self, "samples_per_prompt", not (self.length_adjustment and alone), "2 or more for length_adjustment"
         )
         if not self.has_critic:
-            reason = f"because advantages {self.advantages} has no critic"
+            reason = f"because advantage_estimator {self.advantage_estimator} has no critic"
             require_setting(self, "critic", self.critic == "shared", f"shared, {reason}")
             require_setting(self, "critic_warmup", self.critic_warmup == 0, f"0, {reason}")
         # Keeping the mean adds the same number to each token, whose sum over a response is a reward for its length. A
         # critic learns that part as a baseline; the other estimators make an advantage of it.
-        learned = not self.whiten_rewards or self.advantages == "gae"
+        learned = not self.whiten_rewards or self.advantage_estimator == "gae"
         require_setting(
-            self, "whiten_rewards", learned, f"false with advantages {self.advantages}: only gae may whiten them"
+            self,
+            "whiten_rewards",
+            learned,
+            f"false with advantage_estimator {self.advantage_estimator}: only gae may whiten them",
         )

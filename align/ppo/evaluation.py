@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from statistics import NormalDist, fmean, stdev
-from typing import Any, Literal
+from typing import Any
 
 from torch import Tensor
 
@@ -33,9 +33,11 @@ class PolicyEvaluation:
     metrics: dict[str, float] = field(default_factory=dict)
     """Further metrics, which are logged as `validation/<name>`."""
 
-    def final_scores(self, missing_eos: Literal["replace", "lower", "keep"], penalty: float) -> Tensor:
+    def final_scores(self, missing_eos_penalty: float | None, missing_eos_score: float | None) -> Tensor:
         """Return scores [N] with the penalty for a missing EOS, which must not replace the deduction."""
-        return apply_missing_eos(self.scores, self.rollout.ended_mask, missing_eos, penalty) - self.deduction
+        return (
+            apply_missing_eos(self.scores, self.rollout.ended_mask, missing_eos_penalty, missing_eos_score) - self.deduction
+        )
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,8 @@ from torch import Tensor
 
 from align.core.tensor_ops import masked_sum
 
+KLEstimator = Literal["k1", "k2", "k3"]
+
 
 class LossInputs(NamedTuple):
     """What the loss of R responses needs besides the current outputs of policy and critic; all [R, T]."""
@@ -25,16 +27,16 @@ class LossInputs(NamedTuple):
 class LossCoefficients(NamedTuple):
     """The clips and the coefficients of the loss."""
 
-    clip: float
-    clip_high: float
+    cliprange: float
+    cliprange_high: float
     """Upper epsilon of the ratio clip."""
-    value_clip: float
+    cliprange_value: float
     """Infinite: no limit."""
-    value_weight: float
-    entropy_weight: float
+    vf_coef: float
+    ent_coef: float
     kl_coef: float
     """Of the KL to the reference as a term of the loss."""
-    kl_estimator: Literal["k2", "k3"] | None
+    kl_estimator: KLEstimator | None
     """None: the loss has no such term."""
 
 
@@ -50,18 +52,18 @@ def ppo_loss(
     """
     log_probs, values, entropy = new
     policy, policy_clipped = policy_losses(
-        log_probs, old.old_log_probs, old.advantages, coefficients.clip, coefficients.clip_high
+        log_probs, old.old_log_probs, old.advantages, coefficients.cliprange, coefficients.cliprange_high
     )
     if old.token_weights is not None:
         policy = policy * old.token_weights
     terms, clipped = {"policy": (1.0, policy)}, {"policy": policy_clipped}
     if old.returns is not None:
-        value, clipped["value"] = value_losses(values, old.old_values, old.returns, coefficients.value_clip)
-        terms["value"] = (coefficients.value_weight, value)
-    if coefficients.entropy_weight:
-        terms["entropy"] = (-coefficients.entropy_weight, entropy)
+        value, clipped["value"] = value_losses(values, old.old_values, old.returns, coefficients.cliprange_value)
+        terms["value"] = (coefficients.vf_coef, value)
+    if coefficients.ent_coef:
+        terms["entropy"] = (-coefficients.ent_coef, entropy)
     if coefficients.kl_estimator:
-        terms["kl"] = (coefficients.kl_coef, kl_losses(log_probs, old.ref_log_probs, coefficients.kl_estimator))
+        terms["kl"] = (coefficients.kl_coef, kl_estimate(log_probs, old.ref_log_probs, coefficients.kl_estimator))
     means = {name: masked_sum(losses, mask) / count for name, (_, losses) in terms.items()}
     total = torch.stack([weight * means[name] for name, (weight, _) in terms.items()]).sum()
     with torch.no_grad():
@@ -78,51 +80,48 @@ def ppo_loss(
 
 
 def policy_losses(
-    log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor, clip: float, clip_high: float | None = None
+    log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor, cliprange: float, cliprange_high: float | None = None
 ) -> tuple[Tensor, Tensor]:
     """Clipped-ratio losses (Schulman et al. 2017, equation 7) and whether they were clipped; all [R, T].
 
     Args:
         log_probs: of the sampled tokens, under the current policy.
         old_log_probs: of the same tokens, under the policy before its first step on them.
-        clip: epsilon; the ratio is clipped to 1 - clip and 1 + clip.
-        clip_high: upper epsilon, if it differs (DAPO, arXiv 2503.14476, section 3.1).
+        cliprange: epsilon; the ratio is clipped to 1 - cliprange and 1 + cliprange.
+        cliprange_high: upper epsilon, if it differs (DAPO, arXiv 2503.14476, section 3.1).
     """
     ratio = torch.exp(log_probs - old_log_probs)
     unclipped = -advantages * ratio
-    clipped = -advantages * ratio.clamp(1 - clip, 1 + (clip if clip_high is None else clip_high))
+    clipped = -advantages * ratio.clamp(1 - cliprange, 1 + (cliprange if cliprange_high is None else cliprange_high))
     return torch.maximum(unclipped, clipped), clipped > unclipped
 
 
-def value_losses(values: Tensor, old_values: Tensor, returns: Tensor, clip: float) -> tuple[Tensor, Tensor]:
+def value_losses(values: Tensor, old_values: Tensor, returns: Tensor, cliprange: float) -> tuple[Tensor, Tensor]:
     """Half of the larger of two squared errors, and whether it is the clipped one; all [R, T].
 
-    The second error is that of values held within `clip` of the old ones (lm-human-preferences, `train_policy.py`, `loss`);
-    with an infinite `clip`, both are the same.
+    The second error is that of values held within `cliprange` of the old ones (lm-human-preferences, `train_policy.py`,
+    `loss`); with an infinite `cliprange`, both are the same.
     """
-    near = values.clamp(old_values - clip, old_values + clip)  # exact for values within the clip, unlike old + difference
+    near = values.clamp(
+        old_values - cliprange, old_values + cliprange
+    )  # exact for values within it, unlike old + difference
     unclipped, clipped = (values - returns) ** 2, (near - returns) ** 2
     return 0.5 * torch.maximum(unclipped, clipped), clipped > unclipped
 
 
-def kl_estimates(log_probs: Tensor, reference: Tensor) -> tuple[Tensor, Tensor]:
-    """Per-token estimators of KL(policy || reference) on the policy's own samples: k1 and k3, both shaped like the input.
+def kl_estimate(log_probs: Tensor, reference: Tensor, estimator: KLEstimator) -> Tensor:
+    """Return per-token estimates of KL(policy || reference) on the policy's own samples, shaped like the input.
 
-    k1 = log pi - log ref is unbiased and can be negative; k3 = ref/pi - 1 - log(ref/pi) is unbiased, never negative, and
-    varies less near 0 (Schulman, "Approximating KL divergence", 2020).
+    With d = log pi - log ref (Schulman, "Approximating KL divergence", 2020): k1 = d is unbiased and can be negative;
+    k2 = d^2 / 2 is biased and never negative; k3 = exp(-d) - 1 + d is unbiased, never negative, and varies less near 0.
+
+    As a term of the loss, gradients flow through `log_probs`. In expectation, the gradient of k2 is that of the KL, that of
+    k3 is the gradient of the KL of the reference to the policy, and that of k1 is 0: k1 cannot be a loss.
     """
-    k1 = log_probs - reference
-    return k1, torch.expm1(-k1) + k1
-
-
-def kl_losses(log_probs: Tensor, reference: Tensor, estimator: Literal["k2", "k3"]) -> Tensor:
-    """Per-token KL as a term of the loss, shaped like the input; gradients flow through `log_probs`.
-
-    On the policy's own samples the gradient of k2 = (log pi - log ref)^2 / 2 is that of the KL in expectation; that of k3
-    is the gradient of the KL of the reference to the policy. k1 cannot be a loss: its gradient is 0 in expectation.
-    """
-    k1, k3 = kl_estimates(log_probs, reference)
-    return 0.5 * k1**2 if estimator == "k2" else k3
+    d = log_probs - reference
+    if estimator == "k1":
+        return d
+    return 0.5 * d**2 if estimator == "k2" else torch.expm1(-d) + d
 
 
 class KLController:

@@ -11,7 +11,7 @@ from align.batches.micro_batches import prompt_groups
 from align.core.errors import UserError
 from align.core.tensor_ops import masked_mean
 from align.models.backbone import Backbone
-from align.ppo.losses import kl_estimates
+from align.ppo.losses import kl_estimate
 from align.ppo.records import Experience, Rollout
 from align.runtime.flops import FlopsProfile, forward_flops, sampling_flops, training_flops
 
@@ -46,7 +46,7 @@ def response_metrics(rollout: Rollout) -> dict[str, float]:
 
 def response_kl(experience: Experience) -> Tensor:
     """k1 estimates [B] of the KL to the reference, in nats per response."""
-    k1, _ = kl_estimates(experience.old.log_probs, experience.old.ref_log_probs)
+    k1 = kl_estimate(experience.old.log_probs, experience.old.ref_log_probs, "k1")
     return (k1 * experience.mask).sum(1)
 
 
@@ -72,7 +72,7 @@ def engine_metrics(experience: Experience, corrected: bool = False) -> dict[str,
     engine_log_probs, mask = experience.rollout.engine_log_probs, experience.mask
     if engine_log_probs is None:
         return {}
-    mismatch = float(masked_mean(kl_estimates(engine_log_probs, experience.old.log_probs)[1], mask))
+    mismatch = float(masked_mean(kl_estimate(engine_log_probs, experience.old.log_probs, "k3"), mask))
     if not corrected and not mismatch <= MISMATCH_LIMIT:
         raise UserError(
             f"the engine samples from a different distribution than the policy ({mismatch:.2g} nats per token): does it "
@@ -94,7 +94,7 @@ def rollout_metrics(experience: Experience, corrected: bool = False) -> dict[str
     """
     old, mask, scores = experience.old, experience.mask, experience.scores
     kl = response_kl(experience)
-    k3 = (kl_estimates(old.log_probs, old.ref_log_probs)[1] * mask).sum(1)
+    k3 = (kl_estimate(old.log_probs, old.ref_log_probs, "k3") * mask).sum(1)
     initial = old.initial_log_probs
     to_initial = {} if initial is None else {"kl/initial_policy": float(((old.log_probs - initial) * mask).sum(1).mean())}
     metrics = {
@@ -191,8 +191,7 @@ class MissingEosWatch:
         self.replacement = None
         return (
             f"warning: responses that end have a mean score of {mean:.3g}, and one that does not gets {replacement:.3g} "
-            "(missing_eos replace): running into the limit is rewarded. Set missing_eos lower, or a lower "
-            "missing_eos_score"
+            "(missing_eos_score): running into the limit is rewarded. Set a lower missing_eos_score, or missing_eos_penalty"
         )
 
 

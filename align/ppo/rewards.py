@@ -104,22 +104,21 @@ def sum_of_rewards(rewards: Mapping[str, Tensor], count: int) -> Tensor:
     return torch.stack([*rewards.values(), torch.zeros(count)]).sum(0)
 
 
-def apply_missing_eos(
-    scores: Tensor, ended: Tensor, missing_eos: Literal["replace", "lower", "keep"], penalty: float
-) -> Tensor:
-    """Return scores [B] with the penalty for responses that did not end; `penalty` is on the scale of the scores.
+def apply_missing_eos(scores: Tensor, ended: Tensor, penalty: float | None, score: float | None) -> Tensor:
+    """Return scores [B] with the penalty for responses that did not end.
 
-    A truncated response has no EOS to be scored at; summarize_from_feedback_details replaces its score by -1.
+    A truncated response has no EOS to be scored at; summarize_from_feedback_details replaces its score by -1; TRL
+    subtracts a penalty.
 
     Args:
         ended: [B] bool.
-        missing_eos: `replace` the score by `penalty`, `lower` it by |penalty|, or `keep` it.
+        penalty: subtracted from the score of a truncated response; None: nothing.
+        score: replaces the score of a truncated response; None: does not.
     """
     scores = scores.float()
-    if missing_eos == "keep":
-        return scores
-    replacement = torch.full_like(scores, penalty) if missing_eos == "replace" else scores - abs(penalty)
-    return torch.where(ended, scores, replacement)
+    if score is not None:
+        return torch.where(ended, scores, torch.full_like(scores, score))
+    return scores if penalty is None else torch.where(ended, scores, scores - penalty)
 
 
 def combine_rewards(rewards: Tensor, ensemble: Literal["mean", "wco", "uwo"], uncertainty_weight: float) -> Tensor:

@@ -143,16 +143,20 @@ def flops_profiles(
     )
 
 
-def report(run: Run, policy: LoadedModel, prompts: int, held_out: int, samples: int, selected_by_reward: bool) -> None:
+def report(
+    run: Run, policy: LoadedModel, prompts: int, held_out: int, sizes: tuple[int, int, int], selected_by_reward: bool
+) -> None:
     """Print what the run trains on.
 
     Args:
         held_out: prompts of the evaluations.
-        samples: responses to each prompt.
+        sizes: updates, responses of one update, and responses to each prompt.
         selected_by_reward: whether the reward selects the policy that is kept.
     """
     assert isinstance(run.config, ModelConfig)
+    updates, responses, samples = sizes
     run.say(f"ppo: {prompts} prompts, {held_out} held out; model {run.config.model}")
+    run.say(f"{updates:,} updates of {responses:,} responses ({updates * responses:,} episodes)")
     say_if_prompts_are_repeated(run, policy.backbone, [samples])
     if held_out and selected_by_reward:
         run.say(

@@ -31,7 +31,7 @@ from align.ppo.extensions import (
     product_of_token_weights,
     sum_of_token_rewards,
 )
-from align.ppo.losses import KLController, LossCoefficients, ppo_loss
+from align.ppo.losses import KLController, LossCoefficients, kl_estimate, ppo_loss
 from align.ppo.metrics import (
     DriftWatch,
     MissingEosWatch,
@@ -85,11 +85,11 @@ class PPOState:
     """What changes from update to update besides the weights; checkpoints keep the parts with a state."""
 
     def __init__(self, config: PPOConfig, selects_by: str) -> None:
-        self.kl = KLController(config.kl.beta, config.kl.target, config.kl.horizon)
+        self.kl = KLController(config.kl_coef, config.kl_target, config.kl_horizon)
         self.negative_kl = NegativeKLWatch()
         self.drift = DriftWatch()
-        self.missing_eos = MissingEosWatch(config.missing_eos_score if config.missing_eos == "replace" else None)
-        evaluations = len(range(0, config.updates, config.eval_steps)) + 1
+        self.missing_eos = MissingEosWatch(config.missing_eos_score)
+        evaluations = len(range(0, config.total_updates, config.eval_steps)) + 1
         limits = (config.best_policy_confidence, evaluations, config.max_kl, config.critic_warmup)
         self.selection = PolicySelection(*limits, selects_by or "reward")
 
@@ -108,14 +108,14 @@ def train(config: PPOConfig, ready: Prepared) -> Path:
     parts = state.parts() | {extension.name: extension for extension in extensions if extension.has_state}
     checkpoint = Checkpoint(run, ready.engine, {"prompts": PromptIdentity(ready.prompts), **parts})
     done = checkpoint.load()
-    if done < config.updates and can_try(ready.engine):
+    if done < config.total_updates and can_try(ready.engine):
         try_largest_micro_batch(config, ready)
     if not done and ready.validation:
         run.log(0, evaluate(config, ready, state, 0))
     run.open()  # locks the folder
     for extension in extensions:
         extension.resume(done)
-    for update in run.updates(done + 1, config.updates, checkpoint):
+    for update in run.updates(done + 1, config.total_updates, checkpoint):
         if any(extension.should_stop for extension in extensions):
             break
         clock = Clock()
@@ -129,14 +129,14 @@ def train(config: PPOConfig, ready: Prepared) -> Path:
         if update > config.critic_warmup:
             state.kl.update(metrics["kl/k1"], len(experience.rollout))
         work = rollout_work(experience.rollout, ready.policy.backbone, config.micro_batch_tokens)
-        flops = sum(phase_flops(ready.flops_profiles, work, config.epochs).values())
+        flops = sum(phase_flops(ready.flops_profiles, work, config.num_ppo_epochs).values())
         for extension in extensions:  # extensions: after the update
             flops += extension.flops(work)
             metrics |= extension.metrics()
             extension.after_update(update, experience)
         metrics |= {"flops": flops} | clock.shares()
         metrics |= run.speed(float(experience.lengths.sum()), flops, metrics["time/update"])
-        if ready.validation and (update % config.eval_steps == 0 or update == config.updates):
+        if ready.validation and (update % config.eval_steps == 0 or update == config.total_updates):
             metrics |= evaluate(config, ready, state, update)
         run.log(update, metrics)
         run.note(f"reward {metrics['reward/mean']:.3f}, KL {metrics['kl/k1']:.2f}")
@@ -168,11 +168,13 @@ def collect_experience(config: PPOConfig, ready: Prepared, state: PPOState, upda
         training_scores = scores
         for extension in extensions:
             training_scores = extension.transform_scores(training_scores, rollout, parts)
-    scores = apply_missing_eos(scores, rollout.ended_mask, config.missing_eos, config.missing_eos_score)
-    training_scores = apply_missing_eos(training_scores, rollout.ended_mask, config.missing_eos, config.missing_eos_score)
+    scores = apply_missing_eos(scores, rollout.ended_mask, config.missing_eos_penalty, config.missing_eos_score)
+    training_scores = apply_missing_eos(
+        training_scores, rollout.ended_mask, config.missing_eos_penalty, config.missing_eos_score
+    )
     run.say(state.missing_eos.check(training_scores, rollout.ended_mask))
     # 3. Compute log-probs of policy and reference, and values, in the batches of the first epoch.
-    minibatches = shuffled_minibatches(len(rollout), samples, config.minibatches, update, 0, config.seed)
+    minibatches = shuffled_minibatches(len(rollout), samples, config.num_mini_batches, update, 0, config.seed)
     budget = config.micro_batch_tokens
     old = forward_all_roles(ready.roles, rollout, minibatches, backbone, config.temperature, budget, run.accelerator)
     # 4. Compute advantages.
@@ -201,14 +203,15 @@ def compute_advantages(
     Args:
         more_rewards: [B, T] further rewards of tokens, of extensions; None: none.
     """
-    penalty = kl_coef if config.kl.penalty == "reward" else 0.0
-    token_rewards = add_kl_penalty(scores, old.log_probs, old.ref_log_probs, lengths, penalty)
+    coef = kl_coef if config.kl_in == "reward" else 0.0
+    kl = kl_estimate(old.log_probs, old.ref_log_probs, config.kl_estimator)
+    token_rewards = add_kl_penalty(scores, kl, lengths, coef)
     mask = length_mask(lengths, token_rewards.shape[1])
     if more_rewards is not None:
         token_rewards = token_rewards + more_rewards.masked_fill(~mask, 0.0)
     if config.whiten_rewards:
         token_rewards = whiten(token_rewards, mask, shift_mean=False)
-    estimator, samples = config.advantages, config.samples_per_prompt
+    estimator, samples = config.advantage_estimator, config.samples_per_prompt
     return estimate_advantages(estimator, token_rewards, old.values, lengths, config.gamma, config.lam, samples)
 
 
@@ -217,9 +220,9 @@ def update_policy(config: PPOConfig, ready: Prepared, experience: Experience, up
     # 5. Several epochs over the rollout in minibatches, one optimizer step each.
     run, engine, rollout = ready.run, ready.engine, experience.rollout
     found: dict[str, list[float]] = {}
-    step = (update - 1) * config.epochs * config.minibatches
-    counts = (len(rollout), config.samples_per_prompt, config.minibatches)
-    for epoch in range(config.epochs):
+    step = (update - 1) * config.num_ppo_epochs * config.num_mini_batches
+    counts = (len(rollout), config.samples_per_prompt, config.num_mini_batches)
+    for epoch in range(config.num_ppo_epochs):
         for number, rows in enumerate(shuffled_minibatches(*counts, update, epoch, config.seed)):
             step += 1
             tokens = float(experience.lengths[rows].sum())
@@ -251,13 +254,13 @@ def micro_batch_loss(
     new = ready.roles.policy(prompt, response, config.temperature, prompt_index)
     old = experience.loss_inputs(rows, response.ids.shape[1], device)
     coefficients = LossCoefficients(
-        clip=config.loss.clip,
-        clip_high=config.loss.clip_high or config.loss.clip,
-        value_clip=config.loss.value_clip or math.inf,
-        value_weight=config.loss.value_weight,
-        entropy_weight=config.loss.entropy_weight,
+        cliprange=config.cliprange,
+        cliprange_high=config.cliprange_high or config.cliprange,
+        cliprange_value=config.cliprange_value or math.inf,
+        vf_coef=config.vf_coef,
+        ent_coef=config.ent_coef,
         kl_coef=experience.kl_coef,
-        kl_estimator=None if config.kl.penalty == "reward" else config.kl.penalty,
+        kl_estimator=config.kl_estimator if config.kl_in == "loss" else None,
     )
     return ppo_loss(new, old, response.mask(), tokens, coefficients)
 
@@ -276,7 +279,7 @@ def evaluate(config: PPOConfig, ready: Prepared, state: PPOState, update: int) -
             evaluation = PolicyEvaluation(update, rollout, sum_of_rewards(rewards, len(rollout)))
             for extension in extensions:
                 extension.evaluate(evaluation)
-        scores = evaluation.final_scores(config.missing_eos, config.missing_eos_score)
+        scores = evaluation.final_scores(config.missing_eos_penalty, config.missing_eos_score)
         rows, budget = [list(range(len(rollout)))], config.micro_batch_tokens
         outputs = forward_all_roles(ready.roles, rollout, rows, backbone, config.temperature, budget, run.accelerator)
         metrics = evaluation_metrics(evaluation, scores, outputs)
@@ -321,15 +324,15 @@ def save_policy(config: PPOConfig, ready: Prepared, folder: Path, metrics: dict[
 def try_largest_micro_batch(config: PPOConfig, ready: Prepared) -> None:
     """Run the largest micro-batch of this process, with responses of the largest length, and report its peak of memory."""
     plans, samples, length = [], config.samples_per_prompt, config.max_new_tokens
-    for update in range(1, min(config.updates, PLANNED_UPDATES) + 1):
+    for update in range(1, min(config.total_updates, PLANNED_UPDATES) + 1):
         prompts = prompts_of_update(ready.prompts, update, config.rollout_batch_size // samples, samples, config.seed)
         rollout = Rollout(prompts, [[0] * length] * len(prompts), [], [])
-        plans.append((rollout, shuffled_minibatches(len(rollout), samples, config.minibatches, update, 0, config.seed)))
+        plans.append((rollout, shuffled_minibatches(len(rollout), samples, config.num_mini_batches, update, 0, config.seed)))
     backbone, budget, accelerator = ready.policy.backbone, config.micro_batch_tokens, ready.run.accelerator
     tokens, rollout, minibatch, rows = largest_micro_batch(plans, backbone, budget, accelerator)
     zeros = torch.zeros(len(rollout), length)
     old, returns = RoleOutputs(zeros, zeros, zeros, zeros), zeros if config.has_critic else None
-    experience = Experience(rollout, zeros[:, 0], old, zeros, returns, config.kl.beta, zeros[:, 0], {})
+    experience = Experience(rollout, zeros[:, 0], old, zeros, returns, config.kl_coef, zeros[:, 0], {})
     with memory_trial(ready.engine, rows, tokens):
         ready.engine.backward(*micro_batch_loss(config, ready, experience, rows, float(length * len(minibatch))))
 
@@ -362,11 +365,13 @@ def prepare(
     held_out = encode_prompts(validation, policy, limits, config.skip_bad_rows) if validation else []
     every_prompt = [*encoded, *held_out]
     sizes = (config.samples_per_prompt, config.max_prompt_tokens, config.max_new_tokens)
-    scoring = (config.missing_eos, config.missing_eos_score, config.reward_timeout)
+    scoring = (config.missing_eos_penalty, config.missing_eos_score, config.reward_timeout)
     second = partial(second_model, policy, prompts=every_prompt, new_tokens=config.max_new_tokens)
     reference = second(given.reference, "reference")
     value_model = second(given.value_model, "value_model", gradient_checkpointing=config.gradient_checkpointing)
-    context = TrainingContext(run, policy, encoded, every_prompt, config.updates, config.critic_warmup, *sizes, *scoring)
+    context = TrainingContext(
+        run, policy, encoded, every_prompt, config.total_updates, config.critic_warmup, *sizes, *scoring
+    )
     with sharded_loading(run.accelerator):
         sources = load_rewards(reward_models, policy, config.dtype, config.chat_template)
         for extension in extensions:
@@ -375,12 +380,12 @@ def prepare(
         adapters += [adapter for extension in extensions for adapter in extension.adapters]
         critic = config.critic if config.has_critic else "none"
         critic_init = (sources[0].mounted or sources[0].loaded) if sources else None
-        with_entropy = config.loss.entropy_weight > 0
+        with_entropy = config.ent_coef > 0
         module = build_actor_critic(policy, critic, critic_init, adapters, with_entropy, moves, value_model)
-    steps = config.epochs * config.minibatches
+    steps = config.num_ppo_epochs * config.num_mini_batches
     rates = (config.learning_rate, config.value_learning_rate or config.learning_rate)
     groups = rate_groups(module, *rates, frozen_steps=config.critic_warmup * steps)
-    total, decay = config.updates * steps, config.ema_decay
+    total, decay = config.total_updates * steps, config.ema_decay
     engine, roles = build_engine_and_roles(run, policy, module, sources, extensions, total, groups, decay, reference)
     scorers = [make_scorer(source, run, policy, roles, every_prompt, config.max_new_tokens) for source in sources]
     ensemble, timeout = (config.reward_ensemble, config.uncertainty_weight), config.reward_timeout
@@ -388,7 +393,8 @@ def prepare(
     for extension in extensions:
         extension.start(engine, roles)
     selected_by_reward = not any(extension.selects_by for extension in extensions)
-    report(run, policy, len(encoded), len(held_out), config.samples_per_prompt, selected_by_reward)
+    rollouts = (config.total_updates, config.rollout_batch_size, config.samples_per_prompt)
+    report(run, policy, len(encoded), len(held_out), rollouts, selected_by_reward)
     longest = max(len(prompt.ids) for prompt in every_prompt) + config.max_new_tokens
     sampler = make_engine(config, engine, policy, longest)
     sampling = sampling_of(run, policy, longest, config.max_new_tokens, config.temperature)

@@ -31,7 +31,7 @@ class PPOTrainer:
         def politeness(prompts, responses):
             return [float("please" in response) for response in responses]
 
-        config = PPOConfig(output_dir="runs/polite", updates=20)
+        config = PPOConfig(output_dir="runs/polite", total_updates=20)
         trainer = PPOTrainer("smollm2-135m", [politeness], ["Ask me for the salt."], config)
         folder = trainer.train()
 

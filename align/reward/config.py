@@ -20,7 +20,7 @@ class RewardConfig(MixtureConfig, SequenceConfig, EpochConfig):
         "",
         "demonstrations whose mean reward is subtracted from every reward (InstructGPT, section 3.5); empty: none",
     )
-    epochs: int = option(1, "passes over the rankings; more than one overfits soon (InstructGPT, appendix C.2)")
+    num_train_epochs: int = option(1, "passes over the rankings; more than one overfits soon (InstructGPT, appendix C.2)")
     batch_size: int = option(16, "rankings in one update, over all processes (InstructGPT: 64)")
     centering_weight: float = option(0.0, "weight of a term that keeps rewards near 0 (Eisenstein et al. 2023: 0.01)", ge=0)
     lm_loss_weight: float = option(

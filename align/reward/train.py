@@ -284,7 +284,7 @@ class RewardTrainer:
         say_if_prompts_are_repeated(run, loaded.backbone, (len(ranking.responses) for ranking in mixed.examples))
         self.order = DataOrder(mixed, config.seed, config.batch_size, config)
         run.say(run.memory.check(run.config, module))
-        self.engine = build_engine(run, module, self.order.updates(config.epochs))
+        self.engine = build_engine(run, module, self.order.updates(config.num_train_epochs))
 
     def train(self) -> Path:
         """Train from the last checkpoint on; return the folder of the best model."""

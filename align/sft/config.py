@@ -16,7 +16,7 @@ class SFTConfig(MixtureConfig, SequenceConfig, EpochConfig):
         "NAME=WEIGHT",
     )
     validation_data: str = option("", "demonstrations to choose the best model by; empty: none")
-    epochs: int = option(1, "passes over the training data (InstructGPT used 16 and chose by the reward model)")
+    num_train_epochs: int = option(1, "passes over the training data (InstructGPT used 16 and chose by the reward model)")
     batch_size: int = option(32, "examples in one update, over all processes")
     prompt_loss_weight: float = option(
         0.0,
@@ -27,7 +27,7 @@ class SFTConfig(MixtureConfig, SequenceConfig, EpochConfig):
     stream_updates: int = option(
         0,
         "updates of a run that reads train_data while it trains, for data larger than memory; 0: all is read before, for "
-        "`epochs` passes",
+        "`num_train_epochs` passes",
         ge=0,
     )
     stream_block: int = option(
@@ -37,6 +37,6 @@ class SFTConfig(MixtureConfig, SequenceConfig, EpochConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.stream_updates:
-            for name, default in (("mixing_cap", 0), ("mixing_temperature", 1), ("epochs", 1)):
+            for name, default in (("mixing_cap", 0), ("mixing_temperature", 1), ("num_train_epochs", 1)):
                 wanted = f"{default} with stream_updates"
                 require_setting(self, name, getattr(self, name) == default, wanted)

@@ -242,7 +242,7 @@ class SFTTrainer:
         run.say(f"sft: {number} examples to learn from, {len(self.held_out)} held out; model {run.config.model}")
         module = LanguageModel(loaded.backbone, loaded.adapter)
         run.say(run.memory.check(run.config, module))
-        self.engine = build_engine(run, module, self.batches.updates(config.epochs))
+        self.engine = build_engine(run, module, self.batches.updates(config.num_train_epochs))
 
     def train(self) -> Path:
         """Train from the last checkpoint on; return the folder of the best model."""

@@ -47,7 +47,7 @@ def learning_rate(config: RunConfig, update: int, total: int, peak: float) -> fl
 
     The inverse square root is T5's (section 3.1.2, 1/sqrt(max(n, k)) with warm-up k), scaled to `peak`.
     """
-    warmup = math.ceil(round(config.warmup * total, 6))  # 0.07 * 100 is slightly more than 7
+    warmup = math.ceil(round(config.warmup_ratio * total, 6))  # 0.07 * 100 is slightly more than 7
     if update <= warmup:
         return peak * update / warmup
     done = (update - 1 - warmup) / max(1, total - warmup)
@@ -57,7 +57,7 @@ def learning_rate(config: RunConfig, update: int, total: int, peak: float) -> fl
         "cosine": 0.5 * (1.0 + math.cos(math.pi * done)),
         "inverse_sqrt": math.sqrt(max(1, warmup) / max(1, update)),
     }
-    return peak * decay[config.schedule]
+    return peak * decay[config.lr_scheduler_type]
 
 
 def complete_groups(config: RunConfig, weights: Iterable[str], groups: Sequence[RateGroup]) -> list[RateGroup]:

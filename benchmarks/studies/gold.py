@@ -52,14 +52,14 @@ SIZES = {
         ("data/prompts.jsonl", "data/prompts_round2.jsonl"),
         "data/prompts_heldout.jsonl",
         {"temperature": 1.0, "max_new_tokens": 64},  # answers differ more than at the demo's 0.7
-        {"updates": 18, "eval_steps": 3, "kl": {"beta": 0.01}},
+        {"total_updates": 18, "eval_steps": 3, "kl_coef": 0.01},
     ),
     "tiny": Size(  # only shows that a study runs
         ("data/rankings_heldout.jsonl",),
         ("data/prompts_validation.jsonl",),
         "data/prompts_heldout.jsonl",
         {"max_prompt_tokens": 96, "max_new_tokens": 8, "overlong": "truncate"},
-        {"updates": 2, "eval_steps": 1, "rollout_batch_size": 8, "minibatches": 2, "max_new_tokens": 8},
+        {"total_updates": 2, "eval_steps": 1, "rollout_batch_size": 8, "num_mini_batches": 2, "max_new_tokens": 8},
     ),
 }
 
@@ -88,7 +88,7 @@ class GoldLabels:
     def prepare(self) -> None:
         """Train the gold model, and let it score four answers to each prompt."""
         rankings = ", ".join(str(ROOT / file) for file in self.size.rankings)
-        self.train_reward(self.model.parent, rankings, GOLD_SEED, epochs=2)
+        self.train_reward(self.model.parent, rankings, GOLD_SEED, num_train_epochs=2)
         for part, files in (("train", self.size.train), ("held-out", (self.size.held_out,))):
             prompts = [prompt for file in files for prompt in read_records(ROOT / file, Prompt)]
             source = self.runs / f"{part}-prompts.jsonl"

@@ -8,7 +8,7 @@ from align import cli
 
 # The number format is given: `auto` depends on the processor.
 TINY = ("--model", "tiny-gpt2", "--dtype", "bfloat16", "--report_to", "none")
-SHORT = ("--updates", "1", "--rollout_batch_size", "4", "--max_new_tokens", "4", "--max_prompt_tokens", "64")
+SHORT = ("--total_updates", "1", "--rollout_batch_size", "4", "--max_new_tokens", "4", "--max_prompt_tokens", "64")
 
 
 def write_rows(path, *rows):
@@ -64,6 +64,6 @@ def finished(tmp_path_factory):
     folder = tmp_path_factory.mktemp("finished")
     rows = [{"prompt": f"Is {i} odd?", "completion": "Yes."} for i in range(4)]
     data = write_rows(folder / "demos.jsonl", *rows)
-    words = ["sft", *TINY, "--train_data", str(data), "--epochs", "2", "--save_steps", "1"]
+    words = ["sft", *TINY, "--train_data", str(data), "--num_train_epochs", "2", "--save_steps", "1"]
     cli.main([*words, "--output_dir", str(folder / "run")])
     return folder / "run"

@@ -77,7 +77,7 @@ def test_a_full_disk(kilobytes, small_disk, finished, capsys):
     disk = small_disk(kilobytes)
     run = disk.folder / "run"
     data = str(finished.parent / "demos.jsonl")
-    words = ["sft", *TINY, "--train_data", data, "--epochs", "2", "--save_steps", "1", "--output_dir", str(run)]
+    words = ["sft", *TINY, "--train_data", data, "--num_train_epochs", "2", "--save_steps", "1", "--output_dir", str(run)]
     line = fails(words, capsys)
     place = run / ("model" if kilobytes == 120 else "checkpoints/update-000001")
     assert line.startswith(f"error: {place}: cannot be written (")
@@ -103,7 +103,7 @@ def test_a_disk_that_fills_up_under_the_metrics(small_disk, finished, capsys):
     data = str(finished.parent / "demos.jsonl")
     # No model fits 40 kB, so the run must end before its first one: it is at the end of an epoch of 4 updates.
     words = ["sft", "--model", "tiny-gpt2", "--train_data", data, "--batch_size", "1", "--eval_steps", "1000000"]
-    words += ["--epochs", "2000", "--output_dir", str(disk.folder / "run")]
+    words += ["--num_train_epochs", "2000", "--output_dir", str(disk.folder / "run")]
     line = fails(words, capsys)
     assert str(disk.folder / "run") in line
     rows = (disk.folder / "run" / "metrics.jsonl").read_text().splitlines()

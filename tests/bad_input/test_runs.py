@@ -76,7 +76,7 @@ def test_resuming_another_architecture_without_its_settings(finished, demonstrat
 def test_other_settings_are_told_on_resume(finished, tmp_path, capsys):
     run = Path(shutil.copytree(finished, tmp_path / "copy"))
     data = finished.parent / "demos.jsonl"
-    cli.main(["sft", *TINY, "--train_data", str(data), "--epochs", "3", "--resume", "--output_dir", str(run)])
+    cli.main(["sft", *TINY, "--train_data", str(data), "--num_train_epochs", "3", "--resume", "--output_dir", str(run)])
     printed = capsys.readouterr().err
     assert f"{run} continues with other settings: save_steps 0 (was 1), epochs 3 (was 2)" in printed
     assert [json.loads(line)["update"] for line in (run / "metrics.jsonl").read_text().splitlines()][-3:] == [1, 2, 3]
@@ -87,7 +87,7 @@ def test_a_metrics_line_that_a_kill_cut_short(finished, tmp_path):
     whole = (run / "metrics.jsonl").read_text()
     (run / "metrics.jsonl").write_text(whole + '{"update": 3, "los')
     data = finished.parent / "demos.jsonl"
-    words = ["--train_data", str(data), "--epochs", "2", "--save_steps", "1", "--resume", "--output_dir", str(run)]
+    words = ["--train_data", str(data), "--num_train_epochs", "2", "--save_steps", "1", "--resume", "--output_dir", str(run)]
     cli.main(["sft", *TINY, *words])
     assert (run / "metrics.jsonl").read_text() == whole
 

@@ -95,7 +95,7 @@ def trained(request, source, data, tmp_path_factory) -> Trained:
     pairs = {"model": str(sft), "train_data": data["pairs"], "batch_size": 2}
     reward = run_reward(RewardConfig(**settings("reward", **pairs, demonstrations=data["demonstrations"])))
     dpo = run_dpo(DPOConfig(**settings("dpo", **pairs)))
-    sizes = {"updates": 2, "rollout_batch_size": 4, "minibatches": 2, "max_new_tokens": 8, "epochs": 1}
+    sizes = {"total_updates": 2, "rollout_batch_size": 4, "num_mini_batches": 2, "max_new_tokens": 8, "num_ppo_epochs": 1}
     given = {"model": str(sft), "reward_model": str(reward), "prompts": data["prompts"]}
     ppo = run_ppo(PPOConfig(**settings("ppo", **given, **sizes)))
     return Trained(start, Path(sft), Path(reward), Path(ppo), Path(dpo))
@@ -229,7 +229,7 @@ def score(reward, prompt: list[int], response: list[int]) -> float:
 @pytest.mark.parametrize("specimen", [each for each in SPECIMENS if each.refused], ids=lambda each: each.name)
 def test_what_cannot_be_trained_is_refused_in_one_line(specimen, stage, source, data, tmp_path) -> None:
     common = {"model": str(source(specimen)), "output_dir": str(tmp_path / "run"), "dtype": "float32", "report_to": ["none"]}
-    ppo = {"prompts": data["prompts"], "reward_functions": ["tests.extras.liking:code_points"], "updates": 1}
+    ppo = {"prompts": data["prompts"], "reward_functions": ["tests.extras.liking:code_points"], "total_updates": 1}
     run, kind, more = {
         "sft": (run_sft, SFTConfig, {"train_data": data["demonstrations"]}),
         "reward": (run_reward, RewardConfig, {"train_data": data["pairs"]}),

@@ -164,7 +164,7 @@ def test_fine_tuning_on_a_stream(demonstrations, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("data", "more", "complaint"),
     [
-        ("", {"epochs": 2}, "epochs is 2, but must be 1 with stream_updates"),
+        ("", {"num_train_epochs": 2}, "num_train_epochs is 2, but must be 1 with stream_updates"),
         ("", {"mixing_cap": 9}, "mixing_cap is 9"),
         (ROWS, {}, "records in memory need none"),
         ("nowhere.jsonl", {}, "nowhere.jsonl: no such file"),

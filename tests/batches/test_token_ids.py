@@ -125,7 +125,7 @@ def test_ppo_on_token_ids_shows_their_text_to_functions_and_in_samples(load_shar
         seen.update(prompt if isinstance(prompt, str) else prompt[-1]["content"] for prompt in prompts)
         return [float(len(response)) for response in responses]
 
-    sizes = {"updates": 1, "rollout_batch_size": 6, "epochs": 1, "max_new_tokens": 4}
+    sizes = {"total_updates": 1, "rollout_batch_size": 6, "num_ppo_epochs": 1, "max_new_tokens": 4}
     config = PPOConfig(output_dir=str(tmp_path / "run"), report_to=["none"], **sizes)
     data = tokenized(loaded).with_format("torch")
     PPOTrainer(loaded, [reward], data, config, data).train()

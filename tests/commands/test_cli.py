@@ -61,7 +61,7 @@ def test_no_words_show_the_help_and_fail(capsys):
         (["data", "check"], "error: align data check: the following arguments are required: FILE"),
         (["model"], "error: align model: the following arguments are required: list|fetch|push|consolidate"),
         (["report"], "error: align report: the following arguments are required: RUN"),
-        (["ppo", "--kl.bta", "0.1"], "error: unknown option --kl.bta; did you mean --kl.beta?"),
+        (["ppo", "--ptx.dta", "x"], "error: unknown option --ptx.dta; did you mean --ptx.data?"),
         (["sample"], "error: model is [], but must be given"),
     ],
 )
@@ -182,7 +182,7 @@ def test_command_and_script_do_the_same_and_say_little(tmp_path, demonstrations,
 @pytest.mark.skipif(os.name != "posix", reason="signals")
 def test_control_c_is_one_line(tmp_path, demonstrations):
     run = tmp_path / "run"
-    words = [*SMALL, "--train_data", str(demonstrations), "--epochs", "100000", "--output_dir", str(run)]
+    words = [*SMALL, "--train_data", str(demonstrations), "--num_train_epochs", "100000", "--output_dir", str(run)]
     process = subprocess.Popen(
         [*ALIGN, "sft", *words],
         stderr=subprocess.PIPE,

@@ -35,10 +35,10 @@ def test_without_words_all_defaults_hold(stage):
 
 
 def test_the_file_may_come_before_or_after_and_the_command_line_still_wins(tmp_path):
-    (tmp_path / "a.yaml").write_text("seed: 1\nepochs: 7\n")
+    (tmp_path / "a.yaml").write_text("seed: 1\nnum_train_epochs: 7\n")
     for words in (["--config", str(tmp_path / "a.yaml"), "--seed", "2"], ["--seed", "2", f"--config={tmp_path / 'a.yaml'}"]):
         config = read(SFTConfig, *words)
-        assert (config.seed, config.epochs) == (2, 7)
+        assert (config.seed, config.num_train_epochs) == (2, 7)
 
 
 @pytest.mark.parametrize(
@@ -87,6 +87,14 @@ def test_negative_numbers_with_an_exponent(from_yaml, number):
         assert read(PPOConfig, *words, "--seed", "3").missing_eos_score == -1e-5
 
 
+@pytest.mark.parametrize("word", ["none", "None", "null"])
+def test_optional_numbers_can_be_none(from_yaml, word):
+    assert from_yaml(f"missing_eos_score: {word}", stage=PPOConfig).missing_eos_score is None
+    assert read(PPOConfig, "--missing_eos_score", word).missing_eos_score is None
+    assert read(PPOConfig, "--missing_eos_penalty", "0.5").missing_eos_penalty == 0.5
+    refused(lambda: read(PPOConfig, "--missing_eos_penalty", "x"), "missing_eos_penalty: invalid float value: 'x'")
+
+
 def test_texts_that_look_like_something_else(from_yaml):
     config = from_yaml('model: "a b=c"\nvalidation_data: ""\noutput_dir: 2024-01-01\n')
     assert (config.model, config.validation_data, config.output_dir) == ("a b=c", "", "2024-01-01")
@@ -120,7 +128,12 @@ def test_every_option_is_known_with_hyphens_too(stage):
 
 @pytest.mark.parametrize(
     ("wrong", "near"),
-    [("lerning_rate", "learning_rate"), ("epoch", "epochs"), ("batchsize", "batch_size"), ("warm_up", "warmup")],
+    [
+        ("lerning_rate", "learning_rate"),
+        ("num_train_epoch", "num_train_epochs"),
+        ("batchsize", "batch_size"),
+        ("warm_up", "warmup_ratio"),
+    ],
 )
 def test_an_unknown_key_is_refused_with_the_nearest_name(from_yaml, wrong, near):
     refused(lambda: from_yaml(f"seed: 1\n{wrong}: 1\n"), "a.yaml", f"unknown key '{wrong}'; did you mean {near}?")
@@ -151,7 +164,7 @@ def test_a_list_where_one_value_belongs(from_yaml):
 
 
 def test_a_key_that_is_there_twice(from_yaml):
-    refused(lambda: from_yaml("seed: 1\nepochs: 2\nseed: 1\n"), "a.yaml:3: key 'seed' occurs twice; remove one")
+    refused(lambda: from_yaml("seed: 1\nnum_train_epochs: 2\nseed: 1\n"), "a.yaml:3: key 'seed' occurs twice; remove one")
 
 
 WRONG = [
@@ -161,7 +174,7 @@ WRONG = [
     ("learning_rate", "fast", "invalid float value: 'fast'"),
     ("resume", "maybe", "maybe"),
     ("optimizer", "adamm", "'adamw'"),
-    ("schedule", "cosin", "'cosine'"),
+    ("lr_scheduler_type", "cosin", "'cosine'"),
     ("overlong", "cut", "'truncate'"),
     ("dtype", "float16", "'bfloat16'"),
 ]
@@ -176,7 +189,7 @@ def test_wrong_types_and_choices(from_yaml, tmp_path, key, value, word):
 
 def test_an_option_without_its_value():
     refused(lambda: read(SFTConfig, "--seed"), "seed", "expected one argument")
-    refused(lambda: read(SFTConfig, "--seed", "--epochs", "2"), "seed")
+    refused(lambda: read(SFTConfig, "--seed", "--num_train_epochs", "2"), "seed")
     refused(lambda: read(SFTConfig, "--config"), "--config needs the path")
 
 

@@ -91,14 +91,17 @@ def test_one_value_of_a_list_may_stand_alone():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"updates": "3"}, "updates is '3' \\(str\\), but must be a whole number"),
-        ({"updates": 3.5}, "updates is 3.5 \\(float\\), but must be a whole number"),
-        ({"updates": True}, "updates is True \\(bool\\), but must be a whole number"),
+        ({"total_updates": "3"}, "total_updates is '3' \\(str\\), but must be a whole number"),
+        ({"total_updates": 3.5}, "total_updates is 3.5 \\(float\\), but must be a whole number"),
+        ({"total_updates": True}, "total_updates is True \\(bool\\), but must be a whole number"),
         ({"gamma": "1"}, "gamma is '1' \\(str\\), but must be a number"),
         ({"resume": "no"}, "resume is 'no' \\(str\\), but must be true or false"),
         ({"model": 3}, "model is 3 \\(int\\), but must be text or a path"),
         ({"reward_model": [1]}, "reward_model is 1 \\(int\\), but must be text or a path"),
-        ({"schedule": "cosin"}, "schedule is 'cosin', but must be one of cosine, linear, inverse_sqrt, constant"),
+        (
+            {"lr_scheduler_type": "cosin"},
+            "lr_scheduler_type is 'cosin', but must be one of cosine, linear, inverse_sqrt, constant",
+        ),
     ],
 )
 def test_a_value_of_another_type_is_one_line(settings, message):
@@ -129,7 +132,7 @@ def test_limits_by_hand(limits, words, good, bad):
 
 ALL = [
     ("learning_rate", [0, -1e-5, math.nan, math.inf], [1e-9]),
-    ("warmup", [-0.1, 1.0, math.nan], [0.0, 0.99]),
+    ("warmup_ratio", [-0.1, 1.0, math.nan], [0.0, 0.99]),
     *((name, [-0.1, 1.0], [0.0, 0.95]) for name in ("adam_beta1", "adam_beta2")),
     ("micro_batch_tokens", [0, -1], [1]),
     *((name, [-1], [0, 8]) for name in ("lora_r", "save_steps", "save_total_limit")),
@@ -143,7 +146,7 @@ ALL = [
     ("report_to", [["tensorbord"], ["wandb", "x"]], [["none"], ["wandb", "trackio"]]),
 ]
 EPOCHS = [
-    *((name, [0, -1], [1]) for name in ("epochs", "batch_size", "max_prompt_tokens", "max_response_tokens")),
+    *((name, [0, -1], [1]) for name in ("num_train_epochs", "batch_size", "max_prompt_tokens", "max_response_tokens")),
     ("eval_steps", [-1], [0]),
     ("mixing_cap", [-1], [0]),
     ("mixing_temperature", [0.9], [1.0]),
@@ -153,24 +156,23 @@ RANGES = {
     RewardConfig: [*EPOCHS, *((name, [-0.01], [0.0]) for name in ("centering_weight", "lm_loss_weight"))],
     DPOConfig: [*EPOCHS, ("beta", [0.0, -0.1, math.nan], [0.01]), ("label_smoothing", [-0.1, 0.5], [0.0, 0.49])],
     PPOConfig: [
-        *((name, [0, -1], [1]) for name in ("updates", "epochs", "max_new_tokens", "max_prompt_tokens")),
+        *((name, [0, -1], [1]) for name in ("total_updates", "num_ppo_epochs", "max_new_tokens", "max_prompt_tokens")),
         ("rollout_batch_size", [0, -64], [1]),
         ("temperature", [0.0, -1.0], [0.7]),
-        ("missing_eos_score", [math.nan], [-1.0]),
-        ("kl.horizon", [0], [1]),
+        ("missing_eos_score", [math.nan], [-1.0, None]),
+        ("missing_eos_penalty", [-1.0, math.nan], [None]),
+        ("total_episodes", [-1], [0]),
+        ("kl_horizon", [0], [1]),
         ("max_kl", [0.0], [0.1]),
         ("eval_steps", [0], [1]),
-        *(
-            (name, [-0.1, math.nan], [0.0])
-            for name in ("kl.beta", "kl.target", "loss.clip", "loss.value_clip", "loss.value_weight")
-        ),
+        *((name, [-0.1, math.nan], [0.0]) for name in ("kl_coef", "kl_target", "cliprange", "cliprange_value", "vf_coef")),
         *((name, [-0.1, 1.1], [0.0, 1.0]) for name in ("gamma", "lam")),
         ("length_adjustment", [-0.1, 1.1], [0.0]),
         ("samples_per_prompt", [0, 3, 128], [1, 4, 64]),
-        ("minibatches", [0, 65], [1, 64]),
+        ("num_mini_batches", [0, 65], [1, 64]),
         ("value_learning_rate", [-1e-6], [0.0]),
         ("rollout_updates", [-1], [0, 2]),
-        *((name, [-0.1], [0.0, 0.3]) for name in ("uncertainty_weight", "loss.clip_high", "loss.entropy_weight")),
+        *((name, [-0.1], [0.0, 0.3]) for name in ("uncertainty_weight", "cliprange_high", "ent_coef")),
         ("ema_decay", [-0.1, 1.0], [0.0, 0.992]),
         ("critic_warmup", [-1, 100], [0, 99]),
     ],
@@ -201,14 +203,19 @@ def test_a_value_beyond_its_limits_is_refused_when_it_is_set(stage, name, bad, g
 @pytest.mark.parametrize(
     ("values", "parts"),
     [
-        ({"advantages": "rloo"}, ["samples_per_prompt is 1", "2 or more for advantages rloo"]),
+        ({"advantage_estimator": "rloo"}, ["samples_per_prompt is 1", "2 or more for advantage_estimator rloo"]),
         ({"length_adjustment": 0.5}, ["samples_per_prompt is 1", "2 or more for length_adjustment"]),
-        ({"advantages": "grpo", "samples_per_prompt": 4, "critic": "separate"}, ["critic is 'separate'", "has no critic"]),
-        ({"advantages": "reinforce++", "critic_warmup": 2}, ["critic_warmup is 2", "has no critic"]),
+        (
+            {"advantage_estimator": "grpo", "samples_per_prompt": 4, "critic": "separate"},
+            ["critic is 'separate'", "has no critic"],
+        ),
+        ({"advantage_estimator": "reinforce++", "critic_warmup": 2}, ["critic_warmup is 2", "has no critic"]),
+        ({"kl_in": "loss"}, ["kl_estimator is 'k1'", "k2 or k3 with kl_in loss"]),
+        ({"missing_eos_penalty": 1.0, "missing_eos_score": -1.0}, ["missing_eos_score is -1.0", "with missing_eos_penalty"]),
         *(
             (
-                {"whiten_rewards": True, "advantages": name, "samples_per_prompt": 4},
-                ["whiten_rewards is True", f"advantages {name}"],
+                {"whiten_rewards": True, "advantage_estimator": name, "samples_per_prompt": 4},
+                ["whiten_rewards is True", f"advantage_estimator {name}"],
             )
             for name in ("rloo", "grpo", "reinforce++")
         ),
@@ -216,6 +223,18 @@ def test_a_value_beyond_its_limits_is_refused_when_it_is_set(stage, name, bad, g
 )
 def test_settings_that_exclude_each_other(values, parts):
     refused(lambda: make(PPOConfig, **values), *parts)
+
+
+def test_a_penalty_for_a_missing_end_switches_the_default_score_off():
+    assert (make(PPOConfig).missing_eos_penalty, make(PPOConfig).missing_eos_score) == (None, -1.0)
+    lowered = make(PPOConfig, missing_eos_penalty=2)
+    assert (lowered.missing_eos_penalty, lowered.missing_eos_score) == (2.0, None)
+
+
+def test_episodes_are_converted_to_updates():
+    assert make(PPOConfig, total_episodes=129, rollout_batch_size=64).total_updates == 3  # 2.02, rounded up
+    config = make(PPOConfig, total_episodes=128, rollout_batch_size=64, total_updates=9)
+    assert (config.total_updates, config.total_episodes) == (2, 0)
 
 
 def test_ipo_has_no_smoothing():
@@ -247,9 +266,9 @@ WORDS = st.text(st.characters(exclude_categories=["C"]), max_size=20).filter(lam
     output_dir=WORDS,
     seed=st.integers(0, 2**32 - 1),
     learning_rate=st.floats(1e-300, 1e300),
-    warmup=st.floats(0, 1, exclude_max=True),
+    warmup_ratio=st.floats(0, 1, exclude_max=True),
     resume=st.booleans(),
-    schedule=st.sampled_from(["cosine", "linear", "inverse_sqrt", "constant"]),
+    lr_scheduler_type=st.sampled_from(["cosine", "linear", "inverse_sqrt", "constant"]),
     report_to=st.lists(st.sampled_from(["tensorboard", "wandb", "trackio", "none"]), min_size=1, max_size=3),
 )
 def test_dump_round_trip_of_any_values(tmp_path_factory, **values):

@@ -92,7 +92,7 @@ def test_it_is_evaluated_and_rewards_a_policy(published, tmp_path):
     assert [row["rewards"] for row in stored] == [pytest.approx(row, abs=1e-4) for row in scores]
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt, *_ in pairs))
-    ppo = {"rollout_batch_size": 3, "minibatches": 1, "updates": 1, "max_new_tokens": 6, "prompts": str(prompts)}
+    ppo = {"rollout_batch_size": 3, "num_mini_batches": 1, "total_updates": 1, "max_new_tokens": 6, "prompts": str(prompts)}
     ppo |= {"dtype": "float32", "report_to": ["none"], "max_prompt_tokens": 64, "output_dir": str(tmp_path / "ppo")}
     run_ppo(PPOConfig(model="tiny-llama", reward_model=folder, **ppo))
     (row,) = [json.loads(line) for line in (tmp_path / "ppo" / "metrics.jsonl").read_text().splitlines()]

@@ -155,7 +155,13 @@ def settings(tmp_path, sharp_folders):
     """Settings of a loop that takes seconds, as words of a command line."""
     common = {"report_to": ["none"], "dtype": "float32", "lora_r": 2, "overlong": "truncate", "max_prompt_tokens": 64}
     reward = {**common, "batch_size": 4, "max_response_tokens": 16, "demonstrations": "data/demonstrations_heldout.jsonl"}
-    ppo = {**common, "prompts": "data/prompts_heldout.jsonl", "updates": 2, "rollout_batch_size": 4, "max_new_tokens": 8}
+    ppo = {
+        **common,
+        "prompts": "data/prompts_heldout.jsonl",
+        "total_updates": 2,
+        "rollout_batch_size": 4,
+        "max_new_tokens": 8,
+    }
     ppo |= {"save_steps": 1, "validation_prompts": str(tmp_path / "few.jsonl"), "eval_steps": 2, "learning_rate": 1e-3}
     for name, values in (("reward", reward), ("ppo", ppo)):
         (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump(values))

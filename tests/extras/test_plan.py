@@ -110,18 +110,18 @@ def runs(tmp_path_factory):
     rows = [{"prompt": "Count" + "." * n, "completion": "one " * (1 + n)} for n in range(6)]
     data.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     shared = {"model": "tiny-llama", "dtype": "float32", "report_to": ["none"]}
-    run_sft(SFTConfig(**shared, train_data=str(data), batch_size=2, epochs=2, output_dir=str(root / "sft")))
+    run_sft(SFTConfig(**shared, train_data=str(data), batch_size=2, num_train_epochs=2, output_dir=str(root / "sft")))
     run_ppo(
         PPOConfig(
             **shared,
             prompts=str(data),
             reward_functions=["align.ppo.toy_rewards:share_of_e"],
-            updates=3,
+            total_updates=3,
             rollout_batch_size=6,
             samples_per_prompt=2,
-            epochs=2,
+            num_ppo_epochs=2,
             max_new_tokens=8,
-            missing_eos="keep",
+            missing_eos_score=None,
             output_dir=str(root / "ppo"),
         )
     )
@@ -147,17 +147,17 @@ def test_a_plan_of_fine_tuning_has_the_flops_that_the_run_counted(runs):
     # Hours are FLOPs at the speed that was measured, and more of the same takes longer in proportion.
     speed = read_speed(str(runs / "sft"))
     assert sum(found.hours.values()) * 3600 == pytest.approx(found.work.flops["learning"] / (speed.flops / speed.seconds))
-    assert sum(planned(runs, "sft", epochs=6).hours.values()) == pytest.approx(3 * sum(found.hours.values()))
+    assert sum(planned(runs, "sft", num_train_epochs=6).hours.values()) == pytest.approx(3 * sum(found.hours.values()))
 
 
 def test_a_plan_of_another_ppo_run_is_within_a_quarter_of_what_it_counts(runs):
     from align.ppo import PPOConfig, run_ppo
 
     changes = {
-        "updates": 4,
+        "total_updates": 4,
         "rollout_batch_size": 4,
         "samples_per_prompt": 1,
-        "epochs": 3,
+        "num_ppo_epochs": 3,
         "output_dir": str(runs / "other"),
     }
     found = planned(runs, "ppo", **changes)

@@ -14,7 +14,14 @@ from align.training.run_folder import read_metrics
 COMMON = {"report_to": ["none"], "overlong": "truncate", "max_prompt_tokens": 64, "learning_rate": 1e-4}
 SUPERVISED = {"max_response_tokens": 32, "batch_size": 30}
 RANKINGS = {"train_data": "data/rankings_heldout.jsonl", "validation_data": "data/rankings_heldout.jsonl"}
-PPO = {"updates": 2, "rollout_batch_size": 8, "max_new_tokens": 16, "epochs": 1, "minibatches": 1, "missing_eos": "keep"}
+PPO = {
+    "total_updates": 2,
+    "rollout_batch_size": 8,
+    "max_new_tokens": 16,
+    "num_ppo_epochs": 1,
+    "num_mini_batches": 1,
+    "missing_eos_score": None,
+}
 
 
 def sft(model: str, folder: Path, **settings: Any) -> Path:

@@ -18,7 +18,12 @@ def resumed(stage, model, tmp_path):
     """The folders of a whole run, and of a copy that went on from its first checkpoint."""
     run, more = getattr(small_runs, stage), dict(SETTINGS)
     if stage == "ppo":
-        more |= {"updates": 4, "epochs": 2, "minibatches": 2, "reward_functions": ["align.ppo.toy_rewards:share_of_e"]}
+        more |= {
+            "total_updates": 4,
+            "num_ppo_epochs": 2,
+            "num_mini_batches": 2,
+            "reward_functions": ["align.ppo.toy_rewards:share_of_e"],
+        }
     else:
         more |= {"batch_size": 8, "save_steps": 1}
     whole, again = tmp_path / "whole", tmp_path / "again"

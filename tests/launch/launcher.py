@@ -18,7 +18,7 @@ PPO = "align/ppo/train.py"
 CHECKPOINTS = """
     --reward_functions align.ppo.toy_rewards:share_of_e --dtype float32 --report_to none --save_steps 1
     --max_prompt_tokens 64 --overlong truncate --max_new_tokens 8 --rollout_batch_size 6
-    --schedule constant --learning_rate 1e-3 --missing_eos keep
+    --lr_scheduler_type constant --learning_rate 1e-3 --missing_eos_score none
 """
 TELL = """
 import json, os, sys
@@ -28,7 +28,7 @@ open(f"{sys.argv[1]}/{os.environ['RANK']}", "w").write(json.dumps(dict(os.enviro
 
 def ppo_words(model: str, folder: Path, updates: int, *more: str) -> list[str]:
     """The words after `align ppo` for a run with a checkpoint after every update."""
-    return ["--model", model, "--output_dir", str(folder), "--updates", str(updates), *CHECKPOINTS.split(), *more]
+    return ["--model", model, "--output_dir", str(folder), "--total_updates", str(updates), *CHECKPOINTS.split(), *more]
 
 
 def free_port() -> int:

@@ -85,7 +85,16 @@ def test_a_mean_of_the_weights_under_zero_is_that_of_one_process_also_after_a_re
 @pytest.mark.slow
 def test_offload_steps_by_the_gradients_of_weights_that_the_last_loss_leaves_out(tmp_path, monkeypatch):
     """A critic of its own takes no part in ptx, the last loss before each step: its gradients must reach the optimizer."""
-    more = ["--critic", "separate", "--ptx.data", "data/demonstrations_heldout.jsonl", "--epochs", "2", "--minibatches", "2"]
+    more = [
+        "--critic",
+        "separate",
+        "--ptx.data",
+        "data/demonstrations_heldout.jsonl",
+        "--num_ppo_epochs",
+        "2",
+        "--num_mini_batches",
+        "2",
+    ]
     launch_in_turn([[PPO, *ppo_words("tiny-llama", tmp_path / "two", 2, *more)]], tmp_path, "zero3-offload")
     monkeypatch.chdir(ROOT)
     cli.main(["ppo", *ppo_words("tiny-llama", tmp_path / "one", 2, *more)])

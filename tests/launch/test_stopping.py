@@ -17,7 +17,8 @@ from tests.launch.launcher import ROOT, free_port, start_processes, variables
 
 ONE_SIGNAL, DEAF = (Path(__file__).parent / "programs" / name for name in ("one_signal.py", "deaf.py"))
 WORDS = """
-    --model tiny-gpt2 --dtype float32 --report_to none --overlong truncate --max_prompt_tokens 64 --epochs 500 --batch_size 6
+    --model tiny-gpt2 --dtype float32 --report_to none --overlong truncate --max_prompt_tokens 64
+    --num_train_epochs 500 --batch_size 6
     --train_data data/demonstrations_heldout.jsonl --max_response_tokens 16 --learning_rate 1e-3
 """
 

@@ -17,7 +17,7 @@ from tests.training.toy_modules import accumulate
 def role_outputs(trainer, rollout):
     """What the roles of `trainer` predict for a rollout, batched as its first epoch will be."""
     config, run = trainer.config, trainer.run
-    counts = (len(rollout), config.samples_per_prompt, config.minibatches)
+    counts = (len(rollout), config.samples_per_prompt, config.num_mini_batches)
     minibatches = shuffled_minibatches(*counts, update=1, epoch=0, seed=config.seed)
     how = (config.temperature, config.micro_batch_tokens, run.accelerator)
     return forward_all_roles(trainer.roles, rollout, minibatches, trainer.loaded.backbone, *how)

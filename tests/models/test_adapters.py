@@ -103,13 +103,13 @@ def beginning(request, tiny_name, load_sharp, sharp_folders, tmp_path):
 
 @pytest.mark.parametrize("critic", ["shared", "separate"])
 def test_ppo_starts_at_its_reference_with_a_ratio_of_1(beginning, critic, make_ppo, hand_rollout):
-    trainer = make_ppo(beginning, critic=critic, minibatches=2, micro_batch_tokens=30, temperature=0.7)
+    trainer = make_ppo(beginning, critic=critic, num_mini_batches=2, micro_batch_tokens=30, temperature=0.7)
     config = trainer.config
     roles = role_outputs(trainer, hand_rollout)
     assert roles.log_probs.min() < -1.0  # something was said
     torch.testing.assert_close(roles.log_probs, roles.ref_log_probs, atol=1e-6, rtol=0)
     experience = experience_of(trainer, hand_rollout, torch.tensor([1.0, -0.5, 0.3, 0.0, 2.0, -1.0]), roles)
-    first = shuffled_minibatches(len(hand_rollout), 1, config.minibatches, 1, 0, config.seed)[0]
+    first = shuffled_minibatches(len(hand_rollout), 1, config.num_mini_batches, 1, 0, config.seed)[0]
     place = (trainer.loaded.backbone, config.micro_batch_tokens, trainer.run.accelerator)
     for batch in plan_minibatch(hand_rollout, first, *place):
         assert (
@@ -123,7 +123,7 @@ def test_ppo_starts_at_its_reference_with_a_ratio_of_1(beginning, critic, make_p
 
 
 def test_learning_moves_the_policy_and_not_the_reference(beginning, make_ppo, hand_rollout):
-    trainer = make_ppo(beginning, learning_rate=1e-2, warmup=0.0)
+    trainer = make_ppo(beginning, learning_rate=1e-2, warmup_ratio=0.0)
     before = role_outputs(trainer, hand_rollout)
     scores = torch.tensor([1.0, -0.5, 0.3, 0.0, 2.0, -1.0])
     update_policy(trainer.config, trainer.prepared, experience_of(trainer, hand_rollout, scores, before), 1)

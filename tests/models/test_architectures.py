@@ -160,10 +160,10 @@ def test_all_stages(name, rank, tmp_path):
             **settings,
             **rewards,
             prompts=prompts,
-            updates=1,
+            total_updates=1,
             rollout_batch_size=4,
-            minibatches=1,
-            epochs=1,
+            num_mini_batches=1,
+            num_ppo_epochs=1,
             max_new_tokens=6,
         )
     )

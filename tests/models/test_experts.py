@@ -170,7 +170,7 @@ def test_ppo_and_dpo_balance_the_policys_experts(name, folders, tmp_path):
     pairs = write_rows(tmp_path / "pairs.jsonl", rows_with("prompt", "chosen", "rejected"))
     settings = {name: value for name, value in COMMON.items() if name != "batch_size"}
     settings |= {"model": folders[name], "router_aux_loss_coef": 0.5}
-    ppo = {"prompts": prompts, "rollout_batch_size": 4, "minibatches": 1, "updates": 1, "max_new_tokens": 6}
+    ppo = {"prompts": prompts, "rollout_batch_size": 4, "num_mini_batches": 1, "total_updates": 1, "max_new_tokens": 6}
     rewards = {"reward_functions": ["align.ppo.toy_rewards:brevity"]}
     run_ppo(PPOConfig(**settings, **ppo, **rewards, output_dir=str(tmp_path / "ppo")))
     run_dpo(DPOConfig(**settings, train_data=pairs, batch_size=4, output_dir=str(tmp_path / "dpo")))
@@ -189,7 +189,7 @@ def test_the_metrics_are_those_of_the_page(folders, tmp_path):
 
 
 def test_the_loss_evens_the_load_out(folders, tmp_path):
-    settings = {"epochs": 15, "learning_rate": 3e-3, "schedule": "constant", "router_aux_loss_coef": 10.0}
+    settings = {"num_train_epochs": 15, "learning_rate": 3e-3, "lr_scheduler_type": "constant", "router_aux_loss_coef": 10.0}
     rows = balanced(run_sft, SFTConfig, folders[MIXTRAL], tmp_path, "even", **settings)
     assert rows[0]["experts/balance"] > 1.1
     assert rows[-1]["experts/balance"] < 1.0 + 0.6 * (rows[0]["experts/balance"] - 1.0)

@@ -10,7 +10,7 @@ from align.ppo.rollout import pack_rollout, plan_minibatch
 from tests.models.losses import assert_invariant, experience_of, lengths_of, minibatch_loss, role_outputs, totals
 from tests.training.toy_modules import accumulate
 
-MORE_TERMS = {"loss": {"entropy_weight": 0.3, "clip_high": 0.4}, "kl": {"penalty": "k3"}}
+MORE_TERMS = {"ent_coef": 0.3, "cliprange_high": 0.4, "kl_in": "loss", "kl_estimator": "k3"}
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_what_the_roles_say_of_a_rollout_does_not_depend_on_micro_batches(tiny_n
     loaded = load_sharp(tiny_name, lora_r=4)
     found = []
     for budget, minibatches in ((1, 1), (40, 1), (10**6, 3)):
-        trainer = make_ppo(loaded, micro_batch_tokens=budget, minibatches=minibatches)
+        trainer = make_ppo(loaded, micro_batch_tokens=budget, num_mini_batches=minibatches)
         torch.manual_seed(3)
         torch.nn.init.normal_(trainer.engine.module.value_head.linear.weight, std=0.1)
         found.append(role_outputs(trainer, hand_rollout))

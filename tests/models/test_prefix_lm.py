@@ -84,10 +84,10 @@ def test_three_stages_that_are_told_once_and_go_on_where_they_stopped(rank, tmp_
     settings = common | {"model": str(sft), "reward_model": str(reward), "prompts": prompts, "save_steps": 1}
     settings |= {
         "rollout_batch_size": 4,
-        "minibatches": 1,
-        "epochs": 1,
+        "num_mini_batches": 1,
+        "num_ppo_epochs": 1,
         "max_new_tokens": 6,
-        "updates": 2,
+        "total_updates": 2,
         "learning_rate": 1e-3,
     }
     whole = run_ppo(PPOConfig(**settings, output_dir=str(tmp_path / "ppo")))

@@ -54,7 +54,7 @@ def moved(model, seed):
 @pytest.fixture
 def trainer(sharp_folders, tmp_path):
     def made(policy, reward=(short,), name="tiny-gpt2", config=(), **given):
-        settings = {"updates": 1, "rollout_batch_size": 3, "max_new_tokens": 5, "temperature": TEMPERATURE}
+        settings = {"total_updates": 1, "rollout_batch_size": 3, "max_new_tokens": 5, "temperature": TEMPERATURE}
         settings |= {"output_dir": str(tmp_path / "run"), "report_to": ["none"], "dtype": "float32", "learning_rate": 1e-2}
         tokenizer = AutoTokenizer.from_pretrained(sharp_folders[name])
         config = PPOConfig(**(settings | dict(config)))
@@ -145,7 +145,7 @@ def test_objects_in_a_wrong_role_are_refused(trainer, language_model, classifier
     with pytest.raises(UserError, match="value_model: it is the reward model"):
         trainer(policy, [model], value_model=model)
     with pytest.raises(UserError, match="value_model: this estimator of advantages has no critic"):
-        trainer(policy, value_model=model, config={"advantages": "reinforce++"})
+        trainer(policy, value_model=model, config={"advantage_estimator": "reinforce++"})
     with pytest.raises(UserError, match="value_model: GPT2LMHeadModel is no sequence classifier"):
         trainer(policy, value_model=language_model("tiny-gpt2", seed=1))
     with pytest.raises(UserError, match=r"reference: the model is in torch.float16; convert it"):

@@ -57,7 +57,7 @@ def test_only_a_mean_clearly_below_zero_counts(kl, counts):
     ("more", "rewarded"),
     [
         ({}, True),
-        ({"missing_eos": "lower"}, False),
+        ({"missing_eos_penalty": 1.0}, False),
         ({"missing_eos_score": -9.0}, False),
     ],
 )
@@ -67,11 +67,11 @@ def test_a_replacement_above_the_scores_of_complete_responses_is_named_once(more
     def level(prompts, responses):
         return [-6.0] * len(responses)
 
-    settings = {"report_to": ["none"], "dtype": "float32", "learning_rate": 1e-6, "updates": 2, "epochs": 1}
+    settings = {"report_to": ["none"], "dtype": "float32", "learning_rate": 1e-6, "total_updates": 2, "num_ppo_epochs": 1}
     config = PPOConfig(output_dir=str(tmp_path / "run"), max_new_tokens=12, **settings, **more)
     PPOTrainer("tiny-gpt2", [level], ["red", "green"], config).train()
     printed = " ".join(capsys.readouterr().err.split())
-    said = "warning: responses that end have a mean score of -6, and one that does not gets -1 (missing_eos replace)"
+    said = "warning: responses that end have a mean score of -6, and one that does not gets -1 (missing_eos_score)"
     assert printed.count(said) == printed.count("running into the limit") == int(rewarded)
 
 

@@ -110,15 +110,16 @@ def test_disagreement_by_hand():
 
 
 @pytest.mark.parametrize(
-    ("rule", "penalty", "expected"),
+    ("penalty", "score", "expected"),
     [
-        ("replace", -1.0, [3.0, -1.0, -1.0]),
-        ("replace", 0.5, [3.0, 0.5, 0.5]),
-        ("lower", -1.0, [3.0, 1.0, -6.0]),  # 2 - 1 and -5 - 1
-        ("lower", 1.0, [3.0, 1.0, -6.0]),  # the size counts, not the sign
-        ("keep", -1.0, [3.0, 2.0, -5.0]),
+        (None, -1.0, [3.0, -1.0, -1.0]),
+        (None, 0.5, [3.0, 0.5, 0.5]),
+        (None, 0.0, [3.0, 0.0, 0.0]),
+        (1.0, None, [3.0, 1.0, -6.0]),  # 2 - 1 and -5 - 1
+        (0.0, None, [3.0, 2.0, -5.0]),
+        (None, None, [3.0, 2.0, -5.0]),
     ],
 )
-def test_penalties_for_a_missing_end(rule, penalty, expected):
+def test_penalties_for_a_missing_end(penalty, score, expected):
     scores = torch.tensor([3.0, 2.0, -5.0])
-    assert apply_missing_eos(scores, torch.tensor([True, False, False]), rule, penalty).tolist() == expected
+    assert apply_missing_eos(scores, torch.tensor([True, False, False]), penalty, score).tolist() == expected

@@ -125,7 +125,9 @@ def test_a_critic_starts_from_a_reward_model_only_where_ids_mean_the_same(added,
 def test_a_context_that_the_longest_response_will_exceed_is_refused_before_training(classifier, sharp_folders, tmp_path):
     folder, tokenizer, _ = classifier(max_position_embeddings=24)
     words = ["red", "green, blue"]
-    config = PPOConfig(output_dir=str(tmp_path / "run"), report_to=["none"], dtype="float32", chat_template="raw", updates=1)
+    config = PPOConfig(
+        output_dir=str(tmp_path / "run"), report_to=["none"], dtype="float32", chat_template="raw", total_updates=1
+    )
     longest = len(tokenizer("green, blue").input_ids)
     with pytest.raises(
         UserError, match=rf"its context of 24 tokens is too short for a prompt of {longest} and a response of"
@@ -141,7 +143,9 @@ def test_a_scoring_template_that_drops_a_turn_of_the_prompts_is_refused_before_t
     folder, _, _ = classifier(template)
     asked = {"prompt": [*ASKED]}
     told = {"prompt": [{"role": "system", "content": "Be brief."}, *ASKED]}
-    config = PPOConfig(output_dir=str(tmp_path / "run"), report_to=["none"], dtype="float32", updates=1, max_new_tokens=4)
+    config = PPOConfig(
+        output_dir=str(tmp_path / "run"), report_to=["none"], dtype="float32", total_updates=1, max_new_tokens=4
+    )
     PPOTrainer(
         sharp_folders["tiny-llama"], [folder], [asked], dataclasses.replace(config, output_dir=str(tmp_path / "fine"))
     )
@@ -154,7 +158,7 @@ def test_a_model_in_memory_needs_its_tokenizer_unless_it_has_the_policys_vocabul
     _, _, larger = classifier(added=["moon"])
     folder, tokenizer, model = classifier(CHATML)
     config = PPOConfig(
-        output_dir=str(tmp_path / "run"), report_to=["none"], dtype="float32", updates=1, rollout_batch_size=4
+        output_dir=str(tmp_path / "run"), report_to=["none"], dtype="float32", total_updates=1, rollout_batch_size=4
     )
     for given in ({"reward": [larger]}, {"reward": [model], "judge": larger}):
         with pytest.raises(UserError, match=r"LlamaForSequenceClassification is a model, .*reward_of_classifier"):

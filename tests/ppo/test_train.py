@@ -30,12 +30,12 @@ def settings(model: str, folder: Path, **more: object) -> PPOConfig:
         "reward_functions": ["align.ppo.toy_rewards:share_of_e"],
         "report_to": ["none"],
         "dtype": "float32",
-        "updates": 30,
+        "total_updates": 30,
         "rollout_batch_size": 64,
         "max_new_tokens": 12,
-        "missing_eos": "keep",
+        "missing_eos_score": None,
         "learning_rate": 3e-3,
-        "kl": {"beta": 0.0},
+        "kl_coef": 0.0,
         "eval_steps": 10,
         "max_kl": 1000.0,
     }
@@ -49,7 +49,7 @@ def metrics(folder: Path) -> list[dict[str, float]]:
 @pytest.mark.parametrize("model", [pytest.param("tiny-gpt2", marks=pytest.mark.slow), "tiny-t5"])
 def test_ppo_raises_a_known_reward_to_near_its_optimum(model: str, tmp_path: Path) -> None:
     """A random model says each of 264 tokens alike, so e has a share near 1/264; its optimum is 1."""
-    run_ppo(settings(model, tmp_path, updates=48))  # seeds 0 to 3 all arrive by then, and not all by 30
+    run_ppo(settings(model, tmp_path, total_updates=48))  # seeds 0 to 3 all arrive by then, and not all by 30
     rows = metrics(tmp_path)
     assert rows[0]["validation/reward"] < 0.05
     assert rows[-1]["validation/reward"] > 0.9
@@ -60,8 +60,8 @@ def test_a_kl_penalty_holds_the_policy_back(tmp_path: Path) -> None:
     """Moving all mass to one of 264 tokens costs log 264 = 5.6 nats per token, far more than the 1/12 of reward it earns."""
     (tmp_path / "free").mkdir()
     (tmp_path / "held").mkdir()
-    run_ppo(settings("tiny-gpt2", tmp_path / "free", updates=15))
-    run_ppo(settings("tiny-gpt2", tmp_path / "held", updates=15, kl={"beta": 0.1}))
+    run_ppo(settings("tiny-gpt2", tmp_path / "free", total_updates=15))
+    run_ppo(settings("tiny-gpt2", tmp_path / "held", total_updates=15, kl_coef=0.1))
     free, held = metrics(tmp_path / "free")[-1], metrics(tmp_path / "held")[-1]
     assert free["kl/k1"] > 4
     assert held["kl/k1"] < 0.25 * free["kl/k1"]
@@ -71,7 +71,7 @@ def test_a_kl_penalty_holds_the_policy_back(tmp_path: Path) -> None:
 @pytest.mark.slow  # the penalty itself is tested above
 def test_adaptive_kl_raises_its_coefficient_above_the_target(tmp_path: Path) -> None:
     """KL soon passes a target of 0.05 nats: the error is clipped at +0.2, so beta grows by 1 + 0.2 * 64 / 1000 an update."""
-    run_ppo(settings("tiny-gpt2", tmp_path, updates=15, kl={"beta": 0.01, "target": 0.05, "horizon": 1000}))
+    run_ppo(settings("tiny-gpt2", tmp_path, total_updates=15, kl_coef=0.01, kl_target=0.05, kl_horizon=1000))
     rows = metrics(tmp_path)[1:]
     assert rows[-1]["kl/k1"] > 0.05 * 1.2
     assert rows[-1]["kl/coef"] > rows[0]["kl/coef"]
@@ -91,11 +91,12 @@ def test_the_policy_rests_while_the_critic_warms_up(critic: str, tmp_path: Path)
             tmp_path,
             reward_functions=["align.ppo.toy_rewards:brevity=3"],  # between 2.6 and 3 for 12 bytes
             critic=critic,
-            updates=5,
+            total_updates=5,
             critic_warmup=3,
             value_learning_rate=1e-2,
             eval_steps=1,
-            kl={"beta": 0.0, "target": 6.0},
+            kl_coef=0.0,
+            kl_target=6.0,
         )
     )
     rows = metrics(tmp_path)
@@ -118,7 +119,7 @@ def fewer_es(prompts: list[object], responses: list[str]) -> list[float]:
 def test_a_judge_chooses_the_policy_and_stops_a_run_that_games_its_reward(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    config = settings("tiny-gpt2", tmp_path, eval_steps=4, selection={"patience": 3}, updates=60)
+    config = settings("tiny-gpt2", tmp_path, eval_steps=4, selection={"patience": 3}, total_updates=60)
     PPOTrainer(config.model, [share_of_e], config.prompts, config, config.prompts, judge=fewer_es).train()
     rows = metrics(tmp_path)
     assert rows[-1]["update"] < 60
@@ -136,34 +137,37 @@ def test_a_judge_chooses_the_policy_and_stops_a_run_that_games_its_reward(
     "more",
     [
         {
-            "advantages": "rloo",
-            "kl": {"penalty": "k2", "beta": 0.001},
-            "loss": {"entropy_weight": 0.001, "clip_high": 0.3},
+            "advantage_estimator": "rloo",
+            "kl_in": "loss",
+            "kl_estimator": "k2",
+            "kl_coef": 0.001,
+            "ent_coef": 0.001,
+            "cliprange_high": 0.3,
         },
-        pytest.param({"advantages": "grpo", "ema_decay": 0.5}, marks=pytest.mark.slow),
-        {"advantages": "reinforce++"},
+        pytest.param({"advantage_estimator": "grpo", "ema_decay": 0.5}, marks=pytest.mark.slow),
+        {"advantage_estimator": "reinforce++"},
     ],
-    ids=lambda more: more["advantages"],
+    ids=lambda more: more["advantage_estimator"],
 )
 def test_a_reward_rises_without_a_critic(more: dict[str, object], tmp_path: Path) -> None:
-    run_ppo(settings("tiny-gpt2", tmp_path, updates=14, samples_per_prompt=8, eval_steps=7, **more))
+    run_ppo(settings("tiny-gpt2", tmp_path, total_updates=14, samples_per_prompt=8, eval_steps=7, **more))
     rows = metrics(tmp_path)
     assert rows[0]["validation/reward"] < 0.05
     assert rows[-1]["validation/reward"] > 0.1
     assert not {"loss/value", "value/clipfrac", "value/explained_variance", "learning_rate/value"} & rows[-1].keys()
-    assert ("loss/entropy" in rows[-1]) == ("loss" in more)
-    assert ("loss/kl" in rows[-1]) == ("kl" in more)
+    assert ("loss/entropy" in rows[-1]) == ("ent_coef" in more)
+    assert ("loss/kl" in rows[-1]) == ("kl_in" in more)
 
 
 def test_a_shaped_rollout_by_hand() -> None:
-    config = PPOConfig(kl={"beta": 0.1}, gamma=1.0, lam=1.0)
+    config = PPOConfig(kl_coef=0.1, gamma=1.0, lam=1.0)
     old = RoleOutputs(
         log_probs=torch.tensor([[-1.0, -1.0], [-2.0, 0.0]]),
         ref_log_probs=torch.tensor([[-2.0, -1.0], [-1.0, 0.0]]),
         values=torch.tensor([[0.5, 1.0], [0.0, 0.0]]),
         entropy=torch.zeros(2, 2),
     )
-    scores = apply_missing_eos(torch.tensor([3.0, 9.0]), torch.tensor([True, False]), "replace", -1.0)
+    scores = apply_missing_eos(torch.tensor([3.0, 9.0]), torch.tensor([True, False]), None, -1.0)
     assert scores.tolist() == [3.0, -1.0]  # the second did not end
     advantages, returns = compute_advantages(config, scores, old, torch.tensor([2, 1]), kl_coef=0.1)
     # Rewards: row 1 -.1 x 1 = -.1, then 3; row 2 -.1 x (-1) - 1 = -.9. With lambda 1 returns are what is still to come.

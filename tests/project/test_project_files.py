@@ -74,7 +74,7 @@ def test_the_page_of_settings_has_every_setting_of_every_command():
     assert sorted(sections) == sorted(f"align {command}" for command in commands)
     names = re.findall(r"^ *\| `(\w+)`", sections["align ppo"], re.M)
     assert sorted(names) == sorted(field.name for field in dataclasses.fields(PPOConfig))
-    assert "| `loss.clip` | number | `0.2` | epsilon of the policy's ratio clip |" in text
+    assert "| `cliprange` | number | `0.2` | epsilon of the policy's ratio clip |" in text
 
 
 def names_of(requirements):

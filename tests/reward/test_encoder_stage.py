@@ -31,7 +31,7 @@ def cases(*always):
 
 
 def settings(folder, rank):
-    given = {"learning_rate": 3e-3 if rank else 1e-3, "lora_r": rank, "epochs": 6, "batch_size": 6, "seed": 2}
+    given = {"learning_rate": 3e-3 if rank else 1e-3, "lora_r": rank, "num_train_epochs": 6, "batch_size": 6, "seed": 2}
     # One evaluation, at the end: the best model is then the last one.
     return COMMON | given | {"output_dir": str(folder), "validation_split": 0.25, "eval_steps": 1000}
 
@@ -65,7 +65,13 @@ def last_row(folder):
 def metrics_of_ppo(folder, reward, **judge):
     """Of an update of a GPT-2, which reads other token ids than the judge."""
     config = PPOConfig(
-        **COMMON, **judge, output_dir=str(folder), updates=1, rollout_batch_size=4, minibatches=1, max_new_tokens=6
+        **COMMON,
+        **judge,
+        output_dir=str(folder),
+        total_updates=1,
+        rollout_batch_size=4,
+        num_mini_batches=1,
+        max_new_tokens=6,
     )
     PPOTrainer("tiny-gpt2", reward, ["Hi", "Why?"], config).train()
     return last_row(folder)

@@ -18,10 +18,10 @@ def common_settings(tmp_path, sharp_folders):
         "report_to": ["none"],
         "reward_functions": ["tests.sampling.rewards:letters"],
         "prompts": str(path),
-        "updates": 2,
-        "epochs": 1,
+        "total_updates": 2,
+        "num_ppo_epochs": 1,
         "learning_rate": 1e-2,
-        "missing_eos": "keep",
+        "missing_eos_score": None,
         "output_dir": str(tmp_path / "run"),
     }
 

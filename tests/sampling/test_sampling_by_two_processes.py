@@ -13,8 +13,8 @@ SCRIPT = Path(__file__).with_name("align_with_stand_in.py")
 SETTINGS = """
     --dtype float32 --report_to none --reward_functions tests.sampling.rewards:letters
     --prompts data/prompts_validation.jsonl --overlong truncate --max_prompt_tokens 24
-    --updates 2 --rollout_batch_size 5 --epochs 1 --max_new_tokens 5
-    --learning_rate 1e-3 --missing_eos keep --lora_r 4 --engine vllm-server --vllm.timeout 60
+    --total_updates 2 --rollout_batch_size 5 --num_ppo_epochs 1 --max_new_tokens 5
+    --learning_rate 1e-3 --missing_eos_score none --lora_r 4 --engine vllm-server --vllm.timeout 60
 """
 
 

@@ -43,7 +43,13 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
 
 def run_in(folder: Path, **settings: object) -> tuple[Run, TrainEngine]:
     """A run of 65,536 weights that saves in the background: 786 kB a checkpoint."""
-    given = {"learning_rate": 0.1, "schedule": "constant", "warmup": 0.0, "dtype": "float32", "report_to": ["none"]}
+    given = {
+        "learning_rate": 0.1,
+        "lr_scheduler_type": "constant",
+        "warmup_ratio": 0.0,
+        "dtype": "float32",
+        "report_to": ["none"],
+    }
     config = SFTConfig(output_dir=str(folder), checkpoint_in_background=True, **(given | settings))  # type: ignore[arg-type]
     torch.manual_seed(0)
     run = Run(config, "sft")

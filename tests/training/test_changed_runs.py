@@ -81,7 +81,7 @@ def test_other_examples_are_refused(change, started, tmp_path, refuse):
 def test_the_same_examples_at_another_place_are_the_same(started, tmp_path):
     folder, data = Path(shutil.copytree(started / "run", tmp_path / "run")), tmp_path / "moved.jsonl"
     shutil.copy(started / "demos.jsonl", data)
-    cli.main(sft(data, folder, "--resume", "--epochs", "2"))
+    cli.main(sft(data, folder, "--resume", "--num_train_epochs", "2"))
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert [row["update"] for row in rows] == list(range(9))
 
@@ -106,11 +106,11 @@ def test_with_no_update_left_the_last_model_is_saved(stage, tmp_path, monkeypatc
     monkeypatch.chdir(ROOT)
     words = [stage, "--model", "tiny-llama", "--dtype", "float32", "--report_to", "none", *WORDS, *STAGES[stage].split()]
     words += ["--save_total_limit", "0", "--eval_steps", "100", "--output_dir", str(tmp_path / "run")]
-    cli.main([*words, "--epochs", "2"])
+    cli.main([*words, "--num_train_epochs", "2"])
     last = int(max(path.name for path in (tmp_path / "run" / "checkpoints").iterdir()).removeprefix("update-"))
     assert last > 2
     trained = stop_before_the_end(tmp_path / "run", last - 1)
-    cli.main([*words, "--epochs", "1", "--resume"])
+    cli.main([*words, "--num_train_epochs", "1", "--resume"])
     saved = load_file(tmp_path / "run" / "model" / "model.safetensors")
     common = [name for name in saved if name in trained]
     assert len(common) > 10
@@ -132,8 +132,8 @@ def test_a_finished_run_is_left_as_it_is(started, tmp_path, capsys):
 def ppo(tmp_path) -> list[str]:
     """The words of a run of three updates, whose checkpoints are all kept."""
     prompts = write_rows(tmp_path / "prompts.jsonl", *({"prompt": f"Is {i} odd?"} for i in range(4)))
-    words = "--reward_functions align.ppo.toy_rewards:share_of_e --updates 3 --rollout_batch_size 4 --max_new_tokens 4"
-    words += f" --epochs 1 --save_steps 1 --save_total_limit 0 --prompts {prompts} --output_dir {tmp_path / 'run'}"
+    words = "--reward_functions align.ppo.toy_rewards:share_of_e --total_updates 3 --rollout_batch_size 4 --max_new_tokens 4"
+    words += f" --num_ppo_epochs 1 --save_steps 1 --save_total_limit 0 --prompts {prompts} --output_dir {tmp_path / 'run'}"
     return ["ppo", *TINY, *words.split()]
 
 
@@ -148,7 +148,7 @@ def test_ppo_with_other_prompts_or_another_size_is_refused_and_saves_where_nothi
         with pytest.raises(SystemExit):
             cli.main([*ppo, "--resume", *more])
         assert part in capsys.readouterr().err.splitlines()[-1]
-    cli.main([*ppo, "--resume", "--updates", "2"])
+    cli.main([*ppo, "--resume", "--total_updates", "2"])
     assert (tmp_path / "run" / "model" / "model.safetensors").exists()
 
 
@@ -164,7 +164,7 @@ def test_a_checkpoint_that_lacks_state_is_one_line(ppo, tmp_path, capsys):
     write_checksums(checkpoint)
     before = snapshot(tmp_path / "run")
     with pytest.raises(SystemExit) as ended:
-        cli.main([*ppo, "--resume", "--updates", "4"])
+        cli.main([*ppo, "--resume", "--total_updates", "4"])
     line = capsys.readouterr().err.splitlines()[-1]
     assert ended.value.code == 2
     assert line.startswith(f"error: {checkpoint}: it lacks state that this version needs (KeyError: 'kept'); resume it with")

@@ -42,7 +42,7 @@ def whole(tmp_path_factory) -> Path:
 
 
 def words(data: Path, run: Path, *more: str) -> list[str]:
-    settings = ["--epochs", "4", "--save_steps", "1", "--learning_rate", "1e-3", *more]
+    settings = ["--num_train_epochs", "4", "--save_steps", "1", "--learning_rate", "1e-3", *more]
     return ["sft", *TINY, "--train_data", str(data), "--output_dir", str(run), *settings]
 
 

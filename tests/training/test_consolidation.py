@@ -26,7 +26,7 @@ def train(folder: Path, **more) -> Path:
         **more,
         output_dir=str(folder),
         reward_functions=["align.ppo.toy_rewards:share_of_e"],
-        updates=1,
+        total_updates=1,
         rollout_batch_size=4,
         max_new_tokens=6,
         learning_rate=1e-3,

@@ -20,7 +20,7 @@ def test_a_resumed_engine_goes_on_to_the_bit(toy_run, dtype, optimizer):
             accumulate(engine, [MicroBatch(list(range(update, 12)), 1.0)], loss)
             engine.step(update)
 
-    settled = {"optimizer": optimizer, "schedule": "cosine", "warmup": 0.3, "weight_decay": 0.1}
+    settled = {"optimizer": optimizer, "lr_scheduler_type": "cosine", "warmup_ratio": 0.3, "weight_decay": 0.1}
     module, loss = regression(dtype)
     through = TrainEngine(toy_run("through", **settled), module, 8)
     go(through, loss, 1, 8)

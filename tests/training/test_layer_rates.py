@@ -25,7 +25,7 @@ def step(module, run, **more):
 def test_each_weight_of_a_decoder_by_hand(load_sharp, make_run):
     """Two layers at a decay of one half: heads and the last norm 1, layers 1/2 and 1/4, embeddings 1/8."""
     loaded = load_sharp("tiny-llama")
-    run = make_run(SFTConfig, "sft", layerwise_lr_decay=0.5, learning_rate=0.8, warmup=0.0)
+    run = make_run(SFTConfig, "sft", layerwise_lr_decay=0.5, learning_rate=0.8, warmup_ratio=0.0)
     head = ScalarHead(loaded.backbone.hidden_size)
     engine, metrics = step(RewardModel(loaded.backbone, head), run)
     found = rates(engine)
@@ -42,7 +42,7 @@ def test_each_weight_of_a_decoder_by_hand(load_sharp, make_run):
 
 def test_an_encoder_lies_below_its_decoder(load_sharp, make_run):
     loaded = load_sharp("tiny-t5")
-    run = make_run(SFTConfig, "sft", layerwise_lr_decay=0.5, learning_rate=1.6, warmup=0.0)
+    run = make_run(SFTConfig, "sft", layerwise_lr_decay=0.5, learning_rate=1.6, warmup_ratio=0.0)
     found = rates(step(LanguageModel(loaded.backbone), run)[0])
     for part, rate in (("shared", 0.05), ("encoder.block.0", 0.1), ("encoder.block.1", 0.2), ("decoder.block.0", 0.4)):
         assert all(found[name] == pytest.approx(rate) for name in found if part in name), part
@@ -53,7 +53,7 @@ def test_an_encoder_lies_below_its_decoder(load_sharp, make_run):
 
 def test_adapters_and_groups_are_scaled_too(load_sharp, make_run):
     loaded = load_sharp("tiny-gpt2", lora_r=4)
-    run = make_run(SFTConfig, "sft", layerwise_lr_decay=0.5, learning_rate=1.0, warmup=0.0)
+    run = make_run(SFTConfig, "sft", layerwise_lr_decay=0.5, learning_rate=1.0, warmup_ratio=0.0)
     module = LanguageModel(loaded.backbone, loaded.adapter)
     lower = frozenset(name for name, w in module.named_parameters() if w.requires_grad and "lora_A" in name)
     found = rates(step(module, run, groups=[RateGroup("a", lower, 3.0)])[0])

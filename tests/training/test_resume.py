@@ -49,11 +49,12 @@ STAGES = {
     "distill": "--train_data data/demonstrations.jsonl --validation_data data/demonstrations_heldout.jsonl --batch_size 6 "
     "--max_response_tokens 24 --on_policy_fraction 0.5 --responses teacher --eval_steps 5",
     "ppo": "--validation_prompts data/prompts_validation.jsonl --reward_functions align.ppo.toy_rewards:share_of_e "
-    "--updates 14 --rollout_batch_size 8 --minibatches 2 --epochs 2 --max_new_tokens 8 --missing_eos keep "
-    "--kl.target 1 --eval_steps 5 --critic_warmup 1 --value_learning_rate 2e-3 "
+    "--total_updates 14 --rollout_batch_size 8 --num_mini_batches 2 --num_ppo_epochs 2 --max_new_tokens 8 "
+    "--missing_eos_score none "
+    "--kl_target 1 --eval_steps 5 --critic_warmup 1 --value_learning_rate 2e-3 "
     "--ema_decay 0.9 "
     "--samples_per_prompt 2 --length_adjustment 0.5 "
-    "--loss.entropy_weight 0.01 --kl.penalty k3 --reference_refresh 3 --ptx.data data/demonstrations.jsonl "
+    "--ent_coef 0.01 --kl_in loss --kl_estimator k3 --reference_refresh 3 --ptx.data data/demonstrations.jsonl "
     "--ptx.coef 0.1",
 }
 

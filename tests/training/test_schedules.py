@@ -37,7 +37,7 @@ QUICK = settings(deadline=None, max_examples=40)
     ],
 )
 def test_schedules_by_hand(schedule, update, expected):
-    config = SFTConfig(learning_rate=2e-3, schedule=schedule, warmup=0.2)
+    config = SFTConfig(learning_rate=2e-3, lr_scheduler_type=schedule, warmup_ratio=0.2)
     assert learning_rate(config, update, 10, 2e-3) == pytest.approx(2e-3 * expected, rel=1e-6)
 
 
@@ -45,7 +45,7 @@ def test_schedules_by_hand(schedule, update, expected):
 @QUICK
 @given(total=st.integers(1, 200), warmup=st.floats(0, 0.95))
 def test_every_schedule_rises_then_falls_and_never_stands_still_at_zero(schedule, total, warmup):
-    config = SFTConfig(learning_rate=3.0, schedule=schedule, warmup=warmup)
+    config = SFTConfig(learning_rate=3.0, lr_scheduler_type=schedule, warmup_ratio=warmup)
     rates = [learning_rate(config, update, total, 3.0) for update in range(1, total + 1)]
     assert warmup or rates[0] == 3.0, "without warm-up it starts at the peak"
     peak = max(rates)
@@ -58,13 +58,13 @@ def test_every_schedule_rises_then_falls_and_never_stands_still_at_zero(schedule
 
 
 def test_seven_percent_of_a_hundred_updates_are_seven():
-    config = SFTConfig(learning_rate=1.0, schedule="constant", warmup=0.07)
+    config = SFTConfig(learning_rate=1.0, lr_scheduler_type="constant", warmup_ratio=0.07)
     assert learning_rate(config, 7, 100, 1.0) == 1.0
 
 
 def test_a_group_rests_and_then_runs_through_its_whole_schedule():
     group = RateGroup("value", frozenset({"w"}), peak=4.0, rest=2)
-    config = SFTConfig(learning_rate=1.0, schedule="linear", warmup=0.0)
+    config = SFTConfig(learning_rate=1.0, lr_scheduler_type="linear", warmup_ratio=0.0)
     # At rest for 2 of 6 steps; then the 4 that are left fall from the peak to a quarter of it.
     assert [group.rate(config, step, 6) for step in range(1, 7)] == [0.0, 0.0, 4.0, 3.0, 2.0, 1.0]
     assert group.metric == "learning_rate/value"

@@ -26,9 +26,10 @@ from tests.launch.compared import metrics
 
 ROOT = Path(__file__).parents[2]
 COMMON = "--model tiny-gpt2 --dtype float32 --report_to none --overlong truncate --max_prompt_tokens 64 --learning_rate 1e-3"
-PPO = "--validation_prompts data/prompts_validation.jsonl --updates 6 --rollout_batch_size 4 --epochs 2 --max_new_tokens 4 "
-PPO += f"--missing_eos keep --kl.target 1 --eval_steps 3 --extensions {__name__}:Fading"
-SFT = "--train_data data/demonstrations_heldout.jsonl --batch_size 6 --max_response_tokens 16 --epochs 1"
+PPO = "--validation_prompts data/prompts_validation.jsonl --total_updates 6 --rollout_batch_size 4 "
+PPO += "--num_ppo_epochs 2 --max_new_tokens 4 "
+PPO += f"--missing_eos_score none --kl_target 1 --eval_steps 3 --extensions {__name__}:Fading"
+SFT = "--train_data data/demonstrations_heldout.jsonl --batch_size 6 --max_response_tokens 16 --num_train_epochs 1"
 
 
 class Fading(Extension):
@@ -140,7 +141,7 @@ def test_ppo_saves_what_is_complete_and_goes_on_to_the_same_bits(call, number, a
 
 def test_a_signal_in_the_last_update_changes_nothing(signals_itself, tmp_path):
     signals_itself(7, signal.SIGTERM)
-    cli.main(ppo(tmp_path / "run", "--updates", "5", "--eval_steps", "5"))
+    cli.main(ppo(tmp_path / "run", "--total_updates", "5", "--eval_steps", "5"))
     assert (tmp_path / "run" / "model").exists()
 
 
@@ -151,7 +152,7 @@ def test_a_signal_before_the_first_update_leaves_nothing_to_resume(signals_itsel
 
 
 def test_fine_tuning_stops_in_a_process_of_its_own_while_it_trains(tmp_path):
-    words = [sys.executable, "align/sft/train.py", *COMMON.split(), *SFT.split(), "--epochs", "500"]
+    words = [sys.executable, "align/sft/train.py", *COMMON.split(), *SFT.split(), "--num_train_epochs", "500"]
     process = subprocess.Popen(
         [*words, "--output_dir", str(tmp_path / "run")],
         cwd=ROOT,

@@ -88,7 +88,7 @@ def test_clipping_by_the_global_norm(toy_run, limit, expected):
 
 
 def test_the_schedule_sets_the_rate_of_each_update(toy_run):
-    engine = TrainEngine(toy_run(schedule="linear", warmup=0.5), Weights(vector(0.0)), 4)
+    engine = TrainEngine(toy_run(lr_scheduler_type="linear", warmup_ratio=0.5), Weights(vector(0.0)), 4)
     rates = [step(engine, vector(1.0), update=update)["learning_rate"] for update in (1, 2, 3, 4)]
     assert rates == pytest.approx([0.05, 0.1, 0.1, 0.05])
     assert engine.module.w[0].item() == pytest.approx(-sum(rates), abs=1e-6)  # each step is rate x sign

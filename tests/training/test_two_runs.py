@@ -65,7 +65,7 @@ def prompts(tmp_path) -> Path:
 
 def second_ppo(prompts: Path, folder: Path, validation: str):
     """PPO in a folder that no other run has touched so far."""
-    sizes = {"updates": 1, "rollout_batch_size": 4, "max_new_tokens": 4}
+    sizes = {"total_updates": 1, "rollout_batch_size": 4, "max_new_tokens": 4}
     config = PPOConfig(dtype="float32", report_to=["none"], output_dir=str(folder), **sizes)
     return PPOTrainer("tiny-gpt2", [share_of_e], str(prompts), config, validation)
 

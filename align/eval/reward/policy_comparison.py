@@ -16,7 +16,7 @@ from align.core.statistics import mean_interval
 from align.data.records import Prompt
 from align.models.loading import LoadedModel, load, load_tokenization_of
 from align.models.log_probs import response_log_probs
-from align.ppo.losses import kl_estimates
+from align.ppo.losses import kl_estimate
 from align.reward.checkpoint import LoadedReward
 from align.reward.scoring import RewardModelScorer
 from align.runtime.distributed import compute_dtype, computes_on_cpu
@@ -189,7 +189,7 @@ def response_kl(
         for backbone in (policy.backbone, reference.backbone):
             hidden = backbone.hidden(prompt, response, prompt_index)
             log_probs.append(response_log_probs(backbone, hidden, response, mask, temperature)[0])
-        _, k3 = kl_estimates(log_probs[0], log_probs[1])
+        k3 = kl_estimate(log_probs[0], log_probs[1], "k3")
         return k3.sum(1).tolist()
 
     groups = prompt_groups(policy.backbone, contexts, ids, range(len(ids)), BATCH_TOKENS)

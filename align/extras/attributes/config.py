@@ -36,7 +36,7 @@ class AttributeConfig(MixtureConfig, JudgmentConfig):
         "attributes that get a head, each as NAME, NAME=binary (0 or 1) or NAME=scale (1 to 7); empty: all in the data; "
         "without a kind, scale if a value is above 1",
     )
-    epochs: int = option(1, "passes over all examples")
+    num_train_epochs: int = option(1, "passes over all examples")
     batch_size: int = option(16, "responses and rankings in one update, over all processes")
 
     def __post_init__(self) -> None:

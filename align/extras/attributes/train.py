@@ -172,7 +172,7 @@ class AttributeTrainer:
         mixed = MixedExamples(examples, sizes, weights)
         self.order: DataOrder[Any] = DataOrder(mixed, config.seed, config.batch_size, config)
         run.say(run.memory.check(run.config, module))
-        self.engine = build_engine(run, module, self.order.updates(config.epochs))
+        self.engine = build_engine(run, module, self.order.updates(config.num_train_epochs))
 
     def train(self) -> Path:
         """Train from the last checkpoint on; return the folder of the best model."""

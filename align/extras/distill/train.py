@@ -247,7 +247,7 @@ class DistillTrainer:
         module = Predictor(self.loaded.backbone)
         self.order = DataOrder(mixed, config.seed, config.batch_size, config)
         run.say(run.memory.check(run.config, module, [loaded.backbone]))
-        self.engine = build_engine(run, module, self.order.updates(config.epochs))
+        self.engine = build_engine(run, module, self.order.updates(config.num_train_epochs))
 
     def train(self) -> Path:
         """Train from the last checkpoint on; return the folder of the best student."""

@@ -34,7 +34,7 @@ class RuleConfig(JudgmentConfig):
         "files of rules whose texts the model reads, or FILE:ID for one rule; judgments by other rules are an error",
     )
     held_out_rules: list[str] = option([], "ids of rules that are never trained on, to see how unseen rules are judged")
-    epochs: int = option(1, "passes over the judged responses")
+    num_train_epochs: int = option(1, "passes over the judged responses")
     batch_size: int = option(16, "judged responses in one update, over all processes; each comes with all of its rules")
     max_prompt_tokens: int = option(1024, "longest conversation, in tokens")
 

@@ -249,7 +249,7 @@ class RuleRewards(Extension):
         evaluation.deduction += LARGEST_MULTIPLIER * excess
         evaluation.fault = "over the rule budgets" if excess else ""
         ended = evaluation.rollout.ended_mask
-        preference = apply_missing_eos(preference, ended, context.missing_eos, context.missing_eos_score)
+        preference = apply_missing_eos(preference, ended, context.missing_eos_penalty, context.missing_eos_score)
         evaluation.metrics["preference"] = float(preference.mean())
         evaluation.metrics |= {f"rule/{rule}": float(broken.mean()) for rule, broken in violations.items()}
 

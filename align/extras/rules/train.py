@@ -245,7 +245,7 @@ class RuleTrainer:
         say_if_prompts_are_repeated(run, loaded.backbone, (len(example.responses) for example in learned))
         self.order = DataOrder(MixedExamples(learned, [len(learned)], [1.0]), config.seed, config.batch_size)
         run.say(run.memory.check(run.config, module))
-        self.engine = build_engine(run, module, self.order.updates(config.epochs))
+        self.engine = build_engine(run, module, self.order.updates(config.num_train_epochs))
 
     def train(self) -> Path:
         """Train from the last checkpoint on; return the folder of the best model."""

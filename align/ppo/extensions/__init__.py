@@ -6,7 +6,7 @@ A setting switches an extension on; its module is imported only then.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -39,8 +39,8 @@ class TrainingContext:
     samples_per_prompt: int
     max_prompt_tokens: int
     max_new_tokens: int
-    missing_eos: Literal["replace", "lower", "keep"]
-    missing_eos_score: float
+    missing_eos_penalty: float | None
+    missing_eos_score: float | None
     reward_timeout: float
 
     @property

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from align.core.errors import UserError
 from align.core.files import new_file, numbered_paths
 from align.ppo.extensions import Extension, TrainingContext
-from align.ppo.losses import kl_estimates
+from align.ppo.losses import kl_estimate
 from align.ppo.records import Experience
 from align.tokenization import Tokenization
 
@@ -84,7 +84,7 @@ def rows_of(update: int, experience: Experience, tokenization: Tokenization, row
         rows: indices in the rollout.
     """
     rollout, outputs = experience.rollout, experience.old
-    kl, _ = kl_estimates(outputs.log_probs, outputs.ref_log_probs)
+    kl = kl_estimate(outputs.log_probs, outputs.ref_log_probs, "k1")
     per_token = dict(zip(PER_TOKEN, (outputs.log_probs, kl, outputs.values, experience.advantages), strict=True))
     found = []
     for row in rows:

@@ -109,7 +109,7 @@ def test_corrections_train_a_policy_and_a_reward_model(server, browser, tmp_path
         page.locator("textarea").fill(f"The answer is {done}.")
         page.click('[data-action="submit"]')
         expect(page.locator(".count")).to_have_text(f"{done} done")
-    quiet = ["--log_to", "none", "--dtype", "float32", "--batch_size", "2"]
+    quiet = ["--report_to", "none", "--dtype", "float32", "--batch_size", "2"]
     for record, stage in (("demonstrations", "sft"), ("pairs", "reward")):
         path, output = tmp_path / f"{record}.jsonl", tmp_path / stage
         words = ["--database", server.database_url, "--data-dir", str(tmp_path), "export", record, str(path)]

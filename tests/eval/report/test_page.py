@@ -243,12 +243,14 @@ def test_every_plot_and_line_is_there_after_a_real_pipeline(tmp_path: Path) -> N
     prompts = write_rows(tmp_path / "prompts.jsonl", [{"prompt": row["prompt"]} for row in examples])
     run = tmp_path / "run"
     run_sft(
-        SFTConfig(train_data=demonstrations, validation_data=demonstrations, output_dir=f"{run}/sft", epochs=2, **shared)
+        SFTConfig(
+            train_data=demonstrations, validation_data=demonstrations, output_dir=f"{run}/sft", num_train_epochs=2, **shared
+        )
     )
     reward = run_reward(
         RewardConfig(train_data=rankings, validation_data=rankings, demonstrations="", output_dir=f"{run}/reward", **shared)
     )
-    shared |= {"updates": 2, "rollout_batch_size": 4, "max_new_tokens": 6, "eval_steps": 1, "missing_eos": "keep"}
+    shared |= {"total_updates": 2, "rollout_batch_size": 4, "max_new_tokens": 6, "eval_steps": 1, "missing_eos_score": None}
     prompt_files = {"prompts": prompts, "validation_prompts": prompts}
     run_ppo(PPOConfig(reward_model=str(reward), output_dir=f"{run}/ppo", **prompt_files, **shared))
     assert load_run(run).problems == []

@@ -114,7 +114,7 @@ def test_reward_against_kl_over_the_policies_of_a_run(settings, sharp_folders, t
         prompts=settings["prompts"],
         validation_prompts=settings["prompts"],
         output_dir=str(tmp_path / "ppo"),
-        updates=2,
+        total_updates=2,
         rollout_batch_size=4,
         max_new_tokens=5,
         eval_steps=1,

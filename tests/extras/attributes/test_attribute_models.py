@@ -78,7 +78,7 @@ def rankings(count, seed=1):
 
 
 def settings(folder, **more):
-    chosen = {"learning_rate": 3e-3, "epochs": 4, "batch_size": 8, "validation_split": 0.2} | more
+    chosen = {"learning_rate": 3e-3, "num_train_epochs": 4, "batch_size": 8, "validation_split": 0.2} | more
     return AttributeConfig(output_dir=str(folder), report_to=["none"], dtype="float32", **chosen)
 
 
@@ -105,7 +105,7 @@ def test_a_yes_or_no_a_rating_and_a_ranking_on_one_trunk(tmp_path, align_cache):
 
 @pytest.mark.parametrize(("model", "more"), [("tiny-t5", {}), ("tiny-gpt2", {"lora_r": 4})])
 def test_what_is_saved_says_the_same(tmp_path, align_cache, model, more):
-    trainer = AttributeTrainer(model, planted(24), settings(tmp_path / "run", epochs=1, **more))
+    trainer = AttributeTrainer(model, planted(24), settings(tmp_path / "run", num_train_epochs=1, **more))
     folder = trainer.train()
     loaded, _ = load_attribute_model(str(folder), "float32")
     with torch.no_grad():

@@ -54,7 +54,16 @@ def test_where_nothing_is_left_the_fallback_that_was_declared_is_written(judge, 
 def test_the_same_expression_is_a_reward(judge, tmp_path):
     (tmp_path / "prompts.jsonl").write_text('{"prompt": "Hi"}\n')
     words = [*TINY, "--prompts", str(tmp_path / "prompts.jsonl"), "--attributes.model", judge, "--report_to", "none"]
-    words += ["--output_dir", str(tmp_path / "ppo"), "--updates", "1", "--rollout_batch_size", "4", "--missing_eos", "keep"]
+    words += [
+        "--output_dir",
+        str(tmp_path / "ppo"),
+        "--total_updates",
+        "1",
+        "--rollout_batch_size",
+        "4",
+        "--missing_eos_score",
+        "none",
+    ]
     cli.main(["ppo", *words, "--attributes.reward", "2*rating-unsafe"])
     (line,) = (tmp_path / "ppo" / "metrics.jsonl").read_text().splitlines()
     metrics = json.loads(line)

@@ -22,7 +22,13 @@ def train(folder, model, **more):
         for n in range(12)
         for word, toxic in (("bad", 1), ("good", 0))
     ]
-    chosen = {"learning_rate": 3e-3, "epochs": 15, "batch_size": 6, "validation_split": 0.25, "eval_steps": 1000} | more
+    chosen = {
+        "learning_rate": 3e-3,
+        "num_train_epochs": 15,
+        "batch_size": 6,
+        "validation_split": 0.25,
+        "eval_steps": 1000,
+    } | more
     config = AttributeConfig(output_dir=str(folder), report_to=["none"], dtype="float32", **chosen)
     return str(AttributeTrainer(model, rows, config).train())
 
@@ -64,12 +70,12 @@ def test_the_evaluation_runs_on_it(folder, tmp_path):
 
 def test_what_cannot_be_a_scorer_is_one_line(tmp_path_factory, align_cache, tmp_path):
     with pytest.raises(UserError, match=r"has no yes-or-no attribute 'rating'; set scorer_label to one it has: toxic$"):
-        scorer(folder_of_heads := train(tmp_path / "heads", "tiny-llama", epochs=1), scorer_label="rating")
+        scorer(folder_of_heads := train(tmp_path / "heads", "tiny-llama", num_train_epochs=1), scorer_label="rating")
     with pytest.raises(UserError, match="the text 'word word") as caught:
         scorer(folder_of_heads)(["word " * 5000])
     assert "tokens" in str(caught.value)
     with pytest.raises(UserError, match="is of the generative form; name an attribute model with heads"):
-        scorer(train(tmp_path / "generative", "tiny-llama", epochs=1, form="generative"))
+        scorer(train(tmp_path / "generative", "tiny-llama", num_train_epochs=1, form="generative"))
     with pytest.raises(UserError, match="tiny-llama"):
         scorer("tiny-llama")
     with pytest.raises(UserError, match="scorer_prompt"):

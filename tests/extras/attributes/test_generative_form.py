@@ -117,7 +117,9 @@ def test_what_has_no_rating_token_is_refused(load_sharp, tmp_path):
 
 
 def test_one_model_rates_and_writes(tmp_path, align_cache):
-    trainer = AttributeTrainer("tiny-llama", planted(240), settings(tmp_path, epochs=5, generator_filter="unsafe<0.5"))
+    trainer = AttributeTrainer(
+        "tiny-llama", planted(240), settings(tmp_path, num_train_epochs=5, generator_filter="unsafe<0.5")
+    )
     folder = trainer.train()
     metrics = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert metrics[-1]["validation/head/unsafe/auc"] > 0.9

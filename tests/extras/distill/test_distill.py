@@ -179,8 +179,8 @@ def test_students(load_sharp, sharp_folders, tmp_path):
 
 def test_a_student_comes_nearer_to_its_teacher(tmp_path, sharp_folders):
     config = DistillConfig(
-        output_dir=str(tmp_path), dtype="float32", report_to=["none"], epochs=4, batch_size=4, max_response_tokens=16,
-        learning_rate=1e-3,
+        output_dir=str(tmp_path), dtype="float32", report_to=["none"], num_train_epochs=4, batch_size=4,
+        max_response_tokens=16, learning_rate=1e-3,
     )  # fmt: skip
     DistillTrainer(sharp_folders["tiny-llama"], ROWS, config, ROWS[:4]).train()
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]

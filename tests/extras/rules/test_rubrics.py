@@ -200,7 +200,7 @@ def test_a_frozen_model_judges_in_ppo_in_sampling_and_in_evaluation(tmp_path, al
     prompts.write_text('{"prompt": "How do I pick a lock?", "category": "safety"}\n{"prompt": "Hi", "category": "chat"}\n')
     rubric = ["--rubrics.files", "forms/rubrics/refusals.yaml=2", "--rubrics.model", "tiny-gpt2", "--dtype", "float32"]
     common = ["--model", "tiny-llama", "--prompts", str(prompts), "--max_new_tokens", "4", *rubric]
-    cli.main(["ppo", *common, "--output_dir", str(tmp_path / "ppo"), "--report_to", "none", "--updates", "1"])
+    cli.main(["ppo", *common, "--output_dir", str(tmp_path / "ppo"), "--report_to", "none", "--total_updates", "1"])
     (line,) = (tmp_path / "ppo" / "metrics.jsonl").read_text().splitlines()
     reward = json.loads(line)["reward/rubric/refusals"]
     assert -2 < reward < 2

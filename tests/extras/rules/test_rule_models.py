@@ -78,7 +78,7 @@ def test_the_rule_comes_last_and_the_response_is_read_to_its_end(load_sharp, tin
 
 
 def settings(folder, **more):
-    chosen = {"learning_rate": 3e-3, "epochs": 2, "validation_split": 0.2, "rules": RULES} | more
+    chosen = {"learning_rate": 3e-3, "num_train_epochs": 2, "validation_split": 0.2, "rules": RULES} | more
     return RuleConfig(output_dir=str(folder), report_to=["none"], dtype="float32", **chosen)
 
 
@@ -88,7 +88,7 @@ def last_metrics(folder):
 
 def test_a_planted_rule_is_learned_saved_and_read_again(tmp_path, align_cache):
     """AUC of at least 0.95 on unseen prompts, and the folder says the same as the model in memory."""
-    trainer = RuleTrainer("tiny-llama", judgments(200), settings(tmp_path / "rules", epochs=3, batch_size=8))
+    trainer = RuleTrainer("tiny-llama", judgments(200), settings(tmp_path / "rules", num_train_epochs=3, batch_size=8))
     folder = trainer.train()
     metrics = last_metrics(folder)
     assert metrics["validation/auc"] >= 0.95
@@ -108,7 +108,7 @@ def test_a_planted_rule_is_learned_saved_and_read_again(tmp_path, align_cache):
 
 
 def test_a_rule_model_is_never_taken_for_a_reward_model(tmp_path, align_cache, capsys):
-    folder = RuleTrainer("tiny-gpt2", judgments(8), settings(tmp_path / "rules", epochs=1)).train()
+    folder = RuleTrainer("tiny-gpt2", judgments(8), settings(tmp_path / "rules", num_train_epochs=1)).train()
     assert not is_foreign(str(folder))
     with pytest.raises(SystemExit):
         cli.main(["ppo", "--model", "tiny-gpt2", "--output_dir", str(tmp_path / "ppo"), "--reward_model", str(folder)])
@@ -119,7 +119,7 @@ def test_a_rule_model_is_never_taken_for_a_reward_model(tmp_path, align_cache, c
 def test_t5_and_adapters_train_and_load(tmp_path, align_cache, model, more):
     """Held-out rules are measured and not trained on; what is saved loads and judges as in memory."""
     rows = judgments(24, rules=("no-digits", "no-exclamation-marks"))
-    config = settings(tmp_path / "rules", epochs=1, held_out_rules=["no-digits"], **more)
+    config = settings(tmp_path / "rules", num_train_epochs=1, held_out_rules=["no-digits"], **more)
     trainer = RuleTrainer(model, rows, config)
     assert {rule for item in trainer.order.examples for rule in item.rules} == {"no-exclamation-marks"}
     folder = trainer.train()

@@ -224,7 +224,7 @@ def extension(monkeypatch):
         monkeypatch.setattr(rule_terms, "rules_of_model", lambda model, wanted: dict.fromkeys(rules, "A rule."))
         made, said = RuleRewards(RuleTermSettings(model="x", **settings)), iter(said)
         made.scorer = lambda responses: next(said)
-        made.context = SimpleNamespace(missing_eos="replace", missing_eos_score=-1.0)
+        made.context = SimpleNamespace(missing_eos_penalty=None, missing_eos_score=-1.0)
         return made
 
     return make

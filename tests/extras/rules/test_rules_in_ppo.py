@@ -35,9 +35,9 @@ def writer_and_judge(tmp_path_factory, align_cache):
     demonstrations = [
         {"prompt": f"{rng.choice(WORDS)} {number}?", "completion": response(rng, number % 2 == 0)} for number in range(320)
     ]
-    config = SFTConfig(**settings(folder / "sft"), epochs=6, batch_size=16)
+    config = SFTConfig(**settings(folder / "sft"), num_train_epochs=6, batch_size=16)
     writer = str(SFTTrainer("tiny-llama", demonstrations, config).train())
-    config = RuleConfig(**settings(folder / "rules"), epochs=3, batch_size=8, rules=RULES)
+    config = RuleConfig(**settings(folder / "rules"), num_train_epochs=3, batch_size=8, rules=RULES)
     return writer, str(RuleTrainer(writer, judgments(200), config).train())
 
 
@@ -51,11 +51,11 @@ def metrics_of_ppo(writer, judge, folder, updates, budgets=()):
     """Of the model before the first update, of each update, and of the model after the last one."""
     config = PPOConfig(
         **settings(folder, learning_rate=1e-3),
-        updates=updates,
+        total_updates=updates,
         rollout_batch_size=32,
-        epochs=2,
+        num_ppo_epochs=2,
         max_new_tokens=24,
-        missing_eos="keep",
+        missing_eos_score=None,
         eval_steps=updates,
         rules=RuleTermSettings(model=judge, budgets=list(budgets)),
     )
@@ -114,7 +114,7 @@ def test_best_of_several_keeps_what_obeys(writer_and_judge, tmp_path):
 
 
 def test_an_adapter_shares_the_policys_base_and_says_the_same(load_sharp, sharp_folders, tmp_path):
-    config = RuleConfig(**settings(tmp_path / "rules"), epochs=1, lora_r=4, rules=RULES)
+    config = RuleConfig(**settings(tmp_path / "rules"), num_train_epochs=1, lora_r=4, rules=RULES)
     folder = str(RuleTrainer(sharp_folders["tiny-llama"], judgments(16), config).train())
     policy = load_sharp("tiny-llama", adapter="policy", lora_r=4)
     mounted = load_source(folder, policy, "float32", RULE_ADAPTER, RULE)

@@ -45,7 +45,7 @@ def run_case(case: str, folder: Path, shared: Path, updates: int) -> None:
     if stage in ("ppo", "ptx"):
         texts = {"ptx": {"data": "data/demonstrations_heldout.jsonl"}} if stage == "ptx" else {}
         # What follows one number for all processes: the KL coefficient, the critic's own rate.
-        followed = {"kl": {"target": 6.0}, "value_learning_rate": 2e-3, "critic_warmup": 1}
+        followed = {"kl_target": 6.0, "value_learning_rate": 2e-3, "critic_warmup": 1}
         critic = {"critic": "separate"} if rank == "0" else followed
         run_ppo(
             PPOConfig(
@@ -55,12 +55,12 @@ def run_case(case: str, folder: Path, shared: Path, updates: int) -> None:
                 prompts="data/prompts_heldout.jsonl",
                 validation_prompts="data/prompts_validation.jsonl",
                 reward_model=str(shared / "reward" / model / rank / "model"),
-                updates=updates,
+                total_updates=updates,
                 rollout_batch_size=7,
-                minibatches=2,
-                epochs=2,
+                num_mini_batches=2,
+                num_ppo_epochs=2,
                 max_new_tokens=8,
-                missing_eos="keep",
+                missing_eos_score=None,
             )
         )
         return
@@ -77,7 +77,7 @@ def run_case(case: str, folder: Path, shared: Path, updates: int) -> None:
     # The last batch of an epoch has 2 of 20 demonstrations, or 8 of 60 rankings.
     data, epochs = f"data/{data}.jsonl", math.ceil(updates / an_epoch)
     more = {"demonstrations": "data/demonstrations_heldout.jsonl"} if stage == "reward" else {}
-    sizes = {"batch_size": size, "epochs": epochs, "max_response_tokens": 32}
+    sizes = {"batch_size": size, "num_train_epochs": epochs, "max_response_tokens": 32}
     run(config(**common, **more, **sizes, train_data=data, validation_data=data))
 
 

@@ -57,7 +57,13 @@ def copy_of(role: nn.Module) -> nn.Module:
 def one_step(name: str, folder: Path) -> tuple[dict[str, Tensor], int]:
     """What is written of an architecture, and the process's rank."""
     # A large epsilon: without it Adam's first step is the gradient's sign, also of what rounding alone moved.
-    settings = {"dtype": "float32", "report_to": ["none"], "schedule": "constant", "warmup": 0.0, "adam_epsilon": 1e-2}
+    settings = {
+        "dtype": "float32",
+        "report_to": ["none"],
+        "lr_scheduler_type": "constant",
+        "warmup_ratio": 0.0,
+        "adam_epsilon": 1e-2,
+    }
     config = RewardConfig(**settings, learning_rate=1e-2, output_dir=str(folder / "runs" / name), model=name)
     run = Run(config, "reward")
     torch.manual_seed(3)

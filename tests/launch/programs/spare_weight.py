@@ -14,7 +14,13 @@ from align.training.checkpoint import Checkpoint
 from tests.launch.programs.small import small_run
 from tests.training.toy_modules import accumulate
 
-RATES = {"learning_rate": 0.1, "schedule": "constant", "warmup": 0.0, "weight_decay": 0.5, "max_grad_norm": 0.0}
+RATES = {
+    "learning_rate": 0.1,
+    "lr_scheduler_type": "constant",
+    "warmup_ratio": 0.0,
+    "weight_decay": 0.5,
+    "max_grad_norm": 0.0,
+}
 
 
 def train(folder: Path, updates: int, resume: bool) -> None:

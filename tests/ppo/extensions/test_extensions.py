@@ -19,7 +19,7 @@ import sys
 from align.ppo import PPOConfig, run_ppo
 
 run_ppo(PPOConfig(model="tiny-llama", prompts=sys.argv[1], output_dir=sys.argv[2], report_to="none",
-    updates=1, rollout_batch_size=2, max_new_tokens=2, reward_functions="align.ppo.toy_rewards:share_of_e",
+    total_updates=1, rollout_batch_size=2, max_new_tokens=2, reward_functions="align.ppo.toy_rewards:share_of_e",
     rollout_updates=int(sys.argv[3])))
 print(*(name for name in sys.modules if name.startswith(("align.ppo.extensions.", "align.extras"))))
 """
@@ -90,14 +90,14 @@ def test_the_extension_of_the_page_changes_training_scores_alone(prompts, tmp_pa
     (tmp_path / "my_extensions.py").write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
     (named,) = re.findall(r"--extensions (\S+)", page)
-    own = {"extensions": named, "updates": 1, "kl": {"beta": 0.0}, "missing_eos": "keep"}
+    own = {"extensions": named, "total_updates": 1, "kl_coef": 0.0, "missing_eos_score": None}
     run_ppo(settings(prompts, tmp_path / "run", **own))
     (row,) = rows_of(tmp_path / "run")
     assert row["reward/too_long"] == 1.0
     assert row["reward/kl_penalized"] == pytest.approx(row["reward/mean"] - 0.5)
     names = {"objective/scores": "reward/mean", "objective/kl": "kl/k1", "objective/rlhf_reward": "reward/kl_penalized"}
     assert [row[trl_name] for trl_name in names] == [row[name] for name in names.values()]
-    run_ppo(settings(prompts, tmp_path / "replaced", **own | {"missing_eos": "replace"}))
+    run_ppo(settings(prompts, tmp_path / "replaced", **own | {"missing_eos_score": -1.0}))
     (row,) = rows_of(tmp_path / "replaced")
     assert row["response/eos_rate"] == 0
     assert row["reward/kl_penalized"] == -1.0, "the score of a truncated response replaces what extensions made of it"
@@ -105,13 +105,13 @@ def test_the_extension_of_the_page_changes_training_scores_alone(prompts, tmp_pa
 
 def test_a_users_extension_keeps_its_state(prompts, tmp_path, align_cache, capsys):
     own = {"extensions": f"{__name__}:Counter", "save_steps": 1}
-    run_ppo(settings(prompts, tmp_path / "run", updates=2, **own))
-    run_ppo(settings(prompts, tmp_path / "run", updates=4, resume=True, **own))
+    run_ppo(settings(prompts, tmp_path / "run", total_updates=2, **own))
+    run_ppo(settings(prompts, tmp_path / "run", total_updates=4, resume=True, **own))
     assert [row["counted"] for row in rows_of(tmp_path / "run")] == [0.0, 1.0, 2.0, 3.0]
     with pytest.raises(UserError, match=r"holds the state of '.*:Counter', which these settings do not use"):
-        run_ppo(settings(prompts, tmp_path / "run", updates=5, resume=True, save_steps=1))
-    run_ppo(settings(prompts, tmp_path / "plain", updates=1, save_steps=1))
-    run_ppo(settings(prompts, tmp_path / "plain", updates=2, resume=True, **own))
+        run_ppo(settings(prompts, tmp_path / "run", total_updates=5, resume=True, save_steps=1))
+    run_ppo(settings(prompts, tmp_path / "plain", total_updates=1, save_steps=1))
+    run_ppo(settings(prompts, tmp_path / "plain", total_updates=2, resume=True, **own))
     assert f"has no state of '{__name__}:Counter', which begins anew" in capsys.readouterr().err
 
 
@@ -124,7 +124,7 @@ class Rival(Extension):
 
 def test_a_reward_of_an_extension_replaces_no_other(prompts, tmp_path, align_cache):
     with pytest.raises(UserError, match=r"extension '.*:Rival': there is a reward 'share_of_e' already; give its own"):
-        run_ppo(settings(prompts, tmp_path / "run", updates=1, extensions=f"{__name__}:Rival"))
+        run_ppo(settings(prompts, tmp_path / "run", total_updates=1, extensions=f"{__name__}:Rival"))
 
 
 @pytest.mark.parametrize(

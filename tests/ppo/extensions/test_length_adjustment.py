@@ -23,7 +23,7 @@ def learned_from(scores, answers, share=1.0, **settings):
     adjustment = LengthAdjustment(share)
     adjustment.samples = config.samples_per_prompt
     scores = adjustment.transform_scores(scores, answers, {})
-    learned = apply_missing_eos(scores, answers.ended_mask, config.missing_eos, config.missing_eos_score)
+    learned = apply_missing_eos(scores, answers.ended_mask, config.missing_eos_penalty, config.missing_eos_score)
     return learned, adjustment.metrics()["reward/length_slope"]
 
 
@@ -35,8 +35,8 @@ def test_length_adjustment_by_hand():
     scores, lengths = torch.tensor([5.0, 3.0, 1.0, 0.0, 2.0, -50.0]), [1, 2, 3, 2, 4, 9]
     answers = rollout(lengths, [True] * 5 + [False])
     for share, learned in ((1.0, [4.5, 3.0, 1.5, -0.5, 2.5, -47.0]), (0.5, [4.75, 3.0, 1.25, -0.25, 2.25, -48.5])):
-        group = {"samples_per_prompt": 3, "rollout_batch_size": 6, "minibatches": 1}
-        found, slope = learned_from(scores, answers, share=share, missing_eos="keep", **group)
+        group = {"samples_per_prompt": 3, "rollout_batch_size": 6, "num_mini_batches": 1}
+        found, slope = learned_from(scores, answers, share=share, missing_eos_score=None, **group)
         assert found.tolist() == pytest.approx(learned)
         assert slope == pytest.approx(-0.5)
         assert scores.tolist() == [5.0, 3.0, 1.0, 0.0, 2.0, -50.0]  # what was scored is reported and compared
@@ -67,7 +67,8 @@ def test_running_into_the_limit_earns_nothing_where_only_length_is_scored(rule, 
     """
     answers = rollout([10, 20, 30, 64, 64, 64, 64, 64], [True, True, True, *[False] * 5])
     group = {"samples_per_prompt": 4, "rollout_batch_size": 8}
-    settings = group | {"missing_eos": rule, "missing_eos_score": -1.0}
+    rules = {"keep": (None, None), "lower": (1.0, None), "replace": (None, -1.0)}
+    settings = group | dict(zip(("missing_eos_penalty", "missing_eos_score"), rules[rule], strict=True))
     learned, _ = learned_from(0.1 * answers.lengths.float(), answers, **settings)
     assert learned[:4].tolist() == pytest.approx([2.0, 2.0, 2.0, cut_off], abs=1e-5)
     unknown = {"keep": 6.4, "lower": 5.4, "replace": -1.0}[rule]

@@ -89,19 +89,19 @@ def test_a_run_learns_the_texts_and_counts_their_flops(model, objective, texts, 
         "model": model,
         "prompts": str(prompts),
         "reward_functions": ["align.ppo.toy_rewards:share_of_e"],
-        "updates": 12,
+        "total_updates": 12,
         "rollout_batch_size": 4,
-        "epochs": 1,
+        "num_ppo_epochs": 1,
         "max_new_tokens": 4,
-        "missing_eos": "keep",
+        "missing_eos_score": None,
         "learning_rate": 1e-2,
-        "schedule": "constant",
+        "lr_scheduler_type": "constant",
         "dtype": "float32",
         "report_to": ["none"],
     }
     ptx = PtxSettings(data=texts, objective=objective, tokens=48, per_response=2)
     run_ppo(PPOConfig(**shared, ptx=ptx, output_dir=str(tmp_path / "ptx")))
-    run_ppo(PPOConfig(**shared | {"updates": 1}, output_dir=str(tmp_path / "none")))
+    run_ppo(PPOConfig(**shared | {"total_updates": 1}, output_dir=str(tmp_path / "none")))
     lines, (without,) = (
         [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
         for name in ("ptx", "none")

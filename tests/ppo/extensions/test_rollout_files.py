@@ -72,10 +72,10 @@ def test_a_run_writes_what_it_learned_from(model: str, tmp_path: Path) -> None:
     config = settings(
         model,
         tmp_path,
-        updates=4,
+        total_updates=4,
         rollout_batch_size=6,
         rollout_updates=2,
-        kl={"beta": 0.1},
+        kl_coef=0.1,
         reward_functions=["align.ppo.toy_rewards:share_of_e=2", "align.ppo.toy_rewards:brevity"],
     )
     run_ppo(config)
@@ -102,7 +102,7 @@ def letters(prompts: list[object], responses: list[str]) -> list[float]:
 
 
 def test_the_mean_of_what_was_written_is_the_metric(tmp_path: Path) -> None:
-    config = settings("tiny-gpt2", tmp_path, updates=2, rollout_batch_size=8, eval_steps=2, kl={"beta": 0.1})
+    config = settings("tiny-gpt2", tmp_path, total_updates=2, rollout_batch_size=8, eval_steps=2, kl_coef=0.1)
     PPOTrainer(config.model, [letters], config.prompts, config).train()
     folder = tmp_path / "run"
     line = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])
@@ -116,5 +116,5 @@ def test_the_mean_of_what_was_written_is_the_metric(tmp_path: Path) -> None:
 
 
 def test_no_rollouts_are_written_if_none_are_kept(tmp_path: Path) -> None:
-    run_ppo(settings("tiny-gpt2", tmp_path, updates=1, rollout_batch_size=4, rollout_updates=0))
+    run_ppo(settings("tiny-gpt2", tmp_path, total_updates=1, rollout_batch_size=4, rollout_updates=0))
     assert not (tmp_path / "run" / "rollouts").exists()
