@@ -5,7 +5,7 @@ python examples/own_data_in_memory.py [MODEL]
 
 import sys
 
-from align.core.seeds import Stream
+from align.core.seeds import RngStream
 from align.core.settings import ModelConfig
 from align.models.loading import load
 from align.runtime.distributed import compute_dtype
@@ -27,7 +27,7 @@ def main(model_name: str = "tiny-gpt2", output_dir: str = "runs/examples/own-dat
     loaded = load(ModelConfig(model=str(folder)), compute_dtype("auto"))
     prompt = loaded.tokenization.prompt_ids(({"role": "user", "content": "Name a moon of Mars."},))
     greedy = Sampling(max_new_tokens=16, temperature=0.0)
-    uniforms = row_uniforms(1, greedy, 0, Stream.SAMPLE_COMMAND)
+    uniforms = row_uniforms(1, greedy, 0, RngStream.SAMPLE_COMMAND)
     responses = sample(loaded.backbone, [prompt], uniforms, greedy, loaded.tokenization.end_ids)
     answer = loaded.tokenization.text(responses.ids[0])
     print(f"answer: {answer!r}; the model is in {folder}")

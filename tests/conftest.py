@@ -245,7 +245,7 @@ def make_ppo(make_run) -> Callable[..., HandPPO]:
     from align.sampling.engines import TransformersEngine
     from align.sampling.generation import Sampling
 
-    def make(loaded: LoadedModel, mounted=None, **settings) -> HandPPO:
+    def make(loaded: LoadedModel, reward_adapter=None, **settings) -> HandPPO:
         run = make_run(PPOConfig, "ppo", **({"num_ppo_epochs": 1, "total_updates": 1, "whiten_rewards": False} | settings))
         config, policy = run.config, flops_profile(loaded.backbone, loaded.adapter)
         extensions = configured_extensions(vars(config))
@@ -254,8 +254,8 @@ def make_ppo(make_run) -> Callable[..., HandPPO]:
         context = TrainingContext(run, loaded, [], [], config.total_updates, config.critic_warmup, *sizes, *scoring)
         for extension in extensions:
             extension.load(context)
-        critic, adapters = config.critic if config.has_critic else "none", [mounted] if mounted else []
-        module = build_actor_critic(loaded, critic, mounted, adapters, config.ent_coef > 0)
+        critic, adapters = config.critic if config.has_critic else "none", [reward_adapter] if reward_adapter else []
+        module = build_actor_critic(loaded, critic, reward_adapter, adapters, config.ent_coef > 0)
         engine, roles = build_engine_and_roles(run, loaded, module, [], extensions, 1, [])
         for extension in extensions:
             extension.start(engine, roles)

@@ -17,7 +17,7 @@ from accelerate import Accelerator
 
 from align.batches.limits import EncodedRow, Limits, OverlongCounts
 from align.core.errors import UserError
-from align.core.seeds import Stream, generator
+from align.core.seeds import RngStream, generator
 from align.data.sources import RawRow, SourceRow, iter_raw_rows
 from align.runtime.distributed import map_across_processes, run_on_all
 
@@ -118,7 +118,7 @@ class ExampleStream(Generic[Item, Example]):
             for row in rows:
                 self.counts.add(row.over, len(row.items))
         examples = self.arrange(list(chain.from_iterable(row.items for row in rows)))
-        order = generator(self.key[0], Stream.STREAM_ORDER, *self.key[1:], self.number).permutation(len(examples))
+        order = generator(self.key[0], RngStream.STREAM_ORDER, *self.key[1:], self.number).permutation(len(examples))
         self.examples, self.place = [examples[number] for number in order.tolist()], 0
         self.digest = examples_digest(self.examples)
         self.gives_any |= bool(examples)
@@ -178,7 +178,7 @@ class StreamedBatches(Generic[Example]):
 
     def batch(self, update: int) -> list[Example]:
         """Read the examples of an update. Updates are read in their order."""
-        random = generator(self.seed, Stream.STREAM_ORDER, update)
+        random = generator(self.seed, RngStream.STREAM_ORDER, update)
         counts = random.multinomial(self.batch_size, self.shares).tolist()
         return [example for stream, count in zip(self.streams, counts, strict=True) for example in stream.take(count)]
 

@@ -14,7 +14,7 @@ from align.batches.encoding import Limits, encode_prompts
 from align.core.errors import UserError
 from align.core.files import write_text
 from align.core.plugins import import_object
-from align.core.seeds import Stream
+from align.core.seeds import RngStream
 from align.core.settings import ModelConfig, block, option, require_setting
 from align.data.conversation import to_json
 from align.models.loading import LoadedModel, load
@@ -212,7 +212,7 @@ def _printed(rows: Sequence[Row | None], model: str) -> str:
 
 def _draw_responses(config: SampleConfig, loaded: LoadedModel, drawn: Sequence[EncodedPrompt]) -> list[list[int]]:
     """A response to each prompt, with a progress bar."""
-    uniforms = row_uniforms(len(drawn), config.sampling, config.seed, Stream.SAMPLE_COMMAND)
+    uniforms = row_uniforms(len(drawn), config.sampling, config.seed, RngStream.SAMPLE_COMMAND)
     with Progress(console=console, disable=not config.output) as progress:
         task = progress.add_task("sample", total=len(drawn))
         responses = sample(

@@ -10,7 +10,7 @@ from enum import IntEnum
 import numpy
 
 
-class Stream(IntEnum):
+class RngStream(IntEnum):
     """What random numbers are drawn for. The values are part of every result: add new ones, never change or reuse one."""
 
     DATA_ORDER = 1
@@ -51,11 +51,11 @@ class Stream(IntEnum):
     """Which conversations are held out when a model learns from judgments."""
 
 
-SeedKey = tuple[int, Stream, *tuple[int, ...]]
+SeedKey = tuple[int, RngStream, *tuple[int, ...]]
 """The arguments of `generator`: a run's seed, the stream, and numbers that distinguish the draws of one stream."""
 
 
-def generator(seed: int, stream: Stream, *key: int) -> numpy.random.Generator:
+def generator(seed: int, stream: RngStream, *key: int) -> numpy.random.Generator:
     """Return a random generator for one purpose, independent of all others.
 
     Args:

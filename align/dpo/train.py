@@ -43,7 +43,7 @@ from align.tokenization.encoded import EncodedRanking
 from align.training.data_order import DataOrder
 from align.training.engine import TrainEngine
 from align.training.epoch_loop import EpochLoop
-from align.training.start import Model, build_engine, open_run, say_if_prompts_are_repeated, with_data_names
+from align.training.start import Model, build_engine, open_run, warn_if_prompts_are_reread, with_data_names
 
 
 class PairLoss(NamedTuple):
@@ -187,7 +187,7 @@ def read_reference(
 ) -> tuple[list[ReferencedRanking], list[ReferencedRanking]]:
     """Return training and held-out rankings with the current weights' log-probs as those of the reference."""
     run, clock = engine.run, Clock()
-    run.say("dpo: reading all responses with the start, which is the reference")
+    run.print("dpo: reading all responses with the start, which is the reference")
     found = [
         list(map(ReferencedRanking, part, log_probs_of(part, engine, backbone, budget))) for part in (rankings, held_out)
     ]
@@ -268,11 +268,11 @@ class DPOTrainer:
         mixed = encode_mixture(train_data, encode, config.task_prefixes)
         self.held_out = encode(validation_data) if validation_data else []
         counts = f"{len(mixed.examples)} rankings to learn from, {len(self.held_out)} held out"
-        run.say(f"dpo: {counts}; model {run.config.model}")
+        run.print(f"dpo: {counts}; model {run.config.model}")
         module = LanguageModel(loaded.backbone, loaded.adapter)
-        say_if_prompts_are_repeated(run, loaded.backbone, (len(ranking.responses) for ranking in mixed.examples))
+        warn_if_prompts_are_reread(run, loaded.backbone, (len(ranking.responses) for ranking in mixed.examples))
         self.order = DataOrder(mixed, config.seed, config.batch_size, config)
-        run.say(run.memory.check(run.config, module))
+        run.print(run.memory.check(run.config, module))
         self.engine = build_engine(run, module, self.order.updates(config.num_train_epochs))
 
     def train(self) -> Path:

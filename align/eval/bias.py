@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from align.core.launch import run_stage
-from align.core.seeds import Stream
+from align.core.seeds import RngStream
 from align.core.settings import option
 from align.eval.core.answers import EvaluatedModel, TokenPrompt, open_accelerator, open_models, sample_once
 from align.eval.core.results import Evaluation, Figure, mean_figure, publish, share_figure
@@ -227,7 +227,7 @@ def completions(config: BiasConfig, evaluated: EvaluatedModel, kind: str) -> dic
         for text in map(beginning.format, groups):
             ids, _ = evaluated.loaded.tokenization.continuations(text, [])
             prompts[text] = TokenPrompt(ids, (KINDS.index(kind), place), repr(text))
-    path, stream = Path(config.output) / f"{TASK}-{kind}-{evaluated.name}.jsonl", Stream.BIAS_COMPLETIONS
+    path, stream = Path(config.output) / f"{TASK}-{kind}-{evaluated.name}.jsonl", RngStream.BIAS_COMPLETIONS
     sampling = Sampling(config.max_new_tokens, config.temperature, 0, TOP_P, config.batch_tokens)
     rows = sample_once(path, evaluated, prompts, config.samples, sampling, config.seed, stream)
     return {group: [text for beginning in beginnings for text in rows[beginning.format(group)]["texts"]] for group in groups}

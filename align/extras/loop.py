@@ -14,7 +14,7 @@ from align.commands.sample import SampleConfig, run_sample
 from align.core.errors import UserError
 from align.core.files import write_json
 from align.core.launch import run_unless_finished
-from align.core.seeds import Stream, generator
+from align.core.seeds import RngStream, generator
 from align.core.settings_parser import parse
 from align.core.statistics import share_interval
 from align.data.readers import read_records
@@ -51,12 +51,12 @@ def run_loop(config: LoopConfig) -> Path:
     loop, rounds = Loop(config), range(1, config.rounds + 1)
     for number in rounds:
         while missing := loop.run_round(number):
-            say([f"round {number} waits for labels: {missing}"])
+            print_lines([f"round {number} waits for labels: {missing}"])
             if not config.poll_seconds:
-                say(["start the same command again when they are there"])
+                print_lines(["start the same command again when they are there"])
                 return loop.folder
             time.sleep(config.poll_seconds)
-    say(summary(loop.state.steps, rounds))
+    print_lines(summary(loop.state.steps, rounds))
     return loop.folder
 
 
@@ -96,7 +96,7 @@ class Loop:
             self._reward_folders(number - 1) if number > 1 and config.reward_models > 1 and config.disputed_share else []
         )
         wanted = config.prompts_per_round * (CANDIDATES if members else 1)
-        prompts = choose_prompts(config.prompts, used, wanted, generator(config.seed, Stream.LOOP_PROMPTS, number))
+        prompts = choose_prompts(config.prompts, used, wanted, generator(config.seed, RngStream.LOOP_PROMPTS, number))
         write_rows(folder / "candidates.jsonl", prompts)
         models = [config.model, *([str(self._policy(number - 1))] if number > 1 else [])]
         parts = [
@@ -107,7 +107,7 @@ class Loop:
         rows = merge_answers(parts, f"round-{number}/")
         if members:
             scorers = [ModelScorer(str(member)) for member in members]
-            random = generator(config.seed, Stream.LOOP_PROMPTS, number, 1)
+            random = generator(config.seed, RngStream.LOOP_PROMPTS, number, 1)
             rows = most_disputed(rows, scorers, config.prompts_per_round, config.disputed_share, random)
             del scorers  # frees the models
         if not rows:
@@ -146,7 +146,7 @@ class Loop:
                 f"round {number}: none of the {len(read)} rankings prefers one answer to another: there is nothing to learn"
             )
         ids = sorted({row["id"] for row in rows})
-        order = generator(self.config.seed, Stream.LOOP_PROMPTS, number, 2).permutation(len(ids))
+        order = generator(self.config.seed, RngStream.LOOP_PROMPTS, number, 2).permutation(len(ids))
         held_out = {ids[index] for index in order[: round(len(ids) * self.config.validation_split)]}
         parts = {"train": [row for row in rows if row["id"] not in held_out]}
         parts["heldout"] = [row for row in rows if row["id"] in held_out]
@@ -247,7 +247,7 @@ def summary(steps: dict[str, dict[str, Any]], rounds: Sequence[int]) -> list[str
     return lines
 
 
-def say(lines: Sequence[str]) -> None:
+def print_lines(lines: Sequence[str]) -> None:
     """Print lines as they are."""
     for line in lines:
         console.print(line, highlight=False, markup=False, soft_wrap=True)

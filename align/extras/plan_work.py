@@ -16,7 +16,7 @@ from align.core.settings import ModelConfig
 from align.models.backbone import Backbone, flops_profile
 from align.models.configs import base_of
 from align.models.heads import freeze_unused_lm_head
-from align.models.loading import LoadedModel, load_shapes
+from align.models.loading import LoadedModel, load_on_meta
 from align.models.roles import REWARD_ADAPTER
 from align.ppo.config import PPOConfig
 from align.ppo.extensions.ptx import PtxExamples
@@ -87,22 +87,22 @@ def sft_work(config: SFTConfig) -> StageWork:
         raise UserError(
             "stream_updates: a plan reads all of the data; plan a streamed run on a part of it, with stream_updates 0"
         )
-    loaded = load_shapes(config, compute_dtype(config.dtype))
+    loaded = load_on_meta(config, compute_dtype(config.dtype))
     examples, epochs = _mixture(config, partial(encode, loaded=loaded, config=config))
-    shape = flops_profile(loaded.backbone, loaded.adapter)
-    learned = [example_flops(shape, example, config.prompt_loss_weight) for example in examples]
+    profile = flops_profile(loaded.backbone, loaded.adapter)
+    learned = [example_flops(profile, example, config.prompt_loss_weight) for example in examples]
     return _learning(config, epochs, learned, loaded)
 
 
 def reward_work(config: RewardConfig) -> StageWork:
     """Count learning from rankings. Raises: as `sft_work`."""
-    loaded = load_shapes(config, compute_dtype(config.dtype), REWARD_ADAPTER, allow_reward_model=True)
+    loaded = load_on_meta(config, compute_dtype(config.dtype), REWARD_ADAPTER, allow_reward_model=True)
     read = partial(encode_rankings, loaded=loaded, limits=config.limits, skip_bad_rows=config.skip_bad_rows)
     rankings, epochs = _mixture(config, read)
     if not config.lm_loss_weight:
         freeze_unused_lm_head(loaded.backbone)
-    shape = flops_profile(loaded.backbone, loaded.adapter)
-    learned = [ranking_flops(loaded.backbone, shape, ranking, config.lm_loss_weight) for ranking in rankings]
+    profile = flops_profile(loaded.backbone, loaded.adapter)
+    learned = [ranking_flops(loaded.backbone, profile, ranking, config.lm_loss_weight) for ranking in rankings]
     return _learning(config, epochs, learned, loaded)
 
 
@@ -119,7 +119,7 @@ def ppo_work(config: PPOConfig, devices: int, response_share: float = 1.0) -> St
         UserError: as for `sft_work`.
     """
     response_tokens = min(max(1, round(response_share * config.max_new_tokens)), config.max_new_tokens)
-    loaded = load_shapes(config, compute_dtype(config.dtype))
+    loaded = load_on_meta(config, compute_dtype(config.dtype))
     limits, backbone = Limits(config.max_prompt_tokens, config.max_new_tokens, config.overlong), loaded.backbone
     prompts = encode_prompts(config.prompts, loaded, limits, config.skip_bad_rows)
     policy = flops_profile(backbone, loaded.adapter)
@@ -206,7 +206,7 @@ def _reward_model(name: str, policy: LoadedModel) -> LoadedModel:
     if is_adapter and policy.adapter and base == policy.base:
         return policy
     dtype = policy.backbone.model.dtype
-    return load_shapes(ModelConfig(model=name), dtype, REWARD_ADAPTER, allow_reward_model=True)
+    return load_on_meta(ModelConfig(model=name), dtype, REWARD_ADAPTER, allow_reward_model=True)
 
 
 def _work(

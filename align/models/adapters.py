@@ -21,7 +21,7 @@ from transformers.pytorch_utils import Conv1D
 from align.core.errors import UserError, first_line, reason
 from align.core.settings import ModelConfig
 from align.models.backbone import Backbone, disable_dropout, linear_layers, require_deterministic
-from align.runtime.sharding import is_sharded, readable, whole_weights
+from align.runtime.sharding import gathered_parameters, is_sharded, readable
 
 ALL_LINEAR = "all-linear"
 """PEFT's word for every linear layer but the output matrix."""
@@ -107,7 +107,7 @@ def merge_adapter(peft_model: PeftModel, folder: str) -> PreTrainedModel:
     try:
         for layer in peft_model.modules():
             if isinstance(layer, BaseTunerLayer) and any(map(is_sharded, layer.get_base_layer().parameters())):
-                with whole_weights(layer.get_base_layer().parameters(), changed=True):
+                with gathered_parameters(layer.get_base_layer().parameters(), changed=True):
                     layer.merge()
         merged = cast(PreTrainedModel, peft_model.merge_and_unload())  # of merged layers only the base is left
     except (RuntimeError, ValueError, NotImplementedError) as error:  # B has a bias and the base none; kinds of adapters

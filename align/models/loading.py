@@ -42,7 +42,7 @@ from align.models.configs import (
 )
 from align.runtime.distributed import computes_on_cpu
 from align.runtime.environment import console
-from align.runtime.sharding import Sharder, loading_accelerator, own_part, readable, smallest
+from align.runtime.sharding import Sharder, loading_accelerator, local_shard, readable, smallest
 from align.tokenization import Tokenization, load_tokenization, make_tokenization
 
 
@@ -109,7 +109,7 @@ def load_tokenization_of(model: str, chat_template: str = "auto") -> Tokenizatio
     return load_tokenization(source, chat_template, is_encoder(config), encoder_decoder=has_separate_encoder(config))
 
 
-def load_shapes(
+def load_on_meta(
     config: ModelConfig, dtype: torch.dtype, adapter: str = "policy", allow_reward_model: bool = False
 ) -> LoadedModel:
     """Return a model as `load` would, with shapes and no data: for estimates of models of any size.
@@ -355,7 +355,7 @@ def require_finite(weights: Iterable[tuple[str, Tensor]], owner: str) -> None:
         UserError: if a number is not finite.
     """
     listed = list(weights)
-    bad = (number for number, (_, weight) in enumerate(listed) if not _is_finite(own_part(weight)))
+    bad = (number for number, (_, weight) in enumerate(listed) if not _is_finite(local_shard(weight)))
     first = smallest(next(bad, len(listed)))  # of a weight that is sharded, each process has seen its part
     if first < len(listed):
         name = listed[first][0]

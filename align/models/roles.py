@@ -170,7 +170,7 @@ class Roles:
         return cast(Tensor, self.actor_critic(Role.REWARD, prompt, response, 1.0, prompt_index, adapter))
 
 
-class MountedReward:
+class AdapterReward:
     """A reward model that is an adapter on the policy's base, called like a `RewardModel`."""
 
     def __init__(self, roles: Roles, adapter: str) -> None:

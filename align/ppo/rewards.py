@@ -60,7 +60,9 @@ class Rewards:
     @property
     def flops_profiles(self) -> tuple[FlopsProfile, ...]:
         """What the FLOPs of the reward models depend on."""
-        return tuple(model.shape for model in self.models if isinstance(model, RewardModelScorer) and model.shape)
+        return tuple(
+            model.flops_profile for model in self.models if isinstance(model, RewardModelScorer) and model.flops_profile
+        )
 
     def __call__(self, rollout: Rollout) -> tuple[Tensor, dict[str, Tensor]]:
         """Return scores [B], and by name `parts`."""

@@ -12,7 +12,7 @@ from torch.nn.utils.rnn import pad_sequence
 from align.batches.micro_batches import MicroBatch, group_batches, group_tokens, pack_groups, prompt_groups
 from align.batches.streams import examples_digest, require_same_examples
 from align.core.errors import UserError
-from align.core.seeds import SeedKey, Stream, generator
+from align.core.seeds import RngStream, SeedKey, generator
 from align.core.tensor_ops import Padded
 from align.models.backbone import Backbone
 from align.models.roles import Roles
@@ -36,7 +36,7 @@ def prompts_of_update(
     first = (update - 1) * count
     while len(rows) < count:
         epoch, index = divmod(first + len(rows), len(prompts))
-        order = generator(seed, Stream.DATA_ORDER, epoch).permutation(len(prompts)).tolist()
+        order = generator(seed, RngStream.DATA_ORDER, epoch).permutation(len(prompts)).tolist()
         rows += order[index : index + count - len(rows)]
     return [prompts[row] for row in rows for _ in range(samples)]
 
@@ -85,7 +85,7 @@ def shuffled_minibatches(rows: int, samples: int, minibatches: int, update: int,
     Args:
         samples: neighboring rows with one prompt.
     """
-    order = generator(seed, Stream.MINIBATCH_ORDER, update, epoch).permutation(rows // samples).tolist()
+    order = generator(seed, RngStream.MINIBATCH_ORDER, update, epoch).permutation(rows // samples).tolist()
     parts = (order[number::minibatches] for number in range(minibatches))
     return [[prompt * samples + sample for prompt in part for sample in range(samples)] for part in parts]
 

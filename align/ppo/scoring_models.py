@@ -15,11 +15,11 @@ from align.models.backbone import flops_profile, is_prefix_lm
 from align.models.configs import base_of, reads_prompts_whole
 from align.models.heads import ScalarHead
 from align.models.loading import LoadedModel
-from align.models.roles import REWARD_ADAPTER, MountedReward, Roles
+from align.models.roles import REWARD_ADAPTER, AdapterReward, Roles
 from align.reward.checkpoint import (
     REWARD,
+    HeadType,
     LoadedReward,
-    ScorerKind,
     is_reward_model,
     load_head,
     load_reward_model,
@@ -35,7 +35,7 @@ RewardModelLike = str | LoadedReward | PreTrainedModel
 """A folder, hub name or built-in name, a loaded reward model, or a classifier that reads the policy's token ids."""
 
 
-def can_share_base(folder: str, policy: LoadedModel, kind: ScorerKind = REWARD) -> bool:
+def can_share_base(folder: str, policy: LoadedModel, kind: HeadType = REWARD) -> bool:
     """Whether a reward model can be an adapter on the policy's base.
 
     It must be an adapter on the same base as the policy's adapter, and read the same token ids: the same tokenizer and chat
@@ -66,7 +66,7 @@ class RewardAdapter(NamedTuple):
 
 
 def load_reward_adapter(
-    folder: str, policy: LoadedModel, adapter: str = REWARD_ADAPTER, kind: ScorerKind = REWARD
+    folder: str, policy: LoadedModel, adapter: str = REWARD_ADAPTER, kind: HeadType = REWARD
 ) -> RewardAdapter:
     """Load a reward adapter onto the policy's base, where it is called `adapter`."""
     head, mean = load_head(folder, policy.backbone, kind)
@@ -78,14 +78,15 @@ class RewardSource(NamedTuple):
     """A reward model of a run: an adapter on the policy's base, or a separate model."""
 
     name: str
-    mounted: RewardAdapter | None = None
+    adapter_on_policy: RewardAdapter | None = None
     loaded: LoadedReward | None = None
 
     def scorer(self, policy: LoadedModel, roles: Roles, accelerator: Accelerator, budget: int) -> RewardModelScorer:
         """The scorer of this model, which reads `budget` padded tokens at once."""
-        if self.mounted is not None:
-            module, shape = MountedReward(roles, self.mounted.adapter), flops_profile(policy.backbone, self.mounted.adapter)
-            return RewardModelScorer(module, self.mounted.mean, policy.backbone, accelerator, budget, shape=shape)
+        if self.adapter_on_policy is not None:
+            _, mean, adapter = self.adapter_on_policy
+            module, profile = AdapterReward(roles, adapter), flops_profile(policy.backbone, adapter)
+            return RewardModelScorer(module, mean, policy.backbone, accelerator, budget, flops_profile=profile)
         assert self.loaded is not None
         return RewardModelScorer.from_loaded(self.loaded, policy.tokenization, accelerator, budget)
 
@@ -117,7 +118,7 @@ def load_source(
     policy: LoadedModel,
     dtype: str,
     adapter: str,
-    kind: ScorerKind = REWARD,
+    kind: HeadType = REWARD,
     chat_template: str = "auto",
 ) -> RewardSource:
     """Load a model with a scalar head: as an adapter on the policy's base if possible, else as a separate model.
@@ -131,7 +132,7 @@ def load_source(
     """
     folder = scorer_folder(folder)
     if can_share_base(folder, policy, kind):
-        return RewardSource(folder, mounted=load_reward_adapter(folder, policy, adapter, kind))
+        return RewardSource(folder, adapter_on_policy=load_reward_adapter(folder, policy, adapter, kind))
     return RewardSource(folder, loaded=load_reward_model(folder, dtype, chat_template, kind))
 
 
@@ -144,7 +145,7 @@ def make_scorer(
         assert isinstance(run.config, ModelConfig)
         template = "" if source.loaded is None or source.loaded.has_template else run.config.chat_template
         form = f", which has no chat template and reads chat_template {template}" if template else ""
-        run.say(f"{source.name}: reads other token ids than the policy; texts are tokenized again for it{form}")
+        run.print(f"{source.name}: reads other token ids than the policy; texts are tokenized again for it{form}")
     require_readable(source.name, scorer, prompts, max_new_tokens, policy)
     return scorer
 

@@ -27,15 +27,15 @@ from align.ppo.scoring_models import RewardAdapter, RewardModelLike, RewardSourc
 from align.reward.checkpoint import LoadedReward, require_reward_model
 from align.reward.scoring import reads_ids_of
 from align.runtime.distributed import largest, zero_stage
-from align.runtime.sharding import is_sharded, place_frozen_model, sharded_copies, sharded_loading, whole_count
+from align.runtime.sharding import full_numel, is_sharded, place_frozen_model, sharded_copies, sharded_loading
 from align.sampling.engines import SamplingEngine, sampling_tokens
 from align.sampling.generation import Sampling
 from align.tokenization.encoded import EncodedPrompt
 from align.training.engine import TrainEngine
 from align.training.memory import FLOAT32_BYTES
-from align.training.optimizer import RateGroup
+from align.training.optimizer import ParamGroup
 from align.training.run import Run
-from align.training.start import build_engine, say_if_prompts_are_repeated
+from align.training.start import build_engine, warn_if_prompts_are_reread
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ def build_engine_and_roles(
     sources: Sequence[RewardSource],
     extensions: Sequence[Extension],
     total_steps: int,
-    groups: Sequence[RateGroup],
+    groups: Sequence[ParamGroup],
     average_decay: float = 0.0,
     reference: Backbone | None = None,
 ) -> tuple[TrainEngine, Roles]:
@@ -116,10 +116,10 @@ def build_engine_and_roles(
     scoring: list[nn.Module] = [source.loaded.model for source in sources if source.loaded]
     scoring += [model for extension in extensions for model in extension.modules]
     assert isinstance(run.config, ModelConfig)
-    trained = sum(whole_count(weight) for weight in module.parameters() if weight.requires_grad)
+    trained = sum(full_numel(weight) for weight in module.parameters() if weight.requires_grad)
     mean = FLOAT32_BYTES * trained if average_decay else 0
     moved = trained * policy.backbone.model.dtype.itemsize if reference_moves else 0  # the reference, in checkpoints
-    run.say(run.memory.check(run.config, module, [*references, *scoring], {"mean of the weights": mean}, mean + moved))
+    run.print(run.memory.check(run.config, module, [*references, *scoring], {"mean of the weights": mean}, mean + moved))
     frozen, initial, *_ = [*(place_frozen_model(model, accelerator) for model in references), None, None]
     engine = build_engine(run, module, total_steps, groups, average_decay)
     return engine, Roles(engine.module, frozen, initial, reference_moves)
@@ -155,11 +155,11 @@ def report(
     """
     assert isinstance(run.config, ModelConfig)
     updates, responses, samples = sizes
-    run.say(f"ppo: {prompts} prompts, {held_out} held out; model {run.config.model}")
-    run.say(f"{updates:,} updates of {responses:,} responses ({updates * responses:,} episodes)")
-    say_if_prompts_are_repeated(run, policy.backbone, [samples])
+    run.print(f"ppo: {prompts} prompts, {held_out} held out; model {run.config.model}")
+    run.print(f"{updates:,} updates of {responses:,} responses ({updates * responses:,} episodes)")
+    warn_if_prompts_are_reread(run, policy.backbone, [samples])
     if held_out and selected_by_reward:
-        run.say(
+        run.print(
             "the best policy is chosen by the reward that it is trained on; selection.reward_model lets another one choose"
         )
 
@@ -224,11 +224,11 @@ def build_actor_critic(
         value_model.requires_grad_(True)
     elif critic == "separate" and policy.adapter:
         assert backbone.peft is not None
-        mounted = critic_init if isinstance(critic_init, RewardAdapter) else None
-        copy_adapter(backbone.peft, mounted.adapter if mounted else policy.adapter, VALUE_ADAPTER)
+        reward_adapter = critic_init if isinstance(critic_init, RewardAdapter) else None
+        copy_adapter(backbone.peft, reward_adapter.adapter if reward_adapter else policy.adapter, VALUE_ADAPTER)
         critic_adapter = VALUE_ADAPTER
-        if mounted:
-            _start_from(mounted.head, mounted.mean, value_head)
+        if reward_adapter:
+            _start_from(reward_adapter.head, reward_adapter.mean, value_head)
         backbone.peft.set_requires_grad(policy.adapter)  # adding one adapter must not freeze the other
     elif critic == "separate":
         reward = critic_init if isinstance(critic_init, LoadedReward) else None
@@ -291,7 +291,9 @@ def _reference_adapter(loaded: LoadedModel) -> str:
     return REFERENCE_ADAPTER
 
 
-def rate_groups(module: ActorCritic, learning_rate: float, value_learning_rate: float, frozen_steps: int) -> list[RateGroup]:
+def param_groups(
+    module: ActorCritic, learning_rate: float, value_learning_rate: float, frozen_steps: int
+) -> list[ParamGroup]:
     """Return the learning rates of policy and critic.
 
     A trunk that both share is the policy's: the value loss moves it at the policy's rate.
@@ -301,7 +303,7 @@ def rate_groups(module: ActorCritic, learning_rate: float, value_learning_rate: 
     """
     critic = module.critic_weights()
     policy = frozenset(name for name, weight in module.named_parameters() if weight.requires_grad) - critic
-    return [RateGroup("", policy, learning_rate, frozen_steps), RateGroup("value", critic, value_learning_rate)]
+    return [ParamGroup("", policy, learning_rate, frozen_steps), ParamGroup("value", critic, value_learning_rate)]
 
 
 def _critic_from_reward(loaded: LoadedModel, reward: LoadedReward | None, value_head: ScalarHead) -> Backbone | None:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from align.batches.encoding import Data, Limits, encode_prompts
 from align.core.launch import run_stage
-from align.core.seeds import Stream
+from align.core.seeds import RngStream
 from align.core.tensor_ops import length_mask, whiten
 from align.models.checkpoint import save_model, weights_of
 from align.ppo.advantages import add_kl_penalty, estimate_advantages
@@ -63,7 +63,7 @@ from align.ppo.setup import (
     build_engine_and_roles,
     flops_profiles,
     largest_micro_batch,
-    rate_groups,
+    param_groups,
     report,
     require_reward,
     sampling_of,
@@ -139,11 +139,11 @@ def train(config: PPOConfig, ready: Prepared) -> Path:
         if ready.validation and (update % config.eval_steps == 0 or update == config.total_updates):
             metrics |= evaluate(config, ready, state, update)
         run.log(update, metrics)
-        run.note(f"reward {metrics['reward/mean']:.3f}, KL {metrics['kl/k1']:.2f}")
-    run.say(state.selection.warning())
+        run.set_progress(f"reward {metrics['reward/mean']:.3f}, KL {metrics['kl/k1']:.2f}")
+    run.print(state.selection.warning())
     # A folder of an earlier run may be there. A shared disk may show it to some processes only.
     if state.selection.kept is None or not run_on_main(folder.exists, run.accelerator):
-        run.say("no evaluation chose a best policy; the last one is kept")
+        run.print("no evaluation chose a best policy; the last one is kept")
         with averaged_weights(ready):
             save_policy(config, ready, folder, {})
     return folder
@@ -155,10 +155,10 @@ def collect_experience(config: PPOConfig, ready: Prepared, state: PPOState, upda
     # 1. Sample responses from the policy.
     samples = config.samples_per_prompt
     prompts = prompts_of_update(ready.prompts, update, config.rollout_batch_size // samples, samples, config.seed)
-    key = (config.seed, Stream.ROLLOUT, update)
+    key = (config.seed, RngStream.ROLLOUT, update)
     rollout = sample_rollout(ready.sampler, ready.policy.tokenization, prompts, ready.sampling, key)
     clock.lap("sample")
-    run.stop_if_requested()
+    run.raise_if_stop_requested()
     # 2. Score them. The roles come later: a reward reads texts and ids. What reads log-probs is a `token_rewards` of step 4.
     with save_if_scoring_fails(run, rollout, update):
         rewards, others = ready.rewards.parts(rollout)
@@ -172,7 +172,7 @@ def collect_experience(config: PPOConfig, ready: Prepared, state: PPOState, upda
     training_scores = apply_missing_eos(
         training_scores, rollout.ended_mask, config.missing_eos_penalty, config.missing_eos_score
     )
-    run.say(state.missing_eos.check(training_scores, rollout.ended_mask))
+    run.print(state.missing_eos.check(training_scores, rollout.ended_mask))
     # 3. Compute log-probs of policy and reference, and values, in the batches of the first epoch.
     minibatches = shuffled_minibatches(len(rollout), samples, config.num_mini_batches, update, 0, config.seed)
     budget = config.micro_batch_tokens
@@ -233,7 +233,7 @@ def update_policy(config: PPOConfig, ready: Prepared, experience: Experience, up
                     engine.backward(loss, sums)
                 metrics = dict(engine.sums)
                 if epoch == number == 0:
-                    run.say(check_ratio(metrics["ratio/abs_error"], run.accelerator.device))
+                    run.print(check_ratio(metrics["ratio/abs_error"], run.accelerator.device))
                 for extension in ready.extensions:  # extensions: losses
                     metrics |= extension.extra_loss((update, epoch, number), len(rows))
                 metrics |= engine.step(step)
@@ -270,7 +270,7 @@ def evaluate(config: PPOConfig, ready: Prepared, state: PPOState, update: int) -
     """Evaluate the policy on the fixed prompts, with the same noise each time, and keep it if it is the best."""
     run, extensions, backbone = ready.run, ready.extensions, ready.policy.backbone
     with averaged_weights(ready):
-        key = (config.seed, Stream.VALIDATION_SAMPLES)
+        key = (config.seed, RngStream.VALIDATION_SAMPLES)
         rollout = sample_rollout(ready.sampler, ready.policy.tokenization, ready.validation, ready.sampling, key)
         with save_if_scoring_fails(run, rollout, update):
             rewards, _ = ready.rewards.parts(rollout)
@@ -284,9 +284,9 @@ def evaluate(config: PPOConfig, ready: Prepared, state: PPOState, update: int) -
         outputs = forward_all_roles(ready.roles, rollout, rows, backbone, config.temperature, budget, run.accelerator)
         metrics = evaluation_metrics(evaluation, scores, outputs)
         for warning in state.drift.check(metrics):
-            run.say(f"warning: reward rose, but {warning}: read the samples before trusting it")
+            run.print(f"warning: reward rose, but {warning}: read the samples before trusting it")
         for extension in extensions:
-            run.say(extension.after_evaluation(update, metrics))
+            run.print(extension.after_evaluation(update, metrics))
         run.record("samples", sample_rows(evaluation, scores), update)
         chosen = scores if evaluation.selection_scores is None else evaluation.selection_scores
         if state.selection.keeps(Candidate(update, chosen.tolist(), evaluation.fault), metrics["kl"]):
@@ -376,15 +376,15 @@ def prepare(
         sources = load_rewards(reward_models, policy, config.dtype, config.chat_template)
         for extension in extensions:
             extension.load(context)
-        adapters = [source.mounted for source in sources if source.mounted]
+        adapters = [source.adapter_on_policy for source in sources if source.adapter_on_policy]
         adapters += [adapter for extension in extensions for adapter in extension.adapters]
         critic = config.critic if config.has_critic else "none"
-        critic_init = (sources[0].mounted or sources[0].loaded) if sources else None
+        critic_init = (sources[0].adapter_on_policy or sources[0].loaded) if sources else None
         with_entropy = config.ent_coef > 0
         module = build_actor_critic(policy, critic, critic_init, adapters, with_entropy, moves, value_model)
     steps = config.num_ppo_epochs * config.num_mini_batches
     rates = (config.learning_rate, config.value_learning_rate or config.learning_rate)
-    groups = rate_groups(module, *rates, frozen_steps=config.critic_warmup * steps)
+    groups = param_groups(module, *rates, frozen_steps=config.critic_warmup * steps)
     total, decay = config.total_updates * steps, config.ema_decay
     engine, roles = build_engine_and_roles(run, policy, module, sources, extensions, total, groups, decay, reference)
     scorers = [make_scorer(source, run, policy, roles, every_prompt, config.max_new_tokens) for source in sources]

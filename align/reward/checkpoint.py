@@ -38,7 +38,7 @@ from align.models.configs import load_config
 from align.models.heads import RewardModel, ScalarHead
 from align.models.loading import LoadedModel, from_objects, load, read_by_ids_of, vocabulary_rows
 from align.runtime.distributed import compute_dtype
-from align.runtime.sharding import whole_weights
+from align.runtime.sharding import gathered_parameters
 from align.tokenization import PairTokenization, make_tokenization, with_unread_padding
 
 HEAD = "reward_head.safetensors"
@@ -46,7 +46,7 @@ BACKBONE_PREFIX = "backbone."
 """Prefix of a backbone's weights in the trained module."""
 
 
-class ScorerKind(NamedTuple):
+class HeadType(NamedTuple):
     """A kind of model with a scalar head, recognized by the file of facts in its folder."""
 
     facts: str
@@ -55,10 +55,10 @@ class ScorerKind(NamedTuple):
     """The command of `align` that trains one."""
 
 
-REWARD = ScorerKind("reward.json", "reward model", "reward")
-RULE = ScorerKind("rules.json", "rule model", "rules")
+REWARD = HeadType("reward.json", "reward model", "reward")
+RULE = HeadType("rules.json", "rule model", "rules")
 """Its output is the logit of a violation, so its folder is never accepted as a reward model."""
-ATTRIBUTE = ScorerKind("attributes.json", "attribute model", "attributes")
+ATTRIBUTE = HeadType("attributes.json", "attribute model", "attributes")
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def save_reward_model(
     head: Tensor,
     facts: Mapping[str, Any],
     card: Mapping[str, Any],
-    kind: ScorerKind = REWARD,
+    kind: HeadType = REWARD,
     more: Mapping[str, Tensor] | None = None,
 ) -> None:
     """Save a reward model atomically.
@@ -137,7 +137,7 @@ def scorer_folder(source: str) -> str:
     return str(resolve_model(source)) if source in REWARD_MODELS else source
 
 
-def is_reward_model(folder: str, kind: ScorerKind = REWARD) -> bool:
+def is_reward_model(folder: str, kind: HeadType = REWARD) -> bool:
     """Whether a folder or a built-in name is a model of this kind that this package saved."""
     return (Path(scorer_folder(folder)) / kind.facts).exists()
 
@@ -153,7 +153,7 @@ def is_foreign(source: str) -> bool:
         return False
 
 
-def require_reward_model(source: str, kind: ScorerKind = REWARD) -> None:
+def require_reward_model(source: str, kind: HeadType = REWARD) -> None:
     """Check a folder or hub name before it is loaded.
 
     Raises:
@@ -171,7 +171,7 @@ def require_reward_model(source: str, kind: ScorerKind = REWARD) -> None:
 # --------------------------------------------------------------------------------------------------------------- loading
 
 
-def load_head(folder: str, backbone: Backbone, kind: ScorerKind = REWARD) -> tuple[ScalarHead, float]:
+def load_head(folder: str, backbone: Backbone, kind: HeadType = REWARD) -> tuple[ScalarHead, float]:
     """Load the head and the mean of a reward model.
 
     Raises:
@@ -197,7 +197,7 @@ def load_head(folder: str, backbone: Backbone, kind: ScorerKind = REWARD) -> tup
     return head, mean
 
 
-def initial_head(source: str, backbone: Backbone, kind: ScorerKind = REWARD) -> ScalarHead:
+def initial_head(source: str, backbone: Backbone, kind: HeadType = REWARD) -> ScalarHead:
     """Return the head of the model that training starts from, or a new one.
 
     Raises:
@@ -210,7 +210,7 @@ def initial_head(source: str, backbone: Backbone, kind: ScorerKind = REWARD) -> 
 
 
 def load_reward_model(
-    folder: str, dtype: str = "auto", chat_template: str = "auto", kind: ScorerKind = REWARD
+    folder: str, dtype: str = "auto", chat_template: str = "auto", kind: HeadType = REWARD
 ) -> LoadedReward:
     """Load a reward model to score with: adapters merged, nothing trainable.
 
@@ -329,6 +329,6 @@ def _foreign_head(folder: str, loaded: LoadedModel) -> tuple[ScalarHead, float]:
     except UserError as error:
         raise UserError(f"{folder}: {error}") from error
     head = ScalarHead(loaded.backbone.hidden_size, bias=False)
-    with whole_weights(score.parameters()):
+    with gathered_parameters(score.parameters()):
         head.linear.weight.copy_(score.weight)
         return head, 0.0 if score.bias is None else -float(score.bias)

@@ -29,7 +29,7 @@ def group_sizes(backbone: Backbone, rankings: Sequence[SharedPrompt]) -> list[in
 
 def group_flops(
     backbone: Backbone,
-    shape: FlopsProfile,
+    profile: FlopsProfile,
     ranking: SharedPrompt,
     flops: Callable[[FlopsProfile, int, Sequence[int], int], float] = training_flops,
     predicted: Sequence[int] = (),
@@ -37,9 +37,9 @@ def group_flops(
     """FLOPs of reading a ranking; `predicted` are the tokens of each response that need the vocabulary matrix."""
     lengths = list(map(len, ranking.responses))
     if backbone.shares_prompts:
-        return flops(shape, len(ranking.prompt), lengths, sum(predicted))
+        return flops(profile, len(ranking.prompt), lengths, sum(predicted))
     counts = predicted or [0] * len(lengths)
-    return sum(flops(shape, len(ranking.prompt), [length], count) for length, count in zip(lengths, counts, strict=True))
+    return sum(flops(profile, len(ranking.prompt), [length], count) for length, count in zip(lengths, counts, strict=True))
 
 
 @torch.no_grad()

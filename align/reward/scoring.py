@@ -48,7 +48,7 @@ class RewardModelScorer:
         mean: subtracted from every reward.
         budget: padded tokens that are read at once.
         tokenization: of the reward model, if it reads other token ids than the policy; texts are then tokenized again.
-        shape: for counting FLOPs; None: they are not counted.
+        flops_profile: for counting FLOPs; None: they are not counted.
         reads_whole_turns: see `LoadedReward`; needs `tokenization`.
     """
 
@@ -60,11 +60,11 @@ class RewardModelScorer:
         accelerator: Accelerator,
         budget: int,
         tokenization: Tokenization | None = None,
-        shape: FlopsProfile | None = None,
+        flops_profile: FlopsProfile | None = None,
         reads_whole_turns: bool = False,
     ) -> None:
         self.module, self.mean, self.backbone, self.tokenization = module, mean, backbone, tokenization
-        self.accelerator, self.budget, self.shape = accelerator, budget, shape
+        self.accelerator, self.budget, self.flops_profile = accelerator, budget, flops_profile
         self.reads_whole_turns = reads_whole_turns
 
     @classmethod
@@ -73,11 +73,11 @@ class RewardModelScorer:
     ) -> "RewardModelScorer":
         """Make the scorer of a loaded reward model, for responses of a policy with the tokenization `policy`."""
         loaded = reward.loaded
-        shape = flops_profile(loaded.backbone, loaded.adapter)
+        profile = flops_profile(loaded.backbone, loaded.adapter)
         module = place_frozen_model(reward.model, accelerator)
         alike = reads_ids_of(reward, policy) and not reward.reads_whole_turns
         own = None if alike else loaded.tokenization
-        return cls(module, reward.mean, loaded.backbone, accelerator, budget, own, shape, reward.reads_whole_turns)
+        return cls(module, reward.mean, loaded.backbone, accelerator, budget, own, profile, reward.reads_whole_turns)
 
     def __call__(self, responses: Sequence[SampledResponse]) -> list[float]:
         """Rewards minus the mean over demonstrations; the same on every process. Raises: see `score_rows`."""

@@ -49,8 +49,8 @@ from align.training.start import (
     Model,
     build_engine,
     open_run,
-    say_if_prompts_are_repeated,
     share_sequences,
+    warn_if_prompts_are_reread,
     with_data_names,
 )
 
@@ -279,11 +279,11 @@ class RewardTrainer:
         if demonstrations:
             self.demonstrated = encode_demonstrated(demonstrations, loaded, config.limits, config.skip_bad_rows)
         name = run.config.model
-        run.say(f"reward: {len(mixed.examples)} rankings to learn from, {len(self.held_out)} held out; model {name}")
+        run.print(f"reward: {len(mixed.examples)} rankings to learn from, {len(self.held_out)} held out; model {name}")
         module = build_module(loaded, initial_head(name, loaded.backbone), name, config.lm_loss_weight > 0)
-        say_if_prompts_are_repeated(run, loaded.backbone, (len(ranking.responses) for ranking in mixed.examples))
+        warn_if_prompts_are_reread(run, loaded.backbone, (len(ranking.responses) for ranking in mixed.examples))
         self.order = DataOrder(mixed, config.seed, config.batch_size, config)
-        run.say(run.memory.check(run.config, module))
+        run.print(run.memory.check(run.config, module))
         self.engine = build_engine(run, module, self.order.updates(config.num_train_epochs))
 
     def train(self) -> Path:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from align.runtime.sharding import whole_count, whole_shape
+from align.runtime.sharding import full_numel, full_shape
 
 PEAKS = {
     "NVL": 835e12,  # H100 NVL and H200 NVL. All from NVIDIA's datasheets, half of their numbers "with sparsity"
@@ -78,44 +78,44 @@ class _Cost(NamedTuple):
 FORWARD, TRAINING = _Cost(2, 2, 4), _Cost(6, 4, 12)
 
 
-def forward_flops(shape: FlopsProfile, prompt: int, responses: Sequence[int], predicted: int = 0) -> float:
+def forward_flops(profile: FlopsProfile, prompt: int, responses: Sequence[int], predicted: int = 0) -> float:
     """FLOPs of one forward pass over a prompt, which is read once, and its responses; `predicted` tokens have logits."""
-    return _pass_flops(FORWARD, shape, prompt, responses, predicted)
+    return _pass_flops(FORWARD, profile, prompt, responses, predicted)
 
 
-def training_flops(shape: FlopsProfile, prompt: int, responses: Sequence[int], predicted: int = 0) -> float:
+def training_flops(profile: FlopsProfile, prompt: int, responses: Sequence[int], predicted: int = 0) -> float:
     """FLOPs of a forward and backward pass; arguments as for `forward_flops`."""
-    return _pass_flops(TRAINING, shape, prompt, responses, predicted)
+    return _pass_flops(TRAINING, profile, prompt, responses, predicted)
 
 
-def _pass_flops(cost: _Cost, shape: FlopsProfile, prompt: int, responses: Sequence[int], predicted: int) -> float:
-    total = cost.flops(shape.vocabulary, predicted)
-    if shape.encoder is None:
+def _pass_flops(cost: _Cost, profile: FlopsProfile, prompt: int, responses: Sequence[int], predicted: int) -> float:
+    total = cost.flops(profile.vocabulary, predicted)
+    if profile.encoder is None:
         longest = prompt + max(responses)
         pairs = prompt * longest + sum(length * (prompt + length) for length in responses)
         return (
             total
-            + cost.flops(shape.decoder.matrices, prompt + sum(responses))
-            + cost.attention * shape.decoder.attention * pairs
+            + cost.flops(profile.decoder.matrices, prompt + sum(responses))
+            + cost.attention * profile.decoder.attention * pairs
         )
-    total += cost.flops(shape.encoder.matrices, prompt) + cost.attention * shape.encoder.attention * prompt**2
+    total += cost.flops(profile.encoder.matrices, prompt) + cost.attention * profile.encoder.attention * prompt**2
     for length in (1 + length for length in responses):  # after the decoder's start token
-        total += cost.flops(shape.decoder.matrices, length) + cost.flops(shape.cross, prompt)
-        total += cost.attention * shape.decoder.attention * length * (length + prompt)
+        total += cost.flops(profile.decoder.matrices, length) + cost.flops(profile.cross, prompt)
+        total += cost.attention * profile.decoder.attention * length * (length + prompt)
     return total
 
 
-def sampling_flops(shape: FlopsProfile, prompt: int, responses: Sequence[int]) -> float:
+def sampling_flops(profile: FlopsProfile, prompt: int, responses: Sequence[int]) -> float:
     """FLOPs of sampling responses with a cache: each token but the last is read once. The prompt is read once for all."""
-    total = FORWARD.flops(shape.vocabulary, sum(responses))
-    if shape.encoder is None:
+    total = FORWARD.flops(profile.vocabulary, sum(responses))
+    if profile.encoder is None:
         fed = [length - 1 for length in responses]
         read, pairs = prompt + sum(fed), prompt**2 + sum(length * prompt + length * (length + 1) // 2 for length in fed)
     else:
-        total += FORWARD.flops(shape.encoder.matrices, prompt) + FORWARD.attention * shape.encoder.attention * prompt**2
-        total += len(responses) * FORWARD.flops(shape.cross, prompt)
+        total += FORWARD.flops(profile.encoder.matrices, prompt) + FORWARD.attention * profile.encoder.attention * prompt**2
+        total += len(responses) * FORWARD.flops(profile.cross, prompt)
         read, pairs = sum(responses), sum(length * prompt + length * (length + 1) // 2 for length in responses)
-    return total + FORWARD.flops(shape.decoder.matrices, read) + FORWARD.attention * shape.decoder.attention * pairs
+    return total + FORWARD.flops(profile.decoder.matrices, read) + FORWARD.attention * profile.decoder.attention * pairs
 
 
 def matrices_of(modules: Iterable[tuple[str, nn.Module]], adapter: str | None, expert_share: float = 1.0) -> Matrices:
@@ -136,9 +136,9 @@ def matrices_of(modules: Iterable[tuple[str, nn.Module]], adapter: str | None, e
         for weight in weights:
             if not isinstance(weight, Tensor):
                 continue
-            if len(whole_shape(weight)) < 2:
+            if len(full_shape(weight)) < 2:
                 continue
-            count = round(whole_count(weight) * (expert_share if is_expert else 1.0))
+            count = round(full_numel(weight) * (expert_share if is_expert else 1.0))
             if weight.requires_grad:
                 trained += count
             else:

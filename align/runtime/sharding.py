@@ -1,7 +1,7 @@
 """Weights under ZeRO-3: loaded from a file straight into shards, and gathered again to be read.
 
 Each process keeps one part of every flattened weight. A sharded weight has an empty tensor where its numbers were;
-`whole_shape` still returns its shape. `align.runtime.sharding` brings the numbers back to be read.
+`full_shape` still returns its shape. `align.runtime.sharding` brings the numbers back to be read.
 """
 
 import math
@@ -27,20 +27,20 @@ def is_sharded(weight: Tensor) -> bool:
     return hasattr(weight, "ds_id")
 
 
-def whole_shape(weight: Tensor) -> torch.Size:
+def full_shape(weight: Tensor) -> torch.Size:
     """The shape of a weight, sharded or not."""
     shape: torch.Size = getattr(weight, "ds_shape", weight.shape)
     return shape
 
 
-def whole_count(weight: Tensor) -> int:
+def full_numel(weight: Tensor) -> int:
     """Numbers in a weight, over all processes."""
-    return math.prod(whole_shape(weight))
+    return math.prod(full_shape(weight))
 
 
-def whole_bytes(weight: Tensor) -> int:
+def full_nbytes(weight: Tensor) -> int:
     """Bytes of a weight, over all processes."""
-    return whole_count(weight) * weight.element_size()
+    return full_numel(weight) * weight.element_size()
 
 
 def frozen_config(accelerator: Accelerator, dtype: torch.dtype) -> dict[str, Any]:
@@ -154,7 +154,7 @@ class Sharder:
         paths = {id(module): path for path, module in model.named_modules()}
         for module, name, weight in self._loaded:
             kept = module._parameters.get(name)
-            if kept is None or kept is weight or smallest(int(torch.equal(own_part(kept), own_part(weight)))):
+            if kept is None or kept is weight or smallest(int(torch.equal(local_shard(kept), local_shard(weight)))):
                 continue
             module._parameters[name] = weight
             tied: dict[str, str] = getattr(model, "all_tied_weights_keys", {})
@@ -162,14 +162,14 @@ class Sharder:
         self._loaded.clear()
 
 
-def own_part(weight: Tensor) -> Tensor:
+def local_shard(weight: Tensor) -> Tensor:
     """The numbers of a weight that this process keeps, flat and without padding; all if it is not sharded."""
     if not is_sharded(weight):
         return weight.detach().flatten()
     state: Any = weight
     part: Tensor = state.ds_tensor
     begin = part.numel() * torch.distributed.get_rank()
-    return part[: max(0, min(part.numel(), whole_count(weight) - begin))]
+    return part[: max(0, min(part.numel(), full_numel(weight) - begin))]
 
 
 def smallest(number: int) -> int:
@@ -179,7 +179,7 @@ def smallest(number: int) -> int:
 
 
 @contextmanager
-def whole_weights(weights: Iterable[Tensor], changed: bool = False) -> Iterator[None]:
+def gathered_parameters(weights: Iterable[Tensor], changed: bool = False) -> Iterator[None]:
     """Gather sharded weights on every process inside; all processes must ask for the same.
 
     Args:
@@ -222,7 +222,7 @@ class LayerGathering:
         for number, (layer, _) in enumerate(self.layers):
             hooks.append(layer.register_forward_pre_hook(lambda *_, number=number: self._help_until(number)))
             hooks.append(layer.register_forward_hook(lambda *_, number=number: self._release(number), always_call=True))
-        with whole_weights(self.kept):
+        with gathered_parameters(self.kept):
             try:
                 yield
             finally:
@@ -245,7 +245,7 @@ class LayerGathering:
             self._release(number)
 
     def _gather(self, number: int) -> None:
-        context = whole_weights(self.layers[number][1])
+        context = gathered_parameters(self.layers[number][1])
         context.__enter__()
         self._open[number] = context
 
@@ -290,7 +290,7 @@ def sharded_copies(weights: Sequence[nn.Parameter]) -> list[nn.Parameter]:
     assert accelerator is not None
     sharder, copies = Sharder(accelerator, weights[0].dtype), list[nn.Parameter]()
     for weight in weights:
-        with whole_weights([weight]):
+        with gathered_parameters([weight]):
             copies.append(sharder.shard(nn.Parameter(weight.detach(), requires_grad=weight.requires_grad)))
     return copies
 
@@ -298,7 +298,7 @@ def sharded_copies(weights: Sequence[nn.Parameter]) -> list[nn.Parameter]:
 @contextmanager
 def gathered_weights(module: nn.Module, accelerator: Accelerator) -> Iterator[None]:
     """Gather all weights of an engine's module that ZeRO-3 has sharded, once for as long as they are needed."""
-    with without_engine_hooks(module, accelerator), whole_weights(module.parameters()):
+    with without_engine_hooks(module, accelerator), gathered_parameters(module.parameters()):
         yield
 
 

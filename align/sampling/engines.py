@@ -11,7 +11,7 @@ from align.core.seeds import SeedKey
 from align.models.backbone import Backbone
 from align.models.loading import LoadedModel
 from align.runtime.distributed import gather_rows, largest, share_of_process
-from align.runtime.sharding import LayerGathering, is_sharded, whole_bytes, whole_weights, without_engine_hooks
+from align.runtime.sharding import LayerGathering, full_nbytes, gathered_parameters, is_sharded, without_engine_hooks
 from align.sampling.generation import Responses, Sampling, row_uniforms, sample
 from align.sampling.settings import EngineConfig
 from align.training.engine import TrainEngine
@@ -73,7 +73,7 @@ class TransformersEngine:
     def _gathered_weights(self, whole: bool) -> Iterator[None]:
         """Weights that ZeRO-3 has sharded, gathered for this rollout: all at once, or layer by layer as they are read."""
         model, accelerator = self.loaded.backbone.model, self.train_engine.accelerator
-        reading = whole_weights(model.parameters()) if whole else LayerGathering(model, accelerator).reading()
+        reading = gathered_parameters(model.parameters()) if whole else LayerGathering(model, accelerator).reading()
         with without_engine_hooks(self.train_engine.module, accelerator), reading:
             yield
 
@@ -85,12 +85,12 @@ class TransformersEngine:
             return True
         own = math.ceil(len(prompts) / run.accelerator.num_processes)
         tokens = min(own * (max(map(len, prompts), default=0) + sampling.max_new_tokens), sampling.batch_tokens)
-        needed = sum(map(whole_bytes, sharded)) + cache_bytes(backbone, tokens, own)
+        needed = sum(map(full_nbytes, sharded)) + cache_bytes(backbone, tokens, own)
         left = -largest(-run.memory.left(), run.accelerator)
         whole = needed <= left
         if whole != self.sampled_whole:
             how = "whole weights on every process" if whole else "weights gathered layer by layer, which is slower"
-            run.say(f"sampling with {how}: {needed / GIB:.2f} GiB needed for whole ones, {left / GIB:.2f} free")
+            run.print(f"sampling with {how}: {needed / GIB:.2f} GiB needed for whole ones, {left / GIB:.2f} free")
         self.sampled_whole = whole
         return whole
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from transformers.generation.logits_process import LogitsProcessorList, TopKLogitsWarper, TopPLogitsWarper
 
-from align.core.seeds import Stream, generator
+from align.core.seeds import RngStream, generator
 from align.core.tensor_ops import Padded, cut_by_tokens
 from align.models.backbone import Backbone
 from align.models.backbone.contract import DecodingState
@@ -52,12 +52,12 @@ class Responses:
     """Log-prob of each token by an engine other than the trained model; None if that model sampled."""
 
 
-def row_uniforms(rows: int, sampling: Sampling, seed: int, stream: Stream, *key: int) -> Tensor:
+def row_uniforms(rows: int, sampling: Sampling, seed: int, stream: RngStream, *key: int) -> Tensor:
     """Uniform numbers [rows, max_new_tokens], float64, one for each token to draw."""
     return torch.from_numpy(generator(seed, stream, *key).random((rows, sampling.max_new_tokens)))
 
 
-def row_seeds(rows: int, seed: int, stream: Stream, *key: int) -> list[int]:
+def row_seeds(rows: int, seed: int, stream: RngStream, *key: int) -> list[int]:
     """A seed for each row, for an engine that draws its random numbers itself; see `row_uniforms`."""
     return [int(number) for number in generator(seed, stream, *key).integers(2**62, size=rows)]
 

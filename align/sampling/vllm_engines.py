@@ -23,7 +23,7 @@ from trl.generation.vllm_client import VLLMClient
 from urllib3.util.retry import Retry
 
 from align.core.errors import UserError, first_line
-from align.core.seeds import SeedKey, Stream
+from align.core.seeds import RngStream, SeedKey
 from align.models.loading import LoadedModel
 from align.runtime.distributed import map_across_processes, run_on_main
 from align.runtime.sharding import gathered_weights
@@ -82,12 +82,12 @@ class VLLMServer:
             if attempt == self.retries:
                 break
             kept = f"{len(answered)} of {len(prompts)} responses are kept"
-            self.train_engine.run.say(f"warning: {gone}; {kept}, waiting {self.timeout:g} s at most until it is back")
+            self.train_engine.run.print(f"warning: {gone}; {kept}, waiting {self.timeout:g} s at most until it is back")
             if run_on_main(lambda: _connection_loss(self._connect_again), self.accelerator):
                 break
             self.stale = True
         self.train_engine.run.open()  # on all processes, before the first one writes
-        update = 0 if isinstance(seed[-1], Stream) else seed[-1]
+        update = 0 if isinstance(seed[-1], RngStream) else seed[-1]
         saved = run_on_main(lambda: self._save(prompts, answered, update), self.accelerator)
         raise UserError(f"{gone}{saved}")
 
@@ -109,7 +109,7 @@ class VLLMServer:
             self.client.close_communicator()  # type: ignore[no-untyped-call]
 
     def _connect(self, longest: int) -> None:
-        self.train_engine.run.say(f"waiting for the vLLM server at {self.url}")
+        self.train_engine.run.print(f"waiting for the vLLM server at {self.url}")
         with self._server_errors("the server"):
             self.client = Client(self.url, self.timeout)
         self._require_same_model(longest)
@@ -125,7 +125,7 @@ class VLLMServer:
             self._connect(self.longest)
         except UserError as error:
             raise ServerGoneError(str(error)) from error
-        self.train_engine.run.say(f"the vLLM server at {self.url} is back")
+        self.train_engine.run.print(f"the vLLM server at {self.url} is back")
 
     def _save(self, prompts: Sequence[list[int]], answered: dict[int, Row], update: int) -> str:
         """Save the sampled responses to the run's folder, and return the end of the error message."""

@@ -239,9 +239,9 @@ class SFTTrainer:
             self.batches = DataOrder(mixed, config.seed, config.batch_size, config)
             number = str(len(mixed.examples))
         self.held_out = encode(validation_data, loaded, config) if validation_data else []
-        run.say(f"sft: {number} examples to learn from, {len(self.held_out)} held out; model {run.config.model}")
+        run.print(f"sft: {number} examples to learn from, {len(self.held_out)} held out; model {run.config.model}")
         module = LanguageModel(loaded.backbone, loaded.adapter)
-        run.say(run.memory.check(run.config, module))
+        run.print(run.memory.check(run.config, module))
         self.engine = build_engine(run, module, self.batches.updates(config.num_train_epochs))
 
     def train(self) -> Path:

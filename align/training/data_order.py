@@ -12,7 +12,7 @@ from align.batches.encoding import Limits
 from align.batches.mixtures import MixedExamples
 from align.batches.streams import examples_digest, require_same_examples
 from align.core.errors import UserError
-from align.core.seeds import Stream, generator
+from align.core.seeds import RngStream, generator
 from align.core.settings import MixtureConfig, ModelConfig, RunConfig, option
 
 Example = TypeVar("Example")
@@ -89,7 +89,7 @@ class DataOrder(Generic[Example]):
         """Return the indices of the examples of an update, which is counted from 1."""
         epoch, place = divmod(update - 1, self.updates_per_epoch)
         drawn = numpy.concatenate([self._drawn(source, epoch) for source in range(len(self.sizes))])
-        order = generator(self.seed, Stream.DATA_ORDER, epoch).permutation(len(drawn))
+        order = generator(self.seed, RngStream.DATA_ORDER, epoch).permutation(len(drawn))
         rows: list[int] = drawn[order[place * self.batch_size :][: self.batch_size]].tolist()
         return rows
 
@@ -112,7 +112,7 @@ class DataOrder(Generic[Example]):
             one_pass = (
                 numpy.arange(size)
                 if whole  # the order within an epoch is drawn at its end
-                else generator(self.seed, Stream.MIXTURE_ORDER, source, number).permutation(size)
+                else generator(self.seed, RngStream.MIXTURE_ORDER, source, number).permutation(size)
             )
             parts.append(one_pass[first:last])
         return numpy.concatenate(parts) + sum(self.sizes[:source])

@@ -21,11 +21,11 @@ from torch import Tensor, nn
 
 from align.core.errors import UserError
 from align.runtime.distributed import limit_collectives, zero_stage
-from align.runtime.sharding import gather_chosen_parts_together, is_sharded, whole_count, whole_shape
+from align.runtime.sharding import full_numel, full_shape, gather_chosen_parts_together, is_sharded
 from align.training.checkpoint.state import Part, StoredState
 from align.training.engine import AVERAGE, NotFiniteError, TrainEngine, require_same_weights
 from align.training.expert_load import ExpertLoad
-from align.training.optimizer import RateGroup, WeightAverage, build_optimizer, complete_groups, rate_scales
+from align.training.optimizer import ParamGroup, WeightAverage, build_optimizer, complete_groups, learning_rate_scales
 from align.training.run import Run
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -44,7 +44,7 @@ class DeepSpeedEngine(TrainEngine):
         run: Run,
         module: nn.Module,
         total_steps: int,
-        groups: Sequence[RateGroup] = (),
+        groups: Sequence[ParamGroup] = (),
         average_decay: float = 0.0,
     ) -> None:
         if run.config.optimizer != "adamw":
@@ -55,7 +55,7 @@ class DeepSpeedEngine(TrainEngine):
         self.trainable = {name: weight for name, weight in module.named_parameters() if weight.requires_grad}
         self.groups = complete_groups(run.config, self.trainable, groups)
         self.expert_load = ExpertLoad.from_module(module, run.config.router_aux_loss_coef)
-        optimizer = build_optimizer(run.config, self.trainable, self.groups, rate_scales(run.config, module))
+        optimizer = build_optimizer(run.config, self.trainable, self.groups, learning_rate_scales(run.config, module))
         gather_chosen_parts_together(module)
         self.module, self.optimizer = run.accelerator.prepare(module, optimizer)
         limit_collectives()
@@ -132,7 +132,7 @@ class DeepSpeedEngine(TrainEngine):
 
     def load_state(self, tensors: Mapping[str, Tensor], numbers: Mapping[str, float]) -> None:
         assert isinstance(tensors, StoredState)
-        require_same_weights(tensors, {name: tuple(whole_shape(weight)) for name, weight in self.trainable.items()})
+        require_same_weights(tensors, {name: tuple(full_shape(weight)) for name, weight in self.trainable.items()})
         if self.average:  # one that was not kept before starts from here
             for name, weight in self.trainable.items():
                 kept = f"{AVERAGE}/{name}" in tensors.shapes
@@ -184,12 +184,12 @@ def _own_part(weight: Tensor, moment: str | None = None) -> Part | None:
     if is_sharded(weight):
         values = safe_get_local_fp32_param(weight) if moment is None else safe_get_local_optimizer_state(weight, moment)
         start = values.numel() * state.ds_zero_partition_rank
-        values = values[: max(0, whole_count(weight) - start)]  # what follows is padding
+        values = values[: max(0, full_numel(weight) - start)]  # what follows is padding
     elif state._hp_mapping is None:
         return None
     else:
         values, start = state._hp_mapping.get_hp_fragment(moment), state._hp_mapping.lp_fragment_address.start
-    return Part(values, start, tuple(whole_shape(weight))) if values.numel() else None
+    return Part(values, start, tuple(full_shape(weight))) if values.numel() else None
 
 
 def _set_own_part(weight: Tensor, tensors: StoredState, name: str, moment: str | None = None) -> None:

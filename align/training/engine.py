@@ -25,7 +25,7 @@ from align.runtime.distributed import sum_across_processes
 from align.runtime.flops import Clock
 from align.training.checkpoint.state import Part, shapes_of
 from align.training.expert_load import ExpertLoad
-from align.training.optimizer import RateGroup, WeightAverage, build_optimizer, complete_groups, rate_scales
+from align.training.optimizer import ParamGroup, WeightAverage, build_optimizer, complete_groups, learning_rate_scales
 from align.training.reduction import GradientReduction
 from align.training.run import Run
 
@@ -71,7 +71,7 @@ class TrainEngine:
         run: Run,
         module: nn.Module,
         total_steps: int,
-        groups: Sequence[RateGroup] = (),
+        groups: Sequence[ParamGroup] = (),
         average_decay: float = 0.0,
     ) -> None:
         self.run, self.total_steps = run, total_steps
@@ -80,7 +80,7 @@ class TrainEngine:
         self.trainable = {name: weight for name, weight in module.named_parameters() if weight.requires_grad}
         self.masters = {name: _master(weight) for name, weight in self.trainable.items()}
         self.groups = complete_groups(run.config, self.trainable, groups)
-        self.optimizer = build_optimizer(run.config, self.masters, self.groups, rate_scales(run.config, module))
+        self.optimizer = build_optimizer(run.config, self.masters, self.groups, learning_rate_scales(run.config, module))
         self.average = WeightAverage(self.masters, average_decay) if average_decay else None
         self.expert_load = ExpertLoad.from_module(module, run.config.router_aux_loss_coef)
         if self.accelerator.num_processes > 1:
@@ -101,7 +101,7 @@ class TrainEngine:
             self.reduction.begin()
         for batch in plan:
             if self.accelerator.num_processes == 1:  # several must agree, which they do below
-                self.run.stop_if_requested(self._drop_gradients)
+                self.run.raise_if_stop_requested(self._drop_gradients)
             self._batch = batch
             yield batch.rows
         if self.reduction:
@@ -112,7 +112,7 @@ class TrainEngine:
             raise NotFiniteError("the loss is not a finite number")
         if self.expert_load:
             self.expert_load.keep(self.sums)
-        self.run.stop_if_requested(self._drop_gradients)
+        self.run.raise_if_stop_requested(self._drop_gradients)
 
     def backward(self, loss: Tensor, sums: Sums | None = None) -> None:
         """Add the gradients of the current micro-batch, and its metrics.

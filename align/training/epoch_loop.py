@@ -108,7 +108,7 @@ class EpochLoop:
             self.clock.lap("validate")
         self.run.log(update, {**metrics, **self.clock.shares()})
         best = f", best validation {self.best:.3f}" if math.isfinite(self.best) else ""
-        self.run.note(f"loss {metrics['loss']:.3f}{best}")
+        self.run.set_progress(f"loss {metrics['loss']:.3f}{best}")
 
     def needs_evaluation(self) -> bool:
         """Return whether the model must be evaluated once more at the end: none is saved, or no update was left."""
@@ -116,7 +116,7 @@ class EpochLoop:
         if not self.is_missing and not (self.done >= self.total and self.evaluated != self.done):
             return False
         last = max(self.done, self.total)
-        self.run.say(f"evaluating the model after update {last}, which is kept if it is the best or the only one")
+        self.run.print(f"evaluating the model after update {last}, which is kept if it is the best or the only one")
         return True
 
     def state_dict(self) -> dict[str, Any]:

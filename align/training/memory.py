@@ -24,7 +24,7 @@ from align.models.backbone import Backbone, cache_elements_per_token, model_clas
 from align.models.configs import base_of, load_config
 from align.runtime.distributed import compute_dtype, run_on_all
 from align.runtime.process import cgroup_bytes_left, process_peak, release_freed_memory, reset_process_peak
-from align.runtime.sharding import whole_bytes, whole_count, whole_shape
+from align.runtime.sharding import full_nbytes, full_numel, full_shape
 
 GIB = 2**30
 FLOAT32_BYTES = 4
@@ -75,12 +75,12 @@ def resident_memory(optimizer: str, trained: Sequence[Tensor], weights: int, sha
         trained: the weights that are trained, on any device (meta too).
         weights: bytes of all weights, frozen ones and those of other models included.
     """
-    count = sum(map(whole_count, trained))
-    masters = sum(FLOAT32_BYTES * whole_count(weight) for weight in trained if weight.dtype != torch.float32)
+    count = sum(map(full_numel, trained))
+    masters = sum(FLOAT32_BYTES * full_numel(weight) for weight in trained if weight.dtype != torch.float32)
     state = 2 * FLOAT32_BYTES * count  # AdamW: two moments
     if optimizer == "adafactor":  # a row and a column for each matrix, a vector whole
         state = sum(
-            FLOAT32_BYTES * (sum(shape[-2:]) if len(shape) > 1 else sum(shape)) for shape in map(whole_shape, trained)
+            FLOAT32_BYTES * (sum(shape[-2:]) if len(shape) > 1 else sum(shape)) for shape in map(full_shape, trained)
         )
     stage, processes, offload = sharding
     if stage:
@@ -92,7 +92,7 @@ def resident_memory(optimizer: str, trained: Sequence[Tensor], weights: int, sha
 def weights_bytes(modules: Sequence[nn.Module]) -> int:
     """Bytes of all weights of some modules; shared weights count once."""
     weights = {id(weight): weight for module in modules for weight in module.parameters()}
-    return sum(map(whole_bytes, weights.values()))
+    return sum(map(full_nbytes, weights.values()))
 
 
 def cache_bytes(backbone: Backbone, tokens: int, rows: int) -> int:
@@ -243,7 +243,7 @@ class Memory:
             f"free on {self.device}: {advice}"
         )
 
-    def hold_to_estimate(self) -> None:
+    def release_excess_memory(self) -> None:
         """On a CPU, return freed memory to the system once the process holds more than the measured peak.
 
         The C library keeps freed memory for the next buffers. Rows of ever new lengths leave gaps that fit none of them.
@@ -256,7 +256,7 @@ class Memory:
         estimate = resident_memory(config.optimizer, trained, weights, self.sharding)
         resident = estimate.resident | {"process": self.start_bytes}
         if self.device.type == "cpu" and config.checkpoint_in_background:
-            masters = sum(FLOAT32_BYTES * whole_count(weight) for weight in trained)
+            masters = sum(FLOAT32_BYTES * full_numel(weight) for weight in trained)
             shares = self.sharding.processes if self.sharding.stage else 1
             resident["checkpoint"] = masters // shares + resident["optimizer"]
         return replace(estimate, resident=resident)

@@ -13,24 +13,24 @@ from transformers.optimization import Adafactor
 
 from align.core.settings import RunConfig, Schedule
 from align.models.backbone import weight_depths
-from align.runtime.sharding import whole_shape
+from align.runtime.sharding import full_shape
 
 
 @dataclass(frozen=True)
-class RateGroup:
+class ParamGroup:
     """Weights that share a learning rate.
 
     Attributes:
         name: its rate is logged as `learning_rate/<name>`; empty: `learning_rate`.
         weights: their names in the trained module.
         peak: their highest learning rate.
-        rest: number of first steps in which they do not change; their schedule begins after these.
+        frozen_steps: number of first steps in which they do not change; their schedule begins after these.
     """
 
     name: str
     weights: frozenset[str]
     peak: float
-    rest: int = 0
+    frozen_steps: int = 0
 
     @property
     def metric(self) -> str:
@@ -38,8 +38,13 @@ class RateGroup:
         return f"learning_rate/{self.name}" if self.name else "learning_rate"
 
     def rate(self, config: RunConfig, step: int, total: int) -> float:
-        """The learning rate of a step from 1 to `total`; 0 at rest, while the optimizer's moments follow the gradients."""
-        return learning_rate(config, step - self.rest, total - self.rest, self.peak) if step > self.rest else 0.0
+        """Return the learning rate of a step from 1 to `total`.
+
+        It is 0 in the first `frozen_steps`; the optimizer's moments follow the gradients in them.
+        """
+        if step <= self.frozen_steps:
+            return 0.0
+        return learning_rate(config, step - self.frozen_steps, total - self.frozen_steps, self.peak)
 
 
 def learning_rate(config: RunConfig, update: int, total: int, peak: float) -> float:
@@ -60,14 +65,14 @@ def learning_rate(config: RunConfig, update: int, total: int, peak: float) -> fl
     return peak * decay[config.lr_scheduler_type]
 
 
-def complete_groups(config: RunConfig, weights: Iterable[str], groups: Sequence[RateGroup]) -> list[RateGroup]:
+def complete_groups(config: RunConfig, weights: Iterable[str], groups: Sequence[ParamGroup]) -> list[ParamGroup]:
     """The groups, preceded by one at `learning_rate` for all weights that they do not name."""
     named = frozenset().union(*(group.weights for group in groups))
-    rest = RateGroup("", frozenset(weights) - named, config.learning_rate)
-    return [group for group in (rest, *groups) if group.weights]
+    others = ParamGroup("", frozenset(weights) - named, config.learning_rate)
+    return [group for group in (others, *groups) if group.weights]
 
 
-def rate_scales(config: RunConfig, module: nn.Module) -> dict[str, float]:
+def learning_rate_scales(config: RunConfig, module: nn.Module) -> dict[str, float]:
     """The factor of each weight's rate: `layerwise_lr_decay` once for each layer above its own, and once more.
 
     Heads, last norms and a vocabulary matrix of its own have the whole rate, embeddings the smallest.
@@ -85,7 +90,7 @@ def rate_scales(config: RunConfig, module: nn.Module) -> dict[str, float]:
 
 
 def build_optimizer(
-    config: RunConfig, weights: Mapping[str, Tensor], groups: Sequence[RateGroup], scales: Mapping[str, float] | None = None
+    config: RunConfig, weights: Mapping[str, Tensor], groups: Sequence[ParamGroup], scales: Mapping[str, float] | None = None
 ) -> torch.optim.Optimizer:
     """AdamW or Adafactor over some weights, with weight decay on matrices only.
 
@@ -98,7 +103,7 @@ def build_optimizer(
     for group in groups:
         for name, weight in weights.items():
             if name in group.weights:
-                scale, is_matrix = (scales or {}).get(name, 1.0), len(whole_shape(weight)) >= 2
+                scale, is_matrix = (scales or {}).get(name, 1.0), len(full_shape(weight)) >= 2
                 decay = config.weight_decay if is_matrix else 0.0
                 part = {"params": [], "weight_decay": decay, "metric": group.metric, "scale": scale}
                 parts.setdefault((group.metric, -scale, not is_matrix), part)["params"].append(weight)

@@ -29,7 +29,7 @@ from align.runtime.environment import console, environment
 from align.runtime.flops import peak_flops
 from align.tokenization import set_template_date
 from align.training.checkpoint import BackgroundWork, Checkpoint
-from align.training.checkpoint.files import checkpoints_in, keep_newest, last_whole_checkpoint, set_aside
+from align.training.checkpoint.files import checkpoints_in, keep_newest, last_whole_checkpoint, quarantine
 from align.training.memory import GIB, Memory
 from align.training.run_folder import (
     compare_settings,
@@ -89,7 +89,7 @@ class Run:
         self.background = BackgroundWork(self.accelerator, config.collective_timeout)
         self.is_main = self.accelerator.is_main_process
         if torch.backends.mps.is_available():
-            self.say("Apple's GPU (MPS) has no float64, which sums need here: this run is on the CPU")
+            self.print("Apple's GPU (MPS) has no float64, which sums need here: this run is on the CPU")
         self.metrics_file = self.folder / "metrics.jsonl"
         run_on_main(lambda: refuse_other_run(self.folder), self.accelerator)
         self.checkpoint: Path | None = None
@@ -97,7 +97,7 @@ class Run:
         if config.resume:
             self.checkpoint, faults = last_whole_checkpoint(self.folder, self.accelerator)
             for fault in faults:
-                self.say(f"warning: {fault}: going on from {self.checkpoint}")
+                self.print(f"warning: {fault}: going on from {self.checkpoint}")
         has_results = self.results.model or self.results.metrics_bytes > 0
         if has_results and not config.resume:
             raise UserError(f"{self.folder} already holds a run; set resume to continue it, or choose another output_dir")
@@ -106,9 +106,9 @@ class Run:
         set_template_date(day)
         self.config = config = replace(config, template_date=day)
         if self.checkpoint:
-            self.say(compare_settings(config, self.folder))
+            self.print(compare_settings(config, self.folder))
         elif has_results:
-            self.say(f"{self.folder} holds no checkpoint to resume from (see save_steps): starting with the first update")
+            self.print(f"{self.folder} holds no checkpoint to resume from (see save_steps): starting with the first update")
         if config.push_to_hub:
             run_on_main(lambda: make_repo(config.push_to_hub, config.hub_private), self.accelerator)
         self.accelerator.wait_for_everyone()  # every process has looked before one of them writes
@@ -147,8 +147,8 @@ class Run:
                 )
             clear_leftovers(self.folder)
             if self.checkpoint:
-                for line in set_aside(self.folder, self.checkpoint):
-                    self.say(line)
+                for line in quarantine(self.folder, self.checkpoint):
+                    self.print(line)
                 keep_newest(self.folder, self.config.save_total_limit)
             write_text(self.folder / "config.yaml", dump(self.config))
             write_json(self.folder / "environment.json", environment())
@@ -165,7 +165,7 @@ class Run:
         except OSError as error:
             raise UserError(f"{path}: cannot be written ({error.strerror or error})") from error
 
-    def say(self, message: str) -> None:
+    def print(self, message: str) -> None:
         """Print a line on the terminal, on the main process only."""
         if self.is_main and message:
             console.print(without_secrets(message), highlight=False, markup=False)
@@ -247,7 +247,7 @@ class Run:
                     in_update = True
                     yield update
                     in_update = False
-                    self.memory.hold_to_estimate()
+                    self.memory.release_excess_memory()
                     self.progress.update(self.task, completed=update)
                     self.background.check()
                     if self.config.save_steps and update % self.config.save_steps == 0:
@@ -265,7 +265,7 @@ class Run:
         """Note that the update has changed a weight: a stop waits for its end from here on."""
         self._restart = None
 
-    def stop_if_requested(self, before_saving: Callable[[], None] = lambda: None) -> None:
+    def raise_if_stop_requested(self, before_saving: Callable[[], None] = lambda: None) -> None:
         """Save the state at the beginning of the update and raise `Stopped`, if any process was asked to stop.
 
         An update that has changed a weight continues. All processes must call this.
@@ -292,7 +292,7 @@ class Run:
         asked = torch.tensor(float(bool(self.stop.signal)), device=self.accelerator.device)
         return bool(sum_across_processes(asked, self.accelerator) > 0)
 
-    def note(self, text: str) -> None:
+    def set_progress(self, text: str) -> None:
         """Show a few metrics next to the progress bar."""
         self.progress.update(self.task, note=text)
 
@@ -313,6 +313,6 @@ class Run:
         if not (self.is_main and repo and folder.exists()):
             return
         try:
-            self.say(f"pushed to {push_model(folder, repo, private)}")
+            self.print(f"pushed to {push_model(folder, repo, private)}")
         except UserError as error:
-            self.say(f"warning: {error}; the model is in {folder}; repeat with: {push_command(folder, repo, private)}")
+            self.print(f"warning: {error}; the model is in {folder}; repeat with: {push_command(folder, repo, private)}")

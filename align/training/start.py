@@ -23,7 +23,7 @@ from align.runtime.distributed import broadcast_trainable_weights, run_on_all, r
 from align.runtime.sequence import share_rows
 from align.runtime.sharding import sharded_loading
 from align.training.engine import TrainEngine
-from align.training.optimizer import RateGroup
+from align.training.optimizer import ParamGroup
 from align.training.run import Run
 
 Model = str | Path | PreTrainedModel | LoadedModel
@@ -66,7 +66,7 @@ def open_run(
     else:
         run, loaded = _run_from_objects(config, stage, model, tokenizer, adapter)
     run_on_main(lambda: require_savable(loaded), run.accelerator)
-    run.say(long_rows_warning(loaded.backbone))
+    run.print(long_rows_warning(loaded.backbone))
     return run, loaded
 
 
@@ -97,14 +97,14 @@ def long_rows_warning(backbone: Backbone) -> str:
     )
 
 
-def say_if_prompts_are_repeated(run: Run, backbone: Backbone, responses: Iterable[int]) -> None:
+def warn_if_prompts_are_reread(run: Run, backbone: Backbone, responses: Iterable[int]) -> None:
     """Warn that prompts are read again for each of their responses, of which `responses` has the numbers."""
     if not backbone.shares_prompts and max(responses, default=0) > 1:
-        run.say("the model cannot read several responses in one row: each is read with its prompt, which is slower")
+        run.print("the model cannot read several responses in one row: each is read with its prompt, which is slower")
 
 
 def build_engine(
-    run: Run, module: nn.Module, total_steps: int, groups: Sequence[RateGroup] = (), average_decay: float = 0.0
+    run: Run, module: nn.Module, total_steps: int, groups: Sequence[ParamGroup] = (), average_decay: float = 0.0
 ) -> TrainEngine:
     """Build a run's engine: DeepSpeed's where the launcher asked for it. Arguments are those of `TrainEngine`.
 

@@ -34,8 +34,8 @@ def memory_trial(engine: TrainEngine, rows: list[int], tokens: int) -> Iterator[
     run = engine.run
     assert isinstance(run.config, ModelConfig)
     size = f"{tokens} tokens in {len(rows)} rows"
-    run.say(f"trying the largest micro-batch: {size}")
+    run.print(f"trying the largest micro-batch: {size}")
     with run.memory.measuring(run.config, size, engine.has_state), engine.trial(rows):
         yield
     peak, free = run.memory.expected_bytes / GIB, run.memory.free() / GIB
-    run.say(f"memory, GiB per process: {peak:.2f} at the peak of the largest micro-batch ({size}), {free:.2f} free")
+    run.print(f"memory, GiB per process: {peak:.2f} at the peak of the largest micro-batch ({size}), {free:.2f} free")

@@ -23,7 +23,7 @@ from transformers import (
 )
 
 from align.core.errors import UserError
-from align.core.seeds import Stream
+from align.core.seeds import RngStream
 from align.core.settings import ModelConfig
 from align.core.tensor_ops import Padded
 from align.data.records import Demonstration
@@ -160,7 +160,7 @@ class TestTrainedFromSpecimens:
             model, tokenizer = in_transformers(folder, trained.source)
             settings = Sampling(16, temperature=0.0)
             prompts = [loaded.tokenization.prompt_ids(({"role": "user", "content": text},)) for text in QUESTIONS]
-            uniforms = row_uniforms(len(prompts), settings, 0, Stream.SAMPLE_COMMAND)
+            uniforms = row_uniforms(len(prompts), settings, 0, RngStream.SAMPLE_COMMAND)
             found = sample(loaded.backbone, prompts, uniforms, settings, loaded.tokenization.end_ids)
             ends = GenerationConfig.from_pretrained(folder).eos_token_id
             assert set(ends) >= end_ids_of(trained.source)

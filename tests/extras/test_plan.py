@@ -11,7 +11,7 @@ from align import cli
 from align.core.settings import ModelConfig
 from align.extras.plan import DEVICES, USABLE, PlanConfig, allocate, first_that_fits, layouts, plan_stages, read_speed
 from align.extras.plan_work import HeldModel, trained_model
-from align.models.loading import load, load_shapes
+from align.models.loading import load, load_on_meta
 from align.training.run_folder import read_metrics
 from tests.models.encoders import write_encoder
 
@@ -60,7 +60,7 @@ def test_memory_by_hand_for_each_way():
 
 
 def test_the_simplest_way_that_fits_is_taken():
-    model = trained_model(load_shapes(ModelConfig(model="tiny-llama"), torch.bfloat16).backbone)
+    model = trained_model(load_on_meta(ModelConfig(model="tiny-llama"), torch.bfloat16).backbone)
     count = sum(weight.numel() for weight in model.trained)
 
     def launcher(bytes_per_weight, devices=8):
@@ -83,7 +83,7 @@ def test_the_simplest_way_that_fits_is_taken():
 def test_shapes_are_those_of_the_loaded_model():
     for name, rank in (("tiny-llama", 4), ("tiny-gpt2", 0)):
         config = ModelConfig(model=name, lora_r=rank, dtype="float32")
-        shapes, real = (make(config, torch.float32) for make in (load_shapes, load))
+        shapes, real = (make(config, torch.float32) for make in (load_on_meta, load))
         assert shapes.backbone.device.type == "meta"
         for some, other in zip(shapes.backbone.parameters(), real.backbone.parameters(), strict=True):
             assert (some.shape, some.dtype, some.requires_grad) == (other.shape, other.dtype, other.requires_grad)
@@ -92,7 +92,7 @@ def test_shapes_are_those_of_the_loaded_model():
 def test_what_shares_a_prompt_in_an_estimate_shares_it_when_it_is_loaded(tiny_name, sharpen, tmp_path):
     for name, shares in ((tiny_name, True), (write_encoder("bert", tmp_path, sharpen), False)):
         config = ModelConfig(model=name, dtype="float32")
-        loaded = (make(config, torch.float32, allow_reward_model=True) for make in (load_shapes, load))
+        loaded = (make(config, torch.float32, allow_reward_model=True) for make in (load_on_meta, load))
         assert [each.backbone.shares_prompts for each in loaded] == [shares, shares]
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from align.core.seeds import Stream
+from align.core.seeds import RngStream
 from align.core.settings import ModelConfig
 from align.core.tensor_ops import Padded, entropy_of
 from align.models.heads import LanguageModel, RewardModel, ScalarHead
@@ -77,7 +77,7 @@ def test_roles_and_gradients(loaded, batch, device, dtype, record_property):
 
 def test_greedy_responses(loaded, batch, device):
     prompts, sampling = batch[0].tolists(), Sampling(8, temperature=0.0)
-    uniforms, ends = row_uniforms(len(prompts), sampling, 0, Stream.ROLLOUT), loaded.tokenization.end_ids
+    uniforms, ends = row_uniforms(len(prompts), sampling, 0, RngStream.ROLLOUT), loaded.tokenization.end_ids
     expected = sample(loaded.backbone, prompts, uniforms, sampling, ends)
     found = sample(loaded.backbone.to(device), prompts, uniforms, sampling, ends)
     assert found.ids == expected.ids

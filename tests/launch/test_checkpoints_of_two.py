@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from align import cli
-from align.training.checkpoint.files import fault_of, write_checksums
+from align.training.checkpoint.files import integrity_error, write_checksums
 from align.training.checkpoint.state import WHOLE, StoredState
 from tests.launch.compared import assert_close, metrics
 from tests.launch.launcher import PPO, ROOT, launch_in_turn, ppo_words
@@ -43,7 +43,7 @@ def test_two_processes_save_in_the_background_what_they_save_in_the_foreground(s
     assert results[0]["error"] == results[1]["error"]
     first, second = (checkpoints / f"update-{update:06d}" for update in (1, 2))
     assert sorted(checkpoints.iterdir()) == [first, second], "nothing is left of the third"
-    assert fault_of(first) == fault_of(second) == ""
+    assert integrity_error(first) == integrity_error(second) == ""
     names = sorted(path.name for path in first.iterdir())
     assert sum(name.startswith("state") for name in names) == (1 if settings == "cpu2" else 3)
     for name in (name for name in names if name.endswith(".safetensors")):

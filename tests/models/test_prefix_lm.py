@@ -14,7 +14,7 @@ from align.core.errors import UserError
 from align.core.settings import ModelConfig
 from align.core.tensor_ops import Padded
 from align.models.backbone import make_prefix_lm, wrap
-from align.models.loading import load, load_shapes
+from align.models.loading import load, load_on_meta
 from align.ppo import PPOConfig, run_ppo
 from align.reward import RewardConfig, run_reward
 from align.reward.checkpoint import load_reward_model
@@ -118,7 +118,7 @@ def test_a_conversation_is_an_example_of_each_turn(load_sharp, tmp_path):
 
 def test_what_reads_a_prompt_whole_as_it_is_needs_no_setting(sharp_folders):
     config = ModelConfig(model=sharp_folders["tiny-t5"], prefix_lm=True)
-    for loads in (load, load_shapes):
+    for loads in (load, load_on_meta):
         with pytest.raises(UserError, match=r"^prefix_lm: model '.*tiny-t5' has an encoder.*; leave it off$"):
             loads(config, torch.float32)
     with pytest.raises(UserError, match="has an encoder"):

@@ -9,10 +9,10 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from align.core.errors import UserError
-from align.core.seeds import Stream
+from align.core.seeds import RngStream
 from align.core.settings import ModelConfig
 from align.models.checkpoint import save_model, weights_of
-from align.models.loading import load, load_shapes
+from align.models.loading import load, load_on_meta
 from align.sampling.generation import Sampling, row_uniforms, sample
 from align.sft import SFTConfig, SFTTrainer
 
@@ -94,7 +94,7 @@ def test_a_token_without_a_row_in_the_embedding_matrix_is_refused(folder_with):
     tokenizer.add_tokens(["<tool>", "</tool>"])
     tokenizer.save_pretrained(base)
     message = r"embedding matrix has 264 rows, .* 2 tokens beyond them, '<tool>' \(id 264\) for one; call model.resize"
-    for loads in (load, load_shapes):
+    for loads in (load, load_on_meta):
         with pytest.raises(UserError, match=message):
             loads(ModelConfig(model=base), torch.float32)
 
@@ -145,7 +145,7 @@ def always_says(folder, token):
 
 def sampled(loaded):
     settings = Sampling(max_new_tokens=5, temperature=0.1)
-    uniforms = row_uniforms(1, settings, 0, Stream.ROLLOUT)
+    uniforms = row_uniforms(1, settings, 0, RngStream.ROLLOUT)
     with loaded.backbone.adapter(loaded.adapter):
         return sample(loaded.backbone, [[9, 10]], uniforms, settings, loaded.tokenization.end_ids)
 
@@ -166,7 +166,7 @@ def test_a_response_ends_at_every_end_of_the_generation_config_here_and_in_what_
     ends = GenerationConfig.from_pretrained(tmp_path / "saved").eos_token_id
     assert ends == [1, 30]
     again = load(ModelConfig(model=str(tmp_path / "saved")), torch.float32)
-    assert again.tokenization.end_ids == load_shapes(ModelConfig(model=base), torch.float32).tokenization.end_ids == {1, 30}
+    assert again.tokenization.end_ids == load_on_meta(ModelConfig(model=base), torch.float32).tokenization.end_ids == {1, 30}
     if not lora_r:
         saved = AutoModelForCausalLM.from_pretrained(tmp_path / "saved")
         assert saved.generate(ids, max_new_tokens=5)[0, 2:].tolist() == [30]

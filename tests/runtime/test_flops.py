@@ -81,14 +81,14 @@ def counted(work):
 def test_torch_counts_the_same(load_sharp, tiny_name, lora_r):
     loaded = load_sharp(tiny_name, lora_r=lora_r)
     loaded.backbone.model.set_attn_implementation("eager")  # torch's counter does not know the fused kernel on CPUs
-    shape, policy = flops_profile(loaded.backbone, loaded.adapter), LanguageModel(loaded.backbone, loaded.adapter)
+    profile, policy = flops_profile(loaded.backbone, loaded.adapter), LanguageModel(loaded.backbone, loaded.adapter)
     prompt, response = Padded.from_lists([[9] * PROMPT]), Padded.from_lists([[8] * RESPONSE])
     with torch.no_grad():
         assert counted(lambda: policy(prompt, response, response.mask())) == forward_flops(
-            shape, PROMPT, [RESPONSE], RESPONSE
+            profile, PROMPT, [RESPONSE], RESPONSE
         )
     found = counted(lambda: policy(prompt, response, response.mask()).sum().backward())
-    expected = training_flops(shape, PROMPT, [RESPONSE], RESPONSE)
+    expected = training_flops(profile, PROMPT, [RESPONSE], RESPONSE)
     if lora_r == 0:
         assert found == expected
     else:  # nothing is learned below the first layer: its projections of the embeddings give no gradient back
@@ -106,8 +106,8 @@ def test_torch_counts_a_shared_prompt_with_its_mask(load_sharp):
         found = counted(lambda: model(prompt, responses, torch.zeros(2, dtype=torch.long)))
     # The kernel multiplies all 37 x 37 pairs and masks those of the other response; here they are not counted.
     masked = 37 * 37 - (20 * 32 + 12 * 32 + 5 * 25)
-    shape = flops_profile(loaded.backbone, None)
-    assert found - 4 * shape.decoder.attention * masked - forward_flops(shape, 20, [12, 5]) == pytest.approx(
+    profile = flops_profile(loaded.backbone, None)
+    assert found - 4 * profile.decoder.attention * masked - forward_flops(profile, 20, [12, 5]) == pytest.approx(
         0, abs=2 * 2 * 64
     )
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
-from align.core.seeds import Stream, generator
+from align.core.seeds import RngStream, generator
 from align.core.settings import ModelConfig
 from align.core.tensor_ops import Padded
 from align.models.loading import load
@@ -24,7 +24,7 @@ ENDS_SOON = frozenset(range(1, 264, 3))
 
 
 def draws(backbone, sampling, prompts=PROMPTS, ends=ENDS, seed=3, **more):
-    return sample(backbone, prompts, row_uniforms(len(prompts), sampling, seed, Stream.ROLLOUT), sampling, ends, **more)
+    return sample(backbone, prompts, row_uniforms(len(prompts), sampling, seed, RngStream.ROLLOUT), sampling, ends, **more)
 
 
 @torch.no_grad()
@@ -48,7 +48,7 @@ def test_how_often_ended_rows_leave_the_batch_changes_nothing(backbone, monkeypa
 @pytest.mark.parametrize("temperature", [0.6, 1.0, 1.4])
 def test_every_token_is_what_its_noise_draws_from_the_scored_distribution(backbone, temperature):
     sampling = Sampling(max_new_tokens=12, temperature=temperature)
-    found, uniforms = draws(backbone, sampling), row_uniforms(len(PROMPTS), sampling, 3, Stream.ROLLOUT)
+    found, uniforms = draws(backbone, sampling), row_uniforms(len(PROMPTS), sampling, 3, RngStream.ROLLOUT)
     log_likelihood = 0.0
     for row, (prompt, ids) in enumerate(zip(PROMPTS, found.ids, strict=True)):
         for step, (token, scored) in enumerate(zip(ids, distributions(backbone, prompt, ids, temperature), strict=True)):
@@ -75,7 +75,7 @@ def test_temperature_0_is_transformers_greedy_generation(tiny_name, backbone, sh
 
 def test_a_rows_text_does_not_depend_on_its_batch(backbone):
     sampling = Sampling(max_new_tokens=12)
-    together, uniforms = draws(backbone, sampling), row_uniforms(len(PROMPTS), sampling, 3, Stream.ROLLOUT)
+    together, uniforms = draws(backbone, sampling), row_uniforms(len(PROMPTS), sampling, 3, RngStream.ROLLOUT)
     for budget in (1, 40, 10**6):
         again = draws(backbone, Sampling(max_new_tokens=12, batch_tokens=budget))
         assert again == together
@@ -92,7 +92,7 @@ def test_several_responses_to_a_prompt_read_it_once(backbone, monkeypatch):
     monkeypatch.setattr(backbone, "prefill", lambda prompt: (read.extend(prompt.tolists()), prefill(prompt))[1])
     prompts = [PROMPTS[row] for row in (0, 0, 1, 1, 1, 0)]
     sampling = Sampling(max_new_tokens=12)
-    found, uniforms = draws(backbone, sampling, prompts), row_uniforms(6, sampling, 3, Stream.ROLLOUT)
+    found, uniforms = draws(backbone, sampling, prompts), row_uniforms(6, sampling, 3, RngStream.ROLLOUT)
     assert sorted(read) == sorted(PROMPTS[:2])
     alone = [sample(backbone, prompts[row : row + 1], uniforms[row : row + 1], sampling, ENDS) for row in range(6)]
     assert found.ids == [row.ids[0] for row in alone]
@@ -188,7 +188,7 @@ def test_a_token_of_probability_zero_is_never_drawn(uniform):
 def test_random_draws_pass_a_chi_square_test():
     logits = torch.tensor([2.0, -1.0, 0.5, -4.0, 1.0, 0.0])
     count = 50_000
-    uniforms = row_uniforms(count // 100, Sampling(max_new_tokens=100), 11, Stream.ROLLOUT).flatten()
+    uniforms = row_uniforms(count // 100, Sampling(max_new_tokens=100), 11, RngStream.ROLLOUT).flatten()
     found = torch.bincount(drawn(logits, uniforms), minlength=6).double()
     expected = torch.softmax(logits.double(), -1) * count
     statistic = ((found - expected) ** 2 / expected).sum().item()
@@ -253,9 +253,9 @@ def test_streams_of_neighboring_seeds_are_uncorrelated():
 
 def test_every_stream_has_a_number_of_its_own():
     """`IntEnum` makes a second name for an equal value an alias, silently: then two purposes would share their numbers."""
-    assert list(Stream.__members__) == [stream.name for stream in Stream]
-    firsts = {float(generator(0, stream).random()) for stream in Stream}
-    assert len(firsts) == len(Stream) > 10
+    assert list(RngStream.__members__) == [stream.name for stream in RngStream]
+    firsts = {float(generator(0, stream).random()) for stream in RngStream}
+    assert len(firsts) == len(RngStream) > 10
 
 
 def memory(device, free, resident):
@@ -294,5 +294,5 @@ def test_order_and_number_of_parts_matter():
 
 
 def test_the_noise_of_a_row_does_not_depend_on_the_number_of_rows():
-    few, many = (row_uniforms(rows, Sampling(max_new_tokens=5), 7, Stream.ROLLOUT) for rows in (2, 4))
+    few, many = (row_uniforms(rows, Sampling(max_new_tokens=5), 7, RngStream.ROLLOUT) for rows in (2, 4))
     assert torch.equal(few, many[:2])

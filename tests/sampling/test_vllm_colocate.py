@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from align.core.errors import UserError
-from align.core.seeds import Stream
+from align.core.seeds import RngStream
 from align.ppo import PPOConfig, run_ppo
 from align.sampling.generation import row_seeds
 from tests.launch.compared import metrics
@@ -35,7 +35,7 @@ def test_two_updates_sample_from_the_weights_of_each(stand_in_vllm, settings, lo
     names = [name for name, _ in load_sharp("tiny-llama").backbone.model.named_parameters()]
     assert llm.loaded == 2 * names, "all weights before each rollout"
     assert llm.resets == 2
-    assert llm.seeds == row_seeds(3, 0, Stream.ROLLOUT, 1) + row_seeds(3, 0, Stream.ROLLOUT, 2)
+    assert llm.seeds == row_seeds(3, 0, RngStream.ROLLOUT, 1) + row_seeds(3, 0, RngStream.ROLLOUT, 2)
     assert all(0 <= row["sampling/engine_kl"] < 1e-6 for row in metrics(folder))
 
 

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from align.core.errors import UserError
-from align.core.seeds import Stream
+from align.core.seeds import RngStream
 from align.ppo import PPOConfig, run_ppo
 from align.sampling.generation import Sampling, row_seeds
 from tests.launch.compared import metrics
@@ -84,11 +84,11 @@ def test_each_request_is_one_row_with_its_own_seed_and_our_ends(serve, settings,
     tokenization = load_sharp("tiny-llama").tokenization
     prompts = [tokenization.prompt_ids(({"role": "user", "content": text},)) for text in PROMPTS]
     asked = [server.requests[a:b] for a, b in ((0, 3), (3, 9), (9, 12), (12, 18), (18, 21))]
-    evaluation = row_seeds(3, 3, Stream.VALIDATION_SAMPLES)
+    evaluation = row_seeds(3, 3, RngStream.VALIDATION_SAMPLES)
     for part in asked[::2]:
         assert sorted((body["prompt"][0], body["seed"]) for body in part) == sorted(zip(prompts, evaluation, strict=True))
     for update, part in enumerate(asked[1::2], start=1):
-        assert sorted(body["seed"] for body in part) == sorted(row_seeds(6, 3, Stream.ROLLOUT, update))
+        assert sorted(body["seed"] for body in part) == sorted(row_seeds(6, 3, RngStream.ROLLOUT, update))
         assert sorted(body["prompt"][0] for body in part) == sorted(2 * prompts)
     for body in server.requests:
         assert body["stop_token_ids"] == sorted(tokenization.end_ids)
@@ -279,7 +279,7 @@ def test_an_error_or_an_impossible_answer_of_the_server_is_one_line(serve, setti
     engine = make_engine_of(server.url)
     spoil(server)
     with pytest.raises(UserError, match=re.escape(part)) as caught:
-        engine.sample([[9, 10]], Sampling(4), (1, Stream.ROLLOUT))
+        engine.sample([[9, 10]], Sampling(4), (1, RngStream.ROLLOUT))
     assert "\n" not in str(caught.value)
 
 
@@ -292,14 +292,14 @@ def test_a_server_that_was_started_again_between_two_rollouts_is_joined_again(
     first = serve(settings["model"])
     engine = make_engine_of(first.url)
     prompts, sampling = [[9, 10], [11, 12, 13]], Sampling(4)
-    expected = engine.sample(prompts, sampling, (1, Stream.ROLLOUT))
+    expected = engine.sample(prompts, sampling, (1, RngStream.ROLLOUT))
     first.stop()
     second = Server(settings["model"], int(first.url.rpartition(":")[2]))
     if not has_id:
         second.instance = first.instance
     engine.weights_changed()
     try:
-        assert engine.sample(prompts, sampling, (1, Stream.ROLLOUT)) == expected
+        assert engine.sample(prompts, sampling, (1, RngStream.ROLLOUT)) == expected
         assert len(second.updates) == 1
         assert second.paths.count("/start_weight_update") == (1 if has_id else 2), "with an id, nothing is sent in vain"
         printed = capsys.readouterr().err
@@ -313,9 +313,9 @@ def test_an_answer_that_breaks_off_is_asked_for_again(serve, settings, make_engi
     server = serve(settings["model"])
     engine = make_engine_of(server.url)
     prompts, sampling = [[9, 10], [11, 12, 13], [14]], Sampling(4)
-    expected = engine.sample(prompts, sampling, (1, Stream.ROLLOUT))
+    expected = engine.sample(prompts, sampling, (1, RngStream.ROLLOUT))
     server.cut_off = True
-    assert engine.sample(prompts, sampling, (1, Stream.ROLLOUT)) == expected
+    assert engine.sample(prompts, sampling, (1, RngStream.ROLLOUT)) == expected
     assert "sampling failed (" in capsys.readouterr().err
 
 
@@ -327,7 +327,7 @@ def test_a_server_that_never_answers_is_given_up_on(serve, settings, make_engine
         adapter.limit = 0.5
     begun = time.monotonic()
     with pytest.raises(UserError, match=r"sampling failed \(.*Read timed out"):
-        engine.sample([[9, 10]], Sampling(4), (1, Stream.ROLLOUT))
+        engine.sample([[9, 10]], Sampling(4), (1, RngStream.ROLLOUT))
     assert time.monotonic() - begun < server.seconds_silent
 
 

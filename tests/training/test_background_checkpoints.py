@@ -19,7 +19,7 @@ from align.core.signals import Stopped
 from align.sft import SFTConfig
 from align.training import checkpoint, memory
 from align.training.checkpoint import Checkpoint
-from align.training.checkpoint.files import fault_of
+from align.training.checkpoint.files import integrity_error
 from align.training.engine import TrainEngine
 from align.training.run import Run
 from tests.forked import forked
@@ -31,13 +31,13 @@ from tests.training.toy_modules import Kept
 @pytest.fixture
 def disk(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     """A disk that keeps whoever syncs a checkpoint's file waiting until this is set."""
-    ready, forget_cached = threading.Event(), checkpoint.forget_cached
+    ready, drop_page_cache = threading.Event(), checkpoint.drop_page_cache
 
     def wait_for_disk(path: Path) -> None:
         assert ready.wait(60)
-        forget_cached(path)
+        drop_page_cache(path)
 
-    monkeypatch.setattr(checkpoint, "forget_cached", wait_for_disk)
+    monkeypatch.setattr(checkpoint, "drop_page_cache", wait_for_disk)
     return ready
 
 
@@ -91,7 +91,7 @@ def test_a_run_that_is_asked_to_stop_waits_for_its_checkpoint(tmp_path, disk):
     run.stop.signal = "SIGTERM"
     with pytest.raises(Stopped, match="after update 1"):
         next(updates)
-    assert fault_of(tmp_path / "checkpoints" / "update-000001") == ""
+    assert integrity_error(tmp_path / "checkpoints" / "update-000001") == ""
 
 
 def test_the_next_save_waits_for_the_one_before(tmp_path, disk):
@@ -102,7 +102,7 @@ def test_the_next_save_waits_for_the_one_before(tmp_path, disk):
     Checkpoint(run, engine, {}).save(2)
     assert (tmp_path / "checkpoints" / "update-000001").exists()
     run.background.finish()
-    assert [fault_of(path) for path in sorted(tmp_path.glob("checkpoints/*"))] == ["", ""]
+    assert [integrity_error(path) for path in sorted(tmp_path.glob("checkpoints/*"))] == ["", ""]
 
 
 def test_an_error_of_the_thread_ends_the_run_and_leaves_the_checkpoint_before(tmp_path):
@@ -128,20 +128,20 @@ def test_an_error_of_the_thread_ends_the_run_and_leaves_the_checkpoint_before(tm
     assert str(caught.value).startswith(f"{target}: cannot be written (")
     assert str(caught.value).endswith("nothing was changed there")
     assert [path.name for path in target.parent.iterdir()] == ["update-000001"]
-    assert fault_of(target.with_name("update-000001")) == ""
+    assert integrity_error(target.with_name("update-000001")) == ""
 
 
 def stuck_in_second(words: list[str]) -> None:
     """Run a command whose second checkpoint never gets onto the disk."""
-    forget_cached, seen = checkpoint.forget_cached, set[Path]()
+    drop_page_cache, seen = checkpoint.drop_page_cache, set[Path]()
 
     def stick(path: Path) -> None:
         seen.add(path.parent)
         while len(seen) > 1:
             time.sleep(1)
-        forget_cached(path)
+        drop_page_cache(path)
 
-    checkpoint.forget_cached = stick
+    checkpoint.drop_page_cache = stick
     cli.main(words)
 
 

@@ -13,10 +13,10 @@ from safetensors.torch import load_file
 from align import cli
 from align.training.checkpoint.files import (
     FORMAT,
-    fault_of,
+    integrity_error,
     keep_newest,
     last_whole_checkpoint,
-    set_aside,
+    quarantine,
     write_checksums,
 )
 from tests.bad_input.conftest import TINY, write_rows
@@ -99,7 +99,7 @@ DAMAGES = {
 def test_the_last_good_checkpoint_is_used_and_the_user_is_told(damage, whole, run, capsys):
     last, before = (run / "checkpoints" / f"update-{update:06d}" for update in (4, 3))
     damage(last)
-    assert fault_of(last).startswith(DAMAGES[damage])
+    assert integrity_error(last).startswith(DAMAGES[damage])
     cli.main(words(whole.parent / "demos.jsonl", run, "--resume", "auto"))
     printed = capsys.readouterr().err
     assert f"warning: {last}: {DAMAGES[damage]}" in printed
@@ -154,8 +154,8 @@ def test_checkpoints_are_in_the_order_of_their_numbers(whole, tmp_path):
     newest = tmp_path / "checkpoints" / "update-1000000"
     assert last_whole_checkpoint(tmp_path) == (newest, [])
     before = tmp_path / "checkpoints" / "update-999999"
-    assert set_aside(tmp_path, newest) == []
-    assert set_aside(tmp_path, before) == [f"{newest} was set aside as broken-update-1000000"]
+    assert quarantine(tmp_path, newest) == []
+    assert quarantine(tmp_path, before) == [f"{newest} was set aside as broken-update-1000000"]
 
 
 def test_each_file_is_read_by_one_of_the_processes_and_a_fault_is_known_to_all(whole, run, tmp_path):

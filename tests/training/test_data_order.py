@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from align.batches.mixtures import MixedExamples, Mixture, encode_mixture
 from align.core.errors import UserError
-from align.core.seeds import Stream, generator
+from align.core.seeds import RngStream, generator
 from align.core.settings import MixtureConfig
 from align.training.data_order import DataOrder
 
@@ -30,7 +30,7 @@ def test_an_epoch_of_one_source_is_one_permutation_cut_into_batches():
     epochs = order_of(7, 4, [10])
     assert epochs.updates_per_epoch == 3
     for number in range(3):
-        assert epoch_of(epochs, number) == generator(7, Stream.DATA_ORDER, number).permutation(10).tolist()
+        assert epoch_of(epochs, number) == generator(7, RngStream.DATA_ORDER, number).permutation(10).tolist()
     assert [len(epochs.rows(update)) for update in (1, 2, 3, 4)] == [4, 4, 2, 4]
 
 

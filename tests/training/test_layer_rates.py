@@ -5,7 +5,7 @@ import pytest
 from align.core.errors import UserError
 from align.models.heads import LanguageModel, RewardModel, ScalarHead
 from align.sft import SFTConfig
-from align.training.optimizer import RateGroup
+from align.training.optimizer import ParamGroup
 from align.training.start import build_engine
 
 
@@ -56,7 +56,7 @@ def test_adapters_and_groups_are_scaled_too(load_sharp, make_run):
     run = make_run(SFTConfig, "sft", layerwise_lr_decay=0.5, learning_rate=1.0, warmup_ratio=0.0)
     module = LanguageModel(loaded.backbone, loaded.adapter)
     lower = frozenset(name for name, w in module.named_parameters() if w.requires_grad and "lora_A" in name)
-    found = rates(step(module, run, groups=[RateGroup("a", lower, 3.0)])[0])
+    found = rates(step(module, run, groups=[ParamGroup("a", lower, 3.0)])[0])
     assert all("lora_" in name for name in found)
     for name, rate in found.items():
         assert rate == pytest.approx((3.0 if name in lower else 1.0) * (0.5 if ".h.1." in name else 0.25)), name

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from align.batches.micro_batches import MicroBatch, micro_batches
 from align.sft import SFTConfig
-from align.training.optimizer import RateGroup, learning_rate
+from align.training.optimizer import ParamGroup, learning_rate
 
 QUICK = settings(deadline=None, max_examples=40)
 
@@ -63,9 +63,9 @@ def test_seven_percent_of_a_hundred_updates_are_seven():
 
 
 def test_a_group_rests_and_then_runs_through_its_whole_schedule():
-    group = RateGroup("value", frozenset({"w"}), peak=4.0, rest=2)
+    group = ParamGroup("value", frozenset({"w"}), peak=4.0, frozen_steps=2)
     config = SFTConfig(learning_rate=1.0, lr_scheduler_type="linear", warmup_ratio=0.0)
-    # At rest for 2 of 6 steps; then the 4 that are left fall from the peak to a quarter of it.
+    # Frozen for 2 of 6 steps; then the 4 that are left fall from the peak to a quarter of it.
     assert [group.rate(config, step, 6) for step in range(1, 7)] == [0.0, 0.0, 4.0, 3.0, 2.0, 1.0]
     assert group.metric == "learning_rate/value"
 

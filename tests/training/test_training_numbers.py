@@ -5,7 +5,7 @@ import torch
 
 from align.batches.micro_batches import MicroBatch
 from align.training.engine import TrainEngine
-from align.training.optimizer import RateGroup
+from align.training.optimizer import ParamGroup
 from tests.training.toy_modules import Weights, accumulate, step, vector
 
 # ---------------------------------------------------------------------------------------------------- optimizers by hand
@@ -33,7 +33,7 @@ def test_betas_of_adamw_by_hand(toy_run):
 
 def test_groups_have_rates_of_their_own_and_one_rests(toy_run):
     module = Weights(vector(0.0), vector(0.0), vector(0.0))
-    groups = [RateGroup("value", frozenset({"w.1"}), 0.3), RateGroup("late", frozenset({"w.2"}), 0.2, rest=1)]
+    groups = [ParamGroup("value", frozenset({"w.1"}), 0.3), ParamGroup("late", frozenset({"w.2"}), 0.2, frozen_steps=1)]
     engine = TrainEngine(toy_run(), module, 10, groups)
     assert [group.weights for group in engine.groups] == [{"w.0"}, {"w.1"}, {"w.2"}]
     metrics = step(engine, *[vector(1.0)] * 3, update=1)

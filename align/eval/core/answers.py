@@ -12,7 +12,7 @@ from torch import Tensor
 from align.batches.encoding import ApplyLimits, Limits, encode_prompt, encode_records
 from align.builtin.zoo import resolve_model
 from align.core.errors import UserError
-from align.core.seeds import Stream
+from align.core.seeds import RngStream
 from align.core.settings import ModelConfig
 from align.data.conversation import Conversation
 from align.data.readers import Primer
@@ -146,7 +146,7 @@ def sample_once(
     samples: int,
     sampling: Sampling,
     seed: int,
-    stream: Stream,
+    stream: RngStream,
 ) -> dict[str, Json]:
     """Sample texts from a model after each prompt; those in the file `path` are not sampled again.
 
@@ -228,7 +228,7 @@ def sample_answers(
         for number, prompt in encoded.items()
     }
     path = Path(config.output) / f"{task}-{evaluated.name}.jsonl"
-    stream = Stream.EVALUATION_ANSWERS
+    stream = RngStream.EVALUATION_ANSWERS
     rows = sample_once(path, evaluated, prompts, samples, config.sampling, config.seed, stream)
     return {
         number: [

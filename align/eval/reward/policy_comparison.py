@@ -10,7 +10,7 @@ import torch
 from accelerate import Accelerator
 
 from align.batches.micro_batches import group_tokens, map_groups, pack_groups, prompt_groups
-from align.core.seeds import SeedKey, Stream
+from align.core.seeds import RngStream, SeedKey
 from align.core.settings import ModelConfig
 from align.core.statistics import mean_interval
 from align.data.records import Prompt
@@ -86,7 +86,7 @@ def compare_policies(
         prompts = [prompt for prompt in prompts if len(encode(prompt.prompt)) <= max_prompt_tokens]
     repeated = [prompt for prompt in prompts for _ in range(samples)]
     first, second = (
-        sample_and_score(policy, reward, repeated, sampling, (seed, Stream.POLICY_COMPARISON), accelerator)
+        sample_and_score(policy, reward, repeated, sampling, (seed, RngStream.POLICY_COMPARISON), accelerator)
         for policy in policies
     )
     rewards = torch.tensor([first.rewards, second.rewards], dtype=torch.float64).view(2, len(prompts), samples).mean(-1)
@@ -111,7 +111,7 @@ def best_responses(
     loaded = load(ModelConfig(model=policy), compute_dtype(dtype))
     loaded.backbone.requires_grad_(False).to(accelerator.device)
     repeated = [prompt for prompt in prompts for _ in range(n)]
-    drawn = sample_and_score(loaded, reward, repeated, sampling, (seed, Stream.BEST_OF), accelerator)
+    drawn = sample_and_score(loaded, reward, repeated, sampling, (seed, RngStream.BEST_OF), accelerator)
     best = [i + max(range(n), key=lambda k: drawn.rewards[i + k]) for i in range(0, len(repeated), n)]
     return PolicyResponses(
         [drawn.texts[i] for i in best],

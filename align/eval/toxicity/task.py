@@ -14,7 +14,7 @@ import numpy as np
 from accelerate import Accelerator
 
 from align.core.launch import run_stage
-from align.core.seeds import Stream
+from align.core.seeds import RngStream
 from align.core.settings import option
 from align.data.conversation import Conversation, check_prompt
 from align.data.fields import check_id, check_text, field_error, required_field, short_repr
@@ -159,7 +159,7 @@ def continuations(
         for instruction in config.instructions
         for prompt in prompts
     }
-    path, stream = Path(config.output) / f"{TASK}-{evaluated.name}.jsonl", Stream.TOXICITY_CONTINUATIONS
+    path, stream = Path(config.output) / f"{TASK}-{evaluated.name}.jsonl", RngStream.TOXICITY_CONTINUATIONS
     rows = sample_once(path, evaluated, token_prompts, config.samples, config.sampling, config.seed, stream)
     return {
         instruction: [rows[f"{instruction} {prompt.id}"]["texts"] for prompt in prompts]

@@ -26,7 +26,7 @@ from align.batches.micro_batches import map_rows
 from align.core.errors import UserError, first_line
 from align.core.files import new_folder, read_json, write_json
 from align.core.launch import run_stage
-from align.core.seeds import Stream, generator
+from align.core.seeds import RngStream, generator
 from align.core.settings import ModelConfig, option
 from align.core.statistics import calibration_error, roc_auc, share_interval, statistic_interval
 from align.core.tensor_ops import Padded
@@ -281,7 +281,7 @@ def split_by_question(
     questions = sorted({row.question for row in rows})
     if len(questions) < 2:
         raise UserError("the judge's data has only one question; give at least two: some are held out")
-    order = generator(seed, Stream.JUDGE_SPLIT).permutation(len(questions))
+    order = generator(seed, RngStream.JUDGE_SPLIT).permutation(len(questions))
     count = min(len(questions) - 1, max(1, round(share * len(questions))))
     held_out = {questions[number] for number in order[:count]}
     return [row for row in rows if row.question not in held_out], [row for row in rows if row.question in held_out]

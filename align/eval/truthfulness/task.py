@@ -11,7 +11,7 @@ from pathlib import Path
 from accelerate import Accelerator
 
 from align.core.launch import run_stage
-from align.core.seeds import Stream
+from align.core.seeds import RngStream
 from align.core.settings import option, require_setting
 from align.eval.core.answers import EvaluatedModel, TokenPrompt, open_accelerator, open_models, sample_once
 from align.eval.core.results import Evaluation, Figure, publish, share_figure
@@ -174,7 +174,7 @@ def written_answers(
         for question in questions
     }
     sampling = Sampling(config.max_new_tokens, config.temperature, batch_tokens=config.batch_tokens)
-    path, stream = Path(config.output) / f"{TASK}-answers-{evaluated.name}.jsonl", Stream.TRUTHFUL_ANSWERS
+    path, stream = Path(config.output) / f"{TASK}-answers-{evaluated.name}.jsonl", RngStream.TRUTHFUL_ANSWERS
     rows = sample_once(path, evaluated, prompts, 1, sampling, config.seed, stream).values()
     texts = [str(row["texts"][0]) for row in rows]
     return texts if config.chat else [first_answer(text) for text in texts]

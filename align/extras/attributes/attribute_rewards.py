@@ -49,5 +49,5 @@ class AttributeRewards(Extension):
         return {"attributes": torch.tensor([self.expression(values) for values in self.scorer(rollout.sampled)])}
 
     def flops(self, work: Sequence[tuple[int, Sequence[int]]]) -> float:
-        profile = self.scorer.scorer.shape
+        profile = self.scorer.scorer.flops_profile
         return sum(forward_flops(profile, prompt, responses) for prompt, responses in work) if profile else 0.0

@@ -36,9 +36,9 @@ class AttributeScorer:
         self.questions = model.questions if isinstance(model, GenerativeModel) else None
         self.heads = model.questions.heads if isinstance(model, GenerativeModel) else model.heads
         own = None if loaded.tokenization.reads_alike(policy) else loaded.tokenization
-        shape = flops_profile(loaded.backbone, loaded.adapter)
+        profile = flops_profile(loaded.backbone, loaded.adapter)
         self.module = place_frozen_model(model, accelerator)
-        self.scorer = RewardModelScorer(self.module, 0.0, loaded.backbone, accelerator, budget, own, shape)
+        self.scorer = RewardModelScorer(self.module, 0.0, loaded.backbone, accelerator, budget, own, profile)
 
     @classmethod
     def from_folder(

@@ -168,10 +168,10 @@ class AttributeTrainer:
         self.config, self.run, self.loaded, self.form = config, run, loaded, form
         self.held_out: list[Any] = list(form.encode(held_out, config.limits))
         listed = ", ".join(f"{head.name} ({head.kind})" for head in heads)
-        run.say(f"attributes: {len(examples)} examples, {len(self.held_out)} held out; {config.form}: {listed}")
+        run.print(f"attributes: {len(examples)} examples, {len(self.held_out)} held out; {config.form}: {listed}")
         mixed = MixedExamples(examples, sizes, weights)
         self.order: DataOrder[Any] = DataOrder(mixed, config.seed, config.batch_size, config)
-        run.say(run.memory.check(run.config, module))
+        run.print(run.memory.check(run.config, module))
         self.engine = build_engine(run, module, self.order.updates(config.num_train_epochs))
 
     def train(self) -> Path:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from align.batches.micro_batches import map_rows
 from align.core.errors import UserError
-from align.core.seeds import Stream, generator
+from align.core.seeds import RngStream, generator
 from align.core.settings import ModelConfig
 from align.core.tensor_ops import Padded
 from align.models.backbone import Backbone, with_every_layer, wrap
@@ -104,7 +104,7 @@ class WrittenBatches:
     def batch(self, update: int) -> list[WrittenExample]:
         """Return the examples of an update; their responses are written now."""
         batch = self.order.batch(update)
-        draws = generator(self.order.seed, Stream.DISTILLED_RESPONSES, update).random(len(batch))
+        draws = generator(self.order.seed, RngStream.DISTILLED_RESPONSES, update).random(len(batch))
         others: Writer = "teacher" if self.teacher_writes else "data"
         writers: list[Writer] = ["student" if draw < self.on_policy_fraction else others for draw in draws]
         written = dict(enumerate(batch))
@@ -119,7 +119,7 @@ class WrittenBatches:
         if not rows:
             return {}
         prompts = [batch[row].prompt for row in rows]
-        uniforms = row_uniforms(len(rows), self.sampling, self.order.seed, Stream.DISTILLED_RESPONSES, *key)
+        uniforms = row_uniforms(len(rows), self.sampling, self.order.seed, RngStream.DISTILLED_RESPONSES, *key)
 
         def respond(part: list[int]) -> list[list[int]]:
             asked = [prompts[i] for i in part]

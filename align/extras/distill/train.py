@@ -239,14 +239,14 @@ class DistillTrainer:
         held_out = read(validation_data, prompts_only=False) if validation_data else []
         self.held_out = [WrittenExample(example, "data") for example in held_out]
         small, large = (parameter_count(each.backbone) / 1e6 for each in (self.loaded, loaded))
-        run.say(
+        run.print(
             f"distill: {len(mixed.examples)} examples to learn from, {len(held_out)} held out; teacher {run.config.model}\n"
             f"student of {small:.1f} million parameters, {small / large:.0%} of the teacher's {large:.1f}"
         )
         place_frozen_model(loaded.backbone, run.accelerator)
         module = Predictor(self.loaded.backbone)
         self.order = DataOrder(mixed, config.seed, config.batch_size, config)
-        run.say(run.memory.check(run.config, module, [loaded.backbone]))
+        run.print(run.memory.check(run.config, module, [loaded.backbone]))
         self.engine = build_engine(run, module, self.order.updates(config.num_train_epochs))
 
     def train(self) -> Path:

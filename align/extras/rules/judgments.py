@@ -9,7 +9,7 @@ import numpy as np
 from align.batches.encoding import Data, Limits, encode_response, records_of
 from align.batches.limits import OverlongCounts
 from align.core.errors import UserError
-from align.core.seeds import Stream, generator
+from align.core.seeds import RngStream, generator
 from align.core.statistics import calibration_error, roc_auc
 from align.data.conversation import to_json
 from align.data.records import Conversation, RuleJudgment
@@ -105,7 +105,7 @@ def split_judgments(
     """Hold out rules, and a share of the conversations with all of their responses, but never all conversations."""
     conversations = list(dict.fromkeys(item.conversation for item in judged))
     count = min(len(conversations) - 1, round(share * len(conversations))) if conversations else 0
-    drawn = generator(seed, Stream.HELD_OUT_CONVERSATIONS).permutation(len(conversations))[:count].tolist()
+    drawn = generator(seed, RngStream.HELD_OUT_CONVERSATIONS).permutation(len(conversations))[:count].tolist()
     held_out = {conversations[number] for number in drawn}
     split = SplitJudgments([], [], [])
     for item in judged:

@@ -25,7 +25,7 @@ class RubricRewards(Extension):
             rubric = scorer.rubric
             if not any(rubric.applies(prompt.category) for prompt in context.training_prompts):
                 wanted = " or ".join(sorted(rubric.categories))
-                run.say(f"warning: rubric '{rubric.name}' will always give 0: no prompt has category {wanted}")
+                run.print(f"warning: rubric '{rubric.name}' will always give 0: no prompt has category {wanted}")
 
     def score(self, rollout: Rollout) -> dict[str, Tensor]:
         conversations = [prompt.conversation for prompt in rollout.prompts]

@@ -211,7 +211,7 @@ class RuleRewards(Extension):
     def load(self, context: TrainingContext) -> None:
         self.context = context
         self.source = load_source(self.settings.model, context.policy, context.model_config.dtype, RULE_ADAPTER, RULE)
-        self.adapters = [self.source.mounted] if self.source.mounted else []
+        self.adapters = [self.source.adapter_on_policy] if self.source.adapter_on_policy else []
         self.modules = [self.source.loaded.model] if self.source.loaded else []
 
     def start(self, engine: TrainEngine, roles: Roles) -> None:
@@ -233,7 +233,7 @@ class RuleRewards(Extension):
         return self.terms.metrics()
 
     def flops(self, work: Sequence[tuple[int, Sequence[int]]]) -> float:
-        profile, rules = self.scorer.scorer.shape, self.scorer.lengths
+        profile, rules = self.scorer.scorer.flops_profile, self.scorer.lengths
         if profile is None:
             return 0.0
         return sum(forward_flops(profile, prompt + length, rules) for prompt, responses in work for length in responses)

@@ -41,7 +41,7 @@ from align.tokenization.encoded import EncodedJudgments
 from align.training.data_order import DataOrder
 from align.training.engine import TrainEngine
 from align.training.epoch_loop import EpochLoop
-from align.training.start import Model, build_engine, open_run, say_if_prompts_are_repeated, with_data_names
+from align.training.start import Model, build_engine, open_run, warn_if_prompts_are_reread, with_data_names
 
 
 def train(
@@ -235,16 +235,16 @@ class RuleTrainer:
             raise UserError(f"{config.train_data}: no judgment is left to learn from within the limits")
         trained = sorted({rule for item in learned for rule in item.rules})
         self.rules = {rule: rules[rule] for rule in trained}
-        run.say(
+        run.print(
             f"rules: {len(learned)} responses judged by {len(trained)} rules to learn from, {len(self.held_out)} held out, "
             f"{len(self.unseen)} judged by held-out rules; model {run.config.model}"
         )
         freeze_unused_lm_head(loaded.backbone)
         head = initial_head(run.config.model, loaded.backbone, RULE)
         module = RewardModel(loaded.backbone, head, loaded.adapter)
-        say_if_prompts_are_repeated(run, loaded.backbone, (len(example.responses) for example in learned))
+        warn_if_prompts_are_reread(run, loaded.backbone, (len(example.responses) for example in learned))
         self.order = DataOrder(MixedExamples(learned, [len(learned)], [1.0]), config.seed, config.batch_size)
-        run.say(run.memory.check(run.config, module))
+        run.print(run.memory.check(run.config, module))
         self.engine = build_engine(run, module, self.order.updates(config.num_train_epochs))
 
     def train(self) -> Path:

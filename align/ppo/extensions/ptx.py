@@ -10,7 +10,7 @@ from align.batches import texts
 from align.batches.encoding import Limits, encode_demonstrations
 from align.batches.micro_batches import micro_batches
 from align.core.errors import UserError
-from align.core.seeds import Stream, generator
+from align.core.seeds import RngStream, generator
 from align.core.settings import Settings, option
 from align.core.tensor_ops import Padded
 from align.data.readers import read_texts
@@ -112,7 +112,7 @@ class PtxExamples:
 
     def draw(self, count: int, key: tuple[int, ...]) -> list[PtxExample]:
         """Draw random examples: the same with the same noise for the same key."""
-        random = generator(self.seed, Stream.PTX_ROWS, *key)
+        random = generator(self.seed, RngStream.PTX_ROWS, *key)
         items = [self.items[row] for row in random.integers(len(self.items), size=count).tolist()]
         examples = [self._example(item, random) for item in items]
         for example in examples:

@@ -58,7 +58,7 @@ class JudgeSelection(Extension):
             return
         model = context.model_config
         (self.source,) = load_rewards([self.judge], context.policy, model.dtype, model.chat_template, "judge")
-        self.adapters = [self.source.mounted] if self.source.mounted else []
+        self.adapters = [self.source.adapter_on_policy] if self.source.adapter_on_policy else []
         self.modules = [self.source.loaded.model] if self.source.loaded else []
 
     def start(self, engine: TrainEngine, roles: Roles) -> None:

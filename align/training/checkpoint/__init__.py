@@ -29,7 +29,7 @@ from align.core.errors import UserError, reason
 from align.core.files import new_folder, read_json, write_json
 from align.models.checkpoint import require_equal_file
 from align.runtime.distributed import largest, run_on_all
-from align.training.checkpoint.files import checksum, forget_cached, keep_newest, write_checksums
+from align.training.checkpoint.files import checksum, drop_page_cache, keep_newest, write_checksums
 from align.training.checkpoint.state import WHOLE, Part, StoredState, part_file, tensors_of_parts
 
 if TYPE_CHECKING:
@@ -155,8 +155,8 @@ class Checkpoint:
                 more = tensors.get(f"{name}.safetensors")
                 self.parts[name].load_state_dict({**state, **more} if more else state)
         for name in self.parts.keys() - stored["progress"].keys():
-            run.say(f"{folder} has no state of '{name}', which begins anew")
-        run.say(f"resumed from {folder}")
+            run.print(f"{folder} has no state of '{name}', which begins anew")
+        run.print(f"resumed from {folder}")
         return int(stored["update"])
 
 
@@ -210,7 +210,7 @@ def _write_own(run: "Run", folder: Path, contents: _Contents) -> dict[str, dict[
         files[name] = tensors_of_parts(contents.parts)
     for name, (tensors, metadata) in files.items():
         save_file({key: value.contiguous() for key, value in tensors.items()}, folder / name, metadata=metadata)
-        forget_cached(folder / name)
+        drop_page_cache(folder / name)
         require_equal_file(folder / name, tensors)
     return {name: checksum(folder / name) for name in files}
 

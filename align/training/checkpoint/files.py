@@ -29,11 +29,11 @@ def write_checksums(folder: Path, known: Mapping[str, dict[str, Any]] | None = N
 
 def checksum(path: Path) -> dict[str, Any]:
     """Size and SHA-256 of a file, as the disk gives it back."""
-    forget_cached(path)
+    drop_page_cache(path)
     return {"bytes": path.stat().st_size, "sha256": _digest(path)}
 
 
-def forget_cached(path: Path) -> None:
+def drop_page_cache(path: Path) -> None:
     """Write a file to the disk and drop it from the system's cache: the next read is from the disk."""
     sync(path)
     if hasattr(os, "posix_fadvise"):
@@ -49,7 +49,7 @@ def _digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def fault_of(folder: Path) -> str:
+def integrity_error(folder: Path) -> str:
     """What is wrong with a checkpoint's files; "" if nothing is."""
     files, fault = _stored_files(folder)
     return fault or _damage(folder, files)
@@ -107,7 +107,7 @@ def last_whole_checkpoint(folder: Path, accelerator: Accelerator | None = None) 
     if accelerator is not None:
         paths = run_on_main(lambda: list(checkpoints_in(folder).values()), accelerator)
     for path in reversed(paths):
-        fault = fault_of(path) if accelerator is None else _fault_on_any(path, accelerator)
+        fault = integrity_error(path) if accelerator is None else _fault_on_any(path, accelerator)
         if not fault:
             return path, faults
         faults.append(f"{path}: {fault}")
@@ -132,7 +132,7 @@ def _fault_on_any(path: Path, accelerator: Accelerator) -> str:
     return next((damage for _, damage in found if damage), "")
 
 
-def set_aside(folder: Path, last: Path) -> list[str]:
+def quarantine(folder: Path, last: Path) -> list[str]:
     """Rename the checkpoints after the one that a run resumes from, which are not whole; says so in lines."""
     messages = []
     checkpoints = checkpoints_in(folder)

@@ -7,7 +7,7 @@ import pytest
 
 from align.commands.sample import SampleConfig, run_sample
 from align.core.errors import UserError
-from align.core.seeds import Stream
+from align.core.seeds import RngStream
 from align.data.readers import Primer, read_primer
 from align.eval.core.answers import open_accelerator, open_models, respond, sample_answers, short_names
 from align.eval.core.settings import AnsweringTaskConfig, EvalConfig, take_evenly
@@ -55,7 +55,7 @@ def test_models_are_opened_frozen_one_after_the_other(sharp_folders, tmp_path):
         assert not any(weight.requires_grad for weight in model.parameters())
         sampling = Sampling(5)
         rows = [evaluated.loaded.tokenization.prompt_ids(({"role": "user", "content": text},)) for text in ("Hi", "Count.")]
-        uniforms = row_uniforms(2, sampling, 1, Stream.ROLLOUT)
+        uniforms = row_uniforms(2, sampling, 1, RngStream.ROLLOUT)
         both = respond(evaluated, rows, uniforms, sampling)
         assert respond(evaluated, rows[1:], uniforms[1:], sampling).ids == both.ids[1:]
     assert list(seen) == ["ppo", "tiny-t5"]

@@ -117,17 +117,17 @@ def test_an_adapter_shares_the_policys_base_and_says_the_same(load_sharp, sharp_
     config = RuleConfig(**settings(tmp_path / "rules"), num_train_epochs=1, lora_r=4, rules=RULES)
     folder = str(RuleTrainer(sharp_folders["tiny-llama"], judgments(16), config).train())
     policy = load_sharp("tiny-llama", adapter="policy", lora_r=4)
-    mounted = load_source(folder, policy, "float32", RULE_ADAPTER, RULE)
+    shared = load_source(folder, policy, "float32", RULE_ADAPTER, RULE)
     other = load_sharp("tiny-llama")  # all weights are trained: nothing to share
     apart = load_source(folder, other, "float32", RULE_ADAPTER, RULE)
-    assert mounted.mounted is not None
+    assert shared.adapter_on_policy is not None
     assert apart.loaded is not None
-    roles = Roles(build_actor_critic(policy, adapters=[mounted.mounted]))
+    roles = Roles(build_actor_critic(policy, adapters=[shared.adapter_on_policy]))
     tokenization = policy.tokenization
     responses = [sampled(tokenization, "How many?", text) for text in ("seven 7", "seven")]
     scorers = [
         RuleScorer(source.scorer(loaded, roles, Accelerator(cpu=True), 4096), rules_of_model(folder), tokenization)
-        for source, loaded in ((mounted, policy), (apart, other))
+        for source, loaded in ((shared, policy), (apart, other))
     ]
     assert torch.allclose(scorers[0](responses), scorers[1](responses), atol=1e-5)
 

@@ -19,7 +19,7 @@ from align.models.loading import load_weights
 from align.ppo import PPOConfig
 from align.ppo.setup import build_actor_critic, copy_backbone
 from align.reward.checkpoint import load_reward_model
-from align.runtime.sharding import is_sharded, own_part, sharded_loading, whole_bytes, whole_weights
+from align.runtime.sharding import full_nbytes, gathered_parameters, is_sharded, local_shard, sharded_loading
 from align.training.start import open_run
 
 
@@ -77,14 +77,14 @@ with sharded_loading(run.accelerator):
     found = {}
     for role, part in held.items():
         weights = list(part.parameters())
-        own = sum(own_part(weight).numel() * weight.element_size() for weight in weights)
-        layers = [sum(map(whole_bytes, layer.parameters())) for layer in part.modules() if "Layer" in type(layer).__name__]
+        own = sum(local_shard(weight).numel() * weight.element_size() for weight in weights)
+        layers = [sum(map(full_nbytes, layer.parameters())) for layer in part.modules() if "Layer" in type(layer).__name__]
         found[role] = {
-            "whole": sum(map(whole_bytes, weights)),
+            "whole": sum(map(full_nbytes, weights)),
             "own": own,
             "sharded": all(map(is_sharded, weights)),
-            "layer": max([*layers, *map(whole_bytes, weights)]),
-            "weight": max(map(whole_bytes, weights)),
+            "layer": max([*layers, *map(full_nbytes, weights)]),
+            "weight": max(map(full_nbytes, weights)),
             "peak": peaks[role],
         }
 if len(sys.argv) > 4:
@@ -92,7 +92,7 @@ if len(sys.argv) > 4:
     of_reward = load_weights(reward, torch.float32)
     for role, part in held.items():
         stored = dict((of_reward if role == "reward" else whole).named_parameters())
-        with whole_weights(part.parameters()):
+        with gathered_parameters(part.parameters()):
             same = [torch.equal(weight, stored[name]) for name, weight in part.named_parameters()]
         found[role] |= {"equal": all(same), "weights": len(same)}
     found["shares_prompts"] = [loaded.backbone.shares_prompts, wrap(whole).shares_prompts]

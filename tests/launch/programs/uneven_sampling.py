@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from align.core.seeds import Stream
+from align.core.seeds import RngStream
 from align.models.heads import LanguageModel
 from align.sampling.engines import TransformersEngine
 from align.sampling.generation import Sampling
@@ -20,7 +20,7 @@ PROMPTS = [[20, 30, 40], [50, 60, 70, 80, 90, 100], [21, 31], [51, 61, 71]]
 COUNTS = (1, 3, 4)  # a process without a row, one with twice the rows of the other, as many on each
 ENDS = frozenset(range(8, 80))
 """Beside the model's own end: about every fourth token ends a row."""
-SEED = (0, Stream.ROLLOUT, 1)
+SEED = (0, RngStream.ROLLOUT, 1)
 
 
 def sampling(count: int) -> Sampling:
@@ -35,7 +35,7 @@ if __name__ == "__main__":
     loaded.tokenization.end_ids |= ENDS
     engine = build_engine(run, LanguageModel(loaded.backbone, loaded.adapter), 1)
     found, printed = {}, []
-    run.say = printed.append
+    run.print = printed.append
     for kind, limit in (("whole", run.memory.limit), ("layers", 1e-6)):  # in a kilobyte nothing fits
         run.memory.limit = limit
         sampler = TransformersEngine(engine, loaded)

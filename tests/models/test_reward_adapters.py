@@ -35,8 +35,8 @@ def test_a_reward_adapter_on_the_policys_base_says_what_the_reward_model_says(lo
     policy, bare = states(lora.backbone, "policy"), states(lora.backbone, None)
     assert can_share_base(reward_folder, lora)
     head, mean, _ = load_reward_adapter(reward_folder, lora)
-    mounted = RewardModel(lora.backbone, head, "reward")
-    torch.testing.assert_close(mounted(PROMPT, RESPONSE), found.model(PROMPT, RESPONSE), atol=1e-5, rtol=0)
+    on_policy = RewardModel(lora.backbone, head, "reward")
+    torch.testing.assert_close(on_policy(PROMPT, RESPONSE), found.model(PROMPT, RESPONSE), atol=1e-5, rtol=0)
     assert mean == found.mean == 0.25
     assert found.model(PROMPT, RESPONSE).std() > 1e-2
     assert torch.equal(states(lora.backbone, "policy"), policy)
@@ -63,8 +63,8 @@ def test_two_reward_adapters_share_the_policys_base(lora, reward_folder, tmp_pat
     save_file({"weight": -head}, other / "reward_head.safetensors")
     found = load_reward_model(reward_folder, "float32")
     sources = load_rewards([reward_folder, str(other)], lora, "float32")
-    assert [source.mounted.adapter for source in sources] == ["reward_1", "reward_2"]
-    module = build_actor_critic(lora, adapters=[source.mounted for source in sources])
+    assert [source.adapter_on_policy.adapter for source in sources] == ["reward_1", "reward_2"]
+    module = build_actor_critic(lora, adapters=[source.adapter_on_policy for source in sources])
     expected, roles = found.model(PROMPT, RESPONSE), Roles(module)
     torch.testing.assert_close(roles.reward("reward_1", PROMPT, RESPONSE), expected, atol=1e-5, rtol=0)
     torch.testing.assert_close(roles.reward("reward_2", PROMPT, RESPONSE), -expected, atol=1e-5, rtol=0)
@@ -73,12 +73,12 @@ def test_two_reward_adapters_share_the_policys_base(lora, reward_folder, tmp_pat
 
 @torch.no_grad()
 def test_a_critic_adapter_starts_as_the_mounted_reward(lora, reward_folder, make_ppo):
-    mounted = load_reward_adapter(reward_folder, lora)
-    module = make_ppo(lora, mounted, critic="separate").engine.module
+    on_policy = load_reward_adapter(reward_folder, lora)
+    module = make_ppo(lora, on_policy, critic="separate").engine.module
     values = module(Role.POLICY, PROMPT, RESPONSE).values
-    rewards = mounted.head(states(lora.backbone, "reward"))  # [:, t]: the reward of what was said before token t
+    rewards = on_policy.head(states(lora.backbone, "reward"))  # [:, t]: the reward of what was said before token t
     assert values.std() > 1e-2
-    torch.testing.assert_close(values, (rewards[:, :-1] - mounted.mean) * RESPONSE.mask(), atol=1e-5, rtol=0)
+    torch.testing.assert_close(values, (rewards[:, :-1] - on_policy.mean) * RESPONSE.mask(), atol=1e-5, rtol=0)
 
 
 def test_a_reward_model_with_a_chat_template_of_its_own_is_not_mounted(reward_folder, load_sharp, tiny_name):
