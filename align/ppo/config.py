@@ -91,6 +91,12 @@ class PPOConfig(KLConfig, LossConfig, ModelConfig, EngineConfig, RunConfig):
     num_ppo_epochs: int = option(4, "passes over a rollout (summarize_from_feedback_details: 4, InstructGPT: 1)", gt=0)
     num_mini_batches: int = option(1, "optimizer steps in one pass over a rollout", gt=0)
     max_new_tokens: int = option(64, "longest response, in tokens", gt=0)
+    stop_token_ids: list[int] = option(
+        [], "token ids that end a response, in place of the model's end tokens; empty: the model's end tokens", ge=0
+    )
+    ignore_eos: bool = option(
+        False, "sample each response to max_new_tokens; one that contains an end token counts as ended (see missing_eos)"
+    )
     max_prompt_tokens: int = option(512, "longest prompt, in tokens", gt=0)
     temperature: float = option(1.0, "sampling temperature; log-probs of policy and reference are taken at it", gt=0)
     advantage_estimator: Literal["gae", "rloo", "grpo", "reinforce++"] = option(
@@ -197,6 +203,8 @@ class PPOConfig(KLConfig, LossConfig, ModelConfig, EngineConfig, RunConfig):
         shorter = self.critic_warmup < self.total_updates
         require_setting(self, "critic_warmup", shorter, f"below total_updates ({self.total_updates})")
         self._check_objective()
+        stops = not (self.ignore_eos and self.stop_token_ids)
+        require_setting(self, "ignore_eos", stops, "false where stop_token_ids is given")
         divides = self.rollout_batch_size % self.samples_per_prompt == 0
         require_setting(self, "samples_per_prompt", divides, f"a divisor of rollout_batch_size ({self.rollout_batch_size})")
         prompts = self.rollout_batch_size // self.samples_per_prompt

@@ -62,7 +62,10 @@ def sample_rollout(
     """Sample a response to each prompt with the random stream of `key`."""
     sampled = sampler.sample([prompt.ids for prompt in prompts], sampling, key)
     texts = [tokenization.text(ids) for ids in sampled.ids]
-    return Rollout(prompts, sampled.ids, sampled.ended, texts, sampled.log_probs)
+    ended = sampled.ended
+    if not sampling.stops(tokenization.end_ids):  # each response has all tokens, and may contain an end token
+        ended = [not tokenization.end_ids.isdisjoint(ids) for ids in sampled.ids]
+    return Rollout(prompts, sampled.ids, ended, texts, sampled.log_probs)
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from align.core.settings import ModelConfig
 from align.models.adapters import copy_adapter
 from align.models.backbone import Backbone, classifier_head, flops_profile, is_classifier, is_prefix_lm, wrap
 from align.models.heads import LanguageModel, RewardModel, ScalarHead, freeze_unused_lm_head
-from align.models.loading import LoadedModel, read_by_ids_of
+from align.models.loading import LoadedModel, read_by_ids_of, vocabulary_rows
 from align.models.roles import REFERENCE_ADAPTER, VALUE_ADAPTER, ActorCritic, Roles
 from align.ppo.extensions import Extension
 from align.ppo.metrics import RoleFlopsProfiles
@@ -164,14 +164,28 @@ def report(
         )
 
 
-def sampling_of(run: Run, policy: LoadedModel, longest: int, max_new_tokens: int, temperature: float) -> Sampling:
+def sampling_of(
+    run: Run,
+    policy: LoadedModel,
+    longest: int,
+    max_new_tokens: int,
+    temperature: float,
+    stop_ids: frozenset[int] | None = None,
+) -> Sampling:
     """Return how responses are sampled: as many at once as the memory of the smallest process holds.
 
     Args:
         longest: tokens of the longest prompt and response together.
+        stop_ids: see `Sampling`.
+
+    Raises:
+        UserError: if the model has no token with one of the ids.
     """
+    highest, rows = max(stop_ids or [0]), vocabulary_rows(policy.backbone.model)
+    if highest >= rows:
+        raise UserError(f"stop_token_ids: there is no token {highest}; the model has tokens 0 to {rows - 1}")
     at_once = -largest(-sampling_tokens(run.memory, policy.backbone, longest), run.accelerator)
-    return Sampling(max_new_tokens, temperature, batch_tokens=at_once)
+    return Sampling(max_new_tokens, temperature, batch_tokens=at_once, stop_ids=stop_ids)
 
 
 def largest_micro_batch(

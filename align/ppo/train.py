@@ -397,7 +397,8 @@ def prepare(
     report(run, policy, len(encoded), len(held_out), rollouts, selected_by_reward)
     longest = max(len(prompt.ids) for prompt in every_prompt) + config.max_new_tokens
     sampler = make_engine(config, engine, policy, longest)
-    sampling = sampling_of(run, policy, longest, config.max_new_tokens, config.temperature)
+    stop_ids = frozenset(config.stop_token_ids) if config.stop_token_ids or config.ignore_eos else None
+    sampling = sampling_of(run, policy, longest, config.max_new_tokens, config.temperature, stop_ids)
     profiles = flops_profiles(policy, module, rewards, moves, reference)
     return Prepared(run, policy, engine, roles, sampler, sampling, rewards, encoded, held_out, profiles, extensions)
 

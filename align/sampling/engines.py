@@ -61,8 +61,9 @@ class TransformersEngine:
         uniforms = row_uniforms(len(prompts), sampling, *seed)
         own = share_of_process(range(len(prompts)), accelerator)
         own_prompts = [prompts[row] for row in own]
+        stops = sampling.stops(loaded.tokenization.end_ids)
         with self._gathered_weights(self._fits_whole(prompts, sampling)), loaded.backbone.adapter(loaded.adapter):
-            sampled = sample(loaded.backbone, own_prompts, uniforms[own], sampling, loaded.tokenization.end_ids)
+            sampled = sample(loaded.backbone, own_prompts, uniforms[own], sampling, stops)
         rows = sorted(gather_rows(list(zip(own, sampled.ids, sampled.ended, strict=True)), accelerator))
         return Responses([ids for _, ids, _ in rows], [ended for _, _, ended in rows])
 

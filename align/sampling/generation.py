@@ -33,6 +33,7 @@ class Sampling:
         temperature: divides the logits; 0 takes the likeliest token.
         top_k, top_p: 0 and 1 do not truncate the distribution, as PPO needs it; other values are for evaluation.
         batch_tokens: prompt and response tokens in the cache at once.
+        stop_ids: ids that end a response in place of the end tokens; empty: nothing does; None: those of the model.
     """
 
     max_new_tokens: int
@@ -40,6 +41,11 @@ class Sampling:
     top_k: int = 0
     top_p: float = 1.0
     batch_tokens: int = 16384
+    stop_ids: frozenset[int] | None = None
+
+    def stops(self, end_ids: frozenset[int]) -> frozenset[int]:
+        """Return the ids that end a response of a model with the end tokens `end_ids`."""
+        return end_ids if self.stop_ids is None else self.stop_ids
 
 
 @dataclass(frozen=True)
@@ -80,7 +86,7 @@ def sample(
     """
     ids: list[list[int]] = [[] for _ in prompts]
     ended = [False] * len(prompts)
-    ends = torch.tensor(sorted(end_ids), device=backbone.device)
+    ends = torch.tensor(sorted(end_ids), dtype=torch.long, device=backbone.device)
     warpers = _warpers(sampling)
     was_training = backbone.model.training
     backbone.model.eval()  # in training mode, gradient checkpointing disables the cache

@@ -78,7 +78,7 @@ class VLLMServer:
             gone = self._send_weights_if_stale() or run_on_main(lambda: _connection_loss(sample_missing), self.accelerator)
             if not gone:
                 rows = run_on_main(lambda: [answered[row] for row in range(len(answered))], self.accelerator)
-                return _responses(rows, self.loaded)
+                return _responses(rows, sampling.stops(self.loaded.tokenization.end_ids))
             if attempt == self.retries:
                 break
             kept = f"{len(answered)} of {len(prompts)} responses are kept"
@@ -182,7 +182,8 @@ class VLLMServer:
 
     def _sample_row(self, prompt: list[int], sampling: Sampling, seed: int) -> Row:
         # Only these end ids: the server would add those of its checkpoint's generation_config.json.
-        parameters = {"seed": seed, "ignore_eos": True, "stop_token_ids": sorted(self.loaded.tokenization.end_ids)}
+        stops = sampling.stops(self.loaded.tokenization.end_ids)
+        parameters = {"seed": seed, "ignore_eos": True, "stop_token_ids": sorted(stops)}
         with self._server_errors("sampling"):
             answer: Any = self.client.generate(
                 [prompt],
@@ -195,7 +196,7 @@ class VLLMServer:
             if answer["prompt_ids"][0] != prompt:
                 raise ValueError("it answered another prompt than the one it was sent")
             row = answer["completion_ids"][0], [float(chosen[0]) for chosen in answer["logprobs"][0]]
-            require_answer(row, sampling.max_new_tokens, self.loaded)
+            require_answer(row, sampling.max_new_tokens, self.loaded, stops)
         return row
 
     @contextmanager
@@ -346,13 +347,15 @@ class VLLMColocate:
         def generate_rows(rows: list[int]) -> list[Row]:
             return self._generate([prompts[row] for row in rows], sampling, [seeds[row] for row in rows])
 
-        return _responses(map_across_processes(range(len(prompts)), generate_rows, accelerator), self.loaded)
+        rows = map_across_processes(range(len(prompts)), generate_rows, accelerator)
+        return _responses(rows, sampling.stops(self.loaded.tokenization.end_ids))
 
     def _generate(self, prompts: list[list[int]], sampling: Sampling, seeds: list[int]) -> list[Row]:
         from vllm import SamplingParams
 
         if not prompts:
             return []
+        stops = sampling.stops(self.loaded.tokenization.end_ids)
         settings = [
             SamplingParams(
                 temperature=sampling.temperature,
@@ -363,7 +366,7 @@ class VLLMColocate:
                 seed=seed,
                 # Only these end ids: vLLM would add those of the checkpoint's generation_config.json.
                 ignore_eos=True,
-                stop_token_ids=sorted(self.loaded.tokenization.end_ids),
+                stop_token_ids=sorted(stops),
                 detokenize=False,
             )
             for seed in seeds
@@ -376,7 +379,7 @@ class VLLMColocate:
             for output in (row.outputs[0] for row in outputs):
                 pairs = zip(output.token_ids, output.logprobs, strict=True)
                 rows.append((list(output.token_ids), [seen[id].logprob for id, seen in pairs]))
-                require_answer(rows[-1], sampling.max_new_tokens, self.loaded)
+                require_answer(rows[-1], sampling.max_new_tokens, self.loaded, stops)
         return rows
 
     def weights_changed(self) -> None:
@@ -408,18 +411,20 @@ class _ServedModel(nn.Module):
         return served_weights(loaded.backbone, loaded.adapter)
 
 
-def _responses(rows: list[Row], loaded: LoadedModel) -> Responses:
-    ends = loaded.tokenization.end_ids
-    return Responses([ids for ids, _ in rows], [ids[-1] in ends for ids, _ in rows], [seen for _, seen in rows])
+def _responses(rows: list[Row], stops: frozenset[int]) -> Responses:
+    return Responses([ids for ids, _ in rows], [ids[-1] in stops for ids, _ in rows], [seen for _, seen in rows])
 
 
-def require_answer(row: Row, max_new_tokens: int, loaded: LoadedModel) -> None:
+def require_answer(row: Row, max_new_tokens: int, loaded: LoadedModel, stops: frozenset[int] | None = None) -> None:
     """Refuse a response that sampling cannot have given.
+
+    Args:
+        stops: ids that end a response; None: the model's end tokens.
 
     Raises:
         ValueError: if it is empty, too long, truncated, continues after its end, or holds an impossible token or log-prob.
     """
-    (ids, log_probs), ends = row, loaded.tokenization.end_ids
+    (ids, log_probs), ends = row, loaded.tokenization.end_ids if stops is None else stops
     vocabulary = int(loaded.backbone.model.config.vocab_size)
     if not ids or len(ids) != len(log_probs):
         raise ValueError(f"it returned {len(ids)} tokens with {len(log_probs)} log-probs")

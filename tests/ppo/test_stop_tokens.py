@@ -1,0 +1,73 @@
+"""Where a response ends: at the model's end tokens, at given ones, or at the full length."""
+
+import json
+
+import pytest
+
+from align.core.errors import UserError
+from align.ppo import PPOConfig, PPOTrainer
+from align.ppo.rollout import sample_rollout
+
+PROMPTS = ["red", "green, blue", "one", "two"]
+STOPS = list(range(3, 264, 12))
+"""A tenth of the vocabulary: some responses of 12 tokens end early, some do not."""
+
+
+def long(prompts, responses):
+    return [float(len(response)) for response in responses]
+
+
+@pytest.fixture
+def trainer(sharp_folders, tmp_path):
+    def made(name, **settings):
+        given = {"output_dir": str(tmp_path / f"run{len(list(tmp_path.iterdir()))}"), "report_to": ["none"]}
+        given |= {"dtype": "float32", "updates": 1, "rollout_batch_size": 16, "max_new_tokens": 12}
+        return PPOTrainer(sharp_folders[name], [long], PROMPTS, PPOConfig(**(given | settings)))
+
+    return made
+
+
+def rollout(prepared):
+    prompts = prepared.prompts * 4
+    return sample_rollout(prepared.sampler, prepared.policy.tokenization, prompts, prepared.sampling, (3, 1))
+
+
+def cut(ids, stops):
+    """A response up to its first stop token, and whether it has one."""
+    place = next((place for place, id in enumerate(ids) if id in stops), None)
+    return (ids, False) if place is None else (ids[: place + 1], True)
+
+
+@pytest.mark.parametrize("name", ["tiny-gpt2", "tiny-t5"])
+def test_a_response_ends_at_the_stop_tokens_that_are_set(name, trainer):
+    whole = rollout(trainer(name, ignore_eos=True).prepared)
+    assert {len(ids) for ids in whole.responses} == {12}
+    prepared = trainer(name, stop_token_ids=STOPS).prepared
+    found = rollout(prepared)
+    assert list(zip(found.responses, found.ended, strict=True)) == [cut(ids, STOPS) for ids in whole.responses]
+    assert set(found.ended) == {True, False}
+    ends = prepared.policy.tokenization.end_ids
+    assert whole.ended == [any(id in ends for id in ids) for ids in whole.responses]
+    plain = rollout(trainer(name).prepared)
+    assert plain.responses == [cut(ids, ends)[0] for ids in whole.responses]
+
+
+def test_a_response_past_an_end_token_counts_as_ended(trainer, monkeypatch):
+    """Its score is not replaced, and all of its tokens are trained on."""
+    given = trainer("tiny-gpt2", ignore_eos=True)
+    given.prepared.policy.tokenization.end_ids = frozenset(STOPS)
+    ended = rollout(given.prepared).ended
+    assert set(ended) == {True, False}
+    given.train()
+    row = json.loads((given.run.folder / "metrics.jsonl").read_text().splitlines()[-1])
+    assert row["response/length"] == 12
+    assert 0 < row["response/eos_rate"] < 1
+
+
+def test_stop_tokens_that_cannot_be_are_refused(trainer):
+    with pytest.raises(UserError, match="stop_token_ids: there is no token 999; the model has tokens 0 to 263"):
+        trainer("tiny-gpt2", stop_token_ids=[999])
+    with pytest.raises(UserError, match="ignore_eos is True, but must be false where stop_token_ids is given"):
+        trainer("tiny-gpt2", stop_token_ids=[3], ignore_eos=True)
+    with pytest.raises(UserError, match=r"stop_token_ids is \[-1\]"):
+        trainer("tiny-gpt2", stop_token_ids=[-1])
