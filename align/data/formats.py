@@ -164,6 +164,11 @@ _PROMPTS = (
     *(replace(known, kind=Prompt, convert=_prompt_by(known.prompt)) for known in _ANSWERED if known.prompt),
 )
 FORMATS = (*_ANSWERED, *_PROMPTS)
+OWN_LAYOUTS = (
+    *("prompt-completion", "messages", "ranking", "pair", "preferred", "rated answer"),
+    *("rule judgment", "attribute judgment", "prompt", "token ids"),
+)
+"""Layouts that an error message recommends."""
 
 
 def kind_name(kind: type[Record]) -> str:
@@ -249,6 +254,6 @@ def _unrecognized(row: Row, kind: type[Record]) -> UserError:
     if other is not None:
         remedy = f"it looks like a {kind_name(other.kind)} ({other.name}); use it where those are asked for"
     else:
-        layouts = dict.fromkeys(known.fields for known in FORMATS if known.kind is kind)
-        remedy = f"use one of: {'; '.join(layouts)}"
+        layouts = [known.fields for known in FORMATS if known.kind is kind and known.name in OWN_LAYOUTS]
+        remedy = f"use one of: {'; '.join(layouts)} (docs/data.md lists more), or rename columns: FILE[FIELD=COLUMN, ...]"
     return UserError(f"the row has the fields {given}, which is no known form of a {name}; {remedy}")

@@ -1,33 +1,35 @@
-"""Readers of rows from JSON, CSV and Parquet files, folders, `datasets` folders and the hub, without knowledge of layouts.
+"""Readers of rows from files, folders, `datasets` folders and the hub, without knowledge of layouts.
+
+A source is a path or a hub name, with options in brackets if needed: `answers.csv[prompt=question, response_a=first]` reads
+columns as fields, and `org/name[subset=preference, split=test]` names a part of a hub data set.
 
 A row that cannot be decoded is returned as a bad row: the caller decides whether to stop. A file that cannot be read at all
 is a UserError at once.
 """
 
 import codecs
-import csv
 import gzip
-import io
 import json
 import re
-import sys
 import zlib
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any
 
 from align.core.errors import UserError, first_line
 from align.core.files import resolve_path
+from align.data.tables import Columns, csv_rows, excel_rows, rename
 
 JSON_ENDINGS = (".jsonl", ".json", ".ndjson", ".jsonl.gz", ".json.gz", ".ndjson.gz")
 CSV_ENDINGS = (".csv", ".tsv", ".csv.gz", ".tsv.gz")
-ENDINGS = (*JSON_ENDINGS, *CSV_ENDINGS, ".parquet")
+ENDINGS = (*JSON_ENDINGS, *CSV_ENDINGS, ".xlsx", ".parquet")
 # What a `datasets` folder or a clone of a hub repository keeps next to its rows.
 NOT_DATA = {"dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json"}
-OTHER_ENDINGS = (".gz", ".txt", ".xlsx", ".zip", ".zst", ".yaml")  # files that cannot be read here
+OTHER_ENDINGS = (".gz", ".txt", ".xls", ".ods", ".zip", ".zst", ".yaml")  # files that cannot be read here
 SPLIT_NAMES = {"train", "validation", "valid", "val", "dev", "test", "eval"}
 HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
+OPTIONS = re.compile(r"(?P<name>[^\[\]]+)\[(?P<options>[^\[\]]*)\]\s*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +47,24 @@ class RawRow:
 
     Attributes:
         content: a line of JSON, or the row itself from a file of another kind, as a `SourceRow` if it is broken.
+        columns: names to change when the row is read.
     """
 
     where: str
     content: Any
+    columns: Columns = field(default_factory=dict)
 
     def read(self) -> SourceRow:
+        """The row as a value, with its columns renamed."""
+        found = self._parse()
+        if not self.columns or not isinstance(found.row, Mapping):
+            return found
+        try:
+            return replace(found, row=rename(found.row, self.columns))
+        except UserError as error:
+            return SourceRow(self.where, error=str(error))
+
+    def _parse(self) -> SourceRow:
         if isinstance(self.content, SourceRow):
             return self.content
         if not isinstance(self.content, bytes):
@@ -66,15 +80,53 @@ def split_sources(sources: str | Path) -> list[str]:
     sources = str(sources)
     if resolve_path(sources).exists():
         return [sources]
-    return [name for part in sources.split(",") if (name := part.strip())] or [sources]
+    parts = re.findall(r"(?:\[[^\[\]]*\]|[^,])+", sources)  # commas in brackets separate options
+    return [name for part in parts if (name := part.strip())] or [sources]
+
+
+@dataclass(frozen=True, slots=True)
+class SourceOptions:
+    """A source's path or hub name, and its options.
+
+    Attributes:
+        columns: columns to read as fields.
+        split: of a folder or a hub data set; None: the caller's.
+        subset: of a hub data set.
+    """
+
+    name: str
+    columns: Columns = field(default_factory=dict)
+    split: str | None = None
+    subset: str | None = None
+
+
+def parse_source(source: str) -> SourceOptions:
+    """Separate a source from its options. An existing path with brackets has none.
+
+    Raises:
+        UserError: for options that are not NAME=VALUE, or a name that occurs twice.
+    """
+    match = OPTIONS.fullmatch(source)
+    if match is None or resolve_path(source).exists():
+        return SourceOptions(source)
+    options: dict[str, str] = {}
+    for part in match["options"].split(","):
+        name, equals, value = (word.strip() for word in part.partition("="))
+        if not (name and equals and value):
+            raise UserError(f"{source}: '{part.strip()}' is no option; write [FIELD=COLUMN, ...], such as [prompt=question]")
+        if name in options:
+            raise UserError(f"{source}: {name} is given twice; remove one")
+        options[name] = value
+    split, subset = options.pop("split", None), options.pop("subset", None)
+    return SourceOptions(match["name"].strip(), options, split, subset)
 
 
 def iter_rows(sources: str | Path, split: str = "train") -> Iterator[SourceRow]:
     """The rows of a file, a folder or a hub data set, or of several, one after the other.
 
     Args:
-        sources: the path, or the name of a hub data set; several are separated by commas.
-        split: for folders and hub names.
+        sources: the path, or the name of a hub data set, with options in brackets; several are separated by commas.
+        split: for folders and hub names without this option.
 
     Raises:
         UserError: for a missing, unreadable, damaged or unknown kind of file, and for a missing split.
@@ -90,16 +142,20 @@ def iter_raw_rows(sources: str | Path, split: str = "train") -> Iterator[RawRow]
 
 
 def _rows_of_source(source: str, split: str) -> Iterator[RawRow]:
-    path = resolve_path(source)
+    options = parse_source(source)
+    name, split = options.name, options.split or split
+    path = resolve_path(name)
     if path.is_dir():
-        yield from _folder_rows(path, source, split)
+        rows = _folder_rows(path, name, split, options.columns)
     elif path.exists():
-        yield from _file_rows(path, source)
+        rows = _file_rows(path, name, options.columns)
     else:
-        yield from _hub_rows(source, split)
+        rows = _hub_rows(name, split, options.subset)
+    for row in rows:
+        yield replace(row, columns=options.columns) if options.columns and not isinstance(row.content, SourceRow) else row
 
 
-def _file_rows(path: Path, label: str) -> Iterator[RawRow]:
+def _file_rows(path: Path, label: str, columns: Columns) -> Iterator[RawRow]:
     name = path.name.lower()
     if not name.endswith(ENDINGS):
         raise UserError(f"{label}: unknown kind of file; use one that ends in {', '.join(ENDINGS)}")
@@ -108,14 +164,25 @@ def _file_rows(path: Path, label: str) -> Iterator[RawRow]:
             raise UserError(f"{label}: the file is empty; write one record per line")
         if name.endswith(".parquet"):
             yield from _parquet_rows(path, label)
+        elif name.endswith(".xlsx"):
+            yield from _table_rows(excel_rows(path, label, columns), label)
         else:
             with gzip.open(path, "rb") if name.endswith(".gz") else path.open("rb") as stream:
-                read = _csv_file_rows if name.endswith(CSV_ENDINGS) else _json_rows
-                yield from read(stream, label)  # type: ignore[arg-type]
+                if name.endswith(CSV_ENDINGS):
+                    yield from _table_rows(csv_rows(stream, label, columns), label)  # type: ignore[arg-type]
+                else:
+                    yield from _json_rows(stream, label)  # type: ignore[arg-type]
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise UserError(f"{label}: broken gzip file ({error}); copy or compress it again") from error
     except OSError as error:
         raise UserError(f"{label}: cannot be read ({error.strerror or error}); check the file") from error
+
+
+def _table_rows(rows: Iterator[dict[str, Any] | str], label: str) -> Iterator[RawRow]:
+    """Rows whose columns are renamed already, because a cell is read by the name of its field."""
+    for number, row in enumerate(rows, 1):
+        where = f"{label}: row {number}"
+        yield RawRow(where, SourceRow(where, error=row) if isinstance(row, str) else SourceRow(where, row))
 
 
 def _json_rows(stream: IO[bytes], label: str) -> Iterator[RawRow]:
@@ -133,16 +200,6 @@ def _json_rows(stream: IO[bytes], label: str) -> Iterator[RawRow]:
             return
         seen_content = True
         yield RawRow(f"{label}:{number}", line)
-
-
-def _csv_file_rows(stream: IO[bytes], label: str) -> Iterator[RawRow]:
-    text = io.TextIOWrapper(stream, encoding="utf-8-sig", newline="")  # Excel begins UTF-8 with a byte order mark
-    try:
-        for number, row in enumerate(csv_rows(text, label), 1):
-            where = f"{label}: row {number}"
-            yield RawRow(where, SourceRow(where, error=row) if isinstance(row, str) else row)
-    except UnicodeDecodeError as error:
-        raise UserError(f"{label}: not UTF-8 (byte 0x{error.object[error.start]:02x}); save it as CSV UTF-8") from error
 
 
 def _array_rows(text: bytes, label: str, number_of_first_line: int) -> Iterator[RawRow]:
@@ -178,7 +235,7 @@ def _parquet_rows(path: Path, label: str) -> Iterator[RawRow]:
         raise UserError(f"{label}: not a readable Parquet file ({first_line(error)}); write it again") from error
 
 
-def _folder_rows(folder: Path, label: str, split: str) -> Iterator[RawRow]:
+def _folder_rows(folder: Path, label: str, split: str, columns: Columns) -> Iterator[RawRow]:
     if (folder / "dataset_dict.json").exists() or (folder / "state.json").exists():
         yield from _saved_rows(folder, label, split)
         return
@@ -193,7 +250,7 @@ def _folder_rows(folder: Path, label: str, split: str) -> Iterator[RawRow]:
         available = ", ".join(sorted(set().union(*splits.values())))
         raise UserError(f"{label}: no file of the split '{split}'; the folder has {available}")
     for path in wanted:
-        yield from _file_rows(path, str(Path(label) / path.relative_to(folder)))
+        yield from _file_rows(path, str(Path(label) / path.relative_to(folder)), columns)
 
 
 def _is_data(path: Path, folder: Path) -> bool:
@@ -223,14 +280,14 @@ def _saved_rows(folder: Path, label: str, split: str) -> Iterator[RawRow]:
         yield RawRow(f"{label}: row {number}", row)
 
 
-def _hub_rows(name: str, split: str) -> Iterator[RawRow]:
+def _hub_rows(name: str, split: str, subset: str | None) -> Iterator[RawRow]:
     missing = f"{name}: no such file or folder"
     if not HUB_NAME.fullmatch(name) or name.lower().endswith((*ENDINGS, *OTHER_ENDINGS)):
         raise UserError(f"{missing}; check the path")
     import datasets
 
     try:
-        rows = datasets.load_dataset(name, split=split)
+        rows = datasets.load_dataset(name, *([subset] if subset else []), split=split)
     except Exception as error:
         # `datasets` raises ConnectionError for network failures; FileNotFoundError means that the hub answered.
         unreachable = isinstance(error, OSError) and not isinstance(error, FileNotFoundError)
@@ -239,57 +296,3 @@ def _hub_rows(name: str, split: str) -> Iterator[RawRow]:
         raise UserError(f"{missing} here, and the hub {why} ({first_line(error)}); {remedy}") from error
     for number, row in enumerate(rows, 1):
         yield RawRow(f"{name}: row {number}", row)
-
-
-STRUCTURED = {
-    "messages", "responses", "ranks", "ratings", "preferences", "flags", "margin", "attributes", "answers", "completions",
-    "labels", "label", "kto_tag", "weight", "train", "score_chosen", "score_rejected",
-    "history", "input_ids", "attention_mask", "tools", "images",
-}  # fmt: skip
-"""Columns whose cells are JSON: numbers, truth values, lists, objects."""
-TURNS = frozenset(("prompt", "completion", "chosen", "rejected"))
-"""Columns whose cells are text, or a JSON list of turns."""
-SEPARATORS = ",;\t"
-
-
-def csv_rows(text: IO[str], label: str) -> Iterator[dict[str, Any] | str]:
-    """The rows below the header of a CSV file, as spreadsheets and pandas write them, or error messages.
-
-    Cells are text, but for the columns in `STRUCTURED`. The separator is the comma, semicolon or tab that the header holds
-    most of. An empty cell counts as absent, and so does a column without a name, in which pandas writes the index.
-
-    Args:
-        text: the file, opened with `newline=""`.
-        label: its name, for messages.
-
-    Raises:
-        UserError: for a header with a name twice, or broken quotes.
-    """
-    csv.field_size_limit(sys.maxsize)  # the default of 128 KiB is shorter than a long document
-    start = text.readline()
-    separator = max(SEPARATORS, key=start.count)
-    try:
-        header = next(csv.reader([start], delimiter=separator, strict=True), [])
-        names = [name.strip() for name in header]
-        twice = next((name for name in names if name and names.count(name) > 1), None)
-        if twice is not None:
-            raise UserError(f"{label}: the header has the column '{twice}' twice; rename one")
-        for cells in csv.reader(text, delimiter=separator, strict=True):
-            if not cells:
-                continue
-            if len(cells) != len(names):
-                yield f"has {len(cells)} cells, and the header has {len(names)}; put cells with '{separator}' in quotes"
-                continue
-            yield {name: _value(name, cell) for name, cell in zip(names, cells, strict=True) if name and cell}
-    except csv.Error as error:
-        raise UserError(f"{label}: broken CSV ({error}); write it again, with quotes inside of cells doubled") from error
-
-
-def _value(name: str, cell: str) -> Any:
-    is_turns = name in TURNS and cell.lstrip().startswith("[{")
-    if name not in STRUCTURED and not is_turns:
-        return cell
-    try:
-        return json.loads(cell.lower() if cell in ("True", "False") else cell)
-    except (ValueError, RecursionError):
-        return cell  # a check of the row names what is wrong with it

@@ -242,7 +242,11 @@ ERRORS = [
      "field 'attributes.kind': is 'yes'; use a finite number"),
     (RuleJudgment, {"text": "x", "label": None},
      "the row has the fields text, which is no known form of a rule judgment; "
-     "use one of: prompt, response, rule, verdict"),
+     "use one of: prompt, response, rule, verdict (docs/data.md lists more), or rename columns: FILE[FIELD=COLUMN, ...]"),
+    (Ranking, {"instruction": "Hi", "answer_a": "a", "answer_b": "b"},
+     "the row has the fields instruction, answer_a, answer_b, which is no known form of a ranking; use one of: "
+     "prompt, response_a, response_b, preferred; prompt, responses, ranks; prompt, chosen, rejected; "
+     "prompt, response, rating (docs/data.md lists more), or rename columns: FILE[FIELD=COLUMN, ...]"),
 ]  # fmt: skip
 
 

@@ -100,6 +100,9 @@ def test_hub_name_and_numbers_of_its_rows(monkeypatch, tmp_path):
     hub(monkeypatch, lambda name, split: asked.append((name, split)) or ROWS)
     assert read_records("someone/some-data", Prompt, split="test") == RECORDS
     assert asked == [("someone/some-data", "test")]
+    hub(monkeypatch, lambda name, *subset, split: asked.append((name, *subset, split)) or ROWS)
+    assert read_records("a/b[subset=preference, split=dev]", Prompt) == RECORDS
+    assert asked[1:] == [("a/b", "preference", "dev")]
     hub(monkeypatch, lambda name, split: [*ROWS, {"prompt": ""}])
     assert error_of("a/b") == "a/b: row 4: field 'prompt': is empty; write the text, or remove the row"
 
@@ -138,8 +141,8 @@ def test_a_name_that_is_neither_file_nor_hub_data_set(monkeypatch, tmp_path, err
         ("a.jsonl", b"\n \n", "has no rows; write one record per line"),
         ("a.jsonl.gz", gz(b""), "has no rows; write one record per line"),
         ("a.json", b"[]", "has no rows; write one record per line"),
-        ("a.xlsx", b"x", "unknown kind of file; use one that ends in .jsonl, .json, .ndjson, .jsonl.gz, .json.gz, "
-         ".ndjson.gz, .csv, .tsv, .csv.gz, .tsv.gz, .parquet"),
+        ("a.ods", b"x", "unknown kind of file; use one that ends in .jsonl, .json, .ndjson, .jsonl.gz, .json.gz, "
+         ".ndjson.gz, .csv, .tsv, .csv.gz, .tsv.gz, .xlsx, .parquet"),
         ("a.jsonl.gz", b"plain", "broken gzip file (Not a gzipped file (b'pl')); copy or compress it again"),
         ("a.jsonl.gz", gz(lines(ROWS))[:-9], "broken gzip file (Compressed file ended before the "
          "end-of-stream marker was reached); copy or compress it again"),

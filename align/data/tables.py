@@ -1,0 +1,143 @@
+"""Rows of CSV files and of Excel sheets: a header with the names of the columns, then one row per record."""
+
+import csv
+import io
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import date, datetime, time
+from itertools import zip_longest
+from pathlib import Path
+from typing import IO, Any
+
+from align.core.errors import UserError, first_line, nearest_name_hint
+
+STRUCTURED = {
+    "messages", "responses", "ranks", "ratings", "rating", "preferences", "flags", "margin", "attributes", "answers",
+    "completions", "labels", "label", "kto_tag", "weight", "train", "score_chosen", "score_rejected", "helpfulness",
+    "preference_strength", "better_response_id", "score_0", "score_1", "conversations", "conversation", "history",
+    "input_ids", "attention_mask", "tools", "images",
+}  # fmt: skip
+"""Fields whose cells are JSON: numbers, truth values, lists, objects."""
+TURNS = frozenset(("prompt", "completion", "chosen", "rejected"))
+"""Fields whose cells are text, or a JSON list of turns."""
+SEPARATORS = ",;\t"
+Columns = Mapping[str, str]
+"""Names of columns by the fields that they are read as; columns that are not named keep their names."""
+
+
+def rename(row: Mapping[str, Any], columns: Columns) -> dict[str, Any]:
+    """The row with columns under the names of their fields, in place of columns that have these names.
+
+    Raises:
+        UserError: if the row lacks a column.
+    """
+    for column in columns.values():
+        if column not in row:
+            known = [str(name) for name in row]
+            hint = nearest_name_hint(column, known) or f"; it has {', '.join(known) or 'none'}"
+            raise UserError(f"no column '{column}'{hint}")
+    kept = {name: value for name, value in row.items() if name not in columns.values() and name not in columns}
+    return {**kept, **{field: row[column] for field, column in columns.items()}}
+
+
+def csv_rows(stream: IO[bytes], label: str, columns: Columns) -> Iterator[dict[str, Any] | str]:
+    """The rows below the header of a CSV file, as spreadsheets and pandas write them, or error messages.
+
+    The separator is the comma, semicolon or tab that the header holds most of.
+
+    Args:
+        label: the file's name, for messages.
+        columns: see `Columns`.
+
+    Raises:
+        UserError: for another encoding than UTF-8, broken quotes, or a header with a name twice or without a column.
+    """
+    csv.field_size_limit(sys.maxsize)  # the default of 128 KiB is shorter than a long document
+    text = io.TextIOWrapper(stream, encoding="utf-8-sig", newline="")  # Excel begins UTF-8 with a byte order mark
+    try:
+        start = text.readline()
+        separator = max(SEPARATORS, key=start.count)
+        names = _header(next(csv.reader([start], delimiter=separator, strict=True), []), label, columns)
+        for cells in csv.reader(text, delimiter=separator, strict=True):
+            if not cells:
+                continue
+            if len(cells) != len(names):
+                yield f"has {len(cells)} cells, and the header has {len(names)}; put cells with '{separator}' in quotes"
+                continue
+            yield _row(names, cells, columns)
+    except UnicodeDecodeError as error:
+        raise UserError(f"{label}: not UTF-8 (byte 0x{error.object[error.start]:02x}); save it as CSV UTF-8") from error
+    except csv.Error as error:
+        raise UserError(f"{label}: broken CSV ({error}); write it again, with quotes inside of cells doubled") from error
+
+
+def excel_rows(path: Path, label: str, columns: Columns) -> Iterator[dict[str, Any] | str]:
+    """The rows below the header of the first sheet of an Excel file, or error messages; arguments as for `csv_rows`.
+
+    A cell counts as the text that it holds: "NA" is no gap, and a number in a column of text is its digits. Formulas have
+    the value that was saved with them.
+
+    Raises:
+        UserError: for a file that cannot be read, and if openpyxl is not installed.
+    """
+    try:
+        from openpyxl import load_workbook
+    except ModuleNotFoundError as error:
+        remedy = "install it with pip install 'align-rlhf[xlsx]', or save the sheet as CSV UTF-8"
+        raise UserError(f"{label}: Excel files need openpyxl; {remedy}") from error
+    try:
+        book = load_workbook(path, read_only=True, data_only=True)
+        found = book.worksheets[0].iter_rows()
+    except Exception as error:  # of zipfile, of the XML parser, or a KeyError for a part that is not there
+        raise UserError(f"{label}: not a readable Excel file ({first_line(error)}); save it again as .xlsx") from error
+    try:
+        names = _header([_cell_text(cell.value) for cell in next(found, ())], label, columns)
+        for cells in found:
+            broken = next((cell for cell in cells if cell.data_type == "e"), None)
+            if broken is not None:
+                yield f"cell {broken.coordinate} is the error {broken.value}; correct the formula"
+                continue
+            texts = [_cell_text(cell.value) for cell in cells]
+            if any(texts):
+                yield _row(names, [text for text, _ in zip_longest(texts, names, fillvalue="")], columns)
+    finally:
+        book.close()
+
+
+def _header(cells: Sequence[str], label: str, columns: Columns) -> list[str]:
+    names = [name.strip() for name in cells]
+    twice = next((name for name in names if name and names.count(name) > 1), None)
+    if twice is not None:
+        raise UserError(f"{label}: the header has the column '{twice}' twice; rename one")
+    try:
+        rename(dict.fromkeys(filter(None, names)), columns)
+    except UserError as error:
+        raise UserError(f"{label}: {error}") from error
+    return names
+
+
+def _row(names: Sequence[str], cells: Sequence[str], columns: Columns) -> dict[str, Any]:
+    """A row by fields: an empty cell is None, and a column without a name, in which pandas writes the index, is left out."""
+    named = {name: cell or None for name, cell in zip(names, cells, strict=False) if name}
+    return {field: None if cell is None else _value(field, cell) for field, cell in rename(named, columns).items()}
+
+
+def _value(field: str, cell: str) -> Any:
+    is_turns = field in TURNS and cell.lstrip().startswith("[{")
+    if field not in STRUCTURED and not is_turns:
+        return cell
+    try:
+        return json.loads(cell.lower() if cell in ("True", "False", "TRUE", "FALSE") else cell)
+    except (ValueError, RecursionError):
+        return cell  # a check of the row names what is wrong with it
+
+
+def _cell_text(value: object) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return str(value).upper()  # as Excel shows it
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))
+    return value.isoformat() if isinstance(value, datetime | date | time) else str(value)

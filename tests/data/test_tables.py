@@ -1,0 +1,140 @@
+"""Columns that are read as fields, from any kind of file, and Excel sheets."""
+
+import datetime
+import json
+import sys
+
+import pandas
+import pytest
+
+from align.batches.mixtures import mixture_of
+from align.batches.streams import ExampleStream
+from align.data import Prompt, Ranking, check_data, read_records
+from tests.data.rows import HI, error_of, lines, write_parquet
+
+OWN = [
+    {"question": "Hi", "first answer": "a", "second answer": "b", "better": "B"},
+    {"question": "Hi", "first answer": "c", "second answer": "NA", "better": "tie"},
+]
+COLUMNS = "[prompt=question, response_a=first answer,response_b = second answer, preferred=better]"
+EXPECTED = [
+    Ranking(prompt=HI, responses=("a", "b"), ranks=(2, 1)),
+    Ranking(prompt=HI, responses=("c", "NA"), ranks=(1, 1)),
+]
+
+
+def write_excel(path, rows):
+    openpyxl = pytest.importorskip("openpyxl")
+    book = openpyxl.Workbook()
+    for row in rows:
+        book.active.append(row)
+    book.save(path)
+
+
+def write_own(path):
+    frame = pandas.DataFrame(OWN)
+    if path.suffix == ".xlsx":
+        write_excel(path, [list(OWN[0]), *(list(row.values()) for row in OWN)])
+    elif path.suffix == ".parquet":
+        write_parquet(path, OWN)
+    elif path.suffix in (".csv", ".tsv"):
+        frame.to_csv(path, index=False, sep="\t" if path.suffix == ".tsv" else ",")
+    else:
+        path.write_bytes(json.dumps(OWN).encode() if path.suffix == ".json" else lines(OWN))
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.tsv", "a.jsonl", "a.json", "a.parquet", "a.xlsx"])
+def test_columns_are_read_as_fields(tmp_path, name):
+    path = tmp_path / name
+    write_own(path)
+    assert read_records(f"{path}{COLUMNS}", Ranking) == EXPECTED
+    found = error_of(f"{path}[prompt=qestion]")
+    assert found.startswith(f"{path}")
+    assert found.endswith(": no column 'qestion'; did you mean question?")
+    assert error_of(f"{path}[prompt=question, id=xyzzy]").endswith(
+        ": no column 'xyzzy'; it has question, first answer, second answer, better"
+    )
+
+
+def test_columns_of_several_sources_with_weights(tmp_path):
+    write_own(tmp_path / "a.csv")
+    source = f"{tmp_path}/a.csv{COLUMNS}"
+    assert read_records(f"{source}, {source}", Ranking) == EXPECTED * 2
+    mixture = mixture_of(f"{source}, {source}=2")
+    assert (mixture.sources, mixture.weights) == ((source, source), (1.0, 2.0))
+
+
+def test_columns_of_a_folder_and_of_a_stream(tmp_path):
+    class Alone:
+        num_processes, process_index = 1, 0
+
+    write_own(tmp_path / "train.jsonl")
+    assert read_records(f"{tmp_path}{COLUMNS}", Ranking) == EXPECTED
+    source = f"{tmp_path}/train.jsonl[prompt=better]"
+    stream = ExampleStream(source, lambda row: [row.row["prompt"]], list, 4, (0, 0), Alone)
+    assert sorted(stream.take(2)) == ["B", "tie"]
+
+
+def test_a_renamed_column_takes_the_place_of_the_field(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(lines([{"prompt": "old", "question": "Hi", "score": 3}]))
+    assert read_records(f"{path}[prompt=question, id=question]", Prompt) == [Prompt(prompt=HI, id="Hi")]
+    assert "columns not used:      score\n" in check_data(f"{path}[prompt=question]")
+
+
+def test_a_split_of_a_folder(tmp_path):
+    for name in ("train", "test"):
+        (tmp_path / f"{name}.jsonl").write_bytes(lines([{"prompt": name}]))
+    assert read_records(f"{tmp_path}[split=test]", Prompt)[0].prompt[0]["content"] == "test"
+
+
+def test_an_existing_path_has_no_options(tmp_path):
+    path = tmp_path / "a[prompt=x].jsonl"
+    path.write_bytes(lines([{"prompt": "Hi"}]))
+    assert read_records(path, Prompt) == [Prompt(prompt=HI)]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("[question]", "'question' is no option; write [FIELD=COLUMN, ...], such as [prompt=question]"),
+        ("[]", "'' is no option; write [FIELD=COLUMN, ...], such as [prompt=question]"),
+        ("[prompt=a, prompt=b]", "prompt is given twice; remove one"),
+    ],
+)
+def test_broken_options(options, message):
+    assert error_of(f"a.csv{options}") == f"a.csv{options}: {message}"
+
+
+def test_ratings_of_a_spreadsheet(tmp_path):
+    pandas.DataFrame({"q": ["Hi", "Hi"], "a": ["a", "b"], "stars": [2.5, 5]}).to_csv(tmp_path / "a.csv", index=False)
+    (found,) = read_records(f"{tmp_path}/a.csv[prompt=q, response=a, rating=stars]", Ranking)
+    assert found == Ranking(prompt=HI, responses=("a", "b"), ranks=(2, 1))
+
+
+def test_cells_of_excel_are_their_text(tmp_path):
+    path = tmp_path / "a.xlsx"
+    rows = [["prompt", "chosen", "rejected", "margin", None], ["Hi", 42.0, "None", 1.5, "x"], [None] * 4]
+    write_excel(path, [*rows, ["Hi", True, datetime.date(2026, 11, 25)], ["Hi", 0.5, "NA", 2]])
+    assert read_records(path, Ranking) == [
+        Ranking(prompt=HI, responses=("42", "None"), ranks=(1, 2), margin=1.5),
+        Ranking(prompt=HI, responses=("TRUE", "2026-11-25T00:00:00"), ranks=(1, 2)),
+        Ranking(prompt=HI, responses=("0.5", "NA"), ranks=(1, 2), margin=2.0),
+    ]
+
+
+def test_broken_excel_files(tmp_path):
+    path = tmp_path / "a.xlsx"
+    write_excel(path, [["prompt"], ["Hi"], ["#REF!"]])
+    assert error_of(path) == f"{path}: row 2: cell A3 is the error #REF!; correct the formula"
+    write_excel(path, [["prompt", "prompt"], ["Hi", "Hi"]])
+    assert error_of(path) == f"{path}: the header has the column 'prompt' twice; rename one"
+    path.write_bytes(b"PK or so")
+    assert error_of(path).startswith(f"{path}: not a readable Excel file (")
+
+
+def test_excel_without_its_library(tmp_path, monkeypatch):
+    (tmp_path / "a.xlsx").write_bytes(b"x")
+    monkeypatch.setitem(sys.modules, "openpyxl", None)
+    remedy = "install it with pip install 'align-rlhf[xlsx]', or save the sheet as CSV UTF-8"
+    assert error_of(tmp_path / "a.xlsx") == f"{tmp_path}/a.xlsx: Excel files need openpyxl; {remedy}"
