@@ -16,6 +16,7 @@ from annotation_ui.server.api import add_routes
 from annotation_ui.server.error_pages import add_error_pages
 from annotation_ui.server.guard import Guard
 from annotation_ui.server.pages import add_pages
+from annotation_ui.server.remote_api import add_remote_api
 from annotation_ui.server.services import Services
 from annotation_ui.server.transfers import add_transfers
 from annotation_ui.store import rule_sets
@@ -40,6 +41,7 @@ def create_app(services: Services) -> FastAPI:
     add_pages(app, services)
     add_routes(app, services)
     add_transfers(app, services)
+    add_remote_api(app, services)
     mount(app, lead_page(services), "/lead", HEAD)
     mount(app, labeler_page(), "/", _LABELER_HEAD)
     return app

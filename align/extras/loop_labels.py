@@ -65,7 +65,11 @@ class LoopConfig(Settings):
         "who ranks the answers: app (the labeling app), file (you put rankings into the round's folder), or a "
         "simulated labeler: module:function, a reward function as in `align ppo`, or a reward model's folder or name",
     )
-    database: str = option("", "address of the labeling app's database; empty: that of `align annotate`")
+    database: str = option(
+        "",
+        "address of the labeling app's database, or https://HOST of its server with a token in the environment variable "
+        "ALIGN_ANNOTATION_TOKEN; empty: the database of `align annotate`",
+    )
     overlap: int = option(1, "labelers who rank each item in the app", gt=0)
     poll_seconds: float = option(0.0, "seconds between checks for labels; 0: check once, and exit if they are missing", ge=0)
 
@@ -162,6 +166,68 @@ class SimulatedLabeler:
         return ""
 
 
+class LabelingApp(Protocol):
+    """The labeling app's database, or its server on another machine."""
+
+    def progress(self, batch: str) -> Mapping[str, Any] | None:
+        """Return the progress of a batch; None if there is none of this name."""
+
+    def import_file(self, batch: str, samples: Path, overlap: int) -> None:
+        """Make a batch to rank, all or nothing."""
+
+    def export_rankings(self, batch: str, target: Path, aggregated: bool) -> None:
+        """Write the rankings of a batch."""
+
+
+class LocalApp:
+    """The app's database, on this machine or on a PostgreSQL server."""
+
+    def __init__(self, address: str) -> None:
+        try:
+            from annotation_ui.store.database import DATA_DIR, Database, sqlite_url
+        except ModuleNotFoundError as error:
+            extra = "pip install 'align-rlhf[ui]'"
+            raise UserError(f"labeler app: {error.name} is not installed; install the extra: {extra}") from error
+        if not address:
+            DATA_DIR.mkdir(parents=True, exist_ok=True)
+        self.database = Database(address or sqlite_url(DATA_DIR))
+        self.database.upgrade()
+
+    def progress(self, batch: str) -> Mapping[str, Any] | None:
+        from annotation_ui.reports.overview import progress
+
+        with self.database.read() as session:
+            return next((row for row in progress(session) if row["batch"] == batch), None)
+
+    def import_file(self, batch: str, samples: Path, overlap: int) -> None:
+        from annotation_ui.store.importing import NewBatch, import_file
+
+        import_file(self.database, NewBatch(batch, "rank", overlap=overlap), samples)
+
+    def export_rankings(self, batch: str, target: Path, aggregated: bool) -> None:
+        from annotation_ui.reports.export import Selection, export
+
+        export(self.database, Selection("rankings", aggregated=aggregated, batches=(batch,)), target)
+
+
+class RemoteApp:
+    """A server of the app, with a token in ALIGN_ANNOTATION_TOKEN that has the scopes import, read and export."""
+
+    def __init__(self, url: str) -> None:
+        from annotation_ui.client import Client
+
+        self.client = Client(url)
+
+    def progress(self, batch: str) -> Mapping[str, Any] | None:
+        return self.client.progress(batch)
+
+    def import_file(self, batch: str, samples: Path, overlap: int) -> None:
+        self.client.import_rows(batch, "rank", read_rows(samples), overlap=overlap)
+
+    def export_rankings(self, batch: str, target: Path, aggregated: bool) -> None:
+        self.client.export("rankings", target, batches=[batch], aggregated=aggregated)
+
+
 class AppLabeler:
     """Imports each round into the labeling app as a batch, and exports the rankings when every item has been judged.
 
@@ -169,37 +235,21 @@ class AppLabeler:
     """
 
     def __init__(self, config: LoopConfig) -> None:
-        try:
-            from annotation_ui.store.database import DATA_DIR, Database, sqlite_url
-        except ModuleNotFoundError as error:
-            extra = "pip install 'align-rlhf[ui]'"
-            raise UserError(f"labeler app: {error.name} is not installed; install the extra: {extra}") from error
-        if not config.database:
-            DATA_DIR.mkdir(parents=True, exist_ok=True)
-        self.database = Database(config.database or sqlite_url(DATA_DIR))
-        self.database.upgrade()
+        remote = config.database.startswith(("http://", "https://"))
+        self.app: LabelingApp = RemoteApp(config.database) if remote else LocalApp(config.database)
         self.overlap = config.overlap
 
     def collect(self, name: str, samples: Path, target: Path) -> str:
-        from annotation_ui.reports.export import Selection, export
-        from annotation_ui.store.importing import NewBatch, import_file
-
-        if self._progress(name) is None:  # an import is all or nothing
-            import_file(self.database, NewBatch(name, "rank", overlap=self.overlap), samples)
+        if self.app.progress(name) is None:  # an import is all or nothing
+            self.app.import_file(name, samples, self.overlap)
             console.print(f"labeler app: imported the batch {name!r}", highlight=False, markup=False)
-        progress = self._progress(name)
+        progress = self.app.progress(name)
         assert progress is not None
         if progress["open"] and progress["done"] < progress["slots"]:
             done = f"{progress['done']} of {progress['slots']} judgments of the batch {name!r} are there"
             return f"{done}; closing the batch in the app ends the wait"
-        export(self.database, Selection("rankings", aggregated=self.overlap > 1, batches=(name,)), target)
+        self.app.export_rankings(name, target, aggregated=self.overlap > 1)
         return ""
-
-    def _progress(self, name: str) -> Mapping[str, Any] | None:
-        from annotation_ui.reports.overview import progress
-
-        with self.database.read() as session:
-            return next((row for row in progress(session) if row["batch"] == name), None)
 
 
 def make_labeler(config: LoopConfig) -> Labeler:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
-import time
 from datetime import UTC, datetime
 from typing import Any
 
@@ -15,6 +13,7 @@ from annotation_ui.lead_tabs.files import export_links
 from annotation_ui.reports.export import Selection, export, records
 from annotation_ui.reports.row_files import FORMATS
 from annotation_ui.server.services import Services
+from annotation_ui.server.transfers import new_export_path
 
 
 def export_tab(services: Services) -> None:
@@ -48,8 +47,7 @@ def export_tab(services: Services) -> None:
         request: gr.Request,
     ) -> tuple[str, dict[str, Any]]:
         selection = Selection(record, aggregated, _moment(since), tuple(batches or ()), gold, tied, preferences)
-        stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
-        path = services.settings.exports / f"{record}-{stamp}-{secrets.token_hex(4)}.{kind}"
+        path = new_export_path(services.settings, record, kind)
         manifest = export(services.database, selection, path, user_id(services, request))
         return export_links([path, path.with_name(f"{path.name}.manifest.json")]), manifest
 

@@ -31,7 +31,7 @@ element.addEventListener('click', (event) => {
 
 
 _LONG = 30  # characters; a longer text keeps enough room to be read, and the table scrolls
-_TIMES = ("at", "added")  # columns of times, seconds since 1970
+_TIMES = ("at", "added", "last used")  # columns of times, seconds since 1970
 _HEADS = {"at": "when", "percent": "%", "slots": "wanted"}
 
 
@@ -65,7 +65,7 @@ def show(rows: Sequence[dict[str, Any]], empty: str, key: str = "", picked: Any 
 
     Args:
         rows: dictionaries with the same keys, which head the columns. `percent` is drawn as a bar;
-            `at` and `added` are times.
+            `at`, `added` and `last used` are times.
         empty: shown if there are no rows.
         key: the column by which a row is chosen; empty if rows cannot be chosen.
         picked: the key of the row that is chosen now.

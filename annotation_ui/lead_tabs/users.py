@@ -11,6 +11,7 @@ from sqlalchemy import select
 from align.core.errors import UserError
 from annotation_ui.lead_tabs.common import hide, show_user_errors, user_names
 from annotation_ui.lead_tabs.tables import show, table, when_picked
+from annotation_ui.lead_tabs.tokens import token_fields
 from annotation_ui.server.services import Services
 from annotation_ui.store.schema import USER_ROLES, User
 
@@ -46,6 +47,7 @@ def users_tab(tab: gr.Tab, services: Services) -> None:
     ):
         done = button.click(show_user_errors(action), chosen, result).success(actions.list_users, chosen, shown)
         done.then(hide, None, confirm, show_progress="hidden")
+    token_fields(tab, services)
 
 
 @dataclass(frozen=True)

@@ -133,14 +133,14 @@ def _rows_of_judgments(selection: Selection, judgments: list[CurrentJudgment]) -
 
 def _skip_row(skip: CurrentJudgment) -> Json:
     row = {"prompt": skip.item.content["prompt"], "task": skip.batch.task, "reason": skip.answer.get("reason", "")}
-    return {**row, "labeler": skip.labeler, "id": _exported_id(skip.item)}
+    return {**row, "labeler": skip.labeler, "id": exported_id(skip.item)}
 
 
 def _raw_rows(selection: Selection, judgments: list[CurrentJudgment]) -> Iterator[Json]:
     for judgment in judgments:
         item, task = judgment.item, TASKS[judgment.batch.task]
         for row in _records_of_answer(selection.record, task, item, judgment.answer):
-            yield {**row, "labeler": judgment.labeler, "id": _exported_id(item)}
+            yield {**row, "labeler": judgment.labeler, "id": exported_id(item)}
 
 
 def _aggregated_rows(selection: Selection, judgments: list[CurrentJudgment]) -> Iterator[Json]:
@@ -157,7 +157,7 @@ def _aggregated_rows(selection: Selection, judgments: list[CurrentJudgment]) -> 
         combined = task.combine(answers)
         for answer in answers if combined is None else [combined]:
             for row in _records_of_answer(selection.record, task, item, answer):
-                yield {**row, **item_preferences, "id": _exported_id(item)}
+                yield {**row, **item_preferences, "id": exported_id(item)}
 
 
 def _records_of_answer(record: str, task: Task, item: Item, answer: Json) -> Iterator[Json]:
@@ -184,7 +184,8 @@ def _preferences(judgments: list[CurrentJudgment]) -> dict[int, Json]:
     return found
 
 
-def _exported_id(item: Item) -> str:
+def exported_id(item: Item) -> str:
+    """The id of an item in exports: that of the imported row, if it had one."""
     return item.external_id or f"item-{item.id}"
 
 

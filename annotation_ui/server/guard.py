@@ -1,5 +1,7 @@
 """Access control for the whole app: who may call which path, from which site, with how large a body.
 
+People sign in with a session; programs use a token, which opens the API at /api/v1 and nothing else.
+
 Every request passes here first: the app's own routes, the labelers' page, and the lead's page with everything that
 Gradio adds to it (its API, queue, uploads and files).
 """
@@ -16,9 +18,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from annotation_ui.server.auth import Auth, SignedIn
 from annotation_ui.server.error_pages import cannot_store, error_page, wants_page
-from annotation_ui.server.headers import COOKIE, PROTECTING, same_origin, session_cookie, session_token
+from annotation_ui.server.headers import COOKIE, PROTECTING, bearer_token, same_origin, session_cookie, session_token
+from annotation_ui.server.rate_limit import RateLimit
+from annotation_ui.store.tokens import Tokens
 
 JSON = "application/json"
+API_PATH = "/api/v1"
 MAX_BODY, MAX_UPLOAD_BODY = 1_000_000, 300_000_000
 _PUBLIC = ("/login", "/logout", "/healthz", "/favicon.ico")
 _PUBLIC_FILES = ("/ui/", "/assets/", "/static/", "/lead/assets/", "/lead/static/")
@@ -28,10 +33,15 @@ _LABELER_PAGE_FILES = ("/svelte/", "/gradio_api/heartbeat/")
 _APP_ROUTES = ("/api/", "/password")
 # Everything of Gradio that the lead's page needs: it reads files, proxies, runs and more under other paths.
 _LEAD_PAGE = ("/lead", "/lead/", "/lead/config", "/lead/theme.css", "/lead/manifest.json", "/lead/robots.txt",
-              "/lead/gradio_api/queue/data", "/lead/gradio_api/startup-events")  # fmt: skip
-_LEAD_PAGE_FILES = ("/lead/svelte/", "/lead/gradio_api/heartbeat/", "/lead/exports/")
+              "/lead/gradio_api/queue/data", "/lead/gradio_api/startup-events", "/lead/api",
+              "/lead/api/openapi.json")  # fmt: skip
+_LEAD_PAGE_FILES = ("/lead/svelte/", "/lead/gradio_api/heartbeat/", "/lead/exports/", "/lead/api/files/")
 _UPLOADS = "/lead/uploads"
+_LARGE_BODIES = (_UPLOADS, f"{API_PATH}/batches")
 _LEAD_ACTIONS = ("/lead/gradio_api/queue/join", _UPLOADS)
+
+Refusal = tuple[int, str, str | None]
+"""Status, error and, of a page that needs a session, the address to go to."""
 
 
 class Guard:
@@ -39,6 +49,7 @@ class Guard:
 
     def __init__(self, app: ASGIApp, auth: Auth, https: bool = False) -> None:
         self.app, self.auth, self.https = app, auth, https
+        self.tokens, self.rate_limit = Tokens(auth.database), RateLimit()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -60,7 +71,7 @@ class Guard:
         scope.setdefault("state", {})["user"] = signed_in.user if signed_in else None
         await self.app(scope, _limit_body(receive, _body_limit(path)), send)
 
-    async def _check(self, scope: Scope) -> tuple[tuple[int, str, str | None] | None, SignedIn | None]:
+    async def _check(self, scope: Scope) -> tuple[Refusal | None, SignedIn | None]:
         """((status, error, redirect) or None if the request may pass, who is signed in)."""
         path, headers = _unambiguous_path(scope["path"]), Headers(scope=scope)
         safe = scope["method"] in ("GET", "HEAD")
@@ -73,6 +84,8 @@ class Guard:
             return (413, f"larger than {limit} bytes", None), None
         if path in _PUBLIC or path.startswith(_PUBLIC_FILES):
             return None, None
+        if path.startswith(f"{API_PATH}/"):
+            return await self._check_token(scope, headers), None
         signed_in = await to_thread.run_sync(self.auth.signed_in, session_token(headers))
         if signed_in is None:
             to_sign_in = safe and wants_page(headers.get("accept", ""))
@@ -88,9 +101,21 @@ class Guard:
             known = page_path or path.startswith(_APP_ROUTES)
         return (None if known else (404, "no such page", None)), signed_in
 
+    async def _check_token(self, scope: Scope, headers: Headers) -> Refusal | None:
+        """Admit a program by its token and put the token into the request's state; cookies count for nothing here."""
+        presented = bearer_token(headers)
+        token = await to_thread.run_sync(self.tokens.check, presented) if presented else None
+        if token is None:
+            return 401, "this token is not valid: send `Authorization: Bearer TOKEN`", None
+        wait = self.rate_limit.wait(token.id)
+        if wait:
+            return 429, f"too many requests: wait {wait} s", None
+        scope.setdefault("state", {})["token"] = token
+        return None
+
 
 def _body_limit(path: str) -> int:
-    return MAX_UPLOAD_BODY if path == _UPLOADS else MAX_BODY
+    return MAX_UPLOAD_BODY if path in _LARGE_BODIES else MAX_BODY
 
 
 def _unambiguous_path(path: str) -> str | None:

@@ -36,6 +36,12 @@ def session_token(headers: Headers) -> str | None:
     return cookie_parser(headers.get("cookie", "")).get(COOKIE) or None
 
 
+def bearer_token(headers: Headers) -> str | None:
+    """The token in a request's Authorization header."""
+    scheme, _, token = headers.get("authorization", "").partition(" ")
+    return token.strip() or None if scheme.lower() == "bearer" else None
+
+
 def same_origin(headers: Headers) -> bool:
     """Whether the request comes from a page of this app. Other programs than browsers send neither header."""
     if headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):

@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 import secrets
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -91,29 +92,53 @@ def add_transfers(app: FastAPI, services: Services) -> None:
     services.settings.exports.mkdir(parents=True, exist_ok=True)
     services.settings.exports.chmod(0o700)
 
-    @app.post(UPLOAD_PATH)
+    @app.post(UPLOAD_PATH, include_in_schema=False)
     async def upload(request: Request, name: str) -> Response:
-        try:
-            key, path = uploads.new(name)
-        except UserError as error:
-            return JSONResponse({"error": str(error)}, 422)
-        received = 0
-        try:
-            async with await open_file(path, "xb") as file:
-                async for chunk in request.stream():
-                    received += len(chunk)
-                    if received > MAX_BYTES:
-                        raise UserError(f"{name}: larger than {MAX_BYTES // 2**20} MiB")
-                    await file.write(chunk)
-        except (UserError, OSError, ClientDisconnect) as error:
-            uploads.drop(key)
-            reason = getattr(error, "strerror", None) or str(error) or "the upload was broken off"
-            return JSONResponse({"error": reason}, 413 if isinstance(error, UserError) else 507)
-        return JSONResponse({"upload": key})
+        return JSONResponse({"upload": await receive(uploads, request, name)})
 
-    @app.get(EXPORT_PATH + "/{name}")
+    @app.get(EXPORT_PATH + "/{name}", include_in_schema=False)
     def download(name: str) -> Response:
-        path = services.settings.exports / name
-        if not _EXPORT.fullmatch(name) or not path.is_file():
-            raise HTTPException(404, "no such export")
-        return FileResponse(path, filename=name, media_type="application/octet-stream")
+        return export_file(services.settings, name)
+
+
+async def receive(uploads: Uploads, request: Request, name: str) -> str:
+    """Store the body of a request as an upload and return its key.
+
+    Raises:
+        HTTPException: if no file can have this name, or the body is too large, is broken off or cannot be stored.
+    """
+    try:
+        key, path = uploads.new(name)
+    except UserError as error:
+        raise HTTPException(422, str(error)) from None
+    received = 0
+    try:
+        async with await open_file(path, "xb") as file:
+            async for chunk in request.stream():
+                received += len(chunk)
+                if received > MAX_BYTES:
+                    raise UserError(f"{name}: larger than {MAX_BYTES // 2**20} MiB")
+                await file.write(chunk)
+    except (UserError, OSError, ClientDisconnect) as error:
+        uploads.drop(key)
+        reason = getattr(error, "strerror", None) or str(error) or "the upload was broken off"
+        raise HTTPException(413 if isinstance(error, UserError) else 507, reason) from None
+    return key
+
+
+def new_export_path(settings: Settings, record: str, kind: str) -> Path:
+    """A new path for an export of the lead's page or of the API; nobody can guess it."""
+    stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
+    return settings.exports / f"{record}-{stamp}-{secrets.token_hex(4)}.{kind}"
+
+
+def export_file(settings: Settings, name: str) -> Response:
+    """The response with the file of an export.
+
+    Raises:
+        HTTPException: if there is no such export.
+    """
+    path = settings.exports / name
+    if not _EXPORT.fullmatch(name) or not path.is_file():
+        raise HTTPException(404, "no such export")
+    return FileResponse(path, filename=name, media_type="application/octet-stream")

@@ -234,3 +234,52 @@ class Export(Base):
     user_id: Mapped[int | None] = mapped_column(ForeignKey("users.id"))
     manifest: Mapped[dict[str, Any]]
     created_at: Mapped[float] = mapped_column(default=time.time)
+
+
+class ApiToken(Base):
+    """A token with which a program uses the API at /api/v1; it is stored only as a hash.
+
+    `scopes` are names of `tokens.SCOPES`, separated by commas. A token that a lead made ends with the lead's access.
+    """
+
+    __tablename__ = "api_tokens"
+    id: Mapped[int] = mapped_column(primary_key=True)
+    name: Mapped[str] = mapped_column(String(64), unique=True)
+    token_hash: Mapped[str] = mapped_column(String(64), unique=True)
+    scopes: Mapped[str] = mapped_column(String(64))
+    user_id: Mapped[int | None] = mapped_column(ForeignKey("users.id"))
+    created_at: Mapped[float] = mapped_column(default=time.time)
+    last_used_at: Mapped[float | None]
+    revoked_at: Mapped[float | None]
+
+
+class AuditRecord(Base):
+    """An action of a lead, of a token or, if neither is given, of a command on the shell."""
+
+    __tablename__ = "audit_records"
+    id: Mapped[int] = mapped_column(primary_key=True)
+    action: Mapped[str] = mapped_column(String(32))
+    user_id: Mapped[int | None] = mapped_column(ForeignKey("users.id"))
+    token_id: Mapped[int | None] = mapped_column(ForeignKey("api_tokens.id"))
+    detail: Mapped[dict[str, Any]] = mapped_column(default=dict)
+    created_at: Mapped[float] = mapped_column(default=time.time)
+
+
+class WebhookEvent(Base):
+    """A complete batch that the webhook reports, once for each overlap of the batch.
+
+    It is sent at `next_at`, and again until it is delivered; no `next_at`: it was delivered or given up.
+    """
+
+    __tablename__ = "webhook_events"
+    __table_args__ = (UniqueConstraint("batch_id", "overlap"),)
+    id: Mapped[int] = mapped_column(primary_key=True)
+    event_id: Mapped[str] = mapped_column(String(64), unique=True)
+    batch_id: Mapped[int] = mapped_column(ForeignKey("batches.id"))
+    overlap: Mapped[int]
+    payload: Mapped[str] = mapped_column(Text)
+    created_at: Mapped[float] = mapped_column(default=time.time)
+    attempts: Mapped[int] = mapped_column(default=0)
+    next_at: Mapped[float | None]
+    delivered_at: Mapped[float | None]
+    error: Mapped[str | None] = mapped_column(Text)

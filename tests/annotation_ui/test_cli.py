@@ -146,3 +146,26 @@ def test_users_batches_and_a_backup_on_the_shell(tmp_path, capsys):
     with restored.read() as session:
         assert session.scalars(select(Batch.name)).all() == ["in the log, not in the file yet"]
     restored.close()
+
+
+def test_tokens_on_the_shell_and_options_with_underscores(tmp_path, capsys):
+    def run(*arguments):
+        code = main(["--data_dir", str(tmp_path), *arguments])
+        streams = capsys.readouterr()
+        return code, streams.out, streams.err
+
+    assert run("token", "list")[2] == (
+        f"align annotate: there is no database {tmp_path / 'annotations.db'}: set --data-dir or --database\n"
+    )
+    code, token, _ = run("token", "create", "ci", "--scope", "export", "--scope", "read")
+    assert (code, token.startswith("align_"), len(token.strip())) == (0, True, 49)
+    assert run("token", "create", "ci", "--scope", "read")[0] == 2
+    assert run("token", "create", "x")[2] == "align annotate: the following arguments are required: --scope\n"
+    head, row = run("token", "list")[1].splitlines()
+    assert head.split("\t") == ["token", "scopes", "made by", "valid", "added", "last used"]
+    assert row.split("\t")[:4] == ["ci", "read, export", "shell", "yes"]
+    assert run("token", "revoke", "ci") == (0, "token ci is revoked\n", "")
+    assert run("token", "list")[1].splitlines()[1].split("\t")[3] == "no"
+    trail = [line.split("\t")[1:] for line in run("audit")[1].splitlines()[1:]]
+    assert trail == [["revoke token", "shell", "token ci"], ["create token", "shell", "scopes read,export, token ci"]]
+    assert token.strip() not in run("audit", "--limit", "1")[1]

@@ -5,7 +5,9 @@ from graphlib import TopologicalSorter
 
 from tests.annotation_ui.running import ROOT
 
-LAYERS = ("rendering", "tasks", "store", "reports", "server", "lead_tabs", "app", "cli")
+LAYERS = (
+    "client", "rendering", "tasks", "store", "reports", "server", "lead_tabs", "app", "cli_common", "cli_users", "cli",
+)  # fmt: skip
 """From the ground up. Migrations know only the tables."""
 SOURCES = {
     ".".join(path.relative_to(ROOT).with_suffix("").parts): path

@@ -1,0 +1,84 @@
+"""Shared by the commands of `align annotate`: the parser, the database of the command line, tables, times."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NoReturn
+
+from align.core.errors import UserError
+from annotation_ui.store.database import Database, sqlite_url
+from annotation_ui.tasks import Json
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose complaints are one line, without the usage. `--data_dir` is read as `--data-dir`."""
+
+    def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
+        words = sys.argv[1:] if args is None else args
+        return super().parse_known_args([re.sub("^--[^=]*", _dashed, word) for word in words], namespace)
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(message)
+
+
+def _dashed(option: re.Match[str]) -> str:
+    return option[0].replace("_", "-")
+
+
+def make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"--data-dir {folder}: {error.strerror}") from None
+
+
+def open_database(options: argparse.Namespace, must_exist: bool = False) -> Database:
+    """The database of the command line, with the newest schema; prints a line if it is new.
+
+    Raises:
+        UserError: if it cannot be opened, or the command needs stored data and there is no database.
+    """
+    file = sqlite_file(options)
+    is_new = file is not None and not file.exists()
+    if is_new and must_exist:
+        raise UserError(f"there is no database {file}: set --data-dir or --database")
+    if options.database is None:
+        make_folder(options.data_dir)
+    database = Database(database_url(options))
+    database.upgrade()
+    if is_new:
+        print(f"new database: {file}", file=sys.stderr)
+    return database
+
+
+def database_url(options: argparse.Namespace) -> str:
+    return options.database or sqlite_url(options.data_dir)
+
+
+def sqlite_file(options: argparse.Namespace) -> Path | None:
+    """The file of the database, if it is one."""
+    kind, _, path = database_url(options).partition(":///")
+    return Path(path).absolute() if kind == "sqlite" and path else None
+
+
+def print_table(rows: list[Json]) -> None:
+    """Print rows in columns that are separated by tabs."""
+    for row in [list(rows[0]), *(row.values() for row in rows)] if rows else []:
+        print(*({True: "yes", False: "no"}.get(cell, cell) if isinstance(cell, bool) else cell for cell in row), sep="\t")
+
+
+def parse_time(text: str) -> float:
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"'{text}' is not a time such as 2026-01-31T12:00") from None
+
+
+def day_and_time(moment: float | None) -> str:
+    """A time in UTC; nothing for None."""
+    return "" if moment is None else datetime.fromtimestamp(moment, UTC).strftime("%Y-%m-%d %H:%M:%S")

@@ -1,0 +1,105 @@
+"""Commands of `align annotate` that concern people and programs: users, tokens, hours, the audit trail."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from sqlalchemy import select
+
+from annotation_ui.cli_common import day_and_time, open_database, print_table
+from annotation_ui.server.auth import Auth
+from annotation_ui.store import audit
+from annotation_ui.store.schema import USER_ROLES, User
+from annotation_ui.store.tokens import SCOPES, Tokens
+
+
+def add_user_commands(commands: Any) -> None:
+    user = commands.add_parser("create-user", help="add a user; prints the password")
+    user.add_argument("name")
+    user.add_argument("--role", choices=USER_ROLES, default="labeler")
+    user.set_defaults(run=_create_user)
+
+    password = commands.add_parser("reset-password", help="give a user a new password and print it")
+    password.add_argument("name")
+    password.set_defaults(run=_reset_password)
+
+    deactivate = commands.add_parser("deactivate-user", help="sign a user out and let them in no more; judgments stay")
+    deactivate.add_argument("name")
+    deactivate.set_defaults(run=_deactivate_user)
+
+    activate = commands.add_parser("activate-user", help="let a user sign in again who was deactivated or blocked")
+    activate.add_argument("name")
+    activate.add_argument("--role", choices=USER_ROLES, help="give the user this role, too")
+    activate.set_defaults(run=_activate_user)
+
+    commands.add_parser("users", help="list users").set_defaults(run=_list_users)
+    _add_token_commands(commands)
+
+    trail = commands.add_parser("audit", help="list what was done with tokens, data and users, newest first")
+    trail.add_argument("--limit", type=int, default=100, help="at most so many records")
+    trail.set_defaults(run=_list_audit_records)
+
+
+def _add_token_commands(commands: Any) -> None:
+    token = commands.add_parser("token", help="tokens of programs on other machines")
+    actions = token.add_subparsers(title="actions", required=True)
+
+    create = actions.add_parser("create", help="add a token and print it")
+    create.add_argument("name")
+    scopes = ", ".join(f"{scope} ({allows})" for scope, allows in SCOPES.items())
+    create.add_argument("--scope", action="append", choices=tuple(SCOPES), required=True, help=f"{scopes}; may be repeated")
+    create.set_defaults(run=_create_token)
+
+    revoke = actions.add_parser("revoke", help="end a token at once")
+    revoke.add_argument("name")
+    revoke.set_defaults(run=_revoke_token)
+
+    actions.add_parser("list", help="list tokens").set_defaults(run=_list_tokens)
+
+
+def _create_user(options: argparse.Namespace) -> None:
+    print(Auth(open_database(options)).create_user(options.name, options.role))
+
+
+def _activate_user(options: argparse.Namespace) -> None:
+    auth = Auth(open_database(options, must_exist=True))
+    if options.role:
+        auth.set_role(options.name, options.role)
+    auth.set_active(options.name, True)
+    print(f"{options.name} can sign in")
+
+
+def _deactivate_user(options: argparse.Namespace) -> None:
+    Auth(open_database(options, must_exist=True)).set_active(options.name, False)
+    print(f"{options.name} cannot sign in")
+
+
+def _list_users(options: argparse.Namespace) -> None:
+    with open_database(options, must_exist=True).read() as session:
+        users = session.scalars(select(User).order_by(User.name)).all()
+    print_table([{"name": user.name, "role": user.role, "active": user.active} for user in users])
+
+
+def _reset_password(options: argparse.Namespace) -> None:
+    print(Auth(open_database(options, must_exist=True)).set_password(options.name))
+
+
+def _create_token(options: argparse.Namespace) -> None:
+    print(Tokens(open_database(options)).create(options.name, options.scope))
+
+
+def _revoke_token(options: argparse.Namespace) -> None:
+    Tokens(open_database(options, must_exist=True)).revoke(options.name)
+    print(f"token {options.name} is revoked")
+
+
+def _list_tokens(options: argparse.Namespace) -> None:
+    rows = Tokens(open_database(options, must_exist=True)).rows()
+    print_table([{**row, "added": day_and_time(row["added"]), "last used": day_and_time(row["last used"])} for row in rows])
+
+
+def _list_audit_records(options: argparse.Namespace) -> None:
+    with open_database(options, must_exist=True).read() as session:
+        rows = audit.records(session, max(1, options.limit))
+    print_table([{**row, "at": day_and_time(row["at"])} for row in rows])

@@ -1,0 +1,280 @@
+"""Python client of the labeling app, for programs on other machines. It needs no extra of this package.
+
+A token comes from `align annotate token create` or from the lead's *Users* tab:
+
+    client = Client("https://labels.example.org", token)
+    client.import_rows("week-1", "rank", rows, overlap=2)
+    client.wait("week-1")
+    client.export("rankings", "rankings.jsonl", batches=["week-1"], aggregated=True)
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import hmac
+import json
+import os
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode, urlsplit
+
+import urllib3
+
+from align.core.errors import UserError
+from align.core.files import new_file, write_json
+
+Json = dict[str, Any]
+TOKEN_VARIABLE = "ALIGN_ANNOTATION_TOKEN"
+RETRIES = 6  # pauses of 0, 2, 4, 8, 16 and 32 s
+WEBHOOK_TOLERANCE_S = 300.0  # how old a webhook request may be
+_CHUNK = 2**16
+
+
+class Client:
+    """Imports, watches, exports and follows the labeling of one server.
+
+    A request without an answer, or one that the server refuses because of its load, is repeated. An import is repeated only
+    if it cannot have reached the server.
+
+    Args:
+        url: address of the server, such as https://labels.example.org.
+        token: by default, the environment variable ALIGN_ANNOTATION_TOKEN.
+        timeout: seconds to wait for a response.
+
+    Raises:
+        UserError: if the address is not valid or there is no token. Every method raises it with the server's line if a
+            request is refused or fails.
+    """
+
+    def __init__(self, url: str, token: str | None = None, timeout: float = 60.0) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise UserError(f"{url}: not the address of a server (https://HOST)")
+        token = token or os.environ.get(TOKEN_VARIABLE, "")
+        if not token:
+            raise UserError(f"{url}: no token; set {TOKEN_VARIABLE} to one of `align annotate token create`")
+        if not token.isascii() or not token.isprintable():
+            raise UserError(f"{url}: the token has characters that no token has")
+        self.url = url.rstrip("/")
+        self._http = urllib3.PoolManager(headers={"Authorization": f"Bearer {token}"}, timeout=timeout)
+
+    def batches(self) -> list[Json]:
+        """Return the progress of every batch: `batch`, `task`, `open`, `items`, `done`, `slots`, `stuck` and others."""
+        rows: list[Json] = self._json("GET", "batches")
+        return rows
+
+    def progress(self, batch: str) -> Json | None:
+        """Return the progress of one batch; None if there is none of this name."""
+        return next((row for row in self.batches() if row["batch"] == batch), None)
+
+    def wait(self, batch: str, poll_seconds: float = 30.0) -> Json:
+        """Wait until a batch has all of its judgments, or a lead closes it; returns its progress."""
+        while True:
+            progress = self.progress(batch)
+            if progress is None:
+                raise UserError(f"{self.url}: no batch {batch!r}")
+            if progress["done"] >= progress["slots"] or not progress["open"]:
+                return progress
+            time.sleep(poll_seconds)
+
+    def import_rows(
+        self,
+        name: str,
+        task: str,
+        rows: Iterable[Mapping[str, Any]],
+        *,
+        overlap: int = 1,
+        priority: int = 0,
+        rules: str | None = None,
+        labelers: Sequence[str] = (),
+        settings: Mapping[str, Any] | None = None,
+    ) -> int:
+        """Make a batch, all or nothing, and return its number of items.
+
+        Args:
+            name: of the new batch.
+            task: rank, rules, demonstrate, probe, compare or another task of the server.
+            rows: as in a file of `align annotate import`.
+            overlap: labelers for each item.
+            priority: batches with a higher one are given out first.
+            rules: name of a rule set on the server, for the tasks that need one.
+            labelers: names of those who get the batch; empty means all.
+            settings: of the task, and `attention_every`.
+        """
+        query: list[tuple[str, Any]] = [("name", name), ("task", task), ("overlap", overlap), ("priority", priority)]
+        query += [("rules", rules)] if rules else []
+        query += [("labeler", labeler) for labeler in labelers]
+        query += [("settings", json.dumps(dict(settings or {})))]
+        body = "".join(json.dumps(dict(row), ensure_ascii=False) + "\n" for row in rows).encode()
+        retries = urllib3.Retry(
+            RETRIES, read=0, other=0, redirect=False, allowed_methods=None, status_forcelist=[429], backoff_factor=1
+        )
+        return int(self._json("POST", "batches", query, body, "application/x-ndjson", retries)["items"])
+
+    def export(
+        self,
+        record: str,
+        path: str | Path,
+        *,
+        batches: Sequence[str] = (),
+        aggregated: bool = False,
+        since: float | None = None,
+        include_gold: bool = False,
+        all_tied: bool = False,
+        preferences: bool = False,
+    ) -> Json:
+        """Write an export to a file and its manifest next to it, and return the manifest.
+
+        The file replaces an earlier one only once its SHA-256 is that of the manifest.
+
+        Args:
+            record: rankings, pairs, attributes, rule_judgments, demonstrations, skips or another of the server.
+            path: ends in .jsonl, .parquet or .csv.
+            batches: names of batches; empty means all.
+            aggregated: one row per item instead of one per labeler.
+            since: only judgments from this time on (seconds since 1970).
+            include_gold: also attention and training items.
+            all_tied: also rankings that tie all responses.
+            preferences: with aggregated rankings, the probability of each order of two responses.
+        """
+        path = Path(path)
+        wanted = {
+            "record": record,
+            "format": path.suffix.lstrip("."),
+            "batches": list(batches),
+            "aggregated": aggregated,
+            "since": since,
+            "include_gold": include_gold,
+            "all_tied": all_tied,
+            "preferences": preferences,
+        }
+        manifest: Json = self._json("POST", "exports", (), json.dumps(wanted).encode())
+        response = self._request("GET", f"exports/{manifest['file']['name']}", preload_content=False)
+        digest = hashlib.sha256()
+        try:
+            with new_file(path) as file:
+                for chunk in response.stream(_CHUNK):
+                    digest.update(chunk)
+                    file.write(chunk)
+                if digest.hexdigest() != manifest["file"]["sha256"]:
+                    raise UserError(f"{self.url}: the export {record} arrived incomplete; export it again")
+        except urllib3.exceptions.HTTPError as error:
+            raise UserError(f"{self.url}: the export {record} broke off ({error})") from None
+        except OSError as error:
+            raise UserError(f"{path}: cannot be written ({error.strerror or error})") from error
+        finally:
+            response.release_conn()
+        manifest["file"]["name"] = path.name
+        write_json(path.with_name(f"{path.name}.manifest.json"), manifest)
+        return manifest
+
+    def judgments(
+        self, after: int = 0, batches: Sequence[str] = (), *, follow: bool = True, poll_seconds: float = 5.0
+    ) -> Iterator[Json]:
+        """Yield new judgments, oldest first, and wait for more.
+
+        Each has `judgment` (its id), `kind`, `batch`, `task`, `id`, `purpose`, `labeler`, `seconds`, `at` and `rows`, the
+        answer as rows of an export. An `edit` replaces the labeler's earlier answer to the item, an `undo` withdraws it,
+        and a judgment of kind `late` does not count.
+
+        Args:
+            after: id of the last judgment that is known; 0 begins with the first one.
+            batches: names of batches; empty means all.
+            follow: whether to wait for new judgments instead of ending.
+            poll_seconds: pause between requests while there is nothing new.
+        """
+        while True:
+            query = [("after", after), *(("batch", batch) for batch in batches)]
+            page: list[Json] = self._json("GET", "judgments", query)
+            for judgment in page:
+                after = judgment["judgment"]
+                yield judgment
+            if not page:
+                if not follow:
+                    return
+                time.sleep(poll_seconds)
+
+    def _json(
+        self,
+        method: str,
+        path: str,
+        query: Sequence[tuple[str, Any]] = (),
+        body: bytes | None = None,
+        kind: str = "application/json",
+        retries: urllib3.Retry | None = None,
+    ) -> Any:
+        headers = {**self._http.headers, "Content-Type": kind}
+        response = self._request(method, f"{path}?{urlencode(query)}", body=body, headers=headers, retries=retries)
+        try:
+            return response.json()
+        except ValueError:
+            raise UserError(f"{self.url}: the response is not JSON; is this the address of a labeling app?") from None
+
+    def _request(
+        self, method: str, path: str, *, retries: urllib3.Retry | None = None, **more: Any
+    ) -> urllib3.BaseHTTPResponse:
+        retries = retries or urllib3.Retry(
+            RETRIES, redirect=False, allowed_methods=None, status_forcelist=[429, 502, 503, 504], backoff_factor=1
+        )
+        try:
+            response = self._http.request(
+                method, f"{self.url}/api/v1/{path}", retries=retries.new(raise_on_status=False), **more
+            )
+        except urllib3.exceptions.HTTPError as error:
+            reason = getattr(error, "reason", None) or error
+            raise UserError(f"{self.url}: no answer ({reason})") from None
+        if response.status == 200:
+            return response
+        try:
+            line = str(response.json()["error"])
+        except (ValueError, KeyError, TypeError):
+            line = f"status {response.status}"
+        raise UserError(f"{self.url}: {line}")
+
+
+def webhook_key(secret: str) -> bytes:
+    """The key in a webhook's secret: base64 of 24 bytes or more, which `whsec_` may precede.
+
+    Raises:
+        UserError: if it is not.
+    """
+    try:
+        key = base64.b64decode(secret.removeprefix("whsec_"), validate=True)
+    except (binascii.Error, ValueError):
+        key = b""
+    if len(key) < 24:
+        raise UserError("the secret of the webhook must be base64 of 24 bytes or more: openssl rand -base64 32")
+    return key
+
+
+def webhook_signature(key: bytes, event_id: str, timestamp: int, body: bytes) -> str:
+    """The signature of a request by the Standard Webhooks specification."""
+    signed = f"{event_id}.{timestamp}.".encode() + body
+    return "v1," + base64.b64encode(hmac.new(key, signed, hashlib.sha256).digest()).decode()
+
+
+def verified_event(secret: str, headers: Mapping[str, str], body: bytes) -> Json:
+    """Return the event of a webhook request whose signature is right and whose time is now.
+
+    Args:
+        secret: the server's ALIGN_WEBHOOK_SECRET.
+        headers: of the request.
+        body: of the request, byte for byte.
+
+    Raises:
+        UserError: if the request is not from the server, or older than five minutes.
+    """
+    given = {name.lower(): value for name, value in headers.items()}
+    event_id, timestamp = given.get("webhook-id", ""), given.get("webhook-timestamp", "")
+    if not (timestamp.isascii() and timestamp.isdigit()) or abs(time.time() - int(timestamp)) > WEBHOOK_TOLERANCE_S:
+        raise UserError("the webhook request has no time, or is too old")
+    expected = webhook_signature(webhook_key(secret), event_id, int(timestamp), body)
+    signatures = given.get("webhook-signature", "").split()
+    if not any(hmac.compare_digest(expected.encode(), signature.encode()) for signature in signatures):
+        raise UserError("the signature of the webhook request is wrong")
+    event: Json = json.loads(body)
+    return event

@@ -1,0 +1,75 @@
+"""New judgments in the order in which they were stored, for programs that follow the labeling."""
+
+from __future__ import annotations
+
+from sqlalchemy import func, select
+
+from annotation_ui.reports.export import exported_id
+from annotation_ui.store.database import Database
+from annotation_ui.store.schema import Batch, Item, Judgment, User
+from annotation_ui.tasks import TASKS, Json
+
+WITHOUT_ANSWER = ("skip", "undo")
+
+
+def new_judgments(database: Database, after: int, batches: tuple[str, ...] = (), limit: int = 100) -> list[Json]:
+    """The judgments, skips and undos with an id above `after`, oldest first.
+
+    Args:
+        database: where they are stored.
+        after: id of the last judgment that the caller has seen; 0 for all.
+        batches: names of batches; empty means all.
+        limit: at most this many.
+
+    Returns:
+        One row for each. `rows` has the answer as training reads it, in the item's own order; it is empty for a skip and an
+        undo. An `edit` replaces the labeler's earlier judgment of the same item, and an `undo` withdraws it.
+    """
+    newest = _newest_settled(database, after)
+    query = (
+        select(Judgment, Item, Batch, User.pseudonym)
+        .join(Item, Item.id == Judgment.item_id)
+        .join(Batch, Batch.id == Item.batch_id)
+        .join(User, User.id == Judgment.user_id)
+        .where(Judgment.id > after, Judgment.id <= newest, Batch.deleted_at.is_(None))
+        .order_by(Judgment.id)
+        .limit(limit)
+    )
+    if batches:
+        query = query.where(Batch.name.in_(batches))
+    with database.read() as session:
+        return [_event(*row) for row in session.execute(query)]
+
+
+def _newest_settled(database: Database, after: int) -> int:
+    """The newest id below which no judgment can still appear.
+
+    PostgreSQL hands out ids before transactions end: a judgment may become visible after one with a larger id. Once the
+    table is locked, no transaction that has an id is still open.
+    """
+    newest = select(func.max(Judgment.id))
+    with database.read() as session:
+        if (session.scalar(newest) or 0) <= after:
+            return after
+    with database.write() as session:
+        database.lock_table(session, Judgment)
+        return session.scalar(newest) or 0
+
+
+def _event(judgment: Judgment, item: Item, batch: Batch, labeler: str) -> Json:
+    task, answer, rows = TASKS[batch.task], judgment.answer or {}, list[Json]()
+    if judgment.kind not in WITHOUT_ANSWER:
+        rows = task.rows(item.content, task.canonical(answer, judgment.shown_order))
+    event = {
+        "judgment": judgment.id,
+        "kind": judgment.kind,
+        "batch": batch.name,
+        "task": batch.task,
+        "id": exported_id(item),
+        "purpose": item.purpose,
+        "labeler": labeler,
+        "seconds": judgment.seconds,
+        "at": judgment.created_at,
+        "rows": rows,
+    }
+    return {**event, "reason": answer.get("reason", "")} if judgment.kind == "skip" else event

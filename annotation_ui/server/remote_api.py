@@ -1,0 +1,209 @@
+"""The API of programs at /api/v1: import batches, watch their progress, export, follow new judgments.
+
+The guard has checked the token before a request comes here. `annotation_ui.client` is the Python side.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from typing import Annotated, Any
+
+from anyio import to_thread
+from fastapi import APIRouter, Depends, FastAPI, Query, Request, Security
+from fastapi.openapi.docs import get_swagger_ui_html
+from fastapi.openapi.utils import get_openapi
+from fastapi.responses import HTMLResponse, JSONResponse, Response
+from fastapi.security import HTTPBearer
+from fastapi.staticfiles import StaticFiles
+from pydantic import AfterValidator, Field
+from starlette.exceptions import HTTPException
+
+from align.core.errors import UserError
+from annotation_ui.reports.events import new_judgments
+from annotation_ui.reports.export import Selection, export
+from annotation_ui.reports.overview import progress
+from annotation_ui.reports.row_files import FORMATS
+from annotation_ui.server.bodies import Body, TaskName
+from annotation_ui.server.guard import API_PATH
+from annotation_ui.server.services import Services
+from annotation_ui.server.transfers import export_file, new_export_path, receive, uploads_of
+from annotation_ui.store import audit
+from annotation_ui.store.importing import NewBatch, import_file
+from annotation_ui.store.schema import ApiToken
+from annotation_ui.store.tokens import SCOPES
+from annotation_ui.tasks import Json, task_settings
+
+MAX_JUDGMENTS = 1000  # in one response
+DOCS_PATH, SCHEMA_PATH, DOCS_FILES = "/lead/api", "/lead/api/openapi.json", "/lead/api/files"
+_BEARER = Security(HTTPBearer(auto_error=False, description="A token of `align annotate token create`"))
+
+
+def storable_name(name: str) -> str:
+    """A name as both databases can look it up.
+
+    Raises:
+        ValueError: if it has characters that no name has.
+    """
+    if not name.isprintable():
+        raise ValueError("not printable")
+    return name
+
+
+Name = Annotated[str, AfterValidator(storable_name), Field(max_length=200)]
+
+
+class ExportRequest(Body):
+    """The judgments to export, as in `align annotate export`."""
+
+    record: Name
+    format: Name = "jsonl"
+    aggregated: bool = False
+    since: float | None = None
+    batches: tuple[Name, ...] = ()
+    include_gold: bool = False
+    all_tied: bool = False
+    preferences: bool = False
+
+
+def _token_with(scope: str) -> Any:
+    """A dependency that returns the request's token, which must have a scope."""
+
+    def check(request: Request) -> ApiToken:
+        token: ApiToken = request.state.token
+        if scope not in token.scopes.split(","):
+            raise HTTPException(403, f"token {token.name!r} does not have the scope {scope!r} ({SCOPES[scope]})")
+        return token
+
+    return Depends(check)
+
+
+Importing = Annotated[ApiToken, _token_with("import")]
+Exporting = Annotated[ApiToken, _token_with("export")]
+
+
+def add_remote_api(app: FastAPI, services: Services) -> None:
+    """Add the routes of programs, and for leads the page that documents them."""
+    router = APIRouter(prefix=API_PATH, dependencies=[_BEARER])
+    _add_batch_routes(router, services)
+    _add_export_routes(router, services)
+    app.include_router(router)
+    _add_docs(app, router)
+
+    @app.exception_handler(UserError)
+    def refuse(_: Request, error: Exception) -> JSONResponse:
+        return JSONResponse({"error": str(error)}, 422)
+
+
+def _add_batch_routes(router: APIRouter, services: Services) -> None:
+    database, uploads = services.database, uploads_of(services.settings)
+
+    @router.get("/batches", dependencies=[_token_with("read")])
+    def batches() -> list[Json]:
+        """The progress of every batch."""
+        with database.read() as session:
+            return progress(session)
+
+    @router.post("/batches")
+    async def import_batch(
+        request: Request,
+        name: Name,
+        task: TaskName,
+        token: Importing,
+        overlap: int = 1,
+        priority: int = 0,
+        rules: Name | None = None,
+        labeler: Annotated[list[Name], Query()] = [],  # noqa: B006  (FastAPI copies it)
+        settings: Annotated[str, Query(description="a JSON object with the task's settings")] = "{}",
+    ) -> Json:
+        """Make a batch of the rows in the body (JSON Lines), all or nothing."""
+        batch = NewBatch(name, task, overlap, priority, rules, _checked_settings(task, settings), tuple(labeler))
+        key = await receive(uploads, request, "rows.jsonl")
+
+        def store() -> int:
+            with uploads.use(key) as path:
+                count = import_file(database, batch, path, "line")
+            with database.write() as session:
+                audit.record(session, "import", {"batch": name, "items": count}, token_id=token.id)
+            return count
+
+        return {"batch": name, "items": await to_thread.run_sync(store)}
+
+
+def _add_export_routes(router: APIRouter, services: Services) -> None:
+    database = services.database
+
+    @router.post("/exports")
+    def make_export(wanted: ExportRequest, token: Exporting) -> Json:
+        """Write an export on the server; returns its manifest, whose `file` names the file to get."""
+        if wanted.format not in FORMATS:
+            raise UserError(f"format {wanted.format!r}: must be one of {', '.join(FORMATS)}")
+        selection = Selection(**wanted.model_dump(exclude={"format"}))
+        selection.check()
+        manifest = export(
+            database, selection, new_export_path(services.settings, wanted.record, wanted.format), token.user_id
+        )
+        with database.write() as session:
+            detail = {"record": wanted.record, "file": manifest["file"]["name"], "rows": manifest["rows"]}
+            audit.record(session, "export", detail, token_id=token.id)
+        return manifest
+
+    @router.get("/exports/{name}", dependencies=[_token_with("export")], response_class=Response)
+    def get_export(name: Name) -> Response:
+        """The file of an export."""
+        return export_file(services.settings, name)
+
+    @router.get("/judgments", dependencies=[_token_with("export")])
+    def judgments(
+        after: Annotated[int, Query(ge=0, le=2**31 - 1)] = 0,
+        batch: Annotated[list[Name], Query()] = [],  # noqa: B006  (FastAPI copies it)
+        limit: Annotated[int, Query(ge=1, le=MAX_JUDGMENTS)] = 100,
+    ) -> list[Json]:
+        """The judgments, skips and undos that were stored after the judgment `after`, oldest first."""
+        return new_judgments(database, after, tuple(batch), limit)
+
+
+def _checked_settings(task: str, text: str) -> Json:
+    """The settings of a batch from their JSON.
+
+    Raises:
+        UserError: if the task has no such setting, or a value of another kind.
+    """
+    try:
+        settings = json.loads(text)
+    except (ValueError, RecursionError):
+        raise UserError("settings: not JSON") from None
+    kinds: dict[str, type] = {setting.name: setting.kind for owner, setting in task_settings() if owner.name == task}
+    kinds["attention_every"] = int
+    if not isinstance(settings, dict):
+        raise UserError("settings: must be an object")
+    for name, value in settings.items():
+        if type(value) is not kinds.get(name):
+            known = ", ".join(f"{each} ({kind.__name__})" for each, kind in kinds.items())
+            raise UserError(f"settings: {name!r} is not one of {known}, or has another type")
+    if settings.get("attention_every", 1) < 1:
+        raise UserError("settings: attention_every must be 1 or more")
+    return settings
+
+
+def _add_docs(app: FastAPI, router: APIRouter) -> None:
+    """FastAPI's page of the API for leads; its script and style come from this server, because no other may be loaded."""
+    from importlib.resources import files
+
+    schema = partial(get_openapi, title="Labeling app", version="1", routes=router.routes)
+    app.mount(DOCS_FILES, StaticFiles(directory=str(files("fastapi_offline") / "static")))
+
+    @app.get(SCHEMA_PATH, include_in_schema=False)
+    def openapi() -> JSONResponse:
+        return JSONResponse(schema())
+
+    @app.get(DOCS_PATH, include_in_schema=False)
+    def docs() -> HTMLResponse:
+        return get_swagger_ui_html(
+            openapi_url=SCHEMA_PATH,
+            title="API · Labeling",
+            swagger_js_url=f"{DOCS_FILES}/swagger-ui-bundle.js",
+            swagger_css_url=f"{DOCS_FILES}/swagger-ui.css",
+            swagger_favicon_url=f"{DOCS_FILES}/favicon.png",
+            swagger_ui_parameters={"validatorUrl": None},
+        )

@@ -1,0 +1,111 @@
+"""Tokens of programs that use the API from another machine: scoped, revocable, stored only as SHA-256."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import secrets
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sqlalchemy import or_, select, update
+
+from align.core.errors import UserError
+from annotation_ui.store import audit
+from annotation_ui.store.database import Database
+from annotation_ui.store.schema import ApiToken, User
+from annotation_ui.tasks import Json
+
+SCOPES = {
+    "import": "make batches",
+    "read": "watch progress",
+    "export": "export judgments and follow new ones",
+}
+"""Scope of a token -> what it allows."""
+PREFIX = "align_"  # lets a scanner for secrets recognize a token
+BYTES = 32
+USED_SECONDS = 60.0  # how old the stored time of the last use may become, to spare writes
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """The tokens in `database`."""
+
+    database: Database
+
+    def create(self, name: str, scopes: Sequence[str], user_id: int | None = None) -> str:
+        """Add a token and return it; it cannot be read again.
+
+        Args:
+            name: tells tokens apart; it is not used again, even after the token is revoked.
+            scopes: keys of `SCOPES`.
+            user_id: the lead who makes it; None on the shell.
+
+        Raises:
+            UserError: if the name or a scope is not valid, or the name is taken.
+        """
+        if not _NAME.fullmatch(name):
+            raise UserError(f"token name {name!r}: letters, digits, '.', '_' and '-' only, at most 64")
+        unknown = [scope for scope in scopes if scope not in SCOPES]
+        if unknown or not scopes:
+            raise UserError(f"scope {unknown[0] if unknown else ''!r}: must be one or more of {', '.join(SCOPES)}")
+        token = PREFIX + secrets.token_urlsafe(BYTES)
+        with self.database.write() as session:
+            self.database.lock_table(session, ApiToken)
+            if session.scalar(select(ApiToken.id).where(ApiToken.name == name)) is not None:
+                raise UserError(f"a token {name!r} exists already, or existed: choose another name")
+            kept = ",".join(scope for scope in SCOPES if scope in scopes)
+            session.add(ApiToken(name=name, token_hash=_hashed(token), scopes=kept, user_id=user_id))
+            audit.record(session, "create token", {"token": name, "scopes": kept}, user_id=user_id)
+        return token
+
+    def revoke(self, name: str, user_id: int | None = None) -> None:
+        """End a token at once.
+
+        Raises:
+            UserError: if there is no such token, or it is revoked already.
+        """
+        with self.database.write() as session:
+            token = session.scalar(select(ApiToken).where(ApiToken.name == name).with_for_update())
+            if token is None:
+                raise UserError(f"no token {name!r}")
+            if token.revoked_at is not None:
+                raise UserError(f"token {name!r} is revoked already")
+            token.revoked_at = time.time()
+            audit.record(session, "revoke token", {"token": name}, user_id=user_id)
+
+    def check(self, token: str) -> ApiToken | None:
+        """The stored token, or None if it is unknown or revoked, or if the lead who made it is no active lead any more."""
+        query = select(ApiToken).outerjoin(User, User.id == ApiToken.user_id)
+        by_a_lead = or_(ApiToken.user_id.is_(None), (User.role == "lead") & User.active)
+        with self.database.read() as session:
+            found = session.scalar(
+                query.where(ApiToken.token_hash == _hashed(token), ApiToken.revoked_at.is_(None), by_a_lead)
+            )
+        now = time.time()
+        if found is not None and now - (found.last_used_at or 0) > USED_SECONDS:
+            with self.database.write() as session:
+                session.execute(update(ApiToken).where(ApiToken.id == found.id).values(last_used_at=now))
+        return found
+
+    def rows(self) -> list[Json]:
+        """All tokens, by name, without what could be used."""
+        query = select(ApiToken, User.name).outerjoin(User, User.id == ApiToken.user_id).order_by(ApiToken.name)
+        with self.database.read() as session:
+            return [
+                {
+                    "token": token.name,
+                    "scopes": token.scopes.replace(",", ", "),
+                    "made by": user or audit.SHELL,
+                    "valid": token.revoked_at is None,
+                    "added": token.created_at,
+                    "last used": token.last_used_at,
+                }
+                for token, user in session.execute(query)
+            ]
+
+
+def _hashed(token: str) -> str:
+    return hashlib.sha256(token.encode()).hexdigest()

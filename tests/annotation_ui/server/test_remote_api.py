@@ -1,0 +1,234 @@
+"""The API of programs: what a token opens and what it does not, limits, the audit trail, the page that documents it."""
+
+import json
+import re
+import secrets
+import time
+
+import pytest
+from playwright.sync_api import expect
+from sqlalchemy import select, update
+
+from align.core.errors import UserError
+from annotation_ui.server.auth import Auth
+from annotation_ui.server.rate_limit import RateLimit
+from annotation_ui.store import audit
+from annotation_ui.store.schema import ApiToken, User
+from annotation_ui.store.tokens import SCOPES, Tokens
+from tests.annotation_ui.conftest import SCREENSHOTS
+from tests.annotation_ui.pages import open_tab
+from tests.annotation_ui.running import Client
+
+pytestmark = pytest.mark.timeout(120)
+ROUTES = (
+    ("GET", "/api/v1/batches", None, "read"),
+    ("POST", "/api/v1/batches?name=n&task=rank", "", "import"),
+    ("POST", "/api/v1/exports", {"record": "rankings"}, "export"),
+    ("GET", "/api/v1/exports/rankings-20260101-000000-00000000.jsonl", None, "export"),
+    ("GET", "/api/v1/judgments", None, "export"),
+)
+
+
+def new_token(server, *scopes, user_id=None):
+    """(name, header of Authorization) of a new token."""
+    name = f"t-{secrets.token_hex(4)}"
+    token = Tokens(server.database).create(name, scopes or tuple(SCOPES), user_id)
+    return name, {"Authorization": f"Bearer {token}"}
+
+
+def test_each_route_needs_its_scope(any_server):
+    nobody = Client(any_server)
+    for scope in SCOPES:
+        name, header = new_token(any_server, scope)
+        for method, path, body, needed in ROUTES:
+            status, _, text = nobody(method, path, body, header)
+            if needed == scope:
+                assert status in (200, 404, 422), (path, status, text)
+            else:
+                assert status == 403, (path, status)
+                assert json.loads(text)["error"].startswith(f"token '{name}' does not have the scope '{needed}'")
+
+
+def test_without_a_valid_token_there_is_nothing(server, boss):
+    name, header = new_token(server)
+    nobody = Client(server)
+    for method, path, body, _ in ROUTES:
+        for headers in (
+            {},
+            {"Authorization": "Bearer"},
+            {"Authorization": "Bearer align_" + "x" * 43},
+            {"Authorization": header["Authorization"].replace("Bearer", "Basic")},
+            {"Authorization": header["Authorization"][:-1]},
+            {"Authorization": "Bearer \xff"},
+        ):
+            assert nobody(method, path, body, headers)[0] == 401, (path, headers)
+        assert boss(method, path, body)[0] == 401, path  # a lead's cookie opens nothing here: no other site can use it
+    assert nobody("GET", "/api/v1/batches", None, header)[0] == 200
+    assert nobody("GET", "/api/v1/nothing", None, header)[0] == 404
+    Tokens(server.database).revoke(name)
+    assert nobody("GET", "/api/v1/batches", None, header)[0] == 401
+
+
+def test_a_token_opens_no_page_and_no_route_of_people(server):
+    _, header = new_token(server)
+    nobody = Client(server)
+    for method, path in (("GET", "/api/tasks"), ("POST", "/api/tasks/rank/next"), ("GET", "/lead/"), ("GET", "/"),
+                         ("GET", "/lead/api"), ("GET", "/lead/api/openapi.json"), ("GET", "/api/v1")):  # fmt: skip
+        assert nobody(method, path, {} if method == "POST" else None, header)[0] == 401, path
+    for path in ("/api/v1/../tasks", "/api/v1//batches"):
+        assert nobody("GET", path, None, header)[0] == 400, path
+
+
+def test_a_token_ends_with_the_access_of_the_lead_who_made_it(any_server):
+    any_server.token("token-keeper", "lead")
+    any_server.token("token-maker", "lead")
+    auth, nobody = Auth(any_server.database), Client(any_server)
+    with any_server.database.read() as session:
+        maker = session.scalars(select(User.id).where(User.name == "token-maker")).one()
+    _, header = new_token(any_server, "read", user_id=maker)
+
+    def works():
+        return nobody("GET", "/api/v1/batches", None, header)[0] == 200
+
+    assert works()
+    auth.set_active("token-maker", False)
+    assert not works()
+    auth.set_active("token-maker", True)
+    auth.set_role("token-maker", "labeler")
+    assert not works()
+    auth.set_role("token-maker", "lead")
+    assert works()
+
+
+def test_a_token_is_stored_as_a_hash_and_every_use_that_moves_data_is_recorded(any_server):
+    name, header = new_token(any_server)
+    secret = header["Authorization"].removeprefix("Bearer ")
+    nobody = Client(any_server)
+    batch = f"remote-{secrets.token_hex(4)}"
+    row = json.dumps({"prompt": "p", "responses": ["a", "b"]}) + "\n"
+    status, _, text = nobody("POST", f"/api/v1/batches?name={batch}&task=rank", row, header)
+    assert (status, json.loads(text)) == (200, {"batch": batch, "items": 1})
+    manifest = json.loads(nobody("POST", "/api/v1/exports", {"record": "rankings", "batches": [batch]}, header)[2])
+    with any_server.database.read() as session:
+        stored = session.scalars(select(ApiToken).where(ApiToken.name == name)).one()
+        assert secret not in str({column.name: getattr(stored, column.name) for column in ApiToken.__table__.columns})
+        assert time.time() - stored.last_used_at < 60
+        mine = [row for row in audit.records(session) if row["by"] == f"token {name}" or name in row["detail"]]
+    assert [(row["action"], row["by"]) for row in mine] == [
+        ("export", f"token {name}"),
+        ("import", f"token {name}"),
+        ("create token", "shell"),
+    ]
+    assert manifest["file"]["name"] in mine[0]["detail"]
+    (listed,) = [row for row in Tokens(any_server.database).rows() if row["token"] == name]
+    assert (listed["scopes"], listed["made by"], listed["valid"]) == ("import, read, export", "shell", True)
+
+
+@pytest.mark.parametrize(
+    ("query", "body", "line"),
+    [
+        ("name=n&task=nothing", "", "task: Value error, no such task"),
+        ("task=rank", "", "name: Field required"),
+        ("name=n%00&task=rank", "", "name: Value error, not printable"),
+        ("name=n&task=rank&labeler=%00", "", "labeler.0: Value error, not printable"),
+        ("name=n&task=rank&overlap=0", "", "overlap 0: must be 1 to 1000"),
+        ("name=n&task=rank", "", "there are no rows to import"),
+        ("name=n&task=rank", "{}\n{", "line:1: responses: must be a list of texts"),
+        ("name=n&task=rank&labeler=nobody-at-all", '{"prompt": "p", "responses": ["a", "b"]}', "no user 'nobody-at-all'"),
+        ("name=n&task=rank&settings=%5B", "", "settings: not JSON"),
+        ("name=n&task=rank&settings=%7B%22attention_every%22%3A0%7D", "", "settings: attention_every must be 1 or more"),
+        ("name=n&task=demonstrate&settings=%7B%22min_words%22%3A%22x%22%7D", "",
+         "settings: 'min_words' is not one of min_words (int), max_words (int), attention_every (int), or has another type"),
+    ],
+)  # fmt: skip
+def test_a_mistake_in_an_import_is_one_line_and_leaves_nothing(server, query, body, line):
+    _, header = new_token(server, "import")
+    before = set((server.folder / "uploads").iterdir())
+    status, _, text = Client(server)("POST", f"/api/v1/batches?{query}", body, header)
+    assert status == 422, text
+    assert json.loads(text)["error"].startswith(line)
+    assert set((server.folder / "uploads").iterdir()) == before
+
+
+def test_the_rate_of_a_token_is_limited_and_that_of_another_is_not(server):
+    now = [0.0]
+    limit = RateLimit(requests=3, seconds=30, clock=lambda: now[0])
+    assert [limit.wait(1) for _ in range(5)] == [0, 0, 0, 10, 10]
+    assert limit.wait(2) == 0
+    now[0] = 10.0
+    assert [limit.wait(1), limit.wait(1)] == [0, 10]
+    now[0] = 1000.0
+    assert [limit.wait(1) for _ in range(4)] == [0, 0, 0, 10]  # never more than the limit at once
+    (_, busy), (_, calm) = new_token(server, "read"), new_token(server, "read")
+    nobody = Client(server)
+    statuses = [nobody("GET", "/api/v1/batches", None, busy) for _ in range(400)]
+    refused = next(answer for answer in statuses if answer[0] == 429)
+    assert json.loads(refused[2])["error"].startswith("too many requests: wait ")
+    assert nobody("GET", "/api/v1/batches", None, calm)[0] == 200
+
+
+def test_the_page_of_the_api_is_for_leads_and_loads_nothing_from_elsewhere(server, browser, ann):
+    assert ann("GET", "/lead/api")[0] == ann("GET", "/lead/api/openapi.json")[0] == 403
+    page = server.page(browser, "api-reader", "lead")
+    elsewhere = []
+    page.on("request", lambda request: elsewhere.append(request.url) if not request.url.startswith(server.url) else None)
+    page.goto("/lead/api")
+    expect(page.get_by_text("/api/v1/judgments")).to_be_visible()
+    expect(page.locator(".opblock")).to_have_count(len(ROUTES))
+    expect(page.get_by_role("button", name="Authorize")).to_be_visible()
+    page.screenshot(path=SCREENSHOTS / "lead-api.png")
+    assert [url for url in elsewhere if not url.startswith(("data:", "blob:"))] == []
+
+
+def test_a_token_has_a_name_and_scopes(database):
+    tokens = Tokens(database)
+    for name, scopes, line in (
+        ("a b", ("read",), "token name 'a b'"),
+        ("ok", ("write",), "scope 'write': must be one or more of import, read, export"),
+        ("ok", (), "scope '': must be one or more of"),
+    ):
+        with pytest.raises(UserError, match=line):
+            tokens.create(name, scopes)
+    tokens.create("ok", ("read",))
+    with pytest.raises(UserError, match="a token 'ok' exists already"):
+        tokens.create("ok", ("read",))
+    tokens.revoke("ok")
+    for name, line in (("ok", "token 'ok' is revoked already"), ("none", "no token 'none'")):
+        with pytest.raises(UserError, match=line):
+            tokens.revoke(name)
+
+
+def test_tokens_that_a_deactivated_user_made_are_listed(database):
+    with database.write() as session:
+        session.add(User(name="gone", role="lead", password_hash="!", pseudonym="p", active=False))
+    with database.read() as session:
+        user_id = session.scalars(select(User.id)).one()
+    token = Tokens(database).create("x", ("read",), user_id)
+    assert Tokens(database).check(token) is None
+    with database.write() as session:
+        session.execute(update(User).values(active=True))
+    assert Tokens(database).check(token).name == "x"
+    assert Tokens(database).rows()[0]["made by"] == "gone"
+
+
+def test_a_lead_adds_and_revokes_a_token_on_the_page(any_server, browser):
+    page = any_server.page(browser, "token-office", "lead")
+    page.goto("/lead/")
+    panel, name = open_tab(page, "Users"), f"page-{secrets.token_hex(3)}"
+    panel.get_by_label("Token name").fill(name)
+    panel.get_by_label("export: export judgments").check()
+    panel.get_by_role("button", name="Add token").click()
+    result = panel.get_by_label("Outcome")
+    expect(result).to_have_value(re.compile(rf"^Token {name} \(shown only once\): align_"))
+    header = {"Authorization": f"Bearer {result.input_value().rsplit(' ', 1)[1]}"}
+    nobody = Client(any_server)
+    assert nobody("GET", "/api/v1/judgments", None, header)[0] == 200
+    assert nobody("POST", "/api/v1/batches?name=n&task=rank", "", header)[0] == 403
+    expect(panel.locator(f'[data-key="{name}"]')).to_contain_text("token-office")
+    page.screenshot(path=SCREENSHOTS / "lead-tokens.png", full_page=True)
+    panel.get_by_role("button", name="Revoke").click()
+    expect(result).to_have_value(f"Token {name} is revoked.")
+    assert nobody("GET", "/api/v1/judgments", None, header)[0] == 401
+    expect(panel.get_by_text("revoke token").first).to_be_visible()
+    panel.get_by_role("button", name="Add token").click()
+    expect(page.locator(".toast-body").last).to_contain_text("exists already, or existed")

@@ -1,0 +1,241 @@
+"""The Python client against a running server on both databases: import, progress, export, new judgments."""
+
+import hashlib
+import json
+import re
+import secrets
+import threading
+import time
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+from sqlalchemy import select
+
+from align.core.errors import UserError
+from align.extras.loop_labels import LoopConfig, make_labeler, read_rows, write_rows
+from annotation_ui import client as client_module
+from annotation_ui.client import Client
+from annotation_ui.reports.events import new_judgments
+from annotation_ui.reports.export import Selection, rows_to_export
+from annotation_ui.store.judgments import Judgments
+from annotation_ui.store.leases import Leases
+from annotation_ui.store.schema import Judgment
+from annotation_ui.store.tokens import Tokens
+from tests.annotation_ui.pages import labeler
+from tests.annotation_ui.running import ROOT, add_batch, add_users, do, rank_rows
+
+pytestmark = pytest.mark.timeout(120)
+BLANK = {"ratings": [None] * 4, "flags": [[]] * 4}
+ROWS = [row for _, row in rank_rows(3)]
+
+
+@pytest.fixture
+def remote(any_server):
+    return Client(any_server.url, Tokens(any_server.database).create(secrets.token_hex(4), ("import", "read", "export")))
+
+
+def test_rows_go_in_and_rankings_come_out(any_server, remote, tmp_path):
+    batch, judgments = f"remote {secrets.token_hex(4)} ü&?", Judgments(Leases(any_server.database))
+    ann = labeler(any_server, f"remote-{secrets.token_hex(4)}")
+    assert remote.progress(batch) is None
+    assert remote.import_rows(batch, "rank", ROWS, priority=5, settings={"attention_every": 7}) == 3
+    with pytest.raises(UserError, match="exists already"):
+        remote.import_rows(batch, "rank", ROWS)
+    assert (remote.progress(batch)["done"], remote.progress(batch)["slots"]) == (0, 3)
+    for ranks in ([1, 2, 3, 4], [4, 3, 2, 1], [2, 1, 1, 3]):
+        do(judgments, ann, "rank", {"ranks": ranks, **BLANK})
+    assert remote.wait(batch)["done"] == 3
+    target = tmp_path / "rankings.jsonl"
+    manifest = remote.export("rankings", target, batches=[batch])
+    rows = [json.loads(line) for line in target.read_text().splitlines()]
+    assert rows == rows_to_export(any_server.database, Selection("rankings", batches=(batch,)))
+    assert [row["ranks"] for row in rows] == [[1, 2, 3, 4], [4, 3, 2, 1], [2, 1, 1, 3]]
+    assert manifest["file"]["sha256"] == hashlib.sha256(target.read_bytes()).hexdigest()
+    assert json.loads((tmp_path / "rankings.jsonl.manifest.json").read_text()) == manifest
+    assert remote.export("rankings", tmp_path / "r.parquet", batches=[batch], aggregated=True)["rows"] == 3
+
+
+def test_new_judgments_come_in_order_with_edits_undos_and_skips(any_server, remote):
+    leases = Leases(any_server.database)
+    judgments, name = Judgments(leases), f"stream-{secrets.token_hex(4)}"
+    batch, ann = any_server.add_batch(2), labeler(any_server, name)
+    with any_server.database.read() as session:
+        before = session.scalars(select(Judgment.id).order_by(Judgment.id.desc()).limit(1)).first() or 0
+    stream = remote.judgments(after=before, batches=[batch], poll_seconds=0.05)
+    do(judgments, ann, "rank", {"ranks": [1, 2, 3, 4], **BLANK})
+    first = next(stream)
+    assert (first["kind"], first["id"], first["purpose"]) == ("submit", "item-0", "work")
+    assert first["rows"][0]["ranks"] == [1, 2, 3, 4]  # in the item's own order, whatever was shown
+    assert first["rows"][0]["responses"] == ROWS[0]["responses"]
+
+    threading.Timer(0.3, lambda: judgments.undo(ann, "rank", f"undo-{name}")).start()
+    undone = next(stream)  # it waits for it
+    assert (undone["kind"], undone["rows"]) == ("undo", [])
+    do_again = leases.next(ann, "rank")
+    judgments.skip(ann, do_again.id, f"skip-{name}", "too long", 1.0)
+    skipped = next(stream)
+    assert (skipped["kind"], skipped["reason"], skipped["rows"]) == ("skip", "too long", [])
+    all_of_it = list(remote.judgments(after=before, batches=[batch], follow=False))
+    assert [event["kind"] for event in all_of_it] == ["submit", "undo", "skip"]
+    assert list(remote.judgments(after=skipped["judgment"], batches=[batch], follow=False)) == []
+
+
+def test_a_judgment_that_is_stored_late_is_not_passed_over(database):
+    """PostgreSQL gives a transaction its id early; one that ends later must not be behind the reader then."""
+    leases = Leases(database)
+    judgments, (ann, ben) = Judgments(leases), add_users(database, "ann", "ben")
+    add_batch(database, 2, overlap=2)
+    mine, his = leases.next(ann, "rank"), leases.next(ben, "rank")
+    answer = {"ranks": [1, 2, 3, 4], **BLANK}
+    if database.is_sqlite:  # one writer at a time: ids are in the order of the commits
+        judgments.submit(ann, mine.id, "request-ann", answer, 1.0)
+        judgments.submit(ben, his.id, "request-ben", answer, 1.0)
+        assert [event["labeler"] for event in new_judgments(database, 0)] == [pseudonym(database, n) for n in (ann, ben)]
+        return
+    with database.write() as slow:
+        values = {key: getattr(mine, key) for key in ("item_id", "user_id", "shown_order")}
+        slow.add(Judgment(request_id="slow", assignment_id=mine.id, kind="submit", answer=answer, seconds=1.0, **values))
+        slow.flush()  # it has its id and is not visible yet
+        judgments.submit(ben, his.id, "request-ben", answer, 1.0)
+        seen = []
+        reader = threading.Thread(target=lambda: seen.extend(new_judgments(database, 0)))
+        reader.start()
+        time.sleep(0.5)
+        assert seen == []  # it waits for the slow one
+    reader.join(timeout=30)
+    assert [event["judgment"] for event in seen] == sorted(event["judgment"] for event in seen)
+    assert [event["labeler"] for event in seen] == [pseudonym(database, n) for n in (ann, ben)]
+
+
+def pseudonym(database, user_id):
+    from annotation_ui.store.schema import User
+
+    with database.read() as session:
+        return session.get_one(User, user_id).pseudonym
+
+
+@contextmanager
+def fake_server(*answers):
+    """A server that gives these (status, body) one after the other; yields its address and the requests it got."""
+    left, got = list(answers), []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            got.append((self.command, self.path, self.headers.get("Authorization")))
+            self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            status, body, *headers = left.pop(0) if len(left) > 1 else left[0]
+            if status is None:
+                self.close_connection = True
+                return
+            self.send_response(status)
+            for name, value in headers:
+                self.send_header(name, value)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def do_POST(self):
+            self.do_GET()
+
+        def log_message(self, *_):
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}", got
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def test_a_busy_server_is_asked_again_and_an_import_is_not_sent_twice(monkeypatch, tmp_path):
+    monkeypatch.setattr(client_module, "RETRIES", 2)
+    with fake_server((429, b"{}"), (503, b"{}"), (200, b"[]")) as (url, got):
+        assert Client(url, "t").batches() == []
+        assert len(got) == 3
+        assert got[0][2] == "Bearer t"
+    with fake_server((429, b"{}"), (None, b""), (200, b'{"items": 1}')) as (url, got):
+        with pytest.raises(UserError, match=f"{url}: no answer"):  # it may have arrived
+            Client(url, "t").import_rows("b", "rank", [{"prompt": "p"}])
+        assert len(got) == 2
+    with fake_server((302, b"", ("Location", "http://127.0.0.1:9/"))) as (url, got):
+        with pytest.raises(UserError, match=f"{url}: status 302"):  # the token goes to no other server
+            Client(url, "t").batches()
+        assert len(got) == 1
+    manifest = json.dumps({"file": {"name": "n", "sha256": "0" * 64}}).encode()
+    target = tmp_path / "x.jsonl"
+    target.write_text("earlier")
+    incomplete = pytest.raises(UserError, match="the export rankings arrived incomplete")
+    with fake_server((200, manifest), (200, b"cut off")) as (url, _), incomplete:
+        Client(url, "t").export("rankings", target)
+    assert [path.name for path in tmp_path.iterdir()] == ["x.jsonl"]
+    assert target.read_text() == "earlier"
+    with fake_server((200, b"<html>")) as (url, _), pytest.raises(UserError, match="the response is not JSON"):
+        Client(url, "t").batches()
+
+
+def test_what_the_server_refuses_is_its_own_line(any_server, monkeypatch, tmp_path):
+    monkeypatch.delenv(client_module.TOKEN_VARIABLE, raising=False)
+    for url in ("localhost:7860", "ftp://host", "https://"):
+        with pytest.raises(UserError, match="not the address of a server"):
+            Client(url, "t")
+    with pytest.raises(UserError, match="no token; set ALIGN_ANNOTATION_TOKEN"):
+        Client(any_server.url)
+    monkeypatch.setenv(client_module.TOKEN_VARIABLE, "align_wrong")
+    with pytest.raises(UserError, match=f"{any_server.url}: this token is not valid"):
+        Client(any_server.url).batches()
+    monkeypatch.setenv(client_module.TOKEN_VARIABLE, Tokens(any_server.database).create(secrets.token_hex(4), ("read",)))
+    reader = Client(any_server.url)
+    with pytest.raises(UserError, match="does not have the scope 'export'"):
+        reader.export("rankings", tmp_path / "x.jsonl")
+    with pytest.raises(UserError, match="no batch 'none'"):
+        reader.wait("none")
+    monkeypatch.setattr(client_module, "RETRIES", 0)
+    with pytest.raises(UserError, match=r"http://127.0.0.1:9: no answer \(.*refused"):
+        Client("http://127.0.0.1:9", "t").batches()
+
+
+def test_a_loop_on_another_machine_labels_through_the_server(any_server, monkeypatch, tmp_path):
+    batch, judgments = f"round-{secrets.token_hex(4)}", Judgments(Leases(any_server.database))
+    ann = labeler(any_server, f"loop-{secrets.token_hex(4)}")
+    token = Tokens(any_server.database).create(secrets.token_hex(4), ("import", "read", "export"))
+    monkeypatch.setenv(client_module.TOKEN_VARIABLE, token)
+    config = LoopConfig(model="m", reward_config="r.yaml", ppo_config="p.yaml", database=any_server.url)
+    app, target = make_labeler(config), tmp_path / "rankings.jsonl"
+    write_rows(tmp_path / "samples.jsonl", ROWS)
+    for done in range(3):
+        waiting = app.collect(batch, tmp_path / "samples.jsonl", target)
+        assert waiting.startswith(f"{done} of 3 judgments of the batch")
+        assert not target.exists()
+        do(judgments, ann, "rank", {"ranks": [1, 2, 3, 4], **BLANK})
+    assert app.collect(batch, tmp_path / "samples.jsonl", target) == ""
+    assert [(row["id"], row["ranks"]) for row in read_rows(target)] == [(f"item-{n}", [1, 2, 3, 4]) for n in range(3)]
+
+
+def test_the_example_of_the_page_runs(any_server, monkeypatch, tmp_path, capsys):
+    page = (ROOT / "docs" / "howto" / "labeling-client.md").read_text(encoding="utf-8")
+    work, follow = re.findall(r"^```python\n(.*?)^```$", page, re.M | re.S)
+    token = Tokens(any_server.database).create(secrets.token_hex(4), ("import", "read", "export"))
+    monkeypatch.setenv(client_module.TOKEN_VARIABLE, token)
+    monkeypatch.chdir(tmp_path)
+    batch, judgments = f"week-{secrets.token_hex(4)}", Judgments(Leases(any_server.database))
+    people = [labeler(any_server, f"{batch}-{name}") for name in ("ann", "ben")]
+    work, follow = (
+        text.replace("week-1", batch).replace("https://labels.example.org", any_server.url) for text in (work, follow)
+    )
+
+    def judge(*_):
+        for user in people:
+            do(judgments, user, "rank", {"ranks": [2, 1], "ratings": [None] * 2, "flags": [[]] * 2})
+
+    monkeypatch.setattr(client_module.time, "sleep", judge)  # the labelers work while the example waits
+    exec(compile(work, "example", "exec"), {})
+    (row,) = [json.loads(line) for line in Path("rankings.jsonl").read_text().splitlines()]
+    assert (row["id"], row["ranks"]) == ("mars", [2, 1])
+    exec(compile(follow, "example", "exec"), {})
+    assert [line.split()[1] for line in capsys.readouterr().out.splitlines()] == ["submit", "submit"]
