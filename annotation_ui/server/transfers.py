@@ -127,7 +127,7 @@ async def receive(uploads: Uploads, request: Request, name: str) -> str:
 
 
 def new_export_path(settings: Settings, record: str, kind: str) -> Path:
-    """A new path for an export of the lead's page or of the API; nobody can guess it."""
+    """A new path for an export of the lead's page or of the API, which cannot be guessed."""
     stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
     return settings.exports / f"{record}-{stamp}-{secrets.token_hex(4)}.{kind}"
 
