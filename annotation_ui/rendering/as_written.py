@@ -18,6 +18,8 @@ from markdown_it.rules_inline import StateInline
 from markdown_it.rules_inline.state_inline import Delimiter
 from markdown_it.token import Token
 
+from annotation_ui.rendering.formulas import add_formulas
+
 # A backslash before one of these is Markdown's own; before others it is mostly LaTeX, such as \( and \{.
 _MARKS = frozenset("*_`~#")
 WIDE = 3  # digits of a list's number for which every list has room
@@ -30,6 +32,7 @@ def parser() -> MarkdownIt:
     markdown.disable(["reference", "lheading"])  # they would swallow "[a]: b" and a line of dashes under a text
     markdown.inline.ruler.at("emphasis", _emphasis)
     markdown.core.ruler.before("text_join", "as_written", _keep_characters)
+    add_formulas(markdown)
     markdown.add_render_rule("image", _image)
     markdown.add_render_rule("fence", _fence)
     return markdown

@@ -9,6 +9,7 @@ from typing import Any
 
 import nh3
 
+from annotation_ui.rendering import formulas
 from annotation_ui.rendering.as_written import parser
 from annotation_ui.rendering.render_limits import bounded, limited, plain_html, render
 
@@ -30,8 +31,9 @@ def to_html(text: str) -> str:
     """
     html = nh3.clean(
         render(_MARKDOWN, text),
-        tags=_TAGS,
+        tags=_TAGS | formulas.TAGS,
         attributes={
+            **formulas.ATTRIBUTES,
             "a": {"href", "title"},
             "ol": {"start"},
             "li": {"value", "data-mark", "data-wide"},

@@ -28,7 +28,7 @@ def test_no_text_with_visible_characters_is_blank(text):
     "text",
     [
         "![a pond](http://x/pond.png)", '![a](b "title")', "[1]: http://example.com", "5*6*7", "x*2 and y*3", "2**3**4",
-        "__init__ and snake_case_name", r"\( x_1 \) and \[ \{1, 2\} \] and \\", "&lt;b&gt; &amp;", "***", "-", "#", ">",
+        "__init__ and snake_case_name", r"\( x_1 and \{1, 2\} \] and \\", "&lt;b&gt; &amp;", "***", "-", "#", ">",
         "* * *", "<b>bold</b>", "Total\n---", "[](http://x)", "``", "1)",
     ],
 )  # fmt: skip

@@ -1,0 +1,148 @@
+r"""Formulas in LaTeX as MathML, which browsers draw without scripts, styles or fonts from elsewhere.
+
+Delimiters are `\( \)` and `$ $` within a line, `\[ \]` and `$$ $$` for a formula on its own. A formula that cannot be
+shown completely stays text: one with a comment, a definition, an error, or more than `MAX_FORMULA` characters.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from html import escape, unescape
+from xml.etree.ElementTree import Element
+
+from latex2mathml.converter import convert_to_element
+from markdown_it import MarkdownIt
+from markdown_it.rules_block import StateBlock
+from markdown_it.rules_inline import StateInline
+
+MAX_FORMULA = 2000  # characters; the converter recurses
+ATTRIBUTES = {
+    "math": {"display"},
+    "mfrac": {"linethickness"},
+    "menclose": {"notation"},
+    "mi": {"mathvariant"},
+    "mo": {"accent", "fence", "form", "stretchy"},
+    "mover": {"accent"},
+    "mspace": {"width"},
+    "mstyle": {"displaystyle", "scriptlevel"},
+    "mtable": {"displaystyle"},
+    "mtd": {"columnalign"},
+}
+TAGS = {*ATTRIBUTES, "mn", "mroot", "mrow", "msqrt", "msub", "msubsup", "msup", "mtext", "mtr",
+        "munder", "munderover"}  # fmt: skip
+"""The elements that a formula becomes; others give way to what they hold, such as the one that hides a `\\phantom`."""
+_MOST_LINES = 100
+_DELIMITERS = {r"\(": r"\)", r"\[": r"\]", "$$": "$$", "$": "$"}
+_WIDEST = 3.0  # em; a wider space could push what follows out of sight
+_REFUSED = re.compile(r"(?<!\\)%|\\(?:def|newcommand|renewcommand)(?![a-zA-Z])")
+_ENVIRONMENTS = {"aligned": "split", "gathered": "split", "align": "align*", "gather": "align*", "gather*": "align*"}
+_ENVIRONMENT = re.compile(r"(\\(?:begin|end)\{)(" + "|".join(map(re.escape, _ENVIRONMENTS)) + r")\}")
+_ENTITY = re.compile(r"&#x[0-9A-F]{2,6};")  # as the converter writes characters
+_UP_TO_DOLLAR = re.compile(rf"(?:[^$\\\n]|\\.){{1,{MAX_FORMULA}}}?(?<!\s)\$(?!\w)")
+_PROSE = re.compile(r"[^\W\d_]{3}|[^\W\d_]{2}\s+[^\W\d_]{2}")
+_MATH_SIGNS = re.compile(r"[\\^_=<>]")
+
+
+def add_formulas(markdown: MarkdownIt) -> None:
+    """Let a parser recognize formulas, as blocks and within lines."""
+    markdown.block.ruler.before("fence", "formula", _block, {"alt": ["paragraph", "blockquote", "list"]})
+    markdown.inline.ruler.before("escape", "formula", _inline)
+    markdown.add_render_rule("formula", lambda renderer, tokens, at, options, env: tokens[at].content)
+
+
+@lru_cache(maxsize=1000)
+def to_mathml(latex: str, display: bool) -> str | None:
+    """The MathML of a formula; None if it cannot be shown completely."""
+    if len(latex) > MAX_FORMULA or not latex.strip() or _REFUSED.search(latex):
+        return None
+    latex = _ENVIRONMENT.sub(lambda match: f"{match[1]}{_ENVIRONMENTS[match[2]]}}}", latex)
+    if r"\\" in latex and r"\begin" not in latex:
+        latex = rf"\begin{{align*}}{latex}\end{{align*}}"  # lines below each other
+    try:
+        return _written(convert_to_element(latex, display="block" if display else "inline"))
+    except Exception:  # the converter has its own for each mistake, and others for some
+        return None
+
+
+def _written(element: Element) -> str:
+    """An element of known kinds and attributes, and all text that is in it."""
+    inner = _text(element.text) + "".join(_written(child) + _text(child.tail) for child in element)
+    if element.tag not in TAGS:
+        return inner
+    attributes = ""
+    for name in sorted(ATTRIBUTES.get(element.tag, set()) & element.attrib.keys()):
+        value = element.attrib[name]
+        attributes += f' {name}="{escape(_narrow(value) if name == "width" else value)}"'
+    return f"<{element.tag}{attributes}>{inner}</{element.tag}>"
+
+
+def _text(text: str | None) -> str:
+    return escape(_ENTITY.sub(lambda match: unescape(match[0]), text or ""))
+
+
+def _narrow(width: str) -> str:
+    found = re.fullmatch(r"(-?[\d.]+)em", width)
+    return width if found and 0 <= float(found[1]) <= _WIDEST else "1em"
+
+
+def _inline(state: StateInline, silent: bool) -> bool:
+    source, start = state.src, state.pos
+    opening = next((each for each in _DELIMITERS if source.startswith(each, start)), None)
+    if opening is None:
+        return False
+    end = _end(source, start, opening)
+    mathml = to_mathml(source[start + len(opening) : end], opening in (r"\[", "$$")) if end > 0 else None
+    if mathml is None:
+        return False
+    if not silent:
+        state.push("formula", "math", 0).content = mathml
+    state.pos = end + len(opening)
+    return True
+
+
+def _end(source: str, start: int, opening: str) -> int:
+    """Where the closing delimiter is; -1 if what begins here is no formula, such as an amount of money."""
+    first = start + len(opening)
+    if opening != "$":
+        return source.find(_DELIMITERS[opening], first, first + MAX_FORMULA + 2)
+    before = source[start - 1 : start]
+    match = _UP_TO_DOLLAR.match(source, first)
+    if match is None or before.isalnum() or source[first].isspace():
+        return -1
+    return match.end() - 1 if _is_formula(source[first : match.end() - 1]) else -1
+
+
+def _is_formula(text: str) -> bool:
+    """Whether a text between two dollar signs is a formula, and not what stands between two prices."""
+    if text[0].isdigit() and "\\" not in text:
+        return not _PROSE.search(text) and bool(_MATH_SIGNS.search(text))
+    return bool(_MATH_SIGNS.search(text)) or not (_PROSE.search(text) or re.search(r"\s", text))
+
+
+def _block(state: StateBlock, start_line: int, end_line: int, silent: bool) -> bool:
+    """A display formula, in which no line is taken for a list or a heading."""
+    if state.is_code_block(start_line):
+        return False
+    start = state.bMarks[start_line] + state.tShift[start_line]
+    opening = state.src[start : start + 2]
+    if opening not in ("$$", r"\["):
+        return False
+    closing, lines = _DELIMITERS[opening], []
+    for line in range(start_line, min(end_line, start_line + _MOST_LINES)):
+        first = start + 2 if line == start_line else state.bMarks[line] + state.tShift[line]
+        text = state.src[first : state.eMarks[line]].rstrip()
+        if line > start_line and (state.sCount[line] < state.blkIndent or not text):
+            return False
+        lines.append(text.removesuffix(closing))
+        if closing in text:
+            break
+    else:
+        return False
+    mathml = to_mathml("\n".join(lines), True) if text.index(closing) == len(text) - 2 else None
+    if mathml is None:
+        return False
+    if not silent:
+        state.line = line + 1
+        state.push("formula", "math", 0).content = f"<p>{mathml}</p>\n"
+    return True

@@ -1,0 +1,114 @@
+r"""Formulas in LaTeX are drawn as MathML; what is no formula, or cannot be drawn completely, stays text."""
+
+import re
+import time
+from html import unescape
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from playwright.sync_api import expect
+
+from annotation_ui.rendering.formulas import TAGS
+from annotation_ui.rendering.markdown import to_html
+from tests.annotation_ui.conftest import SCREENSHOTS
+
+FRACTION = "<mfrac><mrow><mi>a</mi></mrow><mrow><mi>b</mi></mrow></mfrac>"
+# Any order of pieces of LaTeX, HTML and Markdown.
+PIECES = st.lists(st.sampled_from([
+    "$", "$$", "\\(", "\\)", "\\[", "\\]", "\\frac", "{", "}", "^", "_", "x", "1", " ", "\n", "\\text",
+    "<script>", "</math>", "<b>", "&lt;", "\\href{javascript:a()}{x}", "\\style{color:red}{y}",
+    "\\class{z}{z}", "\\color{white}", "\\begin{aligned}", "\\end{aligned}", "&", "\\\\", "\\sqrt",
+    "\\mathbb", '"onclick="', "`", "*", "|", "- ", "> ", "%", "\\phantom", "\\left(", "\\right)", "<!--",
+    "<mglyph>", "<svg>",
+]), max_size=20).map("".join)  # fmt: skip
+
+
+def shown(text):
+    return unescape(re.sub("<[^>]*>", "", to_html(text)))
+
+
+@pytest.mark.parametrize(
+    ("text", "drawn"),
+    [
+        (r"\(\frac{a}{b}\)", f'<p><math display="inline"><mrow>{FRACTION}</mrow></math></p>\n'),
+        (r"$\frac{a}{b}$", f'<p><math display="inline"><mrow>{FRACTION}</mrow></math></p>\n'),
+        (r"\[\frac{a}{b}\]", f'<p><math display="block"><mrow>{FRACTION}</mrow></math></p>\n'),
+        ("$$\n\\frac{a}{b}\n$$", f'<p><math display="block"><mrow>{FRACTION}</mrow></math></p>\n'),
+        (r"**$\frac{a}{b}$**", f'<p><strong><math display="inline"><mrow>{FRACTION}</mrow></math></strong></p>\n'),
+    ],
+)
+def test_each_delimiter_makes_a_formula(text, drawn):
+    assert to_html(text) == drawn
+
+
+def test_lines_of_a_formula_are_no_list_and_stand_below_each_other():
+    html = to_html("so\n\\[\na\n+ b\n- c\n\\]\n- item")
+    assert html.count("<li>") == 1
+    assert "<mo>+</mo><mi>b</mi><mo>−</mo><mi>c</mi>" in html
+    for lines in (r"\begin{aligned}a&=b\\&=c\end{aligned}", r"a\\b", r"\begin{cases}a&b\\c&d\end{cases}"):
+        assert to_html(f"\\[{lines}\\]").count("<mtr>") == 2
+    assert 'columnalign="right"' in to_html("| n |\n|--:|\n| $\\begin{array}{r}1\\end{array}$ |")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "It costs $5, or $10 with tax.", "US$ 5 and US$ 6", "$5-$10", "$100 billion, up from $90",
+        "I paid $5, not US$ and left.",
+        "from $10, US$ 6", "$1,000 <b> or US$", "$HOME and $PATH", "a $ b $ c", r"\$x^2\$", "$x % hidden$", r"\(\frac{\)",
+        "$$", "$", r"\[", "$x^2\n\ny$",
+        r"$\def\x{1}\x$", "`$x^2$`", "$n$th",
+    ],
+)  # fmt: skip
+def test_what_is_no_formula_or_hides_a_part_is_text(text):
+    assert "<math" not in to_html(text)
+    assert shown(text).split() == text.replace("`", "").split() or text.startswith(r"\$")
+
+
+def test_nothing_hides_styles_or_leads_away():
+    assert "<mi>x</mi>" in to_html(r"$\phantom{x}$")
+    assert 'width="1em"' in to_html(r"$a\hspace{500em}b$")
+    html = to_html(r"$\href{javascript:a()}{x}\color{white}{y}\class{z}{z}\style{color:red}{w}\text{<b>}$")
+    assert not re.search("href|color|class|style=|<b>", html)
+    assert [letter in shown(r"$\href{u}{x}\color{white}{y}$") for letter in "xy"] == [True, True]
+
+
+@settings(max_examples=500, deadline=None)
+@given(PIECES)
+def test_no_mixture_of_latex_and_html_becomes_active(text):
+    html = to_html(text)
+    tags = set(re.findall(r"<\s*/?\s*([a-zA-Z0-9-]+)", html))
+    assert tags <= TAGS | {"p", "br", "strong", "em", "code", "ul", "ol", "li", "blockquote", "pre", "small", "hr", "s", "a",
+                           "table", "thead", "tbody", "tr", "th", "td", "h1"}, tags  # fmt: skip
+    for tag in re.findall(r"<[a-z][^>]*>", html):
+        assert not re.search(r"\s(on\w+|style|class|href)\s*=", tag), tag
+
+
+@pytest.mark.parametrize("piece", ["\\(", "$", "$a", "\\[\n", "$$\n", "\\(x\\)", "> \\[\n", "$x_{", "\\[ \\frac"])
+def test_no_text_takes_long(piece):
+    start = time.thread_time()
+    to_html(piece * (50_000 // len(piece)))
+    assert time.thread_time() - start < 6  # the limit of 1.5 s and what it takes to show the text as written
+
+
+@pytest.mark.timeout(120)
+def test_formulas_are_drawn_without_a_request_and_the_text_is_one_key_away(server, browser):
+    text = "Solve \\(x^2 = \\frac{1}{4}\\):\n\n$$x = \\pm\\sqrt{\\frac14}$$\n\n| n | $n^2$ |\n|--:|:-:|\n| 10 | 100 |\n\n"
+    text += "So \\(\\boxed{x = 0.5}\\)."
+    server.add_batch([("t", {"prompt": "Solve $x^2 = 0.25$.", "responses": [text, "It costs $5."]})])
+    page = server.page(browser, "formulas")
+    outside = []
+    page.on("request", lambda request: None if request.url.startswith(server.url) else outside.append(request.url))
+    page.goto("/?task=rank")
+    card = page.locator(".card", has=page.locator("math")).first
+    fraction = card.locator("mfrac").first.bounding_box()
+    assert fraction["height"] > 1.5 * fraction["width"]  # one above the other
+    expect(card.locator("td").first).to_have_css("text-align", "right")
+    expect(card.locator("menclose")).to_have_css("border-top-width", "1px")
+    page.screenshot(path=SCREENSHOTS / "formulas.png")
+    page.keyboard.press("r")
+    expect(card.locator("math")).to_have_count(0)
+    expect(page.locator(".card", has_text="Solve").locator(".markdown")).to_have_text(text)
+    page.keyboard.press("r")
+    assert not [url for url in outside if not url.startswith(("data:", "blob:"))]
