@@ -1,6 +1,7 @@
 """Saving of models as transformers or PEFT folders that other libraries load, with a model card."""
 
 import copy
+import shutil
 import tempfile
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -22,6 +23,9 @@ from align.core.files import new_folder, write_json, write_text
 from align.models.backbone import Backbone, is_prefix_lm
 from align.models.configs import BUILT_IN_BASE, valid_generation_config
 from align.models.loading import LoadedModel
+
+WriteModel = Callable[[Path, LoadedModel, Mapping[str, Tensor], Mapping[str, Any]], None]
+"""`save_model` or `save_model_into`."""
 
 
 def save_model(
@@ -54,6 +58,26 @@ def save_model(
         for name, value in (extra or {}).items():
             write_json(temporary / name, value)
         finish_folder(temporary, loaded, card)
+
+
+def save_model_into(folder: Path, loaded: LoadedModel, state: Mapping[str, Tensor], card: Mapping[str, Any]) -> None:
+    """Save the policy as `save_model` does, into a folder whose other files stay.
+
+    Weights and configs of a model that was saved there before are removed.
+    """
+    complete = folder / ".model"
+    save_model(complete, loaded, state, card)
+    written = {path.name for path in complete.iterdir()}
+    for path in complete.iterdir():
+        target = folder / path.name
+        if target.is_dir():  # further chat templates
+            shutil.rmtree(target)
+        path.replace(target)
+    complete.rmdir()
+    for pattern in ("model*.safetensors", "*.safetensors.index.json", "adapter_*", "config.json"):
+        for path in folder.glob(pattern):
+            if path.name not in written:
+                path.unlink()
 
 
 def finish_folder(

@@ -20,7 +20,7 @@ from align.batches.encoding import Data, Limits, encode_prompts
 from align.core.launch import run_stage
 from align.core.seeds import RngStream
 from align.core.tensor_ops import length_mask, whiten
-from align.models.checkpoint import save_model, weights_of
+from align.models.checkpoint import WriteModel, save_model, weights_of
 from align.ppo.advantages import add_kl_penalty, estimate_advantages
 from align.ppo.config import PPOConfig
 from align.ppo.evaluation import Candidate, PolicyEvaluation, PolicySelection, evaluation_metrics, sample_rows
@@ -102,7 +102,7 @@ class PPOState:
 
 
 def train(config: PPOConfig, ready: Prepared) -> Path:
-    """Run all updates from the last checkpoint on; return the folder of the best policy."""
+    """Run all updates from the last checkpoint on; return the folder of the best policy, or of the last."""
     run, extensions, folder = ready.run, ready.extensions, ready.run.folder / "model"
     state = PPOState(config, "".join(extension.selects_by for extension in extensions))
     parts = state.parts() | {extension.name: extension for extension in extensions if extension.has_state}
@@ -140,10 +140,11 @@ def train(config: PPOConfig, ready: Prepared) -> Path:
             metrics |= evaluate(config, ready, state, update)
         run.log(update, metrics)
         run.set_progress(f"reward {metrics['reward/mean']:.3f}, KL {metrics['kl/k1']:.2f}")
-    run.print(state.selection.warning())
     # A folder of an earlier run may be there. A shared disk may show it to some processes only.
-    if state.selection.kept is None or not run_on_main(folder.exists, run.accelerator):
-        run.print("no evaluation chose a best policy; the last one is kept")
+    has_best = state.selection.kept is not None and run_on_main(folder.exists, run.accelerator)
+    if config.save_best_policy:
+        run.print(state.selection.warning() if has_best else "no evaluation chose a best policy; the last one is kept")
+    if not (config.save_best_policy and has_best):
         with averaged_weights(ready):
             save_policy(config, ready, folder, {})
     return folder
@@ -290,7 +291,8 @@ def evaluate(config: PPOConfig, ready: Prepared, state: PPOState, update: int) -
         run.record("samples", sample_rows(evaluation, scores), update)
         chosen = scores if evaluation.selection_scores is None else evaluation.selection_scores
         if state.selection.keeps(Candidate(update, chosen.tolist(), evaluation.fault), metrics["kl"]):
-            save_policy(config, ready, run.folder / "model", metrics | {"update": update})
+            if config.save_best_policy:
+                save_policy(config, ready, run.folder / "model", metrics | {"update": update})
             metrics["is_best"] = 1.0
         if update and config.keep_policies:
             save_policy(config, ready, run.folder / "policies" / f"update-{update:06d}", metrics | {"update": update})
@@ -309,16 +311,20 @@ def averaged_weights(ready: Prepared) -> Iterator[None]:
     ready.sampler.weights_changed()
 
 
-def save_policy(config: PPOConfig, ready: Prepared, folder: Path, metrics: dict[str, float]) -> None:
+def save_policy(
+    config: PPOConfig, ready: Prepared, folder: Path, metrics: dict[str, float], write: WriteModel = save_model
+) -> None:
     """Save the current policy as a folder that other programs load."""
     state = ready.engine.model_state()
     card = {"title": "Policy trained by PPO", "stage": "ppo", "reward model": ", ".join(config.reward_model) or "none"}
     card["chosen by"] = "the reward that it was trained on"
     for extension in ready.extensions:
         card |= extension.card
+    if not config.save_best_policy:
+        card["chosen by"] = "none: the last policy"
     card |= {name: f"{value:.4g}" for name, value in metrics.items()}
     weights = weights_of(ready.policy.backbone, state, "backbone.model.")
-    run_on_main(lambda: save_model(folder, ready.policy, weights, card), ready.run.accelerator)
+    run_on_main(lambda: write(folder, ready.policy, weights, card), ready.run.accelerator)
 
 
 def try_largest_micro_batch(config: PPOConfig, ready: Prepared) -> None:
@@ -392,7 +398,7 @@ def prepare(
     rewards = Rewards(scorers, functions, *ensemble, timeout, run.accelerator)
     for extension in extensions:
         extension.start(engine, roles)
-    selected_by_reward = not any(extension.selects_by for extension in extensions)
+    selected_by_reward = config.save_best_policy and not any(extension.selects_by for extension in extensions)
     rollouts = (config.total_updates, config.rollout_batch_size, config.samples_per_prompt)
     report(run, policy, len(encoded), len(held_out), rollouts, selected_by_reward)
     longest = max(len(prompt.ids) for prompt in every_prompt) + config.max_new_tokens

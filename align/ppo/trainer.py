@@ -11,12 +11,13 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from align.batches.encoding import Data
 from align.batches.mixtures import data_name
 from align.core.errors import UserError
+from align.models.checkpoint import save_model_into
 from align.ppo.config import PPOConfig
 from align.ppo.extensions import configured_extensions
 from align.ppo.reward_functions import RewardFunction, WeightedFunction
 from align.ppo.scoring_models import RewardModelLike
 from align.ppo.setup import GivenObjects
-from align.ppo.train import prepare, train
+from align.ppo.train import averaged_weights, prepare, save_policy, train
 from align.reward.checkpoint import LoadedReward
 from align.training.start import Model
 
@@ -81,10 +82,15 @@ class PPOTrainer:
         self.run = self.prepared.run
 
     def train(self) -> Path:
-        """Run all updates from the last checkpoint on; return the folder of the best policy."""
+        """Run all updates from the last checkpoint on; return the folder of the best policy, or of the last."""
         folder = train(self.config, self.prepared)
         self.prepared.close()
         return folder
+
+    def save_model(self, folder: str | Path) -> None:
+        """Save the current policy, which is the last one after `train`, into a folder. Other files in it stay."""
+        with averaged_weights(self.prepared):
+            save_policy(self.config, self.prepared, Path(folder), {}, write=save_model_into)
 
 
 def split_rewards(rewards: Sequence[Reward]) -> tuple[list[RewardModelLike], list[WeightedFunction]]:

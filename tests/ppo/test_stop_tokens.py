@@ -21,7 +21,7 @@ def long(prompts, responses):
 def trainer(sharp_folders, tmp_path):
     def made(name, **settings):
         given = {"output_dir": str(tmp_path / f"run{len(list(tmp_path.iterdir()))}"), "report_to": ["none"]}
-        given |= {"dtype": "float32", "updates": 1, "rollout_batch_size": 16, "max_new_tokens": 12}
+        given |= {"dtype": "float32", "total_updates": 1, "rollout_batch_size": 16, "max_new_tokens": 12}
         return PPOTrainer(sharp_folders[name], [long], PROMPTS, PPOConfig(**(given | settings)))
 
     return made

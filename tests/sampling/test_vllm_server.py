@@ -98,7 +98,7 @@ def test_each_request_is_one_row_with_its_own_seed_and_our_ends(serve, settings,
 @pytest.mark.parametrize("given", [{"stop_token_ids": [7, 9]}, {"ignore_eos": True}], ids=["stops", "none"])
 def test_the_stop_tokens_of_a_run_are_those_of_each_request(serve, settings, given):
     server = serve(settings["model"])
-    run_ppo(PPOConfig(**at(settings, server.url) | {"updates": 1} | given))
+    run_ppo(PPOConfig(**at(settings, server.url) | {"total_updates": 1} | given))
     assert {tuple(body["stop_token_ids"]) for body in server.requests} == {tuple(given.get("stop_token_ids", ()))}
 
 

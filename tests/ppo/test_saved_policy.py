@@ -1,0 +1,75 @@
+"""Which policy is the final model, and where it is written."""
+
+import json
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
+
+from align.core.errors import UserError
+from align.ppo import PPOConfig, PPOTrainer
+
+PROMPTS = ["red", "green, blue", "one", "two"]
+
+
+@pytest.fixture
+def trainer(sharp_folders, tmp_path):
+    """PPO whose reward falls while it trains: the best policy is the first one that is evaluated."""
+
+    def made(name="tiny-gpt2", **settings):
+        calls = []
+
+        def falling(prompts, responses):
+            calls.append(len(responses))
+            return [float(len(response)) - 100 * len(calls) for response in responses]
+
+        given = {"output_dir": str(tmp_path / "run"), "report_to": ["none"], "dtype": "float32", "total_updates": 3}
+        given |= {"rollout_batch_size": 8, "max_new_tokens": 6, "learning_rate": 1e-2, "eval_steps": 1, "max_kl": 1e9}
+        return PPOTrainer(sharp_folders[name], [falling], PROMPTS, PPOConfig(**(given | settings)), PROMPTS)
+
+    return made
+
+
+def policy_of(trainer):
+    return {name: weight.clone() for name, weight in trainer.prepared.policy.backbone.model.state_dict().items()}
+
+
+def same(folder, expected, auto=AutoModelForCausalLM):
+    found = auto.from_pretrained(folder, dtype=torch.float32).state_dict()
+    return all(torch.equal(found[name], weight) for name, weight in expected.items())
+
+
+@pytest.mark.parametrize("best", [True, False])
+def test_the_final_model_is_the_best_policy_or_the_last(best, trainer):
+    made = trainer(save_best_policy=best)
+    folder = made.train()
+    rows = [json.loads(line) for line in (made.run.folder / "metrics.jsonl").read_text().splitlines()]
+    assert [row["update"] for row in rows if row.get("validation/is_best")] == [1]
+    assert same(folder, policy_of(made)) != best
+    card = (folder / "README.md").read_text()
+    assert ("| update | 1 |" in card) == best
+    assert ("| chosen by | none: the last policy |" in card) != best
+
+
+@pytest.mark.parametrize("name", ["tiny-gpt2", "tiny-t5"])
+def test_a_policy_is_saved_into_a_folder_beside_other_files(name, trainer, tmp_path):
+    made = trainer(name, total_updates=1)
+    made.train()
+    folder = tmp_path / "out"
+    (folder / "logs").mkdir(parents=True)
+    (folder / "logs" / "notes.txt").write_text("mine")
+    stale = ("model-00001-of-00002.safetensors", "model.safetensors.index.json", "adapter_config.json")
+    for file in stale:
+        (folder / file).write_text("{}")
+    for _ in range(2):  # a second time over its own files
+        made.save_model(folder)
+        auto = AutoModelForSeq2SeqLM if name == "tiny-t5" else AutoModelForCausalLM
+        assert same(folder, policy_of(made), auto)
+        assert AutoTokenizer.from_pretrained(folder)("red").input_ids
+    assert (folder / "logs" / "notes.txt").read_text() == "mine"
+    assert not any((folder / file).exists() for file in (*stale, ".model"))
+
+
+def test_a_confidence_without_a_best_policy_is_refused():
+    with pytest.raises(UserError, match=r"best_policy_confidence is 0\.9, but must be 0 where save_best_policy is false"):
+        PPOConfig(save_best_policy=False, best_policy_confidence=0.9)
