@@ -277,7 +277,7 @@ class RunConfig(Settings):
     adam_epsilon: float = option(1e-8, "epsilon of AdamW", ge=0)
     max_grad_norm: float = option(1.0, "gradients are scaled down to this global norm; 0: never", ge=0)
     micro_batch_tokens: int = option(4096, "padded tokens in one forward and backward pass; changes no result", gt=0)
-    memory_limit: float = option(0.0, "GiB that the estimate before the start allows a process; 0: what is free", ge=0)
+    memory_limit: float = option(0.0, "GiB that the estimate before the start allows a process; 0: all free memory", ge=0)
     router_aux_loss_coef: float = option(
         0.0, "weight of the loss that keeps a mixture's experts evenly used (Switch Transformers: 0.01)", ge=0
     )

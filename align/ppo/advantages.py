@@ -1,7 +1,7 @@
 """From scores to advantages: per-token rewards, and estimators of how much better than expected each token was.
 
-All estimators take the rewards [B, T] of a whole global batch, 0 past a response's end, with the responses to a prompt next
-to each other, and return advantages [B, T], 0 past the end.
+All estimators take the rewards [B, T] of a whole global batch, with the responses to a prompt next to each other, and
+return advantages [B, T]. Both are 0 past a response's end.
 """
 
 from typing import Literal

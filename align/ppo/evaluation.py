@@ -94,7 +94,7 @@ class PolicySelection:
         evaluations: of the whole run.
         max_kl: largest KL to the starting model, in nats per response, of a policy that is kept.
         critic_warmup: first updates, in which the policy does not change.
-        score_name: what the scores are, for warnings.
+        score_name: a name of the scores, for warnings.
     """
 
     def __init__(

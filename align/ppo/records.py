@@ -3,14 +3,14 @@
     Prompt           a validated row of a file                           align/data/records.py
     EncodedPrompt    its token ids                                       align/tokenization/encoded.py
     Rollout          B prompts, each with a sampled response             here
-    RoleOutputs      what policy, reference and critic compute for it    here
+    RoleOutputs      outputs of policy, reference and critic for it      here
     Experience       a rollout ready for the loss                        here
     LossInputs       the tensors of a micro-batch                        align/ppo/losses.py
 
 B counts the responses of a rollout over all processes, T the tokens of the longest one, R the responses of a micro-batch.
-Tensors of a rollout are on the CPU and equal on every process; [B, T] ones are float32, and what they hold past a response's
-end is masked. Those of a micro-batch (`LossInputs`, [R, T]) are on this process's device, with T its longest response. The
-prompts of a rollout repeat: the responses to one prompt are neighbors.
+Tensors of a rollout are on the CPU and equal on every process; [B, T] ones are float32, and entries past a response's
+end are masked. Those of a micro-batch (`LossInputs`, [R, T]) are on this process's device, with T its longest response.
+The prompts of a rollout repeat: the responses to one prompt are neighbors.
 """
 
 from collections.abc import Sequence

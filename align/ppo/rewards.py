@@ -59,7 +59,7 @@ class Rewards:
 
     @property
     def flops_profiles(self) -> tuple[FlopsProfile, ...]:
-        """What the FLOPs of the reward models depend on."""
+        """The quantities that determine the FLOPs of the reward models."""
         return tuple(
             model.flops_profile for model in self.models if isinstance(model, RewardModelScorer) and model.flops_profile
         )

@@ -125,7 +125,7 @@ def load_source(
 
     Args:
         adapter: its name on the policy's base.
-        kind: what it has to be.
+        kind: the required kind.
 
     Raises:
         UserError: if it is not of that kind.

@@ -66,7 +66,7 @@ class Prepared:
     extensions: list[Extension]
 
     def close(self) -> None:
-        """Release what the sampler and the run hold."""
+        """Release the resources of the sampler and the run."""
         self.sampler.close()
         self.run.close()
 
@@ -146,7 +146,7 @@ def flops_profiles(
 def report(
     run: Run, policy: LoadedModel, prompts: int, held_out: int, sizes: tuple[int, int, int], selected_by_reward: bool
 ) -> None:
-    """Print what the run trains on.
+    """Print the data that the run trains on.
 
     Args:
         held_out: prompts of the evaluations.
@@ -218,8 +218,9 @@ def build_actor_critic(
 ) -> ActorCritic:
     """Build the module that PPO trains.
 
-    A separate critic starts from the reward model (InstructGPT, section 3.5) if that is an adapter on the policy's base, or
-    if all weights are trained, it has the policy's architecture and it reads the policy's token ids. Otherwise it starts
+    A separate critic starts from the reward model (InstructGPT, section 3.5) if the reward model is an adapter on the
+    policy's base. If all weights are trained, it does if the reward model has the policy's architecture and reads its
+    token ids. Otherwise it starts
     from the initial policy, with a head that starts at 0.
 
     Args:

@@ -2,8 +2,9 @@
 
     accelerate launch align/ppo/train.py --config configs/ppo/smollm2-135m.yaml
 
-An update samples responses, scores them, computes what policy, reference and critic predict for them, makes advantages from
-scores and KL penalty, and trains policy and critic on them for several epochs. docs/architecture.md lists the files on the
+An update samples responses and scores them. It computes log-probs of policy and reference and the critic's values,
+then advantages from scores and KL penalty. It trains policy and critic for several epochs. docs/architecture.md lists
+the files on the
 way from a prompt to a weight update.
 """
 

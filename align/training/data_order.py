@@ -102,7 +102,7 @@ class DataOrder(Generic[Example]):
         require_same_examples("the training examples", state, self.state_dict())
 
     def _drawn(self, source: int, epoch: int) -> numpy.ndarray:
-        """A source's part of an epoch: its whole passes, and parts of passes in an order of their own."""
+        """A source's part of an epoch: its whole passes, and parts of passes in a separate order."""
         size, count = self.sizes[source], self.counts[source]
         start, stop = epoch * count, (epoch + 1) * count
         parts = []

@@ -193,7 +193,7 @@ def _own_part(weight: Tensor, moment: str | None = None) -> Part | None:
 
 
 def _set_own_part(weight: Tensor, tensors: StoredState, name: str, moment: str | None = None) -> None:
-    """Read what this process keeps of a master or of a moment; a moment that is not stored is 0."""
+    """Read this process's part of a master or of a moment; a moment that is not stored is 0."""
     part = _own_part(weight, moment)
     if part is None:
         return

@@ -64,7 +64,7 @@ class TrainEngine:
     can_try = True
     """Whether `trial` is possible; DeepSpeed expects a step after a backward pass."""
     keeps_parts = False
-    """Whether `state` is what this process keeps of tensors, and not whole ones."""
+    """Whether `state` holds this process's parts of tensors, and not whole ones."""
 
     def __init__(
         self,
@@ -209,7 +209,7 @@ class TrainEngine:
         return self.average.in_place_of(self.trainable) if self.average else nullcontext()
 
     def _drop_gradients(self) -> None:
-        """Discard accumulated gradients: a NaN must not reach the next update if the caller goes on."""
+        """Discard accumulated gradients: a NaN must not reach the next update if the caller continues."""
         for tensor in (*self.masters.values(), *self.trainable.values()):
             tensor.grad = None
 

@@ -1,4 +1,4 @@
-"""What the loops over epochs share, apart from the algorithm: resuming, timing, the batch of a NaN, and the best model."""
+"""The shared parts of the loops over epochs: resuming, timing, the batch of a NaN, and the best model."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -43,7 +43,7 @@ class ExpertLoad:
     def add(
         self, loss: Tensor, sums: Mapping[str, Tensor | float], rows: int, all_rows: float
     ) -> tuple[Tensor, dict[str, Tensor | float]]:
-        """A micro-batch's loss with its share of the balance, and its sums with what the experts did.
+        """A micro-batch's loss with its share of the balance, and its sums with the load of the experts.
 
         Args:
             rows: of the micro-batch.
@@ -57,7 +57,7 @@ class ExpertLoad:
         return loss + self.weight * balance if self.weight else loss, {**sums, **found}
 
     def keep(self, sums: dict[str, float]) -> None:
-        """Take the experts' part out of an update's sums and make metrics of it: 1 is what an even load would be."""
+        """Take the experts' part out of an update's sums and make metrics of it: an even load is 1."""
         names = [name for name in sums if name.startswith(COUNT)]
         counts = [sums.pop(name) for name in sorted(names, key=lambda name: int(name.removeprefix(COUNT)))]
         load = [count * len(counts) / sum(counts) for count in counts]

@@ -104,7 +104,7 @@ def cache_bytes(backbone: Backbone, tokens: int, rows: int) -> int:
 
 
 class Memory:
-    """Memory on one run's device, as this process sees it: what is free, what will be needed, what was needed.
+    """Memory on one run's device, as this process sees it: free, required and peak memory.
 
     On a CPU this is the resident memory of the process; on a GPU what torch has allocated.
 
@@ -124,7 +124,8 @@ class Memory:
         self._reset_peak()
 
     def free(self) -> int:
-        """Bytes that this process could hold in total, including what it holds already; `memory_limit` where that is set."""
+        """Bytes that this process could hold in total, including the bytes that it holds already; `memory_limit` where
+        that is set."""
         if self.limit:
             return int(self.limit * GIB)
         if self.device.type == "cuda":
@@ -133,7 +134,7 @@ class Memory:
         return int(held) + min(int(psutil.virtual_memory().available), cgroup_bytes_left()) // local_processes
 
     def left(self) -> int:
-        """Bytes that this process could hold in addition to what it holds now."""
+        """Bytes that this process could hold in addition to its current ones."""
         cuda = self.device.type == "cuda"
         held = torch.cuda.memory_allocated(self.device) if cuda else int(psutil.Process().memory_info().rss)
         return max(0, self.free() - held)
@@ -175,7 +176,7 @@ class Memory:
         more: Mapping[str, int] | None = None,
         in_checkpoints: int = 0,
     ) -> str:
-        """Count what a run with loaded models holds, before its optimizer is made. Raise a UserError if it does not fit.
+        """Count the bytes of a run with loaded models, before its optimizer is made. Raise a UserError if it does not fit.
 
         Args:
             frozen: models that are kept beside the trained `module`.

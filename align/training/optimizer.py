@@ -75,7 +75,7 @@ def complete_groups(config: RunConfig, weights: Iterable[str], groups: Sequence[
 def learning_rate_scales(config: RunConfig, module: nn.Module) -> dict[str, float]:
     """The factor of each weight's rate: `layerwise_lr_decay` once for each layer above its own, and once more.
 
-    Heads, last norms and a vocabulary matrix of its own have the whole rate, embeddings the smallest.
+    Heads, last norms and an untied vocabulary matrix have the whole rate, embeddings the smallest.
     """
     scales: dict[str, float] = {}
     if config.layerwise_lr_decay == 1:

@@ -195,7 +195,7 @@ class Run:
             self.accelerator.get_tracker("trackio").log({"rollouts": traces}, step=update)
 
     def card(self, title: str, data: str, metrics: Mapping[str, float], **more: str) -> dict[str, str]:
-        """Return what the card of a saved model lists."""
+        """Return the contents of a saved model's card."""
         card = {"title": title, "stage": self.stage, "data": data} | more
         return card | {name: f"{value:.4g}" for name, value in metrics.items()}
 
@@ -271,7 +271,7 @@ class Run:
         An update that has changed a weight continues. All processes must call this.
 
         Args:
-            before_saving: releases what the update holds in memory.
+            before_saving: releases the update's tensors.
         """
         if self._restart and self._asked_to_stop():
             before_saving()

@@ -173,7 +173,7 @@ def require_usable(folder: Path, trackers: Sequence[str]) -> None:
 
 
 def update_of(line: str) -> float:
-    """The update of a line of metrics; infinity for a line that was cut short by a kill, so that it is dropped as well."""
+    """The update of a line of metrics; infinity for a line that was cut short by a kill, because it is dropped as well."""
     try:
         return int(json.loads(line)["update"])
     except (ValueError, KeyError, TypeError):

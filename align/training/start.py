@@ -27,7 +27,7 @@ from align.training.optimizer import ParamGroup
 from align.training.run import Run
 
 Model = str | Path | PreTrainedModel | LoadedModel
-"""What a trainer takes as its model: a name or folder, a transformers model in memory, or one that is loaded already."""
+"""A trainer's model: a name or folder, a transformers model in memory, or one that is loaded already."""
 
 
 def open_run(

@@ -58,7 +58,7 @@ class Extension:
         modules: frozen models that it keeps in memory, set by `load`.
         adapters: reward models that it has put on the policy's base, set by `load`.
         moves_reference: whether it changes the reference during training.
-        gives_scores: whether `score`, `transform_scores` or `token_rewards` is a reward, so that a run needs no other.
+        gives_scores: whether `score`, `transform_scores` or `token_rewards` is a reward. Such a run needs no other.
         corrects_sampling: whether `token_weights` correct for a sampling engine that differs from the policy.
         selects_by: the name of the scores by which it selects the policy to keep; empty: it does not.
         card: lines of the model card by their titles.
@@ -100,7 +100,7 @@ class Extension:
         """Return training scores [B]; not called in evaluations.
 
         Args:
-            scores: [B] sums of all rewards, or what an earlier extension made of them.
+            scores: [B] sums of all rewards, or the output of an earlier extension.
             parts: [B] each, by name, logged as `reward/<name>`; an extension may add to them.
         """
         return scores

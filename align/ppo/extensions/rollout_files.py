@@ -121,7 +121,7 @@ class RolloutFiles(Extension):
         self.recorded = recorded_updates(context.total_updates, self.count)
 
     def resume(self, update: int) -> None:
-        """Remove what a killed run wrote after the checkpoint that it resumes from."""
+        """Remove files that a killed run wrote after the checkpoint that it resumes from."""
         if self.run.is_main:
             for number, path in rollout_paths(self.run.folder).items():
                 if number > update:

@@ -92,7 +92,7 @@ class JudgeSelection(Extension):
 class OveroptimizationWatch:
     """Detects a reward that keeps rising after the judge's best evaluation while the judge falls (Gao et al. 2022).
 
-    An evaluation counts if the judge is below its best so far and the reward above what it was there.
+    An evaluation counts if the judge is below its best so far and the reward is above its value there.
 
     Args:
         patience: evaluations in a row that must count before the run stops; 0: it never does.

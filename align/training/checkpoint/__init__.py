@@ -40,7 +40,7 @@ Item = TypeVar("Item")
 
 
 class _Contents(NamedTuple):
-    """What this process writes into a checkpoint."""
+    """The files that this process writes into a checkpoint."""
 
     parts: Mapping[str, Part] | None
     """Its parts of a sharded state; None if the state is not sharded."""

@@ -24,7 +24,7 @@ def consolidate(source: Path, output: Path) -> Path:
 
     Args:
         source: a run's folder, whose last whole checkpoint is taken, or a checkpoint in it.
-        output: the folder to write; replaced in one step. What a killed call left beside it is removed.
+        output: the folder to write; replaced in one step. Leftovers of a killed call beside it are removed.
 
     Raises:
         UserError: if it is broken, holds no policy, or the model that the run started from cannot be loaded.

@@ -50,13 +50,13 @@ def _digest(path: Path) -> str:
 
 
 def integrity_error(folder: Path) -> str:
-    """What is wrong with a checkpoint's files; "" if nothing is."""
+    """The fault in a checkpoint's files, or ""."""
     files, fault = _stored_files(folder)
     return fault or _damage(folder, files)
 
 
 def _stored_files(folder: Path) -> tuple[list[tuple[str, str]], str]:
-    """The files of a checkpoint, the largest first, with their SHA-256; and what is wrong with their names and sizes."""
+    """The files of a checkpoint, the largest first, with their SHA-256, and the fault in their names and sizes, or ""."""
     if not (folder / CHECKSUMS).exists():
         return [], f"{CHECKSUMS} is missing; an earlier version wrote it, or part of it was removed"
     try:
@@ -94,7 +94,7 @@ def checkpoints_in(folder: Path) -> dict[int, Path]:
 
 
 def last_whole_checkpoint(folder: Path, accelerator: Accelerator | None = None) -> tuple[Path | None, list[str]]:
-    """The newest undamaged checkpoint of a run, and what is wrong with those after it.
+    """The newest undamaged checkpoint of a run, and the faults of those after it.
 
     Args:
         accelerator: the processes, which share the reading; all must call this. None: this one reads all.
@@ -133,7 +133,7 @@ def _fault_on_any(path: Path, accelerator: Accelerator) -> str:
 
 
 def quarantine(folder: Path, last: Path) -> list[str]:
-    """Rename the checkpoints after the one that a run resumes from, which are not whole; says so in lines."""
+    """Rename the checkpoints after the one that a run resumes from, which are not whole; return lines about it."""
     messages = []
     checkpoints = checkpoints_in(folder)
     newest = next(update for update, path in checkpoints.items() if path.name == last.name)

@@ -1,7 +1,8 @@
 """The state of an engine on disk: whole, or one file for each process with its parts.
 
 A part is a contiguous run of a flattened tensor; the file's header names the run. Any number of processes, under any ZeRO
-stage or none, reads only what it needs. `torch.distributed.checkpoint` with its `HuggingFaceStorageWriter` would be longer:
+stage or none, reads only the ranges that it needs. `torch.distributed.checkpoint` with its `HuggingFaceStorageWriter`
+would be longer:
 a part is a box of its tensor there, which ZeRO's parts are not, and it neither notices a missing file nor keeps checksums.
 """
 
