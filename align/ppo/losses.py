@@ -112,10 +112,11 @@ def value_losses(values: Tensor, old_values: Tensor, returns: Tensor, cliprange:
 def kl_estimate(log_probs: Tensor, reference: Tensor, estimator: KLEstimator) -> Tensor:
     """Return per-token estimates of KL(policy || reference) on the policy's own samples, shaped like the input.
 
-    With d = log pi - log ref (Schulman 2020, "Approximating KL Divergence"), the estimator k1 = d is unbiased and can
-    be negative.
-    k2 = d^2 / 2 is biased and never negative. k3 = exp(-d) - 1 + d is unbiased, never negative, and varies less near
-    0.
+    With d = log pi - log ref (Schulman 2020, "Approximating KL Divergence"):
+
+    - k1 = d is unbiased and can be negative.
+    - k2 = d^2 / 2 is biased and never negative.
+    - k3 = exp(-d) - 1 + d is unbiased, never negative, and varies less near 0.
 
     As a term of the loss, gradients flow through `log_probs`. In expectation, the gradient of k2 is that of the KL.
     That of k3 is the gradient of the KL of the reference to the policy. That of k1 is 0, so k1 cannot be a loss.
