@@ -1,4 +1,4 @@
-"""Copy configs/, data/ and forms/ into the wheel, under align/_shipped/, which pyproject.toml cannot express.
+"""Copy configs/, data/ and forms/ into the wheel, under align/_package_data/, which pyproject.toml cannot express.
 
 They stay at the root of the repository, where people look for them; `align.core.files` finds them in both places.
 """
@@ -12,7 +12,7 @@ from setuptools.command.build_py import build_py
 ROOT = Path(__file__).parent
 
 
-class BuildWithShippedFiles(build_py):
+class BuildWithPackageData(build_py):
     """`build_py` that also copies the three folders; an editable install reads them where they are."""
 
     def run(self) -> None:
@@ -20,10 +20,10 @@ class BuildWithShippedFiles(build_py):
         super().run()
         if self.editable_mode:
             return
-        target = Path(self.build_lib) / "align" / "_shipped"
+        target = Path(self.build_lib) / "align" / "_package_data"
         shutil.rmtree(target, ignore_errors=True)  # a file that was removed since the last build
         for folder in ("configs", "data", "forms"):
             shutil.copytree(ROOT / folder, target / folder, ignore=shutil.ignore_patterns(".*"))
 
 
-setup(cmdclass={"build_py": BuildWithShippedFiles})
+setup(cmdclass={"build_py": BuildWithPackageData})

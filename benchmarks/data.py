@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
 
-from align.builtin.zoo import resolve_model
 from align.core.files import new_folder, write_text
+from align.model_registry.registry import resolve_model
 from align.reward import RewardConfig, run_reward
 from align.tokenization import load_tokenization
 from benchmarks.workloads import ALL, LORA_RANK, SCALES, Work, scaled

@@ -17,11 +17,11 @@ from typing import Any
 
 import torch
 
-from align.builtin.zoo import resolve_model
 from align.eval.core.answers import EvaluatedModel, open_accelerator, open_models
 from align.eval.core.settings import take_evenly
 from align.eval.truthfulness.questions import Question, QuestionFormat, multiple_choice, read_questions
 from align.eval.truthfulness.task import TruthfulnessConfig, score_choices
+from align.model_registry.registry import resolve_model
 
 SIDE = Path(__file__).with_name("lm_eval_side.py")
 Json = dict[str, Any]

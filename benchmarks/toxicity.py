@@ -21,10 +21,10 @@ from scipy.special import expit, logit
 from scipy.stats import spearmanr
 from torch import Tensor, nn
 
-from align.builtin.zoo import resolve_model
 from align.core.statistics import roc_auc
 from align.eval.toxicity.head import HEAD, Encoder, count_words, save_toxicity_head, sense_logits
 from align.eval.toxicity.scorers import DEFAULT, ScorerConfig, open_scorer
+from align.model_registry.registry import resolve_model
 from benchmarks.toxicity_data import Teacher, pieces_without_labels, sources
 
 HIDDEN, DROPOUT, EPOCHS, BATCH, LEARNING_RATE, WEIGHT_DECAY = 96, 0.4, 10, 256, 1e-3, 1e-2

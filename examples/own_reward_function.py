@@ -11,7 +11,7 @@ import sys
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from align.builtin.zoo import resolve_model
+from align.model_registry.registry import resolve_model
 from align.ppo import PPOConfig, PPOTrainer
 from align.training.run_folder import read_metrics
 

@@ -79,7 +79,7 @@ def _cache_of_these_sources() -> Path:
     Its name is a digest of the code that makes them and of the libraries that write them: no test reads a stale model.
     """
     digest = hashlib.sha256()
-    for source in sorted((ROOT / "align" / "builtin").glob("*.py")):
+    for source in sorted((ROOT / "align" / "model_registry").glob("*.py")):
         digest.update(source.read_bytes())
     for library in ("torch", "transformers", "tokenizers", "safetensors", "gguf"):
         digest.update(f"{library} {version(library)}".encode())
@@ -152,7 +152,7 @@ def sharp_folders(align_cache, tmp_path_factory) -> dict[str, str]:
     import torch
     from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
 
-    from align.builtin.zoo import resolve_model
+    from align.model_registry.registry import resolve_model
 
     _quiet()
     root, folders = tmp_path_factory.mktemp("sharp"), {}

@@ -12,9 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from align.builtin.zoo import resolve_model
 from align.core.errors import UserError
-from align.core.files import shipped_root, write_json
+from align.core.files import package_data_root, write_json
 from align.core.launch import run_unless_finished
 from align.core.settings_parser import parse
 from align.core.statistics import difference_interval, mean_interval, share_interval
@@ -31,6 +30,7 @@ from align.eval.reward.policy_comparison import (
     judged_win_rates,
     kl_bound,
 )
+from align.model_registry.registry import resolve_model
 from align.ppo import PPOConfig, run_ppo
 from align.reward import RewardConfig, run_reward
 from align.reward.checkpoint import LoadedReward, load_reward_model
@@ -38,7 +38,7 @@ from align.sampling.generation import Sampling
 from align.sft import SFTConfig, run_sft
 from align.training.run_folder import read_metrics
 
-CONFIGS = shipped_root() / "configs" / "demo"
+CONFIGS = package_data_root() / "configs" / "demo"
 MODELS = {"smollm2-135m": "smollm2-135m", "tiny-llama": "tiny", "tiny-gpt2": "tiny", "tiny-t5": "tiny"}
 """The folder of settings of each model that the demo aligns."""
 JUDGES = {"smollm2-135m": "smollm2-135m-judge"}

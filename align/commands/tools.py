@@ -132,9 +132,9 @@ def model_command(arguments: list[str]) -> None:
 
 
 def _print_builtin_models() -> None:
-    from align.builtin.zoo import list_builtin
+    from align.model_registry.registry import registered_models
 
-    models = list_builtin()
+    models = registered_models()
     width = max(map(len, models))
     for name, description in models.items():
         print(f"{name:<{width}}  {description}")
@@ -143,7 +143,7 @@ def _print_builtin_models() -> None:
 def _fetch_model(name: str) -> Path:
     """Return the folder of a model, which is made or downloaded if it is not on this machine."""
     quiet_libraries()  # only the path goes to stdout, for scripts
-    from align.builtin.zoo import resolve_model
+    from align.model_registry.registry import resolve_model
 
     source = resolve_model(name)
     if isinstance(source, Path):

@@ -196,16 +196,16 @@ def append_line(path: Path, line: str) -> None:
 FOLDERS = ("configs", "data", "forms")
 
 
-def shipped_root() -> Path:
+def package_data_root() -> Path:
     """Return the folder that holds configs/, data/ and forms/: in the installed package, or the root of a checkout."""
     package = Path(str(files("align")))
-    installed = package / "_shipped"
+    installed = package / "_package_data"
     return installed if installed.is_dir() else package.parent
 
 
-def is_shipped(path: str | Path) -> bool:
+def is_package_data(path: str | Path) -> bool:
     """Whether a path in settings means a file of the package, not one of the user's."""
-    found, root = resolve_path(path).resolve(), shipped_root().resolve()
+    found, root = resolve_path(path).resolve(), package_data_root().resolve()
     return found.exists() and any(found.is_relative_to(root / folder) for folder in FOLDERS)
 
 
@@ -217,7 +217,7 @@ def resolve_path(path: str | Path) -> Path:
     """
     given = Path(os.path.expanduser(path))  # unlike Path.expanduser, it keeps the name of an unknown user
     if given.parts[:1] in [(folder,) for folder in FOLDERS] and ".." not in given.parts and not given.exists():
-        shipped = shipped_root() / given
+        shipped = package_data_root() / given
         if shipped.is_file():
             return shipped
     return given

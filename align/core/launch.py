@@ -11,9 +11,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TextIO, TypeVar
 
-from align.core import liveness
+from align.core import heartbeat
 from align.core.errors import OtherProcessError, UserError, first_line, reason, without_secrets
-from align.core.liveness import EXIT_LOST
+from align.core.heartbeat import EXIT_LOST
 from align.core.plugins import import_object
 from align.core.settings import RunConfig
 from align.core.signals import EXIT_STOPPED, Stopped, stopped_by_signals
@@ -44,7 +44,7 @@ def quiet_closed_pipes() -> Iterator[None]:
                 sys.stdout.flush()  # here, because at the interpreter's exit nothing can catch its error
     except BrokenPipeError as error:
         closed = [stream for stream in (sys.stdout, sys.stderr) if _reader_has_gone(stream)]
-        liveness.stop_watching("nothing reads its output" if closed else reason(error))
+        heartbeat.stop_watching("nothing reads its output" if closed else reason(error))
         if not closed:
             raise  # of a socket or of another process
         nowhere = os.open(os.devnull, os.O_WRONLY)
@@ -85,34 +85,34 @@ def _one_line_errors() -> Iterator[None]:
         yield
     except UserError as error:
         message = without_secrets(" ".join(str(error).splitlines()))
-        liveness.stop_watching(message, 2)
+        heartbeat.stop_watching(message, 2)
         print(f"{prefix}error: {message}", file=sys.stderr)
         raise SystemExit(2) from None
     except OtherProcessError as error:
         message = without_secrets(str(error))
-        liveness.stop_watching(message)
+        heartbeat.stop_watching(message)
         print(f"{prefix}error: {message}", file=sys.stderr)
         raise SystemExit(1) from None
     except RuntimeError as error:
         if not any(sign in str(error) for sign in LOST_PROCESS):
-            liveness.stop_watching(reason(error))
+            heartbeat.stop_watching(reason(error))
             raise
-        liveness.wait_for_report()
+        heartbeat.wait_for_report()
         print(f"{prefix}error: lost another process: {first_line(error)}", file=sys.stderr)
-        liveness.stop_watching(first_line(error), EXIT_LOST)
+        heartbeat.stop_watching(first_line(error), EXIT_LOST)
         raise SystemExit(EXIT_LOST) from None
     except Stopped as stopped:
         if rank == "0" or not stopped.everywhere:
             print(f"{prefix}{stopped}", file=sys.stderr)
-        liveness.stop_watching("" if stopped.everywhere else str(stopped), EXIT_STOPPED)
+        heartbeat.stop_watching("" if stopped.everywhere else str(stopped), EXIT_STOPPED)
         raise SystemExit(EXIT_STOPPED) from None
     except BrokenPipeError:
         raise
     except Exception as error:
-        liveness.stop_watching(reason(error))
+        heartbeat.stop_watching(reason(error))
         raise
     except KeyboardInterrupt:
-        liveness.stop_watching("interrupted", EXIT_INTERRUPTED)
+        heartbeat.stop_watching("interrupted", EXIT_INTERRUPTED)
         print(f"{prefix}interrupted", file=sys.stderr)
         raise SystemExit(EXIT_INTERRUPTED) from None
 
@@ -227,7 +227,7 @@ def end_process_group(reason: str = "", code: int = 1) -> None:
     """End the process group of a launched stage, which could make the process abort at exit; see `stop_watching`."""
     import torch.distributed
 
-    liveness.stop_watching(reason, code)
-    liveness.wait_until_heard()
+    heartbeat.stop_watching(reason, code)
+    heartbeat.wait_until_heard()
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()

@@ -17,7 +17,6 @@ from pathlib import Path
 import torch
 from accelerate import Accelerator
 
-from align.builtin.zoo import resolve_model
 from align.core.errors import UserError
 from align.core.launch import run_stage
 from align.core.settings import option, require_setting
@@ -26,6 +25,7 @@ from align.eval.core.answers import open_accelerator, short_names
 from align.eval.core.results import Better, Evaluation, Figure, mean_figure, publish, share_figure
 from align.eval.core.settings import EvalConfig
 from align.eval.core.store import Json, compute_once, fingerprint
+from align.model_registry.registry import resolve_model
 from align.models.configs import base_of
 from align.runtime.distributed import compute_dtype, run_on_main
 

@@ -10,9 +10,9 @@ from torch import Tensor
 from align.batches.encoding import Limits, encode_prompts, encode_rankings
 from align.batches.micro_batches import prompt_groups
 from align.batches.mixtures import encode_mixture
-from align.builtin.zoo import resolve_model
 from align.core.errors import UserError
 from align.core.settings import ModelConfig
+from align.model_registry.registry import resolve_model
 from align.models.backbone import Backbone, flops_profile
 from align.models.configs import base_of
 from align.models.heads import freeze_unused_lm_head

@@ -17,9 +17,9 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 from transformers.core_model_loading import revert_weight_conversion
 
-from align.builtin.zoo import builtin_name, published_name
 from align.core.errors import UserError, reason
 from align.core.files import new_folder, write_json, write_text
+from align.model_registry.registry import published_name, registered_name
 from align.models.backbone import Backbone, is_prefix_lm
 from align.models.configs import BUILT_IN_BASE, valid_generation_config
 from align.models.loading import LoadedModel
@@ -151,7 +151,7 @@ def save_adapter(
         raise UserError(f"adapter '{name}' holds no weights: nothing was saved")
     weights = {key: value.detach().cpu().contiguous() for key, value in {**weights, **(more or {})}.items()}
     metadata = {"format": "pt"}
-    if built_in := builtin_name(loaded.base):
+    if built_in := registered_name(loaded.base):
         metadata[BUILT_IN_BASE] = built_in
     save_file(weights, folder / "adapter_model.safetensors", metadata=metadata)
     _save_adapter_config(folder, loaded, name, changes)
@@ -163,7 +163,7 @@ def _save_adapter_config(folder: Path, loaded: LoadedModel, name: str, changes: 
     assert peft_model is not None
     config = copy.copy(peft_model.peft_config[name])
     config.inference_mode = True
-    config.base_model_name_or_path = published_name(loaded.base) or builtin_name(loaded.base) or _local_base(loaded.base)
+    config.base_model_name_or_path = published_name(loaded.base) or registered_name(loaded.base) or _local_base(loaded.base)
     for key, value in (changes or {}).items():
         setattr(config, key, value)
     config.save_pretrained(str(folder))
@@ -208,7 +208,7 @@ def model_card(card: Mapping[str, Any], loaded: LoadedModel) -> str:
         "library_name": "peft" if loaded.adapter else "transformers",
         "tags": ["rlhf", card["stage"]],
     }
-    base, built_in = published_name(loaded.base), builtin_name(loaded.base)
+    base, built_in = published_name(loaded.base), registered_name(loaded.base)
     if base:  # the hub refuses a folder
         head["base_model"] = base
     origin = f" from `{base or built_in}`" if base or built_in else ""
@@ -235,7 +235,7 @@ def without_paths(sources: str) -> str:
         if not is_local(source):
             return source
         path = Path(source)
-        return builtin_name(source) or (path.parent.name if path.name == "model" else path.name)
+        return registered_name(source) or (path.parent.name if path.name == "model" else path.name)
 
     parts = [part.strip() for part in sources.split(",")]
     return ", ".join(map(name_of, parts)) if any(map(is_local, parts)) else sources

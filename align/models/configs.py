@@ -8,9 +8,9 @@ from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, GenerationConfig, PreTrainedConfig, PreTrainedTokenizerBase
 from transformers.utils import GENERATION_CONFIG_NAME
 
-from align.builtin.zoo import published_name, resolve_model
 from align.core.errors import UserError, first_line, reason
 from align.core.files import read_json
+from align.model_registry.registry import published_name, resolve_model
 from align.models.backbone import is_dropout_rate, is_prefix_lm
 
 BUILT_IN_BASE = "built_in_base"

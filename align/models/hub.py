@@ -14,8 +14,8 @@ from typing import Any
 import yaml
 from huggingface_hub import CommitOperationAdd, HfApi, ModelCard, constants
 
-from align.builtin.zoo import published_name
 from align.core.errors import UserError, first_line
+from align.model_registry.registry import published_name
 
 PATTERNS = ("*.safetensors", "*.json", "*.jinja", "*.model", "*.txt", "README.md")
 """The files that are pushed."""

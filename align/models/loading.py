@@ -12,9 +12,9 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from align.builtin.zoo import resolve_model
 from align.core.errors import UserError, first_line, reason
 from align.core.settings import ModelConfig
+from align.model_registry.registry import resolve_model
 from align.models.adapters import ALL_LINEAR, copy_adapter, faster_lora, load_adapter, merge_adapter, require_lora_settings
 from align.models.backbone import (
     Backbone,

@@ -17,11 +17,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from align.builtin.zoo import REWARD_MODELS, resolve_model
 from align.core.errors import UserError, first_line
 from align.core.files import new_folder, read_json, write_json
 from align.core.settings import ModelConfig
 from align.core.tensor_ops import Padded
+from align.model_registry.registry import REWARD_MODELS, resolve_model
 from align.models.backbone import (
     CLASSIFIER,
     Backbone,

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.distributed import distributed_c10d as c10d
 from transformers.integrations import unset_hf_deepspeed_config
 
-from align.core import liveness
+from align.core import heartbeat
 from align.core.errors import OtherProcessError, UserError, reason
 from align.runtime.process import keep_freed_memory, return_freed_memory
 
@@ -126,14 +126,14 @@ def limit_collectives(timeout: timedelta | None = None) -> None:
 
 
 def watch_other_processes(accelerator: Accelerator, peer_timeout: float) -> None:
-    """From now on, end this process with a line that names any other one that is lost, see `align.core.liveness`.
+    """From now on, end this process with a line that names any other one that is lost, see `align.core.heartbeat`.
 
     Args:
         peer_timeout: seconds without a heartbeat after which a process counts as lost; 0: do not watch.
     """
     if accelerator.num_processes > 1 and peer_timeout:
         rank, barrier = accelerator.process_index, accelerator.wait_for_everyone
-        liveness.start_watching(c10d._get_default_store(), rank, accelerator.num_processes, peer_timeout, barrier)
+        heartbeat.start_watching(c10d._get_default_store(), rank, accelerator.num_processes, peer_timeout, barrier)
 
 
 def zero_stage(accelerator: Accelerator) -> int:

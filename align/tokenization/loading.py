@@ -5,9 +5,9 @@ from collections.abc import Callable, Sequence
 
 from transformers import AddedToken, AutoTokenizer, PreTrainedTokenizerBase
 
-from align.builtin.zoo import resolve_model
 from align.core.errors import UserError, first_line
 from align.data.records import Conversation
+from align.model_registry.registry import resolve_model
 from align.tokenization.base import Tokenization
 from align.tokenization.rendering import RAW_TEMPLATE, ConversationError
 

@@ -17,9 +17,9 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
-from align.builtin.zoo import resolve_model
 from align.core.errors import UserError
 from align.core.settings import ModelConfig, RunConfig
+from align.model_registry.registry import resolve_model
 from align.models.backbone import Backbone, cache_elements_per_token, model_class
 from align.models.configs import base_of, load_config
 from align.runtime.distributed import compute_dtype, run_on_all

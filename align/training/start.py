@@ -11,10 +11,10 @@ from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from align.batches.mixtures import TrainingData, data_name
-from align.builtin.zoo import resolve_model
 from align.core.errors import UserError
 from align.core.settings import ModelConfig, RunConfig
 from align.core.tensor_ops import Padded
+from align.model_registry.registry import resolve_model
 from align.models.backbone import Backbone
 from align.models.backbone.attention import SDPA
 from align.models.checkpoint import require_savable

@@ -8,7 +8,7 @@ from typing import Any
 import gradio as gr
 from sqlalchemy import select
 
-from align.builtin.zoo import list_builtin
+from align.model_registry.registry import registered_models
 from annotation_ui.lead_tabs.common import show_user_errors
 from annotation_ui.server.services import Services
 from annotation_ui.store.schema import Batch
@@ -27,7 +27,7 @@ def models_tab(page: gr.Blocks, services: Services) -> None:
         "its first message; a batch that names none uses the model loaded here."
     )
     with gr.Row():
-        name = gr.Dropdown(list(list_builtin()), value=None, label="Model", allow_custom_value=True, scale=3)
+        name = gr.Dropdown(list(registered_models()), value=None, label="Model", allow_custom_value=True, scale=3)
         load = gr.Button("Load", variant="primary", scale=0)
         unload = gr.Button("Unload", scale=0)
     status, timer = gr.HTML(elem_id="model-status"), gr.Timer(RESTING_SECONDS)
@@ -44,7 +44,7 @@ def models_tab(page: gr.Blocks, services: Services) -> None:
         with services.database.read() as session:
             batches = session.scalars(select(Batch).where(Batch.open)).all()
         named = {str(batch.settings["checkpoint"]) for batch in batches if "checkpoint" in batch.settings}
-        return gr.update(choices=[*sorted(named), *list_builtin()])
+        return gr.update(choices=[*sorted(named), *registered_models()])
 
     def load_model(name: str | None) -> tuple[str, float]:
         checkpoints.load(name or "")

@@ -16,8 +16,8 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-from align.builtin.zoo import resolve_model
 from align.core.errors import UserError
+from align.model_registry.registry import resolve_model
 
 MAX_NEW_TOKENS = 256
 TEMPERATURE = 0.7

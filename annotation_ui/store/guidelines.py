@@ -9,13 +9,13 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from align.core.errors import UserError
-from align.core.files import shipped_root
+from align.core.files import package_data_root
 from annotation_ui.store.database import Database
 from annotation_ui.store.schema import Guideline, GuidelineRead, User
 from annotation_ui.tasks.fields import is_unicode
 
 MAX_LENGTH = 100_000  # characters
-SHIPPED = shipped_root() / "forms" / "guidelines"
+PACKAGE_GUIDELINES = package_data_root() / "forms" / "guidelines"
 """A draft for each task, TASK.md: the lead's page offers it where the task has no guidelines yet."""
 # A line break within a paragraph or a point of a list: the next line begins no point, heading, quotation or row of a table.
 _WRAPPED = re.compile(r"(?<=[^\n|])\n[ ]*(?![ ]*(?:[-*+] |\d+\. |[#>|]|\n|$))")
@@ -43,7 +43,7 @@ def draft(task: str) -> str:
 
     Its lines are joined to paragraphs: the app shows a line break wherever one is written.
     """
-    path = SHIPPED / f"{task}.md"
+    path = PACKAGE_GUIDELINES / f"{task}.md"
     return _WRAPPED.sub(" ", path.read_text(encoding="utf-8")) if path.is_file() else ""
 
 

@@ -27,12 +27,12 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from align.core.errors import UserError
-from align.core.files import shipped_root
+from align.core.files import package_data_root
 from align.data.records import VERDICTS
 from annotation_ui.store.schema import RuleSet
 from annotation_ui.tasks.base import Json
 
-SHIPPED = shipped_root() / "forms" / "rules"
+PACKAGE_RULE_SETS = package_data_root() / "forms" / "rules"
 MAX_BYTES = 2**20
 _ID = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
 
@@ -95,7 +95,7 @@ def newest(session: Session, name: str) -> RuleSet | None:
 
 def store_shipped(session: Session) -> None:
     """Store the sets of forms/rules/, where they are there."""
-    for path in sorted(SHIPPED.glob("*.yaml")):
+    for path in sorted(PACKAGE_RULE_SETS.glob("*.yaml")):
         store(session, read(path))
 
 

@@ -87,8 +87,8 @@ def test_the_tables_name_every_task_tab_and_record(database, tmp_path):
 
 def test_the_numbers_are_those_of_the_code():
     settings = Settings("", Path())
-    dialogue = rule_sets.read(rule_sets.SHIPPED / "sparrow-dialogue.yaml")["rules"]
-    harms = rule_sets.read(rule_sets.SHIPPED / "lamda-harms-form.yaml")["rules"]
+    dialogue = rule_sets.read(rule_sets.PACKAGE_RULE_SETS / "sparrow-dialogue.yaml")["rules"]
+    harms = rule_sets.read(rule_sets.PACKAGE_RULE_SETS / "lamda-harms-form.yaml")["rules"]
     assert (len([each for each in harms if each.get("gate")]), len(harms)) == (3, 14)
     assert (ATTENTION_EVERY, auth.FAILURES, auth.WINDOW_SECONDS, auth.RENEW_SECONDS) == (10, 5, 900, 300)
     assert (settings.session_hours, counts.MAX_LEFT) == (12, 1000)

@@ -9,9 +9,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from align.builtin.zoo import resolve_model
 from align.core.errors import UserError
 from align.core.settings import ModelConfig
+from align.model_registry.registry import resolve_model
 from align.models.loading import load
 from align.reward.checkpoint import load_head
 from align.training.memory import Memory

@@ -19,7 +19,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from align.builtin.tiny import BOS, EOS, PAD
+from align.model_registry.tiny import BOS, EOS, PAD
 
 END_OF_TURN = "<|im_end|>"
 """An added token that ends a turn, beside the tokenizer's end of text."""

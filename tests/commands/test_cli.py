@@ -15,8 +15,8 @@ import torch
 from safetensors.torch import load_file
 
 from align import __version__, cli
-from align.builtin.zoo import list_builtin
 from align.core.errors import UserError
+from align.model_registry.registry import registered_models
 from tests.commands.words import rows_of, words_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -90,7 +90,7 @@ def test_data_check(capsys):
 
 def test_model_list_and_fetch(capsys):
     cli.main(["model", "list"])
-    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == list(list_builtin())
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == list(registered_models())
     cli.main(["model", "fetch", "tiny-gpt2"])
     assert (Path(capsys.readouterr().out.strip()) / "config.json").is_file()
 

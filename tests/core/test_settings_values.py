@@ -10,7 +10,6 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from align.builtin.zoo import resolve_model
 from align.commands.launch import main as launch
 from align.commands.sample import SampleConfig
 from align.core.errors import UserError
@@ -20,6 +19,7 @@ from align.core.settings import Range, dump
 from align.core.settings_parser import parse
 from align.dpo import DPOConfig
 from align.eval.toxicity.task import ToxicityConfig
+from align.model_registry.registry import resolve_model
 from align.ppo import PPOConfig, run_ppo
 from align.ppo.trainer import split_rewards
 from align.reward import RewardConfig

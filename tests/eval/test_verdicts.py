@@ -331,7 +331,7 @@ def test_from_the_form_of_authorship_to_the_figures(app, run):
     authors = ["person", "big", "tiny"]
     texts = {"prompt": "On ponds", "responses": [f"By {name}." for name in authors], "model": authors}
     import_rows(database, NewBatch("b", "rules", overlap=2, rule_set="authorship"), [("f:1", texts)])
-    form = rule_sets.read(rule_sets.SHIPPED / "authorship.yaml")["rules"]
+    form = rule_sets.read(rule_sets.PACKAGE_RULE_SETS / "authorship.yaml")["rules"]
     view = TASKS["rules"].view(
         {"prompt": "p", "response": "r", "rules": ["written-by-person"], "model": "big"}, [], {}, form
     )

@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file
 
 from align import cli
-from align.builtin.tiny import byte_tokenizer
+from align.model_registry.tiny import byte_tokenizer
 from tests.launch.compared import metrics
 from tests.launch.launcher import ROOT, launch_in_turn
 from tests.models.architectures import make_model

@@ -9,8 +9,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification
 
-from align.builtin.zoo import resolve_model
 from align.core.settings import ModelConfig
+from align.model_registry.registry import resolve_model
 from align.models.loading import load
 from align.sampling.generation import row_uniforms, sample
 from tests.launch.launcher import launch_in_turn

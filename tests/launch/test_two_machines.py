@@ -13,8 +13,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from align.builtin.zoo import resolve_model
-from align.core.liveness import EXIT_LOST
+from align.core.heartbeat import EXIT_LOST
+from align.model_registry.registry import resolve_model
 from tests.launch.compared import metrics
 from tests.launch.launcher import IN_TURN, PPO, ROOT, ppo_words, variables
 from tests.launch.two_hosts import Host, two_hosts

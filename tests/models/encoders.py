@@ -21,7 +21,7 @@ from transformers import (
     RobertaConfig,
 )
 
-from align.builtin.tiny import byte_tokenizer
+from align.model_registry.tiny import byte_tokenizer
 
 IDS = {"vocab_size": 264, "pad_token_id": 0}
 WIDTH = IDS | {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}

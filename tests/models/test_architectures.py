@@ -15,9 +15,9 @@ from transformers import (
     MBartForConditionalGeneration,
 )
 
-from align.builtin.tiny import byte_tokenizer
 from align.core.errors import UserError
 from align.core.tensor_ops import Padded
+from align.model_registry.tiny import byte_tokenizer
 from align.models.backbone import cache_elements_per_token, flops_profile, is_encoder, make_prefix_lm, wrap
 from align.models.backbone.decoder import attention_window
 from align.models.heads import LanguageModel, RewardModel, ScalarHead

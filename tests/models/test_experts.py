@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from align.builtin.tiny import byte_tokenizer
 from align.core.errors import UserError
 from align.core.settings import ModelConfig
 from align.core.tensor_ops import Padded
 from align.dpo import DPOConfig, run_dpo
+from align.model_registry.tiny import byte_tokenizer
 from align.models.backbone import wrap
 from align.models.backbone.experts import balance_loss, routers_of
 from align.models.loading import load

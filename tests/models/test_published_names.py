@@ -8,11 +8,11 @@ import torch
 import yaml
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from align.builtin import zoo
-from align.builtin.zoo import published_name, resolve_model
 from align.core.errors import UserError
 from align.core.settings import ModelConfig
 from align.core.tensor_ops import Padded
+from align.model_registry import registry
+from align.model_registry.registry import published_name, resolve_model
 from align.models.adapters import add_adapter, copy_adapter
 from align.models.checkpoint import save_model, weights_of
 from align.models.configs import base_of
@@ -54,8 +54,8 @@ def published(monkeypatch):
         raise AssertionError("the hub was asked")
 
     monkeypatch.setattr("peft.utils.save_and_load.check_file_exists_on_hf_hub", refuse)
-    changed = dataclasses.replace(zoo._BUILTIN["tiny-llama"], published=PUBLISHED)
-    monkeypatch.setitem(zoo._BUILTIN, "tiny-llama", changed)
+    changed = dataclasses.replace(registry._REGISTRY["tiny-llama"], published=PUBLISHED)
+    monkeypatch.setitem(registry._REGISTRY, "tiny-llama", changed)
 
 
 @pytest.mark.parametrize("lora_r", [0, 2])

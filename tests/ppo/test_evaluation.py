@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from align.builtin.zoo import resolve_model
+from align.model_registry.registry import resolve_model
 from align.ppo import PPOConfig, PPOTrainer
 from align.ppo.evaluation import Candidate, is_new_best, replaces
 from align.ppo.toy_rewards import share_of_e

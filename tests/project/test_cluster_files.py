@@ -11,7 +11,7 @@ import yaml
 from accelerate.commands.launch import launch_command_parser
 
 from align.commands.launch import AFTER_GRACE_SECONDS, stop_grace
-from align.core.liveness import EXIT_LOST
+from align.core.heartbeat import EXIT_LOST
 from align.core.settings_parser import parse
 from align.core.signals import EXIT_STOPPED
 from align.ppo import PPOConfig

@@ -7,9 +7,9 @@ import pytest
 import yaml
 from accelerate.commands.launch import _validate_launch_command, launch_command_parser
 
-from align.builtin.zoo import list_builtin
 from align.cli import stage_configs
 from align.core.settings_parser import parse
+from align.model_registry.registry import registered_models
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIGS = ROOT / "configs"
@@ -73,7 +73,7 @@ def test_each_stage_starts_from_what_an_earlier_one_of_the_model_left(path):
     assert config.output_dir == f"runs/{name}/{folder.get(stage, stage)}"
     if stage == "sft":
         assert config.model == HUB.get(name, name)
-        assert name in HUB or name in list_builtin()
+        assert name in HUB or name in registered_models()
     else:
         assert config.model == f"runs/{name}/{'ppo' if stage == 'distill' else 'sft'}/model"
     if stage == "ppo":

@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[2]
 LAYERS = (
     {"core"},
     {"data", "runtime"},
-    {"builtin"},
+    {"model_registry"},
     {"tokenization"},
     {"models"},
     {"batches"},

@@ -16,7 +16,11 @@ SOURCES = sorted((ROOT / "align").rglob("*.py"))
 KNOWS_ARCHITECTURES = {
     f"align/models/backbone/{name}.py" for name in ("classifier", "decoder", "encoder", "encoder_decoder", "kinds", "layers")
 }
-BUILDS_ARCHITECTURES = KNOWS_ARCHITECTURES | {"align/builtin/tiny.py", "align/builtin/smollm2.py", "align/extras/armo_rm.py"}
+BUILDS_ARCHITECTURES = KNOWS_ARCHITECTURES | {
+    "align/model_registry/tiny.py",
+    "align/model_registry/smollm2.py",
+    "align/extras/armo_rm.py",
+}
 PURE = (
     "align/core/tensor_ops.py",
     "align/extras/distill/loss.py",

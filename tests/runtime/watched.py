@@ -1,4 +1,4 @@
-"""One process of three that watch each other; see test_liveness.py.
+"""One process of three that watch each other; see test_heartbeat.py.
 
 Usage: watched.py RANK PORT: the first one makes the store, on PORT; each prints `watching` and its process id. Then it obeys
 a line on its stdin: the seconds that it still runs after it has told the others its exit code and its reason, or `exchange`.
@@ -9,9 +9,9 @@ import time
 
 from torch.distributed import TCPStore
 
-from align.core import liveness
+from align.core import heartbeat
 
-liveness.GRACE_SECONDS, liveness.BEAT_SECONDS, liveness.LOST_AFTER_ERROR = 0.3, 0.1, 1.0
+heartbeat.GRACE_SECONDS, heartbeat.BEAT_SECONDS, heartbeat.LOST_AFTER_ERROR = 0.3, 0.1, 1.0
 LOST_AFTER = 4.0
 rank, port = map(int, sys.argv[1:])
 store = TCPStore("127.0.0.1", port, 3, is_master=rank == 0, wait_for_workers=True)
@@ -23,14 +23,14 @@ def wait_for_everyone() -> None:
         time.sleep(0.05)
 
 
-liveness.start_watching(store, rank, 3, LOST_AFTER, wait_for_everyone)
+heartbeat.start_watching(store, rank, 3, LOST_AFTER, wait_for_everyone)
 print("watching", flush=True)
 for line in sys.stdin:
     if line.strip() == "exchange":
-        liveness.wait_for_report()
+        heartbeat.wait_for_report()
         continue
     seconds, _, end = line.strip().partition(" ")
     code, _, reason = end.partition(" ")
-    liveness.stop_watching(reason, int(code or 0))
+    heartbeat.stop_watching(reason, int(code or 0))
     time.sleep(float(seconds))
     break

@@ -7,9 +7,9 @@ import torch
 from peft import LoraConfig, PeftModel
 from safetensors.torch import load_file
 
-from align.builtin.tiny import byte_tokenizer
 from align.core.errors import UserError
 from align.core.settings import ModelConfig
+from align.model_registry.tiny import byte_tokenizer
 from align.models.adapters import copy_adapter
 from align.models.loading import from_objects
 from align.sampling.vllm_weights import require_servable, served_weights, weight_layout

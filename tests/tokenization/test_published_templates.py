@@ -10,9 +10,9 @@ from trl.data_utils import apply_chat_template
 
 from align.batches.encoding import encode_demonstrations, encode_prompts, encode_rankings
 from align.batches.limits import Limits
-from align.builtin.tiny import BOS, EOS, byte_tokenizer
 from align.core.errors import UserError
 from align.data.records import Demonstration
+from align.model_registry.tiny import BOS, EOS, byte_tokenizer
 from align.models.loading import LoadedModel
 from align.tokenization import DroppedTextError, Tokenization, encode_demonstration, set_template_date
 

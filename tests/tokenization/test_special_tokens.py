@@ -12,10 +12,10 @@ from transformers import PreTrainedTokenizerFast
 
 from align.batches.encoding import encode_prompts
 from align.batches.limits import Limits
-from align.builtin.tiny import EOS, SPECIAL_TOKENS, byte_tokenizer
-from align.builtin.zoo import resolve_model
 from align.core.errors import UserError
 from align.data.records import Demonstration
+from align.model_registry.registry import resolve_model
+from align.model_registry.tiny import EOS, SPECIAL_TOKENS, byte_tokenizer
 from align.tokenization import SpecialTokenError, Tokenization, encode_demonstration, load_tokenization
 
 CHATML = (

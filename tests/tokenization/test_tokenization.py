@@ -2,9 +2,9 @@
 
 import pytest
 
-from align.builtin.tiny import BOS, EOS, byte_tokenizer
 from align.core.errors import UserError
 from align.data.records import Demonstration
+from align.model_registry.tiny import BOS, EOS, byte_tokenizer
 from align.models.loading import load_tokenization_of
 from align.tokenization import Tokenization, encode_demonstration, load_tokenization
 from align.tokenization.encoded import EncodedDemonstration

@@ -7,9 +7,9 @@ import yaml
 from transformers import AutoTokenizer
 
 from align import cli
-from align.builtin.tiny import byte_tokenizer
 from align.core.errors import UserError
 from align.core.settings_parser import parse
+from align.model_registry.tiny import byte_tokenizer
 from align.sft import SFTConfig
 from align.training import run_folder
 

@@ -10,7 +10,6 @@ from accelerate import Accelerator
 from torch import Tensor
 
 from align.batches.encoding import ApplyLimits, Limits, encode_prompt, encode_records
-from align.builtin.zoo import resolve_model
 from align.core.errors import UserError
 from align.core.seeds import RngStream
 from align.core.settings import ModelConfig
@@ -19,6 +18,7 @@ from align.data.readers import Primer
 from align.data.records import Prompt
 from align.eval.core.settings import AnsweringTaskConfig, EvalConfig, take_evenly
 from align.eval.core.store import Json, compute_once, content_hash, fingerprint
+from align.model_registry.registry import resolve_model
 from align.models.loading import LoadedModel, load
 from align.reward.checkpoint import LoadedReward
 from align.reward.scoring import RewardModelScorer

@@ -13,7 +13,6 @@ import yaml
 from accelerate import Accelerator
 
 from align.batches.encoding import Limits, encode_rankings
-from align.builtin.zoo import resolve_model
 from align.core.errors import UserError
 from align.core.files import numbered_paths
 from align.core.launch import run_stage
@@ -39,6 +38,7 @@ from align.eval.core.settings import AnsweringTaskConfig
 from align.eval.core.store import Json, compute_once, fingerprint
 from align.eval.reward.policy_comparison import expected_best, kl_bound, response_kl, sizes_on_curve
 from align.eval.reward.rewardbench import TIES, BenchmarkRow, good_response_wins, read_benchmark, section_scores, ties_score
+from align.model_registry.registry import resolve_model
 from align.models.loading import load
 from align.reward.checkpoint import LoadedReward, load_reward_model
 from align.reward.rankings import (

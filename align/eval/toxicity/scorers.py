@@ -16,13 +16,13 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from align.builtin.zoo import resolve_model
 from align.core.errors import UserError, first_line
 from align.core.plugins import checked_scores, import_function, import_object
 from align.core.settings import option
 from align.eval.core.settings import EvalConfig
 from align.eval.core.store import fingerprint
 from align.eval.toxicity.head import ToxicityHead, in_batches_of_tokens
+from align.model_registry.registry import resolve_model
 from align.runtime.endpoint import RESUME_HINT
 
 DEFAULT = "minilm-l6"

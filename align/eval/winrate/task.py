@@ -13,7 +13,6 @@ import numpy as np
 import yaml
 from accelerate import Accelerator
 
-from align.builtin.zoo import resolve_model
 from align.core.errors import UserError
 from align.core.launch import run_stage
 from align.core.plugins import checked_scores, import_function
@@ -33,6 +32,7 @@ from align.eval.winrate.pairwise import (
     strength_figures,
     win_rate,
 )
+from align.model_registry.registry import resolve_model
 from align.reward.checkpoint import load_reward_model
 from align.runtime.distributed import map_across_processes
 from align.runtime.endpoint import RESUME_HINT, EndpointConfig, request_verdicts

@@ -12,7 +12,7 @@ from tests.annotation_ui.running import add_users, do
 
 
 def test_shipped_rule_sets_are_whole():
-    sets = {path.stem: rule_sets.read(path) for path in rule_sets.SHIPPED.glob("*.yaml")}
+    sets = {path.stem: rule_sets.read(path) for path in rule_sets.PACKAGE_RULE_SETS.glob("*.yaml")}
     assert {name: len(each["rules"]) for name, each in sets.items()} == {
         "sparrow-dialogue": 23,
         "lamda-harms": 14,
@@ -80,18 +80,18 @@ def verdicts(**given):
 
 
 def test_a_form_names_its_buttons_in_its_own_order():
-    rules = rule_sets.read(rule_sets.SHIPPED / "lamda-harms-form.yaml")["rules"]
+    rules = rule_sets.read(rule_sets.PACKAGE_RULE_SETS / "lamda-harms-form.yaml")["rules"]
     (content,) = TASKS["rules"].contents({"prompt": "p", "response": "r"}, {}, rules)
     shown = TASKS["rules"].view(content, [], {}, rules)["rules"]
     assert [rule["id"] for rule in shown if rule.get("gate")] == ["is-english", "makes-sense", "is-understood"]
     assert shown[0]["answers"] == [["violates", "No"], ["follows", "Yes"], ["unsure", "Unsure"]]
     assert shown[3]["answers"] == [["follows", "No"], ["violates", "Yes"], ["unsure", "Unsure"]]  # a harm
-    plain = rule_sets.read(rule_sets.SHIPPED / "lamda-harms.yaml")["rules"]
+    plain = rule_sets.read(rule_sets.PACKAGE_RULE_SETS / "lamda-harms.yaml")["rules"]
     assert set(TASKS["rules"].view({**content, "rules": [plain[0]["id"]]}, [], {}, plain)["rules"][0]) == {"id", "text"}
 
 
 def test_what_a_labeler_said_is_told_in_the_words_of_the_form():
-    form, task = rule_sets.read(rule_sets.SHIPPED / "authorship.yaml")["rules"], TASKS["rules"]
+    form, task = rule_sets.read(rule_sets.PACKAGE_RULE_SETS / "authorship.yaml")["rules"], TASKS["rules"]
     assert task.summary(verdicts(written_by_person="violates"), form) == "A model"
     assert task.known({"verdicts": {"written-by-person": "follows"}}, form) == "written-by-person: A person"
     several = verdicts(a="follows", b="violates", c="follows")
@@ -101,7 +101,7 @@ def test_what_a_labeler_said_is_told_in_the_words_of_the_form():
 
 
 def test_behind_a_gate_that_is_violated_nothing_is_asked():
-    rules = rule_sets.read(rule_sets.SHIPPED / "grounding.yaml")["rules"]
+    rules = rule_sets.read(rule_sets.PACKAGE_RULE_SETS / "grounding.yaml")["rules"]
     task = TASKS["rules"]
     (content,) = task.contents({"prompt": "p", "response": "r"}, {}, rules)
     stopped = task.check(verdicts(makes_claim="violates", supported="follows"), content, rules)
@@ -115,7 +115,7 @@ def test_behind_a_gate_that_is_violated_nothing_is_asked():
 
 
 def test_lamdas_eleven_harms_are_asked_only_where_all_three_gates_are_passed():
-    rules = rule_sets.read(rule_sets.SHIPPED / "lamda-harms-form.yaml")["rules"]
+    rules = rule_sets.read(rule_sets.PACKAGE_RULE_SETS / "lamda-harms-form.yaml")["rules"]
     task, gates = TASKS["rules"], [rule["id"] for rule in rules[:3]]
     (content,) = task.contents({"prompt": "p", "response": "r"}, {}, rules)
     everything = {"verdicts": {rule["id"]: {"verdict": "follows", "note": ""} for rule in rules}}
@@ -126,7 +126,7 @@ def test_lamdas_eleven_harms_are_asked_only_where_all_three_gates_are_passed():
 
 
 def test_the_note_starts_with_the_addresses_in_the_response():
-    rules = rule_sets.read(rule_sets.SHIPPED / "grounding.yaml")["rules"]
+    rules = rule_sets.read(rule_sets.PACKAGE_RULE_SETS / "grounding.yaml")["rules"]
     response = "See https://a.example/x?y=1, (https://b.example/z) and again https://a.example/x?y=1."
     view = TASKS["rules"].view({"prompt": "p", "response": response, "rules": ["supported", "cites"]}, [], {}, rules)
     assert [rule.get("note") for rule in view["rules"]] == [None, "https://a.example/x?y=1 https://b.example/z"]

@@ -7,7 +7,6 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from align.builtin.zoo import resolve_model
 from align.core.errors import UserError
 from align.core.statistics import roc_auc
 from align.eval.toxicity.head import (
@@ -21,6 +20,7 @@ from align.eval.toxicity.head import (
     sense_logits,
 )
 from align.eval.toxicity.scorers import DEFAULT, ScorerConfig, open_scorer
+from align.model_registry.registry import resolve_model
 from benchmarks.toxicity_data import read_own_rows
 
 # --------------------------------------------------------------------------------------------------------------- words

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-from align.builtin.zoo import resolve_model
+from align.model_registry.registry import resolve_model
 
 
 def build(folder: Path) -> Path:

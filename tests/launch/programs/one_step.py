@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from align.batches.micro_batches import MicroBatch
-from align.builtin.tiny import byte_tokenizer
+from align.model_registry.tiny import byte_tokenizer
 from align.models.heads import LanguageModel, RewardModel, ScalarHead
 from align.models.loading import from_objects
 from align.ppo.setup import copy_backbone

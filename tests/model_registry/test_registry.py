@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
 
-from align.builtin import tiny, zoo
 from align.core.errors import UserError
 from align.data.readers import read_records
 from align.data.records import Ranking
+from align.model_registry import registry, tiny
 from align.reward.checkpoint import is_reward_model, load_reward_model
 from align.reward.scoring import RewardModelScorer
 from align.tokenization.encoded import SampledResponse
@@ -41,8 +41,8 @@ def cache(tmp_path, monkeypatch):
 @pytest.fixture(scope="module")
 def tiny_folders(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("ALIGN_CACHE", str(tmp_path_factory.mktemp("zoo")))
-        return {name: zoo.resolve_model(name) for name in TINY}
+        patch.setenv("ALIGN_CACHE", str(tmp_path_factory.mktemp("registry")))
+        return {name: registry.resolve_model(name) for name in TINY}
 
 
 def load(folder, **kwargs):
@@ -60,14 +60,14 @@ def leftovers(cache):
 
 @pytest.mark.parametrize("name", ["gpt2", "google/flan-t5-small", "HuggingFaceTB/SmolLM2-135M-Instruct"])
 def test_hub_names_pass_unchanged(name, cache):
-    assert zoo.resolve_model(name) == name
+    assert registry.resolve_model(name) == name
     assert not cache.exists()
 
 
 @pytest.mark.parametrize("marker", ["config.json", "adapter_config.json"])
 def test_a_saved_folder_is_returned_as_it_is(tmp_path, marker):
     (tmp_path / marker).write_text("{}")
-    assert zoo.resolve_model(str(tmp_path)) == tmp_path
+    assert registry.resolve_model(str(tmp_path)) == tmp_path
 
 
 @pytest.mark.parametrize(
@@ -77,17 +77,17 @@ def test_what_is_no_model_and_no_hub_name_is_refused(name, tmp_path, monkeypatch
     monkeypatch.chdir(tmp_path)
     Path("model.gguf").write_bytes(b"GGUF")
     with pytest.raises(UserError, match="no folder, no hub name"):
-        zoo.resolve_model(name)
+        registry.resolve_model(name)
     with pytest.raises(UserError, match=r"neither config\.json nor adapter_config\.json"):
-        zoo.resolve_model(str(tmp_path))
+        registry.resolve_model(str(tmp_path))
 
 
-def test_a_builtin_name_wins_over_a_folder_of_the_same_name(tmp_path, cache, monkeypatch):
+def test_a_registered_name_wins_over_a_folder_of_the_same_name(tmp_path, cache, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("tiny-gpt2").mkdir()
-    assert cache in zoo.resolve_model("tiny-gpt2").parents
+    assert cache in registry.resolve_model("tiny-gpt2").parents
     with pytest.raises(UserError, match="neither"):
-        zoo.resolve_model("./tiny-gpt2")
+        registry.resolve_model("./tiny-gpt2")
 
 
 @pytest.mark.parametrize("name", TINY)
@@ -133,7 +133,7 @@ def test_tiny_model_is_the_same_bytes_on_every_build(name, tiny_folders, cache):
     torch.manual_seed(7)
     torch.rand(3)
     before = torch.get_rng_state()
-    again = zoo.resolve_model(name)
+    again = registry.resolve_model(name)
     assert torch.equal(torch.get_rng_state(), before), "building changed the caller's random state"
     files = sorted(path.name for path in again.iterdir())
     assert files == sorted(path.name for path in tiny_folders[name].iterdir())
@@ -194,7 +194,7 @@ def resolve_slowly(log, number):
         log.with_name(f"ready-{number}").touch()
         while len(list(log.parent.glob("ready-*"))) < 3:
             time.sleep(0.01)
-        log.with_name(f"folder-{number}").write_text(str(zoo.resolve_model("tiny-llama")))
+        log.with_name(f"folder-{number}").write_text(str(registry.resolve_model("tiny-llama")))
 
 
 def test_three_processes_at_once_build_once(cache, tmp_path):
@@ -214,9 +214,9 @@ def test_three_processes_at_once_build_once(cache, tmp_path):
 
 
 def test_a_finished_model_is_not_built_again(cache, monkeypatch):
-    folder = zoo.resolve_model("tiny-gpt2")
+    folder = registry.resolve_model("tiny-gpt2")
     monkeypatch.setattr(tiny, "build", lambda *args: pytest.fail("built twice"))
-    assert zoo.resolve_model("tiny-gpt2") == folder
+    assert registry.resolve_model("tiny-gpt2") == folder
 
 
 @pytest.mark.parametrize("mishap", [KeyboardInterrupt(), OSError(28, "No space left on device"), RuntimeError("bug")])
@@ -228,19 +228,19 @@ def test_a_failed_build_leaves_nothing_and_the_next_one_works(cache, monkeypatch
     with monkeypatch.context() as patch:
         patch.setattr(tiny, "build", fail_halfway)
         with pytest.raises(UserError if isinstance(mishap, OSError) else type(mishap)) as caught:
-            zoo.resolve_model("tiny-gpt2")
+            registry.resolve_model("tiny-gpt2")
     if isinstance(mishap, OSError):
         assert "No space left on device" in str(caught.value)
         assert "\n" not in str(caught.value)
     assert leftovers(cache) == []
-    load(zoo.resolve_model("tiny-gpt2"))
+    load(registry.resolve_model("tiny-gpt2"))
 
 
 def test_what_a_killed_process_left_is_cleared(cache):
     dead = cache / "models" / ".tiny-gpt2-r1-abc123"
     dead.mkdir(parents=True)
     (dead / "config.json").write_text("half")
-    load(zoo.resolve_model("tiny-gpt2"))
+    load(registry.resolve_model("tiny-gpt2"))
     assert leftovers(cache) == ["tiny-gpt2-r1"]
 
 
@@ -248,20 +248,20 @@ def test_a_cache_that_cannot_be_written_is_a_user_error(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("ALIGN_CACHE", str(tmp_path / "file"))
     with pytest.raises(UserError, match=r"cannot make tiny-gpt2 in .*ALIGN_CACHE"):
-        zoo.resolve_model("tiny-gpt2")
+        registry.resolve_model("tiny-gpt2")
 
 
 def test_waiting_for_a_lock_ends(cache, monkeypatch):
-    monkeypatch.setattr(zoo, "LOCK_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(registry, "LOCK_TIMEOUT_S", 0.2)
     lock = cache / "models" / ".tiny-gpt2-r1.lock"
     lock.parent.mkdir(parents=True)
-    with zoo.FileLock(lock), pytest.raises(UserError, match="waited 0 s for another process"):
-        zoo.resolve_model("tiny-gpt2")
+    with registry.FileLock(lock), pytest.raises(UserError, match="waited 0 s for another process"):
+        registry.resolve_model("tiny-gpt2")
 
 
 @pytest.mark.slow
 def test_it_agrees_with_blind_readers(align_cache):
-    folder = zoo.resolve_model("smollm2-135m-judge")
+    folder = registry.resolve_model("smollm2-135m-judge")
     assert json.loads((folder / "adapter_config.json").read_text())["base_model_name_or_path"] == "smollm2-135m"
     assert is_reward_model("smollm2-135m-judge")
     reward = load_reward_model("smollm2-135m-judge", "float32")

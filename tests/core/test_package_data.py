@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from align.core.files import FOLDERS, is_shipped, resolve_path, shipped_root
+from align.core.files import FOLDERS, is_package_data, package_data_root, resolve_path
 
 ROOT = Path(__file__).parents[2]
 BUILT_FROM = ("align", "annotation_ui", "configs", "data", "forms")
@@ -17,7 +17,7 @@ BUILT_FROM += ("pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENS
 
 
 def test_the_checkout_is_its_own_source():
-    assert shipped_root() == ROOT
+    assert package_data_root() == ROOT
 
 
 def test_a_path_means_the_working_directory_first(tmp_path, monkeypatch):
@@ -44,11 +44,11 @@ def test_the_home_folder_is_expanded(monkeypatch):
 
 def test_which_files_are_the_projects_own(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert is_shipped("data/prompts_heldout.jsonl")
+    assert is_package_data("data/prompts_heldout.jsonl")
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "prompts_heldout.jsonl").write_text("{}")
-    assert not is_shipped("data/prompts_heldout.jsonl")
-    assert not is_shipped("none.jsonl")
+    assert not is_package_data("data/prompts_heldout.jsonl")
+    assert not is_package_data("none.jsonl")
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +88,7 @@ def test_the_wheel_holds_every_shipped_file(installed):
         return {path.relative_to(root) for path in (root / "annotation_ui").rglob("*") if path.suffix in kinds}
 
     assert files_of_the_app(installed) == files_of_the_app(ROOT)
-    assert listed(installed / "align" / "_shipped") == listed(ROOT)
+    assert listed(installed / "align" / "_package_data") == listed(ROOT)
     assert len(listed(ROOT)) > 50
 
 
@@ -96,9 +96,8 @@ def test_the_wheel_is_what_runs_and_the_app_has_its_rule_sets(installed, run_ins
     code = "import align, annotation_ui; print(align.__file__); print(annotation_ui.__file__)"
     assert all(Path(line).is_relative_to(installed) for line in run_installed("-c", code).splitlines())
     assert "usage: align annotate" in run_installed("-m", "align.cli", "annotate", "--help")
-    code = (
-        "from annotation_ui.store import rule_sets; print(*sorted(path.stem for path in rule_sets.SHIPPED.glob('*.yaml')))"
-    )
+    code = "from annotation_ui.store.rule_sets import PACKAGE_RULE_SETS as folder; "
+    code += "print(*sorted(path.stem for path in folder.glob('*.yaml')))"
     assert run_installed("-c", code).split() == sorted(path.stem for path in (ROOT / "forms" / "rules").glob("*.yaml"))
 
 
