@@ -20,8 +20,9 @@ from annotation_ui.reports.overview import progress
 from annotation_ui.server.health import database_error_line
 from annotation_ui.server.services import Settings, make_services
 from annotation_ui.store import rule_sets
+from annotation_ui.store.backup import back_up, restore
 from annotation_ui.store.batches import set_open
-from annotation_ui.store.database import DATA_DIR, Database
+from annotation_ui.store.database import DATA_DIR
 from annotation_ui.store.importing import NewBatch, import_file
 from annotation_ui.tasks import TASKS, task_settings
 
@@ -95,6 +96,10 @@ def _add_database_commands(commands: Any) -> None:
     backup.add_argument("file", type=Path)
     backup.set_defaults(run=_backup)
 
+    restored = commands.add_parser("restore", help="put a backup in the place of the SQLite database; stop the app first")
+    restored.add_argument("file", type=Path)
+    restored.set_defaults(run=_restore)
+
     migrate = commands.add_parser("migrate", help="bring the database to this version's schema")
     migrate.add_argument("--down", metavar="REVISION", help="go back instead; base removes everything")
     migrate.set_defaults(run=_migrate)
@@ -166,13 +171,27 @@ def _open_or_close(options: argparse.Namespace) -> None:
 
 
 def _backup(options: argparse.Namespace) -> None:
-    file = sqlite_file(options)
-    if file is None:
-        raise UserError("backup: PostgreSQL has pg_dump for this")
+    file = _file_to_copy(options, "pg_dump")
     if not file.exists():
         raise UserError(f"there is no database {file}: set --data-dir or --database")
-    Database(database_url(options)).backup(options.file)
+    back_up(file, options.file)
     print(f"{file} copied to {options.file}")
+
+
+def _restore(options: argparse.Namespace) -> None:
+    file = _file_to_copy(options, "pg_restore")
+    if options.database is None:
+        make_folder(options.data_dir)
+    kept = restore(options.file, file)
+    print(f"{options.file} restored to {file}" + (f"; the old database is {kept}" if kept else ""))
+
+
+def _file_to_copy(options: argparse.Namespace, program: str) -> Path:
+    """The file of the SQLite database; `program` does the same for PostgreSQL."""
+    file = sqlite_file(options)
+    if file is None:
+        raise UserError(f"only a SQLite database is copied here: use {program} for PostgreSQL")
+    return file
 
 
 def _import(options: argparse.Namespace) -> None:

@@ -7,10 +7,9 @@ this process queues them fairly instead of letting SQLite poll, and BEGIN IMMEDI
 from __future__ import annotations
 
 import os
-import sqlite3
 import threading
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -78,24 +77,6 @@ class Database:
         if not self.is_sqlite:
             session.execute(text(f"LOCK TABLE {table.__tablename__} IN SHARE ROW EXCLUSIVE MODE"))
 
-    def backup(self, path: Path) -> None:
-        """Copy a SQLite database as it is at one moment, while others read and write it.
-
-        Raises:
-            UserError: if the file exists or cannot be written.
-        """
-        if path.exists():
-            raise UserError(f"{path}: exists already")
-        _keep_private(path)
-        source = self.engine.raw_connection()
-        try:
-            with closing(sqlite3.connect(path)) as target:
-                source.driver_connection.backup(target)  # type: ignore[union-attr]
-        except sqlite3.Error as error:
-            raise UserError(f"{path}: {error}") from None
-        finally:
-            source.close()
-
     def close(self) -> None:
         self.engine.dispose()
 
@@ -126,7 +107,7 @@ def _engine(url: str) -> Engine:
     if parsed.drivername in ("postgresql", "postgres"):
         parsed = parsed.set(drivername="postgresql+psycopg")
     if parsed.drivername == "sqlite":
-        _keep_private(Path(parsed.database or ""))
+        keep_private(Path(parsed.database or ""))
         engine = create_engine(parsed, pool_size=POOL_SIZE, max_overflow=POOL_SIZE, connect_args={"timeout": 30})
         event.listen(engine, "connect", _sqlite_settings)
         event.listen(engine, "begin", _sqlite_begin)
@@ -136,7 +117,7 @@ def _engine(url: str) -> Engine:
     return create_engine(parsed, pool_size=POOL_SIZE, max_overflow=POOL_SIZE, pool_pre_ping=True)
 
 
-def _keep_private(file: Path) -> None:
+def keep_private(file: Path) -> None:
     """Let only the owner of the database read it; SQLite gives its log the same mode.
 
     An existing file is not opened: closing it would drop the locks that SQLite has in this process.

@@ -1,0 +1,152 @@
+"""Backup of a SQLite database while the app runs, and its restoration. PostgreSQL has its own programs for both."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+
+from sqlalchemy import delete
+
+from align.core.errors import UserError
+from align.core.files import PARTIAL, sync
+from annotation_ui.store import audit
+from annotation_ui.store.database import Database, keep_private
+from annotation_ui.store.schema import SignIn
+
+_LOGS = ("-wal", "-shm", "-journal")
+
+
+def back_up(source: Path, target: Path) -> None:
+    """Copy a SQLite database as it is at one moment, while other processes read and write it.
+
+    The copy is written under a hidden name and gets its own once it is checked and on disk, so a killed process leaves no
+    file of that name.
+
+    Raises:
+        UserError: if `target` exists or cannot be written, or the copy is damaged.
+    """
+    if target.exists():
+        raise UserError(f"{target}: exists already")
+    with _new_database(target) as partial:
+        try:
+            with closing(sqlite3.connect(source)) as database, closing(sqlite3.connect(partial)) as copy:
+                database.backup(copy)
+                copy.execute("PRAGMA journal_mode=DELETE")  # one file, without a log beside it
+            _check(partial)
+        except sqlite3.Error as error:
+            raise UserError(f"{target}: {error}") from None
+        sync(partial)
+        if target.exists():
+            raise UserError(f"{target}: exists already")
+        os.replace(partial, target)
+        sync(target.parent)
+
+
+def restore(backup: Path, file: Path) -> Path | None:
+    """Put a backup in the place of a database that no process has open.
+
+    The backup is checked and brought to the newest schema in a copy first. All sessions in it end. The old database is kept
+    under another name.
+
+    Args:
+        backup: a file that `back_up` wrote.
+        file: the database of the app.
+
+    Returns:
+        The old database's new name; None if there was none.
+
+    Raises:
+        UserError: if the backup is not one, or a process has the database open. Nothing has changed then.
+    """
+    if not backup.is_file():
+        raise UserError(f"{backup}: no such file")
+    if file.exists() and backup.samefile(file):
+        raise UserError(f"{backup}: this is the database itself")
+    with _new_database(file) as partial:
+        shutil.copyfile(backup, partial)
+        try:
+            _check(partial)
+        except sqlite3.Error as error:
+            raise UserError(f"{backup}: not a backup of this app ({error})") from None
+        _prepare(partial)
+        sync(partial)
+        if not file.exists():
+            os.replace(partial, file)
+            return None
+        kept = file.with_name(f"{file.name}.before-restore-{time.strftime('%Y%m%d-%H%M%S')}")
+        with _alone(file):
+            os.link(file, kept)
+            os.replace(partial, file)
+            for log in _LOGS:  # it belongs to the old file, which holds all that was in it
+                file.with_name(file.name + log).unlink(missing_ok=True)
+            sync(file.parent)
+        return kept
+
+
+def _prepare(file: Path) -> None:
+    """Bring the copy of a backup to the newest schema, end its sessions and record the restoration in it."""
+    database = Database(f"sqlite:///{file}")
+    try:
+        database.upgrade()
+        with database.write() as session:
+            session.execute(delete(SignIn))
+            audit.record(session, "restore", {})
+    finally:
+        database.close()
+    with closing(sqlite3.connect(file)) as connection:
+        connection.execute("PRAGMA journal_mode=DELETE")
+
+
+@contextmanager
+def _new_database(target: Path) -> Iterator[Path]:
+    """A hidden name next to `target` for a new database, which is removed at the end with everything beside it."""
+    partial = target.with_name(f".{target.name}-{uuid.uuid4().hex}{PARTIAL}")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        keep_private(partial)
+        yield partial
+    except OSError as error:
+        raise UserError(f"{target}: cannot be written ({error.strerror or error})") from error
+    finally:
+        for name in (partial.name, *(partial.name + log for log in _LOGS)):
+            with suppress(OSError):
+                partial.with_name(name).unlink(missing_ok=True)
+
+
+def _check(file: Path) -> None:
+    """Check that a file is a whole database of this app.
+
+    Raises:
+        sqlite3.Error: if it is damaged, not a database, or one of another program.
+    """
+    with closing(sqlite3.connect(file)) as connection:
+        connection.execute("SELECT id FROM judgments LIMIT 1")
+        problem = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
+        if problem != "ok":
+            raise sqlite3.DatabaseError(f"damaged: {problem}")
+
+
+@contextmanager
+def _alone(file: Path) -> Iterator[None]:
+    """Keep every other process out of a database, whose log is moved into it.
+
+    A connection holds a shared lock on a database in WAL mode as long as it is open, so leaving that mode fails while
+    another one is.
+
+    Raises:
+        UserError: if another process has the database open.
+    """
+    with closing(sqlite3.connect(file, timeout=1, isolation_level=None)) as connection:
+        try:
+            connection.execute("PRAGMA locking_mode=EXCLUSIVE")
+            connection.execute("PRAGMA journal_mode=DELETE")
+            connection.execute("BEGIN EXCLUSIVE")
+        except sqlite3.OperationalError as error:
+            raise UserError(f"{file}: a process has it open; stop the app first ({error})") from None
+        yield

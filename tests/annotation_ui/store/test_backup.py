@@ -1,0 +1,181 @@
+"""Backup while the app runs, killed at any point; restoration, refused while a process has the database open."""
+
+import json
+import os
+import secrets
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from contextlib import closing
+
+import pytest
+from sqlalchemy import func, select
+
+from align.core.errors import UserError
+from annotation_ui.cli import main
+from annotation_ui.store import audit
+from annotation_ui.store.backup import back_up, restore
+from annotation_ui.store.database import Database
+from annotation_ui.store.judgments import Judgments
+from annotation_ui.store.leases import Leases
+from annotation_ui.store.schema import Batch, Item, Judgment, SignIn
+from tests.annotation_ui.running import ROOT, Client, Server, add_batch, add_users, do
+
+pytestmark = pytest.mark.timeout(180)
+BLANK = {"ratings": [None] * 4, "flags": [[]] * 4}
+
+
+def judgments_in(path):
+    with closing(sqlite3.connect(path)) as connection:
+        return connection.execute("SELECT count(*) FROM judgments").fetchone()[0]
+
+
+@pytest.fixture
+def sqlite_database(tmp_path):
+    database = Database(f"sqlite:///{tmp_path / 'annotations.db'}")
+    database.upgrade()
+    yield database
+    database.close()
+
+
+def test_a_backup_holds_what_is_still_in_the_log_and_is_one_private_file(sqlite_database, tmp_path):
+    judgments, (ann,) = Judgments(Leases(sqlite_database)), add_users(sqlite_database, "ann")
+    add_batch(sqlite_database, 2)
+    do(judgments, ann, "rank", {"ranks": [1, 2, 3, 4], **BLANK})
+    target = tmp_path / "copies" / "today.db"
+    back_up(tmp_path / "annotations.db", target)
+    assert judgments_in(target) == 1
+    assert [path.name for path in target.parent.iterdir()] == ["today.db"]
+    assert target.stat().st_mode & 0o777 == 0o600
+    do(judgments, ann, "rank", {"ranks": [1, 2, 3, 4], **BLANK})  # the app works on
+    with pytest.raises(UserError, match="exists already"):
+        back_up(tmp_path / "annotations.db", target)
+    assert judgments_in(target) == 1
+
+
+KILLED = """
+import os, sqlite3, sys, threading
+from pathlib import Path
+from annotation_ui.store import backup
+point, source, target = sys.argv[1:]
+def die(*_):
+    os.kill(os.getpid(), 9)
+if point == "copying":
+    threading.Timer(float(os.environ["AFTER"]), die).start()
+else:
+    setattr(backup, point, die)
+backup.back_up(Path(source), Path(target))
+"""
+
+
+@pytest.mark.parametrize(("point", "after"), [("copying", 0.0), ("copying", 0.02), ("_check", 0), ("sync", 0)])
+def test_a_kill_during_a_backup_leaves_no_half_file(sqlite_database, tmp_path, point, after):
+    add_batch(sqlite_database, [("f:1", {"prompt": "x" * 900_000, "responses": ["a", "b"]})] * 40)  # 36 MB take a while
+    target = tmp_path / "copy.db"
+    command = [sys.executable, "-c", KILLED, point, str(tmp_path / "annotations.db"), str(target)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "AFTER": str(after)}
+    ended = subprocess.run(command, env=environment, check=False, timeout=120).returncode
+    assert ended == -signal.SIGKILL
+    assert not target.exists()
+    back_up(tmp_path / "annotations.db", target)  # the leftovers are in nobody's way
+    with closing(sqlite3.connect(target)) as connection:
+        assert connection.execute("SELECT count(*) FROM items").fetchone()[0] == 40
+
+
+def test_a_backup_of_a_running_server_is_restored_after_it_has_stopped(tmp_path, capsys):
+    server = Server(f"sqlite:///{tmp_path / 'annotations.db'}", tmp_path)
+    here, copy = ("--data-dir", str(tmp_path)), str(tmp_path / "copy.db")
+    with server.started():
+        ann = Client(server, server.token("ann"))
+        server.add_batch(3, name="kept")
+
+        def judge():
+            request = {"request_id": secrets.token_hex(8), "answer": {"ranks": [1, 2, 3, 4]}, "seconds": 1}
+            assert ann("POST", f"/api/assignments/{ann.next()['assignment']}/submit", request)[0] == 200
+
+        judge()
+        assert main([*here, "backup", copy]) == 0
+        judge()
+        capsys.readouterr()
+        assert main([*here, "restore", copy]) == 2
+        line = capsys.readouterr().err
+        assert line.startswith(f"align annotate: {tmp_path / 'annotations.db'}: a process has it open; stop the app first")
+        judge()  # nothing has happened to the running one
+    assert main([*here, "restore", copy]) == 0
+    printed = capsys.readouterr().out
+    (kept,) = tmp_path.glob("annotations.db.before-restore-*")
+    assert printed == f"{copy} restored to {tmp_path / 'annotations.db'}; the old database is {kept}\n"
+    assert (judgments_in(tmp_path / "annotations.db"), judgments_in(kept)) == (1, 3)  # no judgment is lost
+    with server.started():
+        assert Client(server, ann.token)("GET", "/api/tasks")[0] == 401  # sessions of the backup have ended
+        with server.database.read() as session:
+            assert session.scalar(select(func.count(Judgment.id))) == 1
+            assert audit.records(session)[0]["action"] == "restore"
+            assert session.scalars(select(Batch.name)).all() == ["kept"]
+    assert not list(tmp_path.glob(".*partial*"))
+
+
+def test_a_backup_of_an_older_version_gets_the_newest_schema(tmp_path):
+    old = Database(f"sqlite:///{tmp_path / 'old.db'}")
+    old.upgrade("0004_judgments_of_a_day")
+    old.close()
+    target = tmp_path / "new" / "annotations.db"
+    target.parent.mkdir()
+    assert restore(tmp_path / "old.db", target) is None
+    database = Database(f"sqlite:///{target}")
+    assert database.revisions()[0] == database.revisions()[1]
+    with database.read() as session:
+        assert session.scalars(select(SignIn)).all() == []
+    database.close()
+    untouched = Database(f"sqlite:///{tmp_path / 'old.db'}")
+    assert untouched.revisions()[0] == "0004_judgments_of_a_day"
+    untouched.close()
+
+
+def test_what_is_no_backup_changes_nothing(sqlite_database, tmp_path):
+    add_batch(sqlite_database, 2)
+    sqlite_database.close()
+    file = tmp_path / "annotations.db"
+    (tmp_path / "text.db").write_text("no database" * 1000)
+    with closing(sqlite3.connect(tmp_path / "other.db")) as connection:
+        connection.execute("CREATE TABLE t (a)")
+    with closing(sqlite3.connect(file)) as connection:
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    damaged = bytearray(file.read_bytes())
+    damaged[4096 * 3 : 4096 * 40] = os.urandom(4096 * 37)
+    (tmp_path / "damaged.db").write_bytes(damaged)
+    for name, line in (
+        ("none.db", "no such file"),
+        ("text.db", "not a backup of this app"),
+        ("other.db", "not a backup of this app"),
+        ("damaged.db", "not a backup of this app"),
+        ("annotations.db", "this is the database itself"),
+    ):
+        with pytest.raises(UserError, match=line):
+            restore(tmp_path / name, file)
+    assert not list(tmp_path.glob("*before-restore*"))
+    with sqlite_database.read() as session:
+        assert session.scalar(select(func.count(Item.id))) == 2
+
+
+def test_postgresql_is_refused_in_one_line(tmp_path, capsys):
+    for command, program in (("backup", "pg_dump"), ("restore", "pg_restore")):
+        assert main(["--database", "postgresql://user@host/name", command, str(tmp_path / "copy.db")]) == 2
+        line = f"align annotate: only a SQLite database is copied here: use {program} for PostgreSQL\n"
+        assert capsys.readouterr().err == line
+
+
+def test_a_restored_database_takes_judgments(sqlite_database, tmp_path):
+    add_batch(sqlite_database, 1)
+    (ann,) = add_users(sqlite_database, "ann")
+    back_up(tmp_path / "annotations.db", tmp_path / "copy.db")
+    start = time.time()
+    restore(tmp_path / "copy.db", tmp_path / "fresh.db")
+    fresh = Database(f"sqlite:///{tmp_path / 'fresh.db'}")
+    do(Judgments(Leases(fresh)), ann, "rank", {"ranks": [1, 2, 3, 4], **BLANK})
+    with fresh.read() as session:
+        assert session.scalars(select(Judgment.created_at)).one() >= start
+        assert json.loads(json.dumps(audit.records(session)))[0]["by"] == "shell"
+    fresh.close()
