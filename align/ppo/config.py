@@ -95,7 +95,8 @@ class PPOConfig(KLConfig, LossConfig, ModelConfig, EngineConfig, RunConfig):
         [], "token ids that end a response, in place of the model's end tokens; empty: the model's end tokens", ge=0
     )
     ignore_eos: bool = option(
-        False, "sample each response to max_new_tokens; one that contains an end token counts as ended (see missing_eos)"
+        False,
+        "sample each response to max_new_tokens; one with an end token counts as ended (see missing_eos_score)",
     )
     max_prompt_tokens: int = option(512, "longest prompt, in tokens", gt=0)
     temperature: float = option(1.0, "sampling temperature; log-probs of policy and reference are taken at it", gt=0)
