@@ -11,7 +11,7 @@ from align.core.launch import quiet_libraries
 from align.core.settings import HUB_REPO
 
 REPORT_HELP = "write the report of a run"
-DATA_HELP = "data check FILE, data clean FILE: describe a file, find evaluation rows in it; clean raw text by C4's rules"
+DATA_HELP = "data check, convert, clean: describe a file, write it in this project's layout, clean raw text by C4's rules"
 MODEL_HELP = (
     "model list, fetch NAME, push FOLDER REPO, consolidate RUN: built-in models, downloads and uploads, a checkpoint as a "
     "plain folder"
@@ -54,7 +54,7 @@ def report_command(arguments: list[str]) -> None:
 
 
 def data_command(arguments: list[str]) -> None:
-    """Describe a file, a folder or a hub data set, list the rows of an evaluation that are in it, or clean raw text.
+    """Describe a file, list the rows of an evaluation that it holds, convert it to this project's layout, or clean raw text.
 
     Raises:
         UserError: for invalid arguments, or a file without a usable record.
@@ -62,10 +62,18 @@ def data_command(arguments: list[str]) -> None:
     from align.data import KINDS, cleaning
 
     parser = OneLineParser(prog="align data", allow_abbrev=False, description=DATA_HELP)
-    actions = parser.add_subparsers(metavar="check|clean", required=True)
+    actions = parser.add_subparsers(metavar="check|convert|clean", required=True)
     check = actions.add_parser("check", help="describe a file: records, lengths, ties, repeated prompts, bad rows")
-    check.add_argument("file", metavar="FILE", help="a file, a folder or the name of a hub data set")
-    check.add_argument("--kind", help=f"kind of its records: {', '.join(KINDS)}; default: guessed from the first rows")
+    convert = actions.add_parser("convert", help="write a file in this project's layout, as JSON Lines")
+    for action in (check, convert):
+        text = "a file, a folder or the name of a hub data set; own columns: FILE[FIELD=COLUMN, ...]"
+        action.add_argument("file", metavar="FILE", help=text)
+        action.add_argument("--kind", help=f"kind of its records: {', '.join(KINDS)}; default: guessed from the first rows")
+    convert.add_argument("output", metavar="OUT", type=Path, help="the .jsonl file to write")
+    convert.add_argument(
+        "--skip-bad-rows", "--skip_bad_rows", action="store_true", help="leave out rows that cannot be read"
+    )
+    convert.set_defaults(run=_convert)
     check.add_argument("--against", metavar="EVALUATION", help="list the rows of this source that share words with FILE")
     check.set_defaults(run=_check)
     clean = actions.add_parser("clean", help="clean raw text by C4's rules")
@@ -88,12 +96,18 @@ def data_command(arguments: list[str]) -> None:
 
 def _check(options: Namespace) -> None:
     from align.data import check_data
-    from align.data.check import describe_overlap
+    from align.data.overlap import describe_overlap
 
     if options.against:
         print(describe_overlap(options.file, options.against))
     else:
         print(check_data(options.file, options.kind))
+
+
+def _convert(options: Namespace) -> None:
+    from align.data.check import convert_data
+
+    print(convert_data(options.file, options.output, options.kind, options.skip_bad_rows))
 
 
 def _clean(options: Namespace) -> None:

@@ -1,21 +1,21 @@
-"""The description of a data file that `align data check FILE` prints, and which rows of an evaluation training data hold."""
+"""The description of a data file that `align data check FILE` prints, and its conversion by `align data convert`."""
 
 import math
 import os
-import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
 
 from align.core.errors import UserError
 from align.data.formats import KINDS, find_format
-from align.data.readers import LISTED_PROBLEMS, Scan, require_records, scan
+from align.data.readers import LISTED_PROBLEMS, Scan, read_records, require_records, scan, write_records
 from align.data.records import AttributeJudgment, Demonstration, Prompt, Ranking, Record, RuleJudgment
 from align.data.sources import iter_rows
 
 ROWS_TO_GUESS_FROM = 100
 KINDS_MOST_SPECIFIC_FIRST = ("ranking", "rule judgment", "attribute judgment", "demonstration", "prompt")
 LISTED_CATEGORIES = 10
+EXAMPLES = 2
+EXAMPLE_LENGTH = 90  # characters of a text that are shown
 
 
 def check_data(path: str, kind: str | None = None) -> str:
@@ -31,9 +31,7 @@ def check_data(path: str, kind: str | None = None) -> str:
     Raises:
         UserError: for an unknown kind, an unreadable file, or one without a usable record.
     """
-    name = kind.lower().replace("_", " ").replace("-", " ") if kind else guess_kind(path)
-    if name not in KINDS:
-        raise UserError(f"unknown kind of record '{kind}'; use one of {', '.join(KINDS)}")
+    name = find_kind(path, kind)
     scanned = scan(path, KINDS[name])
     require_records(scanned, path, KINDS[name])
     records: Sequence[Record] = scanned.records
@@ -53,8 +51,67 @@ def check_data(path: str, kind: str | None = None) -> str:
         good = scanned.rows - len(scanned.problems)
         unused = (name if n == good else f"{name} ({_format_rows(n)})" for name, n in scanned.unused.items())
         facts.append(("columns not used", ", ".join(unused)))
-    lines = [f"{name + ':':<23}{value}" for name, value in facts]
+    if scanned.single:
+        facts.append(("left out", f"{scanned.single} prompts with a single rated response"))
+    for number, record in enumerate(records[:EXAMPLES], start=1):
+        shown = _example_lines(record)
+        facts += zip([f"example {number}", *[""] * (len(shown) - 1)], shown, strict=True)
+    lines = [f"{name + ':' if name else '':<23}{value}" for name, value in facts]
     return "\n".join(lines + _problem_lines(scanned))
+
+
+def convert_data(source: str, output: str | os.PathLike[str], kind: str | None = None, skip_bad_rows: bool = False) -> str:
+    """Write a source as JSON Lines in this project's layout (docs/data.md).
+
+    Args:
+        source: a file, a folder or the name of a hub data set.
+        output: a name that ends in .jsonl or .jsonl.gz.
+        kind: as in `check_data`.
+        skip_bad_rows: leave out rows that cannot be read.
+
+    Returns:
+        One line: how many records of which kind were written.
+
+    Raises:
+        UserError: for an unknown kind, a bad row, or a file that cannot be read or written.
+    """
+    name = find_kind(source, kind)
+    records = read_records(source, KINDS[name], skip_bad_rows=skip_bad_rows, token_ids=True)
+    write_records(output, records)
+    return f"{output}: {len(records)} records of kind {name}"
+
+
+def find_kind(source: str, kind: str | None) -> str:
+    """The name in `KINDS` of a named kind (also with - or _), or the guessed one if none is named."""
+    name = kind.lower().replace("_", " ").replace("-", " ") if kind else guess_kind(source)
+    if name not in KINDS:
+        raise UserError(f"unknown kind of record '{kind}'; use one of {', '.join(KINDS)}")
+    return name
+
+
+MOST_LINES = 8
+
+
+def _example_lines(record: Record) -> list[str]:
+    """A record as it was read, one line for each turn and response; `*` marks the turns to learn."""
+    lines = [f"{turn['role']}: {turn['content']}" for turn in record.prompt]
+    if isinstance(record, Prompt) and record.ids is not None:
+        lines = [f"token ids: {' '.join(map(str, record.ids))}"]
+    elif isinstance(record, Demonstration):
+        learned = ("* " if turn["role"] == "assistant" else "" for turn in record.continuation)
+        turns = zip(learned, record.continuation, strict=True)
+        lines += [f"{mark}{turn['role']}: {turn['content']}" for mark, turn in turns]
+    elif isinstance(record, Ranking):
+        order = sorted(zip(record.ranks, record.responses, strict=True), key=lambda pair: pair[0])
+        lines += [f"rank {rank}: {response}" for rank, response in order]
+    elif isinstance(record, RuleJudgment):
+        lines += [f"response: {record.response}", f"rule {record.rule}: {record.verdict}"]
+    elif isinstance(record, AttributeJudgment):
+        numbers = ", ".join(f"{name} {number:g}" for name, number in record.attributes.items())
+        lines += [f"response: {record.response}", f"attributes: {numbers}"]
+    shown = [" ".join(line.split()) for line in lines[:MOST_LINES]]
+    more = [f"and {len(lines) - MOST_LINES} more"] if len(lines) > MOST_LINES else []
+    return [line if len(line) <= EXAMPLE_LENGTH else f"{line[:EXAMPLE_LENGTH]}..." for line in shown] + more
 
 
 def guess_kind(source: str) -> str:
@@ -152,119 +209,3 @@ def _format_rows(count: int) -> str:
 
 def _format_share(part: int, whole: int) -> str:
     return f"{part} of {whole} ({100 * part / whole:.1f} %)" if whole else "0"
-
-
-WORDS = 13  # GPT-3, appendix C
-FEWEST_WORDS = 8  # the same: the smallest N for data sets of short texts; here for a text that is shorter than 13 words
-FREQUENT = 10  # the same: "N-grams that occur more than 10 times" are left out
-LISTED = 20
-_WORD = re.compile(r"\w+")
-Gram = tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Match:
-    """An evaluation row, the first training row that shares words with it, and the words."""
-
-    evaluation: str
-    training: str
-    words: str
-
-
-@dataclass
-class Overlap:
-    """What two sources share.
-
-    Attributes:
-        rows: of the evaluation.
-        too_short: of those, how many have no text of `FEWEST_WORDS` words and are not compared.
-        training_rows: rows of the training data.
-        matches: one for each suspicious row, in the order of the evaluation.
-        frequent: word sequences of the evaluation that were left out because many training rows have them.
-    """
-
-    rows: int = 0
-    too_short: int = 0
-    training_rows: int = 0
-    matches: list[Match] = field(default_factory=list)
-    frequent: int = 0
-
-
-def find_overlap(training: str | os.PathLike[str], evaluation: str | os.PathLike[str]) -> Overlap:
-    """Compare every text of every row, in any layout; the training data are streamed and may be larger than memory.
-
-    As GPT-3's check for contamination (Brown et al. 2020, arXiv 2005.14165, section 4 and appendix C): a row is suspicious
-    if it shares 13 consecutive words with the training data, ignoring case and punctuation. Word sequences that occur in
-    more than ten training rows are common phrases or templates, and are ignored.
-
-    A text of fewer words must match as a whole.
-    """
-    found = Overlap()
-    rows_of_gram: dict[Gram, list[str]] = {}
-    order: list[str] = []
-    for where, texts in _texts_of_rows(evaluation):
-        long = (text for text in texts if len(text) >= FEWEST_WORDS)
-        grams = {gram for text in long for gram in _windows(text, min(WORDS, len(text)))}
-        found.rows += 1
-        found.too_short += not grams
-        order.append(where)
-        for gram in grams:
-            rows_of_gram.setdefault(gram, []).append(where)
-    # A text of the evaluation with fewer words can lie anywhere in a training text.
-    lengths = sorted({len(gram) for gram in rows_of_gram})
-    counts: dict[Gram, int] = {}
-    first: dict[Gram, str] = {}
-    for where, texts in _texts_of_rows(training):
-        found.training_rows += 1
-        for gram in {
-            gram for text in texts for length in lengths for gram in _windows(text, length) if gram in rows_of_gram
-        }:
-            counts[gram] = counts.get(gram, 0) + 1
-            first.setdefault(gram, where)
-    found.frequent = sum(count > FREQUENT for count in counts.values())
-    match_of: dict[str, Match] = {}
-    for gram in sorted(gram for gram, count in counts.items() if count <= FREQUENT):
-        for where in rows_of_gram[gram]:
-            match_of.setdefault(where, Match(where, first[gram], " ".join(gram)))
-    found.matches = [match_of[where] for where in order if where in match_of]
-    return found
-
-
-def describe_overlap(training: str, evaluation: str) -> str:
-    """`find_overlap` in words, one fact a line, with the suspicious rows at the end."""
-    found = find_overlap(training, evaluation)
-    judged = found.rows - found.too_short
-    share = f" ({100 * len(found.matches) / judged:.1f} %)" if judged else ""
-    lines = [
-        f"training:      {training}, {found.training_rows} rows",
-        f"evaluation:    {evaluation}, {found.rows} rows, of which {found.too_short} have no text of {FEWEST_WORDS} words",
-        f"shared:        {len(found.matches)} of {judged} rows{share} share {WORDS} words in a row, or a whole shorter text",
-    ]
-    if found.frequent:
-        lines.append(f"left out:      {found.frequent} word sequences that more than {FREQUENT} training rows have")
-    lines += [f'  {match.evaluation} with {match.training}: "{match.words}"' for match in found.matches[:LISTED]]
-    more = len(found.matches) - LISTED
-    return "\n".join(lines + ([f"  and {more} more"] if more > 0 else []))
-
-
-def _texts_of_rows(source: str | os.PathLike[str]) -> Iterator[tuple[str, list[list[str]]]]:
-    """Where each row is, and the words of each of its texts."""
-    for row in iter_rows(os.fspath(source)):
-        yield row.where, [_WORD.findall(text.lower().replace("_", " ")) for text in _texts(row.row)]
-
-
-def _texts(value: object) -> Iterator[str]:
-    """Every text in a row, whatever its layout: words of different texts never make one sequence."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        for part in value.values():
-            yield from _texts(part)
-    elif isinstance(value, Sequence):
-        for part in value:
-            yield from _texts(part)
-
-
-def _windows(text: list[str], length: int) -> Iterator[Gram]:
-    for start in range(len(text) - length + 1):
-        yield tuple(text[start : start + length])

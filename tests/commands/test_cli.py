@@ -56,7 +56,8 @@ def test_no_words_show_the_help_and_fail(capsys):
         (["xyz"], "error: unknown command 'xyz'; use one of " + ", ".join(cli.COMMANDS)),
         (
             ["data", "chek", "x"],
-            "error: align data: argument check|clean: invalid choice: 'chek' (choose from 'check', 'clean')",
+            "error: align data: argument check|convert|clean: "
+            "invalid choice: 'chek' (choose from 'check', 'convert', 'clean')",
         ),
         (["data", "check"], "error: align data check: the following arguments are required: FILE"),
         (["model"], "error: align model: the following arguments are required: list|fetch|push|consolidate"),

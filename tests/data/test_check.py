@@ -4,9 +4,10 @@ import json
 
 import pytest
 
+from align.cli import main
 from align.core.errors import UserError
-from align.data import check_data
-from align.data.check import guess_kind
+from align.data import AttributeJudgment, Demonstration, Prompt, Ranking, RuleJudgment, check_data, read_records
+from align.data.check import convert_data, guess_kind
 
 TURNS = [
     {"role": "user", "content": "one two"},
@@ -45,6 +46,13 @@ def test_rankings(write):
         "words in a response:   least 1, median 1, mean 1.3, 95 % up to 2, most 2",
         "categories:            chat 2, code 1",
         "repeated prompts:      1 of 3 (33.3 %)",
+        "example 1:             user: a b c",
+        "                       rank 1: x",
+        "                       rank 2: y z",
+        "example 2:             user: a b c",
+        "                       rank 1: x",
+        "                       rank 1: y",
+        "                       rank 2: z w",
         "bad rows:              1 of 4 (25.0 %)",
         f"  {path}:4: field 'ranks[0]': is 0; use a whole number of 1 or more",
     ]
@@ -106,3 +114,58 @@ def test_errors(write):
         check_data(write([{"x": 1}]))
     with pytest.raises(UserError, match="no usable demonstration; 1 of 1 rows are bad, the first: "):
         check_data(write([{"x": 1}]), "demonstration")
+
+
+JUDGED = {"prompt": "a", "response": "b"}
+EXAMPLES = [
+    ({"prompt": "a\nb", "completion": "c"}, ["user: a b", "* assistant: c"]),
+    ({"input_ids": [5, 6]}, ["token ids: 5 6"]),
+    ({**JUDGED, "rule": "polite", "verdict": "unsure"}, ["user: a", "response: b", "rule polite: unsure"]),
+    ({**JUDGED, "attributes": {"kind": 1, "depth": 2.5}}, ["user: a", "response: b", "attributes: kind 1, depth 2.5"]),
+    ({"prompt": "x" * 100}, [f"user: {'x' * 84}..."]),
+    ({"prompt": "a", "responses": list("bcdefghij"), "ranks": range(1, 10)},
+     ["user: a", *(f"rank {n}: {text}" for n, text in enumerate("bcdefgh", 1)), "and 2 more"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("row", "shown"), EXAMPLES, ids=range(len(EXAMPLES)))
+def test_the_first_records_are_shown(write, row, shown):
+    row = {name: list(value) if isinstance(value, range) else value for name, value in row.items()}
+    text = check_data(write([row, row, row]))
+    example = "\n".join(f"{'' if n else 'example 2:':<23}{line}" for n, line in enumerate(shown))
+    assert f"\n{example}\nbad rows:" in text
+    assert "example 3" not in text
+
+
+def test_prompts_with_one_rating_are_counted(write):
+    rows = [{"prompt": prompt, "response": text, "rating": 1} for prompt, text in ("ab", "ac", "bd")]
+    assert "left out:              1 prompts with a single rated response\n" in check_data(write(rows))
+
+
+@pytest.mark.parametrize(
+    ("row", "kind"),
+    [
+        ({"instruction": "a", "input": "", "output": "b"}, Demonstration),
+        ({"chosen": "\n\nHuman: a\n\nAssistant: b", "rejected": "\n\nHuman: a\n\nAssistant: c"}, Ranking),
+        ({"question": "a"}, Prompt),
+        ({"input_ids": [5, 6]}, Prompt),
+        ({**JUDGED, "rule": "polite", "verdict": "unsure"}, RuleJudgment),
+        ({**JUDGED, "attributes": {"kind": 1}}, AttributeJudgment),
+    ],
+)
+def test_conversion_keeps_the_records(write, tmp_path, capsys, row, kind):
+    source, output = write([row]), str(tmp_path / "out.jsonl")
+    if "question" in row:
+        source += "[prompt=question]"
+    main(["data", "convert", source, output])
+    name = {RuleJudgment: "rule judgment", AttributeJudgment: "attribute judgment"}.get(kind, kind.__name__.lower())
+    assert capsys.readouterr().out == f"{output}: 1 records of kind {name}\n"
+    assert read_records(output, kind, token_ids=True) == read_records(source, kind, token_ids=True)
+
+
+def test_conversion_stops_at_a_bad_row_or_leaves_it_out(write, tmp_path):
+    source, output = write([{"prompt": "a"}, {"prompt": ""}]), tmp_path / "out.jsonl.gz"
+    with pytest.raises(UserError, match=r"rows.jsonl:2: field 'prompt': is empty"):
+        convert_data(source, output)
+    assert not output.exists()
+    assert convert_data(source, output, skip_bad_rows=True) == f"{output}: 1 records of kind prompt"

@@ -6,7 +6,7 @@ import random
 import pytest
 
 from align.commands.tools import data_command
-from align.data.check import find_overlap
+from align.data.overlap import find_overlap
 
 NINETEEN = (
     "one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen end"
