@@ -4,7 +4,6 @@ Finished stages are skipped, so an interrupted demo resumes where it stopped.
 """
 
 import argparse
-import time
 from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
@@ -12,9 +11,11 @@ from typing import Any
 
 import numpy as np
 
+from align.commands.demo_progress import PartTimes, print_answers, sample_answers
 from align.core.errors import UserError
 from align.core.files import package_data_root, write_json
 from align.core.launch import run_unless_finished
+from align.core.settings import ModelConfig
 from align.core.settings_parser import parse
 from align.core.statistics import difference_interval, mean_interval, share_interval
 from align.data.readers import read_records
@@ -47,6 +48,8 @@ BEST_OF = 16
 """Answers among which the fine-tuned model's best is chosen, to compare PPO with."""
 BEST_OF_PROMPTS = 40
 """Number of prompts for that: 16 answers to every prompt would take longer than all other evaluations."""
+SHOWN_PROMPTS = 3
+"""Prompts whose answers are printed on the way."""
 HEADLINES = {"truthfulness": "mc2", "toxicity": "basic: expected maximum toxicity"}
 """The figure of each evaluation that the demo's table shows."""
 
@@ -64,15 +67,14 @@ def main(arguments: Sequence[str]) -> None:
     options = parser.parse_args(list(arguments))
     if options.model not in MODELS:
         raise UserError(f"--model {options.model}: the demo has no settings for it; use one of {', '.join(MODELS)}")
-    started = time.monotonic()
-    folder = Path(options.output_dir)
-    rows = run_demo(options.model, folder, options.seed)
+    folder, times = Path(options.output_dir), PartTimes()
+    rows = run_demo(options.model, folder, options.seed, times)
     report = write_report(folder)
     print(summary_table(rows))
-    print(f"{(time.monotonic() - started) / 60:.1f} minutes; the report: {report}")
+    print(f"{times}\nreport: {report}")
 
 
-def run_demo(model: str, folder: Path, seed: int) -> list[dict[str, Any]]:
+def run_demo(model: str, folder: Path, seed: int, times: PartTimes) -> list[dict[str, Any]]:
     """All three stages and the comparison; returns the rows of the summary, which are also in summary.json."""
 
     def settings(config_class: type[Any], stage: str, **more: str) -> Any:
@@ -82,24 +84,42 @@ def run_demo(model: str, folder: Path, seed: int) -> list[dict[str, Any]]:
 
     sft = settings(SFTConfig, "sft", model=model)
     resolve_model(sft.model)
-    policy = run_unless_finished(run_sft, sft)
-    reward = run_unless_finished(run_reward, settings(RewardConfig, "reward", model=str(policy)))
-    ppo = settings(PPOConfig, "ppo", model=str(policy), reward_model=str(reward))
-    aligned = run_unless_finished(run_ppo, ppo)
-    prompts = read_records("data/prompts_heldout.jsonl", Prompt)
+    ppo = settings(PPOConfig, "ppo", model=str(folder / "sft" / "model"), reward_model=str(folder / "reward" / "model"))
     sampling = Sampling(ppo.max_new_tokens, ppo.temperature)
+    prompts = read_records("data/prompts_heldout.jsonl", Prompt)
     if ppo.overlong == "truncate":  # the tiny models read bytes, so only short prompts fit
         prompts = [prompt for prompt in prompts if len(prompt.prompt) == 1]
-    scorer = load_reward_model(str(reward))
-    comparison = compare_policies(str(policy), str(aligned), scorer, prompts, sampling, seed)
-    write_json(folder / "comparison.json", answer_rows(comparison))
-    best = best_responses(str(policy), scorer, comparison.prompts[:BEST_OF_PROMPTS], BEST_OF, sampling, seed)
-    rows = [*summary_rows(folder, comparison), best_of_row(comparison, best, BEST_OF)]
-    if model in JUDGES:
-        rows.append(judge_row(comparison, load_reward_model(JUDGES[model]), str(policy)))
-    rows += evaluate_start_and_end(CONFIGS / MODELS[model] / "eval.yaml", folder, sft.model, seed)
+    shown = prompts[:SHOWN_PROMPTS]
+    with times.part("SFT"):
+        answers = {"before": sample_answers(sft, shown, sampling, seed)}
+        print_answers(shown, answers)
+        policy = str(run_unless_finished(run_sft, sft))
+        answers["SFT"] = sample_answers(ModelConfig(model=policy), shown, sampling, seed)
+        print_answers(shown, answers)
+    with times.part("reward model"):
+        reward = str(run_unless_finished(run_reward, settings(RewardConfig, "reward", model=policy)))
+    with times.part("PPO"):
+        aligned = str(run_unless_finished(run_ppo, ppo))
+    with times.part("comparison"):
+        scorer = load_reward_model(reward)
+        comparison = compare_policies(policy, aligned, scorer, prompts, sampling, seed)
+        print_answers(shown, *first_answers(comparison))
+        write_json(folder / "comparison.json", answer_rows(comparison))
+        best = best_responses(policy, scorer, comparison.prompts[:BEST_OF_PROMPTS], BEST_OF, sampling, seed)
+        rows = [*summary_rows(folder, comparison), best_of_row(comparison, best, BEST_OF)]
+        if model in JUDGES:
+            rows.append(judge_row(comparison, load_reward_model(JUDGES[model]), policy))
+    with times.part("evaluation"):
+        rows += evaluate_start_and_end(CONFIGS / MODELS[model] / "eval.yaml", folder, sft.model, seed)
     write_json(folder / "summary.json", rows)
     return rows
+
+
+def first_answers(comparison: PolicyComparison) -> tuple[dict[str, list[str]], dict[str, list[float]]]:
+    """The first answer to each prompt of the policies before and after PPO, and its reward, by name."""
+    sides, step = {"SFT": comparison.before, "PPO": comparison.after}, comparison.samples
+    texts = {name: responses.texts[::step] for name, responses in sides.items()}
+    return texts, {name: responses.rewards[::step] for name, responses in sides.items()}
 
 
 def answer_rows(comparison: PolicyComparison) -> list[dict[str, Any]]:
