@@ -1,0 +1,49 @@
+"""Tables of sample completions, nearly greedy, with the scores of the reward model."""
+
+import importlib.util
+from collections.abc import Sequence
+from dataclasses import replace
+
+from rich.table import Table
+from rich.text import Text
+
+from align.core.seeds import RngStream
+from align.ppo.rollout import sample_rollout
+from align.ppo.setup import Prepared
+from align.runtime.environment import console
+from align.tokenization.encoded import EncodedPrompt
+
+TEMPERATURE = 0.01
+COLUMNS = ("query", "model response", "score")
+SHOWN = 5
+"""Rows of a printed table."""
+
+
+def complete(ready: Prepared, prompts: Sequence[EncodedPrompt], seed: int) -> list[tuple[str, str, float]]:
+    """Return prompt, response and score of the current policy's completions; equal on all processes."""
+    tokenizer = ready.policy.tokenization.tokenizer
+    sampling = replace(ready.sampling, temperature=TEMPERATURE)
+    key = (seed, RngStream.VALIDATION_SAMPLES)
+    rollout = sample_rollout(ready.sampler, ready.policy.tokenization, list(prompts), sampling, key)
+    scores, _ = ready.rewards(rollout)
+    queries = tokenizer.batch_decode([prompt.ids for prompt in prompts], skip_special_tokens=True)
+    responses = tokenizer.batch_decode(rollout.responses)
+    return list(zip(queries, responses, scores.tolist(), strict=True))
+
+
+def show(rows: Sequence[tuple[str, str, float]]) -> None:
+    """Print the first rows, and log all of them to Weights & Biases if a run is active there."""
+    table = Table(*COLUMNS, show_lines=True)
+    for query, response, score in rows[:SHOWN]:
+        table.add_row(Text(query), Text(response), f"{score:.4g}")  # text may look like markup
+    console.print(table)
+
+
+def log_to_wandb(rows: Sequence[tuple[str, str, float]]) -> None:
+    """Log a table to the active run of Weights & Biases; do nothing without one."""
+    if importlib.util.find_spec("wandb") is None:
+        return
+    import wandb
+
+    if wandb.run is not None:
+        wandb.log({"completions": wandb.Table(columns=list(COLUMNS), data=[list(row) for row in rows])})

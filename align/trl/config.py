@@ -1,0 +1,119 @@
+"""Settings of PPO by the names and with the defaults of TRL 1.12."""
+
+import math
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from transformers import TrainingArguments
+from transformers.utils import is_torch_bf16_gpu_available
+
+from align.core.errors import UserError
+
+
+class InvalidArgumentError(UserError, ValueError):
+    """A mistake in the arguments of the trainer: a `ValueError`, as in TRL."""
+
+
+def setting(default: Any, help: str) -> Any:
+    """Declare a field with its text for `--help`."""
+    return field(default=default, metadata={"help": help})
+
+
+@dataclass
+class PPOConfig(TrainingArguments):
+    """Settings of `align.trl.PPOTrainer`: those of `transformers.TrainingArguments`, and those of TRL's `PPOConfig`.
+
+    `learning_rate`, `logging_steps` and `gradient_checkpointing` have TRL's defaults. `bf16` is on unless `fp16` is set or
+    the machine has no bfloat16. docs/migrate-from-trl.md lists the setting of this library that each field becomes.
+    """
+
+    learning_rate: float = setting(3e-6, "Peak learning rate.")
+    logging_steps: float = setting(10, "Accepted for compatibility: each update is logged.")
+    gradient_checkpointing: bool = setting(True, "Recompute activations in the backward pass to save memory.")
+    bf16: bool | None = setting(  # type: ignore[assignment]
+        None, "Use bfloat16. Default: on, unless fp16 is set or the machine has no bfloat16."
+    )
+
+    dataset_num_proc: int | None = setting(None, "Processes that a script uses to tokenize its data set.")
+    num_mini_batches: int = setting(1, "Optimizer steps in one pass over a rollout.")
+    total_episodes: int | None = setting(None, "Responses to sample in the whole run. Default: num_train_epochs passes.")
+    local_rollout_forward_batch_size: int = setting(64, "Rows in one forward pass of the rollout phase.")
+    num_sample_generations: int = setting(10, "Tables of sample completions that are printed during training.")
+    response_length: int = setting(53, "Longest response, in tokens.")
+    stop_token: Literal["eos"] | None = setting(None, "End a response at the tokenizer's EOS token; excludes stop_token_id.")
+    stop_token_id: int | None = setting(None, "End a response at this token; excludes stop_token.")
+    temperature: float = setting(0.7, "Sampling temperature.")
+    missing_eos_penalty: float | None = setting(None, "Subtracted from the score of a response without an EOS token.")
+    sft_model_path: str = setting("EleutherAI/pythia-160m", "Model that a script loads as the policy.")
+    world_size: int | None = setting(None, "Number of processes; set by the trainer.")
+    num_total_batches: int | None = setting(None, "Number of updates; set by the trainer.")
+    micro_batch_size: int | None = setting(None, "Rows of a micro-batch over all processes; set by the trainer.")
+    local_batch_size: int | None = setting(None, "Responses of an update on one process; set by the trainer.")
+    batch_size: int | None = setting(None, "Responses of an update over all processes; set by the trainer.")
+    local_mini_batch_size: int | None = setting(None, "Responses of an optimizer step on one process; set by the trainer.")
+    mini_batch_size: int | None = setting(None, "Responses of an optimizer step over all processes; set by the trainer.")
+    push_to_hub: bool = setting(False, "Upload the model to the Hugging Face Hub when it is saved.")
+    reward_model_path: str = setting("EleutherAI/pythia-160m", "Model that a script loads as reward and value model.")
+    model_adapter_name: str | None = setting(None, "Name of the adapter to train, if the policy has several.")
+    ref_adapter_name: str | None = setting(None, "Name of the adapter that is the reference, if the policy has several.")
+    num_ppo_epochs: int = setting(4, "Passes over each rollout.")
+    whiten_rewards: bool = setting(False, "Scale token rewards to unit variance.")
+    kl_coef: float = setting(0.05, "Coefficient of the KL penalty.")
+    kl_estimator: Literal["k1", "k3"] = setting("k1", "Estimator of the KL penalty.")
+    cliprange: float = setting(0.2, "Clip range of the policy's ratio.")
+    vf_coef: float = setting(0.1, "Coefficient of the value loss.")
+    cliprange_value: float = setting(0.2, "Clip range of values.")
+    gamma: float = setting(1.0, "Discount factor.")
+    lam: float = setting(0.95, "Lambda of generalized advantage estimation.")
+    ds3_gather_for_generation: bool = setting(True, "Under ZeRO-3, gather the policy's weights for generation.")
+
+    def __post_init__(self) -> None:
+        if self.bf16 is None:
+            self.bf16 = not self.fp16 and (bool(self.use_cpu) or is_torch_bf16_gpu_available())
+        if self.activation_checkpointing is None:  # transformers 5 renamed the setting and warns about the old name
+            self.activation_checkpointing = self.gradient_checkpointing
+        super().__post_init__()  # type: ignore[no-untyped-call]
+
+
+def stop_token_of(args: PPOConfig, eos_token_id: int | None) -> int | None:
+    """Return the id of the token that ends a response; None: responses have the full length.
+
+    Raises:
+        InvalidArgumentError: if both stop tokens are set, the name is unknown, or the tokenizer has no EOS token.
+    """
+    if args.stop_token and args.stop_token_id is not None:
+        raise InvalidArgumentError("You cannot set both `stop_token` and `stop_token_id`.")
+    if args.stop_token is None:
+        return args.stop_token_id
+    if args.stop_token != "eos":
+        raise InvalidArgumentError(
+            f"Unknown `stop_token` {args.stop_token!r}: the valid values are 'eos' and None (no stop token)"
+        )
+    if eos_token_id is None:
+        raise InvalidArgumentError("stop_token is 'eos', but the tokenizer has no EOS token: set stop_token_id")
+    return eos_token_id
+
+
+def set_batch_sizes(args: PPOConfig, rows: int, processes: int) -> None:
+    """Compute the sizes of updates, minibatches and the run, and store them in `args` as TRL does.
+
+    Args:
+        rows: of the training data.
+
+    Raises:
+        InvalidArgumentError: if minibatches would differ in size.
+    """
+    if args.total_episodes is None:
+        args.total_episodes = int(args.num_train_epochs * rows)
+    args.world_size = processes
+    args.local_batch_size = args.per_device_train_batch_size * args.gradient_accumulation_steps
+    args.micro_batch_size = args.per_device_train_batch_size * processes
+    args.batch_size = args.local_batch_size * processes
+    if args.num_mini_batches < 1 or args.local_batch_size % args.num_mini_batches:
+        raise InvalidArgumentError(
+            f"`local_batch_size` must be a multiple of `num_mini_batches`, inexact division: {args.local_batch_size} / "
+            f"{args.num_mini_batches}; local_batch_size is per_device_train_batch_size x gradient_accumulation_steps"
+        )
+    args.mini_batch_size = args.batch_size // args.num_mini_batches
+    args.local_mini_batch_size = args.local_batch_size // args.num_mini_batches
+    args.num_total_batches = math.ceil(args.total_episodes / args.batch_size)

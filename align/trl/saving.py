@@ -1,0 +1,68 @@
+"""The folders of TRL's trainer: the model in the root of `output_dir`, `checkpoint-N`, and the upload to the hub."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from huggingface_hub import HfApi, ModelCard
+from transformers.trainer_utils import rotate_checkpoints
+
+from align.models.checkpoint import model_card
+from align.ppo.config import PPOConfig as CoreConfig
+from align.ppo.setup import Prepared
+from align.ppo.train import save_policy
+from align.runtime.distributed import run_on_main
+from align.trl.config import PPOConfig
+from align.trl.hooks import OnlineTrainerState
+from align.trl.translation import RUN_FOLDER
+
+STATE_FILE = "trainer_state.json"
+
+
+def save_checkpoint(args: PPOConfig, update: int, state: OnlineTrainerState, config: CoreConfig, ready: Prepared) -> None:
+    """Write `checkpoint-N` with the policy and `trainer_state.json`, and delete the oldest beyond `save_total_limit`.
+
+    The state of a run, which it resumes from, is in the run's own folder.
+    """
+    assert args.output_dir is not None
+    folder = Path(args.output_dir) / f"checkpoint-{update}"
+    save_policy(config, ready, folder, {})
+
+    def finish() -> None:
+        state.save_to_json(str(folder / STATE_FILE))
+        rotate_checkpoints(str(args.output_dir), args.save_total_limit)
+
+    run_on_main(finish, ready.run.accelerator)
+
+
+def repository(args: PPOConfig, token: str | None = None) -> str:
+    """Return the id of the model's repository on the hub, which is created if it does not exist."""
+    assert args.output_dir is not None
+    name = args.hub_model_id or Path(args.output_dir).absolute().name
+    created = HfApi().create_repo(name, token=token or args.hub_token, private=args.hub_private_repo, exist_ok=True)
+    return str(created.repo_id)
+
+
+def upload(args: PPOConfig, repo_id: str, message: str, token: str | None = None, revision: str | None = None) -> str:
+    """Upload the files of the model, without runs and checkpoints; return the address of the commit."""
+    commit = HfApi().upload_folder(
+        repo_id=repo_id,
+        folder_path=str(args.output_dir),
+        commit_message=message,
+        token=token or args.hub_token,
+        revision=revision or args.hub_revision,
+        ignore_patterns=[f"{RUN_FOLDER}/*", "checkpoint-*/*", ".*"],
+    )
+    return str(commit)
+
+
+def write_card(folder: Path, ready: Prepared, rows: Mapping[str, str], tags: Sequence[str]) -> None:
+    """Write the model card, README.md.
+
+    Args:
+        rows: of its table; `title` is its title.
+        tags: further tags for the hub.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    card = ModelCard(model_card({"stage": "ppo", **rows}, ready.policy), ignore_metadata_errors=True)
+    card.data["tags"] = [*(card.data.get("tags") or []), *tags]
+    card.save(folder / "README.md")

@@ -1,0 +1,312 @@
+"""TRL's `PPOTrainer` on this library's PPO."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import PartialState
+from datasets import Dataset
+from peft import PeftConfig, PeftModel
+from torch import nn
+from torch.utils.data import DataLoader
+from transformers import DataCollatorWithPadding, PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
+from transformers.integrations import get_reporting_integration_callbacks
+from transformers.trainer_callback import CallbackHandler, DefaultFlowCallback, PrinterCallback, TrainerControl
+
+from align.batches.encoding import Limits, encode_prompts
+from align.models.checkpoint import save_model_into
+from align.ppo.setup import GivenObjects
+from align.ppo.train import prepare, save_policy, train
+from align.runtime.distributed import run_on_main
+from align.trl.completions import complete, log_to_wandb, show
+from align.trl.config import InvalidArgumentError, PPOConfig, set_batch_sizes, stop_token_of
+from align.trl.hooks import OnlineTrainerState, TrainerHooks
+from align.trl.saving import STATE_FILE, repository, save_checkpoint, upload, write_card
+from align.trl.translation import core_config, unsupported_settings
+
+
+class PolicyAndValueModel(nn.Module):
+    """The trained models, under the names that TRL gives them.
+
+    Args:
+        policy: the language model.
+        value_model: the sequence classifier that predicts returns.
+    """
+
+    def __init__(self, policy: nn.Module, value_model: nn.Module) -> None:
+        super().__init__()
+        self.policy, self.value_model = policy, value_model
+        self.config: Any = policy.config
+
+
+class PPOTrainer:
+    """PPO with the arguments, attributes and files of TRL 1.12's `PPOTrainer`; docs/migrate-from-trl.md lists differences.
+
+    The given models are trained in place.
+
+    Args:
+        args: the settings.
+        processing_class: the policy's tokenizer.
+        model: the policy, a causal or sequence-to-sequence language model.
+        ref_model: the reference of the KL penalty. None: a copy of the policy, or with LoRA the policy without its adapter.
+        reward_model: a sequence classifier with one label that reads the policy's token ids.
+        train_dataset: prompts, as token ids in the column `input_ids`.
+        value_model: a sequence classifier with one label, which predicts returns.
+        data_collator: called with each row alone, if given.
+        eval_dataset: prompts of the tables of sample completions; a dict of data sets is read as one.
+        optimizers: an optimizer and a scheduler of the learning rate in place of those of the settings.
+        callbacks: are called beside those of `args.report_to`.
+        peft_config: trains an adapter instead of all weights of the policy.
+
+    Raises:
+        InvalidArgumentError: for arguments that exclude each other.
+        UserError: for models or data that cannot be used.
+    """
+
+    def __init__(
+        self,
+        args: PPOConfig,
+        processing_class: PreTrainedTokenizerBase,
+        model: PreTrainedModel,
+        ref_model: PreTrainedModel | None,
+        reward_model: PreTrainedModel,
+        train_dataset: Dataset,
+        value_model: PreTrainedModel,
+        data_collator: DataCollatorWithPadding | None = None,
+        eval_dataset: Dataset | Mapping[str, Dataset] | None = None,
+        optimizers: tuple[torch.optim.Optimizer | None, torch.optim.lr_scheduler.LRScheduler | None] = (None, None),
+        callbacks: list[TrainerCallback] | None = None,
+        peft_config: PeftConfig | None = None,
+    ) -> None:
+        check_models(model, ref_model, train_dataset, peft_config)
+        self.args, self.processing_class = args, processing_class
+        self.ref_model, self.reward_model = ref_model, reward_model
+        self.train_dataset, self.eval_dataset = train_dataset, eval_dataset
+        self.data_collator = data_collator or DataCollatorWithPadding(processing_class)
+        self.train_dataset_len = len(train_dataset)
+        self.stop_token_id = stop_token_of(args, processing_class.eos_token_id)
+        set_batch_sizes(args, self.train_dataset_len, PartialState().num_processes)
+        prompts = prompt_rows(train_dataset, data_collator)
+        longest = max((len(row["input_ids"]) for row in prompts), default=0)
+        self.hooks = TrainerHooks(
+            args, self.train_dataset_len, processing_class.eos_token_id, self._save_checkpoint, self._show_samples
+        )
+        self.core_config = core_config(args, longest, self.stop_token_id)
+        given = GivenObjects(processing_class, ref_model, value_model)
+        self.prepared = prepare(self.core_config, model, [reward_model], [], prompts, (), [self.hooks], given)
+        self.model = PolicyAndValueModel(model, value_model)
+        for line in unsupported_settings(args):
+            self.prepared.run.print(f"warning: {line}")
+        eval_rows = [row for part in data_sets(eval_dataset) for row in prompt_rows(part, data_collator)]
+        limits = Limits(max((len(row["input_ids"]) for row in eval_rows), default=1), args.response_length)
+        self.eval_prompts = encode_prompts(eval_rows, self.prepared.policy, limits, False) if eval_rows else []
+        reporters = get_reporting_integration_callbacks(args.report_to)
+        self.callback_handler = CallbackHandler(
+            [DefaultFlowCallback, *reporters, *(callbacks or []), PrinterCallback],
+            *(self.model, processing_class, self.optimizer, self.lr_scheduler),
+        )
+        self.hooks.begin(self.callback_handler)
+        self.hub_model_id: str | None = None
+        if args.push_to_hub:
+            self.hub_model_id = run_on_main(lambda: repository(args), self.accelerator)
+
+    # ------------------------------------------------------------------------------------------------------- training
+
+    def train(self) -> None:
+        """Run all updates, from the last checkpoint on if `args.resume_from_checkpoint` is set."""
+        train(self.core_config, self.prepared)
+        self.hooks.finish()
+        self.prepared.close()
+
+    def generate_completions(self, sampling: bool = False) -> None:
+        """Print a table of completions of the evaluation prompts with their scores; do nothing without such prompts.
+
+        Args:
+            sampling: complete the prompts of one batch only.
+        """
+        if not self.eval_prompts:
+            return
+        at_once = self.args.per_device_eval_batch_size * self.accelerator.num_processes
+        rows = complete(self.prepared, self.eval_prompts[:at_once] if sampling else self.eval_prompts, self.args.seed)
+        if self.is_world_process_zero():
+            show(rows)
+            if "wandb" in (self.args.report_to or ()):
+                log_to_wandb(rows)
+
+    def _show_samples(self) -> None:
+        self.generate_completions(sampling=True)
+
+    # --------------------------------------------------------------------------------------------------------- saving
+
+    def save_model(self, output_dir: str | None = None) -> None:
+        """Save the policy and its tokenizer, and upload them if `args.push_to_hub` is set.
+
+        Args:
+            output_dir: the folder; None: `args.output_dir`. Other files there stay.
+        """
+        folder = Path(output_dir or str(self.args.output_dir))
+        save_policy(self.core_config, self.prepared, folder, {}, save_model_into)
+        run_on_main(lambda: self.state.save_to_json(str(folder / STATE_FILE)), self.accelerator)
+        if self.args.push_to_hub:
+            self._upload("Model save", None, None)
+
+    def push_to_hub(
+        self,
+        commit_message: str = "End of training",
+        blocking: bool = True,
+        token: str | None = None,
+        revision: str | None = None,
+        **kwargs: Any,
+    ) -> str:
+        """Save the policy in `args.output_dir` and upload the folder; return the address of the commit.
+
+        Args:
+            commit_message: of the commit.
+            blocking: accepted for compatibility: the upload has ended when this returns.
+            token: in place of `args.hub_token`.
+            revision: the branch, in place of `args.hub_revision`.
+            kwargs: of `create_model_card`.
+        """
+        self.callback_handler.on_push_begin(self.args, self.state, self.control)
+        save_policy(self.core_config, self.prepared, Path(str(self.args.output_dir)), {}, save_model_into)
+        self.create_model_card(**kwargs)
+        return self._upload(commit_message, token, revision)
+
+    def _upload(self, message: str, token: str | None, revision: str | None) -> str:
+        def on_main() -> str:
+            self.hub_model_id = self.hub_model_id or repository(self.args, token)
+            return upload(self.args, self.hub_model_id, message, token, revision)
+
+        return run_on_main(on_main, self.accelerator)
+
+    def create_model_card(
+        self, model_name: str | None = None, dataset_name: str | None = None, tags: str | list[str] | None = None
+    ) -> None:
+        """Write the card of the model, README.md, into `args.output_dir`.
+
+        Args:
+            model_name: the title of the card; None: the name of the folder.
+            dataset_name: of the prompts.
+            tags: further tags for the hub.
+        """
+        rows = {"title": model_name or Path(str(self.args.output_dir)).name}
+        rows |= {"data": dataset_name} if dataset_name else {}
+        more = [tags] if isinstance(tags, str) else tags or []
+        folder = Path(str(self.args.output_dir))
+        run_on_main(lambda: write_card(folder, self.prepared, rows, more), self.accelerator)
+
+    def _save_checkpoint(self, update: int) -> None:
+        save_checkpoint(self.args, update, self.state, self.core_config, self.prepared)
+
+    # ------------------------------------------------------------------------------------------- events and attributes
+
+    @property
+    def accelerator(self) -> Any:
+        """The `accelerate.Accelerator` of the run."""
+        return self.prepared.run.accelerator
+
+    @property
+    def state(self) -> OnlineTrainerState:
+        """Counts and the history of metrics."""
+        return self.hooks.state
+
+    @property
+    def control(self) -> TrainerControl:
+        """The requests of the callbacks."""
+        return self.hooks.control
+
+    @property
+    def optimizer(self) -> Any:
+        """The optimizer of policy and value model."""
+        return self.hooks.optimizer
+
+    @property
+    def lr_scheduler(self) -> Any:
+        """The scheduler of the learning rate, which advances once in each update."""
+        return self.hooks.lr_scheduler
+
+    def is_world_process_zero(self) -> bool:
+        """Return whether this is the first process."""
+        return bool(self.accelerator.is_main_process)
+
+    def is_local_process_zero(self) -> bool:
+        """Return whether this is the first process of its machine."""
+        return bool(self.accelerator.is_local_main_process)
+
+    def log(self, logs: dict[str, float]) -> None:
+        """Add metrics to `state.log_history`, and pass them to the callbacks."""
+        self.hooks.log(logs)
+
+    def add_callback(self, callback: type[TrainerCallback] | TrainerCallback) -> None:
+        """Add a callback, given as an object or a class."""
+        self.callback_handler.add_callback(callback)
+
+    def pop_callback(self, callback: type[TrainerCallback] | TrainerCallback) -> TrainerCallback | None:
+        """Remove a callback and return it."""
+        removed: TrainerCallback | None = self.callback_handler.pop_callback(callback)
+        return removed
+
+    def remove_callback(self, callback: type[TrainerCallback] | TrainerCallback) -> None:
+        """Remove a callback."""
+        self.callback_handler.remove_callback(callback)
+
+    def get_train_dataloader(self) -> DataLoader[Any]:
+        """Return a loader of the training prompts. Training itself draws its batches from memory."""
+        size = self.args.local_batch_size
+        return DataLoader(self.train_dataset, size, shuffle=True, collate_fn=self.data_collator, drop_last=True)
+
+    def get_eval_dataloader(self) -> DataLoader[Any]:
+        """Return a loader of the evaluation prompts."""
+        rows = [row for part in data_sets(self.eval_dataset) for row in part]
+        return DataLoader(rows, self.args.per_device_eval_batch_size, collate_fn=self.data_collator)  # type: ignore[arg-type]
+
+    @contextmanager
+    def null_ref_context(self) -> Iterator[None]:
+        """Let the policy compute as the reference: with its adapter switched off if it has one."""
+        backbone, loaded = self.prepared.policy.backbone, self.prepared.policy
+        with backbone.adapter(loaded.start_adapter) if loaded.adapter else nullcontext():
+            yield
+
+
+def check_models(model: nn.Module, ref_model: PreTrainedModel | None, train_dataset: Any, peft_config: Any) -> None:
+    """Raise an `InvalidArgumentError` for arguments that exclude each other."""
+    if train_dataset is None:
+        raise InvalidArgumentError("`train_dataset` is required")
+    if ref_model is model:
+        raise InvalidArgumentError(
+            "`model` and `ref_model` cannot be the same object: give a copy, or None for a copy of the policy's start"
+        )
+    if peft_config is not None and not isinstance(peft_config, PeftConfig):
+        raise InvalidArgumentError(f"`peft_config` must be a `peft.PeftConfig`, not {type(peft_config).__name__}")
+    if peft_config is not None or isinstance(model, PeftModel):
+        raise InvalidArgumentError(
+            "`peft_config`: this trainer trains all weights; use align.ppo.PPOTrainer with lora_r for an adapter"
+        )
+
+
+def data_sets(given: Dataset | Mapping[str, Dataset] | None) -> list[Dataset]:
+    """Return the data sets of an argument that is one, several by name, or None."""
+    if given is None:
+        return []
+    return list(given.values()) if isinstance(given, Mapping) else [given]
+
+
+def prompt_rows(dataset: Dataset, collator: DataCollatorWithPadding | None) -> list[dict[str, list[int]]]:
+    """Return the token ids of each prompt, with its attention mask if it has one.
+
+    Args:
+        collator: a user's, which may change rows.
+
+    Raises:
+        InvalidArgumentError: if there are no token ids.
+    """
+    rows = []
+    for row in dataset:
+        if collator is not None:
+            row = {name: torch.as_tensor(value)[0].tolist() for name, value in collator([row]).items()}
+        if "input_ids" not in row:
+            raise InvalidArgumentError("the data set has no column `input_ids`: map the tokenizer over its prompts first")
+        rows.append({name: list(row[name]) for name in ("input_ids", "attention_mask") if row.get(name) is not None})
+    return rows

@@ -1,0 +1,194 @@
+"""One PPO update by TRL 1.12's trainer or by `align.trl`, on the same models, prompts, responses and rewards.
+
+    .venv-trl-1.12/bin/python -m benchmarks.trl_parity trl      # writes the numbers of TRL to tests/trl/trl-1.12.json
+    python -m benchmarks.trl_parity align                       # prints those of this library
+
+The weights come from a NumPy stream and the responses are fixed, so that both sides compute the same update. The first
+column of the file names the case: `full` has responses of the full length, `stop` has responses that end earlier.
+"""
+
+import argparse
+import json
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from datasets import Dataset
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
+from torch import Tensor, nn
+from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification, PreTrainedTokenizerFast
+
+REFERENCE = Path(__file__).parents[1] / "tests" / "trl" / "trl-1.12.json"
+WORDS, EOS = 23, 23
+"""Ids 0 to 22 are words, 23 ends a text, and 24 is the padding token, for which the models have no embedding."""
+LENGTH = 6
+PROMPTS = [[1, 2, 3], [4, 5], [6, 7, 8, 9], [10, 11, 12]]
+RESPONSES = {
+    "full": [[2, 4, 6, 8, 10, 12], [1, 3, 5, 7, 9, 11], [20, 19, 18, 17, 16, 15], [13, 14, 13, 14, 13, 14]],
+    "stop": [[2, 4, 6, EOS], [1, 3, 5, 7, 9, EOS], [20, 19, 18, 17, 16, 15], [13, EOS]],
+}
+SETTINGS: dict[str, Any] = {
+    "per_device_train_batch_size": 4,
+    "per_device_eval_batch_size": 4,
+    "num_ppo_epochs": 1,
+    "total_episodes": 4,
+    "response_length": LENGTH,
+    "learning_rate": 1e-3,
+    "kl_coef": 0.1,
+    "vf_coef": 0.3,
+    "gamma": 0.97,
+    "lam": 0.9,
+    "max_grad_norm": 0.0,  # TRL never clips
+    "missing_eos_penalty": 0.5,
+    "num_sample_generations": 0,
+    "gradient_checkpointing": False,
+    "save_strategy": "no",
+    "report_to": "none",
+    "use_cpu": True,
+    "bf16": False,
+}
+METRICS = (
+    *("objective/kl", "objective/entropy", "objective/non_score_reward", "objective/rlhf_reward", "objective/scores"),
+    *("policy/approxkl_avg", "policy/clipfrac_avg", "loss/policy_avg", "loss/value_avg", "val/clipfrac_avg"),
+    *("val/ratio", "val/num_eos_tokens", "lr", "episode"),
+)
+"""The metrics that both sides define alike; `eps` is a time, and TRL's entropy while learning counts padding."""
+
+
+def tokenizer() -> PreTrainedTokenizerFast:
+    """Return a tokenizer of 24 words whose padding token the models do not know, as in TRL's example scripts."""
+    words = {f"w{number}": number for number in range(WORDS)} | {"<eos>": EOS}
+    fast = Tokenizer(WordLevel(words, unk_token="w0"))
+    fast.pre_tokenizer = WhitespaceSplit()  # type: ignore[assignment]
+    made = PreTrainedTokenizerFast(tokenizer_object=fast, eos_token="<eos>", padding_side="left")
+    made.add_special_tokens({"pad_token": "[PAD]"})
+    return made
+
+
+def draw(model: nn.Module, seed: int) -> None:
+    """Set all weights from a NumPy stream, which no version of torch changes."""
+    stream = np.random.default_rng(seed)
+    with torch.no_grad():
+        for weight in model.parameters():
+            numbers = torch.from_numpy(stream.standard_normal(tuple(weight.shape))).float()
+            weight.copy_(numbers * 0.3 if weight.dim() > 1 else 1.0 + 0.1 * numbers)
+
+
+def models() -> dict[str, Any]:
+    """Return policy, reference, reward model and value model by TRL's names."""
+    sizes: dict[str, Any] = {"hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = LlamaConfig(vocab_size=WORDS + 1, eos_token_id=EOS, bos_token_id=None, pad_token_id=None, **sizes)
+    made: dict[str, Any] = {"model": LlamaForCausalLM(config), "ref_model": LlamaForCausalLM(config)}
+    config.num_labels = 1
+    made |= {name: LlamaForSequenceClassification(config) for name in ("reward_model", "value_model")}
+    for seed, model in enumerate(made.values()):
+        draw(model, seed)
+    return made
+
+
+def trainer_of(trainer: type[Any], config: type[Any], case: str, folder: str, **changes: Any) -> Any:
+    """Return a trainer of either side for a case."""
+    stop = {"stop_token": "eos"} if case == "stop" else {}
+    args = config(output_dir=folder, **SETTINGS | stop | changes)
+    data = Dataset.from_dict({"input_ids": PROMPTS})
+    return trainer(args=args, processing_class=tokenizer(), train_dataset=data, eval_dataset=data, **models())
+
+
+def response_to(prompt: list[int], case: str) -> list[int]:
+    """Return the fixed response to a prompt."""
+    return RESPONSES[case][PROMPTS.index(prompt)]
+
+
+def numbers_of(trainer: Any, advantages: Tensor) -> dict[str, Any]:
+    """Return the numbers that are compared: metrics, advantages in the order of the prompts, and weights."""
+    weights = {
+        f"{role}.{name}": [float(f"{value:.9g}") for value in weight.detach().flatten().tolist()]
+        for role, model in (("policy", trainer.model.policy), ("value_model", trainer.model.value_model))
+        for name, weight in model.named_parameters()
+    }
+    metrics = {name: float(trainer.state.log_history[-1][name]) for name in METRICS}
+    return {"metrics": metrics, "advantages": advantages.tolist(), "weights": weights}
+
+
+def update_by_trl(case: str) -> dict[str, Any]:
+    """Return the numbers of an update by TRL's trainer."""
+    from trl.experimental.ppo import PPOConfig, PPOTrainer, ppo_trainer
+
+    order: list[list[int]] = []
+    whitened: list[Tensor] = []
+    whiten = ppo_trainer.masked_whiten
+
+    def fixed_responses(model: Any, queries: Tensor, rows: int, pad: int, generation: Any) -> tuple[Tensor, Tensor]:
+        order.extend([token for token in query if token != pad] for query in queries.tolist())
+        written = [response_to(prompt, case) for prompt in order]
+        responses = torch.tensor([response + [pad] * (LENGTH - len(response)) for response in written])
+        texts = torch.cat([queries, responses], 1)
+        logits = ppo_trainer.forward(model, texts, pad).logits[:, queries.shape[1] - 1 : -1]
+        return texts, logits / generation.temperature
+
+    def recorded_whiten(values: Tensor, mask: Tensor, shift_mean: bool = True) -> Tensor:
+        whitened.append(whiten(values, mask, shift_mean).masked_fill(~mask, 0.0))
+        return whitened[-1]
+
+    ppo_trainer.batch_generation = fixed_responses
+    ppo_trainer.masked_whiten = recorded_whiten
+    ppo_trainer.selective_log_softmax = log_probs_of_real_tokens
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = trainer_of(PPOTrainer, PPOConfig, case, folder)
+        trainer.train()
+    return numbers_of(trainer, whitened[-1][[order.index(prompt) for prompt in PROMPTS]])
+
+
+def log_probs_of_real_tokens(logits: Tensor, ids: Tensor) -> Tensor:
+    """Return log-probs [B, T]; TRL masks those of padding, whose id is beyond the vocabulary here."""
+    return logits.log_softmax(-1).gather(-1, ids.clamp(max=EOS)[..., None])[..., 0]
+
+
+def update_by_align(case: str, **changes: Any) -> dict[str, Any]:
+    """Return the numbers of an update by this library."""
+    from align.ppo.extensions import Extension
+    from align.ppo.records import Experience
+    from align.sampling.generation import Responses
+    from align.trl import PPOConfig, PPOTrainer
+
+    found: dict[str, Any] = {}
+
+    class Recorder(Extension):
+        """Records an update."""
+
+        def on_experience(self, update: int, experience: Experience) -> None:
+            found["prompts"] = [list(prompt.ids) for prompt in experience.rollout.prompts]
+            found["advantages"] = experience.advantages
+
+    def fixed_responses(prompts: list[list[int]], *_: Any) -> Responses:
+        written = [response_to(list(prompt), case) for prompt in prompts]
+        return Responses(written, [response[-1] == EOS for response in written])
+
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = trainer_of(PPOTrainer, PPOConfig, case, folder, **changes)
+        trainer.prepared.extensions.append(Recorder())
+        trainer.prepared.sampler.sample = fixed_responses
+        trainer.train()
+    return numbers_of(trainer, found["advantages"][[found["prompts"].index(prompt) for prompt in PROMPTS]])
+
+
+def main() -> None:
+    """Compute the update of one side."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("side", choices=("trl", "align"), help="whose trainer makes the update")
+    side = parser.parse_args().side
+    updates: Mapping[str, Any] = {"trl": update_by_trl, "align": update_by_align}
+    numbers = {case: updates[side](case) for case in RESPONSES}
+    if side == "trl":
+        REFERENCE.write_text(json.dumps(numbers, indent=1) + "\n", encoding="utf-8")
+    else:
+        print(json.dumps(numbers, indent=1))
+
+
+if __name__ == "__main__":
+    main()

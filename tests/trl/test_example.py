@@ -1,0 +1,28 @@
+"""examples/trl/ppo.py, a script that was written for TRL, runs on the command line's settings."""
+
+import runpy
+from pathlib import Path
+
+SCRIPT = Path(__file__).parents[2] / "examples" / "trl" / "ppo.py"
+FEW = "--dataset_name none --per_device_train_batch_size 4 --total_episodes 8 --response_length 8 --dtype float32"
+
+
+def run(tmp_path, words):
+    return runpy.run_path(str(SCRIPT))["main"]([*FEW.split(), "--output_dir", str(tmp_path / "out"), *words.split()])
+
+
+def test_the_script_trains_and_saves_a_policy(tmp_path, capsys):
+    trainer = run(tmp_path, "--stop_token eos --missing_eos_penalty 1.0 --eval_strategy steps --eval_steps 100")
+    assert trainer.state.global_step == 2
+    assert (tmp_path / "out" / "model.safetensors").exists()
+    assert trainer.stop_token_id == trainer.processing_class.eos_token_id
+    shown = capsys.readouterr().err
+    assert shown.count("model response") == 3
+    assert "What is" in shown
+
+
+def test_the_page_names_the_only_edit():
+    assert "from align.trl import PPOConfig, PPOTrainer\n" in SCRIPT.read_text()
+    assert "python examples/trl/ppo.py" in SCRIPT.read_text()
+    page = (SCRIPT.parents[2] / "docs" / "migrate-from-trl.md").read_text()
+    assert "-from trl.experimental.ppo import PPOConfig, PPOTrainer\n+from align.trl import PPOConfig, PPOTrainer\n" in page

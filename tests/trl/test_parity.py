@@ -1,0 +1,43 @@
+"""An update has the numbers of TRL 1.12's trainer, which benchmarks/trl_parity.py stored.
+
+TRL deviates in three places, and the settings or the comparison make up for them:
+- it whitens advantages by the unbiased variance, and here it is the biased one: a factor of sqrt((N - 1) / N) for N tokens;
+- it ignores max_grad_norm: the settings of the comparison switch clipping off;
+- it puts the score of a response that ended one position after its last token, and trains a value there: the advantages and
+  the value loss of the case `stop` differ.
+"""
+
+import json
+import math
+
+import pytest
+import torch
+
+from benchmarks.trl_parity import METRICS, PROMPTS, REFERENCE, RESPONSES, update_by_align
+
+STORED = json.loads(REFERENCE.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("case", RESPONSES)
+def test_metrics_of_an_update_are_those_of_trl(case):
+    found = update_by_align(case)["metrics"]
+    names = [name for name in METRICS if case == "full" or name != "loss/value_avg"]
+    expected = {name: STORED[case]["metrics"][name] for name in names}
+    assert {name: found[name] for name in names} == pytest.approx(expected, abs=1e-5)
+
+
+def test_advantages_and_weights_after_an_update_are_those_of_trl():
+    found, stored = update_by_align("full"), STORED["full"]
+    tokens = sum(map(len, RESPONSES["full"]))
+    assert len(found["advantages"]) == len(PROMPTS)
+    unbiased = torch.tensor(found["advantages"]) * math.sqrt((tokens - 1) / tokens)
+    assert torch.allclose(unbiased, torch.tensor(stored["advantages"]), rtol=0, atol=1e-5)
+    assert found["weights"].keys() == stored["weights"].keys()
+    for name, weight in found["weights"].items():
+        assert torch.allclose(torch.tensor(weight), torch.tensor(stored["weights"][name]), rtol=0, atol=1e-5), name
+
+
+def test_the_comparison_notices_another_coefficient():
+    found, stored = update_by_align("full", kl_coef=0.2), STORED["full"]["metrics"]
+    assert abs(found["metrics"]["loss/value_avg"] - stored["loss/value_avg"]) > 1e-3
+    assert found["metrics"]["objective/kl"] == pytest.approx(stored["objective/kl"], abs=1e-5)

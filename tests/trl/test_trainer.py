@@ -1,0 +1,199 @@
+"""The trainer does what scripts and tests that were written for TRL's expect of it."""
+
+import json
+
+import pytest
+import torch
+from peft import LoraConfig
+from transformers import AutoModelForCausalLM, TrainerCallback
+
+from align.core.errors import UserError
+from align.trl import PPOTrainer
+
+METRICS = {
+    *("objective/kl", "objective/entropy", "objective/non_score_reward", "objective/rlhf_reward", "objective/scores"),
+    *("policy/approxkl_avg", "policy/clipfrac_avg", "policy/entropy_avg", "loss/policy_avg", "loss/value_avg"),
+    *("val/clipfrac_avg", "val/ratio", "val/ratio_var", "val/num_eos_tokens", "lr", "episode", "eps", "epoch", "step"),
+}
+
+
+def copies(model):
+    return {name: weight.detach().clone() for name, weight in model.named_parameters()}
+
+
+def changed(model, before):
+    return [name for name, weight in model.named_parameters() if name in before and not torch.equal(weight, before[name])]
+
+
+class Events(TrainerCallback):
+    """Notes each event with the step, and stops after `last` steps."""
+
+    def __init__(self, last=0):
+        self.seen, self.last, self.objects = [], last, {}
+
+    def on_train_begin(self, args, state, control, **objects):
+        self.seen.append(("begin", state.global_step))
+        self.objects = objects
+
+    def on_log(self, args, state, control, logs=None, **objects):
+        self.seen.append(("log", state.global_step))
+
+    def on_step_end(self, args, state, control, **objects):
+        self.seen.append(("step", state.global_step))
+        control.should_training_stop |= state.global_step == self.last
+
+    def on_save(self, args, state, control, **objects):
+        self.seen.append(("save", state.global_step))
+
+    def on_train_end(self, args, state, control, **objects):
+        self.seen.append(("end", state.global_step))
+
+
+def test_all_weights_are_trained_in_the_given_objects(make_trainer, models, tmp_path):
+    policy, critic = copies(models["model"]), copies(models["value_model"])
+    frozen = copies(models["ref_model"]), copies(models["reward_model"])
+    trainer = make_trainer({"learning_rate": 1e-3, "total_episodes": None, "num_train_epochs": 1.0})
+    assert trainer.train() is None
+    assert [name for name, _ in trainer.model.policy.named_parameters()] == list(policy)
+    assert [name for name, _ in trainer.model.value_model.named_parameters()] == list(critic)
+    assert trainer.model.policy is models["model"]
+    assert len(changed(trainer.model.policy, policy)) > 15
+    assert "score.weight" in changed(trainer.model.value_model, critic)
+    assert len(changed(trainer.model.value_model, critic)) > 15
+    assert changed(trainer.ref_model, frozen[0]) == changed(trainer.reward_model, frozen[1]) == []
+    assert (trainer.state.global_step, trainer.state.episode, trainer.state.max_steps) == (3, 12, 3)
+    assert trainer.state.epoch == 1.0
+    assert trainer.state.log_history[-1].keys() == METRICS
+    assert [row["step"] for row in trainer.state.log_history] == [1, 2, 3]
+    assert [row["lr"] for row in trainer.state.log_history] == pytest.approx([1e-3, 2e-3 / 3, 1e-3 / 3])
+
+
+def test_a_learning_rate_of_0_changes_nothing(make_trainer, models):
+    policy = copies(models["model"])
+    more = {"gradient_accumulation_steps": 3, "num_mini_batches": 2, "response_length": 4, "use_cpu": True, "bf16": False}
+    more |= {"learning_rate": 0.0, "total_episodes": 12, "disable_tqdm": True, "save_strategy": "no", "num_ppo_epochs": 1}
+    trainer = make_trainer({"per_device_train_batch_size": 4, "gradient_checkpointing": False} | more)
+    trainer.train()
+    assert changed(trainer.model.policy, policy) == []
+    last = trainer.state.log_history[-1]
+    assert (last["val/ratio_var"], last["val/ratio"], last["lr"]) == (pytest.approx(0.0, abs=1e-12), pytest.approx(1.0), 0.0)
+
+
+def test_events_come_in_the_order_of_trl(make_trainer, tmp_path):
+    events = Events()
+    trainer = make_trainer({"total_episodes": 12, "save_steps": 2}, callbacks=[events])
+    trainer.train()
+    steps = [[("log", step), ("step", step)] for step in (1, 2, 3)]
+    expected = [("begin", 0), *steps[0], *steps[1], ("save", 2), *steps[2], ("save", 3), ("end", 3)]
+    assert events.seen == expected
+    assert events.objects["model"] is trainer.model
+    assert events.objects["processing_class"] is trainer.processing_class
+    assert events.objects["optimizer"] is trainer.optimizer
+    assert events.objects["lr_scheduler"] is trainer.lr_scheduler
+
+
+def test_a_callback_ends_training(make_trainer):
+    trainer = make_trainer({"total_episodes": 40}, callbacks=[Events(last=2)])
+    trainer.train()
+    assert trainer.state.global_step == 2
+    assert trainer.state.max_steps == 10
+
+
+def test_folders_are_those_of_trl_without_pickles(make_trainer, models, tmp_path):
+    trainer = make_trainer({"total_episodes": 12, "save_steps": 1, "save_total_limit": 2})
+    trainer.train()
+    trainer.save_model(trainer.args.output_dir)
+    out = tmp_path / "out"
+    root = {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "README.md"}
+    assert root | {"trainer_state.json", "align", "checkpoint-2", "checkpoint-3"} <= {path.name for path in out.iterdir()}
+    assert not (out / "checkpoint-1").exists()
+    assert root | {"trainer_state.json"} <= {path.name for path in (out / "checkpoint-3").iterdir()}
+    state = json.loads((out / "checkpoint-3" / "trainer_state.json").read_text())
+    assert (state["global_step"], state["episode"]) == (3, 12)
+    assert [row["step"] for row in state["log_history"]] == [1, 2, 3]
+    assert [path for path in out.rglob("*") if path.suffix in (".bin", ".pt", ".pth", ".pkl")] == []
+    assert [path.name for path in out.iterdir() if path.name.startswith(".")] == []
+    loaded = AutoModelForCausalLM.from_pretrained(out)
+    assert all(torch.equal(weight, models["model"].state_dict()[name]) for name, weight in loaded.state_dict().items())
+
+
+def test_a_run_resumes_with_its_history(make_trainer, models, tmp_path):
+    settings = {"total_episodes": 16, "save_steps": 2, "learning_rate": 1e-3, "output_dir": str(tmp_path / "two")}
+    start = {name: {key: value.clone() for key, value in model.state_dict().items()} for name, model in models.items()}
+    whole = make_trainer(settings | {"output_dir": str(tmp_path / "one")})
+    whole.train()
+    finished = copies(models["model"])
+    for name, model in models.items():
+        model.load_state_dict(start[name])
+    make_trainer(settings, callbacks=[Events(last=2)]).train()
+    for name, model in models.items():
+        model.load_state_dict(start[name])
+    resumed = make_trainer(settings | {"resume_from_checkpoint": "true"})
+    resumed.train()
+    assert changed(models["model"], finished) == []
+    keys = METRICS - {"eps"}
+    rows = [[{key: row[key] for key in keys} for row in trainer.state.log_history] for trainer in (whole, resumed)]
+    assert rows[0] == rows[1]
+
+
+def test_completions_are_printed_with_scores(make_trainer, capsys):
+    trainer = make_trainer({"num_sample_generations": 1})
+    trainer.train()
+    during = capsys.readouterr().err
+    assert during.count("model response") == 1
+    assert during.count("Name") == 2
+    trainer.generate_completions()
+    assert capsys.readouterr().err.count("Name") == 5
+    without = make_trainer({"output_dir": trainer.args.output_dir + "-2"}, eval_dataset=None)
+    without.generate_completions()
+    assert "model response" not in capsys.readouterr().err
+
+
+def test_a_collator_may_change_rows(make_trainer, tokenizer):
+    def first_two(rows):
+        return tokenizer.pad([{"input_ids": row["input_ids"][:2]} for row in rows], return_tensors="pt")
+
+    trainer = make_trainer(data_collator=first_two)
+    assert {len(prompt.ids) for prompt in trainer.prepared.prompts} == {2}
+    assert trainer.get_train_dataloader().batch_size == 4
+    assert next(iter(trainer.get_eval_dataloader()))["input_ids"].shape == (2, 2)
+
+
+def test_a_dict_of_data_sets_is_one(make_trainer, prompts):
+    trainer = make_trainer(eval_dataset={"a": prompts.select(range(2)), "b": prompts.select(range(3))})
+    assert len(trainer.eval_prompts) == 5
+
+
+def test_mistakes_are_those_of_trl(make_trainer, models, prompts):
+    for arguments, message in (
+        ({"train_dataset": None}, "`train_dataset` is required"),
+        ({"ref_model": models["model"]}, "`model` and `ref_model` cannot be the same object"),
+        ({"peft_config": {"r": 8}}, "`peft_config` must be a `peft.PeftConfig`, not dict"),
+        ({"peft_config": LoraConfig(r=8)}, "use align.ppo.PPOTrainer with lora_r"),
+        ({"train_dataset": prompts.rename_column("input_ids", "ids")}, "no column `input_ids`"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            make_trainer(**arguments)
+    with pytest.raises(ValueError, match="inexact division"):
+        make_trainer({"num_mini_batches": 3})
+    with pytest.raises(ValueError, match="both `stop_token` and `stop_token_id`"):
+        make_trainer({"stop_token": "eos", "stop_token_id": 1})
+
+
+def test_an_earlier_run_is_not_overwritten(make_trainer):
+    make_trainer().train()
+    with pytest.raises(UserError, match="already holds a run; set resume"):
+        make_trainer()
+
+
+def test_a_setting_without_effect_is_named_once(make_trainer, capsys):
+    make_trainer({"max_steps": 7})
+    assert capsys.readouterr().err.count("max_steps is 7 and has no effect: set total_episodes") == 1
+
+
+def test_signature_has_the_arguments_of_trl():
+    import inspect
+
+    names = list(inspect.signature(PPOTrainer).parameters)
+    first = ["args", "processing_class", "model", "ref_model", "reward_model", "train_dataset", "value_model"]
+    assert names == [*first, "data_collator", "eval_dataset", "optimizers", "callbacks", "peft_config"]
