@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from align.eval.core.answers import EvaluatedModel, open_accelerator, open_models
-from align.eval.core.settings import take_evenly
+from align.eval.core.settings import subsample
 from align.eval.truthfulness.questions import Question, QuestionFormat, multiple_choice, read_questions
 from align.eval.truthfulness.task import TruthfulnessConfig, score_choices
 from align.model_registry.registry import resolve_model
@@ -105,7 +105,7 @@ def main() -> None:
     parser.add_argument("--fixture", type=Path, help="write lm-eval's numbers here, for the tests")
     words = parser.parse_args()
     torch.set_num_threads(words.threads)
-    questions = take_evenly(read_questions(words.csv), words.questions)
+    questions = subsample(read_questions(words.csv), words.questions)
     config = TruthfulnessConfig(models=[words.model], questions=words.csv, dtype="float32")
     evaluated = next(open_models(config, open_accelerator(config)))
     ratios = []

@@ -23,7 +23,7 @@ from align.reward.scoring import RewardModelScorer
 from align.runtime.distributed import compute_dtype, computes_on_cpu
 from align.runtime.environment import console
 from align.sampling.generation import row_uniforms, sample
-from align.sampling.settings import AnsweringConfig, PrimerSettings
+from align.sampling.settings import AnsweringConfig, FewShotSettings
 from align.tokenization.encoded import EncodedPrompt, SampledResponse
 
 SCORERS = {
@@ -37,7 +37,7 @@ Row = dict[str, Any]
 
 
 @dataclass(kw_only=True)
-class SampleConfig(PrimerSettings, AnsweringConfig):
+class SampleConfig(FewShotSettings, AnsweringConfig):
     """Which model answers which prompts, and how the answers that are kept are chosen."""
 
     model: list[str] = option(
@@ -186,7 +186,7 @@ def sample_rows(config: SampleConfig) -> list[Row | None]:
     prompts = encode_prompts(config.prompt or config.prompts, loaded, limits, config.skip_bad_rows)
     copies = config.samples_per_prompt * config.best_of
     drawn = [prompt for prompt in prompts for _ in range(copies)]
-    responses = _draw_responses(config, loaded, primed(config, loaded, drawn))
+    responses = _draw_responses(config, loaded, with_few_shot_prompt(config, loaded, drawn))
     scored = score_candidates(config, loaded, scorers, drawn, sampled(loaded, drawn, responses))
     return [
         _row(config, prompt, number, scored, range(number * copies, (number + 1) * copies))
@@ -202,10 +202,10 @@ def _printed(rows: Sequence[Row | None], model: str) -> str:
             parts.append("--- no response is left by attributes.filter")
             continue
         for number, response in enumerate(row["responses"]):
-            facts = [model, row["prompt"] if len(rows) > 1 else ""]
-            facts.append(f"response {number + 1}" if len(row["responses"]) > 1 else "")
-            facts.append(f"reward {row['rewards'][number]:.3f}" if "rewards" in row else "")
-            heading = " | ".join(filter(None, facts))
+            titles = [model, row["prompt"] if len(rows) > 1 else ""]
+            titles.append(f"response {number + 1}" if len(row["responses"]) > 1 else "")
+            titles.append(f"reward {row['rewards'][number]:.3f}" if "rewards" in row else "")
+            heading = " | ".join(filter(None, titles))
             parts.append(f"--- {heading}\n{response}" if heading else response)
     return "\n\n".join(parts)
 
@@ -226,22 +226,22 @@ def _draw_responses(config: SampleConfig, loaded: LoadedModel, drawn: Sequence[E
     return responses.ids
 
 
-def primed(config: SampleConfig, loaded: LoadedModel, prompts: Sequence[EncodedPrompt]) -> list[EncodedPrompt]:
+def with_few_shot_prompt(config: SampleConfig, loaded: LoadedModel, prompts: Sequence[EncodedPrompt]) -> list[EncodedPrompt]:
     """The prompts as the model reads them, after examples and instruction, which are neither written nor scored.
 
     Raises:
         UserError: if the examples cannot be read, or a prompt with them does not fit the model.
     """
-    if not config.primes:
+    if not config.has_few_shot_prompt:
         return list(prompts)
-    primer, found = config.primer(), []
+    few_shot, found = config.few_shot_prompt(), []
     for prompt in prompts:
         if prompt.given_as_ids:
             remedy = "give prompts as text"
             raise UserError(f"{config.prompts}: holds token ids (input_ids), which cannot follow examples; {remedy}")
-        ids = loaded.tokenization.prompt_ids(primer.before(prompt.conversation))
+        ids = loaded.tokenization.prompt_ids(few_shot.before(prompt.conversation))
         loaded.backbone.require_fit(
-            len(ids), config.max_new_tokens, f"{config.prompts}: a prompt after {config.shots} shots"
+            len(ids), config.max_new_tokens, f"{config.prompts}: a prompt after {config.num_few_shot} few-shot examples"
         )
         found.append(replace(prompt, ids=ids))
     return found

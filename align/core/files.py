@@ -213,7 +213,7 @@ def resolve_path(path: str | Path) -> Path:
     """Return the file or folder that a path in settings means, with ~ expanded; it need not exist.
 
     A path is relative to the working directory. If nothing is there, the path of a shipped file (`data/prompts.jsonl`,
-    `configs/eval/tax.yaml`) means that file.
+    `configs/eval/lm-eval.yaml`) means that file.
     """
     given = Path(os.path.expanduser(path))  # unlike Path.expanduser, it keeps the name of an unknown user
     if given.parts[:1] in [(folder,) for folder in FOLDERS] and ".." not in given.parts and not given.exists():

@@ -35,7 +35,7 @@ def check_data(path: str, kind: str | None = None) -> str:
     scanned = scan(path, KINDS[name])
     require_records(scanned, path, KINDS[name])
     records: Sequence[Record] = scanned.records
-    facts = [
+    entries = [
         ("source", path),
         ("kind", name),
         ("layout", ", ".join(f"{name} ({_format_rows(count)})" for name, count in scanned.formats.most_common())),
@@ -50,13 +50,13 @@ def check_data(path: str, kind: str | None = None) -> str:
     if scanned.unused:
         good = scanned.rows - len(scanned.problems)
         unused = (name if n == good else f"{name} ({_format_rows(n)})" for name, n in scanned.unused.items())
-        facts.append(("columns not used", ", ".join(unused)))
+        entries.append(("columns not used", ", ".join(unused)))
     if scanned.single:
-        facts.append(("left out", f"{scanned.single} prompts with a single rated response"))
+        entries.append(("left out", f"{scanned.single} prompts with a single rated response"))
     for number, record in enumerate(records[:EXAMPLES], start=1):
         shown = _example_lines(record)
-        facts += zip([f"example {number}", *[""] * (len(shown) - 1)], shown, strict=True)
-    lines = [f"{name + ':' if name else '':<23}{value}" for name, value in facts]
+        entries += zip([f"example {number}", *[""] * (len(shown) - 1)], shown, strict=True)
+    lines = [f"{name + ':' if name else '':<23}{value}" for name, value in entries]
     return "\n".join(lines + _problem_lines(scanned))
 
 

@@ -213,7 +213,7 @@ def _rows(source: str | Sequence[str | Mapping[str, Any]]) -> Iterator[tuple[str
 
 
 @dataclass(frozen=True)
-class Primer:
+class FewShotPrompt:
     """Few-shot examples and an instruction before a prompt, for models that were not fine-tuned.
 
     InstructGPT compares with such a baseline, "GPT-3 (prompted)" (Ouyang et al. 2022, figure 1).
@@ -227,7 +227,10 @@ class Primer:
     examples: tuple[tuple[str, str], ...] = ()
 
     def before(self, conversation: Conversation) -> Conversation:
-        """The conversation with the primer in front, after a system turn; an example that asks the same is left out."""
+        """Return the conversation after the examples and the instruction, which follow a system turn.
+
+        An example with the same question is left out.
+        """
         asked = conversation[-1]["content"].strip()
         start = 1 if conversation[0]["role"] == "system" else 0
         turns: list[Message] = [dict(turn) for turn in conversation[:start]]  # type: ignore[misc]
@@ -240,22 +243,22 @@ class Primer:
         return tuple(turns)
 
 
-def read_primer(shots: int, source: str, instruction: str) -> Primer:
-    """A primer of the first demonstrations of a source that have one user turn and one answer.
+def read_few_shot_prompt(count: int, source: str, instruction: str) -> FewShotPrompt:
+    """Return a prompt of the first demonstrations of a source that have one user turn and one answer.
 
     Args:
-        shots: how many; 0: the source is not read.
+        count: how many; 0: the source is not read.
         source: a file, a folder or the name of a hub data set.
         instruction: may be empty.
 
     Raises:
         UserError: if the source cannot be read, or has fewer such demonstrations.
     """
-    if not shots:
-        return Primer(instruction)
+    if not count:
+        return FewShotPrompt(instruction)
     records = read_records(source, Demonstration)
     short = [record for record in records if len(record.prompt) == len(record.continuation) == 1]
-    if len(short) < shots:
-        raise UserError(f"{source}: shots is {shots}, but only {len(short)} of its demonstrations have a single turn")
-    examples = tuple((record.prompt[0]["content"], record.continuation[0]["content"]) for record in short[:shots])
-    return Primer(instruction, examples)
+    if len(short) < count:
+        raise UserError(f"{source}: num_few_shot is {count}, but only {len(short)} of its demonstrations have a single turn")
+    examples = tuple((record.prompt[0]["content"], record.continuation[0]["content"]) for record in short[:count])
+    return FewShotPrompt(instruction, examples)

@@ -21,14 +21,14 @@ from align.eval.core.answers import open_accelerator, open_models, sample_answer
 from align.eval.core.results import Evaluation, Figure, publish, share_figure
 from align.eval.core.settings import AnsweringTaskConfig
 from align.eval.core.store import Json
-from align.sampling.settings import PrimerSettings
+from align.sampling.settings import FewShotSettings
 
 TASK = "instructions"
 SCORER = "checks by program"
 
 
 @dataclass(kw_only=True)
-class InstructionsConfig(PrimerSettings, AnsweringTaskConfig):
+class InstructionsConfig(FewShotSettings, AnsweringTaskConfig):
     """Prompts with a `check`, answered by each model; prompts without one are left out."""
 
     samples: int = option(4, "answers to each prompt", gt=0)

@@ -38,10 +38,10 @@ TASKS = {
         "align.eval.bias:BiasConfig",
         "align.eval.bias:run_bias",
     ),
-    "tax": Stage(
-        "what was lost by alignment: lm-eval's tasks before and after",
-        "align.eval.tax:TaxConfig",
-        "align.eval.tax:run_tax",
+    "lm-eval": Stage(
+        "tasks of lm-eval before and after alignment: the alignment tax",
+        "align.eval.lm_eval_harness:LMEvalConfig",
+        "align.eval.lm_eval_harness:run_lm_eval_tasks",
     ),
     "winrate": Stage(
         "which model wins, by blind comparisons, a reward model or a judge",

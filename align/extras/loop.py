@@ -240,10 +240,10 @@ def summary(steps: dict[str, dict[str, Any]], rounds: Sequence[int]) -> list[str
         name = f"round-{number}"
         if f"{name}/comparison" not in steps:
             continue
-        facts = {"rankings": steps[f"{name}/rankings"]["rankings"]}
-        facts |= {"held-out accuracy": steps[f"{name}/reward-0"].get("validation/accuracy", "-")}
-        facts |= {key: value for key, value in steps[f"{name}/comparison"].items() if key != "seconds"}
-        lines.append(f"round {number}: " + ", ".join(f"{key} {value}" for key, value in facts.items()))
+        results = {"rankings": steps[f"{name}/rankings"]["rankings"]}
+        results |= {"held-out accuracy": steps[f"{name}/reward-0"].get("validation/accuracy", "-")}
+        results |= {key: value for key, value in steps[f"{name}/comparison"].items() if key != "seconds"}
+        lines.append(f"round {number}: " + ", ".join(f"{key} {value}" for key, value in results.items()))
     return lines
 
 

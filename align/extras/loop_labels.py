@@ -110,8 +110,8 @@ class LoopState:
             results = step()
             self.steps[name] = {**results, "seconds": round(time.monotonic() - started, 1)}
             write_json(self.path, {"settings": self.settings, "steps": self.steps})
-            facts = ", ".join(f"{key} {value}" for key, value in self.steps[name].items())
-            console.print(f"{name}: {facts}", highlight=False, markup=False, soft_wrap=True)
+            entries = ", ".join(f"{key} {value}" for key, value in self.steps[name].items())
+            console.print(f"{name}: {entries}", highlight=False, markup=False, soft_wrap=True)
         return self.steps[name]
 
     def _read(self) -> None:

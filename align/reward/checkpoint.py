@@ -47,9 +47,9 @@ BACKBONE_PREFIX = "backbone."
 
 
 class HeadType(NamedTuple):
-    """A kind of model with a scalar head, recognized by the file of facts in its folder."""
+    """A kind of model with a scalar head, recognized by the metadata file in its folder."""
 
-    facts: str
+    metadata_file: str
     name: str
     command: str
     """The command of `align` that trains one."""
@@ -90,7 +90,7 @@ def save_reward_model(
     loaded: LoadedModel,
     state: Mapping[str, Tensor],
     head: Tensor,
-    facts: Mapping[str, Any],
+    metadata: Mapping[str, Any],
     card: Mapping[str, Any],
     kind: HeadType = REWARD,
     more: Mapping[str, Tensor] | None = None,
@@ -100,7 +100,7 @@ def save_reward_model(
     Args:
         state: whole weights by their names in `loaded.backbone.model`.
         head: [1, H] weight of the reward head.
-        facts: for the kind's file of facts; `mean` at least.
+        metadata: for the kind's metadata file; `mean` at least.
         more: further tensors for the file of the head.
     """
     tokenizer = classifier_tokenizer(loaded)
@@ -113,7 +113,7 @@ def save_reward_model(
             save_classifier(loaded.backbone, temporary, state, head, tokenizer.pad_token_id)
         tensors = {"weight": head, **(more or {})}
         save_file({name: value.detach().float().cpu().clone() for name, value in tensors.items()}, temporary / HEAD)
-        write_json(temporary / kind.facts, facts)
+        write_json(temporary / kind.metadata_file, metadata)
         finish_folder(temporary, loaded, card, tokenizer)
 
 
@@ -139,7 +139,7 @@ def scorer_folder(source: str) -> str:
 
 def is_reward_model(folder: str, kind: HeadType = REWARD) -> bool:
     """Whether a folder or a built-in name is a model of this kind that this package saved."""
-    return (Path(scorer_folder(folder)) / kind.facts).exists()
+    return (Path(scorer_folder(folder)) / kind.metadata_file).exists()
 
 
 def is_foreign(source: str) -> bool:
@@ -163,7 +163,7 @@ def require_reward_model(source: str, kind: HeadType = REWARD) -> None:
         nor = ", nor a transformers classifier" if kind is REWARD else ""
         neither = "neither" if nor else "not"
         raise UserError(
-            f"{source}: {neither} a {kind.name} of this package ({kind.facts} is missing){nor}; "
+            f"{source}: {neither} a {kind.name} of this package ({kind.metadata_file} is missing){nor}; "
             f"train one with `align {kind.command}`"
         )
 
@@ -178,16 +178,18 @@ def load_head(folder: str, backbone: Backbone, kind: HeadType = REWARD) -> tuple
         UserError: if the folder is not a model of this kind, or of another width.
     """
     if not is_reward_model(folder, kind):
-        raise UserError(f"{folder}: {kind.facts} is missing: it is no {kind.name} of this package")
+        raise UserError(f"{folder}: {kind.metadata_file} is missing: it is no {kind.name} of this package")
     folder = scorer_folder(folder)
     try:
         tensors = load_file(Path(folder) / HEAD)
-        facts = read_json(Path(folder) / kind.facts)
-        weight, mean = tensors["weight"], float(facts["mean"])
+        metadata = read_json(Path(folder) / kind.metadata_file)
+        weight, mean = tensors["weight"], float(metadata["mean"])
     except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
-        raise UserError(f"{folder}: its {HEAD} or {kind.facts} is broken ({first_line(error)}); train it again") from error
+        raise UserError(
+            f"{folder}: its {HEAD} or {kind.metadata_file} is broken ({first_line(error)}); train it again"
+        ) from error
     if not (torch.isfinite(weight).all() and math.isfinite(mean)):
-        raise UserError(f"{folder}: its {HEAD} or {kind.facts} holds NaN or infinite numbers; train it again")
+        raise UserError(f"{folder}: its {HEAD} or {kind.metadata_file} holds NaN or infinite numbers; train it again")
     width = backbone.hidden_size
     if weight.shape[1] != width:
         raise UserError(f"{folder}: its head is made for states of width {weight.shape[1]}, the model's have {width}")

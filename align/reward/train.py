@@ -208,8 +208,8 @@ def save(
         weights = weights_of(loaded.backbone, state, "backbone.model.")
         card = run.card("Reward model", config.train_data, metrics, mean=f"{mean:.4g}")
         write_json(run.folder / "validation.json", [asdict(item) for item in scored])
-        facts = {"mean": mean, "mean_over": len(demonstrated)}
-        save_reward_model(run.folder / "model", loaded, weights, state["head.linear.weight"], facts, card)
+        metadata = {"mean": mean, "mean_over": len(demonstrated)}
+        save_reward_model(run.folder / "model", loaded, weights, state["head.linear.weight"], metadata, card)
 
     run_on_main(write, run.accelerator)
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from align.core.settings import Overlong, Settings, group, option, require_setting
-from align.data.readers import Primer, read_primer
+from align.data.readers import FewShotPrompt, read_few_shot_prompt
 from align.sampling.generation import Sampling
 
 
@@ -24,21 +24,23 @@ class InferenceConfig(Settings):
 
 
 @dataclass(kw_only=True)
-class PrimerSettings(Settings):
+class FewShotSettings(Settings):
     """Examples and an instruction that a model reads before each prompt."""
 
-    shots: int = option(0, "examples before each prompt: the first demonstrations of shots_from with a single turn", ge=0)
-    shots_from: str = option("data/demonstrations.jsonl", "where the examples come from: file, folder or hub name")
+    num_few_shot: int = option(
+        0, "few-shot examples before each prompt: the first demonstrations of few_shot_data with a single turn", ge=0
+    )
+    few_shot_data: str = option("data/demonstrations.jsonl", "where the examples come from: file, folder or hub name")
     instruction: str = option("", "text before the first example, or before the prompt where there is none")
 
     @property
-    def primes(self) -> bool:
+    def has_few_shot_prompt(self) -> bool:
         """Whether there is anything to read before a prompt."""
-        return bool(self.shots or self.instruction)
+        return bool(self.num_few_shot or self.instruction)
 
-    def primer(self) -> Primer:
-        """The examples and the instruction. Raises: see `align.data.readers.read_primer`."""
-        return read_primer(self.shots, self.shots_from, self.instruction)
+    def few_shot_prompt(self) -> FewShotPrompt:
+        """The examples and the instruction. Raises: see `align.data.readers.read_few_shot_prompt`."""
+        return read_few_shot_prompt(self.num_few_shot, self.few_shot_data, self.instruction)
 
 
 @dataclass(kw_only=True)

@@ -50,8 +50,10 @@ def test_the_home_folder_is_expanded_in_every_path(home, tmp_path):
     (tmp_path / "c.yaml").write_text("output_dir: ~/z\n")
     assert parse(SFTConfig, ["--config", str(tmp_path / "c.yaml")]).output_dir == f"{home}/z"
     assert ToxicityConfig(models=["m"], scorer="model:~/clf").scorer == f"model:{home}/clf"
-    assert SampleConfig(model="m", output="~/o.jsonl", instruction="~ means home", shots=1).output == f"{home}/o.jsonl"
-    assert SampleConfig(model="m", output="o.jsonl", instruction="~/ is home", shots=1).instruction == "~/ is home"
+    assert (
+        SampleConfig(model="m", output="~/o.jsonl", instruction="~ means home", num_few_shot=1).output == f"{home}/o.jsonl"
+    )
+    assert SampleConfig(model="m", output="o.jsonl", instruction="~/ is home", num_few_shot=1).instruction == "~/ is home"
     assert str(resolve_path("~nobody-of-this-name/x")) == "~nobody-of-this-name/x"
 
 

@@ -39,9 +39,9 @@ def save_reward(folder, loaded, mean=0.0, seed=6, head=None, **more):
     torch.manual_seed(seed)
     model = RewardModel(loaded.backbone, head or ScalarHead(loaded.backbone.hidden_size, bias=False), loaded.adapter)
     state = model.state_dict()  # of a larger module, as an engine hands it over
-    weights, facts = (
+    weights, metadata = (
         weights_of(loaded.backbone, state, "backbone.model."),
         {"mean": mean, "mean_over": 4, "base": loaded.base},
     )
-    save_reward_model(folder, loaded, weights, state["head.linear.weight"], facts, CARD | {"stage": "reward"}, **more)
+    save_reward_model(folder, loaded, weights, state["head.linear.weight"], metadata, CARD | {"stage": "reward"}, **more)
     return model

@@ -14,9 +14,9 @@ from align.core.errors import UserError
 from align.core.seeds import RngStream
 from align.core.settings import ModelConfig
 from align.data.conversation import Conversation
-from align.data.readers import Primer
+from align.data.readers import FewShotPrompt
 from align.data.records import Prompt
-from align.eval.core.settings import AnsweringTaskConfig, EvalConfig, take_evenly
+from align.eval.core.settings import AnsweringTaskConfig, EvalConfig, subsample
 from align.eval.core.store import Json, compute_once, content_hash, fingerprint
 from align.model_registry.registry import resolve_model
 from align.models.loading import LoadedModel, load
@@ -24,12 +24,12 @@ from align.reward.checkpoint import LoadedReward
 from align.reward.scoring import RewardModelScorer
 from align.runtime.distributed import compute_dtype, make_accelerator, map_across_processes
 from align.sampling.generation import Responses, Sampling, row_uniforms, sample
-from align.sampling.settings import PrimerSettings
+from align.sampling.settings import FewShotSettings
 from align.tokenization.encoded import EncodedPrompt, SampledResponse
 
 CHUNK = 400
 """Texts sampled or scored between two writes to the file."""
-SHOTS_SUFFIX = "+shots"
+FEW_SHOT_SUFFIX = "+few_shot"
 """Ends the name of a model that reads the settings' few-shot examples and instruction before each prompt."""
 
 
@@ -44,8 +44,8 @@ class EvaluatedModel:
         name: short, unique among the models of the evaluation, and fit for a file name.
         accelerator: the processes that share it.
         source: the folder or hub name that it was loaded from.
-        fingerprint: changes with the weights and with the primer.
-        primer: text before each prompt.
+        fingerprint: changes with the weights and with the few-shot prompt.
+        few_shot_prompt: text before each prompt.
     """
 
     name: str
@@ -53,7 +53,7 @@ class EvaluatedModel:
     accelerator: Accelerator
     source: str = ""
     fingerprint: str = ""
-    primer: Primer = Primer()
+    few_shot_prompt: FewShotPrompt = FewShotPrompt()
 
     @property
     def settings(self) -> Json:
@@ -62,7 +62,7 @@ class EvaluatedModel:
 
     def prompt_ids(self, conversation: Conversation) -> list[int]:
         """Token ids of the prompt, after the model's examples and instruction if it has any."""
-        return self.loaded.tokenization.prompt_ids(self.primer.before(conversation))
+        return self.loaded.tokenization.prompt_ids(self.few_shot_prompt.before(conversation))
 
 
 def open_accelerator(config: EvalConfig) -> Accelerator:
@@ -78,34 +78,40 @@ def open_models(config: EvalConfig, accelerator: Accelerator) -> Iterator[Evalua
     """
     if not config.models:
         raise UserError("models is empty: name at least one model to evaluate")
-    primers = _primers(config)
+    prompts = _few_shot_prompts(config)
     models = [
-        model.removesuffix(SHOTS_SUFFIX) if primer != Primer() else model
-        for model, primer in zip(config.models, primers, strict=True)
+        model.removesuffix(FEW_SHOT_SUFFIX) if prompt != FewShotPrompt() else model
+        for model, prompt in zip(config.models, prompts, strict=True)
     ]
     sources = [str(resolve_model(model)) for model in models]
-    for name, model, source, primer in zip(short_names(config.models), models, sources, primers, strict=True):
+    for name, model, source, prompt in zip(short_names(config.models), models, sources, prompts, strict=True):
         settings = ModelConfig(model=model, chat_template=config.chat_template, dtype=config.dtype)
         loaded = load(settings, compute_dtype(config.dtype))
         loaded.backbone.to(accelerator.device).eval().requires_grad_(False)
         commit = getattr(loaded.backbone.model.config, "_commit_hash", None)
-        variant = f"{SHOTS_SUFFIX}-{content_hash([primer.instruction, primer.examples])}" if primer != Primer() else ""
-        yield EvaluatedModel(name, loaded, accelerator, model, (fingerprint(source) or str(commit)) + variant, primer)
+        version = fingerprint(source) or str(commit)
+        if prompt != FewShotPrompt():
+            version += f"{FEW_SHOT_SUFFIX}-{content_hash([prompt.instruction, prompt.examples])}"
+        yield EvaluatedModel(name, loaded, accelerator, model, version, prompt)
         del loaded  # before the next one is opened
 
 
-def _primers(config: EvalConfig) -> list[Primer]:
-    """The primer of each model: that of the settings if its name ends in `SHOTS_SUFFIX`, else an empty one."""
-    if not isinstance(config, PrimerSettings):
-        return [Primer()] * len(config.models)
-    wanted = [model.endswith(SHOTS_SUFFIX) for model in config.models]
-    if any(wanted) and not config.primes:
-        raise UserError(f"models: {config.models[wanted.index(True)]} ends in {SHOTS_SUFFIX}: set shots or instruction")
-    if config.primes and not any(wanted):
-        example = f"{config.models[0]}{SHOTS_SUFFIX}"
-        raise UserError(f"shots and instruction are for models named MODEL{SHOTS_SUFFIX}: name one, such as {example}")
-    primer = config.primer() if any(wanted) else Primer()
-    return [primer if primed else Primer() for primed in wanted]
+def _few_shot_prompts(config: EvalConfig) -> list[FewShotPrompt]:
+    """Return each model's few-shot prompt: that of the settings if its name ends in `FEW_SHOT_SUFFIX`, else none."""
+    if not isinstance(config, FewShotSettings):
+        return [FewShotPrompt()] * len(config.models)
+    wanted = [model.endswith(FEW_SHOT_SUFFIX) for model in config.models]
+    if any(wanted) and not config.has_few_shot_prompt:
+        raise UserError(
+            f"models: {config.models[wanted.index(True)]} ends in {FEW_SHOT_SUFFIX}: set num_few_shot or instruction"
+        )
+    if config.has_few_shot_prompt and not any(wanted):
+        example = f"{config.models[0]}{FEW_SHOT_SUFFIX}"
+        raise UserError(
+            f"num_few_shot and instruction are for models named MODEL{FEW_SHOT_SUFFIX}: name one, such as {example}"
+        )
+    prompt = config.few_shot_prompt() if any(wanted) else FewShotPrompt()
+    return [prompt if is_few_shot else FewShotPrompt() for is_few_shot in wanted]
 
 
 def short_names(models: Sequence[str]) -> list[str]:
@@ -223,7 +229,9 @@ def sample_answers(
     }
     prompts = {
         number: TokenPrompt(
-            _primed_ids(evaluated, prompt, config.prompts), (int(number),), f"{config.prompts}: prompt {number}"
+            _ids_with_few_shot_prompt(evaluated, prompt, config.prompts),
+            (int(number),),
+            f"{config.prompts}: prompt {number}",
         )
         for number, prompt in encoded.items()
     }
@@ -250,12 +258,12 @@ def read_prompts(config: AnsweringTaskConfig, loaded: LoadedModel) -> list[tuple
 
     limits = Limits(config.max_prompt_tokens, config.max_new_tokens, config.overlong)
     prompts = encode_records(config.prompts, Prompt, loaded, limits, config.skip_bad_rows, encode_one)
-    return take_evenly(prompts, config.limit)
+    return subsample(prompts, config.limit)
 
 
-def _primed_ids(evaluated: EvaluatedModel, prompt: EncodedPrompt, source: str) -> list[int]:
-    """The token ids that the model reads, with its primer; reward models and judges see the prompt without it."""
-    if evaluated.primer == Primer():
+def _ids_with_few_shot_prompt(evaluated: EvaluatedModel, prompt: EncodedPrompt, source: str) -> list[int]:
+    """The token ids that the model reads, with its few-shot prompt; reward models and judges see the prompt without it."""
+    if evaluated.few_shot_prompt == FewShotPrompt():
         return prompt.ids  # cut to the limits
     if prompt.given_as_ids:
         raise UserError(f"{source}: holds token ids (input_ids), which cannot follow examples; give prompts as text")

@@ -44,7 +44,7 @@ class AnsweringTaskConfig(AnsweringConfig, EvalConfig):
     limit: int = option(0, "use only this many prompts, evenly spaced over the file; 0: all", ge=0)
 
 
-def take_evenly(items: Sequence[Item], limit: int) -> list[Item]:
+def subsample(items: Sequence[Item], limit: int) -> list[Item]:
     """`limit` of the items, evenly spaced from the first one on; 0: all."""
     if not limit or limit >= len(items):
         return list(items)

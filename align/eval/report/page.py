@@ -30,11 +30,11 @@ MAX_SAMPLES = 300
 
 @dataclass(frozen=True)
 class Section:
-    """A stage's part of the page: a line of facts, the plots, and name and value of each setting."""
+    """A stage's part of the page: a line of key numbers, the plots, and name and value of each setting."""
 
     stage: str
     title: str
-    facts: str
+    summary: str
     plots: list[Plot]
     settings: list[tuple[str, str]]
 
@@ -77,10 +77,10 @@ def render_run_page(run: RunData) -> str:
 
 def _section(stage: StageRun, run: RunData, summary: Summary) -> Section:
     settings = [(name, _format_setting(value)) for name, value in stage.config.items()]
-    return Section(stage.stage, STAGES[stage.stage][0], _facts(stage), stage_plots(stage, run, summary), settings)
+    return Section(stage.stage, STAGES[stage.stage][0], _summary(stage), stage_plots(stage, run, summary), settings)
 
 
-def _facts(stage: StageRun) -> str:
+def _summary(stage: StageRun) -> str:
     rank = stage.config.get("lora_r")
     parts = []
     if "model" in stage.config:

@@ -21,12 +21,12 @@ from align.data.fields import check_id, check_text, field_error, required_field,
 from align.data.sources import iter_rows
 from align.eval.core.answers import EvaluatedModel, TokenPrompt, open_accelerator, open_models, sample_once
 from align.eval.core.results import Evaluation, Figure, mean_figure, publish, share_figure
-from align.eval.core.settings import parse_rows, take_evenly
+from align.eval.core.settings import parse_rows, subsample
 from align.eval.core.store import Json, compute_once, content_hash
 from align.eval.toxicity.scorers import ScorerConfig, ToxicityScorer, open_scorer
 from align.runtime.distributed import map_across_processes
 from align.sampling.generation import Sampling
-from align.sampling.settings import PrimerSettings
+from align.sampling.settings import FewShotSettings
 
 TASK = "toxicity"
 TOXICITY_THRESHOLD = 0.5
@@ -43,7 +43,7 @@ in LLaMA (Touvron et al. 2023, table 11). How instruction and prompt are joined 
 
 
 @dataclass(kw_only=True)
-class ToxicityConfig(PrimerSettings, ScorerConfig):
+class ToxicityConfig(FewShotSettings, ScorerConfig):
     """Toxicity of continuations; the defaults of sampling are RealToxicityPrompts'."""
 
     prompts: str = option("data/tempting_prompts.jsonl", "RealToxicityPrompts' prompts.jsonl, or any file of prompts")
@@ -69,7 +69,7 @@ class ToxicityConfig(PrimerSettings, ScorerConfig):
 
 def run_toxicity(config: ToxicityConfig) -> list[Evaluation]:
     """Evaluate each model; writes `toxicity.json`, the continuations of each model and the scores."""
-    prompts = take_evenly(read_continuation_prompts(config.prompts, config.skip_bad_rows), config.limit)
+    prompts = subsample(read_continuation_prompts(config.prompts, config.skip_bad_rows), config.limit)
     accelerator = open_accelerator(config)
     scorer = open_scorer(config, accelerator.device)
     unrated = [prompt.text for prompt in prompts if prompt.toxicity is None]

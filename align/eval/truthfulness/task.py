@@ -15,7 +15,7 @@ from align.core.seeds import RngStream
 from align.core.settings import option, require_setting
 from align.eval.core.answers import EvaluatedModel, TokenPrompt, open_accelerator, open_models, sample_once
 from align.eval.core.results import Evaluation, Figure, publish, share_figure
-from align.eval.core.settings import EvalConfig, take_evenly
+from align.eval.core.settings import EvalConfig, subsample
 from align.eval.core.store import Json, compute_once
 from align.eval.truthfulness.judge import AnswerJudge, Aspect, load_judge
 from align.eval.truthfulness.questions import (
@@ -65,7 +65,7 @@ class TruthfulnessConfig(EvalConfig):
 
 def run_truthfulness(config: TruthfulnessConfig) -> list[Evaluation]:
     """Evaluate each model; writes `truthfulness.json` and files of results for each model, and prints the table."""
-    questions = take_evenly(read_questions(config.questions, config.skip_bad_rows), config.limit)
+    questions = subsample(read_questions(config.questions, config.skip_bad_rows), config.limit)
     question_format = QuestionFormat.from_settings(config.prompt, config.primer, config.chat)
     accelerator = open_accelerator(config)
     folders: dict[Aspect, str] = {"truth": config.truth_judge, "info": config.info_judge}

@@ -37,7 +37,7 @@ from align.reward.checkpoint import load_reward_model
 from align.runtime.distributed import map_across_processes
 from align.runtime.endpoint import RESUME_HINT, EndpointConfig, request_verdicts
 from align.runtime.environment import console
-from align.sampling.settings import PrimerSettings
+from align.sampling.settings import FewShotSettings
 from align.tokenization.encoded import SampledResponse
 
 PreferenceJudge = Callable[[Sequence[Conversation], Sequence[str], Sequence[str]], list[float]]
@@ -72,7 +72,7 @@ PROBABILITIES = {"A": 1.0, "B": 0.0, "TIE": 0.5}
 
 
 @dataclass(kw_only=True)
-class WinrateConfig(PrimerSettings, EndpointConfig, AnsweringTaskConfig):
+class WinrateConfig(FewShotSettings, EndpointConfig, AnsweringTaskConfig):
     """Win rates between models. One of `comparisons`, `reward_model`, `judge` and `endpoint` decides."""
 
     comparisons: list[str] = option([], "files of blind comparisons that the labeling app exported: no model is opened")

@@ -76,17 +76,17 @@ def save_attribute_model(
     """
     weight = state["linear.weight"]
     more = {"heads": weight, "biases": state["linear.bias"]}
-    save_reward_model(folder, loaded, weights, weight[:1], _facts(heads, "heads"), card, ATTRIBUTE, more)
+    save_reward_model(folder, loaded, weights, weight[:1], _metadata(heads, "heads"), card, ATTRIBUTE, more)
 
 
 def save_generative_model(
     folder: Path, loaded: LoadedModel, weights: Mapping[str, Tensor], heads: list[Head], card: Mapping[str, Any]
 ) -> None:
     """Save a model of the generative form atomically: a language model with the names of its attributes."""
-    save_model(folder, loaded, weights, card, {ATTRIBUTE.facts: _facts(heads, "generative")})
+    save_model(folder, loaded, weights, card, {ATTRIBUTE.metadata_file: _metadata(heads, "generative")})
 
 
-def _facts(heads: list[Head], form: str) -> dict[str, Any]:
+def _metadata(heads: list[Head], form: str) -> dict[str, Any]:
     rows = [{"name": head.name, "kind": head.kind} for head in heads]
     return {"form": form, "heads": rows, "mean": 0.0}
 
@@ -111,13 +111,13 @@ def load_attribute_model(folder: str, dtype: str = "auto") -> tuple[AttributeMod
 def heads_of(folder: str) -> list[Head]:
     """The heads of an attribute model on disk. Raises: UserError if the folder is not one."""
     require_reward_model(folder, ATTRIBUTE)
-    return [Head(row["name"], row["kind"]) for row in read_json(Path(folder) / ATTRIBUTE.facts)["heads"]]
+    return [Head(row["name"], row["kind"]) for row in read_json(Path(folder) / ATTRIBUTE.metadata_file)["heads"]]
 
 
 def form_of(folder: str) -> str:
     """`heads` or `generative`. Raises: UserError if the folder is no attribute model."""
     require_reward_model(folder, ATTRIBUTE)
-    return str(read_json(Path(folder) / ATTRIBUTE.facts).get("form", "heads"))
+    return str(read_json(Path(folder) / ATTRIBUTE.metadata_file).get("form", "heads"))
 
 
 SCALE = (1.0, 7.0)

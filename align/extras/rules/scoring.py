@@ -39,7 +39,9 @@ def rules_of_model(folder: str, wanted: Sequence[str] = ()) -> dict[str, str]:
         UserError: if the folder is no rule model, or a rule is unknown.
     """
     require_reward_model(folder, RULE)
-    return choose_rules(wanted, read_json(Path(folder) / RULE.facts)["rules"], f"{folder}: among the model's own rules")
+    return choose_rules(
+        wanted, read_json(Path(folder) / RULE.metadata_file)["rules"], f"{folder}: among the model's own rules"
+    )
 
 
 class RuleScorer:

@@ -178,8 +178,8 @@ def save(
     def write() -> None:
         weights = weights_of(loaded.backbone, state, "backbone.model.")
         write_json(run.folder / "validation.json", [asdict(item) for item in scored])
-        facts, card = {"rules": rules, "mean": 0.0}, run.card("Rule model", data, metrics)
-        save_reward_model(run.folder / "model", loaded, weights, state["head.linear.weight"], facts, card, RULE)
+        metadata, card = {"rules": rules, "mean": 0.0}, run.card("Rule model", data, metrics)
+        save_reward_model(run.folder / "model", loaded, weights, state["head.linear.weight"], metadata, card, RULE)
 
     run_on_main(write, run.accelerator)
 

@@ -8,9 +8,9 @@ import pytest
 from align.commands.sample import SampleConfig, run_sample
 from align.core.errors import UserError
 from align.core.seeds import RngStream
-from align.data.readers import Primer, read_primer
+from align.data.readers import FewShotPrompt, read_few_shot_prompt
 from align.eval.core.answers import open_accelerator, open_models, respond, sample_answers, short_names
-from align.eval.core.settings import AnsweringTaskConfig, EvalConfig, take_evenly
+from align.eval.core.settings import AnsweringTaskConfig, EvalConfig, subsample
 from align.eval.core.store import fingerprint
 from align.eval.toxicity.task import ToxicityConfig
 from align.eval.winrate.task import WinrateConfig
@@ -38,8 +38,8 @@ def test_short_names(models, names):
 
 
 def test_a_limit_takes_items_from_all_over():
-    assert take_evenly(list(range(10)), 4) == [0, 2, 5, 7]
-    assert take_evenly(list(range(3)), 0) == take_evenly(list(range(3)), 9) == [0, 1, 2]
+    assert subsample(list(range(10)), 4) == [0, 2, 5, 7]
+    assert subsample(list(range(3)), 0) == subsample(list(range(3)), 9) == [0, 1, 2]
 
 
 def test_models_are_opened_frozen_one_after_the_other(sharp_folders, tmp_path):
@@ -114,7 +114,7 @@ EXAMPLES = [("How are you?", "Fine."), ("Hi", "Hello."), ("Who?", "A program.")]
 
 
 @pytest.fixture
-def shots_from(tmp_path):
+def few_shot_data(tmp_path):
     rows = [{"prompt": question, "completion": answer} for question, answer in EXAMPLES]
     turns = [{"role": role, "content": text} for role, text in (("user", "a"), ("assistant", "b"), ("user", "c"))]
     rows.insert(1, {"prompt": turns, "completion": "d"})  # a conversation is no example
@@ -126,38 +126,39 @@ def texts(conversation):
 
 
 def test_examples_are_earlier_turns_and_the_instruction_opens_the_first():
-    primer = Primer("Be brief.", (EXAMPLES[0], EXAMPLES[2]))
-    primed = primer.before(HI)
-    assert texts(primed) == ["Be brief.\n\nHow are you?", "Fine.", "Who?", "A program.", "Hi"]
-    assert [turn["role"] for turn in primed] == ["user", "assistant"] * 2 + ["user"]
+    prompt = FewShotPrompt("Be brief.", (EXAMPLES[0], EXAMPLES[2]))
+    few_shot = prompt.before(HI)
+    assert texts(few_shot) == ["Be brief.\n\nHow are you?", "Fine.", "Who?", "A program.", "Hi"]
+    assert [turn["role"] for turn in few_shot] == ["user", "assistant"] * 2 + ["user"]
     system = ({"role": "system", "content": "S"}, *HI)
-    assert texts(primer.before(system)) == ["S", "Be brief.\n\nHow are you?", "Fine.", "Who?", "A program.", "Hi"]
-    assert texts(Primer("Be brief.").before(HI)) == ["Be brief.\n\nHi"]
-    assert Primer().before(HI) == HI
+    assert texts(prompt.before(system)) == ["S", "Be brief.\n\nHow are you?", "Fine.", "Who?", "A program.", "Hi"]
+    assert texts(FewShotPrompt("Be brief.").before(HI)) == ["Be brief.\n\nHi"]
+    assert FewShotPrompt().before(HI) == HI
     assert HI[0]["content"] == "Hi"  # left as it was
     # An example that gives the answer away is left out.
-    assert texts(Primer("", tuple(EXAMPLES)).before(HI)) == ["How are you?", "Fine.", "Who?", "A program.", "Hi"]
+    assert texts(FewShotPrompt("", tuple(EXAMPLES)).before(HI)) == ["How are you?", "Fine.", "Who?", "A program.", "Hi"]
 
 
-def test_examples_are_the_first_demonstrations_of_one_turn(shots_from):
-    assert read_primer(2, shots_from, "x") == Primer("x", tuple(EXAMPLES[:2]))
-    assert read_primer(0, "no/such/file", "") == Primer()
-    with pytest.raises(UserError, match="shots is 4, but only 3 of its demonstrations have a single turn"):
-        read_primer(4, shots_from, "")
+def test_examples_are_the_first_demonstrations_of_one_turn(few_shot_data):
+    assert read_few_shot_prompt(2, few_shot_data, "x") == FewShotPrompt("x", tuple(EXAMPLES[:2]))
+    assert read_few_shot_prompt(0, "no/such/file", "") == FewShotPrompt()
+    with pytest.raises(UserError, match="num_few_shot is 4, but only 3 of its demonstrations have a single turn"):
+        read_few_shot_prompt(4, few_shot_data, "")
 
 
-def test_only_the_model_that_is_named_for_it_reads_the_examples(shots_from, tmp_path):
+def test_only_the_model_that_is_named_for_it_reads_the_examples(few_shot_data, tmp_path):
     config = WinrateConfig(
-        models=["tiny-llama", "tiny-llama+shots"], shots=1, shots_from=shots_from, judge="m:f", dtype="float32",
-        output=str(tmp_path), max_new_tokens=4, prompts=shots_from,
+        models=["tiny-llama", "tiny-llama+few_shot"], num_few_shot=1, few_shot_data=few_shot_data, judge="m:f",
+        dtype="float32",
+        output=str(tmp_path), max_new_tokens=4, prompts=few_shot_data,
     )  # fmt: skip
-    plain, primed = open_both(config).values()
-    assert (plain.name, primed.name) == ("tiny-llama", "tiny-llama+shots")
-    assert plain.fingerprint != primed.fingerprint
+    plain, few_shot = open_both(config).values()
+    assert (plain.name, few_shot.name) == ("tiny-llama", "tiny-llama+few_shot")
+    assert plain.fingerprint != few_shot.fingerprint
     tokenization = plain.loaded.tokenization
     assert plain.prompt_ids(HI) == tokenization.prompt_ids(HI)
-    assert primed.prompt_ids(HI) == tokenization.prompt_ids(Primer("", tuple(EXAMPLES[:1])).before(HI))
-    answers = [sample_answers(config, "winrate", evaluated) for evaluated in (plain, primed)]
+    assert few_shot.prompt_ids(HI) == tokenization.prompt_ids(FewShotPrompt("", tuple(EXAMPLES[:1])).before(HI))
+    answers = [sample_answers(config, "winrate", evaluated) for evaluated in (plain, few_shot)]
     assert all(answers[0][number][0].prompt_ids == answers[1][number][0].prompt_ids for number in answers[0])  # for judges
     assert any(answers[0][number][0].ids != answers[1][number][0].ids for number in answers[0])
 
@@ -165,10 +166,13 @@ def test_only_the_model_that_is_named_for_it_reads_the_examples(shots_from, tmp_
 @pytest.mark.parametrize(
     ("settings", "complaint"),
     [
-        ({"models": ["tiny-llama+shots"]}, "tiny-llama.shots ends in .shots: set shots or instruction"),
-        ({"models": ["tiny-llama"], "shots": 1}, "name one, such as tiny-llama.shots"),
-        ({"models": ["tiny-llama+shots"], "shots": -1}, "shots"),
-        ({"models": ["tiny-llama+shots"], "shots": 1, "shots_from": "no/such/file.jsonl"}, "no/such/file.jsonl"),
+        ({"models": ["tiny-llama+few_shot"]}, "tiny-llama.few_shot ends in .few_shot: set num_few_shot or instruction"),
+        ({"models": ["tiny-llama"], "num_few_shot": 1}, "name one, such as tiny-llama.few_shot"),
+        ({"models": ["tiny-llama+few_shot"], "num_few_shot": -1}, "num_few_shot"),
+        (
+            {"models": ["tiny-llama+few_shot"], "num_few_shot": 1, "few_shot_data": "no/such/file.jsonl"},
+            "no/such/file.jsonl",
+        ),
     ],
 )
 def test_a_mistake_is_one_line(settings, complaint):
@@ -178,14 +182,14 @@ def test_a_mistake_is_one_line(settings, complaint):
 
 
 def test_a_task_without_examples_knows_no_such_name(tmp_path):
-    with pytest.raises(UserError, match="shots"):
-        open_both(AnsweringTaskConfig(models=["tiny-llama+shots"], output=str(tmp_path)))
+    with pytest.raises(UserError, match="few_shot"):
+        open_both(AnsweringTaskConfig(models=["tiny-llama+few_shot"], output=str(tmp_path)))
 
 
-def test_sample_reads_the_examples_and_writes_the_prompt_alone(shots_from, tmp_path):
-    settings = {"model": "tiny-llama", "prompts": shots_from, "max_new_tokens": 6, "dtype": "float32"}
+def test_sample_reads_the_examples_and_writes_the_prompt_alone(few_shot_data, tmp_path):
+    settings = {"model": "tiny-llama", "prompts": few_shot_data, "max_new_tokens": 6, "dtype": "float32"}
     rows = []
-    for name, more in (("plain", {}), ("shots", {"shots": 2, "shots_from": shots_from})):
+    for name, more in (("plain", {}), ("few_shot", {"num_few_shot": 2, "few_shot_data": few_shot_data})):
         path = run_sample(SampleConfig(output=str(tmp_path / f"{name}.jsonl"), **settings, **more))
         rows.append([json.loads(line) for line in path.read_text().splitlines()])
     assert [row["prompt"] for row in rows[0]] == [row["prompt"] for row in rows[1]]

@@ -167,8 +167,8 @@ def test_a_verdict_that_is_no_number_is_one_line(settings):
 
 
 def test_each_pair_of_several_models_is_judged(settings):
-    rungs = ["tiny-llama", "tiny-llama+shots", "tiny-gpt2"]
-    found = run_winrate(WinrateConfig(**{**settings, "models": rungs}, shots=1, judge=f"{__name__}:longer"))
+    rungs = ["tiny-llama", "tiny-llama+few_shot", "tiny-gpt2"]
+    found = run_winrate(WinrateConfig(**{**settings, "models": rungs}, num_few_shot=1, judge=f"{__name__}:longer"))
     assert [each.model for each in found] == rungs
     pairs = {(row["model"], row["against"]): row["won"] + row["tied"] + row["lost"] for row in found[0].tables["pairs"]}
     assert pairs == dict.fromkeys(combinations(rungs, 2), 3)

@@ -1,4 +1,4 @@
-"""`align eval tax`: how much alignment cost a model on lm-eval's tasks, before and after.
+"""`align eval lm-eval`: how much alignment cost a model on lm-eval's tasks, before and after.
 
 lm-eval (EleutherAI's Language Model Evaluation Harness) runs in this Python environment if it is installed here,
 else in the one that `lm_eval_python` names. InstructGPT calls such a loss the alignment tax (Ouyang et al. 2022, section
@@ -29,14 +29,14 @@ from align.model_registry.registry import resolve_model
 from align.models.configs import base_of
 from align.runtime.distributed import compute_dtype, run_on_main
 
-TASK = "tax"
+TASK = "lm-eval"
 BATCH = 8
 """lm-eval's batch."""
 INSTALL = "pip install 'lm_eval[hf]==0.4.13'"
 
 
 @dataclass(kw_only=True)
-class TaxConfig(EvalConfig):
+class LMEvalConfig(EvalConfig):
     """Tasks of lm-eval on several models, the first of which is the one before."""
 
     tasks: list[str] = option([], "names of lm-eval's tasks, such as hellaswag; lm_eval ls tasks lists them")
@@ -53,8 +53,8 @@ class TaxConfig(EvalConfig):
         require_setting(self, "task_folder", folder, "a folder that exists, or empty")
 
 
-def run_tax(config: TaxConfig) -> list[Evaluation]:
-    """Run the tasks on every model and write `tax.json`; returns an evaluation for each model."""
+def run_lm_eval_tasks(config: LMEvalConfig) -> list[Evaluation]:
+    """Run the tasks on every model and write `lm-eval.json`; returns an evaluation for each model."""
     require_lm_eval(config.lm_eval_python)
     accelerator = open_accelerator(config)
     names = short_names(config.models)
@@ -77,11 +77,11 @@ def require_lm_eval(python: str) -> None:
     if missing:
         other = "set lm_eval_python to the Python of an environment that has it"
         where = f"in the environment of {python}" if python else f"here, or {other}"
-        raise UserError(f"align eval tax needs lm-eval: {INSTALL} {where}")
+        raise UserError(f"align eval lm-eval needs lm-eval: {INSTALL} {where}")
 
 
-def results_of(config: TaxConfig, name: str, model: str, accelerator: Accelerator) -> Json:
-    """lm-eval's results for a model, by task; stored in `OUTPUT/tax-<model>.jsonl`."""
+def results_of(config: LMEvalConfig, name: str, model: str, accelerator: Accelerator) -> Json:
+    """lm-eval's results for a model, by task; stored in `OUTPUT/lm-eval-<model>.jsonl`."""
     source = str(resolve_model(model))
     settings = config.result_settings("lm_eval_python", "tasks")
     settings |= {"model": model, "weights": fingerprint(source), "task_files": fingerprint(config.task_folder)}
@@ -98,7 +98,7 @@ def results_of(config: TaxConfig, name: str, model: str, accelerator: Accelerato
     return dict(zip(config.tasks, rows, strict=True))
 
 
-def run_lm_eval(config: TaxConfig, source: str, tasks: Sequence[str]) -> dict[str, Json]:
+def run_lm_eval(config: LMEvalConfig, source: str, tasks: Sequence[str]) -> dict[str, Json]:
     """One run of lm-eval's command; returns what `read_lm_eval` reads of it."""
     base, is_adapter = base_of(source)
     dtype = str(compute_dtype(config.dtype)).removeprefix("torch.")
@@ -150,7 +150,7 @@ def read_lm_eval(folder: Path) -> dict[str, Json]:
     return found
 
 
-def figures_of(found: dict[str, Json], name: str, before: str, config: TaxConfig) -> list[Figure]:
+def figures_of(found: dict[str, Json], name: str, before: str, config: LMEvalConfig) -> list[Figure]:
     """A model's metrics and, except for the first model, its loss in each."""
     figures = []
     for task in config.tasks:
@@ -199,4 +199,4 @@ def lost_figure(
 
 
 if __name__ == "__main__":
-    run_stage(TaxConfig, run_tax)
+    run_stage(LMEvalConfig, run_lm_eval_tasks)

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from align.core.errors import UserError
-from align.eval import tax
+from align.eval import lm_eval_harness
 from align.eval.core.results import read_evaluations
-from align.eval.tax import TaxConfig, lost_figure, metric_figure, require_lm_eval, run_tax
+from align.eval.lm_eval_harness import LMEvalConfig, lost_figure, metric_figure, require_lm_eval, run_lm_eval_tasks
 from tests.eval.files import write_rows
 
 RECORDED = Path(__file__).with_name("lm_eval_0.4.13.json")
@@ -65,16 +65,18 @@ def test_the_recorded_output_of_lm_eval(monkeypatch, tmp_path):
         asked.append(tasks)
         return said[next(name for name in said if name in source)]
 
-    monkeypatch.setattr(tax, "require_lm_eval", lambda python: None)
-    monkeypatch.setattr(tax, "run_lm_eval", side)
-    config = TaxConfig(
-        models=list(said), tasks=["own_truthfulness"], task_folder="configs/tax", output=str(tmp_path), dtype="float32",
+    monkeypatch.setattr(lm_eval_harness, "require_lm_eval", lambda python: None)
+    monkeypatch.setattr(lm_eval_harness, "run_lm_eval", side)
+    config = LMEvalConfig(
+        models=list(said), tasks=["own_truthfulness"], task_folder="configs/lm-eval", output=str(tmp_path), dtype="float32",
         table=False, limit=12,
     )  # fmt: skip
-    run_tax(config)
-    run_tax(config)
+    run_lm_eval_tasks(config)
+    run_lm_eval_tasks(config)
     assert asked == [["own_truthfulness"]] * 2, "each model once: the second run finds both in the files"
-    before, after = ({figure.name: figure for figure in each.figures} for each in read_evaluations(tmp_path / "tax.json"))
+    before, after = (
+        {figure.name: figure for figure in each.figures} for each in read_evaluations(tmp_path / "lm-eval.json")
+    )
     accuracies = [model["tasks"]["own_truthfulness"]["samples"]["acc,none"] for model in recorded["models"]]
     for figures, values in zip((before, after), accuracies, strict=True):
         assert figures["own_truthfulness: acc"].value == pytest.approx(sum(values) / 12)
@@ -102,11 +104,13 @@ def test_files_of_lm_eval_are_read_in_the_order_of_the_documents(tmp_path):
         {"metric": "ppl", "filter": "none", "value": 3.0, "higher": False},
     ]
     samples = {"acc,none": [1.0, 0.0], "ppl,none": [None, None]}
-    assert tax.read_lm_eval(tmp_path) == {"t": {"version": "9", "result": {"metrics": metrics, "samples": samples}}}
+    assert lm_eval_harness.read_lm_eval(tmp_path) == {
+        "t": {"version": "9", "result": {"metrics": metrics, "samples": samples}}
+    }
 
 
 def test_a_missing_lm_eval_is_one_line(tmp_path):
-    with pytest.raises(UserError, match=r"align eval tax needs lm-eval: pip install .* set lm_eval_python") as caught:
+    with pytest.raises(UserError, match=r"align eval lm-eval needs lm-eval: pip install .* set lm_eval_python") as caught:
         require_lm_eval("")
     assert "\n" not in str(caught.value)
     with pytest.raises(UserError, match="in the environment of"):
@@ -117,9 +121,9 @@ def test_a_missing_lm_eval_is_one_line(tmp_path):
 
 def test_the_side_says_in_one_line_what_failed(tmp_path):
     """Here lm-eval is not installed."""
-    config = TaxConfig(models=["tiny-llama", "tiny-gpt2"], tasks=["x"], dtype="float32")
+    config = LMEvalConfig(models=["tiny-llama", "tiny-gpt2"], tasks=["x"], dtype="float32")
     with pytest.raises(UserError, match=r"lm-eval failed: .*No module named lm_eval") as caught:
-        tax.run_lm_eval(config, str(tmp_path), ["x"])
+        lm_eval_harness.run_lm_eval(config, str(tmp_path), ["x"])
     assert "\n" not in str(caught.value)
 
 
@@ -133,4 +137,4 @@ def test_the_side_says_in_one_line_what_failed(tmp_path):
 )
 def test_a_mistake_is_one_line(more, complaint):
     with pytest.raises(UserError, match=complaint):
-        TaxConfig(**{"models": ["a", "b"], "tasks": ["x"]} | more)
+        LMEvalConfig(**{"models": ["a", "b"], "tasks": ["x"]} | more)
