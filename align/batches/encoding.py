@@ -18,7 +18,7 @@ from align.data.records import Conversation, Demonstration, Prompt, Ranking, Rec
 from align.data.sources import SourceRow
 from align.models.loading import LoadedModel
 from align.tokenization import ConversationError, Tokenization, encode_demonstration
-from align.tokenization.encoded import EncodedDemonstration, EncodedPrompt, EncodedRanking, PromptResponse
+from align.tokenization.encoded import EncodedDemonstration, EncodedPrompt, EncodedRanking, PromptResponse, opening_digest
 
 logger = logging.getLogger(__name__)
 R = TypeVar("R", bound=Record)
@@ -195,7 +195,8 @@ def _encode_demonstration(
     for example in encode_demonstration(loaded.tokenization, record, loaded.backbone.causal):
         kept = apply_limits(example.prompt, example.response)
         if kept is not None:
-            yield EncodedDemonstration(*kept, example.loss_mask[: len(kept.response)])
+            mask = example.loss_mask[: len(kept.response)]
+            yield EncodedDemonstration(*kept, mask, opening_digest(record.prompt))
 
 
 def encode_rankings(
@@ -229,8 +230,8 @@ def encode_rankings(
         fitted = [apply_limits(*pair) for pair in encode_texts(record)]
         kept = [pair for pair in fitted if pair is not None]
         if len(kept) == len(fitted):
-            responses = [pair.response for pair in kept]
-            labels = (list(record.ranks), record.margin or 0.0, record.category, record.preferences)
+            responses, opening = [pair.response for pair in kept], opening_digest(record.prompt)
+            labels = (list(record.ranks), record.margin or 0.0, record.category, record.preferences, opening)
             yield EncodedRanking(kept[0].prompt, responses, *labels)
 
     encoded = encode_records(data, Ranking, loaded, limits, skip_bad_rows, encode_one)

@@ -3,8 +3,9 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from align.core.errors import UserError
 from align.data.records import Record
@@ -68,6 +69,60 @@ class MixedExamples(NamedTuple, Generic[Encoded]):
     """Examples of each source."""
     weights: list[float]
     """Of each source, see `Mixture`."""
+
+
+class HasOpening(Protocol):
+    """An encoded example or prompt, see `align.tokenization.encoded.opening_digest`."""
+
+    @property
+    def opening(self) -> int:
+        """64 bits that depend on the conversation's first user turn alone."""
+
+
+Opened = TypeVar("Opened", bound=HasOpening)
+
+
+class Split(NamedTuple, Generic[Opened]):
+    """Examples to learn from, and held-out ones."""
+
+    training: list[Opened]
+    validation: list[Opened]
+
+
+def split_by_opening(examples: Sequence[Opened], share: float) -> Split[Opened]:
+    """Hold out about a share of the prompts, with all examples of each; at least one prompt if the share is not 0.
+
+    The digest of a conversation's first user turn decides. A prompt is on the same side in every stage and every run, also
+    after rows were added, and conversations that begin alike stay together.
+
+    Raises:
+        UserError: if nothing is left to learn from.
+    """
+    if not share or not examples:
+        return Split(list(examples), [])
+    limit = max(share * 2**64, min(example.opening for example in examples) + 1)
+    split = Split[Opened]([], [])
+    for example in examples:
+        (split.validation if example.opening < limit else split.training).append(example)
+    if not split.training:
+        raise UserError(f"validation_split {share:g} holds out all {len(examples)} examples; lower it, or give more prompts")
+    return split
+
+
+def hold_out(mixed: MixedExamples[Opened], share: float) -> tuple[MixedExamples[Opened], list[Opened]]:
+    """Return a mixture without the examples that `split_by_opening` holds out, and those of all its sources.
+
+    Raises:
+        UserError: if a source has nothing left to learn from.
+    """
+    training, validation = split_by_opening(mixed.examples, share)
+    held_out = {example.opening for example in validation}
+    sizes = []
+    for start, size in zip(accumulate(mixed.sizes, initial=0), mixed.sizes, strict=False):
+        sizes.append(sum(example.opening not in held_out for example in mixed.examples[start : start + size]))
+        if size and not sizes[-1]:
+            raise UserError(f"validation_split {share:g} holds out all {size} examples of a source; lower it")
+    return MixedExamples(training, sizes, mixed.weights), validation
 
 
 def encode_mixture(

@@ -334,6 +334,21 @@ class MixtureConfig(Settings):
 
 
 @dataclass(kw_only=True)
+class SplitConfig(Settings):
+    """Validation data from the training data, see `align.batches.mixtures.split_by_opening`."""
+
+    validation_split: float = option(
+        0.0, "share of the training prompts that is held out as validation data, with all of their rows; 0: none", ge=0, lt=1
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("validation_data", "validation_prompts"):
+            given = bool(getattr(self, name, ""))
+            require_setting(self, "validation_split", not (given and self.validation_split), f"0 with {name}")
+
+
+@dataclass(kw_only=True)
 class SequenceConfig(Settings):
     """Rows that are shared out among processes."""
 

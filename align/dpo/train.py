@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerBase
 
 from align.batches.encoding import Data, encode_rankings
 from align.batches.micro_batches import micro_batches
-from align.batches.mixtures import TrainingData, encode_mixture
+from align.batches.mixtures import TrainingData, encode_mixture, hold_out
 from align.core.files import write_json
 from align.core.launch import run_stage
 from align.dpo.config import DPOConfig
@@ -265,8 +265,8 @@ class DPOTrainer:
         self.config = config = with_data_names(config, train_data=train_data, validation_data=validation_data)
         self.run, self.loaded = run, loaded = open_run(config, "dpo", policy, tokenizer)
         encode = partial(encode_rankings, loaded=loaded, limits=config.limits, skip_bad_rows=config.skip_bad_rows)
-        mixed = encode_mixture(train_data, encode, config.task_prefixes)
-        self.held_out = encode(validation_data) if validation_data else []
+        mixed, split = hold_out(encode_mixture(train_data, encode, config.task_prefixes), config.validation_split)
+        self.held_out = encode(validation_data) if validation_data else split
         counts = f"{len(mixed.examples)} rankings to learn from, {len(self.held_out)} held out"
         run.print(f"dpo: {counts}; model {run.config.model}")
         module = LanguageModel(loaded.backbone, loaded.adapter)

@@ -10,6 +10,7 @@ from align.core.settings import (
     RunConfig,
     Schedule,
     Settings,
+    SplitConfig,
     block,
     option,
     require_setting,
@@ -55,7 +56,7 @@ class LossConfig(Settings):
 
 
 @dataclass(kw_only=True)
-class PPOConfig(KLConfig, LossConfig, ModelConfig, EngineConfig, RunConfig):
+class PPOConfig(KLConfig, LossConfig, SplitConfig, ModelConfig, EngineConfig, RunConfig):
     """Clipped-ratio PPO with a KL penalty to the reference, which is the model that training starts from."""
 
     adam_epsilon: float = option(1e-5, "epsilon of AdamW (the N implementation details of RLHF with PPO: 1e-5)")

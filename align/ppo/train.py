@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from align.batches.encoding import Data, Limits, encode_prompts
+from align.batches.mixtures import split_by_opening
 from align.core.launch import run_stage
 from align.core.seeds import RngStream
 from align.core.tensor_ops import length_mask, whiten
@@ -369,7 +370,8 @@ def prepare(
         require_patience(config.reward_timeout, config.collective_timeout)
     limits = Limits(config.max_prompt_tokens, config.max_new_tokens, config.overlong)
     encoded = encode_prompts(prompts, policy, limits, config.skip_bad_rows)
-    held_out = encode_prompts(validation, policy, limits, config.skip_bad_rows) if validation else []
+    encoded, split = split_by_opening(encoded, config.validation_split)
+    held_out = encode_prompts(validation, policy, limits, config.skip_bad_rows) if validation else split
     every_prompt = [*encoded, *held_out]
     sizes = (config.samples_per_prompt, config.max_prompt_tokens, config.max_new_tokens)
     scoring = (config.missing_eos_penalty, config.missing_eos_score, config.reward_timeout)

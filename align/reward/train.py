@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 
 from align.batches.encoding import ApplyLimits, Data, Limits, encode_rankings, encode_records
 from align.batches.micro_batches import micro_batches
-from align.batches.mixtures import TrainingData, encode_mixture
+from align.batches.mixtures import TrainingData, encode_mixture, hold_out
 from align.core.errors import UserError
 from align.core.files import write_json
 from align.core.launch import run_stage
@@ -270,8 +270,8 @@ class RewardTrainer:
         run_on_main(lambda: require_savable_classifier(loaded), run.accelerator)
         share_sequences(run, loaded.backbone, config.sequence_parallel)
         encode = partial(encode_rankings, loaded=loaded, limits=config.limits, skip_bad_rows=config.skip_bad_rows)
-        mixed = encode_mixture(train_data, encode, config.task_prefixes)
-        self.held_out = encode(validation_data) if validation_data else []
+        mixed, split = hold_out(encode_mixture(train_data, encode, config.task_prefixes), config.validation_split)
+        self.held_out = encode(validation_data) if validation_data else split
         if config.soft_targets and all(item.preferences is None for item in mixed.examples):
             data = config.train_data
             raise UserError(f"soft_targets: no ranking in {data} has preferences; export them, or leave it off")

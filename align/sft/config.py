@@ -2,12 +2,12 @@
 
 from dataclasses import dataclass
 
-from align.core.settings import MixtureConfig, SequenceConfig, option, require_setting
+from align.core.settings import MixtureConfig, SequenceConfig, SplitConfig, option, require_setting
 from align.training.data_order import EpochConfig
 
 
 @dataclass(kw_only=True)
-class SFTConfig(MixtureConfig, SequenceConfig, EpochConfig):
+class SFTConfig(MixtureConfig, SplitConfig, SequenceConfig, EpochConfig):
     """Supervised fine-tuning on demonstrations."""
 
     train_data: str = option(
@@ -37,6 +37,7 @@ class SFTConfig(MixtureConfig, SequenceConfig, EpochConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.stream_updates:
-            for name, default in (("mixing_cap", 0), ("mixing_temperature", 1), ("num_train_epochs", 1)):
+            defaults = {"mixing_cap": 0, "mixing_temperature": 1, "num_train_epochs": 1, "validation_split": 0}
+            for name, default in defaults.items():
                 wanted = f"{default} with stream_updates"
                 require_setting(self, name, getattr(self, name) == default, wanted)

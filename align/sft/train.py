@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerBase
 
 from align.batches.encoding import Data, encode_demonstration_row, encode_demonstrations, split_prefix
 from align.batches.micro_batches import micro_batches
-from align.batches.mixtures import TrainingData, encode_mixture, mixture_of
+from align.batches.mixtures import TrainingData, encode_mixture, hold_out, mixture_of
 from align.batches.streams import ExampleStream, StreamedBatches
 from align.core.errors import UserError
 from align.core.launch import run_stage
@@ -232,13 +232,15 @@ class SFTTrainer:
         self.run, self.loaded = run, loaded = open_run(config, "sft", model, tokenizer)
         share_sequences(run, loaded.backbone, config.sequence_parallel)
         self.batches: Batches
+        split: list[EncodedDemonstration] = []
         if config.stream_updates:
             self.batches, number = open_stream(config, loaded, train_data, run.accelerator), "a stream of"
         else:
             mixed = encode_mixture(train_data, partial(encode, loaded=loaded, config=config), config.task_prefixes)
+            mixed, split = hold_out(mixed, config.validation_split)
             self.batches = DataOrder(mixed, config.seed, config.batch_size, config)
             number = str(len(mixed.examples))
-        self.held_out = encode(validation_data, loaded, config) if validation_data else []
+        self.held_out = encode(validation_data, loaded, config) if validation_data else split
         run.print(f"sft: {number} examples to learn from, {len(self.held_out)} held out; model {run.config.model}")
         module = LanguageModel(loaded.backbone, loaded.adapter)
         run.print(run.memory.check(run.config, module))

@@ -8,6 +8,7 @@
 A *prompt* is everything before the assistant's turn. A *response* is that turn with its end token.
 """
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
@@ -43,6 +44,12 @@ class SharedPrompt(Protocol):
         """The alternatives."""
 
 
+def opening_digest(conversation: Conversation) -> int:
+    """Return 64 bits of the SHA-256 of a conversation's first user turn."""
+    text = next((turn["content"] for turn in conversation if turn["role"] == "user"), "")
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
+
+
 @dataclass(frozen=True, slots=True)
 class EncodedDemonstration:
     """One example of supervised fine-tuning.
@@ -50,11 +57,13 @@ class EncodedDemonstration:
     Attributes:
         loss_mask: whether each response token counts in the loss. In a conversation of several turns, the response includes
             the user's turns, which do not count.
+        opening: digest of the conversation's first user turn, by which validation data are split off.
     """
 
     prompt: TokenIds
     response: TokenIds
     loss_mask: list[bool]
+    opening: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +75,7 @@ class EncodedRanking:
         margin: difference of rewards by which a better response should win.
         category: topic of the prompt.
         preferences: [K, K] probability that response i is better than response j.
+        opening: digest of the conversation's first user turn, by which validation data are split off.
     """
 
     prompt: TokenIds
@@ -74,6 +84,7 @@ class EncodedRanking:
     margin: float = 0.0
     category: str | None = None
     preferences: Sequence[Sequence[float]] | None = None
+    opening: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +118,11 @@ class EncodedPrompt:
     category: str | None = None
     id: str | None = None
     given_as_ids: bool = False
+
+    @property
+    def opening(self) -> int:
+        """The digest of the conversation's first user turn, by which validation data are split off."""
+        return opening_digest(self.conversation)
 
 
 @dataclass(frozen=True)
