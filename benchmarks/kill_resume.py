@@ -1,9 +1,9 @@
 """Kills runs and resumes them: each has to end with the bytes of a run that was not killed. `make soak` runs it.
 
-A run is killed by SIGKILL, half of the time after a random wait and half of the time at the n-th operation that changes a
-file (opening for writing, rename, removal), so that kills also fall while a checkpoint is written. It is started
-again with `--resume auto` and killed again, until it has ended by itself. Then its model, its metrics (without those that
-tell the time) and its last checkpoint are compared with those of a run that was left alone.
+A run is killed by SIGKILL, half of the time after a random wait and half of the time at the n-th operation that changes
+a file (opening for writing, rename, removal), so that kills also fall while a checkpoint is written. It is started
+again with `--resume_from_checkpoint auto` and killed again, until it has ended by itself. Then its model, its metrics
+(without those that tell the time) and its last checkpoint are compared with those of a run that was left alone.
 
 Of a run in two processes, one is killed, or by time also both at once; the one that is left has to end within 60 s.
 
@@ -23,7 +23,7 @@ from benchmarks.forked_runs import Killed, run_alone, run_forked
 from tests.launch.launcher import launched
 
 COMMON = "--dtype float32 --report_to none --overlong truncate --max_prompt_tokens 64 --learning_rate 1e-3 --save_steps 2"
-COMMON += " --resume auto"
+COMMON += " --resume_from_checkpoint auto"
 SFT = "--train_data data/demonstrations_heldout.jsonl --batch_size 6 --max_response_tokens 16 --eval_steps 4"
 SFT += " --validation_data data/demonstrations_heldout.jsonl"
 REWARD = "--train_data data/rankings_heldout.jsonl --batch_size 4 --max_response_tokens 16 --eval_steps 4"

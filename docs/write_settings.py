@@ -30,6 +30,8 @@ def kind_of(annotation: Any) -> str:
         return " or ".join(f"`{choice}`" for choice in parts)
     if origin is list:
         return f"list of {kind_of(parts[0])}"
+    if annotation == bool | str:
+        return "`auto`, `true`, `false` or text"
     if origin in (typing.Union, UnionType):
         return " or ".join(kind_of(part) for part in parts)
     return {NoneType: "`none`", str: "text", bool: "`true` or `false`", int: "whole number", float: "number"}.get(

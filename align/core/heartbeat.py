@@ -152,7 +152,7 @@ class Watch:
         code, _, names = self.verdict.partition(" ")
         if not self.finished.is_set():
             prefix = f"[process {self.rank}] " if self.rank else ""
-            advice = "--resume auto continues from the last checkpoint"
+            advice = "--resume_from_checkpoint auto continues from the last checkpoint"
             print(f"{prefix}error: lost {names}; {advice}", file=sys.stderr, flush=True)
             os._exit(int(code))
 

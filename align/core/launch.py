@@ -180,7 +180,7 @@ def run_unless_finished(stage: Callable[[Any], Path], config: RunConfig) -> Path
     if (folder / "model").exists() and (folder / "finished").exists():
         return folder / "model"
     if (folder / "metrics.jsonl").exists():
-        config.resume = True
+        config.resume_from_checkpoint = True
     model = stage(config)
     (folder / "finished").touch()
     return model

@@ -197,6 +197,8 @@ def _converted(name: str, value: object, hint: Any) -> object:
     is_bool = isinstance(value, bool)
     if hint is bool and is_bool:
         return value
+    if hint == bool | str:
+        return _switch_or_path(name, value)
     if hint is int and isinstance(value, Integral) and not is_bool:
         return value if isinstance(value, int) else int(value)
     if hint is float and isinstance(value, Real) and not is_bool:
@@ -210,6 +212,18 @@ def _converted(name: str, value: object, hint: Any) -> object:
     if hint in WANTED:
         raise UserError(f"{name} is {value!r} ({type(value).__name__}), but must be {WANTED[hint]}")
     return value
+
+
+def _switch_or_path(name: str, value: object) -> bool | str:
+    """A value that is true, false or a path; `auto` is another word for true."""
+    if isinstance(value, bool):
+        return value
+    if not isinstance(value, str | os.PathLike):
+        raise UserError(f"{name} is {value!r} ({type(value).__name__}), but must be auto, true, false or a path")
+    word = os.fspath(value)
+    if word.lower() in ("auto", "true", "yes", "on", "1"):
+        return True
+    return _with_home(word) if word.lower() not in ("false", "no", "off", "0", "") else False
 
 
 def is_optional(hint: Any) -> bool:
@@ -256,8 +270,10 @@ class RunConfig(Settings):
 
     output_dir: str = option("runs/run", "folder of the run: config, metrics, checkpoints and the final model")
     seed: int = option(0, "seed of all random numbers; the same seed gives the same run", ge=0, lt=2**32)
-    resume: bool = option(
-        False, "continue from the last whole checkpoint in output_dir; true and auto start from scratch where there is none"
+    resume_from_checkpoint: bool | str = option(
+        False,
+        "auto or true: continue from the last whole checkpoint in output_dir, or start from scratch where there is none; "
+        "or the path of a checkpoint, also of another run",
     )
     report_to: list[str] = option(
         ["tensorboard"], "trackers in addition to metrics.jsonl", choices=("tensorboard", "wandb", "trackio", "none")

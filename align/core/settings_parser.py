@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, get_args, get_origin, get_type_hints
 
 import yaml
-from transformers.hf_argparser import HfArgumentParser, string_to_bool
+from transformers.hf_argparser import HfArgumentParser
 
 from align.core.errors import UserError, nearest_name_hint
 from align.core.files import resolve_path
@@ -35,9 +35,6 @@ class _Parser(HfArgumentParser):
     def __init__(self, config_class: type[Any], program: str | None, blocks: Sequence[str]) -> None:
         super().__init__(config_class, prog=program, allow_abbrev=False)  # type: ignore[arg-type]
         self._negative_number_matcher = re.compile(r"-\.?\d")  # argparse itself takes -1e-5 for an option
-        for action in self._actions:
-            if action.dest == "resume":
-                action.type = _resume
         hints = get_type_hints(config_class)
         self.types = {name: hint for name, hint in hints.items() if name not in block_paths(config_class)}
         for item in fields(config_class):
@@ -60,8 +57,10 @@ class _Parser(HfArgumentParser):
         plain = copy(field)  # whose metadata become arguments of argparse
         plain.metadata = {"help": field.metadata.get("help")}  # type: ignore[assignment]
         HfArgumentParser._parse_dataclass_field(parser, plain)
-        if is_optional(field.type):
-            action = parser._actions[-1]
+        action = parser._actions[-1]
+        if field.type == bool | str:
+            action.type = str
+        elif is_optional(field.type):
             action.type = partial(_or_none, get_args(field.type)[0])
 
     def error(self, message: str) -> NoReturn:
@@ -135,14 +134,6 @@ def _unexpected_word(word: str, words: Sequence[str]) -> str:
     option = next((each for each in reversed(before) if each.startswith("--")), "").partition("=")[0]
     place = f" after {option}, which takes one value" if option else ""
     return f"unexpected word {word!r}{place}; settings are given as --name value"
-
-
-def _resume(word: str) -> bool:
-    """Read the value of `resume`, in which `auto` is another word for true."""
-    try:
-        return word.lower() == "auto" or bool(string_to_bool(word))
-    except ArgumentTypeError as error:
-        raise ArgumentTypeError(f"{word!r} is none of true, false and auto") from error
 
 
 def _or_none(kind: type[Any], word: str) -> object:

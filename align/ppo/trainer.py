@@ -73,8 +73,8 @@ class PPOTrainer:
         names, objects = reward_settings(models, functions), {}
         if judge:
             (objects["selection"],) = (each for kind in split_rewards([judge]) for each in kind)
-            patience = config.selection.patience if config.selection else 0
-            names["selection"] = {"reward_model": judge_name(judge), "patience": patience}
+            patience = config.selection.early_stopping_patience if config.selection else 0
+            names["selection"] = {"reward_model": judge_name(judge), "early_stopping_patience": patience}
         self.config = replace(config, prompts=data_name(prompts), validation_prompts=data_name(validation_prompts), **names)
         extensions = configured_extensions(vars(self.config), **objects)
         data, given = (prompts, validation_prompts), GivenObjects(tokenizer, reference, value_model)

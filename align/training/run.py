@@ -29,7 +29,7 @@ from align.runtime.environment import console, environment
 from align.runtime.flops import peak_flops
 from align.tokenization import set_template_date
 from align.training.checkpoint import BackgroundWork, Checkpoint
-from align.training.checkpoint.files import checkpoints_in, keep_newest, last_whole_checkpoint, quarantine
+from align.training.checkpoint.files import checkpoint_to_resume, checkpoints_in, keep_newest, quarantine
 from align.training.memory import GIB, Memory
 from align.training.run_folder import (
     compare_settings,
@@ -66,8 +66,8 @@ class Run:
         stage: `sft`, `reward`, `rules`, `attributes`, `ppo`, `dpo` or `distill`.
 
     Raises:
-        UserError: if the folder holds a finished or interrupted run and `resume` is off, or a run of another model, or if
-            another process is writing one there.
+        UserError: if the folder holds a finished or interrupted run and `resume_from_checkpoint` is off, or a run of another
+            model, or if another process is writing one there.
     """
 
     def __init__(self, config: RunConfig, stage: str) -> None:
@@ -92,21 +92,23 @@ class Run:
             self.print("Apple's GPU (MPS) has no float64, which sums need here: this run is on the CPU")
         self.metrics_file = self.folder / "metrics.jsonl"
         run_on_main(lambda: refuse_other_run(self.folder), self.accelerator)
-        self.checkpoint: Path | None = None
         self.results = run_on_main(self._find_results, self.accelerator)
-        if config.resume:
-            self.checkpoint, faults = last_whole_checkpoint(self.folder, self.accelerator)
-            for fault in faults:
-                self.print(f"warning: {fault}: going on from {self.checkpoint}")
+        self.checkpoint, faults = checkpoint_to_resume(config.resume_from_checkpoint, self.folder, self.accelerator)
+        for fault in faults:
+            self.print(f"warning: {fault}: going on from {self.checkpoint}")
+        resumed = self.checkpoint.resolve().parents[1] if self.checkpoint else None
+        self.continues_own = resumed == self.folder.resolve()
         has_results = self.results.model or self.results.metrics_bytes > 0
-        if has_results and not config.resume:
-            raise UserError(f"{self.folder} already holds a run; set resume to continue it, or choose another output_dir")
-        resumed = self.folder if self.checkpoint else None
+        if has_results and not (config.resume_from_checkpoint is True or self.continues_own):
+            raise UserError(
+                f"{self.folder} already holds a run; set resume_from_checkpoint auto to continue it, or choose another "
+                "output_dir"
+            )
         day = run_on_main(lambda: template_date(config, resumed), self.accelerator)
         set_template_date(day)
         self.config = config = replace(config, template_date=day)
-        if self.checkpoint:
-            self.print(compare_settings(config, self.folder))
+        if resumed:
+            self.print(compare_settings(config, self.folder if self.continues_own else resumed))
         elif has_results:
             self.print(f"{self.folder} holds no checkpoint to resume from (see save_steps): starting with the first update")
         if config.push_to_hub:
@@ -142,11 +144,11 @@ class Run:
             if self._find_results() != self.results:
                 release_lock(self.folder)
                 raise UserError(
-                    f"{self.folder}: another run has written there since this one started; set resume to continue it, or "
-                    "choose another output_dir"
+                    f"{self.folder}: another run has written there since this one started; set resume_from_checkpoint "
+                    "auto to continue it, or choose another output_dir"
                 )
             clear_leftovers(self.folder)
-            if self.checkpoint:
+            if self.checkpoint and self.continues_own:
                 for line in quarantine(self.folder, self.checkpoint):
                     self.print(line)
                 keep_newest(self.folder, self.config.save_total_limit)
@@ -285,7 +287,7 @@ class Run:
                 checkpoint.save(update, states)
             self.background.finish()
         by = self.stop.signal or "a signal"
-        raise Stopped(f"stopped by {by} after update {update}; --resume auto goes on from there", everywhere=True)
+        raise Stopped(f"stopped by {by} after update {update}; --resume_from_checkpoint auto continues it", everywhere=True)
 
     def _asked_to_stop(self) -> bool:
         """Whether any process was asked to stop; the same on all of them."""

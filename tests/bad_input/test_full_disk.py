@@ -73,7 +73,7 @@ def fails(words, capsys):
 # tiny-gpt2 in bfloat16 has 300 kB: 120 kB are less than the model, 600 kB less than a checkpoint with Adam's moments.
 @pytest.mark.parametrize("kilobytes", [120, 600])
 def test_a_full_disk(kilobytes, small_disk, finished, capsys):
-    """The line names what was being written; no file is cut off; with room again, `--resume` ends as if nothing happened."""
+    """The line names what was being written; no file is cut off; with room again, a resumed run ends as a whole one."""
     disk = small_disk(kilobytes)
     run = disk.folder / "run"
     data = str(finished.parent / "demos.jsonl")
@@ -91,7 +91,7 @@ def test_a_full_disk(kilobytes, small_disk, finished, capsys):
         if name.endswith(".safetensors"):
             assert load_file(run / name)
     disk.enlarge()
-    cli.main([*words, "--resume"])
+    cli.main([*words, "--resume_from_checkpoint"])
     ours, theirs = load_file(run / "model" / "model.safetensors"), load_file(finished / "model" / "model.safetensors")
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(ours[key], theirs[key]) for key in ours)

@@ -24,7 +24,11 @@ def reward_model(tmp_path_factory):
 
 def test_an_existing_run_without_resume(finished, demonstrations, refused):
     line = refused("sft", *TINY, "--train_data", demonstrations, output=finished)
-    assert line == f"error: {finished} already holds a run; set resume to continue it, or choose another output_dir"
+    assert (
+        line
+        == f"error: {finished} already holds a run; set resume_from_checkpoint auto to continue it, or "
+        + "choose another output_dir"
+    )
 
 
 @pytest.mark.parametrize(
@@ -32,7 +36,9 @@ def test_an_existing_run_without_resume(finished, demonstrations, refused):
     [("model", "tiny-llama", "'tiny-gpt2'"), ("lora_r", "4", "0"), ("optimizer", "adafactor", "")],
 )
 def test_resuming_another_model(key, value, old, finished, demonstrations, refused):
-    line = refused("sft", *TINY, "--train_data", demonstrations, "--resume", f"--{key}", value, output=finished)
+    line = refused(
+        "sft", *TINY, "--train_data", demonstrations, "--resume_from_checkpoint", f"--{key}", value, output=finished
+    )
     assert line.startswith(f"error: {finished}/config.yaml: this run has {key} {old}")
 
 
@@ -40,7 +46,7 @@ def test_resuming_another_model(key, value, old, finished, demonstrations, refus
 def test_settings_of_a_run_that_cannot_be_read(text, finished, demonstrations, refused, tmp_path):
     run = Path(shutil.copytree(finished, tmp_path / "copy"))
     (run / "config.yaml").write_text(text)
-    line = refused("sft", *TINY, "--train_data", demonstrations, "--resume", output=run)
+    line = refused("sft", *TINY, "--train_data", demonstrations, "--resume_from_checkpoint", output=run)
     assert line.startswith(f"error: {run}/config.yaml: not the settings of a run")
     with pytest.raises(UserError, match=r"config\.yaml: not the settings of a run"):
         consolidate(run, tmp_path / "out")
@@ -68,7 +74,7 @@ def test_an_output_dir_whose_path_is_too_long(kind, demonstrations, tmp_path, ca
 def test_resuming_another_architecture_without_its_settings(finished, demonstrations, refused, tmp_path):
     run = Path(shutil.copytree(finished, tmp_path / "copy"))
     (run / "config.yaml").unlink()
-    words = ("--model", "tiny-llama", "--report_to", "none", "--train_data", demonstrations, "--resume")
+    words = ("--model", "tiny-llama", "--report_to", "none", "--train_data", demonstrations, "--resume_from_checkpoint")
     line = refused("sft", *words, output=run, alone=False)
     assert "the checkpoint belongs to another model or other settings" in line
 
@@ -76,9 +82,21 @@ def test_resuming_another_architecture_without_its_settings(finished, demonstrat
 def test_other_settings_are_told_on_resume(finished, tmp_path, capsys):
     run = Path(shutil.copytree(finished, tmp_path / "copy"))
     data = finished.parent / "demos.jsonl"
-    cli.main(["sft", *TINY, "--train_data", str(data), "--num_train_epochs", "3", "--resume", "--output_dir", str(run)])
+    cli.main(
+        [
+            "sft",
+            *TINY,
+            "--train_data",
+            str(data),
+            "--num_train_epochs",
+            "3",
+            "--resume_from_checkpoint",
+            "--output_dir",
+            str(run),
+        ]
+    )
     printed = capsys.readouterr().err
-    assert f"{run} continues with other settings: save_steps 0 (was 1), epochs 3 (was 2)" in printed
+    assert f"{run} continues with other settings: save_steps 0 (was 1), num_train_epochs 3 (was 2)" in printed
     assert [json.loads(line)["update"] for line in (run / "metrics.jsonl").read_text().splitlines()][-3:] == [1, 2, 3]
 
 
@@ -87,7 +105,17 @@ def test_a_metrics_line_that_a_kill_cut_short(finished, tmp_path):
     whole = (run / "metrics.jsonl").read_text()
     (run / "metrics.jsonl").write_text(whole + '{"update": 3, "los')
     data = finished.parent / "demos.jsonl"
-    words = ["--train_data", str(data), "--num_train_epochs", "2", "--save_steps", "1", "--resume", "--output_dir", str(run)]
+    words = [
+        "--train_data",
+        str(data),
+        "--num_train_epochs",
+        "2",
+        "--save_steps",
+        "1",
+        "--resume_from_checkpoint",
+        "--output_dir",
+        str(run),
+    ]
     cli.main(["sft", *TINY, *words])
     assert (run / "metrics.jsonl").read_text() == whole
 

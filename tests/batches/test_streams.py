@@ -192,4 +192,4 @@ def test_a_resumed_stream_goes_on_to_the_same_bits(demonstrations, tmp_path):
     assert run("broken") == whole
     for update in (4, 6):
         shutil.rmtree(tmp_path / "broken" / "checkpoints" / f"update-00000{update}")
-    assert run("broken", resume=True) == whole
+    assert run("broken", resume_from_checkpoint=True) == whole

@@ -201,5 +201,5 @@ def test_control_c_is_one_line(tmp_path, demonstrations):
     finally:
         process.kill()
     assert process.returncode == 75  # asked to stop: saved, to be resumed
-    assert "--resume" in printed.splitlines()[-1]
+    assert "--resume_from_checkpoint" in printed.splitlines()[-1]
     assert "Traceback" not in printed

@@ -45,10 +45,17 @@ def test_the_file_may_come_before_or_after_and_the_command_line_still_wins(tmp_p
     ("texts", "value"), [(("true", "yes", "on", "1"), True), (("false", "no", "0"), False)], ids=["true", "false"]
 )
 def test_booleans(from_yaml, texts, value):
-    assert all(from_yaml(f"resume: {text}\n").resume is value for text in texts)
-    assert read(SFTConfig, f"--resume={str(value).title()}").resume is value
-    assert read(SFTConfig, "--resume", str(value).lower()).resume is value
-    assert read(SFTConfig, "--resume").resume
+    assert all(from_yaml(f"resume_from_checkpoint: {text}\n").resume_from_checkpoint is value for text in texts)
+    assert read(SFTConfig, f"--resume_from_checkpoint={str(value).title()}").resume_from_checkpoint is value
+    assert read(SFTConfig, "--resume_from_checkpoint", str(value).lower()).resume_from_checkpoint is value
+    assert read(SFTConfig, "--resume_from_checkpoint").resume_from_checkpoint
+    assert all(from_yaml(f"prefix_lm: {text}\n").prefix_lm is value for text in texts)
+
+
+def test_a_run_resumes_from_its_last_checkpoint_or_from_a_path(from_yaml):
+    assert read(SFTConfig, "--resume_from_checkpoint", "auto").resume_from_checkpoint is True
+    assert read(SFTConfig, "--resume_from_checkpoint", "runs/a").resume_from_checkpoint == "runs/a"
+    assert from_yaml("resume_from_checkpoint: runs/a\n").resume_from_checkpoint == "runs/a"
 
 
 @pytest.mark.parametrize(
@@ -172,7 +179,6 @@ WRONG = [
     ("seed", "many", "invalid int value: 'many'"),
     ("seed", "true", "seed"),
     ("learning_rate", "fast", "invalid float value: 'fast'"),
-    ("resume", "maybe", "maybe"),
     ("optimizer", "adamm", "'adamw'"),
     ("lr_scheduler_type", "cosin", "'cosine'"),
     ("overlong", "cut", "'truncate'"),

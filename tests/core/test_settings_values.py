@@ -97,7 +97,7 @@ def test_one_value_of_a_list_may_stand_alone():
         ({"total_updates": 3.5}, "total_updates is 3.5 \\(float\\), but must be a whole number"),
         ({"total_updates": True}, "total_updates is True \\(bool\\), but must be a whole number"),
         ({"gamma": "1"}, "gamma is '1' \\(str\\), but must be a number"),
-        ({"resume": "no"}, "resume is 'no' \\(str\\), but must be true or false"),
+        ({"resume_from_checkpoint": 3}, "resume_from_checkpoint is 3 \\(int\\), but must be auto, true, false or a path"),
         ({"model": 3}, "model is 3 \\(int\\), but must be text or a path"),
         ({"reward_model": [1]}, "reward_model is 1 \\(int\\), but must be text or a path"),
         (
@@ -269,7 +269,7 @@ WORDS = st.text(st.characters(exclude_categories=["C"]), max_size=20).filter(lam
     seed=st.integers(0, 2**32 - 1),
     learning_rate=st.floats(1e-300, 1e300),
     warmup_ratio=st.floats(0, 1, exclude_max=True),
-    resume=st.booleans(),
+    resume_from_checkpoint=st.booleans(),
     lr_scheduler_type=st.sampled_from(["cosine", "linear", "inverse_sqrt", "constant"]),
     report_to=st.lists(st.sampled_from(["tensorboard", "wandb", "trackio", "none"]), min_size=1, max_size=3),
 )

@@ -34,7 +34,7 @@ def resumed(stage, model, tmp_path):
     shutil.rmtree(again / "model")
     for folder in saved[1:]:
         shutil.rmtree(again / "checkpoints" / folder.name)
-    run(model, again, **more | {"resume": True})
+    run(model, again, **more | {"resume_from_checkpoint": True})
     return whole, again
 
 

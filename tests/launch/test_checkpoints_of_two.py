@@ -56,7 +56,7 @@ def test_a_zero3_checkpoint_resumes_on_one_process(tmp_path, monkeypatch, capsys
     monkeypatch.chdir(ROOT)
     cli.main(["ppo", *ppo_words("tiny-t5", tmp_path / "whole", 2)])
     capsys.readouterr()
-    cli.main(["ppo", *ppo_words("tiny-t5", tmp_path / "first", 2, "--resume", "true")])
+    cli.main(["ppo", *ppo_words("tiny-t5", tmp_path / "first", 2, "--resume_from_checkpoint", "true")])
     assert "resumed from" in capsys.readouterr().err
     assert_close(metrics(tmp_path / "whole"), metrics(tmp_path / "first"), 2e-3)
 
@@ -68,7 +68,10 @@ def test_a_mean_of_the_weights_under_zero_is_that_of_one_process_also_after_a_re
     monkeypatch.chdir(ROOT)
     one, two, words = tmp_path / "one", tmp_path / "two", [*AVERAGED, *more]
     cli.main(["ppo", *ppo_words("tiny-llama", one, 2, *words)])
-    begun, resumed = ppo_words("tiny-llama", two, 1, *words), ppo_words("tiny-llama", two, 2, *words, "--resume", "true")
+    begun, resumed = (
+        ppo_words("tiny-llama", two, 1, *words),
+        ppo_words("tiny-llama", two, 2, *words, "--resume_from_checkpoint", "true"),
+    )
     launch_in_turn([[PPO, *begun], [PPO, *resumed]], tmp_path, f"zero{stage}")
     assert_close(metrics(one), metrics(two), 2e-3)
     ours, theirs = states(2, one, two)
@@ -107,7 +110,7 @@ def test_offload_steps_by_the_gradients_of_weights_that_the_last_loss_leaves_out
 def begun(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two updates of one process, whose checkpoint has no moments of the spare weight, as if it had no gradient yet."""
     folder = tmp_path_factory.mktemp("begun") / "run"
-    spare_weight.train(folder, 2, resume=False)
+    spare_weight.train(folder, 2, resume_from_checkpoint=False)
     checkpoint = folder / "checkpoints" / "update-000002"
     kept = {k: v for k, v in load_file(checkpoint / WHOLE).items() if k.startswith("master") or "spare" not in k}
     save_file(kept, checkpoint / WHOLE)
@@ -117,7 +120,7 @@ def begun(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_one_process_decays_a_spare_weight_by_hand_arithmetic(tmp_path):
-    spare_weight.train(tmp_path / "run", 4, resume=False)
+    spare_weight.train(tmp_path / "run", 4, resume_from_checkpoint=False)
     state = StoredState(tmp_path / "run" / "checkpoints" / "update-000004")
     torch.testing.assert_close(state["master/spare.weight"], torch.full((4, 4), DECAYED))
 
@@ -129,7 +132,7 @@ def test_two_processes_resume_and_decay_a_spare_weight(begun, settings, tmp_path
     shutil.copytree(begun, tmp_path / "two")
     shutil.copytree(begun, tmp_path / "one")
     launch_in_turn([[spare_weight.__file__, str(tmp_path / "two")]], tmp_path, settings)
-    spare_weight.train(tmp_path / "one", 4, resume=True)
+    spare_weight.train(tmp_path / "one", 4, resume_from_checkpoint=True)
     one, two = states(4, tmp_path / "one", tmp_path / "two")
     torch.testing.assert_close(two["master/spare.weight"], torch.full((4, 4), DECAYED))
     for name in two:

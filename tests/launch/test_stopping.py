@@ -56,7 +56,7 @@ def test_a_launch_that_is_asked_to_stop_saves_and_goes_on(processes, number, tmp
     assert printed.count(f"stopped by {number.name} after update") == 1
     (saved,) = tmp_path.glob("run/checkpoints/update-*")
     assert not [worker for worker in workers if worker.is_running() and worker.status() != psutil.STATUS_ZOMBIE]
-    again = start(tmp_path / "run", processes, "--resume", "auto")
+    again = start(tmp_path / "run", processes, "--resume_from_checkpoint", "auto")
     wait_for_update(again, tmp_path / "run", int(saved.name.removeprefix("update-")) + 1)
     again.send_signal(number)
     assert f"resumed from {saved}" in again.communicate(timeout=240)[1]

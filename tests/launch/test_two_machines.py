@@ -66,7 +66,16 @@ def test_two_machines_lose_a_process_and_the_cable_and_end_with_the_same_weights
 ) -> None:
     resolve_model("tiny-llama")  # once, not on both machines at the same time
     broken, whole = tmp_path / "broken", tmp_path / "whole"
-    more = ["--resume", "auto", "--peer_timeout", str(LOST_AFTER), "--collective_timeout", "120", "--save_total_limit", "0"]
+    more = [
+        "--resume_from_checkpoint",
+        "auto",
+        "--peer_timeout",
+        str(LOST_AFTER),
+        "--collective_timeout",
+        "120",
+        "--save_total_limit",
+        "0",
+    ]
     of_broken = [PPO, *ppo_words("tiny-llama", broken, UPDATES, *more)]
     of_whole = [PPO, *ppo_words("tiny-llama", whole, UPDATES, *more)]
 

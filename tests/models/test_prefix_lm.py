@@ -101,7 +101,7 @@ def test_three_stages_that_are_told_once_and_go_on_where_they_stopped(rank, tmp_
     for made in (again / "checkpoints" / "update-000002", again / "model"):
         shutil.rmtree(made, ignore_errors=made.name != "model")
     assert (again / "checkpoints" / "update-000001").exists()
-    run_ppo(PPOConfig(**settings, output_dir=str(again), resume=True))
+    run_ppo(PPOConfig(**settings, output_dir=str(again), resume_from_checkpoint=True))
     (stored,) = whole.glob("*.safetensors") if rank == 0 else [whole / "adapter_model.safetensors"]
     first, second = load_file(stored), load_file(again / "model" / stored.name)
     assert all(torch.equal(weight, second[name]) for name, weight in first.items())

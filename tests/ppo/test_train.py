@@ -119,7 +119,7 @@ def fewer_es(prompts: list[object], responses: list[str]) -> list[float]:
 def test_a_judge_chooses_the_policy_and_stops_a_run_that_games_its_reward(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    config = settings("tiny-gpt2", tmp_path, eval_steps=4, selection={"patience": 3}, total_updates=60)
+    config = settings("tiny-gpt2", tmp_path, eval_steps=4, selection={"early_stopping_patience": 3}, total_updates=60)
     PPOTrainer(config.model, [share_of_e], config.prompts, config, config.prompts, judge=fewer_es).train()
     rows = metrics(tmp_path)
     assert rows[-1]["update"] < 60

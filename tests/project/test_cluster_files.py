@@ -60,7 +60,7 @@ def test_every_pod_runs_one_machine_of_the_launch(resources):
     assert options.num_machines == spec["completions"] == spec["parallelism"]
     assert options.num_processes == gpus * options.num_machines
     assert options.machine_rank == 1
-    assert config.resume
+    assert config.resume_from_checkpoint
     assert (ROOT / options.config_file).exists()
     assert (ROOT / options.training_script).exists()
 
@@ -111,7 +111,7 @@ def test_the_slurm_script_launches_one_machine_of_two(tmp_path):
     assert command == "launch"
     assert (options.num_machines, options.num_processes, options.machine_rank) == (2, 16, 1)
     assert options.main_process_ip == "node-a"
-    assert config.resume
+    assert config.resume_from_checkpoint
     assert config.output_dir == "runs/ppo"
     (early,) = re.findall(r"--signal=USR1@(\d+)", SCRIPT.read_text())
     assert config.stop_grace + AFTER_GRACE_SECONDS < int(early), "the launcher ends its processes before SLURM does"

@@ -19,7 +19,8 @@ from align.core.signals import EXIT_STOPPED
 from tests.launch.launcher import free_port
 
 SCRIPT = Path(__file__).with_name("watched.py")
-LOST = "error: lost process {} ({}: no sign of life for 4 s); --resume auto continues from the last checkpoint\n"
+LOST = "error: lost process {} ({}: no sign of life for 4 s); "
+LOST += "--resume_from_checkpoint auto continues from the last checkpoint\n"
 
 
 @pytest.fixture

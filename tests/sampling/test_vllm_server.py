@@ -109,11 +109,13 @@ def test_a_server_that_dies_costs_nothing_but_the_update_it_died_in(serve, setti
     dying = serve(settings["model"])
     dying.dies_after = 3 + 4 + 3 + 2  # in the middle of the second rollout
     begun = time.monotonic()
-    with pytest.raises(UserError, match=rf"vLLM server {dying.url}: sampling failed \(.*; .*--resume true") as caught:
+    with pytest.raises(
+        UserError, match=rf"vLLM server {dying.url}: sampling failed \(.*; .*--resume_from_checkpoint true"
+    ) as caught:
         run_ppo(PPOConfig(**at(settings, dying.url)))
     assert "\n" not in str(caught.value)
     assert time.monotonic() - begun < 60
-    resumed = run_ppo(PPOConfig(**at(settings, serve(settings["model"]).url), resume=True)).parent
+    resumed = run_ppo(PPOConfig(**at(settings, serve(settings["model"]).url), resume_from_checkpoint=True)).parent
     assert metrics(resumed) == metrics(whole)
     assert (resumed / "samples.jsonl").read_text() == (whole / "samples.jsonl").read_text()
 

@@ -74,7 +74,7 @@ def test_training_goes_on_and_the_checkpoint_holds_what_was(tmp_path, disk):
     assert not list(tmp_path.glob("checkpoints/update-*"))
     disk.set()
     run.close()
-    again, resumed = run_in(tmp_path, resume=True)
+    again, resumed = run_in(tmp_path, resume_from_checkpoint=True)
     restored = Kept()
     assert Checkpoint(again, resumed, {"kl": restored}).load() == 1
     assert restored.state == {"beta": [0.1]}
@@ -160,7 +160,7 @@ def test_killed_while_a_checkpoint_is_written_a_run_goes_on_to_the_same_bits(tmp
     assert process.exitcode == -signal.SIGKILL
     assert [path.name for path in killed.glob("checkpoints/update-*")] == ["update-000002"]
     assert len(list(killed.glob("checkpoints/.update-000004*"))) == 1
-    cli.main(["sft", *options("sft", killed, *more, "--resume", "true")])
+    cli.main(["sft", *options("sft", killed, *more, "--resume_from_checkpoint", "true")])
     assert f"resumed from {killed / 'checkpoints' / 'update-000002'}" in capsys.readouterr().err
     cli.main(["sft", *options("sft", whole)])  # in the foreground
     assert metrics(killed) == metrics(whole)

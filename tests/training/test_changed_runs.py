@@ -50,7 +50,7 @@ def refuse(started, tmp_path, capsys):
         before = snapshot(folder)
         capsys.readouterr()
         with pytest.raises(SystemExit) as ended:
-            cli.main(sft(data, folder, "--resume", *more))
+            cli.main(sft(data, folder, "--resume_from_checkpoint", *more))
         assert ended.value.code == 2
         assert snapshot(folder) == before
         return capsys.readouterr().err.splitlines()[-1]
@@ -81,7 +81,7 @@ def test_other_examples_are_refused(change, started, tmp_path, refuse):
 def test_the_same_examples_at_another_place_are_the_same(started, tmp_path):
     folder, data = Path(shutil.copytree(started / "run", tmp_path / "run")), tmp_path / "moved.jsonl"
     shutil.copy(started / "demos.jsonl", data)
-    cli.main(sft(data, folder, "--resume", "--num_train_epochs", "2"))
+    cli.main(sft(data, folder, "--resume_from_checkpoint", "--num_train_epochs", "2"))
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert [row["update"] for row in rows] == list(range(9))
 
@@ -110,7 +110,7 @@ def test_with_no_update_left_the_last_model_is_saved(stage, tmp_path, monkeypatc
     last = int(max(path.name for path in (tmp_path / "run" / "checkpoints").iterdir()).removeprefix("update-"))
     assert last > 2
     trained = stop_before_the_end(tmp_path / "run", last - 1)
-    cli.main([*words, "--num_train_epochs", "1", "--resume"])
+    cli.main([*words, "--num_train_epochs", "1", "--resume_from_checkpoint"])
     saved = load_file(tmp_path / "run" / "model" / "model.safetensors")
     common = [name for name in saved if name in trained]
     assert len(common) > 10
@@ -120,7 +120,7 @@ def test_with_no_update_left_the_last_model_is_saved(stage, tmp_path, monkeypatc
 def test_a_finished_run_is_left_as_it_is(started, tmp_path, capsys):
     folder = Path(shutil.copytree(started / "run", tmp_path / "run"))
     before = snapshot(folder / "model")
-    cli.main(sft(started / "demos.jsonl", folder, "--resume"))
+    cli.main(sft(started / "demos.jsonl", folder, "--resume_from_checkpoint"))
     assert "evaluating" not in capsys.readouterr().err
     assert snapshot(folder / "model") == before
 
@@ -146,9 +146,9 @@ def test_ppo_with_other_prompts_or_another_size_is_refused_and_saves_where_nothi
         (["--prompts", str(write_rows(tmp_path / "b.jsonl", {"prompt": "Hi."}))], "the prompts are not those that this run"),
     ):
         with pytest.raises(SystemExit):
-            cli.main([*ppo, "--resume", *more])
+            cli.main([*ppo, "--resume_from_checkpoint", *more])
         assert part in capsys.readouterr().err.splitlines()[-1]
-    cli.main([*ppo, "--resume", "--total_updates", "2"])
+    cli.main([*ppo, "--resume_from_checkpoint", "--total_updates", "2"])
     assert (tmp_path / "run" / "model" / "model.safetensors").exists()
 
 
@@ -164,7 +164,7 @@ def test_a_checkpoint_that_lacks_state_is_one_line(ppo, tmp_path, capsys):
     write_checksums(checkpoint)
     before = snapshot(tmp_path / "run")
     with pytest.raises(SystemExit) as ended:
-        cli.main([*ppo, "--resume", "--total_updates", "4"])
+        cli.main([*ppo, "--resume_from_checkpoint", "--total_updates", "4"])
     line = capsys.readouterr().err.splitlines()[-1]
     assert ended.value.code == 2
     assert line.startswith(f"error: {checkpoint}: it lacks state that this version needs (KeyError: 'kept'); resume it with")

@@ -100,7 +100,7 @@ def test_the_last_good_checkpoint_is_used_and_the_user_is_told(damage, whole, ru
     last, before = (run / "checkpoints" / f"update-{update:06d}" for update in (4, 3))
     damage(last)
     assert integrity_error(last).startswith(DAMAGES[damage])
-    cli.main(words(whole.parent / "demos.jsonl", run, "--resume", "auto"))
+    cli.main(words(whole.parent / "demos.jsonl", run, "--resume_from_checkpoint", "auto"))
     printed = capsys.readouterr().err
     assert f"warning: {last}: {DAMAGES[damage]}" in printed
     assert f"going on from {before}" in printed
@@ -112,12 +112,48 @@ def test_the_last_good_checkpoint_is_used_and_the_user_is_told(damage, whole, ru
     assert not PLANTED.exists()
 
 
+def test_a_run_continues_from_a_checkpoint_of_another_run(whole, run, tmp_path, capsys):
+    data, first = whole.parent / "demos.jsonl", run / "checkpoints" / "update-000003"
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    cli.main(words(data, tmp_path / "second", "--resume_from_checkpoint", str(first)))
+    assert f"resumed from {first}" in capsys.readouterr().err
+    lines = (tmp_path / "second" / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["update"] for line in lines] == [4]
+    ours, theirs = (load_file(path / "model" / "model.safetensors") for path in (tmp_path / "second", whole))
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize(
+    ("path", "line"),
+    [
+        ("{run}/checkpoints/update-000003", "it is not the newest checkpoint in {run}"),
+        ("{run}/checkpoints/update-000009", "it is not the newest checkpoint in {run}"),
+        ("nowhere", "there is no such folder"),
+        ("{whole}/model", "checksums.json is missing"),
+    ],
+)
+def test_a_path_that_cannot_be_resumed_is_one_line(path, line, whole, run, capsys):
+    path, line = path.format(run=run, whole=whole), line.format(run=run)
+    with pytest.raises(SystemExit):
+        cli.main(words(whole.parent / "demos.jsonl", run, "--resume_from_checkpoint", path))
+    assert f"error: resume_from_checkpoint {path}: {line}" in capsys.readouterr().err
+
+
+def test_a_run_is_not_overwritten_by_one_that_continues_another(whole, run, tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        cli.main(
+            words(whole.parent / "demos.jsonl", run, "--resume_from_checkpoint", str(whole / "checkpoints/update-000004"))
+        )
+    assert "already holds a run" in capsys.readouterr().err
+
+
 def test_no_whole_checkpoint_is_an_error_and_nothing_is_removed(whole, run, capsys):
     flip(run / "checkpoints" / "update-000003")
     tear(run / "checkpoints" / "update-000004")
     names = sorted(run.rglob("*"))
     with pytest.raises(SystemExit):
-        cli.main(words(whole.parent / "demos.jsonl", run, "--resume"))
+        cli.main(words(whole.parent / "demos.jsonl", run, "--resume_from_checkpoint"))
     assert "no other checkpoint is whole: move" in capsys.readouterr().err
     assert sorted(run.rglob("*")) == names
 
@@ -128,7 +164,7 @@ def test_a_pickle_with_checksums_of_its_own_is_refused_too(whole, run, capsys):
     (last / "checksums.json").unlink()
     write_checksums(last)
     with pytest.raises(SystemExit):
-        cli.main(words(whole.parent / "demos.jsonl", run, "--resume"))
+        cli.main(words(whole.parent / "demos.jsonl", run, "--resume_from_checkpoint"))
     assert f"error: {last}: cannot be loaded (SafetensorError" in capsys.readouterr().err
     assert not PLANTED.exists()
 
@@ -179,7 +215,7 @@ def test_the_next_start_clears_what_killed_processes_left(whole, run, tmp_path):
     (run / ".config.yaml-0123.partial").write_text("x")
     (run / "model").rename(run / ".model.replaced")
     shutil.copytree(run / "checkpoints/update-000003", run / "checkpoints/update-000002")
-    cli.main(words(whole.parent / "demos.jsonl", run, "--resume"))
+    cli.main(words(whole.parent / "demos.jsonl", run, "--resume_from_checkpoint"))
     hidden = {str(path.relative_to(run)) for path in run.rglob(".*")}
     assert hidden == {".mine", ".lock"}
     assert (run / "policies/update-000001/weights").exists()
@@ -189,7 +225,7 @@ def test_the_next_start_clears_what_killed_processes_left(whole, run, tmp_path):
 
 def test_a_folder_that_was_being_replaced_gets_its_name_back(whole, run):
     (run / "model").rename(run / ".model.replaced")
-    cli.main(words(whole.parent / "demos.jsonl", run, "--resume"))
+    cli.main(words(whole.parent / "demos.jsonl", run, "--resume_from_checkpoint"))
     assert (run / "model" / "model.safetensors").exists()
 
 

@@ -34,7 +34,7 @@ def test_a_resumed_engine_goes_on_to_the_bit(toy_run, dtype, optimizer):
     go(broken, loss, 4, 5)  # lost
 
     module, loss = regression(dtype)
-    run = toy_run("broken", **settled, resume=True)
+    run = toy_run("broken", **settled, resume_from_checkpoint=True)
     resumed = TrainEngine(run, module, 8)
     restored = {"kl": Kept(), "best": Kept()}
     assert Checkpoint(run, resumed, restored).load() == 3
@@ -51,7 +51,7 @@ def test_a_resumed_engine_goes_on_to_the_bit(toy_run, dtype, optimizer):
 
 
 def test_without_a_checkpoint_a_run_starts_from_nothing(toy_run):
-    run = toy_run(resume=True)
+    run = toy_run(resume_from_checkpoint=True)
     part = Kept()
     assert Checkpoint(run, TrainEngine(run, Weights(vector(1.0)), 5), {"part": part}).load() == 0
     assert part.state is None

@@ -95,9 +95,9 @@ def test_a_killed_run_goes_on_to_the_same_bits(
     process.join()
     assert process.exitcode == -signal.SIGKILL, "the run ended before it could be killed: give it more updates"
     if stage == "ppo":
-        printed = run_afresh(stage, killed, *more, "--resume", "true")
+        printed = run_afresh(stage, killed, *more, "--resume_from_checkpoint", "true")
     else:
-        cli.main([stage.split()[0], *options(stage, killed, "--resume", "true")])
+        cli.main([stage.split()[0], *options(stage, killed, "--resume_from_checkpoint", "true")])
         printed = capsys.readouterr().err
     assert "resumed from" in printed
     cli.main([stage.split()[0], *options(stage, whole, *more)])

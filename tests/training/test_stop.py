@@ -129,13 +129,13 @@ def assert_same_run(one: Path, other: Path) -> None:
 def test_ppo_saves_what_is_complete_and_goes_on_to_the_same_bits(call, number, after, signals_itself, tmp_path, capsys):
     stopped, whole = tmp_path / "stopped", tmp_path / "whole"
     signals_itself(call, number)
-    line = f"stopped by {signal.Signals(number).name} after update {after}; --resume auto goes on from there"
+    line = f"stopped by {signal.Signals(number).name} after update {after}; --resume_from_checkpoint auto continues it"
     assert stops(ppo(stopped), capsys)[-1] == line
     assert [path.name for path in stopped.glob("checkpoints/*")] == [f"update-{after:06d}"]
-    cli.main(ppo(stopped, "--resume", "auto"))
+    cli.main(ppo(stopped, "--resume_from_checkpoint", "auto"))
     assert "resumed from" in capsys.readouterr().err
     signals_itself(-1, 0)
-    cli.main(ppo(whole, "--resume", "auto"))  # nothing to resume: it starts
+    cli.main(ppo(whole, "--resume_from_checkpoint", "auto"))  # nothing to resume: it starts
     assert_same_run(stopped, whole)
 
 
@@ -170,7 +170,7 @@ def test_fine_tuning_stops_in_a_process_of_its_own_while_it_trains(tmp_path):
     assert "Traceback" not in printed
     done = metrics(tmp_path / "run")[-1]["update"]
     assert [path.name for path in tmp_path.glob("run/checkpoints/*")] == [f"update-{done:06d}"]
-    assert printed.splitlines()[-1] == f"stopped by SIGTERM after update {done}; --resume auto goes on from there"
+    assert printed.splitlines()[-1] == f"stopped by SIGTERM after update {done}; --resume_from_checkpoint auto continues it"
 
 
 def test_a_process_that_reaches_no_safe_place_ends_after_the_time_of_grace():

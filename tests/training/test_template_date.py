@@ -42,13 +42,13 @@ def test_a_run_keeps_its_date_when_it_is_resumed_on_another_day(tmp_path, monkey
     cli.main([*words, "--num_train_epochs", "1"])
     assert yaml.safe_load((run / "config.yaml").read_text())["template_date"] == "2026-07-01"
     monkeypatch.setattr(Day, "number", 2)
-    cli.main([*words, "--num_train_epochs", "2", "--resume", "true"])
+    cli.main([*words, "--num_train_epochs", "2", "--resume_from_checkpoint", "true"])
     assert yaml.safe_load((run / "config.yaml").read_text())["template_date"] == "2026-07-01"
     elsewhere = AutoTokenizer.from_pretrained(run / "model")
     text = elsewhere.apply_chat_template(TURNS, tokenize=False, add_generation_prompt=True)
     assert text == "Today: 01 Jul 2026\nUser: Hi\nAssistant: "
     with pytest.raises(SystemExit):
-        cli.main([*words, "--num_train_epochs", "3", "--resume", "true", "--template_date", "2026-07-03"])
+        cli.main([*words, "--num_train_epochs", "3", "--resume_from_checkpoint", "true", "--template_date", "2026-07-03"])
     assert "this run has template_date '2026-07-01', not '2026-07-03'" in capsys.readouterr().err
 
 

@@ -93,14 +93,17 @@ def test_the_rollouts_of_a_run_that_is_going_on_are_not_removed(validation, prom
 def test_a_run_that_finished_meanwhile_is_not_replaced(resume, tmp_path):
     folder, rows = tmp_path / "run", [{"prompt": f"Is {i} odd?", "completion": "Yes."} for i in range(4)]
     settings = {"model": "tiny-gpt2", "dtype": "float32", "report_to": ["none"], "output_dir": str(folder)}
-    second = SFTTrainer("tiny-gpt2", rows, SFTConfig(**settings, resume=resume))
+    second = SFTTrainer("tiny-gpt2", rows, SFTConfig(**settings, resume_from_checkpoint=resume))
     data = write_rows(tmp_path / "demos.jsonl", *rows)
     cli.main(["sft", *TINY, "--train_data", str(data), "--output_dir", str(folder), "--save_steps", "1"])
     before = snapshot(folder)
-    with pytest.raises(UserError, match="another run has written there since this one started; set resume to continue it"):
+    with pytest.raises(
+        UserError,
+        match="another run has written there since this one started; set resume_from_checkpoint auto to continue it",
+    ):
         second.train()
     assert snapshot(folder) == before
-    third = SFTTrainer("tiny-gpt2", rows, SFTConfig(**settings, resume=True))
+    third = SFTTrainer("tiny-gpt2", rows, SFTConfig(**settings, resume_from_checkpoint=True))
     third.train()  # the folder is free again
 
 

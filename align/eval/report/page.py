@@ -110,7 +110,11 @@ def rerun_commands(run: RunData) -> list[str]:
     for name, stage in run.stages.items():
         if stage.config:
             words = ["align", name, "--config", str(stage.folder / "config.yaml"), "--output_dir", str(new_folder / name)]
-            commands.append(shlex.join([*words, "--resume", "false"] if stage.config.get("resume") else words))
+            commands.append(
+                shlex.join(
+                    [*words, "--resume_from_checkpoint", "false"] if stage.config.get("resume_from_checkpoint") else words
+                )
+            )
     return commands
 
 

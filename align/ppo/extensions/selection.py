@@ -21,7 +21,7 @@ class SelectionSettings(Settings):
     """A reward model outside the training signal, which selects the policy to keep."""
 
     reward_model: str = option("", "reward model trained on other data or with another seed, such as smollm2-135m-judge")
-    patience: int = option(
+    early_stopping_patience: int = option(
         0,
         "stop after this many evaluations in a row with a higher reward but a lower judge than at its best; 0: never",
         ge=0,
@@ -41,7 +41,7 @@ class JudgeSelection(Extension):
     selects_by = "judge's score"
 
     def __init__(self, settings: SelectionSettings, judge: RewardModelLike | WeightedFunction = "") -> None:
-        self.judge, self.watch = judge or settings.reward_model, OveroptimizationWatch(settings.patience)
+        self.judge, self.watch = judge or settings.reward_model, OveroptimizationWatch(settings.early_stopping_patience)
         self.card = {"chosen by": settings.reward_model}
         if not self.judge:
             raise UserError("selection.reward_model is '', but must be given")
@@ -51,7 +51,9 @@ class JudgeSelection(Extension):
     def load(self, context: TrainingContext) -> None:
         self.context, accelerator = context, context.run.accelerator
         if self.watch.patience and len(context.prompts) == len(context.training_prompts):
-            raise UserError("selection.patience needs validation_prompts, whose evaluations decide when to stop")
+            raise UserError(
+                "selection.early_stopping_patience needs validation_prompts, whose evaluations decide when to stop"
+            )
         if isinstance(self.judge, WeightedFunction):
             if accelerator.num_processes > 1:
                 require_patience(context.reward_timeout, context.run.config.collective_timeout)

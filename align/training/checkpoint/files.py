@@ -116,6 +116,42 @@ def last_whole_checkpoint(folder: Path, accelerator: Accelerator | None = None) 
     return None, []
 
 
+def checkpoint_to_resume(
+    choice: bool | str, folder: Path, accelerator: Accelerator | None = None
+) -> tuple[Path | None, list[str]]:
+    """Return the checkpoint that a run continues from, if any, and what is wrong with newer ones.
+
+    Args:
+        choice: `resume_from_checkpoint`: whether to take the last one in `folder`, or the path of one.
+        folder: of the run.
+        accelerator: see `last_whole_checkpoint`.
+
+    Raises:
+        UserError: on every process, if the checkpoint does not exist or is damaged, or if `folder` has a newer one.
+    """
+    if isinstance(choice, bool):
+        return last_whole_checkpoint(folder, accelerator) if choice else (None, [])
+    path = Path(choice)
+    if path.resolve().parent == (folder / "checkpoints").resolve():
+        found, faults = last_whole_checkpoint(folder, accelerator)
+        if found is None or found.name != path.name:
+            raise UserError(
+                f"resume_from_checkpoint {path}: it is not the newest checkpoint in {folder}, whose model and metrics are "
+                "later; choose another output_dir to continue from it"
+            )
+        return found, faults
+    exists = path.is_dir() if accelerator is None else run_on_main(path.is_dir, accelerator)
+    if not exists:
+        raise UserError(
+            f"resume_from_checkpoint {path}: there is no such folder; give auto, or a checkpoint such as "
+            "runs/ppo/checkpoints/update-000010"
+        )
+    fault = integrity_error(path) if accelerator is None else _fault_on_any(path, accelerator)
+    if fault:
+        raise UserError(f"resume_from_checkpoint {path}: {fault}")
+    return path, []
+
+
 def _fault_on_any(path: Path, accelerator: Accelerator) -> str:
     """What any process finds wrong with its share of a checkpoint's files. Raises a UserError if one does not see a file."""
     files, fault = run_on_main(lambda: _stored_files(path), accelerator)

@@ -23,12 +23,12 @@ RATES = {
 }
 
 
-def train(folder: Path, updates: int, resume: bool) -> None:
+def train(folder: Path, updates: int, resume_from_checkpoint: bool) -> None:
     """Train from the last checkpoint to an update, and save there."""
     module = nn.ModuleDict({name: nn.Linear(4, 4, bias=False) for name in ("used", "spare")})
     for weight in module.parameters():
         nn.init.ones_(weight)
-    run, engine = small_run(folder, module, updates, resume=resume, **RATES)
+    run, engine = small_run(folder, module, updates, resume_from_checkpoint=resume_from_checkpoint, **RATES)
     computing = getattr(engine.module, "module", engine.module)
     rows, share = torch.arange(8.0).reshape(2, 4) / 8, 1 / run.accelerator.num_processes
     checkpoint = Checkpoint(run, engine, {})
@@ -41,4 +41,4 @@ def train(folder: Path, updates: int, resume: bool) -> None:
 
 
 if __name__ == "__main__":
-    train(Path(sys.argv[1]), 4, resume=True)
+    train(Path(sys.argv[1]), 4, resume_from_checkpoint=True)

@@ -39,7 +39,7 @@ for updates, resume, names in (
     ("2", "true", {"model"}),
 ):
     hidden = names
-    words = ppo_words("tiny-gpt2", folder / "run", int(updates), "--resume", resume, *more)
+    words = ppo_words("tiny-gpt2", folder / "run", int(updates), "--resume_from_checkpoint", resume, *more)
     try:
         with redirect_stderr(told):
             cli.main(["ppo", *words])

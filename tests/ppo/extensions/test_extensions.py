@@ -106,12 +106,12 @@ def test_the_extension_of_the_page_changes_training_scores_alone(prompts, tmp_pa
 def test_a_users_extension_keeps_its_state(prompts, tmp_path, align_cache, capsys):
     own = {"extensions": f"{__name__}:Counter", "save_steps": 1}
     run_ppo(settings(prompts, tmp_path / "run", total_updates=2, **own))
-    run_ppo(settings(prompts, tmp_path / "run", total_updates=4, resume=True, **own))
+    run_ppo(settings(prompts, tmp_path / "run", total_updates=4, resume_from_checkpoint=True, **own))
     assert [row["counted"] for row in rows_of(tmp_path / "run")] == [0.0, 1.0, 2.0, 3.0]
     with pytest.raises(UserError, match=r"holds the state of '.*:Counter', which these settings do not use"):
-        run_ppo(settings(prompts, tmp_path / "run", total_updates=5, resume=True, save_steps=1))
+        run_ppo(settings(prompts, tmp_path / "run", total_updates=5, resume_from_checkpoint=True, save_steps=1))
     run_ppo(settings(prompts, tmp_path / "plain", total_updates=1, save_steps=1))
-    run_ppo(settings(prompts, tmp_path / "plain", total_updates=2, resume=True, **own))
+    run_ppo(settings(prompts, tmp_path / "plain", total_updates=2, resume_from_checkpoint=True, **own))
     assert f"has no state of '{__name__}:Counter', which begins anew" in capsys.readouterr().err
 
 

@@ -78,7 +78,7 @@ def test_a_resumed_run_is_the_unbroken_one(trained: PPOTrainer, update: int, tmp
     shutil.copytree(run / kept, again / kept)
     for name in ("config.yaml", "metrics.jsonl", "samples.jsonl"):
         shutil.copy(run / name, again / name)
-    config = dataclasses.replace(trained.config, output_dir=str(again), resume=True)
+    config = dataclasses.replace(trained.config, output_dir=str(again), resume_from_checkpoint=True)
     prompts = str(run.parent / "prompts.jsonl")
     PPOTrainer(config.model, [letters], prompts, config, prompts).train()
     mine, theirs = metrics(tmp_path), metrics(run.parent)

@@ -47,7 +47,7 @@ def test_patience_needs_evaluations(tmp_path, align_cache):
         return [1.0] * len(responses)
 
     config = PPOConfig(
-        output_dir=str(tmp_path / "run"), report_to=["none"], selection={"reward_model": "any", "patience": 2}
+        output_dir=str(tmp_path / "run"), report_to=["none"], selection={"reward_model": "any", "early_stopping_patience": 2}
     )
-    with pytest.raises(UserError, match=r"selection\.patience needs validation_prompts"):
+    with pytest.raises(UserError, match=r"selection\.early_stopping_patience needs validation_prompts"):
         PPOTrainer("tiny-gpt2", [likes_all], ["Hi"], config, judge=likes_all)
