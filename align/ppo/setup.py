@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from accelerate import Accelerator
@@ -37,6 +37,9 @@ from align.training.optimizer import ParamGroup
 from align.training.run import Run
 from align.training.start import build_engine, warn_if_prompts_are_reread
 
+if TYPE_CHECKING:
+    from align.training.callbacks import TrainerCallbacks
+
 
 @dataclass(frozen=True)
 class GivenObjects:
@@ -45,6 +48,7 @@ class GivenObjects:
     tokenizer: PreTrainedTokenizerBase | None = None
     reference: PreTrainedModel | None = None
     value_model: PreTrainedModel | None = None
+    callbacks: "TrainerCallbacks | None" = None
 
 
 @dataclass(frozen=True)

@@ -110,6 +110,8 @@ def train(config: PPOConfig, ready: Prepared) -> Path:
     parts = state.parts() | {extension.name: extension for extension in extensions if extension.has_state}
     checkpoint = Checkpoint(run, ready.engine, {"prompts": PromptIdentity(ready.prompts), **parts})
     done = checkpoint.load()
+    if run.callbacks:
+        run.callbacks.begin(done)
     if done < config.total_updates and can_try(ready.engine):
         try_largest_micro_batch(config, ready)
     if not done and ready.validation:
@@ -408,6 +410,12 @@ def prepare(
     sampler = make_engine(config, engine, policy, longest)
     stop_ids = frozenset(config.stop_token_ids) if config.stop_token_ids or config.ignore_eos else None
     sampling = sampling_of(run, policy, longest, config.max_new_tokens, config.temperature, stop_ids)
+    if given.callbacks:
+        per_update = config.rollout_batch_size / config.samples_per_prompt / len(encoded)
+        objects = {"model": policy.backbone.peft or policy.backbone.model, "optimizer": engine.optimizer}
+        objects["processing_class"] = policy.tokenization.tokenizer
+        given.callbacks.attach(run.config, run.accelerator, objects, config.total_updates, per_update)
+        run.callbacks = given.callbacks
     profiles = flops_profiles(policy, module, rewards, moves, reference)
     return Prepared(run, policy, engine, roles, sampler, sampling, rewards, encoded, held_out, profiles, extensions)
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -20,6 +20,11 @@ from align.ppo.setup import GivenObjects
 from align.ppo.train import averaged_weights, prepare, save_policy, train
 from align.reward.checkpoint import LoadedReward
 from align.training.start import Model
+
+if TYPE_CHECKING:
+    from transformers import TrainerCallback
+
+    from align.training.callbacks import TrainerCallbacks
 
 Reward = str | Path | LoadedReward | PreTrainedModel | RewardFunction | WeightedFunction
 """A part of the reward: the folder of a reward model, a loaded one (`align.reward.checkpoint.reward_of_classifier` makes one
@@ -49,6 +54,7 @@ class PPOTrainer:
         reference: a language model for the KL penalty in place of the model that training starts from.
         value_model: a sequence classifier with one label that becomes the critic. Its body and its head are trained in
             place, also beside a LoRA policy; `config.critic` is not read.
+        callbacks: of transformers, or an `align.training.callbacks.TrainerCallbacks` that holds them.
 
     Raises:
         UserError: for a mistake in the settings or the data.
@@ -66,6 +72,7 @@ class PPOTrainer:
         *,
         reference: PreTrainedModel | None = None,
         value_model: PreTrainedModel | None = None,
+        callbacks: "Sequence[TrainerCallback | type[TrainerCallback]] | TrainerCallbacks" = (),
     ) -> None:
         if value_model is not None and any(each is value_model for each in (*reward, judge)):
             raise UserError("value_model: it is the reward model, whose rewards training would change; give a copy")
@@ -77,7 +84,10 @@ class PPOTrainer:
             names["selection"] = {"reward_model": judge_name(judge), "early_stopping_patience": patience}
         self.config = replace(config, prompts=data_name(prompts), validation_prompts=data_name(validation_prompts), **names)
         extensions = configured_extensions(vars(self.config), **objects)
-        data, given = (prompts, validation_prompts), GivenObjects(tokenizer, reference, value_model)
+        data, given = (
+            (prompts, validation_prompts),
+            GivenObjects(tokenizer, reference, value_model, trainer_callbacks(callbacks)),
+        )
         self.prepared = prepare(self.config, policy, models, functions, *data, extensions, given)
         self.run = self.prepared.run
 
@@ -91,6 +101,17 @@ class PPOTrainer:
         """Save the current policy, which is the last one after `train`, into a folder. Other files in it stay."""
         with averaged_weights(self.prepared):
             save_policy(self.config, self.prepared, Path(folder), {}, write=save_model_into)
+
+
+def trainer_callbacks(
+    callbacks: "Sequence[TrainerCallback | type[TrainerCallback]] | TrainerCallbacks",
+) -> "TrainerCallbacks | None":
+    """The callbacks of a run; None if there are none, whose module is then not imported."""
+    if isinstance(callbacks, Sequence) and not callbacks:
+        return None
+    from align.training.callbacks import TrainerCallbacks
+
+    return callbacks if isinstance(callbacks, TrainerCallbacks) else TrainerCallbacks(callbacks)
 
 
 def split_rewards(rewards: Sequence[Reward]) -> tuple[list[RewardModelLike], list[WeightedFunction]]:

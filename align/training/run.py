@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import torch
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -40,6 +40,9 @@ from align.training.run_folder import (
     template_date,
     update_of,
 )
+
+if TYPE_CHECKING:
+    from align.training.callbacks import TrainerCallbacks
 
 
 class _Restart(NamedTuple):
@@ -116,6 +119,7 @@ class Run:
         self.accelerator.wait_for_everyone()  # every process has looked before one of them writes
         self.opened = False
         self.stop = StopRequest(config.stop_grace)
+        self.callbacks: TrainerCallbacks | None = None
         self._restart: _Restart | None = None
         torch.manual_seed(config.seed)  # for new heads and adapters alone; training draws from `align.core.seeds`
         self.started = time.monotonic()
@@ -175,9 +179,11 @@ class Run:
     def log(self, update: int, metrics: Mapping[str, float]) -> None:
         """Write one line of metrics.jsonl and send it to the trackers. docs/metrics.md defines each name."""
         self.open()
+        metrics = {**metrics, "memory/peak": self.memory.peak() / GIB}
+        if self.callbacks:
+            self.callbacks.log(update, metrics)
         if not self.is_main:
             return
-        metrics = {**metrics, "memory/peak": self.memory.peak() / GIB}
         row = {"update": update, "seconds": round(time.monotonic() - self.started, 3)}
         row |= {name: float(f"{value:.7g}") for name, value in metrics.items()}
         with self._naming_disk_errors(self.metrics_file):
@@ -222,7 +228,7 @@ class Run:
         """Count updates from `first` to `total` (both included), with a progress bar and the remaining time.
 
         Args:
-            checkpoint: is saved after every `save_steps` updates and before a stop.
+            checkpoint: is saved after every `save_steps` updates, where a callback asks for it, and before a stop.
 
         Raises:
             Stopped: if a process was asked to stop: after an update, or within one that has changed no weight.
@@ -252,10 +258,12 @@ class Run:
                     self.memory.release_excess_memory()
                     self.progress.update(self.task, completed=update)
                     self.background.check()
-                    if self.config.save_steps and update % self.config.save_steps == 0:
+                    save, stop = self.callbacks.step_end(update) if self.callbacks else (False, False)
+                    if save or (self.config.save_steps and update % self.config.save_steps == 0):
                         with self.stop.saving():
-                            checkpoint.save(update)
-                        self.saved = update
+                            self._save(checkpoint, update)
+                    if stop:
+                        return
                     if update < total and self._asked_to_stop():
                         self._save_and_stop(checkpoint, update)
         except Stopped:
@@ -280,11 +288,17 @@ class Run:
             checkpoint, update, states = self._restart
             self._save_and_stop(checkpoint, update - 1, states)
 
+    def _save(self, checkpoint: Checkpoint, update: int, states: dict[str, Any] | None = None) -> None:
+        checkpoint.save(update, states)
+        self.saved = update
+        if self.callbacks:
+            self.callbacks.saved()
+
     def _save_and_stop(self, checkpoint: Checkpoint, update: int, states: dict[str, Any] | None = None) -> NoReturn:
         """Save an update, unless it is saved, and raise `Stopped`."""
         with self.stop.saving():
             if update != self.saved:
-                checkpoint.save(update, states)
+                self._save(checkpoint, update, states)
             self.background.finish()
         by = self.stop.signal or "a signal"
         raise Stopped(f"stopped by {by} after update {update}; --resume_from_checkpoint auto continues it", everywhere=True)
@@ -301,6 +315,8 @@ class Run:
     def close(self) -> None:
         """Finish checkpoint and trackers. The process group stays open for later runs of this process."""
         self.background.finish()
+        if self.callbacks and self.opened:
+            self.callbacks.end()
         self.accelerator.wait_for_everyone()
         with self._naming_disk_errors(self.folder / self.stage):
             for tracker in self.accelerator.trackers if self.opened and self.trackers else ():

@@ -1,0 +1,174 @@
+"""The callbacks of transformers (`TrainerCallback`) in a run of this package; imported only where there are any.
+
+A step is an update. `on_log` follows each line of metrics, `on_step_end` each update, `on_save` each checkpoint, and
+`on_train_end` the final model. `control.should_save` saves a checkpoint after the update, and `should_training_stop` ends
+training there.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from accelerate import Accelerator
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.trainer_callback import CallbackHandler, DefaultFlowCallback, ExportableState
+
+from align.core.errors import UserError
+from align.core.files import write_json
+from align.core.settings import RunConfig
+from align.runtime.distributed import computes_on_cpu, largest
+
+STATE_FILE = "trainer_state.json"
+
+
+class Decisions(NamedTuple):
+    """The wishes of the callbacks after an update; the same on every process."""
+
+    save: bool
+    stop: bool
+
+
+class TrainerCallbacks:
+    """The callbacks of a run, and the state and the control that they share.
+
+    The state is written to `trainer_state.json` in the run folder after each checkpoint and at the end of training.
+
+    Args:
+        callbacks: objects or classes; transformers' `DefaultFlowCallback` is put before them.
+        args: the arguments that callbacks receive; None: made of the run's settings.
+        state: the state that callbacks receive; None: a new one.
+    """
+
+    def __init__(
+        self,
+        callbacks: Sequence[TrainerCallback | type[TrainerCallback]],
+        args: TrainingArguments | None = None,
+        state: TrainerState | None = None,
+    ) -> None:
+        given = list(callbacks)
+        if not any(callback is DefaultFlowCallback or isinstance(callback, DefaultFlowCallback) for callback in given):
+            given.insert(0, DefaultFlowCallback)
+        self.handler: Any = CallbackHandler(given, None, None, None, None)
+        self.args, self.state, self.control = args, state or TrainerState(), TrainerControl()
+
+    def attach(
+        self,
+        config: RunConfig,
+        accelerator: Accelerator,
+        objects: Mapping[str, Any],
+        total: int,
+        epochs_per_update: float,
+    ) -> None:
+        """Bind the callbacks to a run, before `Run` calls the methods below.
+
+        Args:
+            objects: `model`, `processing_class`, `optimizer` and `lr_scheduler` for the callbacks.
+            total: updates of the run.
+            epochs_per_update: the share of the prompts that an update reads.
+        """
+        self.accelerator, self.epochs_per_update = accelerator, epochs_per_update
+        self.path = Path(config.output_dir) / STATE_FILE
+        self.args = self.args or training_arguments(config, total)
+        for name, value in objects.items():
+            setattr(self.handler, name, value)
+        self.state.max_steps = total
+        self.state.compute_steps(self.args, total)
+        self.state.is_world_process_zero = accelerator.is_main_process
+        self.state.is_local_process_zero = accelerator.is_local_main_process
+
+    def begin(self, done: int) -> None:
+        """Fire `on_train_begin`, with the stored state of a run that continues after update `done`."""
+        if done:
+            self._restore(done)
+        self.control = self.handler.on_train_begin(self.args, self.state, self.control)
+
+    def logs(self, metrics: Mapping[str, float]) -> dict[str, float]:
+        """Return the metrics as callbacks receive them; a subclass may rename them."""
+        return dict(metrics)
+
+    def log(self, update: int, metrics: Mapping[str, float]) -> None:
+        """Add metrics to the state's history and fire `on_log`."""
+        self.state.global_step, self.state.epoch = update, update * self.epochs_per_update
+        logs = self.logs(metrics)
+        self.state.log_history.append({**logs, "epoch": self.state.epoch, "step": update})
+        self.control = self.handler.on_log(self.args, self.state, self.control, logs)
+
+    def step_end(self, update: int) -> Decisions:
+        """Fire `on_step_end`; a wish of one process is one of all."""
+        self.state.global_step, self.state.epoch = update, update * self.epochs_per_update
+        self.control = self.handler.on_step_end(self.args, self.state, self.control)
+        wishes = (self.control.should_save, self.control.should_training_stop)
+        save, stop = (bool(largest(int(wish), self.accelerator)) for wish in wishes)
+        self.control.should_save = False
+        return Decisions(save, stop)
+
+    def saved(self) -> None:
+        """Write the state and fire `on_save`."""
+        self._write_state()
+        self.control = self.handler.on_save(self.args, self.state, self.control)
+
+    def end(self) -> None:
+        """Fire `on_train_end` and write the state."""
+        self.control = self.handler.on_train_end(self.args, self.state, self.control)
+        self._write_state()
+
+    def _stateful(self) -> list[Any]:
+        return [each for each in (*self.handler.callbacks, self.control) if isinstance(each, ExportableState)]
+
+    def _write_state(self) -> None:
+        states: dict[str, list[Any]] = {}
+        for each in self._stateful():
+            states.setdefault(type(each).__name__, []).append(each.state())
+        # As transformers writes them: a list only where a class has several objects.
+        single = {name: found[0] if len(found) == 1 else found for name, found in states.items()}
+        self.state.stateful_callbacks = single  # type: ignore[assignment]
+        if self.accelerator.is_main_process:
+            write_json(self.path, asdict(self.state))
+
+    def _restore(self, done: int) -> None:
+        """Read the state of the run before, up to update `done`.
+
+        Raises:
+            UserError: if the file cannot be read.
+        """
+        if not self.path.exists():  # the run had no callbacks so far
+            return
+        try:
+            stored = json.loads(self.path.read_text(encoding="utf-8"))
+            history = [logs for logs in stored["log_history"] if logs["step"] <= done]
+            states = {
+                name: found if isinstance(found, list) else [found] for name, found in stored["stateful_callbacks"].items()
+            }
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise UserError(f"{self.path}: not the state of a trainer ({error!r}); remove it") from error
+        self.state.log_history, self.state.global_step = history, done
+        self.state.epoch = done * self.epochs_per_update
+        for each in self._stateful():
+            found = states.get(type(each).__name__)
+            if found and each is not self.control:
+                for name, value in found.pop(0)["attributes"].items():
+                    setattr(each, name, value)
+
+
+def training_arguments(config: RunConfig, total: int) -> TrainingArguments:
+    """Return a run's settings as the arguments of a transformers `Trainer`, for callbacks that read them."""
+    return TrainingArguments(
+        output_dir=config.output_dir,
+        max_steps=total,
+        seed=config.seed,
+        learning_rate=config.learning_rate,
+        weight_decay=config.weight_decay,
+        adam_beta1=config.adam_beta1,
+        adam_beta2=config.adam_beta2,
+        adam_epsilon=config.adam_epsilon,
+        max_grad_norm=config.max_grad_norm,
+        logging_steps=1,
+        save_strategy="steps" if config.save_steps else "no",
+        save_steps=config.save_steps or 500,
+        report_to="none",
+        disable_tqdm=True,
+        use_cpu=computes_on_cpu(),
+        accelerator_config={"use_configured_state": True},  # otherwise they would reset the run's accelerator
+    )

@@ -1,0 +1,116 @@
+"""Callbacks of transformers in PPO: the events, what they can decide, and their state after a resume."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from transformers import TrainerCallback, TrainerState
+from transformers.trainer_callback import ExportableState
+
+from align.core.errors import UserError
+from align.ppo import PPOConfig, PPOTrainer
+
+PROMPTS = ["red", "green, blue", "one", "two"]
+
+
+def long(prompts, responses):
+    return [float(len(response)) for response in responses]
+
+
+class Recorder(TrainerCallback):
+    """Writes down each event with its step, and decides as it is told."""
+
+    def __init__(self, save_at=(), stop_at=0):
+        self.events, self.save_at, self.stop_at = [], save_at, stop_at
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        self.events.append(("begin", state.global_step))
+        self.seen = {name for name, value in kwargs.items() if value is not None}
+        self.args, self.max_steps = args, state.max_steps
+
+    def on_step_end(self, args, state, control, **kwargs):
+        self.events.append(("step", state.global_step))
+        control.should_save = control.should_save or state.global_step in self.save_at
+        control.should_training_stop = state.global_step == self.stop_at
+
+    def on_log(self, args, state, control, logs, **kwargs):
+        self.events.append(("log", state.global_step))
+        self.logs = logs
+
+    def on_save(self, args, state, control, **kwargs):
+        self.events.append(("save", state.global_step))
+
+    def on_train_end(self, args, state, control, **kwargs):
+        self.events.append(("end", state.global_step))
+
+
+class Counter(TrainerCallback, ExportableState):
+    def __init__(self):
+        self.count = 0
+
+    def on_step_end(self, args, state, control, **kwargs):
+        self.count += 1
+
+    def state(self):
+        return {"args": {}, "attributes": {"count": self.count}}
+
+
+@pytest.fixture
+def trainer(sharp_folders, tmp_path):
+    def made(callbacks, **settings):
+        given = {"output_dir": str(tmp_path / "run"), "report_to": ["none"], "dtype": "float32", "total_updates": 6}
+        given |= {"rollout_batch_size": 2, "max_new_tokens": 4, "num_ppo_epochs": 1}
+        config = PPOConfig(**(given | settings))
+        return PPOTrainer(sharp_folders["tiny-gpt2"], [long], PROMPTS, config, callbacks=callbacks)
+
+    return made
+
+
+def test_events_come_as_transformers_fires_them(trainer):
+    """As TRL's PPO trainer in a run of 6 updates with save_steps 4: the last update is saved too."""
+    recorder = Recorder()
+    made = trainer([recorder], save_steps=4)
+    made.train()
+    events = [("begin", 0)]
+    for step in range(1, 7):
+        events += [("log", step), ("step", step)] + [("save", step)] * (step in (4, 6))
+    assert recorder.events == [*events, ("end", 6)]
+    assert {"model", "processing_class", "optimizer"} <= recorder.seen
+    assert (recorder.max_steps, recorder.args.save_steps) == (6, 4)
+    last = json.loads((made.run.folder / "metrics.jsonl").read_text().splitlines()[-1])
+    assert recorder.logs["reward/mean"] == pytest.approx(last["reward/mean"], rel=1e-6)
+    state = TrainerState.load_from_json(made.run.folder / "trainer_state.json")
+    assert (state.global_step, state.max_steps, state.epoch) == (6, 6, 3.0)
+    assert [logs["step"] for logs in state.log_history] == list(range(1, 7))
+    assert sorted(path.name for path in (made.run.folder / "checkpoints").iterdir()) == ["update-000004", "update-000006"]
+
+
+def test_a_callback_saves_a_checkpoint_and_stops_the_run(trainer):
+    recorder = Recorder(save_at=(2,), stop_at=3)
+    made = trainer([recorder])
+    folder = made.train()
+    assert recorder.events[-3:] == [("log", 3), ("step", 3), ("end", 3)]
+    assert [path.name for path in (made.run.folder / "checkpoints").iterdir()] == ["update-000002"]
+    assert (folder / "model.safetensors").exists()
+
+
+def test_callbacks_continue_with_the_state_of_the_checkpoint(trainer):
+    first = Counter()
+    trainer([first, Recorder(stop_at=3)], save_steps=2).train()
+    assert first.count == 3
+    second, recorder = Counter(), Recorder()
+    made = trainer([second, recorder], save_steps=2, resume=True)
+    made.train()
+    assert recorder.events[:2] == [("begin", 2), ("log", 3)]
+    state = TrainerState.load_from_json(made.run.folder / "trainer_state.json")
+    assert [logs["step"] for logs in state.log_history] == list(range(1, 7))
+    assert second.count == 3 + 4  # its state was last written at the end of the first run
+    (made.run.folder / "trainer_state.json").write_text("[]")
+    with pytest.raises(UserError, match=r"trainer_state\.json: not the state of a trainer"):
+        trainer([Counter()], save_steps=2, resume=True, total_updates=7).train()
+
+
+def test_a_run_without_callbacks_does_not_import_them():
+    code = "import sys, align.ppo; assert 'align.training.callbacks' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
