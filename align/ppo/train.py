@@ -413,7 +413,7 @@ def prepare(
     if given.callbacks:
         per_update = config.rollout_batch_size / config.samples_per_prompt / len(encoded)
         objects = {"model": policy.backbone.peft or policy.backbone.model, "optimizer": engine.optimizer}
-        objects["processing_class"] = policy.tokenization.tokenizer
+        objects |= {"processing_class": policy.tokenization.tokenizer}
         given.callbacks.attach(run.config, run.accelerator, objects, config.total_updates, per_update)
         run.callbacks = given.callbacks
     profiles = flops_profiles(policy, module, rewards, moves, reference)
