@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -412,8 +413,8 @@ def prepare(
     sampling = sampling_of(run, policy, longest, config.max_new_tokens, config.temperature, stop_ids)
     if given.callbacks:
         per_update = config.rollout_batch_size / config.samples_per_prompt / len(encoded)
-        objects = {"model": policy.backbone.peft or policy.backbone.model, "optimizer": engine.optimizer}
-        objects |= {"processing_class": policy.tokenization.tokenizer}
+        objects: dict[str, Any] = {"model": policy.backbone.peft or policy.backbone.model, "optimizer": engine.optimizer}
+        objects["processing_class"] = policy.tokenization.tokenizer
         given.callbacks.attach(run.config, run.accelerator, objects, config.total_updates, per_update)
         run.callbacks = given.callbacks
     profiles = flops_profiles(policy, module, rewards, moves, reference)
