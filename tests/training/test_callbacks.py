@@ -100,7 +100,7 @@ def test_callbacks_continue_with_the_state_of_the_checkpoint(trainer):
     trainer([first, Recorder(stop_at=3)], save_steps=2).train()
     assert first.count == 3
     second, recorder = Counter(), Recorder()
-    made = trainer([second, recorder], save_steps=2, resume=True)
+    made = trainer([second, recorder], save_steps=2, resume_from_checkpoint=True)
     made.train()
     assert recorder.events[:2] == [("begin", 2), ("log", 3)]
     state = TrainerState.load_from_json(made.run.folder / "trainer_state.json")
@@ -108,7 +108,7 @@ def test_callbacks_continue_with_the_state_of_the_checkpoint(trainer):
     assert second.count == 3 + 4  # its state was last written at the end of the first run
     (made.run.folder / "trainer_state.json").write_text("[]")
     with pytest.raises(UserError, match=r"trainer_state\.json: not the state of a trainer"):
-        trainer([Counter()], save_steps=2, resume=True, total_updates=7).train()
+        trainer([Counter()], save_steps=2, resume_from_checkpoint=True, total_updates=7).train()
 
 
 def test_a_run_without_callbacks_does_not_import_them():
