@@ -20,7 +20,7 @@ def test_the_commands_make_a_reward_model(tmp_path, monkeypatch, capfd, caplog):
     for line in (
         "kind:                  ranking",
         "tied pairs:            1 of 4 (25.0 %)",
-        "columns not used:      comment",
+        "columns not used:      comment (1 row)",
     ):
         assert f"{line}\n" in shown
     assert shown.endswith("bad rows:              none\n")
