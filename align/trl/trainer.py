@@ -1,12 +1,13 @@
 """TRL's `PPOTrainer` on this library's PPO."""
 
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import PartialState
+from accelerate.state import AcceleratorState
 from datasets import Dataset
 from peft import PeftConfig, PeftModel
 from torch import nn
@@ -87,13 +88,15 @@ class PPOTrainer:
         self.data_collator = data_collator or DataCollatorWithPadding(processing_class)
         self.train_dataset_len = len(train_dataset)
         self.stop_token_id = stop_token_of(args, processing_class.eos_token_id)
-        set_batch_sizes(args, self.train_dataset_len, PartialState().num_processes)
+        set_batch_sizes(args, self.train_dataset_len, int(os.environ.get("WORLD_SIZE", "1")))
         prompts = prompt_rows(train_dataset, data_collator)
         longest = max((len(row["input_ids"]) for row in prompts), default=0)
         self.hooks = TrainerHooks(
             args, self.train_dataset_len, processing_class.eos_token_id, self._save_checkpoint, self._show_samples
         )
         self.core_config = core_config(args, longest, self.stop_token_id)
+        # transformers' settings have started the state of accelerate, on CPUs under DeepSpeed as that of a single process.
+        AcceleratorState._reset_state(reset_partial_state=True)
         given = GivenObjects(processing_class, ref_model, value_model)
         self.prepared = prepare(self.core_config, model, [reward_model], [], prompts, (), [self.hooks], given)
         self.model = PolicyAndValueModel(model, value_model)
