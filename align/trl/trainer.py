@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 from transformers import DataCollatorWithPadding, PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
 from transformers.integrations import get_reporting_integration_callbacks
-from transformers.trainer_callback import CallbackHandler, DefaultFlowCallback, PrinterCallback, TrainerControl
+from transformers.trainer_callback import CallbackHandler, PrinterCallback, TrainerControl
 
 from align.batches.encoding import Limits, encode_prompts
 from align.models.checkpoint import save_model_into
@@ -23,7 +23,7 @@ from align.ppo.train import prepare, save_policy, train
 from align.runtime.distributed import run_on_main
 from align.trl.completions import complete, log_to_wandb, show
 from align.trl.config import InvalidArgumentError, PPOConfig, set_batch_sizes, stop_token_of
-from align.trl.hooks import OnlineTrainerState, TrainerHooks
+from align.trl.hooks import OnlineTrainerState, TrainerHooks, TRLCallbacks
 from align.trl.saving import STATE_FILE, repository, save_checkpoint, upload, write_card
 from align.trl.translation import core_config, unsupported_settings
 
@@ -91,26 +91,24 @@ class PPOTrainer:
         set_batch_sizes(args, self.train_dataset_len, int(os.environ.get("WORLD_SIZE", "1")))
         prompts = prompt_rows(train_dataset, data_collator)
         longest = max((len(row["input_ids"]) for row in prompts), default=0)
-        self.hooks = TrainerHooks(
-            args, self.train_dataset_len, processing_class.eos_token_id, self._save_checkpoint, self._show_samples
+        self.hooks = TrainerHooks(args, processing_class.eos_token_id)
+        reporters = get_reporting_integration_callbacks(args.report_to)
+        self.callbacks = TRLCallbacks(
+            [*reporters, *(callbacks or []), PrinterCallback],
+            *(args, self.hooks, self.train_dataset_len, self._save_checkpoint, self._show_samples),
         )
         self.core_config = core_config(args, longest, self.stop_token_id)
         # transformers' settings have started the state of accelerate, on CPUs under DeepSpeed as that of a single process.
         AcceleratorState._reset_state(reset_partial_state=True)
-        given = GivenObjects(processing_class, ref_model, value_model)
+        given = GivenObjects(processing_class, ref_model, value_model, self.callbacks)
         self.prepared = prepare(self.core_config, model, [reward_model], [], prompts, (), [self.hooks], given)
         self.model = PolicyAndValueModel(model, value_model)
+        self.callback_handler.model, self.callback_handler.lr_scheduler = self.model, self.lr_scheduler
         for line in unsupported_settings(args):
             self.prepared.run.print(f"warning: {line}")
         eval_rows = [row for part in data_sets(eval_dataset) for row in prompt_rows(part, data_collator)]
         limits = Limits(max((len(row["input_ids"]) for row in eval_rows), default=1), args.response_length)
         self.eval_prompts = encode_prompts(eval_rows, self.prepared.policy, limits, False) if eval_rows else []
-        reporters = get_reporting_integration_callbacks(args.report_to)
-        self.callback_handler = CallbackHandler(
-            [DefaultFlowCallback, *reporters, *(callbacks or []), PrinterCallback],
-            *(self.model, processing_class, self.optimizer, self.lr_scheduler),
-        )
-        self.hooks.begin(self.callback_handler)
         self.hub_model_id: str | None = None
         if args.push_to_hub:
             self.hub_model_id = run_on_main(lambda: repository(args), self.accelerator)
@@ -120,7 +118,6 @@ class PPOTrainer:
     def train(self) -> None:
         """Run all updates, from the last checkpoint on if `args.resume_from_checkpoint` is set."""
         train(self.core_config, self.prepared)
-        self.hooks.finish()
         self.prepared.close()
 
     def generate_completions(self, sampling: bool = False) -> None:
@@ -213,12 +210,18 @@ class PPOTrainer:
     @property
     def state(self) -> OnlineTrainerState:
         """Counts and the history of metrics."""
-        return self.hooks.state
+        return self.callbacks.state
+
+    @property
+    def callback_handler(self) -> CallbackHandler:
+        """Calls the callbacks."""
+        handler: CallbackHandler = self.callbacks.handler
+        return handler
 
     @property
     def control(self) -> TrainerControl:
         """The requests of the callbacks."""
-        return self.hooks.control
+        return self.callbacks.control
 
     @property
     def optimizer(self) -> Any:
@@ -240,7 +243,9 @@ class PPOTrainer:
 
     def log(self, logs: dict[str, float]) -> None:
         """Add metrics to `state.log_history`, and pass them to the callbacks."""
-        self.hooks.log(logs)
+        logs["epoch"] = self.state.epoch
+        self.state.log_history.append({**logs, "step": self.state.global_step})
+        self.callbacks.control = self.callback_handler.on_log(self.args, self.state, self.control, logs)
 
     def add_callback(self, callback: type[TrainerCallback] | TrainerCallback) -> None:
         """Add a callback, given as an object or a class."""

@@ -35,7 +35,7 @@ def core_config(args: PPOConfig, longest_prompt: int, stop_token_id: int | None)
     return core.PPOConfig(
         output_dir=str(Path(args.output_dir) / RUN_FOLDER),
         seed=args.seed,
-        resume=bool(args.resume_from_checkpoint),
+        resume_from_checkpoint=resumed_checkpoint(args),
         report_to=["none"],
         save_steps=0 if args.save_only_model else save_interval(args),
         save_total_limit=args.save_total_limit or 0,
@@ -82,6 +82,19 @@ def save_interval(args: PPOConfig) -> int:
         return 0
     assert args.num_total_batches is not None
     return share_of_run(args.save_steps, args.num_total_batches)
+
+
+def resumed_checkpoint(args: PPOConfig) -> bool | str:
+    """Return the checkpoint to continue from: True for the last one, False for none, or its path.
+
+    The state that belongs to the weights in `checkpoint-N` is in the folder of the run.
+    """
+    given = str(args.resume_from_checkpoint or False)
+    if given.lower() in ("true", "false"):
+        return given.lower() == "true"
+    if (number := Path(given).name.removeprefix("checkpoint-")).isdecimal():
+        return str(Path(given).parent / RUN_FOLDER / "checkpoints" / f"update-{int(number):06d}")
+    return given
 
 
 def share_of_run(steps: float, total: int) -> int:

@@ -128,7 +128,7 @@ def test_a_run_resumes_with_its_history(make_trainer, models, tmp_path):
     make_trainer(settings, callbacks=[Events(last=2)]).train()
     for name, model in models.items():
         model.load_state_dict(start[name])
-    resumed = make_trainer(settings | {"resume_from_checkpoint": "true"})
+    resumed = make_trainer(settings | {"resume_from_checkpoint": str(tmp_path / "two" / "checkpoint-2")})
     resumed.train()
     assert changed(models["model"], finished) == []
     keys = METRICS - {"eps"}
