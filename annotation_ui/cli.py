@@ -74,7 +74,7 @@ def _add_batch_commands(commands: Any) -> None:
     batch.add_argument("file", type=Path)
     batch.add_argument("--task", choices=tuple(TASKS), required=True)
     batch.add_argument("--name", help="of the batch (default: the file's name)")
-    batch.add_argument("--overlap", type=int, default=1, help="labelers for each item")
+    batch.add_argument("--labelers-per-item", type=int, default=1, help="labelers for each item")
     batch.add_argument("--priority", type=int, default=0, help="higher is given out first")
     batch.add_argument("--labeler", action="append", default=[], help="only for this one (may be given again)")
     batch.add_argument("--attention-every", type=int, metavar="N", help="one attention item in N items (default: 10)")
@@ -205,7 +205,7 @@ def _import(options: argparse.Namespace) -> None:
     batch = NewBatch(
         name=options.name or options.file.stem,
         task=options.task,
-        overlap=options.overlap,
+        labelers_per_item=options.labelers_per_item,
         priority=options.priority,
         rule_set=rule_set,
         settings={name: value for name, value in chosen.items() if value not in (None, False)},

@@ -3,7 +3,7 @@
 A token comes from `align annotate token create` or from the lead's *Users* tab:
 
     client = Client("https://labels.example.org", token)
-    client.import_rows("week-1", "rank", rows, overlap=2)
+    client.import_rows("week-1", "rank", rows, labelers_per_item=2)
     client.wait("week-1")
     client.export("rankings", "rankings.jsonl", batches=["week-1"], aggregated=True)
 """
@@ -87,7 +87,7 @@ class Client:
         task: str,
         rows: Iterable[Mapping[str, Any]],
         *,
-        overlap: int = 1,
+        labelers_per_item: int = 1,
         priority: int = 0,
         rules: str | None = None,
         labelers: Sequence[str] = (),
@@ -99,13 +99,14 @@ class Client:
             name: of the new batch.
             task: rank, rules, demonstrate, probe, compare or another task of the server.
             rows: as in a file of `align annotate import`.
-            overlap: labelers for each item.
+            labelers_per_item: labelers for each item.
             priority: batches with a higher one are given out first.
             rules: name of a rule set on the server, for the tasks that need one.
             labelers: names of those who get the batch; empty means all.
             settings: of the task, and `attention_every`.
         """
-        query: list[tuple[str, Any]] = [("name", name), ("task", task), ("overlap", overlap), ("priority", priority)]
+        query: list[tuple[str, Any]] = [("name", name), ("task", task), ("priority", priority)]
+        query.append(("labelers_per_item", labelers_per_item))
         query += [("rules", rules)] if rules else []
         query += [("labeler", labeler) for labeler in labelers]
         query += [("settings", json.dumps(dict(settings or {})))]

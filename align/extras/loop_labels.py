@@ -70,7 +70,7 @@ class LoopConfig(Settings):
         "address of the labeling app's database, or https://HOST of its server with a token in the environment variable "
         "ALIGN_ANNOTATION_TOKEN; empty: the database of `align annotate`",
     )
-    overlap: int = option(1, "labelers who rank each item in the app", gt=0)
+    labelers_per_item: int = option(1, "labelers who rank each item in the app", gt=0)
     poll_seconds: float = option(0.0, "seconds between checks for labels; 0: check once, and exit if they are missing", ge=0)
 
     validation_split: float = option(0.125, "share of a round's rankings that no reward model learns from", ge=0, lt=1)
@@ -172,7 +172,7 @@ class LabelingApp(Protocol):
     def progress(self, batch: str) -> Mapping[str, Any] | None:
         """Return the progress of a batch; None if there is none of this name."""
 
-    def import_file(self, batch: str, samples: Path, overlap: int) -> None:
+    def import_file(self, batch: str, samples: Path, labelers_per_item: int) -> None:
         """Make a batch to rank, all or nothing."""
 
     def export_rankings(self, batch: str, target: Path, aggregated: bool) -> None:
@@ -199,10 +199,10 @@ class LocalApp:
         with self.database.read() as session:
             return next((row for row in progress(session) if row["batch"] == batch), None)
 
-    def import_file(self, batch: str, samples: Path, overlap: int) -> None:
+    def import_file(self, batch: str, samples: Path, labelers_per_item: int) -> None:
         from annotation_ui.store.importing import NewBatch, import_file
 
-        import_file(self.database, NewBatch(batch, "rank", overlap=overlap), samples)
+        import_file(self.database, NewBatch(batch, "rank", labelers_per_item=labelers_per_item), samples)
 
     def export_rankings(self, batch: str, target: Path, aggregated: bool) -> None:
         from annotation_ui.reports.export import Selection, export
@@ -221,8 +221,8 @@ class RemoteApp:
     def progress(self, batch: str) -> Mapping[str, Any] | None:
         return self.client.progress(batch)
 
-    def import_file(self, batch: str, samples: Path, overlap: int) -> None:
-        self.client.import_rows(batch, "rank", read_rows(samples), overlap=overlap)
+    def import_file(self, batch: str, samples: Path, labelers_per_item: int) -> None:
+        self.client.import_rows(batch, "rank", read_rows(samples), labelers_per_item=labelers_per_item)
 
     def export_rankings(self, batch: str, target: Path, aggregated: bool) -> None:
         self.client.export("rankings", target, batches=[batch], aggregated=aggregated)
@@ -237,18 +237,18 @@ class AppLabeler:
     def __init__(self, config: LoopConfig) -> None:
         remote = config.database.startswith(("http://", "https://"))
         self.app: LabelingApp = RemoteApp(config.database) if remote else LocalApp(config.database)
-        self.overlap = config.overlap
+        self.labelers_per_item = config.labelers_per_item
 
     def collect(self, name: str, samples: Path, target: Path) -> str:
         if self.app.progress(name) is None:  # an import is all or nothing
-            self.app.import_file(name, samples, self.overlap)
+            self.app.import_file(name, samples, self.labelers_per_item)
             console.print(f"labeler app: imported the batch {name!r}", highlight=False, markup=False)
         progress = self.app.progress(name)
         assert progress is not None
         if progress["open"] and progress["done"] < progress["slots"]:
             done = f"{progress['done']} of {progress['slots']} judgments of the batch {name!r} are there"
             return f"{done}; closing the batch in the app ends the wait"
-        self.app.export_rankings(name, target, aggregated=self.overlap > 1)
+        self.app.export_rankings(name, target, aggregated=self.labelers_per_item > 1)
         return ""
 
 

@@ -28,7 +28,7 @@ def batches_tab(tab: gr.Tab, services: Services) -> None:
     with gr.Row():
         name = gr.Dropdown([], value=None, label="Batch")
         new_name = gr.Textbox(label="Name", max_length=128)
-        overlap = gr.Number(1, label="Labelers for each item", precision=0, minimum=1)
+        labelers_per_item = gr.Number(1, label="Labelers for each item", precision=0, minimum=1)
         priority = gr.Number(0, label="Priority (higher first)", precision=0)
         is_open = gr.Checkbox(True, label="Open")
         version = gr.Number(0, visible=False)  # of the settings in these fields
@@ -45,7 +45,7 @@ def batches_tab(tab: gr.Tab, services: Services) -> None:
 
     actions = _BatchActions(services)
     shown = [listed, name, labelers, deleted]
-    fields = [new_name, overlap, priority, is_open, labelers, version]
+    fields = [new_name, labelers_per_item, priority, is_open, labelers, version]
     tab.select(actions.list_batches, name, shown, show_progress="hidden")
     name.change(actions.read, name, [*fields, confirm], show_progress="hidden")
     when_picked(listed, actions.pick, [name], [name, *fields, confirm])
@@ -79,7 +79,7 @@ class _BatchActions:
             if batch is None:
                 return *_NO_SETTINGS, hide()
             now = batches.stored_settings(session, batch)
-        return now.name, now.overlap, now.priority, now.open, list(now.labelers), batch.version, hide()
+        return now.name, now.labelers_per_item, now.priority, now.open, list(now.labelers), batch.version, hide()
 
     def pick(self, name: str | None, picked: str) -> tuple[Any, ...]:
         if picked != name:
@@ -91,13 +91,13 @@ class _BatchActions:
         self,
         name: str | None,
         new_name: str,
-        overlap: float,
+        labelers_per_item: float,
         priority: float,
         is_open: bool,
         given_to: list[str],
         seen: float,
     ) -> tuple[str, Any, int]:
-        new = BatchSettings(new_name, int(overlap or 0), int(priority or 0), is_open, tuple(given_to))
+        new = BatchSettings(new_name, int(labelers_per_item or 0), int(priority or 0), is_open, tuple(given_to))
         version = batches.change_batch(self.services.database, name or "", new, int(seen))
         return "Saved.", gr.update(choices=batch_names(self.services), value=new_name.strip()), version
 

@@ -11,7 +11,7 @@ from annotation_ui.lead_tabs.tables import show, table, when_picked
 from annotation_ui.reports import overview
 from annotation_ui.server.services import Services
 
-_NONE = "Labelers disagree on nothing that is not decided yet. Items need two labelers for this (the overlap of a batch)."
+_NONE = "Labelers disagree on nothing that is not decided yet. Items need two labelers for this (a setting of the batch)."
 _OPEN = "(task, item) => window.location.assign(`/?task=${task}&decide=${item ?? ''}`)"
 
 

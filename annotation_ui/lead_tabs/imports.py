@@ -34,7 +34,7 @@ def import_tab(services: Services) -> None:
         task = task_list()
         rules = gr.Dropdown([], label="Rule set", visible=False)
     with gr.Row():
-        overlap = gr.Number(1, label="Labelers for each item", precision=0, minimum=1)
+        labelers_per_item = gr.Number(1, label="Labelers for each item", precision=0, minimum=1)
         priority = gr.Number(0, label="Priority (higher first)", precision=0)
         attention = gr.Number(ATTENTION_EVERY, label="One attention item in so many items", precision=0, minimum=1)
     with gr.Row():
@@ -43,7 +43,7 @@ def import_tab(services: Services) -> None:
     button, result = gr.Button("Import", variant="primary"), gr.Markdown()
 
     def import_batch(upload: str, name: str, task: str, rule_set: str | None, *values: Any) -> str:
-        overlap, priority, attention, labelers, *of_tasks = values
+        labelers_per_item, priority, attention, labelers, *of_tasks = values
         settings = {
             setting.name: value
             for (owner, setting), value in zip(task_settings(), of_tasks, strict=True)
@@ -54,7 +54,7 @@ def import_tab(services: Services) -> None:
         rules = rule_set if TASKS[task].needs_rules else None
         with uploads_of(services.settings).use(upload) as path:
             called, given_to = name.strip() or path.stem, tuple(labelers or ())
-            batch = NewBatch(called, task, int(overlap or 1), int(priority or 0), rules, settings, given_to)
+            batch = NewBatch(called, task, int(labelers_per_item or 1), int(priority or 0), rules, settings, given_to)
             return f"Imported {import_file(services.database, batch, path, path.name)} items."
 
     def list_rule_sets(**more: Any) -> Any:
@@ -66,7 +66,7 @@ def import_tab(services: Services) -> None:
         own = [gr.update(visible=owner.name == task) for owner, _ in task_settings()]
         return [list_rule_sets(visible=TASKS[task].needs_rules), *own]
 
-    fields = [file, name, task, rules, overlap, priority, attention, labelers, *own_fields]
+    fields = [file, name, task, rules, labelers_per_item, priority, attention, labelers, *own_fields]
     button.click(show_user_errors(import_batch), fields, result, js=send_file("import-file"))
     labelers.focus(lambda: gr.update(choices=user_names(services)), None, labelers, show_progress="hidden")
     rules.focus(list_rule_sets, None, rules, show_progress="hidden")

@@ -22,7 +22,7 @@ DAY = 86_400  # seconds
 
 
 def progress(session: Session) -> list[Json]:
-    """One row per batch. Slots are items times overlap; gold items, which everyone gets, are left out."""
+    """One row per batch. Slots are items times labelers per item; gold items, which everyone gets, are left out."""
     slots = select(Item.batch_id, func.count(), func.sum(Item.needed)).where(Item.gold.is_(None))
     slots = slots.group_by(Item.batch_id)
     slots_by_batch = {batch_id: (items, needed) for batch_id, items, needed in session.execute(slots)}
@@ -47,7 +47,7 @@ def progress(session: Session) -> list[Json]:
                 "task": batch.task,
                 "open": batch.open,
                 "priority": batch.priority,
-                "overlap": batch.overlap,
+                "labelers_per_item": batch.labelers_per_item,
                 "items": items,
                 "done": done,
                 "slots": int(needed or 0),

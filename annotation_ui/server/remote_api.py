@@ -110,14 +110,14 @@ def _add_batch_routes(router: APIRouter, services: Services) -> None:
         name: Name,
         task: TaskName,
         token: Importing,
-        overlap: int = 1,
+        labelers_per_item: int = 1,
         priority: int = 0,
         rules: Name | None = None,
         labeler: Annotated[list[Name], Query()] = [],  # noqa: B006  (FastAPI copies it)
         settings: Annotated[str, Query(description="a JSON object with the task's settings")] = "{}",
     ) -> Json:
         """Make a batch of the rows in the body (JSON Lines), all or nothing."""
-        batch = NewBatch(name, task, overlap, priority, rules, _checked_settings(task, settings), tuple(labeler))
+        batch = NewBatch(name, task, labelers_per_item, priority, rules, _checked_settings(task, settings), tuple(labeler))
         key = await receive(uploads, request, "rows.jsonl")
 
         def store() -> int:

@@ -14,7 +14,7 @@ from annotation_ui.store.leases import give_back_slot
 from annotation_ui.store.schema import Assignment, Batch, BatchLabeler, Item, Judgment, User
 
 MAX_NAME = 128
-MAX_OVERLAP = 1000
+MAX_LABELERS_PER_ITEM = 1000
 MAX_PRIORITY = 1_000_000
 
 
@@ -24,7 +24,7 @@ class BatchSettings:
 
     Attributes:
         name: not used by another batch.
-        overlap: how many labelers get each item; a lower one removes no judgment.
+        labelers_per_item: how many labelers get each item; a lower one removes no judgment.
         priority: batches with a higher one are given out first.
         open: whether its items are given out.
         labelers: names of those who get its items; empty: everybody. Items that others have open stay with them until they
@@ -32,7 +32,7 @@ class BatchSettings:
     """
 
     name: str
-    overlap: int = 1
+    labelers_per_item: int = 1
     priority: int = 0
     open: bool = True
     labelers: tuple[str, ...] = ()
@@ -56,14 +56,14 @@ def name_taken_error(batch: Batch) -> UserError:
     return UserError(f"a batch {batch.name!r} exists already{hint}")
 
 
-def check_numbers(overlap: int, priority: int) -> None:
-    """Check that the overlap and the priority are in range.
+def check_numbers(labelers_per_item: int, priority: int) -> None:
+    """Check that the labelers per item and the priority are in range.
 
     Raises:
         UserError: if one is not.
     """
-    if not 1 <= overlap <= MAX_OVERLAP:
-        raise UserError(f"overlap {overlap}: must be 1 to {MAX_OVERLAP}")
+    if not 1 <= labelers_per_item <= MAX_LABELERS_PER_ITEM:
+        raise UserError(f"labelers_per_item {labelers_per_item}: must be 1 to {MAX_LABELERS_PER_ITEM}")
     if abs(priority) > MAX_PRIORITY:
         raise UserError(f"priority {priority}: must be {-MAX_PRIORITY} to {MAX_PRIORITY}")
 
@@ -72,7 +72,7 @@ def stored_settings(session: Session, batch: Batch) -> BatchSettings:
     """The settings of a batch as they are stored."""
     query = select(User.name).join(BatchLabeler, BatchLabeler.user_id == User.id)
     labelers = session.scalars(query.where(BatchLabeler.batch_id == batch.id).order_by(User.name)).all()
-    return BatchSettings(batch.name, batch.overlap, batch.priority, batch.open, tuple(labelers))
+    return BatchSettings(batch.name, batch.labelers_per_item, batch.priority, batch.open, tuple(labelers))
 
 
 def change_batch(database: Database, name: str, new: BatchSettings, version: int) -> int:
@@ -94,18 +94,19 @@ def change_batch(database: Database, name: str, new: BatchSettings, version: int
         batch = _batch(session, name)
         if batch.version != version:
             raise UserError(f"another lead has changed {name} in the meantime: choose it again to see the new settings")
-        check_numbers(new.overlap, new.priority)
+        check_numbers(new.labelers_per_item, new.priority)
         new_name = check_name(new.name)
         if not batch.complete:
             raise UserError(f"{name} is not completely imported: wait, or import it again")
         other = session.scalar(select(Batch).where(Batch.name == new_name, Batch.id != batch.id))
         if other is not None:
             raise name_taken_error(other)
-        if new.overlap != batch.overlap:  # labelers who passed an item find it again
-            needed = case((Item.taken > new.overlap, Item.taken), else_=new.overlap)
+        if new.labelers_per_item != batch.labelers_per_item:  # labelers who passed an item find it again
+            needed = case((Item.taken > new.labelers_per_item, Item.taken), else_=new.labelers_per_item)
             counted = update(Item).where(Item.batch_id == batch.id, Item.gold.is_(None))
             session.execute(counted.values(needed=needed, returned=True).execution_options(synchronize_session=False))
-        batch.name, batch.overlap, batch.priority, batch.open = new_name, new.overlap, new.priority, new.open
+        batch.name, batch.labelers_per_item = new_name, new.labelers_per_item
+        batch.priority, batch.open = new.priority, new.open
         set_labelers(session, batch, new.labelers)
         batch.version += 1
         return batch.version

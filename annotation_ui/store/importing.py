@@ -39,7 +39,7 @@ class NewBatch:
     Attributes:
         name: of the batch, not used by another one.
         task: a name in `annotation_ui.tasks.TASKS`.
-        overlap: how many labelers get each item.
+        labelers_per_item: how many labelers get each item.
         priority: batches with a higher one are given out first.
         rule_set: the name of a stored rule set, for the tasks that need one.
         settings: those of the task (`Task.settings`), `rules` and `attention_every`.
@@ -48,7 +48,7 @@ class NewBatch:
 
     name: str
     task: str
-    overlap: int = 1
+    labelers_per_item: int = 1
     priority: int = 0
     rule_set: str | None = None
     settings: Json = field(default_factory=dict)
@@ -138,7 +138,7 @@ def _begin_batch(database: Database, new: NewBatch) -> tuple[Batch, list[Json]]:
     if new.task not in TASKS:
         raise UserError(f"task {new.task!r}: must be one of {', '.join(TASKS)}")
     name = check_name(new.name)
-    check_numbers(new.overlap, new.priority)
+    check_numbers(new.labelers_per_item, new.priority)
     with database.read() as session:
         earlier = session.scalar(select(Batch).where(Batch.name == name))
     if earlier is not None and earlier.complete:
@@ -152,7 +152,7 @@ def _begin_batch(database: Database, new: NewBatch) -> tuple[Batch, list[Json]]:
         batch = Batch(
             name=name,
             task=new.task,
-            overlap=new.overlap,
+            labelers_per_item=new.labelers_per_item,
             priority=new.priority,
             open=False,
             complete=False,
@@ -213,7 +213,7 @@ def _items(task: Task, batch: Batch, rules: list[Json], rows: Iterable[tuple[str
                 "content": {**content, **category},
                 "gold": answer,
                 "purpose": purpose,
-                "needed": batch.overlap if answer is None else GOLD_SLOTS,
+                "needed": batch.labelers_per_item if answer is None else GOLD_SLOTS,
                 "taken": 0,
                 "returned": False,
             }

@@ -103,7 +103,7 @@ class GuidelineRead(Base):
 
 
 class Batch(Base):
-    """Items with the same task, overlap and priority (higher first).
+    """Items with the same task, labelers per item and priority (higher first).
 
     `complete`: all of its items are there; until then it is closed. `version` grows with every change by a lead. A deleted
     batch is closed and left out of every table and export; its judgments stay.
@@ -113,7 +113,7 @@ class Batch(Base):
     id: Mapped[int] = mapped_column(primary_key=True)
     name: Mapped[str] = mapped_column(String(128), unique=True)
     task: Mapped[str] = mapped_column(String(16))
-    overlap: Mapped[int]
+    labelers_per_item: Mapped[int]
     priority: Mapped[int] = mapped_column(default=0)
     open: Mapped[bool] = mapped_column(default=True)
     rule_set_id: Mapped[int | None] = mapped_column(ForeignKey("rule_sets.id"))
@@ -266,17 +266,17 @@ class AuditRecord(Base):
 
 
 class WebhookEvent(Base):
-    """A complete batch that the webhook reports, once for each overlap of the batch.
+    """A complete batch that the webhook reports, once for each number of labelers per item.
 
     It is sent at `next_at`, and again until it is delivered; no `next_at`: it was delivered or given up.
     """
 
     __tablename__ = "webhook_events"
-    __table_args__ = (UniqueConstraint("batch_id", "overlap"),)
+    __table_args__ = (UniqueConstraint("batch_id", "labelers_per_item", name="uq_webhook_events_batch_id_overlap"),)
     id: Mapped[int] = mapped_column(primary_key=True)
     event_id: Mapped[str] = mapped_column(String(64), unique=True)
     batch_id: Mapped[int] = mapped_column(ForeignKey("batches.id"))
-    overlap: Mapped[int]
+    labelers_per_item: Mapped[int]
     payload: Mapped[str] = mapped_column(Text)
     created_at: Mapped[float] = mapped_column(default=time.time)
     attempts: Mapped[int] = mapped_column(default=0)

@@ -86,7 +86,7 @@ def test_a_judgment_that_is_stored_late_is_not_passed_over(database):
     """PostgreSQL gives a transaction its id early; one that ends later must not be behind the reader then."""
     leases = Leases(database)
     judgments, (ann, ben) = Judgments(leases), add_users(database, "ann", "ben")
-    add_batch(database, 2, overlap=2)
+    add_batch(database, 2, labelers_per_item=2)
     mine, his = leases.next(ann, "rank"), leases.next(ben, "rank")
     answer = {"ranks": [1, 2, 3, 4], **BLANK}
     if database.is_sqlite:  # one writer at a time: ids are in the order of the commits

@@ -312,7 +312,7 @@ def test_from_the_form_of_claims_to_the_figures(app, run):
     """Three labelers answer the form; one stops at its gate."""
     database, judgments = app
     text = {"prompt": "Who wrote it?", "response": "Ann did (https://example.org/a, and https://example.org/b)."}
-    import_rows(database, NewBatch("b", "rules", overlap=3, rule_set="grounding"), [("f:1", text)])
+    import_rows(database, NewBatch("b", "rules", labelers_per_item=3, rule_set="grounding"), [("f:1", text)])
     answers = {"makes-claim": YES, "supported": YES, "well-known": NO, "cites": YES}
     for user, given in zip(add_users(database, "ann", "bob", "eve"), (answers, {"makes-claim": NO}, answers), strict=True):
         answer(judgments, user, given)
@@ -330,7 +330,7 @@ def test_from_the_form_of_authorship_to_the_figures(app, run):
     database, judgments = app
     authors = ["person", "big", "tiny"]
     texts = {"prompt": "On ponds", "responses": [f"By {name}." for name in authors], "model": authors}
-    import_rows(database, NewBatch("b", "rules", overlap=2, rule_set="authorship"), [("f:1", texts)])
+    import_rows(database, NewBatch("b", "rules", labelers_per_item=2, rule_set="authorship"), [("f:1", texts)])
     form = rule_sets.read(rule_sets.PACKAGE_RULE_SETS / "authorship.yaml")["rules"]
     view = TASKS["rules"].view(
         {"prompt": "p", "response": "r", "rules": ["written-by-person"], "model": "big"}, [], {}, form

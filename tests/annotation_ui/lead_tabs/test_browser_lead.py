@@ -79,7 +79,7 @@ def test_a_batch_is_imported_changed_ranked_twice_and_exported_as_one_row_per_it
     page.screenshot(path=SCREENSHOTS / "lead-batches.png")
     with server.database.read() as session:
         batch = session.scalars(select(Batch).where(Batch.name == "ranked by two")).one()
-        assert (batch.overlap, batch.priority, batch.open) == (2, 7, True)
+        assert (batch.labelers_per_item, batch.priority, batch.open) == (2, 7, True)
 
     judgments = Judgments(Leases(server.database))
     for name, ranks in (("twice-ann", [1, 2, 3, 4]), ("twice-bob", [1, 3, 2, 4])):
@@ -146,7 +146,7 @@ def test_settings_that_another_lead_has_changed_are_told_and_shown(server, brows
     expect(second.get_by_text("Saved.")).to_be_visible()
     with server.database.read() as session:
         stored = session.scalars(select(Batch).where(Batch.name == batch)).one()
-        assert (stored.overlap, stored.priority) == (2, 5)
+        assert (stored.labelers_per_item, stored.priority) == (2, 5)
 
 
 def test_guidelines_of_another_lead_are_told_and_an_unsaved_text_stays(server, browser):
@@ -176,7 +176,7 @@ def test_guidelines_of_another_lead_are_told_and_an_unsaved_text_stays(server, b
 
 
 def test_a_batch_for_one_labeler_shows_what_is_skipped_and_stuck(server, browser):
-    batch = server.add_batch(2, overlap=2)
+    batch = server.add_batch(2, labelers_per_item=2)
     server.token("cleo")
     lead = open_lead(server, browser, "lead-one")
     panel = open_batch(lead, batch)

@@ -110,7 +110,7 @@ def test_an_empty_app_says_what_to_do_first_and_what_is_empty(new_app, browser):
 def test_a_lead_browses_decides_and_sees_who_is_reliable(new_app, browser):
     rows = rank_rows(4)
     rows[1][1]["prompt"] = HOSTILE
-    new_app.add_batch(rows, overlap=3, name=HOSTILE)
+    new_app.add_batch(rows, labelers_per_item=3, name=HOSTILE)
     rank(new_app, "ann", [[1, 2, 3, 4]] * 4)
     rank(new_app, "bob", [[1, 2, 3, 4]] * 4)
     rank(new_app, "cy", [[4, 3, 2, 1], [1, 3, 2, 4], [1, 2, 3, 4], [1, 2, 3, 4]], flags=[["hallucination"], [], [], []])

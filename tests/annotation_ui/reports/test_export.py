@@ -25,7 +25,7 @@ from tests.annotation_ui.running import add_batch, add_users, do, rank_rows
 
 
 def test_rankings_raw_pairs_and_aggregated(database, judgments):
-    add_batch(database, rank_rows(1, 3), overlap=2)
+    add_batch(database, rank_rows(1, 3), labelers_per_item=2)
     ann, bob = add_users(database, "ann", "bob")
     rank = {"ranks": [2, 1, 2], "ratings": [3, 7, 3], "flags": [["violent"], [], []]}
     do(judgments, ann, "rank", rank)
@@ -126,7 +126,7 @@ def test_gold_time_and_batches_select(database, judgments):
 
 
 def test_the_busiest_labelers_have_a_color_each_and_the_rest_one_together(database, judgments):
-    add_batch(database, rank_rows(3, 2), overlap=4)
+    add_batch(database, rank_rows(3, 2), labelers_per_item=4)
     for labeler, count in zip(add_users(database, "ann", "bob", "cem", "dee"), (1, 3, 2, 1), strict=True):
         for _ in range(count):
             do(judgments, labeler, "rank", {"ranks": [1, 2], "ratings": [None, None], "flags": [[], []]})
@@ -185,7 +185,7 @@ def test_no_cell_is_a_formula(cell):
 
 
 def test_agreement_of_rankings_is_measured_from_the_database(database, judgments):
-    add_batch(database, rank_rows(2, 3), overlap=2)
+    add_batch(database, rank_rows(2, 3), labelers_per_item=2)
     ann, bob = add_users(database, "ann", "bob")
     for user, of_second in ((ann, [1, 2, 3]), (bob, [3, 2, 1])):
         for ranks in ([1, 2, 3], of_second):
@@ -204,7 +204,7 @@ def test_agreement_of_rankings_is_measured_from_the_database(database, judgments
 def test_win_rates_and_disagreement(database, judgments):
     row = {"prompt": "p", "responses": ["a", "b"], "model": ["new", "old"]}
     known = {**row, "gold": {"choice": "B"}, "training": True}  # it tells nothing of the models
-    add_batch(database, [("t", known), *(("t", {**row, "id": str(i)}) for i in range(2))], "compare", overlap=2)
+    add_batch(database, [("t", known), *(("t", {**row, "id": str(i)}) for i in range(2))], "compare", labelers_per_item=2)
     ann, bob = add_users(database, "ann", "bob")
     for user, choices in ((ann, ("B", "A", "A")), (bob, ("B", "A", "B"))):
         for choice in choices:
@@ -241,7 +241,7 @@ def test_a_batch_that_is_not_there_is_no_empty_export(database, tmp_path):
 @pytest.mark.parametrize("database_kind", ["sqlite", pytest.param("postgresql", marks=pytest.mark.slow)], indirect=True)
 def test_preferences_weigh_labelers_and_are_read_by_training(database, judgments, tmp_path):
     """Twenty items on which two agree and the third guesses; then one on which the third disagrees with one of the two."""
-    add_batch(database, rank_rows(21, 2), overlap=3)
+    add_batch(database, rank_rows(21, 2), labelers_per_item=3)
     ann, bob, cy = add_users(database, "ann", "bob", "cy")
     for number in range(21):
         for labeler in (ann, bob, cy):

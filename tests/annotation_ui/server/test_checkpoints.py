@@ -103,7 +103,9 @@ def test_the_lead_loads_and_unloads_a_model(server, browser, tmp_path):
 def test_replies_in_progress_delay_no_labeler(server):
     """Four labelers probe at once; a fifth gets and submits rankings meanwhile, each request in under a second."""
     server.add_batch(3000)
-    server.add_batch([("t", {})], "probe", rule_set="sparrow-dialogue", overlap=4, settings={"checkpoint": "tiny-llama"})
+    server.add_batch(
+        [("t", {})], "probe", rule_set="sparrow-dialogue", labelers_per_item=4, settings={"checkpoint": "tiny-llama"}
+    )
     probers = [Client(server, server.token(f"prober-{number}")) for number in range(4)]
     replies = []
 

@@ -131,7 +131,7 @@ def test_a_token_is_stored_as_a_hash_and_every_use_that_moves_data_is_recorded(a
         ("task=rank", "", "name: Field required"),
         ("name=n%00&task=rank", "", "name: Value error, not printable"),
         ("name=n&task=rank&labeler=%00", "", "labeler.0: Value error, not printable"),
-        ("name=n&task=rank&overlap=0", "", "overlap 0: must be 1 to 1000"),
+        ("name=n&task=rank&labelers_per_item=0", "", "labelers_per_item 0: must be 1 to 1000"),
         ("name=n&task=rank", "", "there are no rows to import"),
         ("name=n&task=rank", "{}\n{", "line:1: responses: must be a list of texts"),
         ("name=n&task=rank&labeler=nobody-at-all", '{"prompt": "p", "responses": ["a", "b"]}', "no user 'nobody-at-all'"),

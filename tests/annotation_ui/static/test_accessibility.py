@@ -116,7 +116,7 @@ def add_real_work(server):
     models = [f"runs/model-{k}/step-1000" for k in range(4)]
     row = {"prompt": "Write " + "a-long-word" * 9, "responses": responses, "model": models}
     rows = [("t", {**row, "id": f"an-item-with-a-long-name-{n}"}) for n in range(3)]
-    batch = server.add_batch(rows, overlap=10, name=f"round-{secrets.token_hex(24)}")
+    batch = server.add_batch(rows, labelers_per_item=10, name=f"round-{secrets.token_hex(24)}")
     judgments = Judgments(Leases(server.database))
     others = [(f"cleopatra-{n}", [1, 2, 2, 3]) for n in range(8)]  # more than a legend has room for
     for name, ranks in (("ann" * 12, [1, 2, 3, 4]), ("bob", [4, 3, 2, 1]), *others):

@@ -44,8 +44,8 @@ HIDDEN = """() => {
 
 
 def test_texts_and_layout(server, browser):
-    server.add_batch([("t", {"prompt": "A\nB", "responses": WRITTEN})], overlap=2)
-    server.add_batch([("t", {"prompt": CODE, "responses": [CODE, "short"]})], "compare", overlap=2)
+    server.add_batch([("t", {"prompt": "A\nB", "responses": WRITTEN})], labelers_per_item=2)
+    server.add_batch([("t", {"prompt": CODE, "responses": [CODE, "short"]})], "compare", labelers_per_item=2)
     page = open_rank(server, browser, "reader", color_scheme="light")
     seen = [text.strip() for text in page.evaluate(SEEN)]
     assert sorted(seen) == sorted(["old pond\na frog leaps in\nwater's sound", "![a pond](http://x/pond.png)",
@@ -133,10 +133,12 @@ def test_enter_submits_after_every_click(server, browser):
 @pytest.mark.parametrize(("width", "height"), [pytest.param(1000, 620, marks=pytest.mark.slow), (390, 640)])
 def test_focus_is_never_hidden_behind_the_bars(server, browser, width, height):
     long = [f"{k} " + "long text " * 150 for k in range(4)]
-    server.add_batch([("t", {"prompt": "Q", "responses": long})], overlap=2)
-    server.add_batch([("t", {"prompt": "Q", "responses": long[:2]})], "compare", overlap=2)
-    server.add_batch([("t", {"prompt": long[0]})], "demonstrate", overlap=2)
-    server.add_batch([("t", {"prompt": "Q", "response": long[0]})], "rules", rule_set="sparrow-dialogue", overlap=2)
+    server.add_batch([("t", {"prompt": "Q", "responses": long})], labelers_per_item=2)
+    server.add_batch([("t", {"prompt": "Q", "responses": long[:2]})], "compare", labelers_per_item=2)
+    server.add_batch([("t", {"prompt": long[0]})], "demonstrate", labelers_per_item=2)
+    server.add_batch(
+        [("t", {"prompt": "Q", "response": long[0]})], "rules", rule_set="sparrow-dialogue", labelers_per_item=2
+    )
     page = server.page(browser, f"tabber-{width}", viewport={"width": width, "height": height})
     for task, least in (("rank", 15), ("compare", 2), ("demonstrate", 0), ("rules", 15)):
         page.goto(f"/?task={task}")

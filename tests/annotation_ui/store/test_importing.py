@@ -1,4 +1,4 @@
-"""Imports: invalid rows are refused with their line, and an overlap can be raised later."""
+"""Imports: invalid rows are refused with their line, and labelers per item can be raised later."""
 
 import json
 import subprocess
@@ -94,7 +94,7 @@ GOLD = {"prompt": "p", "response": "r", "rules": ["no-threats"]}
 def test_what_a_task_cannot_use_is_refused_in_one_line(tmp_path, task, row, says):
     rules = [{"id": "no-threats", "text": "Does not threaten anybody."}, {"id": "no-insults", "text": "No insults."}]
     with pytest.raises(UserError) as error:
-        list(importing._items(TASKS[task], Batch(overlap=1, settings={}), rules, [("f:1", row)]))
+        list(importing._items(TASKS[task], Batch(labelers_per_item=1, settings={}), rules, [("f:1", row)]))
     assert str(error.value).startswith("f:1: ")
     assert says in str(error.value)
     assert "\n" not in str(error.value)
@@ -125,7 +125,7 @@ def test_nobody_gets_an_item_before_all_are_there_and_a_broken_import_leaves_not
     with database.read() as session:
         assert (session.scalar(select(func.count(Item.id))), overview.progress(session)) == (0, [])
     with database.write() as session:  # what a killed import leaves
-        session.add(Batch(name="b", task="rank", overlap=1, open=False, complete=False))
+        session.add(Batch(name="b", task="rank", labelers_per_item=1, open=False, complete=False))
     with pytest.raises(UserError, match="not completely imported"):
         change_batch(database, "b", BatchSettings("b"), version=1)
     assert import_rows(database, NewBatch("b", "rank"), rows(bad=False)) == 7

@@ -47,7 +47,7 @@ def test_training_comes_first_and_attention_items_in_between(database, judgments
     rows[5][1].update(gold={"ranks": [1, 2, 3, 4]}, training=True, explanation="The first is best.")
     rows[6][1].update(gold={"ranks": [4, 3, 2, 1]})
     rows[7][1].update(gold={"ranks": [1, 2, 3, 4]})
-    import_rows(database, NewBatch("b", "rank", overlap=2, settings={"attention_every": 1}), rows)
+    import_rows(database, NewBatch("b", "rank", labelers_per_item=2, settings={"attention_every": 1}), rows)
     ann, bob = add_users(database, "ann", "bob")
     (late,) = add_users(database, "late")
     assert purposes(database, judgments, ann) == ["training", "attention", "attention"] + ["work"] * 5
@@ -157,7 +157,7 @@ def test_batches_are_renamed_deleted_and_restored_and_no_judgment_is_lost(databa
 def test_items_and_judgments_are_found_by_labeler_batch_state_flag_and_text(database, judgments):
     rows = rank_rows(4)
     rows[2][1]["prompt"] = 'Größe 100% "quoted" response_text'
-    first, second = add_batch(database, rows, overlap=2, priority=1), add_batch(database, 1, name="second")
+    first, second = add_batch(database, rows, labelers_per_item=2, priority=1), add_batch(database, 1, name="second")
     ann, bob = add_users(database, "ann", "bob")
     do(judgments, ann, "rank", {**BEST_FIRST, "flags": [["hallucination"], [], [], []]})  # item 1
     skipped = judgments.leases.next(ann, "rank")
@@ -200,7 +200,7 @@ def test_items_and_judgments_are_found_by_labeler_batch_state_flag_and_text(data
 
 
 def test_an_item_is_stuck_when_all_who_may_take_it_have_had_it(database, judgments):
-    name = add_batch(database, 2, overlap=2)
+    name = add_batch(database, 2, labelers_per_item=2)
     (ann,) = add_users(database, "ann")
     add_users(database, "boss", role="lead")
 
@@ -231,7 +231,7 @@ def test_an_item_is_stuck_when_all_who_may_take_it_have_had_it(database, judgmen
 
 
 def test_a_lead_goes_from_disagreement_to_disagreement_and_takes_no_slot(database, judgments):
-    add_batch(database, 3, overlap=2)
+    add_batch(database, 3, labelers_per_item=2)
     ann, bob, boss = *add_users(database, "ann", "bob"), *add_users(database, "boss", role="lead")
     for user, orders in ((ann, [(1, 2, 3, 4)] * 3), (bob, [(1, 2, 3, 4), (2, 1, 3, 4), (4, 3, 2, 1)])):
         for order in orders:
@@ -262,7 +262,7 @@ def test_a_lead_goes_from_disagreement_to_disagreement_and_takes_no_slot(databas
 
 
 def test_reliability_stands_beside_agreement_with_the_items_that_decide_it(database, judgments):
-    add_batch(database, 12, overlap=3)
+    add_batch(database, 12, labelers_per_item=3)
     ann, bob, cy = add_users(database, "ann", "bob", "cy")
     for number in range(12):
         for user in (ann, bob):

@@ -48,7 +48,7 @@ def test_two_leads_do_not_overwrite_each_others_settings(database):
         change_batch(database, name, BatchSettings(name, 1, 0, False), version=1)
     with database.read() as session:
         batch = session.scalars(select(Batch)).one()
-        assert (batch.overlap, batch.priority, batch.open) == (2, 5, True)
+        assert (batch.labelers_per_item, batch.priority, batch.open) == (2, 5, True)
         assert {item.needed for item in session.scalars(select(Item))} == {2}
     with pytest.raises(UserError, match="priority 99999999999"):
         change_batch(database, name, BatchSettings(name, 1, 99_999_999_999), version=2)

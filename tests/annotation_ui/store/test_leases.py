@@ -1,4 +1,4 @@
-"""Slots, overlap, expiry, drafts, undo: what the store promises whatever the browser does."""
+"""Slots, labelers per item, expiry, drafts, undo: what the store promises whatever the browser does."""
 
 import threading
 import time
@@ -36,7 +36,7 @@ def test_a_refresh_gives_the_same_item_in_the_same_order(database, leases):
 
 
 def test_two_labelers_never_share_a_slot_and_nobody_gets_an_item_twice(database, leases, judgments):
-    add_batch(database, 3, overlap=2)
+    add_batch(database, 3, labelers_per_item=2)
     users = add_users(database, "ann", "bob", "cy")
     seen = {user: [] for user in users}
     for turn in range(3):
@@ -268,7 +268,7 @@ def test_priority_goes_first_and_gold_goes_to_everyone(database, leases, judgmen
     add_batch(database, 1, name="later")
     rows = rank_rows(2)
     rows[0][1]["gold"] = {"ranks": [1, 2, 3, 4]}
-    import_rows(database, NewBatch("first", "rank", overlap=3, priority=5, settings={"attention_every": 1}), rows)
+    import_rows(database, NewBatch("first", "rank", labelers_per_item=3, priority=5, settings={"attention_every": 1}), rows)
     for user in add_users(database, "ann", "bob", "cy"):
         gold = leases.next(user, "rank")
         with database.read() as session:
@@ -277,7 +277,7 @@ def test_priority_goes_first_and_gold_goes_to_everyone(database, leases, judgmen
 
 
 def test_many_threads_take_each_slot_once(database, leases, judgments):
-    add_batch(database, 20, overlap=2)
+    add_batch(database, 20, labelers_per_item=2)
     users = add_users(database, *(f"user{i}" for i in range(8)))
     failures = []
 
@@ -306,7 +306,7 @@ def test_many_threads_take_each_slot_once(database, leases, judgments):
 )
 def test_the_next_of_many_items_comes_in_under_50_ms(count, database, leases, judgments):
     """Also for the labeler who has done half of them while every one still has a free slot."""
-    add_batch(database, count, overlap=2)
+    add_batch(database, count, labelers_per_item=2)
     ann, bob = add_users(database, "ann", "bob")
     with database.write() as session:
         session.execute(text("UPDATE items SET taken = 1 WHERE position < :half"), {"half": count // 2})
@@ -345,7 +345,7 @@ def counted(database, user, midnight=0):
 
 def test_comments_are_exported_and_aggregated(database, judgments):
     ann, bob, eve = add_users(database, "ann", "bob", "eve")
-    add_batch(database, 1, overlap=3)
+    add_batch(database, 1, labelers_per_item=3)
     for user, comment in ((ann, "close"), (bob, "  too long \n"), (eve, " ")):
         do(judgments, user, "rank", {**FULL_ANSWER, "comment": comment})
     rows = rows_to_export(database, Selection("rankings"))
@@ -360,7 +360,7 @@ def test_comments_are_exported_and_aggregated(database, judgments):
 
 def test_counts_follow_what_a_labeler_does(database, judgments):
     ann, bob = add_users(database, "ann", "bob")
-    add_batch(database, 5, overlap=1)
+    add_batch(database, 5, labelers_per_item=1)
     work = {"prompt": "G", "responses": ["a", "b"]}
     add_batch(database, [("g", {**work, "gold": {"ranks": [1, 2]}}), ("w", work)])  # the attention item counts like work
     now = time.time()

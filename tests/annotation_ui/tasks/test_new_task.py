@@ -36,7 +36,7 @@ def test_a_new_task_runs_from_the_import_to_the_export(tmp_path, monkeypatch, br
     rows.append({"prompt": "T", "response": "R", "gold": {"stars": 4}, "training": True, "explanation": "It is good."})
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     server = Server(f"sqlite:///{tmp_path / 'annotations.db'}", tmp_path, setup=stars.register)
-    words = ["import", str(tmp_path / "rows.jsonl"), "--task", "stars", "--most", "4", "--overlap", "2"]
+    words = ["import", str(tmp_path / "rows.jsonl"), "--task", "stars", "--most", "4", "--labelers-per-item", "2"]
     assert main(["--database", server.database_url, *words]) == 0
     assert capsys.readouterr().out == "3 items in batch rows\n"
     with server.started():
