@@ -28,34 +28,40 @@ def push_command(folder: Path, repo: str, private: bool) -> str:
     return f"align model push {folder} {repo}" + " --private" * private
 
 
-def make_repo(repo: str, private: bool) -> None:
-    """Create a model repository on the hub, unless it exists. A run calls it before training.
+def make_repo(repo: str, private: bool, token: str | None = None) -> str:
+    """Create a model repository on the hub, unless it exists, and return its full name. A run calls it before training.
 
     Raises:
         UserError: if the hub cannot be reached or refuses, without a token for example.
     """
     try:
-        HfApi().create_repo(repo, private=private or None, exist_ok=True)
+        return HfApi(token=token).create_repo(repo, private=private or None, exist_ok=True).repo_id
     except Exception as error:  # the hub's client raises its own errors, and those of the network's library
         raise UserError(f"hub: cannot create '{repo}' ({_reason(error)}); log in with `hf auth login`") from error
 
 
-def push_model(folder: Path, repo: str, private: bool = False) -> str:
+def push_model(
+    folder: Path, repo: str, private: bool = False, message: str = "", token: str | None = None, revision: str | None = None
+) -> str:
     """Push a saved model in one commit; return the address of the repository.
 
     Args:
         folder: of a model, or of a run, whose `model` folder is meant.
-        repo: name on the hub, as user/name; it is created if missing.
+        repo: name on the hub, as user/name; it is created if missing. A name alone is one of the token's owner.
         private: create it as a private repository.
+        message: of the commit.
+        token: None: that of `hf auth login`.
+        revision: the branch; None: main.
 
     Raises:
         UserError: if the folder holds no model, or the hub cannot be reached or refuses.
     """
     folder = _model_folder(folder)
     operations = list(_operations(folder))
-    make_repo(repo, private)
+    repo = make_repo(repo, private, token)
     try:
-        HfApi().create_commit(repo, operations, commit_message=f"Upload {_title(folder)}")
+        api = HfApi(token=token)
+        api.create_commit(repo, operations, commit_message=message or f"Upload {_title(folder)}", revision=revision)
     except Exception as error:  # as above
         raise UserError(f"hub: '{repo}' was not updated ({_reason(error)})") from error
     return f"{constants.ENDPOINT}/{repo}"

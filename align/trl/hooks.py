@@ -8,6 +8,8 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 from transformers import TrainerCallback, TrainerState
 from transformers.optimization import get_scheduler
 
@@ -19,7 +21,7 @@ from align.runtime.distributed import run_on_main
 from align.training.callbacks import Decisions, TrainerCallbacks
 from align.training.engine import TrainEngine
 from align.training.optimizer import ParamGroup
-from align.trl.config import PPOConfig
+from align.trl.config import InvalidArgumentError, PPOConfig
 from align.trl.metrics import rollout_metrics_of_trl, step_metrics_of_trl
 
 
@@ -36,13 +38,14 @@ class OnlineTrainerState(TrainerState):
 
 @dataclass(frozen=True)
 class ScheduledGroup(ParamGroup):
-    """Weights whose learning rate a scheduler sets once in each update, as TRL does."""
+    """The weights of a group of the optimizer, whose learning rate a scheduler sets once in each update, as TRL does."""
 
     scheduler: Any = None
+    number: int = 0
 
     def rate(self, config: RunConfig, step: int, total: int) -> float:
         """Return the scheduler's current rate."""
-        return float(self.scheduler.get_last_lr()[0])
+        return float(self.scheduler.get_last_lr()[self.number])
 
 
 class TrainerHooks(Extension):
@@ -51,36 +54,43 @@ class TrainerHooks(Extension):
     Args:
         args: the trainer's settings.
         eos_token_id: a response without it is penalized by `args.missing_eos_penalty`.
+        optimizer: in place of the engine's; holds all weights of policy and value model.
+        lr_scheduler: of that optimizer, in place of the one of the settings.
     """
 
     name = "trl"
-    optimizer: Any = None
-    lr_scheduler: Any = None
     experience: Experience | None = None
 
-    def __init__(self, args: PPOConfig, eos_token_id: int | None) -> None:
+    def __init__(
+        self, args: PPOConfig, eos_token_id: int | None, optimizer: Optimizer | None, lr_scheduler: LRScheduler | None
+    ) -> None:
         self.args, self.eos_token_id = args, eos_token_id
+        self.optimizer: Any = optimizer
+        self.lr_scheduler: Any = lr_scheduler
+        if lr_scheduler is not None and getattr(lr_scheduler, "optimizer", None) is not optimizer:
+            raise InvalidArgumentError("`optimizers`: the scheduler belongs to another optimizer; give both, or neither")
         self.steps: list[dict[str, float]] = []
 
     def load(self, context: TrainingContext) -> None:
         self.run = context.run
 
     def start(self, engine: TrainEngine, roles: Roles) -> None:
-        args = self.args
-        self.engine, self.optimizer = engine, engine.optimizer
-        for group in self.optimizer.param_groups:
-            group["lr"] = args.learning_rate
-        assert args.num_total_batches is not None
-        self.lr_scheduler = get_scheduler(
-            args.lr_scheduler_type,
-            self.optimizer,
-            args.get_warmup_steps(args.num_total_batches),
-            args.num_total_batches,
-            cast(dict[str, Any] | None, args.lr_scheduler_kwargs or None),
-        )
-        engine.groups = [
-            ScheduledGroup(group.name, group.weights, group.peak, scheduler=self.lr_scheduler) for group in engine.groups
+        self.engine = engine
+        if self.optimizer is None:
+            self.optimizer = engine.optimizer
+            for group in self.optimizer.param_groups:
+                group["lr"] = self.args.learning_rate
+        else:
+            require_all_weights(self.optimizer, engine)
+            engine.optimizer = self.optimizer
+        self.lr_scheduler = self.lr_scheduler or scheduler_of(self.args, self.optimizer)
+        groups = [
+            ScheduledGroup(str(number), frozenset(), group["lr"], scheduler=self.lr_scheduler, number=number)
+            for number, group in enumerate(self.optimizer.param_groups)
         ]
+        for group, scheduled in zip(self.optimizer.param_groups, groups, strict=True):
+            group |= {"metric": scheduled.metric, "scale": 1.0}
+        engine.groups = list(groups)
 
     def resume(self, update: int) -> None:
         with warnings.catch_warnings():  # a resumed run has made these optimizer steps before
@@ -109,6 +119,32 @@ class TrainerHooks(Extension):
         args = self.args
         rollout = rollout_metrics_of_trl(self.experience, args.kl_coef, args.kl_estimator, self.eos_token_id)
         return rollout | step_metrics_of_trl(self.steps)
+
+
+def scheduler_of(args: PPOConfig, optimizer: Optimizer) -> LRScheduler:
+    """Return the scheduler of the settings, which advances once in each update."""
+    assert args.num_total_batches is not None
+    scheduler: LRScheduler = get_scheduler(
+        args.lr_scheduler_type,
+        optimizer,
+        args.get_warmup_steps(args.num_total_batches),
+        args.num_total_batches,
+        cast(dict[str, Any] | None, args.lr_scheduler_kwargs or None),
+    )
+    return scheduler
+
+
+def require_all_weights(optimizer: Optimizer, engine: TrainEngine) -> None:
+    """Raise an `InvalidArgumentError` unless a given optimizer steps the weights that the engine trains."""
+    if engine.accelerator.state.deepspeed_plugin is not None:
+        raise InvalidArgumentError("`optimizers`: not possible under DeepSpeed; set learning_rate and lr_scheduler_type")
+    held = {id(weight) for group in optimizer.param_groups for weight in group["params"]}
+    trained = {id(master): name for name, master in engine.masters.items()}
+    if missing := sorted(name for key, name in trained.items() if key not in held):
+        raise InvalidArgumentError(
+            f"`optimizers`: the optimizer lacks {len(missing)} of {len(trained)} trained weights ('{missing[0]}' for one); "
+            "it must hold those of model and value_model, which must be in float32"
+        )
 
 
 class TRLCallbacks(TrainerCallbacks):

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from huggingface_hub import HfApi, ModelCard
+from huggingface_hub import ModelCard
 from transformers.trainer_utils import rotate_checkpoints
 
 from align.models.checkpoint import model_card
@@ -13,7 +13,6 @@ from align.ppo.train import save_policy
 from align.runtime.distributed import run_on_main
 from align.trl.config import PPOConfig
 from align.trl.hooks import OnlineTrainerState
-from align.trl.translation import RUN_FOLDER
 
 STATE_FILE = "trainer_state.json"
 
@@ -34,25 +33,9 @@ def save_checkpoint(args: PPOConfig, update: int, state: OnlineTrainerState, con
     run_on_main(finish, ready.run.accelerator)
 
 
-def repository(args: PPOConfig, token: str | None = None) -> str:
-    """Return the id of the model's repository on the hub, which is created if it does not exist."""
-    assert args.output_dir is not None
-    name = args.hub_model_id or Path(args.output_dir).absolute().name
-    created = HfApi().create_repo(name, token=token or args.hub_token, private=args.hub_private_repo, exist_ok=True)
-    return str(created.repo_id)
-
-
-def upload(args: PPOConfig, repo_id: str, message: str, token: str | None = None, revision: str | None = None) -> str:
-    """Upload the files of the model, without runs and checkpoints; return the address of the commit."""
-    commit = HfApi().upload_folder(
-        repo_id=repo_id,
-        folder_path=str(args.output_dir),
-        commit_message=message,
-        token=token or args.hub_token,
-        revision=revision or args.hub_revision,
-        ignore_patterns=[f"{RUN_FOLDER}/*", "checkpoint-*/*", ".*"],
-    )
-    return str(commit)
+def repository(args: PPOConfig) -> str:
+    """Return the name of the model's repository on the hub."""
+    return args.hub_model_id or Path(str(args.output_dir)).absolute().name
 
 
 def write_card(folder: Path, ready: Prepared, rows: Mapping[str, str], tags: Sequence[str]) -> None:

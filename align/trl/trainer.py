@@ -18,13 +18,14 @@ from transformers.trainer_callback import CallbackHandler, PrinterCallback, Trai
 
 from align.batches.encoding import Limits, encode_prompts
 from align.models.checkpoint import save_model_into
+from align.models.hub import make_repo, push_model
 from align.ppo.setup import GivenObjects
 from align.ppo.train import prepare, save_policy, train
 from align.runtime.distributed import run_on_main
 from align.trl.completions import complete, log_to_wandb, show
 from align.trl.config import InvalidArgumentError, PPOConfig, set_batch_sizes, stop_token_of
 from align.trl.hooks import OnlineTrainerState, TrainerHooks, TRLCallbacks
-from align.trl.saving import STATE_FILE, repository, save_checkpoint, upload, write_card
+from align.trl.saving import STATE_FILE, repository, save_checkpoint, write_card
 from align.trl.translation import core_config, unsupported_settings
 
 
@@ -91,7 +92,7 @@ class PPOTrainer:
         set_batch_sizes(args, self.train_dataset_len, int(os.environ.get("WORLD_SIZE", "1")))
         prompts = prompt_rows(train_dataset, data_collator)
         longest = max((len(row["input_ids"]) for row in prompts), default=0)
-        self.hooks = TrainerHooks(args, processing_class.eos_token_id)
+        self.hooks = TrainerHooks(args, processing_class.eos_token_id, *optimizers)
         reporters = get_reporting_integration_callbacks(args.report_to)
         self.callbacks = TRLCallbacks(
             [*reporters, *(callbacks or []), PrinterCallback],
@@ -111,7 +112,8 @@ class PPOTrainer:
         self.eval_prompts = encode_prompts(eval_rows, self.prepared.policy, limits, False) if eval_rows else []
         self.hub_model_id: str | None = None
         if args.push_to_hub:
-            self.hub_model_id = run_on_main(lambda: repository(args), self.accelerator)
+            named = (repository(args), bool(args.hub_private_repo), args.hub_token)
+            self.hub_model_id = run_on_main(lambda: make_repo(*named), self.accelerator)
 
     # ------------------------------------------------------------------------------------------------------- training
 
@@ -160,7 +162,7 @@ class PPOTrainer:
         revision: str | None = None,
         **kwargs: Any,
     ) -> str:
-        """Save the policy in `args.output_dir` and upload the folder; return the address of the commit.
+        """Save the policy in `args.output_dir` and upload the folder; return the address of the repository.
 
         Args:
             commit_message: of the commit.
@@ -175,11 +177,10 @@ class PPOTrainer:
         return self._upload(commit_message, token, revision)
 
     def _upload(self, message: str, token: str | None, revision: str | None) -> str:
-        def on_main() -> str:
-            self.hub_model_id = self.hub_model_id or repository(self.args, token)
-            return upload(self.args, self.hub_model_id, message, token, revision)
-
-        return run_on_main(on_main, self.accelerator)
+        args = self.args
+        target = (self.hub_model_id or repository(args), bool(args.hub_private_repo), message)
+        access = (token or args.hub_token, revision or args.hub_revision)
+        return run_on_main(lambda: push_model(Path(str(args.output_dir)), *target, *access), self.accelerator)
 
     def create_model_card(
         self, model_name: str | None = None, dataset_name: str | None = None, tags: str | list[str] | None = None

@@ -136,6 +136,38 @@ def test_a_run_resumes_with_its_history(make_trainer, models, tmp_path):
     assert rows[0] == rows[1]
 
 
+def test_a_given_optimizer_trains_at_the_rates_of_its_scheduler(make_trainer, models):
+    policy, critic = copies(models["model"]), copies(models["value_model"])
+    weights = [list(models[name].parameters()) for name in ("model", "value_model")]
+    groups = [{"params": weights[0], "lr": 0.0}, {"params": weights[1], "lr": 0.5}]
+    optimizer = torch.optim.SGD(groups)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0 / (1 + step))
+    trainer = make_trainer({"total_episodes": 12}, optimizers=(optimizer, scheduler))
+    assert (trainer.optimizer, trainer.lr_scheduler) == (optimizer, scheduler)
+    trainer.train()
+    assert changed(models["model"], policy) == []
+    assert len(changed(models["value_model"], critic)) > 15
+    assert [group["lr"] for group in optimizer.param_groups] == [0.0, 0.125]  # of a fourth update
+
+
+def test_a_given_optimizer_gets_the_scheduler_of_the_settings(make_trainer, models):
+    weights = [*models["model"].parameters(), *models["value_model"].parameters()]
+    optimizer = torch.optim.SGD(weights, lr=0.1)
+    trainer = make_trainer({"lr_scheduler_type": "cosine"}, optimizers=(optimizer, None))
+    trainer.train()
+    assert [row["lr"] for row in trainer.state.log_history] == pytest.approx([0.1, 0.05])
+    with pytest.raises(ValueError, match="lacks 21 of 42 trained weights"):
+        make_trainer(output(trainer), optimizers=(torch.optim.SGD(models["model"].parameters(), lr=0.1), None))
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
+    with pytest.raises(ValueError, match="the scheduler belongs to another optimizer"):
+        make_trainer(output(trainer), optimizers=(None, scheduler))
+
+
+def output(trainer):
+    """Another folder than the trainer's."""
+    return {"output_dir": f"{trainer.args.output_dir}-2"}
+
+
 def test_completions_are_printed_with_scores(make_trainer, capsys):
     trainer = make_trainer({"num_sample_generations": 1})
     trainer.train()
@@ -144,7 +176,7 @@ def test_completions_are_printed_with_scores(make_trainer, capsys):
     assert during.count("Name") == 2
     trainer.generate_completions()
     assert capsys.readouterr().err.count("Name") == 5
-    without = make_trainer({"output_dir": trainer.args.output_dir + "-2"}, eval_dataset=None)
+    without = make_trainer(output(trainer), eval_dataset=None)
     without.generate_completions()
     assert "model response" not in capsys.readouterr().err
 
