@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from rich.progress import Progress
 
 from align.batches.encoding import Limits, encode_prompts
 from align.core.errors import UserError
@@ -22,6 +21,7 @@ from align.reward.checkpoint import LoadedReward, load_reward_model, require_rew
 from align.reward.scoring import RewardModelScorer
 from align.runtime.distributed import compute_dtype, computes_on_cpu
 from align.runtime.environment import console
+from align.runtime.progress import ProgressDisplay
 from align.sampling.generation import row_uniforms, sample
 from align.sampling.settings import AnsweringConfig, FewShotSettings
 from align.tokenization.encoded import EncodedPrompt, SampledResponse
@@ -213,15 +213,14 @@ def _printed(rows: Sequence[Row | None], model: str) -> str:
 def _draw_responses(config: SampleConfig, loaded: LoadedModel, drawn: Sequence[EncodedPrompt]) -> list[list[int]]:
     """A response to each prompt, with a progress bar."""
     uniforms = row_uniforms(len(drawn), config.sampling, config.seed, RngStream.SAMPLE_COMMAND)
-    with Progress(console=console, disable=not config.output) as progress:
-        task = progress.add_task("sample", total=len(drawn))
+    with ProgressDisplay("sample", len(drawn), enabled=bool(config.output)) as progress:
         responses = sample(
             loaded.backbone,
             [prompt.ids for prompt in drawn],
             uniforms,
             config.sampling,
             loaded.tokenization.end_ids,
-            lambda rows: progress.advance(task, rows),
+            progress.advance,
         )
     return responses.ids
 

@@ -15,6 +15,7 @@ from align.core.settings_parser import parse
 from align.eval.core.results import Evaluation, markdown_table, print_table
 from align.eval.core.settings import EvalConfig
 from align.eval.tasks import TASKS
+from align.runtime.environment import console
 
 
 @dataclass(kw_only=True)
@@ -40,11 +41,13 @@ def run_all(config: AllConfig) -> list[Evaluation]:
     if config.reward_model:
         files["reward"] = config.reward
     evaluations: list[Evaluation] = []
-    for name, file in files.items():
-        if file:
-            config_class, function = TASKS[name].load()
-            task_config = parse(config_class, task_arguments(config, name, file))
-            evaluations += cast(list[Evaluation], function(task_config))
+    files = {name: file for name, file in files.items() if file}
+    for number, (name, file) in enumerate(files.items(), 1):
+        if PartialState().is_main_process:
+            console.print(f"task {number} of {len(files)}: {name}", highlight=False, markup=False)
+        config_class, function = TASKS[name].load()
+        task_config = parse(config_class, task_arguments(config, name, file))
+        evaluations += cast(list[Evaluation], function(task_config))
     if PartialState().is_main_process:
         write_text(Path(config.output) / "table.md", markdown_table(evaluations))
         if config.table:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from statistics import fmean
 from typing import Any, Protocol, TypeVar
 
 from torch import Tensor
@@ -14,9 +15,14 @@ from align.tokenization import Tokenization
 from align.training.broken_batch import examples_as_text, stop_on_nan
 from align.training.checkpoint import Checkpoint, Stateful
 from align.training.engine import NotFiniteError, Sums, TrainEngine
+from align.training.run_folder import read_metrics
 from align.training.trial import can_try, memory_trial
 
 Example = TypeVar("Example")
+LEAST_UPDATES = 20
+"""Updates of a run whose first and last quarter can be compared."""
+LEAST_FALL = 0.01
+"""Share by which the training loss of a run should fall."""
 
 
 class Batches(Stateful, Protocol):
@@ -71,8 +77,10 @@ class EpochLoop:
             self.engine.backward(*loss_of([batch[row] for row in rows], batch))
 
     def updates(self) -> Iterator[int]:
-        """Count the updates that are left."""
-        return self.run.updates(self.done + 1, self.total, self.checkpoint)
+        """Count the updates that are left; warn after the last one if the training loss did not fall."""
+        yield from self.run.updates(self.done + 1, self.total, self.checkpoint)
+        if self.run.is_main and self.done < self.total:
+            self.run.print(flat_loss_warning([row["loss"] for row in read_metrics(self.run.folder) if "loss" in row]))
 
     @contextmanager
     def learning(self, update: int, batch: Sequence[Any], tokenization: Tokenization) -> Iterator[None]:
@@ -126,3 +134,21 @@ class EpochLoop:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned."""
         self.best, self.evaluated = state["loss"], state["evaluated"]
+
+
+def flat_loss_warning(losses: Sequence[float]) -> str:
+    """Return a warning if the training loss of a run did not fall; "" if it did, or for a short run.
+
+    Args:
+        losses: of all updates.
+    """
+    if len(losses) < LEAST_UPDATES:
+        return ""
+    quarter = len(losses) // 4
+    first, last = fmean(losses[:quarter]), fmean(losses[-quarter:])
+    if last < first - LEAST_FALL * abs(first):
+        return ""
+    return (
+        f"warning: the training loss did not fall: its mean was {first:.4g} in the first quarter of the updates and "
+        f"{last:.4g} in the last; check learning_rate, the labels in the data, and whether the model had learned them before"
+    )

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import torch
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from align.core.errors import UserError, without_secrets
 from align.core.files import append_line, clear_leftovers, read_json, write_json, write_text
@@ -27,6 +26,7 @@ from align.runtime.distributed import (
 )
 from align.runtime.environment import console, environment
 from align.runtime.flops import peak_flops
+from align.runtime.progress import ProgressDisplay
 from align.tokenization import set_template_date
 from align.training.checkpoint import BackgroundWork, Checkpoint
 from align.training.checkpoint.files import checkpoint_to_resume, checkpoints_in, keep_newest, quarantine
@@ -122,7 +122,7 @@ class Run:
         self.callbacks: TrainerCallbacks | None = None
         self._restart: _Restart | None = None
         torch.manual_seed(config.seed)  # for new heads and adapters alone; training draws from `align.core.seeds`
-        self.started = time.monotonic()
+        self.started, self.tokens_per_second = time.monotonic(), 0.0
 
     def _find_results(self) -> _Results:
         metrics_bytes = self.metrics_file.stat().st_size if self.metrics_file.exists() else 0
@@ -211,7 +211,8 @@ class Run:
         """Tokens per second, and model FLOPs utilization (MFU): the share of all devices' peak."""
         accelerator = self.accelerator
         peak = peak_flops(accelerator.device, self.dtype) * accelerator.num_processes
-        return {"speed/tokens_per_second": tokens / seconds, "speed/mfu": flops / seconds / peak}
+        self.tokens_per_second = tokens / seconds
+        return {"speed/tokens_per_second": self.tokens_per_second, "speed/mfu": flops / seconds / peak}
 
     def record(self, name: str, rows: list[dict[str, Any]], update: int) -> None:
         """Append rows (samples, for example) to `name`.jsonl in the run folder, each with its update."""
@@ -225,7 +226,7 @@ class Run:
         write_text(path, "".join(kept + new))
 
     def updates(self, first: int, total: int, checkpoint: Checkpoint) -> Iterator[int]:
-        """Count updates from `first` to `total` (both included), with a progress bar and the remaining time.
+        """Count updates from `first` to `total` (both included), with a progress bar, or lines in a log file.
 
         Args:
             checkpoint: is saved after every `save_steps` updates, where a callback asks for it, and before a stop.
@@ -236,27 +237,17 @@ class Run:
         self.open()
         limit_collectives()  # all engines have been made
         self.saved = first - 1
-        columns = (
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
-            TextColumn("{task.fields[note]}"),
-        )
-        bar = Progress(*columns, console=console, disable=not self.is_main)
         in_update = False
         try:
-            with bar as self.progress, self.stop.listening():
-                self.task = self.progress.add_task(f"{self.stage:>6}", total=total, completed=first - 1, note="")
+            display = ProgressDisplay(f"{self.stage:>6}", total, first - 1, enabled=self.is_main)
+            with display as self.progress, self.stop.listening():
                 for update in range(first, total + 1):
                     self._restart = _Restart(checkpoint, update, checkpoint.states())
                     in_update = True
                     yield update
                     in_update = False
                     self.memory.release_excess_memory()
-                    self.progress.update(self.task, completed=update)
+                    self.progress.advance()
                     self.background.check()
                     save, stop = self.callbacks.step_end(update) if self.callbacks else (False, False)
                     if save or (self.config.save_steps and update % self.config.save_steps == 0):
@@ -309,8 +300,8 @@ class Run:
         return bool(sum_across_processes(asked, self.accelerator) > 0)
 
     def set_progress(self, text: str) -> None:
-        """Show a few metrics next to the progress bar."""
-        self.progress.update(self.task, note=text)
+        """Show a few metrics of the last logged update next to the progress bar, and its speed."""
+        self.progress.set_text(f"{text}, {self.tokens_per_second:,.0f} tokens/s")
 
     def close(self) -> None:
         """Finish checkpoint and trackers. The process group stays open for later runs of this process."""

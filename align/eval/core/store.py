@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from accelerate import Accelerator
-from rich.progress import Progress
 
 from align.core.errors import UserError
 from align.core.files import append_line, resolve_path
 from align.runtime.distributed import run_on_main
-from align.runtime.environment import console
+from align.runtime.progress import ProgressDisplay
 
 Json = dict[str, Any]
 CHUNK = 64
@@ -50,8 +49,8 @@ def compute_once(
     results: dict[str, Json] = run_on_main(lambda: _open(path, valid_for), accelerator)
     hashes = {name: content_hash(content(item)) for name, item in items.items()} if content else {}
     missing = [name for name in items if name not in results or results[name].get("content") != hashes.get(name)]
-    with Progress(console=console, transient=True, disable=not accelerator.is_main_process) as progress:
-        task = progress.add_task(path.stem, total=len(items), completed=len(items) - len(missing))
+    stored, is_main = len(items) - len(missing), accelerator.is_main_process
+    with ProgressDisplay(path.stem, len(items), stored, enabled=is_main, transient=True) as progress:
         for start in range(0, len(missing), chunk):
             names = missing[start : start + chunk]
             for name, row in zip(names, compute([items[name] for name in names]), strict=True):
@@ -59,7 +58,7 @@ def compute_once(
                 if accelerator.is_main_process:
                     _append(path, {"item": name, **row})
                 results[name] = json.loads(json.dumps(row))
-            progress.advance(task, len(names))
+            progress.advance(len(names))
     return [results[name] for name in items]
 
 

@@ -20,6 +20,7 @@ from align.ppo.losses import kl_estimate
 from align.reward.checkpoint import LoadedReward
 from align.reward.scoring import RewardModelScorer
 from align.runtime.distributed import compute_dtype, computes_on_cpu
+from align.runtime.progress import ProgressDisplay
 from align.sampling.generation import Sampling, row_uniforms, sample
 from align.tokenization.encoded import SampledResponse
 
@@ -157,7 +158,8 @@ def sample_and_score(
     """Sample one answer to each prompt, by the random stream `noise`, and score it."""
     ids = [policy.tokenization.prompt_ids(prompt.prompt) for prompt in prompts]
     uniforms = row_uniforms(len(prompts), sampling, *noise)
-    responses = sample(policy.backbone, ids, uniforms, sampling, policy.tokenization.end_ids)
+    with ProgressDisplay("responses", len(ids), enabled=accelerator.is_main_process, transient=True) as progress:
+        responses = sample(policy.backbone, ids, uniforms, sampling, policy.tokenization.end_ids, progress.advance)
     texts = [policy.tokenization.text(response) for response in responses.ids]
     scorer = RewardModelScorer.from_loaded(reward, policy.tokenization, accelerator, BATCH_TOKENS)
     rows = zip(prompts, ids, responses.ids, texts, responses.ended, strict=True)
