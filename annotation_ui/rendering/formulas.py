@@ -31,7 +31,7 @@ ATTRIBUTES = {
 }
 TAGS = {*ATTRIBUTES, "mn", "mroot", "mrow", "msqrt", "msub", "msubsup", "msup", "mtext", "mtr",
         "munder", "munderover"}  # fmt: skip
-"""The elements that a formula becomes; others give way to what they hold, such as the one that hides a `\\phantom`."""
+"""The elements that a formula becomes; others are replaced by their content, such as the one that hides a `\\phantom`."""
 _MOST_LINES = 100
 _DELIMITERS = {r"\(": r"\)", r"\[": r"\]", "$$": "$$", "$": "$"}
 _WIDEST = 3.0  # em; a wider space could push what follows out of sight
@@ -102,7 +102,7 @@ def _inline(state: StateInline, silent: bool) -> bool:
 
 
 def _end(source: str, start: int, opening: str) -> int:
-    """Where the closing delimiter is; -1 if what begins here is no formula, such as an amount of money."""
+    """Where the closing delimiter is; -1 if no formula begins here, but for example an amount of money."""
     first = start + len(opening)
     if opening != "$":
         return source.find(_DELIMITERS[opening], first, first + MAX_FORMULA + 2)
@@ -114,7 +114,7 @@ def _end(source: str, start: int, opening: str) -> int:
 
 
 def _is_formula(text: str) -> bool:
-    """Whether a text between two dollar signs is a formula, and not what stands between two prices."""
+    """Whether a text between two dollar signs is a formula, and not the text between two prices."""
     if text[0].isdigit() and "\\" not in text:
         return not _PROSE.search(text) and bool(_MATH_SIGNS.search(text))
     return bool(_MATH_SIGNS.search(text)) or not (_PROSE.search(text) or re.search(r"\s", text))

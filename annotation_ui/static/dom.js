@@ -148,5 +148,5 @@ export function conversation(messages) {
 export const clone = (value) => JSON.parse(JSON.stringify(value));
 
 export const isTyping = (target) =>
-  target instanceof HTMLElement && (target.isContentEditable || /^(TEXTAREA|SELECT)$/.test(target.tagName) ||
+  target instanceof HTMLElement && ((target.isContentEditable && !("readonly" in target.dataset)) || /^(TEXTAREA|SELECT)$/.test(target.tagName) ||
     (target.tagName === "INPUT" && !/^(checkbox|radio)$/.test(target.type)));

@@ -7,8 +7,11 @@ from annotation_ui.tasks.edit import Edit
 from annotation_ui.tasks.judge_rules import JudgeRules
 from annotation_ui.tasks.probe import Probe
 from annotation_ui.tasks.rank import Rank
+from annotation_ui.tasks.spans import Spans
 
-TASKS: dict[str, Task] = {task.name: task for task in (Rank(), JudgeRules(), Demonstrate(), Edit(), Probe(), Compare())}
+TASKS: dict[str, Task] = {
+    task.name: task for task in (Rank(), JudgeRules(), Demonstrate(), Edit(), Spans(), Probe(), Compare())
+}
 """The registry: every other module asks it for a task, its records, settings and measures."""
 
 

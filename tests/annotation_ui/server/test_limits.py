@@ -137,7 +137,7 @@ JSON = st.recursive(
 )
 FIELDS = st.sampled_from(["prompt", "responses", "response", "rules", "rule", "model", "ranks", "ratings", "flags",
                           "choice", "verdicts", "verdict", "note", "messages", "completion",
-                          "outcome", "better", "reason"])  # fmt: skip
+                          "outcome", "better", "spans", "reason"])  # fmt: skip
 
 
 @settings(max_examples=300, deadline=None)
@@ -150,6 +150,7 @@ def test_whatever_json_a_row_or_an_answer_is_it_is_valid_or_refused(task, fields
         "rules": {"prompt": "p", "response": "x", "rules": ["a", "b"]},
         "demonstrate": {"prompt": "p"},
         "edit": {"prompt": "p", "response": "x"},
+        "spans": {"prompt": "p", "response": "x", "types": ["a"]},
         "probe": {"prompt": [], "rule": "a"},
     }
     for action in (

@@ -19,6 +19,7 @@ READY = {
     "rules": ".rule",
     "demonstrate": "textarea",
     "edit": "textarea",
+    "spans": ".marked-text",
     "compare": ".choices",
     "probe": ".the-rule",
 }
@@ -34,6 +35,9 @@ def add_everything(server):
     server.add_batch([("t", row)], "rules", rule_set="sparrow-dialogue")
     server.add_batch([("t", {"prompt": "Why?"})], "demonstrate", settings={"min_words": 5, "max_words": 9})
     server.add_batch([("t", row)], "edit")
+    server.add_batch(
+        [("t", {**row, "responses": ["It is so."], "spans": [{"start": 0, "end": 2, "type": "incorrect"}]})], "spans"
+    )
     server.add_batch([("t", row)], "compare")
     server.add_batch([("t", {"rule": "no-threats"})], "probe", rule_set="sparrow-dialogue")
 

@@ -12,6 +12,9 @@ from tests.annotation_ui.running import Client
 TWO = {"prompt": "p", "responses": ["a", "b"]}
 JUDGED = {"prompt": "p", "response": "r", "rules": ["no-threats", "no-insults"]}
 
+MARKED = {"prompt": "p", "response": "so it is"}
+SPANS = [{"start": 0, "end": 2, "type": "incorrect"}]
+
 
 def verdicts(verdict):
     return {"verdicts": {rule: {"verdict": verdict, "note": ""} for rule in JUDGED["rules"]}}
@@ -22,6 +25,7 @@ def verdicts(verdict):
     [
         ("rank", {**TWO, "gold": {"ranks": [2, 1]}}, {"ranks": [2, 1]}, {"ranks": [1, 2]}),
         ("compare", {**TWO, "gold": {"choice": "B"}}, {"choice": "B"}, {"choice": "tie"}),
+        ("spans", {**MARKED, "gold": {"spans": SPANS}}, {"spans": SPANS}, {"spans": []}),
         ("rules", {**JUDGED, "gold": {"verdicts": {"no-threats": "follows"}}}, verdicts("follows"), verdicts("unsure")),
     ],
 )
@@ -50,4 +54,4 @@ def test_the_known_answer_follows_the_labelers(any_server, task, row, right, wro
 
 def test_the_other_tasks_refuse_a_known_answer():
     """So that there is none without a test above."""
-    assert {name for name, task in TASKS.items() if task.comparable} == {"rank", "rules", "compare"}
+    assert {name for name, task in TASKS.items() if task.comparable} == {"rank", "rules", "compare", "spans"}
