@@ -51,7 +51,7 @@ class PPOTrainer:
     Args:
         args: the settings.
         processing_class: the policy's tokenizer.
-        model: the policy, a causal or sequence-to-sequence language model.
+        model: the policy, a causal language model.
         ref_model: the reference of the KL penalty. None: a copy of the policy, or with LoRA the policy without its adapter.
         reward_model: a sequence classifier with one label that reads the policy's token ids.
         train_dataset: prompts, as token ids in the column `input_ids`.
