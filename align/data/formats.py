@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 from align.core.errors import UserError
@@ -11,7 +10,8 @@ from align.data import layouts
 from align.data import open_assistant as oasst
 from align.data.conversation import check_conversation
 from align.data.fields import check_meaning, check_row, check_scores, field_error, turns_before
-from align.data.published import PUBLISHED, PublishedLayout, has
+from align.data.published import DEMONSTRATIONS, PublishedLayout, has, has_any, prompt_field
+from align.data.published_rankings import RANKINGS
 from align.data.ratings import RatedAnswer
 from align.data.records import AttributeJudgment, Demonstration, Prompt, Ranking, Record, RuleJudgment
 
@@ -39,10 +39,6 @@ class Format:
     matches: Callable[[Row], bool]
     convert: Callable[[Row], list[Record]]
     prompt: Callable[[Row], dict[str, Any]] | None = None
-
-
-def _has_any(*fields: str) -> Callable[[Row], bool]:
-    return lambda row: any(row.get(field) is not None for field in fields)
 
 
 def _is_hh(row: Row) -> bool:
@@ -82,12 +78,6 @@ def _prompt_from_ids(row: Row) -> list[Record]:
     return [Prompt.from_row(row)]
 
 
-def _instruction_format(name: str, matches: Callable[[Row], bool], extra: str, answer: str) -> Format:
-    convert = partial(layouts.instruction_demonstration, extra=extra, answer=answer)
-    prompt = partial(layouts.instruction_prompt, extra=extra)
-    return Format(name, Demonstration, f"instruction, {extra}, {answer}", matches, convert, prompt)
-
-
 def _records_of_own_row(row: Row, kind: type[Record]) -> list[Record]:
     """The records of a row that a published layout was converted to."""
     if kind is Demonstration:
@@ -99,57 +89,34 @@ def _records_of_own_row(row: Row, kind: type[Record]) -> list[Record]:
 
 def _published(layout: PublishedLayout) -> Format:
     def prompt(row: Row) -> dict[str, Any]:
-        converted = layout.convert(row)
-        if "messages" in converted:
-            return _messages_prompt(converted)
-        return {"prompt": converted["prompt"], **layouts.id_and_category(converted)}
+        found = layout.prompt(row)
+        return _messages_prompt(found) if "messages" in found else found
 
-    has_prompt = "prompt" in layout.fields.split(", ")
-    return Format(
-        layout.name,
-        layout.kind,
-        layout.fields,
-        layout.matches,
-        lambda row: _records_of_own_row(layout.convert(row), layout.kind),
-        None if has_prompt else prompt,
-    )
+    def convert(row: Row) -> list[Record]:
+        return _records_of_own_row({**layout.prompt(row), **layout.answers(row)}, layout.kind)
+
+    own_prompt = None if layout.prompt is prompt_field else prompt
+    return Format(layout.name, layout.kind, layout.fields, layout.matches, convert, own_prompt)
 
 
-_question = layouts.question_prompt
-_sourced = partial(layouts.instruction_prompt, category="source")
 ATTRIBUTES = "prompt, response, attributes"
-BINARIZED = "instruction, chosen_response, rejected_response"
-_is_ultrafeedback = has("instruction", "completions")
-_is_ultrafeedback_pair = has("instruction", "chosen_response")
-_is_alpaca = has("instruction", "output")
-_is_dolly = has("instruction", "response", without=("completions", "chosen_response"))
-_is_shp = _has_any("human_ref_A", "human_ref_B")
 _is_sampled = has("prompt", "responses", "model", without=("ranks",))
-_is_scored = has("question", "answers")
-_is_judgment = _has_any("verdict", "rule")
-_is_stack_pair = has("question", "response_j")
+_is_judgment = has_any("verdict", "rule")
 _is_rated = has("prompt", "response", "rating")
 
 # The first match counts. This project's layouts match on any field that only they have, so that a missing one is named.
 _ANSWERED: tuple[Format, ...] = (
-    *map(_published, PUBLISHED),
     # Demonstrations
     Format("OpenAssistant tree", Demonstration, "prompt {replies}", oasst.is_tree, oasst.tree_demonstrations),
     Format("prompt-completion", Demonstration, "prompt, completion", has("completion"), _demonstrations),
     Format("messages", Demonstration, "messages", has("messages"), _demonstrations, _messages_prompt),
     Format("sampled", Demonstration, "prompt, responses, model", _is_sampled, layouts.sampled_demonstrations),
-    _instruction_format("Alpaca", _is_alpaca, "input", "output"),
-    _instruction_format("Dolly", _is_dolly, "context", "response"),
     # Rankings
     Format("OpenAssistant tree", Ranking, "prompt {replies}", oasst.is_tree, oasst.tree_rankings),
-    Format("ranking", Ranking, "prompt, responses, ranks", _has_any("responses", "ranks"), _own(Ranking)),
+    Format("ranking", Ranking, "prompt, responses, ranks", has_any("responses", "ranks"), _own(Ranking)),
+    *map(_published, (*RANKINGS, *DEMONSTRATIONS)),
     Format("HH-RLHF", Ranking, "chosen, rejected (transcripts)", _is_hh, layouts.hh_pair, layouts.hh_prompt),
-    Format("pair", Ranking, "prompt, chosen, rejected", _has_any("chosen", "rejected"), layouts.pair),
-    Format("UltraFeedback", Ranking, "instruction, completions", _is_ultrafeedback, layouts.ultrafeedback, _sourced),
-    Format("UltraFeedback pair", Ranking, BINARIZED, _is_ultrafeedback_pair, layouts.ultrafeedback_pair, _sourced),
-    Format("SHP", Ranking, "history, human_ref_A, human_ref_B, labels", _is_shp, layouts.shp, layouts.shp_prompt),
-    Format("scored answers", Ranking, "question, answers {text, pm_score}", _is_scored, layouts.scored_answers, _question),
-    Format("StackExchange pair", Ranking, "question, response_j, response_k", _is_stack_pair, layouts.stack_pair, _question),
+    Format("pair", Ranking, "prompt, chosen, rejected", has_any("chosen", "rejected"), layouts.pair),
     Format("rated answer", Ranking, "prompt, response, rating", _is_rated, lambda row: [RatedAnswer.from_row(row)]),
     # Judgments
     Format("rule judgment", RuleJudgment, "prompt, response, rule, verdict", _is_judgment, _own(RuleJudgment)),

@@ -3,7 +3,6 @@
 import pytest
 
 from align.data.formats import FORMATS, KINDS, convert_row
-from align.data.published import PUBLISHED
 from align.data.records import AttributeJudgment, Demonstration, Prompt, Ranking, RuleJudgment, evenly_spaced
 from tests.data.rows import (
     ALPACA,
@@ -21,6 +20,7 @@ from tests.data.rows import (
     system,
     user,
 )
+from tests.data.test_published import ROWS as PUBLISHED
 from tests.refusals import refusal
 
 
@@ -198,7 +198,7 @@ def test_spread_keeps_the_ends_and_never_repeats():
 
 def test_every_layout_belongs_to_a_known_kind_and_is_tested_here():
     assert {layout.kind for layout in FORMATS} == set(KINDS.values())
-    tested = {name for name, _, _ in ROWS} | {"OpenAssistant tree", "rated answer"} | {layout.name for layout in PUBLISHED}
+    tested = {name for name, _, _ in [*ROWS, *PUBLISHED]} | {"OpenAssistant tree", "rated answer"}
     assert {layout.name for layout in FORMATS} == tested
 
 
@@ -245,7 +245,7 @@ ERRORS = [
      "use one of: prompt, response, rule, verdict (docs/data.md lists more), or rename columns: FILE[FIELD=COLUMN, ...]"),
     (Ranking, {"instruction": "Hi", "answer_a": "a", "answer_b": "b"},
      "the row has the fields instruction, answer_a, answer_b, which is no known form of a ranking; use one of: "
-     "prompt, response_a, response_b, preferred; prompt, responses, ranks; prompt, chosen, rejected; "
+     "prompt, responses, ranks; prompt, response_a, response_b, preferred; prompt, chosen, rejected; "
      "prompt, response, rating (docs/data.md lists more), or rename columns: FILE[FIELD=COLUMN, ...]"),
 ]  # fmt: skip
 

@@ -4,7 +4,8 @@ import pytest
 
 from align.core.errors import UserError
 from align.data.formats import convert_row
-from align.data.published import PUBLISHED
+from align.data.published import DEMONSTRATIONS
+from align.data.published_rankings import RANKINGS
 from align.data.ratings import RatedAnswer, rank_ratings
 from align.data.readers import read_records
 from align.data.records import Demonstration, Prompt, Ranking
@@ -214,11 +215,18 @@ def test_the_prompt_of_each_row(name, row, records):
 
 
 def test_every_published_layout_is_tested_here():
-    assert {layout.name for layout in PUBLISHED} == {name for name, _, _ in ROWS}
+    older = ("Alpaca", "Dolly", "UltraFeedback", "UltraFeedback pair", "SHP", "scored answers", "StackExchange pair")
+    elsewhere = set(older)  # in test_formats.py
+    assert {layout.name for layout in (*DEMONSTRATIONS, *RANKINGS)} == {name for name, _, _ in ROWS} | elsewhere
 
 
 def test_a_conversation_that_waits_for_an_answer_is_a_prompt():
     assert convert_row(SHAREGPT_PROMPT, Prompt)[1] == [Prompt(prompt=(system("s"), *ONE))]
+
+
+def test_answers_of_a_prompt_are_not_read():
+    assert convert_row({**WEBGPT, "score_0": "?", "answer_1": 5}, Prompt)[1] == [Prompt(prompt=HI)]
+    assert convert_row({**HELPSTEER_3, "overall_preference": "?"}, Prompt)[1] == [Prompt(prompt=THREE, category="code")]
 
 
 def test_turns_excluded_from_the_loss_stay_excluded():
@@ -238,9 +246,12 @@ ERRORS = [
     (Ranking, TWO, "field 'preferred': is missing; write a, b or tie"),
     (Ranking, {**TWO, "preferred": "left"},
      "field 'preferred': is 'left'; use a, b or tie"),
-    (Ranking, {"prompt": "Hi", "response_a": "a", "preferred": "a"}, "field 'response_b': is missing; add it"),
+    (Ranking, {"prompt": "Hi", "response_a": "a", "preferred": "a"},
+     "field 'response_b': must be text, not None; write it in quotes"),
     (Ranking, {**SAFE, "better_response_id": 2}, "field 'better_response_id': is 2; use 0 or 1"),
-    (Ranking, {**SUMMARIES, "choice": None}, "field 'choice': is None of 2; use 0 or 1 of 2 summaries"),
+    (Ranking, {**SUMMARIES, "choice": None}, "field 'choice': is None; use 0 or 1"),
+    (Ranking, {**WEBGPT, "question": {}}, "field 'question.full_text': must be text or a list of turns, not None; "
+     "write it in quotes"),
     (Ranking, {**WEBGPT, "score_1": None}, "field 'score_1': is None; give a number"),
     (Ranking, arena("model_a", conversation_b=[user("1"), assistant("5"), user("3"), assistant("no")]),
      "field 'conversation_b': differs from 'conversation_a' before its last turn; remove the row, or use skip_bad_rows"),
