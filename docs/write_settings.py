@@ -9,7 +9,9 @@ from typing import Any
 from align.cli import stage_configs
 from align.commands.sample import SampleConfig
 from align.core.plugins import import_object
+from align.core.setting_names import FORMER, NAMES
 from align.core.settings import ModelConfig, RunConfig
+from align.core.settings_parser import setting_names
 from align.eval.tasks import TASKS
 from align.extras.loop_labels import LoopConfig
 from align.extras.plan import PlanConfig
@@ -96,7 +98,29 @@ def page() -> str:
     parts.append(section("align loop", LoopConfig, set()))
     parts.append(section("align plan", PlanConfig, set()))
     parts += [section(f"align eval {name}", task.load()[0], set()) for name, task in TASKS.items()]
+    parts.append(names_page())
     return "\n".join(parts)
+
+
+def names_page() -> str:
+    """The table of names that are no settings here, for the stages that train."""
+    known = {name for config_class in stage_configs().values() for name in setting_names(config_class)}
+    lines = [
+        "## Other names",
+        "",
+        "Former names of this library, and names of other frameworks. On the command line and in a file, each prints the",
+        "name to use.",
+        "",
+        "| framework | name | here | note |",
+        "| --- | --- | --- | --- |",
+    ]
+    for other in NAMES:
+        here = " or ".join(
+            ", ".join(f"`{name}`" for name in part.split()) for part in other.here.split("|") if set(part.split()) <= known
+        )
+        source = "former name" if other.source == FORMER else other.source
+        lines.append(f"| {source} | `{other.name}` | {here or '-'} | {other.note} |")
+    return "\n".join(lines) + "\n"
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from transformers.hf_argparser import HfArgumentParser
 from align.core.errors import UserError, nearest_name_hint
 from align.core.files import resolve_path
 from align.core.plugins import import_object
+from align.core.setting_names import explain
 from align.core.settings import block_paths, is_optional
 
 if TYPE_CHECKING:
@@ -92,7 +93,7 @@ def parse(config_class: type[Settings], arguments: Sequence[str], program: str |
     read = [*chain.from_iterable(from_files.values()), *map(_with_underscores, words)]
     namespace, left_over = parser.parse_known_args(read)
     if left_over:
-        raise UserError(_unexpected_word(left_over[0], words))
+        raise UserError(_unexpected_word(left_over[0], words, setting_names(config_class)))
     values: dict[str, Any] = {name: {} for name in blocks}
     for name, value in vars(namespace).items():
         block, _, inner = name.partition(".")
@@ -128,8 +129,11 @@ def _unknown_option(name: str, config_class: type[Any]) -> str:
     return _unknown_name(f"option --{name}", name, known, "--")
 
 
-def _unexpected_word(word: str, words: Sequence[str]) -> str:
+def _unexpected_word(word: str, words: Sequence[str], known: Sequence[str]) -> str:
     """The message for a word that belongs to no option, with the option that it follows."""
+    name, equals, _ = word.partition("=")
+    if equals and (explained := explain(name, known)):  # verl's form
+        return f"unexpected word {word!r}: {explained}; settings are given as --name value"
     before = words[: words.index(word)] if word in words else []
     option = next((each for each in reversed(before) if each.startswith("--")), "").partition("=")[0]
     place = f" after {option}, which takes one value" if option else ""
@@ -168,6 +172,8 @@ def _name(word: str) -> str:
 
 
 def _unknown_name(what: str, name: str, names: Sequence[str], prefix: str = "") -> str:
+    if explained := explain(name, names):
+        return f"unknown {what}: {explained}"
     return f"unknown {what}" + (nearest_name_hint(name, names, prefix) or "; --help lists the valid names")
 
 

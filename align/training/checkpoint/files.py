@@ -119,7 +119,7 @@ def last_whole_checkpoint(folder: Path, accelerator: Accelerator | None = None) 
 def checkpoint_to_resume(
     choice: bool | str, folder: Path, accelerator: Accelerator | None = None
 ) -> tuple[Path | None, list[str]]:
-    """Return the checkpoint that a run continues from, if any, and what is wrong with newer ones.
+    """Return the checkpoint that a run continues from, if any, and the faults of newer ones.
 
     Args:
         choice: `resume_from_checkpoint`: whether to take the last one in `folder`, or the path of one.

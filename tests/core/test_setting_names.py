@@ -1,0 +1,75 @@
+"""Former and foreign names of settings: each names settings that exist, and an unknown option is answered with them."""
+
+import pytest
+
+from align.cli import OTHER_STAGES, stage_configs
+from align.core.errors import UserError
+from align.core.setting_names import NAMES, explain, settings_of
+from align.core.settings_parser import parse, setting_names
+from align.dpo import DPOConfig
+from align.ppo import PPOConfig
+from align.sft import SFTConfig
+
+KNOWN = {name: setting_names(config) for name, config in stage_configs().items()}
+KNOWN["loop"] = setting_names(OTHER_STAGES["loop"].load()[0])
+
+
+@pytest.mark.parametrize("other", NAMES, ids=lambda other: f"{other.source}-{other.name}")
+def test_each_alternative_exists_in_a_stage_that_does_not_have_the_name_itself(other):
+    for part in other.here.split("|"):
+        assert any(set(part.split()) <= set(known) and other.name not in known for known in KNOWN.values()), part
+    assert other.here or other.note
+
+
+def test_no_name_stands_for_two_things():
+    assert len({other.name for other in NAMES}) == len(NAMES)
+
+
+@pytest.mark.parametrize(
+    ("config", "words", "line"),
+    [
+        (PPOConfig, "--kl_beta 0.1", "unknown option --kl_beta: `kl_beta` is now `kl_coef`"),
+        (PPOConfig, "--kl.beta 0.1", "unknown option --kl.beta: `kl.beta` is now `kl_coef`"),
+        (
+            PPOConfig,
+            "--response-length 5",
+            "option --response_length: TRL's `response_length` is `max_new_tokens` here",
+        ),
+        (PPOConfig, "--epochs 2", "unknown option --epochs: `epochs` is now `num_ppo_epochs`"),
+        (SFTConfig, "--epochs 2", "unknown option --epochs: `epochs` is now `num_train_epochs`"),
+        (PPOConfig, "--ppo_epochs 2", "LLaMA-Factory's `ppo_epochs` is `num_ppo_epochs` here"),
+        (PPOConfig, "--eps_clip 0.1", "OpenRLHF's `eps_clip` is `cliprange` here"),
+        (
+            PPOConfig,
+            "--mini_batch_size 8",
+            "TRL's `mini_batch_size` is `num_mini_batches` here (a count: rollout",
+        ),
+        (SFTConfig, "--per_device_train_batch_size 8", "is `batch_size` here (over all processes: per-device size x accum"),
+        (PPOConfig, "--per_device_train_batch_size 8", "is `rollout_batch_size` here (over all processes: per-device size"),
+        (PPOConfig, "--logging_steps 8", "TRL's `logging_steps` is no setting here: each update is logged"),
+        (
+            PPOConfig,
+            "algorithm.kl_ctrl.kl_coef=1",
+            "verl's `algorithm.kl_ctrl.kl_coef` is `kl_coef` here; settings",
+        ),
+        (DPOConfig, "--kl_beta 0.1", "unknown option --kl_beta; "),  # DPO has no KL penalty
+    ],
+)
+def test_an_unknown_option_is_answered_with_the_name_to_use(config, words, line):
+    with pytest.raises(UserError) as caught:
+        parse(config, words.split())
+    assert line in str(caught.value)
+
+
+def test_an_unknown_key_of_a_file_or_a_block_is_answered_too(tmp_path):
+    (tmp_path / "a.yaml").write_text("seed: 1\nkl: {beta: 0.1}\n")
+    with pytest.raises(UserError, match=r"a.yaml:2: unknown key 'kl': `kl` is now `kl_coef`, `kl_target`, `kl_hor"):
+        parse(PPOConfig, ["--config", str(tmp_path / "a.yaml")])
+    with pytest.raises(UserError, match=r"`selection\.patience` is now `selection\.early_stopping_patience`"):
+        PPOConfig(selection={"patience": 3})
+
+
+def test_a_name_without_a_setting_in_the_stage_is_not_explained():
+    other = next(other for other in NAMES if other.name == "ppo_target")
+    assert settings_of(other, ["beta"]) is None
+    assert explain("ppo_target", ["beta"]) == ""
