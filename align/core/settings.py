@@ -254,6 +254,7 @@ class ModelConfig(Settings):
     lora_r: int = option(0, "rank of LoRA adapters; 0 trains all weights (16 is a usual rank)", ge=0)
     lora_alpha: float = option(32.0, "LoRA scale: updates are multiplied by alpha / rank (LoRA paper, section 4.1)")
     lora_target_modules: str = option("all-linear", "modules that get an adapter: all-linear, or names separated by commas")
+    lora: Any = block("align.models.lora:LoraSettings", "further fields of PEFT's LoraConfig for a new adapter")
     prefix_lm: bool = option(
         False,
         "attend to a decoder's whole prompt in both directions (T5's prefix language model); saved with the model",

@@ -8,22 +8,20 @@ from functools import partial
 from typing import Any, cast
 
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model
+from peft import PeftConfig, PeftModel, get_peft_model
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from align.core.errors import UserError, first_line, reason
 from align.core.settings import ModelConfig
 from align.model_registry.registry import resolve_model
-from align.models.adapters import ALL_LINEAR, copy_adapter, faster_lora, load_adapter, merge_adapter, require_lora_settings
+from align.models.adapters import copy_adapter, faster_lora, load_adapter, merge_adapter, require_lora_settings
 from align.models.backbone import (
     Backbone,
-    adapter_settings,
     attention_kernel,
     has_separate_encoder,
     is_classifier,
     is_encoder,
-    linear_layers,
     make_prefix_lm,
     model_class,
     new_modules,
@@ -40,6 +38,7 @@ from align.models.configs import (
     stored_generation_config,
     valid_generation_config,
 )
+from align.models.lora import START_ADAPTER, new_lora_config, prepared_lora_config, require_same_fields, train_active_adapter
 from align.runtime.distributed import computes_on_cpu
 from align.runtime.environment import console
 from align.runtime.sharding import Sharder, loading_accelerator, local_shard, readable, smallest
@@ -63,7 +62,13 @@ class LoadedModel:
     start_adapter: str | None = None
 
 
-def load(config: ModelConfig, dtype: torch.dtype, adapter: str = "policy", allow_reward_model: bool = False) -> LoadedModel:
+def load(
+    config: ModelConfig,
+    dtype: torch.dtype,
+    adapter: str = "policy",
+    allow_reward_model: bool = False,
+    peft_config: PeftConfig | None = None,
+) -> LoadedModel:
     """Load a model and its tokenizer, with a trainable adapter if the config asks for one.
 
     If the checkpoint is an adapter, a frozen copy of it stays as the start (PPO's reference), and training continues another
@@ -72,6 +77,7 @@ def load(config: ModelConfig, dtype: torch.dtype, adapter: str = "policy", allow
     Args:
         adapter: name of the trained adapter.
         allow_reward_model: accept encoders and saved reward models, which have no LM head.
+        peft_config: of a new adapter, in place of the config's LoRA settings.
 
     Raises:
         UserError: if the model cannot be loaded, its architecture is not supported, or it is an adapter with other LoRA
@@ -88,14 +94,17 @@ def load(config: ModelConfig, dtype: torch.dtype, adapter: str = "policy", allow
         make_prefix_lm(model.config, config.model)
     tokenization = _load_tokenization(config, model, source, base)
     if not is_adapter:
-        return _with_fresh_adapter(model, tokenization, base, config, adapter)
-    peft_model = load_adapter(model, source, "start" if config.lora_r else "merged")
+        return _with_fresh_adapter(model, tokenization, base, config, adapter, peft_config=peft_config)
+    if peft_config is not None:
+        raise UserError(f"model '{config.model}' is an adapter, which training continues: leave out peft_config")
+    peft_model = load_adapter(model, source, START_ADAPTER if config.lora_r else "merged")
     if not config.lora_r:
         merged = merge_adapter(peft_model, source).requires_grad_(True)  # PEFT had frozen the base
         return _finish(config, LoadedModel(wrap(merged), tokenization, base))
-    require_lora_settings(config, model, peft_model.peft_config["start"])
-    copy_adapter(peft_model, "start", adapter)
-    return _finish(config, LoadedModel(wrap(model, faster_lora(peft_model)), tokenization, base, adapter, "start"))
+    require_lora_settings(config, model, peft_model.peft_config[START_ADAPTER])
+    require_same_fields(config, peft_model.peft_config[START_ADAPTER])
+    copy_adapter(peft_model, START_ADAPTER, adapter)
+    return _finish(config, LoadedModel(wrap(model, faster_lora(peft_model)), tokenization, base, adapter, START_ADAPTER))
 
 
 def load_tokenization_of(model: str, chat_template: str = "auto") -> Tokenization:
@@ -140,18 +149,31 @@ def load_on_meta(
 
 
 def from_objects(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, config: ModelConfig, adapter: str = "policy"
+    model: PreTrainedModel | PeftModel,
+    tokenizer: PreTrainedTokenizerBase,
+    config: ModelConfig,
+    adapter: str = "policy",
+    peft_config: PeftConfig | None = None,
 ) -> LoadedModel:
     """Take a transformers model in memory, as `load` would have loaded it from its folder.
 
     The model is changed in place: dropout off, attention kernel chosen, adapters added, generation settings without effect
-    unset. Its number format is kept.
+    unset. Its number format is kept. Of a `PeftModel` the active adapter is trained, and a frozen copy of it is the start.
+
+    Args:
+        peft_config: of a new adapter, in place of the config's LoRA settings.
 
     Raises:
-        UserError: if the architecture is not supported, or the model has adapters already.
+        UserError: if the architecture or the adapter is not supported.
     """
-    if isinstance(model, PeftModel) or getattr(model, "peft_config", None):
-        raise UserError("the model carries PEFT adapters: merge them first, or save the model and give its folder")
+    peft_model = model if isinstance(model, PeftModel) else None
+    if peft_model is not None:
+        if peft_config is not None:
+            raise UserError("the model is a PeftModel, whose adapter is trained: leave out peft_config")
+        model = cast(PreTrainedModel, peft_model.get_base_model())
+    elif getattr(model, "peft_config", None):
+        raise UserError("the model carries PEFT adapters of transformers: give a PeftModel, or save it and give its folder")
+    assert isinstance(model, PreTrainedModel)
     _prepare_object(model)
     if config.prefix_lm:
         make_prefix_lm(model.config, model.config.name_or_path or "in memory")
@@ -166,7 +188,11 @@ def from_objects(
     base = model.config.name_or_path or "a model in memory"
     require_vocabulary(model, tokenization, base)
     require_finite(model.named_parameters(), f"model '{base}'")
-    return _with_fresh_adapter(model, tokenization, base, config, adapter)
+    if peft_model is None:
+        return _with_fresh_adapter(model, tokenization, base, config, adapter, peft_config=peft_config)
+    name = train_active_adapter(peft_model)
+    backbone = wrap(model, faster_lora(peft_model))
+    return _finish(config, LoadedModel(backbone, tokenization, base, name, START_ADAPTER))
 
 
 def read_by_ids_of(policy: LoadedModel, model: PreTrainedModel, role: str, gradient_checkpointing: bool = False) -> Backbone:
@@ -252,23 +278,19 @@ def _with_fresh_adapter(
     config: ModelConfig,
     adapter: str,
     check: bool = True,
+    peft_config: PeftConfig | None = None,
 ) -> LoadedModel:
     """Return a model of which all weights are trained, or a new adapter on it; `check` as for `wrap`."""
-    if not config.lora_r:
+    if not (config.lora_r or peft_config):
+        if config.lora:
+            raise UserError("lora is given, but lora_r is 0, which trains all weights: set lora_r, or leave out lora")
         return _finish(config, LoadedModel(wrap(model, check=check), tokenization, base), check)
-    by_default = linear_layers(model) or ALL_LINEAR
-    targets = by_default if config.lora_target_modules == ALL_LINEAR else config.lora_target_modules.split(",")
-    lora = LoraConfig(
-        r=config.lora_r,
-        lora_alpha=config.lora_alpha,  # type: ignore[arg-type]  # PEFT divides by it: a float is as good
-        target_modules=targets,
-        base_model_name_or_path=base,
-        **adapter_settings(model),
-    )
+    lora = prepared_lora_config(peft_config, model, base) if peft_config else new_lora_config(config, model, base)
     try:
         peft_model = get_peft_model(model, lora, adapter_name=adapter, autocast_adapter_dtype=False)
     except ValueError as error:
-        raise UserError(f"lora_target_modules '{config.lora_target_modules}': {first_line(error)}") from error
+        where = "peft_config" if peft_config else f"lora_target_modules '{config.lora_target_modules}'"
+        raise UserError(f"{where}: {first_line(error)}") from error
     backbone = wrap(model, faster_lora(peft_model), check)
     return _finish(config, LoadedModel(backbone, tokenization, base, adapter), check)
 

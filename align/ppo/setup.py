@@ -2,11 +2,12 @@
 
 import copy
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 import torch
 from accelerate import Accelerator
+from peft import PeftConfig
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -16,6 +17,7 @@ from align.models.adapters import copy_adapter
 from align.models.backbone import Backbone, classifier_head, flops_profile, is_classifier, is_prefix_lm, wrap
 from align.models.heads import LanguageModel, RewardModel, ScalarHead, freeze_unused_lm_head
 from align.models.loading import LoadedModel, read_by_ids_of, vocabulary_rows
+from align.models.lora import START_ADAPTER
 from align.models.roles import REFERENCE_ADAPTER, VALUE_ADAPTER, ActorCritic, Roles
 from align.ppo.extensions import Extension
 from align.ppo.metrics import RoleFlopsProfiles
@@ -41,14 +43,19 @@ if TYPE_CHECKING:
     from align.training.callbacks import TrainerCallbacks
 
 
+BASE_REFERENCE = "base"
+"""The reference that is the policy's base without its adapters."""
+
+
 @dataclass(frozen=True)
 class GivenObjects:
     """Objects in memory that take part in a run, see `PPOTrainer`; None: the settings decide."""
 
     tokenizer: PreTrainedTokenizerBase | None = None
-    reference: PreTrainedModel | None = None
+    reference: PreTrainedModel | str | None = None
     value_model: PreTrainedModel | None = None
     callbacks: "TrainerCallbacks | None" = None
+    peft_config: PeftConfig | None = None
 
 
 @dataclass(frozen=True)
@@ -296,6 +303,23 @@ def second_model(
     backbone = read_by_ids_of(policy, model, role, gradient_checkpointing)
     backbone.require_fit(max(len(prompt.ids) for prompt in prompts), new_tokens, role)
     return backbone
+
+
+def with_reference_adapter(policy: LoadedModel, name: str) -> LoadedModel:
+    """Return the policy with another adapter of its PEFT model as its start, which is the reference; `base`: none of them.
+
+    Raises:
+        UserError: if the policy has no such adapter.
+    """
+    peft_model = policy.backbone.peft
+    others = sorted(
+        {*(peft_model.peft_config if peft_model else ()), BASE_REFERENCE} - {policy.adapter or "", START_ADAPTER}
+    )
+    if peft_model is None or name not in others:
+        raise UserError(f"reference: the policy has no adapter '{name}'; give a model or one of {', '.join(others)}")
+    if policy.start_adapter == START_ADAPTER:
+        peft_model.delete_adapter(START_ADAPTER)
+    return replace(policy, start_adapter=None if name == BASE_REFERENCE else name)
 
 
 def _reference_adapter(loaded: LoadedModel) -> str:

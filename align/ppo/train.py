@@ -71,6 +71,7 @@ from align.ppo.setup import (
     require_reward,
     sampling_of,
     second_model,
+    with_reference_adapter,
 )
 from align.runtime.distributed import run_on_main
 from align.runtime.flops import Clock
@@ -368,7 +369,10 @@ def prepare(
     require_reward(reward_models, functions, extensions)
     moves = any(extension.moves_reference for extension in extensions)
     copies = 0 if given.reference else 2 if moves else 1
-    run, policy = open_run(config, "ppo", model, given.tokenizer, frozen_copies=copies)
+    peft = given.peft_config
+    run, policy = open_run(config, "ppo", model, given.tokenizer, frozen_copies=copies, peft_config=peft)
+    if isinstance(given.reference, str):
+        policy = with_reference_adapter(policy, given.reference)
     if functions and run.accelerator.num_processes > 1:
         require_patience(config.reward_timeout, config.collective_timeout)
     limits = Limits(config.max_prompt_tokens, config.max_new_tokens, config.overlong)
@@ -379,7 +383,7 @@ def prepare(
     sizes = (config.samples_per_prompt, config.max_prompt_tokens, config.max_new_tokens)
     scoring = (config.missing_eos_penalty, config.missing_eos_score, config.reward_timeout)
     second = partial(second_model, policy, prompts=every_prompt, new_tokens=config.max_new_tokens)
-    reference = second(given.reference, "reference")
+    reference = None if isinstance(given.reference, str) else second(given.reference, "reference")
     value_model = second(given.value_model, "value_model", gradient_checkpointing=config.gradient_checkpointing)
     context = TrainingContext(
         run, policy, encoded, every_prompt, config.total_updates, config.critic_warmup, *sizes, *scoring

@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from peft import PeftConfig
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -42,8 +43,8 @@ class PPOTrainer:
         folder = trainer.train()
 
     Args:
-        policy: a name or folder, a transformers model, or a `LoadedModel`. The reference is a frozen copy of it, or its
-            base if it is trained through LoRA.
+        policy: a name or folder, a transformers model, a `PeftModel`, whose active adapter is trained, or a `LoadedModel`.
+            The reference is a frozen copy of it, or its base if a new LoRA adapter is trained.
         reward: reward models, combined by `reward_ensemble`, and functions; their weighted sum is the score of a response.
         prompts: a file, folder or hub name, or prompts in memory (`align.batches.encoding.Data`).
         config: all other settings. Its `model`, `prompts`, `validation_prompts`, `reward_model` and
@@ -51,9 +52,11 @@ class PPOTrainer:
         validation_prompts: fixed prompts that the policy is evaluated on, and by which the best one is kept.
         tokenizer: of a transformers model.
         judge: a reward model or function that selects the policy to keep, in place of `config.selection.reward_model`.
-        reference: a language model for the KL penalty in place of the model that training starts from.
+        reference: a language model for the KL penalty in place of the model that training starts from. With a `PeftModel`
+            as policy also the name of another of its adapters, or `base` for its base without adapters.
         value_model: a sequence classifier with one label that becomes the critic. Its body and its head are trained in
             place, also beside a LoRA policy; `config.critic` is not read.
+        peft_config: the settings of a new LoRA adapter, in place of `config.lora_r` and its like.
         callbacks: of transformers, or an `align.training.callbacks.TrainerCallbacks` that holds them.
 
     Raises:
@@ -70,8 +73,9 @@ class PPOTrainer:
         tokenizer: PreTrainedTokenizerBase | None = None,
         judge: Reward | None = None,
         *,
-        reference: PreTrainedModel | None = None,
+        reference: PreTrainedModel | str | None = None,
         value_model: PreTrainedModel | None = None,
+        peft_config: PeftConfig | None = None,
         callbacks: "Sequence[TrainerCallback | type[TrainerCallback]] | TrainerCallbacks" = (),
     ) -> None:
         if value_model is not None and any(each is value_model for each in (*reward, judge)):
@@ -86,7 +90,7 @@ class PPOTrainer:
         extensions = configured_extensions(vars(self.config), **objects)
         data, given = (
             (prompts, validation_prompts),
-            GivenObjects(tokenizer, reference, value_model, trainer_callbacks(callbacks)),
+            GivenObjects(tokenizer, reference, value_model, trainer_callbacks(callbacks), peft_config),
         )
         self.prepared = prepare(self.config, policy, models, functions, *data, extensions, given)
         self.run = self.prepared.run

@@ -83,7 +83,7 @@ def _taken(folder: Path) -> UserError:
 
 # A checkpoint cannot be resumed with other values: its weights and the reference of PPO's KL depend on them.
 MODEL_SETTINGS = (
-    *("model", "chat_template", "template_date", "lora_r", "lora_alpha", "lora_target_modules"),
+    *("model", "chat_template", "template_date", "lora_r", "lora_alpha", "lora_target_modules", "lora"),
     *("optimizer", "critic", "reference_refresh"),
 )
 # The number of an update decides which examples it reads. With other values it would read examples again and skip others.

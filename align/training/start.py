@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import torch
+from peft import PeftConfig, PeftModel
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -19,6 +20,7 @@ from align.models.backbone import Backbone
 from align.models.backbone.attention import SDPA
 from align.models.checkpoint import require_savable
 from align.models.loading import LoadedModel, from_objects, load
+from align.models.lora import with_lora_settings
 from align.runtime.distributed import broadcast_trainable_weights, run_on_all, run_on_main, zero_stage
 from align.runtime.sequence import share_rows
 from align.runtime.sharding import sharded_loading
@@ -26,8 +28,8 @@ from align.training.engine import TrainEngine
 from align.training.optimizer import ParamGroup
 from align.training.run import Run
 
-Model = str | Path | PreTrainedModel | LoadedModel
-"""A trainer's model: a name or folder, a transformers model in memory, or one that is loaded already."""
+Model = str | Path | PreTrainedModel | PeftModel | LoadedModel
+"""A trainer's model: a name or folder, a transformers model in memory, alone or in a `PeftModel`, or one that is loaded."""
 
 
 def open_run(
@@ -38,6 +40,7 @@ def open_run(
     adapter: str = "policy",
     allow_reward_model: bool = False,
     frozen_copies: int = 0,
+    peft_config: PeftConfig | None = None,
 ) -> tuple[Run, LoadedModel]:
     """Open a run's folder and take or load its model.
 
@@ -47,11 +50,15 @@ def open_run(
         adapter: name of the trained adapter.
         allow_reward_model: whether a model may lack a vocabulary matrix.
         frozen_copies: copies of the model that the stage will keep; counted before a model is loaded.
+        peft_config: of the adapter that is trained, in place of the settings of LoRA.
 
     Raises:
         UserError: if the folder holds another run, or the model cannot be loaded or does not fit.
     """
     assert isinstance(config, ModelConfig)
+    peft_settings = _peft_config_of(model, peft_config)
+    if peft_settings is not None:
+        config = with_lora_settings(config, peft_settings, is_new=peft_config is not None)
     if isinstance(model, str | Path):
         model = str(model)
         run = Run(replace(config, model=model), stage)  # type: ignore[call-arg]
@@ -60,18 +67,30 @@ def open_run(
             resolve_model(model)
         run_on_all(lambda: run.memory.check_before_load(run.config, copies=frozen_copies), run.accelerator)
         with sharded_loading(run.accelerator):
-            loaded = load(run.config, run.dtype, adapter, allow_reward_model)
+            loaded = load(run.config, run.dtype, adapter, allow_reward_model, peft_config)
     elif isinstance(model, LoadedModel):
+        if peft_config is not None:
+            raise UserError("a LoadedModel has its adapter already: leave out peft_config")
         run, loaded = Run(config, stage), model
     else:
-        run, loaded = _run_from_objects(config, stage, model, tokenizer, adapter)
+        run, loaded = _run_from_objects(config, stage, model, tokenizer, adapter, peft_config)
     run_on_main(lambda: require_savable(loaded), run.accelerator)
     run.print(long_rows_warning(loaded.backbone))
     return run, loaded
 
 
+def _peft_config_of(model: Model, given: PeftConfig | None) -> PeftConfig | None:
+    """Return the settings of the adapter that is trained: those of a PEFT model, or the given ones."""
+    return model.peft_config[model.active_adapters[0]] if isinstance(model, PeftModel) else given
+
+
 def _run_from_objects(
-    config: RunConfig, stage: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, adapter: str
+    config: RunConfig,
+    stage: str,
+    model: PreTrainedModel | PeftModel,
+    tokenizer: PreTrainedTokenizerBase | None,
+    adapter: str,
+    peft_config: PeftConfig | None,
 ) -> tuple[Run, LoadedModel]:
     assert isinstance(config, ModelConfig)
     if tokenizer is None:
@@ -81,7 +100,7 @@ def _run_from_objects(
     if dtype not in ("float32", "bfloat16"):
         raise UserError(f"the model is in {dtype}: convert it to float32 or bfloat16")
     config = replace(config, model=name, dtype=dtype)  # type: ignore[call-arg]
-    return Run(config, stage), from_objects(model, tokenizer, config, adapter)
+    return Run(config, stage), from_objects(model, tokenizer, config, adapter, peft_config)
 
 
 def long_rows_warning(backbone: Backbone) -> str:
