@@ -2,5 +2,16 @@
 
 from align.trl.config import PPOConfig
 from align.trl.trainer import PPOTrainer
+from align.trl.value_head import (
+    AutoModelForCausalLMWithValueHead,
+    AutoModelForSeq2SeqLMWithValueHead,
+    PreTrainedModelWrapper,
+)
 
-__all__ = ["PPOConfig", "PPOTrainer"]
+__all__ = [
+    "AutoModelForCausalLMWithValueHead",
+    "AutoModelForSeq2SeqLMWithValueHead",
+    "PPOConfig",
+    "PPOTrainer",
+    "PreTrainedModelWrapper",
+]

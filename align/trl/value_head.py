@@ -1,0 +1,161 @@
+"""Language models with TRL's value head, for folders and scripts that use them. The trainer needs none of this."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub import snapshot_download
+from peft import PeftConfig, PeftModel, get_peft_model
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrainedModel
+
+from align.core.errors import UserError
+
+PREFIX = "v_head."
+ADAPTER_HEAD = "v_head.safetensors"
+"""The file of a value head beside an adapter."""
+FILES = ["*.safetensors", "*.json", "*.model", "*.txt"]
+"""The files of a hub repository that are downloaded: none of them is a pickle."""
+
+
+class ValueHead(nn.Module):
+    """Dropout and a linear layer from a hidden state to a number.
+
+    Args:
+        width: of the hidden states.
+        dropout: probability of dropout; 0: none.
+    """
+
+    def __init__(self, width: int, dropout: float) -> None:
+        super().__init__()
+        self.dropout = nn.Dropout(dropout) if dropout else nn.Identity()
+        self.summary = nn.Linear(width, 1)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """[B, L, H] -> [B, L], in the number format of the head."""
+        values: Tensor = self.summary(self.dropout(hidden).to(self.summary.weight.dtype))
+        return values.squeeze(-1)
+
+
+class PreTrainedModelWrapper(nn.Module):
+    """A language model whose forward pass returns logits in float32, the loss if there are labels, and values.
+
+    Args:
+        pretrained_model: a transformers or PEFT model.
+        summary_dropout_prob: dropout of the value head; `summary_dropout_prob` of the model's config takes precedence.
+        v_head_init_strategy: `normal` draws the weight and sets the bias to 0; None: as torch initializes a linear layer.
+        v_head_initializer_range: standard deviation of `normal`.
+    """
+
+    transformers_parent_class: Any = None
+
+    def __init__(
+        self,
+        pretrained_model: PreTrainedModel | PeftModel,
+        summary_dropout_prob: float = 0.1,
+        v_head_init_strategy: str | None = None,
+        v_head_initializer_range: float = 0.2,
+    ) -> None:
+        super().__init__()
+        self.pretrained_model: Any = pretrained_model
+        self.config: Any = pretrained_model.config
+        self.is_peft_model = isinstance(pretrained_model, PeftModel)
+        text = self.config.get_text_config(decoder=True)
+        width = getattr(text, "word_embed_proj_dim", None) or text.hidden_size
+        self.v_head = ValueHead(width, getattr(self.config, "summary_dropout_prob", summary_dropout_prob))
+        if v_head_init_strategy == "normal":
+            nn.init.normal_(self.v_head.summary.weight, std=v_head_initializer_range)
+            nn.init.zeros_(self.v_head.summary.bias)
+        elif v_head_init_strategy is not None:
+            raise UserError(f"v_head_init_strategy is {v_head_init_strategy!r}, but must be 'normal' or None")
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        pretrained_model_name_or_path: str | Path | PreTrainedModel | PeftModel,
+        peft_config: PeftConfig | None = None,
+        is_trainable: bool = False,
+        **kwargs: Any,
+    ) -> "PreTrainedModelWrapper":
+        """Wrap a model in memory, or load one with its value head. A model without one gets a new head.
+
+        Args:
+            pretrained_model_name_or_path: a model, folder or hub name. An adapter's folder is loaded onto its base.
+            peft_config: of a new adapter.
+            is_trainable: whether a loaded adapter is trained.
+            kwargs: of the value head, and of the model's `from_pretrained`.
+        """
+        own = ("summary_dropout_prob", "v_head_init_strategy", "v_head_initializer_range")
+        of_head = {name: kwargs.pop(name) for name in own if name in kwargs}
+        model: Any = pretrained_model_name_or_path
+        folder = None
+        if isinstance(model, str | Path):
+            is_local = Path(model).is_dir()
+            folder = Path(model if is_local else snapshot_download(str(model), allow_patterns=FILES))
+            is_adapter = (folder / "adapter_config.json").exists()
+            base = PeftConfig.from_pretrained(str(folder)).base_model_name_or_path if is_adapter else folder
+            model = cls.transformers_parent_class.from_pretrained(base, **kwargs)
+            if is_adapter:
+                model = PeftModel.from_pretrained(model, str(folder), is_trainable=is_trainable)
+        if peft_config is not None and not isinstance(model, PeftModel):
+            model = get_peft_model(model, peft_config)
+        wrapped = cls(model, **of_head)
+        stored = stored_head(folder) if folder else {}
+        if stored:
+            wrapped.v_head.load_state_dict(stored)
+        return wrapped
+
+    def forward(
+        self, input_ids: Tensor | None = None, attention_mask: Tensor | None = None, **kwargs: Any
+    ) -> tuple[Tensor, Tensor | None, Tensor]:
+        """Return logits [B, L, V] in float32, the loss or None, and values [B, L]."""
+        output = self.pretrained_model(
+            input_ids=input_ids, attention_mask=attention_mask, **kwargs, output_hidden_states=True, return_dict=True
+        )
+        states = output.decoder_hidden_states if self.config.is_encoder_decoder else output.hidden_states
+        return output.logits.float(), output.loss, self.v_head(states[-1])
+
+    def generate(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the wrapped model's `generate`."""
+        return self.pretrained_model.generate(*args, **kwargs)
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
+        """Return the weights by their names in the wrapped model, and those of the value head."""
+        head = {f"{PREFIX}{name}": weight for name, weight in self.v_head.state_dict().items()}
+        return {**self.pretrained_model.state_dict(*args, **kwargs), **head}
+
+    def save_pretrained(self, save_directory: str | Path, **kwargs: Any) -> None:
+        """Save the model with its value head, as safetensors.
+
+        Beside an adapter the head is in a separate file.
+        """
+        if not self.is_peft_model:
+            self.pretrained_model.save_pretrained(save_directory, state_dict=self.state_dict(), **kwargs)
+            return
+        self.pretrained_model.save_pretrained(str(save_directory), **kwargs)
+        head = {f"{PREFIX}{name}": weight.contiguous() for name, weight in self.v_head.state_dict().items()}
+        save_file(head, Path(save_directory) / ADAPTER_HEAD)
+
+
+def stored_head(folder: Path) -> dict[str, torch.Tensor]:
+    """Return the weights of the value head in a folder; empty if there is none."""
+    found: dict[str, torch.Tensor] = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        with safe_open(path, framework="pt") as tensors:
+            names = [name for name in list(tensors.keys()) if name.startswith(PREFIX)]
+            found |= {name.removeprefix(PREFIX): tensors.get_tensor(name) for name in names}
+    return found
+
+
+class AutoModelForCausalLMWithValueHead(PreTrainedModelWrapper):
+    """A decoder with a value head."""
+
+    transformers_parent_class = AutoModelForCausalLM
+
+
+class AutoModelForSeq2SeqLMWithValueHead(PreTrainedModelWrapper):
+    """An encoder-decoder with a value head on its decoder."""
+
+    transformers_parent_class = AutoModelForSeq2SeqLM
