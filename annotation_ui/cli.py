@@ -7,6 +7,7 @@ import os
 import socket
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from annotation_ui.reports.export import Selection, export, records
 from annotation_ui.reports.overview import progress
 from annotation_ui.server.health import database_error_line
 from annotation_ui.server.services import Settings, make_services
+from annotation_ui.server.webhook import SECRET_VARIABLE, Webhook, checked_key
 from annotation_ui.store import rule_sets
 from annotation_ui.store.backup import back_up, restore
 from annotation_ui.store.batches import set_open
@@ -54,19 +56,31 @@ def _parser() -> argparse.ArgumentParser:
     parser = Parser(prog="align annotate", description=__doc__)
     parser.add_argument("--database", metavar="URL", help="sqlite:///file.db or postgresql://user@host/name")
     parser.add_argument("--data-dir", type=Path, default=DATA_DIR, help="folder of the SQLite file")
-    parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument("--port", type=int, default=7860)
-    parser.add_argument("--lease-minutes", type=float, default=30, help="how long an idle labeler holds an item")
-    parser.add_argument("--session-hours", type=float, default=12, help="how long an idle labeler stays signed in")
-    parser.add_argument("--https", action="store_true", help="behind a proxy that speaks TLS: cookies over https only")
+    _add_server_options(parser)
     parser.set_defaults(run=_serve)
     commands = parser.add_subparsers(title="commands")
 
+    serve = commands.add_parser("serve", help="start the app, as without a command; takes the options of the server")
+    _add_server_options(serve, only_if_given=True)
     add_user_commands(commands)
     _add_batch_commands(commands)
     _add_export_command(commands)
     _add_database_commands(commands)
     return parser
+
+
+def _add_server_options(parser: argparse.ArgumentParser, only_if_given: bool = False) -> None:
+    """Add the options of the server. With `only_if_given`, one that is missing keeps the value given before the command."""
+
+    def add(option: str, default: Any, text: str | None = None, **more: Any) -> None:
+        parser.add_argument(option, default=argparse.SUPPRESS if only_if_given else default, help=text, **more)
+
+    add("--host", "127.0.0.1")
+    add("--port", 7860, type=int)
+    add("--lease-minutes", 30, "how long an idle labeler holds an item", type=float)
+    add("--session-hours", 12, "how long an idle labeler stays signed in", type=float)
+    add("--https", False, "behind a proxy that speaks TLS: cookies over https only", action="store_true")
+    add("--webhook", None, f"address that is told of complete batches; its secret: {SECRET_VARIABLE}", metavar="URL")
 
 
 def _add_batch_commands(commands: Any) -> None:
@@ -138,6 +152,7 @@ def _serve(options: argparse.Namespace) -> None:
     from annotation_ui.app import create_app
 
     _check_address(options.host, options.port)
+    key = checked_key(options.webhook, os.environ.get(SECRET_VARIABLE, "")) if options.webhook else b""
     os.umask(0o077)  # uploads and exports, too, are for the owner alone
     open_database(options).close()
     make_folder(options.data_dir)
@@ -149,14 +164,16 @@ def _serve(options: argparse.Namespace) -> None:
     if password is not None:
         print(f"First start: sign in as  lead  with the password  {password}  (shown only now)", flush=True)
     print(f"Labeling app: http://{options.host}:{options.port}", flush=True)
-    uvicorn.run(
-        create_app(services),
-        host=options.host,
-        port=options.port,
-        log_level="warning",
-        server_header=False,
-        proxy_headers=options.https,  # without a proxy, a caller on this machine could name any address as its own
-    )
+    webhook = Webhook(services.database, options.webhook, key).running() if options.webhook else nullcontext()
+    with webhook:
+        uvicorn.run(
+            create_app(services),
+            host=options.host,
+            port=options.port,
+            log_level="warning",
+            server_header=False,
+            proxy_headers=options.https,  # without a proxy, a caller on this machine could name any address as its own
+        )
 
 
 def _list_batches(options: argparse.Namespace) -> None:

@@ -10,6 +10,7 @@ from sqlalchemy import select
 from annotation_ui.cli_common import day_and_time, open_database, print_table
 from annotation_ui.server.auth import Auth
 from annotation_ui.store import audit
+from annotation_ui.store.forget import forget
 from annotation_ui.store.schema import USER_ROLES, User
 from annotation_ui.store.tokens import SCOPES, Tokens
 
@@ -33,10 +34,14 @@ def add_user_commands(commands: Any) -> None:
     activate.add_argument("--role", choices=USER_ROLES, help="give the user this role, too")
     activate.set_defaults(run=_activate_user)
 
+    erased = commands.add_parser("forget", help="replace a user's name by its pseudonym and blank the user's remarks")
+    erased.add_argument("name")
+    erased.set_defaults(run=_forget)
+
     commands.add_parser("users", help="list users").set_defaults(run=_list_users)
     _add_token_commands(commands)
 
-    trail = commands.add_parser("audit", help="list what was done with tokens, data and users, newest first")
+    trail = commands.add_parser("audit", help="list actions on tokens, data and users, newest first")
     trail.add_argument("--limit", type=int, default=100, help="at most so many records")
     trail.set_defaults(run=_list_audit_records)
 
@@ -73,6 +78,11 @@ def _activate_user(options: argparse.Namespace) -> None:
 def _deactivate_user(options: argparse.Namespace) -> None:
     Auth(open_database(options, must_exist=True)).set_active(options.name, False)
     print(f"{options.name} cannot sign in")
+
+
+def _forget(options: argparse.Namespace) -> None:
+    pseudonym, blanked = forget(open_database(options, must_exist=True), options.name)
+    print(f"{options.name} is {pseudonym} now; the remarks of {blanked} judgments are blank")
 
 
 def _list_users(options: argparse.Namespace) -> None:

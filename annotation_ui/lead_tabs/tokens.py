@@ -1,4 +1,4 @@
-"""The part of the Users tab for programs: their tokens, and what was done with them."""
+"""The part of the Users tab for programs: their tokens and the audit trail."""
 
 from __future__ import annotations
 

@@ -58,6 +58,21 @@ class Database:
         with Session(self.engine, expire_on_commit=False) as session:
             yield session
 
+    @contextmanager
+    def erasing(self) -> Iterator[Session]:
+        """A session as `write` gives it; SQLite overwrites deleted text with zeros, also in its log."""
+        with self.write() as session:
+            if self.is_sqlite:
+                session.execute(text("PRAGMA secure_delete=ON"))
+            yield session
+        if self.is_sqlite:
+            connection = self.engine.raw_connection()
+            try:
+                for pragma in ("wal_checkpoint(TRUNCATE)", "secure_delete=OFF"):  # the log holds the earlier text until then
+                    connection.cursor().execute(f"PRAGMA {pragma}").fetchall()
+            finally:
+                connection.close()
+
     def upgrade(self, revision: str = "head") -> None:
         """Bring the schema up to `revision`."""
         self._migrate(command.upgrade, revision)

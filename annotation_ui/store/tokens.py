@@ -22,7 +22,7 @@ SCOPES = {
     "read": "watch progress",
     "export": "export judgments and follow new ones",
 }
-"""Scope of a token -> what it allows."""
+"""Scope of a token -> the requests it allows."""
 PREFIX = "align_"  # lets a scanner for secrets recognize a token
 BYTES = 32
 USED_SECONDS = 60.0  # how old the stored time of the last use may become, to spare writes

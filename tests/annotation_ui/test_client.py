@@ -11,12 +11,13 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
+import urllib3
 from sqlalchemy import select
 
 from align.core.errors import UserError
 from align.extras.loop_labels import LoopConfig, make_labeler, read_rows, write_rows
 from annotation_ui import client as client_module
-from annotation_ui.client import Client
+from annotation_ui.client import Client, webhook_key, webhook_signature
 from annotation_ui.reports.events import new_judgments
 from annotation_ui.reports.export import Selection, rows_to_export
 from annotation_ui.store.judgments import Judgments
@@ -24,6 +25,7 @@ from annotation_ui.store.leases import Leases
 from annotation_ui.store.schema import Judgment
 from annotation_ui.store.tokens import Tokens
 from tests.annotation_ui.pages import labeler
+from tests.annotation_ui.postgres import free_port
 from tests.annotation_ui.running import ROOT, add_batch, add_users, do, rank_rows
 
 pytestmark = pytest.mark.timeout(120)
@@ -219,7 +221,7 @@ def test_a_loop_on_another_machine_labels_through_the_server(any_server, monkeyp
 
 def test_the_example_of_the_page_runs(any_server, monkeypatch, tmp_path, capsys):
     page = (ROOT / "docs" / "howto" / "labeling-client.md").read_text(encoding="utf-8")
-    work, follow = re.findall(r"^```python\n(.*?)^```$", page, re.M | re.S)
+    work, follow, receive = re.findall(r"^```python\n(.*?)^```$", page, re.M | re.S)
     token = Tokens(any_server.database).create(secrets.token_hex(4), ("import", "read", "export"))
     monkeypatch.setenv(client_module.TOKEN_VARIABLE, token)
     monkeypatch.chdir(tmp_path)
@@ -233,9 +235,21 @@ def test_the_example_of_the_page_runs(any_server, monkeypatch, tmp_path, capsys)
         for user in people:
             do(judgments, user, "rank", {"ranks": [2, 1], "ratings": [None] * 2, "flags": [[]] * 2})
 
-    monkeypatch.setattr(client_module.time, "sleep", judge)  # the labelers work while the example waits
-    exec(compile(work, "example", "exec"), {})
+    with monkeypatch.context() as patched:
+        patched.setattr(client_module.time, "sleep", judge)  # the labelers work while the example waits
+        exec(compile(work, "example", "exec"), {})
     (row,) = [json.loads(line) for line in Path("rankings.jsonl").read_text().splitlines()]
     assert (row["id"], row["ranks"]) == ("mars", [2, 1])
     exec(compile(follow, "example", "exec"), {})
     assert [line.split()[1] for line in capsys.readouterr().out.splitlines()] == ["submit", "submit"]
+    secret, body = re.search(r'SECRET = "(.*?)"', receive)[1], b'{"type": "batch.complete", "data": {"batch": "b"}}'
+    port, now = free_port(), int(time.time())
+    headers = {"webhook-id": "msg_1", "webhook-timestamp": str(now)}
+    headers["webhook-signature"] = webhook_signature(webhook_key(secret), "msg_1", now, body)
+    program = compile(receive.replace("8000", str(port)), "example", "exec")
+    receiver = threading.Thread(target=exec, args=(program, {"__name__": "example"}), daemon=True)
+    receiver.start()
+    retries = urllib3.Retry(20, backoff_factor=0.1, allowed_methods=None)
+    assert urllib3.request("POST", f"http://127.0.0.1:{port}/", body=body, headers=headers, retries=retries).status == 204
+    receiver.join(timeout=30)
+    assert capsys.readouterr().out == "batch.complete b\n"

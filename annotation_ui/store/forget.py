@@ -1,0 +1,98 @@
+"""Erases a person's traces: the name, the free text and the sessions. Judgments stay, under the pseudonym of exports."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from sqlalchemy import delete, select, text, update
+from sqlalchemy.orm import Session
+
+from align.core.errors import UserError
+from annotation_ui.store import audit
+from annotation_ui.store.database import Database
+from annotation_ui.store.schema import ApiToken, Assignment, FailedSignIn, Judgment, SignIn, User
+from annotation_ui.tasks import Json
+
+FREE_TEXT = ("comment", "note", "reason")
+"""Fields of answers that hold remarks. Demonstrations and conversations are the work itself and stay."""
+_CHUNK = 500
+
+
+def forget(database: Database, name: str, user_id: int | None = None) -> tuple[str, int]:
+    """Rename a user to the pseudonym of the exports, end the user's access, and blank comments, notes and reasons.
+
+    This is the only change that the app makes to stored judgments. It is one transaction with a record in the audit trail.
+
+    Args:
+        database: where the user is.
+        name: of the user, who must not be the last active lead.
+        user_id: the lead who does it; None on the shell.
+
+    Returns:
+        (the pseudonym, the number of judgments whose remarks were blanked).
+
+    Raises:
+        UserError: if there is no such user, or no lead could sign in any more.
+    """
+    with database.erasing() as session:
+        database.lock_table(session, User)
+        user = session.scalar(select(User).where(User.name == name).with_for_update())
+        if user is None:
+            raise UserError(f"no user {name!r}")
+        other = select(User.id).where(User.role == "lead", User.active, User.id != user.id).limit(1)
+        if user.role == "lead" and user.active and session.scalar(other) is None:
+            raise UserError(f"{name} is the only lead who can sign in: make another one first")
+        session.execute(delete(SignIn).where(SignIn.user_id == user.id))
+        session.execute(delete(FailedSignIn).where(FailedSignIn.name == name))
+        session.execute(update(Assignment).where(Assignment.user_id == user.id).values(draft=None))
+        with _judgments_unlocked(session, database.is_sqlite):
+            blanked = _blank_judgments(session, user.id)
+        tokens = select(ApiToken.id).where(ApiToken.user_id == user.id, ApiToken.revoked_at.is_(None))
+        detail = {"user": user.pseudonym, "judgments blanked": blanked, "tokens ended": len(session.scalars(tokens).all())}
+        user.name, user.active, user.password_hash = user.pseudonym, False, "!"
+        audit.record(session, "forget user", detail, user_id=user_id)
+        pseudonym = user.pseudonym
+    return pseudonym, blanked
+
+
+def without_remarks(value: Any) -> Any:
+    """An answer whose comments, notes and reasons are empty. Messages of a conversation are left as they are."""
+    if isinstance(value, list):
+        return [without_remarks(each) for each in value]
+    if not isinstance(value, dict):
+        return value
+    return {
+        key: "" if key in FREE_TEXT and isinstance(each, str) else each if key == "messages" else without_remarks(each)
+        for key, each in value.items()
+    }
+
+
+def _blank_judgments(session: Session, user_id: int) -> int:
+    blanked, last = 0, 0
+    query = select(Judgment.id, Judgment.answer).where(Judgment.user_id == user_id, Judgment.answer.is_not(None))
+    while rows := session.execute(query.where(Judgment.id > last).order_by(Judgment.id).limit(_CHUNK)).all():
+        for judgment_id, answer in rows:
+            new: Json = without_remarks(answer)
+            if new != answer:
+                session.execute(update(Judgment).where(Judgment.id == judgment_id).values(answer=new))
+                blanked += 1
+        last = rows[-1][0]
+    return blanked
+
+
+@contextmanager
+def _judgments_unlocked(session: Session, is_sqlite: bool) -> Iterator[None]:
+    """Take away the trigger that refuses changes of judgments, until the block ends, in the open transaction."""
+    if is_sqlite:
+        name = "judgments_no_update"
+        stored = text("SELECT sql FROM sqlite_master WHERE type = 'trigger' AND name = :name")
+        trigger = session.execute(stored, {"name": name}).scalar_one()
+        session.execute(text(f"DROP TRIGGER {name}"))
+        yield
+        session.execute(text(trigger))
+    else:
+        session.execute(text("ALTER TABLE judgments DISABLE TRIGGER judgments_append_only"))
+        yield
+        session.execute(text("ALTER TABLE judgments ENABLE TRIGGER judgments_append_only"))

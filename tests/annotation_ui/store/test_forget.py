@@ -1,0 +1,159 @@
+"""Forgetting a person: the name and the remarks go, the judgments and the exports stay, and the refusal of changes too."""
+
+import json
+
+import pytest
+from sqlalchemy import select, text, update
+from sqlalchemy.exc import DatabaseError
+
+from align.core.errors import UserError
+from annotation_ui.cli import main
+from annotation_ui.reports.export import Selection, records, rows_to_export
+from annotation_ui.server.auth import Auth
+from annotation_ui.store import audit, rule_sets
+from annotation_ui.store.forget import forget, without_remarks
+from annotation_ui.store.judgments import Judgments
+from annotation_ui.store.leases import Leases
+from annotation_ui.store.schema import Assignment, Judgment, User
+from annotation_ui.store.tokens import Tokens
+from tests.annotation_ui.running import add_batch, add_users, do
+
+SECRET = "My-sister-Grete-told-me-so"
+
+
+@pytest.fixture
+def worked(database):
+    """A database in which ann and ben have judged items of several tasks with remarks; (database, ann, ben)."""
+    judgments, (ann, ben) = Judgments(Leases(database)), add_users(database, "ann-smith", "ben")
+    with database.write() as session:
+        rule_sets.store_shipped(session)
+    rows = [("t", {"prompt": "p", "responses": ["a", "b"], "id": f"i{n}"}) for n in range(2)]
+    for task in ("rank", "compare", "demonstrate"):
+        add_batch(database, rows, task, labelers_per_item=2)
+    rule = [("t", {"prompt": "p", "response": "r", "id": "rule-item"})]
+    add_batch(database, rule, "rules", labelers_per_item=2, rule_set="sparrow-dialogue")
+    with database.read() as session:
+        names = [each["id"] for each in rule_sets.newest(session, "sparrow-dialogue").content["rules"]]
+    verdicts = {name: {"verdict": "follows", "note": f"{SECRET} {name}"} for name in names}
+    for user in (ann, ben):
+        ranked = {"ranks": [1, 2], "ratings": [None] * 2, "flags": [[]] * 2, "comment": SECRET}
+        do(judgments, user, "rank", ranked)
+        do(judgments, user, "compare", {"choice": "A", "comment": SECRET})
+        do(judgments, user, "demonstrate", {"completion": f"answer of {user}"})
+        do(judgments, user, "rules", {"verdicts": verdicts})
+        skipped = judgments.leases.next(user, "rank")
+        judgments.skip(user, skipped.id, f"skip-request-{user}", SECRET, 1.0)
+        judgments.save_draft(user, judgments.leases.next(user, "compare").id, {"state": SECRET}, 1)
+    return database, ann, ben
+
+
+def everything(database):
+    return {kind: rows_to_export(database, Selection(kind, all_tied=True)) for kind in records()}
+
+
+def test_the_name_and_the_remarks_go_and_the_judgments_stay(worked):
+    database, ann, _ = worked
+    before = everything(database)
+    with database.read() as session:
+        pseudonym = session.get_one(User, ann).pseudonym
+        count = len(session.scalars(select(Judgment.id)).all())
+    assert forget(database, "ann-smith") == (pseudonym, 4)  # rank, compare, rules and the skip
+    after = everything(database)
+    for kind, rows in before.items():
+        for row in rows:
+            if row["labeler"] == pseudonym:
+                row.pop("comment", None)
+                row.pop("note", None)
+                row.update({"reason": ""} if "reason" in row else {})
+        assert after[kind] == rows, kind
+    with database.read() as session:
+        assert len(session.scalars(select(Judgment.id)).all()) == count
+        mine = session.scalars(select(Judgment.answer).where(Judgment.user_id == ann)).all()
+        assert SECRET not in json.dumps(mine)
+        assert session.scalars(select(Assignment.draft).where(Assignment.user_id == ann)).all() == [None] * 6
+        user = session.get_one(User, ann)
+        assert (user.name, user.active) == (pseudonym, False)
+        newest = audit.records(session)[0]
+        assert (newest["action"], newest["by"]) == ("forget user", "shell")
+        assert "ann-smith" not in str(audit.records(session))
+        assert pseudonym in newest["detail"]
+    with pytest.raises(UserError, match="no user 'ann-smith'"):
+        forget(database, "ann-smith")
+
+
+def test_the_database_still_refuses_changes_afterwards(worked):
+    database, ann, _ = worked
+    forget(database, "ann-smith")
+    for change in (
+        update(Judgment).values(seconds=1.0),
+        update(Judgment).where(Judgment.user_id == ann).values(answer={}),
+        text("DELETE FROM judgments"),
+    ):
+        with pytest.raises(DatabaseError, match="append-only"), database.write() as session:
+            session.execute(change)
+
+
+def test_a_failure_in_the_middle_changes_nothing(worked, monkeypatch):
+    database, ann, _ = worked
+    monkeypatch.setattr(audit, "record", lambda *_, **__: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        forget(database, "ann-smith")
+    monkeypatch.undo()
+    with database.read() as session:
+        assert session.get_one(User, ann).name == "ann-smith"
+        assert SECRET in json.dumps(session.scalars(select(Judgment.answer).where(Judgment.user_id == ann)).all())
+    with pytest.raises(DatabaseError, match="append-only"), database.write() as session:
+        session.execute(update(Judgment).values(seconds=1.0))
+
+
+def test_nothing_of_it_is_left_in_the_files_of_sqlite(worked, tmp_path):
+    database, _, _ = worked
+    if not database.is_sqlite:
+        return  # PostgreSQL overwrites old rows when it vacuums
+    forget(database, "ben")
+    forget(database, "ann-smith")
+    for path in tmp_path.glob("annotations.db*"):
+        content = path.read_bytes()
+        assert SECRET.encode() not in content, path
+        assert b"ann-smith" not in content, path
+
+
+def test_access_ends_and_a_lead_is_left(database):
+    auth = Auth(database)
+    password = auth.create_user("boss", "lead")
+    with pytest.raises(UserError, match="boss is the only lead who can sign in: make another one first"):
+        forget(database, "boss")
+    auth.create_user("other", "lead")
+    session = auth.sign_in("boss", password, "here")
+    with database.read() as read:
+        boss = read.scalars(select(User.id).where(User.name == "boss")).one()
+    token = Tokens(database).create("t", ("read",), boss)
+    pseudonym, blanked = forget(database, "boss")
+    assert blanked == 0
+    assert auth.signed_in(session) is None
+    assert auth.sign_in(pseudonym, password, "here") is None
+    assert Tokens(database).check(token) is None
+
+
+def test_remarks_at_any_depth_but_not_in_what_was_judged():
+    answer = {
+        "comment": "c",
+        "verdicts": {"note": {"verdict": "follows", "note": "n"}},
+        "messages": [{"role": "user", "content": "x", "note": "stays"}],
+        "completion": "stays",
+        "ranks": [1, 2],
+    }
+    blank = without_remarks(answer)
+    assert blank == {**answer, "comment": "", "verdicts": {"note": {"verdict": "follows", "note": ""}}}
+
+
+def test_the_command(tmp_path, capsys):
+    here = ("--data-dir", str(tmp_path))
+    assert main([*here, "create-user", "ann"]) == 0
+    capsys.readouterr()
+    assert main([*here, "forget", "ann"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith("ann is labeler-")
+    assert printed.endswith(" now; the remarks of 0 judgments are blank\n")
+    assert main([*here, "forget", "ann"]) == 2
+    assert capsys.readouterr().err == "align annotate: no user 'ann'\n"
