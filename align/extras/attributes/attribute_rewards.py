@@ -1,19 +1,24 @@
-"""An expression over the attributes of a response as a reward of PPO."""
+"""An expression over the attributes of a response, or of each of its sentences, as a reward of PPO."""
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from torch import Tensor
 
 from align.core.settings import Settings, option
+from align.data.segments import segment_ends
 from align.extras.attributes.expressions import Expression
 from align.extras.attributes.model import heads_of
 from align.extras.attributes.scoring import AttributeScorer
 from align.ppo.extensions import Extension, TrainingContext
-from align.ppo.records import Rollout
+from align.ppo.records import RoleOutputs, Rollout
 from align.ppo.scoring_models import require_readable
 from align.runtime.flops import forward_flops
+from align.tokenization import Tokenization
+from align.tokenization.encoded import SampledResponse
 
 
 @dataclass(kw_only=True)
@@ -22,10 +27,17 @@ class AttributeRewardSettings(Settings):
 
     model: str = option("", "folder of an attribute model (`align attributes`)", required=True)
     reward: str = option("", "reward from its attributes, such as 3*sensible+specific+interesting-5*unsafe", required=True)
+    segments: bool = option(
+        False,
+        "whether each sentence has a reward, at its last token, from the attributes of the response up to it; for a model "
+        "of marked errors (`align annotate export attributes`)",
+    )
 
 
 class AttributeRewards(Extension):
-    """Adds the value of an expression over attributes to the score.
+    """Adds the value of an expression over attributes to the score, or with `segments` to the last token of each sentence.
+
+    The score of an evaluation is then the sum over the sentences (Wu et al. 2023, arXiv 2306.01693, section 2).
 
     Raises:
         UserError: for an expression that the model cannot answer.
@@ -36,18 +48,58 @@ class AttributeRewards(Extension):
     def __init__(self, settings: AttributeRewardSettings) -> None:
         self.folder, names = settings.model, [head.name for head in heads_of(settings.model)]
         self.expression = Expression(settings.reward, names, "attributes.reward")
+        self.by_segment = settings.segments
 
     def load(self, context: TrainingContext) -> None:
-        run, policy = context.run, context.policy
-        place = (policy.tokenization, run.accelerator, run.config.micro_batch_tokens)
+        run, self.policy = context.run, context.policy.tokenization
+        place = (self.policy, run.accelerator, run.config.micro_batch_tokens)
         self.scorer = AttributeScorer.from_folder(self.folder, context.model_config.dtype, *place)
         self.modules = [self.scorer.module]
         model, after = self.scorer.scorer, self.scorer.question_tokens
-        require_readable(self.folder, model, context.prompts, context.max_new_tokens, policy, after)
+        new_tokens = context.max_new_tokens + self.by_segment  # the end token behind a sentence
+        require_readable(self.folder, model, context.prompts, new_tokens, context.policy, after)
 
     def score(self, rollout: Rollout) -> dict[str, Tensor]:
-        return {"attributes": torch.tensor([self.expression(values) for values in self.scorer(rollout.sampled)])}
+        if not self.by_segment:
+            return {"attributes": self._rewards(rollout.sampled)}
+        self.token_values = self._segment_rewards(rollout)
+        return {"attributes": self.token_values.sum(1)}
+
+    def transform_scores(self, scores: Tensor, rollout: Rollout, parts: dict[str, Tensor]) -> Tensor:
+        return scores - parts["attributes"] if self.by_segment else scores  # the tokens have these rewards
+
+    def token_rewards(self, rollout: Rollout, old: RoleOutputs) -> Tensor | None:
+        return self.token_values if self.by_segment else None
+
+    def _rewards(self, responses: Sequence[SampledResponse]) -> Tensor:
+        return torch.tensor([self.expression(values) for values in self.scorer(responses)])
+
+    def _segment_rewards(self, rollout: Rollout) -> Tensor:
+        """Return the rewards [B, T] of the sentences, each at its last token."""
+        places: list[tuple[int, int]] = []
+        prefixes: list[SampledResponse] = []
+        for row, response in enumerate(rollout.sampled):
+            for token, text in sentences(response.ids, self.policy):
+                prompt_ids, ids = self.policy.answer_ids(response.conversation, text, whole=False)
+                prefixes.append(SampledResponse(response.conversation, prompt_ids, ids, text))
+                places.append((row, token))
+        self.segment_work = [(len(each.prompt_ids), [len(each.ids)]) for each in prefixes]
+        rewards = torch.zeros(len(rollout), int(rollout.lengths.max()))
+        if places:
+            rows, tokens = zip(*places, strict=True)
+            rewards.index_put_((torch.tensor(rows), torch.tensor(tokens)), self._rewards(prefixes), accumulate=True)
+        return rewards
 
     def flops(self, work: Sequence[tuple[int, Sequence[int]]]) -> float:
         profile = self.scorer.scorer.flops_profile
+        work = self.segment_work if self.by_segment else work
         return sum(forward_flops(profile, prompt, responses) for prompt, responses in work) if profile else 0.0
+
+
+def sentences(ids: Sequence[int], tokenization: Tokenization) -> list[tuple[int, str]]:
+    """Return the last token of each sentence of a response, and the text up to it."""
+    written = [token for token in ids if token not in tokenization.end_ids]
+    texts = tokenization.token_texts(written)
+    lengths = list(accumulate(map(len, texts)))
+    text = "".join(texts)
+    return [(bisect_left(lengths, end), text[:end].strip()) for end in segment_ends(text)]

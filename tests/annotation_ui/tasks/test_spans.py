@@ -1,10 +1,14 @@
 """Marked errors: entered by mouse and keyboard, with offsets in code points, imported, shown and exported unchanged."""
 
+import json
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from playwright.sync_api import expect
 
+from align import cli
+from annotation_ui.cli import main
 from annotation_ui.reports import overview
 from annotation_ui.reports.export import Selection, rows_to_export
 from annotation_ui.tasks import TASKS, BadInputError
@@ -214,7 +218,7 @@ def test_one_labelers_marks_aggregate_to_the_same_characters(marks):
 
 
 def test_disagreements_list_what_labelers_marked_differently(server):
-    batch = server.add_batch([("t:1", {"prompt": "p", "response": TEXT})], "spans", overlap=2)
+    batch = server.add_batch([("t:1", {"prompt": "p", "response": TEXT})], "spans", labelers_per_item=2)
     for name, spans in (("marks-ann", []), ("marks-bob", [{"start": 0, "end": 4, "type": "incorrect"}])):
         labeler = Client(server, server.token(name))
         here = f"/api/assignments/{labeler.next('spans')['assignment']}/submit"
@@ -224,3 +228,33 @@ def test_disagreements_list_what_labelers_marked_differently(server):
         measures = {each["measure"]: each for each in overview.coefficients(session, "spans", (batch,))}
     assert row["agreement"] == 0
     assert "Krippendorff's alpha (nominal): any error" in measures
+
+
+def test_marked_errors_train_a_model_that_rewards_each_sentence(server, tmp_path):
+    rows = [(f"t:{n}", {"prompt": f"Question {n}?", "response": f"It is {n}. It is so."}) for n in range(6)]
+    batch = server.add_batch(rows, "spans", settings={"error_types": "wrong"})
+    labeler = Client(server, server.token("marks-trainer"))
+    for number in range(6):
+        here = f"/api/assignments/{labeler.next('spans')['assignment']}/submit"
+        spans = [{"start": 6, "end": 7, "type": "wrong"}]
+        assert labeler("POST", here, {"request_id": f"request-{number}", "answer": {"spans": spans}, "seconds": 1})[0] == 200
+    errors, prompts = tmp_path / "errors.jsonl", tmp_path / "prompts.jsonl"
+    words = ["--database", server.database_url, "--data-dir", str(tmp_path), "export", "attributes", str(errors)]
+    assert main([*words, "--batch", batch]) == 0
+    tiny = ["--model", "tiny-llama", "--report_to", "none", "--dtype", "float32"]
+    cli.main(["attributes", *tiny, "--train_data", str(errors), "--output_dir", str(tmp_path / "errors")])
+    prompts.write_text('{"prompt": "Hi"}\n')
+    ppo = [
+        "--prompts",
+        str(prompts),
+        "--output_dir",
+        str(tmp_path / "ppo"),
+        "--total_updates",
+        "1",
+        "--rollout_batch_size",
+        "4",
+    ]
+    reward = ["--attributes.model", str(tmp_path / "errors" / "model"), "--attributes.reward", "1-wrong"]
+    cli.main(["ppo", *tiny, *ppo, "--max_new_tokens", "8", *reward, "--attributes.segments", "true"])
+    metrics = json.loads((tmp_path / "ppo" / "metrics.jsonl").read_text().splitlines()[-1])
+    assert metrics["reward/attributes"] > 0

@@ -1,0 +1,95 @@
+"""With `segments`, each sentence of a sampled response has a reward at its last token."""
+
+import pytest
+import torch
+
+from align import cli
+from align.core.settings import ModelConfig
+from align.extras.attributes import AttributeConfig, AttributeTrainer
+from align.extras.attributes.attribute_rewards import sentences
+from align.extras.attributes.classifier import AttributeClassifier
+from align.models.loading import load
+from align.ppo.extensions import Extension
+
+SEEN = []
+
+
+class Recorder(Extension):
+    """Keeps the experience of each update."""
+
+    def on_experience(self, update, experience):
+        SEEN.append(experience)
+
+
+@pytest.fixture(scope="module")
+def policy(align_cache):
+    return load(ModelConfig(model="tiny-llama"), torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("One is. Two are! Three", ["One is.", "One is. Two are!", "One is. Two are! Three"]),
+        ("No end\nat all", ["No end", "No end\nat all"]),
+        ("Grün 👍. Ja.", ["Grün 👍.", "Grün 👍. Ja."]),
+        ("", []),
+    ],
+)
+def test_a_sentence_ends_at_the_token_of_its_last_character(policy, text, parts):
+    tokenization = policy.tokenization
+    ids = tokenization.response_ids(text)
+    found = sentences(ids, tokenization)
+    assert [part for _, part in found] == parts
+    for token, part in found:
+        assert tokenization.text(ids[: token + 1]).startswith(part)
+        assert not tokenization.text(ids[:token]).startswith(part)
+
+
+def test_tokens_have_the_rewards_of_their_sentences(align_cache, tmp_path):
+    rows = [
+        {"prompt": f"Question {n}?", "response": text, "attributes": {"wrong": wrong}}
+        for n in range(8)
+        for text, wrong in (("It is so.", 0), ("It is so. It is 7.", 1))
+    ]
+    config = AttributeConfig(output_dir=str(tmp_path / "errors"), report_to=["none"], dtype="float32", learning_rate=3e-3)
+    model = str(AttributeTrainer("tiny-llama", rows, config).train())
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "Hi"}\n')
+    words = [
+        "--model",
+        "tiny-llama",
+        "--dtype",
+        "float32",
+        "--report_to",
+        "none",
+        "--prompts",
+        str(tmp_path / "prompts.jsonl"),
+    ]
+    words += [
+        "--output_dir",
+        str(tmp_path / "ppo"),
+        "--total_updates",
+        "1",
+        "--rollout_batch_size",
+        "4",
+        "--max_new_tokens",
+        "24",
+    ]
+    words += ["--kl_coef", "0", "--lam", "1", "--whiten_rewards", "false", "--missing_eos_score", "none"]
+    words += ["--attributes.model", model, "--attributes.reward", "1-2*wrong", "--attributes.segments", "true"]
+    SEEN.clear()
+    cli.main(["ppo", *words, "--extensions", f"{__name__}:Recorder"])
+    (experience,) = SEEN
+    assert experience.returns is not None
+    classify = AttributeClassifier(model, "wrong", "Hi", "cpu")
+    tokenization = load(ModelConfig(model="tiny-llama"), torch.float32).tokenization
+    assert experience.training_scores.tolist() == pytest.approx([0] * 4, abs=1e-5)  # the tokens have all of it
+    for row, ids in enumerate(experience.rollout.responses):
+        returns = torch.cat([experience.returns[row, : len(ids)], torch.zeros(1)])
+        rewards = returns[:-1] - returns[1:]  # without a discount, a return is the sum of the rewards from there on
+        expected = torch.zeros(len(ids))
+        found = sentences(ids, tokenization)
+        for (token, _), wrong in zip(found, classify([text for _, text in found], 100), strict=True):
+            expected[token] += 1 - 2 * wrong
+        assert found
+        assert torch.allclose(rewards, expected, atol=1e-4)
+        assert experience.scores[row].item() == pytest.approx(expected.sum().item(), abs=1e-4)
