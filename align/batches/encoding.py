@@ -13,7 +13,7 @@ from align.batches.mixtures import Data, Records, data_name, split_prefix
 from align.core.errors import UserError
 from align.data.conversation import user_turn
 from align.data.formats import convert_row, kind_name
-from align.data.readers import read_records, scan_rows
+from align.data.readers import read_records, report_single, scan_rows
 from align.data.records import Conversation, Demonstration, Prompt, Ranking, Record
 from align.data.sources import SourceRow
 from align.models.loading import LoadedModel
@@ -85,8 +85,10 @@ def encode_records(
         encoded += row.items
     spelled.report(source, kind_name(kind))
     counts.report(source, kind_name(kind))
-    if not encoded and kind is Ranking and not counts.dropped:
+    if not encoded and kind is Ranking and counts.records and not counts.dropped:
         raise UserError(f"{source}: each of its {counts.records} rankings ties all responses; there is nothing to learn")
+    if not encoded and not counts.records:
+        raise UserError(f"{source}: no {kind_name(kind)} in it")
     if not encoded:
         raise UserError(f"{source}: no {kind_name(kind)} is left within the limits; raise them, or set overlong to truncate")
     return encoded
@@ -134,7 +136,9 @@ def _records_in(data: Records, kind: type[R], skip_bad_rows: bool) -> Iterator[R
         SourceRow(f"{source}: item {number}", {"prompt": row} if isinstance(row, str) else row)
         for number, row in enumerate(data, start=1)
     )
-    yield from scan_rows(rows, kind, stop_at_bad=True).records
+    scanned = scan_rows(rows, kind, stop_at_bad=True)
+    report_single(scanned, source)
+    yield from scanned.records
 
 
 def _with_prefix(record: R, prefix: str) -> R:

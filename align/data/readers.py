@@ -101,8 +101,7 @@ def read_records(
     """
     scanned = scan(source, kind, stop_at_bad=not skip_bad_rows, split=split)
     require_records(scanned, source, kind)
-    if scanned.single:
-        logger.warning("%s: left out %d prompts with a single rated response", source, scanned.single)
+    report_single(scanned, str(source))
     if not token_ids and any(isinstance(record, Prompt) and record.ids is not None for record in scanned.records):
         raise UserError(f"{source}: holds prompts as token ids (input_ids), and text is needed here; give the field prompt")
     if scanned.problems:
@@ -110,6 +109,12 @@ def read_records(
         for problem in scanned.problems[:LISTED_PROBLEMS]:
             logger.warning("%s", problem)
     return scanned.records
+
+
+def report_single(scanned: Scan[R], name: str) -> None:
+    """Log how many prompts with one rated response were left out, on the first process only."""
+    if scanned.single and os.environ.get("RANK", "0") == "0":
+        logger.warning("%s: left out %d prompts with a single rated response", name, scanned.single)
 
 
 def require_records(scanned: Scan[R], source: str | os.PathLike[str], kind: type[R]) -> None:

@@ -15,7 +15,7 @@ class DPOConfig(MixtureConfig, SplitConfig, EpochConfig):
     train_data: str = option(
         "data/rankings.jsonl",
         "rankings or pairs to learn from: file, folder or hub name; several are separated by commas, each as NAME or "
-        "NAME=WEIGHT",
+        "NAME=WEIGHT; FILE[FIELD=COLUMN, ...] reads columns as fields",
     )
     validation_data: str = option("", "held-out rankings: metrics, and the choice of the best policy; empty: none")
     num_train_epochs: int = option(1, "passes over the rankings")

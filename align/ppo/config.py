@@ -64,7 +64,7 @@ class PPOConfig(KLConfig, LossConfig, SplitConfig, ModelConfig, EngineConfig, Ru
     lr_scheduler_type: Schedule = option("linear", "decay of the learning rate")
     warmup_ratio: float = option(0.0, "share of all updates in which the learning rate rises from 0")
 
-    prompts: str = option("data/prompts.jsonl", "prompts to sample from: file, folder or hub name")
+    prompts: str = option("data/prompts.jsonl", "prompts to sample from: file, folder or hub name, or FILE[prompt=COLUMN]")
     validation_prompts: str = option("", "fixed prompts for evaluation; empty: none")
     reward_model: list[str] = option(
         [], "folder of a reward model, or of several, combined by reward_ensemble; empty: only reward_functions"

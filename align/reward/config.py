@@ -13,7 +13,7 @@ class RewardConfig(MixtureConfig, SplitConfig, SequenceConfig, EpochConfig):
     train_data: str = option(
         "data/rankings.jsonl",
         "rankings or pairs to learn from: file, folder or hub name; several are separated by commas, each as NAME or "
-        "NAME=WEIGHT",
+        "NAME=WEIGHT; FILE[FIELD=COLUMN, ...] reads columns as fields",
     )
     validation_data: str = option("", "held-out rankings: metrics, and the choice of the best model; empty: none")
     demonstrations: str = option(

@@ -13,7 +13,7 @@ class SFTConfig(MixtureConfig, SplitConfig, SequenceConfig, EpochConfig):
     train_data: str = option(
         "data/demonstrations.jsonl",
         "demonstrations to learn from: file, folder or hub name; several are separated by commas, each as NAME or "
-        "NAME=WEIGHT",
+        "NAME=WEIGHT; FILE[FIELD=COLUMN, ...] reads columns as fields",
     )
     validation_data: str = option("", "demonstrations to choose the best model by; empty: none")
     num_train_epochs: int = option(1, "passes over the training data (InstructGPT used 16 and chose by the reward model)")

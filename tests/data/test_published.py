@@ -1,9 +1,14 @@
 """Published layouts: a row of each, with the fields of the data set's card, and the exact records that it stands for."""
 
+import contextlib
+from itertools import product
+
 import pytest
 
+from align.batches.encoding import encode_rankings
+from align.batches.limits import Limits
 from align.core.errors import UserError
-from align.data.formats import convert_row
+from align.data.formats import KINDS, convert_row
 from align.data.published import DEMONSTRATIONS
 from align.data.published_rankings import RANKINGS
 from align.data.ratings import RatedAnswer, rank_ratings
@@ -278,6 +283,17 @@ def test_ratings_are_ranked_by_prompt(tmp_path, caplog):
     assert caplog.messages == [f"{path}: left out 1 prompts with a single rated response"]
 
 
+def test_ratings_in_memory_are_ranked_too(load_sharp, caplog):
+    rows = [
+        {"prompt": prompt, "response": text, "rating": len(text)} for prompt, text in (("a", "b"), ("a", "cc"), ("d", "e"))
+    ]
+    (found,) = encode_rankings(rows, load_sharp("tiny-gpt2"), Limits(100, 100), False)
+    assert found.ranks == [2, 1]
+    assert caplog.messages == ["rankings in memory: left out 1 prompts with a single rated response"]
+    with pytest.raises(UserError, match="rankings in memory: no ranking in it"):
+        encode_rankings(rows[2:], load_sharp("tiny-gpt2"), Limits(100, 100), False)
+
+
 def test_labels_of_kto_make_pairs_or_are_refused(tmp_path):
     path = tmp_path / "kto.jsonl"
     rows = [{"prompt": "Hi", "completion": text, "label": text != "c"} for text in "abc"]
@@ -293,3 +309,16 @@ def test_of_many_rated_responses_nine_are_kept():
     (ranking,) = rank_ratings(rated(n % 17, f"t{n % 17}") for n in range(34)).rankings
     assert ranking.responses == ("t0", "t2", "t4", "t6", "t8", "t10", "t12", "t14", "t16")
     assert ranking.ranks == (9, 8, 7, 6, 5, 4, 3, 2, 1)
+
+
+JUNK = [
+    None, 5, -1, 2.5, float("nan"), "x", "", [], {}, [1], [{}], ["x"], [["x"]], [None], True, False, {"a": 1},
+    [user("x")], said(("human", 5)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "row", "records"), ROWS, ids=[f"{i}-{row[0]}" for i, row in enumerate(ROWS)])
+def test_whatever_a_field_holds_is_read_or_refused(name, row, records):
+    for field, value, kind in product(row, JUNK, KINDS.values()):
+        with contextlib.suppress(UserError):
+            convert_row({**row, field: value}, kind)
