@@ -19,7 +19,7 @@ from transformers.trainer_callback import CallbackHandler, PrinterCallback, Trai
 from align.batches.encoding import Limits, encode_prompts
 from align.models.checkpoint import save_model_into
 from align.models.hub import make_repo, push_model
-from align.ppo.setup import GivenObjects
+from align.ppo.setup import BASE_REFERENCE, GivenObjects
 from align.ppo.train import prepare, save_policy, train
 from align.runtime.distributed import run_on_main
 from align.trl.completions import complete, log_to_wandb, show
@@ -51,7 +51,7 @@ class PPOTrainer:
     Args:
         args: the settings.
         processing_class: the policy's tokenizer.
-        model: the policy, a causal language model.
+        model: the policy, a causal language model, or a `PeftModel`, whose active adapter is trained.
         ref_model: the reference of the KL penalty. None: a copy of the policy, or with LoRA the policy without its adapter.
         reward_model: a sequence classifier with one label that reads the policy's token ids.
         train_dataset: prompts, as token ids in the column `input_ids`.
@@ -71,7 +71,7 @@ class PPOTrainer:
         self,
         args: PPOConfig,
         processing_class: PreTrainedTokenizerBase,
-        model: PreTrainedModel,
+        model: PreTrainedModel | PeftModel,
         ref_model: PreTrainedModel | None,
         reward_model: PreTrainedModel,
         train_dataset: Dataset,
@@ -101,9 +101,12 @@ class PPOTrainer:
         self.core_config = core_config(args, longest, self.stop_token_id)
         # transformers' settings have started the state of accelerate, on CPUs under DeepSpeed as that of a single process.
         AcceleratorState._reset_state(reset_partial_state=True)
-        given = GivenObjects(processing_class, ref_model, value_model, self.callbacks)
+        if isinstance(model, PeftModel) and args.model_adapter_name:
+            model.set_adapter(args.model_adapter_name)
+        reference = reference_of(args, model, ref_model, peft_config)
+        given = GivenObjects(processing_class, reference, value_model, self.callbacks, peft_config)
         self.prepared = prepare(self.core_config, model, [reward_model], [], prompts, (), [self.hooks], given)
-        self.model = PolicyAndValueModel(model, value_model)
+        self.model = PolicyAndValueModel(self.prepared.policy.backbone.peft or model, value_model)
         self.callback_handler.model, self.callback_handler.lr_scheduler = self.model, self.lr_scheduler
         for line in unsupported_settings(args):
             self.prepared.run.print(f"warning: {line}")
@@ -289,10 +292,23 @@ def check_models(model: nn.Module, ref_model: PreTrainedModel | None, train_data
         )
     if peft_config is not None and not isinstance(peft_config, PeftConfig):
         raise InvalidArgumentError(f"`peft_config` must be a `peft.PeftConfig`, not {type(peft_config).__name__}")
-    if peft_config is not None or isinstance(model, PeftModel):
+    if peft_config is not None and isinstance(model, PeftModel):
         raise InvalidArgumentError(
-            "`peft_config`: this trainer trains all weights; use align.ppo.PPOTrainer with lora_r for an adapter"
+            "You passed a `PeftModel` together with a `peft_config`: leave `peft_config` out to train the adapter that is "
+            "there, or merge it first by merge_and_unload()"
         )
+
+
+def reference_of(
+    args: PPOConfig, model: nn.Module, ref_model: PreTrainedModel | None, peft_config: PeftConfig | None
+) -> PreTrainedModel | str | None:
+    """Return the reference: a model, the name of an adapter of the policy, or None for the policy that training starts from.
+
+    The reference of a `PeftModel` is its base, as in TRL.
+    """
+    if ref_model is not None or peft_config is not None:
+        return ref_model
+    return args.ref_adapter_name or (BASE_REFERENCE if isinstance(model, PeftModel) else None)
 
 
 def data_sets(given: Dataset | Mapping[str, Dataset] | None) -> list[Dataset]:

@@ -159,8 +159,6 @@ UNSUPPORTED: Mapping[str, str] = {
     "full_determinism": "random numbers come from seed alone; set torch.use_deterministic_algorithms for kernels",
     "data_seed": "seed also sets the order of prompts",
     "ds3_gather_for_generation": "set zero3_sampling in a configuration of `align ppo`",
-    "model_adapter_name": "the active adapter of the policy is trained",
-    "ref_adapter_name": "the reference is the policy that training starts from, or ref_model",
     "debug": "a broken batch is always saved",
 }
 """Settings without a counterpart, and the advice of the warning about each."""

@@ -3,6 +3,8 @@
 import runpy
 from pathlib import Path
 
+import pytest
+
 SCRIPT = Path(__file__).parents[2] / "examples" / "trl" / "ppo.py"
 FEW = "--dataset_name none --per_device_train_batch_size 4 --total_episodes 8 --response_length 8 --dtype float32"
 
@@ -26,3 +28,9 @@ def test_the_page_names_the_only_edit():
     assert "python examples/trl/ppo.py" in SCRIPT.read_text()
     page = (SCRIPT.parents[2] / "docs" / "migrate-from-trl.md").read_text()
     assert "-from trl.experimental.ppo import PPOConfig, PPOTrainer\n+from align.trl import PPOConfig, PPOTrainer\n" in page
+
+
+@pytest.mark.slow
+def test_the_script_trains_an_adapter(tmp_path):
+    run(tmp_path, "--use_peft --lora_r 4 --learning_rate 1e-3")
+    assert (tmp_path / "out" / "adapter_model.safetensors").exists()

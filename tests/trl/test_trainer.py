@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from peft import LoraConfig
+from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, TrainerCallback
 
 from align.core.errors import UserError
@@ -77,6 +77,27 @@ def test_a_learning_rate_of_0_changes_nothing(make_trainer, models):
     assert changed(trainer.model.policy, policy) == []
     last = trainer.state.log_history[-1]
     assert (last["val/ratio_var"], last["val/ratio"], last["lr"]) == (pytest.approx(0.0, abs=1e-12), pytest.approx(1.0), 0.0)
+
+
+def test_an_adapter_is_trained_beside_a_whole_value_model(make_trainer, models, tmp_path):
+    critic = copies(models["value_model"])
+    base = copies(models["model"])
+    config = LoraConfig(r=32, lora_alpha=16, lora_dropout=0.05, bias="none", task_type="CAUSAL_LM")
+    trainer = make_trainer({"learning_rate": 1e-3}, ref_model=None, peft_config=config)
+    trainer.train()
+    adapter = {name: weight for name, weight in trainer.model.policy.named_parameters() if "lora" in name}
+    assert adapter
+    assert any(weight.abs().max() > 0 for name, weight in adapter.items() if "lora_B" in name and weight.requires_grad)
+    assert len(changed(trainer.model.value_model, critic)) > 15
+    trainer.save_model(str(tmp_path / "saved"))
+    names = {path.name for path in (tmp_path / "saved").iterdir()}
+    assert {"adapter_config.json", "adapter_model.safetensors", "tokenizer.json"} <= names
+    saved = json.loads((tmp_path / "saved" / "adapter_config.json").read_text())
+    assert (saved["r"], saved["lora_alpha"]) == (32, 16)
+    for name, weight in models["model"].named_parameters():
+        plain = name.replace("base_layer.", "")
+        if plain in base:
+            assert torch.equal(weight, base[plain])
 
 
 def test_events_come_in_the_order_of_trl(make_trainer, tmp_path):
@@ -201,7 +222,6 @@ def test_mistakes_are_those_of_trl(make_trainer, models, prompts):
         ({"train_dataset": None}, "`train_dataset` is required"),
         ({"ref_model": models["model"]}, "`model` and `ref_model` cannot be the same object"),
         ({"peft_config": {"r": 8}}, "`peft_config` must be a `peft.PeftConfig`, not dict"),
-        ({"peft_config": LoraConfig(r=8)}, "use align.ppo.PPOTrainer with lora_r"),
         ({"train_dataset": prompts.rename_column("input_ids", "ids")}, "no column `input_ids`"),
     ):
         with pytest.raises(ValueError, match=message):
@@ -221,6 +241,36 @@ def test_an_earlier_run_is_not_overwritten(make_trainer):
 def test_a_setting_without_effect_is_named_once(make_trainer, capsys):
     make_trainer({"max_steps": 7})
     assert capsys.readouterr().err.count("max_steps is 7 and has no effect: set total_episodes") == 1
+
+
+def test_the_reference_context_switches_the_adapter_off(make_trainer, models, prompts):
+    config = LoraConfig(r=4, task_type="CAUSAL_LM")
+    trainer = make_trainer({"learning_rate": 1e-2}, ref_model=None, peft_config=config)
+    ids = torch.tensor([prompts[5]["input_ids"]])
+    start = trainer.model.policy(input_ids=ids).logits.detach()
+    trainer.train()
+    with torch.no_grad():
+        with trainer.null_ref_context():
+            reference = trainer.model.policy(input_ids=ids).logits
+        trained = trainer.model.policy(input_ids=ids).logits
+    assert torch.allclose(reference, start, atol=1e-6)
+    assert not torch.allclose(trained, start, atol=1e-3)
+
+
+def test_the_active_adapter_of_a_peft_model_is_trained(make_trainer, models, prompts):
+    torch.manual_seed(1)
+    policy = get_peft_model(models["model"], LoraConfig(r=4, task_type="CAUSAL_LM", init_lora_weights=False), "first")
+    policy.add_adapter("second", LoraConfig(r=4, task_type="CAUSAL_LM", init_lora_weights=False))
+    before = copies(policy)
+    names = {"model_adapter_name": "second", "ref_adapter_name": "first", "learning_rate": 1e-2, "total_episodes": 4}
+    trainer = make_trainer(names, model=policy, ref_model=None)
+    trainer.train()
+    assert trainer.model.policy is policy
+    kinds = {name.split(".")[-2] for name in changed(policy, before)}
+    assert kinds == {"second"}
+    assert trainer.state.log_history[0]["objective/kl"] != 0.0
+    with pytest.raises(ValueError, match="leave `peft_config` out to train the adapter that is there"):
+        make_trainer(output(trainer), model=policy, ref_model=None, peft_config=LoraConfig(r=4))
 
 
 def test_signature_has_the_arguments_of_trl():
