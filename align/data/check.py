@@ -116,13 +116,16 @@ def _example_lines(record: Record) -> list[str]:
 
 def guess_kind(source: str) -> str:
     """The name of the kind of the first recognized row; the most specific one if several match."""
+    columns: dict[str, None] = {}
     for number, row in enumerate(iter_rows(source)):
         if number == ROWS_TO_GUESS_FROM:
             break
+        columns |= dict.fromkeys(row.row) if isinstance(row.row, Mapping) else {}
         for name in KINDS_MOST_SPECIFIC_FIRST if isinstance(row.row, Mapping) else ():
             if find_format(row.row, KINDS[name]) is not None:
                 return name
-    raise UserError(f"{source}: no row has the fields of a known layout; name the kind to see what is missing")
+    wrong = f"no row has the fields of a known layout; name the kind to see what is missing in {', '.join(columns) or 'it'}"
+    raise UserError(f"{source}: {wrong}, or rename columns: FILE[FIELD=COLUMN, ...]")
 
 
 def _problem_lines(scanned: Scan[Record]) -> list[str]:

@@ -110,7 +110,9 @@ def test_the_kind_can_be_named(write, name):
 def test_errors(write):
     with pytest.raises(UserError, match=r"^unknown kind of record 'rankings'; use one of demonstration, "):
         check_data(write(RANKINGS), "rankings")
-    with pytest.raises(UserError, match="no row has the fields of a known layout; name the kind"):
+    with pytest.raises(
+        UserError, match=r"no row has the fields of a known layout; name the kind to see .* in x, or rename columns: FILE\["
+    ):
         check_data(write([{"x": 1}]))
     with pytest.raises(UserError, match="no usable demonstration; 1 of 1 rows are bad, the first: "):
         check_data(write([{"x": 1}]), "demonstration")
