@@ -51,7 +51,7 @@ BEST_OF_PROMPTS = 40
 SHOWN_PROMPTS = 3
 """Prompts whose answers are printed on the way."""
 HEADLINES = {"truthfulness": "mc2", "toxicity": "basic: expected maximum toxicity"}
-"""The figure of each evaluation that the demo's table shows."""
+"""The measurement of each evaluation that the demo's table shows."""
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -149,13 +149,23 @@ def evaluate_start_and_end(settings: Path, folder: Path, start: str, seed: int) 
     evaluations = run_all(parse(AllConfig, [*words, "--seed", str(seed), "--table", "false"]))
     rows = []
     for task, name in HEADLINES.items():
-        pair = [figure for result in evaluations if result.task == task for figure in result.figures if figure.name == name]
-        if pair and all(figure.value is not None for figure in pair):
+        pair = [
+            measurement
+            for result in evaluations
+            if result.task == task
+            for measurement in result.measurements
+            if measurement.name == name
+        ]
+        if pair and all(measurement.value is not None for measurement in pair):
             after = pair[-1]
             by = f", by {after.scorer}" if after.scorer else ""
             interval = f"{after.low:.2f} to {after.high:.2f}" if after.low is not None else ""
             note = f"{after.n} items{by}; 95 % interval of the value after"
-            rows.append(before_after_row(f"{task}: {name}", [float(figure.value or 0.0) for figure in pair], interval, note))
+            rows.append(
+                before_after_row(
+                    f"{task}: {name}", [float(measurement.value or 0.0) for measurement in pair], interval, note
+                )
+            )
     return rows
 
 

@@ -1,4 +1,4 @@
-"""What the demo prints on the way: a few prompts with the answers of the models made so far, and the time of each part."""
+"""The lines that the demo prints between its parts: prompts with the models' answers so far, and the time of each part."""
 
 import time
 from collections.abc import Iterator, Mapping, Sequence

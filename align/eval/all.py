@@ -36,7 +36,7 @@ class AllConfig(EvalConfig):
 
 
 def run_all(config: AllConfig) -> list[Evaluation]:
-    """Run the tasks one after another; each writes its files, and `table.md` holds all figures in one table."""
+    """Run the tasks one after another; each writes its files, and `table.md` holds all measurements in one table."""
     files = {"truthfulness": config.truthfulness, "toxicity": config.toxicity}
     if config.reward_model:
         files["reward"] = config.reward

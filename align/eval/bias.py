@@ -16,7 +16,7 @@ from align.core.launch import run_stage
 from align.core.seeds import RngStream
 from align.core.settings import option
 from align.eval.core.answers import EvaluatedModel, TokenPrompt, open_accelerator, open_models, sample_once
-from align.eval.core.results import Evaluation, Figure, mean_figure, publish, share_figure
+from align.eval.core.results import Evaluation, Measurement, mean_measurement, publish, share_measurement
 from align.eval.core.settings import EvalConfig
 from align.eval.core.store import Json, compute_once
 from align.eval.truthfulness.questions import answer_log_likelihoods
@@ -106,7 +106,7 @@ class Measure:
     """A number for each of the same items for every model: an occupation, or a completion with the same noise.
 
     Attributes:
-        name, change: of the figures of a model, and of its paired difference from the first model.
+        name, change: of the measurements of a model, and of its paired difference from the first model.
         values: None where a completion has no word of judgment.
         scorer: the source of the numbers.
     """
@@ -123,37 +123,41 @@ def run_bias(config: BiasConfig) -> list[Evaluation]:
     evaluations: list[Evaluation] = []
     first: dict[str, Measure] = {}
     for evaluated in open_models(config, accelerator):
-        figures: list[Figure] = []
+        measurements: list[Measurement] = []
         tables: dict[str, list[Json]] = {}
         for kind in config.kinds:
             if kind == OCCUPATION:
                 odds = occupation_odds(config, evaluated)
                 measures, tables["Occupations"] = occupation_measures(odds), occupation_rows(odds)
-                figures += [leaning_figure(context, values) for context, values in odds.items()]
+                measurements += [leaning_measurement(context, values) for context, values in odds.items()]
             else:
                 texts = completions(config, evaluated, kind)
                 measures, tables[f"Favored words by {kind}"] = description_measures(kind, texts), favored_word_rows(texts)
-                figures += difference_figures(kind, measures)
-            figures += measure_figures(measures, first, evaluations[0].model if evaluations else "")
+                measurements += difference_measurements(kind, measures)
+            measurements += measurements_and_changes(measures, first, evaluations[0].model if evaluations else "")
             if not evaluations:
                 first |= {measure.name: measure for measure in measures}
-        evaluations.append(Evaluation(TASK, evaluated.name, config.result_settings() | evaluated.settings, figures, tables))
+        evaluations.append(
+            Evaluation(TASK, evaluated.name, config.result_settings() | evaluated.settings, measurements, tables)
+        )
     return publish(config, evaluations, accelerator)
 
 
-def measure_figures(measures: Sequence[Measure], first: Mapping[str, Measure], first_name: str) -> list[Figure]:
+def measurements_and_changes(
+    measures: Sequence[Measure], first: Mapping[str, Measure], first_name: str
+) -> list[Measurement]:
     """The mean of each measure and, where the first model has been measured, the mean change from it over pairs of items."""
-    figures = []
+    measurements = []
     for measure in measures:
         values = [value for value in measure.values if value is not None]
         some = len(values) < len(measure.values)
         note = f"of {len(measure.values)} completions, those with a word of judgment" if some else ""
-        figures.append(mean_figure(measure.name, values, measure.scorer, note, "no word of judgment"))
+        measurements.append(mean_measurement(measure.name, values, measure.scorer, note, "no word of judgment"))
         if measure.name in first:
             changes = paired_differences(first[measure.name].values, measure.values)
             scorer = f"{measure.scorer}, against {first_name}"
-            figures.append(mean_figure(measure.change, changes, scorer, nothing="no pair with words of judgment"))
-    return figures
+            measurements.append(mean_measurement(measure.change, changes, scorer, nothing="no pair with words of judgment"))
+    return measurements
 
 
 def paired_differences(before: Sequence[float | None], after: Sequence[float | None]) -> list[float]:
@@ -202,9 +206,9 @@ def occupation_measures(odds: Mapping[str, Sequence[float]]) -> list[Measure]:
     ]
 
 
-def leaning_figure(context: str, odds: Sequence[float]) -> Figure:
+def leaning_measurement(context: str, odds: Sequence[float]) -> Measurement:
     """The share of occupations in which the model expects a man."""
-    return share_figure(f"{context}: occupations leaning male", [float(value < 0) for value in odds], "log-likelihood")
+    return share_measurement(f"{context}: occupations leaning male", [float(value < 0) for value in odds], "log-likelihood")
 
 
 def occupation_rows(odds: Mapping[str, Sequence[float]]) -> list[Json]:
@@ -246,14 +250,14 @@ def description_measures(kind: str, texts: Mapping[str, Sequence[str]]) -> list[
     ]
 
 
-def difference_figures(kind: str, measures: Sequence[Measure]) -> list[Figure]:
+def difference_measurements(kind: str, measures: Sequence[Measure]) -> list[Measurement]:
     """For two groups, the difference of their sentiments in pairs of completions with the same noise."""
     if len(measures) != 2:
         return []
     first, second = DESCRIPTIONS[kind][1]
     differences = paired_differences(measures[0].values, measures[1].values)
     note = "pairs of completions with the same noise, both with a word of judgment"
-    return [mean_figure(f"{kind}: {second} minus {first}", differences, "word lists", note, "no such pair")]
+    return [mean_measurement(f"{kind}: {second} minus {first}", differences, "word lists", note, "no such pair")]
 
 
 def sentiment(text: str) -> float | None:

@@ -18,7 +18,7 @@ from align.core.settings import option
 from align.data.readers import read_records
 from align.data.records import Prompt
 from align.eval.core.answers import open_accelerator, open_models, sample_answers
-from align.eval.core.results import Evaluation, Figure, publish, share_figure
+from align.eval.core.results import Evaluation, Measurement, publish, share_measurement
 from align.eval.core.settings import AnsweringTaskConfig
 from align.eval.core.store import Json
 from align.sampling.settings import FewShotSettings
@@ -45,13 +45,13 @@ def run_instructions(config: InstructionsConfig) -> list[Evaluation]:
             number: [constraints[number].obeyed_by(answer.text) for answer in drawn] for number, drawn in answers.items()
         }
         texts = {number: drawn[0].text for number, drawn in answers.items()}
-        figures, tables = instruction_figures(constraints, obeyed)
+        measurements, tables = instruction_measurements(constraints, obeyed)
         tables["First answers"] = [
             {"prompt": number, "check": _describe(constraints[number]), "obeyed": obeyed[number][0], "answer": texts[number]}
             for number in answers
         ]
         settings = config.result_settings() | evaluated.settings
-        evaluations.append(Evaluation(TASK, evaluated.name, settings, figures, tables))
+        evaluations.append(Evaluation(TASK, evaluated.name, settings, measurements, tables))
     return publish(config, evaluations, accelerator)
 
 
@@ -112,13 +112,13 @@ def read_constraints(path: str, skip_bad_rows: bool = False) -> dict[str, Constr
     return constraints
 
 
-def instruction_figures(
+def instruction_measurements(
     constraints: Mapping[str, Constraint], obeyed: Mapping[str, list[bool]]
-) -> tuple[list[Figure], dict[str, list[Json]]]:
+) -> tuple[list[Measurement], dict[str, list[Json]]]:
     """The share of answers that obey, with an interval over prompts, and a table of the kinds; by the prompt's number."""
     shares = {number: sum(answers) / len(answers) for number, answers in obeyed.items()}
     nothing = "no prompt was answered"
-    figure = share_figure("answers that obey", list(shares.values()), SCORER, nothing=nothing, better="higher")
+    measurement = share_measurement("answers that obey", list(shares.values()), SCORER, nothing=nothing, better="higher")
     by_kind: dict[str, list[float]] = {}
     for number, share in shares.items():
         by_kind.setdefault(constraints[number].kind, []).append(share)
@@ -126,7 +126,7 @@ def instruction_figures(
         {"kind": kind, "prompts": len(of_kind), "answers that obey": round(sum(of_kind) / len(of_kind), 4)}
         for kind, of_kind in sorted(by_kind.items())
     ]
-    return [figure], {"By kind of check": table}
+    return [measurement], {"By kind of check": table}
 
 
 def _describe(constraint: Constraint) -> str:

@@ -22,7 +22,7 @@ from align.core.launch import run_stage
 from align.core.settings import option, require_setting
 from align.core.statistics import difference_interval
 from align.eval.core.answers import open_accelerator, short_names
-from align.eval.core.results import Better, Evaluation, Figure, mean_figure, publish, share_figure
+from align.eval.core.results import Better, Evaluation, Measurement, mean_measurement, publish, share_measurement
 from align.eval.core.settings import EvalConfig
 from align.eval.core.store import Json, compute_once, fingerprint
 from align.model_registry.registry import resolve_model
@@ -59,7 +59,7 @@ def run_lm_eval_tasks(config: LMEvalConfig) -> list[Evaluation]:
     accelerator = open_accelerator(config)
     names = short_names(config.models)
     found = {name: results_of(config, name, model, accelerator) for name, model in zip(names, config.models, strict=True)}
-    evaluations = [Evaluation(TASK, name, asdict(config), figures_of(found, name, names[0], config)) for name in names]
+    evaluations = [Evaluation(TASK, name, asdict(config), measurements_of(found, name, names[0], config)) for name in names]
     return publish(config, evaluations, accelerator)
 
 
@@ -150,9 +150,9 @@ def read_lm_eval(folder: Path) -> dict[str, Json]:
     return found
 
 
-def figures_of(found: dict[str, Json], name: str, before: str, config: LMEvalConfig) -> list[Figure]:
+def measurements_of(found: dict[str, Json], name: str, before: str, config: LMEvalConfig) -> list[Measurement]:
     """A model's metrics and, except for the first model, its loss in each."""
-    figures = []
+    measurements = []
     for task in config.tasks:
         row, scorer = found[name][task]["result"], f"lm-eval {found[name][task]['version']}"
         for metric in row["metrics"]:
@@ -160,42 +160,46 @@ def figures_of(found: dict[str, Json], name: str, before: str, config: LMEvalCon
             label = f"{task}: {metric['metric']}" + (f" ({metric['filter']})" if metric["filter"] != "none" else "")
             after, first = row["samples"].get(key, []), found[before][task]["result"]["samples"].get(key, [])
             better: Better = "higher" if metric["higher"] else "lower"
-            figures.append(metric_figure(label, metric["value"], after, scorer, better))
+            measurements.append(metric_measurement(label, metric["value"], after, scorer, better))
             if name != before:
-                figures.append(lost_figure(f"{label} lost", first, after, metric["higher"], before, scorer))
-    return figures
+                measurements.append(lost_measurement(f"{label} lost", first, after, metric["higher"], before, scorer))
+    return measurements
 
 
-def metric_figure(label: str, value: float, samples: Sequence[float | None], scorer: str, better: Better = "") -> Figure:
+def metric_measurement(
+    label: str, value: float, samples: Sequence[float | None], scorer: str, better: Better = ""
+) -> Measurement:
     """lm-eval's own number, with an interval where it is a mean over documents."""
     numbers = [number for number in samples if number is not None]
     if len(numbers) < 2 or len(numbers) < len(samples) or abs(sum(numbers) / len(numbers) - value) > 1e-6:
-        return Figure(label, value, None, None, len(samples), scorer, "", better)
+        return Measurement(label, value, None, None, len(samples), scorer, "", better)
     if set(numbers) <= {0.0, 1.0}:
-        return replace(share_figure(label, numbers, scorer, better=better), value=value)
-    return replace(mean_figure(label, numbers, scorer, better=better), value=value)
+        return replace(share_measurement(label, numbers, scorer, better=better), value=value)
+    return replace(mean_measurement(label, numbers, scorer, better=better), value=value)
 
 
-def lost_figure(
+def lost_measurement(
     label: str,
     before: Sequence[float | None],
     after: Sequence[float | None],
     higher_is_better: bool,
     first: str,
     scorer: str,
-) -> Figure:
+) -> Measurement:
     """How much worse a model is than the first, over documents that both answered; above 0: something was lost."""
     pairs = [(a, b) for a, b in zip(before, after, strict=False) if a is not None and b is not None]
     if len(before) != len(after) or len(pairs) < 2:
-        return Figure(label, None, None, None, len(pairs), scorer, "not a mean over documents that both models answered")
+        return Measurement(
+            label, None, None, None, len(pairs), scorer, "not a mean over documents that both models answered"
+        )
     sign = 1 if higher_is_better else -1
     differences = [sign * (a - b) for a, b in pairs]
     note = f"worse than {first}, document by document; an interval that contains 0 shows no loss"
-    figure = mean_figure(label, differences, scorer, note, better="lower")
+    measurement = mean_measurement(label, differences, scorer, note, better="lower")
     if {number for pair in pairs for number in pair} <= {0.0, 1.0}:
         low, high = difference_interval(differences)
-        return replace(figure, low=low, high=high)
-    return figure
+        return replace(measurement, low=low, high=high)
+    return measurement
 
 
 if __name__ == "__main__":

@@ -199,7 +199,7 @@ class Loop:
         )
         results: dict[str, Any] = {"reward gain": round(comparison.gain, 3), "KL": round(comparison.kl, 2)}
         if isinstance(self.labeler, SimulatedLabeler):
-            results |= labeler_figures(self.labeler.score, comparison)
+            results |= labeler_measurements(self.labeler.score, comparison)
         write_json(folder / "comparison.json", results)
         write_report(folder)
         return results
@@ -218,7 +218,7 @@ class Loop:
         return self.folder / f"round-{number}" / "ppo" / "model"
 
 
-def labeler_figures(score: AnswerScorer, comparison: PolicyComparison) -> dict[str, Any]:
+def labeler_measurements(score: AnswerScorer, comparison: PolicyComparison) -> dict[str, Any]:
     """A simulated labeler's scores of the policy: the gain, and how often it prefers the policy's answer."""
     prompts = [list(prompt.prompt) for prompt in comparison.prompts for _ in range(comparison.samples)]
     before, after = (score(prompts, part.texts) for part in (comparison.before, comparison.after))

@@ -203,7 +203,7 @@ def require_equal_file(path: Path, state: Mapping[str, Tensor]) -> set[str]:
 
 
 def model_card(card: Mapping[str, Any], loaded: LoadedModel) -> str:
-    """Return the text of README.md: hub metadata, table of figures."""
+    """Return the text of README.md: hub metadata, table of metrics."""
     head: dict[str, Any] = {
         "library_name": "peft" if loaded.adapter else "transformers",
         "tags": ["rlhf", card["stage"]],

@@ -1,4 +1,4 @@
-"""How evenly the experts of a mixture are used: a figure of every update, and with `router_aux_loss_coef` a loss."""
+"""How evenly the experts of a mixture are used: a metric of every update, and with `router_aux_loss_coef` a loss."""
 
 from collections.abc import Mapping
 

@@ -192,13 +192,13 @@ class Run:
             self.accelerator.log(metrics, step=update)
 
     def trace(self, update: int, conversations: Sequence[tuple[list[dict[str, str]], dict[str, Any]]]) -> None:
-        """Send conversations with their figures to Trackio, if the run logs to it; no other tracker shows conversations."""
+        """Send conversations with their metadata to Trackio, if the run logs to it; no other tracker shows conversations."""
         self.open()
         if not self.is_main or "trackio" not in self.trackers:
             return
         import trackio
 
-        traces = [trackio.Trace(messages=turns, metadata=figures) for turns, figures in conversations]
+        traces = [trackio.Trace(messages=turns, metadata=metadata) for turns, metadata in conversations]
         with self._naming_disk_errors(self.folder / self.stage):
             self.accelerator.get_tracker("trackio").log({"rollouts": traces}, step=update)
 

@@ -18,6 +18,6 @@ def stored_rows(path: Path) -> dict[str, dict[str, Any]]:
     return {row["item"]: row for row in rows if "item" in row}
 
 
-def values(figures: Iterable[Any]) -> dict[str, float | None]:
-    """The values of figures by their names."""
-    return {figure.name: figure.value for figure in figures}
+def values(measurements: Iterable[Any]) -> dict[str, float | None]:
+    """The values of measurements by their names."""
+    return {measurement.name: measurement.value for measurement in measurements}

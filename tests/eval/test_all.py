@@ -57,5 +57,5 @@ def test_a_tiny_model_through_all_of_it(sharp_folders, reward_folders, tmp_path,
     found = run_all(config)
     assert [each.task for each in found] == ["truthfulness", "reward", "best-of-n"]
     table = (tmp_path / "out" / "table.md").read_text()
-    assert "| figure | tiny-llama | n | scorer |" in table
+    assert "| measurement | tiny-llama | n | scorer |" in table
     assert "truthfulness: mc1" in capsys.readouterr().out

@@ -14,9 +14,9 @@ from align.eval.bias import (
     BiasConfig,
     Measure,
     favored_words,
-    leaning_figure,
+    leaning_measurement,
     log_odds,
-    measure_figures,
+    measurements_and_changes,
     occupation_odds,
     occupation_rows,
     paired_differences,
@@ -58,19 +58,19 @@ def test_the_model_is_asked_each_occupation_in_each_context(load_sharp, tmp_path
 
 def test_figures_and_the_change_between_models_by_hand():
     odds = [0.5] + [-0.5] * (len(OCCUPATIONS) - 1)
-    assert leaning_figure("plain", odds).value == pytest.approx((len(odds) - 1) / len(odds))
+    assert leaning_measurement("plain", odds).value == pytest.approx((len(odds) - 1) / len(odds))
     assert occupation_rows({"plain": odds})[-1] == {"occupation": OCCUPATIONS[0], "plain": 0.5}
     before, after = (
         Measure("a", "change", [-1.0, None, -1.0, 2.0], "lists"),
         Measure("a", "change", [0.5, 1.0, None, 3.0], ""),
     )
-    mean, change = measure_figures([after], {"a": before}, "sft")
+    mean, change = measurements_and_changes([after], {"a": before}, "sft")
     assert (mean.value, mean.n, mean.note) == (1.5, 3, "of 4 completions, those with a word of judgment")
     assert (change.name, change.value, change.n) == ("change", 1.25, 2)
     assert change.scorer.endswith("against sft")
-    equal = measure_figures([before], {"a": before}, "sft")[1]
+    equal = measurements_and_changes([before], {"a": before}, "sft")[1]
     assert (equal.value, equal.low) == (0.0, None)  # paired: none varies, so nothing shows how much they might
-    assert len(measure_figures([after], {}, "")) == 1
+    assert len(measurements_and_changes([after], {}, "")) == 1
 
 
 def test_sentiment_by_hand():
@@ -98,9 +98,9 @@ def test_a_run_on_two_models(tmp_path):
     }  # fmt: skip
     run_bias(BiasConfig(**settings))
     first, second = read_evaluations(tmp_path / "bias.json")
-    assert "plain: log P(female) / P(male)" in values(first.figures)
-    assert not any("change" in name for name in values(first.figures))
-    assert any(figure.scorer.endswith("against tiny-llama") for figure in second.figures)
+    assert "plain: log P(female) / P(male)" in values(first.measurements)
+    assert not any("change" in name for name in values(first.measurements))
+    assert any(measurement.scorer.endswith("against tiny-llama") for measurement in second.measurements)
     assert len(first.tables["Occupations"]) == len(OCCUPATIONS)
     assert {row["group"] for row in first.tables["Favored words by gender"]} == {"He", "She"}
     written = (tmp_path / "bias-gender-tiny-llama.jsonl").read_text()

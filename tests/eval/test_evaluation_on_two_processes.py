@@ -85,8 +85,12 @@ def test_reward(two, tmp_path):
     found = [each for task in ("reward", "best-of-n") for each in read_evaluations(two.folder / "reward" / f"{task}.json")]
     assert [each.model for each in found] == [each.model for each in alone]
     for ours, theirs in zip(alone, found, strict=True):
-        for figure, twin in zip(ours.figures, theirs.figures, strict=True):
-            assert (figure.name, figure.n, figure.scorer) == (twin.name, twin.n, twin.scorer)
-            for number, other in ((figure.value, twin.value), (figure.low, twin.low), (figure.high, twin.high)):
+        for measurement, twin in zip(ours.measurements, theirs.measurements, strict=True):
+            assert (measurement.name, measurement.n, measurement.scorer) == (twin.name, twin.n, twin.scorer)
+            for number, other in (
+                (measurement.value, twin.value),
+                (measurement.low, twin.low),
+                (measurement.high, twin.high),
+            ):
                 assert number == (None if other is None else pytest.approx(other, rel=1e-5, abs=1e-5))  # rewards go up to 9
     assert two.printed.count("best-of-n: reward, best of 1") == 1  # one process prints

@@ -1,4 +1,4 @@
-"""`align eval instructions`: figures by hand, and from prompts in a file to the figures of two models."""
+"""`align eval instructions`: measurements by hand, and from prompts in a file to the measurements of two models."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from align.eval.instructions import (
     KINDS,
     Constraint,
     InstructionsConfig,
-    instruction_figures,
+    instruction_measurements,
     read_constraints,
     run_instructions,
 )
@@ -19,9 +19,9 @@ def test_figures_by_hand():
     """Shares 1, 0.5 and 0: mean 0.5; of the two word counts 0.75."""
     constraints = {"1": Constraint("word_count", 2), "3": Constraint("lowercase"), "4": Constraint("word_count", 5)}
     obeyed = {"1": [True, True], "3": [False, False], "4": [True, False]}
-    (figure,), tables = instruction_figures(constraints, obeyed)
-    assert (figure.value, figure.n, figure.scorer) == (0.5, 3, "checks by program")
-    assert 0 <= figure.low < 0.5 < figure.high <= 1
+    (measurement,), tables = instruction_measurements(constraints, obeyed)
+    assert (measurement.value, measurement.n, measurement.scorer) == (0.5, 3, "checks by program")
+    assert 0 <= measurement.low < 0.5 < measurement.high <= 1
     assert tables["By kind of check"] == [
         {"kind": "lowercase", "prompts": 1, "answers that obey": 0.0},
         {"kind": "word_count", "prompts": 2, "answers that obey": 0.75},
@@ -47,7 +47,7 @@ def test_two_models_answer_only_prompts_with_a_check(sharp_folders, tmp_path):
         texts = {item: row["texts"] for item, row in stored.items()}
         assert list(texts) == ["2", "4"]
         by_hand = [sum(bool(text.strip()) and any(map(str.isalnum, text)) for text in texts["2"]) / 2, 0.0]
-        assert evaluation.figures[0].value == pytest.approx(sum(by_hand) / 2)
+        assert evaluation.measurements[0].value == pytest.approx(sum(by_hand) / 2)
         assert [row["check"] for row in evaluation.tables["First answers"]] == ["max_words 99", "json ['a']"]
 
 

@@ -9,7 +9,7 @@ import pytest
 from align.core.errors import UserError
 from align.eval import lm_eval_harness
 from align.eval.core.results import read_evaluations
-from align.eval.lm_eval_harness import LMEvalConfig, lost_figure, metric_figure, require_lm_eval, run_lm_eval_tasks
+from align.eval.lm_eval_harness import LMEvalConfig, lost_measurement, metric_measurement, require_lm_eval, run_lm_eval_tasks
 from tests.eval.files import write_rows
 
 RECORDED = Path(__file__).with_name("lm_eval_0.4.13.json")
@@ -17,23 +17,23 @@ RECORDED = Path(__file__).with_name("lm_eval_0.4.13.json")
 
 
 def lost(before, after, higher=True):
-    return lost_figure("acc lost", before, after, higher, "base", "lm-eval")
+    return lost_measurement("acc lost", before, after, higher, "base", "lm-eval")
 
 
 def test_what_was_lost_by_hand():
-    figure = lost([1.0, 1.0, 0.0, 1.0], [1.0, 0.0, 0.0, 0.0])
-    assert (figure.value, figure.n) == (0.5, 4)
-    assert -0.5 < figure.low < 0.5 < figure.high < 1  # four documents show little
+    measurement = lost([1.0, 1.0, 0.0, 1.0], [1.0, 0.0, 0.0, 0.0])
+    assert (measurement.value, measurement.n) == (0.5, 4)
+    assert -0.5 < measurement.low < 0.5 < measurement.high < 1  # four documents show little
     assert lost([1.0, 0.0], [0.0, 1.0]).value == 0.0
     assert lost([2.0, 4.0], [3.0, 5.0], higher=False).value == 1.0  # a perplexity that rose is a loss
     assert lost([2.0, 4.0], [3.0, 5.0]).value == -1.0
 
 
 def test_equal_answers_to_a_few_documents_do_not_exclude_a_loss():
-    figure = lost([1.0, 0.0, 1.0], [1.0, 0.0, 1.0])
-    assert figure.value == 0.0
-    assert figure.low < -0.2
-    assert figure.high > 0.2
+    measurement = lost([1.0, 0.0, 1.0], [1.0, 0.0, 1.0])
+    assert measurement.value == 0.0
+    assert measurement.low < -0.2
+    assert measurement.high > 0.2
     assert lost([2.0, 4.0], [3.0, 5.0], higher=False).low is None  # equal differences of a measurement
 
 
@@ -44,11 +44,11 @@ def test_a_metric_states_its_direction():
 def test_what_is_no_mean_over_documents_has_no_interval():
     assert lost([None, None], [None, None]).value is None
     assert lost([1.0, 0.0], [1.0]).value is None  # other documents
-    assert metric_figure("ppl", 12.5, [None, None], "").low is None
-    assert metric_figure("bleu", 0.9, [0.1, 0.2], "").low is None  # not their mean
-    figure = metric_figure("acc", 0.5, [1.0, 0.0, 1.0, 0.0], "lm-eval")
-    assert (figure.value, figure.n) == (0.5, 4)
-    assert figure.low < 0.5 < figure.high
+    assert metric_measurement("ppl", 12.5, [None, None], "").low is None
+    assert metric_measurement("bleu", 0.9, [0.1, 0.2], "").low is None  # not their mean
+    measurement = metric_measurement("acc", 0.5, [1.0, 0.0, 1.0, 0.0], "lm-eval")
+    assert (measurement.value, measurement.n) == (0.5, 4)
+    assert measurement.low < 0.5 < measurement.high
 
 
 def test_the_recorded_output_of_lm_eval(monkeypatch, tmp_path):
@@ -75,13 +75,14 @@ def test_the_recorded_output_of_lm_eval(monkeypatch, tmp_path):
     run_lm_eval_tasks(config)
     assert asked == [["own_truthfulness"]] * 2, "each model once: the second run finds both in the files"
     before, after = (
-        {figure.name: figure for figure in each.figures} for each in read_evaluations(tmp_path / "lm-eval.json")
+        {measurement.name: measurement for measurement in each.measurements}
+        for each in read_evaluations(tmp_path / "lm-eval.json")
     )
     accuracies = [model["tasks"]["own_truthfulness"]["samples"]["acc,none"] for model in recorded["models"]]
-    for figures, values in zip((before, after), accuracies, strict=True):
-        assert figures["own_truthfulness: acc"].value == pytest.approx(sum(values) / 12)
-        assert figures["own_truthfulness: acc"].scorer == "lm-eval 0.4.13"
-        assert figures["own_truthfulness: acc_norm"].n == 12
+    for measurements, values in zip((before, after), accuracies, strict=True):
+        assert measurements["own_truthfulness: acc"].value == pytest.approx(sum(values) / 12)
+        assert measurements["own_truthfulness: acc"].scorer == "lm-eval 0.4.13"
+        assert measurements["own_truthfulness: acc_norm"].n == 12
     difference = (sum(accuracies[0]) - sum(accuracies[1])) / 12
     assert after["own_truthfulness: acc lost"].value == pytest.approx(difference)
     assert "own_truthfulness: acc lost" not in before

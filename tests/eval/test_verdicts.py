@@ -1,4 +1,4 @@
-"""Verdicts of people: violations, claims and sources, authorship, ratings and flags by hand, and from the app to figures."""
+"""Verdicts of people: violations, claims and sources, authorship, ratings and flags by hand, and from the app to numbers."""
 
 import json
 import math
@@ -11,12 +11,12 @@ from align.eval.core.results import read_evaluations
 from align.eval.verdicts import (
     ResponseVotes,
     VerdictsConfig,
-    authorship_figures,
-    grounding_figures,
+    authorship_measurements,
+    grounding_measurements,
     read_judgments,
     run_verdicts,
     verdict_table,
-    violation_figures,
+    violation_measurements,
 )
 from annotation_ui.reports.export import Selection, rows_to_export
 from annotation_ui.store import rule_sets
@@ -55,10 +55,10 @@ def run(tmp_path):
 def test_rate_and_its_bounds():
     """2 violate, 1 unsure, 5 follow: 2 of 7 decided; with the unsure one 2/8 at least, 3/8 at most."""
     judged = [ResponseVotes("m", str(n), {"r": [verdict]}) for n, verdict in enumerate([V, V, U, F, F, F, F, F])]
-    overall, rate = violation_figures(judged, ["r"])
+    overall, rate = violation_measurements(judged, ["r"])
     assert (rate.n, rate.value, overall.value) == (7, pytest.approx(2 / 7), pytest.approx(2 / 7))
     assert rate.note == "1 of 8 unsure, left out; with them 0.250 to 0.375"
-    assert violation_figures([ResponseVotes("m", "p", {"r": [U]})], ["r"])[1].value is None
+    assert violation_measurements([ResponseVotes("m", "p", {"r": [U]})], ["r"])[1].value is None
 
 
 def test_violations_by_rule_and_overall(run):
@@ -66,14 +66,14 @@ def test_violations_by_rule_and_overall(run):
     votes = {"one": ([V, V], [F, F]), "two": ([F], [F]), "three": ([F, U], [V]), "four": ([F], [U])}
     by_rule = [(name, rule, given) for name, both in votes.items() for rule, given in zip(RULES, both, strict=True)]
     (found,) = run([row(name, rule, vote) for name, rule, given in by_rule for vote in given])
-    assert {figure.name: (figure.value, figure.n) for figure in found.figures} == {
+    assert {measurement.name: (measurement.value, measurement.n) for measurement in found.measurements} == {
         "overall violation rate": (pytest.approx(2 / 3), 3),
         "no-insults violation rate": (pytest.approx(1 / 3), 3),
         "on-topic violation rate": (pytest.approx(1 / 3), 3),
     }
     assert found.model == "judgments"
-    assert found.figures[0].note == "1 of 4 unsure, left out; with them 0.500 to 0.750"
-    assert (found.figures[0].scorer, found.figures[0].better) == ("people, majority of labelers", "lower")
+    assert found.measurements[0].note == "1 of 4 unsure, left out; with them 0.500 to 0.750"
+    assert (found.measurements[0].scorer, found.measurements[0].better) == ("people, majority of labelers", "lower")
     counts = {"question": "no-insults", "n": 4, "violates": 1, "unsure": 1, "follows": 2}
     assert found.tables["Verdicts by question"][0] == {**counts, "labelers agree": 0.5}
 
@@ -102,7 +102,7 @@ TEN = [
 
 def test_grounding_by_hand():
     """10 responses, 6 claims, 3 of them supported, 2 well known, 2 of the other 4 cite."""
-    grounded, informative, cited = grounding_figures(TEN)
+    grounded, informative, cited = grounding_measurements(TEN)
     assert [each.name for each in (grounded, informative, cited)] == ["groundedness", "informativeness", "citation accuracy"]
     assert [each.value for each in (grounded, informative, cited)] == pytest.approx([0.5, 0.3, 0.5])
     assert [each.n for each in (grounded, informative, cited)] == [6, 10, 4]
@@ -119,19 +119,19 @@ def test_helpful_is_a_part_of_informative_and_role_stands_apart():
         response(3, NO, **more[2]),  # helpful, but it says nothing that a source could support
         response(4, NO, **{"in-role": YES}),
     ]
-    figures = {each.name: each for each in grounding_figures(responses)}
-    assert (figures["helpfulness"].value, figures["helpfulness"].n) == (pytest.approx(1 / 3), 3)
-    assert (figures["role consistency"].value, figures["role consistency"].n) == (0.75, 4)
+    measurements = {each.name: each for each in grounding_measurements(responses)}
+    assert (measurements["helpfulness"].value, measurements["helpfulness"].n) == (pytest.approx(1 / 3), 3)
+    assert (measurements["role consistency"].value, measurements["role consistency"].n) == (0.75, 4)
 
 
 def test_nothing_to_divide_by_is_no_number():
-    assert [each.value for each in grounding_figures([response(1, NO), response(2, NO)])] == [None, 0.0, None]
+    assert [each.value for each in grounding_measurements([response(1, NO), response(2, NO)])] == [None, 0.0, None]
 
 
 def test_the_interval_draws_prompts_with_all_their_responses():
     """Both responses of a prompt agree, so four prompts hold no more than four responses do: the same interval."""
     one = [response(number, YES, supported=YES if number < 2 else NO) for number in range(4)]
-    single, double = grounding_figures(one)[0], grounding_figures(one + one)[0]
+    single, double = grounding_measurements(one)[0], grounding_measurements(one + one)[0]
     assert (double.value, double.n) == (single.value, 8)
     assert (double.low, double.high) == pytest.approx((single.low, single.high))
 
@@ -161,8 +161,8 @@ CONTROL = said((0, 4, 0), (1, 3, 0))  # 8 decide, 7 say a model
 
 
 def test_authorship_by_hand():
-    figures = authorship_figures(GOOD, PEOPLE, CONTROL)
-    assert values(figures) == pytest.approx(
+    measurements = authorship_measurements(GOOD, PEOPLE, CONTROL)
+    assert values(measurements) == pytest.approx(
         {
             "judged rightly": (3 / 6 + 5 / 6) / 2,
             "called a model": 3 / 6,
@@ -171,42 +171,42 @@ def test_authorship_by_hand():
             "judged rightly, minus control": (3 / 6 + 5 / 6) / 2 - (7 / 8 + 5 / 6) / 2,
         }
     )
-    assert [each.n for each in figures] == [12, 6, 6, 8, 14]
-    control = authorship_figures(CONTROL, PEOPLE, [])
+    assert [each.n for each in measurements] == [12, 6, 6, 8, 14]
+    control = authorship_measurements(CONTROL, PEOPLE, [])
     assert len(control) == 4
     assert values(control)["judged rightly"] == pytest.approx((7 / 8 + 5 / 6) / 2)
 
 
 def test_guessing_or_always_the_same_answer_is_right_in_half_of_the_cases():
     """However many texts there are of either."""
-    always = authorship_figures(said((0, 5, 0), (0, 1, 0)), said((0, 30, 0), (0, 4, 1)), [])
-    guesses = authorship_figures(said((2, 2, 0), (3, 3, 0)), said((9, 9, 9), (1, 1, 0)), [])
+    always = authorship_measurements(said((0, 5, 0), (0, 1, 0)), said((0, 30, 0), (0, 4, 1)), [])
+    guesses = authorship_measurements(said((2, 2, 0), (3, 3, 0)), said((9, 9, 9), (1, 1, 0)), [])
     assert values(always)["judged rightly"] == values(guesses)["judged rightly"] == 0.5
 
 
 def test_intervals_are_at_least_as_wide_as_drawing_prompts_with_all_that_was_said_of_their_texts():
     """Two prompts: drawn are the first twice, the second twice, or both; the ends are those of the two extremes."""
-    figures = {each.name: each for each in authorship_figures(GOOD, PEOPLE, CONTROL)}
-    rightly = figures["judged rightly"]
+    measurements = {each.name: each for each in authorship_measurements(GOOD, PEOPLE, CONTROL)}
+    rightly = measurements["judged rightly"]
     first, second = (2 / 4 + 3 / 4) / 2, (1 / 2 + 2 / 2) / 2
     assert rightly.low <= first
     assert rightly.high >= second
-    difference = figures["judged rightly, minus control"]
+    difference = measurements["judged rightly, minus control"]
     assert difference.low <= (2 / 4 - 4 / 4) / 2
     assert difference.high >= (1 / 2 - 3 / 4) / 2
     repeated = [said(*[(2, 2, 0), (1, 1, 2)] * 8), said(*[(3, 1, 0), (2, 0, 2)] * 8)]
-    more = authorship_figures(*repeated, [])[0]
+    more = authorship_measurements(*repeated, [])[0]
     assert more.value == rightly.value
     assert more.high - more.low < rightly.high - rightly.low
-    one = authorship_figures(GOOD[:1], PEOPLE[:1], [])
+    one = authorship_measurements(GOOD[:1], PEOPLE[:1], [])
     assert all(each.high - each.low > 0.5 for each in one)
     # Ten prompts, each with one answer that is right: Newcombe with 0.025 ** 0.1 = 0.6915 as both lower ends.
-    sure = authorship_figures(said(*[(0, 1, 0)] * 10), said(*[(1, 0, 0)] * 10), [])[0]
+    sure = authorship_measurements(said(*[(0, 1, 0)] * 10), said(*[(1, 0, 0)] * 10), [])[0]
     assert (sure.value, sure.low, sure.high) == pytest.approx((1.0, 1 - math.hypot(0.3085, 0.3085) / 2, 1.0), abs=1e-4)
 
 
 def test_where_nobody_decides_there_is_no_number():
-    assert values(authorship_figures(said((0, 0, 4), (0, 0, 1)), PEOPLE, [])) == {
+    assert values(authorship_measurements(said((0, 0, 4), (0, 0, 1)), PEOPLE, [])) == {
         "judged rightly": None,
         "called a model": None,
         "people called people": pytest.approx(5 / 6),
@@ -222,7 +222,7 @@ def test_answers_are_counted_by_author(run):
     rows = [judged("a", "person", PERSON), judged("a", "person", UNSURE), judged("b", "m", MODEL),
             judged("c", "m", PERSON, "q"), judged("d", "m", MODEL, "q"), judged("b", "m", F, rule="no-threats")]  # fmt: skip
     (found,) = run(rows)
-    assert (found.model, values(found.figures)["no-threats violation rate"]) == ("m", 0.0)
+    assert (found.model, values(found.measurements)["no-threats violation rate"]) == ("m", 0.0)
     assert found.tables["Answers by author"] == [
         {"author": "person", "texts": 1, "a person": 1, "a model": 0, "don't know": 1},
         {"author": "m", "texts": 3, "a person": 1, "a model": 2, "don't know": 0},
@@ -266,7 +266,9 @@ def test_ratings_and_flags_by_hand(run):
     assert len(FLAGS) == 11
     old, new = run(RANKINGS, "rankings", closed_domain=["summary"])
     assert (old.model, new.model) == ("old", "new")
-    found = [{figure.name: (figure.value, figure.n) for figure in each.figures} for each in (old, new)]
+    found = [
+        {measurement.name: (measurement.value, measurement.n) for measurement in each.measurements} for each in (old, new)
+    ]
     assert found[0]["rating"] == (3.5, 2)
     assert found[1]["rating"] == (4.0, 3)
     assert [each["hallucination, closed domain"] for each in found] == [(1.0, 2), (0.5, 2)]
@@ -308,7 +310,7 @@ def answer(judgments, user, verdicts):
     do(judgments, user, "rules", {"verdicts": {rule: {"verdict": each, "note": ""} for rule, each in verdicts.items()}})
 
 
-def test_from_the_form_of_claims_to_the_figures(app, run):
+def test_from_the_form_of_claims_to_the_measurements(app, run):
     """Three labelers answer the form; one stops at its gate."""
     database, judgments = app
     text = {"prompt": "Who wrote it?", "response": "Ann did (https://example.org/a, and https://example.org/b)."}
@@ -322,10 +324,10 @@ def test_from_the_form_of_claims_to_the_figures(app, run):
     assert {each["rule"]: each["verdict"] for each in aggregated} == answers
     for rows in (exported, aggregated):
         (result,) = run(rows)
-        assert [each.value for each in result.figures] == [1.0, 1.0, 1.0]
+        assert [each.value for each in result.measurements] == [1.0, 1.0, 1.0]
 
 
-def test_from_the_form_of_authorship_to_the_figures(app, run):
+def test_from_the_form_of_authorship_to_the_measurements(app, run):
     """Two labelers judge a text each of a person, a model and the control; none sees who wrote it."""
     database, judgments = app
     authors = ["person", "big", "tiny"]
@@ -343,13 +345,13 @@ def test_from_the_form_of_authorship_to_the_figures(app, run):
             answer(judgments, user, {"written-by-person": verdict})
     big, tiny = run(rows_to_export(database, Selection("rule_judgments")), control="tiny")
     assert (big.model, tiny.model) == ("big", "tiny")
-    assert values(big.figures) == {
+    assert values(big.measurements) == {
         "judged rightly": 0.5,
         "called a model": 0.0,
         "people called people": 1.0,
         "don't know": 0.5,
         "judged rightly, minus control": -0.5,
     }
-    assert values(tiny.figures)["judged rightly"] == 1.0
+    assert values(tiny.measurements)["judged rightly"] == 1.0
     counts = {"author": "big", "texts": 1, "a person": 1, "a model": 0, "don't know": 1}
     assert big.tables["Answers by author"][1] == counts

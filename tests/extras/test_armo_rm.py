@@ -87,7 +87,7 @@ def test_it_is_evaluated_and_rewards_a_policy(published, tmp_path):
     settings = {"preferences": str(tmp_path / "pairs.jsonl"), "output": str(tmp_path / "out"), "dtype": "float32"}
     (found,) = run_reward_eval(RewardEvalConfig(reward_model=folder, **settings))
     scores = [[score_by_hand(published, prompt, text) for text in texts] for prompt, *texts in pairs]
-    assert found.figures[0].value == pytest.approx(sum(good > bad for good, bad in scores) / 3)
+    assert found.measurements[0].value == pytest.approx(sum(good > bad for good, bad in scores) / 3)
     stored = [json.loads(line) for line in (tmp_path / "out" / "reward-gated.jsonl").read_text().splitlines()[1:]]
     assert [row["rewards"] for row in stored] == [pytest.approx(row, abs=1e-4) for row in scores]
     prompts = tmp_path / "prompts.jsonl"

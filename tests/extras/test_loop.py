@@ -16,7 +16,7 @@ from align.core.errors import UserError
 from align.core.settings_parser import parse
 from align.data.records import Prompt
 from align.eval.reward.policy_comparison import PolicyComparison, PolicyResponses
-from align.extras.loop import labeler_figures, run_loop
+from align.extras.loop import labeler_measurements, run_loop
 from align.extras.loop_labels import (
     AppLabeler,
     FileLabeler,
@@ -96,7 +96,7 @@ def test_a_simulated_labelers_figures_by_hand():
     before = PolicyResponses(["x", "e", "e", "e"], [], [], [])
     after = PolicyResponses(["e", "x", "e", "ee"], [], [], [])
     prompts = [Prompt.from_row({"prompt": "Hi"})] * 2
-    found = labeler_figures(make_scorer(E), PolicyComparison(prompts, 2, before, after, 0, 0, 0, 0))
+    found = labeler_measurements(make_scorer(E), PolicyComparison(prompts, 2, before, after, 0, 0, 0, 0))
     # Shares of e: 0, 1, 1, 1 before and 1, 0, 1, 1 after: a win, a loss, two ties.
     assert found["labeler's gain"] == 0.0
     assert found["labeler's win rate"] == 0.5
@@ -187,7 +187,7 @@ def more_prompts(config, count):
 
 
 def contents(folder):
-    """What a finished loop must have again after any kill: rankings, what was learned from, models and figures."""
+    """What a finished loop must have again after any kill: rankings, what was learned from, models and measurements."""
     names = ["samples.jsonl", "rankings.jsonl", "train.jsonl", "heldout.jsonl", "comparison.json"]
     found = {f"{n}/{name}": (folder / f"round-{n}" / name).read_bytes() for n in (1, 2) for name in names}
     for path in sorted(folder.rglob("model/*.safetensors")):

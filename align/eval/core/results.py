@@ -1,4 +1,4 @@
-"""The results of an evaluation: figures with intervals, tables, the file that holds them and the table on the terminal."""
+"""The results of an evaluation: measurements with intervals, tables, their file, and the table on the terminal."""
 
 import json
 import math
@@ -26,7 +26,7 @@ Better = Literal["higher", "lower", ""]
 
 
 @dataclass(frozen=True)
-class Figure:
+class Measurement:
     """One number with its confidence interval.
 
     Attributes:
@@ -59,11 +59,11 @@ class Figure:
         if self.value is None:
             return "none"
         if self.low is None or self.high is None:
-            return format_figure(self.value)
-        return f"{format_figure(self.value)} ({format_figure(self.low)} to {format_figure(self.high)})"
+            return format_value(self.value)
+        return f"{format_value(self.value)} ({format_value(self.low)} to {format_value(self.high)})"
 
 
-def mean_figure(
+def mean_measurement(
     name: str,
     values: Sequence[float],
     scorer: str = "",
@@ -71,8 +71,8 @@ def mean_figure(
     nothing: str = "nothing to average",
     groups: Sequence[int] | None = None,
     better: Better = "",
-) -> Figure:
-    """The mean of a measurement with its bootstrap interval. For shares, see `share_figure`.
+) -> Measurement:
+    """The mean of a measurement with its bootstrap interval. For shares, see `share_measurement`.
 
     Args:
         values: one for each item. Equal values, and those of a single group, have no interval.
@@ -80,14 +80,14 @@ def mean_figure(
         groups: the group of each value, such as its prompt.
     """
     if not len(values):
-        return Figure(name, None, None, None, 0, scorer, nothing)
+        return Measurement(name, None, None, None, 0, scorer, nothing)
     numbers = [float(value) for value in values]
     varies = len(set(numbers)) > 1 and (groups is None or len(set(groups)) > 1)
     low, high = mean_interval(numbers, groups=groups) if varies else (None, None)
-    return Figure(name, sum(numbers) / len(numbers), low, high, len(numbers), scorer, note, better)
+    return Measurement(name, sum(numbers) / len(numbers), low, high, len(numbers), scorer, note, better)
 
 
-def share_figure(
+def share_measurement(
     name: str,
     values: Sequence[float],
     scorer: str = "",
@@ -95,19 +95,19 @@ def share_figure(
     nothing: str = "nothing to average",
     groups: Sequence[int] | None = None,
     better: Better = "",
-) -> Figure:
+) -> Measurement:
     """A share with its interval (`align.core.statistics.share_interval`), which has a width also where all values are equal.
 
-    The arguments are those of `mean_figure`; values are from 0 to 1.
+    The arguments are those of `mean_measurement`; values are from 0 to 1.
     """
     if not len(values):
-        return Figure(name, None, None, None, 0, scorer, nothing)
+        return Measurement(name, None, None, None, 0, scorer, nothing)
     numbers = [float(value) for value in values]
     interval = share_interval(numbers, groups)
-    return Figure(name, sum(numbers) / len(numbers), *interval, len(numbers), scorer, note, better)
+    return Measurement(name, sum(numbers) / len(numbers), *interval, len(numbers), scorer, note, better)
 
 
-def format_figure(value: float) -> str:
+def format_value(value: float) -> str:
     """Three decimals below 100, one above."""
     return f"{value:.3f}" if abs(value) < 100 else f"{value:.1f}"
 
@@ -117,21 +117,22 @@ class Evaluation:
     """The results of one task for one model.
 
     Attributes:
-        settings: everything that affects the figures: sampling, scorers with their hashes, data.
+        settings: everything that affects the measurements: sampling, scorers with their hashes, data.
         tables: by title, rows as dicts with the same keys.
     """
 
     task: str
     model: str
     settings: Json
-    figures: list[Figure]
+    measurements: list[Measurement]
     tables: dict[str, list[Json]] = field(default_factory=dict)
 
 
 def save_evaluations(output: str | Path, evaluations: Sequence[Evaluation]) -> list[Path]:
     """Write `OUTPUT/<task>.json` for each task among the evaluations, each completely or not at all; returns the files.
 
-    A file holds `task`, `environment` (versions, machine) and `models`, each with `model`, `settings`, `figures`, `tables`.
+    A file holds `task`, `environment` (versions, machine) and `models`, each with `model`, `settings`,
+    `measurements` and `tables`.
     """
     written = []
     for task in dict.fromkeys(evaluation.task for evaluation in evaluations):
@@ -170,7 +171,7 @@ def read_evaluations(path: Path) -> list[Evaluation]:
                 stored["task"],
                 model["model"],
                 model["settings"],
-                [Figure(**figure) for figure in model["figures"]],
+                [Measurement(**measurement) for measurement in model["measurements"]],
                 model["tables"],
             )
             for model in stored["models"]
@@ -179,33 +180,33 @@ def read_evaluations(path: Path) -> list[Evaluation]:
         raise UserError(f"{path}: not the results of an evaluation ({error!r})") from error
 
 
-def figure_tables(evaluations: Sequence[Evaluation]) -> list[tuple[list[str], list[list[str]]]]:
+def measurement_tables(evaluations: Sequence[Evaluation]) -> list[tuple[list[str], list[list[str]]]]:
     """Models side by side: column heads and rows of a table for each set of models; tasks on the same models share one.
 
-    Columns: figure, each model, n, scorer. If models differ in n or scorer, all are shown: `a / b`.
+    Columns: measurement, each model, n, scorer. If models differ in n or scorer, all are shown: `a / b`.
     """
     models_of_task: dict[str, list[str]] = {}
-    by_figure: dict[tuple[str, str], dict[str, Figure]] = {}
+    by_measurement: dict[tuple[str, str], dict[str, Measurement]] = {}
     for evaluation in evaluations:
         models_of_task.setdefault(evaluation.task, []).append(evaluation.model)
-        for figure in evaluation.figures:
-            by_figure.setdefault((evaluation.task, figure.name), {})[evaluation.model] = figure
+        for measurement in evaluation.measurements:
+            by_measurement.setdefault((evaluation.task, measurement.name), {})[evaluation.model] = measurement
     tables: dict[frozenset[str], tuple[list[str], list[list[str]]]] = {}
     for models in models_of_task.values():
-        tables.setdefault(frozenset(models), (["figure", *dict.fromkeys(models), "n", "scorer"], []))
-    for (task, name), by_model in by_figure.items():
+        tables.setdefault(frozenset(models), (["measurement", *dict.fromkeys(models), "n", "scorer"], []))
+    for (task, name), by_model in by_measurement.items():
         heads, rows = tables[frozenset(models_of_task[task])]
         cells = [by_model[model].text if model in by_model else "" for model in heads[1:-2]]
-        counts = " / ".join(dict.fromkeys(str(figure.n) for figure in by_model.values()))
-        scorers = " / ".join(dict.fromkeys(figure.scorer for figure in by_model.values() if figure.scorer))
+        counts = " / ".join(dict.fromkeys(str(measurement.n) for measurement in by_model.values()))
+        scorers = " / ".join(dict.fromkeys(measurement.scorer for measurement in by_model.values() if measurement.scorer))
         rows.append([f"{task}: {name}", *cells, counts, scorers])
     return list(tables.values())
 
 
 def print_table(evaluations: Sequence[Evaluation]) -> None:
-    """Print the figures side by side, and their notes."""
+    """Print the measurements side by side, and their notes."""
     out = Console(width=None if sys.stdout.isatty() else 160)
-    for heads, rows in figure_tables(evaluations):
+    for heads, rows in measurement_tables(evaluations):
         table = Table(*heads, caption="in brackets: 95 % interval")
         for row in rows:
             table.add_row(*map(escape, row))
@@ -215,21 +216,21 @@ def print_table(evaluations: Sequence[Evaluation]) -> None:
 
 
 def notes(evaluations: Sequence[Evaluation]) -> list[str]:
-    """The notes of all figures, each once."""
+    """The notes of all measurements, each once."""
     return list(
         dict.fromkeys(
-            f"{evaluation.task}: {figure.name}: {figure.note}"
+            f"{evaluation.task}: {measurement.name}: {measurement.note}"
             for evaluation in evaluations
-            for figure in evaluation.figures
-            if figure.note
+            for measurement in evaluation.measurements
+            if measurement.note
         )
     )
 
 
 def markdown_table(evaluations: Sequence[Evaluation]) -> str:
-    """The figures side by side as Markdown tables, and their notes."""
+    """The measurements side by side as Markdown tables, and their notes."""
     tables = ""
-    for heads, rows in figure_tables(evaluations):
+    for heads, rows in measurement_tables(evaluations):
         lines = [heads, ["---"] * len(heads), *rows]
         tables += "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines) + "\n"
     return tables + "\n\n".join(["In brackets: 95 % interval.", *notes(evaluations)]) + "\n"

@@ -24,7 +24,7 @@ class EvalConfig(InferenceConfig):
         [], "models to evaluate, side by side: folders, LoRA adapters, run folders, hub names or built-in models"
     )
     output: str = option("runs/eval", "folder of the results; results already in it are not computed again", required=True)
-    table: bool = option(True, "print the figures as a table; the files hold them in any case")
+    table: bool = option(True, "print the measurements as a table; the files hold them in any case")
 
     def __post_init__(self) -> None:
         super().__post_init__()

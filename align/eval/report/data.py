@@ -42,7 +42,7 @@ class Series:
 
 @dataclass
 class StageRun:
-    """One stage's folder; what could not be read is empty. `metrics` are figures by update."""
+    """One stage's folder; what could not be read is empty. `metrics` are numbers by update."""
 
     stage: str
     folder: Path
@@ -155,9 +155,9 @@ def _load_stage(stage: str, folder: Path, problems: list[str]) -> StageRun:
     config, environment = (_read_mapping(folder / name, problems) for name in ("config.yaml", "environment.json"))
     path = folder / "metrics.jsonl"
     # A line that a resumed run wrote again replaces the older.
-    metrics = dict(_read_rows(path, _parse_figures, problems))
+    metrics = dict(_read_rows(path, _parse_metrics, problems))
     if not metrics:
-        problems.append(f"{path}: no figures yet.")
+        problems.append(f"{path}: no metrics yet.")
     return StageRun(stage, folder, config, environment, metrics)
 
 
@@ -221,7 +221,7 @@ def _parse_json(text: str) -> Any:
         return None
 
 
-def _parse_figures(row: Mapping[str, Any]) -> tuple[int, dict[str, float]]:
+def _parse_metrics(row: Mapping[str, Any]) -> tuple[int, dict[str, float]]:
     return int(row["update"]), {key: float(value) for key, value in row.items() if isinstance(value, int | float)}
 
 

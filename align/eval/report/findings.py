@@ -7,7 +7,7 @@ from itertools import groupby, zip_longest
 from typing import Literal
 
 from align.core import statistics
-from align.eval.core.results import Evaluation, Figure
+from align.eval.core.results import Evaluation, Measurement
 from align.eval.report.data import STAGES, RunData, Sample, StageRun, TableRow, format_number, format_percent
 from align.reward.rankings import ScoredRanking, pairs_and_differences, ranking_metrics
 
@@ -135,15 +135,15 @@ def _add_reward_findings(summary: Summary, rankings: Sequence[ScoredRanking]) ->
     claim, consequence = "The reward model agrees with the labelers", ", so the rewards below mean little"
     if not _add_pair_accuracy(summary, "Reward model", claim, rankings, "bad", consequence):
         return
-    figures = ranking_metrics(rankings)
-    error, correlation = figures["calibration_error"], figures["length_correlation"]
+    metrics = ranking_metrics(rankings)
+    error, correlation = metrics["calibration_error"], metrics["length_correlation"]
     rating = "bad" if error > 0.1 else ""
     summary.add_row("Reward model: calibration error", None, error, rating, percent=True, note="0 is perfect")
     if rating:
         text = f"The reward model's confidence differs from its accuracy by {format_percent(error)} on average."
         summary.add_finding("bad", text)
     note = "1: the labelers' order, 0: none"
-    summary.add_row("Reward model: Kendall's tau", None, figures["kendall_tau"], note=note)
+    summary.add_row("Reward model: Kendall's tau", None, metrics["kendall_tau"], note=note)
     rating = "bad" if abs(correlation) > 0.4 else ""
     summary.add_row("Reward model: correlation with length", None, correlation, rating, note="near 0 is best")
     if rating:
@@ -159,17 +159,17 @@ def _add_pair_accuracy(
     pairs, _ = pairs_and_differences(rankings)
     if not len(pairs.better):
         return False
-    figures = ranking_metrics(rankings)
-    low, high = figures["accuracy/low"], figures["accuracy/high"]
-    above, share = low > 0.5, format_percent(figures["accuracy"])
+    metrics = ranking_metrics(rankings)
+    low, high = metrics["accuracy/low"], metrics["accuracy/high"]
+    above, share = low > 0.5, format_percent(metrics["accuracy"])
     interval = f"{format_percent(low)} to {format_percent(high)}"
     row = TableRow(
         f"{name}: pairs in the right order",
         "50 %",
         share,
-        format_percent(figures["accuracy"] - 0.5, sign=True),
+        format_percent(metrics["accuracy"] - 0.5, sign=True),
         interval,
-        f"against chance; {int(figures['pairs'])} pairs of {len(rankings)} held-out rankings",
+        f"against chance; {int(metrics['pairs'])} pairs of {len(rankings)} held-out rankings",
         "good" if above else "bad" if high < 0.5 else "",
     )
     summary.rows.append(row)
@@ -358,16 +358,18 @@ def _add_ppo_changes(summary: Summary, ppo: StageRun, first: int, kept: int) -> 
 
 
 def add_evaluation_findings(summary: Summary, evaluations: Sequence[Evaluation]) -> None:
-    """Add which figures of the first and the last model have 95 % intervals that do not overlap.
+    """Add which measurements of the first and the last model have 95 % intervals that do not overlap.
 
-    `Figure.better` decides whether a change is good; figures without a better direction are left out.
+    `Measurement.better` decides whether a change is good; measurements without a better direction are left out.
     """
     for task, group in groupby(evaluations, lambda evaluation: evaluation.task):
         models = list(group)
         if len(models) < 2 or task in REWARD_MODEL_TASKS:
             continue
         first, last = models[0], models[-1]
-        pairs = [(before, after) for before in first.figures for after in last.figures if before.name == after.name]
+        pairs = [
+            (before, after) for before in first.measurements for after in last.measurements if before.name == after.name
+        ]
         rated = [(before, after) for before, after in pairs if after.better]
         differences = 0
         for before, after in rated:
@@ -379,11 +381,11 @@ def add_evaluation_findings(summary: Summary, evaluations: Sequence[Evaluation])
                 rating: Rating = "good" if (direction > 0) == (after.better == "higher") else "bad"
                 summary.add_finding(rating, f"{text} ({last.model}), beyond both 95 % intervals.")
         if rated and not differences:
-            text = f"{task.capitalize()}: no figure of {first.model} and {last.model} differs beyond its 95 % interval"
+            text = f"{task.capitalize()}: no measurement of {first.model} and {last.model} differs beyond its 95 % interval"
             summary.add_finding("note", f"{text} (n = {rated[0][0].n}).")
 
 
-def _clear_direction(before: Figure, after: Figure) -> int:
+def _clear_direction(before: Measurement, after: Measurement) -> int:
     """Return 1 where the interval after lies above the one before, -1 below, 0 where they overlap or one is unknown."""
     if before.low is None or before.high is None or after.low is None or after.high is None:
         return 0

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from align.eval.core.results import figure_tables, notes
+from align.eval.core.results import measurement_tables, notes
 from align.eval.report.data import STAGES, RunData, StageRun, format_number, read_summary_row, visible_text
 from align.eval.report.drawing import Plot
 from align.eval.report.findings import Summary, summarize_run
@@ -65,7 +65,7 @@ def render_run_page(run: RunData) -> str:
         policy=f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{script_hash}'",
         run=run,
         summary=summary,
-        evaluations=figure_tables(run.evaluations),
+        evaluations=measurement_tables(run.evaluations),
         evaluation_notes=notes(run.evaluations),
         evaluation_plots=evaluation_plots(run.evaluations),
         sections=[_section(stage, run, summary) for stage in run.stages.values()],

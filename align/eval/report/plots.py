@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 
 from align.core.statistics import pair_calibration
 from align.eval.core import results
-from align.eval.core.results import Evaluation, format_figure
+from align.eval.core.results import Evaluation, format_value
 from align.eval.report.data import RunData, StageRun, visible_text
 from align.eval.report.drawing import (
     BLUE,
@@ -210,10 +210,10 @@ def frontier_plot(stage: StageRun, kept: int | None) -> Plot | None:
 
 def evaluation_plots(evaluations: Sequence[Evaluation]) -> list[Plot]:
     """Draw InstructGPT's four panels (`PANELS`) if at least two of them were measured."""
-    found: dict[str, dict[str, results.Figure]] = {}
+    found: dict[str, dict[str, results.Measurement]] = {}
     for panel, (task, names) in PANELS.items():
         for evaluation in evaluations:
-            by_name = {figure.name: figure for figure in evaluation.figures if figure.value is not None}
+            by_name = {figure.name: figure for figure in evaluation.measurements if figure.value is not None}
             figure = next((by_name[name] for name in names if name in by_name), None)
             if evaluation.task == task and figure is not None:
                 found.setdefault(panel, {})[evaluation.model] = figure
@@ -239,7 +239,7 @@ def evaluation_plots(evaluations: Sequence[Evaluation]) -> list[Plot]:
         figure.legend(list(handles.values()), list(handles), loc="outside lower left", ncols=2, fontsize=8)
 
     words = "; ".join(
-        f"{panel} of {visible_text(model)}: {format_figure(measured.value or 0.0)}"
+        f"{panel} of {visible_text(model)}: {format_value(measured.value or 0.0)}"
         for panel, by_model in found.items()
         for model, measured in by_model.items()
     )

@@ -33,7 +33,7 @@ from align.eval.core.answers import (
     sample_answers,
     short_names,
 )
-from align.eval.core.results import Evaluation, Figure, format_figure, mean_figure, publish, share_figure
+from align.eval.core.results import Evaluation, Measurement, format_value, mean_measurement, publish, share_measurement
 from align.eval.core.settings import AnsweringTaskConfig
 from align.eval.core.store import Json, compute_once, fingerprint
 from align.eval.reward.policy_comparison import expected_best, kl_bound, response_kl, sizes_on_curve
@@ -60,7 +60,7 @@ class NamedRewardModel:
     """A reward model with its short name and its fingerprint.
 
     Attributes:
-        role: `reward` for the proxy, `gold` for the gold model; the name of its figures on curves.
+        role: `reward` for the proxy, `gold` for the gold model; the name of its measurements on curves.
     """
 
     name: str
@@ -147,11 +147,11 @@ def evaluate_on_preferences(config: RewardEvalConfig, model: NamedRewardModel, a
         "share of pairs in the labelers' order",
         model.scorer,
     )
-    figures = [
-        Figure("accuracy", total["accuracy"], *accuracy, pairs, by, note, "higher"),
-        Figure("Kendall's tau", *tau, len(taus), by, "", "higher"),
-        Figure("calibration error", total["calibration_error"], *calibration, pairs, by, CALIBRATION_NOTE, "lower"),
-        Figure("length correlation", total["length_correlation"], *length, responses, by),
+    measurements = [
+        Measurement("accuracy", total["accuracy"], *accuracy, pairs, by, note, "higher"),
+        Measurement("Kendall's tau", *tau, len(taus), by, "", "higher"),
+        Measurement("calibration error", total["calibration_error"], *calibration, pairs, by, CALIBRATION_NOTE, "lower"),
+        Measurement("length correlation", total["length_correlation"], *length, responses, by),
     ]
     _, differences = pairs_and_differences(rankings)
     reliability = [
@@ -159,7 +159,7 @@ def evaluate_on_preferences(config: RewardEvalConfig, model: NamedRewardModel, a
         for stated, right, count in pair_calibration(differences)
     ]
     tables = {"by category": category_rows(rankings), "calibration": reliability}
-    return Evaluation("reward", model.name, asdict(config) | {"reward_sha256": model.fingerprint}, figures, tables)
+    return Evaluation("reward", model.name, asdict(config) | {"reward_sha256": model.fingerprint}, measurements, tables)
 
 
 def interval_over_rankings(
@@ -185,8 +185,8 @@ def category_rows(rankings: Sequence[ScoredRanking]) -> list[Json]:
     rows = []
     for category in sorted({item.category or "none" for item in rankings}):
         total = ranking_metrics([item for item in rankings if (item.category or "none") == category])
-        figures = {column: round(total[metric], 4) for column, metric in metrics.items()}
-        rows.append({"category": category, "pairs": int(total["pairs"]), **figures})
+        measurements = {column: round(total[metric], 4) for column, metric in metrics.items()}
+        rows.append({"category": category, "pairs": int(total["pairs"]), **measurements})
     return rows
 
 
@@ -240,21 +240,23 @@ def rewarded_answers(
 def best_of_n(config: RewardEvalConfig, evaluated: EvaluatedModel, reward_models: Sequence[NamedRewardModel]) -> Evaluation:
     """The curve of a model: the expected reward of its best of n answers, and the gold model's reward of those."""
     _, rewards = rewarded_answers(config, "best-of-n", evaluated, reward_models, config.samples)
-    proxy_rewards, curve, figures = rewards[0], [], []
+    proxy_rewards, curve, measurements = rewards[0], [], []
     for n in sizes_on_curve(config.samples):
         row: Json = {"n": n, "KL bound": round(kl_bound(n), 4)}
         for model, values in zip(reward_models, rewards, strict=True):
             best = [expected_best(proxy_rewards[i], values[i], n) for i in range(len(values))]
             note = f"KL to the model's own answers at most {kl_bound(n):.2f} nats" if n > 1 else ""
             name, role = f"{model.role}, best of {n}", model.role
-            figure = mean_figure(name, best, model.scorer, note, better="higher")
-            figures.append(figure)
-            ends = {role: figure.value, f"{role} low": figure.low, f"{role} high": figure.high}
+            measurement = mean_measurement(name, best, model.scorer, note, better="higher")
+            measurements.append(measurement)
+            ends = {role: measurement.value, f"{role} low": measurement.low, f"{role} high": measurement.high}
             row |= {column: None if value is None else round(value, 4) for column, value in ends.items()}
         curve.append(row)
-    figures.sort(key=lambda figure: figure.name.startswith("gold"))  # the proxy's curve first, then the gold model's
+    measurements.sort(
+        key=lambda measurement: measurement.name.startswith("gold")
+    )  # the proxy's curve first, then the gold model's
     settings = asdict(config) | {"weights": evaluated.fingerprint}
-    return Evaluation("best-of-n", evaluated.name, settings, figures, {"curve": curve})
+    return Evaluation("best-of-n", evaluated.name, settings, measurements, {"curve": curve})
 
 
 def frontier(
@@ -271,14 +273,15 @@ def frontier(
         first = [samples[0] for samples in answers.values()]
         contexts, ids = [answer.prompt_ids for answer in first], [answer.ids for answer in first]
         kl = response_kl(evaluated.loaded, reference, contexts, ids, config.temperature or 1.0, accelerator)
-        figures = [mean_figure("KL", kl, note="nats per response")]
+        measurements = [mean_measurement("KL", kl, note="nats per response")]
         for model, values in zip(reward_models, rewards, strict=True):
             rewards_of_model = values[:, 0].tolist()
-            figures.append(mean_figure(model.role, rewards_of_model, model.scorer, better="higher"))
+            measurements.append(mean_measurement(model.role, rewards_of_model, model.scorer, better="higher"))
         settings = asdict(config) | {"weights": evaluated.fingerprint}
-        evaluations.append(Evaluation("frontier", evaluated.name, settings, figures))
+        evaluations.append(Evaluation("frontier", evaluated.name, settings, measurements))
     curve = [
-        {"policy": evaluation.model} | {figure.name: format_figure(figure.value or 0.0) for figure in evaluation.figures}
+        {"policy": evaluation.model}
+        | {measurement.name: format_value(measurement.value or 0.0) for measurement in evaluation.measurements}
         for evaluation in evaluations
     ]
     return [replace(evaluation, tables={"reward against KL": curve}) for evaluation in evaluations]
@@ -309,27 +312,29 @@ def evaluate_on_benchmark(config: RewardEvalConfig, model: NamedRewardModel, acc
     rows = read_benchmark(config.benchmark, config.benchmark_split)
     rewards = _score(config, model, accelerator, rows)
     is_pair, by = rows[0].is_pair, model.scorer
-    figures, subsets = [], {}
+    measurements, subsets = [], {}
     for subset in sorted({row.subset for row in rows}):
         chosen = [(row, found) for row, found in zip(rows, rewards, strict=True) if row.subset == subset]
         if not is_pair and subset.lower() == TIES:
             score = ties_score([(row.id, row.good, found) for row, found in chosen])
-            figures.append(Figure(subset, score, None, None, len(chosen), by, "", "higher"))
+            measurements.append(Measurement(subset, score, None, None, len(chosen), by, "", "higher"))
             subsets[subset] = score
             continue
         results = [good_response_wins(found, is_pair) for _, found in chosen]
-        figures.append(share_figure(subset, results, by, better="higher"))
+        measurements.append(share_measurement(subset, results, by, better="higher"))
         subsets[subset] = float(np.mean(results))
     parts = section_scores(subsets) if is_pair else subsets
     if is_pair:
-        figures += [
-            Figure(section, score, None, None, len(rows), by, "a section", "higher") for section, score in parts.items()
+        measurements += [
+            Measurement(section, score, None, None, len(rows), by, "a section", "higher") for section, score in parts.items()
         ]
     if parts:
         note = f"mean of {len(parts)} {'sections' if is_pair else 'subsets'}"
-        figures.append(Figure("score", float(np.mean(list(parts.values()))), None, None, len(rows), by, note, "higher"))
+        measurements.append(
+            Measurement("score", float(np.mean(list(parts.values()))), None, None, len(rows), by, note, "higher")
+        )
     name = "rewardbench" if is_pair else "rewardbench-2"
-    return Evaluation(name, model.name, asdict(config) | {"reward_sha256": model.fingerprint}, figures, {})
+    return Evaluation(name, model.name, asdict(config) | {"reward_sha256": model.fingerprint}, measurements, {})
 
 
 def _score(

@@ -20,7 +20,7 @@ from align.data.conversation import Conversation, check_prompt
 from align.data.fields import check_id, check_text, field_error, required_field, short_repr
 from align.data.sources import iter_rows
 from align.eval.core.answers import EvaluatedModel, TokenPrompt, open_accelerator, open_models, sample_once
-from align.eval.core.results import Evaluation, Figure, mean_figure, publish, share_figure
+from align.eval.core.results import Evaluation, Measurement, mean_measurement, publish, share_measurement
 from align.eval.core.settings import parse_rows, subsample
 from align.eval.core.store import Json, compute_once, content_hash
 from align.eval.toxicity.scorers import ScorerConfig, ToxicityScorer, open_scorer
@@ -81,9 +81,9 @@ def run_toxicity(config: ToxicityConfig) -> list[Evaluation]:
         flat = [text for rows in texts.values() for row in rows for text in row]
         scores = score_texts(flat, scorer, Path(config.output), config.scorer_batch, accelerator)
         by_instruction = np.reshape(scores, (len(config.instructions), len(prompts), config.samples))
-        figures, tables = _figures(config, prompts, prompt_toxicity, texts, by_instruction, scorer)
+        measurements, tables = _measurements(config, prompts, prompt_toxicity, texts, by_instruction, scorer)
         settings = config.result_settings() | evaluated.settings | {"scorer": scorer.title}
-        evaluations.append(Evaluation(TASK, evaluated.name, settings, figures, tables))
+        evaluations.append(Evaluation(TASK, evaluated.name, settings, measurements, tables))
     return publish(config, evaluations, accelerator)
 
 
@@ -167,34 +167,37 @@ def continuations(
     }
 
 
-def _figures(
+def _measurements(
     config: ToxicityConfig,
     prompts: Sequence[ContinuationPrompt],
     prompt_toxicity: Sequence[float],
     texts: dict[str, list[list[str]]],
     scores: np.ndarray,
     scorer: ToxicityScorer,
-) -> tuple[list[Figure], dict[str, list[Json]]]:
-    """All figures and tables of one model; `texts` by instruction and prompt, `scores` [instructions, prompts, samples]."""
+) -> tuple[list[Measurement], dict[str, list[Json]]]:
+    """Return all measurements and tables of one model.
+
+    `texts` are by instruction and prompt, `scores` [instructions, prompts, samples].
+    """
     from_file = sum(prompt.toxicity is not None for prompt in prompts)
     by_scorer = f"by {scorer.title}" if not from_file else "by file or scorer"
     rated = "as stated in their file" if from_file == len(prompts) else by_scorer
     sampled = f"{config.samples} samples of up to {config.max_new_tokens} tokens, top-p {config.top_p:g}, temperature "
     toxic = np.asarray(prompt_toxicity) >= TOXICITY_THRESHOLD
-    figures, tables = [], {}
+    measurements, tables = [], {}
     for instruction, values, rows in zip(config.instructions, scores, texts.values(), strict=True):
         note = f"{sampled}{config.temperature:g}"
-        figures += toxicity_figures(instruction, values, scorer.title, note)
+        measurements += toxicity_measurements(instruction, values, scorer.title, note)
         note = f"prompts with a toxicity of {TOXICITY_THRESHOLD} or more, {rated}"
-        figures += toxicity_figures(f"{instruction}, toxic prompts", values[toxic], scorer.title, note)
-        figures += toxicity_figures(f"{instruction}, other prompts", values[~toxic], scorer.title)
+        measurements += toxicity_measurements(f"{instruction}, toxic prompts", values[toxic], scorer.title, note)
+        measurements += toxicity_measurements(f"{instruction}, other prompts", values[~toxic], scorer.title)
         empty = [sum(not text for text in row) / len(row) for row in rows]
-        figures.append(share_figure(f"{instruction}: empty continuations", empty, "the text itself"))
+        measurements.append(share_measurement(f"{instruction}: empty continuations", empty, "the text itself"))
         tables[f"Most toxic continuations, {instruction}"] = _most_toxic(prompts, rows, values)
-    return figures, tables
+    return measurements, tables
 
 
-def toxicity_figures(name: str, scores: np.ndarray, scorer: str, note: str = "") -> list[Figure]:
+def toxicity_measurements(name: str, scores: np.ndarray, scorer: str, note: str = "") -> list[Measurement]:
     """Expected maximum toxicity, toxicity probability and mean toxicity of `scores` [prompts, samples], with intervals
     over prompts.
 
@@ -205,9 +208,9 @@ def toxicity_figures(name: str, scores: np.ndarray, scorer: str, note: str = "")
     toxic = [float(value >= TOXICITY_THRESHOLD) for value in highest]
     nothing = "no such prompt"
     return [  # the note is the same for all three
-        mean_figure(f"{name}: expected maximum toxicity", highest, scorer, note, nothing, better="lower"),
-        share_figure(f"{name}: toxicity probability", toxic, scorer, nothing=nothing, better="lower"),
-        mean_figure(f"{name}: mean toxicity", mean, scorer, nothing=nothing, better="lower"),
+        mean_measurement(f"{name}: expected maximum toxicity", highest, scorer, note, nothing, better="lower"),
+        share_measurement(f"{name}: toxicity probability", toxic, scorer, nothing=nothing, better="lower"),
+        mean_measurement(f"{name}: mean toxicity", mean, scorer, nothing=nothing, better="lower"),
     ]
 
 

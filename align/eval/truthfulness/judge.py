@@ -79,7 +79,7 @@ class AnswerJudge:
     Attributes:
         weight, bias: of the logistic regression, [F] and a number.
         loaded: the backbone; None: words alone.
-        metadata: the contents of `judge.json`: aspect, model, data, figures on held-out questions.
+        metadata: the contents of `judge.json`: aspect, model, data, metrics on held-out questions.
         name: the scorer's name in results: the aspect, a hash of the weights, and the AUC on held-out questions.
     """
 
@@ -115,14 +115,14 @@ def run_train_judge(config: JudgeConfig) -> Path:
 
     def fit_and_save() -> dict[str, float]:
         weight, bias = fit_judge(training_features, [row.label for row in training])
-        figures = held_out_figures(held_out_features @ weight + bias, held_out)
+        metrics = held_out_metrics(held_out_features @ weight + bias, held_out)
         counts = {"learned_from": len(training), "held_out": len(held_out)}
-        save_judge(folder, weight, bias, asdict(config) | counts | {"figures": figures})
-        return figures
+        save_judge(folder, weight, bias, asdict(config) | counts | {"metrics": metrics})
+        return metrics
 
-    figures = run_on_main(fit_and_save, accelerator)
+    metrics = run_on_main(fit_and_save, accelerator)
     if accelerator.is_main_process:
-        texts = ", ".join(f"{name} {value:.3f}" for name, value in figures.items())
+        texts = ", ".join(f"{name} {value:.3f}" for name, value in metrics.items())
         print(f"judge of {config.asks}, trained on {len(training)} answers; {len(held_out)} held out: {texts}")
         print(f"the judge is in {folder}")
     return folder
@@ -219,7 +219,7 @@ def load_judge(folder: str, aspect: Aspect, accelerator: Accelerator) -> AnswerJ
         raise UserError(f"{folder}: this judge was trained for {metadata.get('asks')}, not for {aspect}")
     try:
         tensors = load_file(path / HEAD_FILE)
-        weight, bias, auc = tensors["weight"], float(tensors["bias"]), metadata["figures"]["auc"]
+        weight, bias, auc = tensors["weight"], float(tensors["bias"]), metadata["metrics"]["auc"]
         loaded = _load_backbone(metadata["model"], metadata["dtype"], accelerator)
         expected = loaded.backbone.feature_size if loaded else BUCKETS
         if weight.shape != (expected,):
@@ -287,10 +287,10 @@ def split_by_question(
     return [row for row in rows if row.question not in held_out], [row for row in rows if row.question in held_out]
 
 
-# ------------------------------------------------------------------------------------------------------------- figures
+# ------------------------------------------------------------------------------------------------------------- metrics
 
 
-def held_out_figures(logits: np.ndarray, rows: Sequence[LabeledAnswer]) -> dict[str, float]:
+def held_out_metrics(logits: np.ndarray, rows: Sequence[LabeledAnswer]) -> dict[str, float]:
     """Quality of a judge's logits [N]: AUC with its interval over questions, accuracy, calibration error."""
     labels = np.array([row.label for row in rows])
     low, high = auc_interval(logits, labels, [row.question for row in rows])

@@ -14,7 +14,7 @@ from align.core.launch import run_stage
 from align.core.seeds import RngStream
 from align.core.settings import option, require_setting
 from align.eval.core.answers import EvaluatedModel, TokenPrompt, open_accelerator, open_models, sample_once
-from align.eval.core.results import Evaluation, Figure, publish, share_figure
+from align.eval.core.results import Evaluation, Measurement, publish, share_measurement
 from align.eval.core.settings import EvalConfig, subsample
 from align.eval.core.store import Json, compute_once
 from align.eval.truthfulness.judge import AnswerJudge, Aspect, load_judge
@@ -32,7 +32,7 @@ from align.tokenization.encoded import PromptResponses
 
 TASK = "truthfulness"
 VERDICT_NAMES: dict[Aspect, str] = {"truth": "true", "info": "informative"}
-"""The name of a judge's figure."""
+"""The name of a judge's measurement."""
 
 
 @dataclass(kw_only=True)
@@ -75,15 +75,15 @@ def run_truthfulness(config: TruthfulnessConfig) -> list[Evaluation]:
         if config.chat:
             require_template(evaluated.loaded.tokenization, config.chat_template, evaluated.source)
         rows = choice_rows(config, evaluated, questions, question_format)
-        figures, by_category = choice_figures(config, questions, rows)
+        measurements, by_category = choice_measurements(config, questions, rows)
         tables = {"Multiple choice by category": by_category}
         if config.generation:
             texts = written_answers(config, evaluated, questions, question_format)
-            judged, tables["Answers"] = judged_figures(judges, questions, texts, config.batch_tokens, accelerator)
-            figures += judged
+            judged, tables["Answers"] = judged_measurements(judges, questions, texts, config.batch_tokens, accelerator)
+            measurements += judged
         settings = config.result_settings() | evaluated.settings
         settings |= {f"{aspect} judge": judge.name for aspect, judge in judges.items()}
-        evaluations.append(Evaluation(TASK, evaluated.name, settings, figures, tables))
+        evaluations.append(Evaluation(TASK, evaluated.name, settings, measurements, tables))
     return publish(config, evaluations, accelerator)
 
 
@@ -134,9 +134,9 @@ def score_choices(
     return rows
 
 
-def choice_figures(
+def choice_measurements(
     config: TruthfulnessConfig, questions: Sequence[Question], rows: Sequence[Json]
-) -> tuple[list[Figure], list[Json]]:
+) -> tuple[list[Measurement], list[Json]]:
     """MC1, MC2 and MC3 over all questions, and a table of them by category."""
     scores = [multiple_choice(row["best"], row["correct"], row["incorrect"]) for row in rows]
     note = f"prompt {config.prompt}{' in chat' if config.chat else ''}; guessing gives "
@@ -146,16 +146,16 @@ def choice_figures(
         "mc3": [1 / (1 + len(question.incorrect)) for question in questions],
     }
     values = {name: [getattr(score, name) for score in scores] for name in by_guessing}
-    figures = [
-        share_figure(name, values[name], "log-likelihood", f"{note}{sum(guessed) / len(guessed):.3f}", better="higher")
+    measurements = [
+        share_measurement(name, values[name], "log-likelihood", f"{note}{sum(guessed) / len(guessed):.3f}", better="higher")
         for name, guessed in by_guessing.items()
     ]
     table = []
     for category in sorted({question.category for question in questions}):
         members = [number for number, question in enumerate(questions) if question.category == category]
-        means = {name: share_figure(name, [column[i] for i in members]) for name, column in values.items()}
+        means = {name: share_measurement(name, [column[i] for i in members]) for name, column in values.items()}
         table.append({"category": category, "n": len(members), **{name: mean.text for name, mean in means.items()}})
-    return figures, table
+    return measurements, table
 
 
 # ------------------------------------------------------------------------------------------------------ written answers
@@ -187,27 +187,27 @@ def first_answer(text: str) -> str:
     return text.strip()
 
 
-def judged_figures(
+def judged_measurements(
     judges: dict[Aspect, AnswerJudge],
     questions: Sequence[Question],
     answers: Sequence[str],
     budget: int,
     accelerator: Accelerator,
-) -> tuple[list[Figure], list[Json]]:
+) -> tuple[list[Measurement], list[Json]]:
     """Shares of answers that the judges rate true, informative and both; and each answer with its probabilities."""
     pairs = [(question.text, answer) for question, answer in zip(questions, answers, strict=True)]
     rows: list[Json] = [{"question": question, "answer": answer} for question, answer in pairs]
-    figures, verdicts = [], []
+    measurements, verdicts = [], []
     for aspect, judge in judges.items():
         name, probabilities = VERDICT_NAMES[aspect], judge.probabilities(pairs, budget, accelerator)
         rows = [row | {name: probability} for row, probability in zip(rows, probabilities, strict=True)]
         verdicts.append([probability >= 0.5 for probability in probabilities])
-        figures.append(share_figure(name, verdicts[-1], judge.name, better="higher"))
+        measurements.append(share_measurement(name, verdicts[-1], judge.name, better="higher"))
     if len(judges) == 2:
         both = [all(pair) for pair in zip(*verdicts, strict=True)]
         scorers = "; ".join(judge.name for judge in judges.values())
-        figures.append(share_figure("true and informative", both, scorers, better="higher"))
-    return figures, rows
+        measurements.append(share_measurement("true and informative", both, scorers, better="higher"))
+    return measurements, rows
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from scipy.sparse.csgraph import connected_components
 from scipy.special import expit, xlog1py, xlogy
 
 from align.core.statistics import LEVEL, design_effect, share_interval
-from align.eval.core.results import Figure
+from align.eval.core.results import Measurement
 from align.eval.core.store import Json
 
 
@@ -95,7 +95,9 @@ MIN_PROMPTS = 30
 """Fewest prompts for a fit of two coefficients."""
 
 
-def strength_figures(comparisons: Sequence[PairwiseComparison], models: Sequence[str], scorer: str) -> dict[str, Figure]:
+def strength_measurements(
+    comparisons: Sequence[PairwiseComparison], models: Sequence[str], scorer: str
+) -> dict[str, Measurement]:
     """The Bradley-Terry strength of each model: log-odds, with a mean of 0 over the models; a tie is half a win.
 
     The strengths maximize the likelihood with Jeffreys' prior, which for two
@@ -115,11 +117,11 @@ def strength_figures(comparisons: Sequence[PairwiseComparison], models: Sequence
         members = [", ".join(np.array(models)[group == number]) for number in range(count)]
         note = f"not comparable: no comparison connects {' | '.join(members)}"
         counts = np.bincount(sides.ravel(), minlength=len(models)).tolist()
-        return {model: Figure(STRENGTH, None, None, None, counts[column[model]], scorer, note) for model in models}
+        return {model: Measurement(STRENGTH, None, None, None, counts[column[model]], scorer, note) for model in models}
     basis = np.linalg.svd(np.ones((1, len(models))))[2][1:].T  # [K, K - 1]: strengths = basis @ coefficients, with sum 0
     design = basis[sides[:, 0]] - basis[sides[:, 1]]
     strengths = basis @ fit(design, outcomes, np.ones(len(outcomes)))
-    figures = {}
+    measurements = {}
     for model, number in column.items():
         own = (sides == number).any(1)
         won = np.where(sides[own, 0] == number, outcomes[own], 1 - outcomes[own])
@@ -131,11 +133,13 @@ def strength_figures(comparisons: Sequence[PairwiseComparison], models: Sequence
             1.0: "; it never lost: only the prior limits it",
         }
         note = STRENGTH_NOTE + limit.get(float(won.mean()), "")
-        figures[model] = Figure(STRENGTH, value, min(low, value), max(high, value), len(won), scorer, note, "higher")
-    return figures
+        measurements[model] = Measurement(
+            STRENGTH, value, min(low, value), max(high, value), len(won), scorer, note, "higher"
+        )
+    return measurements
 
 
-def length_controlled_figure(comparisons: Sequence[PairwiseComparison], model: str, scorer: str) -> Figure:
+def length_controlled_measurement(comparisons: Sequence[PairwiseComparison], model: str, scorer: str) -> Measurement:
     """The win rate that `model` would have if both answers were equally long.
 
     Logistic regression of the outcome on tanh(d / sd(d)), d how much longer the answer is; the win rate is the
@@ -144,26 +148,28 @@ def length_controlled_figure(comparisons: Sequence[PairwiseComparison], model: s
     Firth's penalty.
 
     Returns:
-        A figure without a value for fewer than `MIN_PROMPTS` prompts, and where d = 0 is outside the data.
+        A measurement without a value for fewer than `MIN_PROMPTS` prompts, and where d = 0 is outside the data.
     """
     count, items = len(comparisons), item_numbers(comparisons)
     if items.max() + 1 < MIN_PROMPTS:
-        return Figure(LENGTH_CONTROLLED, None, None, None, count, scorer, f"needs {MIN_PROMPTS} prompts or more")
+        return Measurement(LENGTH_CONTROLLED, None, None, None, count, scorer, f"needs {MIN_PROMPTS} prompts or more")
     outcomes = np.array([comparison.outcome_for(model) for comparison in comparisons], dtype=np.float64)
     extra_length = np.array([comparison.extra_length_of(model) for comparison in comparisons], dtype=np.float64)
     if not extra_length.any():
         rate = win_rate(comparisons, model)
-        return Figure(LENGTH_CONTROLLED, *rate, count, scorer, "all answers are equally long: the win rate itself", "higher")
+        return Measurement(
+            LENGTH_CONTROLLED, *rate, count, scorer, "all answers are equally long: the win rate itself", "higher"
+        )
     if (extra_length > 0).all() or (extra_length < 0).all():
         side = "longer" if extra_length[0] > 0 else "shorter"
         note = f"every answer is {side}: nothing shows the rate at equal length"
-        return Figure(LENGTH_CONTROLLED, None, None, None, count, scorer, note)
+        return Measurement(LENGTH_CONTROLLED, None, None, None, count, scorer, note)
     design = np.stack([np.ones(count), np.tanh(extra_length / extra_length.std())], axis=1)
     intercept, _ = fit(design, outcomes, np.ones(count))
     weight = 1 / max(1.0, design_effect(outcomes, items))
     low, high = profile_interval(design, outcomes, np.full(count, weight), np.array([1.0, 0.0]))
     value, low, high = (float(expit(end)) for end in (intercept, min(low, intercept), max(high, intercept)))
-    return Figure(LENGTH_CONTROLLED, value, low, high, count, scorer, "predicted for answers of equal length", "higher")
+    return Measurement(LENGTH_CONTROLLED, value, low, high, count, scorer, "predicted for answers of equal length", "higher")
 
 
 FARTHEST = 60.0

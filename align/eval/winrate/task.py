@@ -21,15 +21,15 @@ from align.data.conversation import Conversation
 from align.data.fields import check_texts, check_whole_numbers
 from align.data.sources import iter_rows
 from align.eval.core.answers import answered_by_all, open_accelerator, open_models, reward_answers, sample_answers
-from align.eval.core.results import Evaluation, Figure, publish
+from align.eval.core.results import Evaluation, Measurement, publish
 from align.eval.core.settings import AnsweringTaskConfig, parse_rows
 from align.eval.core.store import Json, compute_once, fingerprint
 from align.eval.winrate.pairwise import (
     PairwiseComparison,
-    length_controlled_figure,
+    length_controlled_measurement,
     outcome_of_rewards,
     pair_table,
-    strength_figures,
+    strength_measurements,
     win_rate,
 )
 from align.model_registry.registry import resolve_model
@@ -98,31 +98,31 @@ def run_winrate(config: WinrateConfig) -> list[Evaluation]:
         comparisons, scorer = (compare_by_reward_model if config.reward_model else compare_by_judge)(config, accelerator)
     models = list(dict.fromkeys(name for each in comparisons for name in (each.first, each.second)))
     tables = {"pairs": pair_table(comparisons, models)}
-    strengths = strength_figures(comparisons, models, scorer) if len(models) > 2 else {}
+    strengths = strength_measurements(comparisons, models, scorer) if len(models) > 2 else {}
     evaluations = []
     for model in models:
-        figures = model_figures(comparisons, model, scorer)
+        measurements = model_measurements(comparisons, model, scorer)
         if strengths:
-            figures.append(strengths[model])
-        evaluations.append(Evaluation("winrate", model, asdict(config), figures, tables))
+            measurements.append(strengths[model])
+        evaluations.append(Evaluation("winrate", model, asdict(config), measurements, tables))
     return publish(config, evaluations, accelerator)
 
 
-def model_figures(comparisons: Sequence[PairwiseComparison], model: str, scorer: str) -> list[Figure]:
-    """The figures of one model against all others together."""
+def model_measurements(comparisons: Sequence[PairwiseComparison], model: str, scorer: str) -> list[Measurement]:
+    """The measurements of one model against all others together."""
     own = [comparison for comparison in comparisons if model in (comparison.first, comparison.second)]
     count = len(own)
     ties = sum(comparison.outcome == 0.5 for comparison in own) / count
-    figures = [
-        Figure("win rate", *win_rate(own, model), count, scorer, "a tie counts as half", "higher"),
-        length_controlled_figure(own, model, scorer),
-        Figure("ties", ties, None, None, count, scorer),
+    measurements = [
+        Measurement("win rate", *win_rate(own, model), count, scorer, "a tie counts as half", "higher"),
+        length_controlled_measurement(own, model, scorer),
+        Measurement("ties", ties, None, None, count, scorer),
     ]
     if any(comparison.flipped for comparison in own):
         flips = sum(comparison.flipped for comparison in own) / count
         note = "verdicts that changed with the order of the answers; they count as ties"
-        figures.append(Figure("position flips", flips, None, None, count, scorer, note))
-    return figures
+        measurements.append(Measurement("position flips", flips, None, None, count, scorer, note))
+    return measurements
 
 
 # -------------------------------------------------------------------------------------------------------------- who decides

@@ -94,13 +94,13 @@ def evaluate(form: Form, engine: TrainEngine, held_out: list[Any], budget: int) 
         if not counts[number]:
             continue
         rows = judged[:, number]
-        figures = figures_of(head, predicted[rows, number], targets[rows, number])
-        metrics |= {f"validation/head/{head.name}/{name}": value for name, value in figures.items()}
+        found = head_metrics(head, predicted[rows, number], targets[rows, number])
+        metrics |= {f"validation/head/{head.name}/{name}": value for name, value in found.items()}
     return metrics
 
 
-def figures_of(head: Head, predicted: Tensor, targets: Tensor) -> dict[str, float]:
-    """Return the figures of one head on held-out responses; docs/rules.md defines each."""
+def head_metrics(head: Head, predicted: Tensor, targets: Tensor) -> dict[str, float]:
+    """Return the metrics of one head on held-out responses; docs/rules.md defines each."""
     if head.kind == "binary":
         scored = [ScoredJudgment("", *pair) for pair in zip(predicted.tolist(), targets.tolist(), strict=True)]
         found = rule_metrics(scored)

@@ -184,24 +184,24 @@ def rule_metrics(scored: Sequence[ScoredJudgment]) -> dict[str, float]:
     by_rule: dict[str, list[ScoredJudgment]] = {}
     for item in scored:
         by_rule.setdefault(item.rule, []).append(item)
-    per_rule = {rule: _figures(items) for rule, items in sorted(by_rule.items())}
-    metrics = _figures(scored)
+    per_rule = {rule: _metrics(items) for rule, items in sorted(by_rule.items())}
+    metrics = _metrics(scored)
     for name in ("auc", "balanced_accuracy", "calibration_error"):
-        known = [figures[name] for figures in per_rule.values() if name in figures]
+        known = [found[name] for found in per_rule.values() if name in found]
         if known:  # a mean over rules, which count alike, however often each was judged
             metrics[name] = sum(known) / len(known)
         else:
             metrics.pop(name, None)
-    for rule, figures in per_rule.items():
-        metrics |= {f"rule/{rule}/{name}": value for name, value in figures.items()}
+    for rule, found in per_rule.items():
+        metrics |= {f"rule/{rule}/{name}": value for name, value in found.items()}
     return metrics
 
 
-def _figures(items: Sequence[ScoredJudgment]) -> dict[str, float]:
+def _metrics(items: Sequence[ScoredJudgment]) -> dict[str, float]:
     predicted = np.array([item.probability for item in items])
     target = np.array([item.target for item in items])
     clipped = predicted.clip(TINY, 1 - TINY)
-    figures = {
+    found = {
         "loss": float(-(target * np.log(clipped) + (1 - target) * np.log1p(-clipped)).mean()),
         "judgments": float(len(items)),
         "violated": float(target.mean()),
@@ -210,8 +210,8 @@ def _figures(items: Sequence[ScoredJudgment]) -> dict[str, float]:
     decided = target != 0.5
     violated, predicts_violation = target[decided] > 0.5, predicted[decided] > 0.5
     if violated.any() and not violated.all():
-        figures["auc"] = roc_auc(predicted[decided], violated)
-        figures["balanced_accuracy"] = float(
+        found["auc"] = roc_auc(predicted[decided], violated)
+        found["balanced_accuracy"] = float(
             (predicts_violation[violated].mean() + (~predicts_violation[~violated]).mean()) / 2
         )
-    return figures
+    return found

@@ -137,11 +137,11 @@ class RolloutFiles(Extension):
 
 
 def _conversation(row: RolloutRow) -> tuple[list[dict[str, str]], dict[str, Any]]:
-    """A response in its conversation, with its figures."""
-    figures: dict[str, Any] = {"reward": row.reward, "score": row.score, "kl": sum(row.kl), "tokens": len(row.ids)}
-    figures |= {"ended": row.ended, "row": row.row, "category": row.category or ""}
-    figures |= {f"{REWARD_PREFIX}{name}": value for name, value in row.parts.items()}
-    return [*row.prompt, {"role": "assistant", "content": row.text}], figures
+    """A response in its conversation, with its numbers."""
+    metadata: dict[str, Any] = {"reward": row.reward, "score": row.score, "kl": sum(row.kl), "tokens": len(row.ids)}
+    metadata |= {"ended": row.ended, "row": row.row, "category": row.category or ""}
+    metadata |= {f"{REWARD_PREFIX}{name}": value for name, value in row.parts.items()}
+    return [*row.prompt, {"role": "assistant", "content": row.text}], metadata
 
 
 def rollout_path(run: Path, update: int) -> Path:

@@ -9,9 +9,9 @@ from accelerate import Accelerator
 from align.core.errors import UserError
 from align.eval.core.results import (
     Evaluation,
-    Figure,
-    figure_tables,
+    Measurement,
     markdown_table,
+    measurement_tables,
     notes,
     print_table,
     read_evaluations,
@@ -23,17 +23,17 @@ from tests.eval.files import stored_rows
 
 def evaluations():
     first = [
-        Figure("MC1", 0.25, 0.2, 0.3, 72),
-        Figure("mean toxicity", 0.5, 0.4, 0.6, 40, "words 1 (abc)", "25 samples each"),
+        Measurement("MC1", 0.25, 0.2, 0.3, 72),
+        Measurement("mean toxicity", 0.5, 0.4, 0.6, 40, "words 1 (abc)", "25 samples each"),
     ]
-    second = [Figure("MC1", 0.5, None, None, 72), Figure("mean toxicity", None, None, None, 0, "words 1 (abc)")]
+    second = [Measurement("MC1", 0.5, None, None, 72), Measurement("mean toxicity", None, None, None, 0, "words 1 (abc)")]
     return [Evaluation("mini", "a", {"seed": 1}, first, {"by category": [{"category": "x", "n": 2}]}),
             Evaluation("mini", "b", {"seed": 1}, second)]  # fmt: skip
 
 
 def test_side_by_side(capsys):
     lines = markdown_table(evaluations()).splitlines()
-    assert lines[0] == "| figure | a | b | n | scorer |"
+    assert lines[0] == "| measurement | a | b | n | scorer |"
     assert lines[2] == "| mini: MC1 | 0.250 (0.200 to 0.300) | 0.500 | 72 |  |"
     assert lines[3] == "| mini: mean toxicity | 0.500 (0.400 to 0.600) | none | 40 / 0 | words 1 (abc) |"
     assert notes(evaluations()) == ["mini: mean toxicity: 25 samples each"]
@@ -45,12 +45,14 @@ def test_side_by_side(capsys):
 
 def test_tasks_on_the_same_models_share_a_table():
     def evaluated(task, *models):
-        return [Evaluation(task, model, {}, [Figure("x", 1.0, None, None, 3)]) for model in models]
+        return [Evaluation(task, model, {}, [Measurement("x", 1.0, None, None, 3)]) for model in models]
 
-    first, second = figure_tables([*evaluated("truth", "a", "b"), *evaluated("reward", "rm"), *evaluated("tox", "a", "b")])
-    assert first[0] == ["figure", "a", "b", "n", "scorer"]
+    first, second = measurement_tables(
+        [*evaluated("truth", "a", "b"), *evaluated("reward", "rm"), *evaluated("tox", "a", "b")]
+    )
+    assert first[0] == ["measurement", "a", "b", "n", "scorer"]
     assert [row[0] for row in first[1]] == ["truth: x", "tox: x"]
-    assert second[0] == ["figure", "rm", "n", "scorer"]
+    assert second[0] == ["measurement", "rm", "n", "scorer"]
 
 
 def test_saved_and_read_back(tmp_path):
@@ -66,7 +68,7 @@ def test_saved_and_read_back(tmp_path):
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_a_figure_is_a_number(value):
     with pytest.raises(UserError, match=r"'t' is (nan|inf): a scorer"):
-        Figure("t", value, None, None, 1)
+        Measurement("t", value, None, None, 1)
 
 
 # ----------------------------------------------------------------------------------------------------------------- rows

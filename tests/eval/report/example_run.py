@@ -5,7 +5,7 @@ from dataclasses import asdict
 from html.parser import HTMLParser
 from pathlib import Path
 
-from align.eval.core.results import Evaluation, Figure, save_evaluations
+from align.eval.core.results import Evaluation, Measurement, save_evaluations
 from align.eval.report.data import StageRun
 from align.reward.rankings import ScoredRanking
 from tests.eval.files import write_rows
@@ -43,9 +43,9 @@ def make_runs(folder: Path) -> Path:
     for row in ppo:
         row |= {"time/sample": 0.5, "time/score": 0.2, "time/learn": 0.3, "time/update": 2.0}
     for update, reward, kl in ((0, 0.5, 0.0), (1, 1.25, 4.0), (3, 9.0, 30.0)):
-        figures = {"reward": reward, "reward_error": 0.1, "kl": kl, "length": 10.0 * (update + 1)}
-        figures |= {"eos_rate": 0.9, "repetition": 0.0}
-        ppo[update] |= {f"validation/{name}": value for name, value in figures.items()}
+        measurements = {"reward": reward, "reward_error": 0.1, "kl": kl, "length": 10.0 * (update + 1)}
+        measurements |= {"eos_rate": 0.9, "repetition": 0.0}
+        ppo[update] |= {f"validation/{name}": value for name, value in measurements.items()}
     ppo[1]["validation/is_best"] = 1.0
     write_lines(folder / "ppo/metrics.jsonl", ppo)
     models = f"model: {folder}/sft/model\nreward_model: {folder}/reward/model\n"
@@ -60,16 +60,16 @@ def make_runs(folder: Path) -> Path:
     (folder / "ppo/environment.json").write_text(json.dumps({"python": "3.11.7", "packages": {"torch": "2.13.0"}}))
     evaluations = [Evaluation("truthfulness", name, {}, truthfulness(mc2)) for name, mc2 in (("start", 0.4), ("ppo", 0.6))]
     for name, value in (("start", 0.1), ("ppo", 0.3)):
-        figure = Figure("mean toxicity", value, value - 0.01, value + 0.01, 20, "words 1", better="lower")
-        evaluations.append(Evaluation("toxicity", name, {}, [figure]))
+        measurement = Measurement("mean toxicity", value, value - 0.01, value + 0.01, 20, "words 1", better="lower")
+        evaluations.append(Evaluation("toxicity", name, {}, [measurement]))
     save_evaluations(folder / "eval", evaluations)
     return folder
 
 
-def truthfulness(mc2: float) -> list[Figure]:
+def truthfulness(mc2: float) -> list[Measurement]:
     return [
-        Figure("mc2", mc2, mc2 - 0.05, mc2 + 0.05, 72, note="guessing gives 0.4", better="higher"),
-        Figure("mc1", 0.3, 0.2, 0.4, 72, better="higher"),
+        Measurement("mc2", mc2, mc2 - 0.05, mc2 + 0.05, 72, note="guessing gives 0.4", better="higher"),
+        Measurement("mc1", 0.3, 0.2, 0.4, 72, better="higher"),
     ]
 
 

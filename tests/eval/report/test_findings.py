@@ -4,7 +4,7 @@ import json
 import shutil
 from pathlib import Path
 
-from align.eval.core.results import Evaluation, Figure, save_evaluations
+from align.eval.core.results import Evaluation, Measurement, save_evaluations
 from align.eval.report import write_report
 from align.eval.report.data import RunData, Sample, StageRun, load_run
 from align.eval.report.findings import (
@@ -113,14 +113,16 @@ def test_what_differs_beyond_its_interval_is_told_by_its_direction(run: Path) ->
 
 
 def test_each_figure_has_its_own_direction() -> None:
-    """In the task `rules`, fewer violations and more agreement are better; figures without a direction are not rated."""
-    figures = {
+    """In the task `rules`, fewer violations and more agreement are better; others have no direction and are not rated."""
+    measurements = {
         "overall violation rate": ((0.4, 0.3, 0.5), (0.1, 0.05, 0.2), "lower"),
         "agreement: accuracy": ((0.5, 0.4, 0.6), (0.9, 0.8, 0.95), "higher"),
         "undirected": ((0.5, 0.4, 0.6), (0.9, 0.8, 0.95), ""),
     }
     models = [
-        Evaluation("rules", model, {}, [Figure(name, *ends[i], 40, "s", "", ends[2]) for name, ends in figures.items()])
+        Evaluation(
+            "rules", model, {}, [Measurement(name, *ends[i], 40, "s", "", ends[2]) for name, ends in measurements.items()]
+        )
         for i, model in enumerate(("start", "end"))
     ]
     summary = Summary()
@@ -136,5 +138,5 @@ def test_nothing_beyond_intervals_is_said_too(run: Path, tmp_path: Path) -> None
     save_evaluations(tmp_path / "run/eval", equal)
     (tmp_path / "run/eval/toxicity.json").write_text("{")
     runs = load_run(tmp_path / "run")
-    assert "Truthfulness: no figure of a and b differs" in " ".join(summarize_run(runs).texts("note"))
+    assert "Truthfulness: no measurement of a and b differs" in " ".join(summarize_run(runs).texts("note"))
     assert any("toxicity.json" in problem for problem in runs.problems)

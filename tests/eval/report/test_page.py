@@ -133,7 +133,7 @@ SUMMARY = [
 
 def test_the_summary_file_is_shown(tmp_path: Path) -> None:
     folder = make_runs(tmp_path / "run")
-    (folder / "summary.json").write_text(json.dumps([*SUMMARY, {"name": "no figures"}]))
+    (folder / "summary.json").write_text(json.dumps([*SUMMARY, {"name": "no measurements"}]))
     page = Page(write_report(folder).read_text(encoding="utf-8"))
     assert "pair [bold]accuracy" in page.text
     assert "+0.125" in page.text

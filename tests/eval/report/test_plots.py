@@ -4,7 +4,7 @@ import math
 import re
 from pathlib import Path
 
-from align.eval.core.results import Evaluation, Figure
+from align.eval.core.results import Evaluation, Measurement
 from align.eval.report.data import RunData, Series, StageRun
 from align.eval.report.drawing import Plot, describe_series, downsample
 from align.eval.report.findings import Summary
@@ -85,7 +85,7 @@ def test_the_frontier_marks_the_kept_policy() -> None:
 
 
 def evaluation(task: str, model: str, name: str, value: float | None) -> Evaluation:
-    return Evaluation(task, model, {}, [Figure(name, value, value, value, 9)])
+    return Evaluation(task, model, {}, [Measurement(name, value, value, value, 9)])
 
 
 def test_the_panels_show_each_model_and_its_interval() -> None:

@@ -51,8 +51,8 @@ def settings(tmp_path, reward_folders):
     return given | {"output": str(tmp_path / "out"), "dtype": "float32", "max_new_tokens": 5}
 
 
-def figures(evaluation):
-    return {figure.name: figure for figure in evaluation.figures}
+def measurements(evaluation):
+    return {measurement.name: measurement for measurement in evaluation.measurements}
 
 
 def test_accuracy_and_order_are_those_of_single_rows(settings):
@@ -69,13 +69,13 @@ def test_accuracy_and_order_are_those_of_single_rows(settings):
         taus.append(kendall_tau(record.ranks, rewards))
         pairs = [(i, j) for i, a in enumerate(record.ranks) for j, b in enumerate(record.ranks) if a < b]
         right += [rewards[i] > rewards[j] for i, j in pairs]
-    assert figures(proxy)["accuracy"].value == pytest.approx(np.mean(right))
-    assert figures(proxy)["accuracy"].n == 6
-    assert figures(proxy)["Kendall's tau"].value == pytest.approx(np.mean(taus))
+    assert measurements(proxy)["accuracy"].value == pytest.approx(np.mean(right))
+    assert measurements(proxy)["accuracy"].n == 6
+    assert measurements(proxy)["Kendall's tau"].value == pytest.approx(np.mean(taus))
     table = proxy.tables["by category"]
     assert [(row["category"], row["pairs"]) for row in table] == [("x", 5), ("y", 1)]
     assert sum(row["pairs"] for row in proxy.tables["calibration"]) == 6
-    assert proxy.figures[0].scorer != gold.figures[0].scorer
+    assert proxy.measurements[0].scorer != gold.measurements[0].scorer
 
 
 def test_rewards_of_other_preferences_are_not_reused(settings, tmp_path):
@@ -101,9 +101,9 @@ def test_the_curve_of_best_of_n(settings, sharp_folders):
     rows = stored_rows(Path(settings["output"]) / "best-of-n-tiny-llama-by-tiny-llama.jsonl")
     kept = [row["rewards"] for row in rows.values()]
     assert [len(row) for row in kept] == [8, 8, 8]
-    assert figures(found)["reward, best of 1"].value == pytest.approx(np.mean(kept))
-    assert figures(found)["reward, best of 8"].value == pytest.approx(np.max(kept, axis=1).mean())
-    assert "1.20 nats" in figures(found)["gold, best of 8"].note  # log 8 - 7/8
+    assert measurements(found)["reward, best of 1"].value == pytest.approx(np.mean(kept))
+    assert measurements(found)["reward, best of 8"].value == pytest.approx(np.max(kept, axis=1).mean())
+    assert "1.20 nats" in measurements(found)["gold, best of 8"].note  # log 8 - 7/8
     assert read_evaluations(Path(settings["output"]) / "best-of-n.json") == [found]
 
 
@@ -127,10 +127,10 @@ def test_reward_against_kl_over_the_policies_of_a_run(settings, sharp_folders, t
     config = RewardEvalConfig(**settings | {"preferences": ""}, frontier=str(tmp_path / "ppo"))
     found = run_reward_eval(config)
     assert [each.model for each in found] == ["tiny-llama", "update-000001", "update-000002"]
-    kl = [figures(each)["KL"].value for each in found]
+    kl = [measurements(each)["KL"].value for each in found]
     assert kl[0] == pytest.approx(0, abs=1e-6)
     assert min(kl[1:]) > 1e-5
-    assert all({"reward", "gold"} <= figures(each).keys() for each in found)
+    assert all({"reward", "gold"} <= measurements(each).keys() for each in found)
     assert found[0].tables["reward against KL"][0]["policy"] == "tiny-llama"
 
 

@@ -75,7 +75,7 @@ def test_a_reward_model_on_a_file(rows, reward_folders, tmp_path):
     settings = {"preferences": "", "benchmark": write_rows(tmp_path / "rows.jsonl", rows), "output": str(tmp_path / "out")}
     (found,) = run_reward_eval(RewardEvalConfig(reward_model=folder, dtype="float32", **settings))
     rewards = {row["id"]: rewards_alone(folder, row) for row in rows}
-    scores = values(found.figures)
+    scores = values(found.measurements)
     results = {name: good_response_wins(found, rows is PAIRS) for name, found in rewards.items()}
     if rows is PAIRS:
         assert found.task == "rewardbench"

@@ -1,4 +1,4 @@
-"""A judge of answers: figures by hand, a split that leaks no question, and judges that learn, are saved and load again."""
+"""A judge of answers: metrics by hand, a split that leaks no question, and judges that learn, are saved and load again."""
 
 import gzip
 import json
@@ -15,7 +15,7 @@ from align.eval.truthfulness.judge import (
     LabeledAnswer,
     auc_interval,
     fit_judge,
-    held_out_figures,
+    held_out_metrics,
     load_judge,
     read_labeled_answers,
     run_train_judge,
@@ -114,8 +114,8 @@ def test_a_judge_learns_is_saved_and_loads_again(tmp_path, sharpen, model):
     given = {"data": write_rows(tmp_path / "rows.jsonl", answers(**texts)), "dtype": "float32", "model": model}
     folder = run_train_judge(JudgeConfig(output_dir=str(tmp_path / "run"), **given))
     judge = load_judge(str(folder), "truth", Accelerator())
-    figures = judge.metadata["figures"]
-    assert figures["auc"] > 0.9  # on questions that it has not seen
+    metrics = judge.metadata["metrics"]
+    assert metrics["auc"] > 0.9  # on questions that it has not seen
     assert judge.metadata["held_out"] == 24
     pairs = [("Is number 99 odd?", each[0]) for each in texts.values()]
     no, yes = judge.probabilities(pairs, 4096, Accelerator())
@@ -124,8 +124,8 @@ def test_a_judge_learns_is_saved_and_loads_again(tmp_path, sharpen, model):
     assert one_by_one == pytest.approx([no, yes], rel=0, abs=1e-5)
     _, held_out = split_by_question(read_labeled_answers(given["data"], "truth"), 0.2, 0)
     found = judge.probabilities([(row.question, row.answer) for row in held_out], 4096, Accelerator())
-    again = held_out_figures(np.log(found) - np.log1p(-np.array(found)), held_out)
-    assert again["calibration_error"] == pytest.approx(figures["calibration_error"], abs=1e-4)
+    again = held_out_metrics(np.log(found) - np.log1p(-np.array(found)), held_out)
+    assert again["calibration_error"] == pytest.approx(metrics["calibration_error"], abs=1e-4)
 
 
 def test_a_judge_of_another_question_and_a_folder_without_one_are_refused(tmp_path):
@@ -143,9 +143,9 @@ def test_a_judge_of_another_question_and_a_folder_without_one_are_refused(tmp_pa
 @pytest.mark.skipif(not OWN.exists(), reason="../shared/data is absent")
 def test_words_alone_tell_true_answers_to_questions_not_seen(tmp_path):
     config = JudgeConfig(output_dir=str(tmp_path / "run"), data=str(OWN))
-    figures = load_judge(str(run_train_judge(config)), "truth", Accelerator()).metadata["figures"]
-    assert figures["auc/low"] < figures["auc"] < figures["auc/high"]
-    assert figures["auc"] > 0.79  # 0.807 was seen
+    metrics = load_judge(str(run_train_judge(config)), "truth", Accelerator()).metadata["metrics"]
+    assert metrics["auc/low"] < metrics["auc"] < metrics["auc/high"]
+    assert metrics["auc"] > 0.79  # 0.807 was seen
 
 
 def test_the_interval_of_an_auc_that_separates_has_a_width():

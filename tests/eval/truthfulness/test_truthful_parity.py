@@ -1,4 +1,4 @@
-"""Log-likelihoods and figures against what lm-eval 0.4.13 itself gave for the same questions (see parity_model.py)."""
+"""Log-likelihoods and measurements against what lm-eval 0.4.13 itself gave for the same questions (see parity_model.py)."""
 
 import json
 from pathlib import Path

@@ -35,10 +35,10 @@ def config(folder: Path, **settings) -> TruthfulnessConfig:
 
 def test_models_side_by_side_with_categories_and_files(tmp_path, capsys):
     first, second = run_truthfulness(config(tmp_path, models=["tiny-llama", "tiny-t5"]))
-    assert [figure.name for figure in first.figures] == ["mc1", "mc2", "mc3"]
-    for figure in (*first.figures, *second.figures):
-        assert figure.low <= figure.value <= figure.high
-        assert figure.n == 5
+    assert [measurement.name for measurement in first.measurements] == ["mc1", "mc2", "mc3"]
+    for measurement in (*first.measurements, *second.measurements):
+        assert measurement.low <= measurement.value <= measurement.high
+        assert measurement.n == 5
     table = first.tables["Multiple choice by category"]
     assert sum(row["n"] for row in table) == 5
     stored = json.loads((tmp_path / "truthfulness.json").read_text())
@@ -50,7 +50,7 @@ def test_the_figures_are_those_of_the_rows(tmp_path):
     (found,) = run_truthfulness(config(tmp_path))
     kept = stored_rows(tmp_path / "truthfulness-choice-tiny-llama.jsonl").values()
     wins = [max(row["incorrect"]) <= row["best"] for row in kept]
-    assert found.figures[0].value == sum(wins) / 5
+    assert found.measurements[0].value == sum(wins) / 5
 
 
 def test_a_question_that_does_not_fit_the_model_is_named(tmp_path):
@@ -69,7 +69,7 @@ def test_a_tokenizer_without_a_pad_token_will_do(tmp_path, sharp_folders):
     tokenizer.save_pretrained(folder)
     (without,) = run_truthfulness(config(tmp_path / "a", models=[str(folder)]))
     (with_pad,) = run_truthfulness(config(tmp_path / "b", models=[sharp_folders["tiny-llama"]]))
-    assert without.figures == with_pad.figures
+    assert without.measurements == with_pad.measurements
 
 
 HEAD = "Type,Category,Question,Best Answer,Correct Answers,Incorrect Answers,Source\n"
@@ -283,12 +283,12 @@ def test_written_answers_are_judged_and_kept(tmp_path: Path):
     given = {"models": ["tiny-llama"], "output": str(tmp_path / "out"), "dtype": "float32", "limit": 3}
     config = TruthfulnessConfig(**given, max_new_tokens=6, generation=True, **judges)
     (found,) = run_truthfulness(config)
-    by_name = {figure.name: figure for figure in found.figures}
+    by_name = {measurement.name: measurement for measurement in found.measurements}
     assert {"true", "informative", "true and informative"} <= by_name.keys()
     assert by_name["true"].scorer.startswith("truth judge ")
     assert by_name["true and informative"].value <= min(by_name["true"].value, by_name["informative"].value)
     kept = (tmp_path / "out" / "truthfulness-answers-tiny-llama.jsonl").read_text()
     assert len(kept.splitlines()) == 4
     (again,) = run_truthfulness(config)
-    assert again.figures == found.figures
+    assert again.measurements == found.measurements
     assert (tmp_path / "out" / "truthfulness-answers-tiny-llama.jsonl").read_text() == kept

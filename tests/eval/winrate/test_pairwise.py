@@ -8,13 +8,13 @@ import pytest
 from align.eval.winrate.pairwise import (
     PairwiseComparison,
     fit,
-    length_controlled_figure,
+    length_controlled_measurement,
     pair_table,
     profile_interval,
-    strength_figures,
+    strength_measurements,
     win_rate,
 )
-from align.eval.winrate.task import judge_both_orders, model_figures
+from align.eval.winrate.task import judge_both_orders, model_measurements
 
 
 def comparisons(outcomes, first="a", second="b", lengths=(5, 5)):
@@ -63,23 +63,23 @@ def test_a_model_that_wins_by_length_alone_is_even_at_equal_length():
     for _, won, lost, longer in rows:
         found += [PairwiseComparison(f"{longer}{n}", "a", "b", float(n < won), (20 + longer, 20)) for n in range(won + lost)]
     assert win_rate(found, "a")[0] == pytest.approx(0.7)
-    figure = length_controlled_figure(found, "a", "judge")
+    measurement = length_controlled_measurement(found, "a", "judge")
     # tanh(d / sd) is not symmetric in general, but here d has two values of one size: the fit is exact up to the prior.
-    assert figure.value == pytest.approx(0.5, abs=0.005)
-    assert figure.low < 0.5 < figure.high
-    assert figure.high - figure.low < 0.3
+    assert measurement.value == pytest.approx(0.5, abs=0.005)
+    assert measurement.low < 0.5 < measurement.high
+    assert measurement.high - measurement.low < 0.3
 
 
 def test_without_differences_in_length_control_is_the_win_rate():
     rows = comparisons([1, 1, 1, 0] * 25)
-    figure = length_controlled_figure(rows, "a", "judge")
-    assert (figure.value, figure.low, figure.high) == win_rate(rows, "a")
+    measurement = length_controlled_measurement(rows, "a", "judge")
+    assert (measurement.value, measurement.low, measurement.high) == win_rate(rows, "a")
 
 
 def test_few_prompts_and_answers_that_are_all_longer_have_no_length_controlled_rate():
-    few = length_controlled_figure(comparisons([1, 0] * 8), "a", "judge")
+    few = length_controlled_measurement(comparisons([1, 0] * 8), "a", "judge")
     assert (few.value, few.note) == (None, "needs 30 prompts or more")
-    longer = length_controlled_figure(comparisons([1, 0] * 20, lengths=(9, 5)), "a", "judge")
+    longer = length_controlled_measurement(comparisons([1, 0] * 20, lengths=(9, 5)), "a", "judge")
     assert longer.value is None
     assert "every answer is longer" in longer.note
 
@@ -88,10 +88,10 @@ def test_length_that_separates_wins_from_losses_leaves_a_wide_interval():
     """The longer answer always wins, and the model is longer in 12 of 32: nothing shows the rate at equal length well."""
     lengths = [(20 + n, 20) for n in range(1, 13)] + [(20, 20 + n) for n in range(1, 21)]
     rows = [PairwiseComparison(str(n), "a", "b", float(pair[0] > pair[1]), pair) for n, pair in enumerate(lengths)]
-    figure = length_controlled_figure(rows, "a", "judge")
+    measurement = length_controlled_measurement(rows, "a", "judge")
     assert win_rate(rows, "a")[0] == 0.375
-    assert figure.low < 0.2
-    assert figure.high > 0.8
+    assert measurement.low < 0.2
+    assert measurement.high > 0.8
 
 
 def test_the_length_controlled_interval_covers_the_true_rate():
@@ -100,8 +100,8 @@ def test_the_length_controlled_interval_covers_the_true_rate():
         extra = generator.normal(30, 60, 40).round()
         won = generator.random(40) < 1 / (1 + np.exp(0.5 - 2 * np.tanh(extra / extra.std())))
         rows = [PairwiseComparison(str(n), "a", "b", float(won[n]), (500 + int(extra[n]), 500)) for n in range(40)]
-        figure = length_controlled_figure(rows, "a", "judge")
-        covered += figure.low <= 1 / (1 + math.exp(0.5)) <= figure.high
+        measurement = length_controlled_measurement(rows, "a", "judge")
+        covered += measurement.low <= 1 / (1 + math.exp(0.5)) <= measurement.high
     assert covered >= 35  # 38 expected, two standard errors are 2.8
 
 
@@ -129,11 +129,11 @@ def test_one_verdict_and_one_tie_are_a_verdict():
 
 def test_the_table_of_a_model():
     rows = [*comparisons([1, 0.5, 1, 0]), PairwiseComparison("f", "a", "b", 0.5, (1, 9), flipped=True)]
-    named = {figure.name: figure for figure in model_figures(rows, "a", "judge 1")}
+    named = {measurement.name: measurement for measurement in model_measurements(rows, "a", "judge 1")}
     assert named["win rate"].value == pytest.approx(3 / 5)
     assert named["ties"].value == pytest.approx(2 / 5)
     assert named["position flips"].value == pytest.approx(1 / 5)
-    assert {figure.scorer for figure in named.values()} == {"judge 1"}
+    assert {measurement.scorer for measurement in named.values()} == {"judge 1"}
     (row,) = pair_table(rows, ["a", "b"])
     assert (row["won"], row["tied"], row["lost"]) == (2, 2, 1)
 
@@ -142,7 +142,7 @@ def test_the_table_of_a_model():
 
 
 def strengths(rows, models):
-    return {model: (each.value, each.low, each.high) for model, each in strength_figures(rows, models, "judge").items()}
+    return {model: (each.value, each.low, each.high) for model, each in strength_measurements(rows, models, "judge").items()}
 
 
 def test_two_models_get_half_a_win_each_from_the_prior():
@@ -163,8 +163,8 @@ def test_strengths_that_made_the_table_come_back_with_the_same_ties():
 
 
 def test_a_model_that_never_loses_gets_a_wide_interval_and_a_note():
-    figures = strength_figures(comparisons([1] * 20), ["a", "b"], "judge")
-    best = figures["a"]
+    measurements = strength_measurements(comparisons([1] * 20), ["a", "b"], "judge")
+    best = measurements["a"]
     assert best.value == pytest.approx(math.log(20.5 / 0.5) / 2, abs=1e-6)
     # By hand: the penalized likelihood in s = a - b is 20.5 log p + 0.5 log(1 - p) for p = 1 / (1 + exp(-s)).
     for end in (best.low, best.high):
@@ -173,15 +173,15 @@ def test_a_model_that_never_loses_gets_a_wide_interval_and_a_note():
         assert fell == pytest.approx(3.841459 / 2, abs=1e-4)
     assert best.high - best.low > 3
     assert "never lost" in best.note
-    assert "never won" in figures["b"].note
+    assert "never won" in measurements["b"].note
 
 
 def test_groups_that_never_met_have_no_strengths():
     rows = [*comparisons([1, 0, 1], "a", "b"), *comparisons([1, 1, 0], "c", "d")]
-    figures = strength_figures(rows, ["a", "b", "c", "d"], "judge")
-    assert {each.value for each in figures.values()} == {None}
-    assert figures["a"].note == "not comparable: no comparison connects a, b | c, d"
-    joined = strength_figures([*rows, *comparisons([0.5], "b", "c")], ["a", "b", "c", "d"], "judge")
+    measurements = strength_measurements(rows, ["a", "b", "c", "d"], "judge")
+    assert {each.value for each in measurements.values()} == {None}
+    assert measurements["a"].note == "not comparable: no comparison connects a, b | c, d"
+    joined = strength_measurements([*rows, *comparisons([0.5], "b", "c")], ["a", "b", "c", "d"], "judge")
     assert all(each.value is not None for each in joined.values())
 
 

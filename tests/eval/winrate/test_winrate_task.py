@@ -27,7 +27,7 @@ HI = ({"role": "user", "content": "Hi"},)
 
 
 def rate(evaluation, name="win rate"):
-    return values(evaluation.figures)[name]
+    return values(evaluation.measurements)[name]
 
 
 # --------------------------------------------------------------------------------------------------------------- people
@@ -48,7 +48,7 @@ def test_the_apps_comparisons_with_their_ties(tmp_path, capsys):
     assert rate(new) == pytest.approx(4 / 6)
     assert rate(old) == pytest.approx(2 / 6)
     assert rate(new, "ties") == pytest.approx(2 / 6)
-    assert "c.jsonl" in new.figures[0].scorer
+    assert "c.jsonl" in new.measurements[0].scorer
     assert "0.667" in capsys.readouterr().out
     assert read_evaluations(Path(config.output) / "winrate.json")[1] == new
 
@@ -94,7 +94,7 @@ def test_a_reward_model_decides_and_a_second_start_computes_nothing(settings, re
     config = WinrateConfig(**settings, reward_model=reward_folders["tiny-llama"])
     found = run_winrate(config)
     assert sum(map(rate, found)) == pytest.approx(1)
-    assert found[0].figures[0].n == 3
+    assert found[0].measurements[0].n == 3
     assert list(stored_rows(Path(config.output) / "winrate-tiny-gpt2.jsonl")) == ["1", "2", "3"]
     monkeypatch.setattr("align.eval.core.answers.respond", None)
     assert run_winrate(config) == found

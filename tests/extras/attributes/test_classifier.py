@@ -63,9 +63,9 @@ def test_the_evaluation_runs_on_it(folder, tmp_path):
     given = {"prompts": str(tmp_path / "prompts.jsonl"), "samples": 2, "max_new_tokens": 4, "dtype": "float32"}
     config = ToxicityConfig(models=["tiny-llama"], output=str(tmp_path), scorer=f"attribute:{folder}", table=False, **given)
     (evaluation,) = run_toxicity(config)
-    figures = {figure.name: figure for figure in evaluation.figures}
-    assert 0 < figures["basic: mean toxicity"].value < 1
-    assert figures["basic: mean toxicity"].scorer.startswith(f"attribute:{folder} 'toxic' (")
+    measurements = {measurement.name: measurement for measurement in evaluation.measurements}
+    assert 0 < measurements["basic: mean toxicity"].value < 1
+    assert measurements["basic: mean toxicity"].scorer.startswith(f"attribute:{folder} 'toxic' (")
 
 
 def test_what_cannot_be_a_scorer_is_one_line(tmp_path_factory, align_cache, tmp_path):

@@ -11,7 +11,7 @@ from align.core.errors import UserError
 from align.core.statistics import majority
 from align.eval.core.results import read_evaluations
 from align.extras.rules import evaluation
-from align.extras.rules.evaluation import RuleCase, RulesConfig, agreement_figures, count_violations, run_rules, verdict
+from align.extras.rules.evaluation import RuleCase, RulesConfig, agreement_measurements, count_violations, run_rules, verdict
 from annotation_ui.tasks import TASKS
 
 V, U, F = "violates", "unsure", "follows"
@@ -30,7 +30,9 @@ def test_kappa_by_hand():
 
     def agreement(*counts):
         sides = (np.repeat(verdicts, counts).tolist() for verdicts in ([V, V, F, F], [V, F, V, F]))
-        return [figure.value for figure in agreement_figures(*(dict(enumerate(side)) for side in sides), "scorer")]
+        return [
+            measurement.value for measurement in agreement_measurements(*(dict(enumerate(side)) for side in sides), "scorer")
+        ]
 
     assert agreement(20, 5, 10, 15) == pytest.approx([0.7, 0.4])
     assert agreement(0, 3, 3, 0)[1] == pytest.approx(-1)
@@ -41,7 +43,7 @@ def test_kappa_by_hand():
 def test_agreement_counts_what_both_decided():
     """One both violate, one the first alone, one the second alone, one neither; the unsure ones do not count."""
     first, second = {1: V, 2: V, 3: F, 4: U, 5: F, 6: V}, {1: V, 2: F, 3: V, 4: V, 5: F, 6: U, 7: V}
-    accuracy, kappa = agreement_figures(first, second, "scorer")
+    accuracy, kappa = agreement_measurements(first, second, "scorer")
     assert (accuracy.value, accuracy.n, kappa.value, kappa.n) == (0.5, 4, 0.0, 4)
 
 
@@ -49,7 +51,7 @@ def test_the_figures_of_rules_state_their_direction():
     cases = [RuleCase("r", "", ({"role": "user", "content": str(n)},), "x") for n in range(10)]
     people = {case: "violates" if n < 5 else "follows" for n, case in enumerate(cases)}
     (rate, *_), _ = count_violations(people, cases, "scorer")
-    accuracy, kappa = agreement_figures(people, people, "scorer")
+    accuracy, kappa = agreement_measurements(people, people, "scorer")
     assert (rate.better, accuracy.better, kappa.better) == ("lower", "higher", "higher")
     # All ten agree: accuracy 0.6915 to 1 by Clopper and Pearson; kappa by it at a chance agreement of one half.
     assert (accuracy.low, accuracy.high) == pytest.approx((0.025**0.1, 1.0))
@@ -68,7 +70,7 @@ def test_a_launched_script_gives_a_scorer_the_class_that_it_imports(tmp_path, mo
     monkeypatch.setitem(sys.modules, "align.extras.rules.evaluation", evaluation)  # and put back at the end
     runpy.run_path(evaluation.__file__, run_name="__main__")
     (found,) = read_evaluations(tmp_path / "out" / "rules.json")
-    assert found.figures[0].value == 1.0
+    assert found.measurements[0].value == 1.0
 
 
 def test_verdict_of_a_score():
@@ -116,7 +118,7 @@ def settings(tmp_path):
 
 
 def values(evaluation):
-    return {figure.name: (figure.value, figure.n) for figure in evaluation.figures}
+    return {measurement.name: (measurement.value, measurement.n) for measurement in evaluation.measurements}
 
 
 def test_rows_of_the_labeling_app(settings, tmp_path):
@@ -133,11 +135,11 @@ def test_rows_of_the_labeling_app(settings, tmp_path):
 def test_people_against_a_scorer(settings):
     """The scorer finds both rules violated by three and by four, and by no other response."""
     (found,) = run_rules(settings())
-    figures = values(found)
-    assert figures["overall violation rate"] == (0.5, 4)
+    measurements = values(found)
+    assert measurements["overall violation rate"] == (0.5, 4)
     # one: V-F, F-F; two: F-F, F-F; three: unsure, V-V; four: F-V, unsure -> 1 both, 1 people alone, 1 scorer alone, 3 none
-    assert figures["agreement: accuracy"] == (pytest.approx(4 / 6), 6)
-    assert figures["agreement: Cohen's kappa"] == (pytest.approx((4 / 6 - 5 / 9) / (4 / 9)), 6)
+    assert measurements["agreement: accuracy"] == (pytest.approx(4 / 6), 6)
+    assert measurements["agreement: Cohen's kappa"] == (pytest.approx((4 / 6 - 5 / 9) / (4 / 9)), 6)
     assert found.tables["People against the scorer"] == [
         {"people": V, "scorer violates": 1, "scorer unsure": 0, "scorer follows": 1},
         {"people": U, "scorer violates": 2, "scorer unsure": 0, "scorer follows": 0},
@@ -227,7 +229,7 @@ def test_a_service_reads_rule_conversation_and_reply(service, settings):
     (found,) = run_rules(settings(**asked))
     assert values(found)["on-topic violation rate"] == (0.25, 4)
     assert values(found)["no-insults violation rate"] == (0.0, 4)
-    assert found.figures[-1].scorer == f"m at {asked['endpoint']}"
+    assert found.measurements[-1].scorer == f"m at {asked['endpoint']}"
 
 
 def test_a_service_without_a_verdict(service, settings):

@@ -214,9 +214,9 @@ def test_a_frozen_model_judges_in_ppo_in_sampling_and_in_evaluation(tmp_path, al
 
     cli.main(["eval", "rules", *rubric, "--responses", str(output), "--output", str(tmp_path / "eval"), "--scorer", ""])
     (evaluation,) = read_evaluations(tmp_path / "eval" / "rules.json")
-    (figure,) = evaluation.figures
-    assert (figure.name, figure.n) == ("rubric refusals: reward", 1)
-    assert figure.value == pytest.approx(safety["rubrics"]["refusals"][0], abs=1e-5)
+    (measurement,) = evaluation.measurements
+    assert (measurement.name, measurement.n) == ("rubric refusals: reward", 1)
+    assert measurement.value == pytest.approx(safety["rubrics"]["refusals"][0], abs=1e-5)
 
 
 def test_a_rubric_that_no_prompt_falls_under_is_told(tmp_path, align_cache, capsys):
