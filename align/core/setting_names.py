@@ -35,6 +35,8 @@ FRACTION = "as a share of all updates"
 SERVER = "a function that asks the server: docs/howto/reward-elsewhere.md"
 LAUNCHER = "set it in the configuration of accelerate, --config_file configs/accelerate/zero2.yaml"
 MINIBATCHES = "a count: rollout_batch_size divided by that size"
+DATA, COLUMNS = "train_data | prompts", "in brackets after the file: FILE[FIELD=COLUMN, ...]"
+SPLIT = "in brackets after the name: NAME[split=...]"
 GLOBAL = "over all processes: per-device size x accumulation steps x processes"
 
 NAMES: tuple[OtherName, ...] = (
@@ -139,6 +141,9 @@ NAMES: tuple[OtherName, ...] = (
     OtherName("TRL", "eval_strategy", "eval_steps"),
     OtherName("TRL", "num_sample_generations", "eval_steps", "with validation_prompts, in samples.jsonl"),
     OtherName("TRL", "deepspeed", "", LAUNCHER),
+    OtherName("TRL", "dataset_config", DATA, "in brackets after the name: NAME[subset=...]"),
+    OtherName("TRL", "dataset_train_split", DATA, SPLIT),
+    OtherName("TRL", "dataset_test_split", "validation_data | validation_prompts", SPLIT),
     *_renamed(
         "OpenRLHF",
         """
@@ -188,6 +193,11 @@ NAMES: tuple[OtherName, ...] = (
     ),
     OtherName("OpenRLHF", "reward.stop_properly_penalty_coef", "missing_eos_score missing_eos_penalty"),
     OtherName("OpenRLHF", "zero_stage", "", LAUNCHER),
+    OtherName("OpenRLHF", "input_key", DATA, COLUMNS),
+    OtherName("OpenRLHF", "output_key", DATA, COLUMNS),
+    OtherName("OpenRLHF", "prompt_key", DATA, COLUMNS),
+    OtherName("OpenRLHF", "chosen_key", DATA, COLUMNS),
+    OtherName("OpenRLHF", "rejected_key", DATA, COLUMNS),
     *_renamed(
         "verl",
         """
@@ -228,6 +238,7 @@ NAMES: tuple[OtherName, ...] = (
     OtherName("verl", "actor_rollout_ref.actor.kl_loss_coef", "kl_coef", "with kl_in loss"),
     OtherName("verl", "actor_rollout_ref.actor.kl_loss_type", "kl_estimator", "low_var_kl is k3, mse is k2"),
     OtherName("verl", "kl_loss_coef", "kl_coef", "with kl_in loss"),
+    OtherName("verl", "data.prompt_key", DATA, COLUMNS),
     OtherName("verl", "data.train_batch_size", "rollout_batch_size", "it counts responses: prompts x samples_per_prompt"),
     OtherName("verl", "actor_rollout_ref.actor.ppo_mini_batch_size", "num_mini_batches", MINIBATCHES),
     OtherName("verl", "ppo_mini_batch_size", "num_mini_batches", MINIBATCHES),
@@ -245,6 +256,8 @@ NAMES: tuple[OtherName, ...] = (
         template chat_template
         """,
     ),
+    OtherName("LLaMA-Factory", "columns", DATA, COLUMNS),
+    OtherName("axolotl", "val_set_size", "validation_split"),
     OtherName("LLaMA-Factory", "ppo_buffer_size", "rollout_batch_size", "ppo_buffer_size x batch size"),
     OtherName("LLaMA-Factory", "finetuning_type", "lora_r", "above 0 for lora, 0 for full"),
     OtherName("LLaMA-Factory", "stage", "", "the stage is the command: align sft, align reward, align ppo, align dpo"),

@@ -52,6 +52,12 @@ def test_no_name_stands_for_two_things():
             "algorithm.kl_ctrl.kl_coef=1",
             "verl's `algorithm.kl_ctrl.kl_coef` is `kl_coef` here; settings",
         ),
+        (
+            DPOConfig,
+            "--columns prompt=q",
+            "`columns` is `train_data` here (in brackets after the file: FILE[FIELD=COLUMN, ...])",
+        ),
+        (PPOConfig, "--input_key q", "OpenRLHF's `input_key` is `prompts` here (in brackets"),
         (DPOConfig, "--kl_beta 0.1", "unknown option --kl_beta; "),  # DPO has no KL penalty
     ],
 )
