@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from peft import PeftConfig
 from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from align.batches.encoding import Data
@@ -14,7 +16,7 @@ from align.batches.mixtures import data_name
 from align.core.errors import UserError
 from align.models.checkpoint import save_model_into
 from align.ppo.config import PPOConfig
-from align.ppo.extensions import configured_extensions
+from align.ppo.extensions import Extension, configured_extensions
 from align.ppo.reward_functions import RewardFunction, WeightedFunction
 from align.ppo.scoring_models import RewardModelLike
 from align.ppo.setup import GivenObjects
@@ -57,6 +59,8 @@ class PPOTrainer:
         value_model: a sequence classifier with one label that becomes the critic. Its body and its head are trained in
             place, also beside a LoRA policy; `config.critic` is not read.
         peft_config: the settings of a new LoRA adapter, in place of `config.lora_r` and its like.
+        optimizers: an optimizer over all trained weights and a scheduler, in place of the settings of learning rates. The
+            scheduler advances once in each update.
         callbacks: of transformers, or an `align.training.callbacks.TrainerCallbacks` that holds them.
 
     Raises:
@@ -76,6 +80,7 @@ class PPOTrainer:
         reference: PreTrainedModel | str | None = None,
         value_model: PreTrainedModel | None = None,
         peft_config: PeftConfig | None = None,
+        optimizers: tuple[Optimizer | None, LRScheduler | None] = (None, None),
         callbacks: "Sequence[TrainerCallback | type[TrainerCallback]] | TrainerCallbacks" = (),
     ) -> None:
         if value_model is not None and any(each is value_model for each in (*reward, judge)):
@@ -87,13 +92,15 @@ class PPOTrainer:
             patience = config.selection.early_stopping_patience if config.selection else 0
             names["selection"] = {"reward_model": judge_name(judge), "early_stopping_patience": patience}
         self.config = replace(config, prompts=data_name(prompts), validation_prompts=data_name(validation_prompts), **names)
-        extensions = configured_extensions(vars(self.config), **objects)
+        extensions = [*configured_extensions(vars(self.config), **objects), *given_optimizers(*optimizers)]
         data, given = (
             (prompts, validation_prompts),
             GivenObjects(tokenizer, reference, value_model, trainer_callbacks(callbacks), peft_config),
         )
         self.prepared = prepare(self.config, policy, models, functions, *data, extensions, given)
         self.run = self.prepared.run
+        if self.run.callbacks:
+            self.run.callbacks.handler.lr_scheduler = optimizers[1]
 
     def train(self) -> Path:
         """Run all updates from the last checkpoint on; return the folder of the best policy, or of the last."""
@@ -105,6 +112,17 @@ class PPOTrainer:
         """Save the current policy, which is the last one after `train`, into a folder. Other files in it stay."""
         with averaged_weights(self.prepared):
             save_policy(self.config, self.prepared, Path(folder), {}, write=save_model_into)
+
+
+def given_optimizers(optimizer: Optimizer | None, scheduler: LRScheduler | None) -> list[Extension]:
+    """The extension for an optimizer in memory, if there is one. Raises: UserError for a scheduler without one."""
+    if optimizer is None:
+        if scheduler is not None:
+            raise UserError("optimizers: a scheduler needs its optimizer; give both, or neither")
+        return []
+    from align.ppo.extensions.given_optimizer import GivenOptimizer
+
+    return [GivenOptimizer(optimizer, scheduler)]
 
 
 def trainer_callbacks(

@@ -1,0 +1,91 @@
+"""An optimizer in memory, and a scheduler of its learning rates that advances once in each update."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+
+from align.core.errors import UserError
+from align.core.settings import RunConfig
+from align.models.roles import Roles
+from align.ppo.extensions import Extension, TrainingContext
+from align.ppo.records import Experience
+from align.training.engine import TrainEngine
+from align.training.optimizer import ParamGroup
+
+
+@dataclass(frozen=True)
+class ScheduledGroup(ParamGroup):
+    """A group of a given optimizer, which holds its learning rate.
+
+    Attributes:
+        group: of the optimizer.
+    """
+
+    group: Mapping[str, Any] | None = None
+
+    def rate(self, config: RunConfig, step: int, total: int) -> float:
+        """Return the rate that the scheduler, or the optimizer's maker, has set."""
+        assert self.group is not None
+        return float(self.group["lr"])
+
+
+class GivenOptimizer(Extension):
+    """Takes the place of the engine's optimizer and of the learning rates of the settings.
+
+    Args:
+        optimizer: over all trained weights, which must be in float32; it may hold frozen ones.
+        scheduler: of that optimizer; None: the rates stay as they are.
+
+    Raises:
+        UserError: if the scheduler belongs to another optimizer, or needs a metric.
+    """
+
+    name = "optimizers"
+
+    def __init__(self, optimizer: Optimizer, scheduler: LRScheduler | None = None) -> None:
+        if isinstance(scheduler, ReduceLROnPlateau):
+            raise UserError("optimizers: ReduceLROnPlateau needs a metric in each step; give another scheduler")
+        if scheduler is not None and getattr(scheduler, "optimizer", None) is not optimizer:
+            raise UserError("optimizers: the scheduler belongs to another optimizer; give both, or neither")
+        self.optimizer, self.scheduler = optimizer, scheduler
+
+    def load(self, context: TrainingContext) -> None:
+        if context.critic_warmup:
+            raise UserError("critic_warmup: a given optimizer has its own learning rates; set it to 0")
+
+    def start(self, engine: TrainEngine, roles: Roles) -> None:
+        if engine.accelerator.state.deepspeed_plugin is not None:
+            raise UserError("optimizers: under DeepSpeed only settings choose the optimizer; leave them out")
+        groups = self.optimizer.param_groups
+        held = {id(weight) for group in groups for weight in group["params"]}
+        missing = sorted(name for name, master in engine.masters.items() if id(master) not in held)
+        if missing:
+            raise UserError(
+                f"optimizers: the optimizer lacks {len(missing)} of {len(engine.masters)} trained weights ('{missing[0]}' "
+                "for one): it must hold those of the policy and of a value_model, or of a PeftModel's adapter, in float32"
+            )
+        names = ["" if number == 0 else str(number) for number in range(len(groups))]
+        scheduled = [
+            ScheduledGroup(name, frozenset(), group["lr"], 0, group) for name, group in zip(names, groups, strict=True)
+        ]
+        for group, own in zip(groups, scheduled, strict=True):
+            group |= {"metric": own.metric, "scale": 1.0}
+        engine.optimizer, engine.groups = self.optimizer, list(scheduled)
+
+    def after_update(self, update: int, experience: Experience) -> None:
+        if self.scheduler is not None:
+            self.scheduler.step()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the rates and the state of the scheduler; the optimizer's is that of the engine."""
+        rates = [float(group["lr"]) for group in self.optimizer.param_groups]
+        return {"rates": rates, "scheduler": self.scheduler.state_dict() if self.scheduler else None}
+
+    def load_state_dict(self, state: Any) -> None:
+        for group, rate in zip(self.optimizer.param_groups, state["rates"], strict=True):
+            group["lr"] = rate
+        if self.scheduler is not None and state["scheduler"] is not None:
+            self.scheduler.load_state_dict(state["scheduler"])
