@@ -5,6 +5,9 @@ import { conversation, h, radioGroup, written } from "../dom.js";
 import { differenceView } from "../diff.js";
 import { dense, move, place, slots, tiers, tieWithAbove } from "../ranking/places.js";
 
+const VIEWS = [["list", "List"], ["two", "Two columns"], ["single", "One at a time"]];
+const VIEW = "align-rank-view"; // remembered in this browser
+
 const FLAG_KEYS = "abcdeghijklmnopqrstuvwxyz"; // without f, which closes them
 
 export const help = () => [
@@ -15,6 +18,7 @@ export const help = () => [
   ["Backspace", "take it off the board"],
   ["Q, then 1 – 7", "its quality; Q, then 0: none"],
   ["F, then a letter", "its flags; F or Esc closes them"],
+  ["V", "show the responses as a list, in two columns, or one at a time"],
   ["C", "a comment on the ranking (Esc leaves it)"],
   ["E", "none is good: write a better answer, beginning with the chosen one (Esc leaves it)"],
 ];
@@ -54,12 +58,12 @@ class Ranking {
     this.comment = h("textarea", { class: "note", rows: "2", maxlength: "2000", "aria-label": "Comment on the ranking",
       placeholder: "Comment (optional)", oninput: () => this.typeComment() });
     this.better = new BetterAnswer(this);
+    this.views = new Views(this);
     root.append(h("div", { class: "columns" },
-      h("div", { class: "reading" }, conversation(view.prompt), h("h2", {}, `${view.responses.length} responses`),
-        h("div", { class: "cards" }, this.cards.map((card) => card.element)), this.better.element),
-      h("aside", { class: "side" }, h("h2", {}, "Your order"),
+      h("div", { class: "reading" }, conversation(view.prompt), this.views.bar, this.views.cards, this.better.element),
+      h("aside", { class: "side" }, labelersOrders(context.others), h("h2", {}, "Your order"),
         h("p", { class: "hint" }, "Drag a letter to a place, onto another letter for a tie, or between two. Best on top."),
-        this.board.list, this.board.tray, labelersOrders(context.others), this.comment)));
+        this.board.list, this.board.tray, this.comment)));
     this.show();
   }
 
@@ -97,8 +101,8 @@ class Ranking {
   choose(index, focus = true) {
     this.chosen = (index + this.cards.length) % this.cards.length;
     this.mode = null;
-    if (focus) this.cards[this.chosen].element.focus();
     this.show();
+    if (focus) this.cards[this.chosen].element.focus();
   }
 
   placeAndContinue(rank) {
@@ -112,6 +116,7 @@ class Ranking {
     const { ranks } = this.state;
     this.board.show(ranks, this.chosen);
     this.cards.forEach((card) => card.show(ranks, slots(ranks)));
+    this.views.show(ranks, this.chosen);
     if (this.comment !== document.activeElement) this.comment.value = this.state.comment ?? "";
     this.better.show(this.state.better ?? "", this.chosen);
   }
@@ -156,7 +161,7 @@ class Ranking {
     const actions = { arrowright: () => this.choose(chosen + 1), arrowleft: () => this.choose(chosen - 1),
       arrowup: () => this.setRanks(move(ranks, chosen, -1), chosen), arrowdown: () => this.setRanks(move(ranks, chosen, 1), chosen),
       t: () => this.setRanks(tieWithAbove(ranks, chosen), chosen), backspace: () => this.setRanks(place(ranks, chosen, null), chosen),
-      q: () => this.setMode("quality"), f: () => this.setMode("flags"), c: () => this.comment.focus(), e: () => this.better.write() };
+      q: () => this.setMode("quality"), f: () => this.setMode("flags"), c: () => this.comment.focus(), e: () => this.better.write(), v: () => this.views.next() };
     if (/^[1-9]$/.test(key) && Number(key) <= this.cards.length) this.placeAndContinue(Number(key));
     else if (actions[key]) actions[key]();
     else return false;
@@ -169,6 +174,40 @@ class Ranking {
     const { top, bottom } = element.getBoundingClientRect();
     if (bottom < 80 || top > innerHeight - 80) element.scrollIntoView({ block: "nearest" });
     return true;
+  }
+}
+
+// The responses below each other, in two columns, or one at a time with a button for each.
+class Views {
+  constructor(ranking) {
+    const { length } = ranking.view.responses;
+    this.cards = h("div", {}, ranking.cards.map((card) => card.element));
+    this.choice = radioGroup({ class: "view-choice", "aria-label": "View of the responses" }, VIEWS.map(([view, name]) => [view, name, { "data-view": view }]), (view) => this.choose(view));
+    this.choice.element.append(h("kbd", { "aria-hidden": "true" }, "V"));
+    this.letters = ranking.cards.map((_, index) => h("button", { type: "button", "data-letter": index, onclick: () => ranking.choose(index) }, letter(index)));
+    this.bar = h("div", {}, h("h2", {}, `${length} responses`), h("span", { class: "grow" }), this.choice.element,
+      h("div", { class: "letters", role: "group", "aria-label": "Responses" }, this.letters));
+    this.choose(localStorage.getItem(VIEW) ?? "list");
+  }
+
+  choose(view) {
+    this.view = VIEWS.some(([known]) => known === view) ? view : "list";
+    localStorage.setItem(VIEW, this.view);
+    this.choice.show(this.view);
+    this.cards.className = `cards ${this.view}`;
+    this.bar.className = `views ${this.view}`;
+  }
+
+  next() {
+    this.choose(VIEWS[(VIEWS.findIndex(([view]) => view === this.view) + 1) % VIEWS.length][0]);
+  }
+
+  show(ranks, chosen) {
+    this.letters.forEach((button, index) => {
+      button.textContent = `${letter(index)}${ranks[index] === null ? "" : ` · ${ranks[index]}`}`;
+      button.classList.toggle("done", ranks[index] !== null);
+      button.setAttribute("aria-pressed", String(index === chosen));
+    });
   }
 }
 
@@ -185,8 +224,8 @@ class BetterAnswer {
     this.title = h("h3", {});
     this.changes = differenceView("Your changes");
     this.begin = h("button", { type: "button", "data-action": "better", onclick: () => this.write() }, "None is good: write a better one ", h("kbd", { "aria-hidden": "true" }, "E"));
-    this.form = h("section", { class: "card better", "aria-label": "A better answer" },
-      h("header", {}, h("h3", {}, "A better answer"), h("span", { class: "grow" }),
+    this.form = h("section", { class: "better", "aria-label": "A better answer" },
+      h("header", { class: "row" }, h("h3", {}, "A better answer"), h("span", { class: "grow" }),
         h("button", { type: "button", class: "small", "data-action": "remove-better", onclick: () => this.remove() }, "Remove")),
       this.text, this.title, this.changes.element);
     this.element = h("div", { class: "better-answer" }, this.begin, this.form);

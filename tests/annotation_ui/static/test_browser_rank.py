@@ -10,7 +10,7 @@ from sqlalchemy import select
 
 from annotation_ui.store.schema import Assignment, Judgment
 from tests.annotation_ui.conftest import SCREENSHOTS, in_pairs
-from tests.annotation_ui.pages import drag, drag_order, exported, open_rank, shown_texts, submit, type_order
+from tests.annotation_ui.pages import drag, drag_order, exported, open_rank, press, shown_texts, submit, type_order
 from tests.annotation_ui.running import rank_rows
 
 pytestmark = pytest.mark.timeout(600)
@@ -248,3 +248,34 @@ def test_every_order_and_tie_is_exported_as_it_was_clicked(any_server, browser):
 def dense(ranks):
     taken = sorted(set(ranks))
     return [taken.index(rank) + 1 for rank in ranks]
+
+
+def test_nine_responses_are_read_in_two_columns_or_one_at_a_time(server, browser):
+    rows = rank_rows(2, responses=9)
+    for _, row in rows:
+        row["responses"] = [f"{text} " + "word " * 150 for text in row["responses"]]
+    server.add_batch(rows)
+    page = open_rank(server, browser, "viewer", viewport={"width": 1280, "height": 800})
+    cards = page.locator(".card[data-card]")
+    expect(cards.locator("visible=true")).to_have_count(9)
+    page.click('[data-view="two"]')
+    first, second = cards.nth(0).bounding_box(), cards.nth(1).bounding_box()
+    assert first["y"] == second["y"]
+    assert second["x"] > first["x"] + 300
+    page.screenshot(path=SCREENSHOTS / "rank-two-columns.png")
+    press(page, "v")
+    expect(cards.locator("visible=true")).to_have_count(1)
+    expect(page.locator('[data-card="0"] .more')).to_be_hidden()  # all of it is shown
+    press(page, "3")  # placed, and the next one is shown
+    expect(page.locator('[data-card="1"]')).to_be_visible()
+    expect(page.locator('[data-card="1"]')).to_be_focused()
+    expect(page.locator('[data-letter="0"]')).to_have_text("A · 3")
+    page.click('[data-letter="8"]')
+    expect(page.locator('[data-card="8"]')).to_be_visible()
+    press(page, "ArrowRight")
+    expect(page.locator('[data-card="0"]')).to_be_visible()
+    page.screenshot(path=SCREENSHOTS / "rank-one-at-a-time.png")
+    page.reload()  # the view is remembered in this browser
+    expect(cards.locator("visible=true")).to_have_count(1)
+    press(page, "v")
+    expect(cards.locator("visible=true")).to_have_count(9)

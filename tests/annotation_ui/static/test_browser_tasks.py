@@ -8,7 +8,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast, T
 
 from annotation_ui.reports.export import Selection, rows_to_export
 from tests.annotation_ui.conftest import SCREENSHOTS, in_pairs
-from tests.annotation_ui.pages import handed_in, open_task
+from tests.annotation_ui.pages import handed_in, open_task, press
 
 pytestmark = pytest.mark.timeout(120)
 SHOWN_KEYS = """() => Object.fromEntries([...document.querySelectorAll('.verdict')]
@@ -47,6 +47,26 @@ def test_judge_rules(any_server, browser, how):
         {"prompt": "Who are you?", "response": "I am Bob, a human.", "rule": "no-human-identity", "verdict": "violates",
          "note": "says so", "labeler": labeler, "id": "who"}
     ]  # fmt: skip
+
+
+def test_23_rules_fill_one_and_a_half_screens_and_none_moves_when_it_is_chosen(server, browser):
+    server.add_batch([("t:1", {"prompt": "Q", "response": "A"})], "rules", rule_set="sparrow-dialogue")
+    page = server.page(browser, "many-rules", viewport={"width": 1280, "height": 800})
+    page.goto("/?task=rules")
+    page.wait_for_selector(".rule")
+    rules = page.locator(".rule")
+    page.screenshot(path=SCREENSHOTS / "rules-23.png")
+    boxes = [rule.bounding_box() for rule in rules.all()]
+    assert len(boxes) == 23
+    assert boxes[-1]["y"] + boxes[-1]["height"] - boxes[0]["y"] < 1.5 * 800
+    press(page, "ArrowDown", "ArrowDown")
+    places = [page.locator(".rule p").nth(number).bounding_box() for number in range(23)]
+    press(page, "ArrowDown")
+    note = page.locator(".rule.chosen .note").bounding_box()["height"]
+    moved = [page.locator(".rule p").nth(number).bounding_box() for number in range(23)]
+    assert [box["width"] for box in moved] == [box["width"] for box in places]
+    assert note < 40
+    page.screenshot(path=SCREENSHOTS / "rules-23.png", full_page=True)
 
 
 def test_one_rule_alone(server, browser):
