@@ -52,7 +52,7 @@ class RawRow:
 
     where: str
     content: Any
-    columns: Columns = field(default_factory=dict)
+    columns: Columns | None = None
 
     def read(self) -> SourceRow:
         """The row as a value, with its columns renamed."""
@@ -152,7 +152,8 @@ def _rows_of_source(source: str, split: str) -> Iterator[RawRow]:
     else:
         rows = _hub_rows(name, split, options.subset)
     for row in rows:
-        yield replace(row, columns=options.columns) if options.columns and not isinstance(row.content, SourceRow) else row
+        renamed = not options.columns or isinstance(row.content, SourceRow)
+        yield row if renamed else RawRow(row.where, row.content, options.columns)
 
 
 def _file_rows(path: Path, label: str, columns: Columns) -> Iterator[RawRow]:
