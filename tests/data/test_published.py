@@ -271,6 +271,12 @@ def test_errors_name_the_field_of_the_row(kind, row, message):
     assert str(caught.value) == message
 
 
+def test_a_column_selects_the_label_of_safety(tmp_path):
+    path = tmp_path / "safe.jsonl"
+    path.write_bytes(lines([SAFE]))
+    assert read_records(f"{path}[better_response_id=safer_response_id]", Ranking) == [ranked(HI, "a", "b")]
+
+
 def test_ratings_are_ranked_by_prompt(tmp_path, caplog):
     path = tmp_path / "stars.jsonl"
     rows = [("Hi", "a", 2), ("Bye", "x", 5), ("Hi", "b", 4.5), ("Hi", "a", 5), ("Once", "o", 1), ("Bye", "y", 5)]
