@@ -91,7 +91,7 @@ class PPOTrainer:
         self.stop_token_id = stop_token_of(args, processing_class.eos_token_id)
         set_batch_sizes(args, self.train_dataset_len, int(os.environ.get("WORLD_SIZE", "1")))
         prompts = prompt_rows(train_dataset, data_collator)
-        longest = max((len(row["input_ids"]) for row in prompts), default=0)
+        longest = max(len(row["input_ids"]) for row in prompts)
         self.hooks = TrainerHooks(args, processing_class.eos_token_id, *optimizers)
         reporters = get_reporting_integration_callbacks(args.report_to)
         self.callbacks = TRLCallbacks(
@@ -101,6 +101,8 @@ class PPOTrainer:
         self.core_config = core_config(args, longest, self.stop_token_id)
         # transformers' settings have started the state of accelerate, on CPUs under DeepSpeed as that of a single process.
         AcceleratorState._reset_state(reset_partial_state=True)
+        # The tokenizer's padding counts, as in TRL: the classifier's own may be the EOS token, at which the score is read.
+        reward_model.config.pad_token_id = processing_class.pad_token_id
         if isinstance(model, PeftModel) and args.model_adapter_name:
             model.set_adapter(args.model_adapter_name)
         reference = reference_of(args, model, ref_model, peft_config)
@@ -325,13 +327,16 @@ def prompt_rows(dataset: Dataset, collator: DataCollatorWithPadding | None) -> l
         collator: a user's, which may change rows.
 
     Raises:
-        InvalidArgumentError: if there are no token ids.
+        InvalidArgumentError: if there are no rows, or no token ids.
     """
     rows = []
     for row in dataset:
         if collator is not None:
-            row = {name: torch.as_tensor(value)[0].tolist() for name, value in collator([row]).items()}
+            row = {name: value[0] for name, value in collator([row]).items()}
         if "input_ids" not in row:
             raise InvalidArgumentError("the data set has no column `input_ids`: map the tokenizer over its prompts first")
-        rows.append({name: list(row[name]) for name in ("input_ids", "attention_mask") if row.get(name) is not None})
+        names = [name for name in ("input_ids", "attention_mask") if row.get(name) is not None]
+        rows.append({name: torch.as_tensor(row[name]).tolist() for name in names})
+    if not rows:
+        raise InvalidArgumentError("the data set has no rows")
     return rows

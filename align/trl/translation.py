@@ -149,7 +149,6 @@ UNSUPPORTED: Mapping[str, str] = {
     "use_cpu": "a GPU is used where there is one; hide it by CUDA_VISIBLE_DEVICES=''",
     "use_cache": "sampling always uses a cache",
     "activation_checkpointing_kwargs": "activations are recomputed by the non-reentrant implementation",
-    "gradient_checkpointing_kwargs": "activations are recomputed by the non-reentrant implementation",
     "average_tokens_across_devices": "losses are always divided by global token counts",
     "logging_nan_inf_filter": "a NaN ends the run, and the batch is saved",
     "include_num_input_tokens_seen": "metrics.jsonl of the run has the tokens per second",
@@ -192,7 +191,11 @@ def defaults_of(settings: type[PPOConfig]) -> dict[str, Any]:
 
 
 def _differs(args: PPOConfig, name: str, default: Any) -> bool:
+    """Whether a setting asks for something that does not happen."""
     value = getattr(args, name)
+    happens = {"logging_steps": 1, "activation_checkpointing_kwargs": {"use_reentrant": False}}
+    if name in happens and value == happens[name]:
+        return False
     if name == "use_cpu":
         return bool(value) and torch.cuda.is_available()
     if name == "eval_steps":  # transformers fills it in, and changes the next one on a processor

@@ -72,8 +72,8 @@ def test_a_scripts_parser_takes_all_three_dataclasses():
     assert "--missing_eos_penalty" in parser.format_help()
 
 
-READ_ELSEWHERE = {"bf16", "gradient_checkpointing"}
-"""Read when the settings are made."""
+READ_ELSEWHERE = {"bf16", "gradient_checkpointing", "gradient_checkpointing_kwargs"}
+"""Read when the settings are made; transformers copies the latter two to settings of other names."""
 READ_BY_CALLBACKS = {"run_name", "project", "trackio_space_id", "trackio_bucket_id", "trackio_static_space_id"}
 
 
@@ -187,6 +187,10 @@ def test_defaults_and_script_settings_give_no_warning():
     assert unsupported_settings(PPOConfig(output_dir="o")) == []
     quiet = {"eval_strategy": "steps", "use_cpu": True, "sft_model_path": "a", "dataset_num_proc": 2, "do_train": True}
     assert unsupported_settings(PPOConfig(output_dir="o", **quiet)) == []
+    done = {"logging_steps": 1, "gradient_checkpointing_kwargs": {"use_reentrant": False}}
+    assert unsupported_settings(PPOConfig(output_dir="o", **done)) == []
+    (line,) = unsupported_settings(PPOConfig(output_dir="o", gradient_checkpointing_kwargs={"use_reentrant": True}))
+    assert line.startswith("activation_checkpointing_kwargs is {'use_reentrant': True} and has no effect")
 
 
 WITHOUT_EFFECT = {

@@ -5,9 +5,11 @@ import json
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from transformers import AutoModelForCausalLM, TrainerCallback
 
 from align.core.errors import UserError
+from align.sampling.generation import Responses
 from align.trl import PPOTrainer
 
 METRICS = {
@@ -210,6 +212,44 @@ def test_a_collator_may_change_rows(make_trainer, tokenizer):
     assert {len(prompt.ids) for prompt in trainer.prepared.prompts} == {2}
     assert trainer.get_train_dataloader().batch_size == 4
     assert next(iter(trainer.get_eval_dataloader()))["input_ids"].shape == (2, 2)
+
+
+def test_data_may_be_in_the_format_of_torch(make_trainer, prompts):
+    trainer = make_trainer(train_dataset=prompts.with_format("torch"), eval_dataset=None)
+    assert [list(prompt.ids) for prompt in trainer.prepared.prompts] == prompts["input_ids"][:]
+    with pytest.raises(ValueError, match="the data set has no rows"):
+        make_trainer(output(trainer), train_dataset=prompts.select([]))
+
+
+@pytest.mark.parametrize("penalty", [None, 1.5])
+def test_scores_are_read_at_the_last_token_also_if_it_is_eos(make_trainer, models, tokenizer, penalty):
+    models["reward_model"].config.pad_token_id = tokenizer.eos_token_id
+    settings = {"stop_token": "eos", "missing_eos_penalty": penalty, "total_episodes": 4, "num_ppo_epochs": 1}
+    trainer = make_trainer(settings)
+    seen = {}
+    end = tokenizer.eos_token_id
+    written = Responses([[9, 10, end], [11, end], [12] * 6, [end]], [True, True, False, True])
+    trainer.prepared.sampler.sample = lambda *_: written
+    trainer.hooks.on_experience = lambda update, experience: seen.update(experience=experience)
+    trainer.hooks.metrics_of_update = dict
+    trainer.train()
+    experience = seen["experience"]
+    model, expected = models["reward_model"], []
+    for prompt, response in zip(experience.rollout.prompts, experience.rollout.responses, strict=True):
+        with torch.no_grad():
+            states = model.model(input_ids=torch.tensor([[*prompt.ids, *response]])).last_hidden_state
+            score = float(model.score(states[0, -1]))
+        expected.append(score - (penalty or 0.0) * (tokenizer.eos_token_id not in response))
+    assert experience.training_scores.tolist() == pytest.approx(expected, abs=1e-5)
+
+
+def test_trackers_get_the_names_of_trl(make_trainer, tmp_path):
+    make_trainer({"report_to": "tensorboard", "total_episodes": 4}).train()
+    (file,) = (tmp_path / "out").rglob("events.out.tfevents*")
+    events = EventAccumulator(str(file)).Reload()
+    assert {"train/objective/kl", "train/policy/approxkl_avg", "train/val/ratio_var", "train/eps"} <= set(
+        events.Tags()["scalars"]
+    )
 
 
 def test_a_dict_of_data_sets_is_one(make_trainer, prompts):
