@@ -287,7 +287,7 @@ def _helpful(row: Row) -> Fields:
 
 
 def _is_kto(row: Row) -> bool:
-    return has("prompt", "completion")(row) and isinstance(row.get("label"), bool)
+    return has("prompt", "completion")(row) and row.get("label") in (0, 1)
 
 
 @ranking("KTO", "prompt, completion, label", _is_kto, prompt_field)
@@ -297,7 +297,7 @@ def _kto(row: Row) -> Fields:
 
 def _is_tagged(row: Row) -> bool:
     answered = has("instruction", "output")(row) or has("conversations")(row) or has("messages")(row)
-    return answered and isinstance(row.get("kto_tag"), bool)
+    return answered and row.get("kto_tag") in (0, 1)
 
 
 def _tagged_turns(row: Row) -> list[Fields]:

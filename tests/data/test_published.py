@@ -141,6 +141,7 @@ ROWS = [
         [ranked(HI, "a", "b", ranks=(1, 1), labeler="ann", id="4")],
     ),
     ("KTO", {"prompt": "Hi", "completion": "a", "label": True}, [rated(1)]),
+    ("KTO", {"prompt": "Hi", "completion": "a", "label": 0}, [rated(0)]),
     ("KTO", {"prompt": [user("Hi")], "completion": [assistant("a")], "label": False}, [rated(0)]),
     ("LLaMA-Factory KTO", ALPACA_KTO, [rated(0, prompt=ONE)]),
     (
