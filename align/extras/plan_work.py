@@ -9,7 +9,7 @@ from torch import Tensor
 
 from align.batches.encoding import Limits, encode_prompts, encode_rankings
 from align.batches.micro_batches import prompt_groups
-from align.batches.mixtures import encode_mixture
+from align.batches.mixtures import HasOpening, encode_mixture, hold_out, split_by_opening
 from align.core.errors import UserError
 from align.core.settings import ModelConfig
 from align.model_registry.registry import resolve_model
@@ -32,7 +32,7 @@ from align.tokenization.encoded import EncodedPrompt
 from align.training.data_order import DataOrder
 from align.training.memory import weights_bytes
 
-Example = TypeVar("Example")
+Example = TypeVar("Example", bound=HasOpening)
 
 COUNTED_UPDATES = 50
 """Updates of PPO whose prompts are counted; the others are assumed to be like them."""
@@ -121,7 +121,10 @@ def ppo_work(config: PPOConfig, devices: int, response_share: float = 1.0) -> St
     response_tokens = min(max(1, round(response_share * config.max_new_tokens)), config.max_new_tokens)
     loaded = load_on_meta(config, compute_dtype(config.dtype))
     limits, backbone = Limits(config.max_prompt_tokens, config.max_new_tokens, config.overlong), loaded.backbone
-    prompts = encode_prompts(config.prompts, loaded, limits, config.skip_bad_rows)
+    every_prompt = encode_prompts(config.prompts, loaded, limits, config.skip_bad_rows)
+    prompts, fixed = split_by_opening(every_prompt, config.validation_split)
+    if config.validation_prompts:
+        fixed = encode_prompts(config.validation_prompts, loaded, limits, config.skip_bad_rows)
     policy = flops_profile(backbone, loaded.adapter)
     rewards = {f"reward {n}": _reward_model(name, loaded) for n, name in enumerate(config.reward_model, start=1)}
     separate = config.critic == "separate"
@@ -148,8 +151,7 @@ def ppo_work(config: PPOConfig, devices: int, response_share: float = 1.0) -> St
             mean * config.ptx.per_response * config.rollout_batch_size * config.num_ppo_epochs * config.total_updates
         )
     rollouts = {"sampling": [config.rollout_batch_size] * config.total_updates}
-    if config.validation_prompts:
-        fixed = encode_prompts(config.validation_prompts, loaded, limits, config.skip_bad_rows)
+    if fixed:
         times = 2 + (config.total_updates - 1) // config.eval_steps  # before the first update, and after the last
         judges = profiles._replace(critic=None)
         once = phase_flops(judges, _work(config, backbone, fixed, response_tokens), epochs=0)
@@ -181,7 +183,7 @@ def _ppo_roles(config: PPOConfig, loaded: LoadedModel, rewards: Mapping[str, Loa
 def _mixture(
     config: SFTConfig | RewardConfig, read: Callable[[Any], list[Example]]
 ) -> tuple[list[Example], DataOrder[Example]]:
-    mixed = encode_mixture(config.train_data, read, config.task_prefixes)
+    mixed, _ = hold_out(encode_mixture(config.train_data, read, config.task_prefixes), config.validation_split)
     return mixed.examples, DataOrder(mixed, config.seed, config.batch_size, config)
 
 

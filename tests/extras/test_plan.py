@@ -187,6 +187,12 @@ def test_reward_ptx_and_evaluation_are_phases(runs, capsys):
     assert "ppo    evaluation" in said
 
 
+def test_a_split_takes_prompts_from_learning_and_adds_evaluations(runs):
+    whole, split = planned(runs, "sft"), planned(runs, "sft", validation_split=0.5)
+    assert split.work.flops["learning"] < whole.work.flops["learning"]
+    assert "evaluation" in planned(runs, "ppo", validation_split=0.5).work.flops
+
+
 def test_sampling_is_as_slow_as_memory(runs):
     (plan,) = plan_stages(PlanConfig(ppo=str(runs / "ppo" / "config.yaml")))
     # tiny-llama in float32: 431,360 bytes for each of 8 tokens of 3 rollouts, which arithmetic would do sooner.
