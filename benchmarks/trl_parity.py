@@ -3,8 +3,8 @@
     .venv-trl-1.12/bin/python -m benchmarks.trl_parity trl      # writes the numbers of TRL to tests/trl/trl-1.12.json
     python -m benchmarks.trl_parity align                       # prints those of this library
 
-The weights come from a NumPy stream and the responses are fixed, so that both sides compute the same update. The first
-column of the file names the case: `full` has responses of the full length, `stop` has responses that end earlier.
+The weights come from a NumPy stream and the responses are fixed: both sides compute the same update. `CASES` lists the
+settings of each case.
 """
 
 import argparse
@@ -12,11 +12,12 @@ import json
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from datasets import Dataset
+from peft import LoraConfig, get_peft_model
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
@@ -28,9 +29,28 @@ WORDS, EOS = 23, 23
 """Ids 0 to 22 are words, 23 ends a text, and 24 is the padding token, for which the models have no embedding."""
 LENGTH = 6
 PROMPTS = [[1, 2, 3], [4, 5], [6, 7, 8, 9], [10, 11, 12]]
-RESPONSES = {
-    "full": [[2, 4, 6, 8, 10, 12], [1, 3, 5, 7, 9, 11], [20, 19, 18, 17, 16, 15], [13, 14, 13, 14, 13, 14]],
-    "stop": [[2, 4, 6, EOS], [1, 3, 5, 7, 9, EOS], [20, 19, 18, 17, 16, 15], [13, EOS]],
+FULL = [[2, 4, 6, 8, 10, 12], [1, 3, 5, 7, 9, 11], [20, 19, 18, 17, 16, 15], [13, 14, 13, 14, 13, 14]]
+ENDED = [[2, 4, 6, EOS], [1, 3, 5, 7, 9, EOS], [20, 19, 18, 17, 16, 15], [13, EOS]]
+
+
+class Case(NamedTuple):
+    """A comparison.
+
+    Attributes:
+        settings: beside `SETTINGS`.
+        lora: whether the policy is a PEFT model, whose base is the reference.
+    """
+
+    responses: list[list[int]]
+    settings: dict[str, Any]
+    lora: bool = False
+
+
+CASES = {
+    "full": Case(FULL, {}),
+    "stop": Case(ENDED, {"stop_token": "eos"}),
+    "k3": Case(FULL, {"kl_estimator": "k3"}),
+    "lora": Case(FULL, {}, lora=True),
 }
 SETTINGS: dict[str, Any] = {
     "per_device_train_batch_size": 4,
@@ -79,8 +99,12 @@ def draw(model: nn.Module, seed: int) -> None:
             weight.copy_(numbers * 0.3 if weight.dim() > 1 else 1.0 + 0.1 * numbers)
 
 
-def models() -> dict[str, Any]:
-    """Return policy, reference, reward model and value model by TRL's names."""
+def models(lora: bool) -> dict[str, Any]:
+    """Return policy, reference, reward model and value model by TRL's names.
+
+    Args:
+        lora: put an adapter on the policy and leave the reference out.
+    """
     sizes: dict[str, Any] = {"hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
     config = LlamaConfig(vocab_size=WORDS + 1, eos_token_id=EOS, bos_token_id=None, pad_token_id=None, **sizes)
     made: dict[str, Any] = {"model": LlamaForCausalLM(config), "ref_model": LlamaForCausalLM(config)}
@@ -88,28 +112,34 @@ def models() -> dict[str, Any]:
     made |= {name: LlamaForSequenceClassification(config) for name in ("reward_model", "value_model")}
     for seed, model in enumerate(made.values()):
         draw(model, seed)
+    if lora:
+        made["model"] = get_peft_model(made["model"], LoraConfig(r=2, lora_alpha=4, task_type="CAUSAL_LM"))
+        draw(nn.ParameterList(weight for weight in made["model"].parameters() if weight.requires_grad), len(made))
+        made["ref_model"] = None
     return made
 
 
 def trainer_of(trainer: type[Any], config: type[Any], case: str, folder: str, **changes: Any) -> Any:
     """Return a trainer of either side for a case."""
-    stop = {"stop_token": "eos"} if case == "stop" else {}
-    args = config(output_dir=folder, **SETTINGS | stop | changes)
+    args = config(output_dir=folder, **SETTINGS | CASES[case].settings | changes)
     data = Dataset.from_dict({"input_ids": PROMPTS})
-    return trainer(args=args, processing_class=tokenizer(), train_dataset=data, eval_dataset=data, **models())
+    return trainer(
+        args=args, processing_class=tokenizer(), train_dataset=data, eval_dataset=data, **models(CASES[case].lora)
+    )
 
 
 def response_to(prompt: list[int], case: str) -> list[int]:
     """Return the fixed response to a prompt."""
-    return RESPONSES[case][PROMPTS.index(prompt)]
+    return CASES[case].responses[PROMPTS.index(prompt)]
 
 
 def numbers_of(trainer: Any, advantages: Tensor) -> dict[str, Any]:
-    """Return the numbers that are compared: metrics, advantages in the order of the prompts, and weights."""
+    """Return the numbers that are compared: metrics, advantages in the order of the prompts, and trained weights."""
     weights = {
         f"{role}.{name}": [float(f"{value:.9g}") for value in weight.detach().flatten().tolist()]
         for role, model in (("policy", trainer.model.policy), ("value_model", trainer.model.value_model))
         for name, weight in model.named_parameters()
+        if weight.requires_grad
     }
     metrics = {name: float(trainer.state.log_history[-1][name]) for name in METRICS}
     return {"metrics": metrics, "advantages": advantages.tolist(), "weights": weights}
@@ -183,9 +213,10 @@ def main() -> None:
     parser.add_argument("side", choices=("trl", "align"), help="whose trainer makes the update")
     side = parser.parse_args().side
     updates: Mapping[str, Any] = {"trl": update_by_trl, "align": update_by_align}
-    numbers = {case: updates[side](case) for case in RESPONSES}
+    numbers = {case: updates[side](case) for case in CASES}
     if side == "trl":
-        REFERENCE.write_text(json.dumps(numbers, indent=1) + "\n", encoding="utf-8")
+        lines = json.dumps(numbers, indent=1).replace(",\n    ", ", ")  # lists of numbers on one line
+        REFERENCE.write_text(f"{lines}\n", encoding="utf-8")
     else:
         print(json.dumps(numbers, indent=1))
 

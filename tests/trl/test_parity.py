@@ -13,22 +13,28 @@ import math
 import pytest
 import torch
 
-from benchmarks.trl_parity import METRICS, PROMPTS, REFERENCE, RESPONSES, update_by_align
+from benchmarks.trl_parity import CASES, METRICS, PROMPTS, REFERENCE, update_by_align
 
 STORED = json.loads(REFERENCE.read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize("case", RESPONSES)
-def test_metrics_of_an_update_are_those_of_trl(case):
-    found = update_by_align(case)["metrics"]
-    names = [name for name in METRICS if case == "full" or name != "loss/value_avg"]
+@pytest.fixture(scope="module")
+def updates():
+    return {case: update_by_align(case) for case in CASES}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_metrics_of_an_update_are_those_of_trl(updates, case):
+    found = updates[case]["metrics"]
+    names = [name for name in METRICS if case != "stop" or name != "loss/value_avg"]
     expected = {name: STORED[case]["metrics"][name] for name in names}
     assert {name: found[name] for name in names} == pytest.approx(expected, abs=1e-5)
 
 
-def test_advantages_and_weights_after_an_update_are_those_of_trl():
-    found, stored = update_by_align("full"), STORED["full"]
-    tokens = sum(map(len, RESPONSES["full"]))
+@pytest.mark.parametrize("case", CASES.keys() - {"stop"})
+def test_advantages_and_weights_after_an_update_are_those_of_trl(updates, case):
+    found, stored = updates[case], STORED[case]
+    tokens = sum(map(len, CASES[case].responses))
     assert len(found["advantages"]) == len(PROMPTS)
     unbiased = torch.tensor(found["advantages"]) * math.sqrt((tokens - 1) / tokens)
     assert torch.allclose(unbiased, torch.tensor(stored["advantages"]), rtol=0, atol=1e-5)
