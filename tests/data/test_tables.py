@@ -9,7 +9,9 @@ import pytest
 
 from align.batches.mixtures import mixture_of
 from align.batches.streams import ExampleStream
+from align.core.settings_parser import parse
 from align.data import Prompt, Ranking, check_data, read_records
+from align.reward import RewardConfig
 from tests.data.rows import HI, error_of, lines, write_parquet
 
 OWN = [
@@ -62,6 +64,12 @@ def test_columns_of_several_sources_with_weights(tmp_path):
     assert read_records(f"{source}, {source}", Ranking) == EXPECTED * 2
     mixture = mixture_of(f"{source}, {source}=2")
     assert (mixture.sources, mixture.weights) == ((source, source), (1.0, 2.0))
+
+
+def test_columns_in_a_settings_file(tmp_path):
+    write_own(tmp_path / "a.csv")
+    (tmp_path / "a.yaml").write_text(f"train_data: {tmp_path}/a.csv{COLUMNS}\n", encoding="utf-8")
+    assert read_records(parse(RewardConfig, ["--config", str(tmp_path / "a.yaml")]).train_data, Ranking) == EXPECTED
 
 
 def test_columns_of_a_folder_and_of_a_stream(tmp_path):
