@@ -1,9 +1,12 @@
 """examples/trl/ppo.py, a script that was written for TRL, runs on the command line's settings."""
 
+import json
 import runpy
 from pathlib import Path
 
 import pytest
+
+from tests.launch.launcher import launch
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "trl" / "ppo.py"
 FEW = "--dataset_name none --per_device_train_batch_size 4 --total_episodes 8 --response_length 8 --dtype float32"
@@ -34,3 +37,20 @@ def test_the_page_names_the_only_edit():
 def test_the_script_trains_an_adapter(tmp_path):
     run(tmp_path, "--use_peft --lora_r 4 --learning_rate 1e-3")
     assert (tmp_path / "out" / "adapter_model.safetensors").exists()
+
+
+@pytest.mark.slow
+def test_two_processes_reach_the_numbers_of_one(tmp_path):
+    """The two processes share a batch of the same size, under DeepSpeed."""
+    histories = []
+    for settings, processes, rows in (("one-process", 1, 4), ("cpu2", 2, 2)):
+        folder = tmp_path / settings
+        words = FEW.replace("batch_size 4", f"batch_size {rows}").split()
+        words += ["--output_dir", str(folder), "--learning_rate", "1e-4", "--temperature", "1.0"]
+        launch([str(SCRIPT), *words], settings, processes)
+        histories.append(json.loads((folder / "trainer_state.json").read_text())["log_history"])
+        assert (folder / "model.safetensors").exists()
+    names = ["objective/kl", "objective/scores", "loss/value_avg", "val/num_eos_tokens", "lr", "episode"]
+    one, two = ([[row[name] for name in names] for row in rows] for rows in histories)
+    assert len(one) == 2
+    assert two == [pytest.approx(row, abs=1e-4) for row in one]
