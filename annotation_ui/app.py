@@ -36,7 +36,7 @@ def create_app(services: Services) -> FastAPI:
     with services.database.write() as session:
         rule_sets.store_shipped(session)
     app = FastAPI(title="Labeling", docs_url=None, redoc_url=None, openapi_url=None)
-    app.add_middleware(Guard, auth=services.auth, https=services.settings.https)
+    app.add_middleware(Guard, auth=services.auth, https=services.settings.https, proxy=services.settings.proxy)
     add_error_pages(app)
     add_pages(app, services)
     add_routes(app, services)

@@ -19,6 +19,7 @@ from annotation_ui.cli_users import add_user_commands
 from annotation_ui.reports.export import Selection, export, records
 from annotation_ui.reports.overview import progress
 from annotation_ui.server.health import database_error_line
+from annotation_ui.server.proxy import Peer, proxy_sign_in
 from annotation_ui.server.services import Settings, make_services
 from annotation_ui.server.webhook import SECRET_VARIABLE, Webhook, checked_key
 from annotation_ui.store import rule_sets
@@ -80,6 +81,8 @@ def _add_server_options(parser: argparse.ArgumentParser, only_if_given: bool = F
     add("--lease-minutes", 30, "how long an idle labeler holds an item", type=float)
     add("--session-hours", 12, "how long an idle labeler stays signed in", type=float)
     add("--https", False, "behind a proxy that speaks TLS: cookies over https only", action="store_true")
+    add("--proxy-user-header", "", "header in which a company's proxy names the signed-in user", metavar="NAME")
+    add("--proxy-address", "", "IP address of that proxy; the header does not count from any other", metavar="IP")
     add("--webhook", None, f"address that is told of complete batches; its secret: {SECRET_VARIABLE}", metavar="URL")
 
 
@@ -152,12 +155,13 @@ def _serve(options: argparse.Namespace) -> None:
     from annotation_ui.app import create_app
 
     _check_address(options.host, options.port)
+    proxy = proxy_sign_in(options.proxy_user_header, options.proxy_address)
     key = checked_key(options.webhook, os.environ.get(SECRET_VARIABLE, "")) if options.webhook else b""
     os.umask(0o077)  # uploads and exports, too, are for the owner alone
     open_database(options).close()
     make_folder(options.data_dir)
     settings = Settings(
-        database_url(options), options.data_dir, options.lease_minutes, options.session_hours, https=options.https
+        database_url(options), options.data_dir, options.lease_minutes, options.session_hours, options.https, proxy
     )
     services = make_services(settings)
     password = services.auth.first_lead()
@@ -167,12 +171,12 @@ def _serve(options: argparse.Namespace) -> None:
     webhook = Webhook(services.database, options.webhook, key).running() if options.webhook else nullcontext()
     with webhook:
         uvicorn.run(
-            create_app(services),
+            Peer(create_app(services), options.https),
             host=options.host,
             port=options.port,
             log_level="warning",
             server_header=False,
-            proxy_headers=options.https,  # without a proxy, a caller on this machine could name any address as its own
+            proxy_headers=False,  # `Peer` reads them
         )
 
 

@@ -6,7 +6,7 @@ import argparse
 import re
 import sys
 from collections.abc import Sequence
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -77,6 +77,18 @@ def parse_time(text: str) -> float:
         return datetime.fromisoformat(text).timestamp()
     except ValueError:
         raise argparse.ArgumentTypeError(f"'{text}' is not a time such as 2026-01-31T12:00") from None
+
+
+def parse_day(text: str) -> date:
+    """A day such as 2026-11-01.
+
+    Raises:
+        argparse.ArgumentTypeError: if it is not one.
+    """
+    try:
+        return date.fromisoformat(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"'{text}' is not a day such as 2026-11-01") from None
 
 
 def day_and_time(moment: float | None) -> str:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import Any
 
 from sqlalchemy import select
 
-from annotation_ui.cli_common import day_and_time, open_database, print_table
+from align.core.errors import UserError
+from annotation_ui.cli_common import day_and_time, open_database, parse_day, print_table
+from annotation_ui.reports.hours import GAP_S, hours, hours_csv
+from annotation_ui.reports.row_files import write_file
 from annotation_ui.server.auth import Auth
 from annotation_ui.store import audit
 from annotation_ui.store.forget import forget
@@ -33,6 +37,13 @@ def add_user_commands(commands: Any) -> None:
     activate.add_argument("name")
     activate.add_argument("--role", choices=USER_ROLES, help="give the user this role, too")
     activate.set_defaults(run=_activate_user)
+
+    worked = commands.add_parser("hours", help="active hours and items of each labeler and day (UTC)")
+    worked.add_argument("file", type=Path, nargs="?", help="a .csv file (default: print a table)")
+    worked.add_argument("--since", type=parse_day, metavar="DAY", help="first day, such as 2026-11-01")
+    worked.add_argument("--until", type=parse_day, metavar="DAY", help="last day")
+    worked.add_argument("--gap-minutes", type=float, default=GAP_S / 60, help="a longer pause is not working time")
+    worked.set_defaults(run=_hours)
 
     erased = commands.add_parser("forget", help="replace a user's name by its pseudonym and blank the user's remarks")
     erased.add_argument("name")
@@ -78,6 +89,20 @@ def _activate_user(options: argparse.Namespace) -> None:
 def _deactivate_user(options: argparse.Namespace) -> None:
     Auth(open_database(options, must_exist=True)).set_active(options.name, False)
     print(f"{options.name} cannot sign in")
+
+
+def _hours(options: argparse.Namespace) -> None:
+    if options.file is not None and options.file.suffix.lower() != ".csv":
+        raise UserError(f"{options.file}: the name must end in .csv")
+    if not options.gap_minutes >= 0:
+        raise UserError(f"--gap-minutes {options.gap_minutes:g}: must be 0 or more")
+    with open_database(options, must_exist=True).read() as session:
+        rows = hours(session, options.since, options.until, options.gap_minutes * 60)
+    if options.file is None:
+        print_table(rows)
+    else:
+        write_file(options.file, hours_csv(rows))
+        print(f"{len(rows)} rows in {options.file}")
 
 
 def _forget(options: argparse.Namespace) -> None:

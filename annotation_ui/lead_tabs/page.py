@@ -12,6 +12,7 @@ import gradio as gr
 from annotation_ui.lead_tabs.batches import batches_tab
 from annotation_ui.lead_tabs.disagreements import disagreements_tab
 from annotation_ui.lead_tabs.export import export_tab
+from annotation_ui.lead_tabs.hours import hours_tab
 from annotation_ui.lead_tabs.imports import import_tab
 from annotation_ui.lead_tabs.items import items_tab
 from annotation_ui.lead_tabs.labelers import labelers_tab
@@ -39,6 +40,8 @@ def lead_page(services: Services) -> gr.Blocks:
                 overview_tab(page, services)
             with gr.Tab("Labelers") as tab:
                 labelers_tab(tab, services)
+            with gr.Tab("Hours") as tab:
+                hours_tab(tab, services)
             with gr.Tab("Items") as tab:
                 items_tab(tab, services)
             with gr.Tab("Disagreements") as tab:

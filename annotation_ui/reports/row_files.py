@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +36,9 @@ def to_parquet(rows: list[Json]) -> bytes:
     return buffer.getvalue()
 
 
-def to_csv(rows: list[Json]) -> bytes:
+def to_csv(rows: list[Json], columns: Sequence[str] = ()) -> bytes:
     """For spreadsheets, not for training: no cell can run as a formula. Excel needs the byte order mark to read UTF-8."""
-    columns = sorted({field for row in rows for field in row})
+    columns = columns or sorted({field for row in rows for field in row})
     text = io.StringIO()
     writer = csv.writer(text)
     writer.writerow(columns)

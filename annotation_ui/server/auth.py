@@ -21,7 +21,7 @@ MIN_PASSWORD, MAX_PASSWORD = 10, 200
 FAILURES, WINDOW_SECONDS = 5, 900.0  # wrong passwords for one name from one address within this time
 NAME_FAILURES = 50  # the same from any addresses, against somebody who changes the address
 RENEW_SECONDS = 300.0
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,63}")  # also an e-mail address, as proxies name users
 _HASHER = PasswordHasher()
 # Verified when there is no such user, so that the response takes as long as for a known one.
 _UNKNOWN_USER_HASH = _HASHER.hash(secrets.token_hex(16))
@@ -53,7 +53,7 @@ class Auth:
             UserError: if the name, role or password is not allowed, or the name is taken.
         """
         if not _NAME.fullmatch(name):
-            raise UserError(f"user name {name!r}: letters, digits, '.', '_' and '-' only, at most 64")
+            raise UserError(f"user name {name!r}: letters, digits, '.', '_', '-', '@' and '+' only, at most 64")
         _check_role(role)
         password = password or secrets.token_urlsafe(12)
         hashed = hash_password(password)
@@ -167,6 +167,14 @@ class Auth:
                 if sign_in is not None:
                     sign_in.expires_at = now + length
         return SignedIn(row[0], renewed)
+
+    def named_by_proxy(self, name: str) -> SignedIn | None:
+        """The active user whom the company's proxy has signed in; no session is stored."""
+        if not _NAME.fullmatch(name):
+            return None
+        with self.database.read() as session:
+            user = session.scalar(select(User).where(User.name == name, User.active))
+        return SignedIn(user, renewed=False) if user else None
 
     def sign_out(self, token: str | None) -> None:
         """End the session of a token, if there is one."""

@@ -15,6 +15,7 @@ from starlette.exceptions import HTTPException
 from annotation_ui.server.headers import PROTECTING
 from annotation_ui.server.health import database_error_line
 
+LEADS_ONLY = "for leads only"
 _TITLES = {
     400: "This address cannot be read",
     401: "Sign in first",
@@ -70,7 +71,8 @@ def cannot_store(error: OperationalError) -> str:
 def error_page(status: int, detail: str = "") -> str:
     """The page of an error; `detail` is shown where there is no fixed advice."""
     title = _TITLES.get(status, "This did not work")
-    return _PAGE.format(title=escape(title), advice=escape(_ADVICE.get(status, detail.capitalize())))
+    advice = detail.capitalize() if status == 403 and detail != LEADS_ONLY else _ADVICE.get(status, detail.capitalize())
+    return _PAGE.format(title=escape(title), advice=escape(advice))
 
 
 def add_error_pages(app: FastAPI) -> None:

@@ -17,8 +17,9 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from annotation_ui.server.auth import Auth, SignedIn
-from annotation_ui.server.error_pages import cannot_store, error_page, wants_page
+from annotation_ui.server.error_pages import LEADS_ONLY, cannot_store, error_page, wants_page
 from annotation_ui.server.headers import COOKIE, PROTECTING, bearer_token, same_origin, session_cookie, session_token
+from annotation_ui.server.proxy import ProxySignIn
 from annotation_ui.server.rate_limit import RateLimit
 from annotation_ui.store.tokens import Tokens
 
@@ -47,8 +48,8 @@ Refusal = tuple[int, str, str | None]
 class Guard:
     """ASGI middleware that checks session, role, origin and size of every request."""
 
-    def __init__(self, app: ASGIApp, auth: Auth, https: bool = False) -> None:
-        self.app, self.auth, self.https = app, auth, https
+    def __init__(self, app: ASGIApp, auth: Auth, https: bool = False, proxy: ProxySignIn | None = None) -> None:
+        self.app, self.auth, self.https, self.proxy = app, auth, https, proxy
         self.tokens, self.rate_limit = Tokens(auth.database), RateLimit()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -86,7 +87,15 @@ class Guard:
             return None, None
         if path.startswith(f"{API_PATH}/"):
             return await self._check_token(scope, headers), None
-        signed_in = await to_thread.run_sync(self.auth.signed_in, session_token(headers))
+        named = self.proxy.names(scope, headers) if self.proxy else []
+        if len(named) > 1:
+            return (400, "the proxy names more than one user", None), None
+        if named:
+            signed_in = await to_thread.run_sync(self.auth.named_by_proxy, named[0])
+            if signed_in is None:
+                return (403, "the proxy names a user that is unknown or deactivated here: ask a lead", None), None
+        else:
+            signed_in = await to_thread.run_sync(self.auth.signed_in, session_token(headers))
         if signed_in is None:
             to_sign_in = safe and wants_page(headers.get("accept", ""))
             query = scope["query_string"].decode("latin-1")
@@ -94,7 +103,7 @@ class Guard:
             return (401, "sign in first", f"/login?next={wanted}" if to_sign_in else None), None
         if path == "/lead" or path.startswith("/lead/"):
             if signed_in.user.role != "lead":
-                return (403, "for leads only", None), signed_in
+                return (403, LEADS_ONLY, None), signed_in
             known = path in _LEAD_PAGE or path.startswith(_LEAD_PAGE_FILES) if safe else path in _LEAD_ACTIONS
         else:
             page_path = safe and (path in _LABELER_PAGE or path.startswith(_LABELER_PAGE_FILES))

@@ -21,7 +21,7 @@ from starlette.exceptions import HTTPException
 
 from align.core.errors import UserError
 from annotation_ui.reports.events import new_judgments
-from annotation_ui.reports.export import Selection, export
+from annotation_ui.reports.export import Selection, export, records
 from annotation_ui.reports.overview import progress
 from annotation_ui.reports.row_files import FORMATS
 from annotation_ui.server.bodies import Body, TaskName
@@ -150,7 +150,9 @@ def _add_export_routes(router: APIRouter, services: Services) -> None:
 
     @router.get("/exports/{name}", dependencies=[_token_with("export")], response_class=Response)
     def get_export(name: Name) -> Response:
-        """The file of an export."""
+        """The file of an export of judgments."""
+        if name.split("-")[0] not in records():  # files with labelers' names are for leads
+            raise HTTPException(404, "no such export")
         return export_file(services.settings, name)
 
     @router.get("/judgments", dependencies=[_token_with("export")])

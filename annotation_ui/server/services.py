@@ -9,6 +9,7 @@ from annotation_ui.server.auth import Auth
 from annotation_ui.server.checkpoints import Checkpoints
 from annotation_ui.server.health import Health
 from annotation_ui.server.probing import Probing
+from annotation_ui.server.proxy import ProxySignIn
 from annotation_ui.store.database import Database
 from annotation_ui.store.judgments import Judgments
 from annotation_ui.store.leases import Leases
@@ -23,6 +24,7 @@ class Settings:
     lease_minutes: float = 30
     session_hours: float = 12
     https: bool = False  # the server is behind a TLS proxy: send cookies over https only
+    proxy: ProxySignIn | None = None  # a proxy that signs users in
 
     @property
     def exports(self) -> Path:

@@ -38,7 +38,7 @@ def test_the_command_line(tmp_path, capsys):
         f"align annotate: {tmp_path / 'none.jsonl'}: No such file or directory\n",
     )
     assert run("--database", "mysql://x/y", "migrate")[0] == 2
-    assert set(records()) == {"rankings", "pairs", "rule_judgments", "attributes", "demonstrations", "skips"}
+    assert set(records()) == {"rankings", "pairs", "rule_judgments", "attributes", "demonstrations", "skips", "spans"}
     assert list(parse_rows([" \n"], "f")) == []
 
 

@@ -1,0 +1,108 @@
+"""Active hours of each labeler and day, as a basis for payment."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from datetime import UTC, date, datetime, timedelta
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from annotation_ui.reports.row_files import to_csv
+from annotation_ui.store.schema import Judgment, User
+from annotation_ui.tasks import Json
+
+GAP_S = 300.0
+"""A pause between two answers that is longer than this is not working time."""
+_DAY = 86_400
+_ANSWERS = ("submit", "late", "edit", "adjudicate")
+
+
+def hours(session: Session, since: date | None = None, until: date | None = None, gap_seconds: float = GAP_S) -> list[Json]:
+    """One row for each day (UTC) and labeler with an answer or a skip, oldest day first.
+
+    An answer counts for the active seconds that the page measured, which end when it is stored. A pause between two answers
+    counts if it is at most `gap_seconds` long. Overlapping times, as of two windows, count once.
+
+    Args:
+        session: a session of the database.
+        since: the first day; None for all.
+        until: the last day; None for all.
+        gap_seconds: the longest pause that counts.
+    """
+    query = (
+        select(User.name, User.pseudonym, Judgment.created_at, Judgment.seconds, Judgment.kind, Judgment.item_id)
+        .join(User, User.id == Judgment.user_id)
+        .where(Judgment.kind != "undo")
+        .order_by(User.name, Judgment.created_at)
+    )
+    if since is not None:  # what ended on the day before may last until this one
+        query = query.where(Judgment.created_at >= _midnight(since) - _DAY)
+    if until is not None:
+        query = query.where(Judgment.created_at < _midnight(until) + 2 * _DAY)
+    spans: dict[tuple[str, str], list[tuple[float, float]]] = defaultdict(list)
+    items: dict[tuple[str, str, date], set[int]] = defaultdict(set)
+    for name, pseudonym, at, seconds, kind, item in session.execute(query):
+        spans[name, pseudonym].append((at - seconds, at))
+        judged = items[name, pseudonym, _day(at)]
+        if kind in _ANSWERS:
+            judged.add(item)
+    active: dict[tuple[str, str, date], float] = dict.fromkeys(items, 0.0)
+    for (name, pseudonym), own in spans.items():
+        for start, end in _joined(own, gap_seconds):
+            for day, part in _by_day(start, end):
+                active[name, pseudonym, day] = active.get((name, pseudonym, day), 0.0) + part
+    return [
+        {
+            "day": day.isoformat(),
+            "labeler": name,
+            "exported as": pseudonym,
+            "hours": round(seconds / 3600, 2),
+            "items": len(items.get((name, pseudonym, day), ())),
+        }
+        for (name, pseudonym, day), seconds in sorted(active.items(), key=lambda each: (each[0][2], each[0][0]))
+        if (since is None or day >= since) and (until is None or day <= until)
+    ]
+
+
+def hours_csv(rows: list[Json]) -> bytes:
+    """The rows as a CSV file for a spreadsheet."""
+    return to_csv(rows, ("day", "labeler", "exported as", "hours", "items"))
+
+
+def today() -> date:
+    """The present day in UTC."""
+    return _day(time.time())
+
+
+def _joined(spans: Iterable[tuple[float, float]], gap: float) -> Iterator[tuple[float, float]]:
+    """Spans of time without overlaps; those with a pause of at most `gap` between them are one."""
+    begun: float | None = None
+    ended = 0.0
+    for start, end in sorted(spans):
+        if begun is None or start - ended > gap:
+            if begun is not None:
+                yield begun, ended
+            begun, ended = start, end
+        ended = max(ended, end)
+    if begun is not None:
+        yield begun, ended
+
+
+def _by_day(start: float, end: float) -> Iterator[tuple[date, float]]:
+    """The parts of a span of time on each day."""
+    while start < end:
+        day = _day(start)
+        midnight = _midnight(day + timedelta(days=1))
+        yield day, min(end, midnight) - start
+        start = min(end, midnight)
+
+
+def _day(moment: float) -> date:
+    return datetime.fromtimestamp(moment, UTC).date()
+
+
+def _midnight(day: date) -> float:
+    return datetime(day.year, day.month, day.day, tzinfo=UTC).timestamp()

@@ -1,0 +1,74 @@
+"""Sign-in by a company's proxy: the proxy names the user in a header, which counts from the proxy's own address only."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv6Address, ip_address
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
+
+from align.core.errors import UserError
+
+_PEER = "align.peer"
+_HEADER = re.compile(r"[A-Za-z0-9-]{1,64}")
+
+
+@dataclass(frozen=True)
+class ProxySignIn:
+    """The header with the user's name, and the one address from which it counts."""
+
+    header: str
+    address: IPv4Address | IPv6Address
+
+    def names(self, scope: Scope, headers: Headers) -> list[str]:
+        """The users that the proxy names: one; none if the request is not the proxy's; several if one was smuggled in."""
+        return headers.getlist(self.header) if _address(scope.get(_PEER) or "") == self.address else []
+
+
+def proxy_sign_in(header: str, address: str) -> ProxySignIn | None:
+    """Return the sign-in of the command line; None if it is off.
+
+    Raises:
+        UserError: if only one of the two is given, or one is not valid.
+    """
+    if not header and not address:
+        return None
+    if not header or not address:
+        raise UserError("--proxy-user-header and --proxy-address belong together: give both")
+    if not _HEADER.fullmatch(header):
+        raise UserError(f"--proxy-user-header {header!r}: must be the name of a header, such as X-Forwarded-User")
+    found = _address(address)
+    if found is None:
+        raise UserError(f"--proxy-address {address!r}: must be the IP address of the proxy")
+    return ProxySignIn(header, found)
+
+
+class Peer:
+    """ASGI application around the app that keeps the address of the connection, and with `https` reads the proxy's headers.
+
+    A header may replace the address that the app sees, so the sign-in by a proxy must not look at that one.
+    """
+
+    def __init__(self, app: ASGIApp, https: bool) -> None:
+        trusted = os.environ.get("FORWARDED_ALLOW_IPS", "127.0.0.1")
+        # Without a proxy, a caller on this machine could name any address as its own.
+        self.app: ASGIApp = ProxyHeadersMiddleware(app, trusted) if https else app  # type: ignore[arg-type, assignment]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        client = scope.get("client")
+        scope[_PEER] = client[0] if client else None
+        await self.app(scope, receive, send)
+
+
+def _address(text: str) -> IPv4Address | IPv6Address | None:
+    """An IP address; one of IPv4 that is written as IPv6 is the same address."""
+    try:
+        address = ip_address(text)
+    except ValueError:
+        return None
+    mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
+    return mapped or address

@@ -1,0 +1,144 @@
+"""Active hours by hand: pauses, overlaps, midnight; the command and the lead's tab."""
+
+import csv
+import secrets
+from datetime import UTC, date, datetime
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import expect
+from sqlalchemy import select
+
+from annotation_ui.cli import main
+from annotation_ui.reports.hours import hours, today
+from annotation_ui.store.database import Database, sqlite_url
+from annotation_ui.store.judgments import Judgments
+from annotation_ui.store.leases import Leases
+from annotation_ui.store.schema import Judgment, User
+from annotation_ui.store.tokens import Tokens
+from tests.annotation_ui.conftest import SCREENSHOTS
+from tests.annotation_ui.pages import labeler, open_tab
+from tests.annotation_ui.running import Client, add_batch, add_users, do
+
+pytestmark = pytest.mark.timeout(180)
+BLANK = {"ratings": [None] * 4, "flags": [[]] * 4}
+
+
+def moment(day, clock):
+    hour, minute = clock.split(":")
+    return datetime(2026, 3, day, int(hour), int(minute), tzinfo=UTC).timestamp()
+
+
+def judged(database, user, *answers):
+    """Store judgments at (day, clock, seconds, kind), each of an item of its own unless the kind is edit."""
+    leases, assignment = Leases(database), None
+    for day, clock, seconds, kind in answers:
+        if assignment is None or kind not in ("edit", "undo"):
+            assignment = leases.next(user, "rank")
+            with database.write() as session:
+                session.get_one(type(assignment), assignment.id).state = "done"
+        with database.write() as session:
+            session.add(
+                Judgment(
+                    request_id=secrets.token_hex(8),
+                    assignment_id=assignment.id,
+                    item_id=assignment.item_id,
+                    user_id=user,
+                    kind=kind,
+                    answer={"ranks": [1, 2, 3, 4], **BLANK},
+                    shown_order=[0, 1, 2, 3],
+                    seconds=float(seconds),
+                    created_at=moment(day, clock),
+                )
+            )
+
+
+def table(database, **more):
+    with database.read() as session:
+        return [(row["day"], row["labeler"], row["hours"], row["items"]) for row in hours(session, **more)]
+
+
+def test_hours_by_hand(database):
+    ann, ben = add_users(database, "ann", "ben")
+    add_batch(database, 20)
+    judged(
+        database,
+        ann,
+        (1, "09:06", 360, "submit"),  # 09:00 to 09:06
+        (1, "09:12", 180, "submit"),  # 09:09 to 09:12, after a pause of 3 minutes, which counts
+        (1, "09:30", 360, "skip"),  # 09:24 to 09:30, after a pause of 12 minutes, which does not; no item
+        (1, "10:00", 360, "submit"),  # 09:54 to 10:00
+        (1, "10:03", 600, "edit"),  # 09:53 to 10:03, as from another window: the overlap counts once; the same item
+        (1, "10:10", 60, "undo"),  # nothing
+    )
+    judged(database, ben, (1, "23:59", 60, "submit"), (2, "00:05", 360, "submit"))  # over midnight
+    # ann: 12 + 6 + 10 minutes; ben: 23:58 to 24:00 and 00:00 to 00:05, without a pause in between
+    assert table(database) == [
+        ("2026-03-01", "ann", round(28 / 60, 2), 3),
+        ("2026-03-01", "ben", round(2 / 60, 2), 1),
+        ("2026-03-02", "ben", round(5 / 60, 2), 1),
+    ]
+    assert table(database, gap_seconds=720)[0][2] == round(40 / 60, 2)
+    assert table(database, gap_seconds=0)[0][2] == round((6 + 3 + 6 + 10) / 60, 2)
+    assert [row[0] for row in table(database, since=date(2026, 3, 2))] == ["2026-03-02"]
+    assert table(database, since=date(2026, 3, 2))[0][2] == round(5 / 60, 2)
+    assert [row[1] for row in table(database, until=date(2026, 3, 1))] == ["ann", "ben"]
+    assert table(database, until=date(2026, 2, 27)) == []
+
+
+def test_the_command_prints_a_table_or_writes_a_file(tmp_path, capsys):
+    def run(*words):
+        code = main(["--data-dir", str(tmp_path), *words])
+        streams = capsys.readouterr()
+        return code, streams.out, streams.err
+
+    assert run("create-user", "ann")[0] == 0
+    database = Database(sqlite_url(tmp_path))
+    add_batch(database, 2)
+    with database.read() as session:
+        ann = session.scalars(select(User.id)).one()
+        pseudonym = session.get_one(User, ann).pseudonym
+    judged(database, ann, (1, "09:30", 1800, "submit"))
+    database.close()
+    row = ["2026-03-01", "ann", pseudonym, "0.5", "1"]
+    assert run("hours")[1].splitlines() == ["day\tlabeler\texported as\thours\titems", "\t".join(row)]
+    assert run("hours", str(tmp_path / "pay.csv"), "--since", "2026-03-01")[1] == f"1 rows in {tmp_path / 'pay.csv'}\n"
+    with (tmp_path / "pay.csv").open(encoding="utf-8-sig", newline="") as file:
+        assert list(csv.reader(file)) == [["day", "labeler", "exported as", "hours", "items"], row]
+    assert run("hours", "--until", "2026-02-28")[:2] == (0, "")
+    for words, line in (
+        (("pay.txt",), "pay.txt: the name must end in .csv"),
+        (("--since", "March"), "argument --since: 'March' is not a day such as 2026-11-01"),
+        (("--gap-minutes", "-1"), "--gap-minutes -1: must be 0 or more"),
+        (("--gap-minutes", "nan"), "--gap-minutes nan: must be 0 or more"),
+    ):
+        assert run("hours", *words)[2] == f"align annotate: {line}\n"
+
+
+def test_a_lead_sees_the_hours_and_saves_them(any_server, browser):
+    name = f"hours-{secrets.token_hex(3)}"
+    user = labeler(any_server, name)
+    any_server.add_batch(2)
+    do(Judgments(Leases(any_server.database)), user, "rank", {"ranks": [1, 2, 3, 4], **BLANK})
+    page = any_server.page(browser, "hours-boss", "lead")
+    page.goto("/lead/")
+    panel = open_tab(page, "Hours")
+    expect(panel.get_by_label("First day")).to_have_value(today().replace(day=1).isoformat())
+    row = panel.locator("tr", has_text=name)
+    expect(row).to_contain_text(today().isoformat())
+    page.screenshot(path=SCREENSHOTS / "lead-hours.png")
+    with page.expect_download() as download:
+        panel.get_by_role("button", name="CSV file").click()
+        panel.locator('a[href*="hours-"][download]').first.click()
+    content = Path(download.value.path()).read_text(encoding="utf-8-sig")
+    assert [line.split(",")[1] for line in content.splitlines() if name in line] == [name]
+    panel.get_by_label("Last day").fill("yesterday")
+    panel.get_by_role("button", name="Show").click()
+    expect(page.locator(".toast-body").last).to_contain_text("'yesterday' is not a day such as 2026-01-31")
+    panel.get_by_label("Last day").fill("2020-01-01")
+    panel.get_by_role("button", name="Show").click()
+    expect(panel.get_by_text("No work on these days.")).to_be_visible()
+    token = Tokens(any_server.database).create(secrets.token_hex(4), ("export",))
+    saved = download.value.suggested_filename  # names of people: no program gets them
+    header = {"Authorization": f"Bearer {token}"}
+    assert Client(any_server)("GET", f"/api/v1/exports/{saved}", None, header)[0] == 404
