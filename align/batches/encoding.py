@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from align.batches.limits import EncodedRow, Limits, OverlongCounts
 from align.batches.mixtures import Data, Records, data_name, split_prefix
@@ -43,7 +43,8 @@ class SpelledTokens:
 
     def add(self, record: Record) -> None:
         """Count a record."""
-        turns = (*record.prompt, *getattr(record, "continuation", ()))
+        is_read = getattr(record, "ids", None) is None
+        turns = (*(record.prompt if is_read else ()), *getattr(record, "continuation", ()))
         token = self.tokenization.spelled_token([*(turn["content"] for turn in turns), *getattr(record, "responses", ())])
         self.records, self.found, self.example = self.records + 1, self.found + bool(token), self.example or token or ""
 
@@ -132,20 +133,26 @@ def _records_in(data: Records, kind: type[R], skip_bad_rows: bool) -> Iterator[R
     if isinstance(data, Mapping) or hasattr(data, "iterrows"):  # they iterate over names, which would become prompts
         remedy = "give a list of rows, or one split of a DatasetDict, such as data['train']"
         raise UserError(f"{source}: is a {type(data).__name__}, not a sequence of rows; {remedy}")
-    rows = (
-        SourceRow(f"{source}: item {number}", {"prompt": row} if isinstance(row, str) else row)
-        for number, row in enumerate(data, start=1)
-    )
+    rows = (SourceRow(f"{source}: item {number}", _row_of(item)) for number, item in enumerate(data, start=1))
     scanned = scan_rows(rows, kind, stop_at_bad=True)
     report_single(scanned, source)
     yield from scanned.records
+
+
+def _row_of(item: Any) -> Any:
+    """Return the row of an item in memory, which may be a prompt as text or as token ids."""
+    if isinstance(item, str):
+        return {"prompt": item}
+    ids = item.tolist() if hasattr(item, "tolist") else item
+    is_ids = isinstance(ids, list | tuple) and len(ids) > 0 and all(isinstance(token, int) for token in ids)
+    return {"input_ids": ids} if is_ids else item
 
 
 def _with_prefix(record: R, prefix: str) -> R:
     if not prefix:
         return record
     turns = list(record.prompt)
-    if not turns:
+    if getattr(record, "ids", None) is not None:
         raise UserError("task_prefixes: a prefix cannot be put before prompts that are token ids (input_ids)")
     first = next(place for place, turn in enumerate(turns) if turn["role"] == "user")
     turns[first] = {"role": "user", "content": prefix + turns[first]["content"]}
@@ -274,7 +281,8 @@ def encode_prompt(record: Prompt, loaded: LoadedModel, apply_limits: ApplyLimits
     if kept is None:
         return None
     text = tokenizer.decode(kept.prompt, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-    return EncodedPrompt(user_turn(str(text)), kept.prompt, record.category, record.id, given_as_ids=True)
+    conversation = record.prompt or user_turn(str(text))
+    return EncodedPrompt(conversation, kept.prompt, record.category, record.id, given_as_ids=True)
 
 
 def encode_response(

@@ -69,13 +69,14 @@ def _messages_prompt(row: Row) -> dict[str, Any]:
 
 
 def _prompt_from_ids(row: Row) -> list[Record]:
-    """A prompt that was tokenized before, as TRL's PPO reads it."""
+    """A prompt that was tokenized before, as TRL's PPO reads it; a text beside it is for reward functions."""
     text = next((f for f in FORMATS if f.kind is Prompt and f.name != "token ids" and f.matches(row)), None)
-    if text is not None:
-        raise field_error("input_ids", f"is given beside a prompt in text ({text.fields})", "remove one of them")
     if row.get("labels") is not None:
         raise field_error("labels", "marks tokens to learn, so input_ids is more than a prompt", "give the prompts alone")
-    return [Prompt.from_row(row)]
+    tokenized = Prompt.from_row(row)
+    if text is None or tokenized.prompt:
+        return [tokenized]
+    return [replace(record, ids=tokenized.ids) for record in text.convert(row) if isinstance(record, Prompt)]
 
 
 def _records_of_own_row(row: Row, kind: type[Record]) -> list[Record]:

@@ -102,7 +102,7 @@ def read_records(
     scanned = scan(source, kind, stop_at_bad=not skip_bad_rows, split=split)
     require_records(scanned, source, kind)
     report_single(scanned, str(source))
-    if not token_ids and any(isinstance(record, Prompt) and record.ids is not None for record in scanned.records):
+    if not token_ids and any(isinstance(record, Prompt) and not record.prompt for record in scanned.records):
         raise UserError(f"{source}: holds prompts as token ids (input_ids), and text is needed here; give the field prompt")
     if scanned.problems:
         logger.warning("%s: skipped %d bad rows of %d:", source, len(scanned.problems), scanned.rows)

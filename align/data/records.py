@@ -261,8 +261,9 @@ class Prompt(Record):
     """A conversation that waits for an answer: what PPO and sampling start from.
 
     Attributes:
-        prompt: ends with a user turn; empty if the prompt is given as token ids.
-        ids: token ids for the model's own tokenizer, of a prompt that was tokenized before; None: `prompt` holds its text.
+        prompt: ends with a user turn; may be empty if the prompt is given as token ids.
+        ids: token ids for the model's own tokenizer, of a prompt that was tokenized before: the model reads them, and reward
+            functions the text of `prompt`; None: the model reads that text.
         check: the requirement on an answer as given in the row (`align.eval.instructions`), if any.
     """
 
@@ -273,20 +274,19 @@ class Prompt(Record):
     check: object = field(default=None, hash=False)
 
     def __post_init__(self) -> None:
-        if self.ids is None:
+        if self.ids is None or self.prompt:
             set_checked(self, prompt=check_prompt(self.prompt))
-        elif self.prompt:
-            raise field_error("input_ids", "is given beside a prompt in text", "remove one of them")
-        else:
+        if self.ids is not None:
             set_checked(self, ids=check_token_ids(self.ids, "input_ids"))
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> Self:
-        """From `prompt` or `input_ids`, and `id`, `category` and `check` if given; other fields are ignored."""
+        """From `prompt` or `input_ids` or both, and `id`, `category` and `check` if given; other fields are ignored."""
         row = check_row(row)
         more: dict[str, Any] = {name: row.get(name) for name in ("id", "category", "check")}
-        if row.get("input_ids") is not None and row.get("prompt") is None:
-            return cls(ids=attended_ids(row["input_ids"], row.get("attention_mask")), **more)
+        if row.get("input_ids") is not None:
+            more["ids"] = attended_ids(row["input_ids"], row.get("attention_mask"))
+            return cls(prompt=row.get("prompt") or (), **more)
         return cls(prompt=required_field(row, "prompt", "write the text that is to be answered"), **more)
 
     def to_row(self) -> dict[str, Any]:
@@ -294,7 +294,7 @@ class Prompt(Record):
         ids = row.pop("ids", None)
         if ids is None:
             return row
-        return {"input_ids": list(ids)} | {name: value for name, value in row.items() if name != "prompt"}
+        return {"input_ids": list(ids)} | {name: value for name, value in row.items() if name != "prompt" or self.prompt}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

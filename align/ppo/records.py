@@ -59,7 +59,7 @@ class Rollout:
     def sampled(self) -> list[SampledResponse]:
         """The responses as reward models take them."""
         return [
-            SampledResponse(prompt.conversation, prompt.ids, ids, text, ended)
+            SampledResponse(prompt.conversation, prompt.ids, ids, text, ended, prompt.given_as_ids)
             for prompt, ids, text, ended in zip(self.prompts, self.responses, self.texts, self.ended, strict=True)
         ]
 

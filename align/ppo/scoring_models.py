@@ -141,7 +141,8 @@ def make_scorer(
 ) -> RewardModelScorer:
     """Return the scorer of a model that can read all prompts and responses; report if it reads other token ids."""
     scorer = source.scorer(policy, roles, run.accelerator, run.config.micro_batch_tokens)
-    if scorer.tokenization:
+    reads_ids = scorer.reads_given_ids and all(prompt.given_as_ids for prompt in prompts)
+    if scorer.tokenization and not reads_ids:
         assert isinstance(run.config, ModelConfig)
         template = "" if source.loaded is None or source.loaded.has_template else run.config.chat_template
         form = f", which has no chat template and reads chat_template {template}" if template else ""
@@ -165,6 +166,8 @@ def require_readable(
     """
     if scorer.tokenization:
         for prompt in prompts:
+            if scorer.reads_given_ids and prompt.given_as_ids:
+                continue
             try:
                 scorer.tokenization.require_turns((*prompt.conversation, {"role": "assistant", "content": ""}))
             except ConversationError as error:

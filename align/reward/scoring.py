@@ -2,7 +2,7 @@
 
 import math
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -37,7 +37,26 @@ def reads_ids_of(reward: LoadedReward, policy: Tokenization) -> bool:
         return True
     if reward.has_template or isinstance(own, PairTokenization):
         return own.reads_alike(policy)
-    return not isinstance(policy, PairTokenization) and own.tokenizer.get_vocab() == policy.tokenizer.get_vocab()
+    return knows_tokens_of(own, policy)
+
+
+def knows_tokens_of(own: Tokenization, policy: Tokenization) -> bool:
+    """Whether two tokenizers have the same tokens with the same ids.
+
+    Tokens that only pad, such as one that was added to the policy's tokenizer, do not count.
+    """
+    if isinstance(own, PairTokenization) or isinstance(policy, PairTokenization):
+        return False
+    first, second = own.tokenizer.get_vocab(), policy.tokenizer.get_vocab()
+    if first == second:
+        return True
+    changed = {token for token, _ in first.items() ^ second.items()}
+
+    def only_pad(tokenization: Tokenization, vocabulary: Mapping[str, int]) -> bool:
+        ids = {vocabulary[token] for token in changed & vocabulary.keys()}
+        return ids <= tokenization.special_ids and ids.isdisjoint(tokenization.written_ids())
+
+    return only_pad(own, first) and only_pad(policy, second)
 
 
 class RewardModelScorer:
@@ -50,6 +69,7 @@ class RewardModelScorer:
         tokenization: of the reward model, if it reads other token ids than the policy; texts are then tokenized again.
         flops_profile: for counting FLOPs; None: they are not counted.
         reads_whole_turns: see `LoadedReward`; needs `tokenization`.
+        reads_given_ids: whether prompts that the data holds as token ids are read as they are, with the response's ids.
     """
 
     def __init__(
@@ -62,10 +82,11 @@ class RewardModelScorer:
         tokenization: Tokenization | None = None,
         flops_profile: FlopsProfile | None = None,
         reads_whole_turns: bool = False,
+        reads_given_ids: bool = False,
     ) -> None:
         self.module, self.mean, self.backbone, self.tokenization = module, mean, backbone, tokenization
         self.accelerator, self.budget, self.flops_profile = accelerator, budget, flops_profile
-        self.reads_whole_turns = reads_whole_turns
+        self.reads_whole_turns, self.reads_given_ids = reads_whole_turns, reads_given_ids
 
     @classmethod
     def from_loaded(
@@ -77,7 +98,8 @@ class RewardModelScorer:
         module = place_frozen_model(reward.model, accelerator)
         alike = reads_ids_of(reward, policy) and not reward.reads_whole_turns
         own = None if alike else loaded.tokenization
-        return cls(module, reward.mean, loaded.backbone, accelerator, budget, own, profile, reward.reads_whole_turns)
+        known = knows_tokens_of(loaded.tokenization, policy)
+        return cls(module, reward.mean, loaded.backbone, accelerator, budget, own, profile, reward.reads_whole_turns, known)
 
     def __call__(self, responses: Sequence[SampledResponse]) -> list[float]:
         """Rewards minus the mean over demonstrations; the same on every process. Raises: see `score_rows`."""
@@ -109,7 +131,7 @@ class RewardModelScorer:
 
     def encode(self, response: SampledResponse) -> PromptResponse:
         """A prompt and a response in the token ids of the reward model."""
-        if self.tokenization is None:
+        if self.tokenization is None or (self.reads_given_ids and response.given_as_ids):
             return PromptResponse(response.prompt_ids, response.ids)
         if self.reads_whole_turns:
             return PromptResponse(*self.tokenization.whole_turn_ids(response.conversation, response.text, response.ended))
@@ -133,7 +155,8 @@ class RewardModelScorer:
             ratio = len(self.tokenization.template_ids(text)) / max(1, len(policy.template_ids(text)))
             new_tokens = math.ceil(new_tokens * ratio)
         for prompt in longest:
-            read = len(self.encode(SampledResponse(prompt.conversation, prompt.ids, [], "")).prompt)
+            nothing = SampledResponse(prompt.conversation, prompt.ids, [], "", given_as_ids=prompt.given_as_ids)
+            read = len(self.encode(nothing).prompt)
             if not self.backbone.fits(*((read + new_tokens, after) if after else (read, new_tokens))):
                 more = f" with {after} more" if after else ""
                 raise UserError(

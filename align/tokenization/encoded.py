@@ -135,3 +135,5 @@ class SampledResponse:
     text: str
     ended: bool = True
     """False if it was cut off: another tokenizer then adds no end token."""
+    given_as_ids: bool = False
+    """Whether the data holds the prompt as token ids, which no chat template wrote."""

@@ -3,7 +3,9 @@
 import json
 
 import datasets
+import numpy as np
 import pytest
+import torch
 
 from align import cli
 from align.batches.encoding import encode_prompts
@@ -69,6 +71,28 @@ def test_padding_that_an_attention_mask_leaves_out_is_not_read():
     assert convert_row(prompt.to_row(), Prompt)[1] == [prompt]
 
 
+@pytest.mark.parametrize(
+    "text",
+    [{"prompt": "Hi"}, {"prompt": [{"role": "user", "content": "Hi"}]}, {"instruction": "Hi", "output": "Ho"}],
+    ids=["text", "turns", "another layout"],
+)
+def test_a_text_beside_token_ids_is_for_reward_functions(text, load_sharp):
+    loaded, row = load_sharp("tiny-gpt2"), {"input_ids": [0, 5, 6], "attention_mask": [0, 1, 1], "category": "c", **text}
+    (record,) = convert_row(row, Prompt)[1]
+    assert (record.ids, record.prompt) == ((5, 6), ({"role": "user", "content": "Hi"},))
+    assert convert_row(record.to_row(), Prompt)[1] == [record]
+    (encoded,) = encode_prompts([row], loaded, LIMITS, False)
+    assert (encoded.ids, encoded.conversation, encoded.given_as_ids) == ([5, 6], record.prompt, True)
+
+
+def test_prompts_in_memory_may_be_lists_of_token_ids(load_sharp):
+    loaded = load_sharp("tiny-gpt2")
+    rows = [[5, 6], (7,), torch.tensor([8, 9]), np.array([10])]
+    found = encode_prompts(rows, loaded, LIMITS, False)
+    assert [prompt.ids for prompt in found] == [[5, 6], [7], [8, 9], [10]]
+    assert all(prompt.given_as_ids for prompt in found)
+
+
 BAD = [
     ({"input_ids": []}, "field 'input_ids': is empty"),
     ({"input_ids": "5 6"}, "field 'input_ids': must be a list, not '5 6'"),
@@ -76,7 +100,6 @@ BAD = [
     ({"input_ids": [5, -100]}, r"field 'input_ids\[1\]': is -100; use a whole number of 0 or more"),
     ({"input_ids": [5], "attention_mask": [1, 1]}, "field 'attention_mask': does not hold a 0 or 1 for each of 1 input_ids"),
     ({"input_ids": [5], "labels": [5]}, "field 'labels': marks tokens to learn, so input_ids is more than a prompt"),
-    ({"input_ids": [5], "prompt": "Hi"}, r"field 'input_ids': is given beside a prompt in text \(prompt\); remove one"),
     ({"input_ids": [5], "system": "s"}, "field 'system': cannot precede token ids"),
 ]
 

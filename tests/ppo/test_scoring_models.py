@@ -14,6 +14,7 @@ from align.ppo.scoring_models import load_rewards, require_patience
 from align.ppo.setup import build_actor_critic
 from align.reward.checkpoint import LoadedReward, load_reward_model, reward_of_classifier
 from align.reward.scoring import RewardModelScorer
+from align.tokenization import make_tokenization
 from align.tokenization.encoded import SampledResponse
 
 CHATML = (
@@ -104,6 +105,24 @@ def test_a_reward_model_of_this_package_reads_no_end_behind_what_was_cut_off(loa
     assert cut_off == own.tokenization.tokenizer("Io.", add_special_tokens=False).input_ids
     empty = [SampledResponse(ASKED, [1], [2], "", ended=False)]
     assert len(scorer(empty)) == 1
+
+
+@pytest.mark.parametrize("template", [None, CHATML])
+def test_prompts_as_token_ids_are_read_as_they_are_by_a_classifier_of_the_same_vocabulary(template, classifier, load_sharp):
+    """No template of the classifier is applied to them, and a token that only pads in the policy's tokenizer is no other."""
+    folder, tokenizer, model = classifier(template)
+    loaded = load_sharp("tiny-llama")
+    padded = loaded.tokenization.tokenizer
+    padded.add_special_tokens({"pad_token": "[PAD]"})
+    assert len(padded) > len(tokenizer)
+    policy = dataclasses.replace(loaded, tokenization=make_tokenization(padded, "auto", of_pairs=False))
+    prompt, response = [9, 10, 11], [20, 21, policy.tokenization.end_id]
+    text = policy.tokenization.text(response)
+    given, written = (SampledResponse(ASKED, prompt, response, text, True, as_ids) for as_ids in (True, False))
+    scorer = scorer_in_ppo(folder, policy, "auto")
+    found = scorer([given])
+    assert found == pytest.approx(logits(model, [prompt + response]), abs=1e-5)
+    assert (scorer([written]) == found) == (template is None)
 
 
 @pytest.mark.parametrize(("added", "starts"), [((), True), (["moon"], False)])
