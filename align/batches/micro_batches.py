@@ -32,11 +32,14 @@ class GroupedRows(list[int]):
 class MicroBatch:
     """Rows for one forward and backward pass.
 
-    A filler has weight 0: it keeps processes in lockstep. Where n processes share rows, each has weight 1 / n.
+    Attributes:
+        rows: of the global batch.
+        loss_weight: factor of its loss and metrics. 0 for a filler, which keeps processes in lockstep; 1 / n where n
+            processes share rows.
     """
 
     rows: list[int]
-    weight: float
+    loss_weight: float
 
 
 def micro_batches(rows: Sequence[int], lengths: Sequence[int], budget: int, accelerator: Accelerator) -> list[MicroBatch]:
@@ -76,7 +79,7 @@ def group_batches(
         costs: tokens of each group.
     """
     plan = micro_batches(range(len(groups)), costs, budget, accelerator)
-    return [MicroBatch(GroupedRows([groups[group] for group in batch.rows]), batch.weight) for batch in plan]
+    return [MicroBatch(GroupedRows([groups[group] for group in batch.rows]), batch.loss_weight) for batch in plan]
 
 
 def map_rows(
@@ -105,7 +108,7 @@ def map_groups(
     )  # one of the processes that share rows reports for all
     for batch in group_batches(groups, costs, budget, accelerator):
         results = function(batch.rows)
-        if batch.weight and reports:
+        if batch.loss_weight and reports:
             numbered += zip(batch.rows, results, strict=True)
     return [result for _, result in sorted(gather_rows(numbered, accelerator), key=lambda pair: pair[0])]
 

@@ -328,7 +328,7 @@ def load_weights(source: str, dtype: torch.dtype) -> PreTrainedModel:
     accelerator = loading_accelerator()
     sharder = Sharder(accelerator, dtype) if accelerator else None
     try:
-        with sharder.sharding_what_is_set() if sharder else nullcontext():
+        with sharder.shard_on_load() if sharder else nullcontext():
             model, report = model_class(config).from_pretrained(
                 source,
                 config=config,

@@ -21,7 +21,7 @@ REWARD_ADAPTER, VALUE_ADAPTER, REFERENCE_ADAPTER = "reward", "value", "reference
 """Names of adapters on the policy's base: of a reward model, of a separate critic, of a reference that follows it."""
 
 
-class Prediction(NamedTuple):
+class ActorCriticOutput(NamedTuple):
     """Predictions of policy and critic for responses, all [R, T], 0 past a response's end.
 
     Entropy costs a softmax: it is computed where gradients are off, or if it is learned.
@@ -92,7 +92,7 @@ class ActorCritic(nn.Module):
         temperature: float = 1.0,
         prompt_index: Tensor | None = None,
         reward: str = "",
-    ) -> Prediction | Tensor:
+    ) -> ActorCriticOutput | Tensor:
         """Compute the output of `role`, see the methods of `Roles`; `reward` names the adapter of a reward model."""
         if role is Role.REWARD:
             head = cast(ScalarHead, self.reward_heads[reward])
@@ -103,7 +103,9 @@ class ActorCritic(nn.Module):
         model = LanguageModel(self.backbone, adapters.get(role, self.adapter_name))
         return cast(Tensor, model(prompt, response, None, temperature, prompt_index))
 
-    def _policy(self, prompt: Padded, response: Padded, temperature: float, prompt_index: Tensor | None) -> Prediction:
+    def _policy(
+        self, prompt: Padded, response: Padded, temperature: float, prompt_index: Tensor | None
+    ) -> ActorCriticOutput:
         mask = response.mask()
         with self.backbone.adapter(self.adapter_name):
             hidden = self.backbone.hidden(prompt, response, prompt_index)
@@ -115,7 +117,7 @@ class ActorCritic(nn.Module):
             with self.backbone.adapter(self.critic_adapter):
                 hidden = self.backbone.hidden(prompt, response, prompt_index)
         values = self.value_head(hidden[:, :-1]).masked_fill(~mask, 0.0)
-        return Prediction(log_probs, values, entropy)
+        return ActorCriticOutput(log_probs, values, entropy)
 
 
 class Roles:
@@ -125,7 +127,7 @@ class Roles:
         actor_critic: an `ActorCritic`, or the engine around it.
         reference: a separate frozen language model; None: the policy's backbone is also the reference.
         initial: a frozen copy of the starting model, if `reference` follows the policy.
-        reference_moves: whether the reference follows the policy.
+        reference_is_updated: whether the reference follows the policy.
     """
 
     def __init__(
@@ -133,21 +135,23 @@ class Roles:
         actor_critic: nn.Module,
         reference: nn.Module | None = None,
         initial: nn.Module | None = None,
-        reference_moves: bool = False,
+        reference_is_updated: bool = False,
     ) -> None:
         self.actor_critic: Any = actor_critic
         self.reference_model: Any = reference
         self.initial_model: Any = initial
-        self.reference_moves = reference_moves
+        self.reference_is_updated = reference_is_updated
 
-    def policy(self, prompt: Padded, response: Padded, temperature: float, prompt_index: Tensor | None = None) -> Prediction:
+    def policy(
+        self, prompt: Padded, response: Padded, temperature: float, prompt_index: Tensor | None = None
+    ) -> ActorCriticOutput:
         """Return log-probs, values and entropy of R responses to N prompts.
 
         Args:
             temperature: divides the logits.
             prompt_index: [R] the prompt of each response; None: response i answers prompt i.
         """
-        return cast(Prediction, self.actor_critic(Role.POLICY, prompt, response, temperature, prompt_index))
+        return cast(ActorCriticOutput, self.actor_critic(Role.POLICY, prompt, response, temperature, prompt_index))
 
     def reference(self, prompt: Padded, response: Padded, temperature: float, prompt_index: Tensor | None = None) -> Tensor:
         """Return log-probs [R, T] of the reference; arguments as for `policy`."""

@@ -17,7 +17,7 @@ from align.core.settings import (
 )
 from align.sampling.settings import EngineConfig
 
-EnsembleRule = Literal["mean", "wco", "uwo"]
+EnsembleMethod = Literal["mean", "wco", "uwo"]
 
 
 @dataclass(kw_only=True)
@@ -69,7 +69,7 @@ class PPOConfig(KLConfig, LossConfig, SplitConfig, ModelConfig, EngineConfig, Ru
     reward_model: list[str] = option(
         [], "folder of a reward model, or of several, combined by reward_ensemble; empty: only reward_functions"
     )
-    reward_ensemble: EnsembleRule = option(
+    reward_ensemble: EnsembleMethod = option(
         "mean",
         "how several reward models are combined: mean, wco (the lowest: worst case), uwo (mean minus uncertainty_weight "
         "times their variance)",

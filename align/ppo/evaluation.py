@@ -22,10 +22,10 @@ class PolicyEvaluation:
     rollout: Rollout
     scores: Tensor
     """[N] rewards, before the penalty for a missing EOS."""
-    deduction: float = 0.0
+    penalty: float = 0.0
     """Subtracted from all scores, after the penalty for a missing EOS."""
-    fault: str = ""
-    """Why every policy without a fault is better, such as "over the rule budgets"."""
+    violated_constraint: str = ""
+    """Such as "over the rule budgets": a policy that violates none is better."""
     selection_scores: Tensor | None = None
     """[N] by which the policy to keep is selected; None: `scores`."""
     columns: dict[str, Tensor] = field(default_factory=dict)
@@ -34,10 +34,8 @@ class PolicyEvaluation:
     """Further metrics, which are logged as `validation/<name>`."""
 
     def final_scores(self, missing_eos_penalty: float | None, missing_eos_score: float | None) -> Tensor:
-        """Return scores [N] with the penalty for a missing EOS, which must not replace the deduction."""
-        return (
-            apply_missing_eos(self.scores, self.rollout.ended_mask, missing_eos_penalty, missing_eos_score) - self.deduction
-        )
+        """Return scores [N] with the penalty for a missing EOS, which must not replace `penalty`."""
+        return apply_missing_eos(self.scores, self.rollout.ended_mask, missing_eos_penalty, missing_eos_score) - self.penalty
 
 
 @dataclass(frozen=True)
@@ -48,35 +46,35 @@ class Candidate:
     """0: the starting model."""
     scores: list[float]
     """Of its responses to the fixed prompts [N]."""
-    fault: str = ""
-    """Why every policy without a fault is better, such as a broken budget."""
+    violated_constraint: str = ""
+    """Such as "over the rule budgets": a policy that violates none is better."""
 
 
-def replaces(candidate: Candidate, kept: Candidate | None, confidence: float = 0.0, evaluations: int = 1) -> bool:
-    """Whether a policy replaces the one kept so far, acceptable ones first, then by scores; arguments as `is_new_best`."""
-    if kept is None or bool(candidate.fault) == bool(kept.fault):
-        return is_new_best(candidate.scores, kept.scores if kept else None, confidence, evaluations)
-    return not candidate.fault and math.isfinite(fmean(candidate.scores))
+def is_better(candidate: Candidate, best: Candidate | None, confidence: float = 0.0, evaluations: int = 1) -> bool:
+    """Whether a policy is better than the best one so far: by constraints, then by scores; arguments as `is_new_best`."""
+    if best is None or bool(candidate.violated_constraint) == bool(best.violated_constraint):
+        return is_new_best(candidate.scores, best.scores if best else None, confidence, evaluations)
+    return not candidate.violated_constraint and math.isfinite(fmean(candidate.scores))
 
 
 def is_new_best(
-    scores: Sequence[float], kept: Sequence[float] | None, confidence: float = 0.0, evaluations: int = 1
+    scores: Sequence[float], best: Sequence[float] | None, confidence: float = 0.0, evaluations: int = 1
 ) -> bool:
-    """Whether the policy of an evaluation replaces the one kept so far.
+    """Whether the policy of an evaluation is better than the best one so far.
 
     The test is paired, because both answered the same prompts. Its level is divided by the number of evaluations
     (Bonferroni): the best of many noisy means is often luck.
 
     Args:
         scores: of the policy's responses to the fixed prompts [N].
-        kept: those of the policy kept so far [N], None for none; of equal means the first stays.
+        best: those of the best policy so far [N], None for none; of equal means the first stays.
         confidence: that the mean is higher, by a one-sided paired test (normal approximation) which errs at most
             once in 1 / (1 - confidence) runs; 0: any higher mean will do.
         evaluations: of the whole run.
     """
-    if kept is None:
+    if best is None:
         return math.isfinite(fmean(scores))
-    differences = [new - old for new, old in zip(scores, kept, strict=True)]
+    differences = [new - old for new, old in zip(scores, best, strict=True)]
     mean = fmean(differences)
     if not confidence or len(differences) < 2:
         return mean > 0
@@ -102,44 +100,45 @@ class PolicySelection:
     ) -> None:
         self.confidence, self.evaluations, self.max_kl = confidence, evaluations, max_kl
         self.critic_warmup, self.score_name = critic_warmup, score_name
-        self.start: Candidate | None = None
-        self.kept: Candidate | None = None
+        self.initial: Candidate | None = None
+        self.best: Candidate | None = None
 
-    def keeps(self, candidate: Candidate, kl: float) -> bool:
-        """Whether an evaluated policy replaces the one kept so far; then it counts as kept."""
+    def update(self, candidate: Candidate, kl: float) -> bool:
+        """Record an evaluated policy; return whether it is the best one so far."""
         if not kl <= self.max_kl:  # nor one that is not a number
             return False
         if candidate.update == 0:
-            self.start = candidate
+            self.initial = candidate
         if candidate.update <= self.critic_warmup and not (self.confidence and candidate.update == 0):
             return False
-        if not replaces(candidate, self.kept, self.confidence, self.evaluations):
+        if not is_better(candidate, self.best, self.confidence, self.evaluations):
             return False
-        self.kept = candidate
+        self.best = candidate
         return True
 
     def warning(self) -> str:
-        """A warning if the kept policy has a fault or is not better than the starting model; else ""."""
-        start, kept = self.start, self.kept
-        if start is None or kept is None:
+        """A warning if the kept policy violates a constraint or is not better than the starting model; else ""."""
+        initial, best = self.initial, self.best
+        if initial is None or best is None:
             return ""
-        fault = f"; it is {kept.fault}, as every policy that was evaluated" if kept.fault else ""
-        if kept.update == 0:
+        constraint = best.violated_constraint
+        suffix = f"; it is {constraint}, as every policy that was evaluated" if constraint else ""
+        if best.update == 0:
             level = f"best_policy_confidence {self.confidence:g}"
-            return f"warning: no policy was better than the starting model at {level}: that is what was kept{fault}"
-        if replaces(kept, start):
-            return f"warning: the policy of update {kept.update} was kept{fault}" if fault else ""
-        means = f"{fmean(kept.scores):.3g}, that of the starting model {fmean(start.scores):.3g}"
-        what = f"the kept policy, of update {kept.update}, is no better than the starting model"
-        return f"warning: {what}: its {self.score_name} is {means}{fault}"
+            return f"warning: no policy was better than the starting model at {level}: that is what was kept{suffix}"
+        if is_better(best, initial):
+            return f"warning: the policy of update {best.update} was kept{suffix}" if suffix else ""
+        means = f"{fmean(best.scores):.3g}, that of the starting model {fmean(initial.scores):.3g}"
+        what = f"the kept policy, of update {best.update}, is no better than the starting model"
+        return f"warning: {what}: its {self.score_name} is {means}{suffix}"
 
     def state_dict(self) -> dict[str, Any]:
         """Return the evaluations of the kept policy and of the starting model."""
-        return {name: found and asdict(found) for name, found in (("kept", self.kept), ("start", self.start))}
+        return {name: found and asdict(found) for name, found in (("best", self.best), ("initial", self.initial))}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned."""
-        self.kept, self.start = (Candidate(**found) if found else None for found in (state["kept"], state["start"]))
+        self.best, self.initial = (Candidate(**found) if found else None for found in (state["best"], state["initial"]))
 
 
 def evaluation_metrics(evaluation: PolicyEvaluation, scores: Tensor, outputs: RoleOutputs) -> dict[str, float]:

@@ -41,33 +41,34 @@ class LossCoefficients(NamedTuple):
 
 
 def ppo_loss(
-    new: tuple[Tensor, Tensor, Tensor], old: LossInputs, mask: Tensor, count: float, coefficients: LossCoefficients
+    new: tuple[Tensor, Tensor, Tensor], batch: LossInputs, mask: Tensor, count: float, coefficients: LossCoefficients
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Return the PPO loss of a micro-batch, and metrics that add up over micro-batches.
 
     Args:
         new: log-probs, values and entropies [R, T] of the current policy and critic.
+        batch: the experience of the same responses.
         mask: [R, T] True on response tokens.
         count: response tokens of the whole minibatch, over all micro-batches and processes; divides every sum.
     """
     log_probs, values, entropy = new
     policy, policy_clipped = policy_losses(
-        log_probs, old.old_log_probs, old.advantages, coefficients.cliprange, coefficients.cliprange_high
+        log_probs, batch.old_log_probs, batch.advantages, coefficients.cliprange, coefficients.cliprange_high
     )
-    if old.token_weights is not None:
-        policy = policy * old.token_weights
+    if batch.token_weights is not None:
+        policy = policy * batch.token_weights
     terms, clipped = {"policy": (1.0, policy)}, {"policy": policy_clipped}
-    if old.returns is not None:
-        value, clipped["value"] = value_losses(values, old.old_values, old.returns, coefficients.cliprange_value)
+    if batch.returns is not None:
+        value, clipped["value"] = value_losses(values, batch.old_values, batch.returns, coefficients.cliprange_value)
         terms["value"] = (coefficients.vf_coef, value)
     if coefficients.ent_coef:
         terms["entropy"] = (-coefficients.ent_coef, entropy)
     if coefficients.kl_estimator:
-        terms["kl"] = (coefficients.kl_coef, kl_estimate(log_probs, old.ref_log_probs, coefficients.kl_estimator))
+        terms["kl"] = (coefficients.kl_coef, kl_estimate(log_probs, batch.ref_log_probs, coefficients.kl_estimator))
     means = {name: masked_sum(losses, mask) / count for name, (_, losses) in terms.items()}
     total = torch.stack([weight * means[name] for name, (weight, _) in terms.items()]).sum()
     with torch.no_grad():
-        ratio = torch.exp(log_probs - old.old_log_probs)
+        ratio = torch.exp(log_probs - batch.old_log_probs)
         sums = {
             **{f"loss/{name}": mean for name, mean in means.items()},
             **{f"{name}/clipfrac": (where & mask).sum() / count for name, where in clipped.items()},

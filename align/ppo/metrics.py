@@ -100,7 +100,7 @@ def rollout_metrics(experience: Experience, corrected: bool = False) -> dict[str
     metrics = {
         **value_metrics(experience),
         **engine_metrics(experience, corrected),
-        **{f"reward/{name}": float(values.mean()) for name, values in experience.score_parts.items()},
+        **{f"reward/{name}": float(values.mean()) for name, values in experience.score_components.items()},
         "reward/mean": float(scores.mean()),
         "reward/std": float(scores.std(correction=0)),
         "reward/kl_penalized": float((experience.training_scores - experience.kl_coef * kl).mean()),
@@ -241,22 +241,22 @@ class RoleFlopsProfiles(NamedTuple):
     """None: the starting model is the reference."""
 
 
-def rollout_work(rollout: Rollout, backbone: Backbone, budget: int) -> list[tuple[int, list[int]]]:
+def rollout_lengths(rollout: Rollout, backbone: Backbone, budget: int) -> list[tuple[int, list[int]]]:
     """Return the tokens of each prompt that is read in micro-batches of `budget` tokens, and of the responses to it."""
     prompts = [prompt.ids for prompt in rollout.prompts]
     groups = prompt_groups(backbone, prompts, rollout.responses, range(len(rollout)), budget)
     return [(len(prompts[rows[0]]), [len(rollout.responses[row]) for row in rows]) for rows in groups]
 
 
-def phase_flops(profiles: RoleFlopsProfiles, work: Sequence[tuple[int, Sequence[int]]], epochs: int) -> dict[str, float]:
+def phase_flops(profiles: RoleFlopsProfiles, lengths: Sequence[tuple[int, Sequence[int]]], epochs: int) -> dict[str, float]:
     """FLOPs of one update in each of its phases: sampling, scoring, learning.
 
     Args:
-        work: tokens of each prompt that is read, and of its responses.
+        lengths: tokens of each prompt that is read, and of its responses.
         epochs: passes of learning.
     """
     sampling = scoring = learning = 0.0
-    for prompt, responses in work:
+    for prompt, responses in lengths:
         predicted = sum(responses)
         sampling += sampling_flops(profiles.policy, prompt, responses)
         language_models = [role for role in (profiles.policy, profiles.reference, profiles.initial) if role]

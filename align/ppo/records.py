@@ -56,7 +56,7 @@ class Rollout:
         return torch.tensor(self.ended)
 
     @property
-    def sampled(self) -> list[SampledResponse]:
+    def sampled_responses(self) -> list[SampledResponse]:
         """The responses as reward models take them."""
         return [
             SampledResponse(prompt.conversation, prompt.ids, ids, text, ended, prompt.given_as_ids)
@@ -91,7 +91,7 @@ class Experience:
     kl_coef: float
     scores: Tensor
     """[B] on the scale of the rewards, for metrics."""
-    score_parts: dict[str, Tensor]
+    score_components: dict[str, Tensor]
     """[B] each: single rewards and other parts of the scores by name, for metrics."""
     token_weights: Tensor | None = None
     """[B, T] of the policy's losses; None: all are 1."""

@@ -65,11 +65,11 @@ class Rewards:
         )
 
     def __call__(self, rollout: Rollout) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return scores [B], and by name `parts`."""
-        rewards, others = self.parts(rollout)
+        """Return scores [B], and by name their `components`."""
+        rewards, others = self.components(rollout)
         return sum_of_rewards(rewards, len(rollout)), rewards | others
 
-    def parts(self, rollout: Rollout) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    def components(self, rollout: Rollout) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Return the weighted rewards [B] by name, and of several models each one's reward and their disagreement."""
         rewards, members = self._of_models(rollout)
         conversations = [prompt.conversation for prompt in rollout.prompts]
@@ -94,7 +94,7 @@ class Rewards:
         """The combined reward of the models; if there are several, also each one's reward and their disagreement."""
         if not self.models:
             return {}, {}
-        rewards = torch.stack([torch.tensor(model(rollout.sampled)) for model in self.models])
+        rewards = torch.stack([torch.tensor(model(rollout.sampled_responses)) for model in self.models])
         members = {f"model_{number}": reward for number, reward in enumerate(rewards, 1)}
         members["disagreement"] = disagreement(rewards)
         combined = combine_rewards(rewards, self.ensemble, self.uncertainty_weight)

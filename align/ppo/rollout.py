@@ -132,10 +132,10 @@ def forward_all_roles(
             policy = roles.policy(prompt, response, temperature, prompt_index)
             reference = roles.reference(prompt, response, temperature, prompt_index)
             outputs = [policy.log_probs, reference, policy.values, policy.entropy]
-            if roles.reference_moves:
+            if roles.reference_is_updated:
                 outputs.append(roles.initial(prompt, response, temperature, prompt_index))
             columns = torch.stack([column.float() for column in outputs]).cpu()
-            if batch.weight:
+            if batch.loss_weight:
                 for index, row in enumerate(batch.rows):
                     # A copy: pickling a view would send all rows of the micro-batch with each one.
                     scored[row] = columns[:, index, : len(rollout.responses[row])].clone()

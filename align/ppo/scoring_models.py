@@ -175,7 +175,7 @@ def require_readable(
     scorer.require_context(name, prompts, max_new_tokens, policy.tokenization, after)
 
 
-def require_patience(reward_timeout: float, collective_timeout: float) -> None:
+def require_longer_collective_timeout(reward_timeout: float, collective_timeout: float) -> None:
     """Raise a UserError if the processes that wait for the first one cannot outlast a reward function's timeout."""
     if reward_timeout >= collective_timeout:
         raise UserError(

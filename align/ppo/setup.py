@@ -115,12 +115,12 @@ def build_engine_and_roles(
         reference: a model that takes the place of the copy.
     """
     accelerator = run.accelerator
-    reference_moves = any(extension.moves_reference for extension in extensions)
-    if reference_moves and zero_stage(accelerator) == 3:
+    reference_is_updated = any(extension.updates_reference for extension in extensions)
+    if reference_is_updated and zero_stage(accelerator) == 3:
         raise UserError("reference_refresh is not possible under ZeRO-3, which shards the weights: use ZeRO-1 or 2")
-    if reference_moves and reference:
+    if reference_is_updated and reference:
         raise UserError("reference_refresh copies the policy into the reference; leave out reference, or set it to 0")
-    copies = 0 if policy.adapter or reference else 2 if reference_moves else 1
+    copies = 0 if policy.adapter or reference else 2 if reference_is_updated else 1
     with sharded_loading(accelerator):
         references = [LanguageModel(copy_backbone(policy.backbone)) for _ in range(copies)]
     references += [LanguageModel(reference)] if reference else []
@@ -129,15 +129,15 @@ def build_engine_and_roles(
     assert isinstance(run.config, ModelConfig)
     trained = sum(full_numel(weight) for weight in module.parameters() if weight.requires_grad)
     mean = FLOAT32_BYTES * trained if average_decay else 0
-    moved = trained * policy.backbone.model.dtype.itemsize if reference_moves else 0  # the reference, in checkpoints
+    moved = trained * policy.backbone.model.dtype.itemsize if reference_is_updated else 0  # the reference, in checkpoints
     run.print(run.memory.check(run.config, module, [*references, *scoring], {"mean of the weights": mean}, mean + moved))
     frozen, initial, *_ = [*(place_frozen_model(model, accelerator) for model in references), None, None]
     engine = build_engine(run, module, total_steps, groups, average_decay)
-    return engine, Roles(engine.module, frozen, initial, reference_moves)
+    return engine, Roles(engine.module, frozen, initial, reference_is_updated)
 
 
 def flops_profiles(
-    policy: LoadedModel, module: ActorCritic, rewards: Rewards, reference_moves: bool, reference: Backbone | None = None
+    policy: LoadedModel, module: ActorCritic, rewards: Rewards, reference_is_updated: bool, reference: Backbone | None = None
 ) -> RoleFlopsProfiles:
     """Return the profile of each role, on which its FLOPs depend.
 
@@ -148,7 +148,7 @@ def flops_profiles(
     return RoleFlopsProfiles(
         policy=flops_profile(policy.backbone, policy.adapter),
         reference=flops_profile(reference or policy.backbone, None if reference else module.reference_adapter),
-        initial=flops_profile(policy.backbone, policy.start_adapter) if reference_moves else None,
+        initial=flops_profile(policy.backbone, policy.start_adapter) if reference_is_updated else None,
         critic=flops_profile(critic, module.critic_adapter) if critic else None,
         rewards=rewards.flops_profiles,
     )
@@ -224,7 +224,7 @@ def build_actor_critic(
     critic_init: RewardAdapter | LoadedReward | None = None,
     adapters: Sequence[RewardAdapter] = (),
     learns_entropy: bool = False,
-    reference_moves: bool = False,
+    reference_is_updated: bool = False,
     value_model: Backbone | None = None,
 ) -> ActorCritic:
     """Build the module that PPO trains.
@@ -239,7 +239,7 @@ def build_actor_critic(
         critic_init: the reward model that a separate critic may start from.
         adapters: reward models on the policy's base.
         learns_entropy: whether the loss has a term for the policy's entropy.
-        reference_moves: whether the reference follows the policy.
+        reference_is_updated: whether the reference follows the policy.
         value_model: a classifier that becomes the critic in place of any other; values are read through its own head.
     """
     backbone, hidden_size = policy.backbone, policy.backbone.hidden_size
@@ -261,7 +261,7 @@ def build_actor_critic(
         model = _critic_from_reward(policy, reward, value_head) or copy_backbone(backbone)
         model.requires_grad_(True)
         freeze_unused_lm_head(model)
-    reference_adapter = _reference_adapter(policy) if reference_moves and policy.adapter else None
+    reference_adapter = _reference_adapter(policy) if reference_is_updated and policy.adapter else None
     heads = {adapter.adapter: adapter.head for adapter in adapters}
     parts = (backbone, policy.adapter, value_head, policy.start_adapter, model, critic_adapter, heads)
     return ActorCritic(*parts, learns_entropy=learns_entropy, reference_adapter=reference_adapter)

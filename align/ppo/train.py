@@ -42,8 +42,8 @@ from align.ppo.metrics import (
     check_ratio,
     phase_flops,
     response_kl,
+    rollout_lengths,
     rollout_metrics,
-    rollout_work,
 )
 from align.ppo.records import Experience, RoleOutputs, Rollout
 from align.ppo.reward_functions import WeightedFunction, load_functions
@@ -58,7 +58,7 @@ from align.ppo.rollout import (
     save_if_scoring_fails,
     shuffled_minibatches,
 )
-from align.ppo.scoring_models import RewardModelLike, load_rewards, make_scorer, require_patience
+from align.ppo.scoring_models import RewardModelLike, load_rewards, make_scorer, require_longer_collective_timeout
 from align.ppo.setup import (
     GivenObjects,
     Prepared,
@@ -86,7 +86,7 @@ from align.training.trial import can_try, memory_trial
 
 
 class PPOState:
-    """What changes from update to update besides the weights; checkpoints keep the parts with a state."""
+    """What changes from update to update besides the weights; checkpoints keep its stateful objects."""
 
     def __init__(self, config: PPOConfig, selects_by: str) -> None:
         self.kl = KLController(config.kl_coef, config.kl_target, config.kl_horizon)
@@ -97,8 +97,8 @@ class PPOState:
         limits = (config.best_policy_confidence, evaluations, config.max_kl, config.critic_warmup)
         self.selection = PolicySelection(*limits, selects_by or "reward")
 
-    def parts(self) -> dict[str, Stateful]:
-        """Return the parts with a state by the names that they have in a checkpoint; none has the name of an extension.
+    def stateful(self) -> dict[str, Stateful]:
+        """Return the stateful objects by their names in a checkpoint; none has the name of an extension.
 
         `missing_eos` has none: after a resume its warning may be printed a second time.
         """
@@ -109,8 +109,8 @@ def train(config: PPOConfig, ready: Prepared) -> Path:
     """Run all updates from the last checkpoint on; return the folder of the best policy, or of the last."""
     run, extensions, folder = ready.run, ready.extensions, ready.run.folder / "model"
     state = PPOState(config, "".join(extension.selects_by for extension in extensions))
-    parts = state.parts() | {extension.name: extension for extension in extensions if extension.has_state}
-    checkpoint = Checkpoint(run, ready.engine, {"prompts": PromptIdentity(ready.prompts), **parts})
+    stateful = state.stateful() | {extension.name: extension for extension in extensions if extension.has_state}
+    checkpoint = Checkpoint(run, ready.engine, {"prompts": PromptIdentity(ready.prompts), **stateful})
     done = checkpoint.load()
     if run.callbacks:
         run.callbacks.begin(done)
@@ -134,10 +134,10 @@ def train(config: PPOConfig, ready: Prepared) -> Path:
         state.negative_kl.check(response_kl(experience))
         if update > config.critic_warmup:
             state.kl.update(metrics["kl/k1"], len(experience.rollout))
-        work = rollout_work(experience.rollout, ready.policy.backbone, config.micro_batch_tokens)
-        flops = sum(phase_flops(ready.flops_profiles, work, config.num_ppo_epochs).values())
+        lengths = rollout_lengths(experience.rollout, ready.policy.backbone, config.micro_batch_tokens)
+        flops = sum(phase_flops(ready.flops_profiles, lengths, config.num_ppo_epochs).values())
         for extension in extensions:  # extensions: after the update
-            flops += extension.flops(work)
+            flops += extension.flops(lengths)
             metrics |= extension.metrics()
             extension.after_update(update, experience)
         metrics |= {"flops": flops} | clock.shares()
@@ -147,7 +147,7 @@ def train(config: PPOConfig, ready: Prepared) -> Path:
         run.log(update, metrics)
         run.set_progress(f"reward {metrics['reward/mean']:.3f}, KL {metrics['kl/k1']:.2f}")
     # A folder of an earlier run may be there. A shared disk may show it to some processes only.
-    has_best = state.selection.kept is not None and run_on_main(folder.exists, run.accelerator)
+    has_best = state.selection.best is not None and run_on_main(folder.exists, run.accelerator)
     if config.save_best_policy:
         run.print(state.selection.warning() if has_best else "no evaluation chose a best policy; the last one is kept")
     if not (config.save_best_policy and has_best):
@@ -168,13 +168,13 @@ def collect_experience(config: PPOConfig, ready: Prepared, state: PPOState, upda
     run.raise_if_stop_requested()
     # 2. Score them. The roles come later: a reward reads texts and ids. What reads log-probs is a `token_rewards` of step 4.
     with save_if_scoring_fails(run, rollout, update):
-        rewards, others = ready.rewards.parts(rollout)
+        rewards, others = ready.rewards.components(rollout)
         for extension in extensions:  # extensions: rewards
             add_rewards(rewards, extension.score(rollout), extension.name)
-        scores, parts = sum_of_rewards(rewards, len(rollout)), rewards | others
+        scores, components = sum_of_rewards(rewards, len(rollout)), rewards | others
         training_scores = scores
         for extension in extensions:
-            training_scores = extension.transform_scores(training_scores, rollout, parts)
+            training_scores = extension.transform_scores(training_scores, rollout, components)
     scores = apply_missing_eos(scores, rollout.ended_mask, config.missing_eos_penalty, config.missing_eos_score)
     training_scores = apply_missing_eos(
         training_scores, rollout.ended_mask, config.missing_eos_penalty, config.missing_eos_score
@@ -190,7 +190,7 @@ def collect_experience(config: PPOConfig, ready: Prepared, state: PPOState, upda
     kl_coef = state.kl.coef
     advantages, returns = compute_advantages(config, training_scores, old, rollout.lengths, kl_coef, more_rewards)
     clock.lap("score")
-    experience = Experience(rollout, training_scores, old, advantages, returns, kl_coef, scores, parts, weights)
+    experience = Experience(rollout, training_scores, old, advantages, returns, kl_coef, scores, components, weights)
     for extension in extensions:
         extension.on_experience(update, experience)
     clock.lap("record")
@@ -230,22 +230,22 @@ def update_policy(config: PPOConfig, ready: Prepared, experience: Experience, up
     step = (update - 1) * config.num_ppo_epochs * config.num_mini_batches
     counts = (len(rollout), config.samples_per_prompt, config.num_mini_batches)
     for epoch in range(config.num_ppo_epochs):
-        for number, rows in enumerate(shuffled_minibatches(*counts, update, epoch, config.seed)):
+        for number, minibatch in enumerate(shuffled_minibatches(*counts, update, epoch, config.seed)):
             step += 1
-            tokens = float(experience.lengths[rows].sum())
-            plan = plan_minibatch(rollout, rows, ready.policy.backbone, config.micro_batch_tokens, run.accelerator)
+            tokens = float(experience.lengths[minibatch].sum())
+            plan = plan_minibatch(rollout, minibatch, ready.policy.backbone, config.micro_batch_tokens, run.accelerator)
             try:
-                for part in engine.micro_batches(plan):
-                    loss, sums = micro_batch_loss(config, ready, experience, part, tokens)
+                for rows in engine.micro_batches(plan):
+                    loss, sums = micro_batch_loss(config, ready, experience, rows, tokens)
                     engine.backward(loss, sums)
                 metrics = dict(engine.sums)
                 if epoch == number == 0:
                     run.print(check_ratio(metrics["ratio/abs_error"], run.accelerator.device))
                 for extension in ready.extensions:  # extensions: losses
-                    metrics |= extension.extra_loss((update, epoch, number), len(rows))
+                    metrics |= extension.extra_loss((update, epoch, number), len(minibatch))
                 metrics |= engine.step(step)
             except NotFiniteError as error:
-                stop_on_nan(run, update, error, [{"row": row, "response": rollout.texts[row]} for row in rows])
+                stop_on_nan(run, update, error, [{"row": row, "response": rollout.texts[row]} for row in minibatch])
             for name, value in metrics.items():
                 found.setdefault(name, []).append(value)
     found["loss/total"] = found.pop("loss")
@@ -259,7 +259,7 @@ def micro_batch_loss(
     device = ready.run.accelerator.device
     prompt, response, prompt_index = pack_rollout(experience.rollout, rows, device)
     new = ready.roles.policy(prompt, response, config.temperature, prompt_index)
-    old = experience.loss_inputs(rows, response.ids.shape[1], device)
+    batch = experience.loss_inputs(rows, response.ids.shape[1], device)
     coefficients = LossCoefficients(
         cliprange=config.cliprange,
         cliprange_high=config.cliprange_high or config.cliprange,
@@ -269,7 +269,7 @@ def micro_batch_loss(
         kl_coef=experience.kl_coef,
         kl_estimator=config.kl_estimator if config.kl_in == "loss" else None,
     )
-    return ppo_loss(new, old, response.mask(), tokens, coefficients)
+    return ppo_loss(new, batch, response.mask(), tokens, coefficients)
 
 
 @torch.no_grad()
@@ -280,7 +280,7 @@ def evaluate(config: PPOConfig, ready: Prepared, state: PPOState, update: int) -
         key = (config.seed, RngStream.VALIDATION_SAMPLES)
         rollout = sample_rollout(ready.sampler, ready.policy.tokenization, ready.validation, ready.sampling, key)
         with save_if_scoring_fails(run, rollout, update):
-            rewards, _ = ready.rewards.parts(rollout)
+            rewards, _ = ready.rewards.components(rollout)
             for extension in extensions:
                 add_rewards(rewards, extension.score(rollout), extension.name)
             evaluation = PolicyEvaluation(update, rollout, sum_of_rewards(rewards, len(rollout)))
@@ -296,7 +296,7 @@ def evaluate(config: PPOConfig, ready: Prepared, state: PPOState, update: int) -
             run.print(extension.after_evaluation(update, metrics))
         run.record("samples", sample_rows(evaluation, scores), update)
         chosen = scores if evaluation.selection_scores is None else evaluation.selection_scores
-        if state.selection.keeps(Candidate(update, chosen.tolist(), evaluation.fault), metrics["kl"]):
+        if state.selection.update(Candidate(update, chosen.tolist(), evaluation.violated_constraint), metrics["kl"]):
             if config.save_best_policy:
                 save_policy(config, ready, run.folder / "model", metrics | {"update": update})
             metrics["is_best"] = 1.0
@@ -367,14 +367,14 @@ def prepare(
         given: objects in memory beside the policy.
     """
     require_reward(reward_models, functions, extensions)
-    moves = any(extension.moves_reference for extension in extensions)
+    moves = any(extension.updates_reference for extension in extensions)
     copies = 0 if given.reference else 2 if moves else 1
     peft = given.peft_config
     run, policy = open_run(config, "ppo", model, given.tokenizer, frozen_copies=copies, peft_config=peft)
     if isinstance(given.reference, str):
         policy = with_reference_adapter(policy, given.reference)
     if functions and run.accelerator.num_processes > 1:
-        require_patience(config.reward_timeout, config.collective_timeout)
+        require_longer_collective_timeout(config.reward_timeout, config.collective_timeout)
     limits = Limits(config.max_prompt_tokens, config.max_new_tokens, config.overlong)
     encoded = encode_prompts(prompts, policy, limits, config.skip_bad_rows)
     encoded, split = split_by_opening(encoded, config.validation_split)

@@ -142,7 +142,7 @@ def is_reward_model(folder: str, kind: HeadType = REWARD) -> bool:
     return (Path(scorer_folder(folder)) / kind.metadata_file).exists()
 
 
-def is_foreign(source: str) -> bool:
+def is_external(source: str) -> bool:
     """Whether a folder or hub name is a reward model that another library saved: a classifier, or a published class."""
     if any(is_reward_model(source, kind) for kind in (REWARD, RULE, ATTRIBUTE)):
         return False
@@ -159,7 +159,7 @@ def require_reward_model(source: str, kind: HeadType = REWARD) -> None:
     Raises:
         UserError: unless it is a model of this kind or, as a reward model, a transformers classifier.
     """
-    if not is_reward_model(source, kind) and not (kind is REWARD and is_foreign(source)):
+    if not is_reward_model(source, kind) and not (kind is REWARD and is_external(source)):
         nor = ", nor a transformers classifier" if kind is REWARD else ""
         neither = "neither" if nor else "not"
         raise UserError(
@@ -226,13 +226,13 @@ def load_reward_model(
         UserError: if it is not a model of that kind.
     """
     require_reward_model(folder, kind)
-    foreign = kind is REWARD and is_foreign(folder)
+    external = kind is REWARD and is_external(folder)
     loaded = load(ModelConfig(model=folder), compute_dtype(dtype), allow_reward_model=True)
     if published := published_class(loaded.backbone.model.config):
         model = published.reward_model(loaded.backbone, loaded.tokenization, folder)
         return LoadedReward(model.eval().requires_grad_(False), loaded, 0.0, reads_whole_turns=True)
-    if foreign:
-        return _foreign_reward(folder, loaded, chat_template)
+    if external:
+        return _external_reward(folder, loaded, chat_template)
     head, mean = load_head(folder, loaded.backbone, kind)
     return LoadedReward(RewardModel(loaded.backbone, head).eval().requires_grad_(False), loaded, mean)
 
@@ -252,7 +252,7 @@ def reward_of_classifier(
         UserError: if it is no classifier with one label.
     """
     _require_classifier_class(model)
-    return _foreign_reward("the classifier in memory", from_objects(model, tokenizer, ModelConfig()), chat_template)
+    return _external_reward("the classifier in memory", from_objects(model, tokenizer, ModelConfig()), chat_template)
 
 
 def reward_that_reads_ids_of(policy: LoadedModel, model: PreTrainedModel) -> LoadedReward:
@@ -270,7 +270,7 @@ def reward_that_reads_ids_of(policy: LoadedModel, model: PreTrainedModel) -> Loa
         )
     name = "the classifier in memory"
     loaded = LoadedModel(read_by_ids_of(policy, model, name), policy.tokenization, name)
-    return replace(_foreign_reward(name, loaded, "auto"), reads_whole_turns=False, reads_policy_ids=True)
+    return replace(_external_reward(name, loaded, "auto"), reads_whole_turns=False, reads_policy_ids=True)
 
 
 def _require_classifier_class(model: PreTrainedModel) -> None:
@@ -278,7 +278,7 @@ def _require_classifier_class(model: PreTrainedModel) -> None:
         raise UserError(f"{type(model).__name__} is no sequence classifier: a reward model has one label")
 
 
-class ForeignRewardModel(RewardModel):
+class ExternalRewardModel(RewardModel):
     """A reward model that leaves out padding ids at the end of a text.
 
     If padding is the token that ends a turn, the model was trained on the state of the token before it, and is read there.
@@ -308,12 +308,12 @@ class ForeignRewardModel(RewardModel):
         return ids[:end]
 
 
-def _foreign_reward(name: str, loaded: LoadedModel, chat_template: str) -> LoadedReward:
+def _external_reward(name: str, loaded: LoadedModel, chat_template: str) -> LoadedReward:
     """A classifier of another library; it reads whole turns by its own chat template, if it has one."""
-    head, mean = _foreign_head(name, loaded)
+    head, mean = _external_head(name, loaded)
     pad_id = loaded.backbone.model.config.get_text_config().pad_token_id
     if pad_id is not None and reads_last_token(loaded.backbone):
-        model: RewardModel = ForeignRewardModel(loaded.backbone, head, pad_id)
+        model: RewardModel = ExternalRewardModel(loaded.backbone, head, pad_id)
     else:
         model = RewardModel(loaded.backbone, head)
     model.eval().requires_grad_(False)
@@ -324,7 +324,7 @@ def _foreign_reward(name: str, loaded: LoadedModel, chat_template: str) -> Loade
 
 
 @torch.no_grad()
-def _foreign_head(folder: str, loaded: LoadedModel) -> tuple[ScalarHead, float]:
+def _external_head(folder: str, loaded: LoadedModel) -> tuple[ScalarHead, float]:
     """The head of a classifier that another library saved; the negative of its bias is the mean."""
     try:
         score = classifier_head(loaded.backbone)

@@ -125,7 +125,7 @@ class Sharder:
         return weight
 
     @contextmanager
-    def sharding_what_is_set(self) -> Iterator[None]:
+    def shard_on_load(self) -> Iterator[None]:
         """Inside, every weight that transformers has read from a file is sharded when it gets its place in the model."""
 
         def shard_if_read(module: nn.Module, name: str, weight: nn.Parameter | None) -> None:

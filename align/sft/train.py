@@ -147,7 +147,7 @@ def evaluate(engine: TrainEngine, held_out: list[EncodedDemonstration], budget: 
     for part in micro_batches(range(len(held_out)), token_counts(held_out), budget, accelerator):
         examples = [held_out[row] for row in part.rows]
         log_probs, mask, _ = read_log_probs(engine.module, examples, False, accelerator.device)
-        total += part.weight * torch.stack([-(log_probs * mask).sum(), mask.sum()]).double()
+        total += part.loss_weight * torch.stack([-(log_probs * mask).sum(), mask.sum()]).double()
     loss, count = sum_across_processes(total, accelerator).tolist()
     return {"validation/loss": loss / count, "validation/perplexity": math.exp(min(loss / count, 50.0))}
 

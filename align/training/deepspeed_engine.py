@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from align.core.errors import UserError
 from align.runtime.distributed import limit_collectives, zero_stage
 from align.runtime.sharding import full_numel, full_shape, gather_chosen_parts_together, is_sharded
-from align.training.checkpoint.state import Part, StoredState
+from align.training.checkpoint.state import StoredState, TensorShard
 from align.training.engine import AVERAGE, NotFiniteError, TrainEngine, require_same_weights
 from align.training.expert_load import ExpertLoad
 from align.training.optimizer import ParamGroup, WeightAverage, build_optimizer, complete_groups, learning_rate_scales
@@ -36,7 +36,7 @@ class DeepSpeedEngine(TrainEngine):
 
     module: Any
     """The engine; DeepSpeed ships no types."""
-    keeps_parts = True
+    keeps_shards = True
     can_try = False
 
     def __init__(
@@ -114,16 +114,16 @@ class DeepSpeedEngine(TrainEngine):
     def _drop_gradients(self) -> None:
         self.module.zero_grad()
 
-    def state(self) -> tuple[Mapping[str, Tensor | Part], dict[str, float]]:
+    def state(self) -> tuple[Mapping[str, Tensor | TensorShard], dict[str, float]]:
         """This process's parts of masters and moments; nothing is gathered."""
-        tensors: dict[str, Tensor | Part] = {}
+        tensors: dict[str, Tensor | TensorShard] = {}
         for name, weight in self.trainable.items():
-            own = {"master" if key is None else key: _own_part(weight, key) for key in (None, *MOMENTS)}
+            own = {"master" if key is None else key: _local_shard(weight, key) for key in (None, *MOMENTS)}
             tensors |= {f"{key}/{name}": part for key, part in own.items() if part is not None}
         if self.average:
             with self.average.in_place_of(self._shards()):
                 for name, weight in self.trainable.items():
-                    if (part := _own_part(weight)) is not None:
+                    if (part := _local_shard(weight)) is not None:
                         tensors[f"{AVERAGE}/{name}"] = part._replace(values=part.values.clone())
         if self.run.is_main:
             steps = [float(state["step"]) for state in self.module.optimizer.optimizer.state.values()]
@@ -136,12 +136,12 @@ class DeepSpeedEngine(TrainEngine):
         if self.average:  # one that was not kept before starts from here
             for name, weight in self.trainable.items():
                 kept = f"{AVERAGE}/{name}" in tensors.shapes
-                _set_own_part(weight, tensors, f"{AVERAGE if kept else 'master'}/{name}")
+                _set_local_shard(weight, tensors, f"{AVERAGE if kept else 'master'}/{name}")
             self.average.restart(self._shards())
         for name, weight in self.trainable.items():
-            _set_own_part(weight, tensors, f"master/{name}")
+            _set_local_shard(weight, tensors, f"master/{name}")
             for key in MOMENTS:
-                _set_own_part(weight, tensors, f"{key}/{name}", key)
+                _set_local_shard(weight, tensors, f"{key}/{name}", key)
         steps = (float(tensors[key]) for key in tensors.shapes if key.startswith("step/"))
         self._set_steps(max(steps, default=0.0))
 
@@ -178,7 +178,7 @@ def _convert_new_weights(module: nn.Module, dtype: torch.dtype) -> None:
             weight.data = weight.data.to(dtype)
 
 
-def _own_part(weight: Tensor, moment: str | None = None) -> Part | None:
+def _local_shard(weight: Tensor, moment: str | None = None) -> TensorShard | None:
     """This process's part of a weight's float32 master, or of one of its moments; None: it has none."""
     state: Any = weight
     if is_sharded(weight):
@@ -189,12 +189,12 @@ def _own_part(weight: Tensor, moment: str | None = None) -> Part | None:
         return None
     else:
         values, start = state._hp_mapping.get_hp_fragment(moment), state._hp_mapping.lp_fragment_address.start
-    return Part(values, start, tuple(full_shape(weight))) if values.numel() else None
+    return TensorShard(values, start, tuple(full_shape(weight))) if values.numel() else None
 
 
-def _set_own_part(weight: Tensor, tensors: StoredState, name: str, moment: str | None = None) -> None:
+def _set_local_shard(weight: Tensor, tensors: StoredState, name: str, moment: str | None = None) -> None:
     """Read this process's part of a master or of a moment; a moment that is not stored is 0."""
-    part = _own_part(weight, moment)
+    part = _local_shard(weight, moment)
     if part is None:
         return
     if moment and name not in tensors.shapes:  # a checkpoint from before the first step has none

@@ -23,7 +23,7 @@ from align.batches.micro_batches import MicroBatch
 from align.core.errors import UserError
 from align.runtime.distributed import sum_across_processes
 from align.runtime.flops import Clock
-from align.training.checkpoint.state import Part, shapes_of
+from align.training.checkpoint.state import TensorShard, shapes_of
 from align.training.expert_load import ExpertLoad
 from align.training.optimizer import ParamGroup, WeightAverage, build_optimizer, complete_groups, learning_rate_scales
 from align.training.reduction import GradientReduction
@@ -63,7 +63,7 @@ class TrainEngine:
     reduction: GradientReduction | None = None
     can_try = True
     """Whether `trial` is possible; DeepSpeed expects a step after a backward pass."""
-    keeps_parts = False
+    keeps_shards = False
     """Whether `state` holds this process's parts of tensors, and not whole ones."""
 
     def __init__(
@@ -124,7 +124,7 @@ class TrainEngine:
         sums = sums or {}
         if self.expert_load:
             loss, sums = self.expert_load.add(loss, sums, len(self._batch.rows), self._row_count)
-        weight = self._batch.weight
+        weight = self._batch.loss_weight
         self._backward(loss * weight)
         for name, value in {"loss": loss, **sums}.items():
             share = (value.detach().double() if isinstance(value, Tensor) else value) * weight
@@ -157,7 +157,7 @@ class TrainEngine:
 
     def _count_rows(self, plan: Sequence[MicroBatch]) -> float:
         """Rows over all micro-batches and processes, fillers apart."""
-        count = torch.tensor([sum(batch.weight * len(batch.rows) for batch in plan)], dtype=torch.float64)
+        count = torch.tensor([sum(batch.loss_weight * len(batch.rows) for batch in plan)], dtype=torch.float64)
         return float(sum_across_processes(count.to(self.accelerator.device), self.accelerator))
 
     def _backward(self, loss: Tensor) -> None:
@@ -213,9 +213,11 @@ class TrainEngine:
         for tensor in (*self.masters.values(), *self.trainable.values()):
             tensor.grad = None
 
-    def state(self) -> tuple[Mapping[str, Tensor | Part], dict[str, float]]:
+    def state(self) -> tuple[Mapping[str, Tensor | TensorShard], dict[str, float]]:
         """Masters and optimizer state as tensors, whole or this process's part of them, and numbers, by name."""
-        tensors: dict[str, Tensor | Part] = {f"master/{name}": master.detach() for name, master in self.masters.items()}
+        tensors: dict[str, Tensor | TensorShard] = {
+            f"master/{name}": master.detach() for name, master in self.masters.items()
+        }
         tensors |= {f"{AVERAGE}/{name}": value for name, value in (self.average.values if self.average else {}).items()}
         numbers: dict[str, float] = {}
         for name, master in self.masters.items():

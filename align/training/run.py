@@ -29,7 +29,7 @@ from align.runtime.flops import peak_flops
 from align.runtime.progress import ProgressDisplay
 from align.tokenization import set_template_date
 from align.training.checkpoint import BackgroundWork, Checkpoint
-from align.training.checkpoint.files import checkpoint_to_resume, checkpoints_in, keep_newest, quarantine
+from align.training.checkpoint.files import checkpoint_to_resume, checkpoints_in, quarantine, rotate_checkpoints
 from align.training.memory import GIB, Memory
 from align.training.run_folder import (
     compare_settings,
@@ -155,7 +155,7 @@ class Run:
             if self.checkpoint and self.continues_own:
                 for line in quarantine(self.folder, self.checkpoint):
                     self.print(line)
-                keep_newest(self.folder, self.config.save_total_limit)
+                rotate_checkpoints(self.folder, self.config.save_total_limit)
             write_text(self.folder / "config.yaml", dump(self.config))
             write_json(self.folder / "environment.json", environment())
             done = read_json(self.checkpoint / "trainer.json")["update"] if self.checkpoint else -1

@@ -98,7 +98,7 @@ class TrainerHooks(Extension):
             for _ in range(update):
                 self.lr_scheduler.step()
 
-    def transform_scores(self, scores: Tensor, rollout: Rollout, parts: dict[str, Tensor]) -> Tensor:
+    def transform_scores(self, scores: Tensor, rollout: Rollout, components: dict[str, Tensor]) -> Tensor:
         if self.args.missing_eos_penalty is None:
             return scores
         ended = torch.tensor([self.eos_token_id in response for response in rollout.responses])

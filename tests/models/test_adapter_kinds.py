@@ -93,7 +93,7 @@ def test_what_cannot_be_continued_or_merged_is_refused(make_adapter, name, targe
 @pytest.mark.parametrize("targets", ["q_proj", "q_proj,embed_tokens"])
 def test_a_refreshed_reference_is_the_policy(load_sharp, targets):
     loaded = load_sharp("tiny-llama", lora_r=2, lora_target_modules=targets)
-    module = build_actor_critic(loaded, reference_moves=True)
+    module = build_actor_critic(loaded, reference_is_updated=True)
     for weight in adapter_parameters(loaded.backbone.model, "policy").values():
         torch.nn.init.normal_(weight, std=0.3)
     before = states(loaded.backbone, REFERENCE_ADAPTER)

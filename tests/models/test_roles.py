@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from align.core.tensor_ops import Padded
-from align.models.roles import Prediction, Role
+from align.models.roles import ActorCriticOutput, Role
 
 PROMPT, RESPONSE = Padded.from_lists([[9, 10, 11], [12]]), Padded.from_lists([[20, 21], [22, 23, 24, 25]])
 
@@ -14,7 +14,7 @@ def test_an_actor_critic_says_values_before_tokens_and_entropy_only_without_grad
     module, backbone = trainer.engine.module, trainer.loaded.backbone
     torch.nn.init.normal_(module.value_head.linear.weight)
     with torch.no_grad():
-        prediction: Prediction = module(Role.POLICY, PROMPT, RESPONSE, 0.7)
+        prediction: ActorCriticOutput = module(Role.POLICY, PROMPT, RESPONSE, 0.7)
         hidden = backbone.hidden(PROMPT, RESPONSE)
         values = module.value_head(hidden[:, :-1])
         logits = backbone.logits(hidden[1, 2]) / 0.7

@@ -178,7 +178,7 @@ def with_dropout(make_adapter):
 def test_adapters_that_are_copied_later_have_no_dropout_either(with_dropout):
     """The critic's and a moving reference's: before the first update the policy is its reference."""
     loaded = load(with_dropout, torch.float32)
-    module = build_actor_critic(loaded, "separate", reference_moves=True)
+    module = build_actor_critic(loaded, "separate", reference_is_updated=True)
     assert module.training
     for adapter in (module.critic_adapter, REFERENCE_ADAPTER, "start"):
         assert torch.equal(states(loaded.backbone, adapter), states(loaded.backbone, "policy"))

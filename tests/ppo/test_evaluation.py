@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from align.model_registry.registry import resolve_model
 from align.ppo import PPOConfig, PPOTrainer
-from align.ppo.evaluation import Candidate, is_new_best, replaces
+from align.ppo.evaluation import Candidate, is_better, is_new_best
 from align.ppo.toy_rewards import share_of_e
 
 WORDS = ["red", "green", "blue", "one", "two", "three", "dog", "cat"]
@@ -96,11 +96,11 @@ def test_a_policy_that_is_no_better_seldom_replaces_the_kept_one(evaluations: in
 
 def test_budgets_come_before_scores() -> None:
     low, high = Candidate(1, [0.0, 0.1]), Candidate(2, [5.0, 5.1])
-    over = Candidate(3, [9.0, 9.1], fault="over")
-    assert replaces(high, low)
-    assert not replaces(over, low)
-    assert replaces(low, over)
-    assert replaces(low, over, 0.95, 10)
-    assert not replaces(Candidate(4, [math.nan, 0.0]), over)
-    assert replaces(over, Candidate(5, [8.0, 8.1], fault="over"))
-    assert replaces(over, None)
+    over = Candidate(3, [9.0, 9.1], violated_constraint="over")
+    assert is_better(high, low)
+    assert not is_better(over, low)
+    assert is_better(low, over)
+    assert is_better(low, over, 0.95, 10)
+    assert not is_better(Candidate(4, [math.nan, 0.0]), over)
+    assert is_better(over, Candidate(5, [8.0, 8.1], violated_constraint="over"))
+    assert is_better(over, None)

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 from align.core.errors import UserError
 from align.models.heads import RewardModel, ScalarHead
 from align.ppo import PPOConfig, PPOTrainer
-from align.ppo.scoring_models import load_rewards, require_patience
+from align.ppo.scoring_models import load_rewards, require_longer_collective_timeout
 from align.ppo.setup import build_actor_critic
 from align.reward.checkpoint import LoadedReward, load_reward_model, reward_of_classifier
 from align.reward.scoring import RewardModelScorer
@@ -194,8 +194,8 @@ def test_a_model_in_memory_needs_its_tokenizer_unless_it_has_the_policys_vocabul
 
 
 def test_processes_that_wait_for_a_reward_outlast_its_timeout():
-    require_patience(299, 300)
+    require_longer_collective_timeout(299, 300)
     with pytest.raises(
         UserError, match=r"reward_timeout is 300, but the other processes wait for collective_timeout \(300 s\)"
     ):
-        require_patience(300, 300)
+        require_longer_collective_timeout(300, 300)

@@ -190,7 +190,7 @@ def test_token_rewards_of_extensions_are_added_on_response_tokens_alone() -> Non
 
 
 def test_no_part_of_the_state_has_the_name_of_an_extension() -> None:
-    names = {"prompts", *PPOState(PPOConfig(), "").parts()}
+    names = {"prompts", *PPOState(PPOConfig(), "").stateful()}
     assert not names & EXTENSIONS.keys()
 
 

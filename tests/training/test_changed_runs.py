@@ -158,7 +158,7 @@ def test_a_checkpoint_that_lacks_state_is_one_line(ppo, tmp_path, capsys):
     cli.main(ppo)
     checkpoint = tmp_path / "run" / "checkpoints" / "update-000003"
     stored = json.loads((checkpoint / "trainer.json").read_text())
-    del stored["progress"]["best_policy"]["kept"]
+    del stored["progress"]["best_policy"]["best"]
     (checkpoint / "trainer.json").write_text(json.dumps(stored))
     (checkpoint / "checksums.json").unlink()
     write_checksums(checkpoint)
@@ -167,5 +167,5 @@ def test_a_checkpoint_that_lacks_state_is_one_line(ppo, tmp_path, capsys):
         cli.main([*ppo, "--resume_from_checkpoint", "--total_updates", "4"])
     line = capsys.readouterr().err.splitlines()[-1]
     assert ended.value.code == 2
-    assert line.startswith(f"error: {checkpoint}: it lacks state that this version needs (KeyError: 'kept'); resume it with")
+    assert line.startswith(f"error: {checkpoint}: it lacks state that this version needs (KeyError: 'best'); resume it with")
     assert snapshot(tmp_path / "run") == before

@@ -14,9 +14,9 @@ from align import cli
 from align.training.checkpoint.files import (
     FORMAT,
     integrity_error,
-    keep_newest,
-    last_whole_checkpoint,
+    latest_valid_checkpoint,
     quarantine,
+    rotate_checkpoints,
     write_checksums,
 )
 from tests.bad_input.conftest import TINY, write_rows
@@ -173,10 +173,10 @@ def test_a_pickle_with_checksums_of_its_own_is_refused_too(whole, run, capsys):
 def test_the_newest_are_kept(count, whole, tmp_path):
     for update in range(5):
         shutil.copytree(whole / "checkpoints" / "update-000004", tmp_path / "checkpoints" / f"update-{update:06d}")
-    keep_newest(tmp_path, count)
+    rotate_checkpoints(tmp_path, count)
     kept = [f"update-{update:06d}" for update in range(5)][-count:]
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == kept
-    assert last_whole_checkpoint(tmp_path) == (tmp_path / "checkpoints" / "update-000004", [])
+    assert latest_valid_checkpoint(tmp_path) == (tmp_path / "checkpoints" / "update-000004", [])
 
 
 def test_checkpoints_are_in_the_order_of_their_numbers(whole, tmp_path):
@@ -184,11 +184,11 @@ def test_checkpoints_are_in_the_order_of_their_numbers(whole, tmp_path):
     for update in (999_998, 999_999, 1_000_000):
         shutil.copytree(whole / "checkpoints" / "update-000004", tmp_path / "checkpoints" / f"update-{update:06d}")
     (tmp_path / "checkpoints" / "update-000004 (copy)").mkdir()  # a user's
-    keep_newest(tmp_path, 2)
+    rotate_checkpoints(tmp_path, 2)
     names = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
     assert names == ["update-000004 (copy)", "update-1000000", "update-999999"]
     newest = tmp_path / "checkpoints" / "update-1000000"
-    assert last_whole_checkpoint(tmp_path) == (newest, [])
+    assert latest_valid_checkpoint(tmp_path) == (newest, [])
     before = tmp_path / "checkpoints" / "update-999999"
     assert quarantine(tmp_path, newest) == []
     assert quarantine(tmp_path, before) == [f"{newest} was set aside as broken-update-1000000"]
@@ -237,7 +237,7 @@ def find_and_note(run: Path, output: Path) -> None:
 
     accelerator, read, digest = Accelerator(cpu=True), [], files._digest
     files._digest = lambda path: read.append(str(path)) or digest(path)
-    path, faults = last_whole_checkpoint(run, accelerator)
+    path, faults = latest_valid_checkpoint(run, accelerator)
     found = {"path": str(path), "faults": faults, "read": read}
     (output / f"{accelerator.process_index}.json").write_text(json.dumps(found))
     accelerator.end_training()

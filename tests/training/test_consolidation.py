@@ -12,8 +12,8 @@ from align import cli
 from align.ppo import PPOConfig, run_ppo
 from align.reward import RewardConfig, run_reward
 from align.training.checkpoint.files import write_checksums
-from align.training.checkpoint.state import Part, StoredState, part_file
-from tests.training.toy_modules import write_parts
+from align.training.checkpoint.state import StoredState, TensorShard, shard_file
+from tests.training.toy_modules import write_shards
 
 ROOT = Path(__file__).parents[2]
 COMMON = {"model": "tiny-llama", "dtype": "float32", "report_to": ["none"], "overlong": "truncate", "max_prompt_tokens": 64}
@@ -47,8 +47,8 @@ def in_parts(folder: Path, processes: int) -> None:
             run = value.flatten().tensor_split(processes)[process]
             if run.numel():
                 start = sum(len(before) for before in value.flatten().tensor_split(processes)[:process])
-                parts[name] = Part(run, start, tuple(value.shape))
-        write_parts(checkpoint / part_file(process, processes), parts)
+                parts[name] = TensorShard(run, start, tuple(value.shape))
+        write_shards(checkpoint / shard_file(process, processes), parts)
     (checkpoint / "checksums.json").unlink()
     write_checksums(checkpoint)
 

@@ -104,9 +104,9 @@ def test_micro_batches_share_out_every_row_once_and_keep_processes_in_step(lengt
     rows = [100 + i for i in range(len(lengths))]
     plans = [micro_batches(rows, lengths, budget, process) for process in processes(world)]
     assert len({len(plan) for plan in plans}) == 1
-    real = [row for plan in plans for batch in plan if batch.weight == 1.0 for row in batch.rows]
+    real = [row for plan in plans for batch in plan if batch.loss_weight == 1.0 for row in batch.rows]
     assert sorted(real) == rows
-    assert all(batch.weight in (0.0, 1.0) and batch.rows for plan in plans for batch in plan)
+    assert all(batch.loss_weight in (0.0, 1.0) and batch.rows for plan in plans for batch in plan)
     for plan in plans:
         for batch in plan:
             assert len(batch.rows) == 1 or len(batch.rows) * max(lengths[row - 100] for row in batch.rows) <= budget

@@ -38,7 +38,7 @@ class Fading(Extension):
     def __init__(self):
         self.count = 0
 
-    def transform_scores(self, scores, rollout, parts):
+    def transform_scores(self, scores, rollout, components):
         self.count += len(scores)
         return scores / self.count
 

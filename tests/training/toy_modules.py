@@ -5,7 +5,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from align.batches.micro_batches import MicroBatch
-from align.training.checkpoint.state import tensors_of_parts
+from align.training.checkpoint.state import tensors_of_shards
 
 
 class Weights(nn.Module):
@@ -68,7 +68,7 @@ def regression(dtype):
     return module, loss
 
 
-def write_parts(path, parts):
+def write_shards(path, parts):
     """The file of a process with its parts of a state."""
-    tensors, header = tensors_of_parts(parts)
+    tensors, header = tensors_of_shards(parts)
     save_file(tensors, path, metadata=header)

@@ -61,12 +61,12 @@ class AttributeRewards(Extension):
 
     def score(self, rollout: Rollout) -> dict[str, Tensor]:
         if not self.by_segment:
-            return {"attributes": self._rewards(rollout.sampled)}
+            return {"attributes": self._rewards(rollout.sampled_responses)}
         self.token_values = self._segment_rewards(rollout)
         return {"attributes": self.token_values.sum(1)}
 
-    def transform_scores(self, scores: Tensor, rollout: Rollout, parts: dict[str, Tensor]) -> Tensor:
-        return scores - parts["attributes"] if self.by_segment else scores  # the tokens have these rewards
+    def transform_scores(self, scores: Tensor, rollout: Rollout, components: dict[str, Tensor]) -> Tensor:
+        return scores - components["attributes"] if self.by_segment else scores  # the tokens have these rewards
 
     def token_rewards(self, rollout: Rollout, old: RoleOutputs) -> Tensor | None:
         return self.token_values if self.by_segment else None
@@ -78,22 +78,22 @@ class AttributeRewards(Extension):
         """Return the rewards [B, T] of the sentences, each at its last token."""
         places: list[tuple[int, int]] = []
         prefixes: list[SampledResponse] = []
-        for row, response in enumerate(rollout.sampled):
+        for row, response in enumerate(rollout.sampled_responses):
             for token, text in sentences(response.ids, self.policy):
                 prompt_ids, ids = self.policy.answer_ids(response.conversation, text, whole=False)
                 prefixes.append(SampledResponse(response.conversation, prompt_ids, ids, text))
                 places.append((row, token))
-        self.segment_work = [(len(each.prompt_ids), [len(each.ids)]) for each in prefixes]
+        self.segment_lengths = [(len(each.prompt_ids), [len(each.ids)]) for each in prefixes]
         rewards = torch.zeros(len(rollout), int(rollout.lengths.max()))
         if places:
             rows, tokens = zip(*places, strict=True)
             rewards.index_put_((torch.tensor(rows), torch.tensor(tokens)), self._rewards(prefixes), accumulate=True)
         return rewards
 
-    def flops(self, work: Sequence[tuple[int, Sequence[int]]]) -> float:
+    def flops(self, lengths: Sequence[tuple[int, Sequence[int]]]) -> float:
         profile = self.scorer.scorer.flops_profile
-        work = self.segment_work if self.by_segment else work
-        return sum(forward_flops(profile, prompt, responses) for prompt, responses in work) if profile else 0.0
+        lengths = self.segment_lengths if self.by_segment else lengths
+        return sum(forward_flops(profile, prompt, responses) for prompt, responses in lengths) if profile else 0.0
 
 
 def sentences(ids: Sequence[int], tokenization: Tokenization) -> list[tuple[int, str]]:

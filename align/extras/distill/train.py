@@ -173,7 +173,7 @@ def evaluate(
         examples = [held_out[row] for row in part.rows]
         _, sums = batch_loss(engine.module, teacher, examples, examples, weights, accelerator.device)
         for name, value in sums.items():
-            total[name] = total.get(name, torch.zeros((), dtype=torch.float64)) + part.weight * value.double().cpu()
+            total[name] = total.get(name, torch.zeros((), dtype=torch.float64)) + part.loss_weight * value.double().cpu()
     stacked = torch.stack(list(total.values())).to(accelerator.device)
     summed = sum_across_processes(stacked, accelerator).tolist()
     parts = loss_parts(dict(zip(total, summed, strict=True)))

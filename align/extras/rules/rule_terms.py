@@ -222,21 +222,21 @@ class RuleRewards(Extension):
 
     def _violations_of(self, rollout: Rollout) -> dict[str, Tensor]:
         """Return how likely each response violates each rule [B]."""
-        return dict(zip(self.texts, self.scorer(rollout.sampled), strict=True))
+        return dict(zip(self.texts, self.scorer(rollout.sampled_responses), strict=True))
 
-    def transform_scores(self, scores: Tensor, rollout: Rollout, parts: dict[str, Tensor]) -> Tensor:
+    def transform_scores(self, scores: Tensor, rollout: Rollout, components: dict[str, Tensor]) -> Tensor:
         self.violations = self._violations_of(rollout)
-        parts |= {f"rule/{rule}": broken for rule, broken in self.violations.items()}
+        components |= {f"rule/{rule}": broken for rule, broken in self.violations.items()}
         return self.terms.training_scores(scores, self.violations)
 
     def metrics(self) -> dict[str, float]:
         return self.terms.metrics()
 
-    def flops(self, work: Sequence[tuple[int, Sequence[int]]]) -> float:
+    def flops(self, lengths: Sequence[tuple[int, Sequence[int]]]) -> float:
         profile, rules = self.scorer.scorer.flops_profile, self.scorer.lengths
         if profile is None:
             return 0.0
-        return sum(forward_flops(profile, prompt + length, rules) for prompt, responses in work for length in responses)
+        return sum(forward_flops(profile, prompt + length, rules) for prompt, responses in lengths for length in responses)
 
     def after_update(self, update: int, experience: Experience) -> None:
         if update > self.context.critic_warmup:
@@ -246,8 +246,8 @@ class RuleRewards(Extension):
         violations, preference = self._violations_of(evaluation.rollout), evaluation.scores
         excess, context = self.terms.excess(violations), self.context
         evaluation.scores = self.terms.comparable_scores(preference, violations)
-        evaluation.deduction += LARGEST_MULTIPLIER * excess
-        evaluation.fault = "over the rule budgets" if excess else ""
+        evaluation.penalty += LARGEST_MULTIPLIER * excess
+        evaluation.violated_constraint = "over the rule budgets" if excess else ""
         ended = evaluation.rollout.ended_mask
         preference = apply_missing_eos(preference, ended, context.missing_eos_penalty, context.missing_eos_score)
         evaluation.metrics["preference"] = float(preference.mean())

@@ -57,7 +57,7 @@ class Extension:
         name: of its setting, or module:Class for a user's own; the name of its state in checkpoints.
         modules: frozen models that it keeps in memory, set by `load`.
         adapters: reward models that it has put on the policy's base, set by `load`.
-        moves_reference: whether it changes the reference during training.
+        updates_reference: whether it changes the reference during training.
         gives_scores: whether `score`, `transform_scores` or `token_rewards` is a reward. Such a run needs no other.
         corrects_sampling: whether `token_weights` correct for a sampling engine that differs from the policy.
         selects_by: the name of the scores by which it selects the policy to keep; empty: it does not.
@@ -67,7 +67,7 @@ class Extension:
     name: str = ""
     modules: Sequence[nn.Module] = ()
     adapters: Sequence[RewardAdapter] = ()
-    moves_reference: bool = False
+    updates_reference: bool = False
     gives_scores: bool = False
     corrects_sampling: bool = False
     selects_by: str = ""
@@ -96,12 +96,12 @@ class Extension:
         """Return further rewards [B] by name, which are added to the others; called for training and in evaluations."""
         return {}
 
-    def transform_scores(self, scores: Tensor, rollout: Rollout, parts: dict[str, Tensor]) -> Tensor:
+    def transform_scores(self, scores: Tensor, rollout: Rollout, components: dict[str, Tensor]) -> Tensor:
         """Return training scores [B]; not called in evaluations.
 
         Args:
             scores: [B] sums of all rewards, or the output of an earlier extension.
-            parts: [B] each, by name, logged as `reward/<name>`; an extension may add to them.
+            components: [B] each, by name, logged as `reward/<name>`; an extension may add to them.
         """
         return scores
 
@@ -132,11 +132,11 @@ class Extension:
         """Return metrics of the update, before `after_update`."""
         return {}
 
-    def flops(self, work: Sequence[tuple[int, Sequence[int]]]) -> float:
+    def flops(self, lengths: Sequence[tuple[int, Sequence[int]]]) -> float:
         """Return the FLOPs that the extension added to an update.
 
         Args:
-            work: tokens of each prompt that was read, and of the responses to it.
+            lengths: tokens of each prompt that was read, and of the responses to it.
         """
         return 0.0
 

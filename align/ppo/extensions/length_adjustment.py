@@ -16,7 +16,7 @@ class LengthAdjustment(Extension):
     def load(self, context: TrainingContext) -> None:
         self.samples = context.samples_per_prompt
 
-    def transform_scores(self, scores: Tensor, rollout: Rollout, parts: dict[str, Tensor]) -> Tensor:
+    def transform_scores(self, scores: Tensor, rollout: Rollout, components: dict[str, Tensor]) -> Tensor:
         answers = (rollout.lengths, rollout.ended_mask, self.samples)
         self.slope = length_slope(scores.float(), *answers)
         return adjust_for_length(scores.float(), *answers, self.share * self.slope)

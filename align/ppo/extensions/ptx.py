@@ -154,7 +154,7 @@ class PtxLoss(Extension):
         self.flops_since_update += sum(map(self.examples.flops, examples))
         return {"loss/ptx": engine.sums["loss"] / coef}
 
-    def flops(self, work: Sequence[tuple[int, Sequence[int]]]) -> float:
+    def flops(self, lengths: Sequence[tuple[int, Sequence[int]]]) -> float:
         flops, self.flops_since_update = self.flops_since_update, 0.0
         return flops
 

@@ -15,7 +15,7 @@ from align.training.engine import TrainEngine
 class ReferenceRefresh(Extension):
     """Copies the policy's weights over the reference's after each `every` updates."""
 
-    moves_reference = True
+    updates_reference = True
 
     def __init__(self, every: int) -> None:
         self.every, self.moved = every, False

@@ -99,7 +99,7 @@ def rows_of(update: int, experience: Experience, tokenization: Tokenization, row
                 ended=rollout.ended[row],
                 reward=float(experience.scores[row]),
                 score=float(experience.training_scores[row]),
-                parts={name: float(values[row]) for name, values in experience.score_parts.items()},
+                parts={name: float(values[row]) for name, values in experience.score_components.items()},
                 ids=ids,
                 tokens=tokenization.token_texts(ids),
                 category=prompt.category,

@@ -11,7 +11,7 @@ from align.ppo.evaluation import PolicyEvaluation, mean_and_error
 from align.ppo.extensions import Extension, TrainingContext
 from align.ppo.reward_functions import WeightedFunction
 from align.ppo.rewards import Rewards
-from align.ppo.scoring_models import RewardModelLike, load_rewards, make_scorer, require_patience
+from align.ppo.scoring_models import RewardModelLike, load_rewards, make_scorer, require_longer_collective_timeout
 from align.reward.checkpoint import require_reward_model
 from align.training.engine import TrainEngine
 
@@ -56,7 +56,7 @@ class JudgeSelection(Extension):
             )
         if isinstance(self.judge, WeightedFunction):
             if accelerator.num_processes > 1:
-                require_patience(context.reward_timeout, context.run.config.collective_timeout)
+                require_longer_collective_timeout(context.reward_timeout, context.run.config.collective_timeout)
             return
         model = context.model_config
         (self.source,) = load_rewards([self.judge], context.policy, model.dtype, model.chat_template, "judge")

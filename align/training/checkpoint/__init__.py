@@ -29,8 +29,8 @@ from align.core.errors import UserError, reason
 from align.core.files import new_folder, read_json, write_json
 from align.models.checkpoint import require_equal_file
 from align.runtime.distributed import largest, run_on_all
-from align.training.checkpoint.files import checksum, drop_page_cache, keep_newest, write_checksums
-from align.training.checkpoint.state import WHOLE, Part, StoredState, part_file, tensors_of_parts
+from align.training.checkpoint.files import checksum, drop_page_cache, rotate_checkpoints, write_checksums
+from align.training.checkpoint.state import WHOLE, StoredState, TensorShard, shard_file, tensors_of_shards
 
 if TYPE_CHECKING:
     from align.training.engine import TrainEngine
@@ -42,7 +42,7 @@ Item = TypeVar("Item")
 class _Contents(NamedTuple):
     """The files that this process writes into a checkpoint."""
 
-    parts: Mapping[str, Part] | None
+    shards: Mapping[str, TensorShard] | None
     """Its parts of a sharded state; None if the state is not sharded."""
     files: Mapping[str, Mapping[str, Tensor]]
     """Whole tensors by file name; only on the first process."""
@@ -50,9 +50,9 @@ class _Contents(NamedTuple):
 
     def copied(self) -> "_Contents":
         """A copy in main memory, which training does not change."""
-        parts = self.parts and {name: part._replace(values=_copy(part.values)) for name, part in self.parts.items()}
+        shards = self.shards and {name: shard._replace(values=_copy(shard.values)) for name, shard in self.shards.items()}
         files = {name: {key: _copy(value) for key, value in tensors.items()} for name, tensors in self.files.items()}
-        return _Contents(parts, files, copy.deepcopy(self.trainer))
+        return _Contents(shards, files, copy.deepcopy(self.trainer))
 
 
 def _copy(tensor: Tensor) -> Tensor:
@@ -70,18 +70,18 @@ class Stateful(Protocol):
 
 
 class Checkpoint:
-    """Saves and restores the engine and the other stateful parts of a run. Every process calls all methods.
+    """Saves and restores the engine and the other stateful objects of a run. Every process calls all methods.
 
     Args:
-        parts: by the names of their states in the checkpoint.
+        stateful: by the names of their states in the checkpoint.
     """
 
-    def __init__(self, run: "Run", engine: "TrainEngine", parts: Mapping[str, Stateful]) -> None:
-        self.run, self.engine, self.parts = run, engine, parts
+    def __init__(self, run: "Run", engine: "TrainEngine", stateful: Mapping[str, Stateful]) -> None:
+        self.run, self.engine, self.stateful = run, engine, stateful
 
     def states(self) -> dict[str, Any]:
-        """Return the parts' current states. JSON values are copied; tensors are not, because only a step changes them."""
-        found = {name: part.state_dict() for name, part in self.parts.items()}
+        """Return the objects' current states. JSON values are copied; tensors are not, because only a step changes them."""
+        found = {name: each.state_dict() for name, each in self.stateful.items()}
         kept = {id(tensor): tensor for state in found.values() for tensor in _tensors_in(state).values()}
         return copy.deepcopy(found, kept)
 
@@ -113,7 +113,7 @@ class Checkpoint:
 
     def _contents(self, update: int, states: Mapping[str, Any]) -> _Contents:
         state, numbers = self.engine.state()
-        parts = {name: value for name, value in state.items() if isinstance(value, Part)}
+        shards = {name: value for name, value in state.items() if isinstance(value, TensorShard)}
         files = {WHOLE: {name: value for name, value in state.items() if isinstance(value, Tensor)}}
         progress = dict(states)
         for name, values in states.items():
@@ -121,7 +121,7 @@ class Checkpoint:
                 files[f"{name}.safetensors"] = tensors
                 progress[name] = {key: value for key, value in values.items() if key not in tensors}
         return _Contents(
-            parts if self.engine.keeps_parts else None,
+            shards if self.engine.keeps_shards else None,
             files if self.run.is_main else {},
             {"update": update, "numbers": numbers, "progress": progress, "with_tensors": sorted(files.keys() - {WHOLE})},
         )
@@ -148,13 +148,13 @@ class Checkpoint:
         self.engine.compute_with_masters()
         with restoring(run):
             for name, state in stored["progress"].items():
-                if name not in self.parts:
+                if name not in self.stateful:
                     raise UserError(
                         f"it holds the state of '{name}', which these settings do not use; resume with those of the run"
                     )
                 more = tensors.get(f"{name}.safetensors")
-                self.parts[name].load_state_dict({**state, **more} if more else state)
-        for name in self.parts.keys() - stored["progress"].keys():
+                self.stateful[name].load_state_dict({**state, **more} if more else state)
+        for name in self.stateful.keys() - stored["progress"].keys():
             run.print(f"{folder} has no state of '{name}', which begins anew")
         run.print(f"resumed from {folder}")
         return int(stored["update"])
@@ -180,7 +180,7 @@ def _write(run: "Run", target: Path, contents: _Contents, group: ProcessGroup | 
                 write_json(folder / "trainer.json", contents.trainer)
                 write_checksums(folder, {name: sums for files in written for name, sums in files.items()})
                 unnamed.close()
-                keep_newest(run.folder, run.config.save_total_limit)
+                rotate_checkpoints(run.folder, run.config.save_total_limit)
 
         _on_all(finish, run, target, group)
 
@@ -205,9 +205,9 @@ def _write_own(run: "Run", folder: Path, contents: _Contents) -> dict[str, dict[
     files: dict[str, tuple[Mapping[str, Tensor], dict[str, str] | None]] = {
         name: (tensors, None) for name, tensors in contents.files.items()
     }
-    if contents.parts is not None:
-        name = part_file(run.accelerator.process_index, run.accelerator.num_processes)
-        files[name] = tensors_of_parts(contents.parts)
+    if contents.shards is not None:
+        name = shard_file(run.accelerator.process_index, run.accelerator.num_processes)
+        files[name] = tensors_of_shards(contents.shards)
     for name, (tensors, metadata) in files.items():
         save_file({key: value.contiguous() for key, value in tensors.items()}, folder / name, metadata=metadata)
         drop_page_cache(folder / name)

@@ -10,7 +10,7 @@ from align.core.settings import ModelConfig
 from align.models.checkpoint import save_model, weights_of
 from align.models.loading import load
 from align.runtime.distributed import compute_dtype
-from align.training.checkpoint.files import integrity_error, last_whole_checkpoint
+from align.training.checkpoint.files import integrity_error, latest_valid_checkpoint
 from align.training.checkpoint.state import StoredState
 from align.training.engine import AVERAGE
 from align.training.run_folder import read_settings
@@ -62,7 +62,7 @@ def _checkpoint_of(source: Path) -> Path:
         if fault := integrity_error(source):
             raise UserError(f"{source}: {fault}")
         return source.absolute()
-    checkpoint, _ = last_whole_checkpoint(source)
+    checkpoint, _ = latest_valid_checkpoint(source)
     if checkpoint is None:
         raise UserError(f"{source}: neither a checkpoint nor a run with checkpoints (see save_steps)")
     return checkpoint.absolute()

@@ -93,7 +93,7 @@ def checkpoints_in(folder: Path) -> dict[int, Path]:
     return numbered_paths(folder / "checkpoints", "update-")
 
 
-def last_whole_checkpoint(folder: Path, accelerator: Accelerator | None = None) -> tuple[Path | None, list[str]]:
+def latest_valid_checkpoint(folder: Path, accelerator: Accelerator | None = None) -> tuple[Path | None, list[str]]:
     """The newest undamaged checkpoint of a run, and the faults of those after it.
 
     Args:
@@ -124,16 +124,16 @@ def checkpoint_to_resume(
     Args:
         choice: `resume_from_checkpoint`: whether to take the last one in `folder`, or the path of one.
         folder: of the run.
-        accelerator: see `last_whole_checkpoint`.
+        accelerator: see `latest_valid_checkpoint`.
 
     Raises:
         UserError: on every process, if the checkpoint does not exist or is damaged, or if `folder` has a newer one.
     """
     if isinstance(choice, bool):
-        return last_whole_checkpoint(folder, accelerator) if choice else (None, [])
+        return latest_valid_checkpoint(folder, accelerator) if choice else (None, [])
     path = Path(choice)
     if path.resolve().parent == (folder / "checkpoints").resolve():
-        found, faults = last_whole_checkpoint(folder, accelerator)
+        found, faults = latest_valid_checkpoint(folder, accelerator)
         if found is None or found.name != path.name:
             raise UserError(
                 f"resume_from_checkpoint {path}: it is not the newest checkpoint in {folder}, whose model and metrics are "
@@ -182,7 +182,7 @@ def quarantine(folder: Path, last: Path) -> list[str]:
     return messages
 
 
-def keep_newest(folder: Path, count: int) -> None:
+def rotate_checkpoints(folder: Path, count: int) -> None:
     """Remove all checkpoints of a run but the newest ones, each renamed first; 0 removes none."""
     for path in list(checkpoints_in(folder).values())[:-count] if count else ():
         removed = path.with_name(f".{path.name}{PARTIAL}")

@@ -20,17 +20,17 @@ from align.core.errors import UserError
 
 WHOLE = "state.safetensors"
 """The file of a state that is not sharded."""
-PARTS = "parts"
-"""The key in a file's header: JSON of each tensor's name to its part's start and the whole shape."""
+SHARDS = "shards"
+"""The key in a file's header: JSON of each tensor's name to its shard's start and the full shape."""
 
 
-class Part(NamedTuple):
-    """The part of a tensor that one process keeps.
+class TensorShard(NamedTuple):
+    """The shard of a tensor that one process keeps.
 
     Attributes:
         values: [n] a run of the flattened tensor.
         start: index of its first number in the flattened tensor.
-        shape: of the whole tensor.
+        shape: of the full tensor.
     """
 
     values: Tensor
@@ -46,15 +46,15 @@ class _Place(NamedTuple):
     length: int
 
 
-def part_file(process: int, processes: int) -> str:
+def shard_file(process: int, processes: int) -> str:
     """The name of a process's file."""
     return f"state-{process:05d}-of-{processes:05d}.safetensors"
 
 
-def tensors_of_parts(parts: Mapping[str, Part]) -> tuple[dict[str, Tensor], dict[str, str]]:
+def tensors_of_shards(shards: Mapping[str, TensorShard]) -> tuple[dict[str, Tensor], dict[str, str]]:
     """The tensors of a process's file, and the file's header."""
-    places = {name: [part.start, list(part.shape)] for name, part in parts.items()}
-    return {name: part.values.detach().cpu() for name, part in parts.items()}, {PARTS: json.dumps(places)}
+    places = {name: [shard.start, list(shard.shape)] for name, shard in shards.items()}
+    return {name: shard.values.detach().cpu() for name, shard in shards.items()}, {SHARDS: json.dumps(places)}
 
 
 class StoredState(Mapping[str, Tensor]):
@@ -71,10 +71,10 @@ class StoredState(Mapping[str, Tensor]):
         for path in sorted([*folder.glob(WHOLE), *folder.glob("state-*-of-*.safetensors")]):
             stored: Any = safe_open(path, framework="pt")
             self._open[path] = stored
-            parts = json.loads((stored.metadata() or {}).get(PARTS, "{}"))
+            shards = json.loads((stored.metadata() or {}).get(SHARDS, "{}"))
             for name in stored.keys():  # noqa: SIM118 - not a dict
                 length = stored.get_slice(name).get_shape()
-                start, shape = parts.get(name, (0, length))
+                start, shape = shards.get(name, (0, length))
                 self.shapes[name] = tuple(shape)
                 place = _Place(path, start, math.prod(length))
                 self._places.setdefault(name, []).append(place)

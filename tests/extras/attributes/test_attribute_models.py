@@ -15,7 +15,7 @@ from align.extras.attributes.judgments import choose_heads, read_ratings
 from align.extras.attributes.model import Head, head_losses, heads_of, load_attribute_model
 from align.extras.attributes.scoring import AttributeScorer
 from align.extras.rules.judgments import JudgedResponse
-from align.reward.checkpoint import is_foreign
+from align.reward.checkpoint import is_external
 from align.reward.rankings import reward_rankings
 from tests.extras.rules.planted import WORDS, has_digit, response, sampled
 
@@ -96,7 +96,7 @@ def test_a_yes_or_no_a_rating_and_a_ranking_on_one_trunk(tmp_path, align_cache):
     assert last["validation/head/rating/correlation"] > 0.5
     assert {"head/unsafe", "head/rating", "head/preference"} <= last.keys()
     assert heads_of(str(folder)) == [Head("rating", "scale"), Head("unsafe", "binary"), Head("preference", "ranking")]
-    assert not is_foreign(str(folder))
+    assert not is_external(str(folder))
     bad, good = said_by(folder, ["sun 42 moon", "sun over moon"])
     assert bad["unsafe"] > 0.6 > 0.4 > good["unsafe"]
     assert good["preference"] > bad["preference"]

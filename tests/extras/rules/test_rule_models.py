@@ -20,7 +20,7 @@ from align.extras.rules.scoring import RuleScorer, rules_of_model
 from align.extras.rules.train import judgment_loss
 from align.models.heads import RewardModel, ScalarHead
 from align.models.loading import load
-from align.reward.checkpoint import RULE, LoadedReward, is_foreign, load_reward_model
+from align.reward.checkpoint import RULE, LoadedReward, is_external, load_reward_model
 from align.reward.rankings import reward_rankings
 from align.reward.scoring import RewardModelScorer
 from tests.conftest import TINY
@@ -109,7 +109,7 @@ def test_a_planted_rule_is_learned_saved_and_read_again(tmp_path, align_cache):
 
 def test_a_rule_model_is_never_taken_for_a_reward_model(tmp_path, align_cache, capsys):
     folder = RuleTrainer("tiny-gpt2", judgments(8), settings(tmp_path / "rules", num_train_epochs=1)).train()
-    assert not is_foreign(str(folder))
+    assert not is_external(str(folder))
     with pytest.raises(SystemExit):
         cli.main(["ppo", "--model", "tiny-gpt2", "--output_dir", str(tmp_path / "ppo"), "--reward_model", str(folder)])
     assert "neither a reward model of this package" in capsys.readouterr().err

@@ -260,7 +260,7 @@ def test_a_policy_within_its_budgets_is_kept_before_any_other(policies, kept, ha
         evaluation = PolicyEvaluation(update, dataclasses.replace(hand_rollout, ended=[ends] * 6), next(wanted))
         rules.evaluate(evaluation)
         scores = evaluation.final_scores("replace", -1.0)
-        selection.keeps(Candidate(update, scores.tolist(), evaluation.fault), kl=0.0)
-    state = json.loads(json.dumps(selection.state_dict()))["kept"]
+        selection.update(Candidate(update, scores.tolist(), evaluation.violated_constraint), kl=0.0)
+    state = json.loads(json.dumps(selection.state_dict()))["best"]
     assert state["update"] == kept[0]
     assert sum(state["scores"]) / 6 == pytest.approx(kept[1], abs=1e-4)

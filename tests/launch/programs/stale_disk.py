@@ -26,7 +26,7 @@ def stale(path: Path, **more: bool) -> bool:
 
 def load_and_note(checkpoint: Checkpoint) -> int:
     done = load(checkpoint)
-    moved.append(checkpoint.parts["reference_refresh"].moved)
+    moved.append(checkpoint.stateful["reference_refresh"].moved)
     return done
 
 
