@@ -40,6 +40,12 @@ OTHER_STAGES = {
         "align.commands.sample:sample_command",
         "model",
     ),
+    "chat": Stage(
+        "MODEL [MODEL]: talk to one or two models on the terminal, or on a web page with --web",
+        "align.commands.chat:ChatConfig",
+        "align.commands.chat:run_chat",
+        "model",
+    ),
     "loop": Stage(
         "rounds of sampling, labeling, reward modeling and PPO",
         "align.extras.loop_labels:LoopConfig",

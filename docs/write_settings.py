@@ -7,6 +7,7 @@ from types import NoneType, UnionType
 from typing import Any
 
 from align.cli import stage_configs
+from align.commands.chat import ChatConfig
 from align.commands.sample import SampleConfig
 from align.core.plugins import import_object
 from align.core.setting_names import FORMER, NAMES
@@ -95,6 +96,7 @@ def page() -> str:
     for name, config_class in stage_configs().items():
         parts.append(section(f"align {name}", config_class, shared))
     parts.append(section("align sample", SampleConfig, set()))
+    parts.append(section("align chat", ChatConfig, set()))
     parts.append(section("align loop", LoopConfig, set()))
     parts.append(section("align plan", PlanConfig, set()))
     parts += [section(f"align eval {name}", task.load()[0], set()) for name, task in TASKS.items()]

@@ -49,6 +49,8 @@ class RngStream(IntEnum):
     """The order of the rows of a block of streamed training data."""
     HELD_OUT_CONVERSATIONS = 20
     """Which conversations are held out when a model learns from judgments."""
+    CHAT = 21
+    """The tokens of answers in `align chat`."""
 
 
 SeedKey = tuple[int, RngStream, *tuple[int, ...]]

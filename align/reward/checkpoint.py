@@ -133,8 +133,12 @@ def classifier_tokenizer(loaded: LoadedModel) -> PreTrainedTokenizerBase:
 
 
 def scorer_folder(source: str) -> str:
-    """The folder of a built-in reward model, made first if it is missing; any other folder or hub name as it is."""
-    return str(resolve_model(source)) if source in REWARD_MODELS else source
+    """The folder of a built-in reward model, made first if it is missing, or of a run's model; other names as they are."""
+    if source in REWARD_MODELS:
+        return str(resolve_model(source))
+    folder = Path(source)
+    is_run = not (folder / HEAD).exists() and (folder / "model" / HEAD).exists()
+    return str(folder / "model") if is_run else source
 
 
 def is_reward_model(folder: str, kind: HeadType = REWARD) -> bool:

@@ -87,7 +87,7 @@ def sample(
     ids: list[list[int]] = [[] for _ in prompts]
     ended = [False] * len(prompts)
     ends = torch.tensor(sorted(end_ids), dtype=torch.long, device=backbone.device)
-    warpers = _warpers(sampling)
+    warpers = warpers_of(sampling)
     was_training = backbone.model.training
     backbone.model.eval()  # in training mode, gradient checkpointing disables the cache
     for rows in cut_by_tokens([len(prompt) + sampling.max_new_tokens for prompt in prompts], sampling.batch_tokens):
@@ -189,7 +189,7 @@ def draw(logits: Tensor, uniforms: Tensor) -> Tensor:
     return columns.gather(1, index[:, None])[:, 0]
 
 
-def _warpers(sampling: Sampling) -> LogitsProcessorList:
+def warpers_of(sampling: Sampling) -> LogitsProcessorList:
     """Truncation of the distribution by transformers' own processors, on logits divided by the temperature."""
     warpers = LogitsProcessorList()
     if sampling.top_k > 0:

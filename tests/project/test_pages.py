@@ -48,6 +48,7 @@ def commands(inline):
 def settings_of(words):
     """The settings class of a command and the words that are left, or None where the command has no such class."""
     from align.cli import OTHER_STAGES, stage_configs
+    from align.commands.chat import ChatConfig
     from align.commands.sample import SampleConfig
     from align.eval.tasks import TASKS
     from align.extras.plan import PlanConfig
@@ -55,7 +56,7 @@ def settings_of(words):
     assert words[0] in COMMANDS
     if words[0] == "eval":
         return TASKS[words[1]].load()[0], words[2:]
-    known = stage_configs() | {"sample": SampleConfig, "plan": PlanConfig}
+    known = stage_configs() | {"sample": SampleConfig, "chat": ChatConfig, "plan": PlanConfig}
     rest = OTHER_STAGES[words[0]].named(words[1:]) if words[0] in OTHER_STAGES else words[1:]
     return known.get(words[0]), rest
 

@@ -70,7 +70,7 @@ def test_the_page_of_settings_has_every_setting_of_every_command():
     module = runpy.run_path(str(ROOT / "docs" / "write_settings.py"))
     text = module["page"]()
     sections = dict(re.findall(r"^## (.*?)\n(.*?)(?=^## |\Z)", text, re.M | re.S))
-    commands = [*stage_configs(), "sample", "loop", "plan", *(f"eval {name}" for name in TASKS)]
+    commands = [*stage_configs(), "sample", "chat", "loop", "plan", *(f"eval {name}" for name in TASKS)]
     assert sorted(sections) == sorted([*(f"align {command}" for command in commands), "Other names"])
     names = re.findall(r"^ *\| `(\w+)`", sections["align ppo"], re.M)
     assert sorted(names) == sorted(field.name for field in dataclasses.fields(PPOConfig))

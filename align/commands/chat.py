@@ -1,0 +1,233 @@
+"""`align chat`: talk to one or two models on the terminal, or on a web page with `--web`."""
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import count
+from typing import Literal
+
+import torch
+
+from align.core.errors import UserError
+from align.core.plugins import import_object
+from align.core.seeds import RngStream
+from align.core.settings import ModelConfig, Settings, option, require_setting
+from align.data.conversation import Conversation, Message, check_conversation
+from align.models.loading import LoadedModel, load
+from align.reward.checkpoint import LoadedReward, load_reward_model, require_reward_model
+from align.reward.scoring import RewardModelScorer
+from align.runtime.distributed import compute_dtype
+from align.sampling.generation import Sampling, row_uniforms
+from align.sampling.streaming import stream_text, stream_tokens
+from align.tokenization.encoded import SampledResponse
+
+HELP = "/reset starts a new conversation, /system TEXT sets the system message, Ctrl-C stops an answer, Ctrl-D ends"
+MODELS = 2
+"""Most models that answer side by side."""
+
+
+@dataclass(kw_only=True)
+class ChatConfig(Settings):
+    """Which models answer, how they are sampled, and what is shown about their answers."""
+
+    model: list[str] = option([], "one or two models: folders, hub names or built-in models", required=True)
+    system: str = option("", "system message before each conversation; empty: none")
+    max_new_tokens: int = option(512, "longest answer, in tokens", gt=0)
+    temperature: float = option(0.7, "divides the logits; 0 takes the likeliest token", ge=0)
+    top_k: int = option(0, "draw from the k likeliest tokens; 0: from all", ge=0)
+    top_p: float = option(
+        1.0, "draw from the likeliest tokens whose probabilities sum to this share; 1: from all", gt=0, le=1
+    )
+    seed: int = option(0, "seed of all random numbers; the same seed and messages give the same answers", ge=0, lt=2**32)
+    dtype: Literal["auto", "float32", "bfloat16"] = option(
+        "auto", "number format that models compute in; auto: bfloat16 where the hardware multiplies it, else float32"
+    )
+    chat_template: str = option("auto", "how conversations become text: auto, plain, raw, or the path of a Jinja file")
+    reward_model: str = option("", "folder of a reward model that scores each answer; empty: none")
+    web: bool = option(False, "open a web page instead of the terminal (needs the extra ui)")
+    reference: str = option(
+        "", "with web: model that token log-probs are compared with; empty: the base of an adapter, else none"
+    )
+    value_model: str = option("", "with web: reward model or critic that is read after every token; empty: the reward model")
+    annotate: str = option("", "with web: database of the labeling app that answers are sent to, a URL or an SQLite file")
+    host: str = option("127.0.0.1", "with web: address to listen on; 0.0.0.0: every network, without a password")
+    port: int = option(7861, "with web: port to listen on", gt=0, lt=65536)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_setting(self, "model", len(self.model) <= MODELS, "one or two models")
+        for name in ("reference", "value_model", "annotate"):
+            require_setting(self, name, self.web or not getattr(self, name), "left out without --web")
+
+    @property
+    def sampling(self) -> Sampling:
+        """The same settings, as the sampler takes them."""
+        return Sampling(self.max_new_tokens, self.temperature, self.top_k, self.top_p)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """An answer so far.
+
+    Attributes:
+        conversation: the turns before it.
+        prompt: the same as token ids.
+        ids: the answer's token ids.
+        text: the answer without special tokens.
+        ended: whether the model has ended it.
+    """
+
+    conversation: Conversation
+    prompt: list[int]
+    ids: list[int]
+    text: str
+    ended: bool
+
+
+class Speaker:
+    """A model that answers conversations.
+
+    Args:
+        name: a folder, a hub name or a built-in model.
+
+    Raises:
+        UserError: if the model cannot be loaded.
+    """
+
+    def __init__(self, name: str, dtype: str = "auto", chat_template: str = "auto", seed: int = 0) -> None:
+        self.name, self.seed, self._numbers = name, seed, count()
+        settings = ModelConfig(model=name, chat_template=chat_template, dtype=dtype)  # type: ignore[arg-type]
+        self.loaded: LoadedModel = load(settings, compute_dtype(dtype))
+        self.loaded.backbone.to("cuda" if torch.cuda.is_available() else "cpu").eval().requires_grad_(False)
+
+    def answer(self, messages: Sequence[Message], sampling: Sampling) -> Iterator[Answer]:
+        """Yield the answer to a conversation, longer with every token; closing the iterator stops it.
+
+        Raises:
+            UserError: if the conversation cannot be read, or leaves no room for an answer.
+        """
+        conversation = check_conversation(list(messages), "messages")
+        tokenization, backbone = self.loaded.tokenization, self.loaded.backbone
+        prompt = tokenization.prompt_ids(conversation)
+        if not backbone.fits(len(prompt), sampling.max_new_tokens):
+            raise UserError(
+                f"the conversation has {len(prompt)} tokens and an answer may have {sampling.max_new_tokens}, more than the "
+                f"context of {self.name} ({backbone.context_length}); start a new conversation, or lower max_new_tokens"
+            )
+        uniforms = row_uniforms(1, sampling, self.seed, RngStream.CHAT, next(self._numbers))
+        tokens = stream_tokens(backbone, prompt, uniforms, sampling, tokenization.end_ids)
+        for ids, text in stream_text(tokenization, tokens):
+            yield Answer(conversation, prompt, ids, text, tokenization.has_ended(ids))
+
+
+class Scorer:
+    """Scores answers of any model with one reward model."""
+
+    def __init__(self, folder: str, dtype: str = "auto") -> None:
+        require_reward_model(folder)
+        self.reward: LoadedReward = load_reward_model(folder, dtype)
+
+    def of(self, speaker: Speaker) -> RewardModelScorer:
+        """Return the scorer of a model's answers."""
+        from align.commands.sample import scorer_of
+
+        return scorer_of(speaker.loaded, self.reward, 8192)
+
+    def score(self, speaker: Speaker, answer: Answer) -> float:
+        """Return the reward of an answer."""
+        row = SampledResponse(answer.conversation, answer.prompt, answer.ids, answer.text, answer.ended)
+        return self.of(speaker)([row])[0]
+
+
+def run_chat(config: ChatConfig) -> None:
+    """Talk on the terminal until Ctrl-D, or serve the web page until Ctrl-C.
+
+    Raises:
+        UserError: for a mistake in the settings, or a model that cannot be loaded.
+    """
+    if config.web:
+        import_object("align.commands.chat_web:serve")(config)
+        return
+    scorer = Scorer(config.reward_model, config.dtype) if config.reward_model else None
+    speakers = [Speaker(name, config.dtype, config.chat_template, config.seed) for name in config.model]
+    with suppress(ImportError):
+        import readline  # noqa: F401  # the arrow keys edit the line
+    Terminal(speakers, config.sampling, config.system, scorer).run()
+
+
+class Terminal:
+    """A conversation on the terminal; each model has a history of its own answers.
+
+    Args:
+        system: system message; empty: none.
+        scorer: of answers; None: they are not scored.
+    """
+
+    def __init__(
+        self, speakers: Sequence[Speaker], sampling: Sampling, system: str = "", scorer: Scorer | None = None
+    ) -> None:
+        self.speakers, self.sampling, self.scorer = speakers, sampling, scorer
+        self.reset(system)
+
+    def reset(self, system: str) -> None:
+        """Begin a new conversation."""
+        self.system = system
+        begin: list[Message] = [{"role": "system", "content": system}] if system else []
+        self.histories = [list(begin) for _ in self.speakers]
+
+    def run(self) -> None:
+        """Read lines and answer them until the input ends."""
+        asked = "> " if sys.stdin.isatty() else ""
+        if asked:
+            print(HELP)
+        while True:
+            try:
+                line = input(asked).strip()
+            except EOFError:
+                print(end="\n" if asked else "")
+                return
+            except KeyboardInterrupt:
+                print(f"\n{HELP}")
+                continue
+            if line.startswith("/"):
+                self.command(*line.split(maxsplit=1))
+            elif line:
+                self.say(line)
+
+    def command(self, name: str, text: str = "") -> None:
+        """Run a line that begins with a slash."""
+        if name == "/reset":
+            self.reset(self.system)
+        elif name == "/system":
+            self.reset(text)
+        else:
+            print(HELP)
+
+    def say(self, text: str) -> None:
+        """Print the answer of each model to a message. A turn without an answer is not kept."""
+        for speaker, history in zip(self.speakers, self.histories, strict=True):
+            if len(self.speakers) > 1:
+                print(f"[{speaker.name}] ", end="", flush=True)
+            history.append({"role": "user", "content": text})
+            answer = self._stream(speaker, history)
+            if answer is None or not answer.text:
+                history.pop()
+            else:
+                history.append({"role": "assistant", "content": answer.text})
+
+    def _stream(self, speaker: Speaker, history: list[Message]) -> Answer | None:
+        """Print an answer while it is written; return it, as far as it came before Ctrl-C or an error."""
+        answer, printed = None, 0
+        try:
+            for answer in speaker.answer(history, self.sampling):
+                print(answer.text[printed:], end="", flush=True)
+                printed = max(printed, len(answer.text))
+            if self.scorer and answer:
+                print(f"\n(reward {self.scorer.score(speaker, answer):.3f})", end="")
+        except KeyboardInterrupt:
+            print(" (stopped)", end="")
+        except UserError as error:
+            print(f"error: {error}", end="")
+        print(flush=True)
+        return answer

@@ -1,0 +1,176 @@
+"""`align chat` on the terminal: turns, commands, two models, rewards, and the keys of a real terminal."""
+
+import io
+import os
+import pty
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from align import cli
+from align.commands.chat import Speaker
+from align.core.seeds import RngStream
+from align.sampling.generation import Sampling, row_uniforms, sample
+from tests.commands.words import words_of
+
+ROOT = Path(__file__).resolve().parents[2]
+GREEDY = {"temperature": 0, "max_new_tokens": 10, "dtype": "float32"}
+
+
+def talk(monkeypatch, capsys, lines, *models, **settings):
+    monkeypatch.setattr(sys, "stdin", io.StringIO("".join(line + "\n" for line in lines)))
+    cli.main(["chat", *models, *words_of(**(GREEDY | settings))])
+    return capsys.readouterr().out
+
+
+def expected(model, *turns, system=""):
+    """The greedy answers to these user turns, by the sampler of batches on the whole conversation."""
+    loaded = Speaker(model, "float32").loaded
+    messages = [{"role": "system", "content": system}] if system else []
+    sampling, answers = Sampling(10, temperature=0), []
+    for turn in turns:
+        messages.append({"role": "user", "content": turn})
+        prompt = loaded.tokenization.prompt_ids(tuple(messages))
+        drawn = sample(loaded.backbone, [prompt], torch.zeros(1, 10), sampling, loaded.tokenization.end_ids)
+        answers.append(loaded.tokenization.text(drawn.ids[0]))
+        messages.append({"role": "assistant", "content": answers[-1]})
+    return answers
+
+
+@pytest.mark.parametrize("model", ["tiny-llama", "tiny-t5"])
+def test_each_answer_reads_the_turns_before_it(sharp_folders, model, monkeypatch, capsys):
+    folder = sharp_folders[model]
+    text = talk(monkeypatch, capsys, ["Hi", "And you?", "/reset", "Hi"], folder)
+    first, second = expected(folder, "Hi", "And you?")
+    assert text == f"{first}\n{second}\n{first}\n"
+
+
+def test_a_system_message_begins_a_new_conversation(sharp_folders, monkeypatch, capsys):
+    folder = sharp_folders["tiny-llama"]
+    text = talk(monkeypatch, capsys, ["Hi", "/system Be kind.", "Hi", "/system", "Hi"], folder)
+    (plain,), (kind,) = expected(folder, "Hi"), expected(folder, "Hi", system="Be kind.")
+    assert text == f"{plain}\n{kind}\n{plain}\n"
+    assert talk(monkeypatch, capsys, ["Hi"], folder, system="Be kind.") == f"{kind}\n"
+
+
+def test_two_models_answer_with_their_own_histories(sharp_folders, monkeypatch, capsys):
+    one, two = sharp_folders["tiny-llama"], sharp_folders["tiny-gpt2"]
+    text = talk(monkeypatch, capsys, ["Hi", "So?"], one, two)
+    rows = zip(expected(one, "Hi", "So?"), expected(two, "Hi", "So?"), strict=True)
+    assert text == "".join(f"[{one}] {a}\n[{two}] {b}\n" for a, b in rows)
+
+
+def test_answers_are_scored(tmp_path, monkeypatch, capsys):
+    rows = '{"prompt": "a", "responses": ["yes", "no"], "ranks": [1, 2]}\n' * 4
+    (tmp_path / "r.jsonl").write_text(rows)
+    words = words_of(model="tiny-gpt2", train_data=tmp_path / "r.jsonl", output_dir=tmp_path / "run", report_to="none")
+    cli.main(["reward", *words, "--demonstrations", ""])
+    capsys.readouterr()
+    text = talk(monkeypatch, capsys, ["Hi"], "tiny-llama", reward_model=tmp_path / "run", max_new_tokens=4)
+    assert re.search(r"\n\(reward -?\d+\.\d{3}\)\n$", text)
+
+
+def test_a_stream_has_the_tokens_of_a_batch(sharp_folders):
+    speaker = Speaker(sharp_folders["tiny-gpt2"], "float32", seed=5)
+    sampling = Sampling(30, temperature=0.8, top_k=50, top_p=0.9)
+    answers = [list(speaker.answer([{"role": "user", "content": "Hi"}], sampling))[-1] for _ in range(2)]
+    for number, answer in enumerate(answers):
+        uniforms = row_uniforms(1, sampling, 5, RngStream.CHAT, number)
+        drawn = sample(speaker.loaded.backbone, [answer.prompt], uniforms, sampling, speaker.loaded.tokenization.end_ids)
+        assert drawn.ids == [answer.ids]
+        assert drawn.ended == [answer.ended]
+    assert answers[0].ids != answers[1].ids
+
+
+@pytest.mark.parametrize(
+    ("lines", "settings", "line"),
+    [
+        (["x" * 1200, "Hi"], {}, "error: the conversation has 1"),
+        (["/what", "Hi"], {}, "/reset starts a new conversation"),
+    ],
+)
+def test_a_mistake_keeps_the_conversation(lines, settings, line, sharp_folders, monkeypatch, capsys):
+    folder = sharp_folders["tiny-gpt2"]
+    text = talk(monkeypatch, capsys, lines, folder, **settings)
+    assert text.startswith(line)
+    assert text.endswith(f"\n{expected(folder, 'Hi')[0]}\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["a", "b", "c"], "model is ['a', 'b', 'c'], but must be one or two models"),
+        ([], "model is [], but must be given"),
+        (["a", "--annotate", "x.db"], "annotate is 'x.db', but must be left out without --web"),
+        (["tiny-gpt2", "--reward_model", "/nowhere"], "/nowhere: neither a reward model of this package"),
+    ],
+)
+def test_wrong_settings_are_one_line(words, line, capsys):
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["chat", *words])
+    assert ended.value.code == 2
+    assert line in capsys.readouterr().err
+
+
+class RealTerminal:
+    """`align chat` behind a pseudo-terminal."""
+
+    def __init__(self, *words):
+        self.master, slave = pty.openpty()
+        command = [sys.executable, "-m", "align.cli", "chat", *words]
+        environment = os.environ | {"PYTHONPATH": str(ROOT), "TERM": "dumb"}
+        self.process = subprocess.Popen(
+            command,
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            env=environment,
+            start_new_session=True,
+            preexec_fn=self.control,
+        )
+        os.close(slave)
+        self.text = ""
+
+    @staticmethod
+    def control():
+        """Make the terminal the controlling one, so that its Ctrl-C is a signal."""
+        import fcntl
+        import termios
+
+        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+    def wait_for(self, pattern):
+        end = time.monotonic() + 60
+        while not re.search(pattern, self.text):
+            assert time.monotonic() < end, self.text
+            try:
+                self.text += os.read(self.master, 4096).decode(errors="replace")
+            except OSError:
+                break
+        assert re.search(pattern, self.text), self.text
+        self.text = self.text[re.search(pattern, self.text).end() :]
+
+    def type(self, text):
+        os.write(self.master, text.encode())
+
+
+def test_ctrl_c_stops_an_answer_and_ctrl_d_ends(sharp_folders):
+    terminal = RealTerminal(sharp_folders["tiny-gpt2"], *words_of(temperature=0, max_new_tokens=900, dtype="float32"))
+    try:
+        terminal.wait_for(r"Ctrl-D ends\r\n> ")
+        terminal.type("Hi\n")
+        terminal.wait_for(r"Hi\r\n.")  # the first characters of the answer
+        terminal.type("\x03")
+        terminal.wait_for(r"\(stopped\)\r\n> ")
+        terminal.type("\x03")
+        terminal.wait_for(r"Ctrl-D ends\r\n> ")
+        terminal.type("\x04")
+        assert terminal.process.wait(20) == 0
+    finally:
+        terminal.process.kill()
+        os.close(terminal.master)

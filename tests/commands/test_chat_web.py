@@ -1,0 +1,188 @@
+"""The page of `align chat --web` in a browser: streaming, figures, stop, keys, and items for labelers."""
+
+import json
+import re
+import socket
+
+import pytest
+from playwright.sync_api import expect, sync_playwright
+from sqlalchemy import select
+
+from align import cli
+from align.commands.chat import ChatConfig, Speaker
+from align.commands.chat_room import ChatRoom
+from align.commands.chat_web import start
+from align.core.errors import UserError
+from annotation_ui.store.schema import Batch, Item
+from tests import chromium
+from tests.commands.words import words_of
+
+pytestmark = pytest.mark.timeout(180)
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory, sharp_folders):
+    """An adapter of the sharp Llama and a reward model."""
+    folder = tmp_path_factory.mktemp("models")
+    (folder / "sft.jsonl").write_text("".join(json.dumps({"prompt": f"{i}?", "completion": "yes"}) + "\n" for i in range(8)))
+    ranked = [{"prompt": f"{i}?", "responses": ["yes", "no"], "ranks": [1, 2]} for i in range(8)]
+    (folder / "ranked.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ranked))
+    shared = {"batch_size": 4, "report_to": "none", "dtype": "float32", "model": sharp_folders["tiny-llama"]}
+    cli.main(
+        [
+            "sft",
+            *words_of(train_data=folder / "sft.jsonl", output_dir=folder / "lora", lora_r=2, learning_rate="3e-2", **shared),
+        ]
+    )
+    cli.main(
+        ["reward", *words_of(train_data=folder / "ranked.jsonl", output_dir=folder / "reward", demonstrations="", **shared)]
+    )
+    return folder
+
+
+@pytest.fixture(scope="module")
+def browser():
+    if chromium.program() is None:
+        pytest.skip("chromium is not installed")
+    expect.set_options(timeout=20_000)
+    with sync_playwright() as playwright:
+        browser = chromium.launch(playwright)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def open_chat(browser):
+    """`open_chat(model=[...])`: the room and a browser page of it."""
+    servers, contexts = [], []
+
+    def open_one(**settings):
+        config = ChatConfig(web=True, port=free_port(), **({"dtype": "float32", "max_new_tokens": 12} | settings))
+        room = ChatRoom(config)
+        servers.append(start(room))
+        contexts.append(browser.new_context())
+        page = contexts[-1].new_page()
+        page.on("pageerror", lambda error: (_ for _ in ()).throw(AssertionError(f"script error: {error}")))
+        page.goto(f"http://127.0.0.1:{config.port}/")
+        expect(page.get_by_label("Message", exact=True)).to_be_visible()
+        return room, page
+
+    yield open_one
+    for context in contexts:
+        context.close()
+    for server in servers:
+        server.close()
+
+
+def ask(page, text):
+    box = page.get_by_label("Message", exact=True)
+    box.fill(text)
+    box.press("Enter")
+
+
+def bubbles(page, number, role):
+    return page.locator(f"#chat-{number} .message.{role}")
+
+
+def test_two_models_answer_with_rewards_and_colored_tokens(models, sharp_folders, open_chat, tmp_path):
+    lora, base = str(models / "lora" / "model"), sharp_folders["tiny-llama"]
+    more = {"reward_model": str(models / "reward"), "annotate": str(tmp_path / "a.db")}
+    room, page = open_chat(model=[lora, base], temperature=0.0, **more)
+    assert room.references == [room.speakers[1], None], "the base of the adapter, which is loaded once"
+    ask(page, "Name a moon.")
+    for number in (0, 1):
+        expect(bubbles(page, number, "user")).to_have_text("Name a moon.")
+        expect(page.locator(f"#facts-{number}")).to_contain_text(re.compile(r"reward -?\d+\.\d{3}"))
+        expect(page.locator(f"#values-{number}")).to_be_visible()
+    expect(page.locator("#facts-0")).to_contain_text("log-ratio")
+    for part in ("ratios", "values"):
+        tokens = page.locator(f"#{part}-0 .score-token")
+        expect(tokens.first).to_be_visible()
+        styles = [token.get_attribute("style") for token in tokens.all()]
+        assert any(not style.endswith(", 0);") for style in styles), "some token has a color"
+    expect(page.locator("#ratios-1")).to_be_hidden()
+    ask(page, "And another?")
+    expect(bubbles(page, 0, "user")).to_have_count(2)
+    expect(page.locator("#facts-1")).to_contain_text("reward")
+
+    page.get_by_role("button", name="Send to labelers").click()
+    expect(page.locator("#status")).to_contain_text("Sent to labelers as batch")
+    with room.database.read() as session:
+        (batch,) = session.scalars(select(Batch))
+        items = list(session.scalars(select(Item).order_by(Item.position)))
+    assert (batch.task, batch.open) == ("rank", True)
+    for item in items:
+        assert [turn["role"] for turn in item.content["prompt"]] == ["user", "assistant", "user"]
+        assert len(set(item.content["responses"])) == 2
+        assert item.content["model"][:1] in ([lora], [base])
+
+
+def test_one_model_gives_a_second_answer_to_rank(open_chat, tmp_path):
+    room, page = open_chat(model=["tiny-llama"], annotate=str(tmp_path))
+    page.get_by_role("button", name="Send to labelers").click()
+    expect(page.locator("#status")).to_have_text("there is no answer yet")
+    ask(page, "Hi")
+    expect(bubbles(page, 0, "bot")).to_have_count(1)
+    expect(page.locator("#status")).to_have_text("")
+    page.get_by_role("button", name="Send to labelers").click()
+    expect(page.locator("#status")).to_contain_text("Sent to labelers as batch")
+    with room.database.read() as session:
+        (item,) = session.scalars(select(Item))
+    assert (item.content["prompt"], item.content["model"]) == ("Hi", ["tiny-llama", "tiny-llama"])
+
+
+@pytest.mark.parametrize("how", ["button", "Escape"])
+def test_an_answer_is_stopped_and_the_conversation_continues(how, open_chat):
+    _, page = open_chat(model=["tiny-t5"], max_new_tokens=2000, temperature=0.0)  # it reads texts of any length
+    ask(page, "Hi")
+    expect(bubbles(page, 0, "bot")).to_contain_text(re.compile(r"\S"))
+    if how == "button":
+        page.get_by_role("button", name="Stop").click()
+    else:
+        page.keyboard.press("Escape")
+    page.wait_for_timeout(500)
+    text = bubbles(page, 0, "bot").inner_text()
+    page.wait_for_timeout(500)
+    assert bubbles(page, 0, "bot").inner_text() == text, "it is no longer written"
+    page.get_by_role("button", name="Settings").click()
+    page.get_by_label("Longest answer, in tokens").first.fill("5")
+    ask(page, "And?")
+    expect(bubbles(page, 0, "user")).to_have_count(2)
+    page.get_by_role("button", name="New conversation").click()
+    expect(bubbles(page, 0, "user")).to_have_count(0)
+
+
+def test_settings_and_mistakes_are_shown(open_chat):
+    _, page = open_chat(model=["tiny-llama"], temperature=0.0)
+    page.get_by_role("button", name="Settings").click()
+    page.get_by_label("System message").fill("Be kind.")
+    ask(page, "Hi")
+    speaker = Speaker("tiny-llama", "float32")
+    messages = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "Hi"}]
+    *_, expected = speaker.answer(messages, ChatConfig(model="m", max_new_tokens=12, temperature=0).sampling)
+    expect(bubbles(page, 0, "bot")).to_have_count(1)
+    assert expected.ids
+    page.get_by_label("Longest answer, in tokens").first.fill("5000")
+    ask(page, "x")
+    expect(page.locator("#status")).to_contain_text("start a new conversation, or lower max_new_tokens")
+    expect(bubbles(page, 0, "user")).to_have_count(1)
+
+
+def test_a_reference_with_another_tokenizer_is_refused(sharp_folders):
+    with pytest.raises(UserError, match="reference tiny-t5: its tokenizer or chat template differs from that of tiny-gpt2"):
+        ChatRoom(ChatConfig(model="tiny-gpt2", reference="tiny-t5", web=True))
+
+
+def test_a_taken_port_is_one_line():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(UserError, match=f"cannot listen on 127.0.0.1:{port}; give another --port"):
+            start(ChatRoom(ChatConfig(model="tiny-gpt2", web=True, port=port)))
