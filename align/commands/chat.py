@@ -29,7 +29,7 @@ MODELS = 2
 
 @dataclass(kw_only=True)
 class ChatConfig(Settings):
-    """Which models answer, how they are sampled, and what is shown about their answers."""
+    """Which models answer, how they are sampled, and which figures are shown."""
 
     model: list[str] = option([], "one or two models: folders, hub names or built-in models", required=True)
     system: str = option("", "system message before each conversation; empty: none")
@@ -67,7 +67,7 @@ class ChatConfig(Settings):
 
 
 @dataclass(frozen=True)
-class Answer:
+class ChatAnswer:
     """An answer so far.
 
     Attributes:
@@ -101,7 +101,7 @@ class Speaker:
         self.loaded: LoadedModel = load(settings, compute_dtype(dtype))
         self.loaded.backbone.to("cuda" if torch.cuda.is_available() else "cpu").eval().requires_grad_(False)
 
-    def answer(self, messages: Sequence[Message], sampling: Sampling) -> Iterator[Answer]:
+    def answer(self, messages: Sequence[Message], sampling: Sampling) -> Iterator[ChatAnswer]:
         """Yield the answer to a conversation, longer with every token; closing the iterator stops it.
 
         Raises:
@@ -118,7 +118,7 @@ class Speaker:
         uniforms = row_uniforms(1, sampling, self.seed, RngStream.CHAT, next(self._numbers))
         tokens = stream_tokens(backbone, prompt, uniforms, sampling, tokenization.end_ids)
         for ids, text in stream_text(tokenization, tokens):
-            yield Answer(conversation, prompt, ids, text, tokenization.has_ended(ids))
+            yield ChatAnswer(conversation, prompt, ids, text, tokenization.has_ended(ids))
 
 
 class Scorer:
@@ -134,7 +134,7 @@ class Scorer:
 
         return scorer_of(speaker.loaded, self.reward, 8192)
 
-    def score(self, speaker: Speaker, answer: Answer) -> float:
+    def score(self, speaker: Speaker, answer: ChatAnswer) -> float:
         """Return the reward of an answer."""
         row = SampledResponse(answer.conversation, answer.prompt, answer.ids, answer.text, answer.ended)
         return self.of(speaker)([row])[0]
@@ -157,7 +157,7 @@ def run_chat(config: ChatConfig) -> None:
 
 
 class Terminal:
-    """A conversation on the terminal; each model has a history of its own answers.
+    """A conversation on the terminal. Each model reads its own earlier answers only.
 
     Args:
         system: system message; empty: none.
@@ -216,7 +216,7 @@ class Terminal:
             else:
                 history.append({"role": "assistant", "content": answer.text})
 
-    def _stream(self, speaker: Speaker, history: list[Message]) -> Answer | None:
+    def _stream(self, speaker: Speaker, history: list[Message]) -> ChatAnswer | None:
         """Print an answer while it is written; return it, as far as it came before Ctrl-C or an error."""
         answer, printed = None, 0
         try:

@@ -4,12 +4,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 
-from align.builtin.zoo import resolve_model
-from align.commands.chat import Answer, ChatConfig, Scorer, Speaker
+from align.commands.chat import ChatAnswer, ChatConfig, Scorer, Speaker
 from align.commands.chat_labels import open_database, send_answers
 from align.commands.chat_scores import TokenFigures, log_ratios, require_comparable, token_values
 from align.core.errors import UserError
 from align.data.conversation import Conversation, Message, check_conversation
+from align.model_registry.registry import resolve_model
 from align.models.configs import base_of
 from align.sampling.generation import Sampling
 
@@ -33,7 +33,7 @@ class Histories:
     """The turns of each model's conversation, without the system message."""
 
     turns: list[list[Message]]
-    answers: list[Answer | None] = field(default_factory=list)
+    answers: list[ChatAnswer | None] = field(default_factory=list)
     """The last answer of each model; None where there is none."""
 
 
@@ -80,7 +80,7 @@ class ChatRoom:
         """
         asked: list[list[Message]] = [[*_answered(turns), {"role": "user", "content": text}] for turns in histories.turns]
         yield Histories(asked, [None] * len(asked))
-        found: list[Answer | None] = [None] * len(self.speakers)
+        found: list[ChatAnswer | None] = [None] * len(self.speakers)
         streams = dict(enumerate(self._answers(asked, system, sampling)))
         while streams:
             for number, stream in list(streams.items()):
@@ -91,11 +91,11 @@ class ChatRoom:
                     found[number] = answer
             yield Histories([_with_answer(*pair) for pair in zip(asked, found, strict=True)], list(found))
 
-    def _answers(self, asked: Sequence[list[Message]], system: str, sampling: Sampling) -> list[Iterator[Answer]]:
+    def _answers(self, asked: Sequence[list[Message]], system: str, sampling: Sampling) -> list[Iterator[ChatAnswer]]:
         pairs = zip(self.speakers, asked, strict=True)
         return [speaker.answer(_conversation(system, turns), sampling) for speaker, turns in pairs]
 
-    def figures(self, number: int, answer: Answer) -> Figures:
+    def figures(self, number: int, answer: ChatAnswer) -> Figures:
         """Return the figures of an answer of model `number`.
 
         Raises:
@@ -159,5 +159,5 @@ def _answered(turns: list[Message]) -> list[Message]:
     return turns[:-1] if turns and turns[-1]["role"] == "user" else turns
 
 
-def _with_answer(asked: list[Message], answer: Answer | None) -> list[Message]:
+def _with_answer(asked: list[Message], answer: ChatAnswer | None) -> list[Message]:
     return [*asked, {"role": "assistant", "content": answer.text}] if answer and answer.text else asked

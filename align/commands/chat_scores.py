@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from align.commands.chat import Answer, Scorer, Speaker
+from align.commands.chat import ChatAnswer, Scorer, Speaker
 from align.core.errors import UserError
 from align.core.tensor_ops import Padded
 from align.models.backbone import is_encoder
@@ -35,7 +35,7 @@ def require_comparable(speaker: Speaker, reference: Speaker) -> None:
 
 
 @torch.no_grad()
-def log_ratios(speaker: Speaker, reference: Speaker, answer: Answer) -> TokenFigures:
+def log_ratios(speaker: Speaker, reference: Speaker, answer: ChatAnswer) -> TokenFigures:
     """Return log pi(token) - log pi_ref(token) in nats at temperature 1; their sum is an estimate of the KL divergence."""
     prompt, response = Padded.from_lists([answer.prompt]), Padded.from_lists([answer.ids])
     models = [each.loaded.backbone for each in (speaker, reference)]
@@ -44,7 +44,7 @@ def log_ratios(speaker: Speaker, reference: Speaker, answer: Answer) -> TokenFig
 
 
 @torch.no_grad()
-def token_values(speaker: Speaker, scorer: Scorer, answer: Answer) -> TokenFigures:
+def token_values(speaker: Speaker, scorer: Scorer, answer: ChatAnswer) -> TokenFigures:
     """Return the reward of the answer up to each token, in the tokens of the reward model.
 
     Raises:

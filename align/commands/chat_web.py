@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
-from align.builtin.zoo import builtin_name
-from align.commands.chat import Answer, ChatConfig
+from align.commands.chat import ChatAnswer, ChatConfig
 from align.commands.chat_room import ChatRoom, Figures, Histories
 from align.commands.chat_scores import TokenFigures
 from align.core.errors import UserError
+from align.model_registry.registry import registered_name
 
 os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")  # read when Gradio is imported
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ def _column(room: ChatRoom, number: int) -> Column:
     import gradio as gr
 
     speaker, reference = room.speakers[number], room.references[number]
-    compared = (builtin_name(reference.name) or reference.name) if reference else "no reference"
+    compared = (registered_name(reference.name) or reference.name) if reference else "no reference"
     with gr.Column():
         chat = gr.Chatbot(label=speaker.name, height=420, elem_id=f"chat-{number}", buttons=["copy"], allow_tags=False)
         facts = gr.Markdown(elem_id=f"facts-{number}")
@@ -146,7 +146,7 @@ def _column(room: ChatRoom, number: int) -> Column:
 
 
 class Handlers:
-    """What the page does on its events; outputs are dicts by component."""
+    """The functions of the page's events; outputs are dicts by component."""
 
     def __init__(self, room: ChatRoom, columns: Sequence[Column], histories: Any, status: Any, box: Any) -> None:
         self.room, self.columns, self.histories, self.status, self.box = room, columns, histories, status, box
@@ -200,7 +200,7 @@ class Handlers:
             column.chat: turns for column, turns in zip(self.columns, histories.turns, strict=True)
         }
 
-    def _figures(self, number: int, answer: Answer, figures: Figures) -> dict[Any, Any]:
+    def _figures(self, number: int, answer: ChatAnswer, figures: Figures) -> dict[Any, Any]:
         column, shown = self.columns[number], {}
         facts = [] if answer.text else ["the answer is empty"]
         if figures.reward is not None:

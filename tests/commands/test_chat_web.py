@@ -81,9 +81,15 @@ def open_chat(browser):
 
 
 def ask(page, text):
+    """Send a message; the page takes none while it is answering."""
     box = page.get_by_label("Message", exact=True)
     box.fill(text)
-    box.press("Enter")
+    for _ in range(40):
+        box.press("Enter")
+        page.wait_for_timeout(500)
+        if not box.input_value():
+            return
+    raise AssertionError("the message was not taken")
 
 
 def bubbles(page, number, role):
