@@ -89,7 +89,7 @@ def encode_records(
     if not encoded and kind is Ranking and counts.records and not counts.dropped:
         raise UserError(f"{source}: each of its {counts.records} rankings ties all responses; there is nothing to learn")
     if not encoded and not counts.records:
-        raise UserError(f"{source}: no {kind_name(kind)} in it")
+        raise UserError(f"{source}: has no {kind_name(kind)}; give at least one")
     if not encoded:
         raise UserError(f"{source}: no {kind_name(kind)} is left within the limits; raise them, or set overlong to truncate")
     return encoded

@@ -297,7 +297,7 @@ def test_ratings_in_memory_are_ranked_too(load_sharp, caplog):
     (found,) = encode_rankings(rows, load_sharp("tiny-gpt2"), Limits(100, 100), False)
     assert found.ranks == [2, 1]
     assert caplog.messages == ["rankings in memory: left out 1 prompts with a single rated response"]
-    with pytest.raises(UserError, match="rankings in memory: no ranking in it"):
+    with pytest.raises(UserError, match="rankings in memory: has no ranking; give at least one"):
         encode_rankings(rows[2:], load_sharp("tiny-gpt2"), Limits(100, 100), False)
 
 
