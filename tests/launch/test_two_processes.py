@@ -2,13 +2,14 @@
 
 import json
 import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
 
 from align.core.launch import EXIT_LOST
-from tests.launch.compared import metrics
+from tests.launch.compared import compare, metrics
 from tests.launch.launcher import launch_in_turn, start_processes
 
 PROGRAMS = Path(__file__).parent / "programs"
@@ -52,6 +53,20 @@ def test_the_first_process_calls_reward_functions_for_both(tmp_path):
     assert first["hanging"].startswith("reward function 'hanging' returned nothing in 1 s for 4 responses")
     for name in ("selection", "drift", "judge", "failing", "hanging"):
         assert first[name] == second[name]
+
+
+def test_objects_in_memory_train_as_in_one_process(tmp_path):
+    """The value models differ at first: all start with that of the first process. A wish of one callback counts for both."""
+    (tmp_path / "one").mkdir()
+    subprocess.run([sys.executable, str(PROGRAMS / "given_objects.py"), str(tmp_path / "one")], check=True)
+    alone = json.loads((tmp_path / "one" / "0.json").read_text())
+    (tmp_path / "two").mkdir()
+    first, second = told_by_both("given_objects.py", tmp_path / "two", "cpu2")
+    assert first["events"] == second["events"] == alone["events"] == [1, 2, "save", 3, "end"]
+    assert first["head"] == second["head"]
+    assert first["head"] == pytest.approx(alone["head"], abs=1e-5)
+    found = compare(tmp_path / "one" / "run", tmp_path / "two" / "run")
+    assert found.largest < 1e-4, found
 
 
 def test_a_process_that_does_not_see_a_file_of_a_shared_disk_ends_as_the_other(tmp_path):
