@@ -9,7 +9,7 @@ import gradio as gr
 from sqlalchemy import select
 
 from align.core.errors import UserError
-from annotation_ui.lead_tabs.common import batch_names, hide, show_user_errors, user_names
+from annotation_ui.lead_tabs.common import batch_names, hide, show_user_errors, shown_if, user_names
 from annotation_ui.lead_tabs.tables import show, table, when_picked
 from annotation_ui.reports import overview
 from annotation_ui.server.services import Services
@@ -25,16 +25,17 @@ _NO_SETTINGS: tuple[Any, ...] = ("", 1, 0, True, [], 0)
 def batches_tab(tab: gr.Tab, services: Services) -> None:
     """Build the list of batches and the form that changes one."""
     listed = table("Batches (click one to change it)", "batches")
-    with gr.Row():
-        name = gr.Dropdown([], value=None, label="Batch")
-        new_name = gr.Textbox(label="Name", max_length=128)
-        labelers_per_item = gr.Number(1, label="Labelers for each item", precision=0, minimum=1)
-        priority = gr.Number(0, label="Priority (higher first)", precision=0)
-        is_open = gr.Checkbox(True, label="Open")
-        version = gr.Number(0, visible=False)  # of the settings in these fields
-    labelers = gr.Dropdown([], value=[], multiselect=True, label="Give it to (nobody named: everybody)")
-    with gr.Row():
-        save, delete = gr.Button("Save", variant="primary"), gr.Button("Delete")
+    with gr.Column(visible=False) as form:
+        with gr.Row():
+            name = gr.Textbox(label="Chosen batch", interactive=False)
+            new_name = gr.Textbox(label="Name", max_length=128)
+            labelers_per_item = gr.Number(1, label="Labelers for each item", precision=0, minimum=1)
+            priority = gr.Number(0, label="Priority (higher first)", precision=0)
+            is_open = gr.Checkbox(True, label="Open")
+            version = gr.Number(0, visible=False)  # of the settings in these fields
+        labelers = gr.Dropdown([], value=[], multiselect=True, label="Give it to (nobody named: everybody)")
+        with gr.Row():
+            save, delete = gr.Button("Save", variant="primary"), gr.Button("Delete")
     with gr.Row(visible=False) as confirm:
         question = gr.Markdown()
         yes, no = gr.Button("Yes, delete", variant="stop", scale=0), gr.Button("No", scale=0)
@@ -44,11 +45,10 @@ def batches_tab(tab: gr.Tab, services: Services) -> None:
         restore = gr.Button("Restore", scale=0)
 
     actions = _BatchActions(services)
-    shown = [listed, name, labelers, deleted]
+    shown = [listed, name, form, labelers, deleted]
     fields = [new_name, labelers_per_item, priority, is_open, labelers, version]
     tab.select(actions.list_batches, name, shown, show_progress="hidden")
-    name.change(actions.read, name, [*fields, confirm], show_progress="hidden")
-    when_picked(listed, actions.pick, [name], [name, *fields, confirm])
+    when_picked(listed, actions.pick, [], [name, form, *fields, confirm])
     saved = save.click(show_user_errors(actions.save), [name, *fields], [result, name, version])
     saved.success(actions.list_batches, name, shown, show_progress="hidden")
     delete.click(show_user_errors(actions.ask_to_delete), name, [confirm, question])
@@ -66,12 +66,17 @@ class _BatchActions:
     services: Services
 
     def list_batches(self, name: str | None) -> list[Any]:
-        names = batch_names(self.services)
         with self.services.database.read() as session:
             deleted = session.scalars(select(Batch.name).where(Batch.deleted_at.is_not(None)).order_by(Batch.id)).all()
             rows = show(overview.progress(session), _NO_BATCH, key="batch", picked=name)
-        chosen = gr.update(choices=names, value=name if name in names else None)
-        return [rows, chosen, gr.update(choices=user_names(self.services)), gr.update(choices=deleted, value=None)]
+        kept = name if name in batch_names(self.services) else ""
+        return [
+            rows,
+            kept,
+            shown_if(kept),
+            gr.update(choices=user_names(self.services)),
+            gr.update(choices=deleted, value=None),
+        ]
 
     def read(self, name: str | None) -> tuple[Any, ...]:
         with self.services.database.read() as session:
@@ -81,11 +86,8 @@ class _BatchActions:
             now = batches.stored_settings(session, batch)
         return now.name, now.labelers_per_item, now.priority, now.open, list(now.labelers), batch.version, hide()
 
-    def pick(self, name: str | None, picked: str) -> tuple[Any, ...]:
-        if picked != name:
-            # The name changes, which reads the batch; to read it twice would undo what is typed between.
-            return picked, *[gr.skip()] * len(_NO_SETTINGS), hide()
-        return picked, *self.read(name)  # another lead may have changed it
+    def pick(self, name: str) -> tuple[Any, ...]:
+        return name, shown_if(name), *self.read(name)
 
     def save(
         self,
@@ -99,7 +101,7 @@ class _BatchActions:
     ) -> tuple[str, Any, int]:
         new = BatchSettings(new_name, int(labelers_per_item or 0), int(priority or 0), is_open, tuple(given_to))
         version = batches.change_batch(self.services.database, name or "", new, int(seen))
-        return "Saved.", gr.update(choices=batch_names(self.services), value=new_name.strip()), version
+        return "Saved.", new_name.strip(), version
 
     def ask_to_delete(self, name: str | None) -> tuple[Any, str]:
         with self.services.database.read() as session:

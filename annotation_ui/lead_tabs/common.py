@@ -47,6 +47,11 @@ def hide() -> Any:
     return gr.update(visible=False)
 
 
+def shown_if(value: Any) -> Any:
+    """The update that shows a part of the page if there is a value, such as a row that was clicked."""
+    return gr.update(visible=bool(value))
+
+
 def user_id(services: Services, request: gr.Request) -> int:
     """The id of the lead who sent the request."""
     with services.database.read() as session:

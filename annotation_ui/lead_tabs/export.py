@@ -8,12 +8,13 @@ from typing import Any
 import gradio as gr
 
 from align.core.errors import UserError
-from annotation_ui.lead_tabs.common import batch_names, show_user_errors, user_id
+from annotation_ui.lead_tabs.common import LAST_COUNTS, batch_names, show_user_errors, user_id
 from annotation_ui.lead_tabs.files import export_links
-from annotation_ui.reports.export import Selection, export, records
+from annotation_ui.reports.export import SKIPS, Selection, export, records
 from annotation_ui.reports.row_files import FORMATS
 from annotation_ui.server.services import Services
 from annotation_ui.server.transfers import new_export_path
+from annotation_ui.tasks import TASKS
 
 
 def export_tab(services: Services) -> None:
@@ -26,11 +27,18 @@ def export_tab(services: Services) -> None:
         aggregated = gr.Checkbox(label="One row per item (aggregated)")
         gold = gr.Checkbox(label="Include gold items")
         tied = gr.Checkbox(label="Include rankings that tie all responses (training leaves them out)")
-        preferences = gr.Checkbox(label="How probable each order is (aggregated rankings)")
+        preferences = gr.Checkbox(label="How probable each order is (aggregated rankings)", visible=False)
         since = gr.Textbox(label="Judged since (UTC)", placeholder="2026-01-31 12:00", max_length=40)
     button = gr.Button("Export", variant="primary")
     files = gr.HTML()
     manifest = gr.JSON(label="Manifest")
+
+    def show_fields(record: str, aggregated: bool) -> list[Any]:
+        """Only the choices that change the export of these records."""
+        ranked, skips = record == "rankings", record == SKIPS
+        combined = any(TASKS[name].comparable for name in records()[record]) and not skips
+        visible = (combined, not skips, ranked, ranked and aggregated)
+        return [gr.update(visible=shown) for shown in visible]
 
     def list_batches() -> Any:
         return gr.update(choices=batch_names(services))
@@ -46,11 +54,20 @@ def export_tab(services: Services) -> None:
         since: str | None,
         request: gr.Request,
     ) -> tuple[str, dict[str, Any]]:
-        selection = Selection(record, aggregated, _moment(since), tuple(batches or ()), gold, tied, preferences)
+        ranked = record == "rankings"  # a choice that is hidden for these records does not count
+        options = (gold and record != SKIPS, tied and ranked, preferences and ranked and aggregated)
+        selection = Selection(record, aggregated and record != SKIPS, _moment(since), tuple(batches or ()), *options)
         path = new_export_path(services.settings, record, kind)
         manifest = export(services.database, selection, path, user_id(services, request))
         return export_links([path, path.with_name(f"{path.name}.manifest.json")]), manifest
 
+    gr.on(
+        [record.change, aggregated.change],
+        show_fields,
+        [record, aggregated],
+        [aggregated, gold, tied, preferences],
+        **LAST_COUNTS,
+    )
     batches.focus(list_batches, None, batches, show_progress="hidden")
     fields = [record, kind, batches, aggregated, gold, tied, preferences, since]
     button.click(show_user_errors(write_export), fields, [files, manifest])

@@ -15,7 +15,8 @@ from annotation_ui.tasks import TASKS
 _ABOUT = (
     "*Agreement with others* is a plain share. *Reliability* is how often a labeler is right, as the model of Dawid and "
     "Skene estimates it from everybody's answers: to agree with careful labelers counts more. *Training* and *attention* "
-    "are the agreement with known answers. Two labelers who share all of their items cannot be told apart."
+    "are the agreement with known answers. The interval becomes narrower with each item that somebody else judged, too. Two "
+    "labelers who share all of their items cannot be told apart."
 )
 _NO_LABELER = "Nobody has judged an item of this task yet."
 _CHOOSE_ONE = "Choose a labeler above to see the items that decide the estimate."

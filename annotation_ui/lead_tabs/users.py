@@ -9,7 +9,7 @@ import gradio as gr
 from sqlalchemy import select
 
 from align.core.errors import UserError
-from annotation_ui.lead_tabs.common import hide, show_user_errors, user_names
+from annotation_ui.lead_tabs.common import hide, show_user_errors, shown_if
 from annotation_ui.lead_tabs.tables import show, table, when_picked
 from annotation_ui.lead_tabs.tokens import token_fields
 from annotation_ui.server.services import Services
@@ -23,8 +23,8 @@ def users_tab(tab: gr.Tab, services: Services) -> None:
         role = gr.Dropdown(list(USER_ROLES), value="labeler", label="Role")
         add = gr.Button("Add", variant="primary", scale=0)
     users = table("Users (click one to act on it)", "users")
-    chosen = gr.Dropdown([], label="Chosen user", value=None)
-    with gr.Row():
+    with gr.Row(visible=False) as on_chosen:
+        chosen = gr.Textbox(label="Chosen user", interactive=False)
         reset, change = gr.Button("New password"), gr.Button("Change role")
         deactivate, reactivate = gr.Button("Deactivate"), gr.Button("Reactivate")
     with gr.Row(visible=False) as confirm:
@@ -32,11 +32,11 @@ def users_tab(tab: gr.Tab, services: Services) -> None:
         yes, no = gr.Button("Yes, deactivate", variant="stop", scale=0), gr.Button("No", scale=0)
     result = gr.Textbox(label="Result", interactive=False)
 
-    actions, shown = _UserActions(services), [users, chosen]
-    tab.select(actions.list_users, chosen, shown, show_progress="hidden")
-    when_picked(users, str, [], chosen)
-    chosen.change(hide, None, confirm, show_progress="hidden")
-    add.click(show_user_errors(actions.add), [name, role], [result, chosen]).success(actions.list_users, chosen, shown)
+    actions = _UserActions(services)
+    tab.select(actions.list_users, chosen, users, show_progress="hidden")
+    when_picked(users, actions.pick, [], [chosen, on_chosen, confirm])
+    added = add.click(show_user_errors(actions.add), [name, role], [result, chosen, on_chosen, confirm])
+    added.success(actions.list_users, chosen, users)
     deactivate.click(show_user_errors(actions.ask_to_deactivate), chosen, [confirm, question])
     no.click(hide, None, confirm, show_progress="hidden")
     for button, action in (
@@ -45,7 +45,7 @@ def users_tab(tab: gr.Tab, services: Services) -> None:
         (yes, actions.deactivate),
         (reactivate, actions.reactivate),
     ):
-        done = button.click(show_user_errors(action), chosen, result).success(actions.list_users, chosen, shown)
+        done = button.click(show_user_errors(action), chosen, result).success(actions.list_users, chosen, users)
         done.then(hide, None, confirm, show_progress="hidden")
     token_fields(tab, services)
 
@@ -56,7 +56,7 @@ class _UserActions:
 
     services: Services
 
-    def list_users(self, picked: str | None) -> tuple[str, Any]:
+    def list_users(self, picked: str | None) -> str:
         with self.services.database.read() as session:
             rows = [
                 {
@@ -68,12 +68,16 @@ class _UserActions:
                 }
                 for user in session.scalars(select(User).order_by(User.name))
             ]
-        return show(rows, "Nobody.", key="name", picked=picked), gr.update(choices=user_names(self.services))
+        return show(rows, "Nobody.", key="name", picked=picked)
 
-    def add(self, name: str, role: str) -> tuple[str, Any]:
+    def pick(self, name: str) -> tuple[str, Any, Any]:
+        """The chosen user with the buttons, and no question about an earlier one."""
+        return name, shown_if(name), hide()
+
+    def add(self, name: str, role: str) -> tuple[Any, ...]:
         password = self.services.auth.create_user(name, role)
         message = f"Password of {name} (shown only once): {password}"
-        return message, gr.update(choices=user_names(self.services), value=name)
+        return message, *self.pick(name)
 
     def reset_password(self, name: str | None) -> str:
         return f"Password of {_require_name(name)} (shown only once): {self.services.auth.set_password(_require_name(name))}"

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from statistics import fmean, median
 from typing import Any
 
+import numpy as np
 from sqlalchemy import select
 from sqlalchemy.orm import Session
+from statsmodels.stats.proportion import proportion_confint
 
 from annotation_ui.reports import agreement
 from annotation_ui.reports.overview import (
@@ -38,7 +40,9 @@ def labeler_rows(session: Session, task: str) -> list[Json]:
     judgments = [each for each in all_judgments if each.item.purpose != "training"]
     by_item = answers_by_item(judgments)
     agreement_by_labeler = agreement.agreement_with_others(by_item, kind.similarity) if kind.comparable else {}
-    reliability = _estimate(tuple(reliability_rows(kind, by_item))).labelers
+    answered = tuple(reliability_rows(kind, by_item))
+    estimate = _estimate(answered)
+    intervals = {labeler: reliability_interval(estimate, answered, labeler) for labeler in estimate.labelers}
     training, attention = _known_answers(kind, all_judgments)
     names = dict(session.execute(select(User.pseudonym, User.name)).all())
     by_labeler: dict[str, list[CurrentJudgment]] = defaultdict(list)
@@ -51,7 +55,8 @@ def labeler_rows(session: Session, task: str) -> list[Json]:
             "judgments": len(own := by_labeler.get(labeler, [])),
             "median seconds": round(median(each.judgment.seconds for each in own), 1) if own else None,
             "agreement with others": rounded(agreement_by_labeler.get(labeler)),
-            "reliability": rounded(reliability.get(labeler)),
+            "reliability": rounded(estimate.labelers.get(labeler)),
+            "95 % interval": _span(intervals.get(labeler)),
             "training": _share(training.get(labeler)),
             "training items": len(training.get(labeler, [])),
             "attention": _share(attention.get(labeler)),
@@ -93,6 +98,23 @@ def items_behind_reliability(session: Session, task: str, labeler: str, limit: i
     return shown[:limit]
 
 
+def reliability_interval(estimate: Reliability, rows: Sequence[Row], labeler: str) -> tuple[float, float]:
+    """The 95 % interval of a labeler's reliability, by Clopper and Pearson, with each shared item as one trial.
+
+    An item with many questions counts once, because its answers depend on each other. That the true answers are estimated,
+    too, makes the interval a little too narrow.
+
+    Args:
+        estimate: of all labelers.
+        rows: its input; a unit is (item, question).
+        labeler: one of `estimate.labelers`.
+    """
+    answers = Counter(unit for unit, _, _ in rows)
+    items = len({unit[0] for unit, name, _ in rows if name == labeler and answers[unit] > 1})  # type: ignore[index]
+    low, high = proportion_confint(estimate.labelers[labeler] * items, items, method="beta")
+    return float(np.nan_to_num(low)), float(np.nan_to_num(high, nan=1.0))
+
+
 @lru_cache(maxsize=8)
 def _estimate(rows: tuple[Row, ...]) -> Reliability:
     """The estimate from these rows, cached: a click on a labeler needs the one behind the table on the page."""
@@ -118,6 +140,10 @@ def _known_answers(task: Task, judgments: list[CurrentJudgment]) -> tuple[dict[s
             if share is not None:
                 (training if each.item.purpose == "training" else attention)[each.labeler].append(share)
     return training, attention
+
+
+def _span(interval: tuple[float, float] | None) -> str | None:
+    return f"{interval[0]:.2f}–{interval[1]:.2f}" if interval else None
 
 
 def _share(shares: list[float] | None) -> float | None:

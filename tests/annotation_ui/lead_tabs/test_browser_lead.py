@@ -211,3 +211,53 @@ def test_a_batch_for_one_labeler_shows_what_is_skipped_and_stuck(server, browser
         panel.get_by_text("Judgments", exact=True).click()
     expect(panel.locator("[data-key]", has_text="I do not know enough to judge it")).to_be_visible()
     expect(panel.locator("[data-key]")).to_have_count(1)
+
+
+def test_a_click_acts_on_the_row_and_only_the_fields_of_the_records_are_shown(server, browser):
+    batch = server.add_batch(1, labelers_per_item=2)
+    judgments = Judgments(Leases(server.database))
+    for name, ranks in (("row-ann", [1, 2, 3, 4]), ("row-bob", [4, 3, 2, 1])):
+        server.token(name)
+        with server.database.read() as session:
+            user = session.scalars(select(User.id).where(User.name == name)).one()
+        do(judgments, user, "rank", {"ranks": ranks, **BLANK})
+    page = open_lead(server, browser, "lead-rows")
+    panel = open_tab(page, "Users")
+    expect(panel.get_by_role("button", name="Deactivate", exact=True)).to_be_hidden()  # nobody is chosen
+    panel.locator('[data-key="row-ann"] button').click()
+    expect(panel.get_by_role("button", name="Deactivate", exact=True)).to_be_visible()
+    panel = open_tab(page, "Batches")
+    expect(panel.get_by_role("button", name="Save", exact=True)).to_be_hidden()
+    panel.locator(f'[data-key="{batch}"] button').click()
+    expect(panel.get_by_label("Chosen batch")).to_have_value(batch)
+    page.screenshot(path=SCREENSHOTS / "lead-batch-chosen.png")
+    panel = open_tab(page, "Labelers")
+    cells = panel.locator('[data-key="row-ann"] td')
+    expect(cells.first).to_be_visible()
+    head = panel.locator("#labelers thead th").all_inner_texts()
+    expect(cells.nth(head.index("95 % interval"))).to_have_text(re.compile(r"^0\.\d\d–[01]\.\d\d$"))
+
+    panel = open_tab(page, "Export")
+    labels = {
+        "rankings": ["One row per item (aggregated)", "Include gold items", "Include rankings that tie all responses"],
+        "demonstrations": ["One row per item (aggregated)", "Include gold items"],
+        "skips": [],
+    }
+    for record, wanted in labels.items():
+        if record != "rankings":
+            choose(panel, "Records", record)
+        for label in labels["rankings"]:
+            field = panel.get_by_label(re.compile(re.escape(label)))
+            expect(field).to_be_visible() if label in wanted else expect(field).to_be_hidden()
+    choose(panel, "Records", "rankings")
+    expect(panel.get_by_label(re.compile("How probable"))).to_be_hidden()
+    panel.get_by_label("One row per item (aggregated)").check()
+    expect(panel.get_by_label(re.compile("How probable"))).to_be_visible()
+
+    panel = open_tab(page, "Disagreements")
+    row = panel.locator("[data-key]", has_text="Prompt 0").last
+    number = row.get_attribute("data-key")
+    row.locator("button").click()
+    page.wait_for_url(re.compile("decide"))
+    expect(page.locator(".decision")).to_contain_text(f"item {number}")
+    expect(page.locator(".others")).to_contain_text("A")

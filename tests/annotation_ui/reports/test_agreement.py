@@ -13,6 +13,7 @@ from annotation_ui.reports.agreement import (
     mean_similarity,
     scales_of,
 )
+from annotation_ui.reports.labeler_report import reliability_interval
 from annotation_ui.reports.reliability import estimate_reliability, preference_matrices, preference_rows
 from annotation_ui.tasks import TASKS
 from annotation_ui.tasks.rankings import BETTER, TIE, WORSE, pairwise_agreement
@@ -216,3 +217,28 @@ def test_preferences_are_the_posteriors_of_every_order():
 
 def test_without_an_item_that_two_ranked_there_are_no_preferences():
     assert preference_matrices({1: {"ann": [1, 2]}, 2: {"bob": [2, 1]}}) == {}
+
+
+def test_the_interval_of_a_reliability_covers_the_true_one():
+    accuracies, covered, widths = {"ann": 0.95, "bob": 0.85, "cy": 0.7}, [], {30: [], 200: []}
+    for seed in range(12):
+        for units in widths:
+            drawn, _ = simulate(random.Random(seed), accuracies, units, 3)
+            rows = [((unit, "question"), labeler, answer) for unit, labeler, answer in drawn]
+            estimate = estimate_reliability(rows)
+            for labeler, accuracy in accuracies.items():
+                low, high = reliability_interval(estimate, rows, labeler)
+                assert low <= estimate.labelers[labeler] <= high
+                covered.append(low <= accuracy <= high)
+                widths[units].append(high - low)
+    assert sum(covered) / len(covered) > 0.85
+    assert sum(widths[200]) < 0.6 * sum(widths[30])
+
+
+def test_answers_to_one_item_count_as_one_group():
+    pairs = [
+        ((item, pair), labeler, str(item % 2)) for item in range(6) for pair in range(15) for labeler in ("ann", "bob", "cy")
+    ]
+    rows = [(unit, labeler, "x" if labeler == "cy" and unit[0] == 0 else answer) for unit, labeler, answer in pairs]
+    low, high = reliability_interval(estimate_reliability(rows), rows, "cy")
+    assert low < 0.5 < 0.99 < high  # five of six items, not 75 of 90 pairs
