@@ -85,7 +85,7 @@ def _compared(row: Row, names: tuple[str, str], preference: float) -> Fields:
 PREFERENCES = {
     **dict.fromkeys(("a", "1", "first", "response_a", "answer_a", "model_a"), 1),
     **dict.fromkeys(("b", "2", "second", "response_b", "answer_b", "model_b"), -1),
-    **dict.fromkeys(("tie", "tie_(bothbad)", "both", "equal", "0"), 0),
+    **dict.fromkeys(("tie", "tie_(bothbad)", "both", "neither", "same", "equal", "0"), 0),
 }
 """Words for the better of two answers: above 0 the first."""
 

@@ -272,6 +272,14 @@ def test_errors_name_the_field_of_the_row(kind, row, message):
     assert str(caught.value) == message
 
 
+@pytest.mark.parametrize(
+    ("words", "ranks"), [("A first 1", (1, 2)), ("b Second 2", (2, 1)), ("Tie both Neither same", (1, 1))]
+)
+def test_words_for_the_better_answer(words, ranks):
+    for word in words.split():
+        assert convert_row({**TWO, "preferred": word}, Ranking)[1] == [ranked(HI, "a", "b", ranks=ranks)]
+
+
 def test_a_column_selects_the_label_of_safety(tmp_path):
     path = tmp_path / "safe.jsonl"
     path.write_bytes(lines([SAFE]))
