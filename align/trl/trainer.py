@@ -22,6 +22,7 @@ from align.models.hub import make_repo, push_model
 from align.ppo.setup import BASE_REFERENCE, GivenObjects
 from align.ppo.train import prepare, save_policy, train
 from align.runtime.distributed import run_on_main
+from align.runtime.sharding import is_sharded
 from align.trl.completions import complete, log_to_wandb, show
 from align.trl.config import InvalidArgumentError, PPOConfig, set_batch_sizes, stop_token_of
 from align.trl.hooks import OnlineTrainerState, TrainerHooks, TRLCallbacks
@@ -288,6 +289,11 @@ def check_models(model: nn.Module, ref_model: PreTrainedModel | None, train_data
     """Raise an `InvalidArgumentError` for arguments that exclude each other."""
     if train_dataset is None:
         raise InvalidArgumentError("`train_dataset` is required")
+    if any(is_sharded(weight) for weight in model.parameters()):
+        raise InvalidArgumentError(
+            "`model` is sharded by ZeRO-3, as transformers loads it under that launcher: use ZeRO-1 or 2 "
+            "(configs/accelerate/zero2.yaml), or `align ppo`, which loads and trains sharded models"
+        )
     if ref_model is model:
         raise InvalidArgumentError(
             "`model` and `ref_model` cannot be the same object: give a copy, or None for a copy of the policy's start"

@@ -272,6 +272,12 @@ def test_mistakes_are_those_of_trl(make_trainer, models, prompts):
         make_trainer({"stop_token": "eos", "stop_token_id": 1})
 
 
+def test_a_model_that_zero_3_has_sharded_is_refused(make_trainer, models):
+    next(models["model"].parameters()).ds_id = 0  # the mark of DeepSpeed
+    with pytest.raises(ValueError, match="sharded by ZeRO-3"):
+        make_trainer()
+
+
 def test_an_earlier_run_is_not_overwritten(make_trainer):
     make_trainer().train()
     with pytest.raises(UserError, match="already holds a run; set resume"):
