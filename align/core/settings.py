@@ -279,6 +279,9 @@ class RunConfig(Settings):
         "auto or true: continue from the last whole checkpoint in output_dir, or start from scratch where there is none; "
         "or the path of a checkpoint, also of another run",
     )
+    dry_run: bool = option(
+        False, "load and check everything, print the plan and stop before the first update; nothing is written"
+    )
     report_to: list[str] = option(
         ["tensorboard"], "trackers in addition to metrics.jsonl", choices=("tensorboard", "wandb", "trackio", "none")
     )

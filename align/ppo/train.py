@@ -108,6 +108,8 @@ class PPOState:
 def train(config: PPOConfig, ready: Prepared) -> Path:
     """Run all updates from the last checkpoint on; return the folder of the best policy, or of the last."""
     run, extensions, folder = ready.run, ready.extensions, ready.run.folder / "model"
+    if config.dry_run:
+        return run.end_dry_run(config.total_updates)
     state = PPOState(config, "".join(extension.selects_by for extension in extensions))
     stateful = state.stateful() | {extension.name: extension for extension in extensions if extension.has_state}
     checkpoint = Checkpoint(run, ready.engine, {"prompts": PromptIdentity(ready.prompts), **stateful})

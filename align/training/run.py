@@ -114,7 +114,7 @@ class Run:
             self.print(compare_settings(config, self.folder if self.continues_own else resumed))
         elif has_results:
             self.print(f"{self.folder} holds no checkpoint to resume from (see save_steps): starting with the first update")
-        if config.push_to_hub:
+        if config.push_to_hub and not config.dry_run:
             run_on_main(lambda: make_repo(config.push_to_hub, config.hub_private), self.accelerator)
         self.accelerator.wait_for_everyone()  # every process has looked before one of them writes
         self.opened = False
@@ -315,11 +315,22 @@ class Run:
         self._push()
         release_lock(self.folder)
 
+    def end_dry_run(self, updates: int) -> Path:
+        """Print what the run would do after its preparation, and close it. Return the folder that its model would have."""
+        config, folder = self.config, self.folder
+        saves = f"a checkpoint every {config.save_steps}" if config.save_steps else "no checkpoints (save_steps 0)"
+        start = f", from {self.checkpoint}" if self.checkpoint else ""
+        self.print(
+            f"dry run: {updates:,} updates{start}; {saves}; the model would be in {folder / 'model'}; nothing was written"
+        )
+        self.close()
+        return folder / "model"
+
     def _push(self) -> None:
         """Push the final model, if `push_to_hub` is set; a failure is one line with the command to repeat it."""
         repo, private = self.config.push_to_hub, self.config.hub_private
         folder = self.folder / "model"
-        if not (self.is_main and repo and folder.exists()):
+        if not (self.is_main and self.opened and repo and folder.exists()):
             return
         try:
             self.print(f"pushed to {push_model(folder, repo, private)}")

@@ -93,7 +93,7 @@ ORDER_SETTINGS = (
 )
 SAME_ON_RESUME = (*MODEL_SETTINGS, *ORDER_SETTINGS)
 FREE_ON_RESUME = (
-    *("resume_from_checkpoint", "output_dir", "report_to", "memory_limit", "save_total_limit"),
+    *("dry_run", "resume_from_checkpoint", "output_dir", "report_to", "memory_limit", "save_total_limit"),
     *("collective_timeout", "peer_timeout", "stop_grace", "checkpoint_in_background", "push_to_hub", "hub_private"),
 )
 

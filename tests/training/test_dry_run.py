@@ -1,0 +1,55 @@
+"""A dry run of each stage prints a plan, writes nothing, and refuses what a run would refuse."""
+
+import pytest
+
+from align import cli
+from tests.bad_input.conftest import TINY, refused, snapshot, write_rows  # noqa: F401
+from tests.training.test_changed_runs import STAGES
+
+DRY = ("--dry_run", "--overlong", "truncate", "--max_prompt_tokens", "64")
+PPO = (
+    "--reward_functions align.ppo.toy_rewards:share_of_e --prompts data/prompts_heldout.jsonl --rollout_batch_size 4 "
+    "--max_new_tokens 4 --total_episodes 14"
+)
+
+
+@pytest.mark.parametrize("stage", [*STAGES, "ppo"])
+def test_a_dry_run_prints_the_plan_and_writes_nothing(stage, tmp_path, capsys, align_cache):
+    words = PPO if stage == "ppo" else STAGES[stage]
+    cli.main([stage, *TINY, *DRY, *words.split(), "--output_dir", str(tmp_path / "run")])
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0].startswith(f"{stage}: ")
+    assert lines[-1].startswith("dry run: ")
+    assert lines[-1].endswith(f"the model would be in {tmp_path / 'run' / 'model'}; nothing was written")
+    assert list(tmp_path.iterdir()) == []
+    if stage == "ppo":
+        assert "dry run: 4 updates; no checkpoints (save_steps 0);" in lines[-1]  # 14 / 4, rounded up
+        assert "4 updates of 4 responses (16 episodes)" in lines
+
+
+@pytest.mark.parametrize(
+    ("words", "parts"),
+    [
+        ("ppo --reward_functions nowhere:f", ["nowhere"]),
+        ("ppo --reward_functions align.ppo.toy_rewards:share_of_e --prompts nowhere.jsonl", ["nowhere.jsonl"]),
+        ("sft --train_data nowhere.jsonl", ["nowhere.jsonl"]),
+        ("sft --max_response_tokens 2 --overlong error", ["max_response_tokens"]),
+    ],
+)
+def test_mistakes_are_found(words, parts, refused):  # noqa: F811
+    stage, *rest = words.split()
+    line = refused(stage, *TINY, "--dry_run", *rest, alone=False)
+    assert all(part in line for part in parts), line
+
+
+def test_a_dry_run_of_a_run_that_would_continue_changes_nothing(tmp_path, capsys, align_cache):
+    data = write_rows(tmp_path / "demos.jsonl", *({"prompt": f"Is {i} odd?", "completion": "Yes."} for i in range(4)))
+    words = ["sft", *TINY, "--train_data", str(data), "--save_steps", "1", "--output_dir", str(tmp_path / "run")]
+    cli.main(words)
+    before = snapshot(tmp_path)
+    cli.main([*words, "--num_train_epochs", "3", "--resume_from_checkpoint", "auto", "--dry_run"])
+    assert (
+        f"dry run: 3 updates, from {tmp_path / 'run'}/checkpoints/update-000001; a checkpoint every 1;"
+        in capsys.readouterr().err
+    )
+    assert snapshot(tmp_path) == before
