@@ -22,7 +22,7 @@ HEAD = """# Settings
 
 Every setting of every command, with its type and default. All of them work in a YAML file (`learning_rate: 1e-5`), on the
 command line (`--learning_rate 1e-5`), and as fields of the class from Python. This page is written from the code;
-`align COMMAND --help` prints the same.
+`align COMMAND --help` prints those that matter first, `align COMMAND --help-all` every one.
 """
 
 

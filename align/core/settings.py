@@ -244,6 +244,8 @@ def _with_home(path: str) -> str:
 class ModelConfig(Settings):
     """Which model, in which number format, and whether all its weights are trained or LoRA adapters."""
 
+    help_title = "model"
+
     model: str = option("smollm2-135m", "model to start from: a folder, a hub name or a built-in model (`align model list`)")
     chat_template: str = option(
         "auto", "how conversations become text: auto (the tokenizer's, else plain), plain, raw, or the path of a Jinja file"
@@ -269,22 +271,11 @@ class ModelConfig(Settings):
 
 
 @dataclass(kw_only=True)
-class RunConfig(Settings):
-    """Where a run writes, and how its weights are optimized."""
+class OptimizationConfig(Settings):
+    """How weights are optimized."""
 
-    output_dir: str = option("runs/run", "folder of the run: config, metrics, checkpoints and the final model")
-    seed: int = option(0, "seed of all random numbers; the same seed gives the same run", ge=0, lt=2**32)
-    resume_from_checkpoint: bool | str = option(
-        False,
-        "auto or true: continue from the last whole checkpoint in output_dir, or start from scratch where there is none; "
-        "or the path of a checkpoint, also of another run",
-    )
-    dry_run: bool = option(
-        False, "load and check everything, print the plan and stop before the first update; nothing is written"
-    )
-    report_to: list[str] = option(
-        ["tensorboard"], "trackers in addition to metrics.jsonl", choices=("tensorboard", "wandb", "trackio", "none")
-    )
+    help_title = "optimization"
+
     learning_rate: float = option(1e-5, "peak learning rate", gt=0)
     layerwise_lr_decay: float = option(
         1.0, "rate of a layer as a share of that of the layer above it (ULMFiT: 0.385); 1: all the same", gt=0, le=1
@@ -300,10 +291,31 @@ class RunConfig(Settings):
     adam_epsilon: float = option(1e-8, "epsilon of AdamW", ge=0)
     max_grad_norm: float = option(1.0, "gradients are scaled down to this global norm; 0: never", ge=0)
     micro_batch_tokens: int = option(4096, "padded tokens in one forward and backward pass; changes no result", gt=0)
-    memory_limit: float = option(0.0, "GiB that the estimate before the start allows a process; 0: all free memory", ge=0)
     router_aux_loss_coef: float = option(
         0.0, "weight of the loss that keeps a mixture's experts evenly used (Switch Transformers: 0.01)", ge=0
     )
+
+
+@dataclass(kw_only=True)
+class RunConfig(OptimizationConfig):
+    """Where a run writes, how its weights are optimized, and how it is saved and resumed."""
+
+    help_title = "output, checkpoints and processes"
+
+    output_dir: str = option("runs/run", "folder of the run: config, metrics, checkpoints and the final model")
+    seed: int = option(0, "seed of all random numbers; the same seed gives the same run", ge=0, lt=2**32)
+    resume_from_checkpoint: bool | str = option(
+        False,
+        "auto or true: continue from the last whole checkpoint in output_dir, or start from scratch where there is none; "
+        "or the path of a checkpoint, also of another run",
+    )
+    dry_run: bool = option(
+        False, "load and check everything, print the plan and stop before the first update; nothing is written"
+    )
+    report_to: list[str] = option(
+        ["tensorboard"], "trackers in addition to metrics.jsonl", choices=("tensorboard", "wandb", "trackio", "none")
+    )
+    memory_limit: float = option(0.0, "GiB that the estimate before the start allows a process; 0: all free memory", ge=0)
     save_steps: int = option(
         0, "updates between checkpoints to resume from; 0: none but the final model, and one when asked to stop", ge=0
     )
@@ -340,6 +352,8 @@ class RunConfig(Settings):
 class MixtureConfig(Settings):
     """How several sources of training data are mixed, see `align.training.data_order.DataOrder`."""
 
+    help_title = "several sources of training data"
+
     mixing_cap: int = option(
         0, "examples above which a larger source of train_data gets no larger share (T5's K); 0: none", ge=0
     )
@@ -360,6 +374,8 @@ class MixtureConfig(Settings):
 class SplitConfig(Settings):
     """Validation data from the training data, see `align.batches.mixtures.split_by_opening`."""
 
+    help_title = "held-out data"
+
     validation_split: float = option(
         0.0, "share of the training prompts that is held out as validation data, with all of their rows; 0: none", ge=0, lt=1
     )
@@ -374,6 +390,8 @@ class SplitConfig(Settings):
 @dataclass(kw_only=True)
 class SequenceConfig(Settings):
     """Rows that are shared out among processes."""
+
+    help_title = "sequence parallelism"
 
     sequence_parallel: int = option(
         1, "processes that share each row that is too long for one (DeepSpeed Ulysses); divides a decoder's heads", ge=1

@@ -1,6 +1,7 @@
 """Reads a YAML file plus `--key value` into a stage's settings; a wrong key gets the nearest valid one."""
 
 import re
+import sys
 from argparse import ArgumentParser, ArgumentTypeError
 from collections.abc import Iterator, Sequence
 from copy import copy
@@ -16,6 +17,7 @@ from transformers.hf_argparser import HfArgumentParser
 from align.core.errors import UserError, nearest_name_hint
 from align.core.files import resolve_path
 from align.core.plugins import import_object
+from align.core.setting_help import help_text
 from align.core.setting_names import explain
 from align.core.settings import block_paths, is_optional
 
@@ -72,21 +74,24 @@ def parse(config_class: type[Settings], arguments: Sequence[str], program: str |
     """Read `--config FILE` and `--key value` pairs; the command line overrides the file.
 
     Args:
-        program: the program's name in `--help`.
+        program: the program's name in `--help`, which prints the settings and ends the program.
 
     Raises:
         UserError: for a missing or invalid file, an unknown key (with the nearest valid one), or a value of a wrong type.
     """
     words = list(arguments)
+    if asked := {"-h", "--help", "--help-all", "--help_all"} & set(words):
+        print(help_text(config_class, program or Path(sys.argv[0]).name, bool(asked & {"--help-all", "--help_all"})))
+        raise SystemExit(0)
     files = [(path, _read_mapping(path)) for path in _take_config_files(words)]
-    names = ["help" if word == "-h" else _name(word) for word in words if word.startswith("--") or word == "-h"]
+    names = [_name(word) for word in words if word.startswith("--")]
     blocks = _given_blocks(config_class, names, [file for _, file in files])
     parser = _Parser(config_class, program, blocks)
     from_files: dict[str, list[str]] = {}
     for path, file in files:
         from_files |= _file_words(path, file, config_class, parser)
     for name in names:
-        if name not in parser.types and name != "help":
+        if name not in parser.types:
             raise UserError(_unknown_option(name, config_class))
     # No command-line words stand for an empty list.
     parser.set_defaults(**{key: [] for key, values in from_files.items() if not values})
@@ -105,11 +110,11 @@ def parse(config_class: type[Settings], arguments: Sequence[str], program: str |
 
 
 def _given_blocks(config_class: type[Any], names: Sequence[str], files: Sequence[yaml.MappingNode]) -> list[str]:
-    """The blocks that the command line or a file has settings of; `--help` shows all of them."""
+    """The blocks that the command line or a file has settings of."""
     keys = [(str(key.value), value) for file in files for key, value in file.value]
     given = {key for key, value in keys if isinstance(value, yaml.MappingNode)}
     given |= {name.partition(".")[0] for name in (*names, *(key for key, _ in keys)) if "." in name}
-    return [name for name in block_paths(config_class) if name in given or "help" in names]
+    return [name for name in block_paths(config_class) if name in given]
 
 
 def setting_names(config_class: type[Any]) -> list[str]:
@@ -174,7 +179,7 @@ def _name(word: str) -> str:
 def _unknown_name(what: str, name: str, names: Sequence[str], prefix: str = "") -> str:
     if explained := explain(name, names):
         return f"unknown {what}: {explained}"
-    return f"unknown {what}" + (nearest_name_hint(name, names, prefix) or "; --help lists the valid names")
+    return f"unknown {what}" + (nearest_name_hint(name, names, prefix) or "; --help-all lists the valid names")
 
 
 def _file_words(path: Path, file: yaml.MappingNode, config_class: type[Any], parser: _Parser) -> dict[str, list[str]]:

@@ -24,6 +24,8 @@ EnsembleMethod = Literal["mean", "wco", "uwo"]
 class KLConfig(Settings):
     """The KL penalty to the reference."""
 
+    help_title = "KL penalty"
+
     kl_coef: float = option(
         0.05, "coefficient of the KL penalty (InstructGPT: 0.02); the first one if kl_target is set", ge=0
     )
@@ -48,6 +50,8 @@ class KLConfig(Settings):
 class LossConfig(Settings):
     """The loss of policy and critic."""
 
+    help_title = "loss"
+
     cliprange: float = option(0.2, "epsilon of the policy's ratio clip", ge=0)
     cliprange_high: float = option(0.0, "upper epsilon of the ratio clip (DAPO: 0.28); 0: the same as cliprange", ge=0)
     cliprange_value: float = option(0.2, "how far a value may move from its old one in one update; 0: no limit", ge=0)
@@ -56,7 +60,52 @@ class LossConfig(Settings):
 
 
 @dataclass(kw_only=True)
-class PPOConfig(KLConfig, LossConfig, SplitConfig, ModelConfig, EngineConfig, RunConfig):
+class ResponseConfig(Settings):
+    """How responses are sampled."""
+
+    help_title = "generation"
+
+    max_new_tokens: int = option(64, "longest response, in tokens", gt=0)
+    stop_token_ids: list[int] = option(
+        [], "token ids that end a response, in place of the model's end tokens; empty: the model's end tokens", ge=0
+    )
+    ignore_eos: bool = option(
+        False,
+        "sample each response to max_new_tokens; one with an end token counts as ended (see missing_eos_score)",
+    )
+    max_prompt_tokens: int = option(512, "longest prompt, in tokens", gt=0)
+    temperature: float = option(1.0, "sampling temperature; log-probs of policy and reference are taken at it", gt=0)
+
+
+@dataclass(kw_only=True)
+class EvaluationConfig(Settings):
+    """When a policy is evaluated, and which one is kept."""
+
+    help_title = "evaluation"
+
+    validation_prompts: str = option("", "fixed prompts for evaluation; empty: none")
+    eval_steps: int = option(10, "updates between evaluations on validation_prompts", gt=0)
+    max_kl: float = option(
+        25.0,
+        "largest validation KL, in nats per response, of a policy that is kept; among them the highest reward wins, or "
+        "with selection the judge's highest score; with rules.budgets, one within its budgets wins first",
+        gt=0,
+    )
+    best_policy_confidence: float = option(
+        0.0,
+        "replace the kept policy, first the starting model, only at this confidence, by a paired test over "
+        "validation_prompts (such as 0.95); 0: keep the trained one with the highest mean",
+        ge=0,
+        lt=1,
+    )
+    save_best_policy: bool = option(
+        True, "with validation_prompts, the final model is the policy of the best evaluation; false: the last policy"
+    )
+    keep_policies: bool = option(False, "keep the policy of every evaluation in policies/, for reward against KL")
+
+
+@dataclass(kw_only=True)
+class PPOConfig(KLConfig, LossConfig, ResponseConfig, EvaluationConfig, SplitConfig, ModelConfig, EngineConfig, RunConfig):
     """Clipped-ratio PPO with a KL penalty to the reference, which is the model that training starts from."""
 
     adam_epsilon: float = option(1e-5, "epsilon of AdamW (the N implementation details of RLHF with PPO: 1e-5)")
@@ -65,7 +114,6 @@ class PPOConfig(KLConfig, LossConfig, SplitConfig, ModelConfig, EngineConfig, Ru
     warmup_ratio: float = option(0.0, "share of all updates in which the learning rate rises from 0")
 
     prompts: str = option("data/prompts.jsonl", "prompts to sample from: file, folder or hub name, or FILE[prompt=COLUMN]")
-    validation_prompts: str = option("", "fixed prompts for evaluation; empty: none")
     reward_model: list[str] = option(
         [], "folder of a reward model, or of several, combined by reward_ensemble; empty: only reward_functions"
     )
@@ -91,16 +139,6 @@ class PPOConfig(KLConfig, LossConfig, SplitConfig, ModelConfig, EngineConfig, Ru
     samples_per_prompt: int = option(1, "responses to each prompt of a rollout", gt=0)
     num_ppo_epochs: int = option(4, "passes over a rollout (summarize_from_feedback_details: 4, InstructGPT: 1)", gt=0)
     num_mini_batches: int = option(1, "optimizer steps in one pass over a rollout", gt=0)
-    max_new_tokens: int = option(64, "longest response, in tokens", gt=0)
-    stop_token_ids: list[int] = option(
-        [], "token ids that end a response, in place of the model's end tokens; empty: the model's end tokens", ge=0
-    )
-    ignore_eos: bool = option(
-        False,
-        "sample each response to max_new_tokens; one with an end token counts as ended (see missing_eos_score)",
-    )
-    max_prompt_tokens: int = option(512, "longest prompt, in tokens", gt=0)
-    temperature: float = option(1.0, "sampling temperature; log-probs of policy and reference are taken at it", gt=0)
     advantage_estimator: Literal["gae", "rloo", "grpo", "reinforce++"] = option(
         "gae", "estimator of advantages; only gae uses a critic; rloo and grpo need samples_per_prompt above 1"
     )
@@ -127,24 +165,6 @@ class PPOConfig(KLConfig, LossConfig, SplitConfig, ModelConfig, EngineConfig, Ru
         ge=0,
     )
     critic_warmup: int = option(0, "number of first updates in which only the critic learns and the policy is frozen", ge=0)
-    eval_steps: int = option(10, "updates between evaluations on validation_prompts", gt=0)
-    max_kl: float = option(
-        25.0,
-        "largest validation KL, in nats per response, of a policy that is kept; among them the highest reward wins, or "
-        "with selection the judge's highest score; with rules.budgets, one within its budgets wins first",
-        gt=0,
-    )
-    best_policy_confidence: float = option(
-        0.0,
-        "replace the kept policy, first the starting model, only at this confidence, by a paired test over "
-        "validation_prompts (such as 0.95); 0: keep the trained one with the highest mean",
-        ge=0,
-        lt=1,
-    )
-    save_best_policy: bool = option(
-        True, "with validation_prompts, the final model is the policy of the best evaluation; false: the last policy"
-    )
-    keep_policies: bool = option(False, "keep the policy of every evaluation in policies/, for reward against KL")
 
     ema_decay: float = option(
         0.0,

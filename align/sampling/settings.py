@@ -12,6 +12,8 @@ from align.sampling.generation import Sampling
 class InferenceConfig(Settings):
     """How models are loaded and rows are read."""
 
+    help_title = "models and rows"
+
     seed: int = option(0, "seed of all random numbers; the same seed gives the same results", ge=0, lt=2**32)
     dtype: Literal["auto", "float32", "bfloat16"] = option(
         "auto", "number format that models compute in; auto: bfloat16 where the hardware multiplies it, else float32"
@@ -47,6 +49,8 @@ class FewShotSettings(Settings):
 class AnsweringConfig(InferenceConfig):
     """How responses to prompts are sampled."""
 
+    help_title = "generation"
+
     max_new_tokens: int = option(256, "longest response, in tokens", gt=0)
     max_prompt_tokens: int = option(1024, "longest prompt, in tokens", gt=0)
     overlong: Overlong = option("error", "what happens to a longer prompt: error, drop it, or truncate its beginning")
@@ -81,6 +85,8 @@ class VLLMSettings(Settings):
 @dataclass(kw_only=True)
 class EngineConfig(Settings):
     """The engine that samples rollouts; docs/clusters.md describes how to start vLLM."""
+
+    help_title = "sampling engine"
 
     engine: Literal["transformers", "vllm-server", "vllm-colocate"] = option(
         "transformers",

@@ -26,6 +26,8 @@ PLANNED_UPDATES = 200
 class EpochConfig(ModelConfig, RunConfig):
     """Settings of the stages that make passes over fixed examples."""
 
+    help_title = "passes over the data"
+
     num_train_epochs: int = option(1, "passes over the training data", gt=0)
     batch_size: int = option(16, "examples in one update, over all processes", gt=0)
     max_prompt_tokens: int = option(1024, "longest prompt, in tokens", gt=0)

@@ -316,7 +316,7 @@ class Run:
         release_lock(self.folder)
 
     def end_dry_run(self, updates: int) -> Path:
-        """Print what the run would do after its preparation, and close it. Return the folder that its model would have."""
+        """Print the plan of the run, and close it. Return the folder that its model would have."""
         config, folder = self.config, self.folder
         saves = f"a checkpoint every {config.save_steps}" if config.save_steps else "no checkpoints (save_steps 0)"
         start = f", from {self.checkpoint}" if self.checkpoint else ""

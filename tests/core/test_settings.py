@@ -149,8 +149,8 @@ def test_an_unknown_key_is_refused_with_the_nearest_name(from_yaml, wrong, near)
 
 
 def test_an_unknown_key_that_is_like_nothing(from_yaml):
-    refused(lambda: from_yaml("zzzzqqqq: 1"), "unknown key 'zzzzqqqq'; --help lists the valid names")
-    refused(lambda: read(SFTConfig, "--zzzzqqqq"), "unknown option --zzzzqqqq; --help lists")
+    refused(lambda: from_yaml("zzzzqqqq: 1"), "unknown key 'zzzzqqqq'; --help-all lists the valid names")
+    refused(lambda: read(SFTConfig, "--zzzzqqqq"), "unknown option --zzzzqqqq; --help-all lists")
     refused(lambda: from_yaml("1: 1"), "unknown key '1'")
 
 

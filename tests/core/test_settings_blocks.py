@@ -111,7 +111,7 @@ def test_dump_reads_back(tmp_path):
 
 def test_help_lists_the_settings_of_all_blocks(capsys):
     with pytest.raises(SystemExit):
-        parse(WithBlock, ["--help"])
+        parse(WithBlock, ["--help-all"])
     shown = " ".join(capsys.readouterr().out.split())
     assert "mix: texts that are mixed in" in shown
     assert "--mix.coef" in shown

@@ -283,7 +283,7 @@ def test_dump_round_trip_of_any_values(tmp_path_factory, **values):
 @pytest.mark.parametrize("stage", STAGES)
 def test_help_explains_every_field_with_its_default(stage, capsys):
     with pytest.raises(SystemExit) as caught:
-        parse(stage, ["--help"], program="align")
+        parse(stage, ["--help-all"], program="align")
     assert caught.value.code == 0
     shown = " ".join(capsys.readouterr().out.split())
     for item in fields(stage):

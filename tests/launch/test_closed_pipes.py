@@ -28,7 +28,7 @@ def test_commands_end_quietly(tmp_path):
         (start(["data", "check", str(rows)]), 141),
         (start(["--help"]), 141),
         (start(["eval", "--help"]), 141),
-        (start(["ppo", "--help"]), 0),  # argparse takes no notice
+        (start(["ppo", "--help"]), 141),
         (start(["data", "check", "nowhere.jsonl"], ("stdout", "stderr")), 141),
         (start(sample.split(), ("stdout", "stderr")), 1),  # rich ends the program
     ]

@@ -41,7 +41,7 @@ def commands(inline):
             lines = re.findall(r"`(align [^`\n]+)`", text_of(path))
         for line in lines:
             words = shlex.split(line, comments=True) if line.startswith("align ") else []
-            if any(word.startswith("--") and word != "--help" for word in words):
+            if any(word.startswith("--") and word not in ("--help", "--help-all") for word in words):
                 yield pytest.param(words[1:], id=f"{path.stem}: {line[:70]}")
 
 
