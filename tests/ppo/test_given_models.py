@@ -121,12 +121,15 @@ def test_a_classifier_without_a_tokenizer_reads_the_policys_ids(name, trainer, l
         assert float(score) == pytest.approx(float(wanted), abs=1e-4)
 
 
-@pytest.mark.parametrize("settings", [{}, {"lora_r": 4}, {"gradient_checkpointing": True}])
-def test_a_value_model_is_the_critic_and_is_trained_in_place(settings, trainer, language_model, classifier):
-    policy, value_model = language_model("tiny-gpt2"), classifier("tiny-llama")
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [("tiny-gpt2", {}), ("tiny-gpt2", {"lora_r": 4}), ("tiny-gpt2", {"gradient_checkpointing": True}), ("tiny-t5", {})],
+)
+def test_a_value_model_is_the_critic_and_is_trained_in_place(name, settings, trainer, language_model, classifier):
+    policy, value_model = language_model(name), classifier("tiny-llama")
     before = copy.deepcopy(value_model)
     names = list(dict(value_model.named_parameters()))
-    given = trainer(policy, value_model=value_model, config=settings)
+    given = trainer(policy, name=name, value_model=value_model, config=settings)
     rollout = rollout_of(given.prepared)
     old = roles_of(given.prepared, rollout)
     for row, (prompt, response) in enumerate(zip(rollout.prompts, rollout.responses, strict=True)):
@@ -134,8 +137,17 @@ def test_a_value_model_is_the_critic_and_is_trained_in_place(settings, trainer, 
         assert torch.allclose(old.values[row, : len(response)], expected, atol=1e-4)
     given.train()
     assert list(dict(value_model.named_parameters())) == names
-    for (name, weight), earlier in zip(value_model.named_parameters(), before.parameters(), strict=True):
-        assert not torch.equal(weight, earlier), name
+    for (key, weight), earlier in zip(value_model.named_parameters(), before.parameters(), strict=True):
+        assert not torch.equal(weight, earlier), key
+
+
+def test_models_of_two_number_formats_are_trained_together(trainer, language_model, classifier):
+    policy, value_model = language_model("tiny-gpt2"), classifier("tiny-llama").to(torch.bfloat16)
+    before = copy.deepcopy(value_model)
+    trainer(policy, value_model=value_model, reference=language_model("tiny-gpt2").to(torch.bfloat16)).train()
+    assert value_model.score.weight.dtype == torch.bfloat16
+    assert not torch.equal(value_model.score.weight, before.score.weight)
+    assert not torch.equal(value_model.model.layers[0].mlp.up_proj.weight, before.model.layers[0].mlp.up_proj.weight)
 
 
 def test_objects_in_a_wrong_role_are_refused(trainer, language_model, classifier, sharp_folders):
@@ -157,3 +169,9 @@ def test_objects_in_a_wrong_role_are_refused(trainer, language_model, classifier
     )
     with pytest.raises(UserError, match=r"reference: .* do not fit the model's context of 32"):
         trainer(policy, reference=short_context, config={"max_new_tokens": 30})
+
+
+def test_a_classifier_without_a_linear_score_is_refused(trainer, language_model, sharp_folders):
+    value_model = AutoModelForSequenceClassification.from_pretrained(sharp_folders["tiny-t5"], num_labels=1)
+    with pytest.raises(UserError, match="value_model: its class T5ForSequenceClassification has no linear layer 'score'"):
+        trainer(language_model("tiny-t5"), name="tiny-t5", value_model=value_model)

@@ -63,6 +63,7 @@ config = PPOConfig(
     rollout_batch_size=4,
     num_ppo_epochs=1,
     max_new_tokens=4,
+    missing_eos_score=None,
     collective_timeout=60,
 )
 trainer = PPOTrainer(
