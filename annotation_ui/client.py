@@ -110,7 +110,8 @@ class Client:
         query += [("rules", rules)] if rules else []
         query += [("labeler", labeler) for labeler in labelers]
         query += [("settings", json.dumps(dict(settings or {})))]
-        body = "".join(json.dumps(dict(row), ensure_ascii=False) + "\n" for row in rows).encode()
+        lines = (json.dumps(dict(row), ensure_ascii=False) + "\n" for row in rows)
+        body = "".join(lines).encode("utf-8", "surrogatepass")  # the server names the row that is not Unicode
         retries = urllib3.Retry(
             RETRIES, read=0, other=0, redirect=False, allowed_methods=None, status_forcelist=[429], backoff_factor=1
         )

@@ -4,6 +4,8 @@ import hashlib
 import json
 import re
 import secrets
+import subprocess
+import sys
 import threading
 import time
 from contextlib import contextmanager
@@ -45,6 +47,8 @@ def test_rows_go_in_and_rankings_come_out(any_server, remote, tmp_path):
     assert remote.import_rows(batch, "rank", ROWS, priority=5, settings={"attention_every": 7}) == 3
     with pytest.raises(UserError, match="exists already"):
         remote.import_rows(batch, "rank", ROWS)
+    with pytest.raises(UserError, match="not UTF-8 text"):
+        remote.import_rows(f"{batch} 2", "rank", [{"prompt": "\ud800", "responses": ["a", "b"]}])
     assert (remote.progress(batch)["done"], remote.progress(batch)["slots"]) == (0, 3)
     for ranks in ([1, 2, 3, 4], [4, 3, 2, 1], [2, 1, 1, 3]):
         do(judgments, ann, "rank", {"ranks": ranks, **BLANK})
@@ -200,6 +204,11 @@ def test_what_the_server_refuses_is_its_own_line(any_server, monkeypatch, tmp_pa
     monkeypatch.setattr(client_module, "RETRIES", 0)
     with pytest.raises(UserError, match=r"http://127.0.0.1:9: no answer \(.*refused"):
         Client("http://127.0.0.1:9", "t").batches()
+
+
+def test_the_client_needs_no_extra():
+    program = "import sys, annotation_ui.client; print({'sqlalchemy', 'gradio', 'fastapi', 'torch'} & {*sys.modules})"
+    assert subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout == "set()\n"
 
 
 def test_a_loop_on_another_machine_labels_through_the_server(any_server, monkeypatch, tmp_path):

@@ -2,7 +2,9 @@
 
 import json
 import os
+import re
 import secrets
+import shlex
 import signal
 import sqlite3
 import subprocess
@@ -11,7 +13,8 @@ import time
 from contextlib import closing
 
 import pytest
-from sqlalchemy import func, select
+from sqlalchemy import func, select, update
+from sqlalchemy.exc import DatabaseError
 
 from align.core.errors import UserError
 from annotation_ui.cli import main
@@ -21,6 +24,8 @@ from annotation_ui.store.database import Database
 from annotation_ui.store.judgments import Judgments
 from annotation_ui.store.leases import Leases
 from annotation_ui.store.schema import Batch, Item, Judgment, SignIn
+from tests.annotation_ui import postgres
+from tests.annotation_ui.conftest import new_database
 from tests.annotation_ui.running import ROOT, Client, Server, add_batch, add_users, do
 
 pytestmark = pytest.mark.timeout(180)
@@ -165,6 +170,32 @@ def test_postgresql_is_refused_in_one_line(tmp_path, capsys):
         assert main(["--database", "postgresql://user@host/name", command, str(tmp_path / "copy.db")]) == 2
         line = f"align annotate: only a SQLite database is copied here: use {program} for PostgreSQL\n"
         assert capsys.readouterr().err == line
+
+
+def test_the_documented_commands_copy_and_restore_postgresql(postgres_url, request):
+    page = (ROOT / "docs" / "annotation.md").read_text(encoding="utf-8")
+    dump, restored = (re.search(rf"^{program} .*$", page, re.M)[0] for program in ("pg_dump", "pg_restore"))
+    url = new_database(request, "postgresql", None)
+    database = Database(url)
+    database.upgrade()
+    judgments, (ann,) = Judgments(Leases(database)), add_users(database, "ann")
+    add_batch(database, 2)
+    do(judgments, ann, "rank", {"ranks": [1, 2, 3, 4], **BLANK})
+
+    def run(command):
+        program, *words = shlex.split(command.replace("postgresql://user@host/name", url))
+        database.close()
+        subprocess.run([postgres.binaries() / program, *words], check=True, cwd=request.getfixturevalue("tmp_path"))
+
+    run(dump)
+    do(judgments, ann, "rank", {"ranks": [1, 2, 3, 4], **BLANK})
+    run(restored)
+    with database.read() as session:
+        assert session.scalar(select(func.count(Judgment.id))) == 1
+    with pytest.raises(DatabaseError, match="append-only"), database.write() as session:
+        session.execute(update(Judgment).values(seconds=1.0))
+    do(judgments, ann, "rank", {"ranks": [1, 2, 3, 4], **BLANK})  # ids go on behind those that were restored
+    database.close()
 
 
 def test_a_restored_database_takes_judgments(sqlite_database, tmp_path):
