@@ -11,6 +11,7 @@ from sqlalchemy import select
 
 from annotation_ui.server.services import Settings, make_services
 from annotation_ui.store.schema import Judgment
+from annotation_ui.tasks import task_settings
 from tests.annotation_ui.running import ROOT, Client, Server
 
 pytestmark = pytest.mark.timeout(180)
@@ -107,7 +108,8 @@ def test_uploads_and_exports_leave_no_copy_and_are_the_owners_alone(boss):
     assert (stored.name, stored.stat().st_mode & 0o777) == ("rows.jsonl", 0o600)
     events = json.loads(boss("GET", "/lead/config")[2])["dependencies"]
     (event,) = [event["id"] for event in events if event["api_name"] == "import_batch"]
-    fields = [key, f"sent-{key}", "rank", None, 1, 0, 10, [], False, None, None, ""]
+    of_tasks = [{bool: False, int: None, str: ""}[setting.kind] for _, setting in task_settings()]
+    fields = [key, f"sent-{key}", "rank", None, 1, 0, 10, [], *of_tasks]
     assert "Imported 1 items." in call_event(boss, event, fields)
     assert list(uploads.iterdir()) == []
     assert "no longer there" in call_event(boss, event, fields)
