@@ -19,15 +19,17 @@ from transformers.trainer_callback import CallbackHandler, PrinterCallback, Trai
 from align.batches.encoding import Limits, encode_prompts
 from align.models.checkpoint import save_model_into
 from align.models.hub import make_repo, push_model
+from align.models.loading import LoadedModel
 from align.ppo.setup import BASE_REFERENCE, GivenObjects
 from align.ppo.train import prepare, save_policy, train
 from align.runtime.distributed import run_on_main
 from align.runtime.sharding import is_sharded
+from align.tokenization.encoded import EncodedPrompt
 from align.trl.completions import complete, log_to_wandb, show
 from align.trl.config import InvalidArgumentError, PPOConfig, set_batch_sizes, stop_token_of
 from align.trl.hooks import OnlineTrainerState, TrainerHooks, TRLCallbacks
 from align.trl.saving import STATE_FILE, repository, save_checkpoint, write_card
-from align.trl.translation import core_config, unsupported_settings
+from align.trl.translation import core_config, number_format_hint, unsupported_settings
 
 
 class PolicyAndValueModel(nn.Module):
@@ -111,11 +113,11 @@ class PPOTrainer:
         self.prepared = prepare(self.core_config, model, [reward_model], [], prompts, (), [self.hooks], given)
         self.model = PolicyAndValueModel(self.prepared.policy.backbone.peft or model, value_model)
         self.callback_handler.model, self.callback_handler.lr_scheduler = self.model, self.lr_scheduler
-        for line in unsupported_settings(args):
+        if ref_model is None and (copied := self.prepared.roles.reference_model) is not None:
+            self.ref_model = copied.backbone.model
+        for line in [*unsupported_settings(args), *number_format_hint(args, model.dtype, self.accelerator.device)]:
             self.prepared.run.print(f"warning: {line}")
-        eval_rows = [row for part in data_sets(eval_dataset) for row in prompt_rows(part, data_collator)]
-        limits = Limits(max((len(row["input_ids"]) for row in eval_rows), default=1), args.response_length)
-        self.eval_prompts = encode_prompts(eval_rows, self.prepared.policy, limits, False) if eval_rows else []
+        self.eval_prompts = eval_prompts(eval_dataset, data_collator, self.prepared.policy, args.response_length)
         self.hub_model_id: str | None = None
         if args.push_to_hub:
             named = (repository(args), bool(args.hub_private_repo), args.hub_token)
@@ -158,7 +160,7 @@ class PPOTrainer:
         save_policy(self.core_config, self.prepared, folder, {}, save_model_into)
         run_on_main(lambda: self.state.save_to_json(str(folder / STATE_FILE)), self.accelerator)
         if self.args.push_to_hub:
-            self._upload("Model save", None, None)
+            self._upload(folder, "Model save")
 
     def push_to_hub(
         self,
@@ -178,15 +180,16 @@ class PPOTrainer:
             kwargs: of `create_model_card`.
         """
         self.callback_handler.on_push_begin(self.args, self.state, self.control)
-        save_policy(self.core_config, self.prepared, Path(str(self.args.output_dir)), {}, save_model_into)
+        folder = Path(str(self.args.output_dir))
+        save_policy(self.core_config, self.prepared, folder, {}, save_model_into)
         self.create_model_card(**kwargs)
-        return self._upload(commit_message, token, revision)
+        return self._upload(folder, commit_message, token, revision)
 
-    def _upload(self, message: str, token: str | None, revision: str | None) -> str:
+    def _upload(self, folder: Path, message: str, token: str | None = None, revision: str | None = None) -> str:
         args = self.args
         target = (self.hub_model_id or repository(args), bool(args.hub_private_repo), message)
         access = (token or args.hub_token, revision or args.hub_revision)
-        return run_on_main(lambda: push_model(Path(str(args.output_dir)), *target, *access), self.accelerator)
+        return run_on_main(lambda: push_model(folder, *target, *access), self.accelerator)
 
     def create_model_card(
         self, model_name: str | None = None, dataset_name: str | None = None, tags: str | list[str] | None = None
@@ -324,6 +327,20 @@ def data_sets(given: Dataset | Mapping[str, Dataset] | None) -> list[Dataset]:
     if given is None:
         return []
     return list(given.values()) if isinstance(given, Mapping) else [given]
+
+
+def eval_prompts(
+    dataset: Dataset | Mapping[str, Dataset] | None,
+    collator: DataCollatorWithPadding | None,
+    policy: LoadedModel,
+    response_length: int,
+) -> list[EncodedPrompt]:
+    """Return the prompts of the sample tables; empty without data."""
+    rows = [row for part in data_sets(dataset) for row in prompt_rows(part, collator)]
+    if not rows:
+        return []
+    limits = Limits(max(len(row["input_ids"]) for row in rows), response_length)
+    return encode_prompts(rows, policy, limits, skip_bad_rows=False)
 
 
 def prompt_rows(dataset: Dataset, collator: DataCollatorWithPadding | None) -> list[dict[str, list[int]]]:

@@ -180,6 +180,16 @@ def unsupported_settings(args: PPOConfig) -> list[str]:
     return lines
 
 
+def number_format_hint(args: PPOConfig, dtype: torch.dtype, device: torch.device) -> list[str]:
+    """Return a line if `bf16` is on, the device multiplies bfloat16, and the policy is in float32, which decides."""
+    if not args.bf16 or dtype != torch.float32 or device.type == "cpu":
+        return []
+    return [
+        "bf16 is set, but the models are in float32 and compute in it: load them with dtype=torch.bfloat16; the optimizer "
+        "keeps float32 copies of the weights"
+    ]
+
+
 def defaults_of(settings: type[PPOConfig]) -> dict[str, Any]:
     """Return the values that settings have after initialization if they are not given.
 

@@ -4,13 +4,21 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
+import torch
 from transformers import HfArgumentParser, TrainingArguments
 from trl import ModelConfig, ScriptArguments
 
 import align.trl
 from align.trl import PPOConfig
 from align.trl.config import InvalidArgumentError, set_batch_sizes, stop_token_of
-from align.trl.translation import SCRIPT_SETTINGS, SET_BY_TRAINER, UNSUPPORTED, core_config, unsupported_settings
+from align.trl.translation import (
+    SCRIPT_SETTINGS,
+    SET_BY_TRAINER,
+    UNSUPPORTED,
+    core_config,
+    number_format_hint,
+    unsupported_settings,
+)
 
 OWN = {
     "dataset_num_proc": None,
@@ -214,6 +222,15 @@ def test_a_setting_without_effect_is_one_line(name):
     (line,) = [line for line in lines if line.startswith(f"{name} is")]
     assert UNSUPPORTED[name] in line
     assert "\n" not in line
+
+
+def test_the_models_decide_the_number_format():
+    args, gpu = PPOConfig(output_dir="o", use_cpu=True), torch.device("cuda")
+    (line,) = number_format_hint(args, torch.float32, gpu)
+    assert "load them with dtype=torch.bfloat16" in line
+    assert number_format_hint(args, torch.bfloat16, gpu) == []
+    assert number_format_hint(args, torch.float32, torch.device("cpu")) == []
+    assert number_format_hint(PPOConfig(output_dir="o", bf16=False), torch.float32, gpu) == []
 
 
 def test_values_without_a_counterpart_are_one_line():

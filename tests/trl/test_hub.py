@@ -37,5 +37,5 @@ def test_save_model_pushes_where_the_settings_ask_for_it(hub, make_trainer):
     trainer = make_trainer({"push_to_hub": True, "hub_model_id": "ann/saved", "total_episodes": 4})
     trainer.train()
     assert hub.commits == []
-    trainer.save_model()
+    trainer.save_model(f"{trainer.args.output_dir}-elsewhere")
     assert hub.commits[-1][::2] == ("ann/saved", "Model save")

@@ -70,6 +70,16 @@ def test_all_weights_are_trained_in_the_given_objects(make_trainer, models, tmp_
     assert [row["lr"] for row in trainer.state.log_history] == pytest.approx([1e-3, 2e-3 / 3, 1e-3 / 3])
 
 
+def test_without_a_reference_the_start_is_copied(make_trainer, models):
+    start = copies(models["model"])
+    trainer = make_trainer({"learning_rate": 1e-3}, ref_model=None)
+    trainer.train()
+    assert trainer.ref_model is not models["model"]
+    assert changed(trainer.ref_model, start) == []
+    assert trainer.state.log_history[0]["objective/kl"] == pytest.approx(0.0, abs=1e-5)
+    assert trainer.state.log_history[1]["objective/kl"] != 0.0
+
+
 def test_a_learning_rate_of_0_changes_nothing(make_trainer, models):
     policy = copies(models["model"])
     more = {"gradient_accumulation_steps": 3, "num_mini_batches": 2, "response_length": 4, "use_cpu": True, "bf16": False}
