@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from peft import PeftConfig
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
@@ -261,9 +262,10 @@ class DPOTrainer:
         config: DPOConfig,
         validation_data: Data = (),
         tokenizer: PreTrainedTokenizerBase | None = None,
+        peft_config: PeftConfig | None = None,
     ) -> None:
         self.config = config = with_data_names(config, train_data=train_data, validation_data=validation_data)
-        self.run, self.loaded = run, loaded = open_run(config, "dpo", policy, tokenizer)
+        self.run, self.loaded = run, loaded = open_run(config, "dpo", policy, tokenizer, peft_config=peft_config)
         encode = partial(encode_rankings, loaded=loaded, limits=config.limits, skip_bad_rows=config.skip_bad_rows)
         mixed, split = hold_out(encode_mixture(train_data, encode, config.task_prefixes), config.validation_split)
         self.held_out = encode(validation_data) if validation_data else split

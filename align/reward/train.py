@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from peft import PeftConfig
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
@@ -263,10 +264,13 @@ class RewardTrainer:
         validation_data: Data = (),
         demonstrations: Data = (),
         tokenizer: PreTrainedTokenizerBase | None = None,
+        peft_config: PeftConfig | None = None,
     ) -> None:
         names = {"train_data": train_data, "validation_data": validation_data, "demonstrations": demonstrations}
         self.config = config = with_data_names(config, **names)
-        self.run, self.loaded = run, loaded = open_run(config, "reward", model, tokenizer, REWARD_ADAPTER, True)
+        self.run, self.loaded = run, loaded = open_run(
+            config, "reward", model, tokenizer, REWARD_ADAPTER, True, peft_config=peft_config
+        )
         run_on_main(lambda: require_savable_classifier(loaded), run.accelerator)
         share_sequences(run, loaded.backbone, config.sequence_parallel)
         encode = partial(encode_rankings, loaded=loaded, limits=config.limits, skip_bad_rows=config.skip_bad_rows)

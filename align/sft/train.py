@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 from accelerate import Accelerator
+from peft import PeftConfig
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
@@ -209,12 +210,13 @@ class SFTTrainer:
         folder = trainer.train()
 
     Args:
-        model: a name or folder, a transformers model with its `tokenizer`, or a `LoadedModel`.
+        model: a name or folder, a transformers model or a `PeftModel` with its `tokenizer`, or a `LoadedModel`.
         train_data: a file, folder or hub name, or records in memory (`align.batches.encoding.Data`); several are a
             `Mixture`, or names separated by commas.
         config: all other settings. Its `model` and its names of data are not read.
         validation_data: held-out data, by which the best model is chosen.
         tokenizer: of a transformers model.
+        peft_config: the settings of a new LoRA adapter, in place of `config.lora_r` and its like.
 
     Raises:
         UserError: for a mistake in the settings or the data.
@@ -227,9 +229,10 @@ class SFTTrainer:
         config: SFTConfig,
         validation_data: Data = (),
         tokenizer: PreTrainedTokenizerBase | None = None,
+        peft_config: PeftConfig | None = None,
     ) -> None:
         self.config = config = with_data_names(config, train_data=train_data, validation_data=validation_data)
-        self.run, self.loaded = run, loaded = open_run(config, "sft", model, tokenizer)
+        self.run, self.loaded = run, loaded = open_run(config, "sft", model, tokenizer, peft_config=peft_config)
         share_sequences(run, loaded.backbone, config.sequence_parallel)
         self.batches: Batches
         split: list[EncodedDemonstration] = []

@@ -10,9 +10,12 @@ from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokeni
 from align.core.errors import UserError
 from align.core.settings import ModelConfig
 from align.core.settings_parser import parse
+from align.dpo import DPOConfig, DPOTrainer
 from align.models.loading import from_objects, load
 from align.ppo import PPOConfig, PPOTrainer
 from align.ppo.rollout import forward_all_roles, sample_rollout
+from align.reward import RewardConfig, RewardTrainer
+from align.sft import SFTConfig, SFTTrainer
 from tests.models.adapters import IDS, response_logits, states, trainable
 
 GPT, LLAMA, T5 = "tiny-gpt2", "tiny-llama", "tiny-t5"
@@ -240,3 +243,31 @@ def test_a_continued_adapter_keeps_its_fields(sharp_folders, make_adapter):
         load(ModelConfig(**settings, lora={"use_dora": True}), torch.float32)
     with pytest.raises(UserError, match="is an adapter, which training continues: leave out peft_config"):
         load(ModelConfig(model=folder), torch.float32, peft_config=LoraConfig(r=2))
+
+
+ROWS = [{"prompt": "Hi", "responses": ["Hello!", "No."], "ranks": [1, 2]}] * 4
+STAGES = {
+    "sft": (SFTTrainer, SFTConfig, [{"prompt": "Hi", "completion": "Hello!"}] * 4),
+    "reward": (RewardTrainer, RewardConfig, ROWS),
+    "dpo": (DPOTrainer, DPOConfig, ROWS),
+}
+
+
+@pytest.mark.parametrize("form", ["peft_config", "PeftModel"])
+@pytest.mark.parametrize("stage", STAGES)
+def test_every_stage_trains_an_adapter_of_peft_alone(stage, form, base, tokenizer, tmp_path):
+    trainer_class, config_class, rows = STAGES[stage]
+    lora = LoraConfig(r=2, use_rslora=True, target_modules=["q_proj"])
+    model = get_peft_model(base(LLAMA), lora) if form == "PeftModel" else base(LLAMA)
+    settings = {"report_to": ["none"], "dtype": "float32", "learning_rate": 1e-2}
+    config = config_class(output_dir=str(tmp_path / "run"), num_train_epochs=3, **settings)  # A has no gradient at first
+    more = {"peft_config": lora} if form == "peft_config" else {}
+    made = trainer_class(model, rows, config, tokenizer=tokenizer(LLAMA), **more)
+    before = {name: weight.detach().clone() for name, weight in made.loaded.backbone.model.named_parameters()}
+    folder = made.train()
+    now = dict(made.loaded.backbone.model.named_parameters())
+    moved = {name for name, weight in now.items() if not torch.equal(weight, before[name])}
+    assert moved == trainable(made.loaded.backbone)
+    assert len(moved) == 2 * 2
+    stored = LoraConfig.from_pretrained(folder)
+    assert (stored.r, stored.use_rslora, stored.target_modules) == (2, True, {"q_proj"})
