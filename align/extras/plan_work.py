@@ -130,7 +130,7 @@ def ppo_work(config: PPOConfig, devices: int, response_share: float = 1.0) -> St
     separate = config.critic == "separate"
     profiles = RoleFlopsProfiles(
         policy,
-        flops_profile(backbone, loaded.start_adapter),
+        flops_profile(backbone, loaded.initial_adapter),
         policy if separate else None,
         tuple(flops_profile(model.backbone, model.adapter) for model in rewards.values()),
         initial=policy if config.reference_refresh else None,

@@ -52,14 +52,14 @@ class LoadedModel:
     Attributes:
         base: name or folder of the weights under the adapters.
         adapter: the adapter that is trained, or None if all weights are.
-        start_adapter: the frozen adapter that training starts from; None: the bare base.
+        initial_adapter: the frozen adapter that training starts from; None: the bare base.
     """
 
     backbone: Backbone
     tokenization: Tokenization
     base: str
     adapter: str | None = None
-    start_adapter: str | None = None
+    initial_adapter: str | None = None
 
 
 def load(

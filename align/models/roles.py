@@ -49,7 +49,7 @@ class ActorCritic(nn.Module):
 
     Args:
         adapter: the policy's adapter; None: all weights are trained.
-        start_adapter: of the starting model, if it shares the backbone; None: the bare base.
+        initial_adapter: of the starting model, if it shares the backbone; None: the bare base.
         critic: the critic's backbone, or None if it shares the policy's.
         critic_adapter: the critic's adapter; None: the policy's trunk.
         reward_heads: of reward models that are adapters on the backbone, by the adapter's name.
@@ -62,7 +62,7 @@ class ActorCritic(nn.Module):
         backbone: Backbone,
         adapter: str | None,
         value_head: ScalarHead,
-        start_adapter: str | None = None,
+        initial_adapter: str | None = None,
         critic: Backbone | None = None,
         critic_adapter: str | None = None,
         reward_heads: Mapping[str, ScalarHead] | None = None,
@@ -70,8 +70,8 @@ class ActorCritic(nn.Module):
         reference_adapter: str | None = None,
     ) -> None:
         super().__init__()
-        self.reference_adapter = reference_adapter or start_adapter
-        self.backbone, self.adapter_name, self.start_adapter = backbone, adapter, start_adapter
+        self.reference_adapter = reference_adapter or initial_adapter
+        self.backbone, self.adapter_name, self.initial_adapter = backbone, adapter, initial_adapter
         self.value_head, self.critic, self.critic_adapter = value_head, critic, critic_adapter
         self.reward_heads, self.learns_entropy = nn.ModuleDict(reward_heads or {}), learns_entropy
 
@@ -99,7 +99,7 @@ class ActorCritic(nn.Module):
             return cast(Tensor, RewardModel(self.backbone, head, reward)(prompt, response, prompt_index))
         if role is Role.POLICY:
             return self._policy(prompt, response, temperature, prompt_index)
-        adapters = {Role.REFERENCE: self.reference_adapter, Role.INITIAL: self.start_adapter}
+        adapters = {Role.REFERENCE: self.reference_adapter, Role.INITIAL: self.initial_adapter}
         model = LanguageModel(self.backbone, adapters.get(role, self.adapter_name))
         return cast(Tensor, model(prompt, response, None, temperature, prompt_index))
 

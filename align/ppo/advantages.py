@@ -1,4 +1,4 @@
-"""From scores to advantages: per-token rewards, and estimators of how much better than expected each token was.
+"""Per-token rewards from scores, and estimators of the advantage: how much better than expected each token was.
 
 All estimators take the rewards [B, T] of a whole global batch, with the responses to a prompt next to each other, and
 return advantages [B, T]. Both are 0 past a response's end.
@@ -104,13 +104,12 @@ def advantages_and_returns(
     mask = length_mask(lengths, rewards.shape[1])
     values = values.masked_fill(~mask, 0.0)
     advantages = torch.zeros_like(rewards)
-    carried = torch.zeros_like(rewards[:, 0])
-    following = torch.zeros_like(carried)
+    next_advantage = torch.zeros_like(rewards[:, 0])
+    next_value = torch.zeros_like(next_advantage)
     for t in reversed(range(rewards.shape[1])):
         inside = mask[:, t]
-        delta = rewards[:, t] + gamma * following - values[:, t]
-        # Past a row's end nothing is carried: the value after its last real token is 0.
-        carried = torch.where(inside, delta + gamma * lam * carried, torch.zeros_like(carried))
-        following = values[:, t]
-        advantages[:, t] = carried
+        delta = rewards[:, t] + gamma * next_value - values[:, t]
+        # Past a response's end both stay 0: the value after its last token is 0.
+        advantages[:, t] = torch.where(inside, delta + gamma * lam * next_advantage, torch.zeros_like(delta))
+        next_advantage, next_value = advantages[:, t], values[:, t]
     return advantages, (advantages + values).masked_fill(~mask, 0.0)

@@ -1,4 +1,9 @@
-"""The loss of PPO, its terms token by token, KL estimators, and the KL penalty's coefficient."""
+"""The loss of PPO, its terms token by token, KL estimators, and the KL penalty's coefficient.
+
+In `ppo_loss`, `new` is the output of the policy and the critic that are trained, with gradients. `batch` holds constants
+from the rollout: the outputs before the update, advantages and returns. All functions take and return tensors and keep no
+state; only `KLController` has one, the coefficient.
+"""
 
 from typing import Literal, NamedTuple
 

@@ -1,4 +1,9 @@
-"""A rollout: its prompts, sampled responses, minibatches, and what every role computes for it."""
+"""A rollout: its prompts, sampled responses, minibatches, and the outputs of every role for it.
+
+A rollout of B responses is the same on every process. `shuffled_minibatches` divides its rows into minibatches, of which
+each is one optimizer step. `plan_minibatch` cuts a minibatch into the micro-batches of this process, by tokens.
+`pack_rollout` makes the padded tensors of one micro-batch.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager

@@ -148,7 +148,7 @@ def flops_profiles(
     return RoleFlopsProfiles(
         policy=flops_profile(policy.backbone, policy.adapter),
         reference=flops_profile(reference or policy.backbone, None if reference else module.reference_adapter),
-        initial=flops_profile(policy.backbone, policy.start_adapter) if reference_is_updated else None,
+        initial=flops_profile(policy.backbone, policy.initial_adapter) if reference_is_updated else None,
         critic=flops_profile(critic, module.critic_adapter) if critic else None,
         rewards=rewards.flops_profiles,
     )
@@ -263,7 +263,7 @@ def build_actor_critic(
         freeze_unused_lm_head(model)
     reference_adapter = _reference_adapter(policy) if reference_is_updated and policy.adapter else None
     heads = {adapter.adapter: adapter.head for adapter in adapters}
-    parts = (backbone, policy.adapter, value_head, policy.start_adapter, model, critic_adapter, heads)
+    parts = (backbone, policy.adapter, value_head, policy.initial_adapter, model, critic_adapter, heads)
     return ActorCritic(*parts, learns_entropy=learns_entropy, reference_adapter=reference_adapter)
 
 
@@ -317,9 +317,9 @@ def with_reference_adapter(policy: LoadedModel, name: str) -> LoadedModel:
     )
     if peft_model is None or name not in others:
         raise UserError(f"reference: the policy has no adapter '{name}'; give a model or one of {', '.join(others)}")
-    if policy.start_adapter == START_ADAPTER:
+    if policy.initial_adapter == START_ADAPTER:
         peft_model.delete_adapter(START_ADAPTER)
-    return replace(policy, start_adapter=None if name == BASE_REFERENCE else name)
+    return replace(policy, initial_adapter=None if name == BASE_REFERENCE else name)
 
 
 def _reference_adapter(loaded: LoadedModel) -> str:

@@ -4,8 +4,21 @@
 
 An update samples responses and scores them. It computes log-probs of policy and reference and the critic's values,
 then advantages from scores and KL penalty. It trains policy and critic for several epochs. docs/architecture.md lists
-the files on the
-way from a prompt to a weight update.
+the files on the way from a prompt to a weight update.
+
+The names of this file, in the order of an update:
+
+    run          the run folder, its log, devices and processes (`Run`)
+    ready        models, engine, sampler, prompts and extensions, made by `prepare` (`Prepared`)
+    extensions   optional features; the loop calls their hooks at the lines marked "# extensions" (`Extension`)
+    state        the KL coefficient and the other values that change from update to update (`PPOState`)
+    rollout      B prompts, each with a sampled response (`Rollout`)
+    scores       [B] rewards of whole responses; `training_scores` are those after the changes of extensions
+    old          log-probs of policy and reference, values and entropy before the update, [B, T] each (`RoleOutputs`)
+    experience   the rollout with scores, `old`, advantages and returns (`Experience`)
+    minibatch    rows of the rollout, for one optimizer step
+    rows         of a minibatch, for one forward and backward pass on this process (a micro-batch)
+    sums         metrics of a micro-batch that add up over micro-batches and processes
 """
 
 import math
@@ -86,7 +99,7 @@ from align.training.trial import can_try, memory_trial
 
 
 class PPOState:
-    """What changes from update to update besides the weights; checkpoints keep its stateful objects."""
+    """The values that change from update to update besides the weights; checkpoints keep its stateful objects."""
 
     def __init__(self, config: PPOConfig, selects_by: str) -> None:
         self.kl = KLController(config.kl_coef, config.kl_target, config.kl_horizon)
@@ -187,10 +200,10 @@ def collect_experience(config: PPOConfig, ready: Prepared, state: PPOState, upda
     budget = config.micro_batch_tokens
     old = forward_all_roles(ready.roles, rollout, minibatches, backbone, config.temperature, budget, run.accelerator)
     # 4. Compute advantages.
-    more_rewards = sum_of_token_rewards(extensions, rollout, old)  # extensions: token rewards, token weights, records
+    extra_token_rewards = sum_of_token_rewards(extensions, rollout, old)  # extensions: token rewards, token weights, records
     weights = product_of_token_weights(extensions, rollout, old)
     kl_coef = state.kl.coef
-    advantages, returns = compute_advantages(config, training_scores, old, rollout.lengths, kl_coef, more_rewards)
+    advantages, returns = compute_advantages(config, training_scores, old, rollout.lengths, kl_coef, extra_token_rewards)
     clock.lap("score")
     experience = Experience(rollout, training_scores, old, advantages, returns, kl_coef, scores, components, weights)
     for extension in extensions:
@@ -205,19 +218,19 @@ def compute_advantages(
     old: RoleOutputs,
     lengths: Tensor,
     kl_coef: float,
-    more_rewards: Tensor | None = None,
+    extra_token_rewards: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Return advantages [B, T] from training scores [B] and the KL penalty, and returns [B, T] if there is a critic.
 
     Args:
-        more_rewards: [B, T] further rewards of tokens, of extensions; None: none.
+        extra_token_rewards: [B, T] further rewards of tokens, of extensions; None: none.
     """
     coef = kl_coef if config.kl_in == "reward" else 0.0
     kl = kl_estimate(old.log_probs, old.ref_log_probs, config.kl_estimator)
     token_rewards = add_kl_penalty(scores, kl, lengths, coef)
     mask = length_mask(lengths, token_rewards.shape[1])
-    if more_rewards is not None:
-        token_rewards = token_rewards + more_rewards.masked_fill(~mask, 0.0)
+    if extra_token_rewards is not None:
+        token_rewards = token_rewards + extra_token_rewards.masked_fill(~mask, 0.0)
     if config.whiten_rewards:
         token_rewards = whiten(token_rewards, mask, shift_mean=False)
     estimator, samples = config.advantage_estimator, config.samples_per_prompt
@@ -226,7 +239,7 @@ def compute_advantages(
 
 def update_policy(config: PPOConfig, ready: Prepared, experience: Experience, update: int) -> dict[str, float]:
     """Train policy and critic on an experience for several epochs; metrics are means over all optimizer steps."""
-    # 5. Several epochs over the rollout in minibatches, one optimizer step each.
+    # 5. Train for several epochs over the rollout in minibatches, one optimizer step each.
     run, engine, rollout = ready.run, ready.engine, experience.rollout
     found: dict[str, list[float]] = {}
     step = (update - 1) * config.num_ppo_epochs * config.num_mini_batches

@@ -7,8 +7,9 @@ A loop over one optimizer step reads:
         engine.backward(loss, sums)
     metrics = engine.step(update)
 
-Losses are already divided by global counts, so the engine only adds them up. Padding, micro-batches and the number of
-processes never change a gradient.
+`plan` lists this process's micro-batches (`MicroBatch`), `rows` are the row numbers of one, and `sums` its metrics, which
+add up. Losses are already divided by global counts, so the engine only adds them up. Padding, micro-batches and the number
+of processes never change a gradient. A "master" is the float32 copy of a bfloat16 weight that the optimizer updates.
 """
 
 import math

@@ -284,7 +284,7 @@ class PPOTrainer:
     def null_ref_context(self) -> Iterator[None]:
         """Let the policy compute as the reference: with its adapter switched off if it has one."""
         backbone, loaded = self.prepared.policy.backbone, self.prepared.policy
-        with backbone.adapter(loaded.start_adapter) if loaded.adapter else nullcontext():
+        with backbone.adapter(loaded.initial_adapter) if loaded.adapter else nullcontext():
             yield
 
 

@@ -96,7 +96,7 @@ def beginning(request, tiny_name, load_sharp, sharp_folders, tmp_path):
     before = load_sharp(tiny_name, lora_r=4)
     save_model(tmp_path / "sft", before, weights_of(before.backbone), CARD)
     loaded = load(ModelConfig(model=str(tmp_path / "sft"), lora_r=4), torch.float32)
-    assert (loaded.adapter, loaded.start_adapter) == ("policy", "start")
+    assert (loaded.adapter, loaded.initial_adapter) == ("policy", "start")
     assert torch.equal(states(loaded.backbone, "policy"), states(before.backbone, "policy"))
     return loaded
 

@@ -161,7 +161,7 @@ def test_a_peft_model_is_trained_in_place_from_its_adapter(kind, base, trainer, 
     expected = logits_by_peft(base(name), tmp_path / "start")
     given = trainer(name, model)
     policy = given.prepared.policy
-    assert (policy.adapter, policy.start_adapter) == ("default", "start")
+    assert (policy.adapter, policy.initial_adapter) == ("default", "start")
     for adapter in ("default", "start"):
         torch.testing.assert_close(response_logits(policy.backbone, adapter), expected, atol=1e-4, rtol=0)
     assert {f"base_model.model.{each}" for each in trainable(policy.backbone)} == start.keys()
