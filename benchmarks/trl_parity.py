@@ -51,6 +51,7 @@ CASES = {
     "stop": Case(ENDED, {"stop_token": "eos"}),
     "k3": Case(FULL, {"kl_estimator": "k3"}),
     "lora": Case(FULL, {}, lora=True),
+    "epochs": Case(FULL, {"num_ppo_epochs": 4, "learning_rate": 1e-2}),
 }
 SETTINGS: dict[str, Any] = {
     "per_device_train_batch_size": 4,
