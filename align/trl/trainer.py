@@ -297,6 +297,8 @@ def check_models(model: nn.Module, ref_model: PreTrainedModel | None, train_data
             "`model` is sharded by ZeRO-3, as transformers loads it under that launcher: use ZeRO-1 or 2 "
             "(configs/accelerate/zero2.yaml), or `align ppo`, which loads and trains sharded models"
         )
+    if not all(weight.is_floating_point() for weight in model.parameters()):
+        raise InvalidArgumentError("`model` is quantized, which is not supported: load it without `quantization_config`")
     if ref_model is model:
         raise InvalidArgumentError(
             "`model` and `ref_model` cannot be the same object: give a copy, or None for a copy of the policy's start"

@@ -288,6 +288,12 @@ def test_a_model_that_zero_3_has_sharded_is_refused(make_trainer, models):
         make_trainer()
 
 
+def test_a_quantized_model_is_refused(make_trainer, models):
+    models["model"].lm_head.weight = torch.nn.Parameter(torch.zeros(4, 4, dtype=torch.uint8), requires_grad=False)
+    with pytest.raises(ValueError, match="load it without `quantization_config`"):
+        make_trainer()
+
+
 def test_an_earlier_run_is_not_overwritten(make_trainer):
     make_trainer().train()
     with pytest.raises(UserError, match="already holds a run; set resume"):
