@@ -28,6 +28,11 @@ export class Frame {
     root.replaceChildren(bar, this.stage, this.actions, this.live, this.toastBox, this.dialog);
   }
 
+  // Shows the tabs of the tasks that have an open batch for this labeler now.
+  showOpen(tasks) {
+    for (const task of tasks) this.tabs.querySelector(`[data-task="${task.name}"]`).classList.toggle("quiet", !task.open);
+  }
+
   showTab(task) {
     for (const tab of this.tabs.children) {
       tab.setAttribute("aria-current", tab.dataset.task === task ? "page" : "false");

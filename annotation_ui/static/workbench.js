@@ -3,7 +3,7 @@
 // and if it needs them answer(state), what is submitted, and summary(state), one line about what is answered so far.
 
 import { readAddress, setAddress } from "./address.js";
-import { RefusedError, callUntilAnswered, clone, h, onSignedOut, requestId, retryText } from "./dom.js";
+import { RefusedError, call, callUntilAnswered, clone, h, onSignedOut, requestId, retryText } from "./dom.js";
 import { SignIn, askForSkip } from "./dialogs.js";
 import { Drafts } from "./drafts.js";
 import { Frame } from "./frame.js";
@@ -110,6 +110,7 @@ class Workbench {
     if (page.item) return this.open(page.item);
     this.page = null;
     this.keys.forget();
+    call("GET", "tasks").then(({ tasks }) => this.frame.showOpen(tasks), () => {}); // a batch may have been opened meanwhile
     if (page.deciding) return this.frame.stage.append(noDisagreement());
     if (this.banner) this.frame.stage.append(this.banner);
     this.frame.stage.append(nothingToDo(this.account.lead, () => this.next(), () => this.undo()));
