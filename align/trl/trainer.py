@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,14 @@ from transformers.integrations import get_reporting_integration_callbacks
 from transformers.trainer_callback import CallbackHandler, PrinterCallback, TrainerControl
 
 from align.batches.encoding import Limits, encode_prompts
+from align.batches.mixtures import data_name
 from align.models.checkpoint import save_model_into
 from align.models.hub import make_repo, push_model
 from align.models.loading import LoadedModel
+from align.ppo.reward_functions import RewardFunction
 from align.ppo.setup import BASE_REFERENCE, GivenObjects
 from align.ppo.train import prepare, save_policy, train
+from align.ppo.trainer import reward_settings, split_rewards
 from align.runtime.distributed import run_on_main
 from align.runtime.sharding import is_sharded
 from align.tokenization.encoded import EncodedPrompt
@@ -56,7 +60,8 @@ class PPOTrainer:
         processing_class: the policy's tokenizer.
         model: the policy, a causal language model, or a `PeftModel`, whose active adapter is trained.
         ref_model: the reference of the KL penalty. None: a copy of the policy, or with LoRA the policy without its adapter.
-        reward_model: a sequence classifier with one label that reads the policy's token ids.
+        reward_model: a sequence classifier with one label that reads the policy's token ids, or a reward function of
+            prompts and responses (docs/howto/own-reward.md), which TRL does not accept.
         train_dataset: prompts, as token ids in the column `input_ids`.
         value_model: a sequence classifier with one label, which predicts returns.
         data_collator: called with each row alone, if given.
@@ -76,7 +81,7 @@ class PPOTrainer:
         processing_class: PreTrainedTokenizerBase,
         model: PreTrainedModel | PeftModel,
         ref_model: PreTrainedModel | None,
-        reward_model: PreTrainedModel,
+        reward_model: PreTrainedModel | RewardFunction,
         train_dataset: Dataset,
         value_model: PreTrainedModel,
         data_collator: DataCollatorWithPadding | None = None,
@@ -101,16 +106,19 @@ class PPOTrainer:
             [*reporters, *(callbacks or []), PrinterCallback],
             *(args, self.hooks, self.train_dataset_len, self._save_checkpoint, self._show_samples),
         )
-        self.core_config = core_config(args, longest, self.stop_token_id)
+        rewards = split_rewards([reward_model])
+        names = {"prompts": data_name(prompts), **reward_settings(*rewards)}
+        self.core_config = replace(core_config(args, longest, self.stop_token_id), **names)
         # transformers' settings have started the state of accelerate, on CPUs under DeepSpeed as that of a single process.
         AcceleratorState._reset_state(reset_partial_state=True)
         # The tokenizer's padding counts, as in TRL: the classifier's own may be the EOS token, at which the score is read.
-        reward_model.config.pad_token_id = processing_class.pad_token_id
+        if isinstance(reward_model, PreTrainedModel):
+            reward_model.config.pad_token_id = processing_class.pad_token_id
         if isinstance(model, PeftModel) and args.model_adapter_name:
             model.set_adapter(args.model_adapter_name)
         reference = reference_of(args, model, ref_model, peft_config)
         given = GivenObjects(processing_class, reference, value_model, self.callbacks, peft_config)
-        self.prepared = prepare(self.core_config, model, [reward_model], [], prompts, (), [self.hooks], given)
+        self.prepared = prepare(self.core_config, model, *rewards, prompts, (), [self.hooks], given)
         self.model = PolicyAndValueModel(self.prepared.policy.backbone.peft or model, value_model)
         self.callback_handler.model, self.callback_handler.lr_scheduler = self.model, self.lr_scheduler
         if ref_model is None and (copied := self.prepared.roles.reference_model) is not None:

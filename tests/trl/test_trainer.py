@@ -253,6 +253,30 @@ def test_scores_are_read_at_the_last_token_also_if_it_is_eos(make_trainer, model
     assert experience.training_scores.tolist() == pytest.approx(expected, abs=1e-5)
 
 
+def test_a_reward_function_reads_the_decoded_texts(make_trainer, tmp_path):
+    seen = []
+
+    def length(prompts, responses):
+        seen.extend(zip(prompts, responses, strict=True))
+        return [float(len(response)) for response in responses]
+
+    trainer = make_trainer({"total_episodes": 4}, reward_model=length)
+    trainer.train()
+    assert len(seen) == 4
+    assert all(prompt[-1]["content"].startswith("Name") for prompt, _ in seen)
+    score = sum(len(response) for _, response in seen) / 4
+    assert trainer.state.log_history[0]["objective/scores"] == pytest.approx(score)
+    assert trainer.core_config.reward_functions == ["length"]
+
+
+def test_the_run_names_its_reward_model(make_trainer, folder, tmp_path):
+    trainer = make_trainer({"total_episodes": 4})
+    trainer.train()
+    trainer.save_model()
+    assert trainer.core_config.reward_model == [folder]
+    assert "| reward model | tiny-llama" in (tmp_path / "out" / "README.md").read_text()
+
+
 def test_trackers_get_the_names_of_trl(make_trainer, tmp_path):
     make_trainer({"report_to": "tensorboard", "total_episodes": 4}).train()
     (file,) = (tmp_path / "out").rglob("events.out.tfevents*")
