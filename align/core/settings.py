@@ -125,7 +125,7 @@ class Settings:
             value = _as_block(name, value, blocks[name])
             if value is None and name in _groups(type(self)):
                 raise UserError(f"{name} is None, but must be a block of settings")
-        elif name in (declared := _declarations(type(self))):  # type: ignore[arg-type]
+        elif name in (declared := declarations(type(self))):  # type: ignore[arg-type]
             hint, limits = declared[name]
             value = _converted(name, value, hint)
             if value is not None and not limits.allow(value):
@@ -172,7 +172,7 @@ def _as_block(name: str, value: object, path: str) -> object:
 
 
 @cache
-def _declarations(settings: type[Any]) -> dict[str, tuple[Any, Range]]:
+def declarations(settings: type[Any]) -> dict[str, tuple[Any, Range]]:
     """The type and the limits of each setting; of several declarations in base classes the nearest with limits counts."""
     hints, limits = get_type_hints(settings), {item.name: Range() for item in fields(settings)}
     for base in reversed(settings.__mro__):
