@@ -14,6 +14,7 @@ from annotation_ui.reports.export import SKIPS, Selection, export, records
 from annotation_ui.reports.row_files import FORMATS
 from annotation_ui.server.services import Services
 from annotation_ui.server.transfers import new_export_path
+from annotation_ui.store.audit import Actor
 from annotation_ui.tasks import TASKS
 
 
@@ -58,7 +59,7 @@ def export_tab(services: Services) -> None:
         options = (gold and record != SKIPS, tied and ranked, preferences and ranked and aggregated)
         selection = Selection(record, aggregated and record != SKIPS, _moment(since), tuple(batches or ()), *options)
         path = new_export_path(services.settings, record, kind)
-        manifest = export(services.database, selection, path, user_id(services, request))
+        manifest = export(services.database, selection, path, Actor(user_id(services, request)))
         return export_links([path, path.with_name(f"{path.name}.manifest.json")]), manifest
 
     gr.on(

@@ -8,10 +8,11 @@ import gradio as gr
 from gradio.components import Component
 from sqlalchemy import select
 
-from annotation_ui.lead_tabs.common import LAST_COUNTS, show_user_errors, task_list, user_names
+from annotation_ui.lead_tabs.common import LAST_COUNTS, show_user_errors, task_list, user_id, user_names
 from annotation_ui.lead_tabs.files import file_field, send_file
 from annotation_ui.server.services import Services
 from annotation_ui.server.transfers import uploads_of
+from annotation_ui.store.audit import Actor
 from annotation_ui.store.importing import MAX_BYTES, NewBatch, import_file
 from annotation_ui.store.leases import ATTENTION_EVERY
 from annotation_ui.store.schema import RuleSet
@@ -42,7 +43,7 @@ def import_tab(services: Services) -> None:
     labelers = gr.Dropdown([], value=[], multiselect=True, label="Give it to (nobody named: everybody)")
     button, result = gr.Button("Import", variant="primary"), gr.Markdown()
 
-    def import_batch(upload: str, name: str, task: str, rule_set: str | None, *values: Any) -> str:
+    def import_batch(request: gr.Request, upload: str, name: str, task: str, rule_set: str | None, *values: Any) -> str:
         labelers_per_item, priority, attention, labelers, *of_tasks = values
         settings = {
             setting.name: value
@@ -55,7 +56,8 @@ def import_tab(services: Services) -> None:
         with uploads_of(services.settings).use(upload) as path:
             called, given_to = name.strip() or path.stem, tuple(labelers or ())
             batch = NewBatch(called, task, int(labelers_per_item or 1), int(priority or 0), rules, settings, given_to)
-            return f"Imported {import_file(services.database, batch, path, path.name)} items."
+            count = import_file(services.database, batch, path, path.name, Actor(user_id(services, request)))
+            return f"Imported {count} items."
 
     def list_rule_sets(**more: Any) -> Any:
         with services.database.read() as session:

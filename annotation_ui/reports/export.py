@@ -20,6 +20,7 @@ from sqlalchemy.orm import Session
 from align.core.errors import UserError
 from annotation_ui.reports.reliability import preference_matrices
 from annotation_ui.reports.row_files import FORMATS, write_file
+from annotation_ui.store.audit import SHELL, Actor, record
 from annotation_ui.store.current_judgments import CurrentJudgment, current_judgments
 from annotation_ui.store.database import Database
 from annotation_ui.store.schema import Batch, Export, Guideline, Item, RuleSet
@@ -70,14 +71,14 @@ class Selection:
             raise UserError("preferences need several labelers' rankings of an item: export rankings, aggregated")
 
 
-def export(database: Database, selection: Selection, path: Path, user_id: int | None = None) -> Json:
-    """Write `path` and `path`.manifest.json, and record the export in the database.
+def export(database: Database, selection: Selection, path: Path, by: Actor = SHELL) -> Json:
+    """Write `path` and `path`.manifest.json, and record the export and its manifest in the database.
 
     Args:
         database: where the judgments are.
         selection: which judgments, and as what.
         path: the file to write; its suffix chooses the format (`FORMATS`).
-        user_id: who exports, if known.
+        by: for the audit trail.
 
     Returns:
         The manifest.
@@ -98,7 +99,8 @@ def export(database: Database, selection: Selection, path: Path, user_id: int | 
     write_file(path, content)
     write_file(path.with_name(path.name + ".manifest.json"), json.dumps(manifest, indent=2, sort_keys=True).encode())
     with database.write() as session:
-        session.add(Export(user_id=user_id, manifest=manifest))
+        session.add(Export(user_id=by.user_id, manifest=manifest))
+        record(session, "export", {"record": selection.record, "file": path.name, "rows": len(rows)}, by)
     return manifest
 
 

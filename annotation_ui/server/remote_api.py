@@ -28,7 +28,7 @@ from annotation_ui.server.bodies import Body, TaskName
 from annotation_ui.server.guard import API_PATH
 from annotation_ui.server.services import Services
 from annotation_ui.server.transfers import export_file, new_export_path, receive, uploads_of
-from annotation_ui.store import audit
+from annotation_ui.store.audit import Actor
 from annotation_ui.store.importing import NewBatch, import_file
 from annotation_ui.store.schema import ApiToken
 from annotation_ui.store.tokens import SCOPES
@@ -122,10 +122,7 @@ def _add_batch_routes(router: APIRouter, services: Services) -> None:
 
         def store() -> int:
             with uploads.use(key) as path:
-                count = import_file(database, batch, path, "line")
-            with database.write() as session:
-                audit.record(session, "import", {"batch": name, "items": count}, token_id=token.id)
-            return count
+                return import_file(database, batch, path, "line", Actor(token.user_id, token.id))
 
         return {"batch": name, "items": await to_thread.run_sync(store)}
 
@@ -140,13 +137,8 @@ def _add_export_routes(router: APIRouter, services: Services) -> None:
             raise UserError(f"format {wanted.format!r}: must be one of {', '.join(FORMATS)}")
         selection = Selection(**wanted.model_dump(exclude={"format"}))
         selection.check()
-        manifest = export(
-            database, selection, new_export_path(services.settings, wanted.record, wanted.format), token.user_id
-        )
-        with database.write() as session:
-            detail = {"record": wanted.record, "file": manifest["file"]["name"], "rows": manifest["rows"]}
-            audit.record(session, "export", detail, token_id=token.id)
-        return manifest
+        path = new_export_path(services.settings, wanted.record, wanted.format)
+        return export(database, selection, path, Actor(token.user_id, token.id))
 
     @router.get("/exports/{name}", dependencies=[_token_with("export")], response_class=Response)
     def get_export(name: Name) -> Response:

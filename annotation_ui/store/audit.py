@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from annotation_ui.store.schema import ApiToken, AuditRecord, User
 from annotation_ui.tasks import Json
 
-SHELL = "shell"
+
+@dataclass(frozen=True)
+class Actor:
+    """A lead or a token that acts; neither: a command on the shell, or the server."""
+
+    user_id: int | None = None
+    token_id: int | None = None
 
 
-def record(session: Session, action: str, detail: Json, *, user_id: int | None = None, token_id: int | None = None) -> None:
-    """Add a record to the open transaction. `detail` must not name a person: users are named by `user_id` alone."""
-    session.add(AuditRecord(action=action, detail=detail, user_id=user_id, token_id=token_id))
+SHELL = Actor()
+
+
+def record(session: Session, action: str, detail: Json, by: Actor = SHELL) -> None:
+    """Add a record to the open transaction. `detail` must not name a person, because a name can be erased later."""
+    session.add(AuditRecord(action=action, detail=detail, user_id=by.user_id, token_id=by.token_id))
 
 
 def records(session: Session, limit: int = 100) -> list[Json]:
@@ -29,8 +40,8 @@ def records(session: Session, limit: int = 100) -> list[Json]:
         {
             "at": row.created_at,
             "action": row.action,
-            "by": f"token {token}" if token else user or SHELL,
-            **{"detail": ", ".join(f"{key} {value}" for key, value in sorted(row.detail.items()))},
+            "by": f"token {token}" if token else user or "shell",
+            "detail": ", ".join(f"{key} {value}" for key, value in sorted(row.detail.items())),
         }
         for row, user, token in session.execute(query)
     ]

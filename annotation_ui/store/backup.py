@@ -76,10 +76,14 @@ def restore(backup: Path, file: Path) -> Path | None:
             raise UserError(f"{backup}: not a backup of this app ({error})") from None
         _prepare(partial)
         sync(partial)
+        ending = f".before-restore-{time.strftime('%Y%m%d-%H%M%S')}"
+        kept = file.with_name(file.name + ending)
         if not file.exists():
+            for log in _LOGS:  # SQLite would take the log of a lost database for that of the new one
+                with suppress(FileNotFoundError):
+                    file.with_name(file.name + log).rename(file.with_name(file.name + log + ending))
             os.replace(partial, file)
             return None
-        kept = file.with_name(f"{file.name}.before-restore-{time.strftime('%Y%m%d-%H%M%S')}")
         with _alone(file):
             os.link(file, kept)
             os.replace(partial, file)

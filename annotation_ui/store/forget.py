@@ -20,7 +20,7 @@ FREE_TEXT = ("comment", "note", "reason")
 _CHUNK = 500
 
 
-def forget(database: Database, name: str, user_id: int | None = None) -> tuple[str, int]:
+def forget(database: Database, name: str, by: audit.Actor = audit.SHELL) -> tuple[str, int]:
     """Rename a user to the pseudonym of the exports, end the user's access, and blank comments, notes and reasons.
 
     This is the only change that the app makes to stored judgments. It is one transaction with a record in the audit trail.
@@ -28,7 +28,7 @@ def forget(database: Database, name: str, user_id: int | None = None) -> tuple[s
     Args:
         database: where the user is.
         name: of the user, who must not be the last active lead.
-        user_id: the lead who does it; None on the shell.
+        by: for the audit trail.
 
     Returns:
         (the pseudonym, the number of judgments whose remarks were blanked).
@@ -52,7 +52,7 @@ def forget(database: Database, name: str, user_id: int | None = None) -> tuple[s
         tokens = select(ApiToken.id).where(ApiToken.user_id == user.id, ApiToken.revoked_at.is_(None))
         detail = {"user": user.pseudonym, "judgments blanked": blanked, "tokens ended": len(session.scalars(tokens).all())}
         user.name, user.active, user.password_hash = user.pseudonym, False, "!"
-        audit.record(session, "forget user", detail, user_id=user_id)
+        audit.record(session, "forget user", detail, by)
         pseudonym = user.pseudonym
     return pseudonym, blanked
 

@@ -19,6 +19,7 @@ from sqlalchemy.orm import Session
 
 from align.core.errors import UserError
 from annotation_ui.store import rule_sets
+from annotation_ui.store.audit import SHELL, Actor, record
 from annotation_ui.store.batches import check_name, check_numbers, name_taken_error, set_labelers
 from annotation_ui.store.database import Database
 from annotation_ui.store.leases import GOLD_SLOTS, TRAINING_FIRST
@@ -55,7 +56,7 @@ class NewBatch:
     labelers: tuple[str, ...] = ()
 
 
-def import_file(database: Database, batch: NewBatch, path: Path, name: str = "") -> int:
+def import_file(database: Database, batch: NewBatch, path: Path, name: str = "", by: Actor = SHELL) -> int:
     """Make the batch from a file: all of it or, after an error, nothing.
 
     Args:
@@ -63,6 +64,7 @@ def import_file(database: Database, batch: NewBatch, path: Path, name: str = "")
         batch: its name, task and settings.
         path: a .jsonl file.
         name: what errors call the file (default: its path).
+        by: for the audit trail.
 
     Returns:
         The number of items.
@@ -77,7 +79,7 @@ def import_file(database: Database, batch: NewBatch, path: Path, name: str = "")
         if path.stat().st_size > MAX_BYTES:
             raise UserError(f"{name}: larger than {MAX_BYTES // 2**20} MiB; split it into several batches")
         with path.open(encoding="utf-8-sig") as lines:
-            return import_rows(database, batch, parse_rows(lines, name))
+            return import_rows(database, batch, parse_rows(lines, name), by)
     except OSError as error:
         raise UserError(f"{name}: {error.strerror}") from None
     except UnicodeDecodeError:
@@ -101,7 +103,7 @@ def parse_rows(lines: Iterable[str], file: str) -> Iterator[tuple[str, Json]]:
         yield where, row
 
 
-def import_rows(database: Database, new: NewBatch, rows: Iterable[tuple[str, Json]]) -> int:
+def import_rows(database: Database, new: NewBatch, rows: Iterable[tuple[str, Json]], by: Actor = SHELL) -> int:
     """Make a batch from (where, row) pairs, all or nothing, and return the number of items.
 
     The items are stored a few at a time, to let labelers' writes come in between. None is given out before all are
@@ -126,6 +128,7 @@ def import_rows(database: Database, new: NewBatch, rows: Iterable[tuple[str, Jso
         with database.write() as session:
             stored = _stored_batch(session, batch)
             stored.complete = stored.open = True
+            record(session, "import", {"batch": batch.name, "items": count}, by)
         finished = True
     finally:
         if not finished:

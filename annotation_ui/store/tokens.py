@@ -13,6 +13,7 @@ from sqlalchemy import or_, select, update
 
 from align.core.errors import UserError
 from annotation_ui.store import audit
+from annotation_ui.store.audit import Actor
 from annotation_ui.store.database import Database
 from annotation_ui.store.schema import ApiToken, User
 from annotation_ui.tasks import Json
@@ -58,7 +59,7 @@ class Tokens:
                 raise UserError(f"a token {name!r} exists already, or existed: choose another name")
             kept = ",".join(scope for scope in SCOPES if scope in scopes)
             session.add(ApiToken(name=name, token_hash=_hashed(token), scopes=kept, user_id=user_id))
-            audit.record(session, "create token", {"token": name, "scopes": kept}, user_id=user_id)
+            audit.record(session, "create token", {"token": name, "scopes": kept}, Actor(user_id))
         return token
 
     def revoke(self, name: str, user_id: int | None = None) -> None:
@@ -74,7 +75,7 @@ class Tokens:
             if token.revoked_at is not None:
                 raise UserError(f"token {name!r} is revoked already")
             token.revoked_at = time.time()
-            audit.record(session, "revoke token", {"token": name}, user_id=user_id)
+            audit.record(session, "revoke token", {"token": name}, Actor(user_id))
 
     def check(self, token: str) -> ApiToken | None:
         """The stored token, or None if it is unknown or revoked, or if the lead who made it is no active lead any more."""
@@ -98,7 +99,7 @@ class Tokens:
                 {
                     "token": token.name,
                     "scopes": token.scopes.replace(",", ", "),
-                    "made by": user or audit.SHELL,
+                    "made by": user or "shell",
                     "valid": token.revoked_at is None,
                     "added": token.created_at,
                     "last used": token.last_used_at,

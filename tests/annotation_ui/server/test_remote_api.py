@@ -10,14 +10,16 @@ from playwright.sync_api import expect
 from sqlalchemy import select, update
 
 from align.core.errors import UserError
+from annotation_ui.reports.export import Selection, export
 from annotation_ui.server.auth import Auth
 from annotation_ui.server.rate_limit import RateLimit
 from annotation_ui.store import audit
+from annotation_ui.store.importing import NewBatch, import_rows
 from annotation_ui.store.schema import ApiToken, User
 from annotation_ui.store.tokens import SCOPES, Tokens
 from tests.annotation_ui.conftest import SCREENSHOTS
 from tests.annotation_ui.pages import open_tab
-from tests.annotation_ui.running import Client
+from tests.annotation_ui.running import Client, add_users, rank_rows
 
 pytestmark = pytest.mark.timeout(120)
 ROUTES = (
@@ -209,6 +211,18 @@ def test_tokens_that_a_deactivated_user_made_are_listed(database):
         session.execute(update(User).values(active=True))
     assert Tokens(database).check(token).name == "x"
     assert Tokens(database).rows()[0]["made by"] == "gone"
+
+
+def test_imports_and_exports_of_every_way_are_in_the_trail(database, tmp_path):
+    lead, batch = add_users(database, "trail-lead", role="lead")[0], f"b-{secrets.token_hex(3)}"
+    import_rows(database, NewBatch(batch, "rank"), rank_rows(2), audit.Actor(lead))
+    export(database, Selection("rankings"), tmp_path / "shell.jsonl")
+    with database.read() as session:
+        trail = [(row["action"], row["by"], row["detail"]) for row in audit.records(session)]
+    assert trail == [
+        ("export", "shell", "file shell.jsonl, record rankings, rows 0"),
+        ("import", "trail-lead", f"batch {batch}, items 2"),
+    ]
 
 
 def test_a_lead_adds_and_revokes_a_token_on_the_page(any_server, browser):

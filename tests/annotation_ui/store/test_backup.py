@@ -139,6 +139,24 @@ def test_a_backup_of_an_older_version_gets_the_newest_schema(tmp_path):
     untouched.close()
 
 
+def test_the_log_of_a_lost_database_is_not_taken_for_that_of_the_backup(sqlite_database, tmp_path):
+    file, copy = tmp_path / "annotations.db", tmp_path / "copy.db"
+    judgments, (ann,) = Judgments(Leases(sqlite_database)), add_users(sqlite_database, "ann")
+    add_batch(sqlite_database, 5)
+    back_up(file, copy)
+    for _ in range(5):
+        do(judgments, ann, "rank", {"ranks": [1, 2, 3, 4], **BLANK})
+    log = file.with_name("annotations.db-wal").read_bytes()
+    assert log
+    sqlite_database.close()
+    file.unlink()
+    file.with_name("annotations.db-wal").write_bytes(log)  # as after a deletion of the file alone
+    restore(copy, file)
+    assert judgments_in(file) == 0
+    (kept,) = tmp_path.glob("annotations.db-wal.before-restore-*")
+    assert kept.read_bytes() == log
+
+
 def test_what_is_no_backup_changes_nothing(sqlite_database, tmp_path):
     add_batch(sqlite_database, 2)
     sqlite_database.close()
