@@ -61,7 +61,7 @@ def test_every_exported_row_is_a_record_that_training_reads(database, judgments)
     assert (ranking["responses"], ranking["model"], ranking["some_rated"]) == (["a", "b"], ["x", "y"], [None, 7])
     assert len(rows_to_export(database, Selection("rankings", all_tied=True))) == 2
     kinds = {"rankings": Ranking, "pairs": None, "rule_judgments": RuleJudgment, "demonstrations": Demonstration}
-    kinds |= {"skips": None, "attributes": AttributeJudgment}
+    kinds |= {"skips": None, "attributes": AttributeJudgment, "spans": None}
     assert set(kinds) == set(records())
     for record, kind in kinds.items():
         for found in rows_to_export(database, Selection(record)):

@@ -32,6 +32,8 @@ def worked(database):
         add_batch(database, rows, task, labelers_per_item=2)
     rule = [("t", {"prompt": "p", "response": "r", "id": "rule-item"})]
     add_batch(database, rule, "rules", labelers_per_item=2, rule_set="sparrow-dialogue")
+    wrong = [("t", {"prompt": "p", "response": "all wrong", "id": "span-item"})]
+    add_batch(database, wrong, "spans", labelers_per_item=2, settings={"error_types": "Wrong"})
     with database.read() as session:
         names = [each["id"] for each in rule_sets.newest(session, "sparrow-dialogue").content["rules"]]
     verdicts = {name: {"verdict": "follows", "note": f"{SECRET} {name}"} for name in names}
@@ -41,6 +43,7 @@ def worked(database):
         do(judgments, user, "compare", {"choice": "A", "comment": SECRET})
         do(judgments, user, "demonstrate", {"completion": f"answer of {user}"})
         do(judgments, user, "rules", {"verdicts": verdicts})
+        do(judgments, user, "spans", {"spans": [{"start": 4, "end": 9, "type": "Wrong", "note": SECRET}]})
         skipped = judgments.leases.next(user, "rank")
         judgments.skip(user, skipped.id, f"skip-request-{user}", SECRET, 1.0)
         judgments.save_draft(user, judgments.leases.next(user, "compare").id, {"state": SECRET}, 1)
@@ -57,7 +60,7 @@ def test_the_name_and_the_remarks_go_and_the_judgments_stay(worked):
     with database.read() as session:
         pseudonym = session.get_one(User, ann).pseudonym
         count = len(session.scalars(select(Judgment.id)).all())
-    assert forget(database, "ann-smith") == (pseudonym, 4)  # rank, compare, rules and the skip
+    assert forget(database, "ann-smith") == (pseudonym, 5)  # rank, compare, rules, spans and the skip
     after = everything(database)
     for kind, rows in before.items():
         for row in rows:
@@ -65,12 +68,14 @@ def test_the_name_and_the_remarks_go_and_the_judgments_stay(worked):
                 row.pop("comment", None)
                 row.pop("note", None)
                 row.update({"reason": ""} if "reason" in row else {})
+                for span in row.get("spans", ()):
+                    span["note"] = ""
         assert after[kind] == rows, kind
     with database.read() as session:
         assert len(session.scalars(select(Judgment.id)).all()) == count
         mine = session.scalars(select(Judgment.answer).where(Judgment.user_id == ann)).all()
         assert SECRET not in json.dumps(mine)
-        assert session.scalars(select(Assignment.draft).where(Assignment.user_id == ann)).all() == [None] * 6
+        assert session.scalars(select(Assignment.draft).where(Assignment.user_id == ann)).all() == [None] * 7
         user = session.get_one(User, ann)
         assert (user.name, user.active) == (pseudonym, False)
         newest = audit.records(session)[0]
