@@ -19,7 +19,7 @@ Config = TypeVar("Config", bound=ModelConfig)
 
 START_ADAPTER = "start"
 """The name of the frozen copy of the adapter that training starts from."""
-RESERVED_NAMES = (START_ADAPTER, "value", "reference", "reward", "judge")
+RESERVED_NAMES = (START_ADAPTER, "value", "reference", "reward", "selection")
 """Beginnings of names that further adapters on the policy's base have."""
 SUPPORTED = frozenset(
     {"r", "lora_alpha", "lora_dropout", "target_modules", "exclude_modules", "fan_in_fan_out", "use_rslora", "use_dora"}

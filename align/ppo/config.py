@@ -88,7 +88,7 @@ class EvaluationConfig(Settings):
     max_kl: float = option(
         25.0,
         "largest validation KL, in nats per response, of a policy that is kept; among them the highest reward wins, or "
-        "with selection the judge's highest score; with rules.budgets, one within its budgets wins first",
+        "with selection the highest selection reward; with rules.budgets, one within its budgets wins first",
         gt=0,
     )
     best_policy_confidence: float = option(

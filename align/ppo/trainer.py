@@ -53,7 +53,8 @@ class PPOTrainer:
             `reward_functions` are not read.
         validation_prompts: fixed prompts that the policy is evaluated on, and by which the best one is kept.
         tokenizer: of a transformers model.
-        judge: a reward model or function that selects the policy to keep, in place of `config.selection.reward_model`.
+        selection_reward_model: a reward model or function that selects the policy to keep, in place of
+            `config.selection.reward_model`.
         reference: a language model for the KL penalty in place of the model that training starts from. With a `PeftModel`
             as policy also the name of another of its adapters, or `base` for its base without adapters.
         value_model: a sequence classifier with one label that becomes the critic. Its body and its head are trained in
@@ -75,7 +76,7 @@ class PPOTrainer:
         config: PPOConfig,
         validation_prompts: Data = (),
         tokenizer: PreTrainedTokenizerBase | None = None,
-        judge: Reward | None = None,
+        selection_reward_model: Reward | None = None,
         *,
         reference: PreTrainedModel | str | None = None,
         value_model: PreTrainedModel | None = None,
@@ -83,14 +84,14 @@ class PPOTrainer:
         optimizers: tuple[Optimizer | None, LRScheduler | None] = (None, None),
         callbacks: "Sequence[TrainerCallback | type[TrainerCallback]] | TrainerCallbacks" = (),
     ) -> None:
-        if value_model is not None and any(each is value_model for each in (*reward, judge)):
+        if value_model is not None and any(each is value_model for each in (*reward, selection_reward_model)):
             raise UserError("value_model: it is the reward model, whose rewards training would change; give a copy")
         models, functions = split_rewards(reward)
         names, objects = reward_settings(models, functions), {}
-        if judge:
-            (objects["selection"],) = (each for kind in split_rewards([judge]) for each in kind)
+        if selection_reward_model:
+            (objects["selection"],) = (each for kind in split_rewards([selection_reward_model]) for each in kind)
             patience = config.selection.early_stopping_patience if config.selection else 0
-            names["selection"] = {"reward_model": judge_name(judge), "early_stopping_patience": patience}
+            names["selection"] = {"reward_model": reward_name(selection_reward_model), "early_stopping_patience": patience}
         self.config = replace(config, prompts=data_name(prompts), validation_prompts=data_name(validation_prompts), **names)
         extensions = [*configured_extensions(vars(self.config), **objects), *given_optimizers(*optimizers)]
         data, given = (
@@ -164,11 +165,11 @@ def reward_settings(models: Sequence[RewardModelLike], functions: Sequence[Weigh
     }
 
 
-def judge_name(judge: Reward) -> str:
-    """The judge's name in a run's settings."""
-    if isinstance(judge, str | Path | LoadedReward | PreTrainedModel):
-        return str(judge) if isinstance(judge, Path) else model_name(judge)
-    return function_name(judge)
+def reward_name(reward: Reward) -> str:
+    """Return the name of a reward model or function in a run's settings."""
+    if isinstance(reward, str | Path | LoadedReward | PreTrainedModel):
+        return str(reward) if isinstance(reward, Path) else model_name(reward)
+    return function_name(reward)
 
 
 def model_name(model: RewardModelLike) -> str:

@@ -118,15 +118,15 @@ def judge_answers(run: Path, judge: str) -> dict[int, list[float]]:
 
 def curve(run: Path) -> list[Point]:
     """Update, KL in nats a response, the proxy's and the gold model's reward and the judge's win rate at each evaluation."""
-    names = {"kl": "validation/kl", "proxy": "validation/reward", "gold": "validation/judge"}
-    names |= {"error": "validation/judge_error", "tokens": "validation/length"}
+    names = {"kl": "validation/kl", "proxy": "validation/reward", "gold": "validation/selection_reward"}
+    names |= {"error": "validation/selection_reward_error", "tokens": "validation/length"}
     judged = read_json(run / "judged.json")
     return [
         {"update": row["update"]}
         | {name: row[key] for name, key in names.items() if key in row}
         | dict(zip(("win rate", "low", "high"), judged[str(row["update"])], strict=True))
         for row in read_metrics(run)
-        if "validation/judge" in row
+        if "validation/selection_reward" in row
     ]
 
 

@@ -37,7 +37,7 @@ def trained(folder: Path, judge=None, **more) -> Path:
         rollout_batch_size=32,
         **more,
     )
-    return PPOTrainer("tiny-gpt2", [share_of_e], WORDS, config, WORDS, judge=judge).train()
+    return PPOTrainer("tiny-gpt2", [share_of_e], WORDS, config, WORDS, selection_reward_model=judge).train()
 
 
 def test_the_first_trained_policy_is_tested_against_the_start(tmp_path, capsys):
@@ -62,7 +62,7 @@ def test_without_a_test_a_policy_that_is_worse_than_the_start_is_named(tmp_path,
     folder = trained(tmp_path, fewer_es)
     assert "| update | 0 |" not in (folder / "README.md").read_text()
     printed = " ".join(capsys.readouterr().err.split())
-    assert "is no better than the starting model: its judge's score is -0." in printed
+    assert "is no better than the starting model: its selection reward is -0." in printed
 
 
 def test_any_higher_mean_will_do_without_a_test() -> None:

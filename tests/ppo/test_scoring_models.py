@@ -179,7 +179,7 @@ def test_a_model_in_memory_needs_its_tokenizer_unless_it_has_the_policys_vocabul
     config = PPOConfig(
         output_dir=str(tmp_path / "run"), report_to=["none"], dtype="float32", total_updates=1, rollout_batch_size=4
     )
-    for given in ({"reward": [larger]}, {"reward": [model], "judge": larger}):
+    for given in ({"reward": [larger]}, {"reward": [model], "selection_reward_model": larger}):
         with pytest.raises(UserError, match=r"LlamaForSequenceClassification is a model, .*reward_of_classifier"):
             PPOTrainer(sharp_folders["tiny-llama"], prompts=["Hi"], config=config, **given)
     reward = reward_of_classifier(model, tokenizer)

@@ -120,17 +120,21 @@ def test_a_judge_chooses_the_policy_and_stops_a_run_that_games_its_reward(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = settings("tiny-gpt2", tmp_path, eval_steps=4, selection={"early_stopping_patience": 3}, total_updates=60)
-    PPOTrainer(config.model, [share_of_e], config.prompts, config, config.prompts, judge=fewer_es).train()
+    PPOTrainer(config.model, [share_of_e], config.prompts, config, config.prompts, selection_reward_model=fewer_es).train()
     rows = metrics(tmp_path)
     assert rows[-1]["update"] < 60
-    later = {row["update"]: row["validation/judge"] for row in rows if row["update"] and "validation/judge" in row}
+    later = {
+        row["update"]: row["validation/selection_reward"]
+        for row in rows
+        if row["update"] and "validation/selection_reward" in row
+    }
     best = max(later, key=lambda update: (later[update], -update))
     assert f"| update | {best} |" in (tmp_path / "run" / "model" / "README.md").read_text()
     printed = " ".join(capsys.readouterr().err.split())
     assert "stopped: from update" in printed
     assert "chosen by the reward that it is trained on" not in printed
     sample = json.loads((tmp_path / "run" / "samples.jsonl").read_text().splitlines()[0])
-    assert sample["judge"] == -sample["reward"]
+    assert sample["selection_reward"] == -sample["reward"]
 
 
 @pytest.mark.parametrize(

@@ -288,11 +288,12 @@ def _add_winners(summary: Summary, changes: Sequence[float]) -> None:
 def _add_caveats(summary: Summary, ppo: StageRun, first: int, kept: int) -> None:
     rewards = ppo.series("validation/reward")
     later = [update for update in rewards.updates if update > first]
-    if len(later) > 1 and not ppo.series("validation/judge"):
+    if len(later) > 1 and not ppo.series("validation/selection_reward"):
         chosen = f"Update {kept} was chosen as the best of {len(later)} evaluations on these same prompts"
         summary.add_finding("note", f"{chosen}, so its reward is slightly overestimated.")
         summary.add_finding(
-            "note", "The policy was selected by the same reward that it was trained on: there was no independent judge."
+            "note",
+            "The policy was selected by the same reward that it was trained on: there was no independent reward model.",
         )
     last, end = rewards.updates[-1], rewards.values[-1]
     if last > kept and end < (rewards.at(kept) or 0.0):
@@ -318,13 +319,13 @@ def _add_ppo_changes(summary: Summary, ppo: StageRun, first: int, kept: int) -> 
             before, after = map(format_percent if percent else format_number, found)
             summary.add_finding("bad", sentence.format(f"{before} to {after}"))
 
-    if found := values("validation/judge"):
+    if found := values("validation/selection_reward"):
         rating = rate(*found, "higher")
-        summary.add_row("PPO: judge on held-out prompts", *found, rating, note=f"chose update {kept}")
+        summary.add_row("PPO: selection reward on held-out prompts", *found, rating, note=f"chose update {kept}")
         selecting = (ppo.config.get("selection") or {}).get("reward_model", "")
-        judge = f"The judge {selecting}, which was not trained on, chose update {kept}"
+        chooser = f"The reward model {selecting}, which was not trained on, chose update {kept}"
         if rating in ("good", "bad"):
-            text = f"{judge}: from {format_number(found[0])} to {format_number(found[1])}."
+            text = f"{chooser}: from {format_number(found[0])} to {format_number(found[1])}."
             summary.add_finding("good" if rating == "good" else "bad", text)
     if found := values("validation/preference"):
         add("PPO: preference reward on held-out prompts", found, rate(*found, "higher"), "", note="without rules")

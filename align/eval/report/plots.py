@@ -77,12 +77,12 @@ REWARD = Chart(
     unit="reward",
     from_zero=False,
 )
-JUDGE = Chart(
-    "judge",
-    "Judge",
-    {"validation/judge": "held-out prompts"},
+SELECTION_REWARD = Chart(
+    "selection-reward",
+    "Selection reward",
+    {"validation/selection_reward": "held-out prompts"},
     "A reward model that was not trained on. Where it falls while the reward rises, the reward is exploited.",
-    unit="judge's reward",
+    unit="reward",
 )
 KL = Chart(
     "kl",
@@ -143,7 +143,7 @@ def ppo_plots(stage: StageRun, kept: int | None) -> list[Plot]:
     if highest > 0.5 * limit:
         kl = replace(kl, reference=(limit, "limit"))
     frontier = frontier_plot(stage, kept)
-    return [*_charts(stage, [REWARD, JUDGE, kl]), *([frontier] if frontier else []), *_charts(stage, PPO_CHARTS)]
+    return [*_charts(stage, [REWARD, SELECTION_REWARD, kl]), *([frontier] if frontier else []), *_charts(stage, PPO_CHARTS)]
 
 
 def _charts(stage: StageRun, charts: Iterable[Chart]) -> list[Plot]:

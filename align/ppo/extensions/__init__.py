@@ -170,7 +170,7 @@ EXTENSIONS = {
     "ptx": "align.ppo.extensions.ptx:PtxLoss",
     "reference_refresh": "align.ppo.extensions.reference_refresh:ReferenceRefresh",
     "rollout_updates": "align.ppo.extensions.rollout_files:RolloutFiles",
-    "selection": "align.ppo.extensions.selection:JudgeSelection",
+    "selection": "align.ppo.extensions.selection:RewardModelSelection",
 }
 """The extension that each setting switches on, in the order in which hooks are called. It takes the setting's value."""
 

@@ -1,4 +1,4 @@
-"""Selection of the policy to keep by a separate reward model, the judge, and early stopping when the judge falls."""
+"""Selection of the policy to keep by a separate reward model, and early stopping when its reward falls."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,30 +23,31 @@ class SelectionSettings(Settings):
     reward_model: str = option("", "reward model trained on other data or with another seed, such as smollm2-135m-judge")
     early_stopping_patience: int = option(
         0,
-        "stop after this many evaluations in a row with a higher reward but a lower judge than at its best; 0: never",
+        "stop after this many evaluations in a row with a higher reward, but a selection reward below its best; 0: never",
         ge=0,
     )
 
 
-class JudgeSelection(Extension):
-    """Selects the policy to keep by a judge, and stops a run whose judge falls while its reward rises.
+class RewardModelSelection(Extension):
+    """Selects the policy to keep by its selection reward, and stops a run in which it falls while the reward rises.
 
     Args:
-        judge: takes the place of the reward model that the settings name.
+        reward_model: takes the place of the reward model that the settings name.
 
     Raises:
         UserError: if neither is given, or it is not a reward model.
     """
 
-    selects_by = "judge's score"
+    selects_by = "selection reward"
 
-    def __init__(self, settings: SelectionSettings, judge: RewardModelLike | WeightedFunction = "") -> None:
-        self.judge, self.watch = judge or settings.reward_model, OveroptimizationWatch(settings.early_stopping_patience)
+    def __init__(self, settings: SelectionSettings, reward_model: RewardModelLike | WeightedFunction = "") -> None:
+        self.reward_model = reward_model or settings.reward_model
+        self.watch = OveroptimizationWatch(settings.early_stopping_patience)
         self.card = {"chosen by": settings.reward_model}
-        if not self.judge:
+        if not self.reward_model:
             raise UserError("selection.reward_model is '', but must be given")
-        if isinstance(self.judge, str):
-            require_reward_model(self.judge)
+        if isinstance(self.reward_model, str):
+            require_reward_model(self.reward_model)
 
     def load(self, context: TrainingContext) -> None:
         self.context, accelerator = context, context.run.accelerator
@@ -54,20 +55,20 @@ class JudgeSelection(Extension):
             raise UserError(
                 "selection.early_stopping_patience needs validation_prompts, whose evaluations decide when to stop"
             )
-        if isinstance(self.judge, WeightedFunction):
+        if isinstance(self.reward_model, WeightedFunction):
             if accelerator.num_processes > 1:
                 require_longer_collective_timeout(context.reward_timeout, context.run.config.collective_timeout)
             return
         model = context.model_config
-        (self.source,) = load_rewards([self.judge], context.policy, model.dtype, model.chat_template, "judge")
+        (self.source,) = load_rewards([self.reward_model], context.policy, model.dtype, model.chat_template, "selection")
         self.adapters = [self.source.adapter_on_policy] if self.source.adapter_on_policy else []
         self.modules = [self.source.loaded.model] if self.source.loaded else []
 
     def start(self, engine: TrainEngine, roles: Roles) -> None:
         context = self.context
         options: dict[str, Any] = {"timeout": context.reward_timeout, "accelerator": context.run.accelerator}
-        if isinstance(self.judge, WeightedFunction):
-            self.rewards = Rewards([], [self.judge], **options)
+        if isinstance(self.reward_model, WeightedFunction):
+            self.rewards = Rewards([], [self.reward_model], **options)
             return
         scorer = make_scorer(self.source, context.run, context.policy, roles, context.prompts, context.max_new_tokens)
         self.rewards = Rewards([scorer], **options)
@@ -78,8 +79,8 @@ class JudgeSelection(Extension):
 
     def evaluate(self, evaluation: PolicyEvaluation) -> None:
         scores = self.rewards(evaluation.rollout)[0]
-        evaluation.selection_scores = evaluation.columns["judge"] = scores
-        evaluation.metrics |= mean_and_error("judge", scores)
+        evaluation.selection_scores = evaluation.columns["selection_reward"] = scores
+        evaluation.metrics |= mean_and_error("selection_reward", scores)
 
     def after_evaluation(self, update: int, metrics: dict[str, float]) -> str:
         return self.watch.check(update, metrics)
@@ -92,9 +93,9 @@ class JudgeSelection(Extension):
 
 
 class OveroptimizationWatch:
-    """Detects a reward that keeps rising after the judge's best evaluation while the judge falls (Gao et al. 2022).
+    """Detects a reward that keeps rising while the selection reward falls from its best value (Gao et al. 2022).
 
-    An evaluation counts if the judge is below its best so far and the reward is above its value there.
+    An evaluation counts if the selection reward is below its best so far and the reward is above its value there.
 
     Args:
         patience: evaluations in a row that must count before the run stops; 0: it never does.
@@ -110,10 +111,10 @@ class OveroptimizationWatch:
         return 0 < self.patience <= self.count
 
     def check(self, update: int, metrics: Mapping[str, float]) -> str:
-        """Why the run should stop after an evaluation; "" if it should not, or if `metrics` has no `judge`."""
-        if "judge" not in metrics:
+        """Why the run should stop after an evaluation; "" if it should not, or without `selection_reward`."""
+        if "selection_reward" not in metrics:
             return ""
-        if self.best is None or metrics["judge"] >= self.best["judge"]:
+        if self.best is None or metrics["selection_reward"] >= self.best["selection_reward"]:
             self.best, self.count = {**metrics, "update": update}, 0
             return ""
         best = self.best
@@ -126,7 +127,7 @@ class OveroptimizationWatch:
         ]
         return (
             f"stopped: from {points[0]} to {points[1]} the reward rose from {best['reward']:.3g} to {metrics['reward']:.3g} "
-            f"and the judge fell from {best['judge']:.3g} to {metrics['judge']:.3g}"
+            f"and the selection reward fell from {best['selection_reward']:.3g} to {metrics['selection_reward']:.3g}"
         )
 
     def state_dict(self) -> dict[str, Any]:

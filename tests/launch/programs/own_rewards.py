@@ -53,7 +53,7 @@ def trainer(name, function, **more):
         **more,
     )
     words = ["red", "green", "blue", "one"]
-    return PPOTrainer("tiny-gpt2", [function], words, config, words, judge=judge)
+    return PPOTrainer("tiny-gpt2", [function], words, config, words, selection_reward_model=judge)
 
 
 states = []

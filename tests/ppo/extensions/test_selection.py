@@ -1,4 +1,4 @@
-"""The judge that selects the policy to keep: when it stops a run, and what it needs."""
+"""The reward model that selects the policy to keep: when it stops a run, and what it needs."""
 
 import pytest
 
@@ -7,15 +7,15 @@ from align.ppo import PPOConfig, PPOTrainer
 from align.ppo.extensions.selection import OveroptimizationWatch
 
 
-def evaluation(reward, judge, kl=1.0):
-    return {"reward": reward, "judge": judge, "kl": kl, "kl_per_token": kl / 10}
+def evaluation(reward, selection_reward, kl=1.0):
+    return {"reward": reward, "selection_reward": selection_reward, "kl": kl, "kl_per_token": kl / 10}
 
 
 def test_the_reward_that_rises_while_the_judge_falls_stops_the_run():
     watch = OveroptimizationWatch(2)
-    # The judge's best is at update 1; update 2 counts, update 3 does not (the reward is lower too), update 4 does.
-    for update, (reward, judge) in enumerate([(0.0, 0.0), (1.0, 2.0), (2.0, 1.0), (0.5, 1.0), (3.0, 1.5)]):
-        assert watch.check(update, evaluation(reward, judge)) == ""
+    # The best selection reward is at update 1; update 2 counts, update 3 does not (the reward is lower too), update 4 does.
+    for update, (reward, selected) in enumerate([(0.0, 0.0), (1.0, 2.0), (2.0, 1.0), (0.5, 1.0), (3.0, 1.5)]):
+        assert watch.check(update, evaluation(reward, selected)) == ""
     other = OveroptimizationWatch(2)
     other.load_state_dict(watch.state_dict())
     assert not other.reached
@@ -23,14 +23,14 @@ def test_the_reward_that_rises_while_the_judge_falls_stops_the_run():
     assert other.reached
     assert said == (
         "stopped: from update 1 (KL 1 nats per response, 0.1 per token) to update 5 (KL 20 nats per response, 2 per token) "
-        "the reward rose from 1 to 4 and the judge fell from 2 to 1.9"
+        "the reward rose from 1 to 4 and the selection reward fell from 2 to 1.9"
     )
 
 
 def test_a_judge_that_rises_again_starts_the_count_anew():
     watch = OveroptimizationWatch(2)
-    for update, (reward, judge) in enumerate([(0.0, 0.0), (1.0, -1.0), (2.0, 0.5), (3.0, 0.4)]):
-        watch.check(update, evaluation(reward, judge))
+    for update, (reward, selected) in enumerate([(0.0, 0.0), (1.0, -1.0), (2.0, 0.5), (3.0, 0.4)]):
+        watch.check(update, evaluation(reward, selected))
     assert not watch.reached
 
 
@@ -50,4 +50,4 @@ def test_patience_needs_evaluations(tmp_path, align_cache):
         output_dir=str(tmp_path / "run"), report_to=["none"], selection={"reward_model": "any", "early_stopping_patience": 2}
     )
     with pytest.raises(UserError, match=r"selection\.early_stopping_patience needs validation_prompts"):
-        PPOTrainer("tiny-gpt2", [likes_all], ["Hi"], config, judge=likes_all)
+        PPOTrainer("tiny-gpt2", [likes_all], ["Hi"], config, selection_reward_model=likes_all)
