@@ -4,6 +4,8 @@ import re
 from dataclasses import MISSING, fields
 from pathlib import Path
 
+import pytest
+
 import align.ppo.config
 from align.trl import PPOConfig, PPOTrainer
 from align.trl.metrics import STEP_METRICS
@@ -45,6 +47,15 @@ def test_defaults_in_the_table_are_those_of_the_code():
         for name, value in found:
             given = True if (name, column) == ("bf16", 0) else known[name]
             assert value == str(given) or float(value) == given, name
+
+
+@pytest.mark.parametrize("title", ["From LLaMA-Factory's PPO", "From the loop `step(queries, responses, rewards)`"])
+def test_settings_in_the_other_tables_exist(title):
+    known = defaults(align.ppo.config.PPOConfig)
+    theirs = {"batch_size", "mini_batch_size"}
+    named = {name for row in rows(title) for name in re.findall(r"`(\w+)`", row[1])}
+    assert len(named) > 5
+    assert named - theirs - known.keys() == set()
 
 
 def test_every_metric_of_trl_is_in_the_table():
