@@ -211,6 +211,11 @@ class PPOConfig(KLConfig, LossConfig, ResponseConfig, EvaluationConfig, SplitCon
     extensions: list[str] = option([], "own extensions, each module:Class of an `align.ppo.extensions.Extension`")
 
     @property
+    def stop_ids(self) -> frozenset[int] | None:
+        """The token ids that end a response; None: the model's end tokens."""
+        return frozenset(self.stop_token_ids) if self.stop_token_ids or self.ignore_eos else None
+
+    @property
     def has_critic(self) -> bool:
         """Whether values are learned."""
         return self.advantage_estimator == "gae"

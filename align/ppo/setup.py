@@ -2,24 +2,22 @@
 
 import copy
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from accelerate import Accelerator
-from peft import PeftConfig
 from torch import nn
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from align.core.errors import UserError
 from align.core.settings import ModelConfig
 from align.models.adapters import copy_adapter
-from align.models.backbone import Backbone, classifier_head, flops_profile, is_classifier, is_prefix_lm, wrap
+from align.models.backbone import Backbone, flops_profile, is_prefix_lm, wrap
 from align.models.heads import LanguageModel, RewardModel, ScalarHead, freeze_unused_lm_head
-from align.models.loading import LoadedModel, read_by_ids_of, vocabulary_rows
-from align.models.lora import START_ADAPTER
+from align.models.loading import LoadedModel, vocabulary_rows
 from align.models.roles import REFERENCE_ADAPTER, VALUE_ADAPTER, ActorCritic, Roles
 from align.ppo.extensions import Extension
+from align.ppo.given_objects import value_head_of
 from align.ppo.metrics import RoleFlopsProfiles
 from align.ppo.records import Rollout
 from align.ppo.reward_functions import WeightedFunction
@@ -38,24 +36,6 @@ from align.training.memory import FLOAT32_BYTES
 from align.training.optimizer import ParamGroup
 from align.training.run import Run
 from align.training.start import build_engine, warn_if_prompts_are_reread
-
-if TYPE_CHECKING:
-    from align.training.callbacks import TrainerCallbacks
-
-
-BASE_REFERENCE = "base"
-"""The reference that is the policy's base without its adapters."""
-
-
-@dataclass(frozen=True)
-class GivenObjects:
-    """Objects in memory that take part in a run, see `PPOTrainer`; None: the settings decide."""
-
-    tokenizer: PreTrainedTokenizerBase | None = None
-    reference: PreTrainedModel | str | None = None
-    value_model: PreTrainedModel | None = None
-    callbacks: "TrainerCallbacks | None" = None
-    peft_config: PeftConfig | None = None
 
 
 @dataclass(frozen=True)
@@ -246,7 +226,7 @@ def build_actor_critic(
     value_head = ScalarHead(hidden_size, start_at_zero=True).requires_grad_(critic != "none")
     model, critic_adapter = value_model, None
     if value_model:
-        value_head = _value_head_of(value_model, critic)
+        value_head = value_head_of(value_model, critic)
         value_model.requires_grad_(True)
     elif critic == "separate" and policy.adapter:
         assert backbone.peft is not None
@@ -265,61 +245,6 @@ def build_actor_critic(
     heads = {adapter.adapter: adapter.head for adapter in adapters}
     parts = (backbone, policy.adapter, value_head, policy.initial_adapter, model, critic_adapter, heads)
     return ActorCritic(*parts, learns_entropy=learns_entropy, reference_adapter=reference_adapter)
-
-
-def _value_head_of(value_model: Backbone, critic: str) -> ScalarHead:
-    if critic == "none":
-        raise UserError("value_model: this estimator of advantages has no critic; leave the model out")
-    if not is_classifier(value_model.model.config):
-        raise UserError(f"value_model: {type(value_model.model).__name__} is no sequence classifier with one label")
-    try:
-        return ScalarHead.around(classifier_head(value_model))
-    except UserError as error:
-        raise UserError(f"value_model: {error}") from error
-
-
-def second_model(
-    policy: LoadedModel,
-    model: PreTrainedModel | None,
-    role: str,
-    prompts: Sequence[EncodedPrompt],
-    new_tokens: int,
-    gradient_checkpointing: bool = False,
-) -> Backbone | None:
-    """Return a model in memory that reads the policy's ids in another role; None if there is none.
-
-    Args:
-        role: names it in errors.
-        new_tokens: tokens of the longest response.
-        gradient_checkpointing: for a model that is trained.
-
-    Raises:
-        UserError: if it is the policy, or cannot read all prompts and responses.
-    """
-    if model is None:
-        return None
-    if model is policy.backbone.model:
-        raise UserError(f"{role}: it is the policy's own model, which training changes; give a copy or leave it out")
-    backbone = read_by_ids_of(policy, model, role, gradient_checkpointing)
-    backbone.require_fit(max(len(prompt.ids) for prompt in prompts), new_tokens, role)
-    return backbone
-
-
-def with_reference_adapter(policy: LoadedModel, name: str) -> LoadedModel:
-    """Return the policy with another adapter of its PEFT model as its start, which is the reference; `base`: none of them.
-
-    Raises:
-        UserError: if the policy has no such adapter.
-    """
-    peft_model = policy.backbone.peft
-    others = sorted(
-        {*(peft_model.peft_config if peft_model else ()), BASE_REFERENCE} - {policy.adapter or "", START_ADAPTER}
-    )
-    if peft_model is None or name not in others:
-        raise UserError(f"reference: the policy has no adapter '{name}'; give a model or one of {', '.join(others)}")
-    if policy.initial_adapter == START_ADAPTER:
-        peft_model.delete_adapter(START_ADAPTER)
-    return replace(policy, initial_adapter=None if name == BASE_REFERENCE else name)
 
 
 def _reference_adapter(loaded: LoadedModel) -> str:

@@ -24,9 +24,7 @@ The names of this file, in the order of an update:
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -37,6 +35,7 @@ from align.core.launch import run_stage
 from align.core.seeds import RngStream
 from align.core.tensor_ops import length_mask, whiten
 from align.models.checkpoint import WriteModel, save_model, weights_of
+from align.models.loading import LoadedModel
 from align.ppo.advantages import add_kl_penalty, estimate_advantages
 from align.ppo.config import PPOConfig
 from align.ppo.evaluation import Candidate, PolicyEvaluation, PolicySelection, evaluation_metrics, sample_rows
@@ -47,6 +46,7 @@ from align.ppo.extensions import (
     product_of_token_weights,
     sum_of_token_rewards,
 )
+from align.ppo.given_objects import GivenObjects, attach_callbacks, open_policy, reference_and_value_model
 from align.ppo.losses import KLController, LossCoefficients, kl_estimate, ppo_loss
 from align.ppo.metrics import (
     DriftWatch,
@@ -73,7 +73,6 @@ from align.ppo.rollout import (
 )
 from align.ppo.scoring_models import RewardModelLike, load_rewards, make_scorer, require_longer_collective_timeout
 from align.ppo.setup import (
-    GivenObjects,
     Prepared,
     build_actor_critic,
     build_engine_and_roles,
@@ -83,18 +82,17 @@ from align.ppo.setup import (
     report,
     require_reward,
     sampling_of,
-    second_model,
-    with_reference_adapter,
 )
 from align.runtime.distributed import run_on_main
 from align.runtime.flops import Clock
 from align.runtime.sharding import sharded_loading
 from align.sampling.engines import make_engine
+from align.tokenization.encoded import EncodedPrompt
 from align.training.broken_batch import stop_on_nan
 from align.training.checkpoint import Checkpoint, Stateful
 from align.training.data_order import PLANNED_UPDATES
 from align.training.engine import NotFiniteError
-from align.training.start import Model, open_run
+from align.training.start import Model
 from align.training.trial import can_try, memory_trial
 
 
@@ -364,6 +362,16 @@ def try_largest_micro_batch(config: PPOConfig, ready: Prepared) -> None:
         ready.engine.backward(*micro_batch_loss(config, ready, experience, rows, float(length * len(minibatch))))
 
 
+def encode_all_prompts(
+    config: PPOConfig, prompts: Data, validation: Data, policy: LoadedModel
+) -> tuple[list[EncodedPrompt], list[EncodedPrompt]]:
+    """Return the prompts of training and those of evaluations, which may be a part of the given ones."""
+    limits = Limits(config.max_prompt_tokens, config.max_new_tokens, config.overlong)
+    encoded = encode_prompts(prompts, policy, limits, config.skip_bad_rows)
+    encoded, split = split_by_opening(encoded, config.validation_split)
+    return encoded, encode_prompts(validation, policy, limits, config.skip_bad_rows) if validation else split
+
+
 def prepare(
     config: PPOConfig,
     model: Model,
@@ -383,23 +391,16 @@ def prepare(
     """
     require_reward(reward_models, functions, extensions)
     moves = any(extension.updates_reference for extension in extensions)
-    copies = 0 if given.reference else 2 if moves else 1
-    peft = given.peft_config
-    run, policy = open_run(config, "ppo", model, given.tokenizer, frozen_copies=copies, peft_config=peft)
-    if isinstance(given.reference, str):
-        policy = with_reference_adapter(policy, given.reference)
+    run, policy = open_policy(config, model, given, copies=2 if moves else 1)
     if functions and run.accelerator.num_processes > 1:
         require_longer_collective_timeout(config.reward_timeout, config.collective_timeout)
-    limits = Limits(config.max_prompt_tokens, config.max_new_tokens, config.overlong)
-    encoded = encode_prompts(prompts, policy, limits, config.skip_bad_rows)
-    encoded, split = split_by_opening(encoded, config.validation_split)
-    held_out = encode_prompts(validation, policy, limits, config.skip_bad_rows) if validation else split
+    encoded, held_out = encode_all_prompts(config, prompts, validation, policy)
     every_prompt = [*encoded, *held_out]
     sizes = (config.samples_per_prompt, config.max_prompt_tokens, config.max_new_tokens)
     scoring = (config.missing_eos_penalty, config.missing_eos_score, config.reward_timeout)
-    second = partial(second_model, policy, prompts=every_prompt, new_tokens=config.max_new_tokens)
-    reference = None if isinstance(given.reference, str) else second(given.reference, "reference")
-    value_model = second(given.value_model, "value_model", gradient_checkpointing=config.gradient_checkpointing)
+    reference, value_model = reference_and_value_model(
+        policy, given, every_prompt, config.max_new_tokens, config.gradient_checkpointing
+    )
     context = TrainingContext(
         run, policy, encoded, every_prompt, config.total_updates, config.critic_warmup, *sizes, *scoring
     )
@@ -428,14 +429,10 @@ def prepare(
     report(run, policy, len(encoded), len(held_out), rollouts, selected_by_reward)
     longest = max(len(prompt.ids) for prompt in every_prompt) + config.max_new_tokens
     sampler = make_engine(config, engine, policy, longest)
-    stop_ids = frozenset(config.stop_token_ids) if config.stop_token_ids or config.ignore_eos else None
-    sampling = sampling_of(run, policy, longest, config.max_new_tokens, config.temperature, stop_ids)
+    sampling = sampling_of(run, policy, longest, config.max_new_tokens, config.temperature, config.stop_ids)
     if given.callbacks:
         per_update = config.rollout_batch_size / config.samples_per_prompt / len(encoded)
-        objects: dict[str, Any] = {"model": policy.backbone.peft or policy.backbone.model, "optimizer": engine.optimizer}
-        objects["processing_class"] = policy.tokenization.tokenizer
-        given.callbacks.attach(run.config, run.accelerator, objects, config.total_updates, per_update)
-        run.callbacks = given.callbacks
+        attach_callbacks(given.callbacks, run, policy, engine, config.total_updates, per_update)
     profiles = flops_profiles(policy, module, rewards, moves, reference)
     return Prepared(run, policy, engine, roles, sampler, sampling, rewards, encoded, held_out, profiles, extensions)
 

@@ -17,9 +17,9 @@ from align.core.errors import UserError
 from align.models.checkpoint import save_model_into
 from align.ppo.config import PPOConfig
 from align.ppo.extensions import Extension, configured_extensions
+from align.ppo.given_objects import GivenObjects
 from align.ppo.reward_functions import RewardFunction, WeightedFunction
 from align.ppo.scoring_models import RewardModelLike
-from align.ppo.setup import GivenObjects
 from align.ppo.train import averaged_weights, prepare, save_policy, train
 from align.reward.checkpoint import LoadedReward
 from align.training.start import Model

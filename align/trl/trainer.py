@@ -22,8 +22,8 @@ from align.batches.mixtures import data_name
 from align.models.checkpoint import save_model_into
 from align.models.hub import make_repo, push_model
 from align.models.loading import LoadedModel
+from align.ppo.given_objects import BASE_REFERENCE, GivenObjects
 from align.ppo.reward_functions import RewardFunction
-from align.ppo.setup import BASE_REFERENCE, GivenObjects
 from align.ppo.train import prepare, save_policy, train
 from align.ppo.trainer import reward_settings, split_rewards
 from align.runtime.distributed import run_on_main

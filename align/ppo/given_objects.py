@@ -1,0 +1,128 @@
+"""Objects in memory that take part in a PPO run: a tokenizer, further models, an adapter's settings and callbacks."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from peft import PeftConfig
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from align.core.errors import UserError
+from align.core.settings import RunConfig
+from align.models.backbone import Backbone, classifier_head, is_classifier
+from align.models.heads import ScalarHead
+from align.models.loading import LoadedModel, read_by_ids_of
+from align.models.lora import START_ADAPTER
+from align.tokenization.encoded import EncodedPrompt
+from align.training.engine import TrainEngine
+from align.training.run import Run
+from align.training.start import Model, open_run
+
+if TYPE_CHECKING:
+    from align.training.callbacks import TrainerCallbacks
+
+BASE_REFERENCE = "base"
+"""The reference that is the policy's base without its adapters."""
+
+
+@dataclass(frozen=True)
+class GivenObjects:
+    """Objects in memory that take part in a run, see `PPOTrainer`; None: the settings decide."""
+
+    tokenizer: PreTrainedTokenizerBase | None = None
+    reference: PreTrainedModel | str | None = None
+    value_model: PreTrainedModel | None = None
+    callbacks: "TrainerCallbacks | None" = None
+    peft_config: PeftConfig | None = None
+
+
+def open_policy(config: RunConfig, model: Model, given: GivenObjects, copies: int) -> tuple[Run, LoadedModel]:
+    """Open the run's folder and take or load the policy, with another adapter as its start if the reference names one.
+
+    Args:
+        copies: of the policy that a run without a given reference keeps.
+    """
+    copies = 0 if given.reference else copies
+    run, policy = open_run(config, "ppo", model, given.tokenizer, frozen_copies=copies, peft_config=given.peft_config)
+    if isinstance(given.reference, str):
+        policy = with_reference_adapter(policy, given.reference)
+    return run, policy
+
+
+def reference_and_value_model(
+    policy: LoadedModel, given: GivenObjects, prompts: Sequence[EncodedPrompt], new_tokens: int, gradient_checkpointing: bool
+) -> tuple[Backbone | None, Backbone | None]:
+    """Return the given reference and value model, ready to read the policy's ids; None for each that is not given.
+
+    Args:
+        new_tokens: tokens of the longest response.
+        gradient_checkpointing: whether the value model recomputes activations.
+
+    Raises:
+        UserError: if one of them is the policy, or cannot read all prompts and responses.
+    """
+    longest = (max(len(prompt.ids) for prompt in prompts), new_tokens)
+    reference = None if isinstance(given.reference, str) else given.reference
+    return (
+        _second_model(policy, reference, "reference", longest),
+        _second_model(policy, given.value_model, "value_model", longest, gradient_checkpointing),
+    )
+
+
+def _second_model(
+    policy: LoadedModel,
+    model: PreTrainedModel | None,
+    role: str,
+    longest: tuple[int, int],
+    gradient_checkpointing: bool = False,
+) -> Backbone | None:
+    if model is None:
+        return None
+    if model is policy.backbone.model:
+        raise UserError(f"{role}: it is the policy's own model, which training changes; give a copy or leave it out")
+    backbone = read_by_ids_of(policy, model, role, gradient_checkpointing)
+    backbone.require_fit(*longest, role)
+    return backbone
+
+
+def value_head_of(value_model: Backbone, critic: str) -> ScalarHead:
+    """Return the head of a value model, which shares the weights of its linear layer.
+
+    Raises:
+        UserError: if it is no classifier with one label, or the run has no critic.
+    """
+    if critic == "none":
+        raise UserError("value_model: this estimator of advantages has no critic; leave the model out")
+    if not is_classifier(value_model.model.config):
+        raise UserError(f"value_model: {type(value_model.model).__name__} is no sequence classifier with one label")
+    try:
+        return ScalarHead.around(classifier_head(value_model))
+    except UserError as error:
+        raise UserError(f"value_model: {error}") from error
+
+
+def with_reference_adapter(policy: LoadedModel, name: str) -> LoadedModel:
+    """Return the policy with another adapter of its PEFT model as its start, which is the reference; `base`: none of them.
+
+    Raises:
+        UserError: if the policy has no such adapter.
+    """
+    peft_model = policy.backbone.peft
+    others = sorted(
+        {*(peft_model.peft_config if peft_model else ()), BASE_REFERENCE} - {policy.adapter or "", START_ADAPTER}
+    )
+    if peft_model is None or name not in others:
+        raise UserError(f"reference: the policy has no adapter '{name}'; give a model or one of {', '.join(others)}")
+    if policy.initial_adapter == START_ADAPTER:
+        peft_model.delete_adapter(START_ADAPTER)
+    return replace(policy, initial_adapter=None if name == BASE_REFERENCE else name)
+
+
+def attach_callbacks(
+    callbacks: "TrainerCallbacks", run: Run, policy: LoadedModel, engine: TrainEngine, total: int, epochs_per_update: float
+) -> None:
+    """Let a run call callbacks; arguments as for `TrainerCallbacks.attach`."""
+    objects: dict[str, Any] = {"model": policy.backbone.peft or policy.backbone.model, "optimizer": engine.optimizer}
+    objects["processing_class"] = policy.tokenization.tokenizer
+    callbacks.attach(run.config, run.accelerator, objects, total, epochs_per_update)
+    run.callbacks = callbacks
