@@ -11,8 +11,11 @@ from transformers.trainer_pt_utils import AcceleratorConfig
 from transformers.trainer_utils import SaveStrategy
 
 import align.ppo.config as core
-from align.trl.config import PPOConfig
+from align.core.errors import UserError
+from align.trl.config import InvalidArgumentError, PPOConfig
 
+DAY = 86_400.0
+"""Seconds; the longest timeout of the core."""
 RUN_FOLDER = "align"
 """The folder of the run inside `output_dir`."""
 SMALLEST = 1e-30
@@ -28,7 +31,19 @@ def core_config(args: PPOConfig, longest_prompt: int, stop_token_id: int | None)
     Args:
         longest_prompt: tokens of the longest prompt.
         stop_token_id: ends a response; None: all responses have the full length.
+
+    Raises:
+        InvalidArgumentError: for a value that this library does not accept.
     """
+    try:
+        return _translated(args, longest_prompt, stop_token_id)
+    except UserError as error:
+        raise InvalidArgumentError(
+            f"{error} (docs/migrate-from-trl.md lists the setting of TRL that becomes this one)"
+        ) from error
+
+
+def _translated(args: PPOConfig, longest_prompt: int, stop_token_id: int | None) -> core.PPOConfig:
     assert args.output_dir is not None
     assert args.num_total_batches is not None
     assert args.batch_size is not None
@@ -49,7 +64,7 @@ def core_config(args: PPOConfig, longest_prompt: int, stop_token_id: int | None)
         adam_beta2=args.adam_beta2,
         adam_epsilon=args.adam_epsilon,
         max_grad_norm=args.max_grad_norm,
-        collective_timeout=float(args.ddp_timeout),
+        collective_timeout=min(float(args.ddp_timeout), DAY),
         total_updates=args.num_total_batches,
         rollout_batch_size=args.batch_size,
         num_ppo_epochs=args.num_ppo_epochs,

@@ -108,6 +108,7 @@ TRANSLATED = [
     ({}, "adam_epsilon", 1e-8),
     ({"max_grad_norm": 0.0}, "max_grad_norm", 0.0),
     ({"ddp_timeout": 60}, "collective_timeout", 60.0),
+    ({"ddp_timeout": 10**6}, "collective_timeout", 86400.0),
     ({}, "gradient_checkpointing", True),
     ({"gradient_checkpointing": False}, "gradient_checkpointing", False),
     ({"activation_checkpointing": False}, "gradient_checkpointing", False),
@@ -156,6 +157,11 @@ def test_settings_become_those_of_this_library(settings, name, value):
     args = PPOConfig(**{"output_dir": "out"} | settings)
     set_batch_sizes(args, rows=100, processes=1)
     assert getattr(core_config(args, longest_prompt=20, stop_token_id=None), name) == value
+
+
+def test_a_value_out_of_range_is_one_line():
+    with pytest.raises(ValueError, match=r"max_new_tokens is 0, but must be above 0 \(docs/migrate-from-trl.md lists"):
+        core_config(made(response_length=0), longest_prompt=20, stop_token_id=None)
 
 
 def test_a_stop_token_ends_responses():
