@@ -41,7 +41,7 @@ from align.models.configs import (
 from align.models.lora import START_ADAPTER, new_lora_config, prepared_lora_config, require_same_fields, train_active_adapter
 from align.runtime.distributed import computes_on_cpu
 from align.runtime.environment import console
-from align.runtime.sharding import Sharder, loading_accelerator, local_shard, readable, smallest
+from align.runtime.sharding import Sharder, loading_accelerator, local_shard, min_while_loading, readable
 from align.tokenization import Tokenization, load_tokenization, make_tokenization
 
 
@@ -378,7 +378,7 @@ def require_finite(weights: Iterable[tuple[str, Tensor]], owner: str) -> None:
     """
     listed = list(weights)
     bad = (number for number, (_, weight) in enumerate(listed) if not _is_finite(local_shard(weight)))
-    first = smallest(next(bad, len(listed)))  # of a weight that is sharded, each process has seen its part
+    first = min_while_loading(next(bad, len(listed)))  # of a weight that is sharded, each process has seen its part
     if first < len(listed):
         name = listed[first][0]
         raise UserError(f"{owner}: its weight '{name}' holds NaN or infinite numbers; take an earlier checkpoint of it")

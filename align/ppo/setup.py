@@ -26,7 +26,7 @@ from align.ppo.rollout import plan_minibatch
 from align.ppo.scoring_models import RewardAdapter, RewardModelLike, RewardSource
 from align.reward.checkpoint import LoadedReward, require_reward_model
 from align.reward.scoring import reads_ids_of
-from align.runtime.distributed import largest, zero_stage
+from align.runtime.distributed import max_across_processes, zero_stage
 from align.runtime.sharding import full_numel, is_sharded, place_frozen_model, sharded_copies, sharded_loading
 from align.sampling.engines import SamplingEngine, sampling_tokens
 from align.sampling.generation import Sampling
@@ -175,7 +175,7 @@ def sampling_of(
     highest, rows = max(stop_ids or [0]), vocabulary_rows(policy.backbone.model)
     if highest >= rows:
         raise UserError(f"stop_token_ids: there is no token {highest}; the model has tokens 0 to {rows - 1}")
-    at_once = -largest(-sampling_tokens(run.memory, policy.backbone, longest), run.accelerator)
+    at_once = -max_across_processes(-sampling_tokens(run.memory, policy.backbone, longest), run.accelerator)
     return Sampling(max_new_tokens, temperature, batch_tokens=at_once, stop_ids=stop_ids)
 
 

@@ -159,7 +159,7 @@ def gather_rows(
     return [row for found in everywhere for row in found]
 
 
-def share_of_process(items: Sequence[Item], accelerator: Accelerator) -> list[Item]:
+def shard_of_process(items: Sequence[Item], accelerator: Accelerator) -> list[Item]:
     """The items that this process works on: every n-th of n, which spreads sorted work evenly."""
     return list(items[accelerator.process_index :: accelerator.num_processes])
 
@@ -167,9 +167,9 @@ def share_of_process(items: Sequence[Item], accelerator: Accelerator) -> list[It
 def map_across_processes(
     items: Sequence[Item], work: Callable[[list[Item]], list[Any]], accelerator: Accelerator
 ) -> list[Any]:
-    """Call `work` on each process's share of the items (`share_of_process`); return all results in order everywhere."""
+    """Call `work` on each process's share of the items (`shard_of_process`); return all results in order everywhere."""
     results: list[Any] = [None] * len(items)
-    numbers = share_of_process(range(len(items)), accelerator)
+    numbers = shard_of_process(range(len(items)), accelerator)
     own_results = work([items[number] for number in numbers]) if numbers or accelerator.num_processes > 1 else []
     for number, result in gather_rows(list(zip(numbers, own_results, strict=True)), accelerator):
         results[number] = result
@@ -244,7 +244,7 @@ def broadcast_trainable_weights(module: nn.Module, accelerator: Accelerator) -> 
             weight.copy_(values)
 
 
-def largest(number: int, accelerator: Accelerator) -> int:
+def max_across_processes(number: int, accelerator: Accelerator) -> int:
     """The largest of all processes' numbers."""
     if accelerator.num_processes == 1:
         return number

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.utils.hooks import RemovableHandle
 
-from align.runtime.distributed import largest, limit_collectives, zero_stage
+from align.runtime.distributed import limit_collectives, max_across_processes, zero_stage
 
 _loading_for: list[Accelerator] = []
 """The accelerator whose processes shard the models being loaded; empty: every process loads whole models."""
@@ -154,7 +154,7 @@ class Sharder:
         paths = {id(module): path for path, module in model.named_modules()}
         for module, name, weight in self._loaded:
             kept = module._parameters.get(name)
-            if kept is None or kept is weight or smallest(int(torch.equal(local_shard(kept), local_shard(weight)))):
+            if kept is None or kept is weight or min_while_loading(int(torch.equal(local_shard(kept), local_shard(weight)))):
                 continue
             module._parameters[name] = weight
             tied: dict[str, str] = getattr(model, "all_tied_weights_keys", {})
@@ -172,10 +172,10 @@ def local_shard(weight: Tensor) -> Tensor:
     return part[: max(0, min(part.numel(), full_numel(weight) - begin))]
 
 
-def smallest(number: int) -> int:
+def min_while_loading(number: int) -> int:
     """The smallest of all processes' numbers while models are loaded sharded; otherwise this process's own."""
     accelerator = loading_accelerator()
-    return number if accelerator is None else -largest(-number, accelerator)
+    return number if accelerator is None else -max_across_processes(-number, accelerator)
 
 
 @contextmanager

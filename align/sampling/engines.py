@@ -10,7 +10,7 @@ from align.core.errors import UserError
 from align.core.seeds import SeedKey
 from align.models.backbone import Backbone
 from align.models.loading import LoadedModel
-from align.runtime.distributed import gather_rows, largest, share_of_process
+from align.runtime.distributed import gather_rows, max_across_processes, shard_of_process
 from align.runtime.sharding import LayerGathering, full_nbytes, gathered_parameters, is_sharded, without_engine_hooks
 from align.sampling.generation import Responses, Sampling, row_uniforms, sample
 from align.sampling.settings import EngineConfig
@@ -59,7 +59,7 @@ class TransformersEngine:
     def sample(self, prompts: Sequence[list[int]], sampling: Sampling, seed: SeedKey) -> Responses:
         loaded, accelerator = self.loaded, self.train_engine.accelerator
         uniforms = row_uniforms(len(prompts), sampling, *seed)
-        own = share_of_process(range(len(prompts)), accelerator)
+        own = shard_of_process(range(len(prompts)), accelerator)
         own_prompts = [prompts[row] for row in own]
         stops = sampling.stops(loaded.tokenization.end_ids)
         with self._gathered_weights(self._fits_whole(prompts, sampling)), loaded.backbone.adapter(loaded.adapter):
@@ -87,7 +87,7 @@ class TransformersEngine:
         own = math.ceil(len(prompts) / run.accelerator.num_processes)
         tokens = min(own * (max(map(len, prompts), default=0) + sampling.max_new_tokens), sampling.batch_tokens)
         needed = sum(map(full_nbytes, sharded)) + cache_bytes(backbone, tokens, own)
-        left = -largest(-run.memory.left(), run.accelerator)
+        left = -max_across_processes(-run.memory.left(), run.accelerator)
         whole = needed <= left
         if whole != self.sampled_whole:
             how = "whole weights on every process" if whole else "weights gathered layer by layer, which is slower"

@@ -18,7 +18,7 @@ from transformers.trainer_callback import CallbackHandler, DefaultFlowCallback, 
 from align.core.errors import UserError
 from align.core.files import write_json
 from align.core.settings import RunConfig
-from align.runtime.distributed import computes_on_cpu, largest
+from align.runtime.distributed import computes_on_cpu, max_across_processes
 
 STATE_FILE = "trainer_state.json"
 
@@ -100,7 +100,7 @@ class TrainerCallbacks:
         self.state.global_step, self.state.epoch = update, update * self.epochs_per_update
         self.control = self.handler.on_step_end(self.args, self.state, self.control)
         wishes = (self.control.should_save, self.control.should_training_stop)
-        save, stop = (bool(largest(int(wish), self.accelerator)) for wish in wishes)
+        save, stop = (bool(max_across_processes(int(wish), self.accelerator)) for wish in wishes)
         self.control.should_save = False
         return Decisions(save, stop)
 

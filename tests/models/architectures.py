@@ -16,7 +16,7 @@ from transformers import (
 )
 
 from align.models.backbone import attention_kernel
-from align.models.backbone.decoder import attention_window
+from align.models.backbone.decoder import sliding_window
 
 VOCABULARY = 264
 """Of the byte-level tokenizer of the tiny models."""
@@ -37,7 +37,7 @@ class Architecture(NamedTuple):
     @property
     def prefix_lm(self) -> bool:
         """Whether it can be a prefix language model; tested, as all of this."""
-        return self.packed and attention_window(self.config) is None and not self.config.is_encoder_decoder
+        return self.packed and sliding_window(self.config) is None and not self.config.is_encoder_decoder
 
     @property
     def in_vllm(self) -> bool:

@@ -19,7 +19,7 @@ from align.core.errors import UserError
 from align.core.tensor_ops import Padded
 from align.model_registry.tiny import byte_tokenizer
 from align.models.backbone import cache_elements_per_token, flops_profile, is_encoder, make_prefix_lm, wrap
-from align.models.backbone.decoder import attention_window
+from align.models.backbone.decoder import sliding_window
 from align.models.heads import LanguageModel, RewardModel, ScalarHead
 from align.ppo import PPOConfig, run_ppo
 from align.reward import RewardConfig, run_reward
@@ -58,7 +58,7 @@ def test_a_prompt_is_read_whole_where_the_table_says_so(name, sharpen):
     if found.prefix_lm:
         assert_reads_alike(read_whole())
     else:  # a window, or positions that are part of attention
-        reason = r"a layer of model '.*' sees only 8 tokens back" if attention_window(found.config) else "takes no mask"
+        reason = r"a layer of model '.*' sees only 8 tokens back" if sliding_window(found.config) else "takes no mask"
         with pytest.raises(UserError, match=f"^prefix_lm: .*{reason}"):
             read_whole()
 

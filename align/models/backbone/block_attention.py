@@ -9,13 +9,13 @@ from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 from transformers.integrations.flex_attention import flex_attention_forward
 
-from align.models.backbone.layout import BLOCK, sees
+from align.models.backbone.layout import BLOCK, attention_allowed
 
 
 def block_mask(segments: Tensor, whole_prompt: bool = False) -> BlockMask:
     """[N, 1, L, L]: `align.models.backbone.layout.packed_mask` as blocks of `BLOCK` columns."""
     count, length = segments.shape
-    mask = create_block_mask(sees(segments, whole_prompt), count, 1, length, length, segments.device, BLOCK)
+    mask = create_block_mask(attention_allowed(segments, whole_prompt), count, 1, length, length, segments.device, BLOCK)
     mask.ndim = len(mask.shape)  # type: ignore[attr-defined]  # transformers' GPT-2 asks for it
     return mask
 

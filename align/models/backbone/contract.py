@@ -80,7 +80,7 @@ class Backbone(nn.Module, ABC):
         return self.routing.reading() if self.routing else nullcontext()
 
     @property
-    def reads_in_parts(self) -> bool:
+    def supports_sequence_parallel(self) -> bool:
         """Whether processes may share a row: a token's state must depend only on earlier tokens of the row."""
         return False
 

@@ -13,7 +13,7 @@ from align.core.errors import UserError
 from align.core.tensor_ops import Padded
 from align.models.backbone.attention import SDPA, SEQUENCE
 from align.models.backbone.contract import Backbone, DecodingState
-from align.models.backbone.experts import ReadTokens
+from align.models.backbone.experts import RoutedTokens
 from align.models.backbone.layout import BLOCK, PackedRows, pack_rows, packed_mask
 
 
@@ -34,7 +34,7 @@ class DecoderBackbone(Backbone):
         return not is_prefix_lm(self.model.config)
 
     @property
-    def reads_in_parts(self) -> bool:
+    def supports_sequence_parallel(self) -> bool:
         return self.causal
 
     def fits(self, prompt_length: int, response_length: int) -> bool:
@@ -50,7 +50,7 @@ class DecoderBackbone(Backbone):
 
         A 4-D mask replaces the model's sliding window: a text has to fit that window.
         """
-        window = attention_window(self.model.config)
+        window = sliding_window(self.model.config)
         return self.shares_prompts and (window is None or longest <= window)
 
     def hidden(self, prompt: Padded, response: Padded, prompt_index: Tensor | None = None) -> Tensor:
@@ -127,7 +127,7 @@ class DecoderBackbone(Backbone):
         return states[:, -1]
 
 
-def _read_tokens(prompt: Padded, response: Padded, rows: PackedRows, owner: Tensor) -> ReadTokens:
+def _read_tokens(prompt: Padded, response: Padded, rows: PackedRows, owner: Tensor) -> RoutedTokens:
     """The columns of each response with its prompt.
 
     Args:
@@ -138,7 +138,7 @@ def _read_tokens(prompt: Padded, response: Padded, rows: PackedRows, owner: Tens
     columns = torch.arange(prompt.ids.shape[1], device=row.device).expand(len(row), -1)
     real = torch.cat([prompt.mask()[row], response.mask()], dim=1)
     column = torch.cat([columns, rows.column[:, 1:]], dim=1).clamp(max=rows.ids.shape[1] - 1)
-    return ReadTokens(len(rows.ids), rows.row, column, real, owner)
+    return RoutedTokens(len(rows.ids), rows.row, column, real, owner)
 
 
 def is_prefix_lm(config: PreTrainedConfig) -> bool:
@@ -146,7 +146,7 @@ def is_prefix_lm(config: PreTrainedConfig) -> bool:
     return bool(getattr(config, "prefix_lm", False))
 
 
-def attention_window(config: PreTrainedConfig) -> int | None:
+def sliding_window(config: PreTrainedConfig) -> int | None:
     """Return the smallest number of tokens that a layer of a decoder looks back; None: all."""
     named = (getattr(config, name, None) for name in ("sliding_window", "attention_chunk_size", "window_size"))
     return min((int(window) for window in named if window), default=None)

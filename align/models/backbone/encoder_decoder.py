@@ -11,7 +11,7 @@ from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 from align.core.errors import UserError
 from align.core.tensor_ops import Padded, length_mask
 from align.models.backbone.contract import Backbone, DecodingState
-from align.models.backbone.experts import ReadTokens
+from align.models.backbone.experts import RoutedTokens
 
 NO_LIMIT = 2**31 - 1
 """Tokens of a row that one expert takes."""
@@ -96,15 +96,15 @@ class EncoderDecoderBackbone(Backbone):
             self.routing.close(self._read_tokens(prompt, response, prompt_index))
         return states
 
-    def _read_tokens(self, prompt: Padded, response: Padded, prompt_index: Tensor | None) -> dict[str, ReadTokens]:
+    def _read_tokens(self, prompt: Padded, response: Padded, prompt_index: Tensor | None) -> dict[str, RoutedTokens]:
         """Of the encoder, each response's prompt; of the decoder, its start token and the response."""
         rows = torch.arange(len(response.lengths), device=self.device)
         owner = rows if prompt_index is None else prompt_index
         read, written = prompt.mask(), length_mask(response.lengths + 1, response.ids.shape[1] + 1)
         columns = [torch.arange(mask.shape[1], device=self.device).expand(len(rows), -1) for mask in (read, written)]
         return {
-            "encoder.": ReadTokens(len(read), owner[:, None], columns[0], read[owner], owner),
-            "decoder.": ReadTokens(len(rows), rows[:, None], columns[1], written, owner),
+            "encoder.": RoutedTokens(len(read), owner[:, None], columns[0], read[owner], owner),
+            "decoder.": RoutedTokens(len(rows), rows[:, None], columns[1], written, owner),
         }
 
     def prefill(self, prompt: Padded) -> tuple[DecodingState, Tensor]:

@@ -61,7 +61,7 @@ def _in_float32(router: Router, forward: Any, states: Tensor, *more: Any) -> Any
     )
 
 
-class ReadTokens(NamedTuple):
+class RoutedTokens(NamedTuple):
     """The tokens of R responses that a stack of layers read, with their prompts where these are in the stack's rows."""
 
     rows: int
@@ -111,7 +111,7 @@ class Routing:
         finally:
             self._reading = False
 
-    def close(self, tokens: Mapping[str, ReadTokens], sequence: SequenceGroup | None = None) -> None:
+    def close(self, tokens: Mapping[str, RoutedTokens], sequence: SequenceGroup | None = None) -> None:
         """End a pass.
 
         Args:
@@ -145,7 +145,7 @@ class Routing:
         return total, counts
 
 
-def _layer_balance(logits: Tensor, tokens: ReadTokens, top_k: int) -> tuple[Tensor, Tensor]:
+def _layer_balance(logits: Tensor, tokens: RoutedTokens, top_k: int) -> tuple[Tensor, Tensor]:
     """Of one layer: N sum_i f_i P_i [R], and how often each expert was chosen [N]."""
     by_row = logits.reshape(tokens.rows, -1, logits.shape[-1])
     probabilities = torch.softmax(by_row[tokens.row, tokens.column].float(), -1)

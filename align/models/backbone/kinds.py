@@ -20,7 +20,7 @@ from align.core.plugins import import_object
 from align.models.backbone.attention import best_kernel
 from align.models.backbone.classifier import is_classifier
 from align.models.backbone.contract import Backbone
-from align.models.backbone.decoder import DecoderBackbone, attention_window
+from align.models.backbone.decoder import DecoderBackbone, sliding_window
 from align.models.backbone.encoder import EncoderBackbone, expose_summary, head_modules, refuse_language_model
 from align.models.backbone.encoder_decoder import EncoderDecoderBackbone
 from align.models.backbone.experts import routers_of
@@ -83,7 +83,7 @@ def make_prefix_lm(config: PreTrainedConfig, name: str) -> None:
     """
     if config.is_encoder_decoder or is_encoder(config):
         raise UserError(f"prefix_lm: model '{name}' has an encoder, which reads prompts whole as it is; leave it off")
-    window = attention_window(config)
+    window = sliding_window(config)
     if window is not None:
         raise UserError(
             f"prefix_lm: a layer of model '{name}' sees only {window} tokens back, which a mask over a whole prompt would "

@@ -65,15 +65,15 @@ def pack_rows(prompt: Padded, response: Padded, prompt_index: Tensor | None, mul
 
 
 def packed_mask(segments: Tensor, dtype: torch.dtype, whole_prompt: bool = False) -> Tensor:
-    """[N, 1, L, L] additive mask of `sees`."""
+    """[N, 1, L, L] additive mask of `attention_allowed`."""
     columns = torch.arange(segments.shape[1], device=segments.device)
     rows = torch.arange(len(segments), device=segments.device)[:, None, None]
-    allowed = sees(segments, whole_prompt)(rows, rows, columns[:, None], columns)
+    allowed = attention_allowed(segments, whole_prompt)(rows, rows, columns[:, None], columns)
     mask = torch.zeros(allowed.shape, dtype=dtype, device=segments.device)
     return mask.masked_fill(~allowed, torch.finfo(dtype).min)[:, None]
 
 
-def sees(segments: Tensor, whole_prompt: bool) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
+def attention_allowed(segments: Tensor, whole_prompt: bool) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
     """Return a function of row, head, query column and key column: whether a token sees another.
 
     A token sees its prompt and its own response up to itself; with `whole_prompt`, prompt tokens see all of the prompt.

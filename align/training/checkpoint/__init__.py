@@ -28,7 +28,7 @@ from torch.distributed import ProcessGroup
 from align.core.errors import UserError, reason
 from align.core.files import new_folder, read_json, write_json
 from align.models.checkpoint import require_equal_file
-from align.runtime.distributed import largest, run_on_all
+from align.runtime.distributed import max_across_processes, run_on_all
 from align.training.checkpoint.files import checksum, drop_page_cache, rotate_checkpoints, write_checksums
 from align.training.checkpoint.state import WHOLE, StoredState, TensorShard, shard_file, tensors_of_shards
 
@@ -272,7 +272,7 @@ class BackgroundWork:
 
     def check(self) -> None:
         """Raise the work's error if the work has ended on all processes; do not wait for it."""
-        if self._thread and not largest(int(self._thread.is_alive()), self.accelerator):
+        if self._thread and not max_across_processes(int(self._thread.is_alive()), self.accelerator):
             self.finish()
 
     def finish(self) -> None:

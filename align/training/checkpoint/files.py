@@ -11,7 +11,7 @@ from accelerate import Accelerator
 
 from align.core.errors import UserError
 from align.core.files import PARTIAL, numbered_paths, read_json, sync, write_json
-from align.runtime.distributed import gather_rows, run_on_main, share_of_process
+from align.runtime.distributed import gather_rows, run_on_main, shard_of_process
 
 CHECKSUMS = "checksums.json"
 FORMAT = 3
@@ -157,7 +157,7 @@ def _fault_on_any(path: Path, accelerator: Accelerator) -> str:
     files, fault = run_on_main(lambda: _stored_files(path), accelerator)
     if fault:
         return fault
-    own = share_of_process(files, accelerator)
+    own = shard_of_process(files, accelerator)
     missing = next((name for name, _ in own if not (path / name).exists()), "")
     found = gather_rows([(missing, "" if missing else _damage(path, own))], accelerator)
     for process, (name, _) in enumerate(found):
