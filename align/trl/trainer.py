@@ -98,7 +98,8 @@ class PPOTrainer:
         self.train_dataset_len = len(train_dataset)
         self.stop_token_id = stop_token_of(args, processing_class.eos_token_id)
         set_batch_sizes(args, self.train_dataset_len, int(os.environ.get("WORLD_SIZE", "1")))
-        prompts = prompt_rows(train_dataset, data_collator)
+        pad_id = None if processing_class.pad_token_id == processing_class.eos_token_id else processing_class.pad_token_id
+        prompts = prompt_rows(train_dataset, data_collator, pad_id)
         longest = max(len(row["input_ids"]) for row in prompts)
         self.hooks = TrainerHooks(args, processing_class.eos_token_id, *optimizers)
         reporters = get_reporting_integration_callbacks(args.report_to)
@@ -125,7 +126,7 @@ class PPOTrainer:
             self.ref_model = copied.backbone.model
         for line in [*unsupported_settings(args), *number_format_hint(args, model.dtype, self.accelerator.device)]:
             self.prepared.run.print(f"warning: {line}")
-        self.eval_prompts = eval_prompts(eval_dataset, data_collator, self.prepared.policy, args.response_length)
+        self.eval_prompts = eval_prompts(eval_dataset, data_collator, pad_id, self.prepared.policy, args.response_length)
         self.hub_model_id: str | None = None
         if args.push_to_hub:
             named = (repository(args), bool(args.hub_private_repo), args.hub_token)
@@ -342,22 +343,26 @@ def data_sets(given: Dataset | Mapping[str, Dataset] | None) -> list[Dataset]:
 def eval_prompts(
     dataset: Dataset | Mapping[str, Dataset] | None,
     collator: DataCollatorWithPadding | None,
+    pad_id: int | None,
     policy: LoadedModel,
     response_length: int,
 ) -> list[EncodedPrompt]:
     """Return the prompts of the sample tables; empty without data."""
-    rows = [row for part in data_sets(dataset) for row in prompt_rows(part, collator)]
+    rows = [row for part in data_sets(dataset) for row in prompt_rows(part, collator, pad_id)]
     if not rows:
         return []
     limits = Limits(max(len(row["input_ids"]) for row in rows), response_length)
     return encode_prompts(rows, policy, limits, skip_bad_rows=False)
 
 
-def prompt_rows(dataset: Dataset, collator: DataCollatorWithPadding | None) -> list[dict[str, list[int]]]:
+def prompt_rows(
+    dataset: Dataset, collator: DataCollatorWithPadding | None, pad_id: int | None
+) -> list[dict[str, list[int]]]:
     """Return the token ids of each prompt, with its attention mask if it has one.
 
     Args:
         collator: a user's, which may change rows.
+        pad_id: is left out of rows without an attention mask; None: no token is padding.
 
     Raises:
         InvalidArgumentError: if there are no rows, or no token ids.
@@ -370,6 +375,8 @@ def prompt_rows(dataset: Dataset, collator: DataCollatorWithPadding | None) -> l
             raise InvalidArgumentError("the data set has no column `input_ids`: map the tokenizer over its prompts first")
         names = [name for name in ("input_ids", "attention_mask") if row.get(name) is not None]
         rows.append({name: torch.as_tensor(row[name]).tolist() for name in names})
+        if "attention_mask" not in rows[-1]:
+            rows[-1]["input_ids"] = [token for token in rows[-1]["input_ids"] if token != pad_id]
     if not rows:
         raise InvalidArgumentError("the data set has no rows")
     return rows

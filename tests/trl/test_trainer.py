@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from datasets import Dataset
 from peft import LoraConfig, get_peft_model
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from transformers import AutoModelForCausalLM, TrainerCallback
@@ -229,6 +230,17 @@ def test_data_may_be_in_the_format_of_torch(make_trainer, prompts):
     assert [list(prompt.ids) for prompt in trainer.prepared.prompts] == prompts["input_ids"][:]
     with pytest.raises(ValueError, match="the data set has no rows"):
         make_trainer(output(trainer), train_dataset=prompts.select([]))
+
+
+def test_padded_rows_lose_their_padding(make_trainer, tokenizer, prompts):
+    ids = prompts["input_ids"][:3]
+    padded = tokenizer.pad({"input_ids": ids}, padding="longest")
+    assert padded["input_ids"][0][0] == tokenizer.pad_token_id
+    for columns in (["input_ids"], ["input_ids", "attention_mask"]):
+        data = Dataset.from_dict({name: padded[name] for name in columns})
+        trainer = make_trainer(train_dataset=data, eval_dataset=data)
+        assert [list(prompt.ids) for prompt in trainer.prepared.prompts] == ids
+        assert [list(prompt.ids) for prompt in trainer.eval_prompts] == ids
 
 
 @pytest.mark.parametrize("penalty", [None, 1.5])
