@@ -162,3 +162,21 @@ def test_names_lose_their_folders(tmp_path):
     assert without_paths("/runs/sft/model") == "sft"
     assert without_paths("12,345 of 67,890") == "12,345 of 67,890"
     assert without_paths("Anthropic/hh-rlhf") == "Anthropic/hh-rlhf"
+
+
+def test_a_reward_model_and_a_policy_are_pushed_by_their_stages(hub, tmp_path):
+    rows = [{"prompt": f"{i}?", "responses": ["yes", "no"], "ranks": [1, 2]} for i in range(8)]
+    (tmp_path / "rankings.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    shared = ["--model", "tiny-llama", "--report_to", "none", "--dtype", "float32", "--push_to_hub", "ann/moons"]
+    ranked = ["--train_data", str(tmp_path / "rankings.jsonl"), "--validation_data", "", "--batch_size", "4"]
+    cli.main(["reward", *shared, *ranked, "--demonstrations", "", "--output_dir", str(tmp_path / "reward")])
+    assert {"reward.json", "reward_head.safetensors", "model.safetensors"} <= hub.files.keys()
+    require_public(hub.files, tmp_path)
+    cli.main(["dpo", *shared, *ranked, "--output_dir", str(tmp_path / "dpo")])
+    require_public(hub.files, tmp_path)
+    prompts = ["--prompts", str(tmp_path / "rankings.jsonl"), "--validation_prompts", "", "--total_updates", "1"]
+    sizes = ["--rollout_batch_size", "4", "--max_new_tokens", "4", "--output_dir", str(tmp_path / "ppo")]
+    cli.main(["ppo", *shared, *prompts, *sizes, "--reward_model", str(tmp_path / "reward")])
+    require_public(hub.files, tmp_path)
+    assert "| reward model | reward |" in hub.files["README.md"].decode()
+    assert [name for name, *_ in hub.commits] == ["ann/moons"] * 3
