@@ -7,7 +7,7 @@ from typing import Any
 import gradio as gr
 
 from align.core.errors import UserError
-from annotation_ui.lead_tabs.common import show_user_errors, user_id
+from annotation_ui.lead_tabs.common import show_user_errors, shown_if, user_id
 from annotation_ui.lead_tabs.tables import show, table, when_picked
 from annotation_ui.server.services import Services
 from annotation_ui.store import audit
@@ -30,7 +30,7 @@ def token_fields(tab: gr.Tab, services: Services) -> None:
         scopes = gr.CheckboxGroup(choices, value=["read"], label="Scopes")
         add = gr.Button("Add token", scale=0)
     listed = table("Tokens (click one to revoke it)", "tokens")
-    with gr.Row():
+    with gr.Row(visible=False) as on_chosen:
         chosen = gr.Textbox(label="Chosen token", interactive=False)
         revoke = gr.Button("Revoke", variant="stop", scale=0)
     result = gr.Textbox(label="Outcome", interactive=False)
@@ -42,9 +42,12 @@ def token_fields(tab: gr.Tab, services: Services) -> None:
         rows = show(tokens.rows(), "No program has a token.", key="token", picked=picked)
         return rows, show(records, "Nothing yet.")
 
-    def add_token(name: str, scopes: list[str], request: gr.Request) -> tuple[str, str]:
+    def pick(name: str) -> tuple[str, Any]:
+        return name, shown_if(name)
+
+    def add_token(name: str, scopes: list[str], request: gr.Request) -> tuple[Any, ...]:
         token = tokens.create(name.strip(), scopes, user_id(services, request))
-        return f"Token {name.strip()} (shown only once): {token}", name.strip()
+        return f"Token {name.strip()} (shown only once): {token}", *pick(name.strip())
 
     def revoke_token(name: str, request: gr.Request) -> str:
         if not name:
@@ -54,6 +57,6 @@ def token_fields(tab: gr.Tab, services: Services) -> None:
 
     shown: dict[str, Any] = {"fn": list_tokens, "inputs": chosen, "outputs": [listed, trail], "show_progress": "hidden"}
     tab.select(**shown)
-    when_picked(listed, str, [], chosen)
-    add.click(show_user_errors(add_token), [name, scopes], [result, chosen]).success(**shown)
+    when_picked(listed, pick, [], [chosen, on_chosen])
+    add.click(show_user_errors(add_token), [name, scopes], [result, chosen, on_chosen]).success(**shown)
     revoke.click(show_user_errors(revoke_token), chosen, result).success(**shown)

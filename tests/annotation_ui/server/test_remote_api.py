@@ -229,6 +229,7 @@ def test_a_lead_adds_and_revokes_a_token_on_the_page(any_server, browser):
     page = any_server.page(browser, "token-office", "lead")
     page.goto("/lead/")
     panel, name = open_tab(page, "Users"), f"page-{secrets.token_hex(3)}"
+    expect(panel.get_by_role("button", name="Revoke")).to_be_hidden()
     panel.get_by_label("Token name").fill(name)
     panel.get_by_label("export: export judgments").check()
     panel.get_by_role("button", name="Add token").click()
