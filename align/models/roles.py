@@ -53,7 +53,7 @@ class ActorCritic(nn.Module):
         critic: the critic's backbone, or None if it shares the policy's.
         critic_adapter: the critic's adapter; None: the policy's trunk.
         reward_heads: of reward models that are adapters on the backbone, by the adapter's name.
-        learns_entropy: compute the entropy of the policy with its gradient.
+        with_entropy: compute the entropy of the policy with its gradient.
         reference_adapter: of the reference, if it is no longer the starting model.
     """
 
@@ -66,14 +66,14 @@ class ActorCritic(nn.Module):
         critic: Backbone | None = None,
         critic_adapter: str | None = None,
         reward_heads: Mapping[str, ScalarHead] | None = None,
-        learns_entropy: bool = False,
+        with_entropy: bool = False,
         reference_adapter: str | None = None,
     ) -> None:
         super().__init__()
         self.reference_adapter = reference_adapter or initial_adapter
         self.backbone, self.adapter_name, self.initial_adapter = backbone, adapter, initial_adapter
         self.value_head, self.critic, self.critic_adapter = value_head, critic, critic_adapter
-        self.reward_heads, self.learns_entropy = nn.ModuleDict(reward_heads or {}), learns_entropy
+        self.reward_heads, self.with_entropy = nn.ModuleDict(reward_heads or {}), with_entropy
 
     def critic_weights(self) -> frozenset[str]:
         """Return the names of the trained weights that serve values alone."""
@@ -109,7 +109,7 @@ class ActorCritic(nn.Module):
         mask = response.mask()
         with self.backbone.adapter(self.adapter_name):
             hidden = self.backbone.hidden(prompt, response, prompt_index)
-            with_entropy = self.learns_entropy or not torch.is_grad_enabled()
+            with_entropy = self.with_entropy or not torch.is_grad_enabled()
             log_probs, entropy = response_log_probs(self.backbone, hidden, response, mask, temperature, with_entropy)
         if self.critic is not None:
             hidden = self.critic.hidden(prompt, response, prompt_index)

@@ -1,7 +1,7 @@
 """Per-token rewards from scores, and estimators of the advantage: how much better than expected each token was.
 
 All estimators take the rewards [B, T] of a whole global batch, with the responses to a prompt next to each other, and
-return advantages [B, T]. Both are 0 past a response's end.
+return advantages [B, T]. Both are 0 past a response's end. GAE also returns the returns [B, T] that the critic learns.
 """
 
 from typing import Literal
@@ -10,6 +10,11 @@ import torch
 from torch import Tensor
 
 from align.core.tensor_ops import length_mask, whiten
+
+AdvantageEstimator = Literal["gae", "rloo", "grpo", "reinforce++"]
+NEEDS_CRITIC = ("gae",)
+NEEDS_GROUPS = ("rloo", "grpo")
+"""Estimators that compare a response with the others to its prompt: `samples_per_prompt` is at least 2."""
 
 
 def add_kl_penalty(scores: Tensor, kl: Tensor, lengths: Tensor, kl_coef: float) -> Tensor:
@@ -28,7 +33,7 @@ def add_kl_penalty(scores: Tensor, kl: Tensor, lengths: Tensor, kl_coef: float) 
 
 
 def estimate_advantages(
-    estimator: Literal["gae", "rloo", "grpo", "reinforce++"],
+    estimator: AdvantageEstimator,
     rewards: Tensor,
     values: Tensor,
     lengths: Tensor,

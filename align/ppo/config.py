@@ -15,6 +15,7 @@ from align.core.settings import (
     option,
     require_setting,
 )
+from align.ppo.advantages import NEEDS_CRITIC, NEEDS_GROUPS, AdvantageEstimator
 from align.sampling.settings import EngineConfig
 
 EnsembleMethod = Literal["mean", "wco", "uwo"]
@@ -139,7 +140,7 @@ class PPOConfig(KLConfig, LossConfig, ResponseConfig, EvaluationConfig, SplitCon
     samples_per_prompt: int = option(1, "responses to each prompt of a rollout", gt=0)
     num_ppo_epochs: int = option(4, "passes over a rollout (summarize_from_feedback_details: 4, InstructGPT: 1)", gt=0)
     num_mini_batches: int = option(1, "optimizer steps in one pass over a rollout", gt=0)
-    advantage_estimator: Literal["gae", "rloo", "grpo", "reinforce++"] = option(
+    advantage_estimator: AdvantageEstimator = option(
         "gae", "estimator of advantages; only gae uses a critic; rloo and grpo need samples_per_prompt above 1"
     )
     gamma: float = option(1.0, "discount of later rewards", ge=0, le=1)
@@ -218,7 +219,7 @@ class PPOConfig(KLConfig, LossConfig, ResponseConfig, EvaluationConfig, SplitCon
     @property
     def has_critic(self) -> bool:
         """Whether values are learned."""
-        return self.advantage_estimator == "gae"
+        return self.advantage_estimator in NEEDS_CRITIC
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -248,7 +249,7 @@ class PPOConfig(KLConfig, LossConfig, ResponseConfig, EvaluationConfig, SplitCon
         own = self.importance_cap == 0 or self.engine != "transformers"
         require_setting(self, "importance_cap", own, "0, because engine transformers samples from the policy itself")
         alone = self.samples_per_prompt == 1
-        grouped = self.advantage_estimator in ("rloo", "grpo")
+        grouped = self.advantage_estimator in NEEDS_GROUPS
         require_setting(
             self,
             "samples_per_prompt",

@@ -130,20 +130,28 @@ def forward_all_roles(
             and the ratio at the first minibatch is 1 in every number format.
         backbone: the policy's.
     """
+    names = ["log_probs", "ref_log_probs", "values", "entropy"]
+    names += ["initial_log_probs"] if roles.reference_is_updated else []
     scored: dict[int, Tensor] = {}
     for rows in minibatches:
         for batch in plan_minibatch(rollout, rows, backbone, micro_batch_tokens, accelerator):
             prompt, response, prompt_index = pack_rollout(rollout, batch.rows, accelerator.device)
             policy = roles.policy(prompt, response, temperature, prompt_index)
             reference = roles.reference(prompt, response, temperature, prompt_index)
-            outputs = [policy.log_probs, reference, policy.values, policy.entropy]
+            outputs = {
+                "log_probs": policy.log_probs,
+                "ref_log_probs": reference,
+                "values": policy.values,
+                "entropy": policy.entropy,
+            }
             if roles.reference_is_updated:
-                outputs.append(roles.initial(prompt, response, temperature, prompt_index))
-            columns = torch.stack([column.float() for column in outputs]).cpu()
+                outputs["initial_log_probs"] = roles.initial(prompt, response, temperature, prompt_index)
+            columns = torch.stack([outputs[name].float() for name in names]).cpu()
             if batch.loss_weight:
                 for index, row in enumerate(batch.rows):
                     # A copy: pickling a view would send all rows of the micro-batch with each one.
                     scored[row] = columns[:, index, : len(rollout.responses[row])].clone()
     everywhere = dict(gather_rows(list(scored.items()), accelerator))
     outputs_by_row = zip(*(everywhere[row] for row in range(len(rollout))), strict=True)
-    return RoleOutputs(*(pad_sequence(list(column), batch_first=True) for column in outputs_by_row))
+    columns_by_name = zip(names, outputs_by_row, strict=True)
+    return RoleOutputs(**{name: pad_sequence(list(column), batch_first=True) for name, column in columns_by_name})

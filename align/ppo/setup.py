@@ -203,7 +203,7 @@ def build_actor_critic(
     critic: Literal["none", "shared", "separate"] = "shared",
     critic_init: RewardAdapter | LoadedReward | None = None,
     adapters: Sequence[RewardAdapter] = (),
-    learns_entropy: bool = False,
+    with_entropy: bool = False,
     reference_is_updated: bool = False,
     value_model: Backbone | None = None,
 ) -> ActorCritic:
@@ -218,7 +218,7 @@ def build_actor_critic(
         critic: `shared`: a head on the policy's trunk; `separate`: a model, or with LoRA an adapter, for values alone.
         critic_init: the reward model that a separate critic may start from.
         adapters: reward models on the policy's base.
-        learns_entropy: whether the loss has a term for the policy's entropy.
+        with_entropy: whether the loss has a term for the policy's entropy.
         reference_is_updated: whether the reference follows the policy.
         value_model: a classifier that becomes the critic in place of any other; values are read through its own head.
     """
@@ -244,7 +244,7 @@ def build_actor_critic(
     reference_adapter = _reference_adapter(policy) if reference_is_updated and policy.adapter else None
     heads = {adapter.adapter: adapter.head for adapter in adapters}
     parts = (backbone, policy.adapter, value_head, policy.initial_adapter, model, critic_adapter, heads)
-    return ActorCritic(*parts, learns_entropy=learns_entropy, reference_adapter=reference_adapter)
+    return ActorCritic(*parts, with_entropy=with_entropy, reference_adapter=reference_adapter)
 
 
 def _reference_adapter(loaded: LoadedModel) -> str:

@@ -131,39 +131,6 @@ class TrainEngine:
             share = (value.detach().double() if isinstance(value, Tensor) else value) * weight
             self._totals[name] = self._totals[name] + share if name in self._totals else share
 
-    @contextmanager
-    def trial(self, rows: list[int]) -> Iterator[None]:
-        """Let `backward` inside hold all gradients in memory, and drop them afterward. torch's random state is restored.
-
-        Args:
-            rows: of the micro-batch that is tried.
-        """
-        devices = [self.accelerator.device] if self.accelerator.device.type == "cuda" else []
-        with torch.random.fork_rng(devices=devices):
-            for master in self.masters.values():  # as those of earlier micro-batches are
-                master.grad = torch.zeros_like(master)
-            self._totals, self._batch, self._row_count = {}, MicroBatch(rows, 1.0), len(rows)
-            yield
-        self._drop_gradients()
-
-    @property
-    def has_state(self) -> bool:
-        """Whether the optimizer has made its state."""
-        return bool(self.optimizer.state)
-
-    def _sums_of_all_processes(self) -> dict[str, float]:
-        device, names = self.accelerator.device, sorted(self._totals)
-        values = [torch.as_tensor(self._totals[name], dtype=torch.float64, device=device).reshape(()) for name in names]
-        return dict(zip(names, sum_across_processes(torch.stack(values), self.accelerator).tolist(), strict=True))
-
-    def _count_rows(self, plan: Sequence[MicroBatch]) -> float:
-        """Rows over all micro-batches and processes, fillers apart."""
-        count = torch.tensor([sum(batch.loss_weight * len(batch.rows) for batch in plan)], dtype=torch.float64)
-        return float(sum_across_processes(count.to(self.accelerator.device), self.accelerator))
-
-    def _backward(self, loss: Tensor) -> None:
-        loss.backward()
-
     def step(self, number: int) -> dict[str, float]:
         """Apply the gradients; return the learning rates and `grad_norm` (before clipping).
 
@@ -205,14 +172,47 @@ class TrainEngine:
             self.average.add(self.masters)
         return norm
 
-    def averaged_weights(self) -> AbstractContextManager[None]:
-        """While this lasts the module computes with the mean of its weights, if one is kept."""
-        return self.average.in_place_of(self.trainable) if self.average else nullcontext()
+    def _backward(self, loss: Tensor) -> None:
+        loss.backward()
 
     def _drop_gradients(self) -> None:
         """Discard accumulated gradients: a NaN must not reach the next update if the caller continues."""
         for tensor in (*self.masters.values(), *self.trainable.values()):
             tensor.grad = None
+
+    def _sums_of_all_processes(self) -> dict[str, float]:
+        device, names = self.accelerator.device, sorted(self._totals)
+        values = [torch.as_tensor(self._totals[name], dtype=torch.float64, device=device).reshape(()) for name in names]
+        return dict(zip(names, sum_across_processes(torch.stack(values), self.accelerator).tolist(), strict=True))
+
+    def _count_rows(self, plan: Sequence[MicroBatch]) -> float:
+        """Rows over all micro-batches and processes, fillers apart."""
+        count = torch.tensor([sum(batch.loss_weight * len(batch.rows) for batch in plan)], dtype=torch.float64)
+        return float(sum_across_processes(count.to(self.accelerator.device), self.accelerator))
+
+    @contextmanager
+    def trial(self, rows: list[int]) -> Iterator[None]:
+        """Let `backward` inside hold all gradients in memory, and drop them afterward. torch's random state is restored.
+
+        Args:
+            rows: of the micro-batch that is tried.
+        """
+        devices = [self.accelerator.device] if self.accelerator.device.type == "cuda" else []
+        with torch.random.fork_rng(devices=devices):
+            for master in self.masters.values():  # as those of earlier micro-batches are
+                master.grad = torch.zeros_like(master)
+            self._totals, self._batch, self._row_count = {}, MicroBatch(rows, 1.0), len(rows)
+            yield
+        self._drop_gradients()
+
+    @property
+    def has_state(self) -> bool:
+        """Whether the optimizer has made its state."""
+        return bool(self.optimizer.state)
+
+    def averaged_weights(self) -> AbstractContextManager[None]:
+        """While this lasts the module computes with the mean of its weights, if one is kept."""
+        return self.average.in_place_of(self.trainable) if self.average else nullcontext()
 
     def state(self) -> tuple[Mapping[str, Tensor | TensorShard], dict[str, float]]:
         """Masters and optimizer state as tensors, whole or this process's part of them, and numbers, by name."""

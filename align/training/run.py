@@ -28,7 +28,8 @@ from align.runtime.environment import console, environment
 from align.runtime.flops import peak_flops
 from align.runtime.progress import ProgressDisplay
 from align.tokenization import set_template_date
-from align.training.checkpoint import BackgroundWork, Checkpoint
+from align.training.checkpoint import Checkpoint
+from align.training.checkpoint.background import BackgroundWork
 from align.training.checkpoint.files import checkpoint_to_resume, checkpoints_in, quarantine, rotate_checkpoints
 from align.training.memory import GIB, Memory
 from align.training.run_folder import (

@@ -157,7 +157,7 @@ def test_fine_tuning_on_a_stream(demonstrations, tmp_path, capsys):
     assert rows[-1]["loss"] < rows[1]["loss"]
     trainer = json.loads((tmp_path / "run" / "checkpoints" / "update-000007" / "trainer.json").read_text())
     # 35 of 30 rows: 5 of the first block of the second pass, which is block 3 over both.
-    (position,) = trainer["progress"]["batches"]["streams"]
+    (position,) = trainer["states"]["batches"]["streams"]
     assert {name: position[name] for name in ("start", "number", "place")} == {"start": 0, "number": 3, "place": 5}
 
 

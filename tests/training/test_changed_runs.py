@@ -158,7 +158,7 @@ def test_a_checkpoint_that_lacks_state_is_one_line(ppo, tmp_path, capsys):
     cli.main(ppo)
     checkpoint = tmp_path / "run" / "checkpoints" / "update-000003"
     stored = json.loads((checkpoint / "trainer.json").read_text())
-    del stored["progress"]["best_policy"]["best"]
+    del stored["states"]["best_policy"]["best"]
     (checkpoint / "trainer.json").write_text(json.dumps(stored))
     (checkpoint / "checksums.json").unlink()
     write_checksums(checkpoint)

@@ -12,6 +12,7 @@ from align.models.backbone.classifier import (
 from align.models.backbone.contract import Backbone
 from align.models.backbone.costs import cache_elements_per_token, flops_profile
 from align.models.backbone.decoder import is_prefix_lm
+from align.models.backbone.dropout import disable_dropout, is_dropout_rate
 from align.models.backbone.kinds import (
     adapter_settings,
     attention_kernel,
@@ -27,7 +28,7 @@ from align.models.backbone.kinds import (
     wrap,
 )
 from align.models.backbone.layers import weight_depths, with_every_layer
-from align.models.backbone.verification import disable_dropout, is_dropout_rate, require_deterministic
+from align.models.backbone.verification import require_deterministic
 
 __all__ = [
     "CLASSIFIER",

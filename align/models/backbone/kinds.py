@@ -21,10 +21,11 @@ from align.models.backbone.attention import best_kernel
 from align.models.backbone.classifier import is_classifier
 from align.models.backbone.contract import Backbone
 from align.models.backbone.decoder import DecoderBackbone, sliding_window
+from align.models.backbone.dropout import disable_dropout
 from align.models.backbone.encoder import EncoderBackbone, expose_summary, head_modules, refuse_language_model
 from align.models.backbone.encoder_decoder import EncoderDecoderBackbone
 from align.models.backbone.experts import routers_of
-from align.models.backbone.verification import disable_dropout, verify
+from align.models.backbone.verification import verify
 from align.runtime.sharding import readable
 
 PUBLISHED_CLASSES = {"LlamaForRewardModelWithGating": "align.extras.armo_rm:GatedLlama"}

@@ -16,11 +16,11 @@ class PackedRows(NamedTuple):
     """Rows of prompts with their responses, and where each response's states are."""
 
     ids: Tensor
-    """[N, L] padded on the right."""
+    """[N, P] padded on the right; P is the longest row of a prompt with its responses."""
     positions: Tensor
-    """[N, L] restarting after the prompt for every response."""
+    """[N, P] restarting after the prompt for every response."""
     segments: Tensor
-    """[N, L] 0 on the prompt, 1.. on the responses of a row, -1 on padding."""
+    """[N, P] 0 on the prompt, 1.. on the responses of a row, -1 on padding."""
     row: Tensor
     """[R, 1] the row of each response."""
     column: Tensor
@@ -32,7 +32,7 @@ def pack_rows(prompt: Padded, response: Padded, prompt_index: Tensor | None, mul
 
     Args:
         prompt_index: [R] the prompt of each response, ascending; None: response i answers prompt i.
-        multiple: L is a multiple of it.
+        multiple: P is a multiple of it.
     """
     device, count, width = prompt.ids.device, len(response.lengths), response.ids.shape[1]
     if prompt_index is None:
@@ -65,7 +65,7 @@ def pack_rows(prompt: Padded, response: Padded, prompt_index: Tensor | None, mul
 
 
 def packed_mask(segments: Tensor, dtype: torch.dtype, whole_prompt: bool = False) -> Tensor:
-    """[N, 1, L, L] additive mask of `attention_allowed`."""
+    """[N, 1, P, P] additive mask of `attention_allowed`."""
     columns = torch.arange(segments.shape[1], device=segments.device)
     rows = torch.arange(len(segments), device=segments.device)[:, None, None]
     allowed = attention_allowed(segments, whole_prompt)(rows, rows, columns[:, None], columns)

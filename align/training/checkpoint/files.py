@@ -14,7 +14,7 @@ from align.core.files import PARTIAL, numbered_paths, read_json, sync, write_jso
 from align.runtime.distributed import gather_rows, run_on_main, shard_of_process
 
 CHECKSUMS = "checksums.json"
-FORMAT = 3
+FORMAT = 4
 """The number in `checksums.json`; it changes when a checkpoint's files do."""
 
 
