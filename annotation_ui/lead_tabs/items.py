@@ -9,6 +9,7 @@ import gradio as gr
 
 from annotation_ui.lead_tabs.common import LAST_COUNTS, batch_names, user_names
 from annotation_ui.lead_tabs.tables import show, table, when_picked
+from annotation_ui.rendering.differences import difference_html
 from annotation_ui.rendering.markdown import text_view
 from annotation_ui.reports.browsing import PAGE, STATES, Filter, browse_items, browse_judgments, item_history
 from annotation_ui.server.services import Services
@@ -88,8 +89,20 @@ def item_html(item: Item, batch: Batch, history: list[Json]) -> str:
     )
     known = f"<p><b>Known answer</b> <code>{escape(str(item.gold))}</code></p>" if item.gold else ""
     about = f"Item {item.id} · {escape(item.external_id or 'no id')} · batch {escape(batch.name)} · {item.purpose}"
-    history_html = show(history, "Nobody has done anything with this item yet.")
+    rows = [{column: value for column, value in row.items() if column != "written"} for row in history]
+    history_html = show(rows, "Nobody has done anything with this item yet.")
+    texts = "".join(written_html(row["labeler"], text, content) for row in history for text in row["written"])
     return (
         f'<section class="one-item"><h2>{about}</h2><div class="prompt">{prompt}</div>'
-        f'<div class="answers">{cards}</div>{known}<h2>What was done with it</h2>{history_html}</section>'
+        f'<div class="answers">{cards}</div>{known}<h2>What was done with it</h2>{history_html}{texts}</section>'
     )
+
+
+def written_html(labeler: str, text: str, content: Json) -> str:
+    """A text that a labeler wrote; of a correction, the changes to the model's answer."""
+    if "response" not in content:
+        return (
+            f'<h2>Written by {escape(labeler)}</h2><div class="answer markdown" dir="auto">{text_view(text)["html"]}</div>'
+        )
+    changes = difference_html(content["response"], text)
+    return f'<h2>Corrected by {escape(labeler)}</h2><div class="answer changes" dir="auto">{changes}</div>'

@@ -104,7 +104,10 @@ def browse_judgments(session: Session, wanted: Filter, before: int = 0, limit: i
 
 
 def item_history(session: Session, item_id: int) -> tuple[Item, Batch, list[Json]] | None:
-    """An item with everything that was done with it, oldest first; None if there is no such item."""
+    """An item with everything that was done with it, oldest first; None if there is no such item.
+
+    `written` of a row lists the texts in a judgment that counts.
+    """
     item = session.get(Item, item_id)
     if item is None:
         return None
@@ -117,7 +120,10 @@ def item_history(session: Session, item_id: int) -> tuple[Item, Batch, list[Json
         .order_by(Judgment.id)
     )
     rows = [
-        judgment_row(batch.task, judgment, name, judgment.id == current_id)
+        {
+            **judgment_row(batch.task, judgment, name, judgment.id == current_id),
+            "written": TASKS[batch.task].written(judgment.answer or {}) if judgment.id == current_id else (),
+        }
         for judgment, name, current_id in session.execute(query)
     ]
     return item, batch, rows

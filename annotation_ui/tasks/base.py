@@ -143,6 +143,10 @@ class Task(ABC):
         """A canonical answer as questions with one true answer each, from which reliability is estimated."""
         return {}
 
+    def written(self, answer: Json) -> Sequence[str]:
+        """The texts in an answer that a model can learn to write, for the lead's view of an item."""
+        return ()
+
     def marks(self, answer: Json) -> set[str]:
         """Features of an answer for the lead's list of judgments, such as flags."""
         return set()

@@ -36,5 +36,8 @@ class Demonstrate(Task):
     def summary(self, answer: Json, rules: Sequence[Json] = ()) -> str:
         return excerpt(answer["completion"])
 
+    def written(self, answer: Json) -> Sequence[str]:
+        return [answer["completion"]]
+
     def rows(self, content: Json, answer: Json) -> list[Json]:
         return [{"prompt": content["prompt"], "completion": answer["completion"]}]

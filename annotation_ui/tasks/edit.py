@@ -49,6 +49,9 @@ class Edit(Task):
     def summary(self, answer: Json, rules: Sequence[Json] = ()) -> str:
         return f"{answer['outcome'].capitalize()}: {excerpt(answer['completion'])}"
 
+    def written(self, answer: Json) -> Sequence[str]:
+        return [answer["completion"]]
+
     def rows(self, content: Json, answer: Json) -> list[Json]:
         return [{"prompt": content["prompt"], "completion": answer["completion"], "original": content["response"]}]
 

@@ -116,6 +116,9 @@ class Rank(Task):
         order = " > ".join(" = ".join(tiers[rank]) for rank in sorted(tiers))
         return f"{order}; wrote a better answer" if answer.get("better") else order
 
+    def written(self, answer: Json) -> Sequence[str]:
+        return list(answer.get("better", ()))
+
     def rows(self, content: Json, answer: Json) -> list[Json]:
         more = {}
         rated = [rating is not None for rating in answer["ratings"]]

@@ -1,16 +1,34 @@
 """Corrected answers: entered in a browser, exported as demonstrations and pairs, and trained on."""
 
 import json
+import re
+from html import unescape
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from playwright.sync_api import expect
 
 from align import cli
 from annotation_ui.cli import main
+from annotation_ui.rendering.differences import difference_html
 from annotation_ui.reports.export import Selection, rows_to_export
 from annotation_ui.tasks import TASKS, BadInputError
 from tests.annotation_ui.conftest import SCREENSHOTS, in_pairs
-from tests.annotation_ui.pages import drag_order, handed_in, open_rank, open_task, press, shown_texts, submit, type_order
+from tests.annotation_ui.pages import (
+    LOW_CONTRAST,
+    choose,
+    drag_order,
+    handed_in,
+    open_rank,
+    open_tab,
+    open_task,
+    press,
+    shown_texts,
+    submit,
+    type_order,
+)
+from tests.annotation_ui.running import Client
 
 pytestmark = pytest.mark.timeout(240)
 BOTH = in_pairs(("sqlite", "mouse"), ("postgresql", "keyboard"))
@@ -146,3 +164,34 @@ def test_two_labelers_better_answers_are_both_exported_with_the_aggregated_order
     ]  # fmt: skip
     with pytest.raises(BadInputError, match="better: is one of the responses"):
         rank.check({"ranks": [1, 2], "better": "b"}, content, [])
+
+
+def test_a_lead_sees_what_was_changed(server, browser):
+    hostile = "<img src=x onerror=window.pwned=1>"
+    batch = server.add_batch([("t:1", {**CONTENT, "id": "seen"})], "edit")
+    ann = Client(server, server.token("edit-ann"))
+    here = f"/api/assignments/{ann.next('edit')['assignment']}/submit"
+    answer = {"completion": CORRECTED + hostile, "outcome": "corrected"}
+    assert ann("POST", here, {"request_id": "request-edit", "answer": answer, "seconds": 1})[0] == 200
+    page = server.page(browser, "edit-lead", "lead")
+    page.goto("/lead/")
+    panel = open_tab(page, "Items")
+    choose(panel, "Batch", batch)
+    expect(panel.locator("[data-key]")).to_have_count(1)
+    panel.locator("[data-key] button").click()
+    changes = page.locator("#one-item .changes")
+    expect(changes.locator("del")).to_have_text("Paris")
+    expect(changes.locator("ins")).to_have_text(["Madrid", hostile])
+    assert page.evaluate(LOW_CONTRAST, "#one-item") == []
+    assert page.evaluate("window.pwned") is None
+
+
+@given(st.text(alphabet="ab <&\n", max_size=30), st.text(alphabet="ab <&\n", max_size=30))
+def test_a_difference_holds_both_texts(before, after):
+    html = difference_html(before, after)
+    assert unescape(re.sub("<ins>[^<]*</ins>|</?del>", "", html)) == before
+    assert unescape(re.sub("<del>[^<]*</del>|</?ins>", "", html)) == after
+
+
+def test_the_difference_of_long_texts_is_not_searched():
+    assert difference_html("a " * 3000, "b") == f"<del>{'a ' * 3000}</del><ins>b</ins>"
