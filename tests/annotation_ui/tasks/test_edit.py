@@ -1,6 +1,7 @@
 """Corrected answers: entered in a browser, exported as demonstrations and pairs, and trained on."""
 
 import json
+import random
 import re
 from html import unescape
 
@@ -164,6 +165,25 @@ def test_two_labelers_better_answers_are_both_exported_with_the_aggregated_order
     ]  # fmt: skip
     with pytest.raises(BadInputError, match="better: is one of the responses"):
         rank.check({"ranks": [1, 2], "better": "b"}, content, [])
+
+
+def test_the_changes_on_the_page_hold_both_texts(server, browser):
+    page = server.page(browser, "differ")
+    page.goto("/")
+    rng = random.Random(2)
+    words = ["Paris", "is", "باريس", "it's", " ", "\n", "👍", ".", "old"]
+    pairs = [["", "a"], ["a b", "a b"], ["a " * 3000, "b " * 3000]]
+    pairs += [["".join(rng.choices(words, k=rng.randrange(12))) for _ in range(2)] for _ in range(200)]
+    script = """async (pairs) => {
+      const { difference } = await import("/ui/diff.js");
+      return pairs.map(([before, after]) => difference(before, after));
+    }"""
+    for (before, after), parts in zip(pairs, page.evaluate(script, pairs), strict=True):
+        assert "".join(text for kind, text in parts if kind != "added") == before
+        assert "".join(text for kind, text in parts if kind != "removed") == after
+    assert page.evaluate(script, [["It is old.", "It was old."]]) == [
+        [["same", "It "], ["removed", "is"], ["added", "was"], ["same", " old."]]
+    ]
 
 
 def test_a_lead_sees_what_was_changed(server, browser):
