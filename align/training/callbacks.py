@@ -39,7 +39,12 @@ class TrainerCallbacks:
         callbacks: objects or classes; transformers' `DefaultFlowCallback` is put before them.
         args: the arguments that callbacks receive; None: made of the run's settings.
         state: the state that callbacks receive; None: a new one.
+
+    Attributes:
+        resumed_folder: of the run whose checkpoint this one continues; None: its own.
     """
+
+    resumed_folder: Path | None = None
 
     def __init__(
         self,
@@ -133,16 +138,17 @@ class TrainerCallbacks:
         Raises:
             UserError: if the file cannot be read.
         """
-        if not self.path.exists():  # the run had no callbacks so far
+        path = self.resumed_folder / STATE_FILE if self.resumed_folder else self.path
+        if not path.exists():  # the run had no callbacks so far
             return
         try:
-            stored = json.loads(self.path.read_text(encoding="utf-8"))
+            stored = json.loads(path.read_text(encoding="utf-8"))
             history = [logs for logs in stored["log_history"] if logs["step"] <= done]
             states = {
                 name: found if isinstance(found, list) else [found] for name, found in stored["stateful_callbacks"].items()
             }
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise UserError(f"{self.path}: not the state of a trainer ({error!r}); remove it") from error
+            raise UserError(f"{path}: not the state of a trainer ({error!r}); remove it") from error
         self.state.log_history, self.state.global_step = history, done
         self.state.epoch = done * self.epochs_per_update
         for each in self._stateful():

@@ -111,6 +111,17 @@ def test_callbacks_continue_with_the_state_of_the_checkpoint(trainer):
         trainer([Counter()], save_steps=2, resume_from_checkpoint=True, total_updates=7).train()
 
 
+def test_the_state_comes_with_the_checkpoint_of_another_run(trainer, tmp_path):
+    trainer([Recorder(stop_at=2)], save_steps=2).train()
+    counter = Counter()
+    source = str(tmp_path / "run" / "checkpoints" / "update-000002")
+    made = trainer([counter], output_dir=str(tmp_path / "other"), resume_from_checkpoint=source)
+    made.train()
+    state = TrainerState.load_from_json(tmp_path / "other" / "trainer_state.json")
+    assert [logs["step"] for logs in state.log_history] == list(range(1, 7))
+    assert counter.count == 4
+
+
 def test_a_run_without_callbacks_does_not_import_them():
     code = "import sys, align.ppo; assert 'align.training.callbacks' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
