@@ -110,7 +110,7 @@ def test_a_server_that_dies_costs_nothing_but_the_update_it_died_in(serve, setti
     dying.dies_after = 3 + 4 + 3 + 2  # in the middle of the second rollout
     begun = time.monotonic()
     with pytest.raises(
-        UserError, match=rf"vLLM server {dying.url}: sampling failed \(.*; .*--resume_from_checkpoint true"
+        UserError, match=rf"vLLM server {dying.url}: sampling failed \(.*; .*--resume_from_checkpoint auto"
     ) as caught:
         run_ppo(PPOConfig(**at(settings, dying.url)))
     assert "\n" not in str(caught.value)
