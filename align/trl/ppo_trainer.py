@@ -1,0 +1,68 @@
+"""Helpers that TRL's module of this name exports, for scripts that import them; the trainer does not use them."""
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
+from transformers import GenerationConfig
+
+from align.trl.config import PPOConfig
+from align.trl.trainer import PPOTrainer
+
+__all__ = ["PPOConfig", "PPOTrainer", "batch_generation", "masked_mean", "masked_var", "masked_whiten"]
+
+
+def masked_mean(values: Tensor, mask: Tensor, axis: int | None = None) -> Tensor:
+    """Return the mean of the values where the mask is 1, over all of them or along an axis."""
+    if axis is None:
+        return (values * mask).sum() / mask.sum()
+    return (values * mask).sum(axis) / mask.sum(axis)
+
+
+def masked_var(values: Tensor, mask: Tensor, unbiased: bool = True) -> Tensor:
+    """Return the variance of the values where the mask is 1.
+
+    Raises:
+        ValueError: if the mask leaves no value.
+    """
+    count = mask.sum()
+    if not count:
+        raise ValueError("masked_var: the mask leaves no value; use larger minibatches")
+    variance = masked_mean((values - masked_mean(values, mask)) ** 2, mask)
+    return variance * count / (count - 1) if unbiased else variance
+
+
+def masked_whiten(values: Tensor, mask: Tensor, shift_mean: bool = True) -> Tensor:
+    """Scale values to unit variance where the mask is 1, with mean 0 or, without `shift_mean`, with their mean."""
+    mean = masked_mean(values, mask)
+    whitened = (values - mean) * torch.rsqrt(masked_var(values, mask) + 1e-8)
+    return whitened if shift_mean else whitened + mean
+
+
+@torch.no_grad()
+def batch_generation(
+    model: nn.Module,
+    queries: Tensor,
+    local_rollout_forward_batch_size: int,
+    pad_token_id: int,
+    generation_config: GenerationConfig,
+) -> tuple[Tensor, Tensor]:
+    """Generate responses in batches; return ids [B, L + T] of queries with responses, and logits [B, T, V].
+
+    Args:
+        queries: [B, L] ids, padded on the left.
+        local_rollout_forward_batch_size: rows of one call of `generate`.
+    """
+    ids: list[Tensor] = []
+    logits: list[Tensor] = []
+    for batch in queries.split(local_rollout_forward_batch_size):
+        mask = batch != pad_token_id
+        output = model.generate(  # type: ignore[operator]
+            input_ids=batch.masked_fill(~mask, 0),  # a padding token may be outside of the embeddings
+            attention_mask=mask,
+            generation_config=generation_config,
+            return_dict_in_generate=True,
+            output_scores=True,
+        )
+        ids += [*torch.cat([batch, output.sequences[:, batch.shape[1] :]], 1)]
+        logits += [*torch.stack(output.scores, 1)]
+    return pad_sequence(ids, True, float(pad_token_id)), pad_sequence(logits, True)

@@ -1,0 +1,37 @@
+"""The helpers of TRL's module `ppo_trainer`: numbers by hand, and generation like `generate` on each batch."""
+
+import pytest
+import torch
+from transformers import GenerationConfig
+
+from align.trl.ppo_trainer import batch_generation, masked_mean, masked_var, masked_whiten
+
+VALUES, MASK = torch.tensor([1.0, 2.0, 4.0, 9.0]), torch.tensor([0.0, 1.0, 1.0, 0.0])
+
+
+def test_only_values_inside_the_mask_count():
+    assert masked_mean(VALUES, MASK) == 3
+    assert masked_mean(VALUES.view(2, 2), MASK.view(2, 2), axis=1).tolist() == [2, 4]
+    assert masked_var(VALUES, MASK) == 2  # ((2 - 3)^2 + (4 - 3)^2) / 1
+    assert masked_var(VALUES, MASK, unbiased=False) == 1
+    assert masked_whiten(VALUES, MASK)[1:3].tolist() == pytest.approx([-(0.5**0.5), 0.5**0.5])
+    assert masked_whiten(VALUES, MASK, shift_mean=False)[1:3].tolist() == pytest.approx([3 - 0.5**0.5, 3 + 0.5**0.5])
+    with pytest.raises(ValueError, match="the mask leaves no value"):
+        masked_var(VALUES, torch.zeros(4))
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_batches_are_generated_as_each_row_alone(models, tokenizer, size):
+    policy = models["model"].eval()
+    prompts = ["Hi", "Name a color.", "Go"]
+    queries = tokenizer(prompts, padding=True, return_tensors="pt").input_ids
+    config = GenerationConfig(max_new_tokens=5, do_sample=False, eos_token_id=None, pad_token_id=tokenizer.pad_token_id)
+    ids, logits = batch_generation(policy, queries, size, tokenizer.pad_token_id, config)
+    assert ids.shape == (3, queries.shape[1] + 5)
+    assert logits.shape == (3, 5, policy.config.vocab_size)
+    assert torch.equal(ids[:, : queries.shape[1]], queries)
+    for row, prompt in enumerate(prompts):
+        alone = tokenizer(prompt, return_tensors="pt").input_ids
+        expected = policy.generate(alone, generation_config=config)[0, alone.shape[1] :]
+        assert torch.equal(ids[row, queries.shape[1] :], expected)
+        assert torch.equal(logits[row].argmax(-1), expected)
