@@ -18,7 +18,7 @@ def test_the_rows_state_n_and_interval(tmp_path, sharp_folders):
     (tmp_path / "ppo").symlink_to(sharp_folders["tiny-llama"])
     (row,) = evaluate_start_and_end(tmp_path / "eval.yaml", tmp_path, sharp_folders["tiny-gpt2"], 0)
     stored = json.loads((tmp_path / "eval" / "truthfulness.json").read_text())["models"]
-    values = [next(f["value"] for f in model["figures"] if f["name"] == HEADLINES["truthfulness"]) for model in stored]
+    values = [next(f["value"] for f in model["measurements"] if f["name"] == HEADLINES["truthfulness"]) for model in stored]
     assert [model["model"] for model in stored] == ["tiny-gpt2", "ppo"]
     assert row["name"] == "truthfulness: mc2"
     assert [row["before"], row["after"]] == [round(value, 2) for value in values]
