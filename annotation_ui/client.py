@@ -51,8 +51,7 @@ class Client:
     """
 
     def __init__(self, url: str, token: str | None = None, timeout: float = 60.0) -> None:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
+        if not is_web_address(url):
             raise UserError(f"{url}: not the address of a server (https://HOST)")
         token = token or os.environ.get(TOKEN_VARIABLE, "")
         if not token:
@@ -63,7 +62,11 @@ class Client:
         self._http = urllib3.PoolManager(headers={"Authorization": f"Bearer {token}"}, timeout=timeout)
 
     def batches(self) -> list[Json]:
-        """Return the progress of every batch: `batch`, `task`, `open`, `items`, `done`, `slots`, `stuck` and others."""
+        """Return the progress of every batch.
+
+        Each has `batch`, `task`, `open`, `complete`, `items`, `done`, `slots`, `stuck` and others.
+        A batch that is not `complete` is still being imported, or its import was killed.
+        """
         rows: list[Json] = self._json("GET", "batches")
         return rows
 
@@ -72,12 +75,12 @@ class Client:
         return next((row for row in self.batches() if row["batch"] == batch), None)
 
     def wait(self, batch: str, poll_seconds: float = 30.0) -> Json:
-        """Wait until a batch has all of its judgments, or a lead closes it; returns its progress."""
+        """Wait until a batch is imported and has all of its judgments, or a lead closes it; returns its progress."""
         while True:
             progress = self.progress(batch)
             if progress is None:
                 raise UserError(f"{self.url}: no batch {batch!r}")
-            if progress["done"] >= progress["slots"] or not progress["open"]:
+            if progress["complete"] and (progress["done"] >= progress["slots"] or not progress["open"]):
                 return progress
             time.sleep(poll_seconds)
 
@@ -180,8 +183,8 @@ class Client:
         """Yield new judgments, oldest first, and wait for more.
 
         Each has `judgment` (its id), `kind`, `batch`, `task`, `id`, `purpose`, `labeler`, `seconds`, `at` and `rows`, the
-        answer as rows of an export. An `edit` replaces the labeler's earlier answer to the item, an `undo` withdraws it,
-        and a judgment of kind `late` does not count.
+        answer before an export makes records of it. An `edit` replaces the labeler's earlier answer to the item, an `undo`
+        withdraws it, and a judgment of kind `late` does not count.
 
         Args:
             after: id of the last judgment that is known; 0 begins with the first one.
@@ -236,6 +239,16 @@ class Client:
         except (ValueError, KeyError, TypeError):
             line = f"status {response.status}"
         raise UserError(f"{self.url}: {line}")
+
+
+def is_web_address(url: str) -> bool:
+    """Whether a text is an address with http or https, a host and, if given, a valid port."""
+    try:
+        parts = urlsplit(url)
+        _ = parts.port
+    except ValueError:  # a bracket that no IPv6 address closes; a port that is no number
+        return False
+    return parts.scheme in ("http", "https") and bool(parts.hostname)
 
 
 def webhook_key(secret: str) -> bytes:

@@ -1,5 +1,6 @@
-"""State of the rounds of `align loop` work with: settings, finished steps, rows of answers, labelers, choice of prompts."""
+"""Parts of the rounds of `align loop`: settings, finished steps, rows of answers, labelers, choice of prompts."""
 
+import hashlib
 import json
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -232,6 +233,7 @@ class AppLabeler:
     """Imports each round into the labeling app as a batch, and exports the rankings when every item has been judged.
 
     If a lead closes the batch earlier, the judgments made so far are exported.
+    `batch_name` names the batch of a round.
     """
 
     def __init__(self, config: LoopConfig) -> None:
@@ -240,16 +242,27 @@ class AppLabeler:
         self.labelers_per_item = config.labelers_per_item
 
     def collect(self, name: str, samples: Path, target: Path) -> str:
+        name = batch_name(name, samples)
         if self.app.progress(name) is None:  # an import is all or nothing
             self.app.import_file(name, samples, self.labelers_per_item)
             console.print(f"labeler app: imported the batch {name!r}", highlight=False, markup=False)
         progress = self.app.progress(name)
         assert progress is not None
+        if not progress["complete"]:
+            return f"the batch {name!r} is not completely imported; if its import was killed, delete the batch in the app"
         if progress["open"] and progress["done"] < progress["slots"]:
             done = f"{progress['done']} of {progress['slots']} judgments of the batch {name!r} are there"
             return f"{done}; closing the batch in the app ends the wait"
         self.app.export_rankings(name, target, aggregated=self.labelers_per_item > 1)
         return ""
+
+
+def batch_name(name: str, samples: Path) -> str:
+    """Return the name of a round's batch: the round's name and a digest of its samples.
+
+    Two loops may use one server. The digest keeps one from taking the rankings of the other's answers.
+    """
+    return f"{name}-{hashlib.sha256(samples.read_bytes()).hexdigest()[:8]}"
 
 
 def make_labeler(config: LoopConfig) -> Labeler:

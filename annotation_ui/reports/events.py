@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from sqlalchemy import func, select
+import time
 
-from annotation_ui.reports.export import exported_id
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
+
+from annotation_ui.reports.export import check_batches, exported_id
+from annotation_ui.store.audit import SHELL, Actor, record
 from annotation_ui.store.database import Database
-from annotation_ui.store.schema import Batch, Item, Judgment, User
+from annotation_ui.store.schema import AuditRecord, Batch, Item, Judgment, User
 from annotation_ui.tasks import TASKS, Json
 
 WITHOUT_ANSWER = ("skip", "undo")
+_DAY_S = 86_400.0
 
 
-def new_judgments(database: Database, after: int, batches: tuple[str, ...] = (), limit: int = 100) -> list[Json]:
+def new_judgments(
+    database: Database, after: int, batches: tuple[str, ...] = (), limit: int = 100, by: Actor = SHELL
+) -> list[Json]:
     """The judgments, skips and undos with an id above `after`, oldest first.
 
     Args:
@@ -20,11 +27,18 @@ def new_judgments(database: Database, after: int, batches: tuple[str, ...] = (),
         after: id of the last judgment that the caller has seen; 0 for all.
         batches: names of batches; empty means all.
         limit: at most this many.
+        by: for the audit trail, which gets a record if the first judgment is read, and once a day.
 
     Returns:
-        One row for each. `rows` has the answer as training reads it, in the item's own order; it is empty for a skip and an
-        undo. An `edit` replaces the labeler's earlier judgment of the same item, and an `undo` withdraws it.
+        One row for each. `rows` has the answer before an export makes records of it, in the item's own order; it is empty
+        for a skip and an undo. An `edit` replaces the labeler's earlier judgment of the same item, and an `undo`
+        withdraws it.
+
+    Raises:
+        UserError: if there is no batch of one of the names.
     """
+    with database.read() as session:
+        check_batches(session, batches)
     newest = _newest_settled(database, after)
     query = (
         select(Judgment, Item, Batch, User.pseudonym)
@@ -38,7 +52,19 @@ def new_judgments(database: Database, after: int, batches: tuple[str, ...] = (),
     if batches:
         query = query.where(Batch.name.in_(batches))
     with database.read() as session:
-        return [_event(*row) for row in session.execute(query)]
+        events = [_event(*row) for row in session.execute(query)]
+        unrecorded = bool(events) and (after == 0 or not _recorded_today(session, by))
+    if unrecorded:
+        with database.write() as session:
+            record(session, "follow", {"after": after, "batches": ", ".join(batches) or "all"}, by)
+    return events
+
+
+def _recorded_today(session: Session, by: Actor) -> bool:
+    """Whether the audit trail has a record of the last day that this token follows judgments."""
+    mine = (AuditRecord.token_id == by.token_id, AuditRecord.user_id == by.user_id)
+    recent = (AuditRecord.action == "follow", AuditRecord.created_at > time.time() - _DAY_S)
+    return session.scalar(select(AuditRecord.id).where(*mine, *recent).limit(1)) is not None
 
 
 def _newest_settled(database: Database, after: int) -> int:

@@ -112,11 +112,16 @@ def rows_to_export(database: Database, selection: Selection) -> list[Json]:
     return _rows_of_judgments(selection, judgments)[0]
 
 
-def _selected_judgments(session: Session, selection: Selection) -> list[CurrentJudgment]:
-    known = session.scalars(select(Batch.name).where(Batch.name.in_(selection.batches))).all()
-    for name in selection.batches:
+def check_batches(session: Session, names: tuple[str, ...]) -> None:
+    """Raise: UserError, if there is no batch of one of the names."""
+    known = session.scalars(select(Batch.name).where(Batch.name.in_(names))).all() if names else []
+    for name in names:
         if name not in known:
             raise UserError(f"no batch {name!r}")
+
+
+def _selected_judgments(session: Session, selection: Selection) -> list[CurrentJudgment]:
+    check_batches(session, selection.batches)
     tasks, skips = records()[selection.record], selection.record == SKIPS
     judgments = current_judgments(session, tasks, selection.batches, selection.since, skips=skips)
     return [judgment for judgment in judgments if selection.include_gold or judgment.item.gold is None]

@@ -22,7 +22,10 @@ DAY = 86_400  # seconds
 
 
 def progress(session: Session) -> list[Json]:
-    """One row per batch. Slots are items times labelers per item; gold items, which everyone gets, are left out."""
+    """One row per batch. Slots are items times labelers per item; gold items, which everyone gets, are left out.
+
+    A batch that is not complete is still being imported, or its import was killed.
+    """
     slots = select(Item.batch_id, func.count(), func.sum(Item.needed)).where(Item.gold.is_(None))
     slots = slots.group_by(Item.batch_id)
     slots_by_batch = {batch_id: (items, needed) for batch_id, items, needed in session.execute(slots)}
@@ -46,6 +49,7 @@ def progress(session: Session) -> list[Json]:
                 "batch": batch.name,
                 "task": batch.task,
                 "open": batch.open,
+                "complete": batch.complete,
                 "priority": batch.priority,
                 "labelers_per_item": batch.labelers_per_item,
                 "items": items,

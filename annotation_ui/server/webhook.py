@@ -22,7 +22,7 @@ from sqlalchemy.exc import DatabaseError
 from sqlalchemy.orm import Session
 
 from align.core.errors import UserError
-from annotation_ui.client import webhook_key, webhook_signature
+from annotation_ui.client import is_web_address, webhook_key, webhook_signature
 from annotation_ui.server.health import database_error_line
 from annotation_ui.store import audit
 from annotation_ui.store.database import Database
@@ -132,8 +132,7 @@ def checked_key(url: str, secret: str) -> bytes:
     Raises:
         UserError: if the address or the secret is not valid.
     """
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname or not url.isprintable():
+    if not is_web_address(url) or not url.isprintable():
         raise UserError(f"--webhook {url}: not an address (https://HOST/PATH)")
     if not secret:
         raise UserError(f"--webhook: set {SECRET_VARIABLE} to base64 of 24 bytes or more: openssl rand -base64 32")
@@ -141,7 +140,7 @@ def checked_key(url: str, secret: str) -> bytes:
 
 
 def _complete_batches(session: Session) -> Sequence[Batch]:
-    """Batches without an event for their present labelers per item in which all work is judged."""
+    """Batches in which all work is judged, and that have no event for their present labelers per item or for more."""
     items = select(Item.id).where(Item.batch_id == Batch.id, Item.purpose == "work").correlate(Batch)
     held = (
         select(Assignment.id)
@@ -151,7 +150,7 @@ def _complete_batches(session: Session) -> Sequence[Batch]:
         .correlate(Batch)
     )
     reported = select(WebhookEvent.id).where(
-        WebhookEvent.batch_id == Batch.id, WebhookEvent.labelers_per_item == Batch.labelers_per_item
+        WebhookEvent.batch_id == Batch.id, WebhookEvent.labelers_per_item >= Batch.labelers_per_item
     )
     query = select(Batch).where(
         Batch.complete,

@@ -14,17 +14,18 @@ from pathlib import Path
 
 import pytest
 import urllib3
-from sqlalchemy import select
+from sqlalchemy import select, update
 
 from align.core.errors import UserError
-from align.extras.loop_labels import LoopConfig, make_labeler, read_rows, write_rows
+from align.extras.loop_labels import LoopConfig, batch_name, make_labeler, read_rows, write_rows
 from annotation_ui import client as client_module
 from annotation_ui.client import Client, webhook_key, webhook_signature
 from annotation_ui.reports.events import new_judgments
 from annotation_ui.reports.export import Selection, rows_to_export
+from annotation_ui.store import audit
 from annotation_ui.store.judgments import Judgments
 from annotation_ui.store.leases import Leases
-from annotation_ui.store.schema import Judgment
+from annotation_ui.store.schema import Batch, Judgment
 from annotation_ui.store.tokens import Tokens
 from tests.annotation_ui.pages import labeler
 from tests.annotation_ui.postgres import free_port
@@ -86,6 +87,30 @@ def test_new_judgments_come_in_order_with_edits_undos_and_skips(any_server, remo
     all_of_it = list(remote.judgments(after=before, batches=[batch], follow=False))
     assert [event["kind"] for event in all_of_it] == ["submit", "undo", "skip"]
     assert list(remote.judgments(after=skipped["judgment"], batches=[batch], follow=False)) == []
+
+
+def test_reading_judgments_is_recorded_from_the_beginning_and_once_a_day(any_server):
+    judgments, ann = Judgments(Leases(any_server.database)), labeler(any_server, f"read-{secrets.token_hex(4)}")
+    batch = any_server.add_batch(2)
+    for _ in range(2):
+        do(judgments, ann, "rank", {"ranks": [1, 2, 3, 4], **BLANK})
+
+    def recorded(token):
+        with any_server.database.read() as session:
+            rows = audit.records(session)
+        return [row["detail"] for row in rows if (row["action"], row["by"]) == ("follow", f"token {token}")]
+
+    names = [secrets.token_hex(4) for _ in range(2)]
+    first, second = (Client(any_server.url, Tokens(any_server.database).create(name, ("export",))) for name in names)
+    one, two = (row["judgment"] for row in first.judgments(batches=[batch], follow=False))
+    assert recorded(names[0]) == [f"after 0, batches {batch}"]
+    assert list(first.judgments(after=two, batches=[batch], follow=False)) == []
+    assert len(list(first.judgments(after=one, batches=[batch], follow=False))) == 1
+    assert len(recorded(names[0])) == 1
+    assert len(list(first.judgments(batches=[batch], follow=False))) == 2
+    assert len(recorded(names[0])) == 2
+    assert len(list(second.judgments(after=one, follow=False))) >= 1
+    assert recorded(names[1]) == [f"after {one}, batches all"]
 
 
 def test_a_judgment_that_is_stored_late_is_not_passed_over(database):
@@ -187,7 +212,7 @@ def test_a_busy_server_is_asked_again_and_an_import_is_not_sent_twice(monkeypatc
 
 def test_what_the_server_refuses_is_its_own_line(any_server, monkeypatch, tmp_path):
     monkeypatch.delenv(client_module.TOKEN_VARIABLE, raising=False)
-    for url in ("localhost:7860", "ftp://host", "https://"):
+    for url in ("localhost:7860", "ftp://host", "https://", "http://[x", "http://host:port"):
         with pytest.raises(UserError, match="not the address of a server"):
             Client(url, "t")
     with pytest.raises(UserError, match="no token; set ALIGN_ANNOTATION_TOKEN"):
@@ -201,6 +226,9 @@ def test_what_the_server_refuses_is_its_own_line(any_server, monkeypatch, tmp_pa
         reader.export("rankings", tmp_path / "x.jsonl")
     with pytest.raises(UserError, match="no batch 'none'"):
         reader.wait("none")
+    monkeypatch.setenv(client_module.TOKEN_VARIABLE, Tokens(any_server.database).create(secrets.token_hex(4), ("export",)))
+    with pytest.raises(UserError, match="no batch 'typo'"):
+        next(Client(any_server.url).judgments(batches=["typo"]))
     monkeypatch.setattr(client_module, "RETRIES", 0)
     with pytest.raises(UserError, match=r"http://127.0.0.1:9: no answer \(.*refused"):
         Client("http://127.0.0.1:9", "t").batches()
@@ -226,6 +254,47 @@ def test_a_loop_on_another_machine_labels_through_the_server(any_server, monkeyp
         do(judgments, ann, "rank", {"ranks": [1, 2, 3, 4], **BLANK})
     assert app.collect(batch, tmp_path / "samples.jsonl", target) == ""
     assert [(row["id"], row["ranks"]) for row in read_rows(target)] == [(f"item-{n}", [1, 2, 3, 4]) for n in range(3)]
+
+
+@pytest.fixture
+def loop_app(any_server, monkeypatch):
+    """A loop's labeler that uses the server."""
+    token = Tokens(any_server.database).create(secrets.token_hex(4), ("import", "read", "export"))
+    monkeypatch.setenv(client_module.TOKEN_VARIABLE, token)
+    return make_labeler(LoopConfig(model="m", reward_config="r.yaml", ppo_config="p.yaml", database=any_server.url))
+
+
+def test_an_import_that_runs_or_was_killed_is_not_taken_for_a_closed_batch(
+    any_server, remote, loop_app, monkeypatch, tmp_path
+):
+    samples, target, round_name = tmp_path / "samples.jsonl", tmp_path / "rankings.jsonl", f"round-{secrets.token_hex(4)}"
+    write_rows(samples, ROWS)
+    name = any_server.add_batch(3, name=batch_name(round_name, samples))
+
+    def set_complete(complete):
+        with any_server.database.write() as session:
+            session.execute(update(Batch).where(Batch.name == name).values(complete=complete, open=False))
+
+    set_complete(False)
+    line = f"the batch {name!r} is not completely imported; if its import was killed, delete the batch in the app"
+    assert loop_app.collect(round_name, samples, target) == line
+    assert not target.exists()
+    monkeypatch.setattr(client_module.time, "sleep", lambda _: set_complete(True))
+    assert remote.wait(name)["complete"]
+    assert loop_app.collect(round_name, samples, target) == ""  # closed by a lead without a judgment
+
+
+def test_two_loops_on_one_server_do_not_share_rankings(any_server, loop_app, tmp_path):
+    round_name, judgments = f"round-{secrets.token_hex(4)}", Judgments(Leases(any_server.database))
+    ann = labeler(any_server, f"loops-{secrets.token_hex(4)}")
+    mine, theirs, target = tmp_path / "mine.jsonl", tmp_path / "theirs.jsonl", tmp_path / "rankings.jsonl"
+    write_rows(mine, ROWS[:1])
+    write_rows(theirs, ROWS[1:])
+    assert loop_app.collect(round_name, theirs, target).startswith("0 of 2 judgments")
+    for _ in range(2):
+        do(judgments, ann, "rank", {"ranks": [1, 2, 3, 4], **BLANK})
+    assert loop_app.collect(round_name, mine, target).startswith("0 of 1 judgments")
+    assert not target.exists()
 
 
 def test_the_example_of_the_page_runs(any_server, monkeypatch, tmp_path, capsys):

@@ -23,6 +23,7 @@ from align.extras.loop_labels import (
     LoopConfig,
     LoopState,
     SimulatedLabeler,
+    batch_name,
     choose_prompts,
     make_labeler,
     make_scorer,
@@ -261,7 +262,9 @@ def test_a_simulated_labeler_ties_equal_scores(tmp_path):
 def test_labels_from_the_app_are_waited_for_and_trained_on(settings, tmp_path, capsys):
     config = replace(more_prompts(settings, 12), rounds=1, labeler="app", database=f"sqlite:///{tmp_path / 'app.db'}")
     run_loop(config)
-    assert "round 1 waits for labels: 0 of 3 judgments of the batch 'round-1' are there" in capsys.readouterr().err
+    samples = tmp_path / "loop" / "round-1" / "samples.jsonl"
+    name = batch_name("round-1", samples)
+    assert f"round 1 waits for labels: 0 of 3 judgments of the batch {name!r} are there" in capsys.readouterr().err
     labeler = make_labeler(config)
     assert isinstance(labeler, AppLabeler)
     database = Database(config.database)
@@ -270,7 +273,7 @@ def test_labels_from_the_app_are_waited_for_and_trained_on(settings, tmp_path, c
     for turn in range(2):
         assignment = leases.next(ann, "rank")
         Judgments(leases).submit(ann, assignment.id, f"request-{turn}", {"ranks": [1, 2]}, 1.0)
-    assert "2 of 3 judgments" in labeler.collect("round-1", tmp_path, tmp_path / "rankings.jsonl")
+    assert "2 of 3 judgments" in labeler.collect("round-1", samples, tmp_path / "rankings.jsonl")
     with database.write() as session:
         session.execute(update(Batch).values(open=False))  # the lead closes it: what is there counts
     folder = run_loop(config)

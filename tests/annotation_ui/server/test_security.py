@@ -75,7 +75,12 @@ def test_odd_paths_lead_nowhere(ann, path):
 
 
 def test_a_request_from_another_site_is_refused(ann):
-    for headers in ({"Origin": "https://evil.example"}, {"Sec-Fetch-Site": "cross-site"}, {"Origin": "null"}):
+    for headers in (
+        {"Origin": "https://evil.example"},
+        {"Sec-Fetch-Site": "cross-site"},
+        {"Origin": "null"},
+        {"Origin": "http://[x"},
+    ):
         assert ann("POST", "/api/tasks/rank/next", {}, headers)[0] == 403
     same = {"Origin": ann.server.url, "Sec-Fetch-Site": "same-origin"}
     assert ann("POST", "/api/tasks/rank/next", {}, same)[0] == 200

@@ -121,6 +121,9 @@ def test_a_skipped_item_a_deleted_batch_and_more_labelers_per_item(database):
                 do(judgments, cat, "rank", ANSWER)
         webhook.look()
         assert len(got) == 2  # complete with the new number
+        change_batch(database, name, BatchSettings(name, labelers_per_item=1), batch.version + 1)
+        webhook.look()
+        assert len(got) == 2  # the lower number was reported before
         other = add_batch(database, 1)
         do(judgments, ann, "rank", ANSWER)
         delete_batch(database, other)
@@ -213,6 +216,7 @@ def test_the_known_signature_of_the_specification():
     [
         ("host", SECRET, "--webhook host: not an address"),
         ("ftp://host", SECRET, "not an address"),
+        ("http://[x", SECRET, "not an address"),
         ("https://host/", "", "--webhook: set ALIGN_WEBHOOK_SECRET to base64 of 24 bytes or more: openssl rand -base64 32"),
         ("https://host/", "short", "the secret of the webhook must be base64 of 24 bytes or more"),
     ],
