@@ -62,12 +62,17 @@ def restore(backup: Path, file: Path) -> Path | None:
         The old database's new name; None if there was none.
 
     Raises:
-        UserError: if the backup is not one, or a process has the database open. Nothing has changed then.
+        UserError: if the backup is not one, if a log beside it holds changes that it lacks, or if a process has the database
+            open. Nothing has changed then.
     """
     if not backup.is_file():
         raise UserError(f"{backup}: no such file")
     if file.exists() and backup.samefile(file):
         raise UserError(f"{backup}: this is the database itself")
+    for log in (backup.with_name(backup.name + ending) for ending in ("-wal", "-journal")):
+        if log.exists() and log.stat().st_size > 0:
+            copying = f"align annotate --database sqlite:///{backup} backup FILE"
+            raise UserError(f"{backup}: its log {log.name} holds more; copy both into one file first: `{copying}`")
     with _new_database(file) as partial:
         shutil.copyfile(backup, partial)
         try:

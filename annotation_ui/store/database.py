@@ -7,9 +7,10 @@ this process queues them fairly instead of letting SQLite poll, and BEGIN IMMEDI
 from __future__ import annotations
 
 import os
+import sqlite3
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -58,20 +59,20 @@ class Database:
         with Session(self.engine, expire_on_commit=False) as session:
             yield session
 
-    @contextmanager
-    def erasing(self) -> Iterator[Session]:
-        """A session as `write` gives it; SQLite overwrites deleted text with zeros, also in its log."""
-        with self.write() as session:
-            if self.is_sqlite:
-                session.execute(text("PRAGMA secure_delete=ON"))
-            yield session
-        if self.is_sqlite:
-            connection = self.engine.raw_connection()
-            try:
-                for pragma in ("wal_checkpoint(TRUNCATE)", "secure_delete=OFF"):  # the log holds the earlier text until then
-                    connection.cursor().execute(f"PRAGMA {pragma}").fetchall()
-            finally:
-                connection.close()
+    def empty_log(self, seconds: float) -> bool:
+        """Move SQLite's log, which holds earlier versions of changed text, into the database, and empty it.
+
+        Args:
+            seconds: how long to wait for connections that read or write. No other connection can write meanwhile.
+
+        Returns:
+            Whether it is empty; False if a connection still reads. PostgreSQL has no such log.
+        """
+        if not self.is_sqlite:
+            return True
+        with closing(sqlite3.connect(str(self.engine.url.database), timeout=seconds)) as connection:
+            busy, _, _ = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        return not busy
 
     def upgrade(self, revision: str = "head") -> None:
         """Bring the schema up to `revision`."""
@@ -148,9 +149,12 @@ def keep_private(file: Path) -> None:
 
 
 def _sqlite_settings(connection: Any, _: Any) -> None:
-    """WAL lets readers work during a write; synchronous=FULL puts every commit on disk before it is acknowledged."""
+    """WAL lets readers work during a write; synchronous=FULL puts every commit on disk before it is acknowledged.
+
+    secure_delete=ON overwrites deleted text with zeros, as drafts and the text of a person who is forgotten.
+    """
     connection.isolation_level = None  # SQLAlchemy sends BEGIN, not the driver
-    for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", "busy_timeout=30000"):
+    for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", "secure_delete=ON", "busy_timeout=30000"):
         connection.execute(f"PRAGMA {pragma}")
 
 

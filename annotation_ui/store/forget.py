@@ -17,6 +17,7 @@ from annotation_ui.tasks import Json
 
 FREE_TEXT = ("comment", "note", "reason")
 """Fields of answers that hold remarks. Demonstrations and conversations are the work itself and stay."""
+LOG_WAIT_S = 10.0  # other processes wait 30 s for a write
 _CHUNK = 500
 
 
@@ -24,6 +25,7 @@ def forget(database: Database, name: str, by: audit.Actor = audit.SHELL) -> tupl
     """Rename a user to the pseudonym of the exports, end the user's access, and blank comments, notes and reasons.
 
     This is the only change that the app makes to stored judgments. It is one transaction with a record in the audit trail.
+    SQLite's log, which holds the earlier text, is emptied afterwards.
 
     Args:
         database: where the user is.
@@ -34,9 +36,10 @@ def forget(database: Database, name: str, by: audit.Actor = audit.SHELL) -> tupl
         (the pseudonym, the number of judgments whose remarks were blanked).
 
     Raises:
-        UserError: if there is no such user, or no lead could sign in any more.
+        UserError: if there is no such user, no lead could sign in any more, or a program reads SQLite's log. In the last
+            case the changes are stored, and a call with the pseudonym empties the log.
     """
-    with database.erasing() as session:
+    with database.write() as session:
         database.lock_table(session, User)
         user = session.scalar(select(User).where(User.name == name).with_for_update())
         if user is None:
@@ -54,6 +57,9 @@ def forget(database: Database, name: str, by: audit.Actor = audit.SHELL) -> tupl
         user.name, user.active, user.password_hash = user.pseudonym, False, "!"
         audit.record(session, "forget user", detail, by)
         pseudonym = user.pseudonym
+    if not database.empty_log(LOG_WAIT_S):
+        again = f"run `align annotate forget {pseudonym}` when no export or backup runs"
+        raise UserError(f"{name} is {pseudonym} now, but the log of the database still holds the old text: {again}")
     return pseudonym, blanked
 
 

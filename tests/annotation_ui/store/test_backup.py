@@ -157,6 +157,21 @@ def test_the_log_of_a_lost_database_is_not_taken_for_that_of_the_backup(sqlite_d
     assert kept.read_bytes() == log
 
 
+def test_a_plain_copy_with_a_log_is_refused_until_it_is_one_file(sqlite_database, tmp_path):
+    judgments, (ann,) = Judgments(Leases(sqlite_database)), add_users(sqlite_database, "ann")
+    add_batch(sqlite_database, 2)
+    do(judgments, ann, "rank", {"ranks": [1, 2, 3, 4], **BLANK})
+    plain, fresh = tmp_path / "plain.db", tmp_path / "fresh" / "annotations.db"
+    for ending in ("", "-wal"):  # as `cp annotations.db*` copies them while the app runs
+        plain.with_name(plain.name + ending).write_bytes((tmp_path / f"annotations.db{ending}").read_bytes())
+    with pytest.raises(UserError, match=f"{plain}: its log plain.db-wal holds more; copy both into one file first"):
+        restore(plain, fresh)
+    assert not fresh.exists()
+    assert main(["--database", f"sqlite:///{plain}", "backup", str(tmp_path / "whole.db")]) == 0
+    assert restore(tmp_path / "whole.db", fresh) is None
+    assert judgments_in(fresh) == 1
+
+
 def test_what_is_no_backup_changes_nothing(sqlite_database, tmp_path):
     add_batch(sqlite_database, 2)
     sqlite_database.close()

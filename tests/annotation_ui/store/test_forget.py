@@ -123,6 +123,21 @@ def test_nothing_of_it_is_left_in_the_files_of_sqlite(worked, tmp_path):
         assert b"ann-smith" not in content, path
 
 
+def test_a_reader_that_keeps_the_log_is_reported_and_the_command_can_run_again(worked, tmp_path, monkeypatch):
+    database, ann, _ = worked
+    if not database.is_sqlite:
+        return
+    monkeypatch.setattr("annotation_ui.store.forget.LOG_WAIT_S", 0.2)
+    with database.read() as reader:  # as a long export
+        pseudonym = reader.get_one(User, ann).pseudonym
+        with pytest.raises(UserError, match=f"still holds the old text: run `align annotate forget {pseudonym}` when no"):
+            forget(database, "ann-smith")
+    assert b"ann-smith" in (tmp_path / "annotations.db-wal").read_bytes()
+    assert forget(database, pseudonym) == (pseudonym, 0)
+    for path in tmp_path.glob("annotations.db*"):
+        assert b"ann-smith" not in path.read_bytes(), path
+
+
 def test_access_ends_and_a_lead_is_left(database):
     auth = Auth(database)
     password = auth.create_user("boss", "lead")
