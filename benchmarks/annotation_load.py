@@ -35,7 +35,7 @@ from annotation_ui.store.schema import Assignment, Item, Judgment, User
 from tests.annotation_ui.running import Server
 
 RESPONSES = 4
-OVERLAP = 2
+LABELERS_PER_ITEM = 2
 
 
 @dataclass
@@ -52,7 +52,7 @@ def set_up(database: Database, labelers: int, items: int) -> list[str]:
     """A batch and signed-in labelers; returns their tokens."""
     text = "A response of some length, as models write them. " * 8
     rows = ({"prompt": f"Prompt {i}", "responses": [f"{text}{k}" for k in range(RESPONSES)]} for i in range(items))
-    import_rows(database, NewBatch("load", "rank", OVERLAP), ((f"row {i}", row) for i, row in enumerate(rows)))
+    import_rows(database, NewBatch("load", "rank", LABELERS_PER_ITEM), ((f"row {i}", row) for i, row in enumerate(rows)))
     with database.write() as session:
         users = [User(name=f"load-{i}", role="labeler", password_hash="!", pseudonym=f"load-{i}") for i in range(labelers)]
         session.add_all(users)
@@ -129,7 +129,9 @@ def check(database: Database, acknowledged: list[str]) -> None:
         held = select(Assignment.item_id, func.count()).where(Assignment.state.in_(("leased", "done")))
         slots = dict(session.execute(held.group_by(Assignment.item_id)).all())
         for item_id, taken in session.execute(select(Item.id, Item.taken)):
-            assert taken == slots.get(item_id, 0) <= OVERLAP, f"item {item_id}: {taken} slots taken, {slots.get(item_id)}"
+            assert taken == slots.get(item_id, 0) <= LABELERS_PER_ITEM, (
+                f"item {item_id}: {taken} slots taken, {slots.get(item_id)}"
+            )
 
 
 def report(result: Result) -> str:

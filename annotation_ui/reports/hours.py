@@ -24,7 +24,8 @@ def hours(session: Session, since: date | None = None, until: date | None = None
     """One row for each day (UTC) and labeler with an answer or a skip, oldest day first.
 
     An answer counts for the active seconds that the page measured, which end when it is stored. A pause between two answers
-    counts if it is at most `gap_seconds` long. Overlapping times, as of two windows, count once.
+    counts if it is at most `gap_seconds` long. Overlapping times, as of two windows, count once. An answer that was
+    undone counts for the time that it took, and not as an item.
 
     Args:
         session: a session of the database.
@@ -35,8 +36,7 @@ def hours(session: Session, since: date | None = None, until: date | None = None
     query = (
         select(User.name, User.pseudonym, Judgment.created_at, Judgment.seconds, Judgment.kind, Judgment.item_id)
         .join(User, User.id == Judgment.user_id)
-        .where(Judgment.kind != "undo")
-        .order_by(User.name, Judgment.created_at)
+        .order_by(User.name, Judgment.created_at, Judgment.id)
     )
     if since is not None:  # what ended on the day before may last until this one
         query = query.where(Judgment.created_at >= _midnight(since) - _DAY)
@@ -44,11 +44,17 @@ def hours(session: Session, since: date | None = None, until: date | None = None
         query = query.where(Judgment.created_at < _midnight(until) + 2 * _DAY)
     spans: dict[tuple[str, str], list[tuple[float, float]]] = defaultdict(list)
     items: dict[tuple[str, str, date], set[int]] = defaultdict(set)
+    answered_on: dict[tuple[str, int], set[date]] = defaultdict(set)
     for name, pseudonym, at, seconds, kind, item in session.execute(query):
+        if kind == "undo":
+            for day in answered_on.pop((name, item), ()):
+                items[name, pseudonym, day].discard(item)
+            continue
         spans[name, pseudonym].append((at - seconds, at))
         judged = items[name, pseudonym, _day(at)]
         if kind in _ANSWERS:
             judged.add(item)
+            answered_on[name, item].add(_day(at))
     active: dict[tuple[str, str, date], float] = dict.fromkeys(items, 0.0)
     for (name, pseudonym), own in spans.items():
         for start, end in _joined(own, gap_seconds):

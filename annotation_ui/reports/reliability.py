@@ -4,8 +4,8 @@ Each labeler is right with a fixed probability, and otherwise gives each of the 
 These probabilities and the true answers are estimated together by expectation maximization (Zhang et al. 2016, arXiv
 1406.3824), as crowd-kit implements it. One number for each labeler can be estimated from few judgments. On simulated
 labelers it predicted the true answers better than the full confusion matrices of Dawid and Skene, than GLAD and than
-the
-majority (`tests/annotation_ui/reports/test_agreement.py`). Two labelers who share all of their items cannot be told apart.
+the majority (`tests/annotation_ui/reports/test_agreement.py`). Two labelers who share all of their items cannot be told
+apart.
 """
 
 from __future__ import annotations

@@ -22,6 +22,7 @@ FAILURES, WINDOW_SECONDS = 5, 900.0  # wrong passwords for one name from one add
 NAME_FAILURES = 50  # the same from any addresses, against somebody who changes the address
 RENEW_SECONDS = 300.0
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,63}")  # also an e-mail address, as proxies name users
+_PSEUDONYM = re.compile(r"labeler-[0-9a-f]{8}")
 _HASHER = PasswordHasher()
 # Verified when there is no such user, so that the response takes as long as for a known one.
 _UNKNOWN_USER_HASH = _HASHER.hash(secrets.token_hex(16))
@@ -54,6 +55,8 @@ class Auth:
         """
         if not _NAME.fullmatch(name):
             raise UserError(f"user name {name!r}: letters, digits, '.', '_', '-', '@' and '+' only, at most 64")
+        if _PSEUDONYM.fullmatch(name.lower()):
+            raise UserError(f"user name {name!r}: names of this form are pseudonyms of exports; choose another one")
         _check_role(role)
         password = password or secrets.token_urlsafe(12)
         hashed = hash_password(password)

@@ -69,12 +69,12 @@ def test_hours_by_hand(database):
         (1, "09:30", 360, "skip"),  # 09:24 to 09:30, after a pause of 12 minutes, which does not; no item
         (1, "10:00", 360, "submit"),  # 09:54 to 10:00
         (1, "10:03", 600, "edit"),  # 09:53 to 10:03, as from another window: the overlap counts once; the same item
-        (1, "10:10", 60, "undo"),  # nothing
+        (1, "10:10", 60, "undo"),  # no time; the answer of 10:00 is no item any more
     )
     judged(database, ben, (1, "23:59", 60, "submit"), (2, "00:05", 360, "submit"))  # over midnight
     # ann: 12 + 6 + 10 minutes; ben: 23:58 to 24:00 and 00:00 to 00:05, without a pause in between
     assert table(database) == [
-        ("2026-03-01", "ann", round(28 / 60, 2), 3),
+        ("2026-03-01", "ann", round(28 / 60, 2), 2),
         ("2026-03-01", "ben", round(2 / 60, 2), 1),
         ("2026-03-02", "ben", round(5 / 60, 2), 1),
     ]

@@ -7,6 +7,7 @@ from urllib.parse import quote
 import pytest
 from sqlalchemy import update
 
+from align.core.errors import UserError
 from annotation_ui import cli
 from annotation_ui.server.auth import FAILURES, Auth
 from annotation_ui.server.headers import COOKIE
@@ -39,6 +40,13 @@ def test_a_cookie_of_another_program_shuts_nobody_out(ann, foreign):
     session = f"{COOKIE}={ann.token}"
     for cookies in (f"{foreign}; {session}", f"{session}; {foreign}"):
         assert Client(ann.server)("GET", "/api/tasks", headers={"Cookie": cookies})[0] == 200, cookies
+
+
+@pytest.mark.parametrize("name", ["labeler-0123abcd", "Labeler-0123ABCD"])
+def test_a_pseudonym_is_no_name(database, name):
+    with pytest.raises(UserError, match=f"user name '{name}': names of this form are pseudonyms of exports"):
+        Auth(database).create_user(name, "labeler")
+    Auth(database).create_user("labeler-7", "labeler")
 
 
 def test_signing_in_is_rate_limited_and_tells_nothing(server):
