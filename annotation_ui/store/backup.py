@@ -69,10 +69,10 @@ def restore(backup: Path, file: Path) -> Path | None:
         raise UserError(f"{backup}: no such file")
     if file.exists() and backup.samefile(file):
         raise UserError(f"{backup}: this is the database itself")
-    for log in (backup.with_name(backup.name + ending) for ending in ("-wal", "-journal")):
-        if log.exists() and log.stat().st_size > 0:
+    for beside in (backup.with_name(backup.name + ending) for ending in ("-wal", "-journal")):
+        if beside.exists() and beside.stat().st_size > 0:
             copying = f"align annotate --database sqlite:///{backup} backup FILE"
-            raise UserError(f"{backup}: its log {log.name} holds more; copy both into one file first: `{copying}`")
+            raise UserError(f"{backup}: its log {beside.name} holds more; copy both into one file first: `{copying}`")
     with _new_database(file) as partial:
         shutil.copyfile(backup, partial)
         try:

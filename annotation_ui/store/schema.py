@@ -266,7 +266,7 @@ class AuditRecord(Base):
 
 
 class WebhookEvent(Base):
-    """A complete batch that the webhook reports, once for each number of labelers per item.
+    """A complete batch that the webhook reports, and again for a higher number of labelers per item.
 
     It is sent at `next_at`, and again until it is delivered; no `next_at`: it was delivered or given up.
     """
