@@ -1,7 +1,8 @@
 r"""Formulas in LaTeX as MathML, which browsers draw without scripts, styles or fonts from elsewhere.
 
 Delimiters are `\( \)` and `$ $` within a line, `\[ \]` and `$$ $$` for a formula on its own. A formula that cannot be
-shown completely stays text: one with a comment, a definition, an error, or more than `MAX_FORMULA` characters.
+shown completely stays text: one with a comment, a definition, a command that drops an argument, an error, or more than
+`MAX_FORMULA` characters.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from functools import lru_cache
 from html import escape, unescape
 from xml.etree.ElementTree import Element
 
+from latex2mathml import commands
 from latex2mathml.converter import convert_to_element
 from markdown_it import MarkdownIt
 from markdown_it.rules_block import StateBlock
@@ -35,7 +37,15 @@ TAGS = {*ATTRIBUTES, "mn", "mroot", "mrow", "msqrt", "msub", "msubsup", "msup", 
 _MOST_LINES = 100
 _DELIMITERS = {r"\(": r"\)", r"\[": r"\]", "$$": "$$", "$": "$"}
 _WIDEST = 3.0  # em; a wider space could push what follows out of sight
-_REFUSED = re.compile(r"(?<!\\)%|\\(?:def|newcommand|renewcommand)(?![a-zA-Z])")
+_STYLES = "|".join(name[1:] for name in (*commands.GLOBAL_FONTS, *commands.MSTYLE_SIZES, *commands.STYLES))
+_WIDTH = r"-?\d+(?:\.\d+)?\s*(?:em|ex|mu|pt)"
+_REFUSED = re.compile(  # comments, definitions, and all with which the converter drops a part of the text
+    r"(?<!\\)%|\\smash\s*\[|\\(?:(?:re)?new(?:command|environment)|def|DeclareMathOperator|class|href|style|f?colorbox"
+    r"|(?:text)?color|genfrac|sideset|mathchoice|rule|leftroot|uproot|(?:above|atop)withdelims|above|raise|lower"
+    r"|move(?:left|right)|skew|unicode)(?![a-zA-Z])"
+    rf"|\\(?:[hm]s(?:pace|kip)|m?kern)(?!\s*(?:\{{\s*{_WIDTH}\s*\}}|{_WIDTH}))"
+    rf"|\\begin\s*\{{(?:{_STYLES}|skew|unicode)\}}"
+)
 _ENVIRONMENTS = {"aligned": "split", "gathered": "split", "align": "align*", "gather": "align*", "gather*": "align*"}
 _ENVIRONMENT = re.compile(r"(\\(?:begin|end)\{)(" + "|".join(map(re.escape, _ENVIRONMENTS)) + r")\}")
 _ENTITY = re.compile(r"&#x[0-9A-F]{2,6};")  # as the converter writes characters

@@ -147,7 +147,13 @@ def check_spans(spans: Any, content: Json) -> list[Json]:
 
 def marked_characters(answer: Json) -> set[tuple[str, int]]:
     """(type, offset) of every character that is marked."""
-    return {(span["type"], place) for span in answer["spans"] for place in range(span["start"], span["end"])}
+    marked: set[tuple[str, int]] = set()
+    reached: dict[str, int] = {}  # by type; overlapping spans add each character once, or the time has no bound
+    for span in sorted(answer["spans"], key=lambda span: span["start"]):
+        name, done = span["type"], reached.get(span["type"], 0)
+        marked.update((name, place) for place in range(max(span["start"], done), span["end"]))
+        reached[name] = max(done, span["end"])
+    return marked
 
 
 def _stretches(name: str, places: list[int]) -> Iterator[Json]:

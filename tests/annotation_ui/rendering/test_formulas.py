@@ -7,9 +7,10 @@ from html import unescape
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from latex2mathml import commands
 from playwright.sync_api import expect
 
-from annotation_ui.rendering.formulas import TAGS
+from annotation_ui.rendering.formulas import TAGS, to_mathml
 from annotation_ui.rendering.markdown import to_html
 from tests.annotation_ui.conftest import SCREENSHOTS
 
@@ -70,8 +71,47 @@ def test_nothing_hides_styles_or_leads_away():
     assert "<mi>x</mi>" in to_html(r"$\phantom{x}$")
     assert 'width="1em"' in to_html(r"$a\hspace{500em}b$")
     html = to_html(r"$\href{javascript:a()}{x}\color{white}{y}\class{z}{z}\style{color:red}{w}\text{<b>}$")
-    assert not re.search("href|color|class|style=|<b>", html)
+    assert not re.search("href|color|class|style=|<b>", "".join(re.findall("<[^>]*>", html)))
     assert [letter in shown(r"$\href{u}{x}\color{white}{y}$") for letter in "xy"] == [True, True]
+
+
+@pytest.mark.parametrize(
+    "formula",
+    [
+        r"\class{hidden words}{x}", r"\href{hidden words}{x}", r"\style{hidden words}{x}", r"\color{hidden words}{x}",
+        r"\textcolor{hidden words}{x}", r"\colorbox{hidden words}{x}",
+        r"\hspace{hidden words}x", r"\hspace{1em hidden words}x",
+        r"\mathchoice{hidden words}{x}{hidden words}{y}", r"\rule{hidden words}{1em}x", r"\smash[hidden words]{x}",
+        r"\newenvironment{a}{hidden words}{}x", r"\DeclareMathOperator{\a}{hidden words}x",
+        r"\sqrt[\uproot{hidden words}3]{x}",
+        r"\raise{hidden words}{x}", r"\sideset{hidden words}{}{x}", r"\begin{Huge}hidden words\end{Huge}x",
+    ],
+)  # fmt: skip
+def test_a_formula_that_would_hide_words_is_text(formula):
+    for text in (f"${formula}$", f"$$\n{formula}\n$$"):
+        assert "<math" not in to_html(text)
+        assert "hidden words" in shown(text)
+
+
+def latex_commands(value):
+    """Every command that is named in a constant of the converter."""
+    if isinstance(value, str):
+        return {value} if re.fullmatch(r"\\[a-zA-Z]+", value) else set()
+    if isinstance(value, dict):
+        value = (*value, *value.values())
+    return set().union(*map(latex_commands, value)) if isinstance(value, (tuple, frozenset, set, list)) else set()
+
+
+def test_no_command_of_the_converter_drops_what_is_beside_it():
+    known = set().union(*(latex_commands(value) for name, value in vars(commands).items() if name.isupper()))
+    assert len(known) > 250
+    for command in known:
+        for around in ("{HERE}{b}{c}{d}", "{1em}{HERE}{c}{d}", "{1em}{0}{HERE}{d}", "[HERE]{b}{c}", "{a}[HERE]{b}", " HERE"):
+            for word in ("qwzj", "1em qwzj", r"\text{qwzj}"):
+                body = around.replace("HERE", word)
+                for latex in (command + body, f"y{command}{body} k", rf"\begin{{{command[1:]}}}{body}\end{{{command[1:]}}}"):
+                    mathml = to_mathml(latex, False)
+                    assert mathml is None or set("qwzj") <= set(re.sub("<[^>]*>", "", mathml)), latex
 
 
 @settings(max_examples=500, deadline=None)

@@ -1,6 +1,7 @@
 """Marked errors: entered by mouse and keyboard, with offsets in code points, imported, shown and exported unchanged."""
 
 import json
+import time
 
 import pytest
 from hypothesis import given
@@ -12,6 +13,7 @@ from annotation_ui.cli import main
 from annotation_ui.reports import overview
 from annotation_ui.reports.export import Selection, rows_to_export
 from annotation_ui.tasks import TASKS, BadInputError
+from annotation_ui.tasks.spans import marked_characters
 from tests.annotation_ui.conftest import SCREENSHOTS, in_pairs
 from tests.annotation_ui.pages import handed_in, open_task, press
 from tests.annotation_ui.running import Client
@@ -215,6 +217,15 @@ def test_names_of_types_that_do_not_fit_are_refused(types):
 def test_one_labelers_marks_aggregate_to_the_same_characters(marks):
     answer = {"spans": [{"start": start, "end": start + size, "type": name} for start, size, name in marks]}
     assert TASKS["spans"].similarity(TASKS["spans"].combine([answer]), answer) == 1
+    every = {(span["type"], place) for span in answer["spans"] for place in range(span["start"], span["end"])}
+    assert marked_characters(answer) == every
+
+
+def test_many_long_spans_that_overlap_are_compared_soon():
+    spans = [{"start": n, "end": 100_000 - n, "type": "ab"[n % 2]} for n in range(500)]
+    start = time.thread_time()
+    assert TASKS["spans"].similarity({"spans": spans}, {"spans": spans}) == 1
+    assert time.thread_time() - start < 3
 
 
 def test_disagreements_list_what_labelers_marked_differently(server):
