@@ -20,14 +20,17 @@ def open_database(place: str) -> "Database":
         place: a URL, an SQLite file, or the folder of `align annotate --data-dir`.
 
     Raises:
-        UserError: if it cannot be opened, or the labeling app is not installed.
+        UserError: if it does not exist or cannot be opened, or the labeling app is not installed.
     """
     try:
         from annotation_ui.store.database import Database, sqlite_url
     except ModuleNotFoundError as error:
         raise UserError(f"{error.name} is not installed; install the extra: pip install 'align-rlhf[ui]'") from error
-    is_folder = Path(place).is_dir()
-    database = Database(place if ":" in place else sqlite_url(Path(place)) if is_folder else f"sqlite:///{place}")
+    kind, _, file = place.partition(":///")
+    path = Path(file if kind == "sqlite" else place)
+    if (kind == "sqlite" or ":" not in place) and not path.exists():
+        raise UserError(f"annotate {place}: no such file or folder; give the folder of align annotate --data-dir")
+    database = Database(place if ":" in place else sqlite_url(path) if path.is_dir() else f"sqlite:///{place}")
     database.upgrade()
     return database
 

@@ -202,7 +202,8 @@ def _printed(rows: Sequence[Row | None], model: str) -> str:
             parts.append("--- no response is left by attributes.filter")
             continue
         for number, response in enumerate(row["responses"]):
-            titles = [model, row["prompt"] if len(rows) > 1 else ""]
+            prompt = row["prompt"] if isinstance(row["prompt"], str) else row["prompt"][-1]["content"]
+            titles = [model, prompt if len(rows) > 1 else ""]
             titles.append(f"response {number + 1}" if len(row["responses"]) > 1 else "")
             titles.append(f"reward {row['rewards'][number]:.3f}" if "rewards" in row else "")
             heading = " | ".join(filter(None, titles))

@@ -37,6 +37,10 @@ LAUNCHER = "set it in the configuration of accelerate, --config_file configs/acc
 MINIBATCHES = "a count: rollout_batch_size divided by that size"
 DATA, COLUMNS = "train_data | prompts", "in brackets after the file: FILE[FIELD=COLUMN, ...]"
 SPLIT = "in brackets after the name: NAME[split=...]"
+BOTH = "max_prompt_tokens max_response_tokens | max_prompt_tokens max_new_tokens"
+LIMITS = "a limit each, for prompt and answer"
+PER_TOKEN = "in nats per response; it is per token there"
+RESPONSES = "it counts responses: prompts x samples_per_prompt"
 GLOBAL = "over all processes: per-device size x accumulation steps x processes"
 
 NAMES: tuple[OtherName, ...] = (
@@ -148,14 +152,12 @@ NAMES: tuple[OtherName, ...] = (
         "OpenRLHF",
         """
         algo.kl.init_coef kl_coef
-        algo.kl.target kl_target
         algo.kl.horizon kl_horizon
         algo.advantage.estimator advantage_estimator
         algo.advantage.gamma gamma
         algo.advantage.lambd lam
         actor.eps_clip cliprange
         critic.value_clip cliprange_value
-        rollout.batch_size rollout_batch_size
         rollout.n_samples_per_prompt samples_per_prompt
         rollout.max_new_tokens max_new_tokens
         reward.model_name_or_path reward_model
@@ -169,7 +171,6 @@ NAMES: tuple[OtherName, ...] = (
         reward_pretrain reward_model
         prompt_data prompts
         dataset train_data | prompts
-        num_episodes total_updates
         actor_learning_rate learning_rate
         critic_learning_rate value_learning_rate
         freezing_actor_steps critic_warmup
@@ -179,6 +180,9 @@ NAMES: tuple[OtherName, ...] = (
         """,
     ),
     OtherName("OpenRLHF", "max_epochs", EPOCHS),
+    OtherName("OpenRLHF", "num_episodes", "total_updates", "rollouts, not passes over the prompts"),
+    OtherName("OpenRLHF", "rollout.batch_size", "rollout_batch_size", RESPONSES),
+    OtherName("OpenRLHF", "algo.kl.target", "kl_target", PER_TOKEN),
     OtherName("OpenRLHF", "train.batch_size", "num_mini_batches", MINIBATCHES),
     OtherName("OpenRLHF", "train_batch_size", f"num_mini_batches | {BATCH}", "num_mini_batches is a count, not a size"),
     OtherName("OpenRLHF", "micro_train_batch_size", "micro_batch_tokens", "a limit on memory that changes no result"),
@@ -202,13 +206,11 @@ NAMES: tuple[OtherName, ...] = (
         "verl",
         """
         algorithm.kl_ctrl.kl_coef kl_coef
-        algorithm.kl_ctrl.target_kl kl_target
         algorithm.kl_ctrl.horizon kl_horizon
         algorithm.adv_estimator advantage_estimator
         algorithm.gamma gamma
         algorithm.lam lam
         adv_estimator advantage_estimator
-        target_kl kl_target
         actor_rollout_ref.model.path model
         actor_rollout_ref.actor.optim.lr learning_rate
         actor_rollout_ref.actor.clip_ratio cliprange
@@ -239,7 +241,9 @@ NAMES: tuple[OtherName, ...] = (
     OtherName("verl", "actor_rollout_ref.actor.kl_loss_type", "kl_estimator", "low_var_kl is k3, mse is k2"),
     OtherName("verl", "kl_loss_coef", "kl_coef", "with kl_in loss"),
     OtherName("verl", "data.prompt_key", DATA, COLUMNS),
-    OtherName("verl", "data.train_batch_size", "rollout_batch_size", "it counts responses: prompts x samples_per_prompt"),
+    OtherName("verl", "data.train_batch_size", "rollout_batch_size", RESPONSES),
+    OtherName("verl", "algorithm.kl_ctrl.target_kl", "kl_target", PER_TOKEN),
+    OtherName("verl", "target_kl", "kl_target", PER_TOKEN),
     OtherName("verl", "actor_rollout_ref.actor.ppo_mini_batch_size", "num_mini_batches", MINIBATCHES),
     OtherName("verl", "ppo_mini_batch_size", "num_mini_batches", MINIBATCHES),
     OtherName("verl", "trainer.total_epochs", "total_updates", "rollouts, not passes over the prompts"),
@@ -250,12 +254,12 @@ NAMES: tuple[OtherName, ...] = (
         ppo_target kl_target
         ppo_whiten_rewards whiten_rewards
         lora_target lora_target_modules
-        cutoff_len max_prompt_tokens
         pref_beta beta
         val_size validation_split
         template chat_template
         """,
     ),
+    OtherName("LLaMA-Factory", "cutoff_len", BOTH, LIMITS),
     OtherName("LLaMA-Factory", "columns", DATA, COLUMNS),
     OtherName("axolotl", "val_set_size", "validation_split"),
     OtherName("LLaMA-Factory", "ppo_buffer_size", "rollout_batch_size", "ppo_buffer_size x batch size"),

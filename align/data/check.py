@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from align.core.errors import UserError
 from align.data.formats import KINDS, find_format
-from align.data.readers import LISTED_PROBLEMS, Scan, read_records, require_records, scan, write_records
+from align.data.readers import LISTED_PROBLEMS, Scan, require_records, scan, scan_records, write_records
 from align.data.records import AttributeJudgment, Demonstration, Prompt, Ranking, Record, RuleJudgment
 from align.data.sources import iter_rows
 
@@ -48,9 +48,7 @@ def check_data(path: str, kind: str | None = None) -> str:
         ("repeated prompts", _format_share(_count_repeated(records), len(records))),
     ]
     if scanned.unused:
-        good = scanned.rows - len(scanned.problems)
-        unused = (name if n == good else f"{name} ({_format_rows(n)})" for name, n in scanned.unused.items())
-        entries.append(("columns not used", ", ".join(unused)))
+        entries.append(("columns not used", _list_unused(scanned)))
     if scanned.single:
         entries.append(("left out", f"{scanned.single} prompts with a single rated response"))
     for number, record in enumerate(records[:EXAMPLES], start=1):
@@ -70,15 +68,24 @@ def convert_data(source: str, output: str | os.PathLike[str], kind: str | None =
         skip_bad_rows: leave out rows that cannot be read.
 
     Returns:
-        One line: how many records of which kind were written.
+        One line: how many records of which kind were written, and a second line that lists unused columns, if any.
 
     Raises:
-        UserError: for an unknown kind, a bad row, or a file that cannot be read or written.
+        UserError: for an unknown kind, a bad row, a file that cannot be read or written, or an output that exists.
     """
+    if os.path.exists(output):
+        raise UserError(f"{output} already exists; give another output, or remove it")
     name = find_kind(source, kind)
-    records = read_records(source, KINDS[name], skip_bad_rows=skip_bad_rows, token_ids=True)
-    write_records(output, records)
-    return f"{output}: {len(records)} records of kind {name}"
+    scanned = scan_records(source, KINDS[name], skip_bad_rows=skip_bad_rows, token_ids=True)
+    write_records(output, scanned.records)
+    unused = f"\ncolumns not used: {_list_unused(scanned)}" if scanned.unused else ""
+    return f"{output}: {len(scanned.records)} records of kind {name}{unused}"
+
+
+def _list_unused(scanned: Scan[Record]) -> str:
+    """The columns that no field was read from; the number of rows where not all good rows have the column."""
+    good = scanned.rows - len(scanned.problems)
+    return ", ".join(name if n == good else f"{name} ({_format_rows(n)})" for name, n in scanned.unused.items())
 
 
 def find_kind(source: str, kind: str | None) -> str:

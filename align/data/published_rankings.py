@@ -85,13 +85,15 @@ def _compared(row: Row, names: tuple[str, str], preference: float) -> Fields:
 PREFERENCES = {
     **dict.fromkeys(("a", "1", "first", "response_a", "answer_a", "model_a"), 1),
     **dict.fromkeys(("b", "2", "second", "response_b", "answer_b", "model_b"), -1),
-    **dict.fromkeys(("tie", "tie_(bothbad)", "both", "neither", "same", "equal", "0"), 0),
+    **dict.fromkeys(("tie", "tie_(bothbad)", "both", "neither", "same", "equal"), 0),
 }
 """Words for the better of two answers: above 0 the first."""
 
 
 def _preference(row: Row, field: str) -> int:
     word = str(required_field(row, field, "write a, b or tie")).strip().lower().replace(" ", "_")
+    if word in ("0", "0.0"):  # a column of 0 and 1 may count from 0, or tell whether the first answer is better
+        raise field_error(field, f"is {short_repr(row[field])}, and a code of 0 and 1 is ambiguous", "write a, b or tie")
     if word not in PREFERENCES:
         raise field_error(field, f"is {short_repr(row[field])}", "use a, b or tie")
     return PREFERENCES[word]

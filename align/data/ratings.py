@@ -1,11 +1,12 @@
 """Ratings of single answers, one a row, and the rankings that the answers to one prompt make together."""
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
 
 from align.data.conversation import Conversation, check_answer, check_prompt
-from align.data.fields import check_row, check_score, required_field
+from align.data.fields import check_row, check_score, field_error, required_field
 from align.data.records import Ranking, Record, evenly_spaced, ranks_from_scores, set_checked
 
 
@@ -21,7 +22,10 @@ class RatedAnswer(Record):
 
     def __post_init__(self) -> None:
         response = check_answer(self.response, "response", may_be_empty=True)
-        set_checked(self, prompt=check_prompt(self.prompt), response=response, rating=check_score(self.rating, "rating"))
+        rating = check_score(self.rating, "rating")
+        if not math.isfinite(rating):  # the mean of the ratings of a response may not exist
+            raise field_error("rating", f"is {rating}", "use a finite number")
+        set_checked(self, prompt=check_prompt(self.prompt), response=response, rating=rating)
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> Self:

@@ -99,6 +99,13 @@ def read_records(
         UserError: in one line, for a bad row ("FILE:LINE: field 'ranks': problem; remedy", or
             "FILE: row N: ..." in files without lines), an unreadable source, or one without a usable record.
     """
+    return scan_records(source, kind, skip_bad_rows=skip_bad_rows, split=split, token_ids=token_ids).records
+
+
+def scan_records(
+    source: str | os.PathLike[str], kind: type[R], *, skip_bad_rows: bool, split: str = "train", token_ids: bool = False
+) -> Scan[R]:
+    """Return the records of a source with counts and problems of its rows; arguments and errors as for `read_records`."""
     scanned = scan(source, kind, stop_at_bad=not skip_bad_rows, split=split)
     require_records(scanned, source, kind)
     report_single(scanned, str(source))
@@ -108,7 +115,7 @@ def read_records(
         logger.warning("%s: skipped %d bad rows of %d:", source, len(scanned.problems), scanned.rows)
         for problem in scanned.problems[:LISTED_PROBLEMS]:
             logger.warning("%s", problem)
-    return scanned.records
+    return scanned
 
 
 def report_single(scanned: Scan[R], name: str) -> None:

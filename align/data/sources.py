@@ -148,6 +148,9 @@ def _rows_of_source(source: str, split: str) -> Iterator[RawRow]:
     if path.is_dir():
         rows = _folder_rows(path, name, split, options.columns)
     elif path.exists():
+        for option, value in (("split", options.split), ("subset", options.subset)):
+            if value is not None:
+                raise UserError(f"{source}: a file has no {option}; leave {option}={value} out, or rename the column")
         rows = _file_rows(path, name, options.columns)
     else:
         rows = _hub_rows(name, split, options.subset)

@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import IO, Any
 
 from align.core.errors import UserError, first_line, nearest_name_hint
+from align.data.fields import SCORES
 
 STRUCTURED = {
     "messages", "responses", "ranks", "ratings", "rating", "preferences", "flags", "margin", "attributes", "answers",
-    "completions", "labels", "label", "kto_tag", "weight", "train", "score_chosen", "score_rejected", "helpfulness",
-    "preference_strength", "better_response_id", "score_0", "score_1", "conversations", "conversation", "history",
-    "input_ids", "attention_mask", "tools", "images",
+    "completions", "labels", "label", "kto_tag", "weight", "train", "helpfulness", "preference_strength",
+    "overall_preference", "choice", "better_response_id", "score_0", "score_1", "conversations", "conversation", "history",
+    "input_ids", "attention_mask", "tools", "images", *(name for pair in SCORES for name in pair),
 }  # fmt: skip
 """Fields whose cells are JSON: numbers, truth values, lists, objects."""
 TURNS = frozenset(("prompt", "completion", "chosen", "rejected"))
@@ -88,7 +89,9 @@ def excel_rows(path: Path, label: str, columns: Columns) -> Iterator[dict[str, A
         raise UserError(f"{label}: Excel files need openpyxl; {remedy}") from error
     try:
         book = load_workbook(path, read_only=True, data_only=True)
-        found = book.worksheets[0].iter_rows()
+        sheet = book.worksheets[0]
+        sheet.reset_dimensions()  # the size that the file states may be wrong, and rows beyond it would be lost
+        found = sheet.iter_rows()
     except Exception as error:  # of zipfile, of the XML parser, or a KeyError for a part that is not there
         raise UserError(f"{label}: not a readable Excel file ({first_line(error)}); save it again as .xlsx") from error
     try:
@@ -99,7 +102,10 @@ def excel_rows(path: Path, label: str, columns: Columns) -> Iterator[dict[str, A
                 yield f"cell {broken.coordinate} is the error {broken.value}; correct the formula"
                 continue
             texts = [_cell_text(cell.value) for cell in cells]
-            if any(texts):
+            if any(texts[len(names) :]):
+                count = max(number for number, text in enumerate(texts, 1) if text)
+                yield f"has {count} cells, and the header has {len(names)}; name the columns, or remove the cells"
+            elif any(texts):
                 yield _row(names, [text for text, _ in zip_longest(texts, names, fillvalue="")], columns)
     finally:
         book.close()

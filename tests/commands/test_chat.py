@@ -14,6 +14,8 @@ import torch
 
 from align import cli
 from align.commands.chat import Speaker
+from align.commands.chat_labels import open_database
+from align.core.errors import UserError
 from align.core.seeds import RngStream
 from align.sampling.generation import Sampling, row_uniforms, sample
 from tests.commands.words import words_of
@@ -115,6 +117,15 @@ def test_wrong_settings_are_one_line(words, line, capsys):
         cli.main(["chat", *words])
     assert ended.value.code == 2
     assert line in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("prefix", ["", "sqlite:///"])
+def test_a_mistyped_database_is_not_created(prefix, tmp_path):
+    pytest.importorskip("annotation_ui.store.database")
+    place = tmp_path / "anotate.db"
+    with pytest.raises(UserError, match="no such file or folder; give the folder of align annotate --data-dir"):
+        open_database(f"{prefix}{place}")
+    assert not place.exists()
 
 
 class RealTerminal:

@@ -98,6 +98,7 @@ def bubbles(page, number, role):
 
 def test_two_models_answer_with_rewards_and_colored_tokens(models, sharp_folders, open_chat, tmp_path):
     lora, base = str(models / "lora" / "model"), sharp_folders["tiny-llama"]
+    (tmp_path / "a.db").touch()
     more = {"reward_model": str(models / "reward"), "annotate": str(tmp_path / "a.db")}
     room, page = open_chat(model=[lora, base], temperature=0.0, **more)
     assert room.references == [room.speakers[1], None], "the base of the adapter, which is loaded once"

@@ -157,6 +157,13 @@ def test_several_prompts_models_and_responses_get_headings(capsys, reward_folder
     assert all(re.fullmatch(r"reward -?\d+\.\d{3}", heading[-1]) for heading in headings)
 
 
+def test_the_heading_of_a_conversation_is_its_last_turn(capsys):
+    talk = "\n\nHuman: Hi\n\nAssistant: Hello\n\nHuman: What is rain?\n\nAssistant:"
+    text = printed(capsys, "tiny-gpt2", "--prompt", talk, "And snow?")
+    headings = [line for line in text.splitlines() if line.startswith("--- ")]
+    assert headings == ["--- What is rain?", "--- And snow?"]
+
+
 def test_responses_to_a_prompt_can_be_written(tmp_path, capsys):
     output = tmp_path / "out.jsonl"
     printed(capsys, "tiny-gpt2", "--prompt", "What is rain?", output=output)

@@ -38,6 +38,17 @@ def test_no_name_stands_for_two_things():
         (PPOConfig, "--epochs 2", "unknown option --epochs: `epochs` is now `num_ppo_epochs`"),
         (SFTConfig, "--epochs 2", "unknown option --epochs: `epochs` is now `num_train_epochs`"),
         (PPOConfig, "--ppo_epochs 2", "LLaMA-Factory's `ppo_epochs` is `num_ppo_epochs` here"),
+        (PPOConfig, "--num_episodes 2", "`total_updates` here (rollouts, not passes over the prompts)"),
+        (
+            PPOConfig,
+            "--rollout.batch_size 8",
+            "`rollout_batch_size` here (it counts responses: prompts x",
+        ),
+        (PPOConfig, "--algo.kl.target 1", "`kl_target` here (in nats per response; it is per token there)"),
+        (PPOConfig, "--algorithm.kl_ctrl.target_kl 1", "`kl_target` here (in nats per response; it is per token there)"),
+        (PPOConfig, "--target_kl 1", "`kl_target` here (in nats per response; it is per token there)"),
+        (SFTConfig, "--cutoff_len 9", "is `max_prompt_tokens`, `max_response_tokens` here (a limit each, for prompt and"),
+        (PPOConfig, "--cutoff_len 9", "is `max_prompt_tokens`, `max_new_tokens` here (a limit each, for prompt and answer)"),
         (PPOConfig, "--eps_clip 0.1", "OpenRLHF's `eps_clip` is `cliprange` here"),
         (
             PPOConfig,

@@ -1,6 +1,7 @@
 """The text of `align data check`, by a file small enough to count by hand."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -171,3 +172,16 @@ def test_conversion_stops_at_a_bad_row_or_leaves_it_out(write, tmp_path):
         convert_data(source, output)
     assert not output.exists()
     assert convert_data(source, output, skip_bad_rows=True) == f"{output}: 1 records of kind prompt"
+
+
+def test_conversion_overwrites_nothing(write, tmp_path):
+    source = write([{"prompt": "a"}])
+    before = Path(source).read_bytes()
+    with pytest.raises(UserError, match="already exists; give another output, or remove it"):
+        convert_data(source, source)
+    assert Path(source).read_bytes() == before
+
+
+def test_conversion_lists_the_columns_that_it_leaves_out(write, tmp_path):
+    source, output = write([{"prompt": "a", "note": "b"}, {"prompt": "c", "note": "d", "more": 1}]), tmp_path / "out.jsonl"
+    assert convert_data(source, output).splitlines()[1] == "columns not used: note, more (1 row)"

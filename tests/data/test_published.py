@@ -252,6 +252,10 @@ ERRORS = [
     (Ranking, TWO, "field 'preferred': is missing; write a, b or tie"),
     (Ranking, {**TWO, "preferred": "left"},
      "field 'preferred': is 'left'; use a, b or tie"),
+    (Ranking, {**TWO, "preferred": "0"},
+     "field 'preferred': is '0', and a code of 0 and 1 is ambiguous; write a, b or tie"),
+    (Ranking, {**TWO, "preferred": 0},
+     "field 'preferred': is 0, and a code of 0 and 1 is ambiguous; write a, b or tie"),
     (Ranking, {"prompt": "Hi", "response_a": "a", "preferred": "a"},
      "field 'response_b': must be text, not None; write it in quotes"),
     (Ranking, {**SAFE, "better_response_id": 2}, "field 'better_response_id': is 2; use 0 or 1"),
@@ -296,6 +300,12 @@ def test_ratings_are_ranked_by_prompt(tmp_path, caplog):
     ]
     assert read_records(path, Ranking) == expected
     assert caplog.messages == [f"{path}: left out 1 prompts with a single rated response"]
+
+
+@pytest.mark.parametrize("number", [float("inf"), -float("inf")])
+def test_ratings_are_finite(number):
+    with pytest.raises(UserError, match=f"field 'rating': is {number}; use a finite number"):
+        rated(number)
 
 
 def test_ratings_in_memory_are_ranked_too(load_sharp, caplog):

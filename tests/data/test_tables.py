@@ -3,14 +3,17 @@
 import datetime
 import json
 import sys
+import zipfile
 
 import pandas
 import pytest
 
 from align.batches.mixtures import mixture_of
 from align.batches.streams import ExampleStream
+from align.core.errors import UserError
 from align.core.settings_parser import parse
 from align.data import Prompt, Ranking, check_data, read_records
+from align.data.fields import SCORES
 from align.reward import RewardConfig
 from tests.data.rows import HI, error_of, lines, write_parquet
 
@@ -96,6 +99,15 @@ def test_a_split_of_a_folder(tmp_path):
     assert read_records(f"{tmp_path}[split=test]", Prompt)[0].prompt[0]["content"] == "test"
 
 
+@pytest.mark.parametrize("option", ["split=test", "subset=en"])
+def test_a_file_has_no_split_and_no_subset(tmp_path, option):
+    (tmp_path / "a.jsonl").write_bytes(lines([{"prompt": "Hi"}]))
+    name = option.split("=")[0]
+    assert error_of(f"{tmp_path}/a.jsonl[{option}]") == (
+        f"{tmp_path}/a.jsonl[{option}]: a file has no {name}; leave {option} out, or rename the column"
+    )
+
+
 def test_an_existing_path_has_no_options(tmp_path):
     path = tmp_path / "a[prompt=x].jsonl"
     path.write_bytes(lines([{"prompt": "Hi"}]))
@@ -122,8 +134,8 @@ def test_ratings_of_a_spreadsheet(tmp_path):
 
 def test_cells_of_excel_are_their_text(tmp_path):
     path = tmp_path / "a.xlsx"
-    rows = [["prompt", "chosen", "rejected", "margin", None], ["Hi", 42.0, "None", 1.5, "x"], [None] * 4]
-    write_excel(path, [*rows, ["Hi", True, datetime.date(2026, 11, 25)], ["Hi", 0.5, "NA", 2]])
+    rows = [[None, "prompt", "chosen", "rejected", "margin"], ["x", "Hi", 42.0, "None", 1.5], [None] * 5]
+    write_excel(path, [*rows, ["y", "Hi", True, datetime.date(2026, 11, 25)], [None, "Hi", 0.5, "NA", 2]])
     assert read_records(path, Ranking) == [
         Ranking(prompt=HI, responses=("42", "None"), ranks=(1, 2), margin=1.5),
         Ranking(prompt=HI, responses=("TRUE", "2026-11-25T00:00:00"), ranks=(1, 2)),
@@ -139,6 +151,43 @@ def test_broken_excel_files(tmp_path):
     assert error_of(path) == f"{path}: the header has the column 'prompt' twice; rename one"
     path.write_bytes(b"PK or so")
     assert error_of(path).startswith(f"{path}: not a readable Excel file (")
+
+
+def test_all_rows_of_excel_are_read_where_the_stated_size_is_wrong(tmp_path):
+    right, wrong = tmp_path / "right.xlsx", tmp_path / "wrong.xlsx"
+    write_excel(right, [["prompt", "id"], ["Hi", "1"], ["Hello", "2"], ["Hey", "3"]])
+    with zipfile.ZipFile(right) as source, zipfile.ZipFile(wrong, "w") as target:
+        for name in source.namelist():
+            target.writestr(name, source.read(name).replace(b'<dimension ref="A1:B4"', b'<dimension ref="A1:A2"'))
+    assert wrong.read_bytes() != right.read_bytes()
+    assert [record.id for record in read_records(wrong, Prompt)] == ["1", "2", "3"]
+
+
+def test_a_cell_beyond_the_header_of_excel_is_one_line(tmp_path):
+    path = tmp_path / "a.xlsx"
+    write_excel(path, [["prompt", "id"], ["Hi", "1", None, "lost"]])
+    remedy = "name the columns, or remove the cells"
+    assert error_of(path) == f"{path}: row 1: has 4 cells, and the header has 2; {remedy}"
+
+
+@pytest.mark.parametrize("pair", SCORES, ids="/".join)
+@pytest.mark.parametrize("ending", ["csv", "xlsx"])
+def test_scores_of_a_table_are_compared(tmp_path, pair, ending):
+    path = tmp_path / f"a.{ending}"
+    rows = [["prompt", "chosen", "rejected", *pair], ["Hi", "a", "b", 1, 10]]
+    if ending == "xlsx":
+        write_excel(path, rows)
+    else:
+        pandas.DataFrame(rows[1:], columns=rows[0]).to_csv(path, index=False)
+    with pytest.raises(UserError, match=f"field '{pair[1]}': is 10, higher than {pair[0]}"):
+        read_records(path, Ranking)
+
+
+def test_preferences_of_a_table_are_numbers(tmp_path):
+    path = tmp_path / "a.csv"
+    row = {"context": "Hi", "response1": "a", "response2": "b", "overall_preference": -2}
+    pandas.DataFrame([row]).to_csv(path, index=False)
+    assert read_records(path, Ranking) == [Ranking(prompt=HI, responses=("a", "b"), ranks=(1, 2))]
 
 
 def test_excel_without_its_library(tmp_path, monkeypatch):

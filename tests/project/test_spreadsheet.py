@@ -45,8 +45,9 @@ def test_the_other_sheets_are_read(tmp_path):
     found = []
     for _, brackets in table(section(page("howto/spreadsheet"), "Other sheets"), "sheet"):
         options = re.search(r"`(\[.*?\])`", brackets).group(1)
-        main(["data", "convert", f"{path}{options}", str(tmp_path / "out.jsonl")])
-        found.append(json.loads((tmp_path / "out.jsonl").read_text().splitlines()[0]))
+        output = tmp_path / f"out-{len(found)}.jsonl"
+        main(["data", "convert", f"{path}{options}", str(output)])
+        found.append(json.loads(output.read_text().splitlines()[0]))
     assert found == [
         {"prompt": "Hi", "responses": ["a", "b"], "ranks": [2, 1]},
         {"prompt": "Hi", "responses": ["c", "d"], "ranks": [1, 2]},
