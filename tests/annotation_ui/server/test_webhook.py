@@ -93,6 +93,10 @@ def test_a_batch_is_reported_once_when_its_last_item_is_judged(database):
     assert stored.delivered_at is not None
     with database.read() as session:
         assert audit.records(session)[0]["detail"] == f"attempts 1, event {stored.event_id}, outcome delivered"
+        version = session.scalars(select(Batch.version)).one()
+    change_batch(database, name, BatchSettings(name, labelers_per_item=1), version)
+    webhook.look()
+    assert len(events(database)) == 1  # a lower number is nothing new
 
 
 def test_a_skipped_item_a_deleted_batch_and_more_labelers_per_item(database):
@@ -121,9 +125,6 @@ def test_a_skipped_item_a_deleted_batch_and_more_labelers_per_item(database):
                 do(judgments, cat, "rank", ANSWER)
         webhook.look()
         assert len(got) == 2  # complete with the new number
-        change_batch(database, name, BatchSettings(name, labelers_per_item=1), batch.version + 1)
-        webhook.look()
-        assert len(got) == 2  # the lower number was reported before
         other = add_batch(database, 1)
         do(judgments, ann, "rank", ANSWER)
         delete_batch(database, other)
