@@ -37,7 +37,9 @@ def make_repo(repo: str, private: bool, token: str | None = None) -> str:
     try:
         return HfApi(token=token).create_repo(repo, private=private or None, exist_ok=True).repo_id
     except Exception as error:  # the hub's client raises its own errors, and those of the network's library
-        raise UserError(f"hub: cannot create '{repo}' ({_reason(error)}); log in with `hf auth login`") from error
+        raise UserError(
+            f"hub: cannot create '{repo}' ({_reason(error)}); check the network, or log in with `hf auth login`"
+        ) from error
 
 
 def push_model(

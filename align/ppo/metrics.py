@@ -168,23 +168,35 @@ class NegativeKLWatch:
         self.count = state
 
 
-class MissingEosWatch:
-    """Warns once if the score that replaces that of truncated responses is above the mean of the complete ones.
+UPDATES_WITHOUT_END = 3
 
-    The level of a reward model is arbitrary unless it is centered. If its scores are far below the replacement, running into
-    the limit pays.
+
+class MissingEosWatch:
+    """Warns once if the score that replaces that of truncated responses hides the reward, or is above it.
+
+    It hides the reward if no response ends. The level of a reward model is arbitrary unless it is centered: if its scores
+    are far below the replacement, running into the limit pays.
 
     Args:
         replacement: the score of truncated responses; None if it is not replaced.
     """
 
     def __init__(self, replacement: float | None) -> None:
-        self.replacement = replacement
+        self.replacement, self.without_end = replacement, 0.0
 
     def check(self, scores: Tensor, ended: Tensor) -> str:
         """Return the warning for scores [B] to learn from, `ended` [B] where complete; "" if there is none."""
-        if self.replacement is None or not ended.any():
+        if self.replacement is None:
             return ""
+        if not ended.any():
+            self.without_end += 1
+            if self.without_end != UPDATES_WITHOUT_END:
+                return ""
+            return (
+                f"warning: no response ended in {UPDATES_WITHOUT_END} updates: each score is {self.replacement:.3g}, "
+                "whatever the reward (missing_eos_score). Raise max_new_tokens, or set missing_eos_score none"
+            )
+        self.without_end = -math.inf  # some responses end
         replacement, mean = self.replacement, float(scores[ended].mean())
         if mean >= replacement:
             return ""

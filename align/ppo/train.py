@@ -339,7 +339,7 @@ def save_policy(
     card["chosen by"] = "the reward that it was trained on"
     for extension in ready.extensions:
         card |= extension.card
-    if not config.save_best_policy:
+    if not (config.save_best_policy and ready.validation):
         card["chosen by"] = "none: the last policy"
     card |= {name: f"{value:.4g}" for name, value in metrics.items()}
     weights = weights_of(ready.policy.backbone, state, "backbone.model.")

@@ -172,7 +172,7 @@ UNSUPPORTED: Mapping[str, str] = {
     "skip_memory_metrics": "the peak of memory is always in metrics.jsonl",
     "full_determinism": "random numbers come from seed alone; set torch.use_deterministic_algorithms for kernels",
     "data_seed": "seed also sets the order of prompts",
-    "ds3_gather_for_generation": "set zero3_sampling in a configuration of `align ppo`",
+    "ds3_gather_for_generation": "weights are gathered where they fit into the free memory",
     "debug": "a broken batch is always saved",
 }
 """Settings without a counterpart, and the advice of the warning about each."""

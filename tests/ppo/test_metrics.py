@@ -126,6 +126,18 @@ def test_a_rollout_without_complete_responses_says_nothing_of_their_level():
     assert watch.check(torch.tensor([-3.0, -1.0]), torch.tensor([True, False])) == ""
 
 
+def test_a_reward_that_no_response_can_get_is_named_once():
+    nothing_ends = (torch.tensor([-1.0, -1.0]), torch.tensor([False, False]))
+    watch = MissingEosWatch(-1.0)
+    lines = [watch.check(*nothing_ends) for _ in range(5)]
+    assert [bool(line) for line in lines] == [False, False, True, False, False]
+    assert "no response ended in 3 updates: each score is -1, whatever the reward (missing_eos_score)" in lines[2]
+    some_end = MissingEosWatch(-1.0)
+    assert some_end.check(torch.tensor([2.0, -1.0]), torch.tensor([True, False])) == ""
+    assert not any(some_end.check(*nothing_ends) for _ in range(5))
+    assert not any(MissingEosWatch(None).check(*nothing_ends) for _ in range(5))
+
+
 def test_all_warnings_are_said():
     assert len(drift(length=200.0, repetition=0.5, eos_rate=0.1)) == 3
 
