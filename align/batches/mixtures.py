@@ -58,7 +58,12 @@ def data_name(data: TrainingData) -> str:
     if isinstance(data, Mixture):
         return ", ".join(f"{data_name(part)}={weight:g}" for part, weight in zip(data.sources, data.weights, strict=True))
     records, _ = split_prefix(data)
-    return str(records) if isinstance(records, str | Path) else f"{len(records)} records in memory" if records else ""
+    return str(records) if isinstance(records, str | Path) else f"{len(records)} records in memory" if is_given(data) else ""
+
+
+def is_given(data: TrainingData) -> bool:
+    """Return whether there are data. Arrays and tensors have a length, but no truth value."""
+    return len(data) > 0 if hasattr(data, "__len__") else bool(data)
 
 
 class MixedExamples(NamedTuple, Generic[Encoded]):

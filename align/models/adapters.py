@@ -86,6 +86,10 @@ def copy_adapter(peft_model: PeftModel, source: str, target: str) -> None:
     if isinstance(settings, LoraConfig):
         settings.init_lora_weights = True  # others, such as pissa, take the new adapter's share out of the base's weights
     peft_model.add_adapter(target, settings, autocast_adapter_dtype=False)
+    copies = adapter_parameters(peft_model, target).values()
+    for original, weight in zip(adapter_parameters(peft_model, source).values(), copies, strict=True):
+        if weight.dtype != original.dtype:  # PEFT adds them in the base's format
+            weight.data = weight.data.to(original.dtype)
     if isinstance(settings, LoraConfig):
         settings.init_lora_weights = initialization  # type: ignore[assignment]
     stored = get_peft_model_state_dict(peft_model, adapter_name=source, save_embedding_layers=False)

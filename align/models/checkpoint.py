@@ -27,6 +27,16 @@ from align.models.loading import LoadedModel
 WriteModel = Callable[[Path, LoadedModel, Mapping[str, Tensor], Mapping[str, Any]], None]
 """`save_model` or `save_model_into`."""
 
+MODEL_FILES = (
+    "config.json",
+    "model.safetensors",
+    "model-?????-of-?????.safetensors",
+    "model.safetensors.index.json",
+    "adapter_config.json",
+    "adapter_model.safetensors",
+)
+"""Patterns of the weights and the configs of a saved model."""
+
 
 def save_model(
     folder: Path,
@@ -63,7 +73,7 @@ def save_model(
 def save_model_into(folder: Path, loaded: LoadedModel, state: Mapping[str, Tensor], card: Mapping[str, Any]) -> None:
     """Save the policy as `save_model` does, into a folder whose other files stay.
 
-    Weights and configs of a model that was saved there before are removed.
+    Weights and configs of a model that was saved there before are removed, by the names that this package writes.
     """
     complete = folder / ".model"
     save_model(complete, loaded, state, card)
@@ -74,7 +84,7 @@ def save_model_into(folder: Path, loaded: LoadedModel, state: Mapping[str, Tenso
             shutil.rmtree(target)
         path.replace(target)
     complete.rmdir()
-    for pattern in ("model*.safetensors", "*.safetensors.index.json", "adapter_*", "config.json"):
+    for pattern in MODEL_FILES:
         for path in folder.glob(pattern):
             if path.name not in written:
                 path.unlink()

@@ -212,6 +212,12 @@ def read_by_ids_of(policy: LoadedModel, model: PreTrainedModel, role: str, gradi
     if is_encoder(model.config):
         raise UserError(f"{role}: {type(model).__name__} is an encoder, which cannot read the policy's token ids")
     _prepare_object(model)
+    rows, read = vocabulary_rows(model), vocabulary_rows(policy.backbone.model)
+    if rows < read:
+        raise UserError(
+            f"{role}: its embedding matrix has {rows} rows, but the policy can sample any id below {read}; call "
+            f"resize_token_embeddings({read}) on the model"
+        )
     require_vocabulary(model, policy.tokenization, role)
     require_finite(model.named_parameters(), role)
     backbone = wrap(model)

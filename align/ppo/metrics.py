@@ -11,7 +11,7 @@ from align.batches.micro_batches import prompt_groups
 from align.core.errors import UserError
 from align.core.tensor_ops import masked_mean
 from align.models.backbone import Backbone
-from align.ppo.losses import kl_estimate
+from align.ppo.losses import KLEstimator, kl_estimate
 from align.ppo.records import Experience, Rollout
 from align.runtime.flops import FlopsProfile, forward_flops, sampling_flops, training_flops
 
@@ -44,10 +44,10 @@ def response_metrics(rollout: Rollout) -> dict[str, float]:
     }
 
 
-def response_kl(experience: Experience) -> Tensor:
-    """k1 estimates [B] of the KL to the reference, in nats per response."""
-    k1 = kl_estimate(experience.old.log_probs, experience.old.ref_log_probs, "k1")
-    return (k1 * experience.mask).sum(1)
+def response_kl(experience: Experience, estimator: KLEstimator = "k1") -> Tensor:
+    """Return estimates [B] of the KL to the reference, in nats per response."""
+    kl = kl_estimate(experience.old.log_probs, experience.old.ref_log_probs, estimator)
+    return (kl * experience.mask).sum(1)
 
 
 def value_metrics(experience: Experience) -> dict[str, float]:
@@ -83,10 +83,11 @@ def engine_metrics(experience: Experience, corrected: bool = False) -> dict[str,
     return {"sampling/engine_kl": mismatch}
 
 
-def rollout_metrics(experience: Experience, corrected: bool = False) -> dict[str, float]:
+def rollout_metrics(experience: Experience, penalty: KLEstimator | None, corrected: bool = False) -> dict[str, float]:
     """All metrics of a rollout.
 
     Args:
+        penalty: estimator of the KL that the reward lost; None: the reward has no KL penalty.
         corrected: whether token weights correct for an engine that differs from the policy.
 
     Raises:
@@ -94,7 +95,8 @@ def rollout_metrics(experience: Experience, corrected: bool = False) -> dict[str
     """
     old, mask, scores = experience.old, experience.mask, experience.scores
     kl = response_kl(experience)
-    k3 = (kl_estimate(old.log_probs, old.ref_log_probs, "k3") * mask).sum(1)
+    k3 = response_kl(experience, "k3")
+    penalties = experience.kl_coef * response_kl(experience, penalty) if penalty else 0.0
     initial = old.initial_log_probs
     to_initial = {} if initial is None else {"kl/initial_policy": float(((old.log_probs - initial) * mask).sum(1).mean())}
     metrics = {
@@ -103,7 +105,7 @@ def rollout_metrics(experience: Experience, corrected: bool = False) -> dict[str
         **{f"reward/{name}": float(values.mean()) for name, values in experience.score_components.items()},
         "reward/mean": float(scores.mean()),
         "reward/std": float(scores.std(correction=0)),
-        "reward/kl_penalized": float((experience.training_scores - experience.kl_coef * kl).mean()),
+        "reward/kl_penalized": float((experience.training_scores - penalties).mean()),
         "kl/k1": float(kl.mean()),
         "kl/k3": float(k3.mean()),
         **to_initial,

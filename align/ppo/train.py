@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from align.batches.encoding import Data, Limits, encode_prompts
-from align.batches.mixtures import split_by_opening
+from align.batches.mixtures import is_given, split_by_opening
 from align.core.launch import run_stage
 from align.core.seeds import RngStream
 from align.core.tensor_ops import length_mask, whiten
@@ -139,7 +139,8 @@ def train(config: PPOConfig, ready: Prepared) -> Path:
             break
         clock = Clock()
         experience = collect_experience(config, ready, state, update, clock)  # steps 1 to 4
-        metrics = rollout_metrics(experience, any(extension.corrects_sampling for extension in extensions))
+        corrected = any(extension.corrects_sampling for extension in extensions)
+        metrics = rollout_metrics(experience, config.kl_estimator if config.kl_in == "reward" else None, corrected)
         metrics |= update_policy(config, ready, experience, update)  # step 5
         ready.sampler.weights_changed()
         clock.lap("learn")
@@ -369,7 +370,7 @@ def encode_all_prompts(
     limits = Limits(config.max_prompt_tokens, config.max_new_tokens, config.overlong)
     encoded = encode_prompts(prompts, policy, limits, config.skip_bad_rows)
     encoded, split = split_by_opening(encoded, config.validation_split)
-    return encoded, encode_prompts(validation, policy, limits, config.skip_bad_rows) if validation else split
+    return encoded, encode_prompts(validation, policy, limits, config.skip_bad_rows) if is_given(validation) else split
 
 
 def prepare(

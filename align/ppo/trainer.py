@@ -101,6 +101,7 @@ class PPOTrainer:
         self.prepared = prepare(self.config, policy, models, functions, *data, extensions, given)
         self.run = self.prepared.run
         if self.run.callbacks:
+            self.run.print(unfired_events(self.run.callbacks))
             self.run.callbacks.handler.lr_scheduler = optimizers[1]
 
     def train(self) -> Path:
@@ -129,12 +130,27 @@ def given_optimizers(optimizer: Optimizer | None, scheduler: LRScheduler | None)
 def trainer_callbacks(
     callbacks: "Sequence[TrainerCallback | type[TrainerCallback]] | TrainerCallbacks",
 ) -> "TrainerCallbacks | None":
-    """The callbacks of a run; None if there are none, whose module is then not imported."""
+    """The callbacks of a run; None if there are none, whose module is then not imported.
+
+    Raises:
+        UserError: if they are not in a list, or one cannot work here.
+    """
     if isinstance(callbacks, Sequence) and not callbacks:
         return None
-    from align.training.callbacks import TrainerCallbacks
+    from align.training.callbacks import TrainerCallbacks, require_callbacks
 
-    return callbacks if isinstance(callbacks, TrainerCallbacks) else TrainerCallbacks(callbacks)
+    if isinstance(callbacks, TrainerCallbacks):
+        return callbacks
+    require_callbacks(callbacks)
+    return TrainerCallbacks(callbacks)
+
+
+def unfired_events(callbacks: "TrainerCallbacks") -> str:
+    """A warning that names events of the user's callbacks that this trainer never fires; "" if there are none."""
+    from align.training.callbacks import unfired_methods
+
+    found = unfired_methods(callbacks.handler.callbacks)
+    return f"warning: callbacks: events that never fire: {', '.join(found)}; evaluations are in on_log" if found else ""
 
 
 def split_rewards(rewards: Sequence[Reward]) -> tuple[list[RewardModelLike], list[WeightedFunction]]:

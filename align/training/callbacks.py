@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from accelerate import Accelerator
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import EarlyStoppingCallback, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_callback import CallbackHandler, DefaultFlowCallback, ExportableState
 
 from align.core.errors import UserError
@@ -21,6 +21,8 @@ from align.core.settings import RunConfig
 from align.runtime.distributed import computes_on_cpu, max_across_processes
 
 STATE_FILE = "trainer_state.json"
+FIRED = ("on_train_begin", "on_log", "on_step_end", "on_save", "on_train_end")
+"""Events that runs fire; transformers has more."""
 
 
 class Decisions(NamedTuple):
@@ -178,3 +180,33 @@ def training_arguments(config: RunConfig, total: int) -> TrainingArguments:
         use_cpu=computes_on_cpu(),
         accelerator_config={"use_configured_state": True},  # otherwise they would reset the run's accelerator
     )
+
+
+def require_callbacks(callbacks: Any) -> None:
+    """Refuse what is no list of callbacks, and an `EarlyStoppingCallback`, which reads evaluations of `Trainer`.
+
+    Raises:
+        UserError: names the wrong object.
+    """
+    if not isinstance(callbacks, Sequence):
+        raise UserError(f"callbacks: must be a list, not {type(callbacks).__name__}; give callbacks=[...]")
+    for each in callbacks:
+        kind = each if isinstance(each, type) else type(each)
+        if not issubclass(kind, TrainerCallback):
+            raise UserError(f"callbacks: {kind.__name__} is no TrainerCallback of transformers; derive it from that class")
+        if issubclass(kind, EarlyStoppingCallback):
+            raise UserError(
+                f"callbacks: {kind.__name__} needs on_evaluate, which is never called; set "
+                "selection.early_stopping_patience instead"
+            )
+
+
+def unfired_methods(callbacks: Sequence[TrainerCallback]) -> list[str]:
+    """Return the methods of callbacks, other than transformers' own, for events that `TrainerCallbacks` never fires."""
+    kinds = [type(each) for each in callbacks if not type(each).__module__.startswith("transformers.")]
+    return [
+        f"{kind.__name__}.{name}"
+        for kind in dict.fromkeys(kinds)
+        for name, inherited in vars(TrainerCallback).items()
+        if name.startswith("on_") and name not in FIRED and getattr(kind, name) is not inherited
+    ]

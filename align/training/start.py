@@ -56,6 +56,8 @@ def open_run(
         UserError: if the folder holds another run, or the model cannot be loaded or does not fit.
     """
     assert isinstance(config, ModelConfig)
+    if tokenizer is not None and not isinstance(model, PreTrainedModel | PeftModel):
+        raise UserError("tokenizer: only a transformers model in memory takes one; leave it out")
     peft_settings = _peft_config_of(model, peft_config)
     if peft_settings is not None:
         config = with_lora_settings(config, peft_settings, is_new=peft_config is not None)

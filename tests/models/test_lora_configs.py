@@ -11,6 +11,7 @@ from align.core.errors import UserError
 from align.core.settings import ModelConfig
 from align.core.settings_parser import parse
 from align.dpo import DPOConfig, DPOTrainer
+from align.models.adapters import adapter_parameters
 from align.models.loading import from_objects, load
 from align.ppo import PPOConfig, PPOTrainer
 from align.ppo.rollout import forward_all_roles, sample_rollout
@@ -172,6 +173,19 @@ def test_a_peft_model_is_trained_in_place_from_its_adapter(kind, base, trainer, 
     torch.testing.assert_close(response_logits(policy.backbone, "start"), expected, atol=1e-4, rtol=0)
     after = logits_by_peft(base(name), folder)
     torch.testing.assert_close(response_logits(policy.backbone, "default"), after, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("kind", ["gpt", "t5", "dora", "whole matrix"])
+def test_the_start_of_float32_adapters_on_a_bfloat16_base_is_not_rounded(kind, base, tokenizer):
+    name, lora = settings_of(kind)
+    model = get_peft_model(base(name).to(torch.bfloat16), lora)  # PEFT keeps its weights in float32
+    move(weight for weight in model.parameters() if weight.requires_grad)
+    loaded = from_objects(model, tokenizer(name), ModelConfig())
+    trained = adapter_parameters(loaded.backbone.model, "default").values()
+    start = adapter_parameters(loaded.backbone.model, "start").values()
+    assert any(weight.dtype == torch.float32 for weight in trained)
+    assert all(a.dtype == b.dtype and torch.equal(a, b) for a, b in zip(trained, start, strict=True))
+    assert torch.equal(*(response_logits(loaded.backbone, adapter) for adapter in ("default", "start")))
 
 
 @pytest.mark.parametrize("reference", ["base", "other"])

@@ -175,3 +175,18 @@ def test_a_classifier_without_a_linear_score_is_refused(trainer, language_model,
     value_model = AutoModelForSequenceClassification.from_pretrained(sharp_folders["tiny-t5"], num_labels=1)
     with pytest.raises(UserError, match="value_model: its class T5ForSequenceClassification has no linear layer 'score'"):
         trainer(language_model("tiny-t5"), name="tiny-t5", value_model=value_model)
+
+
+def test_a_model_with_fewer_embedding_rows_than_the_policy_is_refused(trainer, language_model, classifier):
+    for role, model in (("reference", language_model("tiny-gpt2")), ("value_model", classifier("tiny-gpt2"))):
+        rows = model.get_input_embeddings().num_embeddings
+        policy = language_model("tiny-gpt2")
+        policy.resize_token_embeddings(rows + 8)
+        line = rf"{role}: its embedding matrix has {rows} rows, but the policy can sample any id below {rows + 8}; call"
+        with pytest.raises(UserError, match=line):
+            trainer(policy, **{role: model})
+
+
+def test_a_tokenizer_of_a_named_model_is_refused(sharp_folders, trainer):
+    with pytest.raises(UserError, match="tokenizer: only a transformers model in memory takes one; leave it out"):
+        trainer(sharp_folders["tiny-gpt2"])

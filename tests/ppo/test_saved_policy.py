@@ -59,7 +59,13 @@ def test_a_policy_is_saved_into_a_folder_beside_other_files(name, trainer, tmp_p
     (folder / "logs").mkdir(parents=True)
     (folder / "logs" / "notes.txt").write_text("mine")
     stale = ("model-00001-of-00002.safetensors", "model.safetensors.index.json", "adapter_config.json")
-    for file in stale:
+    others = (
+        "model_probabilities.safetensors",
+        "model-old.safetensors",
+        "adapter_notes.txt",
+        "my.safetensors.index.json",
+    )
+    for file in (*stale, *others):
         (folder / file).write_text("{}")
     for _ in range(2):  # a second time over its own files
         made.save_model(folder)
@@ -67,6 +73,7 @@ def test_a_policy_is_saved_into_a_folder_beside_other_files(name, trainer, tmp_p
         assert same(folder, policy_of(made), auto)
         assert AutoTokenizer.from_pretrained(folder)("red").input_ids
     assert (folder / "logs" / "notes.txt").read_text() == "mine"
+    assert all((folder / file).read_text() == "{}" for file in others)
     assert not any((folder / file).exists() for file in (*stale, ".model"))
 
 

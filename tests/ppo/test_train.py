@@ -10,6 +10,7 @@ from align.data.readers import write_records
 from align.data.records import Prompt
 from align.ppo import PPOConfig, PPOTrainer, run_ppo
 from align.ppo.extensions import EXTENSIONS
+from align.ppo.metrics import rollout_metrics
 from align.ppo.records import Experience, RoleOutputs, Rollout
 from align.ppo.rewards import apply_missing_eos
 from align.ppo.toy_rewards import share_of_e
@@ -183,6 +184,22 @@ def test_a_shaped_rollout_by_hand() -> None:
     rollout = Rollout([EncodedPrompt((), [1])] * 2, [[7, 7], [7]], [True, False], ["xx", "x"])
     experience = Experience(rollout, scores, old, advantages, returns, 0.1, scores, {})
     assert experience.mask.tolist() == [[True, True], [True, False]]
+    # KL per response by k1: 1 and -1; by k2: .5 and .5; by k3, e^-d - 1 + d of d = 1, -1: .367879 and .718282.
+    for penalty, kl in (("k1", 0.0), ("k2", 0.5), ("k3", (0.367879 + 0.718282) / 2), (None, 0.0)):
+        metrics = rollout_metrics(experience, penalty)
+        assert metrics["reward/kl_penalized"] == pytest.approx(1.0 - 0.1 * kl, abs=1e-6)  # the mean score is 1
+        assert metrics["objective/rlhf_reward"] == metrics["reward/kl_penalized"]
+
+
+@pytest.mark.parametrize("kl_in", ["reward", "loss"])
+def test_the_logged_reward_lost_the_kl_that_was_applied(kl_in: str, tmp_path: Path, align_cache: Path) -> None:
+    more = {"total_updates": 3, "rollout_batch_size": 8, "kl_coef": 0.5, "kl_in": kl_in, "kl_estimator": "k3"}
+    run_ppo(settings("tiny-llama", tmp_path, ent_coef=1.0, validation_prompts="", **more))
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert rows[-1]["kl/k3"] > 1e-3
+    for row in rows:
+        applied = row["kl/coef"] * row["kl/k3"] if kl_in == "reward" else 0.0
+        assert row["reward/kl_penalized"] == pytest.approx(row["reward/mean"] - applied, abs=1e-5)
 
 
 def test_token_rewards_of_extensions_are_added_on_response_tokens_alone() -> None:

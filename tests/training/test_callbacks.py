@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 import pytest
-from transformers import TrainerCallback, TrainerState
+from transformers import EarlyStoppingCallback, TrainerCallback, TrainerState
 from transformers.trainer_callback import ExportableState
 
 from align.core.errors import UserError
@@ -125,3 +125,37 @@ def test_the_state_comes_with_the_checkpoint_of_another_run(trainer, tmp_path):
 def test_a_run_without_callbacks_does_not_import_them():
     code = "import sys, align.ppo; assert 'align.training.callbacks' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+class Unseen(TrainerCallback):
+    def on_evaluate(self, args, state, control, **kwargs):
+        raise AssertionError("no run of PPO fires it")
+
+    def on_step_begin(self, args, state, control, **kwargs):
+        raise AssertionError("no run of PPO fires it")
+
+
+@pytest.mark.parametrize(
+    ("callbacks", "line"),
+    [
+        (Recorder(), r"callbacks: must be a list, not Recorder; give callbacks=\[...\]"),
+        (Recorder, r"callbacks: must be a list, not type; give callbacks=\[...\]"),
+        ([object()], r"callbacks: object is no TrainerCallback of transformers; derive it from that class"),
+        (
+            [EarlyStoppingCallback(3)],
+            r"callbacks: EarlyStoppingCallback needs on_evaluate, which is never called; set selec",
+        ),
+        ([EarlyStoppingCallback], r"callbacks: EarlyStoppingCallback needs on_evaluate"),
+    ],
+)
+def test_callbacks_that_cannot_work_are_refused(callbacks, line):
+    with pytest.raises(UserError, match=line):
+        PPOTrainer("tiny-gpt2", [long], PROMPTS, PPOConfig(), callbacks=callbacks)
+
+
+@pytest.mark.parametrize("callback", [Unseen, Recorder])
+def test_events_that_never_fire_are_named(callback, trainer, capsys):
+    trainer([callback()]).train()
+    printed = " ".join(capsys.readouterr().err.split())
+    line = "warning: callbacks: events that never fire: Unseen.on_step_begin, Unseen.on_evaluate; evaluations are in on_log"
+    assert (line in printed) == (callback is Unseen)

@@ -2,7 +2,7 @@
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 import torch
@@ -80,8 +80,7 @@ class AttributeRewards(Extension):
         prefixes: list[SampledResponse] = []
         for row, response in enumerate(rollout.sampled_responses):
             for token, text in sentences(response.ids, self.policy):
-                prompt_ids, ids = self.policy.answer_ids(response.conversation, text, whole=False)
-                prefixes.append(SampledResponse(response.conversation, prompt_ids, ids, text))
+                prefixes.append(replace(response, ids=self._answer_ids(response, text), text=text, ended=True))
                 places.append((row, token))
         self.segment_lengths = [(len(each.prompt_ids), [len(each.ids)]) for each in prefixes]
         rewards = torch.zeros(len(rollout), int(rollout.lengths.max()))
@@ -90,6 +89,14 @@ class AttributeRewards(Extension):
             rewards.index_put_((torch.tensor(rows), torch.tensor(tokens)), self._rewards(prefixes), accumulate=True)
         return rewards
 
+    def _answer_ids(self, response: SampledResponse, text: str) -> list[int]:
+        """Return the ids of the beginning `text` of a response, which follow the prompt that the policy read."""
+        if not response.given_as_ids:
+            prompt_ids, ids = self.policy.answer_ids(response.conversation, text, whole=False)
+            if prompt_ids == response.prompt_ids:  # not if the prompt was cut, or opens a thought
+                return ids
+        return self.policy.response_ids(text)
+
     def flops(self, lengths: Sequence[tuple[int, Sequence[int]]]) -> float:
         profile = self.scorer.scorer.flops_profile
         lengths = self.segment_lengths if self.by_segment else lengths
@@ -97,9 +104,12 @@ class AttributeRewards(Extension):
 
 
 def sentences(ids: Sequence[int], tokenization: Tokenization) -> list[tuple[int, str]]:
-    """Return the last token of each sentence of a response, and the text up to it."""
-    written = [token for token in ids if token not in tokenization.end_ids]
-    texts = tokenization.token_texts(written)
+    """Return the place of the last token of each sentence of a response, and the text up to it.
+
+    End tokens have no text. With `ignore_eos` they are also inside a response.
+    """
+    places = [place for place, token in enumerate(ids) if token not in tokenization.end_ids]
+    texts = tokenization.token_texts([ids[place] for place in places])
     lengths = list(accumulate(map(len, texts)))
     text = "".join(texts)
-    return [(bisect_left(lengths, end), text[:end].strip()) for end in segment_ends(text)]
+    return [(places[bisect_left(lengths, end)], text[:end].strip()) for end in segment_ends(text)]

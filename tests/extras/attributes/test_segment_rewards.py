@@ -6,10 +6,12 @@ import torch
 from align import cli
 from align.core.settings import ModelConfig
 from align.extras.attributes import AttributeConfig, AttributeTrainer
-from align.extras.attributes.attribute_rewards import sentences
+from align.extras.attributes.attribute_rewards import AttributeRewards, sentences
 from align.extras.attributes.classifier import AttributeClassifier
 from align.models.loading import load
 from align.ppo.extensions import Extension
+from align.ppo.records import Rollout
+from align.tokenization.encoded import EncodedPrompt
 
 SEEN = []
 
@@ -43,6 +45,34 @@ def test_a_sentence_ends_at_the_token_of_its_last_character(policy, text, parts)
     for token, part in found:
         assert tokenization.text(ids[: token + 1]).startswith(part)
         assert not tokenization.text(ids[:token]).startswith(part)
+
+
+def test_end_tokens_inside_a_response_have_no_text_but_a_place(policy):
+    tokenization = policy.tokenization
+    first, second, end = tokenization.text_ids("Yes. "), tokenization.text_ids("No."), tokenization.end_id
+    found = sentences([*first, end, end, *second, end], tokenization)
+    dot = len(tokenization.text_ids("Yes.")) - 1
+    assert found == [(dot, "Yes."), (len(first) + 2 + len(second) - 1, "Yes. No.")]
+
+
+@pytest.mark.parametrize("given_as_ids", [True, False], ids=["token ids", "cut prompt"])
+def test_sentences_are_read_behind_the_prompt_of_the_policy(policy, given_as_ids):
+    tokenization = policy.tokenization
+    conversation = ({"role": "user", "content": "A long question?"},)
+    prompt = EncodedPrompt(conversation, tokenization.text_ids("question?"), given_as_ids=given_as_ids)
+    ids = tokenization.response_ids("Yes. No.")
+    read = []
+
+    def score(responses):
+        read.extend(responses)
+        return [{"wrong": 0.0}] * len(responses)
+
+    rewards = AttributeRewards.__new__(AttributeRewards)
+    rewards.policy, rewards.scorer, rewards.expression = tokenization, score, lambda values: 1.0
+    found = rewards._segment_rewards(Rollout([prompt], [ids], [True], ["Yes. No."]))
+    assert [(each.prompt_ids, each.given_as_ids) for each in read] == [(prompt.ids, given_as_ids)] * 2
+    assert [each.ids for each in read] == [tokenization.response_ids(text) for text in ("Yes.", "Yes. No.")]
+    assert found.nonzero().tolist() == [[0, token] for token, _ in sentences(ids, tokenization)]
 
 
 def test_tokens_have_the_rewards_of_their_sentences(align_cache, tmp_path):
