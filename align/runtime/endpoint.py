@@ -141,8 +141,15 @@ def post_json(
 
 
 def _connections(url: str) -> urllib3.PoolManager:
-    """Connections to a URL, through the proxy that the environment names for it."""
-    parts = urlsplit(url)
+    """Connections to a URL, through the proxy that the environment names for it.
+
+    Raises:
+        UserError: for an address that cannot be parsed.
+    """
+    try:
+        parts = urlsplit(url)
+    except ValueError as error:
+        raise UserError(f"{url}: not an address ({error})") from error
     proxy = getproxies().get(parts.scheme)
     if proxy and not proxy_bypass(parts.hostname or ""):
         return urllib3.ProxyManager(proxy)

@@ -106,3 +106,8 @@ def test_headers_and_content_type_are_sent():
     with serving() as server:
         assert post_json(server.url, None, headers={"Authorization": "Bearer k"}) is None
     assert (server.headers["Authorization"], server.headers["Content-Type"]) == ("Bearer k", "application/json")
+
+
+def test_an_address_that_cannot_be_parsed_is_one_line():
+    with pytest.raises(UserError, match=r"^http://\[x: not an address \(Invalid IPv6 URL\)$"):
+        post_json("http://[x", {}, 1.0, 0)
