@@ -25,7 +25,8 @@ def hours(session: Session, since: date | None = None, until: date | None = None
 
     An answer counts for the active seconds that the page measured, which end when it is stored. A pause between two answers
     counts if it is at most `gap_seconds` long. Overlapping times, as of two windows, count once. An answer that was
-    undone counts for the time that it took, and not as an item.
+    undone counts for the time that it took, and not as an item. A changed answer counts from the labeler's previous
+    answer to the same item at the earliest.
 
     Args:
         session: a session of the database.
@@ -33,8 +34,9 @@ def hours(session: Session, since: date | None = None, until: date | None = None
         until: the last day; None for all.
         gap_seconds: the longest pause that counts.
     """
+    of_judgment = (Judgment.created_at, Judgment.seconds, Judgment.kind, Judgment.item_id, Judgment.assignment_id)
     query = (
-        select(User.name, User.pseudonym, Judgment.created_at, Judgment.seconds, Judgment.kind, Judgment.item_id)
+        select(User.name, User.pseudonym, *of_judgment)
         .join(User, User.id == Judgment.user_id)
         .order_by(User.name, Judgment.created_at, Judgment.id)
     )
@@ -45,12 +47,14 @@ def hours(session: Session, since: date | None = None, until: date | None = None
     spans: dict[tuple[str, str], list[tuple[float, float]]] = defaultdict(list)
     items: dict[tuple[str, str, date], set[int]] = defaultdict(set)
     answered_on: dict[tuple[str, int], set[date]] = defaultdict(set)
-    for name, pseudonym, at, seconds, kind, item in session.execute(query):
+    judged_until: dict[int, float] = {}  # by assignment
+    for name, pseudonym, at, seconds, kind, item, assignment in session.execute(query):
         if kind == "undo":
             for day in answered_on.pop((name, item), ()):
                 items[name, pseudonym, day].discard(item)
             continue
-        spans[name, pseudonym].append((at - seconds, at))
+        spans[name, pseudonym].append((max(at - seconds, judged_until.get(assignment, 0.0)), at))
+        judged_until[assignment] = at
         judged = items[name, pseudonym, _day(at)]
         if kind in _ANSWERS:
             judged.add(item)

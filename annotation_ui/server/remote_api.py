@@ -9,7 +9,7 @@ import json
 from functools import partial
 from typing import Annotated, Any
 
-from anyio import to_thread
+from anyio import CapacityLimiter, to_thread
 from fastapi import APIRouter, Depends, FastAPI, Query, Request, Security
 from fastapi.openapi.docs import get_swagger_ui_html
 from fastapi.openapi.utils import get_openapi
@@ -85,8 +85,9 @@ Exporting = Annotated[ApiToken, _token_with("export")]
 def add_remote_api(app: FastAPI, services: Services) -> None:
     """Add the routes of programs, and for leads the page that documents them."""
     router = APIRouter(prefix=API_PATH, dependencies=[_BEARER])
-    _add_batch_routes(router, services)
-    _add_export_routes(router, services)
+    transfers = CapacityLimiter(2)  # a program that starts many waits here, not in the threads that serve labelers
+    _add_batch_routes(router, services, transfers)
+    _add_export_routes(router, services, transfers)
     app.include_router(router)
     _add_docs(app, router)
 
@@ -95,7 +96,7 @@ def add_remote_api(app: FastAPI, services: Services) -> None:
         return JSONResponse({"error": str(error)}, 422)
 
 
-def _add_batch_routes(router: APIRouter, services: Services) -> None:
+def _add_batch_routes(router: APIRouter, services: Services, transfers: CapacityLimiter) -> None:
     database, uploads = services.database, uploads_of(services.settings)
 
     @router.get("/batches", dependencies=[_token_with("read")])
@@ -124,21 +125,22 @@ def _add_batch_routes(router: APIRouter, services: Services) -> None:
             with uploads.use(key) as path:
                 return import_file(database, batch, path, "line", Actor(token.user_id, token.id))
 
-        return {"batch": name, "items": await to_thread.run_sync(store)}
+        return {"batch": name, "items": await to_thread.run_sync(store, limiter=transfers)}
 
 
-def _add_export_routes(router: APIRouter, services: Services) -> None:
+def _add_export_routes(router: APIRouter, services: Services, transfers: CapacityLimiter) -> None:
     database = services.database
 
     @router.post("/exports")
-    def make_export(wanted: ExportRequest, token: Exporting) -> Json:
+    async def make_export(wanted: ExportRequest, token: Exporting) -> Json:
         """Write an export on the server; returns its manifest, whose `file` names the file to get."""
         if wanted.format not in FORMATS:
             raise UserError(f"format {wanted.format!r}: must be one of {', '.join(FORMATS)}")
         selection = Selection(**wanted.model_dump(exclude={"format"}))
         selection.check()
         path = new_export_path(services.settings, wanted.record, wanted.format)
-        return export(database, selection, path, Actor(token.user_id, token.id))
+        actor = Actor(token.user_id, token.id)
+        return await to_thread.run_sync(export, database, selection, path, actor, limiter=transfers)
 
     @router.get("/exports/{name}", dependencies=[_token_with("export")], response_class=Response)
     def get_export(name: Name) -> Response:
@@ -148,7 +150,7 @@ def _add_export_routes(router: APIRouter, services: Services) -> None:
         return export_file(services.settings, name)
 
     @router.get("/judgments")
-    def judgments(
+    async def judgments(
         token: Exporting,
         after: Annotated[int, Query(ge=0, le=2**31 - 1)] = 0,
         batch: Annotated[list[Name], Query()] = [],  # noqa: B006  (FastAPI copies it)

@@ -170,6 +170,7 @@ class Judgments:
                 assignment.draft = _draft_of_current_judgment(session, assignment)
                 assignment.state = "leased"  # it has kept its slot
                 self.leases.renew(session, assignment)
+            assignment.opened_at = time.time()
             _append_judgment(session, context, "undo", request_id, None, 0)
             assignment.current_id = None
             assignment.draft_seq += 1
@@ -212,6 +213,8 @@ class Judgments:
             if assignment.draft is None:
                 assignment.draft = _draft_of_current_judgment(session, assignment)
                 assignment.draft_seq += 1
+            if assignment.state != "leased":
+                assignment.opened_at = time.time()
             assignment.state = "leased"  # it has kept its slot
             self.leases.renew(session, assignment)
             return assignment

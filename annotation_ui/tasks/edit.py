@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from annotation_ui.rendering.markdown import text_view
 from annotation_ui.tasks.base import Json, Task, require
-from annotation_ui.tasks.fields import excerpt, prompt_view, response_fields, text_field
+from annotation_ui.tasks.fields import excerpt, prompt_view, response_fields, text_field, unix_lines
 
 CORRECTED, ACCEPTED = "corrected", "accepted"
 
@@ -34,14 +34,16 @@ class Edit(Task):
     answer_filters: ClassVar = {CORRECTED: CORRECTED, ACCEPTED: "accepted without a change"}
 
     def contents(self, row: Json, settings: Json, rules: list[Json]) -> list[Json]:
-        """One item for each response."""
-        return response_fields(row)
+        """One item for each response, with the line ends that a browser's text field has."""
+        return [{**fields, "response": unix_lines(fields["response"])} for fields in response_fields(row)]
 
     def view(self, content: Json, order: list[int], settings: Json, rules: list[Json]) -> Json:
         return {"prompt": prompt_view(content["prompt"]), "response": text_view(content["response"])}
 
     def check(self, answer: Json, content: Json, rules: list[Json]) -> Json:
-        completion = text_field(answer, "completion")
+        completion = unix_lines(text_field(answer, "completion"))
+        if completion == unix_lines(content["response"]):
+            completion = content["response"]
         expected = ACCEPTED if completion == content["response"] else CORRECTED
         require(answer.get("outcome") == expected, f"outcome: must be {expected} for this completion")
         return {"completion": completion, "outcome": expected}

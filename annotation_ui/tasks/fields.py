@@ -31,6 +31,11 @@ def text_field(row: Json, field: str, *, empty: bool = False) -> str:
     return value
 
 
+def unix_lines(text: str) -> str:
+    """A text with `\\n` as the end of every line, as browsers return it from a text field."""
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
 def is_unicode(text: str) -> bool:
     """Whether a text can be written as UTF-8."""
     return text.isascii() or not _SURROGATE.search(text)

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from align.data.records import FLAGS, MAX_RESPONSES, MIN_RESPONSES, RATINGS
 from annotation_ui.rendering.markdown import text_view
 from annotation_ui.tasks.base import Json, Task, Value, require
-from annotation_ui.tasks.fields import comment_field, prompt_view, text_field
+from annotation_ui.tasks.fields import comment_field, prompt_view, text_field, unix_lines
 from annotation_ui.tasks.rankings import (
     joined_comments,
     pairwise_agreement,
@@ -92,7 +92,8 @@ class Rank(Task):
             known_flags = isinstance(chosen, list) and all(isinstance(flag, str) and flag in FLAGS for flag in chosen)
             require(known_flags, "flags: unknown flag")
         better = text_field(answer, "better", empty=True)
-        require(better not in content["responses"] or not better.strip(), "better: is one of the responses")
+        same = unix_lines(better) in map(unix_lines, content["responses"])
+        require(not same or not better.strip(), "better: is one of the responses")
         written = {"better": [better]} if better.strip() else {}
         checked = {"ranks": ranks, "ratings": ratings, "flags": [sorted(set(chosen)) for chosen in flags]}
         return {**checked, **written, **comment_field(answer)}

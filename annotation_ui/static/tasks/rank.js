@@ -29,7 +29,7 @@ export function empty(view) {
 }
 
 export function missing(state, view) {
-  const same = view.responses.findIndex((response) => response.text === state.better);
+  const same = view.responses.findIndex((response) => response.text.replace(/\r\n?/g, "\n") === state.better);
   if (state.better && same >= 0) return `Your better answer is still response ${letter(same)}: change or remove it`;
   const unplaced = state.ranks.flatMap((rank, index) => (rank === null ? [letter(index)] : []));
   return unplaced.length ? `Not placed yet: ${unplaced.join(", ")}` : null;

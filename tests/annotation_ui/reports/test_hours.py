@@ -14,7 +14,7 @@ from annotation_ui.reports.hours import hours, today
 from annotation_ui.store.database import Database, sqlite_url
 from annotation_ui.store.judgments import Judgments
 from annotation_ui.store.leases import Leases
-from annotation_ui.store.schema import Judgment, User
+from annotation_ui.store.schema import Assignment, Judgment, User
 from annotation_ui.store.tokens import Tokens
 from tests.annotation_ui.conftest import SCREENSHOTS
 from tests.annotation_ui.pages import labeler, open_tab
@@ -68,22 +68,39 @@ def test_hours_by_hand(database):
         (1, "09:12", 180, "submit"),  # 09:09 to 09:12, after a pause of 3 minutes, which counts
         (1, "09:30", 360, "skip"),  # 09:24 to 09:30, after a pause of 12 minutes, which does not; no item
         (1, "10:00", 360, "submit"),  # 09:54 to 10:00
-        (1, "10:03", 600, "edit"),  # 09:53 to 10:03, as from another window: the overlap counts once; the same item
+        (1, "10:03", 600, "edit"),  # 10:00 to 10:03: the time before the first answer is not the change's; the same item
         (1, "10:10", 60, "undo"),  # no time; the answer of 10:00 is no item any more
     )
     judged(database, ben, (1, "23:59", 60, "submit"), (2, "00:05", 360, "submit"))  # over midnight
-    # ann: 12 + 6 + 10 minutes; ben: 23:58 to 24:00 and 00:00 to 00:05, without a pause in between
+    # ann: 12 + 6 + 9 minutes; ben: 23:58 to 24:00 and 00:00 to 00:05, without a pause in between
     assert table(database) == [
-        ("2026-03-01", "ann", round(28 / 60, 2), 2),
+        ("2026-03-01", "ann", round(27 / 60, 2), 2),
         ("2026-03-01", "ben", round(2 / 60, 2), 1),
         ("2026-03-02", "ben", round(5 / 60, 2), 1),
     ]
-    assert table(database, gap_seconds=720)[0][2] == round(40 / 60, 2)
-    assert table(database, gap_seconds=0)[0][2] == round((6 + 3 + 6 + 10) / 60, 2)
+    assert table(database, gap_seconds=720)[0][2] == round(39 / 60, 2)
+    assert table(database, gap_seconds=0)[0][2] == round((6 + 3 + 6 + 9) / 60, 2)
     assert [row[0] for row in table(database, since=date(2026, 3, 2))] == ["2026-03-02"]
     assert table(database, since=date(2026, 3, 2))[0][2] == round(5 / 60, 2)
     assert [row[1] for row in table(database, until=date(2026, 3, 1))] == ["ann", "ben"]
     assert table(database, until=date(2026, 2, 27)) == []
+
+
+def test_a_changed_answer_adds_only_the_time_since_it_was_opened_again(database):
+    (ann,) = add_users(database, "ann")
+    add_batch(database, 1)
+    judgments = Judgments(Leases(database))
+    do(judgments, ann, "rank", {"ranks": [1, 2, 3, 4], **BLANK})
+    with database.write() as session:  # a month ago
+        first = session.scalars(select(Judgment)).one()
+        session.get_one(Assignment, first.assignment_id).opened_at -= 30 * 86_400
+    judgments.reopen(ann, first.assignment_id)
+    answer = {"ranks": [2, 1, 3, 4], **BLANK}
+    assert judgments.submit(ann, first.assignment_id, "change-it", answer, 1e7).seconds < 60
+    with database.write() as session:
+        session.get_one(Assignment, first.assignment_id).opened_at -= 30 * 86_400
+    assert judgments.undo(ann, "rank", "undo-it") is not None
+    assert judgments.submit(ann, first.assignment_id, "change-again", answer, 1e7).seconds < 60
 
 
 def test_the_command_prints_a_table_or_writes_a_file(tmp_path, capsys):

@@ -1,19 +1,28 @@
 """The API of programs: what a token opens and what it does not, limits, the audit trail, the page that documents it."""
 
+import asyncio
 import json
 import re
 import secrets
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
+import httpx
 import pytest
+from anyio import to_thread
+from fastapi import FastAPI
 from playwright.sync_api import expect
 from sqlalchemy import select, update
 
 from align.core.errors import UserError
 from annotation_ui.reports.export import Selection, export
+from annotation_ui.server import remote_api
 from annotation_ui.server.auth import Auth
 from annotation_ui.server.rate_limit import RateLimit
+from annotation_ui.server.services import Settings, make_services
 from annotation_ui.store import audit
+from annotation_ui.store.database import sqlite_url
 from annotation_ui.store.importing import NewBatch, import_rows
 from annotation_ui.store.schema import ApiToken, User
 from annotation_ui.store.tokens import SCOPES, Tokens
@@ -150,6 +159,38 @@ def test_a_mistake_in_an_import_is_one_line_and_leaves_nothing(server, query, bo
     assert status == 422, text
     assert json.loads(text)["error"].startswith(line)
     assert set((server.folder / "uploads").iterdir()) == before
+
+
+def test_exports_that_take_long_leave_threads_to_labelers(tmp_path, monkeypatch):
+    begun, end = [], threading.Event()
+
+    def slow(*_):
+        begun.append(1)
+        end.wait(60)
+        return {}
+
+    monkeypatch.setattr(remote_api, "export", slow)
+    app = FastAPI()
+    remote_api.add_remote_api(app, make_services(Settings(sqlite_url(tmp_path), tmp_path)))
+
+    async def with_token(scope, receive, send):  # the guard's part
+        scope.setdefault("state", {})["token"] = ApiToken(id=1, name="t", scopes="export")
+        await app(scope, receive, send)
+
+    async def many():
+        transport = httpx.ASGITransport(with_token)
+        async with httpx.AsyncClient(transport=transport, base_url="http://app", timeout=60) as client:
+            exports = [asyncio.ensure_future(client.post("/api/v1/exports", json={"record": "rankings"})) for _ in range(45)]
+            try:
+                while not begun:
+                    await asyncio.sleep(0.01)
+                await asyncio.wait_for(to_thread.run_sync(lambda: None, abandon_on_cancel=True), 10)
+            finally:
+                end.set()
+            return [(await each).status_code for each in exports]
+
+    with ThreadPoolExecutor(1) as pool:  # playwright's tests leave an event loop running in this thread
+        assert pool.submit(asyncio.run, many()).result() == [200] * 45
 
 
 def test_the_rate_of_a_token_is_limited_and_that_of_another_is_not(server):

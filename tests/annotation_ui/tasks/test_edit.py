@@ -167,6 +167,18 @@ def test_two_labelers_better_answers_are_both_exported_with_the_aggregated_order
         rank.check({"ranks": [1, 2], "better": "b"}, content, [])
 
 
+def test_line_ends_alone_make_no_correction():
+    edit, rank = TASKS["edit"], TASKS["rank"]
+    (content,) = edit.contents({"prompt": "p", "response": "one\r\ntwo\rthree"}, {}, [])
+    assert content["response"] == "one\ntwo\nthree"
+    old = {"prompt": "p", "response": "one\r\ntwo"}  # as stored before
+    for completion in ("one\ntwo", "one\r\ntwo"):
+        answer = edit.check({"completion": completion, "outcome": "accepted"}, old, [])
+        assert not list(edit.records["pairs"](edit.rows(old, answer)))
+    with pytest.raises(BadInputError, match="better: is one of the responses"):
+        rank.check({"ranks": [1, 2], "better": "a\nb"}, {"prompt": "p", "responses": ["a\r\nb", "c"]}, [])
+
+
 def test_the_changes_on_the_page_hold_both_texts(server, browser):
     page = server.page(browser, "differ")
     page.goto("/")
