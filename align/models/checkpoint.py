@@ -24,7 +24,7 @@ from align.models.backbone import Backbone, is_prefix_lm
 from align.models.configs import BUILT_IN_BASE, valid_generation_config
 from align.models.loading import LoadedModel
 
-WriteModel = Callable[[Path, LoadedModel, Mapping[str, Tensor], Mapping[str, Any]], None]
+WriteModel = Callable[[Path, LoadedModel, Mapping[str, Tensor], Mapping[str, Any]], object]
 """`save_model` or `save_model_into`."""
 
 MODEL_FILES = (
@@ -70,8 +70,8 @@ def save_model(
         finish_folder(temporary, loaded, card)
 
 
-def save_model_into(folder: Path, loaded: LoadedModel, state: Mapping[str, Tensor], card: Mapping[str, Any]) -> None:
-    """Save the policy as `save_model` does, into a folder whose other files stay.
+def save_model_into(folder: Path, loaded: LoadedModel, state: Mapping[str, Tensor], card: Mapping[str, Any]) -> set[str]:
+    """Save the policy as `save_model` does, into a folder whose other files stay; return the names of what it wrote.
 
     Weights and configs of a model that was saved there before are removed, by the names that this package writes.
     """
@@ -88,6 +88,7 @@ def save_model_into(folder: Path, loaded: LoadedModel, state: Mapping[str, Tenso
         for path in folder.glob(pattern):
             if path.name not in written:
                 path.unlink()
+    return written
 
 
 def finish_folder(

@@ -7,7 +7,7 @@ model that is a local folder is left out of the card and of the adapter's config
 import json
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +43,13 @@ def make_repo(repo: str, private: bool, token: str | None = None) -> str:
 
 
 def push_model(
-    folder: Path, repo: str, private: bool = False, message: str = "", token: str | None = None, revision: str | None = None
+    folder: Path,
+    repo: str,
+    private: bool = False,
+    message: str = "",
+    token: str | None = None,
+    revision: str | None = None,
+    names: Collection[str] | None = None,
 ) -> str:
     """Push a saved model in one commit; return the address of the repository.
 
@@ -54,12 +60,13 @@ def push_model(
         message: of the commit.
         token: None: that of `hf auth login`.
         revision: the branch; None: main.
+        names: of the files to push, of those that match `PATTERNS`; None: all.
 
     Raises:
         UserError: if the folder holds no model, or the hub cannot be reached or refuses.
     """
     folder = _model_folder(folder)
-    operations = list(_operations(folder))
+    operations = [entry for entry in _operations(folder) if names is None or entry.path_in_repo in names]
     repo = make_repo(repo, private, token)
     try:
         api = HfApi(token=token)

@@ -68,6 +68,7 @@ class PPOConfig(TrainingArguments):
     ds3_gather_for_generation: bool = setting(True, "Under ZeRO-3, gather the policy's weights for generation.")
 
     def __post_init__(self) -> None:
+        self.bf16_was_given = self.bf16 is not None
         if self.bf16 is None:
             self.bf16 = not self.fp16 and (bool(self.use_cpu) or is_torch_bf16_gpu_available())
         if self.activation_checkpointing is None:  # transformers 5 renamed the setting and warns about the old name

@@ -17,18 +17,15 @@ from transformers import DataCollatorWithPadding, PreTrainedModel, PreTrainedTok
 from transformers.integrations import get_reporting_integration_callbacks
 from transformers.trainer_callback import CallbackHandler, PrinterCallback, TrainerControl
 
-from align.batches.encoding import Limits, encode_prompts
 from align.batches.mixtures import data_name
 from align.models.checkpoint import save_model_into
 from align.models.hub import make_repo, push_model
-from align.models.loading import LoadedModel
-from align.ppo.given_objects import BASE_REFERENCE, GivenObjects
+from align.ppo.given_objects import GivenObjects
 from align.ppo.reward_functions import RewardFunction
 from align.ppo.train import prepare, save_policy, train
 from align.ppo.trainer import reward_settings, split_rewards
 from align.runtime.distributed import run_on_main
-from align.runtime.sharding import is_sharded
-from align.tokenization.encoded import EncodedPrompt
+from align.trl.arguments import check_context, check_models, data_sets, eval_prompts, prompt_rows, reference_of
 from align.trl.completions import complete, log_to_wandb, show
 from align.trl.config import InvalidArgumentError, PPOConfig, set_batch_sizes, stop_token_of
 from align.trl.hooks import OnlineTrainerState, TrainerHooks, TRLCallbacks
@@ -90,7 +87,9 @@ class PPOTrainer:
         callbacks: list[TrainerCallback] | None = None,
         peft_config: PeftConfig | None = None,
     ) -> None:
-        check_models(model, ref_model, train_dataset, peft_config)
+        models = {"model": model, "ref_model": ref_model, "value_model": value_model}
+        check_models(args, models, train_dataset, peft_config)
+        self.has_trained = False
         self.args, self.processing_class = args, processing_class
         self.ref_model, self.reward_model = ref_model, reward_model
         self.train_dataset, self.eval_dataset = train_dataset, eval_dataset
@@ -100,6 +99,7 @@ class PPOTrainer:
         set_batch_sizes(args, self.train_dataset_len, int(os.environ.get("WORLD_SIZE", "1")))
         pad_id = None if processing_class.pad_token_id == processing_class.eos_token_id else processing_class.pad_token_id
         prompts = prompt_rows(train_dataset, data_collator, pad_id)
+        check_context(prompts, models, args.response_length)
         longest = max(len(row["input_ids"]) for row in prompts)
         self.hooks = TrainerHooks(args, processing_class.eos_token_id, *optimizers)
         reporters = get_reporting_integration_callbacks(args.report_to)
@@ -135,7 +135,16 @@ class PPOTrainer:
     # ------------------------------------------------------------------------------------------------------- training
 
     def train(self) -> None:
-        """Run all updates, from the last checkpoint on if `args.resume_from_checkpoint` is set."""
+        """Run all updates, from the last checkpoint on if `args.resume_from_checkpoint` is set.
+
+        Raises:
+            InvalidArgumentError: if this trainer has run all updates before.
+        """
+        if self.has_trained and self.state.global_step >= self.core_config.total_updates:
+            raise InvalidArgumentError(
+                "this trainer has trained; make a new one with another `output_dir` to train the models further"
+            )
+        self.has_trained = True
         train(self.core_config, self.prepared)
         self.prepared.close()
 
@@ -166,10 +175,10 @@ class PPOTrainer:
             output_dir: the folder; None: `args.output_dir`. Other files there stay.
         """
         folder = Path(output_dir or str(self.args.output_dir))
-        save_policy(self.core_config, self.prepared, folder, {}, save_model_into)
+        names = self._save_policy(folder)
         run_on_main(lambda: self.state.save_to_json(str(folder / STATE_FILE)), self.accelerator)
         if self.args.push_to_hub:
-            self._upload(folder, "Model save")
+            self._upload(folder, names, "Model save")
 
     def push_to_hub(
         self,
@@ -179,7 +188,7 @@ class PPOTrainer:
         revision: str | None = None,
         **kwargs: Any,
     ) -> str:
-        """Save the policy in `args.output_dir` and upload the folder; return the address of the repository.
+        """Save the policy in `args.output_dir` and upload its files; return the address of the repository.
 
         Args:
             commit_message: of the commit.
@@ -190,15 +199,28 @@ class PPOTrainer:
         """
         self.callback_handler.on_push_begin(self.args, self.state, self.control)
         folder = Path(str(self.args.output_dir))
-        save_policy(self.core_config, self.prepared, folder, {}, save_model_into)
+        names = self._save_policy(folder)
         self.create_model_card(**kwargs)
-        return self._upload(folder, commit_message, token, revision)
+        return self._upload(folder, names, commit_message, token, revision)
 
-    def _upload(self, folder: Path, message: str, token: str | None = None, revision: str | None = None) -> str:
+    def _save_policy(self, folder: Path) -> set[str]:
+        """Save the policy into a folder, and return the names of its files; on other processes than the first, none."""
+        names: set[str] = set()
+
+        def write(*given: Any) -> None:
+            names.update(save_model_into(*given))
+
+        save_policy(self.core_config, self.prepared, folder, {}, write)
+        return names
+
+    def _upload(
+        self, folder: Path, names: set[str], message: str, token: str | None = None, revision: str | None = None
+    ) -> str:
+        """Push the files of the policy; other files of the folder are the user's own."""
         args = self.args
         target = (self.hub_model_id or repository(args), bool(args.hub_private_repo), message)
         access = (token or args.hub_token, revision or args.hub_revision)
-        return run_on_main(lambda: push_model(folder, *target, *access), self.accelerator)
+        return run_on_main(lambda: push_model(folder, *target, *access, names=names), self.accelerator)
 
     def create_model_card(
         self, model_name: str | None = None, dataset_name: str | None = None, tags: str | list[str] | None = None
@@ -295,88 +317,3 @@ class PPOTrainer:
         backbone, loaded = self.prepared.policy.backbone, self.prepared.policy
         with backbone.adapter(loaded.initial_adapter) if loaded.adapter else nullcontext():
             yield
-
-
-def check_models(model: nn.Module, ref_model: PreTrainedModel | None, train_dataset: Any, peft_config: Any) -> None:
-    """Raise an `InvalidArgumentError` for arguments that exclude each other."""
-    if train_dataset is None:
-        raise InvalidArgumentError("`train_dataset` is required")
-    if any(is_sharded(weight) for weight in model.parameters()):
-        raise InvalidArgumentError(
-            "`model` is sharded by ZeRO-3, as transformers loads it under that launcher: use ZeRO-1 or 2 "
-            "(configs/accelerate/zero2.yaml), or `align ppo`, which loads and trains sharded models"
-        )
-    if not all(weight.is_floating_point() for weight in model.parameters()):
-        raise InvalidArgumentError("`model` is quantized, which is not supported: load it without `quantization_config`")
-    if ref_model is model:
-        raise InvalidArgumentError(
-            "`model` and `ref_model` cannot be the same object: give a copy, or None for a copy of the policy's start"
-        )
-    if peft_config is not None and not isinstance(peft_config, PeftConfig):
-        raise InvalidArgumentError(f"`peft_config` must be a `peft.PeftConfig`, not {type(peft_config).__name__}")
-    if peft_config is not None and isinstance(model, PeftModel):
-        raise InvalidArgumentError(
-            "You passed a `PeftModel` together with a `peft_config`: leave `peft_config` out to train the adapter that is "
-            "there, or merge it first by merge_and_unload()"
-        )
-
-
-def reference_of(
-    args: PPOConfig, model: nn.Module, ref_model: PreTrainedModel | None, peft_config: PeftConfig | None
-) -> PreTrainedModel | str | None:
-    """Return the reference: a model, the name of an adapter of the policy, or None for the policy that training starts from.
-
-    The reference of a `PeftModel` is its base, as in TRL.
-    """
-    if ref_model is not None or peft_config is not None:
-        return ref_model
-    return args.ref_adapter_name or (BASE_REFERENCE if isinstance(model, PeftModel) else None)
-
-
-def data_sets(given: Dataset | Mapping[str, Dataset] | None) -> list[Dataset]:
-    """Return the data sets of an argument that is one, several by name, or None."""
-    if given is None:
-        return []
-    return list(given.values()) if isinstance(given, Mapping) else [given]
-
-
-def eval_prompts(
-    dataset: Dataset | Mapping[str, Dataset] | None,
-    collator: DataCollatorWithPadding | None,
-    pad_id: int | None,
-    policy: LoadedModel,
-    response_length: int,
-) -> list[EncodedPrompt]:
-    """Return the prompts of the sample tables; empty without data."""
-    rows = [row for part in data_sets(dataset) for row in prompt_rows(part, collator, pad_id)]
-    if not rows:
-        return []
-    limits = Limits(max(len(row["input_ids"]) for row in rows), response_length)
-    return encode_prompts(rows, policy, limits, skip_bad_rows=False)
-
-
-def prompt_rows(
-    dataset: Dataset, collator: DataCollatorWithPadding | None, pad_id: int | None
-) -> list[dict[str, list[int]]]:
-    """Return the token ids of each prompt, with its attention mask if it has one.
-
-    Args:
-        collator: a user's, which may change rows.
-        pad_id: is left out of rows without an attention mask; None: no token is padding.
-
-    Raises:
-        InvalidArgumentError: if there are no rows, or no token ids.
-    """
-    rows = []
-    for row in dataset:
-        if collator is not None:
-            row = {name: value[0] for name, value in collator([row]).items()}
-        if "input_ids" not in row:
-            raise InvalidArgumentError("the data set has no column `input_ids`: map the tokenizer over its prompts first")
-        names = [name for name in ("input_ids", "attention_mask") if row.get(name) is not None]
-        rows.append({name: torch.as_tensor(row[name]).tolist() for name in names})
-        if "attention_mask" not in rows[-1]:
-            rows[-1]["input_ids"] = [token for token in rows[-1]["input_ids"] if token != pad_id]
-    if not rows:
-        raise InvalidArgumentError("the data set has no rows")
-    return rows

@@ -35,6 +35,8 @@ def core_config(args: PPOConfig, longest_prompt: int, stop_token_id: int | None)
     Raises:
         InvalidArgumentError: for a value that this library does not accept.
     """
+    if args.kl_estimator not in ("k1", "k3"):
+        raise InvalidArgumentError(f"`kl_estimator` is {args.kl_estimator!r}, but must be 'k1' or 'k3'")
     try:
         return _translated(args, longest_prompt, stop_token_id)
     except UserError as error:
@@ -196,8 +198,8 @@ def unsupported_settings(args: PPOConfig) -> list[str]:
 
 
 def number_format_hint(args: PPOConfig, dtype: torch.dtype, device: torch.device) -> list[str]:
-    """Return a line if `bf16` is on, the device multiplies bfloat16, and the policy is in float32, which decides."""
-    if not args.bf16 or dtype != torch.float32 or device.type == "cpu":
+    """Return a line if `bf16` is on and the policy is in float32, which decides; on a CPU only if `bf16` was given."""
+    if not args.bf16 or dtype != torch.float32 or (device.type == "cpu" and not args.bf16_was_given):
         return []
     return [
         "bf16 is set, but the models are in float32 and compute in it: load them with dtype=torch.bfloat16; the optimizer "

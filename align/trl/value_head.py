@@ -1,5 +1,6 @@
 """Language models with TRL's value head, for folders and scripts that use them. The trainer needs none of this."""
 
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,15 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrainedModel
 
-from align.core.errors import UserError
+from align.core.errors import UserError, first_line
 
 PREFIX = "v_head."
 ADAPTER_HEAD = "v_head.safetensors"
 """The file of a value head beside an adapter."""
 FILES = ["*.safetensors", "*.json", "*.model", "*.txt"]
 """The files of a hub repository that are downloaded: none of them is a pickle."""
+PICKLED = "pytorch_model.bin"
+"""The file of a value head that TRL saved without safetensors, or beside an adapter."""
 
 
 class ValueHead(nn.Module):
@@ -86,14 +89,17 @@ class PreTrainedModelWrapper(nn.Module):
             peft_config: of a new adapter.
             is_trainable: whether a loaded adapter is trained.
             kwargs: of the value head, and of the model's `from_pretrained`.
+
+        Raises:
+            UserError: for a name that is no folder and cannot be downloaded, or a folder whose value head is in a pickle.
         """
         own = ("summary_dropout_prob", "v_head_init_strategy", "v_head_initializer_range")
         of_head = {name: kwargs.pop(name) for name in own if name in kwargs}
         model: Any = pretrained_model_name_or_path
-        folder = None
+        stored: dict[str, Tensor] = {}
         if isinstance(model, str | Path):
-            is_local = Path(model).is_dir()
-            folder = Path(model if is_local else snapshot_download(str(model), allow_patterns=FILES))
+            folder = _local_folder(str(model))
+            stored = stored_head(folder)
             is_adapter = (folder / "adapter_config.json").exists()
             base = PeftConfig.from_pretrained(str(folder)).base_model_name_or_path if is_adapter else folder
             model = cls.transformers_parent_class.from_pretrained(base, **kwargs)
@@ -102,7 +108,6 @@ class PreTrainedModelWrapper(nn.Module):
         if peft_config is not None and not isinstance(model, PeftModel):
             model = get_peft_model(model, peft_config)
         wrapped = cls(model, **of_head)
-        stored = stored_head(folder) if folder else {}
         if stored:
             wrapped.v_head.load_state_dict(stored)
         return wrapped
@@ -139,14 +144,44 @@ class PreTrainedModelWrapper(nn.Module):
         save_file(head, Path(save_directory) / ADAPTER_HEAD)
 
 
+def _local_folder(name: str) -> Path:
+    """Return the folder of a model, which is downloaded unless it is local."""
+    if Path(name).is_dir():
+        return Path(name)
+    try:
+        return Path(snapshot_download(name, allow_patterns=FILES))
+    except Exception as error:  # the hub's client raises its own errors, and those of the network's library
+        wrong = f"no such folder, and it cannot be loaded from the hub ({first_line(error)})"
+        raise UserError(f"model '{name}': {wrong}; check the path or the name") from error
+
+
 def stored_head(folder: Path) -> dict[str, torch.Tensor]:
-    """Return the weights of the value head in a folder; empty if there is none."""
+    """Return the weights of the value head in a folder; empty if there is none.
+
+    Raises:
+        UserError: if there is none but that of a pickle.
+    """
     found: dict[str, torch.Tensor] = {}
     for path in sorted(folder.glob("*.safetensors")):
         with safe_open(path, framework="pt") as tensors:
             names = [name for name in list(tensors.keys()) if name.startswith(PREFIX)]
             found |= {name.removeprefix(PREFIX): tensors.get_tensor(name) for name in names}
+    if not found and (folder / PICKLED).exists() and _may_hold_a_head(folder / PICKLED):
+        raise UserError(
+            f"{folder}: its value head may be in {PICKLED}, a pickled file, which is not read; convert it to safetensors "
+            f"({ADAPTER_HEAD})"
+        )
     return found
+
+
+def _may_hold_a_head(path: Path) -> bool:
+    """Whether a pickled file names a weight of a value head, or cannot be searched for names. It is not loaded."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            names = [name for name in archive.namelist() if name.endswith("data.pkl")]
+            return any(PREFIX.encode() in archive.read(name) for name in names)
+    except zipfile.BadZipFile:
+        return True
 
 
 class AutoModelForCausalLMWithValueHead(PreTrainedModelWrapper):

@@ -140,6 +140,15 @@ def test_a_path_that_cannot_be_resumed_is_one_line(path, line, whole, run, capsy
     assert f"error: resume_from_checkpoint {path}: {line}" in capsys.readouterr().err
 
 
+def test_a_run_without_checkpoints_has_none_to_resume_from(whole, run, capsys):
+    shutil.rmtree(run / "checkpoints")
+    path = run / "checkpoints" / "update-000004"
+    with pytest.raises(SystemExit):
+        cli.main(words(whole.parent / "demos.jsonl", run, "--resume_from_checkpoint", str(path)))
+    line = f"error: resume_from_checkpoint {path}: {run} has no checkpoint to resume from (save_only_model and"
+    assert line in capsys.readouterr().err
+
+
 def test_a_run_is_not_overwritten_by_one_that_continues_another(whole, run, tmp_path, capsys):
     with pytest.raises(SystemExit):
         cli.main(

@@ -239,6 +239,13 @@ def test_the_models_decide_the_number_format():
     assert number_format_hint(PPOConfig(output_dir="o", bf16=False), torch.float32, gpu) == []
 
 
+def test_bf16_that_was_given_is_answered_on_a_processor_too():
+    args, processor = PPOConfig(output_dir="o", use_cpu=True, bf16=True), torch.device("cpu")
+    (line,) = number_format_hint(args, torch.float32, processor)
+    assert "load them with dtype=torch.bfloat16" in line
+    assert number_format_hint(args, torch.bfloat16, processor) == []
+
+
 def test_values_without_a_counterpart_are_one_line():
     (line,) = unsupported_settings(PPOConfig(output_dir="o", save_strategy="epoch"))
     assert line == "save_strategy is 'epoch' and has no effect: use 'steps' and save_steps"

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, TrainerCallback
 
 from align.core.errors import UserError
 from align.sampling.generation import Responses
-from align.trl import PPOTrainer
+from align.trl import AutoModelForCausalLMWithValueHead, PPOTrainer
 
 METRICS = {
     *("objective/kl", "objective/entropy", "objective/non_score_reward", "objective/rlhf_reward", "objective/scores"),
@@ -316,6 +316,50 @@ def test_mistakes_are_those_of_trl(make_trainer, models, prompts):
         make_trainer({"num_mini_batches": 3})
     with pytest.raises(ValueError, match="both `stop_token` and `stop_token_id`"):
         make_trainer({"stop_token": "eos", "stop_token_id": 1})
+
+
+def test_objects_of_a_wrong_kind_are_one_line(make_trainer, models, prompts, folder):
+    wrapped = AutoModelForCausalLMWithValueHead.from_pretrained(folder)
+    for arguments, message in (
+        ({"model": wrapped}, "`model` is an AutoModelForCausalLMWithValueHead: give its `pretrained_model`"),
+        ({"value_model": wrapped}, "`value_model` is an AutoModelForCausalLMWithValueHead: give its"),
+        ({"train_dataset": prompts.to_iterable_dataset()}, "`train_dataset` is an `IterableDataset`, which has no length"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            make_trainer(**arguments)
+
+
+def test_a_prompt_beyond_the_context_is_answered_with_settings_of_trl(make_trainer, models, prompts):
+    models["value_model"].config.max_position_embeddings = 16
+    with pytest.raises(ValueError, match=r"longest prompt has \d+ tokens, .* `value_model` reads 16; shorten or remove"):
+        make_trainer()
+
+
+@pytest.mark.parametrize("estimator", ["k2", "K1"])
+def test_another_estimator_of_the_kl_is_refused(make_trainer, estimator):
+    with pytest.raises(ValueError, match=f"`kl_estimator` is '{estimator}', but must be 'k1' or 'k3'"):
+        make_trainer({"kl_estimator": estimator})
+
+
+def test_names_of_adapters_without_effect_are_refused(make_trainer, models):
+    new = {"ref_model": None, "peft_config": LoraConfig(r=4, task_type="CAUSAL_LM")}
+    for name in ("model_adapter_name", "ref_adapter_name"):
+        for arguments in ({"ref_model": None}, new):
+            with pytest.raises(ValueError, match=f"`{name}` is 'first', but `model` is no `PeftModel`"):
+                make_trainer({name: "first"}, **arguments)
+    policy = get_peft_model(models["model"], LoraConfig(r=4, task_type="CAUSAL_LM"), "first")
+    with pytest.raises(ValueError, match="`ref_adapter_name` and `ref_model` both name a reference"):
+        make_trainer({"ref_adapter_name": "first"}, model=policy)
+    for name in ("model_adapter_name", "ref_adapter_name"):
+        with pytest.raises(ValueError, match=f"`{name}` is 'frist', but `model` has the adapters first"):
+            make_trainer({name: "frist"}, model=policy, ref_model=None)
+
+
+def test_a_second_call_of_train_is_refused(make_trainer):
+    trainer = make_trainer({"total_episodes": 4})
+    trainer.train()
+    with pytest.raises(ValueError, match="this trainer has trained; make a new one"):
+        trainer.train()
 
 
 def test_a_model_that_zero_3_has_sharded_is_refused(make_trainer, models):

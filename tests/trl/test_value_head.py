@@ -72,6 +72,26 @@ def test_dropout_and_initialization_follow_the_arguments(name):
         made.from_pretrained(base, v_head_init_strategy="zeros")
 
 
+def test_a_head_in_a_pickle_is_refused_and_not_drawn(name, model, tmp_path):
+    model.pretrained_model.save_pretrained(tmp_path)
+    torch.save(model.pretrained_model.state_dict(), tmp_path / "pytorch_model.bin")
+    KINDS[name][0].from_pretrained(tmp_path)  # no head is stored
+    torch.save(model.state_dict(), tmp_path / "pytorch_model.bin")
+    with pytest.raises(
+        UserError, match=r"may be in pytorch_model\.bin, a pickled file, which is not read; convert it to saf"
+    ):
+        KINDS[name][0].from_pretrained(tmp_path)
+    torch.save(model.state_dict(), tmp_path / "pytorch_model.bin", _use_new_zipfile_serialization=False)
+    with pytest.raises(UserError, match=r"may be in pytorch_model\.bin"):
+        KINDS[name][0].from_pretrained(tmp_path)
+
+
+def test_an_unknown_path_is_one_line(tmp_path):
+    with pytest.raises(UserError, match="no such folder, and it cannot be loaded from the hub") as caught:
+        AutoModelForCausalLMWithValueHead.from_pretrained(tmp_path / "no" / "such" / "folder")
+    assert "\n" not in str(caught.value)
+
+
 def test_it_generates_in_bfloat16(name):
     model = KINDS[name][0].from_pretrained(str(resolve_model(name)), dtype=torch.bfloat16)
     logits, _, values = model(**inputs(name))

@@ -134,7 +134,12 @@ def checkpoint_to_resume(
     path = Path(choice)
     if path.resolve().parent == (folder / "checkpoints").resolve():
         found, faults = latest_valid_checkpoint(folder, accelerator)
-        if found is None or found.name != path.name:
+        if found is None:
+            raise UserError(
+                f"resume_from_checkpoint {path}: {folder} has no checkpoint to resume from (save_only_model and "
+                "save_strategy 'no' write none)"
+            )
+        if found.name != path.name:
             raise UserError(
                 f"resume_from_checkpoint {path}: it is not the newest checkpoint in {folder}, whose model and metrics are "
                 "later; choose another output_dir to continue from it"

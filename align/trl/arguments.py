@@ -1,0 +1,157 @@
+"""Checks of the trainer's arguments, and the prompts and the reference that they stand for."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from datasets import Dataset, IterableDataset
+from peft import PeftConfig, PeftModel
+from torch import nn
+from transformers import DataCollatorWithPadding, PreTrainedModel
+
+from align.batches.encoding import Limits, encode_prompts
+from align.models.backbone.kinds import has_separate_encoder
+from align.models.loading import LoadedModel
+from align.ppo.given_objects import BASE_REFERENCE
+from align.runtime.sharding import is_sharded
+from align.tokenization.encoded import EncodedPrompt
+from align.trl.config import InvalidArgumentError, PPOConfig
+from align.trl.value_head import PreTrainedModelWrapper
+
+
+def check_models(args: PPOConfig, models: Mapping[str, nn.Module | None], train_dataset: Any, peft_config: Any) -> None:
+    """Raise an `InvalidArgumentError` for arguments that exclude each other, or that are of a kind that cannot be used.
+
+    Args:
+        models: by the names of the trainer's arguments; `model` is the policy.
+    """
+    if train_dataset is None:
+        raise InvalidArgumentError("`train_dataset` is required")
+    if isinstance(train_dataset, IterableDataset):
+        raise InvalidArgumentError(
+            "`train_dataset` is an `IterableDataset`, which has no length: give a `Dataset`, such as "
+            "Dataset.from_list(list(train_dataset))"
+        )
+    for name, given in models.items():
+        if isinstance(given, PreTrainedModelWrapper):
+            raise InvalidArgumentError(
+                f"`{name}` is an {type(given).__name__}: give its `pretrained_model` as the policy, and a sequence "
+                "classifier with one label as `value_model`"
+            )
+    model, ref_model = models["model"], models["ref_model"]
+    assert model is not None
+    if any(is_sharded(weight) for weight in model.parameters()):
+        raise InvalidArgumentError(
+            "`model` is sharded by ZeRO-3, as transformers loads it under that launcher: use ZeRO-1 or 2 "
+            "(configs/accelerate/zero2.yaml), or `align ppo`, which loads and trains sharded models"
+        )
+    if not all(weight.is_floating_point() for weight in model.parameters()):
+        raise InvalidArgumentError("`model` is quantized, which is not supported: load it without `quantization_config`")
+    if ref_model is model:
+        raise InvalidArgumentError(
+            "`model` and `ref_model` cannot be the same object: give a copy, or None for a copy of the policy's start"
+        )
+    if peft_config is not None and not isinstance(peft_config, PeftConfig):
+        raise InvalidArgumentError(f"`peft_config` must be a `peft.PeftConfig`, not {type(peft_config).__name__}")
+    if peft_config is not None and isinstance(model, PeftModel):
+        raise InvalidArgumentError(
+            "You passed a `PeftModel` together with a `peft_config`: leave `peft_config` out to train the adapter that is "
+            "there, or merge it first by merge_and_unload()"
+        )
+    check_adapter_names(args, model, ref_model)
+
+
+def check_adapter_names(args: PPOConfig, model: nn.Module, ref_model: nn.Module | None) -> None:
+    """Raise an `InvalidArgumentError` for names of adapters that the policy lacks, or that have no effect."""
+    if args.ref_adapter_name and ref_model is not None:
+        raise InvalidArgumentError("`ref_adapter_name` and `ref_model` both name a reference: leave one out")
+    for name in ("model_adapter_name", "ref_adapter_name"):
+        adapter = getattr(args, name)
+        if not adapter:
+            continue
+        if not isinstance(model, PeftModel):
+            raise InvalidArgumentError(
+                f"`{name}` is {adapter!r}, but `model` is no `PeftModel`: load it as one, or leave the name out"
+            )
+        if adapter not in model.peft_config:
+            known = ", ".join(model.peft_config)
+            raise InvalidArgumentError(f"`{name}` is {adapter!r}, but `model` has the adapters {known}")
+
+
+def check_context(
+    rows: Sequence[Mapping[str, Sequence[int]]], models: Mapping[str, nn.Module | None], response_length: int
+) -> None:
+    """Raise an `InvalidArgumentError` for a prompt that leaves no room for a response in the context of a decoder."""
+    longest = max(len(row["input_ids"]) for row in rows)
+    for name, model in models.items():
+        config: Any = getattr(model, "config", None)
+        if config is None or has_separate_encoder(config):
+            continue
+        limit = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
+        if limit and longest + response_length > limit:
+            raise InvalidArgumentError(
+                f"the longest prompt has {longest} tokens, and response_length is {response_length}, but `{name}` "
+                f"reads {limit}; shorten or remove it, or lower response_length"
+            )
+
+
+def reference_of(
+    args: PPOConfig, model: nn.Module, ref_model: PreTrainedModel | None, peft_config: PeftConfig | None
+) -> PreTrainedModel | str | None:
+    """Return the reference: a model, the name of an adapter of the policy, or None for the policy that training starts from.
+
+    The reference of a `PeftModel` is its base, as in TRL.
+    """
+    if ref_model is not None or peft_config is not None:
+        return ref_model
+    return args.ref_adapter_name or (BASE_REFERENCE if isinstance(model, PeftModel) else None)
+
+
+def data_sets(given: Dataset | Mapping[str, Dataset] | None) -> list[Dataset]:
+    """Return the data sets of an argument that is one, several by name, or None."""
+    if given is None:
+        return []
+    return list(given.values()) if isinstance(given, Mapping) else [given]
+
+
+def eval_prompts(
+    dataset: Dataset | Mapping[str, Dataset] | None,
+    collator: DataCollatorWithPadding | None,
+    pad_id: int | None,
+    policy: LoadedModel,
+    response_length: int,
+) -> list[EncodedPrompt]:
+    """Return the prompts of the sample tables; empty without data."""
+    rows = [row for part in data_sets(dataset) for row in prompt_rows(part, collator, pad_id)]
+    if not rows:
+        return []
+    check_context(rows, {"model": policy.backbone.model}, response_length)
+    limits = Limits(max(len(row["input_ids"]) for row in rows), response_length)
+    return encode_prompts(rows, policy, limits, skip_bad_rows=False)
+
+
+def prompt_rows(
+    dataset: Dataset, collator: DataCollatorWithPadding | None, pad_id: int | None
+) -> list[dict[str, list[int]]]:
+    """Return the token ids of each prompt, with its attention mask if it has one.
+
+    Args:
+        collator: a user's, which may change rows.
+        pad_id: is left out of rows without an attention mask; None: no token is padding.
+
+    Raises:
+        InvalidArgumentError: if there are no rows, or no token ids.
+    """
+    rows = []
+    for row in dataset:
+        if collator is not None:
+            row = {name: value[0] for name, value in collator([row]).items()}
+        if "input_ids" not in row:
+            raise InvalidArgumentError("the data set has no column `input_ids`: map the tokenizer over its prompts first")
+        names = [name for name in ("input_ids", "attention_mask") if row.get(name) is not None]
+        rows.append({name: torch.as_tensor(row[name]).tolist() for name in names})
+        if "attention_mask" not in rows[-1]:
+            rows[-1]["input_ids"] = [token for token in rows[-1]["input_ids"] if token != pad_id]
+    if not rows:
+        raise InvalidArgumentError("the data set has no rows")
+    return rows
