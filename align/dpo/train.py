@@ -280,7 +280,7 @@ class DPOTrainer:
     def train(self) -> Path:
         """Train from the last checkpoint on; return the folder of the best policy."""
         if self.config.dry_run:
-            return self.engine.run.end_dry_run(self.engine.total_steps)
+            return EpochLoop(self.engine, self.order, self.config.eval_steps).end_dry_run()
         return train(self.config, self.loaded, self.engine, self.order, self.held_out)
 
 

@@ -1,16 +1,21 @@
 """Evaluation on fixed prompts during PPO: its metrics, and the choice of the policy to keep."""
 
 import math
+import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from statistics import NormalDist, fmean, stdev
 from typing import Any
 
 from torch import Tensor
 
+from align.core.files import new_folder
 from align.ppo.metrics import response_metrics
 from align.ppo.records import RoleOutputs, Rollout
 from align.ppo.rewards import apply_missing_eos
+from align.runtime.distributed import run_on_main
+from align.training.run import Run
 
 
 @dataclass
@@ -139,6 +144,34 @@ class PolicySelection:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned."""
         self.best, self.initial = (Candidate(**found) if found else None for found in (state["best"], state["initial"]))
+
+
+def take_over_best_policy(run: Run, selection: PolicySelection) -> None:
+    """Copy the best policy of the run whose checkpoint this one continues, if that is another run.
+
+    The other run may have kept a later policy since. The selection then starts again without a best policy.
+    """
+    best, checkpoint = selection.best, run.checkpoint
+    if best is None or checkpoint is None or run.continues_own:
+        return
+    source = checkpoint.resolve().parents[1] / "model"
+
+    def is_there() -> bool:
+        card = source / "README.md"
+        row = f"| update | {best.update:.4g} |"  # as `save_policy` writes it
+        return card.is_file() and row in card.read_text(encoding="utf-8").splitlines()
+
+    run.open()
+    if run_on_main(is_there, run.accelerator):
+        run_on_main(lambda: _copy_folder(source, run.folder / "model"), run.accelerator)
+        return
+    selection.best = None
+    run.print(f"{source} is not the best policy of {checkpoint}, of update {best.update}: only later ones can be kept")
+
+
+def _copy_folder(source: Path, target: Path) -> None:
+    with new_folder(target) as temporary:
+        shutil.copytree(source, temporary, dirs_exist_ok=True)
 
 
 def evaluation_metrics(evaluation: PolicyEvaluation, scores: Tensor, outputs: RoleOutputs) -> dict[str, float]:

@@ -252,7 +252,7 @@ class SFTTrainer:
     def train(self) -> Path:
         """Train from the last checkpoint on; return the folder of the best model."""
         if self.config.dry_run:
-            return self.engine.run.end_dry_run(self.engine.total_steps)
+            return EpochLoop(self.engine, self.batches, self.config.eval_steps).end_dry_run()
         return train(self.config, self.loaded, self.engine, self.batches, self.held_out)
 
 

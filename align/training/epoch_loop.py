@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from statistics import fmean
 from typing import Any, Protocol, TypeVar
 
@@ -75,6 +76,10 @@ class EpochLoop:
         tokens, batch, rows = found
         with memory_trial(self.engine, rows, tokens):
             self.engine.backward(*loss_of([batch[row] for row in rows], batch))
+
+    def end_dry_run(self) -> Path:
+        """Print the plan of the run, whose checkpoint has been loaded, and close it; return the folder of its model."""
+        return self.run.end_dry_run(self.total, self.done)
 
     def updates(self) -> Iterator[int]:
         """Count the updates that are left; warn after the last one if the training loss did not fall."""

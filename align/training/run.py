@@ -316,13 +316,20 @@ class Run:
         self._push()
         release_lock(self.folder)
 
-    def end_dry_run(self, updates: int) -> Path:
-        """Print the plan of the run, and close it. Return the folder that its model would have."""
+    def end_dry_run(self, updates: int, done: int) -> Path:
+        """Print the plan of the run, and close it. Return the folder that its model would have.
+
+        Args:
+            updates: in all.
+            done: updates before the checkpoint that the run continues.
+        """
         config, folder = self.config, self.folder
         saves = f"a checkpoint every {config.save_steps}" if config.save_steps else "no checkpoints (save_steps 0)"
         start = f", from {self.checkpoint}" if self.checkpoint else ""
+        left = f"; {max(0, updates - done):,} updates are left" if self.checkpoint else ""
         self.print(
-            f"dry run: {updates:,} updates{start}; {saves}; the model would be in {folder / 'model'}; nothing was written"
+            f"dry run: {updates:,} updates{start}; {saves}{left}; the model would be in {folder / 'model'}; "
+            "nothing was written"
         )
         self.close()
         return folder / "model"

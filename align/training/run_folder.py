@@ -81,10 +81,10 @@ def _taken(folder: Path) -> UserError:
     return UserError(f"{folder}: {who} is writing a run there; wait for its end, or choose another output_dir")
 
 
-# A checkpoint cannot be resumed with other values: its weights and the reference of PPO's KL depend on them.
+# A checkpoint cannot be resumed with other values: its weights, the reference of PPO's KL and the kept model depend on them.
 MODEL_SETTINGS = (
     *("model", "chat_template", "template_date", "lora_r", "lora_alpha", "lora_target_modules", "lora"),
-    *("optimizer", "critic", "reference_refresh"),
+    *("optimizer", "critic", "reference_refresh", "save_best_policy"),
 )
 # The number of an update decides which examples it reads. With other values it would read examples again and skip others.
 ORDER_SETTINGS = (

@@ -1,6 +1,7 @@
 """Which policy is the final model, and where it is written."""
 
 import json
+import shutil
 
 import pytest
 import torch
@@ -75,6 +76,47 @@ def test_a_policy_is_saved_into_a_folder_beside_other_files(name, trainer, tmp_p
     assert (folder / "logs" / "notes.txt").read_text() == "mine"
     assert all((folder / file).read_text() == "{}" for file in others)
     assert not any((folder / file).exists() for file in (*stale, ".model"))
+
+
+@pytest.mark.parametrize("first", ["has it", "replaced it", "lost it"])
+def test_a_second_run_takes_over_the_best_policy_of_the_first(first, sharp_folders, tmp_path, capsys):
+    """Its checkpoint names update 1 as the best; what the second run trains is always worse."""
+    later = 10.0 if first == "replaced it" else -10.0
+    given = {"report_to": ["none"], "dtype": "float32", "rollout_batch_size": 4, "max_new_tokens": 6, "learning_rate": 1e-2}
+    given |= {
+        "eval_steps": 1,
+        "max_kl": 1e9,
+        "save_steps": 1,
+        "save_total_limit": 0,
+        "num_ppo_epochs": 1,
+        "missing_eos_score": None,
+    }
+
+    def run(name, rewards, **settings):
+        rewards = iter(rewards)  # evaluation, then training and evaluation of each update
+        config = PPOConfig(output_dir=str(tmp_path / name), **given, **settings)
+
+        def reward(prompts, responses):
+            value = next(rewards)
+            return [value] * len(responses)
+
+        made = PPOTrainer(sharp_folders["tiny-gpt2"], [reward], PROMPTS, config, PROMPTS)
+        return made, made.train()
+
+    _, model = run("a", [0.0, 2.0, 5.0, 2.0, later], total_updates=2)
+    if first == "lost it":
+        shutil.rmtree(model)
+    best = AutoModelForCausalLM.from_pretrained(model).state_dict() if first == "has it" else None
+    capsys.readouterr()
+    checkpoint = tmp_path / "a" / "checkpoints" / "update-000001"
+    made, folder = run("b", [2.0, 1.0] * 2, total_updates=3, resume_from_checkpoint=str(checkpoint))
+    printed = " ".join(capsys.readouterr().err.split())
+    assert "no evaluation chose" not in printed
+    assert ("is not the best policy of" in printed) == (first != "has it")
+    update = 1 if first == "has it" else 2  # of equal means the first stays
+    assert f"| update | {update} |" in (folder / "README.md").read_text()
+    assert not same(folder, policy_of(made))
+    assert best is None or same(folder, best)
 
 
 def test_a_confidence_without_a_best_policy_is_refused():

@@ -148,6 +148,9 @@ def test_ppo_with_other_prompts_or_another_size_is_refused_and_saves_where_nothi
         with pytest.raises(SystemExit):
             cli.main([*ppo, "--resume_from_checkpoint", *more])
         assert part in capsys.readouterr().err.splitlines()[-1]
+    with pytest.raises(SystemExit):
+        cli.main([*ppo, "--resume_from_checkpoint", "--save_best_policy", "false"])
+    assert "this run has save_best_policy True, not False" in capsys.readouterr().err.splitlines()[-1]
     cli.main([*ppo, "--resume_from_checkpoint", "--total_updates", "2"])
     assert (tmp_path / "run" / "model" / "model.safetensors").exists()
 

@@ -53,3 +53,26 @@ def test_a_dry_run_of_a_run_that_would_continue_changes_nothing(tmp_path, capsys
         in capsys.readouterr().err
     )
     assert snapshot(tmp_path) == before
+
+
+@pytest.mark.parametrize("stage", ["ppo", "sft"])
+def test_the_checkpoint_that_a_dry_run_names_is_compared(stage, tmp_path, capsys, align_cache):
+    data = write_rows(tmp_path / "data.jsonl", *({"prompt": f"Is {i} odd?", "completion": "Yes."} for i in range(4)))
+    other = write_rows(tmp_path / "other.jsonl", *({"prompt": f"Is {i} even?", "completion": "No."} for i in range(4)))
+    name = "--prompts" if stage == "ppo" else "--train_data"
+    words = {
+        "ppo": "--reward_functions align.ppo.toy_rewards:share_of_e --rollout_batch_size 4 --max_new_tokens 4 "
+        "--num_ppo_epochs 1 --total_updates",
+        "sft": "--batch_size 4 --num_train_epochs",
+    }[stage].split()
+    words = [stage, *TINY, "--save_steps", "1", "--output_dir", str(tmp_path / "run"), *words]
+    cli.main([*words, "2", name, str(data)])
+    before = snapshot(tmp_path)
+    dry = [*words, "5", "--resume_from_checkpoint", "auto", "--dry_run", name]
+    cli.main([*dry, str(data)])
+    assert "; 3 updates are left; the model would be in " in capsys.readouterr().err
+    with pytest.raises(SystemExit) as ended:
+        cli.main([*dry, str(other)])
+    assert ended.value.code == 2
+    assert "are not those that this run" in capsys.readouterr().err.splitlines()[-1]
+    assert snapshot(tmp_path) == before

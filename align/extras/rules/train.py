@@ -250,7 +250,7 @@ class RuleTrainer:
     def train(self) -> Path:
         """Train from the last checkpoint on; return the folder of the best model."""
         if self.config.dry_run:
-            return self.engine.run.end_dry_run(self.engine.total_steps)
+            return EpochLoop(self.engine, self.order, self.config.eval_steps).end_dry_run()
         parts = (self.loaded, self.engine, self.order, self.held_out, self.unseen, self.rules)
         return train(self.config, *parts)
 
