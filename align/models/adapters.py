@@ -51,6 +51,7 @@ def add_adapter(backbone: Backbone, folder: str, name: str) -> None:
         backbone.peft.load_adapter(folder, adapter_name=name, autocast_adapter_dtype=False)
     except Exception as error:  # an external config, of which PEFT checks little
         raise UserError(f"adapter '{folder}': it does not fit this model ({reason(error)})") from error
+    _added(backbone.peft).add(name)
     _name_local_base(backbone.peft, name)
     _require_all_tensors(backbone.peft, folder, name, stored)
     disable_dropout(backbone.model)
@@ -86,6 +87,7 @@ def copy_adapter(peft_model: PeftModel, source: str, target: str) -> None:
     if isinstance(settings, LoraConfig):
         settings.init_lora_weights = True  # others, such as pissa, take the new adapter's share out of the base's weights
     peft_model.add_adapter(target, settings, autocast_adapter_dtype=False)
+    _added(peft_model).add(target)
     copies = adapter_parameters(peft_model, target).values()
     for original, weight in zip(adapter_parameters(peft_model, source).values(), copies, strict=True):
         if weight.dtype != original.dtype:  # PEFT adds them in the base's format
@@ -98,6 +100,23 @@ def copy_adapter(peft_model: PeftModel, source: str, target: str) -> None:
     peft_model.set_requires_grad(source, requires_grad=False)
     peft_model.set_requires_grad(target)
     disable_dropout(peft_model)
+
+
+def _added(peft_model: PeftModel) -> set[str]:
+    """The names of the adapters that this package has added to a PEFT model."""
+    names: set[str] = vars(peft_model).setdefault("adapters_of_align", set())
+    return names
+
+
+def delete_added_adapters(peft_model: PeftModel, kept: str) -> None:
+    """Delete the adapters that an earlier trainer has added to a PEFT model.
+
+    Args:
+        kept: the adapter that stays in any case.
+    """
+    for name in sorted((_added(peft_model) & peft_model.peft_config.keys()) - {kept}):
+        peft_model.delete_adapter(name)
+    _added(peft_model).clear()
 
 
 def merge_adapter(peft_model: PeftModel, folder: str) -> PreTrainedModel:

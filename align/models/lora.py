@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from align.core.errors import UserError, first_line
 from align.core.settings import ModelConfig, Settings, option
-from align.models.adapters import ALL_LINEAR, adapter_parameters, copy_adapter
+from align.models.adapters import ALL_LINEAR, adapter_parameters, copy_adapter, delete_added_adapters
 from align.models.backbone import adapter_settings, linear_layers
 from align.runtime.environment import console
 
@@ -168,6 +168,11 @@ def train_active_adapter(peft_model: PeftModel) -> str:
     if name.startswith(RESERVED_NAMES):
         raise UserError(
             f"the PEFT adapter is called '{name}', a name of this package's own: give it another, such as default"
+        )
+    delete_added_adapters(peft_model, kept=name)
+    if START_ADAPTER in peft_model.peft_config:
+        raise UserError(
+            f"the PEFT model has an adapter '{START_ADAPTER}', a name of this package's own: give it another, or delete it"
         )
     settings = checked(peft_model.peft_config[name], is_new=False)
     settings.base_model_name_or_path = peft_model.peft_config[name].base_model_name_or_path

@@ -98,8 +98,6 @@ def build_engine_and_roles(
     reference_is_updated = any(extension.updates_reference for extension in extensions)
     if reference_is_updated and zero_stage(accelerator) == 3:
         raise UserError("reference_refresh is not possible under ZeRO-3, which shards the weights: use ZeRO-1 or 2")
-    if reference_is_updated and reference:
-        raise UserError("reference_refresh copies the policy into the reference; leave out reference, or set it to 0")
     copies = 0 if policy.adapter or reference else 2 if reference_is_updated else 1
     with sharded_loading(accelerator):
         references = [LanguageModel(copy_backbone(policy.backbone)) for _ in range(copies)]

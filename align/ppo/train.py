@@ -31,6 +31,7 @@ from torch import Tensor
 
 from align.batches.encoding import Data, Limits, encode_prompts
 from align.batches.mixtures import is_given, split_by_opening
+from align.core.errors import UserError
 from align.core.launch import run_stage
 from align.core.seeds import RngStream
 from align.core.tensor_ops import length_mask, whiten
@@ -38,7 +39,14 @@ from align.models.checkpoint import WriteModel, save_model, weights_of
 from align.models.loading import LoadedModel
 from align.ppo.advantages import add_kl_penalty, estimate_advantages
 from align.ppo.config import PPOConfig
-from align.ppo.evaluation import Candidate, PolicyEvaluation, PolicySelection, evaluation_metrics, sample_rows
+from align.ppo.evaluation import (
+    Candidate,
+    PolicyEvaluation,
+    PolicySelection,
+    evaluation_metrics,
+    sample_rows,
+    take_over_best_policy,
+)
 from align.ppo.extensions import (
     Extension,
     TrainingContext,
@@ -119,16 +127,18 @@ class PPOState:
 def train(config: PPOConfig, ready: Prepared) -> Path:
     """Run all updates from the last checkpoint on; return the folder of the best policy, or of the last."""
     run, extensions, folder = ready.run, ready.extensions, ready.run.folder / "model"
-    if config.dry_run:
-        return run.end_dry_run(config.total_updates)
     state = PPOState(config, "".join(extension.selects_by for extension in extensions))
     stateful = state.stateful() | {extension.name: extension for extension in extensions if extension.has_state}
     checkpoint = Checkpoint(run, ready.engine, {"prompts": PromptIdentity(ready.prompts), **stateful})
     done = checkpoint.load()
+    if config.dry_run:
+        return run.end_dry_run(config.total_updates, done)
     if run.callbacks:
         run.callbacks.begin(done)
     if done < config.total_updates and can_try(ready.engine):
         try_largest_micro_batch(config, ready)
+    if config.save_best_policy:
+        take_over_best_policy(run, state.selection)
     if not done and ready.validation:
         run.log(0, evaluate(config, ready, state, 0))
     run.open()  # locks the folder
@@ -392,6 +402,8 @@ def prepare(
     """
     require_reward(reward_models, functions, extensions)
     moves = any(extension.updates_reference for extension in extensions)
+    if moves and given.reference is not None:
+        raise UserError("reference_refresh copies the policy into the reference; leave out reference, or set it to 0")
     run, policy = open_policy(config, model, given, copies=2 if moves else 1)
     if functions and run.accelerator.num_processes > 1:
         require_longer_collective_timeout(config.reward_timeout, config.collective_timeout)

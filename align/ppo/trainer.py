@@ -84,7 +84,7 @@ class PPOTrainer:
         optimizers: tuple[Optimizer | None, LRScheduler | None] = (None, None),
         callbacks: "Sequence[TrainerCallback | type[TrainerCallback]] | TrainerCallbacks" = (),
     ) -> None:
-        if value_model is not None and any(each is value_model for each in (*reward, selection_reward_model)):
+        if value_model is not None and any(shares_weights(each, value_model) for each in (*reward, selection_reward_model)):
             raise UserError("value_model: it is the reward model, whose rewards training would change; give a copy")
         models, functions = split_rewards(reward)
         names, objects = reward_settings(models, functions), {}
@@ -171,6 +171,13 @@ def split_rewards(rewards: Sequence[Reward]) -> tuple[list[RewardModelLike], lis
         else:
             functions.append(WeightedFunction(function_name(reward), 1.0, reward))
     return models, functions
+
+
+def shares_weights(reward: Reward | None, model: nn.Module) -> bool:
+    """Return whether a reward is a model in memory that has weights of another one."""
+    scoring = reward.model if isinstance(reward, LoadedReward) else reward
+    own = set(map(id, model.parameters()))
+    return isinstance(scoring, nn.Module) and any(id(weight) in own for weight in scoring.parameters())
 
 
 def reward_settings(models: Sequence[RewardModelLike], functions: Sequence[WeightedFunction]) -> dict[str, Any]:

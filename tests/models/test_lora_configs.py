@@ -213,6 +213,35 @@ def test_another_adapter_of_a_peft_model_is_the_reference(reference, base, train
         assert (found.log_probs[row, : len(response)] - expected).abs().max() > 1e-3
 
 
+def test_a_peft_model_in_two_trainers_starts_the_second_from_what_the_first_trained(base, trainer, tmp_path):
+    """The adapters of the first are deleted, and the user's own stay, whatever they are called."""
+    model = get_peft_model(base(LLAMA), LoraConfig(r=2))
+    model.add_adapter("reference", LoraConfig(r=2, init_lora_weights=False))
+    move(weight for weight in model.parameters() if weight.requires_grad)
+    settings = {"critic": "separate", "num_ppo_epochs": 1}
+    trainer(LLAMA, model, settings).train()
+    assert model.peft_config.keys() == {"default", "reference", "start", "value"}
+    before = {name: weight.detach().clone() for name, weight in model.named_parameters() if ".default." in name}
+    assert before
+    second = trainer(LLAMA, model, {"output_dir": str(tmp_path / "second")})
+    now = dict(model.named_parameters())
+    assert all(torch.equal(now[name.replace(".default.", ".start.")], weight) for name, weight in before.items())
+    assert model.peft_config.keys() == {"default", "reference", "start"}
+    second.train()
+    own = get_peft_model(base(LLAMA), LoraConfig(r=2))
+    own.add_adapter("start", LoraConfig(r=2))
+    with pytest.raises(UserError, match="the PEFT model has an adapter 'start', a name of this package's own"):
+        trainer(LLAMA, own, {"output_dir": str(tmp_path / "third")})
+
+
+def test_a_named_reference_is_refused_where_the_policy_becomes_the_reference(base, trainer):
+    model = get_peft_model(base(LLAMA), LoraConfig(r=2))
+    model.add_adapter("other", LoraConfig(r=2, init_lora_weights=False))
+    for reference in ("other", "base"):
+        with pytest.raises(UserError, match="reference_refresh copies the policy into the reference; leave out reference"):
+            trainer(LLAMA, model, {"reference_refresh": 1}, reference=reference)
+
+
 def test_peft_models_in_a_wrong_place_are_refused(base, trainer, tokenizer):
     lora = LoraConfig(r=2, target_modules=["c_attn"])
     with pytest.raises(UserError, match="the model is a PeftModel, whose adapter is trained: leave out peft_config"):

@@ -9,6 +9,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoModelF
 from align.core.errors import UserError
 from align.ppo import PPOConfig, PPOTrainer
 from align.ppo.rollout import forward_all_roles, sample_rollout
+from align.reward.checkpoint import reward_of_classifier
 
 PROMPTS = ["red", "green, blue", "one"]
 TEMPERATURE = 0.7
@@ -156,6 +157,12 @@ def test_objects_in_a_wrong_role_are_refused(trainer, language_model, classifier
         trainer(policy, reference=policy)
     with pytest.raises(UserError, match="value_model: it is the reward model"):
         trainer(policy, [model], value_model=model)
+    tokenizer = AutoTokenizer.from_pretrained(sharp_folders["tiny-llama"])
+    loaded = reward_of_classifier(model, tokenizer)
+    with pytest.raises(UserError, match="value_model: it is the reward model"):
+        trainer(policy, [loaded], value_model=model)
+    with pytest.raises(UserError, match="value_model: it is the reward model"):
+        trainer(policy, [short], value_model=model, selection_reward_model=loaded)
     with pytest.raises(UserError, match="value_model: this estimator of advantages has no critic"):
         trainer(policy, value_model=model, config={"advantage_estimator": "reinforce++"})
     with pytest.raises(UserError, match="value_model: GPT2LMHeadModel is no sequence classifier"):
