@@ -7,6 +7,7 @@ from dataclasses import MISSING, dataclass, fields, replace
 from typing import Any, TypeVar
 
 from peft import LoraConfig, PeftConfig, PeftModel
+from peft.utils import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
 from transformers import PreTrainedModel
 
 from align.core.errors import UserError, first_line
@@ -125,11 +126,12 @@ def prepared_lora_config(given: PeftConfig, model: PreTrainedModel, base: str) -
     return settings
 
 
-def with_lora_settings(config: Config, given: PeftConfig, is_new: bool) -> Config:
-    """Return a run's settings with rank, alpha and modules of a `LoraConfig`, which the run's folder names.
+def with_lora_settings(config: Config, given: PeftConfig, is_new: bool, model_type: str) -> Config:
+    """Return a run's settings with the fields of a `LoraConfig`, which the run's folder names and a resumed run compares.
 
     Args:
         is_new: see `require_supported`.
+        model_type: of the base, which decides PEFT's own choice of modules.
 
     Raises:
         UserError: if the settings describe an adapter themselves.
@@ -137,9 +139,18 @@ def with_lora_settings(config: Config, given: PeftConfig, is_new: bool) -> Confi
     if config.lora_r or config.lora:
         raise UserError("peft_config and the settings lora_r and lora describe one adapter: leave the settings at 0")
     settings = require_supported(given, is_new)
-    modules = settings.target_modules or ALL_LINEAR
+    modules = settings.target_modules or TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING.get(model_type, ALL_LINEAR)
     names = modules if isinstance(modules, str) else ",".join(sorted(modules))
-    return replace(config, lora_r=settings.r, lora_alpha=float(settings.lora_alpha), lora_target_modules=names)
+    values = {item.name: _as_setting(getattr(settings, item.name)) for item in fields(LoraSettings)}
+    further = LoraSettings(**{name: value for name, value in values.items() if value}) if any(values.values()) else None
+    return replace(config, lora_r=settings.r, lora_alpha=float(settings.lora_alpha), lora_target_modules=names, lora=further)
+
+
+def _as_setting(value: Any) -> Any:
+    """Return the value of a field of `LoraConfig` as `LoraSettings` has it: PEFT also takes sets, a name or a number."""
+    if value is None or isinstance(value, bool):
+        return bool(value)
+    return [value] if isinstance(value, str | int) else sorted(value)
 
 
 def require_same_fields(config: ModelConfig, stored: PeftConfig) -> None:

@@ -9,7 +9,7 @@ from typing import TypeVar
 import torch
 from peft import PeftConfig, PeftModel
 from torch import nn
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from align.batches.mixtures import TrainingData, data_name
 from align.core.errors import UserError
@@ -19,6 +19,7 @@ from align.model_registry.registry import resolve_model
 from align.models.backbone import Backbone
 from align.models.backbone.attention import SDPA
 from align.models.checkpoint import require_savable
+from align.models.configs import base_of, load_config
 from align.models.loading import LoadedModel, from_objects, load
 from align.models.lora import with_lora_settings
 from align.runtime.distributed import broadcast_trainable_weights, run_on_all, run_on_main, zero_stage
@@ -60,7 +61,7 @@ def open_run(
         raise UserError("tokenizer: only a transformers model in memory takes one; leave it out")
     peft_settings = _peft_config_of(model, peft_config)
     if peft_settings is not None:
-        config = with_lora_settings(config, peft_settings, is_new=peft_config is not None)
+        config = with_lora_settings(config, peft_settings, peft_config is not None, _config_of(model).model_type)
     if isinstance(model, str | Path):
         model = str(model)
         run = Run(replace(config, model=model), stage)  # type: ignore[call-arg]
@@ -84,6 +85,13 @@ def open_run(
 def _peft_config_of(model: Model, given: PeftConfig | None) -> PeftConfig | None:
     """Return the settings of the adapter that is trained: those of a PEFT model, or the given ones."""
     return model.peft_config[model.active_adapters[0]] if isinstance(model, PeftModel) else given
+
+
+def _config_of(model: Model) -> PreTrainedConfig:
+    """Return the config of a model, without loading its weights."""
+    if isinstance(model, str | Path):
+        return load_config(base_of(str(resolve_model(model)))[0])
+    return model.backbone.model.config if isinstance(model, LoadedModel) else model.config
 
 
 def _run_from_objects(
