@@ -11,10 +11,10 @@ const RETRY = 2000; // ms after a failure
 const WINDOW = requestId(); // the server tells two windows with the same item apart
 
 // A draft with as many of its newest undo steps as `room` characters hold.
-function fitting({ state, past }, room) {
+function fitting({ state, past, seconds }, room) {
   let left = room - JSON.stringify(state).length;
   const first = past.findLastIndex((step) => (left -= JSON.stringify(step).length) < 0);
-  return { state, past: past.slice(first + 1) };
+  return { state, past: past.slice(first + 1), seconds };
 }
 
 export class Drafts {
@@ -41,7 +41,7 @@ export class Drafts {
 
   close() {
     clearTimeout(this.timer);
-    if (this.item) sessionStorage.removeItem(this.place(this.item));
+    if (this.item) for (const place of [this.place(this.item), this.clock(this.item)]) sessionStorage.removeItem(place);
     this.item = null;
     this.dirty = this.failed = this.replaced = false;
   }
@@ -127,6 +127,21 @@ export class Drafts {
     this.stop();
     this.report.elsewhere();
   }
+
+  // The active seconds of the open item. The next draft carries them to the server; until then they outlive a reload here.
+  keepSeconds(seconds) {
+    if (!this.item) return;
+    this.content.seconds = seconds;
+    try {
+      sessionStorage.setItem(this.clock(this.item), String(seconds));
+    } catch {
+      // the tab's storage is full
+    }
+  }
+
+  keptSeconds = () => Number(sessionStorage.getItem(this.clock(this.item)) ?? 0);
+
+  clock = (item) => `align-seconds-${item.assignment}`;
 
   place = (item) => `align-draft-${item.assignment}`;
 

@@ -41,8 +41,9 @@ class Workbench {
     document.addEventListener("visibilitychange", () => (document.hidden ? this.drafts.save(true) : this.drafts.renew()));
     window.addEventListener("pagehide", () => this.drafts.save(true));
     window.addEventListener("popstate", () => this.followAddress());
+    for (const kind of ["pointerdown", "keydown", "wheel"]) document.addEventListener(kind, () => (this.lastActive = Date.now()), { capture: true, passive: true });
     setInterval(() => {
-      if (this.item && !document.hidden && Date.now() - (this.lastActive ?? Date.now()) < 120_000) this.seconds += 1;
+      if (this.item && !document.hidden && Date.now() - this.lastActive < 120_000) this.drafts.keepSeconds(++this.seconds);
     }, 1000);
     setInterval(() => document.hidden || this.drafts.renew(), RENEW_EVERY);
   }
@@ -122,11 +123,12 @@ class Workbench {
     const { state = {}, past = [] } = carried ?? stored ?? {};
     this.state = { ...this.module.empty(item.view), ...state };
     this.past = past;
-    this.drafts.content = { state: this.state, past };
+    this.seconds = Math.max(stored?.seconds ?? 0, this.drafts.keptSeconds()); // from before a reload, or another device
+    this.lastActive = Date.now();
+    this.drafts.content = { state: this.state, past, seconds: this.seconds };
     if (carried) this.drafts.change(this.drafts.content);
     this.touched = Boolean(carried);
     this.carried = null;
-    this.seconds = 0;
     this.submitId = requestId();
     if (this.banner) this.frame.stage.append(this.banner);
     if (item.changing && !this.deciding) this.frame.stage.append(h("p", { class: "notice changing" }, "You are changing an answer. The old answer counts until you submit."));
@@ -186,7 +188,7 @@ class Workbench {
     this.state = clone(state);
     this.touched = true; // here, not in another window or before a reload
     this.lastActive = Date.now();
-    this.drafts.change({ state: this.state, past: this.past });
+    this.drafts.change({ state: this.state, past: this.past, seconds: this.seconds });
     this.showProblem();
   }
 

@@ -8,7 +8,7 @@ from annotation_ui.reports.export import Selection, rows_to_export
 from annotation_ui.server.auth import Auth
 from annotation_ui.store.judgments import Judgments
 from annotation_ui.store.leases import Leases
-from annotation_ui.store.schema import Assignment, Judgment, SignIn, User
+from annotation_ui.store.schema import Assignment, Batch, Item, Judgment, SignIn, User
 from tests.annotation_ui.conftest import SCREENSHOTS
 from tests.annotation_ui.pages import exported, labeler, open_rank
 from tests.annotation_ui.running import do
@@ -71,6 +71,26 @@ def test_a_text_outlives_the_end_of_the_session(server, browser):
     expect(page.locator("textarea")).to_have_value("one two three")
     expect(page.locator(".saved")).to_have_text("Saved")
     assert stored_text(server, "writer") == "one two three"
+
+
+def test_a_reload_and_another_task_lose_no_active_time(server, browser):
+    server.add_batch([("t", {"prompt": "Q", "responses": ["a", "b"]})], "compare")
+    batch = server.add_batch([("t", {"prompt": "Q"})], "demonstrate")
+    page = open_writing(server, browser, "timed")
+    page.wait_for_timeout(3500)  # reads, and changes nothing
+    page.click('[data-task="compare"]')
+    page.wait_for_selector(".choices")
+    page.click('[data-task="demonstrate"]')
+    page.wait_for_selector("textarea")
+    page.reload()
+    page.locator("textarea").press_sequentially("text")
+    page.keyboard.press("Control+Enter")
+    expect(page.locator(".count")).to_have_text("1 done")
+    with server.database.read() as session:
+        times = session.scalars(
+            select(Judgment.seconds).join(Item, Item.id == Judgment.item_id).join(Batch).where(Batch.name == batch)
+        )
+        assert times.one() >= 3
 
 
 def test_a_second_window_says_what_is_saved(server, browser):
