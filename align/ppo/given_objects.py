@@ -125,5 +125,4 @@ def attach_callbacks(
     objects: dict[str, Any] = {"model": policy.backbone.peft or policy.backbone.model, "optimizer": engine.optimizer}
     objects["processing_class"] = policy.tokenization.tokenizer
     callbacks.attach(run.config, run.accelerator, objects, total, epochs_per_update)
-    callbacks.resumed_folder = run.checkpoint.resolve().parents[1] if run.checkpoint else None
     run.callbacks = callbacks

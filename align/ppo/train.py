@@ -129,6 +129,8 @@ def train(config: PPOConfig, ready: Prepared) -> Path:
     run, extensions, folder = ready.run, ready.extensions, ready.run.folder / "model"
     state = PPOState(config, "".join(extension.selects_by for extension in extensions))
     stateful = state.stateful() | {extension.name: extension for extension in extensions if extension.has_state}
+    if run.callbacks:
+        stateful["callbacks"] = run.callbacks
     checkpoint = Checkpoint(run, ready.engine, {"prompts": PromptIdentity(ready.prompts), **stateful})
     done = checkpoint.load()
     if config.dry_run:

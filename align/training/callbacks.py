@@ -5,7 +5,6 @@ A step is an update. `on_log` follows each line of metrics, `on_step_end` each u
 training there.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -32,21 +31,24 @@ class Decisions(NamedTuple):
     stop: bool
 
 
+class _History(list[dict[str, float]]):
+    """Lines of metrics, whose copy shares them: they never change, and a run copies its state in every update."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "_History":
+        return _History(self)
+
+
 class TrainerCallbacks:
     """The callbacks of a run, and the state and the control that they share.
 
-    The state is written to `trainer_state.json` in the run folder after each checkpoint and at the end of training.
+    Checkpoints hold the metric history and the states of the callbacks. They are also written to `trainer_state.json` in the
+    run folder after each checkpoint and at the end of training, for other programs.
 
     Args:
         callbacks: objects or classes; transformers' `DefaultFlowCallback` is put before them.
         args: the arguments that callbacks receive; None: made of the run's settings.
         state: the state that callbacks receive; None: a new one.
-
-    Attributes:
-        resumed_folder: of the run whose checkpoint this one continues; None: its own.
     """
-
-    resumed_folder: Path | None = None
 
     def __init__(
         self,
@@ -86,9 +88,8 @@ class TrainerCallbacks:
         self.state.is_local_process_zero = accelerator.is_local_main_process
 
     def begin(self, done: int) -> None:
-        """Fire `on_train_begin`, with the stored state of a run that continues after update `done`."""
-        if done:
-            self._restore(done)
+        """Fire `on_train_begin`, after `load_state_dict` in a run that continues after update `done`."""
+        self.state.global_step, self.state.epoch = done, done * self.epochs_per_update
         self.control = self.handler.on_train_begin(self.args, self.state, self.control)
 
     def logs(self, metrics: Mapping[str, float]) -> dict[str, float]:
@@ -124,40 +125,32 @@ class TrainerCallbacks:
     def _stateful(self) -> list[Any]:
         return [each for each in (*self.handler.callbacks, self.control) if isinstance(each, ExportableState)]
 
-    def _write_state(self) -> None:
+    def state_dict(self) -> dict[str, Any]:
+        """Return the metric history, and the states of callbacks by the name of their class."""
+        return {"log_history": _History(self.state.log_history), "callbacks": self._states()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore the history, and the attributes of the callbacks that have a state."""
+        self.state.log_history = list(state["log_history"])
+        for each in self._stateful():
+            found = state["callbacks"].get(type(each).__name__)
+            if found and each is not self.control:
+                for name, value in found.pop(0)["attributes"].items():
+                    setattr(each, name, value)
+
+    def _states(self) -> dict[str, list[Any]]:
         states: dict[str, list[Any]] = {}
         for each in self._stateful():
             states.setdefault(type(each).__name__, []).append(each.state())
+        return states
+
+    def _write_state(self) -> None:
+        states = self._states()
         # As transformers writes them: a list only where a class has several objects.
         single = {name: found[0] if len(found) == 1 else found for name, found in states.items()}
         self.state.stateful_callbacks = single  # type: ignore[assignment]
         if self.accelerator.is_main_process:
             write_json(self.path, asdict(self.state))
-
-    def _restore(self, done: int) -> None:
-        """Read the state of the run before, up to update `done`.
-
-        Raises:
-            UserError: if the file cannot be read.
-        """
-        path = self.resumed_folder / STATE_FILE if self.resumed_folder else self.path
-        if not path.exists():  # the run had no callbacks so far
-            return
-        try:
-            stored = json.loads(path.read_text(encoding="utf-8"))
-            history = [logs for logs in stored["log_history"] if logs["step"] <= done]
-            states = {
-                name: found if isinstance(found, list) else [found] for name, found in stored["stateful_callbacks"].items()
-            }
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise UserError(f"{path}: not the state of a trainer ({error!r}); remove it") from error
-        self.state.log_history, self.state.global_step = history, done
-        self.state.epoch = done * self.epochs_per_update
-        for each in self._stateful():
-            found = states.get(type(each).__name__)
-            if found and each is not self.control:
-                for name, value in found.pop(0)["attributes"].items():
-                    setattr(each, name, value)
 
 
 def training_arguments(config: RunConfig, total: int) -> TrainingArguments:

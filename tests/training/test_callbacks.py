@@ -105,10 +105,19 @@ def test_callbacks_continue_with_the_state_of_the_checkpoint(trainer):
     assert recorder.events[:2] == [("begin", 2), ("log", 3)]
     state = TrainerState.load_from_json(made.run.folder / "trainer_state.json")
     assert [logs["step"] for logs in state.log_history] == list(range(1, 7))
-    assert second.count == 3 + 4  # its state was last written at the end of the first run
-    (made.run.folder / "trainer_state.json").write_text("[]")
-    with pytest.raises(UserError, match=r"trainer_state\.json: not the state of a trainer"):
-        trainer([Counter()], save_steps=2, resume_from_checkpoint=True, total_updates=7).train()
+    assert second.count == 6  # 2 in the checkpoint, although the first run counted a third update
+    (made.run.folder / "trainer_state.json").write_text("[]")  # written for others, not read
+    third = Counter()
+    trainer([third], save_steps=2, resume_from_checkpoint=True, total_updates=7).train()
+    assert third.count == 7
+
+
+def test_a_run_without_callbacks_resumes_a_checkpoint_with_their_states_and_the_reverse(trainer):
+    trainer([Counter(), Recorder(stop_at=2)], save_steps=2).train()
+    trainer([], save_steps=2, resume_from_checkpoint=True, total_updates=4).train()
+    counter = Counter()
+    trainer([counter], save_steps=2, resume_from_checkpoint=True).train()
+    assert counter.count == 2  # updates 5 and 6
 
 
 def test_the_state_comes_with_the_checkpoint_of_another_run(trainer, tmp_path):

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from align.training.run import Run
 
 Item = TypeVar("Item")
+NOT_REQUIRED = ("callbacks",)
+"""Objects without which a run resumes: their states change no weight."""
 
 
 class _Contents(NamedTuple):
@@ -148,6 +150,8 @@ class Checkpoint:
         with restoring(run):
             for name, state in stored["states"].items():
                 if name not in self.stateful:
+                    if name in NOT_REQUIRED:
+                        continue
                     raise UserError(
                         f"it holds the state of '{name}', which these settings do not use; resume with those of the run"
                     )
