@@ -63,6 +63,8 @@ def check_spelling(row: Mapping[str, Any], known: Iterable[str]) -> None:
 
 def check_text(value: object, field: str, *, may_be_empty: bool = False) -> str:
     """Text that is not blank and can be encoded as UTF-8. It is not stripped: spaces at the ends are part of the data."""
+    if value is None:  # null, or an empty cell of a table
+        raise field_error(field, "is empty", "write the text, or remove the row")
     if not isinstance(value, str):
         raise field_error(field, f"must be text, not {short_repr(value)}", "write it in quotes")
     if not may_be_empty and not value.strip():

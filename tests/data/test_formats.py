@@ -224,7 +224,7 @@ ERRORS = [
     (Ranking, {**ULTRAFEEDBACK, "completions": ["a"]},
      "field 'completions[0]': is 'a'; write {response, overall_score, ...}"),
     (Ranking, {**SHP, "labels": 2}, "field 'labels': is 2; use 1 where A is preferred, 0 where B is"),
-    (Ranking, {**SHP, "human_ref_B": None}, "field 'human_ref_B': must be text, not None; write it in quotes"),
+    (Ranking, {**SHP, "human_ref_B": None}, "field 'human_ref_B': is empty; write the text, or remove the row"),
     (Ranking, {"question": "Hi", "answers": ["a", "b"]}, "field 'answers[0]': is 'a'; write {text, pm_score}"),
     (Ranking, {"question": "Hi", "answers": [{"text": "a"}]}, "field 'answers[0].pm_score': is None; give a number"),
     (Ranking, {"question": "Hi", "answers": [{"text": "a", "score": 1}]},

@@ -257,7 +257,7 @@ ERRORS = [
     (Ranking, {**TWO, "preferred": 0},
      "field 'preferred': is 0, and a code of 0 and 1 is ambiguous; write a, b or tie"),
     (Ranking, {"prompt": "Hi", "response_a": "a", "preferred": "a"},
-     "field 'response_b': must be text, not None; write it in quotes"),
+     "field 'response_b': is empty; write the text, or remove the row"),
     (Ranking, {**SAFE, "better_response_id": 2}, "field 'better_response_id': is 2; use 0 or 1"),
     (Ranking, {**SUMMARIES, "choice": None}, "field 'choice': is None; use 0 or 1"),
     (Ranking, {**WEBGPT, "question": {}}, "field 'question.full_text': must be text or a list of turns, not None; "

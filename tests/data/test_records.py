@@ -83,7 +83,7 @@ RANKING_ERRORS = [
     ({"prompt": [user("1"), user("2")]}, "field 'prompt[1]': is a second user turn in a row; join the two turns"),
     ({"prompt": ["Hi"]}, "field 'prompt[0]': is 'Hi', not a turn; write {role, content}"),
     ({"prompt": [{"role": "human", "content": "Hi"}]}, "field 'prompt[0].role': is 'human'; use system, user or assistant"),
-    ({"prompt": [user(None)]}, "field 'prompt[0].content': must be text, not None; write it in quotes"),
+    ({"prompt": [user(None)]}, "field 'prompt[0].content': is empty; write the text, or remove the row"),
     (
         {"prompt": "half a pair \ud83d"},
         "field 'prompt': contains half of a surrogate pair, which is not a character; export the text again as UTF-8",
@@ -92,7 +92,7 @@ RANKING_ERRORS = [
     ({"responses": "abc"}, "field 'responses': must be a list, not 'abc'; write it as [..., ...]"),
     ({"responses": ["a"], "ranks": [1]}, "field 'responses': is a list of 1; give from 2 to 9"),
     ({"responses": list("abcdefghij")}, "field 'responses': is a list of 10; give from 2 to 9"),
-    ({"responses": ["a", None, "c"]}, "field 'responses[1]': must be text, not None; write it in quotes"),
+    ({"responses": ["a", None, "c"]}, "field 'responses[1]': is empty; write the text, or remove the row"),
     ({"ranks": None}, "field 'ranks': is missing; give one rank for each response, 1 for the best"),
     ({"ranks": [1, 2]}, "field 'ranks': has 2 entries for 3 responses; give one for each response"),
     ({"ranks": [0, 1, 2]}, "field 'ranks[0]': is 0; use a whole number of 1 or more"),
