@@ -165,6 +165,22 @@ def sharp_folders(align_cache, tmp_path_factory) -> dict[str, str]:
     return folders
 
 
+@pytest.fixture(scope="session")
+def browser():
+    """Debian's Chromium, one for all tests of a process, in which Playwright cannot start twice."""
+    from playwright.sync_api import expect, sync_playwright
+
+    from tests import chromium
+
+    if chromium.program() is None:
+        pytest.skip("chromium is not installed")
+    expect.set_options(timeout=20_000)  # a loaded machine takes its time
+    with sync_playwright() as playwright:
+        browser = chromium.launch(playwright)
+        yield browser
+        browser.close()
+
+
 @pytest.fixture(params=TINY)
 def tiny_name(request) -> str:
     """Each of the three tiny models in turn."""

@@ -184,16 +184,15 @@ class Terminal:
         while True:
             try:
                 line = input(asked).strip()
+                if line.startswith("/"):
+                    self.command(*line.split(maxsplit=1))
+                elif line:
+                    self.say(line)
             except EOFError:
                 print(end="\n" if asked else "")
                 return
-            except KeyboardInterrupt:
+            except KeyboardInterrupt:  # also where an answer has just ended
                 print(f"\n{HELP}")
-                continue
-            if line.startswith("/"):
-                self.command(*line.split(maxsplit=1))
-            elif line:
-                self.say(line)
 
     def command(self, name: str, text: str = "") -> None:
         """Run a line that begins with a slash."""

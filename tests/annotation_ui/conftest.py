@@ -9,12 +9,10 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from playwright.sync_api import expect, sync_playwright
 
 from annotation_ui.store.database import Database
 from annotation_ui.store.judgments import Judgments
 from annotation_ui.store.leases import Leases
-from tests import chromium
 from tests.annotation_ui import postgres
 from tests.annotation_ui.app_process import use_quick_hashes
 from tests.annotation_ui.running import Client, Server
@@ -128,18 +126,6 @@ def server(servers):
 def any_server(request, servers):
     """The running app on each of the two databases, with nothing to do in it."""
     return servers(request.param)
-
-
-@pytest.fixture(scope="session")
-def browser():
-    if chromium.program() is None:
-        missing("chromium")
-    SCREENSHOTS.mkdir(parents=True, exist_ok=True)
-    expect.set_options(timeout=20_000)  # a loaded machine takes its time
-    with sync_playwright() as playwright:
-        browser = chromium.launch(playwright)
-        yield browser
-        browser.close()
 
 
 @pytest.fixture(autouse=True)

@@ -5,7 +5,7 @@ import re
 import socket
 
 import pytest
-from playwright.sync_api import expect, sync_playwright
+from playwright.sync_api import expect
 from sqlalchemy import select
 
 from align import cli
@@ -14,7 +14,6 @@ from align.commands.chat_room import ChatRoom
 from align.commands.chat_web import start
 from align.core.errors import UserError
 from annotation_ui.store.schema import Batch, Item
-from tests import chromium
 from tests.commands.words import words_of
 
 pytestmark = pytest.mark.timeout(180)
@@ -44,17 +43,6 @@ def models(tmp_path_factory, sharp_folders):
         ["reward", *words_of(train_data=folder / "ranked.jsonl", output_dir=folder / "reward", demonstrations="", **shared)]
     )
     return folder
-
-
-@pytest.fixture(scope="module")
-def browser():
-    if chromium.program() is None:
-        pytest.skip("chromium is not installed")
-    expect.set_options(timeout=20_000)
-    with sync_playwright() as playwright:
-        browser = chromium.launch(playwright)
-        yield browser
-        browser.close()
 
 
 @pytest.fixture
