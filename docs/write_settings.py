@@ -11,19 +11,56 @@ from align.commands.chat import ChatConfig
 from align.commands.sample import SampleConfig
 from align.core.plugins import import_object
 from align.core.setting_names import FORMER, NAMES
-from align.core.settings import ModelConfig, RunConfig
+from align.core.settings import (
+    MixtureConfig,
+    ModelConfig,
+    OptimizationConfig,
+    RunConfig,
+    SequenceConfig,
+    SplitConfig,
+    block_paths,
+)
 from align.core.settings_parser import setting_names
+from align.eval.core.settings import AnsweringTaskConfig, EvalConfig
 from align.eval.tasks import TASKS
 from align.extras.loop_labels import LoopConfig
 from align.extras.plan import PlanConfig
+from align.extras.rules.config import JudgmentConfig
+from align.ppo import PPOConfig
+from align.runtime.endpoint import EndpointConfig
+from align.sampling.settings import AnsweringConfig, FewShotSettings, InferenceConfig
+from align.training.data_order import EpochConfig
 
 PAGE = Path(__file__).parent / "settings.md"
 HEAD = """# Settings
 
-Every setting of every command, with its type and default. All of them work in a YAML file (`learning_rate: 1e-5`), on the
-command line (`--learning_rate 1e-5`), and as fields of the class from Python. This page is written from the code;
-`align COMMAND --help` prints those that matter first, `align COMMAND --help-all` every one.
+Each setting of each command, with type and default. A setting works in a YAML file (`learning_rate: 1e-5`), on the command
+line (`--learning_rate 1e-5`), and as a field of the config class in Python. `align COMMAND --help` prints the most
+important settings, `align COMMAND --help-all` prints all. This page is generated from the code.
+
+Settings that several commands have are listed once, under [Shared settings](#shared-settings). A row in the table of a
+command replaces the shared row of the same name.
 """
+SHARED = {
+    "Optimization": OptimizationConfig,
+    "Run folder, checkpoints and processes": RunConfig,
+    "Model and adapter": ModelConfig,
+    "Passes over a data set": EpochConfig,
+    "Validation split": SplitConfig,
+    "Mixed data sources": MixtureConfig,
+    "Sequence parallelism": SequenceConfig,
+    "Held-out conversations": JudgmentConfig,
+    "Inference": InferenceConfig,
+    "Evaluation": EvalConfig,
+    "Sampled answers": AnsweringConfig,
+    "Prompts of an evaluation": AnsweringTaskConfig,
+    "Few-shot examples": FewShotSettings,
+    "Endpoints": EndpointConfig,
+}
+"""Base classes of several commands' settings, by the heading of their table."""
+SHARED_BLOCK = "rubrics"
+"""The block that several commands have."""
+TABLE_HEAD = ["| setting | type | default | description |", "| --- | --- | --- | --- |"]
 
 
 def kind_of(annotation: Any) -> str:
@@ -53,8 +90,7 @@ def default_of(field: dataclasses.Field) -> str:
 
 def rows_of(config_class: type, names: list[str]) -> str:
     """A table of some settings of a class; those of a block follow it as `block.name`."""
-    lines = ["| setting | type | default | what it is |", "| --- | --- | --- | --- |"]
-    return "\n".join(lines + lines_of(config_class, names))
+    return "\n".join(TABLE_HEAD + lines_of(config_class, names))
 
 
 def lines_of(config_class: type, names: list[str], prefix: str = "") -> list[str]:
@@ -67,62 +103,81 @@ def lines_of(config_class: type, names: list[str], prefix: str = "") -> list[str
         help_text = field.metadata.get("help", "").replace("%%", "%").replace("|", "\\|")
         block = field.metadata.get("block")
         kind, default = ("block", "-") if block else (kind_of(hints[name]), default_of(field))
+        kind = f"[block](#block-{name})" if name == SHARED_BLOCK else kind
         lines.append(f"| `{prefix}{name}` | {kind} | {default} | {help_text} |")
-        if block:
+        if block and name != SHARED_BLOCK:
             block_class = import_object(block)
             lines += lines_of(block_class, [inner.name for inner in dataclasses.fields(block_class)], f"{name}.")
     return lines
 
 
-def section(title: str, config_class: type, shared: set[str]) -> str:
-    """The settings of one command: its own first, then those of all stages, with their defaults here."""
+def shared_rows(config_class: type) -> dict[str, list[str]]:
+    """The shared tables of a class of settings: heading -> rows."""
+    return {title: lines_of(base, own_names(base)) for title, base in SHARED.items() if issubclass(config_class, base)}
+
+
+def own_names(config_class: type) -> list[str]:
+    """The settings that a class declares itself."""
+    return [field.name for field in dataclasses.fields(config_class) if field.name in config_class.__annotations__]
+
+
+def section(title: str, config_class: type) -> str:
+    """The settings of one command, without the rows of the shared tables, which it links."""
+    tables = shared_rows(config_class)
+    known = {line for lines in tables.values() for line in lines}
     names = [field.name for field in dataclasses.fields(config_class)]
-    own = [name for name in names if name not in shared]
-    other = [name for name in names if name in shared]
+    own = [name for name in names if not known.issuperset(lines_of(config_class, [name]))]
+    links = ", ".join(f"[{heading}](#{anchor(heading)})" for heading in tables)
     text = f"## {title}\n\n{rows_of(config_class, own)}\n"
-    if other:
-        text += f'\n??? note "Settings that all stages have"\n\n{indented(rows_of(config_class, other))}\n'
-    return text
+    return f"{text}\nShared settings: {links}.\n" if links else text
 
 
-def indented(text: str) -> str:
-    return "\n".join(f"    {line}" for line in text.splitlines())
+def anchor(heading: str) -> str:
+    """The anchor of a heading."""
+    return heading.lower().replace(",", "").replace(" ", "-")
+
+
+def shared_section() -> str:
+    """The tables of shared settings and blocks."""
+    parts = ["## Shared settings\n"]
+    parts += [f"### {title}\n\n{rows_of(base, own_names(base))}\n" for title, base in SHARED.items()]
+    block = import_object(block_paths(PPOConfig)[SHARED_BLOCK])
+    rows = lines_of(block, [field.name for field in dataclasses.fields(block)], f"{SHARED_BLOCK}.")
+    return "\n".join([*parts, f"### Block {SHARED_BLOCK}\n", *TABLE_HEAD, *rows, ""])
 
 
 def page() -> str:
     """The whole page."""
-    shared = {field.name for config_class in (ModelConfig, RunConfig) for field in dataclasses.fields(config_class)}
-    parts = [HEAD]
-    for name, config_class in stage_configs().items():
-        parts.append(section(f"align {name}", config_class, shared))
-    parts.append(section("align sample", SampleConfig, set()))
-    parts.append(section("align chat", ChatConfig, set()))
-    parts.append(section("align loop", LoopConfig, set()))
-    parts.append(section("align plan", PlanConfig, set()))
-    parts += [section(f"align eval {name}", task.load()[0], set()) for name, task in TASKS.items()]
-    parts.append(names_page())
-    return "\n".join(parts)
+    commands = {f"align {name}": config_class for name, config_class in stage_configs().items()}
+    commands |= {"align sample": SampleConfig, "align chat": ChatConfig, "align loop": LoopConfig, "align plan": PlanConfig}
+    commands |= {f"align eval {name}": task.load()[0] for name, task in TASKS.items()}
+    sections = [section(title, config_class) for title, config_class in commands.items()]
+    return "\n".join([HEAD, *sections, shared_section(), names_page()])
 
 
 def names_page() -> str:
     """The table of names that are no settings here, for the stages that train."""
     known = {name for config_class in stage_configs().values() for name in setting_names(config_class)}
-    lines = [
-        "## Other names",
-        "",
-        "Former names of this library, and names of other frameworks. On the command line and in a file, each prints the",
-        "name to use.",
-        "",
-        "| framework | name | here | note |",
-        "| --- | --- | --- | --- |",
-    ]
+    grouped: dict[tuple[str, str, str], list[str]] = {}
     for other in NAMES:
-        here = " or ".join(
-            ", ".join(f"`{name}`" for name in part.split()) for part in other.here.split("|") if set(part.split()) <= known
-        )
+        parts = dict.fromkeys(part for part in other.here.split("|") if set(part.split()) <= known)
+        here = " or ".join(", ".join(f"`{name}`" for name in part.split()) for part in parts)
         source = "former name" if other.source == FORMER else other.source
-        lines.append(f"| {source} | `{other.name}` | {here or '-'} | {other.note} |")
-    return "\n".join(lines) + "\n"
+        grouped.setdefault((source, here or "-", other.note), []).append(f"`{other.name}`")
+    rows = [f"| {source} | {', '.join(names)} | {here} | {note} |" for (source, here, note), names in grouped.items()]
+    return "\n".join(
+        [
+            "## Other names",
+            "",
+            "Former names of this library, and names of other frameworks. A command or settings file that uses one of them",
+            "gets an error with the name to use.",
+            "",
+            "| framework | name | here | note |",
+            "| --- | --- | --- | --- |",
+            *rows,
+            "",
+        ]
+    )
 
 
 if __name__ == "__main__":

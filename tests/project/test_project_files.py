@@ -63,17 +63,20 @@ def test_the_site_shows_every_page_once():
 
 
 def test_the_page_of_settings_has_every_setting_of_every_command():
-    from align.cli import stage_configs
-    from align.eval.tasks import TASKS
-    from align.ppo import PPOConfig
+    from align.cli import stage_configs, stages_with_settings
 
     module = runpy.run_path(str(ROOT / "docs" / "write_settings.py"))
     text = module["page"]()
     sections = dict(re.findall(r"^## (.*?)\n(.*?)(?=^## |\Z)", text, re.M | re.S))
-    commands = [*stage_configs(), "sample", "chat", "loop", "plan", *(f"eval {name}" for name in TASKS)]
-    assert sorted(sections) == sorted([*(f"align {command}" for command in commands), "Other names"])
-    names = re.findall(r"^ *\| `(\w+)`", sections["align ppo"], re.M)
-    assert sorted(names) == sorted(field.name for field in dataclasses.fields(PPOConfig))
+    shared = {module["anchor"](title): body for title, body in re.findall(r"^### (.*)\n\n((?:\|.*\n)+)", text, re.M)}
+    commands = [*stage_configs(), "sample", "chat", "loop", "plan", *(f"eval {name}" for name in module["TASKS"])]
+    assert sorted(sections) == sorted([*(f"align {command}" for command in commands), "Shared settings", "Other names"])
+    for command in commands:
+        body = sections[f"align {command}"]
+        linked = [shared[name] for name in re.findall(r"\]\(#((?!block-).*?)\)", body)]
+        names = set(re.findall(r"^ *\| `(\w+)`", "".join([body, *linked]), re.M))
+        assert names == {field.name for field in dataclasses.fields(stages_with_settings()[command].load()[0])}
+    assert len(re.findall(r"^\| `learning_rate`", sections["align ppo"], re.M)) == 1
     assert "| `cliprange` | number | `0.2` | epsilon of the policy's ratio clip |" in text
 
 
