@@ -10,7 +10,7 @@ from align.cli import stage_configs
 from align.commands.chat import ChatConfig
 from align.commands.sample import SampleConfig
 from align.core.plugins import import_object
-from align.core.setting_names import FORMER, NAMES
+from align.core.setting_names import NAMES
 from align.core.settings import (
     MixtureConfig,
     ModelConfig,
@@ -162,15 +162,13 @@ def names_page() -> str:
     for other in NAMES:
         parts = dict.fromkeys(part for part in other.here.split("|") if set(part.split()) <= known)
         here = " or ".join(", ".join(f"`{name}`" for name in part.split()) for part in parts)
-        source = "former name" if other.source == FORMER else other.source
-        grouped.setdefault((source, here or "-", other.note), []).append(f"`{other.name}`")
+        grouped.setdefault((other.source, here or "-", other.note), []).append(f"`{other.name}`")
     rows = [f"| {source} | {', '.join(names)} | {here} | {note} |" for (source, here, note), names in grouped.items()]
     return "\n".join(
         [
             "## Other names",
             "",
-            "Former names of this library, and names of other frameworks. A command or settings file that uses one of them",
-            "gets an error with the name to use.",
+            "Names of other frameworks. A command or settings file that uses one of them gets an error with the name to use.",
             "",
             "| framework | name | here | note |",
             "| --- | --- | --- | --- |",

@@ -203,12 +203,6 @@ def package_data_root() -> Path:
     return installed if installed.is_dir() else package.parent
 
 
-def is_package_data(path: str | Path) -> bool:
-    """Whether a path in settings means a file of the package, not one of the user's."""
-    found, root = resolve_path(path).resolve(), package_data_root().resolve()
-    return found.exists() and any(found.is_relative_to(root / folder) for folder in FOLDERS)
-
-
 def resolve_path(path: str | Path) -> Path:
     """Return the file or folder that a path in settings means, with ~ expanded; it need not exist.
 

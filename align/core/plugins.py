@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from align.core.errors import UserError
+from align.core.errors import UserError, first_line
 
 
 def import_object(path: str) -> Any:
@@ -32,10 +32,8 @@ def import_function(path: str, purpose: str, form: str = "module:function") -> C
     try:
         function: Callable[..., Any] = getattr(importlib.import_module(module), name)
     except Exception as error:  # importing runs the user's module, which may raise anything
-        message = (str(error).strip() or type(error).__name__).splitlines()[0]
-        speaks_for_itself = isinstance(error, (ImportError, AttributeError, ValueError))
-        reason = message if speaks_for_itself else f"{type(error).__name__}: {message}"
-        raise UserError(f"{purpose} '{path}': {reason}; write {form}") from error
+        kind = "" if isinstance(error, (ImportError, AttributeError, ValueError)) else f"{type(error).__name__}: "
+        raise UserError(f"{purpose} '{path}': {kind}{first_line(error)}; write {form}") from error
     if not callable(function):
         raise UserError(f"{purpose} '{path}': {name} is {type(function).__name__}, not a function")
     return function

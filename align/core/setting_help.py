@@ -13,25 +13,16 @@ from align.core.settings import block_paths
 
 BASIC = {
     "model, data and output": (
-        *("model", "student", "models", "train_data", "validation_data", "rankings", "demonstrations", "rules"),
-        *(
-            "prompts",
-            "prompt",
-            "questions",
-            "responses",
-            "judgments",
-            "validation_prompts",
-            "reward_model",
-            "reward_functions",
-        ),
-        *("reward_config", "ppo_config", "limit", "output", "table", "output_dir", "resume_from_checkpoint"),
+        "model student models train_data validation_data rankings demonstrations rules prompts prompt questions responses "
+        "judgments validation_prompts reward_model reward_functions reward_config ppo_config limit output table output_dir "
+        "resume_from_checkpoint"
     ),
-    "optimization": (*("learning_rate", "num_train_epochs", "batch_size", "total_updates", "rollout_batch_size", "lora_r"),),
+    "optimization": "learning_rate num_train_epochs batch_size total_updates rollout_batch_size lora_r",
     "algorithm": (
-        *("kl_coef", "advantage_estimator", "beta", "loss", "form", "heads", "on_policy_fraction", "rounds", "labeler"),
-        *("generation", "scorer", "judge", "best_of", "samples"),
+        "kl_coef advantage_estimator beta loss form heads on_policy_fraction rounds labeler generation scorer judge best_of "
+        "samples"
     ),
-    "generation": (*("max_response_tokens", "max_new_tokens", "temperature", "num_few_shot"),),
+    "generation": "max_response_tokens max_new_tokens temperature num_few_shot",
 }
 """The settings that `--help` shows of a command with many, by group. A command shows those that it has."""
 FEW = 15
@@ -65,7 +56,7 @@ def help_text(config_class: type[Any], program: str, everything: bool) -> str:
 
 def _basic_groups(declared: dict[str, Field[Any]]) -> Iterator[tuple[str, list[str]]]:
     for title, names in BASIC.items():
-        if found := [name for name in names if name in declared and "block" not in declared[name].metadata]:
+        if found := [name for name in names.split() if name in declared and "block" not in declared[name].metadata]:
             yield title, found
 
 

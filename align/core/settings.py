@@ -16,7 +16,6 @@ import yaml
 
 from align.core.errors import UserError, nearest_name_hint, without_secrets
 from align.core.plugins import import_object
-from align.core.setting_names import explain
 from align.core.signals import GRACE_SECONDS
 
 Schedule = Literal["cosine", "linear", "inverse_sqrt", "constant"]
@@ -162,8 +161,6 @@ def _as_block(name: str, value: object, path: str) -> object:
     names = [item.name for item in fields(block_class)]
     unknown = next((key for key in value if key not in names), None)
     if unknown is not None:
-        if explained := explain(f"{name}.{unknown}", [f"{name}.{item}" for item in names]):
-            raise UserError(f"unknown setting {name}.{unknown}: {explained}")
         raise UserError(f"unknown setting {name}.{unknown}{nearest_name_hint(str(unknown), names, f'{name}.')}")
     try:
         return block_class(**value)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from align.core.files import FOLDERS, is_package_data, package_data_root, resolve_path
+from align.core.files import FOLDERS, package_data_root, resolve_path
 
 ROOT = Path(__file__).parents[2]
 BUILT_FROM = ("align", "annotation_ui", "configs", "data", "forms")
@@ -40,15 +40,6 @@ def test_other_paths_stay_as_they_are(path, tmp_path, monkeypatch):
 def test_the_home_folder_is_expanded(monkeypatch):
     monkeypatch.setenv("HOME", "/somewhere")
     assert resolve_path("~/data/prompts.jsonl") == Path("/somewhere/data/prompts.jsonl")
-
-
-def test_which_files_are_the_projects_own(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert is_package_data("data/prompts_heldout.jsonl")
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data" / "prompts_heldout.jsonl").write_text("{}")
-    assert not is_package_data("data/prompts_heldout.jsonl")
-    assert not is_package_data("none.jsonl")
 
 
 @pytest.fixture(scope="module")

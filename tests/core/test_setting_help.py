@@ -45,7 +45,7 @@ def test_all_settings_are_in_groups(name):
 
 def test_each_basic_setting_is_one_of_a_command():
     known = {name for stage in STAGES.values() for name in setting_names(stage.load()[0])}
-    names = [name for group in BASIC.values() for name in group]
+    names = [name for group in BASIC.values() for name in group.split()]
     assert set(names) <= known
     assert len(set(names)) == len(names)
 

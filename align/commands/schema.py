@@ -1,9 +1,15 @@
-"""The JSON Schema of a command's settings, by which an editor completes and checks a YAML file."""
+"""`align schema`: the JSON Schema of a command's settings, by which an editor completes and checks a YAML file."""
 
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, Field, fields
+from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin
 
+from align.core.errors import UserError, nearest_name_hint
+from align.core.files import write_text
+from align.core.launch import Stage
 from align.core.plugins import import_object
 from align.core.settings import Range, declarations
 
@@ -12,9 +18,34 @@ DRAFT = "http://json-schema.org/draft-07/schema#"
 TYPES = {bool: "boolean", int: "integer", float: "number", str: "string"}
 
 
-def json_schema(config_class: type[Any], command: str) -> dict[str, Any]:
-    """Return the schema of the YAML files of `align COMMAND`."""
-    return {"$schema": DRAFT, "title": f"Settings of align {command}", **_object_schema(config_class)}
+def schema_command(words: Sequence[str], stages: Mapping[str, Stage]) -> None:
+    """Print the JSON Schema of a command, or write those of all commands into a folder.
+
+    Args:
+        stages: the commands with settings; a task of `align eval` as `eval TASK`.
+
+    Raises:
+        UserError: for a command without settings.
+    """
+    if len(words) == 2 and words[0] == "--all":
+        for name, text in schema_files(stages).items():
+            write_text(Path(words[1]) / name, text)
+        return
+    name = " ".join(words)
+    if name not in stages:
+        hint = nearest_name_hint(name, stages) or f"; use one of {', '.join(stages)}"
+        raise UserError(f"align schema: give a command with settings, or --all FOLDER, not '{name}'{hint}")
+    print(_text(name, stages[name]), end="")
+
+
+def schema_files(stages: Mapping[str, Stage]) -> dict[str, str]:
+    """Return the schemas of all commands by the names of their files."""
+    return {f"{name.replace(' ', '-')}.json": _text(name, stage) for name, stage in stages.items()}
+
+
+def _text(name: str, stage: Stage) -> str:
+    schema = {"$schema": DRAFT, "title": f"Settings of align {name}", **_object_schema(import_object(stage.config))}
+    return json.dumps(schema, indent=1, ensure_ascii=False) + "\n"
 
 
 def _object_schema(config_class: type[Any]) -> dict[str, Any]:
