@@ -168,7 +168,7 @@ def names_page() -> str:
         [
             "## Other names",
             "",
-            "Names of other frameworks. A command or settings file that uses one of them gets an error with the name to use.",
+            "Names of other frameworks. A command or settings file that uses one of them gets an error with ours.",
             "",
             "| framework | name | here | note |",
             "| --- | --- | --- | --- |",
