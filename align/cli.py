@@ -129,7 +129,7 @@ def _demo(words: list[str]) -> None:
 
 
 def _eval(words: list[str]) -> None:
-    from align.eval.tasks import TASKS
+    from align.eval import TASKS
 
     if not words or words[0] in ("--help", "-h"):
         width = max(map(len, TASKS))
@@ -158,7 +158,7 @@ def _annotate(words: list[str]) -> None:
 
 def stages_with_settings() -> dict[str, Stage]:
     """Every command with settings; a task of `align eval` as `eval TASK`."""
-    from align.eval.tasks import TASKS
+    from align.eval import TASKS
 
     return {**TRAINING_STAGES, **OTHER_STAGES, **{f"eval {name}": task for name, task in TASKS.items()}}
 

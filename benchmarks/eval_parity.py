@@ -17,10 +17,10 @@ from typing import Any
 
 import torch
 
-from align.eval.core.answers import EvaluatedModel, open_accelerator, open_models
-from align.eval.core.settings import subsample
-from align.eval.truthfulness.questions import Question, QuestionFormat, multiple_choice, read_questions
-from align.eval.truthfulness.task import TruthfulnessConfig, score_choices
+from align.eval.answers import EvaluatedModel, open_accelerator, open_models
+from align.eval.settings import subsample
+from align.eval.truthfulness import TruthfulnessConfig, score_choices
+from align.eval.truthfulness_questions import Question, QuestionFormat, multiple_choice, read_questions
 from align.model_registry.registry import resolve_model
 
 SIDE = Path(__file__).with_name("lm_eval_side.py")

@@ -22,8 +22,16 @@ from scipy.stats import spearmanr
 from torch import Tensor, nn
 
 from align.core.statistics import roc_auc
-from align.eval.toxicity.head import HEAD, Encoder, count_words, save_toxicity_head, sense_logits
-from align.eval.toxicity.scorers import DEFAULT, ScorerConfig, open_scorer
+from align.eval.toxicity_scorers import (
+    DEFAULT,
+    HEAD,
+    Encoder,
+    ScorerConfig,
+    count_words,
+    open_scorer,
+    save_toxicity_head,
+    sense_logits,
+)
 from align.model_registry.registry import resolve_model
 from benchmarks.toxicity_data import Teacher, pieces_without_labels, sources
 

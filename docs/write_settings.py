@@ -22,7 +22,7 @@ from align.core.settings import (
 )
 from align.core.settings_parser import setting_names
 from align.eval.core.settings import AnsweringTaskConfig, EvalConfig
-from align.eval.tasks import TASKS
+from align.eval import TASKS
 from align.extras.loop_labels import LoopConfig
 from align.extras.plan import PlanConfig
 from align.extras.rules.config import JudgmentConfig

@@ -22,8 +22,7 @@ from align.data.readers import read_records
 from align.data.records import Prompt
 from align.eval.all import AllConfig, run_all
 from align.eval.instructions import Constraint
-from align.eval.report import summary_table, write_report
-from align.eval.reward.policy_comparison import (
+from align.eval.policy_comparison import (
     PolicyComparison,
     PolicyResponses,
     best_responses,
@@ -31,6 +30,7 @@ from align.eval.reward.policy_comparison import (
     judged_win_rates,
     kl_bound,
 )
+from align.eval.report import summary_table, write_report
 from align.model_registry.registry import resolve_model
 from align.ppo import PPOConfig, run_ppo
 from align.reward import RewardConfig, run_reward

@@ -12,9 +12,9 @@ from align.core.files import write_text
 from align.core.launch import run_stage
 from align.core.settings import option, require_setting
 from align.core.settings_parser import parse
-from align.eval.core.results import Evaluation, markdown_table, print_table
-from align.eval.core.settings import EvalConfig
-from align.eval.tasks import TASKS
+from align.eval import TASKS
+from align.eval.results import Evaluation, markdown_table, print_table
+from align.eval.settings import EvalConfig
 from align.runtime.environment import console
 
 

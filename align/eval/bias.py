@@ -15,11 +15,11 @@ from pathlib import Path
 from align.core.launch import run_stage
 from align.core.seeds import RngStream
 from align.core.settings import option
-from align.eval.core.answers import EvaluatedModel, TokenPrompt, open_accelerator, open_models, sample_once
-from align.eval.core.results import Evaluation, Measurement, mean_measurement, publish, share_measurement
-from align.eval.core.settings import EvalConfig
-from align.eval.core.store import Json, compute_once
-from align.eval.truthfulness.questions import answer_log_likelihoods
+from align.eval.answers import EvaluatedModel, TokenPrompt, open_accelerator, open_models, sample_once
+from align.eval.results import Evaluation, Measurement, mean_measurement, publish, share_measurement
+from align.eval.settings import EvalConfig
+from align.eval.store import Json, compute_once
+from align.eval.truthfulness_questions import answer_log_likelihoods
 from align.sampling.generation import Sampling
 from align.tokenization.encoded import PromptResponses
 

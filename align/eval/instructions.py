@@ -17,10 +17,10 @@ from align.core.launch import run_stage
 from align.core.settings import option
 from align.data.readers import read_records
 from align.data.records import Prompt
-from align.eval.core.answers import open_accelerator, open_models, sample_answers
-from align.eval.core.results import Evaluation, Measurement, publish, share_measurement
-from align.eval.core.settings import AnsweringTaskConfig
-from align.eval.core.store import Json
+from align.eval.answers import open_accelerator, open_models, sample_answers
+from align.eval.results import Evaluation, Measurement, publish, share_measurement
+from align.eval.settings import AnsweringTaskConfig
+from align.eval.store import Json
 from align.sampling.settings import FewShotSettings
 
 TASK = "instructions"

@@ -21,10 +21,10 @@ from align.core.errors import UserError
 from align.core.launch import run_stage
 from align.core.settings import option, require_setting
 from align.core.statistics import difference_interval
-from align.eval.core.answers import open_accelerator, short_names
-from align.eval.core.results import Better, Evaluation, Measurement, mean_measurement, publish, share_measurement
-from align.eval.core.settings import EvalConfig
-from align.eval.core.store import Json, compute_once, fingerprint
+from align.eval.answers import open_accelerator, short_names
+from align.eval.results import Better, Evaluation, Measurement, mean_measurement, publish, share_measurement
+from align.eval.settings import EvalConfig
+from align.eval.store import Json, compute_once, fingerprint
 from align.model_registry.registry import resolve_model
 from align.models.configs import base_of
 from align.runtime.distributed import compute_dtype, run_on_main

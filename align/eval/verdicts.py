@@ -27,10 +27,10 @@ from align.data.fields import check_flags, check_texts, field_error
 from align.data.readers import read_records
 from align.data.records import FLAGS, RATINGS, VERDICTS, RuleJudgment
 from align.data.sources import iter_rows
-from align.eval.core.answers import open_accelerator
-from align.eval.core.results import Better, Evaluation, Measurement, mean_measurement, publish, share_measurement
-from align.eval.core.settings import EvalConfig, parse_rows
-from align.eval.core.store import Json, content_hash
+from align.eval.answers import open_accelerator
+from align.eval.results import Better, Evaluation, Measurement, mean_measurement, publish, share_measurement
+from align.eval.settings import EvalConfig, parse_rows
+from align.eval.store import Json, content_hash
 
 TASK = "verdicts"
 PEOPLE, MAJORITY = "people", "people, majority of labelers"

@@ -19,8 +19,8 @@ from align.core.settings_parser import parse
 from align.core.statistics import share_interval
 from align.data.readers import read_records
 from align.data.records import Prompt
+from align.eval.policy_comparison import PolicyComparison, compare_policies
 from align.eval.report import write_report
-from align.eval.reward.policy_comparison import PolicyComparison, compare_policies
 from align.extras.loop_labels import (
     AnswerScorer,
     LoopConfig,

@@ -19,7 +19,7 @@ import numpy as np
 from align.core.files import read_json, write_json
 from align.core.launch import quiet_libraries, run_unless_finished
 from align.core.statistics import mean_interval
-from align.eval.reward.task import RewardEvalConfig, run_reward_eval
+from align.eval.reward import RewardEvalConfig, run_reward_eval
 from align.extras.loop_labels import ModelScorer
 from align.ppo import PPOConfig, run_ppo
 from align.training.run_folder import read_metrics

@@ -11,7 +11,7 @@ import numpy as np
 from align.core.statistics import mean_interval
 from align.data.readers import read_records
 from align.data.records import Prompt
-from align.eval.reward.policy_comparison import PolicyComparison, compare_policies, judged_win_rates
+from align.eval.policy_comparison import PolicyComparison, compare_policies, judged_win_rates
 from align.reward.checkpoint import load_reward_model
 from align.sampling.generation import Sampling
 

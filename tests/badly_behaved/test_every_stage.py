@@ -28,10 +28,10 @@ from align.core.settings import ModelConfig
 from align.core.tensor_ops import Padded
 from align.data.records import Demonstration
 from align.dpo import DPOConfig, run_dpo
-from align.eval.reward.task import RewardEvalConfig, run_reward_eval
-from align.eval.toxicity.task import ToxicityConfig, run_toxicity
-from align.eval.truthfulness.task import TruthfulnessConfig, run_truthfulness
-from align.eval.winrate.task import WinrateConfig, run_winrate
+from align.eval.reward import RewardEvalConfig, run_reward_eval
+from align.eval.toxicity import ToxicityConfig, run_toxicity
+from align.eval.truthfulness import TruthfulnessConfig, run_truthfulness
+from align.eval.winrate import WinrateConfig, run_winrate
 from align.models.loading import load
 from align.ppo import PPOConfig, run_ppo
 from align.reward import RewardConfig, run_reward

@@ -76,7 +76,7 @@ def test_the_study_runs_and_go_on_where_they_stopped(tmp_path, sft, monkeypatch,
     ],
 )
 def test_what_counts_as_a_collapse(gain_low, rates, lengths, collapsed):
-    from align.eval.reward.policy_comparison import PolicyComparison, PolicyResponses
+    from align.eval.policy_comparison import PolicyComparison, PolicyResponses
 
     before, after = (PolicyResponses(["t"], [0.0], [[1] * length], [True]) for length in lengths)
     comparison = PolicyComparison([], 1, before, after, 0.5, gain_low, 1.0, 2.0)

@@ -8,7 +8,7 @@ import torch
 from scipy.sparse import csr_matrix
 
 from align.core.statistics import roc_auc
-from align.eval.toxicity.head import sense_logits
+from align.eval.toxicity_scorers import sense_logits
 from benchmarks.toxicity import WORD_SHARE, combine, fit_sense, fit_words, reference_figures
 from benchmarks.toxicity_data import Source, plain_tweet
 

@@ -5,7 +5,7 @@ import re
 
 from align.commands.demo import HEADLINES, before_after_row, best_of_row, evaluate_start_and_end, instruction_rows
 from align.data.records import Prompt
-from align.eval.reward.policy_comparison import PolicyComparison, PolicyResponses
+from align.eval.policy_comparison import PolicyComparison, PolicyResponses
 
 
 def test_a_model_without_settings_gives_no_rows(tmp_path):

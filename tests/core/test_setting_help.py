@@ -5,7 +5,7 @@ import pytest
 from align.cli import OTHER_STAGES, TRAINING_STAGES
 from align.core.setting_help import BASIC, FEW, help_text
 from align.core.settings_parser import parse, setting_names
-from align.eval.tasks import TASKS
+from align.eval import TASKS
 from align.ppo import PPOConfig
 from align.sft import SFTConfig
 

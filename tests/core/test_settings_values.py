@@ -18,7 +18,7 @@ from align.core.launch import run_stage
 from align.core.settings import Range, dump
 from align.core.settings_parser import parse
 from align.dpo import DPOConfig
-from align.eval.toxicity.task import ToxicityConfig
+from align.eval.toxicity import ToxicityConfig
 from align.model_registry.registry import resolve_model
 from align.ppo import PPOConfig, run_ppo
 from align.ppo.trainer import split_rewards

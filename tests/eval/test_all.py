@@ -7,9 +7,9 @@ import yaml
 
 from align.core.errors import UserError
 from align.core.settings_parser import parse
+from align.eval import TASKS
 from align.eval.all import AllConfig, run_all, task_arguments
-from align.eval.reward.task import RewardEvalConfig
-from align.eval.tasks import TASKS
+from align.eval.reward import RewardEvalConfig
 from tests.eval.files import write_rows
 
 ROOT = Path(__file__).parents[2]

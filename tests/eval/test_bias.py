@@ -5,6 +5,7 @@ import math
 import pytest
 
 from align.core.errors import UserError
+from align.eval.answers import EvaluatedModel, open_accelerator
 from align.eval.bias import (
     DESCRIPTIONS,
     GENDERS,
@@ -23,8 +24,7 @@ from align.eval.bias import (
     run_bias,
     sentiment,
 )
-from align.eval.core.answers import EvaluatedModel, open_accelerator
-from align.eval.core.results import read_evaluations
+from align.eval.results import read_evaluations
 from tests.eval.files import values
 
 

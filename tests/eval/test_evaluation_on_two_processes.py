@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from align.eval.core.results import read_evaluations
-from align.eval.reward.task import RewardEvalConfig, run_reward_eval
-from align.eval.toxicity.task import ToxicityConfig, run_toxicity
-from align.eval.truthfulness.task import TruthfulnessConfig, run_truthfulness
+from align.eval.results import read_evaluations
+from align.eval.reward import RewardEvalConfig, run_reward_eval
+from align.eval.toxicity import ToxicityConfig, run_toxicity
+from align.eval.truthfulness import TruthfulnessConfig, run_truthfulness
 from tests.eval.files import stored_rows, write_rows
 from tests.launch.launcher import launch_in_turn
 
@@ -26,7 +26,7 @@ def swears(texts: list[str]) -> list[float]:
 
 def words_of(task: str, settings: dict[str, Any], output: Path) -> list[str]:
     words = [word for name, value in settings.items() for word in (f"--{name}", str(value))]
-    return [f"align/eval/{task}/task.py", *words, "--output", str(output)]
+    return [f"align/eval/{task}.py", *words, "--output", str(output)]
 
 
 @dataclass

@@ -3,7 +3,6 @@
 import pytest
 
 from align.core.errors import UserError
-from align.eval.core.results import read_evaluations
 from align.eval.instructions import (
     KINDS,
     Constraint,
@@ -12,6 +11,7 @@ from align.eval.instructions import (
     read_constraints,
     run_instructions,
 )
+from align.eval.results import read_evaluations
 from tests.eval.files import stored_rows, write_rows
 
 

@@ -8,8 +8,8 @@ import pytest
 
 from align.core.errors import UserError
 from align.eval import lm_eval_harness
-from align.eval.core.results import read_evaluations
 from align.eval.lm_eval_harness import LMEvalConfig, lost_measurement, metric_measurement, require_lm_eval, run_lm_eval_tasks
+from align.eval.results import read_evaluations
 from tests.eval.files import write_rows
 
 RECORDED = Path(__file__).with_name("lm_eval_0.4.13.json")

@@ -7,7 +7,7 @@ import pytest
 
 from align.core.errors import UserError
 from align.data.records import FLAGS
-from align.eval.core.results import read_evaluations
+from align.eval.results import read_evaluations
 from align.eval.verdicts import (
     ResponseVotes,
     VerdictsConfig,

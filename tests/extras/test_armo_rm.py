@@ -9,7 +9,7 @@ from safetensors.torch import save_file
 from transformers import AutoTokenizer, LlamaConfig, LlamaModel
 
 from align.core.errors import UserError
-from align.eval.reward.task import RewardEvalConfig, run_reward_eval
+from align.eval.reward import RewardEvalConfig, run_reward_eval
 from align.extras.armo_rm import last_place
 from align.ppo import PPOConfig, run_ppo
 from align.reward.checkpoint import load_reward_model

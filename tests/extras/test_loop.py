@@ -15,7 +15,7 @@ from align import cli
 from align.core.errors import UserError
 from align.core.settings_parser import parse
 from align.data.records import Prompt
-from align.eval.reward.policy_comparison import PolicyComparison, PolicyResponses
+from align.eval.policy_comparison import PolicyComparison, PolicyResponses
 from align.extras.loop import labeler_measurements, run_loop
 from align.extras.loop_labels import (
     AppLabeler,

@@ -26,7 +26,7 @@ from align.core.errors import UserError
 from align.core.settings import ModelConfig
 from align.core.tensor_ops import Padded
 from align.data.conversation import user_turn
-from align.eval.reward.task import RewardEvalConfig, run_reward_eval
+from align.eval.reward import RewardEvalConfig, run_reward_eval
 from align.models.loading import load
 from align.reward.checkpoint import is_reward_model, load_head, load_reward_model, require_reward_model
 from align.reward.scoring import RewardModelScorer, RewardService

@@ -50,7 +50,7 @@ def settings_of(words):
     from align.cli import OTHER_STAGES, stage_configs
     from align.commands.chat import ChatConfig
     from align.commands.sample import SampleConfig
-    from align.eval.tasks import TASKS
+    from align.eval import TASKS
     from align.extras.plan import PlanConfig
 
     assert words[0] in COMMANDS

@@ -5,9 +5,9 @@ from pathlib import Path
 
 from align.core.errors import UserError
 from align.core.files import write_text
-from align.eval.core.results import Evaluation, markdown_table
 from align.eval.report.data import EVALUATIONS_FOLDER, load_evaluations, load_run
 from align.eval.report.page import render_run_page, summary_table
+from align.eval.results import Evaluation, markdown_table
 
 __all__ = ["results_as_markdown", "summary_table", "write_report"]
 

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import yaml
 
 from align.core.errors import UserError
-from align.eval.core.results import Evaluation, read_evaluations
+from align.eval.results import Evaluation, read_evaluations
 from align.reward.rankings import ScoredRanking
 
 STAGES = {

@@ -7,8 +7,8 @@ from itertools import groupby, zip_longest
 from typing import Literal
 
 from align.core import statistics
-from align.eval.core.results import Evaluation, Measurement
 from align.eval.report.data import STAGES, RunData, Sample, StageRun, TableRow, format_number, format_percent
+from align.eval.results import Evaluation, Measurement
 from align.reward.rankings import ScoredRanking, pairs_and_differences, ranking_metrics
 
 Rating = Literal["good", "bad", "note"]

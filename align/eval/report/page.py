@@ -17,11 +17,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from align.eval.core.results import measurement_tables, notes
 from align.eval.report.data import STAGES, RunData, StageRun, format_number, read_summary_row, visible_text
 from align.eval.report.drawing import Plot
 from align.eval.report.findings import Summary, summarize_run
 from align.eval.report.plots import evaluation_plots, stage_plots
+from align.eval.results import measurement_tables, notes
 
 TEMPLATES = Path(__file__).parent / "templates"
 MAX_SAMPLES = 300

@@ -7,8 +7,7 @@ from dataclasses import replace
 from matplotlib.figure import Figure
 
 from align.core.statistics import pair_calibration
-from align.eval.core import results
-from align.eval.core.results import Evaluation, format_value
+from align.eval import results
 from align.eval.report.data import RunData, StageRun, visible_text
 from align.eval.report.drawing import (
     BLUE,
@@ -23,6 +22,7 @@ from align.eval.report.drawing import (
     format_as_percent,
 )
 from align.eval.report.findings import Summary, max_kl
+from align.eval.results import Evaluation, format_value
 from align.reward.rankings import ScoredRanking, pairs_and_differences
 
 MAX_UPDATE_LABELS = 14

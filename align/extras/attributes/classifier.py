@@ -7,8 +7,7 @@ import torch
 from align.core.errors import UserError
 from align.core.tensor_ops import Padded
 from align.data.conversation import user_turn
-from align.eval.core.store import fingerprint
-from align.eval.toxicity.head import in_batches_of_tokens
+from align.eval.store import fingerprint
 from align.extras.attributes.model import form_of, heads_of, in_label_units, load_attribute_model
 
 
@@ -41,22 +40,16 @@ class AttributeClassifier:
         self.version = f"{fingerprint(folder)}, after {prompt!r}"
         self.conversation = user_turn(prompt)
 
-    def __call__(self, texts: Sequence[str], batch: int) -> list[float]:
-        """The attribute's probability for each text, read at most `batch` at once.
+    @torch.no_grad()
+    def __call__(self, texts: Sequence[str]) -> list[float]:
+        """The attribute's probability for each text.
 
         Raises:
             UserError: if a text is longer than the model can read.
         """
-        if not texts:
-            return []
         prompt, responses = self.loaded.tokenization.answers_ids(self.conversation, texts, whole=False)
         for text, ids in zip(texts, responses, strict=True):
             self.loaded.backbone.require_fit(len(prompt), len(ids), f"{self.name}: the text {text[:40]!r}")
-        lengths = [len(ids) for ids in responses]
-        return in_batches_of_tokens(lengths, batch, lambda rows: self._score(prompt, [responses[row] for row in rows]))
-
-    @torch.no_grad()
-    def _score(self, prompt: list[int], responses: list[list[int]]) -> list[float]:
         prompts = Padded.from_lists([prompt] * len(responses)).to(self.device)
         outputs = self.model(prompts, Padded.from_lists(responses).to(self.device))
         scores: list[float] = in_label_units(outputs.double(), self.model.heads)[:, self.index].tolist()

@@ -28,10 +28,10 @@ from align.data.readers import read_records
 from align.data.records import VERDICTS, RuleJudgment
 from align.data.rules import read_rules
 from align.data.sources import iter_rows
-from align.eval.core.answers import open_accelerator
-from align.eval.core.results import Evaluation, Measurement, mean_measurement, publish, share_measurement
-from align.eval.core.settings import EvalConfig, parse_rows
-from align.eval.core.store import Json, compute_once, content_hash
+from align.eval.answers import open_accelerator
+from align.eval.results import Evaluation, Measurement, mean_measurement, publish, share_measurement
+from align.eval.settings import EvalConfig, parse_rows
+from align.eval.store import Json, compute_once, content_hash
 from align.eval.verdicts import FOLLOWS, UNSURE, VIOLATES, ResponseVotes, verdict_table, violation_measurements
 from align.extras.rules.rubrics import load_rubrics
 from align.runtime.distributed import map_across_processes

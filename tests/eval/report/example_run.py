@@ -5,8 +5,8 @@ from dataclasses import asdict
 from html.parser import HTMLParser
 from pathlib import Path
 
-from align.eval.core.results import Evaluation, Measurement, save_evaluations
 from align.eval.report.data import StageRun
+from align.eval.results import Evaluation, Measurement, save_evaluations
 from align.reward.rankings import ScoredRanking
 from tests.eval.files import write_rows
 

@@ -4,7 +4,6 @@ import math
 import re
 from pathlib import Path
 
-from align.eval.core.results import Evaluation, Measurement
 from align.eval.report.data import RunData, Series, StageRun
 from align.eval.report.drawing import Plot, describe_series, downsample
 from align.eval.report.findings import Summary
@@ -15,6 +14,7 @@ from align.eval.report.plots import (
     ppo_plots,
     stage_plots,
 )
+from align.eval.results import Evaluation, Measurement
 from tests.eval.report.example_run import RANKINGS, ppo_run
 
 

@@ -6,8 +6,8 @@ import torch
 from align.core.errors import UserError
 from align.core.tensor_ops import Padded
 from align.data.conversation import user_turn
-from align.eval.toxicity.scorers import ScorerConfig, open_scorer
-from align.eval.toxicity.task import ToxicityConfig, run_toxicity
+from align.eval.toxicity import ToxicityConfig, run_toxicity
+from align.eval.toxicity_scorers import ScorerConfig, open_scorer
 from align.extras.attributes import AttributeConfig, AttributeTrainer
 from align.extras.attributes.model import load_attribute_model
 from tests.models.encoders import write_encoder

@@ -9,7 +9,7 @@ import pytest
 
 from align.core.errors import UserError
 from align.core.statistics import majority
-from align.eval.core.results import read_evaluations
+from align.eval.results import read_evaluations
 from align.extras.rules import evaluation
 from align.extras.rules.evaluation import RuleCase, RulesConfig, agreement_measurements, count_violations, run_rules, verdict
 from annotation_ui.tasks import TASKS

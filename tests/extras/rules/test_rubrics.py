@@ -14,7 +14,7 @@ from accelerate import Accelerator
 from align import cli
 from align.core.errors import UserError
 from align.core.tensor_ops import Padded
-from align.eval.core.results import read_evaluations
+from align.eval.results import read_evaluations
 from align.extras.rules.rubrics import (
     LocalJudge,
     Option,

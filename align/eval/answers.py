@@ -1,0 +1,303 @@
+"""The models under evaluation, opened one after the other, and their answers, stored as they are sampled."""
+
+import itertools
+from collections.abc import Container, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor
+
+from align.batches.encoding import ApplyLimits, Limits, encode_prompt, encode_records
+from align.core.errors import UserError
+from align.core.seeds import RngStream
+from align.core.settings import ModelConfig
+from align.data.conversation import Conversation
+from align.data.readers import FewShotPrompt
+from align.data.records import Prompt
+from align.eval.settings import AnsweringTaskConfig, EvalConfig, subsample
+from align.eval.store import Json, compute_once, content_hash, fingerprint
+from align.model_registry.registry import resolve_model
+from align.models.loading import LoadedModel, load
+from align.reward.checkpoint import LoadedReward
+from align.reward.scoring import RewardModelScorer
+from align.runtime.distributed import compute_dtype, make_accelerator, map_across_processes
+from align.sampling.generation import Responses, Sampling, row_uniforms, sample
+from align.sampling.settings import FewShotSettings
+from align.tokenization.encoded import EncodedPrompt, SampledResponse
+
+CHUNK = 400
+"""Texts sampled or scored between two writes to the file."""
+FEW_SHOT_SUFFIX = "+few_shot"
+"""Ends the name of a model that reads the settings' few-shot examples and instruction before each prompt."""
+
+
+# --------------------------------------------------------------------------------------------------------------- models
+
+
+@dataclass(frozen=True)
+class EvaluatedModel:
+    """A model under evaluation.
+
+    Attributes:
+        name: short, unique among the models of the evaluation, and fit for a file name.
+        accelerator: the processes that share it.
+        source: the folder or hub name that it was loaded from.
+        fingerprint: changes with the weights and with the few-shot prompt.
+        few_shot_prompt: text before each prompt.
+    """
+
+    name: str
+    loaded: LoadedModel
+    accelerator: Accelerator
+    source: str = ""
+    fingerprint: str = ""
+    few_shot_prompt: FewShotPrompt = FewShotPrompt()
+
+    @property
+    def settings(self) -> Json:
+        """What identifies the model among the settings of its results."""
+        return {"model": self.source, "weights": self.fingerprint}
+
+    def prompt_ids(self, conversation: Conversation) -> list[int]:
+        """Token ids of the prompt, after the model's examples and instruction if it has any."""
+        return self.loaded.tokenization.prompt_ids(self.few_shot_prompt.before(conversation))
+
+
+def open_accelerator(config: EvalConfig) -> Accelerator:
+    """The processes that share an evaluation."""
+    return make_accelerator(compute_dtype(config.dtype), max_grad_norm=0.0)
+
+
+def open_models(config: EvalConfig, accelerator: Accelerator) -> Iterator[EvaluatedModel]:
+    """Open the models one at a time: frozen, in evaluation mode, on the accelerator's device.
+
+    Raises:
+        UserError: if there are none, or one cannot be loaded; names are checked before the first is opened.
+    """
+    if not config.models:
+        raise UserError("models is empty: name at least one model to evaluate")
+    prompts = _few_shot_prompts(config)
+    models = [
+        model.removesuffix(FEW_SHOT_SUFFIX) if prompt != FewShotPrompt() else model
+        for model, prompt in zip(config.models, prompts, strict=True)
+    ]
+    sources = [str(resolve_model(model)) for model in models]
+    for name, model, source, prompt in zip(short_names(config.models), models, sources, prompts, strict=True):
+        settings = ModelConfig(model=model, chat_template=config.chat_template, dtype=config.dtype)
+        loaded = load(settings, compute_dtype(config.dtype))
+        loaded.backbone.to(accelerator.device).eval().requires_grad_(False)
+        commit = getattr(loaded.backbone.model.config, "_commit_hash", None)
+        version = fingerprint(source) or str(commit)
+        if prompt != FewShotPrompt():
+            version += f"{FEW_SHOT_SUFFIX}-{content_hash([prompt.instruction, prompt.examples])}"
+        yield EvaluatedModel(name, loaded, accelerator, model, version, prompt)
+        del loaded  # before the next one is opened
+
+
+def _few_shot_prompts(config: EvalConfig) -> list[FewShotPrompt]:
+    """Return each model's few-shot prompt: that of the settings if its name ends in `FEW_SHOT_SUFFIX`, else none."""
+    if not isinstance(config, FewShotSettings):
+        return [FewShotPrompt()] * len(config.models)
+    wanted = [model.endswith(FEW_SHOT_SUFFIX) for model in config.models]
+    if any(wanted) and not config.has_few_shot_prompt:
+        raise UserError(
+            f"models: {config.models[wanted.index(True)]} ends in {FEW_SHOT_SUFFIX}: set num_few_shot or instruction"
+        )
+    if config.has_few_shot_prompt and not any(wanted):
+        example = f"{config.models[0]}{FEW_SHOT_SUFFIX}"
+        raise UserError(
+            f"num_few_shot and instruction are for models named MODEL{FEW_SHOT_SUFFIX}: name one, such as {example}"
+        )
+    prompt = config.few_shot_prompt() if any(wanted) else FewShotPrompt()
+    return [prompt if is_few_shot else FewShotPrompt() for is_few_shot in wanted]
+
+
+def short_names(models: Sequence[str]) -> list[str]:
+    """The shortest path suffixes that distinguish the models, with '-' for '/': runs/a/ppo/model becomes 'ppo'."""
+    parts = []
+    for model in models:
+        words = [word for word in Path(model).parts if word not in ("/", ".", "..")]
+        parts.append(words[:-1] if len(words) > 1 and words[-1] == "model" else words)
+    for length in range(1, max(map(len, parts), default=1) + 1):
+        names = ["-".join(words[-length:]) for words in parts]
+        if len(set(names)) == len(names):
+            return names
+    return [f"{number}-{name}" for number, name in enumerate(names, 1)]
+
+
+# ------------------------------------------------------------------------------------------------------------- sampling
+
+
+@dataclass(frozen=True)
+class TokenPrompt:
+    """A prompt that a model is to continue.
+
+    Attributes:
+        ids: all that the model reads.
+        key: of the prompt's own random numbers: other prompts, another number of processes or a restart change no text.
+        where: names the prompt in an error.
+    """
+
+    ids: list[int]
+    key: tuple[int, ...]
+    where: str
+
+
+def sample_once(
+    path: Path,
+    evaluated: EvaluatedModel,
+    prompts: Mapping[str, TokenPrompt],
+    samples: int,
+    sampling: Sampling,
+    seed: int,
+    stream: RngStream,
+) -> dict[str, Json]:
+    """Sample texts from a model after each prompt; those in the file `path` are not sampled again.
+
+    In float32 a text depends on the seed, the prompt's key and the model alone. In bfloat16 the batch that a prompt is in
+    changes its logits a little.
+
+    Returns:
+        By the prompt's name, `texts` and token `ids` of its samples.
+
+    Raises:
+        UserError: if a prompt with its longest continuation does not fit the model.
+    """
+    backbone, tokenization = evaluated.loaded.backbone, evaluated.loaded.tokenization
+
+    def sample_chunk(chunk: list[TokenPrompt]) -> list[Json]:
+        for prompt in chunk:
+            if not prompt.ids:
+                raise UserError(f"{prompt.where}: the tokenizer turns it into no tokens; remove it")
+            backbone.require_fit(len(prompt.ids), sampling.max_new_tokens, prompt.where)
+        uniforms = torch.cat([row_uniforms(samples, sampling, seed, stream, *prompt.key) for prompt in chunk])
+        ids = respond(evaluated, [prompt.ids for prompt in chunk for _ in range(samples)], uniforms, sampling).ids
+        groups = [ids[start : start + samples] for start in range(0, len(ids), samples)]
+        return [{"texts": [tokenization.text(row) for row in group], "ids": group} for group in groups]
+
+    settings = asdict(sampling) | {"seed": seed, "samples": samples} | evaluated.settings
+    del settings["batch_tokens"]
+    settings["dtype"] = str(backbone.model.dtype)
+    rows = compute_once(
+        path, settings, prompts, sample_chunk, evaluated.accelerator, max(1, CHUNK // samples), lambda prompt: prompt.ids
+    )
+    return dict(zip(prompts, rows, strict=True))
+
+
+def respond(evaluated: EvaluatedModel, prompts: Sequence[list[int]], uniforms: Tensor, sampling: Sampling) -> Responses:
+    """Sample a response to each prompt; the same on every process, however many share the work.
+
+    Args:
+        prompts: token ids of each prompt; repeat a prompt for several samples.
+        uniforms: [rows, max_new_tokens].
+    """
+    backbone, ends = evaluated.loaded.backbone, evaluated.loaded.tokenization.end_ids
+
+    def sample_rows(rows: list[int]) -> list[tuple[list[int], bool]]:
+        if not rows:
+            return []
+        responses = sample(backbone, [prompts[row] for row in rows], uniforms[rows], sampling, ends)
+        return list(zip(responses.ids, responses.ended, strict=True))
+
+    results = map_across_processes(range(len(prompts)), sample_rows, evaluated.accelerator)
+    return Responses([ids for ids, _ in results], [ended for _, ended in results])
+
+
+# ---------------------------------------------------------------------------------------------- answers to files of prompts
+
+
+def sample_answers(
+    config: AnsweringTaskConfig,
+    task: str,
+    evaluated: EvaluatedModel,
+    samples: int = 1,
+    wanted: Container[str] | None = None,
+) -> dict[str, list[SampledResponse]]:
+    """Sample answers of a model to each prompt of the settings that fits it.
+
+    Returns:
+        By the prompt's number in the file, from 1, `samples` answers to each prompt (None as `wanted`: to all).
+
+    Raises:
+        UserError: if a prompt exceeds the limits (see `overlong`) or the model's context.
+    """
+    tokenization = evaluated.loaded.tokenization
+    encoded = {
+        number: prompt for number, prompt in read_prompts(config, evaluated.loaded) if wanted is None or number in wanted
+    }
+    prompts = {
+        number: TokenPrompt(
+            _ids_with_few_shot_prompt(evaluated, prompt, config.prompts),
+            (int(number),),
+            f"{config.prompts}: prompt {number}",
+        )
+        for number, prompt in encoded.items()
+    }
+    path = Path(config.output) / f"{task}-{evaluated.name}.jsonl"
+    stream = RngStream.EVALUATION_ANSWERS
+    rows = sample_once(path, evaluated, prompts, samples, config.sampling, config.seed, stream)
+    return {
+        number: [
+            SampledResponse(prompt.conversation, prompt.ids, ids, text, tokenization.has_ended(ids))
+            for ids, text in zip(rows[number]["ids"], rows[number]["texts"], strict=True)
+        ]
+        for number, prompt in encoded.items()
+    }
+
+
+def read_prompts(config: AnsweringTaskConfig, loaded: LoadedModel) -> list[tuple[str, EncodedPrompt]]:
+    """The prompts that fit a model, with their numbers in the file: ids need not be unique."""
+    numbers = itertools.count(1)
+
+    def encode_one(record: Prompt, apply_limits: ApplyLimits) -> Iterator[tuple[str, EncodedPrompt]]:
+        number, encoded = next(numbers), encode_prompt(record, loaded, apply_limits)
+        if encoded is not None:
+            yield str(number), encoded
+
+    limits = Limits(config.max_prompt_tokens, config.max_new_tokens, config.overlong)
+    prompts = encode_records(config.prompts, Prompt, loaded, limits, config.skip_bad_rows, encode_one)
+    return subsample(prompts, config.limit)
+
+
+def _ids_with_few_shot_prompt(evaluated: EvaluatedModel, prompt: EncodedPrompt, source: str) -> list[int]:
+    """The token ids that the model reads, with its few-shot prompt; reward models and judges see the prompt without it."""
+    if evaluated.few_shot_prompt == FewShotPrompt():
+        return prompt.ids  # cut to the limits
+    if prompt.given_as_ids:
+        raise UserError(f"{source}: holds token ids (input_ids), which cannot follow examples; give prompts as text")
+    return evaluated.prompt_ids(prompt.conversation)
+
+
+def reward_answers(
+    path: Path,
+    reward: LoadedReward,
+    settings: Json,
+    evaluated: EvaluatedModel,
+    answers: Mapping[str, list[SampledResponse]],
+    budget: int,
+) -> dict[str, list[float]]:
+    """The reward of each of a model's answers, by the prompt's number; stored in `path`.
+
+    Args:
+        settings: what identifies the reward model.
+        budget: padded tokens that are read at once.
+    """
+    scorer = RewardModelScorer.from_loaded(reward, evaluated.loaded.tokenization, evaluated.accelerator, budget)
+
+    def score_chunk(chunk: list[list[SampledResponse]]) -> list[Json]:
+        rewards = iter(scorer([answer for group in chunk for answer in group]))
+        return [{"rewards": [next(rewards) for _ in group]} for group in chunk]
+
+    def content(group: list[SampledResponse]) -> list[object]:
+        return [[answer.conversation, answer.prompt_ids, answer.ids, answer.text] for answer in group]
+
+    settings = settings | evaluated.settings
+    rows = compute_once(path, settings, answers, score_chunk, evaluated.accelerator, CHUNK, content)
+    return {number: row["rewards"] for number, row in zip(answers, rows, strict=True)}
+
+
+def answered_by_all(answers: Sequence[Mapping[str, object]]) -> list[str]:
+    """The numbers of the prompts that every model answered."""
+    return [number for number in answers[0] if all(number in by_number for by_number in answers)]

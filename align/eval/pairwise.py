@@ -1,0 +1,253 @@
+"""Comparisons of two answers to the same prompt, and the win rates and strengths that follow from them.
+
+An outcome is 1 if the first model won, 0 if the second did, 0.5 for a tie. Strengths (Bradley and Terry 1952) and the
+length-controlled win rate are logistic regressions with Firth's penalty (1993): half the log-determinant of the
+information matrix, the logarithm of Jeffreys' prior. The estimate is finite even where a feature separates wins from
+losses. Intervals by
+profile likelihood stay right there (Heinze and Schemper 2002); intervals by standard errors or by resampling do not.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+import numpy as np
+from scipy.optimize import brentq, minimize
+from scipy.sparse.csgraph import connected_components
+from scipy.special import expit, xlog1py, xlogy
+
+from align.core.statistics import LEVEL, design_effect, share_interval
+from align.eval.results import Measurement
+from align.eval.store import Json
+
+
+@dataclass(frozen=True)
+class PairwiseComparison:
+    """Two models' answers to one prompt, and which is better.
+
+    Attributes:
+        item: the prompt; comparisons of one item depend on each other.
+        lengths: characters of both answers.
+        flipped: whether the judge's verdict changed with the order of the answers; the outcome is then a tie.
+    """
+
+    item: str
+    first: str
+    second: str
+    outcome: float
+    lengths: tuple[int, int]
+    flipped: bool = False
+
+    def outcome_for(self, model: str) -> float:
+        """The outcome from the point of view of `model`: 1 if it won."""
+        return self.outcome if model == self.first else 1.0 - self.outcome
+
+    def extra_length_of(self, model: str) -> int:
+        """By how many characters `model`'s answer is longer than the other one."""
+        longer = self.lengths[0] - self.lengths[1]
+        return longer if model == self.first else -longer
+
+
+def outcome_of_rewards(first: float, second: float) -> float:
+    """The outcome where the higher number wins."""
+    return 0.5 + 0.5 * ((first > second) - (first < second))
+
+
+def item_numbers(comparisons: Sequence[PairwiseComparison]) -> np.ndarray:
+    """The number of each comparison's item, from 0: [N]."""
+    numbers: dict[str, int] = {}
+    return np.array([numbers.setdefault(comparison.item, len(numbers)) for comparison in comparisons])
+
+
+def win_rate(comparisons: Sequence[PairwiseComparison], model: str) -> tuple[float, float, float]:
+    """Share of the comparisons that `model` won, ties as half, with its interval, in which an item counts once."""
+    outcomes = np.array([comparison.outcome_for(model) for comparison in comparisons])
+    return float(outcomes.mean()), *share_interval(outcomes, item_numbers(comparisons))
+
+
+def pair_table(comparisons: Sequence[PairwiseComparison], models: Sequence[str]) -> list[Json]:
+    """A row for each pair of models that were compared: how often the first won, tied and lost."""
+    rows = []
+    for first, second in combinations(models, 2):
+        of_pair = [each for each in comparisons if {each.first, each.second} == {first, second}]
+        if of_pair:
+            outcomes = [comparison.outcome_for(first) for comparison in of_pair]
+            rate, low, high = win_rate(of_pair, first)
+            rows.append(
+                {
+                    "model": first,
+                    "against": second,
+                    "won": sum(outcome > 0.5 for outcome in outcomes),
+                    "tied": sum(outcome == 0.5 for outcome in outcomes),
+                    "lost": sum(outcome < 0.5 for outcome in outcomes),
+                    "win rate": round(rate, 4),
+                    "low": round(low, 4),
+                    "high": round(high, 4),
+                }
+            )
+    return rows
+
+
+STRENGTH_NOTE = "log-odds against the mean model, with Jeffreys' prior"
+STRENGTH, LENGTH_CONTROLLED = "Bradley-Terry strength", "win rate, length-controlled"
+MIN_PROMPTS = 30
+"""Fewest prompts for a fit of two coefficients."""
+
+
+def strength_measurements(
+    comparisons: Sequence[PairwiseComparison], models: Sequence[str], scorer: str
+) -> dict[str, Measurement]:
+    """The Bradley-Terry strength of each model: log-odds, with a mean of 0 over the models; a tie is half a win.
+
+    The strengths maximize the likelihood with Jeffreys' prior, which for two
+    models adds half a win to both: a model that never loses gets a finite strength and a wide interval. The comparisons of
+    one prompt count as fewer independent ones, by the design effect of the model's outcomes.
+
+    Returns:
+        Figures without a value where no chain of comparisons connects all models: their strengths have no common scale.
+    """
+    column = {model: number for number, model in enumerate(models)}
+    sides = np.array([[column[each.first], column[each.second]] for each in comparisons])
+    outcomes, items = np.array([each.outcome for each in comparisons], dtype=np.float64), item_numbers(comparisons)
+    met = np.zeros((len(models), len(models)))
+    met[sides[:, 0], sides[:, 1]] = 1
+    count, group = connected_components(met, directed=False)
+    if count > 1:
+        members = [", ".join(np.array(models)[group == number]) for number in range(count)]
+        note = f"not comparable: no comparison connects {' | '.join(members)}"
+        counts = np.bincount(sides.ravel(), minlength=len(models)).tolist()
+        return {model: Measurement(STRENGTH, None, None, None, counts[column[model]], scorer, note) for model in models}
+    basis = np.linalg.svd(np.ones((1, len(models))))[2][1:].T  # [K, K - 1]: strengths = basis @ coefficients, with sum 0
+    design = basis[sides[:, 0]] - basis[sides[:, 1]]
+    strengths = basis @ fit(design, outcomes, np.ones(len(outcomes)))
+    measurements = {}
+    for model, number in column.items():
+        own = (sides == number).any(1)
+        won = np.where(sides[own, 0] == number, outcomes[own], 1 - outcomes[own])
+        weight = 1 / max(1.0, design_effect(won, items[own]))
+        low, high = profile_interval(design, outcomes, np.full(len(outcomes), weight), basis[number])
+        value = float(strengths[number])
+        limit = {
+            0.0: "; it never won: only the prior limits it from below",
+            1.0: "; it never lost: only the prior limits it",
+        }
+        note = STRENGTH_NOTE + limit.get(float(won.mean()), "")
+        measurements[model] = Measurement(
+            STRENGTH, value, min(low, value), max(high, value), len(won), scorer, note, "higher"
+        )
+    return measurements
+
+
+def length_controlled_measurement(comparisons: Sequence[PairwiseComparison], model: str, scorer: str) -> Measurement:
+    """The win rate that `model` would have if both answers were equally long.
+
+    Logistic regression of the outcome on tanh(d / sd(d)), d how much longer the answer is; the win rate is the
+    prediction at d = 0. After the length control of AlpacaEval 2 (Dubois et al. 2024, "Length-Controlled AlpacaEval",
+    section 3), without its term for the difficulty of each instruction, which needs a whole leaderboard. The fit has
+    Firth's penalty.
+
+    Returns:
+        A measurement without a value for fewer than `MIN_PROMPTS` prompts, and where d = 0 is outside the data.
+    """
+    count, items = len(comparisons), item_numbers(comparisons)
+    if items.max() + 1 < MIN_PROMPTS:
+        return Measurement(LENGTH_CONTROLLED, None, None, None, count, scorer, f"needs {MIN_PROMPTS} prompts or more")
+    outcomes = np.array([comparison.outcome_for(model) for comparison in comparisons], dtype=np.float64)
+    extra_length = np.array([comparison.extra_length_of(model) for comparison in comparisons], dtype=np.float64)
+    if not extra_length.any():
+        rate = win_rate(comparisons, model)
+        return Measurement(
+            LENGTH_CONTROLLED, *rate, count, scorer, "all answers are equally long: the win rate itself", "higher"
+        )
+    if (extra_length > 0).all() or (extra_length < 0).all():
+        side = "longer" if extra_length[0] > 0 else "shorter"
+        note = f"every answer is {side}: nothing shows the rate at equal length"
+        return Measurement(LENGTH_CONTROLLED, None, None, None, count, scorer, note)
+    design = np.stack([np.ones(count), np.tanh(extra_length / extra_length.std())], axis=1)
+    intercept, _ = fit(design, outcomes, np.ones(count))
+    weight = 1 / max(1.0, design_effect(outcomes, items))
+    low, high = profile_interval(design, outcomes, np.full(count, weight), np.array([1.0, 0.0]))
+    value, low, high = (float(expit(end)) for end in (intercept, min(low, intercept), max(high, intercept)))
+    return Measurement(LENGTH_CONTROLLED, value, low, high, count, scorer, "predicted for answers of equal length", "higher")
+
+
+FARTHEST = 60.0
+"""The search for the end of an interval stops at this log-odds."""
+
+
+def fit(design: np.ndarray, outcomes: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """The coefficients [p] of logit P = design @ coefficients that maximize `penalized_log_likelihood`.
+
+    Args:
+        design: [N, p], of full column rank.
+        outcomes: [N], from 0 to 1; a tie is one half.
+        weights: [N], how many observations each row stands for.
+    """
+    return _maximize(design, outcomes, weights, np.zeros(design.shape[1]), np.eye(design.shape[1]))
+
+
+def profile_interval(
+    design: np.ndarray, outcomes: np.ndarray, weights: np.ndarray, contrast: np.ndarray, level: float = LEVEL
+) -> tuple[float, float]:
+    """The interval of contrast @ coefficients by penalized profile likelihood; arguments as in `fit`.
+
+    Args:
+        contrast: [p], not 0.
+    """
+    from scipy.stats import chi2
+
+    best = fit(design, outcomes, weights)
+    top, at = penalized_log_likelihood(design, outcomes, weights, best)[0], float(contrast @ best)
+    length = float(contrast @ contrast)
+    free = np.linalg.svd(contrast[None])[2][1:].T  # [p, p - 1], orthogonal to the contrast
+    limit = float(chi2.ppf(level, 1)) / 2
+
+    def drop(value: float) -> float:
+        """How far the penalized log-likelihood falls below its maximum, minus the limit, at this value of the contrast."""
+        start = best + contrast * (value - at) / length
+        coefficients = _maximize(design, outcomes, weights, start, free) if free.shape[1] else start
+        return top - penalized_log_likelihood(design, outcomes, weights, coefficients)[0] - limit
+
+    return _end(drop, at, -1.0), _end(drop, at, 1.0)
+
+
+def penalized_log_likelihood(
+    design: np.ndarray, outcomes: np.ndarray, weights: np.ndarray, coefficients: np.ndarray
+) -> tuple[float, np.ndarray]:
+    """The log-likelihood of the outcomes plus half the log-determinant of the information; and its gradient [p].
+
+    The first three arguments are those of `fit`.
+    """
+    probability = expit(design @ coefficients)
+    fitted = weights * (xlogy(outcomes, probability) + xlog1py(1 - outcomes, -probability))
+    variance = weights * probability * (1 - probability)
+    information = (design * variance[:, None]).T @ design
+    sign, log_determinant = np.linalg.slogdet(information)
+    leverage = variance * np.einsum("ni,ij,nj->n", design, np.linalg.pinv(information), design)
+    gradient: np.ndarray = design.T @ (weights * (outcomes - probability) + leverage * (0.5 - probability))
+    return (float(fitted.sum() + 0.5 * log_determinant) if sign > 0 else -math.inf), gradient
+
+
+def _maximize(
+    design: np.ndarray, outcomes: np.ndarray, weights: np.ndarray, start: np.ndarray, directions: np.ndarray
+) -> np.ndarray:
+    """The maximum of the penalized log-likelihood over start + directions @ steps."""
+
+    def loss(steps: np.ndarray) -> tuple[float, np.ndarray]:
+        value, gradient = penalized_log_likelihood(design, outcomes, weights, start + directions @ steps)
+        return -value, -gradient @ directions
+
+    steps = minimize(loss, np.zeros(directions.shape[1]), jac=True, method="BFGS", options={"gtol": 1e-8}).x
+    maximum: np.ndarray = start + directions @ steps
+    return maximum
+
+
+def _end(drop: Callable[[float], float], at: float, sign: float) -> float:
+    """Where `drop` crosses 0 on one side of its minimum."""
+    near, far = at, at + sign
+    while drop(far) < 0:
+        if abs(far) > FARTHEST:
+            return far
+        near, far = far, far + 2 * (far - at)
+    return float(brentq(drop, near, far, xtol=1e-5, rtol=1e-5))

@@ -1,0 +1,236 @@
+"""The results of an evaluation: measurements with intervals, tables, their file, and the table on the terminal."""
+
+import json
+import math
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from accelerate import Accelerator
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from align.core.errors import UserError, without_secrets
+from align.core.files import read_json, write_json
+from align.core.statistics import mean_interval, share_interval
+from align.eval.settings import EvalConfig
+from align.eval.store import Json
+from align.runtime.distributed import run_on_main
+from align.runtime.environment import environment
+
+Better = Literal["higher", "lower", ""]
+"""Which direction of a measure is better; empty where neither is."""
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One number with its confidence interval.
+
+    Attributes:
+        value: None if there is nothing to compute it from; `note` gives the reason.
+        low, high: ends of the 95 % interval; None if there is none.
+        n: number of items it is computed from.
+        scorer: the scorer or judge, with its version or hash; empty if there is none.
+        better: the better direction, by which the report rates changes; empty where neither is.
+    """
+
+    name: str
+    value: float | None
+    low: float | None
+    high: float | None
+    n: int
+    scorer: str = ""
+    note: str = ""
+    better: Better = ""
+
+    def __post_init__(self) -> None:
+        for number in (self.value, self.low, self.high):
+            if number is not None and not math.isfinite(number):
+                raise UserError(
+                    f"'{self.name}' is {number}: a scorer returned a number that is not finite; check the scorer"
+                )
+
+    @property
+    def text(self) -> str:
+        """The value with its interval, such as `0.312 (0.250 to 0.374)`."""
+        if self.value is None:
+            return "none"
+        if self.low is None or self.high is None:
+            return format_value(self.value)
+        return f"{format_value(self.value)} ({format_value(self.low)} to {format_value(self.high)})"
+
+
+def mean_measurement(
+    name: str,
+    values: Sequence[float],
+    scorer: str = "",
+    note: str = "",
+    nothing: str = "nothing to average",
+    groups: Sequence[int] | None = None,
+    better: Better = "",
+) -> Measurement:
+    """The mean of a measurement with its bootstrap interval. For shares, see `share_measurement`.
+
+    Args:
+        values: one for each item. Equal values, and those of a single group, have no interval.
+        nothing: the note if there are no values.
+        groups: the group of each value, such as its prompt.
+    """
+    if not len(values):
+        return Measurement(name, None, None, None, 0, scorer, nothing)
+    numbers = [float(value) for value in values]
+    varies = len(set(numbers)) > 1 and (groups is None or len(set(groups)) > 1)
+    low, high = mean_interval(numbers, groups=groups) if varies else (None, None)
+    return Measurement(name, sum(numbers) / len(numbers), low, high, len(numbers), scorer, note, better)
+
+
+def share_measurement(
+    name: str,
+    values: Sequence[float],
+    scorer: str = "",
+    note: str = "",
+    nothing: str = "nothing to average",
+    groups: Sequence[int] | None = None,
+    better: Better = "",
+) -> Measurement:
+    """A share with its interval (`align.core.statistics.share_interval`), which has a width also where all values are equal.
+
+    The arguments are those of `mean_measurement`; values are from 0 to 1.
+    """
+    if not len(values):
+        return Measurement(name, None, None, None, 0, scorer, nothing)
+    numbers = [float(value) for value in values]
+    interval = share_interval(numbers, groups)
+    return Measurement(name, sum(numbers) / len(numbers), *interval, len(numbers), scorer, note, better)
+
+
+def format_value(value: float) -> str:
+    """Three decimals below 100, one above."""
+    return f"{value:.3f}" if abs(value) < 100 else f"{value:.1f}"
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The results of one task for one model.
+
+    Attributes:
+        settings: everything that affects the measurements: sampling, scorers with their hashes, data.
+        tables: by title, rows as dicts with the same keys.
+    """
+
+    task: str
+    model: str
+    settings: Json
+    measurements: list[Measurement]
+    tables: dict[str, list[Json]] = field(default_factory=dict)
+
+
+def save_evaluations(output: str | Path, evaluations: Sequence[Evaluation]) -> list[Path]:
+    """Write `OUTPUT/<task>.json` for each task among the evaluations, each completely or not at all; returns the files.
+
+    A file holds `task`, `environment` (versions, machine) and `models`, each with `model`, `settings`,
+    `measurements` and `tables`.
+    """
+    written = []
+    for task in dict.fromkeys(evaluation.task for evaluation in evaluations):
+        models = [asdict(evaluation) for evaluation in evaluations if evaluation.task == task]
+        for model in models:
+            del model["task"]
+            model["settings"] = json.loads(without_secrets(json.dumps(model["settings"])))
+        path = Path(output) / f"{task}.json"
+        write_json(path, {"task": task, "environment": environment(), "models": models})
+        written.append(path)
+    return written
+
+
+def publish(config: EvalConfig, evaluations: Sequence[Evaluation], accelerator: Accelerator) -> list[Evaluation]:
+    """Write the files and print the table, on the main process; every task ends with this. Returns the evaluations."""
+
+    def write() -> None:
+        save_evaluations(config.output, evaluations)
+        if config.table:
+            print_table(evaluations)
+
+    run_on_main(write, accelerator)
+    return list(evaluations)
+
+
+def read_evaluations(path: Path) -> list[Evaluation]:
+    """The evaluations of a file that `save_evaluations` wrote.
+
+    Raises:
+        UserError: if it is missing or not such a file.
+    """
+    stored = read_json(path)
+    try:
+        return [
+            Evaluation(
+                stored["task"],
+                model["model"],
+                model["settings"],
+                [Measurement(**measurement) for measurement in model["measurements"]],
+                model["tables"],
+            )
+            for model in stored["models"]
+        ]
+    except (KeyError, TypeError) as error:
+        raise UserError(f"{path}: not the results of an evaluation ({error!r})") from error
+
+
+def measurement_tables(evaluations: Sequence[Evaluation]) -> list[tuple[list[str], list[list[str]]]]:
+    """Models side by side: column heads and rows of a table for each set of models; tasks on the same models share one.
+
+    Columns: measurement, each model, n, scorer. If models differ in n or scorer, all are shown: `a / b`.
+    """
+    models_of_task: dict[str, list[str]] = {}
+    by_measurement: dict[tuple[str, str], dict[str, Measurement]] = {}
+    for evaluation in evaluations:
+        models_of_task.setdefault(evaluation.task, []).append(evaluation.model)
+        for measurement in evaluation.measurements:
+            by_measurement.setdefault((evaluation.task, measurement.name), {})[evaluation.model] = measurement
+    tables: dict[frozenset[str], tuple[list[str], list[list[str]]]] = {}
+    for models in models_of_task.values():
+        tables.setdefault(frozenset(models), (["measurement", *dict.fromkeys(models), "n", "scorer"], []))
+    for (task, name), by_model in by_measurement.items():
+        heads, rows = tables[frozenset(models_of_task[task])]
+        cells = [by_model[model].text if model in by_model else "" for model in heads[1:-2]]
+        counts = " / ".join(dict.fromkeys(str(measurement.n) for measurement in by_model.values()))
+        scorers = " / ".join(dict.fromkeys(measurement.scorer for measurement in by_model.values() if measurement.scorer))
+        rows.append([f"{task}: {name}", *cells, counts, scorers])
+    return list(tables.values())
+
+
+def print_table(evaluations: Sequence[Evaluation]) -> None:
+    """Print the measurements side by side, and their notes."""
+    out = Console(width=None if sys.stdout.isatty() else 160)
+    for heads, rows in measurement_tables(evaluations):
+        table = Table(*heads, caption="in brackets: 95 % interval")
+        for row in rows:
+            table.add_row(*map(escape, row))
+        out.print(table)
+    for line in notes(evaluations):
+        out.print(line, markup=False, highlight=False)
+
+
+def notes(evaluations: Sequence[Evaluation]) -> list[str]:
+    """The notes of all measurements, each once."""
+    return list(
+        dict.fromkeys(
+            f"{evaluation.task}: {measurement.name}: {measurement.note}"
+            for evaluation in evaluations
+            for measurement in evaluation.measurements
+            if measurement.note
+        )
+    )
+
+
+def markdown_table(evaluations: Sequence[Evaluation]) -> str:
+    """The measurements side by side as Markdown tables, and their notes."""
+    tables = ""
+    for heads, rows in measurement_tables(evaluations):
+        lines = [heads, ["---"] * len(heads), *rows]
+        tables += "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines) + "\n"
+    return tables + "\n\n".join(["In brackets: 95 % interval.", *notes(evaluations)]) + "\n"

@@ -1,0 +1,368 @@
+"""`align eval reward`: a reward model on preferences and benchmarks, best-of-n curves, reward against KL of PPO's policies.
+
+A second reward model, called gold, shows over-optimization: answers that the first one prefers and the second does not.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+import yaml
+from accelerate import Accelerator
+
+from align.batches.encoding import Limits, encode_rankings
+from align.core.errors import UserError
+from align.core.files import numbered_paths
+from align.core.launch import run_stage
+from align.core.settings import ModelConfig, option, require_setting
+from align.core.statistics import (
+    correlation,
+    difference_interval,
+    kendall_tau,
+    pair_calibration,
+    pair_calibration_error,
+    statistic_interval,
+)
+from align.eval.answers import (
+    EvaluatedModel,
+    open_accelerator,
+    open_models,
+    reward_answers,
+    sample_answers,
+    short_names,
+)
+from align.eval.policy_comparison import expected_best, kl_bound, response_kl, sizes_on_curve
+from align.eval.results import Evaluation, Measurement, format_value, mean_measurement, publish, share_measurement
+from align.eval.rewardbench import TIES, BenchmarkRow, good_response_wins, read_benchmark, section_scores, ties_score
+from align.eval.settings import AnsweringTaskConfig
+from align.eval.store import Json, compute_once, fingerprint
+from align.model_registry.registry import resolve_model
+from align.models.loading import load
+from align.reward.checkpoint import LoadedReward, load_reward_model
+from align.reward.rankings import (
+    ScoredRanking,
+    pairs_and_differences,
+    ranking_metrics,
+    reward_rankings,
+    score_rankings,
+    with_rewards,
+)
+from align.reward.scoring import RewardModelScorer
+from align.runtime.distributed import compute_dtype
+from align.runtime.sharding import place_frozen_model
+from align.tokenization.encoded import EncodedRanking, SampledResponse
+
+
+@dataclass(frozen=True)
+class NamedRewardModel:
+    """A reward model with its short name and its fingerprint.
+
+    Attributes:
+        role: `reward` for the proxy, `gold` for the gold model; the name of its measurements on curves.
+    """
+
+    name: str
+    fingerprint: str
+    role: str
+    reward: LoadedReward
+
+    @property
+    def scorer(self) -> str:
+        """The scorer's name in results."""
+        return f"reward model {self.name} {self.fingerprint}"
+
+
+@dataclass(kw_only=True)
+class RewardEvalConfig(AnsweringTaskConfig):
+    """A reward model on preferences or a benchmark; with `models` best-of-n curves; with `frontier` reward against KL."""
+
+    reward_model: str = option(
+        "", "reward model to evaluate, which also chooses among answers: a folder or a run", required=True
+    )
+    gold_model: str = option("", "a second reward model, which is evaluated too but chooses nothing; empty: none")
+    preferences: str = option("data/rankings_heldout.jsonl", "rankings or pairs that neither was trained on; empty: none")
+    max_response_tokens: int = option(1024, "longest response among the preferences, in tokens", gt=0)
+    benchmark: str = option("", "RewardBench or RewardBench 2, scored as they are: file, folder or hub name; empty: neither")
+    benchmark_split: str = option("test", "split of a folder or hub name: RewardBench calls it filtered, RewardBench 2 test")
+    samples: int = option(64, "answers sampled from each model per prompt; the largest n of the best-of-n curves", gt=1)
+    frontier: str = option("", "folder of a PPO run with keep_policies: reward against KL over its policies; empty: none")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_setting(self, "gold_model", self.gold_model != self.reward_model, "another model than reward_model")
+        given = bool(self.preferences or self.models or self.frontier or self.benchmark)
+        require_setting(self, "preferences", given, "given, unless models, frontier or benchmark are")
+
+
+def run_reward_eval(config: RewardEvalConfig) -> list[Evaluation]:
+    """Evaluate and write `reward.json`, and `rewardbench.json`, `best-of-n.json` and `frontier.json` where asked for."""
+    accelerator = open_accelerator(config)
+    reward_models = open_reward_models(config)
+    evaluations: list[Evaluation] = []
+    if config.preferences:
+        evaluations += [evaluate_on_preferences(config, model, accelerator) for model in reward_models]
+    if config.benchmark:
+        evaluations += [evaluate_on_benchmark(config, model, accelerator) for model in reward_models]
+    if config.models:
+        evaluations += [best_of_n(config, evaluated, reward_models) for evaluated in open_models(config, accelerator)]
+    if config.frontier:
+        evaluations += frontier(config, reward_models, accelerator)
+    return publish(config, evaluations, accelerator)
+
+
+def open_reward_models(config: RewardEvalConfig) -> list[NamedRewardModel]:
+    """The proxy and, where there is one, the gold model.
+
+    Raises:
+        UserError: if one of them cannot be loaded.
+    """
+    models = [config.reward_model, *([config.gold_model] if config.gold_model else [])]
+    folders = [str(resolve_model(model)) for model in models]
+    return [
+        NamedRewardModel(name, fingerprint(folder), role, load_reward_model(folder, config.dtype, config.chat_template))
+        for name, folder, role in zip(short_names(models), folders, ("reward", "gold"), strict=False)
+    ]
+
+
+# ---------------------------------------------------------------------------------------------------------- preferences
+
+CALIBRATION_NOTE = "an absolute value: resamples hold fewer different pairs, so they and the interval come out higher"
+
+
+def evaluate_on_preferences(config: RewardEvalConfig, model: NamedRewardModel, accelerator: Accelerator) -> Evaluation:
+    """Accuracy, calibration and order of a reward model on rankings, over all of them and by category."""
+    rankings = rewarded_preferences(config, model, accelerator)
+    total = ranking_metrics(rankings)
+    taus = [kendall_tau(item.ranks, item.rewards) for item in rankings]
+    tau = float(np.mean(taus)), *difference_interval(taus)
+    pairs, responses = int(total["pairs"]), sum(len(item.rewards) for item in rankings)
+    columns = [np.array([item.rewards, item.lengths]) for item in rankings]
+    length = interval_over_rankings(lambda joined: correlation(*joined), columns)
+    differences_of_each = [pairs_and_differences([item])[1].numpy() for item in rankings]
+    calibration = interval_over_rankings(pair_calibration_error, differences_of_each)
+    accuracy, note, by = (
+        (total["accuracy/low"], total["accuracy/high"]),
+        "share of pairs in the labelers' order",
+        model.scorer,
+    )
+    measurements = [
+        Measurement("accuracy", total["accuracy"], *accuracy, pairs, by, note, "higher"),
+        Measurement("Kendall's tau", *tau, len(taus), by, "", "higher"),
+        Measurement("calibration error", total["calibration_error"], *calibration, pairs, by, CALIBRATION_NOTE, "lower"),
+        Measurement("length correlation", total["length_correlation"], *length, responses, by),
+    ]
+    _, differences = pairs_and_differences(rankings)
+    reliability = [
+        {"stated": round(stated, 4), "right": round(right, 4), "pairs": count}
+        for stated, right, count in pair_calibration(differences)
+    ]
+    tables = {"by category": category_rows(rankings), "calibration": reliability}
+    return Evaluation("reward", model.name, asdict(config) | {"reward_sha256": model.fingerprint}, measurements, tables)
+
+
+def interval_over_rankings(
+    statistic: Callable[[np.ndarray], float], rankings: Sequence[np.ndarray]
+) -> tuple[float | None, float | None]:
+    """The bootstrap interval of a statistic, for which whole rankings are resampled; None where it does not vary.
+
+    Args:
+        rankings: the numbers of each ranking; the statistic gets those of several, joined along the last axis.
+    """
+
+    def of_resamples(drawn: np.ndarray) -> np.ndarray:
+        return np.array([statistic(np.concatenate([rankings[number] for number in row], -1)) for row in drawn])
+
+    low, high = statistic_interval(of_resamples, len(rankings))
+    return (low, high) if high > low else (None, None)
+
+
+def category_rows(rankings: Sequence[ScoredRanking]) -> list[Json]:
+    """A row for each category among the rankings."""
+    metrics = {"accuracy": "accuracy", "low": "accuracy/low", "high": "accuracy/high", "Kendall's tau": "kendall_tau"}
+    metrics["calibration error"] = "calibration_error"
+    rows = []
+    for category in sorted({item.category or "none" for item in rankings}):
+        total = ranking_metrics([item for item in rankings if (item.category or "none") == category])
+        measurements = {column: round(total[metric], 4) for column, metric in metrics.items()}
+        rows.append({"category": category, "pairs": int(total["pairs"]), **measurements})
+    return rows
+
+
+def rewarded_preferences(config: RewardEvalConfig, model: NamedRewardModel, accelerator: Accelerator) -> list[ScoredRanking]:
+    """The preferences with the reward of every response; stored in `OUTPUT/reward-<name>.jsonl`."""
+    loaded = model.reward.loaded
+    limits = Limits(config.max_prompt_tokens, config.max_response_tokens, config.overlong)
+    whole_turns = model.reward.reads_whole_turns
+    rankings = encode_rankings(config.preferences, loaded, limits, config.skip_bad_rows, whole_turns)
+    module = place_frozen_model(model.reward.model, accelerator)
+
+    def read(batch: Sequence[EncodedRanking]) -> torch.Tensor:
+        return reward_rankings(module, batch, accelerator.device) - model.reward.mean
+
+    def score_chunk(chunk: list[EncodedRanking]) -> list[Json]:
+        found = score_rankings(read, chunk, loaded.backbone, config.batch_tokens, accelerator)
+        return [{"rewards": rewards} for rewards in found]
+
+    rows = compute_once(
+        Path(config.output) / f"reward-{model.name}.jsonl",
+        {"dtype": config.dtype, "reward_sha256": model.fingerprint},
+        {str(number): item for number, item in enumerate(rankings, 1)},
+        score_chunk,
+        accelerator,
+        content=lambda item: [item.prompt, item.responses],
+    )
+    return with_rewards(rankings, [row["rewards"] for row in rows])
+
+
+# ------------------------------------------------------------------------------------ best of n, and reward against KL
+
+
+def rewarded_answers(
+    config: RewardEvalConfig,
+    task: str,
+    evaluated: EvaluatedModel,
+    reward_models: Sequence[NamedRewardModel],
+    samples: int,
+) -> tuple[dict[str, list[SampledResponse]], list[np.ndarray]]:
+    """A model's answers by the prompt's number, and their rewards [prompts, samples] by each reward model."""
+    answers = sample_answers(config, task, evaluated, samples)
+    rewards = []
+    for model in reward_models:
+        path = Path(config.output) / f"{task}-{evaluated.name}-by-{model.name}.jsonl"
+        settings = {"reward_sha256": model.fingerprint, "dtype": config.dtype}
+        found = reward_answers(path, model.reward, settings, evaluated, answers, config.batch_tokens)
+        rewards.append(np.array(list(found.values())))
+    return answers, rewards
+
+
+def best_of_n(config: RewardEvalConfig, evaluated: EvaluatedModel, reward_models: Sequence[NamedRewardModel]) -> Evaluation:
+    """The curve of a model: the expected reward of its best of n answers, and the gold model's reward of those."""
+    _, rewards = rewarded_answers(config, "best-of-n", evaluated, reward_models, config.samples)
+    proxy_rewards, curve, measurements = rewards[0], [], []
+    for n in sizes_on_curve(config.samples):
+        row: Json = {"n": n, "KL bound": round(kl_bound(n), 4)}
+        for model, values in zip(reward_models, rewards, strict=True):
+            best = [expected_best(proxy_rewards[i], values[i], n) for i in range(len(values))]
+            note = f"KL to the model's own answers at most {kl_bound(n):.2f} nats" if n > 1 else ""
+            name, role = f"{model.role}, best of {n}", model.role
+            measurement = mean_measurement(name, best, model.scorer, note, better="higher")
+            measurements.append(measurement)
+            ends = {role: measurement.value, f"{role} low": measurement.low, f"{role} high": measurement.high}
+            row |= {column: None if value is None else round(value, 4) for column, value in ends.items()}
+        curve.append(row)
+    measurements.sort(
+        key=lambda measurement: measurement.name.startswith("gold")
+    )  # the proxy's curve first, then the gold model's
+    settings = asdict(config) | {"weights": evaluated.fingerprint}
+    return Evaluation("best-of-n", evaluated.name, settings, measurements, {"curve": curve})
+
+
+def frontier(
+    config: RewardEvalConfig, reward_models: Sequence[NamedRewardModel], accelerator: Accelerator
+) -> list[Evaluation]:
+    """Reward, gold reward and KL to the start of every policy that a PPO run kept, and of the start itself."""
+    policies, start = policies_of(config.frontier)
+    start_settings = ModelConfig(model=start, chat_template=config.chat_template, dtype=config.dtype)
+    reference = load(start_settings, compute_dtype(config.dtype))
+    reference.backbone.to(accelerator.device).eval().requires_grad_(False)
+    evaluations = []
+    for evaluated in open_models(replace(config, models=[start, *policies]), accelerator):
+        answers, rewards = rewarded_answers(config, "frontier", evaluated, reward_models, 1)
+        first = [samples[0] for samples in answers.values()]
+        contexts, ids = [answer.prompt_ids for answer in first], [answer.ids for answer in first]
+        kl = response_kl(evaluated.loaded, reference, contexts, ids, config.temperature or 1.0, accelerator)
+        measurements = [mean_measurement("KL", kl, note="nats per response")]
+        for model, values in zip(reward_models, rewards, strict=True):
+            rewards_of_model = values[:, 0].tolist()
+            measurements.append(mean_measurement(model.role, rewards_of_model, model.scorer, better="higher"))
+        settings = asdict(config) | {"weights": evaluated.fingerprint}
+        evaluations.append(Evaluation("frontier", evaluated.name, settings, measurements))
+    curve = [
+        {"policy": evaluation.model}
+        | {measurement.name: format_value(measurement.value or 0.0) for measurement in evaluation.measurements}
+        for evaluation in evaluations
+    ]
+    return [replace(evaluation, tables={"reward against KL": curve}) for evaluation in evaluations]
+
+
+def policies_of(run: str) -> tuple[list[str], str]:
+    """The folders of the policies that a PPO run kept, in the order of updates, and the model that it started from.
+
+    Raises:
+        UserError: if the folder is not such a run.
+    """
+    folder = Path(run)
+    policies = [str(path) for path in numbered_paths(folder / "policies", "update-").values()]
+    if not policies:
+        raise UserError(f"frontier {run}: no policies/ in it; train with keep_policies")
+    try:
+        settings = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
+        return policies, str(settings["model"])
+    except (OSError, ValueError, yaml.YAMLError, KeyError, TypeError) as error:
+        raise UserError(f"{folder / 'config.yaml'}: not the settings of a PPO run") from error
+
+
+# ---------------------------------------------------------------------------------------------------------- benchmarks
+
+
+def evaluate_on_benchmark(config: RewardEvalConfig, model: NamedRewardModel, accelerator: Accelerator) -> Evaluation:
+    """The scores of a reward model on the benchmark, by subset, by section and over all."""
+    rows = read_benchmark(config.benchmark, config.benchmark_split)
+    rewards = _score(config, model, accelerator, rows)
+    is_pair, by = rows[0].is_pair, model.scorer
+    measurements, subsets = [], {}
+    for subset in sorted({row.subset for row in rows}):
+        chosen = [(row, found) for row, found in zip(rows, rewards, strict=True) if row.subset == subset]
+        if not is_pair and subset.lower() == TIES:
+            score = ties_score([(row.id, row.good, found) for row, found in chosen])
+            measurements.append(Measurement(subset, score, None, None, len(chosen), by, "", "higher"))
+            subsets[subset] = score
+            continue
+        results = [good_response_wins(found, is_pair) for _, found in chosen]
+        measurements.append(share_measurement(subset, results, by, better="higher"))
+        subsets[subset] = float(np.mean(results))
+    parts = section_scores(subsets) if is_pair else subsets
+    if is_pair:
+        measurements += [
+            Measurement(section, score, None, None, len(rows), by, "a section", "higher") for section, score in parts.items()
+        ]
+    if parts:
+        note = f"mean of {len(parts)} {'sections' if is_pair else 'subsets'}"
+        measurements.append(
+            Measurement("score", float(np.mean(list(parts.values()))), None, None, len(rows), by, note, "higher")
+        )
+    name = "rewardbench" if is_pair else "rewardbench-2"
+    return Evaluation(name, model.name, asdict(config) | {"reward_sha256": model.fingerprint}, measurements, {})
+
+
+def _score(
+    config: RewardEvalConfig, model: NamedRewardModel, accelerator: Accelerator, rows: Sequence[BenchmarkRow]
+) -> list[list[float]]:
+    """The rewards of each row's responses; stored in `OUTPUT/rewardbench-<name>.jsonl`."""
+    tokenization = model.reward.loaded.tokenization
+    scorer = RewardModelScorer.from_loaded(model.reward, tokenization, accelerator, config.batch_tokens)
+
+    def score_chunk(chunk: list[BenchmarkRow]) -> list[Json]:
+        flat: list[SampledResponse] = []
+        for row in chunk:
+            prompt, responses = tokenization.answers_ids(row.prompt, row.responses, whole=False)
+            texts = zip(responses, row.responses, strict=True)
+            flat += [SampledResponse(row.prompt, prompt, ids, text) for ids, text in texts]
+        found = iter(scorer(flat))
+        return [{"rewards": [next(found) for _ in row.responses]} for row in chunk]
+
+    rows_with_rewards = compute_once(
+        Path(config.output) / f"rewardbench-{model.name}.jsonl",
+        {"dtype": config.dtype, "chat_template": config.chat_template, "reward_sha256": model.fingerprint},
+        {f"{number}:{row.id}": row for number, row in enumerate(rows, 1)},
+        score_chunk,
+        accelerator,
+        content=lambda row: [list(row.prompt), list(row.responses)],
+    )
+    return [row["rewards"] for row in rows_with_rewards]
+
+
+if __name__ == "__main__":
+    run_stage(RewardEvalConfig, run_reward_eval)

@@ -1,0 +1,334 @@
+"""A judge of answers: is this answer to this question true (or informative)? `align eval train-judge` trains one.
+
+The judge is a logistic regression on fixed features. They are the states of a frozen backbone for "Q: ...\\nA: ...\\nTrue:"
+(their mean over the answer, and the last one), or without a backbone the words and word pairs of the answer. Words alone
+are the baseline that a backbone has to beat: they show how true answers are usually phrased, but hold no facts.
+
+From a launcher: `accelerate launch align/eval/truthfulness_judge.py --data FILE --asks truth`.
+"""
+
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from accelerate import Accelerator
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
+from scipy.special import expit
+from torch import Tensor
+
+from align.batches.micro_batches import map_rows
+from align.core.errors import UserError, first_line
+from align.core.files import new_folder, read_json, write_json
+from align.core.launch import run_stage
+from align.core.seeds import RngStream, generator
+from align.core.settings import ModelConfig, option
+from align.core.statistics import calibration_error, roc_auc, share_interval, statistic_interval
+from align.core.tensor_ops import Padded
+from align.data.fields import check_text, field_error, required_field
+from align.data.sources import iter_rows
+from align.eval.settings import parse_rows
+from align.models.loading import LoadedModel, load
+from align.runtime.distributed import compute_dtype, make_accelerator, run_on_main
+from align.sampling.settings import InferenceConfig
+
+HEAD_FILE, METADATA_FILE = "judge_head.safetensors", "judge.json"
+BUCKETS = 1 << 16
+"""Number of buckets that words and word pairs are hashed into."""
+PRIOR_VARIANCE = 5.0
+"""Variance of a logit under the Gaussian prior of the weights: the L2 penalty. It was chosen on held-out questions."""
+Aspect = Literal["truth", "info"]
+"""The question that a judge decides: whether an answer is true, or whether it is informative."""
+ASPECT_WORDS: dict[Aspect, str] = {"truth": "True", "info": "Helpful"}
+"""The word that ends a prompt of TruthfulQA's own judge data, before ` yes` or ` no`."""
+TRUTHFULQA_PROMPT = re.compile(r"Q: (.*?)\nA:(.*)\n(\w+):", re.DOTALL)
+
+
+@dataclass(kw_only=True)
+class JudgeConfig(InferenceConfig):
+    """A judge of answers."""
+
+    data: str = option(
+        "", "labeled answers: rows with question, answer, label, or TruthfulQA's own judge data", required=True
+    )
+    asks: Aspect = option("truth", "meaning of the labels: truth (the answer is true) or info (it is informative)")
+    model: str = option("none", "frozen backbone that reads question and answer; none: the words of the answer alone")
+    chat_template: str = option("raw", "not used: a judge reads plain text")
+    held_out: float = option(0.2, "share of the questions that are held out: the judge is measured on them", gt=0, lt=1)
+    output_dir: str = option("runs/judge", "folder whose subfolder model holds the judge", required=True)
+
+
+@dataclass(frozen=True)
+class LabeledAnswer:
+    """An answer to a question, and whether it is true (or informative)."""
+
+    question: str
+    answer: str
+    label: bool
+
+
+@dataclass(frozen=True)
+class AnswerJudge:
+    """A trained judge.
+
+    Attributes:
+        weight, bias: of the logistic regression, [F] and a number.
+        loaded: the backbone; None: words alone.
+        metadata: the contents of `judge.json`: aspect, model, data, metrics on held-out questions.
+        name: the scorer's name in results: the aspect, a hash of the weights, and the AUC on held-out questions.
+    """
+
+    weight: np.ndarray
+    bias: float
+    loaded: LoadedModel | None
+    metadata: Mapping[str, Any]
+    name: str
+
+    def probabilities(self, pairs: Sequence[tuple[str, str]], budget: int, accelerator: Accelerator) -> list[float]:
+        """The probability of "yes" for each question and answer; the same on every process."""
+        features = answer_features(pairs, self.metadata["asks"], self.loaded, budget, accelerator)
+        probabilities: list[float] = expit(features @ self.weight + self.bias).tolist()
+        return probabilities
+
+
+def run_train_judge(config: JudgeConfig) -> Path:
+    """Train a judge, save it, and print AUC and calibration on held-out questions; returns its folder."""
+    accelerator, folder = make_accelerator(compute_dtype(config.dtype), max_grad_norm=0.0), Path(config.output_dir) / "model"
+    rows = read_labeled_answers(config.data, config.asks, config.skip_bad_rows)
+    training, held_out = split_by_question(rows, config.held_out, config.seed)
+    if len({row.label for row in training}) < 2:
+        raise UserError(
+            f"{config.data}: without the held-out questions, all answers have the same label; give more questions"
+        )
+    loaded = _load_backbone(config.model, config.dtype, accelerator)
+    training_features, held_out_features = (
+        answer_features(
+            [(row.question, row.answer) for row in part], config.asks, loaded, config.batch_tokens, accelerator, config.data
+        )
+        for part in (training, held_out)
+    )
+
+    def fit_and_save() -> dict[str, float]:
+        weight, bias = fit_judge(training_features, [row.label for row in training])
+        metrics = held_out_metrics(held_out_features @ weight + bias, held_out)
+        counts = {"learned_from": len(training), "held_out": len(held_out)}
+        save_judge(folder, weight, bias, asdict(config) | counts | {"metrics": metrics})
+        return metrics
+
+    metrics = run_on_main(fit_and_save, accelerator)
+    if accelerator.is_main_process:
+        texts = ", ".join(f"{name} {value:.3f}" for name, value in metrics.items())
+        print(f"judge of {config.asks}, trained on {len(training)} answers; {len(held_out)} held out: {texts}")
+        print(f"the judge is in {folder}")
+    return folder
+
+
+def _load_backbone(model: str, dtype: str, accelerator: Accelerator) -> LoadedModel | None:
+    if model == "none":
+        return None
+    loaded = load(ModelConfig(model=model, chat_template="raw"), compute_dtype(dtype), allow_reward_model=True)
+    loaded.backbone.to(accelerator.device).eval().requires_grad_(False)
+    return loaded
+
+
+# ------------------------------------------------------------------------------------------------------------- features
+
+
+def answer_features(
+    pairs: Sequence[tuple[str, str]],
+    aspect: Aspect,
+    loaded: LoadedModel | None,
+    budget: int,
+    accelerator: Accelerator,
+    source: str = "answers",
+) -> Any:
+    """[N, F]: the backbone's features of questions with their answers, or a sparse matrix of the answers' words.
+
+    Raises:
+        UserError: if an answer does not fit the backbone; it names `source`.
+    """
+    if loaded is None:
+        return word_features([answer for _, answer in pairs])
+    backbone, tokenization = loaded.backbone, loaded.tokenization
+    prompts, responses = [], []
+    for question, answer in pairs:
+        prompt, (response,) = tokenization.continuations(f"Q: {question}\nA:", [f" {answer}\n{ASPECT_WORDS[aspect]}:"])
+        backbone.require_fit(len(prompt), len(response), source)
+        prompts.append(prompt)
+        responses.append(response)
+
+    @torch.no_grad()
+    def read_rows(rows: list[int]) -> list[Tensor]:
+        sides = (Padded.from_lists([ids[row] for row in rows]).to(accelerator.device) for ids in (prompts, responses))
+        return list(backbone.features(*sides).double().cpu())
+
+    costs = [len(prompt) + len(response) for prompt, response in zip(prompts, responses, strict=True)]
+    return torch.stack(map_rows(costs, budget, accelerator, read_rows)).numpy()
+
+
+def word_features(answers: Sequence[str]) -> Any:
+    """Words and pairs of neighboring words, with marks for beginning and end, hashed; each row has norm 1."""
+    from sklearn.feature_extraction.text import HashingVectorizer
+
+    words = HashingVectorizer(
+        n_features=BUCKETS, ngram_range=(1, 2), token_pattern=r"\w+|[^\w\s]", alternate_sign=False, binary=True
+    )
+    return words.transform([f"< {answer} >" for answer in answers])
+
+
+def fit_judge(features: Any, labels: Sequence[bool]) -> tuple[np.ndarray, float]:
+    """Weights and bias of a logistic regression on `features`; states are standardized, which the weights include."""
+    from sklearn.linear_model import LogisticRegression
+
+    dense = isinstance(features, np.ndarray)
+    # Some dimensions of a state are a hundred times as large as others.
+    center = features.mean(0) if dense else 0.0
+    scale = features.std(0).clip(1e-6) if dense else 1.0
+    model = LogisticRegression(C=PRIOR_VARIANCE / (features.shape[1] if dense else 1), max_iter=1000)
+    model.fit((features - center) / scale if dense else features, labels)
+    weight = model.coef_[0] / scale
+    return weight, float(model.intercept_[0] - (weight * center).sum())
+
+
+# ------------------------------------------------------------------------------------------------------ files of judges
+
+
+def save_judge(folder: Path, weight: np.ndarray, bias: float, metadata: Mapping[str, Any]) -> None:
+    """Save a judge atomically: its weights, and `judge.json`."""
+    with new_folder(folder) as temporary:
+        save_file({"weight": np.asarray(weight, np.float32), "bias": np.array(bias, np.float32)}, temporary / HEAD_FILE)
+        write_json(temporary / METADATA_FILE, dict(metadata))
+
+
+def load_judge(folder: str, aspect: Aspect, accelerator: Accelerator) -> AnswerJudge:
+    """Load a judge, frozen.
+
+    Raises:
+        UserError: if the folder holds none, a broken one, or one that was trained for the other aspect.
+    """
+    path = Path(folder)
+    if not (path / METADATA_FILE).exists():
+        raise UserError(f"{folder}: not a judge ({METADATA_FILE} is missing); train one with `align eval train-judge`")
+    metadata = read_json(path / METADATA_FILE)
+    if metadata.get("asks") != aspect:
+        raise UserError(f"{folder}: this judge was trained for {metadata.get('asks')}, not for {aspect}")
+    try:
+        tensors = load_file(path / HEAD_FILE)
+        weight, bias, auc = tensors["weight"], float(tensors["bias"]), metadata["metrics"]["auc"]
+        loaded = _load_backbone(metadata["model"], metadata["dtype"], accelerator)
+        expected = loaded.backbone.feature_size if loaded else BUCKETS
+        if weight.shape != (expected,):
+            raise KeyError(f"weight is {weight.shape}, not {expected}")
+    except (OSError, SafetensorError, KeyError, ValueError) as error:
+        reason = first_line(error)
+        raise UserError(f"{folder}: its {HEAD_FILE} or {METADATA_FILE} is broken ({reason}); train it again") from error
+    version = hashlib.sha256((path / HEAD_FILE).read_bytes()).hexdigest()[:12]
+    name = f"{aspect} judge {version} on {metadata['model']} (held-out AUC {auc:.2f})"
+    return AnswerJudge(weight.astype(np.float64), bias, loaded, metadata, name)
+
+
+def read_labeled_answers(source: str, aspect: Aspect, skip_bad_rows: bool = False) -> list[LabeledAnswer]:
+    """The labeled answers of a file.
+
+    A row is `{"question": text, "answer": text, "label": true or false}`, or one of TruthfulQA's own:
+    `{"prompt": "Q: ...\\nA: ...\\nTrue:", "completion": " yes"}`.
+
+    Raises:
+        UserError: one line, for a bad row, or a file that holds only one of the two labels.
+    """
+    rows, nothing = iter_rows(source), f"{source}: holds no usable answer"
+    answers = parse_rows(rows, lambda row, _: [_labeled_answer(row, aspect)], skip_bad_rows, nothing)
+    if len({answer.label for answer in answers}) < 2:
+        raise UserError(
+            f"{source}: a judge needs answers of both labels to learn from; these {len(answers)} rows all have the same"
+        )
+    return answers
+
+
+def _labeled_answer(row: Mapping[str, Any], aspect: Aspect) -> LabeledAnswer:
+    if row.get("prompt") is None:
+        label = required_field(row, "label", "write true or false")
+        if not isinstance(label, bool):
+            raise field_error("label", f"is {label!r}", "write true or false")
+        question = check_text(required_field(row, "question", "write the question"), "question")
+        answer = check_text(required_field(row, "answer", "write the answer"), "answer", may_be_empty=True)
+        return LabeledAnswer(question.strip(), answer.strip(), label)
+    parts = TRUTHFULQA_PROMPT.fullmatch(check_text(row["prompt"], "prompt"))
+    if parts is None or parts[3] != ASPECT_WORDS[aspect]:
+        problem = f"is not 'Q: ...', 'A: ...', '{ASPECT_WORDS[aspect]}:'"
+        raise field_error("prompt", problem, f"use a file for the judge of {aspect}")
+    completion = str(required_field(row, "completion", "write ' yes' or ' no'")).strip()
+    if completion not in ("yes", "no"):
+        raise field_error("completion", f"is {completion!r}", "write ' yes' or ' no'")
+    return LabeledAnswer(parts[1].strip(), parts[2].strip(), completion == "yes")
+
+
+def split_by_question(
+    rows: Sequence[LabeledAnswer], share: float, seed: int
+) -> tuple[list[LabeledAnswer], list[LabeledAnswer]]:
+    """Training rows and held-out rows with no question in common: a judge cannot have memorized an answer.
+
+    `share` of the questions, and at least one, is held out.
+
+    Raises:
+        UserError: if there is only one question.
+    """
+    questions = sorted({row.question for row in rows})
+    if len(questions) < 2:
+        raise UserError("the judge's data has only one question; give at least two: some are held out")
+    order = generator(seed, RngStream.JUDGE_SPLIT).permutation(len(questions))
+    count = min(len(questions) - 1, max(1, round(share * len(questions))))
+    held_out = {questions[number] for number in order[:count]}
+    return [row for row in rows if row.question not in held_out], [row for row in rows if row.question in held_out]
+
+
+# ------------------------------------------------------------------------------------------------------------- metrics
+
+
+def held_out_metrics(logits: np.ndarray, rows: Sequence[LabeledAnswer]) -> dict[str, float]:
+    """Quality of a judge's logits [N]: AUC with its interval over questions, accuracy, calibration error."""
+    labels = np.array([row.label for row in rows])
+    low, high = auc_interval(logits, labels, [row.question for row in rows])
+    accuracy = float(((logits > 0) == labels).mean())
+    calibration = calibration_error(expit(logits), labels)
+    return {
+        "auc": roc_auc(logits, labels),
+        "auc/low": low,
+        "auc/high": high,
+        "accuracy": accuracy,
+        "calibration_error": calibration,
+    }
+
+
+def auc_interval(values: np.ndarray, labels: np.ndarray, questions: Sequence[str]) -> tuple[float, float]:
+    """The bootstrap interval over questions of an AUC.
+
+    Where the values separate the labels, the bootstrap has no width. The interval is then that of a share of as many items
+    as there are questions with the rarer label: the variance of an AUC is at most that (Birnbaum and Klose 1957).
+    """
+    question_of_row = np.unique(questions, return_inverse=True)[1]
+    rarer = min(len(np.unique(question_of_row[labels == label])) for label in (False, True))
+    if not rarer:
+        return 0.0, 1.0
+    auc = roc_auc(values, labels)
+    if auc in (0.0, 1.0):
+        return share_interval(np.full(rarer, auc))
+    rows_of_question = [np.flatnonzero(question_of_row == number) for number in range(question_of_row.max() + 1)]
+
+    def auc_of_rows(rows: np.ndarray) -> float:
+        both = 0 < labels[rows].sum() < len(rows)
+        return roc_auc(values[rows], labels[rows]) if both else np.nan
+
+    def auc_of_resamples(drawn: np.ndarray) -> np.ndarray:
+        return np.array([auc_of_rows(np.concatenate([rows_of_question[number] for number in row])) for row in drawn])
+
+    return statistic_interval(auc_of_resamples, len(rows_of_question), resamples=200)
+
+
+if __name__ == "__main__":
+    run_stage(JudgeConfig, run_train_judge)

@@ -1,0 +1,196 @@
+"""The models of an evaluation: names, run folders, fingerprints, one at a time; and what they read before a prompt."""
+
+import json
+import shutil
+
+import pytest
+
+from align.commands.sample import SampleConfig, run_sample
+from align.core.errors import UserError
+from align.core.seeds import RngStream
+from align.data.readers import FewShotPrompt, read_few_shot_prompt
+from align.eval.answers import open_accelerator, open_models, respond, sample_answers, short_names
+from align.eval.settings import AnsweringTaskConfig, EvalConfig, subsample
+from align.eval.store import fingerprint
+from align.eval.toxicity import ToxicityConfig
+from align.eval.winrate import WinrateConfig
+from align.sampling.generation import Sampling, row_uniforms
+from tests.eval.files import write_rows
+
+
+def open_both(config):
+    return {evaluated.name: evaluated for evaluated in open_models(config, open_accelerator(config))}
+
+
+@pytest.mark.parametrize(
+    ("models", "names"),
+    [
+        (["runs/demo/sft", "runs/demo/ppo/model"], ["sft", "ppo"]),
+        (["/a/x/ppo/model", "/b/x/ppo"], ["a-x-ppo", "b-x-ppo"]),
+        (["runs/a/ppo", "runs/b/ppo", "tiny-gpt2"], ["a-ppo", "b-ppo", "tiny-gpt2"]),
+        (["me/it"], ["it"]),
+        (["model"], ["model"]),
+        (["ppo", "./ppo/model"], ["1-ppo", "2-ppo"]),
+    ],
+)
+def test_short_names(models, names):
+    assert short_names(models) == names
+
+
+def test_a_limit_takes_items_from_all_over():
+    assert subsample(list(range(10)), 4) == [0, 2, 5, 7]
+    assert subsample(list(range(3)), 0) == subsample(list(range(3)), 9) == [0, 1, 2]
+
+
+def test_models_are_opened_frozen_one_after_the_other(sharp_folders, tmp_path):
+    run = tmp_path / "ppo"
+    shutil.copytree(sharp_folders["tiny-gpt2"], run / "model")
+    (run / "config.yaml").write_text("seed: 0\n")
+    config = EvalConfig(models=[str(run), sharp_folders["tiny-t5"]], dtype="float32")
+    accelerator, seen = open_accelerator(config), {}
+    for evaluated in open_models(config, accelerator):
+        seen[evaluated.name] = evaluated.fingerprint
+        model = evaluated.loaded.backbone.model
+        assert not model.training
+        assert not any(weight.requires_grad for weight in model.parameters())
+        sampling = Sampling(5)
+        rows = [evaluated.loaded.tokenization.prompt_ids(({"role": "user", "content": text},)) for text in ("Hi", "Count.")]
+        uniforms = row_uniforms(2, sampling, 1, RngStream.ROLLOUT)
+        both = respond(evaluated, rows, uniforms, sampling)
+        assert respond(evaluated, rows[1:], uniforms[1:], sampling).ids == both.ids[1:]
+    assert list(seen) == ["ppo", "tiny-t5"]
+    assert len(set(seen.values())) == 2
+
+
+def test_no_model_and_a_wrong_one():
+    with pytest.raises(UserError, match="models is empty"):
+        open_both(EvalConfig())
+    with pytest.raises(UserError, match="nowhere"):
+        open_both(EvalConfig(models=["tiny-gpt2", "./nowhere"]))
+    with pytest.raises(UserError, match="without repetitions"):
+        EvalConfig(models=["a", "a"])
+
+
+# --------------------------------------------------------------------------------------------------------- fingerprints
+
+
+def test_a_fingerprint_changes_with_the_weights_and_the_chat_template(sharp_folders, tmp_path):
+    shutil.copytree(sharp_folders["tiny-gpt2"], tmp_path / "m")
+    before = fingerprint(str(tmp_path / "m"))
+    assert before == fingerprint(sharp_folders["tiny-gpt2"])
+    with open(tmp_path / "m" / "model.safetensors", "r+b") as file:
+        file.seek(-1, 2)
+        last = file.read(1)
+        file.seek(-1, 2)
+        file.write(bytes([last[0] ^ 1]))
+    trained = fingerprint(str(tmp_path / "m"))
+    (tmp_path / "m" / "chat_template.jinja").write_text("{{ messages }}")
+    assert len({before, trained, fingerprint(str(tmp_path / "m"))}) == 3
+
+
+@pytest.mark.parametrize("name", ["r.jsonl", "deep/er/r.jsonl", "r.parquet", "r.jsonl.gz", "data-00000.arrow"])
+def test_a_fingerprint_of_a_folder_changes_with_its_data(tmp_path, name):
+    (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / name).write_bytes(b"one")
+    before = fingerprint(str(tmp_path))
+    (tmp_path / name).write_bytes(b"two")
+    after = fingerprint(str(tmp_path))
+    assert len({before, after, ""}) == 3
+    (tmp_path / ".cache").mkdir()
+    (tmp_path / ".cache" / name.rpartition("/")[2]).write_bytes(b"no row of the data")
+    assert fingerprint(str(tmp_path)) == after
+
+
+def test_a_fingerprint_of_nothing_is_nothing(tmp_path, monkeypatch):
+    (tmp_path / "x.json").write_text("{}")
+    monkeypatch.chdir(tmp_path)  # '' as a path is the current folder
+    assert fingerprint("") == fingerprint("a/hub-name") == ""
+
+
+# ------------------------------------------------------------------------------------------------------------- examples
+
+HI = ({"role": "user", "content": "Hi"},)
+EXAMPLES = [("How are you?", "Fine."), ("Hi", "Hello."), ("Who?", "A program.")]
+
+
+@pytest.fixture
+def few_shot_data(tmp_path):
+    rows = [{"prompt": question, "completion": answer} for question, answer in EXAMPLES]
+    turns = [{"role": role, "content": text} for role, text in (("user", "a"), ("assistant", "b"), ("user", "c"))]
+    rows.insert(1, {"prompt": turns, "completion": "d"})  # a conversation is no example
+    return write_rows(tmp_path / "demonstrations.jsonl", rows)
+
+
+def texts(conversation):
+    return [turn["content"] for turn in conversation]
+
+
+def test_examples_are_earlier_turns_and_the_instruction_opens_the_first():
+    prompt = FewShotPrompt("Be brief.", (EXAMPLES[0], EXAMPLES[2]))
+    few_shot = prompt.before(HI)
+    assert texts(few_shot) == ["Be brief.\n\nHow are you?", "Fine.", "Who?", "A program.", "Hi"]
+    assert [turn["role"] for turn in few_shot] == ["user", "assistant"] * 2 + ["user"]
+    system = ({"role": "system", "content": "S"}, *HI)
+    assert texts(prompt.before(system)) == ["S", "Be brief.\n\nHow are you?", "Fine.", "Who?", "A program.", "Hi"]
+    assert texts(FewShotPrompt("Be brief.").before(HI)) == ["Be brief.\n\nHi"]
+    assert FewShotPrompt().before(HI) == HI
+    assert HI[0]["content"] == "Hi"  # left as it was
+    # An example that gives the answer away is left out.
+    assert texts(FewShotPrompt("", tuple(EXAMPLES)).before(HI)) == ["How are you?", "Fine.", "Who?", "A program.", "Hi"]
+
+
+def test_examples_are_the_first_demonstrations_of_one_turn(few_shot_data):
+    assert read_few_shot_prompt(2, few_shot_data, "x") == FewShotPrompt("x", tuple(EXAMPLES[:2]))
+    assert read_few_shot_prompt(0, "no/such/file", "") == FewShotPrompt()
+    with pytest.raises(UserError, match="num_few_shot is 4, but only 3 of its demonstrations have a single turn"):
+        read_few_shot_prompt(4, few_shot_data, "")
+
+
+def test_only_the_model_that_is_named_for_it_reads_the_examples(few_shot_data, tmp_path):
+    config = WinrateConfig(
+        models=["tiny-llama", "tiny-llama+few_shot"], num_few_shot=1, few_shot_data=few_shot_data, judge="m:f",
+        dtype="float32",
+        output=str(tmp_path), max_new_tokens=4, prompts=few_shot_data,
+    )  # fmt: skip
+    plain, few_shot = open_both(config).values()
+    assert (plain.name, few_shot.name) == ("tiny-llama", "tiny-llama+few_shot")
+    assert plain.fingerprint != few_shot.fingerprint
+    tokenization = plain.loaded.tokenization
+    assert plain.prompt_ids(HI) == tokenization.prompt_ids(HI)
+    assert few_shot.prompt_ids(HI) == tokenization.prompt_ids(FewShotPrompt("", tuple(EXAMPLES[:1])).before(HI))
+    answers = [sample_answers(config, "winrate", evaluated) for evaluated in (plain, few_shot)]
+    assert all(answers[0][number][0].prompt_ids == answers[1][number][0].prompt_ids for number in answers[0])  # for judges
+    assert any(answers[0][number][0].ids != answers[1][number][0].ids for number in answers[0])
+
+
+@pytest.mark.parametrize(
+    ("settings", "complaint"),
+    [
+        ({"models": ["tiny-llama+few_shot"]}, "tiny-llama.few_shot ends in .few_shot: set num_few_shot or instruction"),
+        ({"models": ["tiny-llama"], "num_few_shot": 1}, "name one, such as tiny-llama.few_shot"),
+        ({"models": ["tiny-llama+few_shot"], "num_few_shot": -1}, "num_few_shot"),
+        (
+            {"models": ["tiny-llama+few_shot"], "num_few_shot": 1, "few_shot_data": "no/such/file.jsonl"},
+            "no/such/file.jsonl",
+        ),
+    ],
+)
+def test_a_mistake_is_one_line(settings, complaint):
+    with pytest.raises(UserError, match=complaint) as caught:
+        open_both(ToxicityConfig(**settings))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_task_without_examples_knows_no_such_name(tmp_path):
+    with pytest.raises(UserError, match="few_shot"):
+        open_both(AnsweringTaskConfig(models=["tiny-llama+few_shot"], output=str(tmp_path)))
+
+
+def test_sample_reads_the_examples_and_writes_the_prompt_alone(few_shot_data, tmp_path):
+    settings = {"model": "tiny-llama", "prompts": few_shot_data, "max_new_tokens": 6, "dtype": "float32"}
+    rows = []
+    for name, more in (("plain", {}), ("few_shot", {"num_few_shot": 2, "few_shot_data": few_shot_data})):
+        path = run_sample(SampleConfig(output=str(tmp_path / f"{name}.jsonl"), **settings, **more))
+        rows.append([json.loads(line) for line in path.read_text().splitlines()])
+    assert [row["prompt"] for row in rows[0]] == [row["prompt"] for row in rows[1]]
+    assert [row["responses"] for row in rows[0]] != [row["responses"] for row in rows[1]]

@@ -1,0 +1,198 @@
+"""Win rates and length control on numbers worked out by hand."""
+
+import math
+
+import numpy as np
+import pytest
+
+from align.eval.pairwise import (
+    PairwiseComparison,
+    fit,
+    length_controlled_measurement,
+    pair_table,
+    profile_interval,
+    strength_measurements,
+    win_rate,
+)
+from align.eval.winrate import judge_both_orders, model_measurements
+
+
+def comparisons(outcomes, first="a", second="b", lengths=(5, 5)):
+    return [PairwiseComparison(str(number), first, second, outcome, lengths) for number, outcome in enumerate(outcomes)]
+
+
+def test_a_tie_is_half_and_sides_do_not_matter():
+    mixed = [*comparisons([1, 1, 0.5]), PairwiseComparison("x", "b", "a", 0, (5, 5))]
+    assert win_rate(mixed, "a")[0] == pytest.approx(3.5 / 4)
+    assert win_rate(mixed, "b")[0] == pytest.approx(0.5 / 4)
+
+
+def test_comparisons_of_one_prompt_depend_on_each_other():
+    apart = comparisons([1, 0] * 20)
+    together = [PairwiseComparison(str(number // 20), "a", "b", number // 20, (5, 5)) for number in range(40)]
+    assert win_rate(apart, "a")[1] > 0.3
+    # Two prompts that disagree: one success of two, by Clopper and Pearson 0.0126 to 0.9874 (1 - sqrt(0.975)).
+    assert win_rate(together, "a")[1:] == pytest.approx((1 - math.sqrt(0.975), math.sqrt(0.975)))
+
+
+def test_the_prior_adds_half_a_win_and_the_interval_is_that_of_the_profile():
+    """20 wins: the penalized likelihood in log-odds s is 20.5 log p + 0.5 log(1 - p) for p = 1 / (1 + exp(-s))."""
+    design, ones = np.ones((20, 1)), np.ones(20)
+    assert fit(design, ones, ones) == pytest.approx([math.log(20.5 / 0.5)], abs=1e-6)
+    for end in profile_interval(design, ones, ones, np.ones(1)):
+        p, top = 1 / (1 + math.exp(-end)), 20.5 / 21
+        fell = 20.5 * math.log(top / p) + 0.5 * math.log((1 - top) / (1 - p))
+        assert fell == pytest.approx(3.841459 / 2, abs=1e-4)
+
+
+# -------------------------------------------------------------------------------------------------------------- length
+
+
+def test_logistic_regression_by_hand():
+    """3 of 10 at x = -1, 6 of 10 at x = 1: with Firth's penalty, half an observation is added to each cell."""
+    outcomes, x = np.array([0.3, 0.6]), np.array([-1.0, 1.0])
+    low, high = math.log(3.5 / 7.5), math.log(6.5 / 4.5)
+    found = fit(np.stack([np.ones(2), x], axis=1), outcomes, np.full(2, 10.0))
+    assert found == pytest.approx([(low + high) / 2, (high - low) / 2], abs=1e-6)
+
+
+def test_a_model_that_wins_by_length_alone_is_even_at_equal_length():
+    """It wins 90 of 100 where it is longer, 10 of 100 where it is as much shorter, and it is longer three times in four."""
+    rows = [(30, 270, 30, 10), (10, 10, 90, -10)]
+    found = []
+    for _, won, lost, longer in rows:
+        found += [PairwiseComparison(f"{longer}{n}", "a", "b", float(n < won), (20 + longer, 20)) for n in range(won + lost)]
+    assert win_rate(found, "a")[0] == pytest.approx(0.7)
+    measurement = length_controlled_measurement(found, "a", "judge")
+    # tanh(d / sd) is not symmetric in general, but here d has two values of one size: the fit is exact up to the prior.
+    assert measurement.value == pytest.approx(0.5, abs=0.005)
+    assert measurement.low < 0.5 < measurement.high
+    assert measurement.high - measurement.low < 0.3
+
+
+def test_without_differences_in_length_control_is_the_win_rate():
+    rows = comparisons([1, 1, 1, 0] * 25)
+    measurement = length_controlled_measurement(rows, "a", "judge")
+    assert (measurement.value, measurement.low, measurement.high) == win_rate(rows, "a")
+
+
+def test_few_prompts_and_answers_that_are_all_longer_have_no_length_controlled_rate():
+    few = length_controlled_measurement(comparisons([1, 0] * 8), "a", "judge")
+    assert (few.value, few.note) == (None, "needs 30 prompts or more")
+    longer = length_controlled_measurement(comparisons([1, 0] * 20, lengths=(9, 5)), "a", "judge")
+    assert longer.value is None
+    assert "every answer is longer" in longer.note
+
+
+def test_length_that_separates_wins_from_losses_leaves_a_wide_interval():
+    """The longer answer always wins, and the model is longer in 12 of 32: nothing shows the rate at equal length well."""
+    lengths = [(20 + n, 20) for n in range(1, 13)] + [(20, 20 + n) for n in range(1, 21)]
+    rows = [PairwiseComparison(str(n), "a", "b", float(pair[0] > pair[1]), pair) for n, pair in enumerate(lengths)]
+    measurement = length_controlled_measurement(rows, "a", "judge")
+    assert win_rate(rows, "a")[0] == 0.375
+    assert measurement.low < 0.2
+    assert measurement.high > 0.8
+
+
+def test_the_length_controlled_interval_covers_the_true_rate():
+    generator, covered = np.random.default_rng(0), 0
+    for _ in range(40):
+        extra = generator.normal(30, 60, 40).round()
+        won = generator.random(40) < 1 / (1 + np.exp(0.5 - 2 * np.tanh(extra / extra.std())))
+        rows = [PairwiseComparison(str(n), "a", "b", float(won[n]), (500 + int(extra[n]), 500)) for n in range(40)]
+        measurement = length_controlled_measurement(rows, "a", "judge")
+        covered += measurement.low <= 1 / (1 + math.exp(0.5)) <= measurement.high
+    assert covered >= 35  # 38 expected, two standard errors are 2.8
+
+
+# ---------------------------------------------------------------------------------------------------------------- judge
+
+
+def test_both_orders_are_asked_and_a_flip_is_a_tie():
+    asked = []
+
+    def judge(*columns):
+        rows = list(zip(*columns, strict=True))
+        asked.extend(rows)
+        known = {("good", "bad"): 1.0, ("bad", "good"): 0.0, ("x", "y"): 1.0, ("y", "x"): 0.9}
+        return [known.get((first, second), 0.5) for _, first, second in rows]
+
+    rows = [(0, "good", "bad"), (1, "bad", "good"), (2, "x", "y"), (3, "p", "q"), (4, "same", "same")]
+    assert judge_both_orders(judge, rows) == [(1, False), (0, False), (0.5, True), (0.5, False), (0.5, False)]
+    assert len(asked) == 8
+    assert asked[:2] == [(0, "good", "bad"), (0, "bad", "good")]
+
+
+def test_one_verdict_and_one_tie_are_a_verdict():
+    assert judge_both_orders(lambda *columns: [0.5, 0.0], [(0, "a", "b")]) == [(1, False)]
+
+
+def test_the_table_of_a_model():
+    rows = [*comparisons([1, 0.5, 1, 0]), PairwiseComparison("f", "a", "b", 0.5, (1, 9), flipped=True)]
+    named = {measurement.name: measurement for measurement in model_measurements(rows, "a", "judge 1")}
+    assert named["win rate"].value == pytest.approx(3 / 5)
+    assert named["ties"].value == pytest.approx(2 / 5)
+    assert named["position flips"].value == pytest.approx(1 / 5)
+    assert {measurement.scorer for measurement in named.values()} == {"judge 1"}
+    (row,) = pair_table(rows, ["a", "b"])
+    assert (row["won"], row["tied"], row["lost"]) == (2, 2, 1)
+
+
+# ----------------------------------------------------------------------------------------------------------- strengths
+
+
+def strengths(rows, models):
+    return {model: (each.value, each.low, each.high) for model, each in strength_measurements(rows, models, "judge").items()}
+
+
+def test_two_models_get_half_a_win_each_from_the_prior():
+    """Three wins to one: log(3.5 / 1.5) apart, as half a win is added to both."""
+    found = strengths(comparisons([1, 1, 1, 0]), ["a", "b"])
+    assert found["a"][0] == pytest.approx(math.log(3.5 / 1.5) / 2, abs=1e-6)
+    assert found["b"] == pytest.approx([-found["a"][0], -found["a"][2], -found["a"][1]], abs=1e-4)
+
+
+def test_strengths_that_made_the_table_come_back_with_the_same_ties():
+    true = np.array([0.9, 0.1, -1.0])
+    chance = 1 / (1 + np.exp(true[None] - true[:, None]))
+    names = ["a", "b", "c"]
+    rows = []
+    for i, j in ((0, 1), (0, 2), (1, 2)):  # outcomes between 0 and 1 stand for the expected table
+        rows += [PairwiseComparison(f"{i}{j}{n}", names[i], names[j], float(chance[i, j]), (1, 1)) for n in range(2000)]
+    assert [value for value, _, _ in strengths(rows, names).values()] == pytest.approx(true, abs=0.002)
+
+
+def test_a_model_that_never_loses_gets_a_wide_interval_and_a_note():
+    measurements = strength_measurements(comparisons([1] * 20), ["a", "b"], "judge")
+    best = measurements["a"]
+    assert best.value == pytest.approx(math.log(20.5 / 0.5) / 2, abs=1e-6)
+    # By hand: the penalized likelihood in s = a - b is 20.5 log p + 0.5 log(1 - p) for p = 1 / (1 + exp(-s)).
+    for end in (best.low, best.high):
+        p, top = 1 / (1 + math.exp(-2 * end)), 20.5 / 21
+        fell = 20.5 * math.log(top / p) + 0.5 * math.log((1 - top) / (1 - p))
+        assert fell == pytest.approx(3.841459 / 2, abs=1e-4)
+    assert best.high - best.low > 3
+    assert "never lost" in best.note
+    assert "never won" in measurements["b"].note
+
+
+def test_groups_that_never_met_have_no_strengths():
+    rows = [*comparisons([1, 0, 1], "a", "b"), *comparisons([1, 1, 0], "c", "d")]
+    measurements = strength_measurements(rows, ["a", "b", "c", "d"], "judge")
+    assert {each.value for each in measurements.values()} == {None}
+    assert measurements["a"].note == "not comparable: no comparison connects a, b | c, d"
+    joined = strength_measurements([*rows, *comparisons([0.5], "b", "c")], ["a", "b", "c", "d"], "judge")
+    assert all(each.value is not None for each in joined.values())
+
+
+def test_intervals_of_strengths_hold_the_value_and_shrink():
+    few, many = (strengths(comparisons([1, 1, 1, 0] * n), ["a", "b"]) for n in (5, 50))
+    for found in (few, many):
+        assert found["a"][1] < found["a"][0] < found["a"][2]
+    assert many["a"][2] - many["a"][1] < (few["a"][2] - few["a"][1]) / 2
+
+
+def test_judgments_of_one_prompt_do_not_narrow_the_interval():
+    once = strengths(comparisons([1] * 20), ["a", "b"])
+    repeated = strengths(comparisons([1] * 20) * 3, ["a", "b"])
+    assert repeated["a"][1] == pytest.approx(once["a"][1], abs=1e-3)

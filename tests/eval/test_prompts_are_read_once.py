@@ -1,0 +1,115 @@
+"""However many answers to a prompt are scored, the reward model reads the prompt's tokens once: counted at its embedding."""
+
+from contextlib import contextmanager
+
+import pytest
+import torch
+from accelerate import Accelerator
+
+from align.commands.sample import sampled, scorer_of
+from align.eval.answers import EvaluatedModel
+from align.eval.reward import (
+    NamedRewardModel,
+    RewardEvalConfig,
+    best_of_n,
+    evaluate_on_benchmark,
+    evaluate_on_preferences,
+)
+from align.models.heads import RewardModel, ScalarHead
+from align.reward.checkpoint import LoadedReward
+from align.tokenization.encoded import EncodedPrompt
+from tests.eval.files import stored_rows, write_rows
+
+PROMPT = "How many fish are there in the sea, and who has counted them?"
+ANSWERS = ["Many.", "Nobody has counted them all.", "Three", "I do not know!"]
+
+
+@pytest.fixture
+def reward(load_sharp, tiny_name):
+    loaded = load_sharp(tiny_name)
+    torch.manual_seed(1)
+    model = RewardModel(loaded.backbone, ScalarHead(loaded.backbone.hidden_size, bias=False)).eval().requires_grad_(False)
+    return LoadedReward(model, loaded, 0.0)
+
+
+@contextmanager
+def tokens_read(reward):
+    """A list of how many tokens go into each pass, those of padding too; of T5, its encoder's and its decoder's apart."""
+    read, model = [], reward.loaded.backbone.model
+    tokens = model.get_input_embeddings().weight  # which T5's halves share
+    embeddings = [each for each in model.modules() if getattr(each, "weight", None) is tokens and each is not model.lm_head]
+    hooks = [each.register_forward_pre_hook(lambda _, inputs: read.append(inputs[0].numel())) for each in embeddings]
+    try:
+        yield read
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def once(reward, answers):
+    """What reading the prompt once costs: the answers behind it, or each behind a decoder's start token."""
+    lengths, prompt = list(map(len, answers)), len(reward.loaded.tokenization.prompt_ids(conversation()))
+    assert prompt > 50
+    if reward.loaded.backbone.prompt_in_row:
+        return [prompt + sum(lengths)]
+    return [prompt, len(answers) * (1 + max(lengths))]
+
+
+def conversation():
+    return ({"role": "user", "content": PROMPT},)
+
+
+def answer_ids(reward):
+    return [reward.loaded.tokenization.response_ids(text) for text in ANSWERS]
+
+
+def settings(folder, **more):
+    given = {"reward_model": "in memory", "output": str(folder / "out"), "dtype": "float32"}
+    return RewardEvalConfig(**given | {"preferences": ""} | more)
+
+
+def named(reward):
+    return NamedRewardModel("tiny", "0", "reward", reward)
+
+
+def test_of_a_ranking(reward, tmp_path):
+    rankings = write_rows(tmp_path / "r.jsonl", [{"prompt": PROMPT, "responses": ANSWERS, "ranks": [1, 2, 3, 4]}])
+    with tokens_read(reward) as read:
+        evaluate_on_preferences(settings(tmp_path, preferences=rankings), named(reward), Accelerator(cpu=True))
+    assert read == once(reward, answer_ids(reward))
+
+
+def test_of_a_row_of_a_benchmark(reward, tmp_path):
+    row = {"id": "7", "prompt": PROMPT, "chosen": ANSWERS[:1], "rejected": ANSWERS[1:], "subset": "Math"}
+    rows = write_rows(tmp_path / "rows.jsonl", [row])
+    with tokens_read(reward) as read:
+        evaluate_on_benchmark(settings(tmp_path, benchmark=rows), named(reward), Accelerator(cpu=True))
+    assert read == once(reward, answer_ids(reward))
+
+
+def test_of_the_best_of_n(reward, load_sharp, tiny_name, tmp_path):
+    prompts = write_rows(tmp_path / "prompts.jsonl", [{"prompt": PROMPT}])
+    config = settings(tmp_path, prompts=prompts, models=["a policy"], samples=8, max_new_tokens=5, seed=3)
+    evaluated = EvaluatedModel("policy", load_sharp(tiny_name), Accelerator(cpu=True))
+    with tokens_read(reward) as read:
+        best_of_n(config, evaluated, [named(reward)])
+    (row,) = stored_rows(tmp_path / "out" / "best-of-n-policy.jsonl").values()
+    assert len(row["ids"]) == 8
+    assert read == once(reward, row["ids"])
+
+
+def test_of_candidates_of_align_sample(reward):
+    ids, encoded = answer_ids(reward), EncodedPrompt(conversation(), reward.loaded.tokenization.prompt_ids(conversation()))
+    with tokens_read(reward) as read:
+        rewards = scorer_of(reward.loaded, reward, 4096)(sampled(reward.loaded, [encoded] * 4, ids))
+    assert read == once(reward, ids)
+    assert len(set(rewards)) == 4
+
+
+@pytest.mark.parametrize("tiny_name", ["tiny-llama", "tiny-gpt2"])
+def test_the_count_tells_of_a_model_that_lost_the_ability(reward, monkeypatch):
+    monkeypatch.setattr(reward.loaded.backbone, "shares_prompts", False)
+    ids, encoded = answer_ids(reward), EncodedPrompt(conversation(), reward.loaded.tokenization.prompt_ids(conversation()))
+    with tokens_read(reward) as read:
+        scorer_of(reward.loaded, reward, 4096)(sampled(reward.loaded, [encoded] * 4, ids))
+    assert sum(read) >= 4 * len(encoded.ids)

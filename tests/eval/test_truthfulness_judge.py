@@ -1,0 +1,159 @@
+"""A judge of answers: metrics by hand, a split that leaks no question, and judges that learn, are saved and load again."""
+
+import gzip
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from accelerate import Accelerator
+
+from align.core.errors import UserError
+from align.core.statistics import calibration_error, roc_auc
+from align.eval.truthfulness_judge import (
+    JudgeConfig,
+    LabeledAnswer,
+    auc_interval,
+    fit_judge,
+    held_out_metrics,
+    load_judge,
+    read_labeled_answers,
+    run_train_judge,
+    split_by_question,
+    word_features,
+)
+from tests.eval.files import write_rows
+from tests.models.encoders import write_encoder
+
+OWN = Path(__file__).parents[3] / "shared" / "data" / "truthfulqa-finetune-truth.jsonl.gz"
+
+
+def answers(true=("No, never.", "No, it is not."), false=("Yes, always.", "Yes, it is."), questions: int = 30) -> list[dict]:
+    """Answers that deny are true and those that affirm are not, to questions of different lengths."""
+    rows = []
+    for number in range(questions):
+        asked = f"Is {'very ' * (number % 3)}number {number} odd?"
+        for label, texts in ((True, true), (False, false)):
+            rows += [{"question": asked, "answer": text, "label": label} for text in texts]
+    return rows
+
+
+def test_auc_by_hand():
+    """Yes at 3, 2, 1 and no at 2, 0: of six pairs 3>2, 3>0, 2=2, 2>0, 1<2, 1>0, which is 4.5 of 6."""
+    assert roc_auc([3, 2, 1, 2, 0], [True, True, True, False, False]) == pytest.approx(4.5 / 6)
+    assert roc_auc([1, 2], [True, True]) == 0.5
+
+
+def test_calibration_error_by_hand():
+    """Two rows at 0.25, one of them yes, and two at 0.9, both yes: 0.25 and 0.1 apart, half of the rows each."""
+    assert calibration_error([0.25, 0.25, 0.9, 0.9], [True, False, True, True]) == pytest.approx(0.175)
+    assert calibration_error([1.0], [True]) == 0
+
+
+def test_no_question_is_in_both_parts():
+    rows = [LabeledAnswer(row["question"], row["answer"], row["label"]) for row in answers()]
+    learn, held_out = split_by_question(rows, 0.2, seed=3)
+    assert {row.question for row in learn}.isdisjoint(row.question for row in held_out)
+    assert len({row.question for row in held_out}) == 6
+    assert len(learn) + len(held_out) == len(rows)
+    assert split_by_question(rows, 0.2, seed=4)[1] != held_out
+
+
+def test_truthfulqas_own_form_is_read(tmp_path):
+    path = tmp_path / "truth.jsonl.gz"
+    with gzip.open(path, "wt") as file:
+        file.write(json.dumps({"prompt": "Q: May I?\nA: No.\nB\nTrue:", "completion": " yes"}) + "\n")
+        file.write(json.dumps({"prompt": "Q: May I?\nA: \nTrue:", "completion": " no"}) + "\n")
+    assert read_labeled_answers(str(path), "truth") == [
+        LabeledAnswer("May I?", "No.\nB", True),
+        LabeledAnswer("May I?", "", False),
+    ]
+    with pytest.raises(UserError, match="use a file for the judge of info"):
+        read_labeled_answers(str(path), "info")
+
+
+@pytest.mark.parametrize(
+    ("rows", "complaint"),
+    [
+        ([{"question": "q", "answer": "a", "label": 1}], ":1: field 'label': is 1; write true or false"),
+        ([{"question": "q", "label": True}], ":1: field 'answer': is missing"),
+        ([{"question": "q", "answer": "a", "label": True}], "needs answers of both labels"),
+        ([{"prompt": "Q: q\nA: a\nTrue:", "completion": " maybe"}], "field 'completion': is 'maybe'"),
+    ],
+)
+def test_bad_rows_are_one_clear_line(tmp_path, rows, complaint):
+    with pytest.raises(UserError, match=complaint):
+        read_labeled_answers(write_rows(tmp_path / "rows.jsonl", rows), "truth")
+
+
+def test_words_of_an_answer_count_whatever_stands_beside_it():
+    """Of "< no ! >", each of 4 words and 3 pairs weighs 1 / sqrt(7)."""
+    texts = ["No!", "Yes", ""]
+    together = word_features(texts)
+    assert sorted(together[0].data) == pytest.approx([7**-0.5] * 7)
+    assert [word_features([text]).toarray().tolist() for text in texts] == [[row] for row in together.toarray().tolist()]
+
+
+def test_standardization_is_part_of_the_weights():
+    """Features on other scales and shifted give the same logits."""
+    features, labels = np.random.default_rng(0).normal(size=(40, 3)), [number % 3 == 0 for number in range(40)]
+    weight, bias = fit_judge(features, labels)
+    scaled = features * [1.0, 100.0, 0.01] + [0.0, 5.0, -3.0]
+    other, shifted = fit_judge(scaled, labels)
+    assert scaled @ other + shifted == pytest.approx(features @ weight + bias, abs=1e-6)
+
+
+@pytest.mark.parametrize("model", ["none", "tiny-llama", "tiny-t5", "bert"])
+def test_a_judge_learns_is_saved_and_loads_again(tmp_path, sharpen, model):
+    texts = {"true": ("No, never.", "No, it is not."), "false": ("Yes, always.", "Yes, it is.")}
+    if model == "bert":  # with random weights, it knows letters better than words
+        model, texts = (
+            write_encoder(model, tmp_path / "base", sharpen),
+            {"true": ("aei", "eou ae"), "false": ("zxc", "vb xc")},
+        )
+    given = {"data": write_rows(tmp_path / "rows.jsonl", answers(**texts)), "dtype": "float32", "model": model}
+    folder = run_train_judge(JudgeConfig(output_dir=str(tmp_path / "run"), **given))
+    judge = load_judge(str(folder), "truth", Accelerator())
+    metrics = judge.metadata["metrics"]
+    assert metrics["auc"] > 0.9  # on questions that it has not seen
+    assert judge.metadata["held_out"] == 24
+    pairs = [("Is number 99 odd?", each[0]) for each in texts.values()]
+    no, yes = judge.probabilities(pairs, 4096, Accelerator())
+    assert no > 0.5 > yes
+    one_by_one = [judge.probabilities([pair], 4096, Accelerator())[0] for pair in pairs]
+    assert one_by_one == pytest.approx([no, yes], rel=0, abs=1e-5)
+    _, held_out = split_by_question(read_labeled_answers(given["data"], "truth"), 0.2, 0)
+    found = judge.probabilities([(row.question, row.answer) for row in held_out], 4096, Accelerator())
+    again = held_out_metrics(np.log(found) - np.log1p(-np.array(found)), held_out)
+    assert again["calibration_error"] == pytest.approx(metrics["calibration_error"], abs=1e-4)
+
+
+def test_a_judge_of_another_question_and_a_folder_without_one_are_refused(tmp_path):
+    config = JudgeConfig(output_dir=str(tmp_path / "run"), data=write_rows(tmp_path / "rows.jsonl", answers()))
+    folder = run_train_judge(config)
+    with pytest.raises(UserError, match="this judge was trained for truth, not for info"):
+        load_judge(str(folder), "info", Accelerator())
+    with pytest.raises(UserError, match="not a judge"):
+        load_judge(str(tmp_path), "truth", Accelerator())
+    (folder / "judge_head.safetensors").write_bytes(b"broken")
+    with pytest.raises(UserError, match="is broken"):
+        load_judge(str(folder), "truth", Accelerator())
+
+
+@pytest.mark.skipif(not OWN.exists(), reason="../shared/data is absent")
+def test_words_alone_tell_true_answers_to_questions_not_seen(tmp_path):
+    config = JudgeConfig(output_dir=str(tmp_path / "run"), data=str(OWN))
+    metrics = load_judge(str(run_train_judge(config)), "truth", Accelerator()).metadata["metrics"]
+    assert metrics["auc/low"] < metrics["auc"] < metrics["auc/high"]
+    assert metrics["auc"] > 0.79  # 0.807 was seen
+
+
+def test_the_interval_of_an_auc_that_separates_has_a_width():
+    """Four questions with yes, eight with no: the interval of 4 of 4, by Clopper and Pearson."""
+    values, labels = np.arange(12.0), np.arange(12) >= 8
+    questions = [str(number) for number in range(12)]
+    assert auc_interval(values, labels, questions) == pytest.approx((0.025**0.25, 1.0))
+    assert auc_interval(values, np.zeros(12, dtype=bool), questions) == (0.0, 1.0)
+    values[0] = 20.0
+    low, high = auc_interval(values, labels, questions)
+    assert low < 28 / 32 < high

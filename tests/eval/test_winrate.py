@@ -1,0 +1,262 @@
+"""Win rates from people's comparisons, from a reward model and from a function."""
+
+import shutil
+from itertools import combinations
+from pathlib import Path
+
+import pytest
+
+from align.core.errors import UserError
+from align.core.settings import dump
+from align.eval.results import read_evaluations
+from align.eval.store import fingerprint
+from align.eval.winrate import (
+    WinrateConfig,
+    endpoint_judge,
+    function_judge,
+    read_comparisons,
+    run_winrate,
+    training_reward_fingerprints,
+)
+from align.ppo import PPOConfig
+from align.runtime.endpoint import EndpointConfig
+from annotation_ui.tasks.compare import Compare
+from tests.eval.files import stored_rows, values, write_rows
+
+
+@pytest.fixture
+def settings(sharp_folders, tmp_path):
+    models = [sharp_folders["tiny-gpt2"], sharp_folders["tiny-llama"]]
+    prompts = write_rows(tmp_path / "prompts.jsonl", [{"prompt": text} for text in ("Hi", "Count to three.", "Who?")])
+    few = {"max_new_tokens": 6, "dtype": "float32", "output": str(tmp_path / "out")}
+    return {"models": models, "prompts": prompts, **few}
+
+
+HI = ({"role": "user", "content": "Hi"},)
+
+
+def rate(evaluation, name="win rate"):
+    return values(evaluation.measurements)[name]
+
+
+# --------------------------------------------------------------------------------------------------------------- people
+
+
+def exported(path, choices, models=("old", "new")):
+    rows = []
+    for number, choice in enumerate(choices):
+        content = {"prompt": "Hi", "responses": ["short", "rather longer"], "model": list(models)}
+        rows += [{**row, "id": f"item-{number}", "labeler": "l1"} for row in Compare().rows(content, {"choice": choice})]
+    return write_rows(path, rows)
+
+
+def test_the_apps_comparisons_with_their_ties(tmp_path, capsys):
+    path = exported(tmp_path / "c.jsonl", ["B", "B", "A", "tie", "both_bad", "B"])
+    config = WinrateConfig(comparisons=[path], output=str(tmp_path / "out"))
+    old, new = run_winrate(config)
+    assert rate(new) == pytest.approx(4 / 6)
+    assert rate(old) == pytest.approx(2 / 6)
+    assert rate(new, "ties") == pytest.approx(2 / 6)
+    assert "c.jsonl" in new.measurements[0].scorer
+    assert "0.667" in capsys.readouterr().out
+    assert read_evaluations(Path(config.output) / "winrate.json")[1] == new
+
+
+def test_more_than_two_models_get_strengths(tmp_path):
+    paths = [
+        exported(tmp_path / "1.jsonl", ["A", "A", "A", "B"], ("x", "y")),
+        exported(tmp_path / "2.jsonl", ["A", "A", "A", "B"], ("y", "z")),
+    ]
+    found = run_winrate(WinrateConfig(comparisons=paths, output=str(tmp_path / "out")))
+    assert {each.model: rate(each) for each in found} == {"x": 0.75, "y": 0.5, "z": 0.25}
+    assert [row["won"] for row in found[0].tables["pairs"]] == [3, 3]
+    by_name = {each.model: rate(each, "Bradley-Terry strength") for each in found}
+    # x beats y three to one, y beats z three to one, with half a win for each side more: log(3.5 / 1.5) apart each.
+    assert by_name == pytest.approx({"x": 0.8473, "y": 0.0, "z": -0.8473}, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model": None}, r"c.jsonl:1: field 'model': is missing"),
+        ({"ranks": [1]}, r"c.jsonl:1: field 'ranks'"),
+        ({"responses": "x"}, r"c.jsonl:1: field 'responses'"),
+    ],
+)
+def test_a_bad_comparison_names_its_line(tmp_path, change, message):
+    row = {"prompt": "Hi", "responses": ["a", "b"], "ranks": [1, 2], "model": ["x", "y"]} | change
+    path = write_rows(tmp_path / "c.jsonl", [row])
+    with pytest.raises(UserError, match=message):
+        read_comparisons(WinrateConfig(comparisons=[path]))
+
+
+@pytest.mark.parametrize("ways", [{}, {"judge": "a:b", "reward_model": "x"}])
+def test_exactly_one_decides(ways):
+    with pytest.raises(UserError, match="give one of comparisons, reward_model, judge and endpoint"):
+        WinrateConfig(**ways)
+
+
+# --------------------------------------------------------------------------------------------------------- reward model
+
+
+def test_a_reward_model_decides_and_a_second_start_computes_nothing(settings, reward_folders, monkeypatch):
+    config = WinrateConfig(**settings, reward_model=reward_folders["tiny-llama"])
+    found = run_winrate(config)
+    assert sum(map(rate, found)) == pytest.approx(1)
+    assert found[0].measurements[0].n == 3
+    assert list(stored_rows(Path(config.output) / "winrate-tiny-gpt2.jsonl")) == ["1", "2", "3"]
+    monkeypatch.setattr("align.eval.answers.respond", None)
+    assert run_winrate(config) == found
+
+
+def test_which_reward_model_a_policy_was_trained_on(tmp_path, reward_folders, sharp_folders):
+    run = tmp_path / "ppo"
+    shutil.copytree(sharp_folders["tiny-gpt2"], run / "model")
+    (run / "config.yaml").write_text(dump(PPOConfig(reward_model=[reward_folders["tiny-gpt2"]])))
+    expected = {fingerprint(reward_folders["tiny-gpt2"])}
+    assert training_reward_fingerprints(str(run)) == training_reward_fingerprints(str(run / "model")) == expected
+    assert training_reward_fingerprints(sharp_folders["tiny-gpt2"]) == set()
+
+
+# ------------------------------------------------------------------------------------------------------------- function
+
+
+def longer(prompts, firsts, seconds):
+    return [0.5 + 0.5 * ((len(a) > len(b)) - (len(a) < len(b))) for a, b in zip(firsts, seconds, strict=True)]
+
+
+def first_place(prompts, firsts, seconds):
+    return [1.0] * len(prompts)
+
+
+def not_a_number(prompts, firsts, seconds):
+    return [float("nan")] * len(prompts)
+
+
+def test_a_judge_that_goes_by_the_place_gives_ties_alone(settings):
+    found = run_winrate(WinrateConfig(**settings, judge=f"{__name__}:first_place"))
+    assert rate(found[0]) == 0.5
+    assert rate(found[0], "position flips") == 1.0
+    assert all(row["flipped"] for row in stored_rows(Path(settings["output"]) / "winrate-judged.jsonl").values())
+
+
+def test_only_changed_prompts_are_answered_and_judged_anew(settings, tmp_path, monkeypatch):
+    asked = []
+
+    def longer_and_noted(prompts, firsts, seconds):
+        asked.extend(prompt[0]["content"] for prompt in prompts)
+        return longer(prompts, firsts, seconds)
+
+    def run(*prompts):
+        asked.clear()
+        write_rows(tmp_path / "folder" / "part.jsonl", [{"prompt": text} for text in prompts])
+        run_winrate(config)
+        return stored_rows(Path(config.output) / "winrate-tiny-llama.jsonl")
+
+    monkeypatch.setitem(globals(), "longer_and_noted", longer_and_noted)
+    (tmp_path / "folder").mkdir()
+    settings["prompts"] = str(tmp_path / "folder")
+    config = WinrateConfig(**settings, judge=f"{__name__}:longer_and_noted")
+    before = run("Hi", "Count to three.")
+    assert asked == ["Hi"] * 2 + ["Count to three."] * 2
+    after = run("Hi", "What color is the sea?")
+    assert asked == ["What color is the sea?"] * 2
+    assert after["1"] == before["1"]
+    assert after["2"] != before["2"]
+
+
+def test_a_verdict_that_is_no_number_is_one_line(settings):
+    with pytest.raises(UserError, match=r"judge '.*not_a_number' gave nan: a verdict is a number from 0"):
+        run_winrate(WinrateConfig(**settings, judge=f"{__name__}:not_a_number"))
+    with pytest.raises(UserError, match="judge 'nowhere:x': No module named 'nowhere'; write module:function"):
+        function_judge("nowhere:x")
+
+
+# ------------------------------------------------------------------------------------------------------- several models
+
+
+def test_each_pair_of_several_models_is_judged(settings):
+    rungs = ["tiny-llama", "tiny-llama+few_shot", "tiny-gpt2"]
+    found = run_winrate(WinrateConfig(**{**settings, "models": rungs}, num_few_shot=1, judge=f"{__name__}:longer"))
+    assert [each.model for each in found] == rungs
+    pairs = {(row["model"], row["against"]): row["won"] + row["tied"] + row["lost"] for row in found[0].tables["pairs"]}
+    assert pairs == dict.fromkeys(combinations(rungs, 2), 3)
+
+
+def test_one_model_is_not_compared(settings):
+    with pytest.raises(UserError, match="two or more models"):
+        run_winrate(WinrateConfig(**{**settings, "models": ["tiny-llama"]}, judge=f"{__name__}:longer"))
+
+
+@pytest.fixture
+def service(serve):
+    """Start an OpenAI-compatible service that names the longer answer.
+
+    Before that, it goes through a script: for each request an HTTP status to fail with, or the text of an answer.
+    """
+
+    def start(*script):
+        def answer(path, headers, body):
+            server.seen.append((path, headers.get("Authorization"), body))
+            step = server.script.pop(0) if server.script else None
+            if isinstance(step, int):
+                return step, {}
+            question = body["messages"][0]["content"]
+            lengths = [len(question.split(f"<answer_{name}>\n")[1].split("\n</answer_")[0]) for name in "AB"]
+            verdict = "TIE" if lengths[0] == lengths[1] else "AB"[lengths[1] > lengths[0]]
+            content = step if isinstance(step, str) else f"I weighed A and B.\nVERDICT: {verdict}"
+            return 200, {"choices": [{"message": {"content": content}}]}
+
+        server = serve(answer)
+        server.script, server.seen = list(script), []
+        return server
+
+    return start
+
+
+def judge_at(url, **settings):
+    settings = {"endpoint_model": "m", "endpoint_parallel": 1} | settings
+    return endpoint_judge(EndpointConfig(endpoint=url, **settings), pause=0.01)
+
+
+def test_an_endpoint_is_asked_both_ways_with_its_key(service, monkeypatch):
+    monkeypatch.setenv("THE_KEY", "secret")
+    server = service(503)
+    judge = judge_at(server.url + "/", endpoint_key="THE_KEY", endpoint_timeout=5, endpoint_retries=2)
+    assert judge([HI, HI], ["long answer", "b"], ["short", "b"]) == [1.0, 0.5]
+    assert len(server.seen) == 3  # one of them a second try
+    path, key, body = server.seen[-1]
+    assert (path, key, body["model"], body["temperature"]) == ("/v1/chat/completions", "Bearer secret", "m", 0)
+    assert "user: Hi" in body["messages"][0]["content"]
+
+
+@pytest.mark.parametrize(
+    ("script", "message"),
+    [
+        ([401], r"HTTP 401 "),
+        (["I cannot say."], r"no verdict in the answer 'I cannot say.'"),
+    ],
+)
+def test_an_endpoint_that_fails_is_one_line(service, script, message):
+    judge = judge_at(service(*script).url)
+    with pytest.raises(UserError, match=message):
+        judge([HI], ["a"], ["bb"])
+
+
+def test_what_an_endpoint_judged_is_kept(service, settings):
+    server = service()
+    whole = WinrateConfig(**settings, endpoint=server.url, endpoint_model="m", endpoint_parallel=1)
+    expected = run_winrate(whole)
+    asked = len(server.seen)
+    path = Path(whole.output) / "winrate-judged.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(lines[:-1]))
+    server.script, server.seen = ["no idea"], []
+    with pytest.raises(UserError, match="no verdict"):
+        run_winrate(whole)
+    assert path.read_text() == "".join(lines[:-1])
+    server.seen = []
+    assert run_winrate(whole) == expected
+    assert asked == 6
+    assert len(server.seen) == 2
+    assert sum(map(rate, expected)) == pytest.approx(1)
