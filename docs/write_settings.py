@@ -21,8 +21,8 @@ from align.core.settings import (
     block_paths,
 )
 from align.core.settings_parser import setting_names
-from align.eval.core.settings import AnsweringTaskConfig, EvalConfig
 from align.eval import TASKS
+from align.eval.settings import AnsweringTaskConfig, EvalConfig
 from align.extras.loop_labels import LoopConfig
 from align.extras.plan import PlanConfig
 from align.extras.rules.config import JudgmentConfig
