@@ -13,7 +13,7 @@ from typing import Any
 
 from sqlalchemy.exc import DatabaseError
 
-from align.core.errors import UserError
+from align.core.errors import UserError, counted
 from annotation_ui.cli_common import Parser, database_url, make_folder, open_database, parse_time, print_table, sqlite_file
 from annotation_ui.cli_users import add_user_commands
 from annotation_ui.reports.export import Selection, export, records
@@ -233,7 +233,7 @@ def _import(options: argparse.Namespace) -> None:
         labelers=tuple(options.labeler),
     )
     count = import_file(database, batch, options.file)
-    print(f"{count} items in batch {batch.name}")
+    print(f"{counted(count, 'item')} in batch {batch.name}")
 
 
 def _export(options: argparse.Namespace) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from sqlalchemy import select
 
-from align.core.errors import UserError
+from align.core.errors import UserError, counted
 from annotation_ui.cli_common import day_and_time, open_database, parse_day, print_table
 from annotation_ui.reports.hours import GAP_S, hours, hours_csv
 from annotation_ui.reports.row_files import write_file
@@ -102,7 +102,7 @@ def _hours(options: argparse.Namespace) -> None:
         print_table(rows)
     else:
         write_file(options.file, hours_csv(rows))
-        print(f"{len(rows)} rows in {options.file}")
+        print(f"{counted(len(rows), 'row')} in {options.file}")
 
 
 def _forget(options: argparse.Namespace) -> None:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from align.batches.limits import EncodedRow, Limits, OverlongCounts
 from align.batches.mixtures import Data, Records, data_name, split_prefix
-from align.core.errors import UserError
+from align.core.errors import UserError, counted
 from align.data.conversation import user_turn
 from align.data.formats import convert_row, kind_name
 from align.data.readers import read_records, report_single, scan_rows
@@ -248,7 +248,7 @@ def encode_rankings(
     encoded = encode_records(data, Ranking, loaded, limits, skip_bad_rows, encode_one)
     if tied and os.environ.get("RANK", "0") == "0":
         source = data_name(data)
-        logger.warning("%s: left out %d rankings that tie all responses: they add nothing to a loss", source, tied)
+        logger.warning("%s: left out %s with all responses tied: ties add nothing to a loss", source, counted(tied, "ranking"))
     return encoded
 
 

@@ -7,7 +7,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
-from align.core.errors import UserError
+from align.core.errors import UserError, counted
 from align.data.records import Record
 from align.data.sources import split_sources
 
@@ -58,7 +58,7 @@ def data_name(data: TrainingData) -> str:
     if isinstance(data, Mixture):
         return ", ".join(f"{data_name(part)}={weight:g}" for part, weight in zip(data.sources, data.weights, strict=True))
     records, _ = split_prefix(data)
-    return str(records) if isinstance(records, str | Path) else f"{len(records)} records in memory" if is_given(data) else ""
+    return str(records) if isinstance(records, str | Path) else f"{counted(len(records), 'record')} in memory" if is_given(data) else ""
 
 
 def is_given(data: TrainingData) -> bool:

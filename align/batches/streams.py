@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeVar
 from accelerate import Accelerator
 
 from align.batches.limits import EncodedRow, Limits, OverlongCounts
-from align.core.errors import UserError
+from align.core.errors import UserError, counted
 from align.core.seeds import RngStream, generator
 from align.data.sources import RawRow, SourceRow, iter_raw_rows
 from align.runtime.distributed import map_across_processes, run_on_all
@@ -135,7 +135,7 @@ class ExampleStream(Generic[Item, Example]):
         if not self.gives_any:
             raise UserError(f"{self.source}: a pass through it gave no example within the limits; raise them, or check it")
         if self.bad:
-            logger.warning("%s: skipped %d bad rows", self.source, self.bad)
+            logger.warning("%s: skipped %s", self.source, counted(self.bad, "bad row"))
         if self.counts:
             self.counts.log(f"{self.source}: pass", "row")
             self.counts = OverlongCounts(self.counts.limits)

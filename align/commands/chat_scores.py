@@ -30,7 +30,7 @@ def require_comparable(speaker: Speaker, reference: Speaker) -> None:
     if not speaker.loaded.tokenization.reads_alike(reference.loaded.tokenization):
         raise UserError(
             f"reference {reference.name}: its tokenizer or chat template differs from that of {speaker.name}; give the "
-            "model that training started from"
+            "initial policy of its training"
         )
 
 

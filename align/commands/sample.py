@@ -10,7 +10,7 @@ import torch
 from accelerate import Accelerator
 
 from align.batches.encoding import Limits, encode_prompts
-from align.core.errors import UserError
+from align.core.errors import UserError, counted
 from align.core.files import write_text
 from align.core.plugins import import_object
 from align.core.seeds import RngStream
@@ -163,8 +163,8 @@ def run_sample(config: SampleConfig) -> Path:
     rows = [row for row in found if row is not None]
     write_text(target, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
     written = sum(len(row["responses"]) for row in rows)
-    left_out = f"; {len(found) - len(rows)} prompts left out by the filter" if len(rows) < len(found) else ""
-    console.print(f"{target}: {len(rows)} prompts, {written} responses{left_out}", highlight=False)
+    left_out = f"; {counted(len(found) - len(rows), 'prompt')} left out by the filter" if len(rows) < len(found) else ""
+    console.print(f"{target}: {counted(len(rows), 'prompt')}, {counted(written, 'response')}{left_out}", highlight=False)
     return target
 
 

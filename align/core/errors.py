@@ -16,6 +16,11 @@ class OtherProcessError(Exception):
     """Another process of the run failed; the message names it and its error."""
 
 
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun: `1 row`, `1,200 rows`."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
 def first_line(error: BaseException) -> str:
     """Return the first line of an exception's message."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -5,7 +5,7 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from align.core.errors import UserError
+from align.core.errors import UserError, counted
 from align.data.formats import KINDS, find_format
 from align.data.readers import LISTED_PROBLEMS, Scan, require_records, scan, scan_records, write_records
 from align.data.records import AttributeJudgment, Demonstration, Prompt, Ranking, Record, RuleJudgment
@@ -38,8 +38,8 @@ def check_data(path: str, kind: str | None = None) -> str:
     entries = [
         ("source", path),
         ("kind", name),
-        ("layout", ", ".join(f"{name} ({_format_rows(count)})" for name, count in scanned.formats.most_common())),
-        ("records", f"{len(records)} from {_format_rows(scanned.rows)}"),
+        ("layout", ", ".join(f"{name} ({counted(count, 'row')})" for name, count in scanned.formats.most_common())),
+        ("records", f"{len(records)} from {counted(scanned.rows, 'row')}"),
         ("multi-turn", _format_share(sum(map(_is_multi_turn, records)), len(records))),
         *_kind_facts(records),
         *_prompt_facts(records),
@@ -50,7 +50,7 @@ def check_data(path: str, kind: str | None = None) -> str:
     if scanned.unused:
         entries.append(("columns not used", _list_unused(scanned)))
     if scanned.single:
-        entries.append(("left out", f"{scanned.single} prompts with a single rated response"))
+        entries.append(("left out", f"{counted(scanned.single, 'prompt')} with a single rated response"))
     for number, record in enumerate(records[:EXAMPLES], start=1):
         shown = _example_lines(record)
         entries += zip([f"example {number}", *[""] * (len(shown) - 1)], shown, strict=True)
@@ -79,13 +79,13 @@ def convert_data(source: str, output: str | os.PathLike[str], kind: str | None =
     scanned = scan_records(source, KINDS[name], skip_bad_rows=skip_bad_rows, token_ids=True)
     write_records(output, scanned.records)
     unused = f"\ncolumns not used: {_list_unused(scanned)}" if scanned.unused else ""
-    return f"{output}: {len(scanned.records)} records of kind {name}{unused}"
+    return f"{output}: {counted(len(scanned.records), 'record')} of kind {name}{unused}"
 
 
 def _list_unused(scanned: Scan[Record]) -> str:
     """The columns that no field was read from; the number of rows where not all good rows have the column."""
     good = scanned.rows - len(scanned.problems)
-    return ", ".join(name if n == good else f"{name} ({_format_rows(n)})" for name, n in scanned.unused.items())
+    return ", ".join(name if n == good else f"{name} ({counted(n, 'row')})" for name, n in scanned.unused.items())
 
 
 def find_kind(source: str, kind: str | None) -> str:
@@ -211,10 +211,6 @@ def _list_most_common(names: Iterable[str | None]) -> str:
     listed = ", ".join(f"{name} {count}" for name, count in counts[:LISTED_CATEGORIES])
     more = len(counts) - LISTED_CATEGORIES
     return f"{listed}, and {more} more" if more > 0 else listed
-
-
-def _format_rows(count: int) -> str:
-    return f"{count} row" if count == 1 else f"{count} rows"
 
 
 def _format_share(part: int, whole: int) -> str:

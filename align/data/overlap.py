@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from align.core.errors import counted
 from align.data.sources import iter_rows
 
 WORDS = 13  # GPT-3, appendix C
@@ -89,8 +90,8 @@ def describe_overlap(training: str, evaluation: str) -> str:
     judged = found.rows - found.too_short
     share = f" ({100 * len(found.matches) / judged:.1f} %)" if judged else ""
     lines = [
-        f"training:      {training}, {found.training_rows} rows",
-        f"evaluation:    {evaluation}, {found.rows} rows, of which {found.too_short} have no text of {FEWEST_WORDS} words",
+        f"training:      {training}, {counted(found.training_rows, 'row')}",
+        f"evaluation:    {evaluation}, {counted(found.rows, 'row')}, of which {found.too_short} have no text of {FEWEST_WORDS} words",
         f"shared:        {len(found.matches)} of {judged} rows{share} share {WORDS} words in a row, or a whole shorter text",
     ]
     if found.frequent:

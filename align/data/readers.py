@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Generic, Self, TypeVar
 
-from align.core.errors import UserError
+from align.core.errors import UserError, counted
 from align.core.files import new_file
 from align.data.conversation import Conversation
 from align.data.fields import check_id, check_row, check_text, required_field
@@ -112,7 +112,7 @@ def scan_records(
     if not token_ids and any(isinstance(record, Prompt) and not record.prompt for record in scanned.records):
         raise UserError(f"{source}: holds prompts as token ids (input_ids), and text is needed here; give the field prompt")
     if scanned.problems:
-        logger.warning("%s: skipped %d bad rows of %d:", source, len(scanned.problems), scanned.rows)
+        logger.warning("%s: skipped %s of %d:", source, counted(len(scanned.problems), "bad row"), scanned.rows)
         for problem in scanned.problems[:LISTED_PROBLEMS]:
             logger.warning("%s", problem)
     return scanned
@@ -121,7 +121,7 @@ def scan_records(
 def report_single(scanned: Scan[R], name: str) -> None:
     """Log how many prompts with one rated response were left out, on the first process only."""
     if scanned.single and os.environ.get("RANK", "0") == "0":
-        logger.warning("%s: left out %d prompts with a single rated response", name, scanned.single)
+        logger.warning("%s: left out %s with a single rated response", name, counted(scanned.single, "prompt"))
 
 
 def require_records(scanned: Scan[R], source: str | os.PathLike[str], kind: type[R]) -> None:
@@ -136,7 +136,7 @@ def require_records(scanned: Scan[R], source: str | os.PathLike[str], kind: type
     if scanned.single:
         wrong = f"each of its {scanned.single} prompts has a single rated response"
         raise UserError(f"{source}: no usable ranking; {wrong}; a comparison needs two or more responses to the same prompt")
-    raise UserError(f"{source}: no usable {kind_name(kind)}; its {scanned.rows} rows are readable but contain none")
+    raise UserError(f"{source}: no usable {kind_name(kind)}; {counted(scanned.rows, 'readable row')}, but none of this kind")
 
 
 def write_records(path: str | os.PathLike[str], records: Iterable[Record]) -> None:
@@ -210,7 +210,7 @@ def read_texts(source: str | Sequence[str | Mapping[str, Any]], skip_bad_rows: b
         yield text
     name = source if isinstance(source, str) else "texts in memory"
     if bad:
-        logger.warning("%s: skipped %d bad rows", name, bad)
+        logger.warning("%s: skipped %s", name, counted(bad, "bad row"))
     if not found:
         raise UserError(f"{name}: no text in it; each row needs a field 'text'")
 

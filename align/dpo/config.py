@@ -9,7 +9,7 @@ from align.training.data_order import EpochConfig
 
 @dataclass(kw_only=True)
 class DPOConfig(MixtureConfig, SplitConfig, EpochConfig):
-    """A policy that learns from rankings without a reward model; the reference is the model that training starts from."""
+    """A policy that learns from rankings without a reward model; the reference is the initial policy."""
 
     learning_rate: float = option(1e-6, "peak learning rate (1e-6 for all weights: DPO, appendix B; some 1e-5 with LoRA)")
     train_data: str = option(

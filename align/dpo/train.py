@@ -20,6 +20,7 @@ from transformers import PreTrainedTokenizerBase
 from align.batches.encoding import Data, encode_rankings
 from align.batches.micro_batches import micro_batches
 from align.batches.mixtures import TrainingData, encode_mixture, hold_out
+from align.core.errors import counted
 from align.core.files import write_json
 from align.core.launch import run_stage
 from align.dpo.config import DPOConfig
@@ -269,7 +270,7 @@ class DPOTrainer:
         encode = partial(encode_rankings, loaded=loaded, limits=config.limits, skip_bad_rows=config.skip_bad_rows)
         mixed, split = hold_out(encode_mixture(train_data, encode, config.task_prefixes), config.validation_split)
         self.held_out = encode(validation_data) if validation_data else split
-        counts = f"{len(mixed.examples)} rankings to learn from, {len(self.held_out)} held out"
+        counts = f"{counted(len(mixed.examples), 'ranking')} to learn from, {len(self.held_out)} held out"
         run.print(f"dpo: {counts}; model {run.config.model}")
         module = LanguageModel(loaded.backbone, loaded.adapter)
         warn_if_prompts_are_reread(run, loaded.backbone, (len(ranking.responses) for ranking in mixed.examples))

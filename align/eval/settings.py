@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
-from align.core.errors import UserError
+from align.core.errors import UserError, counted
 from align.core.settings import option, require_setting
 from align.data.fields import check_id, check_row, field_error
 from align.data.readers import LISTED_PROBLEMS
@@ -91,7 +91,7 @@ def parse_rows(
     if not items:
         raise UserError(nothing + (f"; the first bad row: {problems[0]}" if problems else ""))
     if problems:
-        logger.warning("skipped %d bad rows of %d:", len(problems), number)
+        logger.warning("skipped %s of %d:", counted(len(problems), "bad row"), number)
         for problem in problems[:LISTED_PROBLEMS]:
             logger.warning("%s", problem)
     return items

@@ -23,7 +23,7 @@ from scipy.special import expit
 from torch import Tensor
 
 from align.batches.micro_batches import map_rows
-from align.core.errors import UserError, first_line
+from align.core.errors import UserError, counted, first_line
 from align.core.files import new_folder, read_json, write_json
 from align.core.launch import run_stage
 from align.core.seeds import RngStream, generator
@@ -123,7 +123,7 @@ def run_train_judge(config: JudgeConfig) -> Path:
     metrics = run_on_main(fit_and_save, accelerator)
     if accelerator.is_main_process:
         texts = ", ".join(f"{name} {value:.3f}" for name, value in metrics.items())
-        print(f"judge of {config.asks}, trained on {len(training)} answers; {len(held_out)} held out: {texts}")
+        print(f"judge of {config.asks}, trained on {counted(len(training), 'answer')}; {len(held_out)} held out: {texts}")
         print(f"the judge is in {folder}")
     return folder
 

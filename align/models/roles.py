@@ -49,12 +49,12 @@ class ActorCritic(nn.Module):
 
     Args:
         adapter: the policy's adapter; None: all weights are trained.
-        initial_adapter: of the starting model, if it shares the backbone; None: the bare base.
+        initial_adapter: of the initial policy, if it shares the backbone; None: the bare base.
         critic: the critic's backbone, or None if it shares the policy's.
         critic_adapter: the critic's adapter; None: the policy's trunk.
         reward_heads: of reward models that are adapters on the backbone, by the adapter's name.
         with_entropy: compute the entropy of the policy with its gradient.
-        reference_adapter: of the reference, if it is no longer the starting model.
+        reference_adapter: of the reference, if it is no longer the initial policy.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class Roles:
     Args:
         actor_critic: an `ActorCritic`, or the engine around it.
         reference: a separate frozen language model; None: the policy's backbone is also the reference.
-        initial: a frozen copy of the starting model, if `reference` follows the policy.
+        initial: a frozen copy of the initial policy, if `reference` follows the policy.
         reference_is_updated: whether the reference follows the policy.
     """
 
@@ -160,7 +160,7 @@ class Roles:
         return cast(Tensor, self.actor_critic(Role.REFERENCE, prompt, response, temperature, prompt_index))
 
     def initial(self, prompt: Padded, response: Padded, temperature: float, prompt_index: Tensor | None = None) -> Tensor:
-        """Return log-probs [R, T] of the starting model, where it is not the reference; arguments as for `policy`."""
+        """Return log-probs [R, T] of the initial policy, where it is not the reference; arguments as for `policy`."""
         if self.initial_model is not None:
             return cast(Tensor, self.initial_model(prompt, response, None, temperature, prompt_index))
         return cast(Tensor, self.actor_critic(Role.INITIAL, prompt, response, temperature, prompt_index))

@@ -94,7 +94,7 @@ class EvaluationConfig(Settings):
     )
     best_policy_confidence: float = option(
         0.0,
-        "replace the kept policy, first the starting model, only at this confidence, by a paired test over "
+        "replace the kept policy, first the initial policy, only at this confidence, by a paired test over "
         "validation_prompts (such as 0.95); 0: keep the trained one with the highest mean",
         ge=0,
         lt=1,
@@ -107,7 +107,7 @@ class EvaluationConfig(Settings):
 
 @dataclass(kw_only=True)
 class PPOConfig(KLConfig, LossConfig, ResponseConfig, EvaluationConfig, SplitConfig, ModelConfig, EngineConfig, RunConfig):
-    """Clipped-ratio PPO with a KL penalty to the reference, which is the model that training starts from."""
+    """Clipped-ratio PPO with a KL penalty to the reference, the initial policy."""
 
     adam_epsilon: float = option(1e-5, "epsilon of AdamW (the N implementation details of RLHF with PPO: 1e-5)")
     learning_rate: float = option(3e-6, "peak learning rate (3e-6 for all weights, 1e-4 to 3e-4 with LoRA)")
@@ -186,7 +186,7 @@ class PPOConfig(KLConfig, LossConfig, ResponseConfig, EvaluationConfig, SplitCon
         le=1,
     )
     reference_refresh: int = option(
-        0, "updates between two copies of the policy into the reference; 0: the reference stays the starting model", ge=0
+        0, "updates between two copies of the policy into the reference; 0: the reference stays the initial policy", ge=0
     )
     importance_cap: float = option(
         0.0,

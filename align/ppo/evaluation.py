@@ -48,7 +48,7 @@ class Candidate:
     """The evaluation of a policy."""
 
     update: int
-    """0: the starting model."""
+    """0: the initial policy."""
     scores: list[float]
     """Of its responses to the fixed prompts [N]."""
     violated_constraint: str = ""
@@ -90,12 +90,12 @@ def is_new_best(
 class PolicySelection:
     """The best policy so far.
 
-    Without a test (`confidence` 0), the best of the trained policies is kept; with one, the starting model is kept first.
+    Without a test (`confidence` 0), the best of the trained policies is kept; with one, the initial policy is kept first.
 
     Args:
         confidence: see `is_new_best`.
         evaluations: of the whole run.
-        max_kl: largest KL to the starting model, in nats per response, of a policy that is kept.
+        max_kl: largest KL to the initial policy, in nats per response, of a policy that is kept.
         critic_warmup: first updates, in which the policy does not change.
         score_name: a name of the scores, for warnings.
     """
@@ -122,7 +122,7 @@ class PolicySelection:
         return True
 
     def warning(self) -> str:
-        """A warning if the kept policy violates a constraint or is not better than the starting model; else ""."""
+        """A warning if the kept policy violates a constraint or is not better than the initial policy; else ""."""
         initial, best = self.initial, self.best
         if initial is None or best is None:
             return ""
@@ -130,15 +130,15 @@ class PolicySelection:
         suffix = f"; it is {constraint}, as every policy that was evaluated" if constraint else ""
         if best.update == 0:
             level = f"best_policy_confidence {self.confidence:g}"
-            return f"warning: no policy was better than the starting model at {level}: that is what was kept{suffix}"
+            return f"warning: no policy was better than the initial policy at {level}: that is what was kept{suffix}"
         if is_better(best, initial):
             return f"warning: the policy of update {best.update} was kept{suffix}" if suffix else ""
-        means = f"{fmean(best.scores):.3g}, that of the starting model {fmean(initial.scores):.3g}"
-        what = f"the kept policy, of update {best.update}, is no better than the starting model"
+        means = f"{fmean(best.scores):.3g}, that of the initial policy {fmean(initial.scores):.3g}"
+        what = f"the kept policy, of update {best.update}, is no better than the initial policy"
         return f"warning: {what}: its {self.score_name} is {means}{suffix}"
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the evaluations of the kept policy and of the starting model."""
+        """Return the evaluations of the kept policy and of the initial policy."""
         return {name: found and asdict(found) for name, found in (("best", self.best), ("initial", self.initial))}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -179,7 +179,7 @@ def evaluation_metrics(evaluation: PolicyEvaluation, scores: Tensor, outputs: Ro
 
     Args:
         scores: [N] with all penalties.
-        outputs: of the roles, for the KL to the starting model.
+        outputs: of the roles, for the KL to the initial policy.
     """
     rollout, initial = evaluation.rollout, outputs.initial_log_probs
     kl = (outputs.log_probs - (outputs.ref_log_probs if initial is None else initial)).sum()

@@ -37,7 +37,7 @@ class GivenObjects:
 
 
 def open_policy(config: RunConfig, model: Model, given: GivenObjects, copies: int) -> tuple[Run, LoadedModel]:
-    """Open the run's folder and take or load the policy, with another adapter as its start if the reference names one.
+    """Open the run's folder and take or load the policy, with another adapter as the reference if it names one.
 
     Args:
         copies: of the policy that a run without a given reference keeps.
@@ -102,7 +102,7 @@ def value_head_of(value_model: Backbone, critic: str) -> ScalarHead:
 
 
 def with_reference_adapter(policy: LoadedModel, name: str) -> LoadedModel:
-    """Return the policy with another adapter of its PEFT model as its start, which is the reference; `base`: none of them.
+    """Return the policy with another adapter of its PEFT model as the reference; `base`: none of them.
 
     Raises:
         UserError: if the policy has no such adapter.

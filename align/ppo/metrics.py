@@ -252,7 +252,7 @@ class RoleFlopsProfiles(NamedTuple):
     """None: a head on the policy's trunk."""
     rewards: tuple[FlopsProfile, ...] = ()
     initial: FlopsProfile | None = None
-    """None: the starting model is the reference."""
+    """None: the initial policy is the reference."""
 
 
 def rollout_lengths(rollout: Rollout, backbone: Backbone, budget: int) -> list[tuple[int, list[int]]]:

@@ -73,7 +73,7 @@ class RoleOutputs:
     values: Tensor
     entropy: Tensor
     initial_log_probs: Tensor | None = None
-    """Of the starting model; None where it is the reference."""
+    """Of the initial policy; None where it is the reference."""
 
 
 @dataclass(frozen=True)

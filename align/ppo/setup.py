@@ -9,7 +9,7 @@ import torch
 from accelerate import Accelerator
 from torch import nn
 
-from align.core.errors import UserError
+from align.core.errors import UserError, counted
 from align.core.settings import ModelConfig
 from align.models.adapters import copy_adapter
 from align.models.backbone import Backbone, flops_profile, is_prefix_lm, wrap
@@ -144,8 +144,8 @@ def report(
     """
     assert isinstance(run.config, ModelConfig)
     updates, responses, samples = sizes
-    run.print(f"ppo: {prompts} prompts, {held_out} held out; model {run.config.model}")
-    run.print(f"{updates:,} updates of {responses:,} responses ({updates * responses:,} episodes)")
+    run.print(f"ppo: {counted(prompts, 'prompt')}, {held_out} held out; model {run.config.model}")
+    run.print(f"{counted(updates, 'update')} of {counted(responses, 'response')} ({counted(updates * responses, 'episode')})")
     warn_if_prompts_are_reread(run, policy.backbone, [samples])
     if held_out and selected_by_reward:
         run.print(

@@ -55,7 +55,7 @@ class PPOTrainer:
         tokenizer: of a transformers model.
         selection_reward_model: a reward model or function that selects the policy to keep, in place of
             `config.selection.reward_model`.
-        reference: a language model for the KL penalty in place of the model that training starts from. With a `PeftModel`
+        reference: a language model for the KL penalty in place of the initial policy. With a `PeftModel`
             as policy also the name of another of its adapters, or `base` for its base without adapters.
         value_model: a sequence classifier with one label that becomes the critic. Its body and its head are trained in
             place, also beside a LoRA policy; `config.critic` is not read.

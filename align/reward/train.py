@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerBase
 from align.batches.encoding import ApplyLimits, Data, Limits, encode_rankings, encode_records
 from align.batches.micro_batches import micro_batches
 from align.batches.mixtures import TrainingData, encode_mixture, hold_out
-from align.core.errors import UserError
+from align.core.errors import UserError, counted
 from align.core.files import write_json
 from align.core.launch import run_stage
 from align.data.records import Demonstration
@@ -283,7 +283,7 @@ class RewardTrainer:
         if demonstrations:
             self.demonstrated = encode_demonstrated(demonstrations, loaded, config.limits, config.skip_bad_rows)
         name = run.config.model
-        run.print(f"reward: {len(mixed.examples)} rankings to learn from, {len(self.held_out)} held out; model {name}")
+        run.print(f"reward: {counted(len(mixed.examples), 'ranking')} to learn from, {len(self.held_out)} held out; model {name}")
         module = build_module(loaded, initial_head(name, loaded.backbone), name, config.lm_loss_weight > 0)
         warn_if_prompts_are_reread(run, loaded.backbone, (len(ranking.responses) for ranking in mixed.examples))
         self.order = DataOrder(mixed, config.seed, config.batch_size, config)

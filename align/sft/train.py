@@ -18,7 +18,7 @@ from align.batches.encoding import Data, encode_demonstration_row, encode_demons
 from align.batches.micro_batches import micro_batches
 from align.batches.mixtures import TrainingData, encode_mixture, hold_out, mixture_of
 from align.batches.streams import ExampleStream, StreamedBatches
-from align.core.errors import UserError
+from align.core.errors import UserError, counted
 from align.core.launch import run_stage
 from align.core.tensor_ops import Padded
 from align.models.backbone import flops_profile
@@ -237,14 +237,14 @@ class SFTTrainer:
         self.batches: Batches
         split: list[EncodedDemonstration] = []
         if config.stream_updates:
-            self.batches, number = open_stream(config, loaded, train_data, run.accelerator), "a stream of"
+            self.batches, number = open_stream(config, loaded, train_data, run.accelerator), "a stream of examples"
         else:
             mixed = encode_mixture(train_data, partial(encode, loaded=loaded, config=config), config.task_prefixes)
             mixed, split = hold_out(mixed, config.validation_split)
             self.batches = DataOrder(mixed, config.seed, config.batch_size, config)
-            number = str(len(mixed.examples))
+            number = counted(len(mixed.examples), "example")
         self.held_out = encode(validation_data, loaded, config) if validation_data else split
-        run.print(f"sft: {number} examples to learn from, {len(self.held_out)} held out; model {run.config.model}")
+        run.print(f"sft: {number} to learn from, {len(self.held_out)} held out; model {run.config.model}")
         module = LanguageModel(loaded.backbone, loaded.adapter)
         run.print(run.memory.check(run.config, module))
         self.engine = build_engine(run, module, self.batches.updates(config.num_train_epochs))

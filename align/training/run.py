@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import torch
 
-from align.core.errors import UserError, without_secrets
+from align.core.errors import UserError, counted, without_secrets
 from align.core.files import append_line, clear_leftovers, read_json, write_json, write_text
 from align.core.settings import ModelConfig, RunConfig, dump
 from align.core.signals import Stopped, StopRequest
@@ -326,9 +326,9 @@ class Run:
         config, folder = self.config, self.folder
         saves = f"a checkpoint every {config.save_steps}" if config.save_steps else "no checkpoints (save_steps 0)"
         start = f", from {self.checkpoint}" if self.checkpoint else ""
-        left = f"; {max(0, updates - done):,} updates are left" if self.checkpoint else ""
+        left = f"; updates left: {max(0, updates - done):,}" if self.checkpoint else ""
         self.print(
-            f"dry run: {updates:,} updates{start}; {saves}{left}; the model would be in {folder / 'model'}; "
+            f"dry run: {counted(updates, 'update')}{start}; {saves}{left}; the model would be in {folder / 'model'}; "
             "nothing was written"
         )
         self.close()

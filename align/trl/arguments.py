@@ -49,7 +49,7 @@ def check_models(args: PPOConfig, models: Mapping[str, nn.Module | None], train_
         raise InvalidArgumentError("`model` is quantized, which is not supported: load it without `quantization_config`")
     if ref_model is model:
         raise InvalidArgumentError(
-            "`model` and `ref_model` cannot be the same object: give a copy, or None for a copy of the policy's start"
+            "`model` and `ref_model` cannot be the same object: give a copy, or None for a copy of the initial policy"
         )
     if peft_config is not None and not isinstance(peft_config, PeftConfig):
         raise InvalidArgumentError(f"`peft_config` must be a `peft.PeftConfig`, not {type(peft_config).__name__}")
@@ -98,7 +98,7 @@ def check_context(
 def reference_of(
     args: PPOConfig, model: nn.Module, ref_model: PreTrainedModel | None, peft_config: PeftConfig | None
 ) -> PreTrainedModel | str | None:
-    """Return the reference: a model, the name of an adapter of the policy, or None for the policy that training starts from.
+    """Return the reference: a model, the name of an adapter of the policy, or None for the initial policy.
 
     The reference of a `PeftModel` is its base, as in TRL.
     """

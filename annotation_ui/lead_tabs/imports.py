@@ -8,6 +8,7 @@ import gradio as gr
 from gradio.components import Component
 from sqlalchemy import select
 
+from align.core.errors import counted
 from annotation_ui.lead_tabs.common import LAST_COUNTS, show_user_errors, task_list, user_id, user_names
 from annotation_ui.lead_tabs.files import file_field, send_file
 from annotation_ui.server.services import Services
@@ -57,7 +58,7 @@ def import_tab(services: Services) -> None:
             called, given_to = name.strip() or path.stem, tuple(labelers or ())
             batch = NewBatch(called, task, int(labelers_per_item or 1), int(priority or 0), rules, settings, given_to)
             count = import_file(services.database, batch, path, path.name, Actor(user_id(services, request)))
-            return f"Imported {count} items."
+            return f"Imported {counted(count, 'item')}."
 
     def list_rule_sets(**more: Any) -> Any:
         with services.database.read() as session:

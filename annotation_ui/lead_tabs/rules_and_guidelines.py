@@ -7,6 +7,7 @@ from typing import Any
 import gradio as gr
 from sqlalchemy import func, select
 
+from align.core.errors import counted
 from annotation_ui.lead_tabs.common import LAST_COUNTS, show_user_errors, task_list, user_id
 from annotation_ui.lead_tabs.files import file_field, send_file
 from annotation_ui.lead_tabs.tables import show, table, when_picked
@@ -65,7 +66,7 @@ def rules_and_guidelines_tab(tab: gr.Tab, services: Services) -> None:
             rules = rule_sets.read(path, path.name)
         with services.database.write() as session:
             rule_sets.store(session, rules)
-        return f"Loaded {len(rules['rules'])} rules."
+        return f"Loaded {counted(len(rules['rules']), 'rule')}."
 
     shown = [text, edited, versions, rules]
     in_turn: dict[str, Any] = {**LAST_COUNTS, "concurrency_id": "guidelines"}  # none overtakes an earlier one

@@ -27,7 +27,7 @@ def test_the_command_line(tmp_path, capsys):
     assert len(run("create-user", "ann")[1].strip()) >= 10
     samples = ("import", str(tmp_path / "s.jsonl"), "--task", "rank", "--labeler")
     assert run(*samples, "nobody") == (2, "align annotate: no user 'nobody'\n")
-    assert run(*samples, "ann") == (0, "1 items in batch s\n")
+    assert run(*samples, "ann") == (0, "1 item in batch s\n")
     rules = ("--task", "rules", "--name", "r", "--rules", str(tmp_path / "own.yaml"))
     assert run("import", str(tmp_path / "s.jsonl"), *rules) == (0, "2 items in batch r\n")
     code, printed = run("export", "rankings", str(tmp_path / "out.jsonl"), "--since", "2026-01-01")

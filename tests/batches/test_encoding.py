@@ -141,6 +141,6 @@ def test_ties_of_all_responses_are_left_out_and_counted(load_sharp, write, caplo
     path = write({"prompt": "Hi", "chosen": "a", "rejected": "b"}, tie, tie)
     loaded, limits = load_sharp("tiny-gpt2"), Limits(100, 100)
     assert [item.ranks for item in encode_rankings(path, loaded, limits, False)] == [[1, 2]]
-    assert caplog.messages == [f"{path}: left out 2 rankings that tie all responses: they add nothing to a loss"]
+    assert caplog.messages == [f"{path}: left out 2 rankings with all responses tied: ties add nothing to a loss"]
     with pytest.raises(UserError, match="each of its 2 rankings ties all responses; there is nothing to learn"):
         encode_rankings(write(tie, tie), loaded, limits, False)

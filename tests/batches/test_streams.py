@@ -70,7 +70,7 @@ def test_what_is_dropped_and_what_is_bad(write, caplog):
     kept = stream(source, block=5, encode=number_of, skip_bad_rows=True)
     assert sorted(kept.take(28)) == [n for n in range(30) if n not in (10, 13)]
     kept.take(1)
-    assert "skipped 1 bad rows" in caplog.text
+    assert "skipped 1 bad row" in caplog.text
 
 
 def test_a_source_that_gives_nothing_is_refused(write):

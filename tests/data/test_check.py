@@ -142,7 +142,7 @@ def test_the_first_records_are_shown(write, row, shown):
 
 def test_prompts_with_one_rating_are_counted(write):
     rows = [{"prompt": prompt, "response": text, "rating": 1} for prompt, text in ("ab", "ac", "bd")]
-    assert "left out:              1 prompts with a single rated response\n" in check_data(write(rows))
+    assert "left out:              1 prompt with a single rated response\n" in check_data(write(rows))
 
 
 @pytest.mark.parametrize(
@@ -162,7 +162,7 @@ def test_conversion_keeps_the_records(write, tmp_path, capsys, row, kind):
         source += "[prompt=question]"
     main(["data", "convert", source, output])
     name = {RuleJudgment: "rule judgment", AttributeJudgment: "attribute judgment"}.get(kind, kind.__name__.lower())
-    assert capsys.readouterr().out == f"{output}: 1 records of kind {name}\n"
+    assert capsys.readouterr().out == f"{output}: 1 record of kind {name}\n"
     assert read_records(output, kind, token_ids=True) == read_records(source, kind, token_ids=True)
 
 
@@ -171,7 +171,7 @@ def test_conversion_stops_at_a_bad_row_or_leaves_it_out(write, tmp_path):
     with pytest.raises(UserError, match=r"rows.jsonl:2: field 'prompt': is empty"):
         convert_data(source, output)
     assert not output.exists()
-    assert convert_data(source, output, skip_bad_rows=True) == f"{output}: 1 records of kind prompt"
+    assert convert_data(source, output, skip_bad_rows=True) == f"{output}: 1 record of kind prompt"
 
 
 def test_conversion_overwrites_nothing(write, tmp_path):

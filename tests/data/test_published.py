@@ -299,7 +299,7 @@ def test_ratings_are_ranked_by_prompt(tmp_path, caplog):
         ranked((user("Bye"),), "x", "y", ranks=(1, 1), category="c"),
     ]
     assert read_records(path, Ranking) == expected
-    assert caplog.messages == [f"{path}: left out 1 prompts with a single rated response"]
+    assert caplog.messages == [f"{path}: left out 1 prompt with a single rated response"]
 
 
 @pytest.mark.parametrize("number", [float("inf"), -float("inf")])
@@ -314,7 +314,7 @@ def test_ratings_in_memory_are_ranked_too(load_sharp, caplog):
     ]
     (found,) = encode_rankings(rows, load_sharp("tiny-gpt2"), Limits(100, 100), False)
     assert found.ranks == [2, 1]
-    assert caplog.messages == ["rankings in memory: left out 1 prompts with a single rated response"]
+    assert caplog.messages == ["rankings in memory: left out 1 prompt with a single rated response"]
     with pytest.raises(UserError, match="rankings in memory: has no ranking; give at least one"):
         encode_rankings(rows[2:], load_sharp("tiny-gpt2"), Limits(100, 100), False)
 

@@ -60,7 +60,7 @@ def test_only_bad_rows_are_an_error_even_when_skipped(tmp_path):
 def test_rows_that_give_nothing_are_an_error(tmp_path):
     path = tmp_path / "trees.jsonl"
     path.write_bytes(lines([{"prompt": {"text": "q", "role": "prompter", "replies": []}}]))
-    assert error_of(path, Ranking) == f"{path}: no usable ranking; its 1 rows are readable but contain none"
+    assert error_of(path, Ranking) == f"{path}: no usable ranking; 1 readable row, but none of this kind"
 
 
 @pytest.mark.parametrize("name", ["out.jsonl", "out.jsonl.gz", "new/folder/out.jsonl"])

@@ -120,7 +120,7 @@ def test_bad_rows_can_be_skipped_and_are_counted(tmp_path, caplog):
     path = written(tmp_path, HEAD + GOOD.replace("No;Never.", "") + GOOD)
     (question,) = read_questions(path, skip_bad_rows=True)
     assert question.id == "2"
-    assert "skipped 1 bad rows of 2" in caplog.text
+    assert "skipped 1 bad row of 2" in caplog.text
 
 
 def test_an_id_that_stands_twice_is_refused(tmp_path):

@@ -44,7 +44,7 @@ def test_the_first_trained_policy_is_tested_against_the_start(tmp_path, capsys):
     """The judge likes the start best, so the start is what is kept, and the run says it."""
     folder = trained(tmp_path, fewer_es, best_policy_confidence=0.95)
     printed = " ".join(capsys.readouterr().err.split())
-    assert "warning: no policy was better than the starting model at best_policy_confidence 0.95" in printed
+    assert "warning: no policy was better than the initial policy at best_policy_confidence 0.95" in printed
     assert "| update | 0 |" in (folder / "README.md").read_text()
     kept, start = (load_file(path / "model.safetensors") for path in (folder, Path(resolve_model("tiny-gpt2"))))
     assert all(torch.equal(kept[name], start[name].float()) for name in kept)
@@ -55,14 +55,14 @@ def test_the_first_trained_policy_is_tested_against_the_start(tmp_path, capsys):
 def test_a_policy_that_is_better_replaces_the_start(tmp_path, capsys):
     folder = trained(tmp_path, best_policy_confidence=0.9)
     assert "| update | 0 |" not in (folder / "README.md").read_text()
-    assert "starting model" not in capsys.readouterr().err
+    assert "initial policy" not in capsys.readouterr().err
 
 
 def test_without_a_test_a_policy_that_is_worse_than_the_start_is_named(tmp_path, capsys):
     folder = trained(tmp_path, fewer_es)
     assert "| update | 0 |" not in (folder / "README.md").read_text()
     printed = " ".join(capsys.readouterr().err.split())
-    assert "is no better than the starting model: its selection reward is -0." in printed
+    assert "is no better than the initial policy: its selection reward is -0." in printed
 
 
 def test_any_higher_mean_will_do_without_a_test() -> None:

@@ -85,7 +85,7 @@ def test_adaptive_kl_raises_its_coefficient_above_the_target(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("critic", ["shared", "separate"])
 def test_the_policy_rests_while_the_critic_warms_up(critic: str, tmp_path: Path) -> None:
-    """Three updates at rest: the same texts as the starting model's, while the values learn."""
+    """Three updates at rest: the same texts as the initial policy's, while the values learn."""
     run_ppo(
         settings(
             "tiny-gpt2",
@@ -109,7 +109,7 @@ def test_the_policy_rests_while_the_critic_warms_up(critic: str, tmp_path: Path)
     assert min(row["loss/value"] for row in rows[2:5]) < 0.7 * rows[1]["loss/value"]
     assert len({row["kl/coef"] for row in rows[1:5]}) == 1, "beta adapted to the KL of a policy that rests"
     card = (tmp_path / "run" / "model" / "README.md").read_text()
-    assert "| update | 4 |" in card or "| update | 5 |" in card, "the starting model was kept"
+    assert "| update | 4 |" in card or "| update | 5 |" in card, "the initial policy was kept"
 
 
 def fewer_es(prompts: list[object], responses: list[str]) -> list[float]:

@@ -188,5 +188,5 @@ def test_by_default_loss_and_gradient_are_the_plain_ones_to_the_bit():
 def test_soft_targets_of_data_without_preferences_are_refused(tmp_path):
     rows = [{"prompt": "Hi", "chosen": "Hello", "rejected": "No"}]
     config = RewardConfig(soft_targets=True, output_dir=str(tmp_path), report_to=["none"], dtype="float32")
-    with pytest.raises(UserError, match="soft_targets: no ranking in 1 records in memory"):
+    with pytest.raises(UserError, match="soft_targets: no ranking in 1 record in memory"):
         RewardTrainer("tiny-llama", rows, config)

@@ -263,9 +263,9 @@ def _add_reward_change(summary: Summary, ppo: StageRun, first: int, kept: int) -
     text = f"With PPO the reward on held-out prompts {outcome}, from {format_number(before)} to {format_number(after)}"
     text += f" (95 % interval of the change {interval})" if interval else ""
     if kl is not None:
-        name, note = "PPO: KL to the starting model, nats per response", "distance moved for the reward"
+        name, note = "PPO: KL to the initial policy, nats per response", "distance moved for the reward"
         summary.rows.append(TableRow(name, format_number(kls.at(first)), format_number(kl), note=note))
-        text += f", at a KL of {format_number(kl)} nats per response from the starting model"
+        text += f", at a KL of {format_number(kl)} nats per response from the initial policy"
         if kl > max_kl(ppo):
             limit = format_number(max_kl(ppo))
             summary.add_finding("bad", f"No policy stayed within the KL limit of {limit}; the last one was kept.")

@@ -86,7 +86,7 @@ SELECTION_REWARD = Chart(
 )
 KL = Chart(
     "kl",
-    "KL to the starting model",
+    "KL to the initial policy",
     {"kl/k1": "rollouts", "validation/kl": "held-out prompts", "kl/k3": "rollouts, k3"},
     "How far the policy has moved from where it started; 0 is no change.",
     unit="nats per response",
@@ -199,7 +199,7 @@ def frontier_plot(stage: StageRun, kept: int | None) -> Plot | None:
                 label_offset = (6, -13) if update == kept else (-3, 7)
                 axes.annotate(str(update), (x, y), xytext=label_offset, textcoords="offset points")
         axes.margins(0.13)
-        axes.set_xlabel("KL to the starting model, nats per response")
+        axes.set_xlabel("KL to the initial policy, nats per response")
         axes.set_ylabel("held-out reward")
 
     words = "; ".join(f"update {update}: KL {x:.3g}, reward {y:.3g}" for x, y, update in points[::step])

@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 from align.batches.encoding import Data
 from align.batches.micro_batches import micro_batches
 from align.batches.mixtures import MixedExamples, Mixture, TrainingData, encode_mixture, mixture_of
-from align.core.errors import UserError
+from align.core.errors import UserError, counted
 from align.core.launch import run_stage
 from align.core.statistics import correlation
 from align.extras.attributes.config import AttributeConfig
@@ -168,7 +168,7 @@ class AttributeTrainer:
         self.config, self.run, self.loaded, self.form = config, run, loaded, form
         self.held_out: list[Any] = list(form.encode(held_out, config.limits))
         listed = ", ".join(f"{head.name} ({head.kind})" for head in heads)
-        run.print(f"attributes: {len(examples)} examples, {len(self.held_out)} held out; {config.form}: {listed}")
+        run.print(f"attributes: {counted(len(examples), 'example')}, {len(self.held_out)} held out; {config.form}: {listed}")
         mixed = MixedExamples(examples, sizes, weights)
         self.order: DataOrder[Any] = DataOrder(mixed, config.seed, config.batch_size, config)
         run.print(run.memory.check(run.config, module))

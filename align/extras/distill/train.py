@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 from align.batches.encoding import Data, Limits, encode_demonstrations, encode_prompts
 from align.batches.micro_batches import micro_batches
 from align.batches.mixtures import TrainingData, encode_mixture
-from align.core.errors import UserError
+from align.core.errors import UserError, counted
 from align.core.launch import run_stage
 from align.core.tensor_ops import Padded, entropy_of, log_probs_of
 from align.extras.distill.config import DistillConfig
@@ -240,7 +240,7 @@ class DistillTrainer:
         self.held_out = [WrittenExample(example, "data") for example in held_out]
         small, large = (parameter_count(each.backbone) / 1e6 for each in (self.loaded, loaded))
         run.print(
-            f"distill: {len(mixed.examples)} examples to learn from, {len(held_out)} held out; teacher {run.config.model}\n"
+            f"distill: {counted(len(mixed.examples), 'example')} to learn from, {len(held_out)} held out; teacher {run.config.model}\n"
             f"student of {small:.1f} million parameters, {small / large:.0%} of the teacher's {large:.1f}"
         )
         place_frozen_model(loaded.backbone, run.accelerator)

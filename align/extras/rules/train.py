@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerBase
 from align.batches.encoding import Data
 from align.batches.micro_batches import micro_batches
 from align.batches.mixtures import MixedExamples
-from align.core.errors import UserError, nearest_name_hint
+from align.core.errors import UserError, counted, nearest_name_hint
 from align.core.files import write_json
 from align.core.launch import run_stage
 from align.data.rules import read_rules
@@ -236,7 +236,7 @@ class RuleTrainer:
         trained = sorted({rule for item in learned for rule in item.rules})
         self.rules = {rule: rules[rule] for rule in trained}
         run.print(
-            f"rules: {len(learned)} responses judged by {len(trained)} rules to learn from, {len(self.held_out)} held out, "
+            f"rules: {counted(len(learned), 'response')} judged by {counted(len(trained), 'rule')} to learn from, {len(self.held_out)} held out, "
             f"{len(self.unseen)} judged by held-out rules; model {run.config.model}"
         )
         freeze_unused_lm_head(loaded.backbone)

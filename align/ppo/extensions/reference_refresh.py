@@ -46,7 +46,7 @@ class ReferenceRefresh(Extension):
         self.moved = True
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return the reference's weights; none while it is the starting model."""
+        """Return the reference's weights; none while it is the initial policy."""
         return {name: weight.detach() for name, weight in self.weights.items()} if self.moved else {}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:

@@ -119,7 +119,7 @@ def test_the_command_prints_a_table_or_writes_a_file(tmp_path, capsys):
     database.close()
     row = ["2026-03-01", "ann", pseudonym, "0.5", "1"]
     assert run("hours")[1].splitlines() == ["day\tlabeler\texported as\thours\titems", "\t".join(row)]
-    assert run("hours", str(tmp_path / "pay.csv"), "--since", "2026-03-01")[1] == f"1 rows in {tmp_path / 'pay.csv'}\n"
+    assert run("hours", str(tmp_path / "pay.csv"), "--since", "2026-03-01")[1] == f"1 row in {tmp_path / 'pay.csv'}\n"
     with (tmp_path / "pay.csv").open(encoding="utf-8-sig", newline="") as file:
         assert list(csv.reader(file)) == [["day", "labeler", "exported as", "hours", "items"], row]
     assert run("hours", "--until", "2026-02-28")[:2] == (0, "")

@@ -110,7 +110,7 @@ def test_uploads_and_exports_leave_no_copy_and_are_the_owners_alone(boss):
     (event,) = [event["id"] for event in events if event["api_name"] == "import_batch"]
     of_tasks = [{bool: False, int: None, str: ""}[setting.kind] for _, setting in task_settings()]
     fields = [key, f"sent-{key}", "rank", None, 1, 0, 10, [], *of_tasks]
-    assert "Imported 1 items." in call_event(boss, event, fields)
+    assert "Imported 1 item." in call_event(boss, event, fields)
     assert list(uploads.iterdir()) == []
     assert "no longer there" in call_event(boss, event, fields)
     for name in ("..", "a/b", "", "x" * 300, "a%00b", "a%0Ab"):

@@ -35,7 +35,7 @@ def page(html: str) -> Page:
 def test_the_summary_names_gain_interval_and_kl_of_the_kept_policy(page: Page) -> None:
     # Update 3 has more reward but a KL of 30, beyond max_kl 25: update 1 was kept. 1.25 - 0.5 = 0.75.
     assert "rose by 0.75, from 0.5 to 1.25 (95 % interval of the change" in page.text
-    assert "at a KL of 4 nats per response from the starting model" in page.text
+    assert "at a KL of 4 nats per response from the initial policy" in page.text
     assert "3 of 4 held-out prompts got a response with a higher reward." in page.text
     assert "1 of 4 held-out prompts got a response with a lower reward" in page.text
 
