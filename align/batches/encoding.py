@@ -248,7 +248,9 @@ def encode_rankings(
     encoded = encode_records(data, Ranking, loaded, limits, skip_bad_rows, encode_one)
     if tied and os.environ.get("RANK", "0") == "0":
         source = data_name(data)
-        logger.warning("%s: left out %s with all responses tied: ties add nothing to a loss", source, counted(tied, "ranking"))
+        logger.warning(
+            "%s: left out %s with all responses tied: ties add nothing to a loss", source, counted(tied, "ranking")
+        )
     return encoded
 
 

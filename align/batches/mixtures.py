@@ -58,7 +58,9 @@ def data_name(data: TrainingData) -> str:
     if isinstance(data, Mixture):
         return ", ".join(f"{data_name(part)}={weight:g}" for part, weight in zip(data.sources, data.weights, strict=True))
     records, _ = split_prefix(data)
-    return str(records) if isinstance(records, str | Path) else f"{counted(len(records), 'record')} in memory" if is_given(data) else ""
+    if isinstance(records, str | Path):
+        return str(records)
+    return f"{counted(len(records), 'record')} in memory" if is_given(data) else ""
 
 
 def is_given(data: TrainingData) -> bool:

@@ -1,8 +1,10 @@
-"""Names of settings in other frameworks; the message for an unknown name names ours."""
+"""Names of settings in other frameworks, and former names; the message for an unknown name gives the one to use."""
 
 import re
 from collections.abc import Collection
 from typing import NamedTuple
+
+from align.core.errors import nearest_name_hint
 
 EPOCHS, BATCH = "num_train_epochs | num_ppo_epochs", "batch_size | rollout_batch_size"
 SERVER = "a function that asks the server: docs/howto/reward-elsewhere.md"
@@ -17,7 +19,43 @@ ROLLOUTS = "rollouts, not passes over the prompts"
 GLOBAL = "over all processes: per-device size x accumulation steps x processes"
 MEMORY = "a limit on memory that changes no result"
 
+FORMER = "before"
 TABLES = {
+    FORMER: f"""
+        kl_beta: kl_coef
+        kl_penalty: kl_in kl_estimator (k2 and k3 were kl_in loss)
+        clip: cliprange
+        clip_high: cliprange_high
+        value_clip: cliprange_value
+        value_weight: vf_coef
+        entropy_weight: ent_coef
+        ptx_weight: ptx.coef
+        ptx_data: ptx.data
+        epochs: {EPOCHS}
+        minibatches: num_mini_batches
+        updates: total_updates
+        rollout_size: rollout_batch_size
+        advantages: advantage_estimator
+        missing_eos: missing_eos_score missing_eos_penalty
+        log_to: report_to
+        schedule: lr_scheduler_type
+        warmup: warmup_ratio
+        layer_decay: layerwise_lr_decay
+        save_every: save_steps
+        keep_checkpoints: save_total_limit
+        router_loss_weight: router_aux_loss_coef
+        resume: resume_from_checkpoint
+        evaluate_every: eval_steps
+        lora_rank: lora_r
+        lora_targets: lora_target_modules
+        keep_confidence: best_policy_confidence
+        judge_model: selection.reward_model
+        judge_patience: selection.early_stopping_patience
+        lost_after: peer_timeout
+        student_share: on_policy_fraction
+        layer_step: keep_every_nth_layer
+        overlap: labelers_per_item
+    """,
     "TRL": f"""
         response_length: max_new_tokens
         max_completion_length: max_new_tokens
@@ -174,7 +212,7 @@ class OtherName(NamedTuple):
     """A name that is no setting here.
 
     Attributes:
-        source: the framework that uses it.
+        source: the framework that uses it, or `FORMER`.
         name: without dashes; sections are separated by points.
         here: the settings that take its place. Of alternatives, the first counts whose settings the stage has.
         note: a conversion, if the values differ, or the reason why there is no such setting.
@@ -205,9 +243,24 @@ def explain(name: str, known: Collection[str]) -> str:
         if other.name == name and (names := settings_of(other, known)) is not None:
             if not names:
                 return f"{other.source}'s `{name}` is no setting here: {other.note}"
-            found = ", ".join(f"`{each}`" for each in names)
-            return f"{other.source}'s `{name}` is {found} here" + (f" ({other.note})" if other.note else "")
+            found, note = ", ".join(f"`{each}`" for each in names), f" ({other.note})" if other.note else ""
+            is_former = other.source == FORMER
+            return f"`{name}` is now {found}{note}" if is_former else f"{other.source}'s `{name}` is {found} here{note}"
     return ""
+
+
+def describe_unknown(what: str, name: str, known: Collection[str], prefix: str = "", valid_names: str = "") -> str:
+    """Return the message for a name that is no setting: the setting in its place, or the nearest one.
+
+    Args:
+        what: the name as the user gave it, such as `option --kl_beta`.
+        prefix: precedes the nearest setting.
+        valid_names: where to look if there is no similar setting, such as `--help-all lists the valid names`.
+    """
+    if explained := explain(name, known):
+        return f"unknown {what}: {explained}"
+    hint = nearest_name_hint(name, known, prefix) or (f"; {valid_names}" if valid_names else "")
+    return f"unknown {what}{hint}"
 
 
 def settings_of(other: OtherName, known: Collection[str]) -> list[str] | None:

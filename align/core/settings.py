@@ -10,12 +10,13 @@ from datetime import date
 from functools import cache
 from numbers import Integral, Real
 from types import NoneType
-from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
+from typing import Any, Literal, NamedTuple, Self, get_args, get_origin, get_type_hints
 
 import yaml
 
-from align.core.errors import UserError, nearest_name_hint, without_secrets
+from align.core.errors import UserError, without_secrets
 from align.core.plugins import import_object
+from align.core.setting_names import describe_unknown
 from align.core.signals import GRACE_SECONDS
 
 Schedule = Literal["cosine", "linear", "inverse_sqrt", "constant"]
@@ -116,8 +117,17 @@ class Settings:
     """Base of all settings: checks type and limits of a value when it is set.
 
     Paths may be `pathlib.Path` objects, and ~ at the beginning of a text becomes the user's home folder. A single value of a
-    list may stand alone.
+    list may stand alone. An argument that is no setting is a `UserError` with the name of the setting in its place.
     """
+
+    def __new__(cls, *values: Any, **given: Any) -> Self:
+        """Refuse arguments that are no settings, before the dataclass does with a `TypeError` that names no other."""
+        names = [item.name for item in fields(cls)]  # type: ignore[arg-type]
+        if not given.keys() <= set(names):
+            known, listed = setting_names(cls), f"help({cls.__name__}) lists the valid names"
+            unknown = [describe_unknown(f"setting {name}", name, known, "", listed) for name in given if name not in names]
+            raise UserError("; ".join(unknown))
+        return super().__new__(cls)
 
     def __setattr__(self, name: str, value: object) -> None:
         if name in (blocks := block_paths(type(self))):
@@ -140,6 +150,14 @@ def block_paths(settings: type[Any]) -> dict[str, str]:
     return {item.name: item.metadata["block"] for item in fields(settings) if "block" in item.metadata}
 
 
+def setting_names(settings: type[Any]) -> list[str]:
+    """All settings, those of blocks as `block.name`."""
+    names = [item.name for item in fields(settings)]
+    for block, path in block_paths(settings).items():
+        names += [f"{block}.{item.name}" for item in fields(import_object(path))]
+    return names
+
+
 def _groups(settings: type[Any]) -> set[str]:
     """The names of the blocks that are always there."""
     return {item.name for item in fields(settings) if "block" in item.metadata and item.default is not None}
@@ -158,10 +176,10 @@ def _as_block(name: str, value: object, path: str) -> object:
         return value
     if not isinstance(value, Mapping):
         raise UserError(f"{name} is {value!r}, but must be a block of settings")
-    names = [item.name for item in fields(block_class)]
-    unknown = next((key for key in value if key not in names), None)
-    if unknown is not None:
-        raise UserError(f"unknown setting {name}.{unknown}{nearest_name_hint(str(unknown), names, f'{name}.')}")
+    names = [f"{name}.{item.name}" for item in fields(block_class)]
+    given = [f"{name}.{key}" for key in value]
+    if unknown := [describe_unknown(f"setting {key}", key, names) for key in given if key not in names]:
+        raise UserError("; ".join(unknown))
     try:
         return block_class(**value)
     except UserError as error:

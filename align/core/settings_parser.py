@@ -14,17 +14,18 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, get_args, get_origin, 
 import yaml
 from transformers.hf_argparser import HfArgumentParser
 
-from align.core.errors import UserError, nearest_name_hint
+from align.core.errors import UserError
 from align.core.files import resolve_path
 from align.core.plugins import import_object
 from align.core.setting_help import help_text
-from align.core.setting_names import explain
-from align.core.settings import block_paths, is_optional
+from align.core.setting_names import describe_unknown, explain
+from align.core.settings import block_paths, is_optional, setting_names
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 Settings = TypeVar("Settings", bound="DataclassInstance")
+HELP_ALL = "--help-all lists the valid names"
 YAML_TAG = "tag:yaml.org,2002:"  # the prefix of the tags of YAML's own types
 
 
@@ -90,9 +91,8 @@ def parse(config_class: type[Settings], arguments: Sequence[str], program: str |
     from_files: dict[str, list[str]] = {}
     for path, file in files:
         from_files |= _file_words(path, file, config_class, parser)
-    for name in names:
-        if name not in parser.types:
-            raise UserError(_unknown_option(name, config_class))
+    if unknown := [_unknown_option(name, config_class) for name in names if name not in parser.types]:
+        raise UserError("; ".join(unknown))
     # No command-line words stand for an empty list.
     parser.set_defaults(**{key: [] for key, values in from_files.items() if not values})
     read = [*chain.from_iterable(from_files.values()), *map(_with_underscores, words)]
@@ -117,21 +117,13 @@ def _given_blocks(config_class: type[Any], names: Sequence[str], files: Sequence
     return [name for name in block_paths(config_class) if name in given]
 
 
-def setting_names(config_class: type[Any]) -> list[str]:
-    """All settings, those of blocks as `block.name`."""
-    names = [item.name for item in fields(config_class)]
-    for block, path in block_paths(config_class).items():
-        names += [f"{block}.{item.name}" for item in fields(import_object(path))]
-    return names
-
-
 def _unknown_option(name: str, config_class: type[Any]) -> str:
     """The message for an option that does not exist, or that names a whole block."""
     known = setting_names(config_class)
     if name in block_paths(config_class):
         inner = [f"--{other}" for other in known if other.startswith(f"{name}.")]
         return f"--{name} is a block of settings: give {', '.join(inner)}"
-    return _unknown_name(f"option --{name}", name, known, "--")
+    return describe_unknown(f"option --{name}", name, known, "--", HELP_ALL)
 
 
 def _unexpected_word(word: str, words: Sequence[str], known: Sequence[str]) -> str:
@@ -176,22 +168,19 @@ def _name(word: str) -> str:
     return word[2:].partition("=")[0].replace("-", "_")
 
 
-def _unknown_name(what: str, name: str, names: Sequence[str], prefix: str = "") -> str:
-    if explained := explain(name, names):
-        return f"unknown {what}: {explained}"
-    return f"unknown {what}" + (nearest_name_hint(name, names, prefix) or "; --help-all lists the valid names")
-
-
 def _file_words(path: Path, file: yaml.MappingNode, config_class: type[Any], parser: _Parser) -> dict[str, list[str]]:
     """The keys of a YAML file as command-line words (none for an empty list), so that both are checked and converted alike.
 
     Values are taken as they are written: `model: 007` is the text 007, and `output_dir: 2024-01-01` is not a date.
     """
     words: dict[str, list[str]] = {}
-    for key, value, line in _keys_of(path, file, config_class):
+    keys = list(_keys_of(path, file, config_class))
+    if unknown := [(f"{path}:{line}", key) for key, _, line in keys if key not in parser.types]:
+        known = setting_names(config_class)
+        lines = [f"{where}: " + describe_unknown(f"key '{key}'", key, known, "", HELP_ALL) for where, key in unknown]
+        raise UserError("; ".join(lines))
+    for key, value, line in keys:
         where = f"{path}:{line}"
-        if key not in parser.types:
-            raise UserError(f"{where}: " + _unknown_name(f"key '{key}'", key, setting_names(config_class)))
         kind = parser.types[key]
         if isinstance(value, yaml.SequenceNode) and get_origin(kind) is not list:
             raise UserError(f"{where}: key '{key}' must be one value, not a list")

@@ -89,9 +89,10 @@ def describe_overlap(training: str, evaluation: str) -> str:
     found = find_overlap(training, evaluation)
     judged = found.rows - found.too_short
     share = f" ({100 * len(found.matches) / judged:.1f} %)" if judged else ""
+    rows = counted(found.rows, "row")
     lines = [
         f"training:      {training}, {counted(found.training_rows, 'row')}",
-        f"evaluation:    {evaluation}, {counted(found.rows, 'row')}, of which {found.too_short} have no text of {FEWEST_WORDS} words",
+        f"evaluation:    {evaluation}, {rows}, of which {found.too_short} have no text of {FEWEST_WORDS} words",
         f"shared:        {len(found.matches)} of {judged} rows{share} share {WORDS} words in a row, or a whole shorter text",
     ]
     if found.frequent:

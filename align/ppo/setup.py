@@ -145,7 +145,8 @@ def report(
     assert isinstance(run.config, ModelConfig)
     updates, responses, samples = sizes
     run.print(f"ppo: {counted(prompts, 'prompt')}, {held_out} held out; model {run.config.model}")
-    run.print(f"{counted(updates, 'update')} of {counted(responses, 'response')} ({counted(updates * responses, 'episode')})")
+    episodes = counted(updates * responses, "episode")
+    run.print(f"{counted(updates, 'update')} of {counted(responses, 'response')} ({episodes})")
     warn_if_prompts_are_reread(run, policy.backbone, [samples])
     if held_out and selected_by_reward:
         run.print(

@@ -283,7 +283,8 @@ class RewardTrainer:
         if demonstrations:
             self.demonstrated = encode_demonstrated(demonstrations, loaded, config.limits, config.skip_bad_rows)
         name = run.config.model
-        run.print(f"reward: {counted(len(mixed.examples), 'ranking')} to learn from, {len(self.held_out)} held out; model {name}")
+        rankings = counted(len(mixed.examples), "ranking")
+        run.print(f"reward: {rankings} to learn from, {len(self.held_out)} held out; model {name}")
         module = build_module(loaded, initial_head(name, loaded.backbone), name, config.lm_loss_weight > 0)
         warn_if_prompts_are_reread(run, loaded.backbone, (len(ranking.responses) for ranking in mixed.examples))
         self.order = DataOrder(mixed, config.seed, config.batch_size, config)

@@ -326,7 +326,7 @@ class Run:
         config, folder = self.config, self.folder
         saves = f"a checkpoint every {config.save_steps}" if config.save_steps else "no checkpoints (save_steps 0)"
         start = f", from {self.checkpoint}" if self.checkpoint else ""
-        left = f"; updates left: {max(0, updates - done):,}" if self.checkpoint else ""
+        left = f"; {counted(max(0, updates - done), 'update')} left" if self.checkpoint else ""
         self.print(
             f"dry run: {counted(updates, 'update')}{start}; {saves}{left}; the model would be in {folder / 'model'}; "
             "nothing was written"

@@ -1,5 +1,7 @@
 """Foreign names of settings: each names settings that exist, and an unknown option is answered with them."""
 
+from dataclasses import replace
+
 import pytest
 
 from align.cli import OTHER_STAGES, stage_configs
@@ -64,6 +66,32 @@ def test_an_unknown_key_of_a_file_is_answered_too(tmp_path):
     (tmp_path / "a.yaml").write_text("seed: 1\nhorizon: 5\n")
     with pytest.raises(UserError, match=r"a.yaml:2: unknown key 'horizon': TRL's `horizon` is `kl_horizon` here"):
         parse(PPOConfig, ["--config", str(tmp_path / "a.yaml")])
+
+
+def test_every_unknown_option_or_key_is_named_at_once(tmp_path):
+    with pytest.raises(UserError) as caught:
+        parse(PPOConfig, ["--kl_beta", "0.1", "--sed", "1"])
+    former, *wrong = str(caught.value).split("; ")
+    assert former == "unknown option --kl_beta: `kl_beta` is now `kl_coef`"
+    assert wrong == ["unknown option --sed", "did you mean --seed?"]
+    path = tmp_path / "a.yaml"
+    path.write_text("clip: 0.1\nseed: 1\nsed: 2\n")
+    with pytest.raises(UserError) as caught:
+        parse(PPOConfig, ["--config", str(path)])
+    former, wrong = str(caught.value).split("; ", 1)
+    assert former == f"{path}:1: unknown key 'clip': `clip` is now `cliprange`"
+    assert wrong == f"{path}:3: unknown key 'sed'; did you mean seed?"
+
+
+def test_an_unknown_argument_in_python_is_answered_too():
+    with pytest.raises(UserError) as caught:
+        PPOConfig(kl_beta=0.1, response_length=5, zzqq=1)
+    former, foreign, *unknown = str(caught.value).split("; ")
+    assert former == "unknown setting kl_beta: `kl_beta` is now `kl_coef`"
+    assert foreign == "unknown setting response_length: TRL's `response_length` is `max_new_tokens` here"
+    assert unknown == ["unknown setting zzqq", "help(PPOConfig) lists the valid names"]
+    with pytest.raises(UserError, match="unknown setting sed; did you mean seed"):
+        replace(SFTConfig(), sed=1)
 
 
 def test_a_name_without_a_setting_in_the_stage_is_not_explained():

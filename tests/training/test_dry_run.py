@@ -70,7 +70,7 @@ def test_the_checkpoint_that_a_dry_run_names_is_compared(stage, tmp_path, capsys
     before = snapshot(tmp_path)
     dry = [*words, "5", "--resume_from_checkpoint", "auto", "--dry_run", name]
     cli.main([*dry, str(data)])
-    assert "; 3 updates are left; the model would be in " in capsys.readouterr().err
+    assert "; 3 updates left; the model would be in " in capsys.readouterr().err
     with pytest.raises(SystemExit) as ended:
         cli.main([*dry, str(other)])
     assert ended.value.code == 2

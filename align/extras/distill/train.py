@@ -240,7 +240,8 @@ class DistillTrainer:
         self.held_out = [WrittenExample(example, "data") for example in held_out]
         small, large = (parameter_count(each.backbone) / 1e6 for each in (self.loaded, loaded))
         run.print(
-            f"distill: {counted(len(mixed.examples), 'example')} to learn from, {len(held_out)} held out; teacher {run.config.model}\n"
+            f"distill: {counted(len(mixed.examples), 'example')} to learn from, {len(held_out)} held out; "
+            f"teacher {run.config.model}\n"
             f"student of {small:.1f} million parameters, {small / large:.0%} of the teacher's {large:.1f}"
         )
         place_frozen_model(loaded.backbone, run.accelerator)

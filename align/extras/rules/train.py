@@ -236,8 +236,8 @@ class RuleTrainer:
         trained = sorted({rule for item in learned for rule in item.rules})
         self.rules = {rule: rules[rule] for rule in trained}
         run.print(
-            f"rules: {counted(len(learned), 'response')} judged by {counted(len(trained), 'rule')} to learn from, {len(self.held_out)} held out, "
-            f"{len(self.unseen)} judged by held-out rules; model {run.config.model}"
+            f"rules: {counted(len(learned), 'response')} judged by {counted(len(trained), 'rule')} to learn from, "
+            f"{len(self.held_out)} held out, {len(self.unseen)} judged by held-out rules; model {run.config.model}"
         )
         freeze_unused_lm_head(loaded.backbone)
         head = initial_head(run.config.model, loaded.backbone, RULE)
