@@ -30,6 +30,10 @@ def test_no_name_stands_for_two_things():
 @pytest.mark.parametrize(
     ("config", "words", "line"),
     [
+        (PPOConfig, "--kl_beta 0.1", "unknown option --kl_beta: `kl_beta` is now `kl_coef`"),
+        (PPOConfig, "--epochs 2", "unknown option --epochs: `epochs` is now `num_ppo_epochs`"),
+        (SFTConfig, "--epochs 2", "unknown option --epochs: `epochs` is now `num_train_epochs`"),
+        (PPOConfig, "--judge-model x", "`judge_model` is now `selection.reward_model`"),
         (PPOConfig, "--response-length 5", "option --response_length: TRL's `response_length` is `max_new_tokens` here"),
         (PPOConfig, "--max_epochs 2", "OpenRLHF's `max_epochs` is `num_ppo_epochs` here"),
         (SFTConfig, "--max_epochs 2", "OpenRLHF's `max_epochs` is `num_train_epochs` here"),
