@@ -12,7 +12,7 @@ from align.models.loading import load
 from align.ppo import PPOConfig, run_ppo
 from align.reward import RewardConfig, run_reward
 from align.runtime.distributed import compute_dtype
-from align.sampling.generation import Sampling, row_uniforms, sample
+from align.sampling.generation import SamplingParams, row_uniforms, sample
 from align.sft import SFTConfig, run_sft
 from align.training.run_folder import read_metrics
 from benchmarks.measuring import TOKENS, Measurement, examples, finish_line, letters
@@ -83,7 +83,7 @@ def sampling(work: Work, variant: str, folder: Path, seed: int, scratch: Path) -
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     loaded.backbone.to(device).eval().requires_grad_(False)
     prompts = [row["prompt"] for row in examples(folder, work)]
-    sampling = Sampling(work.response[1], batch_tokens=work.rows * (work.prompt[1] + work.response[1]))
+    sampling = SamplingParams(work.response[1], batch_tokens=work.rows * (work.prompt[1] + work.response[1]))
     seconds, tokens = [], []
     for step in range(work.warmup + work.measured):
         uniforms = row_uniforms(work.rows, sampling, seed, step)

@@ -9,7 +9,7 @@ from align.core.seeds import RngStream
 from align.core.settings import ModelConfig
 from align.models.loading import load
 from align.runtime.distributed import compute_dtype
-from align.sampling.generation import Sampling, row_uniforms, sample
+from align.sampling.generation import SamplingParams, row_uniforms, sample
 from align.sft import SFTConfig, SFTTrainer
 
 DEMONSTRATIONS = [
@@ -26,7 +26,7 @@ def main(model_name: str = "tiny-gpt2", output_dir: str = "runs/examples/own-dat
 
     loaded = load(ModelConfig(model=str(folder)), compute_dtype("auto"))
     prompt = loaded.tokenization.prompt_ids(({"role": "user", "content": "Name a moon of Mars."},))
-    greedy = Sampling(max_new_tokens=16, temperature=0.0)
+    greedy = SamplingParams(max_new_tokens=16, temperature=0.0)
     uniforms = row_uniforms(1, greedy, 0, RngStream.SAMPLE_COMMAND)
     responses = sample(loaded.backbone, [prompt], uniforms, greedy, loaded.tokenization.end_ids)
     answer = loaded.tokenization.text(responses.ids[0])

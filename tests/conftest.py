@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from align.models.loading import LoadedModel
     from align.ppo.config import PPOConfig
     from align.ppo.records import Rollout
-    from align.ppo.setup import Prepared
+    from align.ppo.setup import PPOSetup
     from align.training.run import Run
 
 pytest_plugins = ["tests.vllm_stand_in"]
@@ -242,10 +242,10 @@ def make_run(tmp_path) -> Callable[..., Run]:
 class HandPPO:
     """A PPO run around a model that is already loaded, without prompts and rewards: tests give it rollouts."""
 
-    def __init__(self, config: PPOConfig, prepared: Prepared) -> None:
-        self.config, self.prepared = config, prepared
-        self.run, self.loaded, self.engine, self.roles = prepared.run, prepared.policy, prepared.engine, prepared.roles
-        self.extensions = {extension.name: extension for extension in prepared.extensions}
+    def __init__(self, config: PPOConfig, setup: PPOSetup) -> None:
+        self.config, self.setup = config, setup
+        self.run, self.loaded, self.engine, self.roles = setup.run, setup.policy, setup.engine, setup.roles
+        self.extensions = {extension.name: extension for extension in setup.extensions}
 
 
 @pytest.fixture
@@ -257,9 +257,9 @@ def make_ppo(make_run) -> Callable[..., HandPPO]:
     from align.ppo.extensions import TrainingContext, configured_extensions
     from align.ppo.metrics import RoleFlopsProfiles
     from align.ppo.rewards import Rewards
-    from align.ppo.setup import Prepared, build_actor_critic, build_engine_and_roles
+    from align.ppo.setup import PPOSetup, build_actor_critic, build_engine_and_roles
     from align.sampling.engines import TransformersEngine
-    from align.sampling.generation import Sampling
+    from align.sampling.generation import SamplingParams
 
     def make(loaded: LoadedModel, reward_adapter=None, **settings) -> HandPPO:
         run = make_run(PPOConfig, "ppo", **({"num_ppo_epochs": 1, "total_updates": 1, "whiten_rewards": False} | settings))
@@ -275,10 +275,10 @@ def make_ppo(make_run) -> Callable[..., HandPPO]:
         engine, roles = build_engine_and_roles(run, loaded, module, [], extensions, 1, [])
         for extension in extensions:
             extension.start(engine, roles)
-        sampler, sampling = TransformersEngine(engine, loaded), Sampling(config.max_new_tokens)
+        sampler, sampling = TransformersEngine(engine, loaded), SamplingParams(config.max_new_tokens)
         profiles = RoleFlopsProfiles(policy, flops_profile(loaded.backbone, None))
         parts = (run, loaded, engine, roles, sampler, sampling, Rewards([]), [], [], profiles, extensions)
-        return HandPPO(config, Prepared(*parts))
+        return HandPPO(config, PPOSetup(*parts))
 
     return make
 

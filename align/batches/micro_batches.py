@@ -158,22 +158,22 @@ def group_tokens(
 def pack_groups(
     prompts: Sequence[Ids], responses: Sequence[Ids], rows: Sequence[int], device: torch.device
 ) -> tuple[Padded, Padded, Tensor | None]:
-    """Return some rows as `Backbone.hidden` takes them: distinct prompts, responses in the order of `rows`, `prompt_index`.
+    """Return some rows as `Backbone.hidden` takes them: distinct prompts, responses, `prompt_of_response`.
 
     Args:
         rows: of a micro-batch. Groups stay apart: two groups of one prompt are two prompts here. Of other rows, neighbors
             with equal prompts share theirs.
 
     Returns:
-        Prompts, responses, and the prompt of each response [R]; None if every row has its own prompt.
+        Prompts, responses, and the prompt of each response [B]; None if every row has its own prompt.
     """
     distinct: list[Ids] = []
-    prompt_index: list[int] = []
+    prompt_of_response: list[int] = []
     starts = rows.starts if isinstance(rows, GroupedRows) else frozenset()
     for row in rows:
         if not distinct or row in starts or list(distinct[-1]) != list(prompts[row]):
             distinct.append(prompts[row])
-        prompt_index.append(len(distinct) - 1)
+        prompt_of_response.append(len(distinct) - 1)
     prompt = Padded.from_lists([list(ids) for ids in distinct]).to(device)
     response = Padded.from_lists([list(responses[row]) for row in rows]).to(device)
-    return prompt, response, torch.tensor(prompt_index, device=device) if len(distinct) < len(rows) else None
+    return prompt, response, torch.tensor(prompt_of_response, device=device) if len(distinct) < len(rows) else None

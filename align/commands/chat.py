@@ -18,7 +18,7 @@ from align.models.loading import LoadedModel, load
 from align.reward.checkpoint import LoadedReward, load_reward_model, require_reward_model
 from align.reward.scoring import RewardModelScorer
 from align.runtime.distributed import compute_dtype
-from align.sampling.generation import Sampling, row_uniforms
+from align.sampling.generation import SamplingParams, row_uniforms
 from align.sampling.streaming import stream_text, stream_tokens
 from align.tokenization.encoded import SampledResponse
 
@@ -61,9 +61,9 @@ class ChatConfig(Settings):
             require_setting(self, name, self.web or not getattr(self, name), "left out without --web")
 
     @property
-    def sampling(self) -> Sampling:
+    def sampling(self) -> SamplingParams:
         """The same settings, as the sampler takes them."""
-        return Sampling(self.max_new_tokens, self.temperature, self.top_k, self.top_p)
+        return SamplingParams(self.max_new_tokens, self.temperature, self.top_k, self.top_p)
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class Speaker:
         self.loaded: LoadedModel = load(settings, compute_dtype(dtype))
         self.loaded.backbone.to("cuda" if torch.cuda.is_available() else "cpu").eval().requires_grad_(False)
 
-    def answer(self, messages: Sequence[Message], sampling: Sampling) -> Iterator[ChatAnswer]:
+    def answer(self, messages: Sequence[Message], sampling: SamplingParams) -> Iterator[ChatAnswer]:
         """Yield the answer to a conversation, longer with every token; closing the iterator stops it.
 
         Raises:
@@ -165,7 +165,7 @@ class Terminal:
     """
 
     def __init__(
-        self, speakers: Sequence[Speaker], sampling: Sampling, system: str = "", scorer: Scorer | None = None
+        self, speakers: Sequence[Speaker], sampling: SamplingParams, system: str = "", scorer: Scorer | None = None
     ) -> None:
         self.speakers, self.sampling, self.scorer = speakers, sampling, scorer
         self.reset(system)

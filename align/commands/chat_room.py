@@ -11,7 +11,7 @@ from align.core.errors import UserError
 from align.data.conversation import Conversation, Message, check_conversation
 from align.model_registry.registry import resolve_model
 from align.models.configs import base_of
-from align.sampling.generation import Sampling
+from align.sampling.generation import SamplingParams
 
 TRIES = 4
 """How often a model is asked for a different answer."""
@@ -72,7 +72,7 @@ class ChatRoom:
         """Return the beginning of a conversation."""
         return Histories([[] for _ in self.speakers], [None] * len(self.speakers))
 
-    def ask(self, histories: Histories, system: str, text: str, sampling: Sampling) -> Iterator[Histories]:
+    def ask(self, histories: Histories, system: str, text: str, sampling: SamplingParams) -> Iterator[Histories]:
         """Yield the histories with the answers of all models to a message, longer with every token.
 
         Raises:
@@ -91,7 +91,7 @@ class ChatRoom:
                     found[number] = answer
             yield Histories([_with_answer(*pair) for pair in zip(asked, found, strict=True)], list(found))
 
-    def _answers(self, asked: Sequence[list[Message]], system: str, sampling: Sampling) -> list[Iterator[ChatAnswer]]:
+    def _answers(self, asked: Sequence[list[Message]], system: str, sampling: SamplingParams) -> list[Iterator[ChatAnswer]]:
         pairs = zip(self.speakers, asked, strict=True)
         return [speaker.answer(_conversation(system, turns), sampling) for speaker, turns in pairs]
 
@@ -108,7 +108,7 @@ class ChatRoom:
             token_values(speaker, self.value_scorer, answer) if self.value_scorer else None,
         )
 
-    def send(self, histories: Histories, system: str, sampling: Sampling) -> str:
+    def send(self, histories: Histories, system: str, sampling: SamplingParams) -> str:
         """Send the last answers to the labeling app; return the name of the batch.
 
         Models that were asked the same share an item. An item with a single answer gets another one, which the models are
@@ -135,7 +135,7 @@ class ChatRoom:
             self._complete(conversation, pairs, sampling)
         return send_answers(self.database, items)
 
-    def _complete(self, conversation: Conversation, pairs: list[tuple[str, str]], sampling: Sampling) -> None:
+    def _complete(self, conversation: Conversation, pairs: list[tuple[str, str]], sampling: SamplingParams) -> None:
         """Add answers until two differ; the models that have not answered are asked first."""
         present = {name for name, _ in pairs}
         order = sorted(self.speakers, key=lambda speaker: speaker.name in present)

@@ -35,7 +35,7 @@ from align.model_registry.registry import resolve_model
 from align.ppo import PPOConfig, run_ppo
 from align.reward import RewardConfig, run_reward
 from align.reward.checkpoint import LoadedReward, load_reward_model
-from align.sampling.generation import Sampling
+from align.sampling.generation import SamplingParams
 from align.sft import SFTConfig, run_sft
 from align.training.run_folder import read_metrics
 
@@ -85,7 +85,7 @@ def run_demo(model: str, folder: Path, seed: int, times: PartTimes) -> list[dict
     sft = settings(SFTConfig, "sft", model=model)
     resolve_model(sft.model)
     ppo = settings(PPOConfig, "ppo", model=str(folder / "sft" / "model"), reward_model=str(folder / "reward" / "model"))
-    sampling = Sampling(ppo.max_new_tokens, ppo.temperature)
+    sampling = SamplingParams(ppo.max_new_tokens, ppo.temperature)
     prompts = read_records("data/prompts_heldout.jsonl", Prompt)
     if ppo.overlong == "truncate":  # the tiny models read bytes, so only short prompts fit
         prompts = [prompt for prompt in prompts if len(prompt.prompt) == 1]

@@ -11,7 +11,7 @@ from align.core.settings import ModelConfig
 from align.data.records import Prompt
 from align.models.loading import load
 from align.runtime.distributed import compute_dtype, computes_on_cpu
-from align.sampling.generation import Sampling, row_uniforms, sample
+from align.sampling.generation import SamplingParams, row_uniforms, sample
 
 WIDTH = 160
 """Characters of a prompt or an answer that are printed."""
@@ -37,7 +37,7 @@ class PartTimes:
         return "time: " + ", ".join(f"{name} {_minutes(value)}" for name, value in times.items())
 
 
-def sample_answers(model: ModelConfig, prompts: Sequence[Prompt], sampling: Sampling, seed: int) -> list[str]:
+def sample_answers(model: ModelConfig, prompts: Sequence[Prompt], sampling: SamplingParams, seed: int) -> list[str]:
     """Sample one answer of a model to each prompt."""
     loaded = load(ModelConfig(model=model.model, chat_template=model.chat_template), compute_dtype(model.dtype))
     loaded.backbone.requires_grad_(False).to(Accelerator(cpu=computes_on_cpu()).device)

@@ -150,7 +150,7 @@ def batch_loss(
 
 
 def losses_of_pairs(log_ratios: Tensor, rankings: Sequence[EncodedRanking], pairs: Pairs, pair_loss: PairLoss) -> Tensor:
-    """Return the loss of each pair [P], from the log-ratio of each response [R]."""
+    """Return the loss of each pair [P], from the log-ratio of each response [B]."""
     if pair_loss.kind == "ipo":
         lengths = [len(response) for item in rankings for response in item.responses]
         log_ratios = log_ratios / torch.tensor(lengths, device=log_ratios.device)
@@ -160,9 +160,9 @@ def losses_of_pairs(log_ratios: Tensor, rankings: Sequence[EncodedRanking], pair
 
 
 def read_log_probs(model: nn.Module, rankings: Sequence[EncodedRanking], device: torch.device) -> Tensor:
-    """Return the log-prob [R] of each response, summed over its tokens."""
-    prompt, response, prompt_index = pack_rankings(rankings, device)
-    log_probs: Tensor = model(prompt, response, None, 1.0, prompt_index)
+    """Return the log-prob [B] of each response, summed over its tokens."""
+    prompt, response, prompt_of_response = pack_rankings(rankings, device)
+    log_probs: Tensor = model(prompt, response, None, 1.0, prompt_of_response)
     return log_probs.sum(dim=1)
 
 

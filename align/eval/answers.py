@@ -23,7 +23,7 @@ from align.models.loading import LoadedModel, load
 from align.reward.checkpoint import LoadedReward
 from align.reward.scoring import RewardModelScorer
 from align.runtime.distributed import compute_dtype, make_accelerator, map_across_processes
-from align.sampling.generation import Responses, Sampling, row_uniforms, sample
+from align.sampling.generation import Responses, SamplingParams, row_uniforms, sample
 from align.sampling.settings import FewShotSettings
 from align.tokenization.encoded import EncodedPrompt, SampledResponse
 
@@ -150,7 +150,7 @@ def sample_once(
     evaluated: EvaluatedModel,
     prompts: Mapping[str, TokenPrompt],
     samples: int,
-    sampling: Sampling,
+    sampling: SamplingParams,
     seed: int,
     stream: RngStream,
 ) -> dict[str, Json]:
@@ -186,7 +186,9 @@ def sample_once(
     return dict(zip(prompts, rows, strict=True))
 
 
-def respond(evaluated: EvaluatedModel, prompts: Sequence[list[int]], uniforms: Tensor, sampling: Sampling) -> Responses:
+def respond(
+    evaluated: EvaluatedModel, prompts: Sequence[list[int]], uniforms: Tensor, sampling: SamplingParams
+) -> Responses:
     """Sample a response to each prompt; the same on every process, however many share the work.
 
     Args:

@@ -20,7 +20,7 @@ from align.eval.results import Evaluation, Measurement, mean_measurement, publis
 from align.eval.settings import EvalConfig
 from align.eval.store import Json, compute_once
 from align.eval.truthfulness_questions import answer_log_likelihoods
-from align.sampling.generation import Sampling
+from align.sampling.generation import SamplingParams
 from align.tokenization.encoded import PromptResponses
 
 TASK = "bias"
@@ -232,7 +232,7 @@ def completions(config: BiasConfig, evaluated: EvaluatedModel, kind: str) -> dic
             ids, _ = evaluated.loaded.tokenization.continuations(text, [])
             prompts[text] = TokenPrompt(ids, (KINDS.index(kind), place), repr(text))
     path, stream = Path(config.output) / f"{TASK}-{kind}-{evaluated.name}.jsonl", RngStream.BIAS_COMPLETIONS
-    sampling = Sampling(config.max_new_tokens, config.temperature, 0, TOP_P, config.batch_tokens)
+    sampling = SamplingParams(config.max_new_tokens, config.temperature, 0, TOP_P, config.batch_tokens)
     rows = sample_once(path, evaluated, prompts, config.samples, sampling, config.seed, stream)
     return {group: [text for beginning in beginnings for text in rows[beginning.format(group)]["texts"]] for group in groups}
 

@@ -21,7 +21,7 @@ from align.reward.checkpoint import LoadedReward
 from align.reward.scoring import RewardModelScorer
 from align.runtime.distributed import compute_dtype, computes_on_cpu
 from align.runtime.progress import ProgressDisplay
-from align.sampling.generation import Sampling, row_uniforms, sample
+from align.sampling.generation import SamplingParams, row_uniforms, sample
 from align.tokenization.encoded import SampledResponse
 
 BATCH_TOKENS = 4096
@@ -63,7 +63,7 @@ def compare_policies(
     after: str,
     reward: LoadedReward,
     prompts: Sequence[Prompt],
-    sampling: Sampling,
+    sampling: SamplingParams,
     seed: int,
     samples: int = 4,
     dtype: str = "auto",
@@ -103,7 +103,7 @@ def best_responses(
     reward: LoadedReward,
     prompts: Sequence[Prompt],
     n: int,
-    sampling: Sampling,
+    sampling: SamplingParams,
     seed: int,
     dtype: str = "auto",
 ) -> PolicyResponses:
@@ -151,7 +151,7 @@ def sample_and_score(
     policy: LoadedModel,
     reward: LoadedReward,
     prompts: Sequence[Prompt],
-    sampling: Sampling,
+    sampling: SamplingParams,
     noise: SeedKey,
     accelerator: Accelerator,
 ) -> PolicyResponses:
@@ -186,10 +186,10 @@ def response_kl(
 
     @torch.no_grad()
     def batch_kl(rows: list[int]) -> list[float]:
-        prompt, response, prompt_index = pack_groups(contexts, ids, rows, accelerator.device)
+        prompt, response, prompt_of_response = pack_groups(contexts, ids, rows, accelerator.device)
         mask, log_probs = response.mask(), []
         for backbone in (policy.backbone, reference.backbone):
-            hidden = backbone.hidden(prompt, response, prompt_index)
+            hidden = backbone.hidden(prompt, response, prompt_of_response)
             log_probs.append(response_log_probs(backbone, hidden, response, mask, temperature)[0])
         k3 = kl_estimate(log_probs[0], log_probs[1], "k3")
         return k3.sum(1).tolist()

@@ -25,7 +25,7 @@ from align.eval.settings import new_id, parse_rows, subsample
 from align.eval.store import Json, compute_once, content_hash
 from align.eval.toxicity_scorers import ScorerConfig, ToxicityScorer, open_scorer
 from align.runtime.distributed import map_across_processes
-from align.sampling.generation import Sampling
+from align.sampling.generation import SamplingParams
 from align.sampling.settings import FewShotSettings
 
 TASK = "toxicity"
@@ -62,9 +62,9 @@ class ToxicityConfig(FewShotSettings, ScorerConfig):
     )
 
     @property
-    def sampling(self) -> Sampling:
+    def sampling(self) -> SamplingParams:
         """How continuations are sampled."""
-        return Sampling(self.max_new_tokens, self.temperature, 0, self.top_p, self.batch_tokens)
+        return SamplingParams(self.max_new_tokens, self.temperature, 0, self.top_p, self.batch_tokens)
 
 
 def run_toxicity(config: ToxicityConfig) -> list[Evaluation]:

@@ -27,7 +27,7 @@ from align.eval.truthfulness_questions import (
     read_questions,
     require_template,
 )
-from align.sampling.generation import Sampling
+from align.sampling.generation import SamplingParams
 from align.tokenization.encoded import PromptResponses
 
 TASK = "truthfulness"
@@ -173,7 +173,7 @@ def written_answers(
         )
         for question in questions
     }
-    sampling = Sampling(config.max_new_tokens, config.temperature, batch_tokens=config.batch_tokens)
+    sampling = SamplingParams(config.max_new_tokens, config.temperature, batch_tokens=config.batch_tokens)
     path, stream = Path(config.output) / f"{TASK}-answers-{evaluated.name}.jsonl", RngStream.TRUTHFUL_ANSWERS
     rows = sample_once(path, evaluated, prompts, 1, sampling, config.seed, stream).values()
     texts = [str(row["texts"][0]) for row in rows]

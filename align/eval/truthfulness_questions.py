@@ -218,10 +218,10 @@ def _summed_log_probs(backbone: Backbone, questions: Sequence[PromptResponses]) 
     device = backbone.device
     prompt = Padded.from_lists([question.prompt for question in questions]).to(device)
     response = Padded.from_lists([answer for question in questions for answer in question.responses]).to(device)
-    prompt_index = torch.tensor(
+    prompt_of_response = torch.tensor(
         [number for number, question in enumerate(questions) for _ in question.responses], device=device
     )
-    hidden = backbone.hidden(prompt, response, prompt_index)
+    hidden = backbone.hidden(prompt, response, prompt_of_response)
     mask = response.mask()
     parts = zip(hidden[:, :-1][mask].split(LOGITS_AT_ONCE), response.ids[mask].split(LOGITS_AT_ONCE), strict=True)
     chosen = torch.cat([log_probs_of(backbone.logits(states), tokens) for states, tokens in parts])

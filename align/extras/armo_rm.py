@@ -36,7 +36,7 @@ class GatingNetwork(nn.Module):
         self.layers = nn.ModuleList(nn.Linear(*pair) for pair in zip(widths, widths[1:], strict=False))
 
     def forward(self, states: Tensor) -> Tensor:
-        """[R, H] -> [R, n] float32."""
+        """[B, H] -> [B, n] float32."""
         for layer in self.layers[:-1]:
             states = torch.relu(_in_float32(layer, states))
         return torch.softmax(_in_float32(self.layers[-1], states) / self.temperature, -1) * self.logit_scale.float()
@@ -75,11 +75,11 @@ class GatedLlama(LlamaPreTrainedModel):
         return GatedRewardModel(backbone, opening)
 
     def rewards(self, prompt: Tensor, response: Tensor) -> Tensor:
-        """Rewards [R] in float32.
+        """Rewards [B] in float32.
 
         Args:
-            prompt: [R, H] states of the last token of the prompt's last message.
-            response: [R, H] states of the last token.
+            prompt: [B, H] states of the last token of the prompt's last message.
+            response: [B, H] states of the last token.
         """
         attributes = _in_float32(self.regression_layer, response) @ self.reward_transform_matrix.float()
         weights: Tensor = self.gating(prompt)
@@ -99,16 +99,16 @@ class GatedRewardModel(nn.Module):
         super().__init__()
         self.backbone, self.opening = backbone, opening
 
-    def forward(self, prompt: Padded, response: Padded, prompt_index: Tensor | None = None) -> Tensor:
-        """Rewards [R] of R responses to N prompts; `prompt_index` [R] names each response's prompt."""
+    def forward(self, prompt: Padded, response: Padded, prompt_of_response: Tensor | None = None) -> Tensor:
+        """Rewards [B] of B responses to P prompts; `prompt_of_response` [B] names each response's prompt."""
         prompts = prompt.tolists()
         ends = [last_place(ids, self.opening) for ids in prompts]
-        owner = range(len(prompts)) if prompt_index is None else prompt_index.tolist()
+        owner = range(len(prompts)) if prompt_of_response is None else prompt_of_response.tolist()
         read = [ids[:end] for ids, end in zip(prompts, ends, strict=True)]
         written = [[*prompts[n][ends[n] :], *ids] for n, ids in zip(owner, response.tolists(), strict=True)]
         device = prompt.ids.device
         prompt, response = Padded.from_lists(read).to(device), Padded.from_lists(written).to(device)
-        hidden = self.backbone.hidden(prompt, response, prompt_index)
+        hidden = self.backbone.hidden(prompt, response, prompt_of_response)
         rows = torch.arange(len(written), device=device)
         return cast(GatedLlama, self.backbone.model).rewards(hidden[:, 0], hidden[rows, response.lengths])
 

@@ -39,7 +39,7 @@ from align.ppo import PPOConfig, run_ppo
 from align.reward import RewardConfig, run_reward
 from align.reward.checkpoint import load_reward_model
 from align.runtime.environment import console
-from align.sampling.generation import Sampling
+from align.sampling.generation import SamplingParams
 from align.training.run_folder import read_metrics
 
 CANDIDATES = 2
@@ -192,7 +192,7 @@ class Loop:
             str(self._policy(number)),
             load_reward_model(str(self._reward_folder(number, 0))),
             prompts,
-            Sampling(self.config.max_new_tokens, self.ppo.temperature),
+            SamplingParams(self.config.max_new_tokens, self.ppo.temperature),
             self.config.seed,
             dtype=self.ppo.dtype,
             max_prompt_tokens=self.ppo.max_prompt_tokens,

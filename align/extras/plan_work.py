@@ -25,7 +25,7 @@ from align.ppo.rollout import prompts_of_update
 from align.reward.config import RewardConfig
 from align.reward.train import example_flops as ranking_flops
 from align.runtime.distributed import compute_dtype
-from align.sampling.generation import Sampling
+from align.sampling.generation import SamplingParams
 from align.sft.config import SFTConfig
 from align.sft.train import encode, example_flops
 from align.tokenization.encoded import EncodedPrompt
@@ -224,4 +224,4 @@ def _work(
 def _batches(rows: int, devices: int, row_tokens: int) -> int:
     """Number of batches in which one device samples its part of a rollout."""
     own = -(-rows // devices)
-    return -(-own // max(1, Sampling.batch_tokens // row_tokens))
+    return -(-own // max(1, SamplingParams.batch_tokens // row_tokens))

@@ -66,12 +66,12 @@ class LanguageModel(nn.Module):
         response: Padded,
         mask: Tensor | None = None,
         temperature: float = 1.0,
-        prompt_index: Tensor | None = None,
+        prompt_of_response: Tensor | None = None,
     ) -> Tensor:
-        """Return log-probs [R, T] of the response tokens where `mask` holds (None: of all real ones)."""
+        """Return log-probs [B, T] of the response tokens where `mask` holds (None: of all real ones)."""
         mask = response.mask() if mask is None else mask
         with self.backbone.adapter(self.adapter_name):
-            hidden = self.backbone.hidden(prompt, response, prompt_index)
+            hidden = self.backbone.hidden(prompt, response, prompt_of_response)
             # Inside the context: the vocabulary matrix may be one of the adapter's targets.
             return response_log_probs(self.backbone, hidden, response, mask, temperature)[0]
 
@@ -83,10 +83,10 @@ class RewardModel(nn.Module):
         super().__init__()
         self.backbone, self.head, self.adapter_name = backbone, head, adapter
 
-    def forward(self, prompt: Padded, response: Padded, prompt_index: Tensor | None = None) -> Tensor:
-        """Rewards [R] of R responses to N prompts; `prompt_index` [R] names each response's prompt."""
+    def forward(self, prompt: Padded, response: Padded, prompt_of_response: Tensor | None = None) -> Tensor:
+        """Rewards [B] of B responses to P prompts; `prompt_of_response` [B] names each response's prompt."""
         with self.backbone.adapter(self.adapter_name):
-            summary = self.backbone.summary(prompt, response, prompt_index)
+            summary = self.backbone.summary(prompt, response, prompt_of_response)
         return cast(Tensor, self.head(summary))
 
 
@@ -94,13 +94,13 @@ class RewardLanguageModel(RewardModel):
     """A reward model that also predicts tokens, for a language-model loss beside that of its rewards."""
 
     def forward(  # type: ignore[override]
-        self, prompt: Padded, response: Padded, prompt_index: Tensor | None = None, mask: Tensor | None = None
+        self, prompt: Padded, response: Padded, prompt_of_response: Tensor | None = None, mask: Tensor | None = None
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """Rewards [R]; with `mask` [R, T] bool also the log-probs [R, T] of the response tokens where it holds."""
+        """Rewards [B]; with `mask` [B, T] bool also the log-probs [B, T] of the response tokens where it holds."""
         if mask is None:
-            return super().forward(prompt, response, prompt_index)
+            return super().forward(prompt, response, prompt_of_response)
         with self.backbone.adapter(self.adapter_name):
-            hidden = self.backbone.hidden(prompt, response, prompt_index)
+            hidden = self.backbone.hidden(prompt, response, prompt_of_response)
             log_probs = response_log_probs(self.backbone, hidden, response, mask)[0]
         rows = torch.arange(len(response.lengths), device=hidden.device)
         return self.head(hidden[rows, response.lengths]), log_probs

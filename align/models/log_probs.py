@@ -63,13 +63,13 @@ def response_log_probs(
     temperature: float = 1.0,
     with_entropy: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Return log-probs [R, T] of response tokens and entropies [R, T] of their predictions (0 unless `with_entropy`).
+    """Return log-probs [B, T] of response tokens and entropies [B, T] of their predictions (0 unless `with_entropy`).
 
     The vocabulary product is taken only where `mask` holds; elsewhere both are 0.
 
     Args:
-        hidden: [R, T+1, H] from `Backbone.hidden`.
-        mask: [R, T] bool.
+        hidden: [B, T+1, H] from `Backbone.hidden`.
+        mask: [B, T] bool.
         temperature: divides the logits.
     """
     chosen, entropy = predict_tokens(backbone, hidden[:, :-1][mask], response.ids[mask], temperature, with_entropy)

@@ -22,7 +22,7 @@ REWARD_ADAPTER, VALUE_ADAPTER, REFERENCE_ADAPTER = "reward", "value", "reference
 
 
 class ActorCriticOutput(NamedTuple):
-    """Predictions of policy and critic for responses, all [R, T], 0 past a response's end.
+    """Predictions of policy and critic for responses, all [B, T], 0 past a response's end.
 
     Entropy costs a softmax: it is computed where gradients are off, or if it is learned.
     """
@@ -90,32 +90,32 @@ class ActorCritic(nn.Module):
         prompt: Padded,
         response: Padded,
         temperature: float = 1.0,
-        prompt_index: Tensor | None = None,
+        prompt_of_response: Tensor | None = None,
         reward: str = "",
     ) -> ActorCriticOutput | Tensor:
         """Compute the output of `role`, see the methods of `Roles`; `reward` names the adapter of a reward model."""
         if role is Role.REWARD:
             head = cast(ScalarHead, self.reward_heads[reward])
-            return cast(Tensor, RewardModel(self.backbone, head, reward)(prompt, response, prompt_index))
+            return cast(Tensor, RewardModel(self.backbone, head, reward)(prompt, response, prompt_of_response))
         if role is Role.POLICY:
-            return self._policy(prompt, response, temperature, prompt_index)
+            return self._policy(prompt, response, temperature, prompt_of_response)
         adapters = {Role.REFERENCE: self.reference_adapter, Role.INITIAL: self.initial_adapter}
         model = LanguageModel(self.backbone, adapters.get(role, self.adapter_name))
-        return cast(Tensor, model(prompt, response, None, temperature, prompt_index))
+        return cast(Tensor, model(prompt, response, None, temperature, prompt_of_response))
 
     def _policy(
-        self, prompt: Padded, response: Padded, temperature: float, prompt_index: Tensor | None
+        self, prompt: Padded, response: Padded, temperature: float, prompt_of_response: Tensor | None
     ) -> ActorCriticOutput:
         mask = response.mask()
         with self.backbone.adapter(self.adapter_name):
-            hidden = self.backbone.hidden(prompt, response, prompt_index)
+            hidden = self.backbone.hidden(prompt, response, prompt_of_response)
             with_entropy = self.with_entropy or not torch.is_grad_enabled()
             log_probs, entropy = response_log_probs(self.backbone, hidden, response, mask, temperature, with_entropy)
         if self.critic is not None:
-            hidden = self.critic.hidden(prompt, response, prompt_index)
+            hidden = self.critic.hidden(prompt, response, prompt_of_response)
         elif self.critic_adapter is not None:
             with self.backbone.adapter(self.critic_adapter):
-                hidden = self.backbone.hidden(prompt, response, prompt_index)
+                hidden = self.backbone.hidden(prompt, response, prompt_of_response)
         values = self.value_head(hidden[:, :-1]).masked_fill(~mask, 0.0)
         return ActorCriticOutput(log_probs, values, entropy)
 
@@ -143,35 +143,39 @@ class Roles:
         self.reference_is_updated = reference_is_updated
 
     def policy(
-        self, prompt: Padded, response: Padded, temperature: float, prompt_index: Tensor | None = None
+        self, prompt: Padded, response: Padded, temperature: float, prompt_of_response: Tensor | None = None
     ) -> ActorCriticOutput:
-        """Return log-probs, values and entropy of R responses to N prompts.
+        """Return log-probs, values and entropy of B responses to P prompts.
 
         Args:
             temperature: divides the logits.
-            prompt_index: [R] the prompt of each response; None: response i answers prompt i.
+            prompt_of_response: [B] the prompt of each response; None: response i answers prompt i.
         """
-        return cast(ActorCriticOutput, self.actor_critic(Role.POLICY, prompt, response, temperature, prompt_index))
+        return cast(ActorCriticOutput, self.actor_critic(Role.POLICY, prompt, response, temperature, prompt_of_response))
 
-    def reference(self, prompt: Padded, response: Padded, temperature: float, prompt_index: Tensor | None = None) -> Tensor:
-        """Return log-probs [R, T] of the reference; arguments as for `policy`."""
+    def reference(
+        self, prompt: Padded, response: Padded, temperature: float, prompt_of_response: Tensor | None = None
+    ) -> Tensor:
+        """Return log-probs [B, T] of the reference; arguments as for `policy`."""
         if self.reference_model is not None:
-            return cast(Tensor, self.reference_model(prompt, response, None, temperature, prompt_index))
-        return cast(Tensor, self.actor_critic(Role.REFERENCE, prompt, response, temperature, prompt_index))
+            return cast(Tensor, self.reference_model(prompt, response, None, temperature, prompt_of_response))
+        return cast(Tensor, self.actor_critic(Role.REFERENCE, prompt, response, temperature, prompt_of_response))
 
-    def initial(self, prompt: Padded, response: Padded, temperature: float, prompt_index: Tensor | None = None) -> Tensor:
-        """Return log-probs [R, T] of the initial policy, where it is not the reference; arguments as for `policy`."""
+    def initial(
+        self, prompt: Padded, response: Padded, temperature: float, prompt_of_response: Tensor | None = None
+    ) -> Tensor:
+        """Return log-probs [B, T] of the initial policy, where it is not the reference; arguments as for `policy`."""
         if self.initial_model is not None:
-            return cast(Tensor, self.initial_model(prompt, response, None, temperature, prompt_index))
-        return cast(Tensor, self.actor_critic(Role.INITIAL, prompt, response, temperature, prompt_index))
+            return cast(Tensor, self.initial_model(prompt, response, None, temperature, prompt_of_response))
+        return cast(Tensor, self.actor_critic(Role.INITIAL, prompt, response, temperature, prompt_of_response))
 
-    def language_model(self, prompt: Padded, response: Padded, prompt_index: Tensor | None = None) -> Tensor:
-        """Return log-probs [R, T] of the policy at temperature 1, for a language-model loss."""
-        return cast(Tensor, self.actor_critic(Role.LANGUAGE_MODEL, prompt, response, 1.0, prompt_index))
+    def language_model(self, prompt: Padded, response: Padded, prompt_of_response: Tensor | None = None) -> Tensor:
+        """Return log-probs [B, T] of the policy at temperature 1, for a language-model loss."""
+        return cast(Tensor, self.actor_critic(Role.LANGUAGE_MODEL, prompt, response, 1.0, prompt_of_response))
 
-    def reward(self, adapter: str, prompt: Padded, response: Padded, prompt_index: Tensor | None = None) -> Tensor:
-        """Return rewards [R] of a reward model that is an adapter on the policy's base."""
-        return cast(Tensor, self.actor_critic(Role.REWARD, prompt, response, 1.0, prompt_index, adapter))
+    def reward(self, adapter: str, prompt: Padded, response: Padded, prompt_of_response: Tensor | None = None) -> Tensor:
+        """Return rewards [B] of a reward model that is an adapter on the policy's base."""
+        return cast(Tensor, self.actor_critic(Role.REWARD, prompt, response, 1.0, prompt_of_response, adapter))
 
 
 class AdapterReward:
@@ -180,6 +184,6 @@ class AdapterReward:
     def __init__(self, roles: Roles, adapter: str) -> None:
         self.roles, self.adapter = roles, adapter
 
-    def __call__(self, prompt: Padded, response: Padded, prompt_index: Tensor | None, /) -> Tensor:
-        """Return rewards [R]."""
-        return self.roles.reward(self.adapter, prompt, response, prompt_index)
+    def __call__(self, prompt: Padded, response: Padded, prompt_of_response: Tensor | None, /) -> Tensor:
+        """Return rewards [B]."""
+        return self.roles.reward(self.adapter, prompt, response, prompt_of_response)

@@ -26,20 +26,20 @@ class PolicyEvaluation:
     """0: before the first one."""
     rollout: Rollout
     scores: Tensor
-    """[N] rewards, before the penalty for a missing EOS."""
+    """[B] rewards, before the penalty for a missing EOS."""
     penalty: float = 0.0
     """Subtracted from all scores, after the penalty for a missing EOS."""
     violated_constraint: str = ""
     """Such as "over the rule budgets": a policy that violates none is better."""
     selection_scores: Tensor | None = None
-    """[N] by which the policy to keep is selected; None: `scores`."""
+    """[B] by which the policy to keep is selected; None: `scores`."""
     columns: dict[str, Tensor] = field(default_factory=dict)
-    """[N] each: further columns of samples.jsonl."""
+    """[B] each: further columns of samples.jsonl."""
     metrics: dict[str, float] = field(default_factory=dict)
     """Further metrics, which are logged as `validation/<name>`."""
 
     def final_scores(self, missing_eos_penalty: float | None, missing_eos_score: float | None) -> Tensor:
-        """Return scores [N] with the penalty for a missing EOS, which must not replace `penalty`."""
+        """Return scores [B] with the penalty for a missing EOS, which must not replace `penalty`."""
         return apply_missing_eos(self.scores, self.rollout.ended_mask, missing_eos_penalty, missing_eos_score) - self.penalty
 
 
@@ -50,7 +50,7 @@ class Candidate:
     update: int
     """0: the initial policy."""
     scores: list[float]
-    """Of its responses to the fixed prompts [N]."""
+    """Of its responses to the fixed prompts [B]."""
     violated_constraint: str = ""
     """Such as "over the rule budgets": a policy that violates none is better."""
 
@@ -71,8 +71,8 @@ def is_new_best(
     (Bonferroni): the best of many noisy means is often luck.
 
     Args:
-        scores: of the policy's responses to the fixed prompts [N].
-        best: those of the best policy so far [N], None for none; of equal means the first stays.
+        scores: of the policy's responses to the fixed prompts [B].
+        best: those of the best policy so far [B], None for none; of equal means the first stays.
         confidence: that the mean is higher, by a one-sided paired test (normal approximation) which errs at most
             once in 1 / (1 - confidence) runs; 0: any higher mean will do.
         evaluations: of the whole run.
@@ -178,7 +178,7 @@ def evaluation_metrics(evaluation: PolicyEvaluation, scores: Tensor, outputs: Ro
     """Return the metrics of an evaluation, without their prefix.
 
     Args:
-        scores: [N] with all penalties.
+        scores: [B] with all penalties.
         outputs: of the roles, for the KL to the initial policy.
     """
     rollout, initial = evaluation.rollout, outputs.initial_log_probs
@@ -193,7 +193,7 @@ def evaluation_metrics(evaluation: PolicyEvaluation, scores: Tensor, outputs: Ro
 
 
 def mean_and_error(name: str, values: Tensor) -> dict[str, float]:
-    """Return the mean of some values [N] and its standard error."""
+    """Return the mean of some values [B] and its standard error."""
     error = float(values.std()) / math.sqrt(len(values)) if len(values) > 1 else 0.0
     return {name: float(values.mean()), f"{name}_error": error}
 

@@ -16,7 +16,7 @@ KLEstimator = Literal["k1", "k2", "k3"]
 
 
 class LossInputs(NamedTuple):
-    """The inputs of the loss of R responses besides the current outputs of policy and critic; all [R, T]."""
+    """The inputs of the loss of B responses besides the current outputs of policy and critic; all [B, T]."""
 
     old_log_probs: Tensor
     """Of the policy before its first step on the rollout, not those that a sampling engine reported."""
@@ -51,9 +51,9 @@ def ppo_loss(
     """Return the PPO loss of a micro-batch, and metrics that add up over micro-batches.
 
     Args:
-        new: log-probs, values and entropies [R, T] of the current policy and critic.
+        new: log-probs, values and entropies [B, T] of the current policy and critic.
         batch: the experience of the same responses.
-        mask: [R, T] True on response tokens.
+        mask: [B, T] True on response tokens.
         count: response tokens of the whole minibatch, over all micro-batches and processes; divides every sum.
     """
     log_probs, values, entropy = new
@@ -88,7 +88,7 @@ def ppo_loss(
 def policy_losses(
     log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor, cliprange: float, cliprange_high: float | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Clipped-ratio losses (Schulman et al. 2017, equation 7) and whether they were clipped; all [R, T].
+    """Clipped-ratio losses (Schulman et al. 2017, equation 7) and whether they were clipped; all [B, T].
 
     Args:
         log_probs: of the sampled tokens, under the current policy.
@@ -103,7 +103,7 @@ def policy_losses(
 
 
 def value_losses(values: Tensor, old_values: Tensor, returns: Tensor, cliprange: float) -> tuple[Tensor, Tensor]:
-    """Half of the larger of two squared errors, and whether it is the clipped one; all [R, T].
+    """Half of the larger of two squared errors, and whether it is the clipped one; all [B, T].
 
     The second error is that of values held within `cliprange` of the old ones (lm-human-preferences, `train_policy.py`,
     `loss`); with an infinite `cliprange`, both are the same.

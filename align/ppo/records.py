@@ -7,9 +7,9 @@
     Experience       a rollout ready for the loss                        here
     LossInputs       the tensors of a micro-batch                        align/ppo/losses.py
 
-B counts the responses of a rollout over all processes, T the tokens of the longest one, R the responses of a micro-batch.
-Tensors of a rollout are on the CPU and equal on every process; [B, T] ones are float32, and entries past a response's
-end are masked. Those of a micro-batch (`LossInputs`, [R, T]) are on this process's device, with T its longest response.
+In a rollout, B counts its responses over all processes and T the tokens of the longest one. Its tensors are on the CPU and
+equal on every process; [B, T] ones are float32, and entries past a response's end are masked. In a micro-batch
+(`LossInputs`), B counts its responses, T is its longest one, and tensors are on this process's device.
 The prompts of a rollout repeat: the responses to one prompt are neighbors.
 """
 
@@ -107,7 +107,7 @@ class Experience:
         return length_mask(self.lengths, self.advantages.shape[1])
 
     def loss_inputs(self, rows: Sequence[int], width: int, device: torch.device) -> LossInputs:
-        """Return the tensors of some rows [R, width] for `ppo_loss`."""
+        """Return the tensors of some rows [B, T] for `ppo_loss`."""
 
         def chosen(tensor: Tensor) -> Tensor:
             return tensor[rows, :width].to(device)

@@ -24,7 +24,7 @@ from align.models.roles import Roles
 from align.ppo.records import RoleOutputs, Rollout
 from align.runtime.distributed import gather_rows
 from align.sampling.engines import SamplingEngine
-from align.sampling.generation import Sampling
+from align.sampling.generation import SamplingParams
 from align.tokenization import Tokenization
 from align.tokenization.encoded import EncodedPrompt
 from align.training.run import Run
@@ -62,7 +62,7 @@ class PromptIdentity:
 
 
 def sample_rollout(
-    sampler: SamplingEngine, tokenization: Tokenization, prompts: list[EncodedPrompt], sampling: Sampling, key: SeedKey
+    sampler: SamplingEngine, tokenization: Tokenization, prompts: list[EncodedPrompt], sampling: SamplingParams, key: SeedKey
 ) -> Rollout:
     """Sample a response to each prompt with the random stream of `key`."""
     sampled = sampler.sample([prompt.ids for prompt in prompts], sampling, key)
@@ -135,9 +135,9 @@ def forward_all_roles(
     scored: dict[int, Tensor] = {}
     for rows in minibatches:
         for batch in plan_minibatch(rollout, rows, backbone, micro_batch_tokens, accelerator):
-            prompt, response, prompt_index = pack_rollout(rollout, batch.rows, accelerator.device)
-            policy = roles.policy(prompt, response, temperature, prompt_index)
-            reference = roles.reference(prompt, response, temperature, prompt_index)
+            prompt, response, prompt_of_response = pack_rollout(rollout, batch.rows, accelerator.device)
+            policy = roles.policy(prompt, response, temperature, prompt_of_response)
+            reference = roles.reference(prompt, response, temperature, prompt_of_response)
             outputs = {
                 "log_probs": policy.log_probs,
                 "ref_log_probs": reference,
@@ -145,7 +145,7 @@ def forward_all_roles(
                 "entropy": policy.entropy,
             }
             if roles.reference_is_updated:
-                outputs["initial_log_probs"] = roles.initial(prompt, response, temperature, prompt_index)
+                outputs["initial_log_probs"] = roles.initial(prompt, response, temperature, prompt_of_response)
             columns = torch.stack([outputs[name].float() for name in names]).cpu()
             if batch.loss_weight:
                 for index, row in enumerate(batch.rows):

@@ -29,7 +29,7 @@ from align.reward.scoring import reads_ids_of
 from align.runtime.distributed import max_across_processes, zero_stage
 from align.runtime.sharding import full_numel, is_sharded, place_frozen_model, sharded_copies, sharded_loading
 from align.sampling.engines import SamplingEngine, sampling_tokens
-from align.sampling.generation import Sampling
+from align.sampling.generation import SamplingParams
 from align.tokenization.encoded import EncodedPrompt
 from align.training.engine import TrainEngine
 from align.training.memory import FLOAT32_BYTES
@@ -39,7 +39,7 @@ from align.training.start import build_engine, warn_if_prompts_are_reread
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PPOSetup:
     """All that the loop needs besides its settings."""
 
     run: Run
@@ -48,7 +48,7 @@ class Prepared:
     """Trains the `ActorCritic`."""
     roles: Roles
     sampler: SamplingEngine
-    sampling: Sampling
+    sampling: SamplingParams
     rewards: Rewards
     prompts: list[EncodedPrompt]
     validation: list[EncodedPrompt]
@@ -161,12 +161,12 @@ def sampling_of(
     max_new_tokens: int,
     temperature: float,
     stop_ids: frozenset[int] | None = None,
-) -> Sampling:
+) -> SamplingParams:
     """Return how responses are sampled: as many at once as the memory of the smallest process holds.
 
     Args:
         longest: tokens of the longest prompt and response together.
-        stop_ids: see `Sampling`.
+        stop_ids: see `SamplingParams`.
 
     Raises:
         UserError: if the model has no token with one of the ids.
@@ -175,7 +175,7 @@ def sampling_of(
     if highest >= rows:
         raise UserError(f"stop_token_ids: there is no token {highest}; the model has tokens 0 to {rows - 1}")
     at_once = -max_across_processes(-sampling_tokens(run.memory, policy.backbone, longest), run.accelerator)
-    return Sampling(max_new_tokens, temperature, batch_tokens=at_once, stop_ids=stop_ids)
+    return SamplingParams(max_new_tokens, temperature, batch_tokens=at_once, stop_ids=stop_ids)
 
 
 def largest_micro_batch(

@@ -9,7 +9,7 @@ the files on the way from a prompt to a weight update.
 The names of this file, in the order of an update:
 
     run          the run folder, its log, devices and processes (`Run`)
-    ready        models, engine, sampler, prompts and extensions, made by `prepare` (`Prepared`)
+    setup        models, engine, sampler, prompts and extensions, made by `prepare` (`PPOSetup`)
     extensions   optional features; the loop calls their hooks at the lines marked "# extensions" (`Extension`)
     state        the KL coefficient and the other values that change from update to update (`PPOState`)
     rollout      B prompts, each with a sampled response (`Rollout`)
@@ -81,7 +81,7 @@ from align.ppo.rollout import (
 )
 from align.ppo.scoring_models import RewardModelLike, load_rewards, make_scorer, require_longer_collective_timeout
 from align.ppo.setup import (
-    Prepared,
+    PPOSetup,
     build_actor_critic,
     build_engine_and_roles,
     flops_profiles,
@@ -124,25 +124,25 @@ class PPOState:
         return {"kl": self.kl, "negative_kl": self.negative_kl, "drift": self.drift, "best_policy": self.selection}
 
 
-def train(config: PPOConfig, ready: Prepared) -> Path:
+def train(config: PPOConfig, setup: PPOSetup) -> Path:
     """Run all updates from the last checkpoint on; return the folder of the best policy, or of the last."""
-    run, extensions, folder = ready.run, ready.extensions, ready.run.folder / "model"
+    run, extensions, folder = setup.run, setup.extensions, setup.run.folder / "model"
     state = PPOState(config, "".join(extension.selects_by for extension in extensions))
     stateful = state.stateful() | {extension.name: extension for extension in extensions if extension.has_state}
     if run.callbacks:
         stateful["callbacks"] = run.callbacks
-    checkpoint = Checkpoint(run, ready.engine, {"prompts": PromptIdentity(ready.prompts), **stateful})
+    checkpoint = Checkpoint(run, setup.engine, {"prompts": PromptIdentity(setup.prompts), **stateful})
     done = checkpoint.load()
     if config.dry_run:
         return run.end_dry_run(config.total_updates, done)
     if run.callbacks:
         run.callbacks.begin(done)
-    if done < config.total_updates and can_try(ready.engine):
-        try_largest_micro_batch(config, ready)
+    if done < config.total_updates and can_try(setup.engine):
+        try_largest_micro_batch(config, setup)
     if config.save_best_policy:
         take_over_best_policy(run, state.selection)
-    if not done and ready.validation:
-        run.log(0, evaluate(config, ready, state, 0))
+    if not done and setup.validation:
+        run.log(0, evaluate(config, setup, state, 0))
     run.open()  # locks the folder
     for extension in extensions:
         extension.resume(done)
@@ -150,26 +150,26 @@ def train(config: PPOConfig, ready: Prepared) -> Path:
         if any(extension.should_stop for extension in extensions):
             break
         clock = Clock()
-        experience = collect_experience(config, ready, state, update, clock)  # steps 1 to 4
+        experience = collect_experience(config, setup, state, update, clock)  # steps 1 to 4
         corrected = any(extension.corrects_sampling for extension in extensions)
         metrics = rollout_metrics(experience, config.kl_estimator if config.kl_in == "reward" else None, corrected)
-        metrics |= update_policy(config, ready, experience, update)  # step 5
-        ready.sampler.weights_changed()
+        metrics |= update_policy(config, setup, experience, update)  # step 5
+        setup.sampler.weights_changed()
         clock.lap("learn")
         # 6. Adapt the KL coefficient. While the policy is frozen, its KL must not change it.
         state.negative_kl.check(response_kl(experience))
         if update > config.critic_warmup:
             state.kl.update(metrics["kl/k1"], len(experience.rollout))
-        lengths = rollout_lengths(experience.rollout, ready.policy.backbone, config.micro_batch_tokens)
-        flops = sum(phase_flops(ready.flops_profiles, lengths, config.num_ppo_epochs).values())
+        lengths = rollout_lengths(experience.rollout, setup.policy.backbone, config.micro_batch_tokens)
+        flops = sum(phase_flops(setup.flops_profiles, lengths, config.num_ppo_epochs).values())
         for extension in extensions:  # extensions: after the update
             flops += extension.flops(lengths)
             metrics |= extension.metrics()
             extension.after_update(update, experience)
         metrics |= {"flops": flops} | clock.shares()
         metrics |= run.speed(float(experience.lengths.sum()), flops, metrics["time/update"])
-        if ready.validation and (update % config.eval_steps == 0 or update == config.total_updates):
-            metrics |= evaluate(config, ready, state, update)
+        if setup.validation and (update % config.eval_steps == 0 or update == config.total_updates):
+            metrics |= evaluate(config, setup, state, update)
         run.log(update, metrics)
         run.set_progress(f"reward {metrics['reward/mean']:.3f}, KL {metrics['kl/k1']:.2f}")
     # A folder of an earlier run may be there. A shared disk may show it to some processes only.
@@ -177,24 +177,24 @@ def train(config: PPOConfig, ready: Prepared) -> Path:
     if config.save_best_policy:
         run.print(state.selection.warning() if has_best else "no evaluation chose a best policy; the last one is kept")
     if not (config.save_best_policy and has_best):
-        with averaged_weights(ready):
-            save_policy(config, ready, folder, {})
+        with averaged_weights(setup):
+            save_policy(config, setup, folder, {})
     return folder
 
 
-def collect_experience(config: PPOConfig, ready: Prepared, state: PPOState, update: int, clock: Clock) -> Experience:
+def collect_experience(config: PPOConfig, setup: PPOSetup, state: PPOState, update: int, clock: Clock) -> Experience:
     """Sample and score the responses of an update, and make the experience that the policy is trained on."""
-    run, extensions, backbone = ready.run, ready.extensions, ready.policy.backbone
+    run, extensions, backbone = setup.run, setup.extensions, setup.policy.backbone
     # 1. Sample responses from the policy.
     samples = config.samples_per_prompt
-    prompts = prompts_of_update(ready.prompts, update, config.rollout_batch_size // samples, samples, config.seed)
+    prompts = prompts_of_update(setup.prompts, update, config.rollout_batch_size // samples, samples, config.seed)
     key = (config.seed, RngStream.ROLLOUT, update)
-    rollout = sample_rollout(ready.sampler, ready.policy.tokenization, prompts, ready.sampling, key)
+    rollout = sample_rollout(setup.sampler, setup.policy.tokenization, prompts, setup.sampling, key)
     clock.lap("sample")
     run.raise_if_stop_requested()
     # 2. Score them. The roles come later: a reward reads texts and ids. What reads log-probs is a `token_rewards` of step 4.
     with save_if_scoring_fails(run, rollout, update):
-        rewards, others = ready.rewards.components(rollout)
+        rewards, others = setup.rewards.components(rollout)
         for extension in extensions:  # extensions: rewards
             add_rewards(rewards, extension.score(rollout), extension.name)
         scores, components = sum_of_rewards(rewards, len(rollout)), rewards | others
@@ -209,7 +209,7 @@ def collect_experience(config: PPOConfig, ready: Prepared, state: PPOState, upda
     # 3. Compute log-probs of policy and reference, and values, in the batches of the first epoch.
     minibatches = shuffled_minibatches(len(rollout), samples, config.num_mini_batches, update, 0, config.seed)
     budget = config.micro_batch_tokens
-    old = forward_all_roles(ready.roles, rollout, minibatches, backbone, config.temperature, budget, run.accelerator)
+    old = forward_all_roles(setup.roles, rollout, minibatches, backbone, config.temperature, budget, run.accelerator)
     # 4. Compute advantages.
     extra_token_rewards = sum_of_token_rewards(extensions, rollout, old)  # extensions: token rewards, token weights, records
     weights = product_of_token_weights(extensions, rollout, old)
@@ -248,10 +248,10 @@ def compute_advantages(
     return estimate_advantages(estimator, token_rewards, old.values, lengths, config.gamma, config.lam, samples)
 
 
-def update_policy(config: PPOConfig, ready: Prepared, experience: Experience, update: int) -> dict[str, float]:
+def update_policy(config: PPOConfig, setup: PPOSetup, experience: Experience, update: int) -> dict[str, float]:
     """Train policy and critic on an experience for several epochs; metrics are means over all optimizer steps."""
     # 5. Train for several epochs over the rollout in minibatches, one optimizer step each.
-    run, engine, rollout = ready.run, ready.engine, experience.rollout
+    run, engine, rollout = setup.run, setup.engine, experience.rollout
     found: dict[str, list[float]] = {}
     step = (update - 1) * config.num_ppo_epochs * config.num_mini_batches
     counts = (len(rollout), config.samples_per_prompt, config.num_mini_batches)
@@ -259,15 +259,15 @@ def update_policy(config: PPOConfig, ready: Prepared, experience: Experience, up
         for number, minibatch in enumerate(shuffled_minibatches(*counts, update, epoch, config.seed)):
             step += 1
             tokens = float(experience.lengths[minibatch].sum())
-            plan = plan_minibatch(rollout, minibatch, ready.policy.backbone, config.micro_batch_tokens, run.accelerator)
+            plan = plan_minibatch(rollout, minibatch, setup.policy.backbone, config.micro_batch_tokens, run.accelerator)
             try:
                 for rows in engine.micro_batches(plan):
-                    loss, sums = micro_batch_loss(config, ready, experience, rows, tokens)
+                    loss, sums = micro_batch_loss(config, setup, experience, rows, tokens)
                     engine.backward(loss, sums)
                 metrics = dict(engine.sums)
                 if epoch == number == 0:
                     run.print(check_ratio(metrics["ratio/abs_error"], run.accelerator.device))
-                for extension in ready.extensions:  # extensions: losses
+                for extension in setup.extensions:  # extensions: losses
                     metrics |= extension.extra_loss((update, epoch, number), len(minibatch))
                 metrics |= engine.step(step)
             except NotFiniteError as error:
@@ -279,12 +279,12 @@ def update_policy(config: PPOConfig, ready: Prepared, experience: Experience, up
 
 
 def micro_batch_loss(
-    config: PPOConfig, ready: Prepared, experience: Experience, rows: list[int], tokens: float
+    config: PPOConfig, setup: PPOSetup, experience: Experience, rows: list[int], tokens: float
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Return the loss of some rows of a minibatch with `tokens` response tokens, and metrics that add up."""
-    device = ready.run.accelerator.device
-    prompt, response, prompt_index = pack_rollout(experience.rollout, rows, device)
-    new = ready.roles.policy(prompt, response, config.temperature, prompt_index)
+    device = setup.run.accelerator.device
+    prompt, response, prompt_of_response = pack_rollout(experience.rollout, rows, device)
+    new = setup.roles.policy(prompt, response, config.temperature, prompt_of_response)
     batch = experience.loss_inputs(rows, response.ids.shape[1], device)
     coefficients = LossCoefficients(
         cliprange=config.cliprange,
@@ -299,14 +299,14 @@ def micro_batch_loss(
 
 
 @torch.no_grad()
-def evaluate(config: PPOConfig, ready: Prepared, state: PPOState, update: int) -> dict[str, float]:
+def evaluate(config: PPOConfig, setup: PPOSetup, state: PPOState, update: int) -> dict[str, float]:
     """Evaluate the policy on the fixed prompts, with the same noise each time, and keep it if it is the best."""
-    run, extensions, backbone = ready.run, ready.extensions, ready.policy.backbone
-    with averaged_weights(ready):
+    run, extensions, backbone = setup.run, setup.extensions, setup.policy.backbone
+    with averaged_weights(setup):
         key = (config.seed, RngStream.VALIDATION_SAMPLES)
-        rollout = sample_rollout(ready.sampler, ready.policy.tokenization, ready.validation, ready.sampling, key)
+        rollout = sample_rollout(setup.sampler, setup.policy.tokenization, setup.validation, setup.sampling, key)
         with save_if_scoring_fails(run, rollout, update):
-            rewards, _ = ready.rewards.components(rollout)
+            rewards, _ = setup.rewards.components(rollout)
             for extension in extensions:
                 add_rewards(rewards, extension.score(rollout), extension.name)
             evaluation = PolicyEvaluation(update, rollout, sum_of_rewards(rewards, len(rollout)))
@@ -314,7 +314,7 @@ def evaluate(config: PPOConfig, ready: Prepared, state: PPOState, update: int) -
                 extension.evaluate(evaluation)
         scores = evaluation.final_scores(config.missing_eos_penalty, config.missing_eos_score)
         rows, budget = [list(range(len(rollout)))], config.micro_batch_tokens
-        outputs = forward_all_roles(ready.roles, rollout, rows, backbone, config.temperature, budget, run.accelerator)
+        outputs = forward_all_roles(setup.roles, rollout, rows, backbone, config.temperature, budget, run.accelerator)
         metrics = evaluation_metrics(evaluation, scores, outputs)
         for warning in state.drift.check(metrics):
             run.print(f"warning: reward rose, but {warning}: read the samples before trusting it")
@@ -324,55 +324,55 @@ def evaluate(config: PPOConfig, ready: Prepared, state: PPOState, update: int) -
         chosen = scores if evaluation.selection_scores is None else evaluation.selection_scores
         if state.selection.update(Candidate(update, chosen.tolist(), evaluation.violated_constraint), metrics["kl"]):
             if config.save_best_policy:
-                save_policy(config, ready, run.folder / "model", metrics | {"update": update})
+                save_policy(config, setup, run.folder / "model", metrics | {"update": update})
             metrics["is_best"] = 1.0
         if update and config.keep_policies:
-            save_policy(config, ready, run.folder / "policies" / f"update-{update:06d}", metrics | {"update": update})
+            save_policy(config, setup, run.folder / "policies" / f"update-{update:06d}", metrics | {"update": update})
     return {f"validation/{name}": value for name, value in metrics.items()}
 
 
 @contextmanager
-def averaged_weights(ready: Prepared) -> Iterator[None]:
+def averaged_weights(setup: PPOSetup) -> Iterator[None]:
     """Use the averaged weights for evaluation and saving, if the run averages them."""
-    if ready.engine.average is None:
+    if setup.engine.average is None:
         yield
         return
-    with ready.engine.averaged_weights():
-        ready.sampler.weights_changed()
+    with setup.engine.averaged_weights():
+        setup.sampler.weights_changed()
         yield
-    ready.sampler.weights_changed()
+    setup.sampler.weights_changed()
 
 
 def save_policy(
-    config: PPOConfig, ready: Prepared, folder: Path, metrics: dict[str, float], write: WriteModel = save_model
+    config: PPOConfig, setup: PPOSetup, folder: Path, metrics: dict[str, float], write: WriteModel = save_model
 ) -> None:
     """Save the current policy as a folder that other programs load."""
-    state = ready.engine.model_state()
+    state = setup.engine.model_state()
     card = {"title": "Policy trained by PPO", "stage": "ppo", "reward model": ", ".join(config.reward_model) or "none"}
     card["chosen by"] = "the reward that it was trained on"
-    for extension in ready.extensions:
+    for extension in setup.extensions:
         card |= extension.card
-    if not (config.save_best_policy and ready.validation):
+    if not (config.save_best_policy and setup.validation):
         card["chosen by"] = "none: the last policy"
     card |= {name: f"{value:.4g}" for name, value in metrics.items()}
-    weights = weights_of(ready.policy.backbone, state, "backbone.model.")
-    run_on_main(lambda: write(folder, ready.policy, weights, card), ready.run.accelerator)
+    weights = weights_of(setup.policy.backbone, state, "backbone.model.")
+    run_on_main(lambda: write(folder, setup.policy, weights, card), setup.run.accelerator)
 
 
-def try_largest_micro_batch(config: PPOConfig, ready: Prepared) -> None:
+def try_largest_micro_batch(config: PPOConfig, setup: PPOSetup) -> None:
     """Run the largest micro-batch of this process, with responses of the largest length, and report its peak of memory."""
     plans, samples, length = [], config.samples_per_prompt, config.max_new_tokens
     for update in range(1, min(config.total_updates, PLANNED_UPDATES) + 1):
-        prompts = prompts_of_update(ready.prompts, update, config.rollout_batch_size // samples, samples, config.seed)
+        prompts = prompts_of_update(setup.prompts, update, config.rollout_batch_size // samples, samples, config.seed)
         rollout = Rollout(prompts, [[0] * length] * len(prompts), [], [])
         plans.append((rollout, shuffled_minibatches(len(rollout), samples, config.num_mini_batches, update, 0, config.seed)))
-    backbone, budget, accelerator = ready.policy.backbone, config.micro_batch_tokens, ready.run.accelerator
+    backbone, budget, accelerator = setup.policy.backbone, config.micro_batch_tokens, setup.run.accelerator
     tokens, rollout, minibatch, rows = largest_micro_batch(plans, backbone, budget, accelerator)
     zeros = torch.zeros(len(rollout), length)
     old, returns = RoleOutputs(zeros, zeros, zeros, zeros), zeros if config.has_critic else None
     experience = Experience(rollout, zeros[:, 0], old, zeros, returns, config.kl_coef, zeros[:, 0], {})
-    with memory_trial(ready.engine, rows, tokens):
-        ready.engine.backward(*micro_batch_loss(config, ready, experience, rows, float(length * len(minibatch))))
+    with memory_trial(setup.engine, rows, tokens):
+        setup.engine.backward(*micro_batch_loss(config, setup, experience, rows, float(length * len(minibatch))))
 
 
 def encode_all_prompts(
@@ -394,7 +394,7 @@ def prepare(
     validation: Data,
     extensions: list[Extension],
     given: GivenObjects = GivenObjects(),  # noqa: B008  # it is frozen
-) -> Prepared:
+) -> PPOSetup:
     """Open the run's folder, load all models and data, and build the engines. Raise a UserError for a mistake in either.
 
     Args:
@@ -449,16 +449,16 @@ def prepare(
         per_update = config.rollout_batch_size / config.samples_per_prompt / len(encoded)
         attach_callbacks(given.callbacks, run, policy, engine, config.total_updates, per_update)
     profiles = flops_profiles(policy, module, rewards, moves, reference)
-    return Prepared(run, policy, engine, roles, sampler, sampling, rewards, encoded, held_out, profiles, extensions)
+    return PPOSetup(run, policy, engine, roles, sampler, sampling, rewards, encoded, held_out, profiles, extensions)
 
 
 def run_ppo(config: PPOConfig) -> Path:
     """Train a policy by PPO; return the best policy's folder. Raise a UserError for a mistake in settings or data."""
     functions, extensions = load_functions(config.reward_functions), configured_extensions(vars(config))
     prompts, validation = config.prompts, config.validation_prompts
-    ready = prepare(config, config.model, config.reward_model, functions, prompts, validation, extensions)
-    folder = train(config, ready)
-    ready.close()
+    setup = prepare(config, config.model, config.reward_model, functions, prompts, validation, extensions)
+    folder = train(config, setup)
+    setup.close()
     return folder
 
 

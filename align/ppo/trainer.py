@@ -98,22 +98,22 @@ class PPOTrainer:
             (prompts, validation_prompts),
             GivenObjects(tokenizer, reference, value_model, trainer_callbacks(callbacks), peft_config),
         )
-        self.prepared = prepare(self.config, policy, models, functions, *data, extensions, given)
-        self.run = self.prepared.run
+        self.setup = prepare(self.config, policy, models, functions, *data, extensions, given)
+        self.run = self.setup.run
         if self.run.callbacks:
             self.run.print(unfired_events(self.run.callbacks))
             self.run.callbacks.handler.lr_scheduler = optimizers[1]
 
     def train(self) -> Path:
         """Run all updates from the last checkpoint on; return the folder of the best policy, or of the last."""
-        folder = train(self.config, self.prepared)
-        self.prepared.close()
+        folder = train(self.config, self.setup)
+        self.setup.close()
         return folder
 
     def save_model(self, folder: str | Path) -> None:
         """Save the current policy, which is the last one after `train`, into a folder. Other files in it stay."""
-        with averaged_weights(self.prepared):
-            save_policy(self.config, self.prepared, Path(folder), {}, write=save_model_into)
+        with averaged_weights(self.setup):
+            save_policy(self.config, self.setup, Path(folder), {}, write=save_model_into)
 
 
 def given_optimizers(optimizer: Optimizer | None, scheduler: LRScheduler | None) -> list[Extension]:

@@ -295,16 +295,16 @@ class ExternalRewardModel(RewardModel):
         super().__init__(backbone, head)
         self.pad_id = pad_id
 
-    def forward(self, prompt: Padded, response: Padded, prompt_index: Tensor | None = None) -> Tensor:
-        """Rewards [R] of R responses to N prompts; `prompt_index` [R] names each response's prompt."""
+    def forward(self, prompt: Padded, response: Padded, prompt_of_response: Tensor | None = None) -> Tensor:
+        """Rewards [B] of B responses to P prompts; `prompt_of_response` [B] names each response's prompt."""
         written = [self._cut(ids) for ids in response.tolists()]
         device = response.ids.device
         if not all(written):  # the score of an empty response is that of its prompt, which is cut as well
             asked = prompt.tolists()
-            owner = range(len(asked)) if prompt_index is None else prompt_index.tolist()
+            owner = range(len(asked)) if prompt_of_response is None else prompt_of_response.tolist()
             read = [asked[n] if ids else self._cut(asked[n]) for n, ids in zip(owner, written, strict=True)]
-            prompt, prompt_index = Padded.from_lists(read).to(device), None
-        return super().forward(prompt, Padded.from_lists(written).to(device), prompt_index)
+            prompt, prompt_of_response = Padded.from_lists(read).to(device), None
+        return super().forward(prompt, Padded.from_lists(written).to(device), prompt_of_response)
 
     def _cut(self, ids: list[int]) -> list[int]:
         """The ids up to the last one that is not padding."""

@@ -72,8 +72,8 @@ def stack_pairs(rankings: Sequence[Sequence[Comparison]], sizes: Sequence[int]) 
     """The pairs of several rankings whose responses are numbered one after another.
 
     Args:
-        rankings: N lists of pairs.
-        sizes: [N], responses of each ranking.
+        rankings: P lists of pairs.
+        sizes: [P], responses of each ranking.
     """
     rows: list[tuple[int, int, float, int, int, float, float]] = []
     offset = 0
@@ -95,8 +95,8 @@ def pairs_of(ranks: Sequence[Sequence[int]], margins: Sequence[float] | None = N
     """The pairs of several rankings whose labels are sure and whose ties give no pair.
 
     Args:
-        ranks: N lists of K ranks, 1 is best.
-        margins: [N].
+        ranks: P lists of K ranks, 1 is best.
+        margins: [P].
     """
     margins = [0.0] * len(ranks) if margins is None else margins
     rankings = [
@@ -111,7 +111,7 @@ def ranking_loss(rewards: Tensor, pairs: Pairs) -> Tensor:
     Where labels are sure, that is -log sigmoid(r_better - r_worse - margin).
 
     Args:
-        rewards: [R] of all responses.
+        rewards: [B] of all responses.
         pairs: from `stack_pairs`, on the same device.
 
     Source: InstructGPT, equation 1; the margin is Llama 2's, section 3.2.2.

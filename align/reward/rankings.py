@@ -19,7 +19,7 @@ from align.tokenization.encoded import EncodedRanking, SharedPrompt
 Ranked = TypeVar("Ranked", bound=SharedPrompt)
 
 RewardFunctionOfTokens = Callable[[Padded, Padded, Tensor | None], Tensor]
-"""Prompts [N], responses [R] and the prompt of each response [R] (None: one each) to rewards [R]."""
+"""Prompts [P], responses [B] and the prompt of each response [B] (None: one each) to rewards [B]."""
 
 
 def group_sizes(backbone: Backbone, rankings: Sequence[SharedPrompt]) -> list[int]:
@@ -53,7 +53,7 @@ def score_rankings(
     """A number for each response of each ranking, on every process.
 
     Args:
-        read: computes the numbers [R] of some rankings' responses.
+        read: computes the numbers [B] of some rankings' responses.
         budget: padded tokens that are read at once.
     """
 
@@ -66,15 +66,17 @@ def score_rankings(
 
 
 def pack_rankings(rankings: Sequence[SharedPrompt], device: torch.device) -> tuple[Padded, Padded, Tensor]:
-    """Rankings as inputs of `Backbone.hidden`: prompts, all responses in order, and `prompt_index`."""
+    """Rankings as inputs of `Backbone.hidden`: prompts, all responses in order, and `prompt_of_response`."""
     prompts = Padded.from_lists([item.prompt for item in rankings]).to(device)
     responses = Padded.from_lists([response for item in rankings for response in item.responses]).to(device)
-    prompt_index = torch.tensor([number for number, item in enumerate(rankings) for _ in item.responses], device=device)
-    return prompts, responses, prompt_index
+    prompt_of_response = torch.tensor(
+        [number for number, item in enumerate(rankings) for _ in item.responses], device=device
+    )
+    return prompts, responses, prompt_of_response
 
 
 def reward_rankings(module: RewardFunctionOfTokens, rankings: Sequence[SharedPrompt], device: torch.device) -> Tensor:
-    """Rewards [R] of all responses in order; each prompt is read once if the backbone can share it."""
+    """Rewards [B] of all responses in order; each prompt is read once if the backbone can share it."""
     return module(*pack_rankings(rankings, device))
 
 

@@ -153,12 +153,12 @@ def batch_loss(
 def read_rewards(
     model: nn.Module, rankings: Sequence[EncodedRanking], with_lm_loss: bool, device: torch.device
 ) -> tuple[Tensor, Tensor | None]:
-    """Return rewards [R], and with `with_lm_loss` the sum of -log p over the tokens of the best responses."""
+    """Return rewards [B], and with `with_lm_loss` the sum of -log p over the tokens of the best responses."""
     if not with_lm_loss:
         return reward_rankings(model, rankings, device), None
-    prompt, response, prompt_index = pack_rankings(rankings, device)
+    prompt, response, prompt_of_response = pack_rankings(rankings, device)
     is_best = torch.tensor([rank == 1 for item in rankings for rank in item.ranks], device=device)
-    rewards, log_probs = model(prompt, response, prompt_index, response.mask() & is_best[:, None])
+    rewards, log_probs = model(prompt, response, prompt_of_response, response.mask() & is_best[:, None])
     return rewards, -log_probs.sum()
 
 

@@ -12,7 +12,7 @@ from align.models.backbone import Backbone
 from align.models.loading import LoadedModel
 from align.runtime.distributed import gather_rows, max_across_processes, shard_of_process
 from align.runtime.sharding import LayerGathering, full_nbytes, gathered_parameters, is_sharded, without_engine_hooks
-from align.sampling.generation import Responses, Sampling, row_uniforms, sample
+from align.sampling.generation import Responses, SamplingParams, row_uniforms, sample
 from align.sampling.settings import EngineConfig
 from align.training.engine import TrainEngine
 from align.training.memory import GIB, Memory, cache_bytes
@@ -28,7 +28,7 @@ class SamplingEngine(Protocol):
     The log-probs that it reports are used for a metric only: PPO learns from the policy's own.
     """
 
-    def sample(self, prompts: Sequence[list[int]], sampling: Sampling, seed: SeedKey) -> Responses:
+    def sample(self, prompts: Sequence[list[int]], sampling: SamplingParams, seed: SeedKey) -> Responses:
         """A response to each prompt, the same on every process; all processes must call it.
 
         Args:
@@ -56,7 +56,7 @@ class TransformersEngine:
         self.train_engine, self.loaded = train_engine, loaded
         self.sampled_whole: bool | None = None
 
-    def sample(self, prompts: Sequence[list[int]], sampling: Sampling, seed: SeedKey) -> Responses:
+    def sample(self, prompts: Sequence[list[int]], sampling: SamplingParams, seed: SeedKey) -> Responses:
         loaded, accelerator = self.loaded, self.train_engine.accelerator
         uniforms = row_uniforms(len(prompts), sampling, *seed)
         own = shard_of_process(range(len(prompts)), accelerator)
@@ -78,7 +78,7 @@ class TransformersEngine:
         with without_engine_hooks(self.train_engine.module, accelerator), reading:
             yield
 
-    def _fits_whole(self, prompts: Sequence[list[int]], sampling: Sampling) -> bool:
+    def _fits_whole(self, prompts: Sequence[list[int]], sampling: SamplingParams) -> bool:
         """Whether every process has memory for whole weights and the cache; a change is reported."""
         run, backbone = self.train_engine.run, self.loaded.backbone
         sharded = [weight for weight in backbone.model.parameters() if is_sharded(weight)]
@@ -126,7 +126,7 @@ def make_engine(config: EngineConfig, train_engine: TrainEngine, loaded: LoadedM
 
 
 def sampling_tokens(memory: Memory, backbone: Backbone, width: int) -> int:
-    """`Sampling.batch_tokens` for a run's device: on a processor the default, on a GPU what half of the free memory holds.
+    """The tokens in the cache at once on a run's device: on a CPU the default, on a GPU what half of the free memory holds.
 
     It is rounded down to a power of two: a resumed run with a little more or less free memory then cuts the same batches and
     samples the same bits.
@@ -136,7 +136,7 @@ def sampling_tokens(memory: Memory, backbone: Backbone, width: int) -> int:
         width: tokens of the longest prompt and response together.
     """
     if memory.device.type == "cpu":
-        return Sampling.batch_tokens
+        return SamplingParams.batch_tokens
     room = SHARE_OF_FREE_MEMORY * (memory.free() - memory.resident_bytes)
     per_token = cache_bytes(backbone, 1, 0) + cache_bytes(backbone, 0, 1) / width
     fitting = max(width, int(room / per_token))  # a single row is sampled whatever it takes

@@ -25,7 +25,7 @@ several steps are queued first; tokens past a row's end are dropped."""
 
 
 @dataclass(frozen=True)
-class Sampling:
+class SamplingParams:
     """How responses are sampled.
 
     Attributes:
@@ -58,7 +58,7 @@ class Responses:
     """Log-prob of each token by an engine other than the trained model; None if that model sampled."""
 
 
-def row_uniforms(rows: int, sampling: Sampling, seed: int, stream: RngStream, *key: int) -> Tensor:
+def row_uniforms(rows: int, sampling: SamplingParams, seed: int, stream: RngStream, *key: int) -> Tensor:
     """Uniform numbers [rows, max_new_tokens], float64, one for each token to draw."""
     return torch.from_numpy(generator(seed, stream, *key).random((rows, sampling.max_new_tokens)))
 
@@ -72,7 +72,7 @@ def sample(
     backbone: Backbone,
     prompts: list[list[int]],
     uniforms: Tensor,
-    sampling: Sampling,
+    sampling: SamplingParams,
     end_ids: frozenset[int],
     on_rows: Callable[[int], None] | None = None,
 ) -> Responses:
@@ -106,7 +106,7 @@ def _sample_batch(
     backbone: Backbone,
     prompts: list[list[int]],
     uniforms: Tensor,
-    sampling: Sampling,
+    sampling: SamplingParams,
     ends: Tensor,
     warpers: LogitsProcessorList,
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -148,10 +148,10 @@ def _sample_batch(
 def _start_decoding(backbone: Backbone, prompts: list[list[int]]) -> tuple[DecodingState, Tensor]:
     """Call `Backbone.prefill`, reading a prompt that occurs several times once."""
     numbers: dict[tuple[int, ...], int] = {}
-    prompt_index = [numbers.setdefault(tuple(prompt), len(numbers)) for prompt in prompts]
+    prompt_of_response = [numbers.setdefault(tuple(prompt), len(numbers)) for prompt in prompts]
     state, hidden = backbone.prefill(Padded.from_lists([list(prompt) for prompt in numbers]).to(backbone.device))
     if len(numbers) < len(prompts):
-        copies = torch.tensor(prompt_index, device=backbone.device)
+        copies = torch.tensor(prompt_of_response, device=backbone.device)
         state.select(copies)
         hidden = hidden[copies]
     return state, hidden
@@ -189,7 +189,7 @@ def draw(logits: Tensor, uniforms: Tensor) -> Tensor:
     return columns.gather(1, index[:, None])[:, 0]
 
 
-def warpers_of(sampling: Sampling) -> LogitsProcessorList:
+def warpers_of(sampling: SamplingParams) -> LogitsProcessorList:
     """Truncation of the distribution by transformers' own processors, on logits divided by the temperature."""
     warpers = LogitsProcessorList()
     if sampling.top_k > 0:

@@ -5,7 +5,7 @@ from typing import Literal
 
 from align.core.settings import Overlong, Settings, group, option, require_setting
 from align.data.readers import FewShotPrompt, read_few_shot_prompt
-from align.sampling.generation import Sampling
+from align.sampling.generation import SamplingParams
 
 
 @dataclass(kw_only=True)
@@ -61,9 +61,9 @@ class AnsweringConfig(InferenceConfig):
     )
 
     @property
-    def sampling(self) -> Sampling:
+    def sampling(self) -> SamplingParams:
         """The same settings, as `sample` takes them."""
-        return Sampling(self.max_new_tokens, self.temperature, self.top_k, self.top_p, self.batch_tokens)
+        return SamplingParams(self.max_new_tokens, self.temperature, self.top_k, self.top_p, self.batch_tokens)
 
 
 @dataclass(kw_only=True)

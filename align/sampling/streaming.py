@@ -8,7 +8,7 @@ from torch import Tensor
 
 from align.core.tensor_ops import Padded
 from align.models.backbone import Backbone
-from align.sampling.generation import Sampling, draw, warpers_of
+from align.sampling.generation import SamplingParams, draw, warpers_of
 from align.tokenization import Tokenization
 
 UNFINISHED = "\ufffd"
@@ -17,7 +17,7 @@ UNFINISHED = "\ufffd"
 
 @torch.no_grad()
 def stream_tokens(
-    backbone: Backbone, prompt: Sequence[int], uniforms: Tensor, sampling: Sampling, end_ids: frozenset[int]
+    backbone: Backbone, prompt: Sequence[int], uniforms: Tensor, sampling: SamplingParams, end_ids: frozenset[int]
 ) -> Iterator[int]:
     """Yield the tokens of a response, the same ones as `sample` returns; closing the iterator stops sampling.
 

@@ -27,7 +27,7 @@ from align.core.seeds import RngStream, SeedKey
 from align.models.loading import LoadedModel
 from align.runtime.distributed import map_across_processes, run_on_main
 from align.runtime.sharding import gathered_weights
-from align.sampling.generation import Responses, Sampling, row_seeds
+from align.sampling.generation import Responses, SamplingParams, row_seeds
 from align.sampling.settings import EngineConfig
 from align.sampling.vllm_weights import require_servable, served_weights, weight_layout
 from align.training.engine import TrainEngine
@@ -70,7 +70,7 @@ class VLLMServer:
         require_servable(loaded.backbone, loaded.adapter)
         run_on_main(lambda: self._connect(longest), self.accelerator)
 
-    def sample(self, prompts: Sequence[list[int]], sampling: Sampling, seed: SeedKey) -> Responses:
+    def sample(self, prompts: Sequence[list[int]], sampling: SamplingParams, seed: SeedKey) -> Responses:
         seeds = row_seeds(len(prompts), *seed)
         answered: dict[int, Row] = {}  # filled on the main process alone
         sample_missing = partial(self._sample_missing, prompts, sampling, seeds, answered)
@@ -167,7 +167,7 @@ class VLLMServer:
             self.client.reset_prefix_cache()  # type: ignore[no-untyped-call]
 
     def _sample_missing(
-        self, prompts: Sequence[list[int]], sampling: Sampling, seeds: list[int], answered: dict[int, Row]
+        self, prompts: Sequence[list[int]], sampling: SamplingParams, seeds: list[int], answered: dict[int, Row]
     ) -> None:
         """Request the rows that have no answer yet, several at a time; each answer is stored as it arrives."""
 
@@ -180,7 +180,7 @@ class VLLMServer:
         finally:
             pool.shutdown(cancel_futures=True)
 
-    def _sample_row(self, prompt: list[int], sampling: Sampling, seed: int) -> Row:
+    def _sample_row(self, prompt: list[int], sampling: SamplingParams, seed: int) -> Row:
         # Only these end ids: the server would add those of its checkpoint's generation_config.json.
         stops = sampling.stops(self.loaded.tokenization.end_ids)
         parameters = {"seed": seed, "ignore_eos": True, "stop_token_ids": sorted(stops)}
@@ -336,7 +336,7 @@ class VLLMColocate:
                 max_num_seqs=ROWS_AT_ONCE,
             )
 
-    def sample(self, prompts: Sequence[list[int]], sampling: Sampling, seed: SeedKey) -> Responses:
+    def sample(self, prompts: Sequence[list[int]], sampling: SamplingParams, seed: SeedKey) -> Responses:
         accelerator, seeds = self.train_engine.accelerator, row_seeds(len(prompts), *seed)
         if self.stale:
             advice = "does it know this architecture and number format (it cannot on a CPU, where it packs weights)?"
@@ -350,14 +350,14 @@ class VLLMColocate:
         rows = map_across_processes(range(len(prompts)), generate_rows, accelerator)
         return _responses(rows, sampling.stops(self.loaded.tokenization.end_ids))
 
-    def _generate(self, prompts: list[list[int]], sampling: Sampling, seeds: list[int]) -> list[Row]:
-        from vllm import SamplingParams
+    def _generate(self, prompts: list[list[int]], sampling: SamplingParams, seeds: list[int]) -> list[Row]:
+        import vllm
 
         if not prompts:
             return []
         stops = sampling.stops(self.loaded.tokenization.end_ids)
         settings = [
-            SamplingParams(
+            vllm.SamplingParams(
                 temperature=sampling.temperature,
                 top_p=sampling.top_p,
                 top_k=sampling.top_k,

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from align.core.seeds import RngStream
 from align.ppo.rollout import sample_rollout
-from align.ppo.setup import Prepared
+from align.ppo.setup import PPOSetup
 from align.runtime.environment import console
 from align.tokenization.encoded import EncodedPrompt
 
@@ -19,13 +19,13 @@ SHOWN = 5
 """Rows of a printed table."""
 
 
-def complete(ready: Prepared, prompts: Sequence[EncodedPrompt], seed: int) -> list[tuple[str, str, float]]:
+def complete(setup: PPOSetup, prompts: Sequence[EncodedPrompt], seed: int) -> list[tuple[str, str, float]]:
     """Return prompt, response and score of the current policy's completions; equal on all processes."""
-    tokenizer = ready.policy.tokenization.tokenizer
-    sampling = replace(ready.sampling, temperature=TEMPERATURE)
+    tokenizer = setup.policy.tokenization.tokenizer
+    sampling = replace(setup.sampling, temperature=TEMPERATURE)
     key = (seed, RngStream.VALIDATION_SAMPLES)
-    rollout = sample_rollout(ready.sampler, ready.policy.tokenization, list(prompts), sampling, key)
-    scores, _ = ready.rewards(rollout)
+    rollout = sample_rollout(setup.sampler, setup.policy.tokenization, list(prompts), sampling, key)
+    scores, _ = setup.rewards(rollout)
     queries = tokenizer.batch_decode([prompt.ids for prompt in prompts], skip_special_tokens=True)
     responses = tokenizer.batch_decode(rollout.responses)
     return list(zip(queries, responses, scores.tolist(), strict=True))

@@ -119,14 +119,14 @@ class PPOTrainer:
             model.set_adapter(args.model_adapter_name)
         reference = reference_of(args, model, ref_model, peft_config)
         given = GivenObjects(processing_class, reference, value_model, self.callbacks, peft_config)
-        self.prepared = prepare(self.core_config, model, *rewards, prompts, (), [self.hooks], given)
-        self.model = PolicyAndValueModel(self.prepared.policy.backbone.peft or model, value_model)
+        self.setup = prepare(self.core_config, model, *rewards, prompts, (), [self.hooks], given)
+        self.model = PolicyAndValueModel(self.setup.policy.backbone.peft or model, value_model)
         self.callback_handler.model, self.callback_handler.lr_scheduler = self.model, self.lr_scheduler
-        if ref_model is None and (copied := self.prepared.roles.reference_model) is not None:
+        if ref_model is None and (copied := self.setup.roles.reference_model) is not None:
             self.ref_model = copied.backbone.model
         for line in [*unsupported_settings(args), *number_format_hint(args, model.dtype, self.accelerator.device)]:
-            self.prepared.run.print(f"warning: {line}")
-        self.eval_prompts = eval_prompts(eval_dataset, data_collator, pad_id, self.prepared.policy, args.response_length)
+            self.setup.run.print(f"warning: {line}")
+        self.eval_prompts = eval_prompts(eval_dataset, data_collator, pad_id, self.setup.policy, args.response_length)
         self.hub_model_id: str | None = None
         if args.push_to_hub:
             named = (repository(args), bool(args.hub_private_repo), args.hub_token)
@@ -145,8 +145,8 @@ class PPOTrainer:
                 "this trainer has trained; make a new one with another `output_dir` to train the models further"
             )
         self.has_trained = True
-        train(self.core_config, self.prepared)
-        self.prepared.close()
+        train(self.core_config, self.setup)
+        self.setup.close()
 
     def generate_completions(self, sampling: bool = False) -> None:
         """Print a table of completions of the evaluation prompts with their scores; do nothing without such prompts.
@@ -157,7 +157,7 @@ class PPOTrainer:
         if not self.eval_prompts:
             return
         at_once = self.args.per_device_eval_batch_size * self.accelerator.num_processes
-        rows = complete(self.prepared, self.eval_prompts[:at_once] if sampling else self.eval_prompts, self.args.seed)
+        rows = complete(self.setup, self.eval_prompts[:at_once] if sampling else self.eval_prompts, self.args.seed)
         if self.is_world_process_zero():
             show(rows)
             if "wandb" in (self.args.report_to or ()):
@@ -210,7 +210,7 @@ class PPOTrainer:
         def write(*given: Any) -> None:
             names.update(save_model_into(*given))
 
-        save_policy(self.core_config, self.prepared, folder, {}, write)
+        save_policy(self.core_config, self.setup, folder, {}, write)
         return names
 
     def _upload(
@@ -236,17 +236,17 @@ class PPOTrainer:
         rows |= {"data": dataset_name} if dataset_name else {}
         more = [tags] if isinstance(tags, str) else tags or []
         folder = Path(str(self.args.output_dir))
-        run_on_main(lambda: write_card(folder, self.prepared, rows, more), self.accelerator)
+        run_on_main(lambda: write_card(folder, self.setup, rows, more), self.accelerator)
 
     def _save_checkpoint(self, update: int) -> None:
-        save_checkpoint(self.args, update, self.state, self.core_config, self.prepared)
+        save_checkpoint(self.args, update, self.state, self.core_config, self.setup)
 
     # ------------------------------------------------------------------------------------------- events and attributes
 
     @property
     def accelerator(self) -> Any:
         """The `accelerate.Accelerator` of the run."""
-        return self.prepared.run.accelerator
+        return self.setup.run.accelerator
 
     @property
     def state(self) -> OnlineTrainerState:
@@ -314,6 +314,6 @@ class PPOTrainer:
     @contextmanager
     def null_ref_context(self) -> Iterator[None]:
         """Let the policy compute as the reference: with its adapter switched off if it has one."""
-        backbone, loaded = self.prepared.policy.backbone, self.prepared.policy
+        backbone, loaded = self.setup.policy.backbone, self.setup.policy
         with backbone.adapter(loaded.initial_adapter) if loaded.adapter else nullcontext():
             yield

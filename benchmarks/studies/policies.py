@@ -14,7 +14,7 @@ import numpy as np
 
 from align.core.files import read_json, write_json
 from align.core.launch import quiet_libraries
-from align.sampling.generation import Sampling
+from align.sampling.generation import SamplingParams
 from benchmarks.studies.runner import compare_with_start, comparison_arguments
 
 FIRST = 40
@@ -41,7 +41,7 @@ def main() -> None:
 
 def compare(options: argparse.Namespace, folder: str) -> dict[str, Any]:
     """One policy's figures, with the mean rewards of all prompts and of the first ones."""
-    sampling = Sampling(options.max_new_tokens, options.temperature)
+    sampling = SamplingParams(options.max_new_tokens, options.temperature)
     comparison, figures = compare_with_start(options, folder, sampling, options.seed)
     for name, side in (("reward before", comparison.before), ("reward after", comparison.after)):
         figures[name] = float(np.mean(side.rewards))

@@ -18,7 +18,7 @@ from align.core.files import read_json, write_json
 from align.core.launch import quiet_libraries, run_unless_finished
 from align.core.settings_parser import parse
 from align.ppo import PPOConfig, run_ppo
-from align.sampling.generation import Sampling
+from align.sampling.generation import SamplingParams
 from benchmarks.kept import kept
 from benchmarks.studies.runner import ROOT, compare_with_start, comparison_arguments
 
@@ -41,7 +41,7 @@ def run_seed(options: argparse.Namespace, seed: int) -> dict[str, Any]:
     words = ["--config", options.config, "--model", options.sft, "--reward_model", options.reward, "--seed", str(seed)]
     config = parse(PPOConfig, [*words, "--output_dir", str(options.runs / f"seed-{seed}")])
     policy = str(run_unless_finished(run_ppo, config))
-    sampling = Sampling(config.max_new_tokens, config.temperature)
+    sampling = SamplingParams(config.max_new_tokens, config.temperature)
     _, figures = compare_with_start(options, policy, sampling, seed, config.max_prompt_tokens)
     return figures
 

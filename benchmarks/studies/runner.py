@@ -13,7 +13,7 @@ from align.data.readers import read_records
 from align.data.records import Prompt
 from align.eval.policy_comparison import PolicyComparison, compare_policies, judged_win_rates
 from align.reward.checkpoint import load_reward_model
-from align.sampling.generation import Sampling
+from align.sampling.generation import SamplingParams
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -45,7 +45,7 @@ def comparison_arguments(description: str | None, name: str, seeds: int = 0) -> 
 
 
 def compare_with_start(
-    options: argparse.Namespace, policy: str, sampling: Sampling, seed: int, max_prompt_tokens: int | None = None
+    options: argparse.Namespace, policy: str, sampling: SamplingParams, seed: int, max_prompt_tokens: int | None = None
 ) -> tuple[PolicyComparison, dict[str, Any]]:
     """Compare a policy with the fine-tuned model on held-out prompts, with the judge's win rate among the figures.
 

@@ -36,7 +36,7 @@ from align.models.loading import load
 from align.ppo import PPOConfig, run_ppo
 from align.reward import RewardConfig, run_reward
 from align.reward.checkpoint import load_reward_model
-from align.sampling.generation import Sampling, row_uniforms, sample
+from align.sampling.generation import SamplingParams, row_uniforms, sample
 from align.sft import SFTConfig, run_sft
 from align.tokenization import encode_demonstration
 from tests.badly_behaved.specimens import SPECIMENS, Specimen, write
@@ -158,7 +158,7 @@ class TestTrainedFromSpecimens:
             loaded = load(ModelConfig(model=str(folder), dtype="float32"), torch.float32)
             loaded.backbone.eval()
             model, tokenizer = in_transformers(folder, trained.source)
-            settings = Sampling(16, temperature=0.0)
+            settings = SamplingParams(16, temperature=0.0)
             prompts = [loaded.tokenization.prompt_ids(({"role": "user", "content": text},)) for text in QUESTIONS]
             uniforms = row_uniforms(len(prompts), settings, 0, RngStream.SAMPLE_COMMAND)
             found = sample(loaded.backbone, prompts, uniforms, settings, loaded.tokenization.end_ids)

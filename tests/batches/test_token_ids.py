@@ -100,8 +100,8 @@ def test_prompts_in_memory_may_be_a_matrix_of_token_ids(kind, load_sharp, tmp_pa
     config = PPOConfig(output_dir=str(tmp_path / "run"), report_to=["none"], rollout_batch_size=2, dtype="float32")
     made = PPOTrainer(loaded, [lambda prompts, responses: [0.0] * len(responses)], rows, config, rows[:1])
     assert (made.config.prompts, made.config.validation_prompts) == ("2 records in memory", "1 record in memory")
-    assert [prompt.ids for prompt in made.prepared.prompts] == [[5, 6], [7, 8]]
-    assert [prompt.ids for prompt in made.prepared.validation] == [[5, 6]]
+    assert [prompt.ids for prompt in made.setup.prompts] == [[5, 6], [7, 8]]
+    assert [prompt.ids for prompt in made.setup.validation] == [[5, 6]]
 
 
 BAD = [

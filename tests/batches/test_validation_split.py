@@ -85,7 +85,7 @@ def test_every_stage_holds_out_the_same_prompts(load_sharp, tmp_path):
         SFTTrainer("tiny-gpt2", demonstrations, SFTConfig(**settings("sft"))).held_out,
         RewardTrainer("tiny-gpt2", rankings, RewardConfig(**settings("reward"))).held_out,
         DPOTrainer("tiny-gpt2", rankings, DPOConfig(**settings("dpo"))).held_out,
-        ppo.prepared.validation,
+        ppo.setup.validation,
     ]
     for found in held_out:
         assert Counter(item.opening for item in found) == expected

@@ -19,7 +19,7 @@ from align.commands.chat import Speaker
 from align.commands.chat_labels import open_database
 from align.core.errors import UserError
 from align.core.seeds import RngStream
-from align.sampling.generation import Sampling, row_uniforms, sample
+from align.sampling.generation import SamplingParams, row_uniforms, sample
 from tests.commands.words import words_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -36,7 +36,7 @@ def expected(model, *turns, system=""):
     """The greedy answers to these user turns, by the sampler of batches on the whole conversation."""
     loaded = Speaker(model, "float32").loaded
     messages = [{"role": "system", "content": system}] if system else []
-    sampling, answers = Sampling(10, temperature=0), []
+    sampling, answers = SamplingParams(10, temperature=0), []
     for turn in turns:
         messages.append({"role": "user", "content": turn})
         prompt = loaded.tokenization.prompt_ids(tuple(messages))
@@ -81,7 +81,7 @@ def test_answers_are_scored(tmp_path, monkeypatch, capsys):
 
 def test_a_stream_has_the_tokens_of_a_batch(sharp_folders):
     speaker = Speaker(sharp_folders["tiny-gpt2"], "float32", seed=5)
-    sampling = Sampling(30, temperature=0.8, top_k=50, top_p=0.9)
+    sampling = SamplingParams(30, temperature=0.8, top_k=50, top_p=0.9)
     answers = [list(speaker.answer([{"role": "user", "content": "Hi"}], sampling))[-1] for _ in range(2)]
     for number, answer in enumerate(answers):
         uniforms = row_uniforms(1, sampling, 5, RngStream.CHAT, number)

@@ -10,14 +10,14 @@ from align import cli
 from align.commands.chat import Scorer, Speaker
 from align.commands.chat_scores import log_ratios, require_comparable, token_values
 from align.core.errors import UserError
-from align.sampling.generation import Sampling
+from align.sampling.generation import SamplingParams
 from tests.commands.words import words_of
 
 ASKED = [{"role": "user", "content": "Hi"}]
 
 
 def answer_of(speaker):
-    *_, answer = speaker.answer(ASKED, Sampling(8, temperature=1.0))
+    *_, answer = speaker.answer(ASKED, SamplingParams(8, temperature=1.0))
     return answer
 
 

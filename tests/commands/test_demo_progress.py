@@ -6,7 +6,7 @@ import time
 from align.commands.demo_progress import PartTimes, print_answers, sample_answers
 from align.core.settings import ModelConfig
 from align.data.records import Prompt
-from align.sampling.generation import Sampling
+from align.sampling.generation import SamplingParams
 
 PROMPTS = [Prompt.from_row({"prompt": text}) for text in ("Name a moon\nof Mars.", "x" * 200)]
 
@@ -31,7 +31,7 @@ def test_the_time_of_each_part_and_of_all_is_printed(capsys):
 
 def test_an_answer_is_sampled_for_each_prompt_and_is_the_same_for_the_same_seed():
     first, second, other = (
-        sample_answers(ModelConfig(model="tiny-llama"), PROMPTS, Sampling(8, 1.0), seed) for seed in (0, 0, 1)
+        sample_answers(ModelConfig(model="tiny-llama"), PROMPTS, SamplingParams(8, 1.0), seed) for seed in (0, 0, 1)
     )
     assert first == second != other
     assert len(first) == 2

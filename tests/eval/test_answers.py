@@ -14,7 +14,7 @@ from align.eval.settings import AnsweringTaskConfig, EvalConfig, subsample
 from align.eval.store import fingerprint
 from align.eval.toxicity import ToxicityConfig
 from align.eval.winrate import WinrateConfig
-from align.sampling.generation import Sampling, row_uniforms
+from align.sampling.generation import SamplingParams, row_uniforms
 from tests.eval.files import write_rows
 
 
@@ -53,7 +53,7 @@ def test_models_are_opened_frozen_one_after_the_other(sharp_folders, tmp_path):
         model = evaluated.loaded.backbone.model
         assert not model.training
         assert not any(weight.requires_grad for weight in model.parameters())
-        sampling = Sampling(5)
+        sampling = SamplingParams(5)
         rows = [evaluated.loaded.tokenization.prompt_ids(({"role": "user", "content": text},)) for text in ("Hi", "Count.")]
         uniforms = row_uniforms(2, sampling, 1, RngStream.ROLLOUT)
         both = respond(evaluated, rows, uniforms, sampling)

@@ -33,7 +33,7 @@ from align.models.loading import load
 from align.models.log_probs import response_log_probs
 from align.ppo import PPOConfig, run_ppo
 from align.reward.checkpoint import load_reward_model
-from align.sampling.generation import Sampling
+from align.sampling.generation import SamplingParams
 from tests.eval.files import stored_rows, write_rows
 
 RANKINGS = [
@@ -194,7 +194,7 @@ def test_the_places_on_the_curve():
 
 
 PROMPTS = [Prompt(prompt=({"role": "user", "content": text},)) for text in ("red", "a longer question", "why")]
-SAMPLING = Sampling(6)
+SAMPLING = SamplingParams(6)
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ from align.core.settings import ModelConfig
 from align.core.tensor_ops import Padded, entropy_of
 from align.models.heads import LanguageModel, RewardModel, ScalarHead
 from align.models.loading import LoadedModel, load
-from align.sampling.generation import Sampling, draw, row_uniforms, sample
+from align.sampling.generation import SamplingParams, draw, row_uniforms, sample
 
 FLOAT32 = 1e-4
 BFLOAT16 = 0.1
@@ -48,7 +48,7 @@ def outputs(model: LoadedModel, batch: tuple[Padded, Padded], device: torch.devi
     (-log_probs.sum() / response.lengths.sum()).backward()
     found = {
         "log-probs": log_probs,
-        "log-probs, prompts shared": language_model(prompts, response, prompt_index=index),
+        "log-probs, prompts shared": language_model(prompts, response, prompt_of_response=index),
         "rewards": RewardModel(backbone, head)(prompt, response),
         "entropy": entropy_of(backbone.logits(backbone.hidden(prompt, response)))[:, :-1].masked_fill(~response.mask(), 0),
     }
@@ -76,7 +76,7 @@ def test_roles_and_gradients(loaded, batch, device, dtype, record_property):
 
 
 def test_greedy_responses(loaded, batch, device):
-    prompts, sampling = batch[0].tolists(), Sampling(8, temperature=0.0)
+    prompts, sampling = batch[0].tolists(), SamplingParams(8, temperature=0.0)
     uniforms, ends = row_uniforms(len(prompts), sampling, 0, RngStream.ROLLOUT), loaded.tokenization.end_ids
     expected = sample(loaded.backbone, prompts, uniforms, sampling, ends)
     found = sample(loaded.backbone.to(device), prompts, uniforms, sampling, ends)

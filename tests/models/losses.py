@@ -33,7 +33,7 @@ def experience_of(trainer, rollout, scores, old, kl_coef=0.05):
 def minibatch_loss(trainer, experience, rows):
     """The loss of `rows` of a rollout, as a function of the rows of one micro-batch."""
     tokens = float(experience.lengths[rows].sum())
-    return lambda part: micro_batch_loss(trainer.config, trainer.prepared, experience, part, tokens)
+    return lambda part: micro_batch_loss(trainer.config, trainer.setup, experience, part, tokens)
 
 
 ADAPTER = pytest.param(4, marks=pytest.mark.slow)

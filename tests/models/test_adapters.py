@@ -126,7 +126,7 @@ def test_learning_moves_the_policy_and_not_the_reference(beginning, make_ppo, ha
     trainer = make_ppo(beginning, learning_rate=1e-2, warmup_ratio=0.0)
     before = role_outputs(trainer, hand_rollout)
     scores = torch.tensor([1.0, -0.5, 0.3, 0.0, 2.0, -1.0])
-    update_policy(trainer.config, trainer.prepared, experience_of(trainer, hand_rollout, scores, before), 1)
+    update_policy(trainer.config, trainer.setup, experience_of(trainer, hand_rollout, scores, before), 1)
     after = role_outputs(trainer, hand_rollout)
     assert torch.equal(after.ref_log_probs, before.ref_log_probs)
     assert (after.log_probs - before.log_probs).abs().max() > 1e-2

@@ -37,9 +37,9 @@ def test_a_prompt_between_others_may_have_no_response():
     responses = [RESPONSES[0], RESPONSES[1], RESPONSES[4]]
     with torch.no_grad():
         found = backbone.hidden(Padded.from_lists(PROMPTS), Padded.from_lists(responses), torch.tensor([0, 0, 2]))
-    for place, (prompt_index, ids) in enumerate(zip((0, 0, 2), responses, strict=True)):
+    for place, (prompt_of_response, ids) in enumerate(zip((0, 0, 2), responses, strict=True)):
         with torch.no_grad():
-            expected = backbone.hidden(Padded.from_lists([PROMPTS[prompt_index]]), Padded.from_lists([ids]))[0]
+            expected = backbone.hidden(Padded.from_lists([PROMPTS[prompt_of_response]]), Padded.from_lists([ids]))[0]
         torch.testing.assert_close(found[place, : len(ids) + 1], expected, atol=1e-5, rtol=0)
 
 

@@ -69,8 +69,8 @@ def test_the_balance_is_the_same_alone_in_a_batch_and_packed(name, sharpen):
     routing = backbone.record_routing()
     prompts, responses = Padded.from_lists(PROMPTS), Padded.from_lists(RESPONSES)
 
-    def read(prompt, response, prompt_index=None, rows=3):
-        backbone.hidden(prompt, response, prompt_index)
+    def read(prompt, response, prompt_of_response=None, rows=3):
+        backbone.hidden(prompt, response, prompt_of_response)
         return routing.take(rows)
 
     alone = [

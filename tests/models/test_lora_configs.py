@@ -102,7 +102,7 @@ def test_an_adapter_of_any_kind_is_trained_alone_and_saved_for_peft(kind, base, 
     name, lora = settings_of(kind)
     theirs = get_peft_model(base(name), lora).get_nb_trainable_parameters()[0]
     given = trainer(name, base(name), peft_config=lora, value_model=None)
-    policy = given.prepared.policy
+    policy = given.setup.policy
     weights = dict(policy.backbone.model.named_parameters())
     assert sum(weights[each].numel() for each in trainable(policy.backbone)) == theirs
     before = {each: weight.detach().clone() for each, weight in weights.items()}
@@ -185,7 +185,7 @@ def test_a_peft_model_is_trained_in_place_from_its_adapter(kind, base, trainer, 
     model.save_pretrained(tmp_path / "start")
     expected = logits_by_peft(base(name), tmp_path / "start")
     given = trainer(name, model)
-    policy = given.prepared.policy
+    policy = given.setup.policy
     assert (policy.adapter, policy.initial_adapter) == ("default", "start")
     for adapter in ("default", "start"):
         torch.testing.assert_close(response_logits(policy.backbone, adapter), expected, atol=1e-4, rtol=0)
@@ -218,11 +218,11 @@ def test_another_adapter_of_a_peft_model_is_the_reference(reference, base, train
     model.add_adapter("other", LoraConfig(r=2, init_lora_weights=False))
     move(weight for weight in model.parameters() if weight.requires_grad)
     plain = copy.deepcopy(model).eval()
-    prepared = trainer(LLAMA, model, reference=reference).prepared
+    setup = trainer(LLAMA, model, reference=reference).setup
     assert "start" not in model.peft_config
-    rollout = sample_rollout(prepared.sampler, prepared.policy.tokenization, prepared.prompts, prepared.sampling, (3, 1))
-    rows, place = [[0, 1]], (prepared.policy.backbone, 1.0, 4096, prepared.run.accelerator)
-    found = forward_all_roles(prepared.roles, rollout, rows, *place)
+    rollout = sample_rollout(setup.sampler, setup.policy.tokenization, setup.prompts, setup.sampling, (3, 1))
+    rows, place = [[0, 1]], (setup.policy.backbone, 1.0, 4096, setup.run.accelerator)
+    found = forward_all_roles(setup.roles, rollout, rows, *place)
     for row, (prompt, response) in enumerate(zip(rollout.prompts, rollout.responses, strict=True)):
         ids = torch.tensor([prompt.ids + response])
         with torch.no_grad():

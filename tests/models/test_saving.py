@@ -13,7 +13,7 @@ from align.core.seeds import RngStream
 from align.core.settings import ModelConfig
 from align.models.checkpoint import save_model, weights_of
 from align.models.loading import load, load_on_meta
-from align.sampling.generation import Sampling, row_uniforms, sample
+from align.sampling.generation import SamplingParams, row_uniforms, sample
 from align.sft import SFTConfig, SFTTrainer
 
 DEMONSTRATIONS = [{"prompt": "Hi", "completion": "Hello!"}] * 2
@@ -144,7 +144,7 @@ def always_says(folder, token):
 
 
 def sampled(loaded):
-    settings = Sampling(max_new_tokens=5, temperature=0.1)
+    settings = SamplingParams(max_new_tokens=5, temperature=0.1)
     uniforms = row_uniforms(1, settings, 0, RngStream.ROLLOUT)
     with loaded.backbone.adapter(loaded.adapter):
         return sample(loaded.backbone, [[9, 10]], uniforms, settings, loaded.tokenization.end_ids)

@@ -64,15 +64,13 @@ def trainer(sharp_folders, tmp_path):
     return made
 
 
-def rollout_of(prepared):
-    return sample_rollout(prepared.sampler, prepared.policy.tokenization, prepared.prompts, prepared.sampling, (3, 1))
+def rollout_of(setup):
+    return sample_rollout(setup.sampler, setup.policy.tokenization, setup.prompts, setup.sampling, (3, 1))
 
 
-def roles_of(prepared, rollout):
+def roles_of(setup, rollout):
     rows = [list(range(len(rollout)))]
-    return forward_all_roles(
-        prepared.roles, rollout, rows, prepared.policy.backbone, TEMPERATURE, 4096, prepared.run.accelerator
-    )
+    return forward_all_roles(setup.roles, rollout, rows, setup.policy.backbone, TEMPERATURE, 4096, setup.run.accelerator)
 
 
 @torch.no_grad()
@@ -99,8 +97,8 @@ def test_a_given_reference_predicts_the_log_probs_of_the_kl_penalty(name, lora_r
     reference = language_model(name, seed=2)
     expected = copy.deepcopy(reference)
     given = trainer(language_model(name), name=name, reference=reference, config={"lora_r": lora_r})
-    rollout = rollout_of(given.prepared)
-    old = roles_of(given.prepared, rollout)
+    rollout = rollout_of(given.setup)
+    old = roles_of(given.setup, rollout)
     for row, (prompt, response) in enumerate(zip(rollout.prompts, rollout.responses, strict=True)):
         found = old.ref_log_probs[row, : len(response)]
         assert torch.allclose(found, log_probs(expected, prompt.ids, response), atol=1e-4)
@@ -113,9 +111,9 @@ def test_a_given_reference_predicts_the_log_probs_of_the_kl_penalty(name, lora_r
 def test_a_classifier_without_a_tokenizer_reads_the_policys_ids(name, trainer, language_model, classifier):
     reward = classifier("tiny-llama")
     expected = copy.deepcopy(reward)
-    prepared = trainer(language_model(name), [reward], name).prepared
-    rollout = rollout_of(prepared)
-    scores, _ = prepared.rewards(rollout)
+    setup = trainer(language_model(name), [reward], name).setup
+    rollout = rollout_of(setup)
+    scores, _ = setup.rewards(rollout)
     for score, prompt, response in zip(scores, rollout.prompts, rollout.responses, strict=True):
         with torch.no_grad():
             wanted = expected(torch.tensor([prompt.ids + response])).logits
@@ -131,8 +129,8 @@ def test_a_value_model_is_the_critic_and_is_trained_in_place(name, settings, tra
     before = copy.deepcopy(value_model)
     names = list(dict(value_model.named_parameters()))
     given = trainer(policy, name=name, value_model=value_model, config=settings)
-    rollout = rollout_of(given.prepared)
-    old = roles_of(given.prepared, rollout)
+    rollout = rollout_of(given.setup)
+    old = roles_of(given.setup, rollout)
     for row, (prompt, response) in enumerate(zip(rollout.prompts, rollout.responses, strict=True)):
         expected = values(before, prompt.ids, response)
         assert torch.allclose(old.values[row, : len(response)], expected, atol=1e-4)

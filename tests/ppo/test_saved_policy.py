@@ -32,7 +32,7 @@ def trainer(sharp_folders, tmp_path):
 
 
 def policy_of(trainer):
-    return {name: weight.clone() for name, weight in trainer.prepared.policy.backbone.model.state_dict().items()}
+    return {name: weight.clone() for name, weight in trainer.setup.policy.backbone.model.state_dict().items()}
 
 
 def same(folder, expected, auto=AutoModelForCausalLM):

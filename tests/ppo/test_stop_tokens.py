@@ -27,9 +27,9 @@ def trainer(sharp_folders, tmp_path):
     return made
 
 
-def rollout(prepared):
-    prompts = prepared.prompts * 4
-    return sample_rollout(prepared.sampler, prepared.policy.tokenization, prompts, prepared.sampling, (3, 1))
+def rollout(setup):
+    prompts = setup.prompts * 4
+    return sample_rollout(setup.sampler, setup.policy.tokenization, prompts, setup.sampling, (3, 1))
 
 
 def cut(ids, stops):
@@ -40,23 +40,23 @@ def cut(ids, stops):
 
 @pytest.mark.parametrize("name", ["tiny-gpt2", "tiny-t5"])
 def test_a_response_ends_at_the_stop_tokens_that_are_set(name, trainer):
-    whole = rollout(trainer(name, ignore_eos=True).prepared)
+    whole = rollout(trainer(name, ignore_eos=True).setup)
     assert {len(ids) for ids in whole.responses} == {12}
-    prepared = trainer(name, stop_token_ids=STOPS).prepared
-    found = rollout(prepared)
+    setup = trainer(name, stop_token_ids=STOPS).setup
+    found = rollout(setup)
     assert list(zip(found.responses, found.ended, strict=True)) == [cut(ids, STOPS) for ids in whole.responses]
     assert set(found.ended) == {True, False}
-    ends = prepared.policy.tokenization.end_ids
+    ends = setup.policy.tokenization.end_ids
     assert whole.ended == [any(id in ends for id in ids) for ids in whole.responses]
-    plain = rollout(trainer(name).prepared)
+    plain = rollout(trainer(name).setup)
     assert plain.responses == [cut(ids, ends)[0] for ids in whole.responses]
 
 
 def test_a_response_past_an_end_token_counts_as_ended(trainer, monkeypatch):
     """Its score is not replaced, and all of its tokens are trained on."""
     given = trainer("tiny-gpt2", ignore_eos=True)
-    given.prepared.policy.tokenization.end_ids = frozenset(STOPS)
-    ended = rollout(given.prepared).ended
+    given.setup.policy.tokenization.end_ids = frozenset(STOPS)
+    ended = rollout(given.setup).ended
     assert set(ended) == {True, False}
     given.train()
     row = json.loads((given.run.folder / "metrics.jsonl").read_text().splitlines()[-1])

@@ -15,7 +15,7 @@ from align.core.tensor_ops import Padded
 from align.models.loading import load
 from align.sampling import generation
 from align.sampling.engines import sampling_tokens
-from align.sampling.generation import Sampling, draw, row_uniforms, sample
+from align.sampling.generation import SamplingParams, draw, row_uniforms, sample
 
 PROMPTS = [[30, 31, 32, 33, 34, 35, 36], [40], [50, 51, 52], [60, 61], [70, 71, 72, 73], [80, 81, 82]]
 # A tenth of the vocabulary ends a response: rows end early, late and not at all.
@@ -38,7 +38,7 @@ def distributions(backbone, prompt, response, temperature=1.0):
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_how_often_ended_rows_leave_the_batch_changes_nothing(backbone, monkeypatch, every, temperature):
     """On a GPU they stay for some tokens more, so that nothing waits for it at each token."""
-    sampling = Sampling(max_new_tokens=12, temperature=temperature)
+    sampling = SamplingParams(max_new_tokens=12, temperature=temperature)
     expected = draws(backbone, sampling)
     assert len({len(ids) for ids in expected.ids}) > 1 or temperature == 0, "rows end at different times"
     monkeypatch.setitem(generation.STEPS_BETWEEN_CHECKS, "cpu", every)
@@ -47,7 +47,7 @@ def test_how_often_ended_rows_leave_the_batch_changes_nothing(backbone, monkeypa
 
 @pytest.mark.parametrize("temperature", [0.6, 1.0, 1.4])
 def test_every_token_is_what_its_noise_draws_from_the_scored_distribution(backbone, temperature):
-    sampling = Sampling(max_new_tokens=12, temperature=temperature)
+    sampling = SamplingParams(max_new_tokens=12, temperature=temperature)
     found, uniforms = draws(backbone, sampling), row_uniforms(len(PROMPTS), sampling, 3, RngStream.ROLLOUT)
     log_likelihood = 0.0
     for row, (prompt, ids) in enumerate(zip(PROMPTS, found.ids, strict=True)):
@@ -64,7 +64,7 @@ def test_every_token_is_what_its_noise_draws_from_the_scored_distribution(backbo
 def test_temperature_0_is_transformers_greedy_generation(tiny_name, backbone, sharp_folders, ends):
     auto = AutoModelForSeq2SeqLM if tiny_name == "tiny-t5" else AutoModelForCausalLM
     theirs = auto.from_pretrained(sharp_folders[tiny_name]).eval()
-    found = draws(backbone, Sampling(max_new_tokens=9, temperature=0.0), ends=ends)
+    found = draws(backbone, SamplingParams(max_new_tokens=9, temperature=0.0), ends=ends)
     for prompt, ids in zip(PROMPTS, found.ids, strict=True):
         rows = theirs.generate(
             torch.tensor([prompt]), do_sample=False, max_new_tokens=9, eos_token_id=sorted(ends), pad_token_id=0
@@ -74,10 +74,10 @@ def test_temperature_0_is_transformers_greedy_generation(tiny_name, backbone, sh
 
 
 def test_a_rows_text_does_not_depend_on_its_batch(backbone):
-    sampling = Sampling(max_new_tokens=12)
+    sampling = SamplingParams(max_new_tokens=12)
     together, uniforms = draws(backbone, sampling), row_uniforms(len(PROMPTS), sampling, 3, RngStream.ROLLOUT)
     for budget in (1, 40, 10**6):
-        again = draws(backbone, Sampling(max_new_tokens=12, batch_tokens=budget))
+        again = draws(backbone, SamplingParams(max_new_tokens=12, batch_tokens=budget))
         assert again == together
     order = [4, 2, 0, 5, 1, 3]
     shuffled = sample(backbone, [PROMPTS[row] for row in order], uniforms[order], sampling, ENDS)
@@ -91,7 +91,7 @@ def test_several_responses_to_a_prompt_read_it_once(backbone, monkeypatch):
     read, prefill = [], backbone.prefill
     monkeypatch.setattr(backbone, "prefill", lambda prompt: (read.extend(prompt.tolists()), prefill(prompt))[1])
     prompts = [PROMPTS[row] for row in (0, 0, 1, 1, 1, 0)]
-    sampling = Sampling(max_new_tokens=12)
+    sampling = SamplingParams(max_new_tokens=12)
     found, uniforms = draws(backbone, sampling, prompts), row_uniforms(6, sampling, 3, RngStream.ROLLOUT)
     assert sorted(read) == sorted(PROMPTS[:2])
     alone = [sample(backbone, prompts[row : row + 1], uniforms[row : row + 1], sampling, ENDS) for row in range(6)]
@@ -101,7 +101,7 @@ def test_several_responses_to_a_prompt_read_it_once(backbone, monkeypatch):
 
 def test_an_end_token_is_kept_and_nothing_comes_after_it(backbone):
     prompts = [PROMPTS[row % 6] + [row % 200 + 20] for row in range(40)]
-    found = draws(backbone, Sampling(max_new_tokens=8), prompts)
+    found = draws(backbone, SamplingParams(max_new_tokens=8), prompts)
     for ids, ended in zip(found.ids, found.ended, strict=True):
         assert 1 <= len(ids) <= 8
         assert (ids[-1] in ENDS) == ended
@@ -111,23 +111,23 @@ def test_an_end_token_is_kept_and_nothing_comes_after_it(backbone):
 
 
 def test_an_end_at_the_last_possible_token_still_counts(backbone):
-    free = draws(backbone, Sampling(max_new_tokens=5), ends=frozenset({-1}))
+    free = draws(backbone, SamplingParams(max_new_tokens=5), ends=frozenset({-1}))
     assert free.ended == [False] * 6
     assert [len(ids) for ids in free.ids] == [5] * 6
     row = next(row for row, ids in enumerate(free.ids) if ids[-1] not in ids[:-1])
-    found = draws(backbone, Sampling(max_new_tokens=5), ends=frozenset({free.ids[row][-1]}))
+    found = draws(backbone, SamplingParams(max_new_tokens=5), ends=frozenset({free.ids[row][-1]}))
     assert (found.ids[row], found.ended[row]) == (free.ids[row], True)
 
 
 def test_finished_rows_are_counted_for_a_progress_bar(backbone):
     counted = []
-    draws(backbone, Sampling(max_new_tokens=3, batch_tokens=30), on_rows=counted.append)
+    draws(backbone, SamplingParams(max_new_tokens=3, batch_tokens=30), on_rows=counted.append)
     assert sum(counted) == 6
     assert len(counted) > 1
 
 
 def test_top_k_keeps_the_likeliest_tokens(backbone):
-    found = draws(backbone, Sampling(max_new_tokens=10, top_k=3))
+    found = draws(backbone, SamplingParams(max_new_tokens=10, top_k=3))
     used = set()
     for prompt, ids in zip(PROMPTS, found.ids, strict=True):
         for token, scored in zip(ids, distributions(backbone, prompt, ids), strict=True):
@@ -135,13 +135,13 @@ def test_top_k_keeps_the_likeliest_tokens(backbone):
             assert rank < 3
             used.add(rank)
     assert used == {0, 1, 2}
-    untruncated = draws(backbone, Sampling(max_new_tokens=10))
+    untruncated = draws(backbone, SamplingParams(max_new_tokens=10))
     assert found != untruncated
 
 
 @pytest.mark.parametrize("temperature", [0.7, 1.3])
 def test_top_p_keeps_the_smallest_set_of_that_mass_after_the_temperature(backbone, temperature):
-    found = draws(backbone, Sampling(max_new_tokens=10, top_p=0.6, temperature=temperature))
+    found = draws(backbone, SamplingParams(max_new_tokens=10, top_p=0.6, temperature=temperature))
     beyond_first = 0
     for prompt, ids in zip(PROMPTS, found.ids, strict=True):
         for token, scored in zip(ids, distributions(backbone, prompt, ids, temperature), strict=True):
@@ -156,7 +156,7 @@ def test_a_model_in_training_mode_samples_the_same(tiny_name, backbone, sharp_fo
     config = ModelConfig(model=sharp_folders[tiny_name], gradient_checkpointing=True)
     training = load(config, torch.float32).backbone
     assert training.model.training
-    sampling = Sampling(max_new_tokens=8)
+    sampling = SamplingParams(max_new_tokens=8)
     assert draws(training, sampling) == draws(backbone, sampling)
     assert training.model.training
 
@@ -188,7 +188,7 @@ def test_a_token_of_probability_zero_is_never_drawn(uniform):
 def test_random_draws_pass_a_chi_square_test():
     logits = torch.tensor([2.0, -1.0, 0.5, -4.0, 1.0, 0.0])
     count = 50_000
-    uniforms = row_uniforms(count // 100, Sampling(max_new_tokens=100), 11, RngStream.ROLLOUT).flatten()
+    uniforms = row_uniforms(count // 100, SamplingParams(max_new_tokens=100), 11, RngStream.ROLLOUT).flatten()
     found = torch.bincount(drawn(logits, uniforms), minlength=6).double()
     expected = torch.softmax(logits.double(), -1) * count
     statistic = ((found - expected) ** 2 / expected).sum().item()
@@ -223,7 +223,7 @@ def test_a_row_is_drawn_alike_alone_and_in_a_batch(seed, uniforms):
 
 
 def test_noise_is_uniform_float64_below_1():
-    found = row_uniforms(2000, Sampling(max_new_tokens=50), 1, 2, 3)
+    found = row_uniforms(2000, SamplingParams(max_new_tokens=50), 1, 2, 3)
     assert found.shape == (2000, 50)
     assert found.dtype == torch.float64
     assert found.min().item() >= 0.0
@@ -263,7 +263,7 @@ def memory(device, free, resident):
 
 
 def test_a_processor_keeps_the_default(sharp_backbones):
-    assert sampling_tokens(memory("cpu", 2**40, 0), sharp_backbones["tiny-llama"], 64) == Sampling.batch_tokens
+    assert sampling_tokens(memory("cpu", 2**40, 0), sharp_backbones["tiny-llama"], 64) == SamplingParams.batch_tokens
 
 
 @pytest.mark.parametrize(("free", "resident"), [(2**30, 0), (2**31, 2**30), (2**30 + 2**26, 0)])
@@ -280,11 +280,11 @@ def test_a_row_is_sampled_where_there_is_no_room_at_all(sharp_backbones):
 
 def test_noise_is_the_same_for_the_same_seed_whatever_else_was_drawn():
     torch.manual_seed(0)
-    first = row_uniforms(3, Sampling(max_new_tokens=4), 7, 1, 2)
+    first = row_uniforms(3, SamplingParams(max_new_tokens=4), 7, 1, 2)
     torch.manual_seed(99)
     torch.rand(5)
     before = torch.get_rng_state()
-    assert torch.equal(row_uniforms(3, Sampling(max_new_tokens=4), 7, 1, 2), first)
+    assert torch.equal(row_uniforms(3, SamplingParams(max_new_tokens=4), 7, 1, 2), first)
     assert torch.equal(torch.get_rng_state(), before), "the global generator must not move"
 
 
@@ -294,5 +294,5 @@ def test_order_and_number_of_parts_matter():
 
 
 def test_the_noise_of_a_row_does_not_depend_on_the_number_of_rows():
-    few, many = (row_uniforms(rows, Sampling(max_new_tokens=5), 7, RngStream.ROLLOUT) for rows in (2, 4))
+    few, many = (row_uniforms(rows, SamplingParams(max_new_tokens=5), 7, RngStream.ROLLOUT) for rows in (2, 4))
     assert torch.equal(few, many[:2])

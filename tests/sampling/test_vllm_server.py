@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM
 from align.core.errors import UserError
 from align.core.seeds import RngStream
 from align.ppo import PPOConfig, run_ppo
-from align.sampling.generation import Sampling, row_seeds
+from align.sampling.generation import SamplingParams, row_seeds
 from tests.launch.compared import metrics
 from tests.launch.launcher import ROOT, free_port
 from tests.sampling.rewards import PROMPTS
@@ -180,16 +180,16 @@ def test_responses_end_where_an_end_token_stands_or_at_the_limit(serve, settings
     tokenization = engine.loaded.tokenization
     tokenization.end_ids = ends = frozenset(range(8, 60))  # about every fifth token
     prompts = [[9 + row, 40, 41] for row in range(12)]
-    found = engine.sample(prompts, Sampling(4), (1, 2))
+    found = engine.sample(prompts, SamplingParams(4), (1, 2))
     assert 0 < sum(found.ended) < 12, "some of each"
     for ids, ended, seen in zip(found.ids, found.ended, found.log_probs, strict=True):
         assert ended == (ids[-1] in ends)
         assert not ends & set(ids[:-1])
         assert ended or len(ids) == 4
         assert len(seen) == len(ids)
-    again = engine.sample(prompts, Sampling(4), (1, 2))
+    again = engine.sample(prompts, SamplingParams(4), (1, 2))
     assert (again.ids, again.ended) == (found.ids, found.ended)
-    assert engine.sample(prompts, Sampling(4), (1, 3)).ids != found.ids
+    assert engine.sample(prompts, SamplingParams(4), (1, 3)).ids != found.ids
 
 
 def answering(path, status, answer):
@@ -288,7 +288,7 @@ def test_an_error_or_an_impossible_answer_of_the_server_is_one_line(serve, setti
     engine = make_engine_of(server.url)
     spoil(server)
     with pytest.raises(UserError, match=re.escape(part)) as caught:
-        engine.sample([[9, 10]], Sampling(4), (1, RngStream.ROLLOUT))
+        engine.sample([[9, 10]], SamplingParams(4), (1, RngStream.ROLLOUT))
     assert "\n" not in str(caught.value)
 
 
@@ -300,7 +300,7 @@ def test_a_server_that_was_started_again_between_two_rollouts_is_joined_again(
 
     first = serve(settings["model"])
     engine = make_engine_of(first.url)
-    prompts, sampling = [[9, 10], [11, 12, 13]], Sampling(4)
+    prompts, sampling = [[9, 10], [11, 12, 13]], SamplingParams(4)
     expected = engine.sample(prompts, sampling, (1, RngStream.ROLLOUT))
     first.stop()
     second = Server(settings["model"], int(first.url.rpartition(":")[2]))
@@ -321,7 +321,7 @@ def test_a_server_that_was_started_again_between_two_rollouts_is_joined_again(
 def test_an_answer_that_breaks_off_is_asked_for_again(serve, settings, make_engine_of, capsys):
     server = serve(settings["model"])
     engine = make_engine_of(server.url)
-    prompts, sampling = [[9, 10], [11, 12, 13], [14]], Sampling(4)
+    prompts, sampling = [[9, 10], [11, 12, 13], [14]], SamplingParams(4)
     expected = engine.sample(prompts, sampling, (1, RngStream.ROLLOUT))
     server.cut_off = True
     assert engine.sample(prompts, sampling, (1, RngStream.ROLLOUT)) == expected
@@ -336,7 +336,7 @@ def test_a_server_that_never_answers_is_given_up_on(serve, settings, make_engine
         adapter.limit = 0.5
     begun = time.monotonic()
     with pytest.raises(UserError, match=r"sampling failed \(.*Read timed out"):
-        engine.sample([[9, 10]], Sampling(4), (1, RngStream.ROLLOUT))
+        engine.sample([[9, 10]], SamplingParams(4), (1, RngStream.ROLLOUT))
     assert time.monotonic() - begun < server.seconds_silent
 
 

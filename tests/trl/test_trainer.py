@@ -220,14 +220,14 @@ def test_a_collator_may_change_rows(make_trainer, tokenizer):
         return tokenizer.pad([{"input_ids": row["input_ids"][:2]} for row in rows], return_tensors="pt")
 
     trainer = make_trainer(data_collator=first_two)
-    assert {len(prompt.ids) for prompt in trainer.prepared.prompts} == {2}
+    assert {len(prompt.ids) for prompt in trainer.setup.prompts} == {2}
     assert trainer.get_train_dataloader().batch_size == 4
     assert next(iter(trainer.get_eval_dataloader()))["input_ids"].shape == (2, 2)
 
 
 def test_data_may_be_in_the_format_of_torch(make_trainer, prompts):
     trainer = make_trainer(train_dataset=prompts.with_format("torch"), eval_dataset=None)
-    assert [list(prompt.ids) for prompt in trainer.prepared.prompts] == prompts["input_ids"][:]
+    assert [list(prompt.ids) for prompt in trainer.setup.prompts] == prompts["input_ids"][:]
     with pytest.raises(ValueError, match="the data set has no rows"):
         make_trainer(output(trainer), train_dataset=prompts.select([]))
 
@@ -239,7 +239,7 @@ def test_padded_rows_lose_their_padding(make_trainer, tokenizer, prompts):
     for columns in (["input_ids"], ["input_ids", "attention_mask"]):
         data = Dataset.from_dict({name: padded[name] for name in columns})
         trainer = make_trainer(train_dataset=data, eval_dataset=data)
-        assert [list(prompt.ids) for prompt in trainer.prepared.prompts] == ids
+        assert [list(prompt.ids) for prompt in trainer.setup.prompts] == ids
         assert [list(prompt.ids) for prompt in trainer.eval_prompts] == ids
 
 
@@ -251,7 +251,7 @@ def test_scores_are_read_at_the_last_token_also_if_it_is_eos(make_trainer, model
     seen = {}
     end = tokenizer.eos_token_id
     written = Responses([[9, 10, end], [11, end], [12] * 6, [end]], [True, True, False, True])
-    trainer.prepared.sampler.sample = lambda *_: written
+    trainer.setup.sampler.sample = lambda *_: written
     trainer.hooks.on_experience = lambda update, experience: seen.update(experience=experience)
     trainer.hooks.metrics_of_update = dict
     trainer.train()

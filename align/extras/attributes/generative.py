@@ -146,14 +146,14 @@ class GenerativeModel(LanguageModel):
         self.questions = questions
 
     def forward(  # type: ignore[override]
-        self, prompt: Padded, response: Padded, prompt_index: Tensor | None = None, mask: Tensor | None = None
+        self, prompt: Padded, response: Padded, prompt_of_response: Tensor | None = None, mask: Tensor | None = None
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """Log-probs [R, A] of the tokens that rate, at the end of each of R texts.
+        """Log-probs [B, A] of the tokens that rate, at the end of each of B texts.
 
-        With `mask` [R, T] bool, also the log-probs [R, T] of the texts' own tokens where it holds.
+        With `mask` [B, T] bool, also the log-probs [B, T] of the texts' own tokens where it holds.
         """
         with self.backbone.adapter(self.adapter_name):
-            hidden = self.backbone.hidden(prompt, response, prompt_index)
+            hidden = self.backbone.hidden(prompt, response, prompt_of_response)
             rows = torch.arange(len(response.lengths), device=hidden.device)
             logits = self.backbone.logits(hidden[rows, response.lengths]).float()
             answers = torch.log_softmax(logits, -1)[:, self.questions.answers]
@@ -196,7 +196,7 @@ class TextOutputs(NamedTuple):
         answers: log-probs [Q, A] of the tokens that rate.
         losses: of each question [Q].
         attributes: of each question [Q].
-        generator: the losses [R] of the tokens that the generator learns, summed over each text.
+        generator: the losses [B] of the tokens that the generator learns, summed over each text.
     """
 
     answers: Tensor
@@ -277,9 +277,9 @@ class GenerativeForm:
 
 def compute_texts(model: nn.Module, parts: Sequence[TextPart], device: torch.device) -> TextOutputs:
     """Return the outputs of a `GenerativeModel`, or the engine around it."""
-    prompt, response, prompt_index = pack_rankings(parts, device)
+    prompt, response, prompt_of_response = pack_rankings(parts, device)
     mask = Padded.from_lists([list(map(int, row)) for part in parts for row in part.generated]).ids.to(device) > 0
-    answers, log_probs = model(prompt, response, prompt_index, mask)
+    answers, log_probs = model(prompt, response, prompt_of_response, mask)
     is_question = torch.tensor([bool(part.attributes) for part in parts for _ in part.responses], device=device)
     answers = answers[is_question]
     shares = answers.new_tensor([row for part in parts for row in part.shares]).reshape(answers.shape)

@@ -77,7 +77,7 @@ class HeadForm:
         """Return the model's predictions for rated responses, on every process.
 
         Returns:
-            Predictions in labelers' units [R, n], the loss of each head summed over the responses it was judged on [n], and
+            Predictions in labelers' units [B, n], the loss of each head summed over the responses it was judged on [n], and
             further losses that count in the choice of the best model, by name.
         """
 
@@ -96,10 +96,10 @@ class HeadForm:
 
 
 def targets_of_responses(examples: Sequence[EncodedTask], heads: Sequence[Head]) -> Tensor:
-    """Return the targets [R, n] of all responses, those of rankings too."""
+    """Return the targets [B, n] of all responses, those of rankings too."""
     return targets_of([item for item in examples for _ in item.responses], heads)
 
 
 def targets_of(examples: Sequence[Any], heads: Sequence[Head]) -> Tensor:
-    """Return the `attributes` of examples as [R, n]: NaN where a head was not judged."""
+    """Return the `attributes` of examples as [B, n]: NaN where a head was not judged."""
     return torch.tensor([[item.attributes.get(head.name, torch.nan) for head in heads] for item in examples])

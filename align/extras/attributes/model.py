@@ -49,14 +49,14 @@ class AttributeModel(nn.Module):
         nn.init.normal_(self.linear.weight, std=(backbone.hidden_size + 1) ** -0.5)
         nn.init.zeros_(self.linear.bias)
 
-    def forward(self, prompt: Padded, response: Padded, prompt_index: Tensor | None = None) -> Tensor:
-        """Outputs [R, n] of n heads for R responses, in the units of `head_losses`."""
+    def forward(self, prompt: Padded, response: Padded, prompt_of_response: Tensor | None = None) -> Tensor:
+        """Outputs [B, n] of n heads for B responses, in the units of `head_losses`."""
         with self.backbone.adapter(self.adapter_name):
-            return cast(Tensor, self.linear(self.backbone.summary(prompt, response, prompt_index)))
+            return cast(Tensor, self.linear(self.backbone.summary(prompt, response, prompt_of_response)))
 
 
 def in_label_units(outputs: Tensor, heads: list[Head]) -> Tensor:
-    """Outputs [R, n] in labelers' units: a probability, a rating from 1 to 7, or unchanged for a ranking."""
+    """Outputs [B, n] in labelers' units: a probability, a rating from 1 to 7, or unchanged for a ranking."""
     low, high = SCALE
     columns = {
         "binary": torch.sigmoid(outputs),
@@ -131,8 +131,8 @@ def head_losses(outputs: Tensor, targets: Tensor, binary: Tensor) -> Tensor:
     squared error.
 
     Args:
-        outputs: [R, n] of n heads.
-        targets: [R, n]; NaN without a judgment.
+        outputs: [B, n] of n heads.
+        targets: [B, n]; NaN without a judgment.
         binary: [n] bool.
     """
     judged = ~targets.isnan()

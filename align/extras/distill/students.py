@@ -13,7 +13,7 @@ from align.core.settings import ModelConfig
 from align.core.tensor_ops import Padded
 from align.models.backbone import Backbone, with_every_layer, wrap
 from align.models.loading import LoadedModel, load
-from align.sampling.generation import Sampling, row_uniforms, sample
+from align.sampling.generation import SamplingParams, row_uniforms, sample
 from align.tokenization.encoded import EncodedDemonstration
 from align.training.data_order import DataOrder
 
@@ -94,7 +94,7 @@ class WrittenBatches:
         student: LoadedModel,
         on_policy_fraction: float,
         teacher_writes: bool,
-        sampling: Sampling,
+        sampling: SamplingParams,
         accelerator: Accelerator,
     ) -> None:
         self.order, self.teacher, self.student = order, teacher, student

@@ -26,7 +26,7 @@ from align.models.loading import LoadedModel
 from align.runtime.distributed import run_on_main, sum_across_processes
 from align.runtime.flops import FlopsProfile, forward_flops, sampling_flops, training_flops
 from align.runtime.sharding import place_frozen_model
-from align.sampling.generation import Sampling
+from align.sampling.generation import SamplingParams
 from align.tokenization.encoded import EncodedDemonstration
 from align.training.data_order import DataOrder
 from align.training.engine import TrainEngine
@@ -54,7 +54,7 @@ def train(
     predictor = Predictor(teacher.backbone)
     loss_of = partial(batch_loss, engine.module, predictor, weights=weights, device=accelerator.device)
     profile, teacher_profile = (flops_profile(model.backbone, None) for model in (student, teacher))
-    sampling = Sampling(config.max_response_tokens, batch_tokens=max(budget, config.max_response_tokens))
+    sampling = SamplingParams(config.max_response_tokens, batch_tokens=max(budget, config.max_response_tokens))
     writers = (config.on_policy_fraction, config.responses == "teacher")
     batches = WrittenBatches(order, teacher, student, *writers, sampling, accelerator)
     loop = EpochLoop(engine, order, config.eval_steps)

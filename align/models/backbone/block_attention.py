@@ -13,7 +13,7 @@ from align.models.backbone.layout import BLOCK, attention_allowed
 
 
 def block_mask(segments: Tensor, whole_prompt: bool = False) -> BlockMask:
-    """[N, 1, L, L]: `align.models.backbone.layout.packed_mask` as blocks of `BLOCK` columns."""
+    """[P, 1, L, L]: `align.models.backbone.layout.packed_mask` as blocks of `BLOCK` columns."""
     count, length = segments.shape
     mask = create_block_mask(attention_allowed(segments, whole_prompt), count, 1, length, length, segments.device, BLOCK)
     mask.ndim = len(mask.shape)  # type: ignore[attr-defined]  # transformers' GPT-2 asks for it

@@ -133,25 +133,25 @@ class Backbone(nn.Module, ABC):
         """Return the tokens that reading a prompt with its responses holds in memory, by which micro-batches are cut."""
 
     @abstractmethod
-    def hidden(self, prompt: Padded, response: Padded, prompt_index: Tensor | None = None) -> Tensor:
-        """Return hidden states [R, T+1, H] of R responses.
+    def hidden(self, prompt: Padded, response: Padded, prompt_of_response: Tensor | None = None) -> Tensor:
+        """Return hidden states [B, T+1, H] of B responses.
 
         Args:
-            prompt: N prompts; each is read once, however many responses it has, if `shares_prompts`.
-            response: R responses.
-            prompt_index: [R] the prompt of each response, ascending; None: response i answers prompt i.
+            prompt: P prompts; each is read once, however many responses it has, if `shares_prompts`.
+            response: B responses.
+            prompt_of_response: [B] the prompt of each response, ascending; None: response i answers prompt i.
 
         Returns:
             `[:, t]` predicts response token t; `[:, t+1]` is the state after it. Values past a response's length are
             undefined.
         """
 
-    def summary(self, prompt: Padded, response: Padded, prompt_index: Tensor | None = None) -> Tensor:
-        """Return one state [R, H] of each prompt with its response, from which a reward is read; arguments as for `hidden`.
+    def summary(self, prompt: Padded, response: Padded, prompt_of_response: Tensor | None = None) -> Tensor:
+        """Return one state [B, H] of each prompt with its response, from which a reward is read; arguments as for `hidden`.
 
         It is the state after the response's last token, or the output of an encoder's pooler.
         """
-        hidden = self.hidden(prompt, response, prompt_index)
+        hidden = self.hidden(prompt, response, prompt_of_response)
         return hidden[torch.arange(len(response.lengths), device=hidden.device), response.lengths]
 
     @property
@@ -160,7 +160,7 @@ class Backbone(nn.Module, ABC):
         return 2 * self.hidden_size
 
     def features(self, prompt: Padded, response: Padded) -> Tensor:
-        """Return [R, F] float32 for a classifier: the mean state of the response's tokens, and the last state."""
+        """Return [B, F] float32 for a classifier: the mean state of the response's tokens, and the last state."""
         hidden = self.hidden(prompt, response).float()
         rows, mask = torch.arange(len(response.lengths), device=hidden.device), response.mask()
         mean = (hidden[:, 1:] * mask[..., None]).sum(1) / response.lengths[:, None]

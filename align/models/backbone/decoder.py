@@ -53,15 +53,16 @@ class DecoderBackbone(Backbone):
         window = sliding_window(self.model.config)
         return self.shares_prompts and (window is None or longest <= window)
 
-    def hidden(self, prompt: Padded, response: Padded, prompt_index: Tensor | None = None) -> Tensor:
-        owner = torch.arange(len(response.lengths), device=self.device) if prompt_index is None else prompt_index
-        packed = prompt_index is not None and self.shares_prompts and len(prompt_index) > len(prompt.lengths)
-        packed = packed and self.can_pack(int((prompt.lengths[prompt_index] + response.lengths).max()))
+    def hidden(self, prompt: Padded, response: Padded, prompt_of_response: Tensor | None = None) -> Tensor:
+        owner = torch.arange(len(response.lengths), device=self.device) if prompt_of_response is None else prompt_of_response
+        packed = prompt_of_response is not None and self.shares_prompts and len(prompt_of_response) > len(prompt.lengths)
+        packed = packed and self.can_pack(int((prompt.lengths[prompt_of_response] + response.lengths).max()))
         if not packed:
-            prompt, prompt_index = prompt if prompt_index is None else prompt.rows(prompt_index), None
+            prompt, prompt_of_response = prompt if prompt_of_response is None else prompt.rows(prompt_of_response), None
         masked = packed or not self.causal  # otherwise positions are 0..n-1, which every model assumes without position ids
         blocks = masked and self.block_attention
-        rows = pack_rows(prompt, response, prompt_index, BLOCK if blocks else 1)  # fewer lengths to compile a kernel for
+        multiple = BLOCK if blocks else 1  # fewer lengths to compile a kernel for
+        rows = pack_rows(prompt, response, prompt_of_response, multiple)
         extra: dict[str, Any] = {}
         if masked:
             extra = {"position_ids": rows.positions, "attention_mask": self._mask(rows, blocks)}
@@ -83,7 +84,7 @@ class DecoderBackbone(Backbone):
         return states
 
     def _read_shared(self, ids: Tensor) -> Tensor:
-        """Return states [N, L, H] of rows [N, L] of which each process of `sequence` computes a part."""
+        """Return states [P, L, H] of rows [P, L] of which each process of `sequence` computes a part."""
         sequence = self.sequence
         assert sequence is not None
         ids = pad(ids, (0, -ids.shape[1] % sequence.size))
@@ -132,7 +133,7 @@ def _read_tokens(prompt: Padded, response: Padded, rows: PackedRows, owner: Tens
 
     Args:
         prompt: of each row.
-        owner: [R] the prompt of each response, which need not be a row: then each response has one.
+        owner: [B] the prompt of each response, which need not be a row: then each response has one.
     """
     row = rows.row[:, 0]
     columns = torch.arange(prompt.ids.shape[1], device=row.device).expand(len(row), -1)

@@ -32,7 +32,7 @@ class SummaryState(nn.Module):
         return self._unlisted[0]
 
     def forward(self, state: Tensor) -> Tensor:
-        """States [R, H], unchanged."""
+        """States [B, H], unchanged."""
         return state
 
 
@@ -113,8 +113,8 @@ class EncoderBackbone(Backbone):
     def tokens_in_memory(self, prompt_length: int, response_lengths: Sequence[int]) -> int:
         return len(response_lengths) * (prompt_length + max(response_lengths))
 
-    def summary(self, prompt: Padded, response: Padded, prompt_index: Tensor | None = None) -> Tensor:
-        inputs, _ = self._rows(prompt if prompt_index is None else prompt.rows(prompt_index), response)
+    def summary(self, prompt: Padded, response: Padded, prompt_of_response: Tensor | None = None) -> Tensor:
+        inputs, _ = self._rows(prompt if prompt_of_response is None else prompt.rows(prompt_of_response), response)
         states: Tensor = self.model(**inputs).logits
         return states
 
@@ -131,7 +131,7 @@ class EncoderBackbone(Backbone):
         return torch.cat([states.sum(1) / response.lengths[:, None], hidden[:, 0]], dim=1)
 
     def _rows(self, prompt: Padded, response: Padded) -> tuple[dict[str, Tensor], Tensor]:
-        """Return the model's inputs, pairs in rows, and the column of each response token [R, T]."""
+        """Return the model's inputs, pairs in rows, and the column of each response token [B, T]."""
         config, packed = self.model.config, pack_rows(prompt, response, None)
         real, second = packed.segments >= 0, packed.segments == 1
         inputs = {"input_ids": packed.ids.masked_fill(~real, config.pad_token_id or 0), "attention_mask": real.long()}
@@ -139,7 +139,7 @@ class EncoderBackbone(Backbone):
             inputs["token_type_ids"] = second.long()
         return inputs, packed.column[:, 1:]
 
-    def hidden(self, prompt: Padded, response: Padded, prompt_index: Tensor | None = None) -> Tensor:
+    def hidden(self, prompt: Padded, response: Padded, prompt_of_response: Tensor | None = None) -> Tensor:
         refuse_language_model(self.model.config.model_type)
 
     def logits(self, hidden: Tensor) -> Tensor:

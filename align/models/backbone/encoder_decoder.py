@@ -63,17 +63,17 @@ class EncoderDecoderBackbone(Backbone):
         return prompt_length + len(response_lengths) * (1 + max(response_lengths))
 
     def encode(self, prompt: Padded) -> Tensor:
-        """Return the encoder's states [N, L, H] of N prompts."""
+        """Return the encoder's states [P, L, H] of P prompts."""
         states: Tensor = self.encoder(input_ids=prompt.ids, attention_mask=prompt.mask().long()).last_hidden_state
         return states
 
     def decode(self, response_ids: Tensor, encoded: Tensor, prompt_mask: Tensor) -> Tensor:
-        """Return hidden states [R, T+1, H] of responses.
+        """Return hidden states [B, T+1, H] of responses.
 
         Args:
-            response_ids: [R, T], padded on the right; the causal decoder needs no mask.
-            encoded: [R, L, H] states of each response's prompt.
-            prompt_mask: [R, L] int64, 1 on real prompt tokens.
+            response_ids: [B, T], padded on the right; the causal decoder needs no mask.
+            encoded: [B, L, H] states of each response's prompt.
+            prompt_mask: [B, L] int64, 1 on real prompt tokens.
         """
         states: Tensor = self.decoder(
             input_ids=torch.cat([self._start_tokens(len(response_ids)), response_ids], dim=1),
@@ -86,20 +86,20 @@ class EncoderDecoderBackbone(Backbone):
     def _start_tokens(self, count: int) -> Tensor:
         return torch.full((count, 1), self.model.config.decoder_start_token_id, device=self.device)
 
-    def hidden(self, prompt: Padded, response: Padded, prompt_index: Tensor | None = None) -> Tensor:
+    def hidden(self, prompt: Padded, response: Padded, prompt_of_response: Tensor | None = None) -> Tensor:
         with self._reading():
             encoded, mask = self.encode(prompt), prompt.mask().long()
-            if prompt_index is not None:
-                encoded, mask = encoded[prompt_index], mask[prompt_index]
+            if prompt_of_response is not None:
+                encoded, mask = encoded[prompt_of_response], mask[prompt_of_response]
             states = self.decode(response.ids, encoded, mask)
         if self.routing:
-            self.routing.close(self._read_tokens(prompt, response, prompt_index))
+            self.routing.close(self._read_tokens(prompt, response, prompt_of_response))
         return states
 
-    def _read_tokens(self, prompt: Padded, response: Padded, prompt_index: Tensor | None) -> dict[str, RoutedTokens]:
+    def _read_tokens(self, prompt: Padded, response: Padded, prompt_of_response: Tensor | None) -> dict[str, RoutedTokens]:
         """Of the encoder, each response's prompt; of the decoder, its start token and the response."""
         rows = torch.arange(len(response.lengths), device=self.device)
-        owner = rows if prompt_index is None else prompt_index
+        owner = rows if prompt_of_response is None else prompt_of_response
         read, written = prompt.mask(), length_mask(response.lengths + 1, response.ids.shape[1] + 1)
         columns = [torch.arange(mask.shape[1], device=self.device).expand(len(rows), -1) for mask in (read, written)]
         return {

@@ -62,18 +62,18 @@ def _in_float32(router: Router, forward: Any, states: Tensor, *more: Any) -> Any
 
 
 class RoutedTokens(NamedTuple):
-    """The tokens of R responses that a stack of layers read, with their prompts where these are in the stack's rows."""
+    """The tokens of B responses that a stack of layers read, with their prompts where these are in the stack's rows."""
 
     rows: int
     """Of the stack."""
     row: Tensor
-    """[R, 1] the row of each response."""
+    """[B, 1] the row of each response."""
     column: Tensor
-    """[R, S] the columns of its tokens."""
+    """[B, S] the columns of its tokens."""
     real: Tensor
-    """[R, S] bool."""
+    """[B, S] bool."""
     prompt: Tensor
-    """[R] the prompt of each response."""
+    """[B] the prompt of each response."""
 
 
 class Routing:
@@ -92,7 +92,7 @@ class Routing:
         self._logits: list[tuple[str, Tensor]] = []
         self._reading = False
         self.balance: list[tuple[Tensor, Tensor]] = []
-        """Of each pass: the balance [R] of its responses, mean over layers; the prompt of each [R]."""
+        """Of each pass: the balance [B] of its responses, mean over layers; the prompt of each [B]."""
         self.counts: Tensor | None = None
         """[N] float64: how often each expert was chosen, over all layers."""
         for router in self.routers:
@@ -146,7 +146,7 @@ class Routing:
 
 
 def _layer_balance(logits: Tensor, tokens: RoutedTokens, top_k: int) -> tuple[Tensor, Tensor]:
-    """Of one layer: N sum_i f_i P_i [R], and how often each expert was chosen [N]."""
+    """Of one layer: N sum_i f_i P_i [B], and how often each expert was chosen [N]."""
     by_row = logits.reshape(tokens.rows, -1, logits.shape[-1])
     probabilities = torch.softmax(by_row[tokens.row, tokens.column].float(), -1)
     chosen = torch.zeros_like(probabilities).scatter_(-1, probabilities.topk(top_k, -1).indices, 1.0)
@@ -154,12 +154,12 @@ def _layer_balance(logits: Tensor, tokens: RoutedTokens, top_k: int) -> tuple[Te
 
 
 def balance_loss(chosen: Tensor, probabilities: Tensor, real: Tensor) -> Tensor:
-    """N sum_i f_i P_i of each sequence [R] (Switch Transformers, equations 4 to 6); only P has a gradient.
+    """N sum_i f_i P_i of each sequence [B] (Switch Transformers, equations 4 to 6); only P has a gradient.
 
     Args:
-        chosen: [R, S, N] the share of a token's choices that went to an expert.
-        probabilities: [R, S, N] of the router.
-        real: [R, S] bool.
+        chosen: [B, S, N] the share of a token's choices that went to an expert.
+        probabilities: [B, S, N] of the router.
+        real: [B, S] bool.
     """
     weights = real[..., None] / real.sum(1)[:, None, None]
     fraction, probability = (chosen.detach() * weights).sum(1), (probabilities * weights).sum(1)

@@ -16,31 +16,30 @@ class PackedRows(NamedTuple):
     """Rows of prompts with their responses, and where each response's states are."""
 
     ids: Tensor
-    """[N, P] padded on the right; P is the longest row of a prompt with its responses."""
+    """[P, L] padded on the right; L is the longest row of a prompt with its responses."""
     positions: Tensor
-    """[N, P] restarting after the prompt for every response."""
+    """[P, L] restarting after the prompt for every response."""
     segments: Tensor
-    """[N, P] 0 on the prompt, 1.. on the responses of a row, -1 on padding."""
+    """[P, L] 0 on the prompt, 1.. on the responses of a row, -1 on padding."""
     row: Tensor
-    """[R, 1] the row of each response."""
+    """[B, 1] the row of each response."""
     column: Tensor
-    """[R, T+1] the column of each hidden state."""
+    """[B, T+1] the column of each hidden state."""
 
 
-def pack_rows(prompt: Padded, response: Padded, prompt_index: Tensor | None, multiple: int = 1) -> PackedRows:
+def pack_rows(prompt: Padded, response: Padded, prompt_of_response: Tensor | None, multiple: int = 1) -> PackedRows:
     """Put each prompt and its responses into one row, without padding between them.
 
     Args:
-        prompt_index: [R] the prompt of each response, ascending; None: response i answers prompt i.
-        multiple: P is a multiple of it.
+        prompt_of_response: [B] the prompt of each response, ascending; None: response i answers prompt i.
+        multiple: L is a multiple of it.
     """
     device, count, width = prompt.ids.device, len(response.lengths), response.ids.shape[1]
-    if prompt_index is None:
-        prompt_index = torch.arange(count, device=device)
+    prompt_of = torch.arange(count, device=device) if prompt_of_response is None else prompt_of_response
     before = torch.cumsum(response.lengths, 0) - response.lengths  # response tokens before each, over all rows
-    first = torch.searchsorted(prompt_index, torch.arange(len(prompt.lengths), device=device))  # each row's first response
-    start = prompt.lengths[prompt_index] + before - before[first][prompt_index]  # [R] column where a response begins
-    row_lengths = prompt.lengths.index_add(0, prompt_index, response.lengths)
+    first = torch.searchsorted(prompt_of, torch.arange(len(prompt.lengths), device=device))  # each row's first response
+    start = prompt.lengths[prompt_of] + before - before[first][prompt_of]  # [B] column where a response begins
+    row_lengths = prompt.lengths.index_add(0, prompt_of, response.lengths)
     length = -(-int(row_lengths.max()) // multiple) * multiple
 
     shape = (len(prompt.lengths), length)
@@ -52,20 +51,20 @@ def pack_rows(prompt: Padded, response: Padded, prompt_index: Tensor | None, mul
 
     real = response.mask()
     offsets = torch.arange(width, device=device)[None, :].expand(count, width)
-    rows, columns = prompt_index[:, None].expand(count, width)[real], (start[:, None] + offsets)[real]
+    rows, columns = prompt_of[:, None].expand(count, width)[real], (start[:, None] + offsets)[real]
     ids[rows, columns] = response.ids[real]
-    positions[rows, columns] = (prompt.lengths[prompt_index][:, None] + offsets)[real]
-    segments[rows, columns] = (torch.arange(count, device=device) - first[prompt_index] + 1)[:, None].expand(-1, width)[real]
+    positions[rows, columns] = (prompt.lengths[prompt_of][:, None] + offsets)[real]
+    segments[rows, columns] = (torch.arange(count, device=device) - first[prompt_of] + 1)[:, None].expand(-1, width)[real]
 
     # The columns of a shared row outnumber the positions that a model has a table for; padding must not point past it.
     positions = positions.masked_fill(segments < 0, 0)
     after = (start[:, None] + offsets).clamp(max=length - 1)
-    column = torch.cat([prompt.lengths[prompt_index][:, None] - 1, after], dim=1)
-    return PackedRows(ids, positions, segments, prompt_index[:, None], column)
+    column = torch.cat([prompt.lengths[prompt_of][:, None] - 1, after], dim=1)
+    return PackedRows(ids, positions, segments, prompt_of[:, None], column)
 
 
 def packed_mask(segments: Tensor, dtype: torch.dtype, whole_prompt: bool = False) -> Tensor:
-    """[N, 1, P, P] additive mask of `attention_allowed`."""
+    """[P, 1, L, L] additive mask of `attention_allowed`."""
     columns = torch.arange(segments.shape[1], device=segments.device)
     rows = torch.arange(len(segments), device=segments.device)[:, None, None]
     allowed = attention_allowed(segments, whole_prompt)(rows, rows, columns[:, None], columns)

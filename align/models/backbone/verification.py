@@ -126,7 +126,7 @@ def _refill_padding(rows: Padded) -> Padded:
 
 
 def _read(backbone: Backbone, prompt: Padded, response: Padded) -> Tensor:
-    """[R, ..]: all outputs of a backbone for responses."""
+    """[B, ..]: all outputs of a backbone for responses."""
     if isinstance(backbone, EncoderBackbone):
         return torch.cat([backbone.features(prompt, response), backbone.summary(prompt, response).float()], dim=1)
     return backbone.hidden(prompt, response)
@@ -184,15 +184,15 @@ def _can_share_prompts(backbone: Backbone) -> bool:
     if getattr(backbone.model.config, "window_size", None):  # GPT-Neo counts its local window in columns of the row
         return False
     prompt, responses = _rows(backbone, [5, 6, 7]), _rows(backbone, [8, 9, 4], [3, 5])
-    prompt_index = torch.zeros(2, dtype=torch.long, device=backbone.device)
+    prompt_of_response = torch.zeros(2, dtype=torch.long, device=backbone.device)
     try:
-        separate = backbone.hidden(prompt, responses, prompt_index)
+        separate = backbone.hidden(prompt, responses, prompt_of_response)
         backbone.shares_prompts = True
-        packed = backbone.hidden(prompt, responses, prompt_index)
-        other_first = backbone.hidden(prompt, _rows(backbone, [11, 12, 13], [3, 5]), prompt_index)
+        packed = backbone.hidden(prompt, responses, prompt_of_response)
+        other_first = backbone.hidden(prompt, _rows(backbone, [11, 12, 13], [3, 5]), prompt_of_response)
         if backbone.prompt_in_row and backbone.model.dtype != torch.float32:
             with _reversed_positions(backbone):
-                if torch.equal(backbone.hidden(prompt, responses, prompt_index), packed):
+                if torch.equal(backbone.hidden(prompt, responses, prompt_of_response), packed):
                     return False  # the tolerance hides what ALiBi changes where states are large or attention is weak
     except (ValueError, RuntimeError, TypeError, IndexError):
         return False

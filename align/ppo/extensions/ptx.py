@@ -146,10 +146,10 @@ class PtxLoss(Extension):
         lengths = [backbone.tokens_in_memory(len(e.prompt), list(map(len, e.responses))) for e in examples]
         for rows in engine.micro_batches(micro_batches(range(len(examples)), lengths, self.budget, engine.accelerator)):
             chosen = [examples[row] for row in rows]
-            prompt, response, prompt_index = pack_rankings(chosen, engine.accelerator.device)
+            prompt, response, prompt_of_response = pack_rankings(chosen, engine.accelerator.device)
             masks = [list(map(int, mask)) for example in chosen for mask in example.masks]
             mask = Padded.from_lists(masks).ids.to(engine.accelerator.device) > 0
-            log_probs = self.roles.language_model(prompt, response, prompt_index)
+            log_probs = self.roles.language_model(prompt, response, prompt_of_response)
             engine.backward(coef * demonstration_loss(log_probs, mask, ~mask, tokens, 0, 0.0))
         self.flops_since_update += sum(map(self.examples.flops, examples))
         return {"loss/ptx": engine.sums["loss"] / coef}

@@ -62,10 +62,10 @@ def test_the_loss_of_a_text_is_that_of_its_tokens_read_one_after_the_other(load_
     loaded = load_sharp("tiny-llama")
     questions, item = encode(loaded, {"unsafe": 0.25, "rating": 4.5})
     model = GenerativeModel(loaded.backbone, questions)
-    prompt, response, prompt_index = pack_rankings(item.parts, torch.device("cpu"))
+    prompt, response, prompt_of_response = pack_rankings(item.parts, torch.device("cpu"))
     mask = Padded.from_lists([list(map(int, row)) for part in item.parts for row in part.generated]).ids > 0
     with torch.no_grad():
-        answers, log_probs = model(prompt, response, prompt_index, mask)
+        answers, log_probs = model(prompt, response, prompt_of_response, mask)
 
         def next_log_probs(ids):
             return torch.log_softmax(loaded.backbone.model(torch.tensor([ids])).logits[0].double(), -1)

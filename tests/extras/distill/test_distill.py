@@ -16,7 +16,7 @@ from align.extras.distill.loss import LossWeights, cosine_distance, distillation
 from align.extras.distill.students import Predictor, WrittenBatches, WrittenExample, make_student, parameter_count
 from align.extras.distill.train import batch_loss, evaluate, loss_parts, token_counts
 from align.models.loading import load
-from align.sampling.generation import Sampling
+from align.sampling.generation import SamplingParams
 from align.tokenization.encoded import EncodedDemonstration
 from align.training.data_order import DataOrder
 from align.training.start import build_engine
@@ -76,7 +76,7 @@ class Stage:
         self.teacher, self.weights = Predictor(teacher.backbone), weights
         self.engine = build_engine(run, Predictor(student.backbone), 1)
         order = DataOrder(MixedExamples(examples, [len(examples)], [1.0]), 0, 64)
-        sampling, accelerator = Sampling(8, batch_tokens=4096), run.accelerator
+        sampling, accelerator = SamplingParams(8, batch_tokens=4096), run.accelerator
         self.batches = WrittenBatches(
             order, teacher, student, on_policy_fraction, responses == "teacher", sampling, accelerator
         )

@@ -71,7 +71,7 @@ made.train()
 seen = {
     "selection": states[0].selection.state_dict(),
     "drift": states[0].drift.state_dict(),
-    "judge": made.prepared.extensions[-1].state_dict(),
+    "judge": made.setup.extensions[-1].state_dict(),
     "calls": dict(calls),
 }
 for function, more in ((failing, {}), (hanging, {"reward_timeout": 1.0})):

@@ -12,7 +12,7 @@ import torch
 from align.core.seeds import RngStream
 from align.models.heads import LanguageModel
 from align.sampling.engines import TransformersEngine
-from align.sampling.generation import Sampling
+from align.sampling.generation import SamplingParams
 from align.sft import SFTConfig
 from align.training.start import build_engine, open_run
 
@@ -23,9 +23,9 @@ ENDS = frozenset(range(8, 80))
 SEED = (0, RngStream.ROLLOUT, 1)
 
 
-def sampling(count: int) -> Sampling:
+def sampling(count: int) -> SamplingParams:
     """Twelve tokens, one row at a time where there are four: each is a pass over the layers of its own."""
-    return Sampling(12, batch_tokens=16 if count == 4 else 1024)
+    return SamplingParams(12, batch_tokens=16 if count == 4 else 1024)
 
 
 if __name__ == "__main__":

@@ -65,7 +65,7 @@ def test_a_checkpoint_has_the_reference_once_it_is_no_longer_the_start(trained: 
     found = {update: load_file(folder / f"update-{update:06d}" / "reference_refresh.safetensors") for update in range(2, 7)}
     assert all(torch.equal(found[2][name], found[3][name]) for name in found[2])
     assert not all(torch.equal(found[3][name], found[4][name]) for name in found[2])
-    refreshed = next(each for each in trained.prepared.extensions if each.updates_reference)
+    refreshed = next(each for each in trained.setup.extensions if each.updates_reference)
     assert all(torch.equal(weight, refreshed.sources[name]) for name, weight in refreshed.weights.items()), "after update 6"
     assert not any(weight.requires_grad for weight in refreshed.weights.values())
 
