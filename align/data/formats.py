@@ -1,8 +1,8 @@
 """The table of layouts that can be read. The layout of a row is recognized by its fields, given the kind of record."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from align.core.errors import UserError
@@ -10,12 +10,10 @@ from align.data import layouts
 from align.data import open_assistant as oasst
 from align.data.conversation import check_conversation
 from align.data.fields import check_meaning, check_row, check_scores, field_error, turns_before
-from align.data.published import DEMONSTRATIONS, PublishedLayout, has, has_any, prompt_field
-from align.data.published_rankings import RANKINGS
+from align.data.published import PUBLISHED, Format, Reader, Row, has, has_any, messages_prompt
 from align.data.ratings import RatedAnswer
 from align.data.records import AttributeJudgment, Demonstration, Prompt, Ranking, Record, RuleJudgment
 
-Row = Mapping[str, Any]
 KINDS: dict[str, type[Record]] = {
     "demonstration": Demonstration,
     "ranking": Ranking,
@@ -25,28 +23,8 @@ KINDS: dict[str, type[Record]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Format:
-    """One layout of rows: its fields in words, whether a row has it, and its conversion into records.
-
-    Attributes:
-        prompt: returns the fields of a row's `Prompt`; None if the row has a field `prompt`, or is a tree.
-    """
-
-    name: str
-    kind: type[Record]
-    fields: str
-    matches: Callable[[Row], bool]
-    convert: Callable[[Row], list[Record]]
-    prompt: Callable[[Row], dict[str, Any]] | None = None
-
-
 def _is_hh(row: Row) -> bool:
     return isinstance(row.get("chosen"), str) and row.get("prompt") is None
-
-
-def _is_whole_pair(row: Row) -> bool:
-    return layouts.is_whole_conversation(row.get("chosen"))
 
 
 def _own(kind: type[Record]) -> Callable[[Row], list[Record]]:
@@ -57,15 +35,8 @@ def _demonstrations(row: Row) -> list[Record]:
     return list(Demonstration.all_from_row(row))
 
 
-def _prompt_by(prompt: Callable[[Row], dict[str, Any]]) -> Callable[[Row], list[Record]]:
+def _prompt_by(prompt: Reader) -> Callable[[Row], list[Record]]:
     return lambda row: [Prompt(**prompt(row))]
-
-
-def _messages_prompt(row: Row) -> dict[str, Any]:
-    """All turns up to the user's last one: an answer behind it is not read."""
-    turns = check_conversation(row["messages"], "messages")
-    last = max((i for i, turn in enumerate(turns) if turn["role"] == "user"), default=len(turns) - 1)
-    return {"prompt": turns[: last + 1], **layouts.id_and_category(row)}
 
 
 def _prompt_from_ids(row: Row) -> list[Record]:
@@ -79,55 +50,37 @@ def _prompt_from_ids(row: Row) -> list[Record]:
     return [replace(record, ids=tokenized.ids) for record in text.convert(row) if isinstance(record, Prompt)]
 
 
-def _records_of_own_row(row: Row, kind: type[Record]) -> list[Record]:
-    """The records of a row that a published layout was converted to."""
-    if kind is Demonstration:
-        return _demonstrations(row)
-    if "rating" in row:
-        return [RatedAnswer.from_row(row)]
-    return layouts.pair(row) if "chosen" in row else [Ranking.from_row(row)]
-
-
-def _published(layout: PublishedLayout) -> Format:
-    def prompt(row: Row) -> dict[str, Any]:
-        found = layout.prompt(row)
-        return _messages_prompt(found) if "messages" in found else found
-
-    def convert(row: Row) -> list[Record]:
-        return _records_of_own_row({**layout.prompt(row), **layout.answers(row)}, layout.kind)
-
-    own_prompt = None if layout.prompt is prompt_field else prompt
-    return Format(layout.name, layout.kind, layout.fields, layout.matches, convert, own_prompt)
-
-
-ATTRIBUTES = "prompt, response, attributes"
+_ATTRIBUTES, _is_judgment = "prompt, response, attributes", has_any("verdict", "rule")
 _is_sampled = has("prompt", "responses", "model", without=("ranks",))
-_is_judgment = has_any("verdict", "rule")
-_is_rated = has("prompt", "response", "rating")
-
 # The first match counts. This project's layouts match on any field that only they have, so that a missing one is named.
 _ANSWERED: tuple[Format, ...] = (
     # Demonstrations
     Format("OpenAssistant tree", Demonstration, "prompt {replies}", oasst.is_tree, oasst.tree_demonstrations),
     Format("prompt-completion", Demonstration, "prompt, completion", has("completion"), _demonstrations),
-    Format("messages", Demonstration, "messages", has("messages"), _demonstrations, _messages_prompt),
-    Format("sampled", Demonstration, "prompt, responses, model", _is_sampled, layouts.sampled_demonstrations),
+    Format("messages", Demonstration, "messages", has("messages"), _demonstrations, messages_prompt),
+    Format(
+        "sampled",
+        Demonstration,
+        "prompt, responses, model",
+        has("prompt", "responses", "model", without=("ranks",)),
+        layouts.sampled_demonstrations,
+    ),
     # Rankings
     Format("OpenAssistant tree", Ranking, "prompt {replies}", oasst.is_tree, oasst.tree_rankings),
     Format("ranking", Ranking, "prompt, responses, ranks", has_any("responses", "ranks"), _own(Ranking)),
-    *map(_published, (*RANKINGS, *DEMONSTRATIONS)),
+    *PUBLISHED,
     Format("HH-RLHF", Ranking, "chosen, rejected (transcripts)", _is_hh, layouts.hh_pair, layouts.hh_prompt),
     Format("pair", Ranking, "prompt, chosen, rejected", has_any("chosen", "rejected"), layouts.pair),
-    Format("rated answer", Ranking, "prompt, response, rating", _is_rated, lambda row: [RatedAnswer.from_row(row)]),
+    Format("rated answer", Ranking, "prompt, response, rating", has("prompt", "response", "rating"), _own(RatedAnswer)),
     # Judgments
     Format("rule judgment", RuleJudgment, "prompt, response, rule, verdict", _is_judgment, _own(RuleJudgment)),
-    Format("attribute judgment", AttributeJudgment, ATTRIBUTES, has("attributes"), _own(AttributeJudgment)),
+    Format("attribute judgment", AttributeJudgment, _ATTRIBUTES, has("attributes"), _own(AttributeJudgment)),
 )
 # Prompts: their own rows, and the prompts of all the rows above, whose answers are not read
 _PROMPTS = (
     Format("token ids", Prompt, "input_ids", has("input_ids"), _prompt_from_ids),
     Format("OpenAssistant tree", Prompt, "prompt {replies}", oasst.is_tree, oasst.tree_prompts),
-    Format("pair", Prompt, "chosen (turns)", _is_whole_pair, _prompt_by(layouts.pair_prompt)),
+    Format("pair", Prompt, "chosen (turns)", layouts.is_whole_pair, _prompt_by(layouts.pair_prompt)),
     Format("prompt", Prompt, "prompt", has("prompt"), _own(Prompt)),
     *(replace(known, kind=Prompt, convert=_prompt_by(known.prompt)) for known in _ANSWERED if known.prompt),
 )

@@ -73,6 +73,10 @@ def is_whole_conversation(turns: object) -> bool:
     return isinstance(first, Mapping) and first.get("role") != "assistant"
 
 
+def is_whole_pair(row: Row) -> bool:
+    return is_whole_conversation(row.get("chosen"))
+
+
 def _split_off_answers(chosen: Conversation, rejected: Conversation) -> tuple[Conversation, tuple[str, str]]:
     for field, turns in (("chosen", chosen), ("rejected", rejected)):
         if turns[-1]["role"] != "assistant":

@@ -1,15 +1,19 @@
-"""Layouts of published demonstrations, and the form of a layout: how it is recognized, its prompt, and its answers.
+"""Layouts of published data sets: a table of how each is recognized, its prompt, and its answers.
 
-A converted row has the fields of one of this project's layouts: `messages`, `completion`, `chosen` and `rejected`,
+A row is converted to the fields of one of this project's layouts: `messages`, `completion`, `chosen` and `rejected`,
 `responses` and `ranks`, or the `response` and `rating` of one answer. The fields of a layout are those of a data set's card.
 """
 
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
-from align.data.conversation import Message, check_prompt
+from align.data.conversation import Message, check_conversation, check_prompt
 from align.data.fields import (
     check_list,
+    check_score,
     check_text,
     field_error,
     id_or_none,
@@ -17,60 +21,78 @@ from align.data.fields import (
     short_repr,
     text_or_none,
 )
-from align.data.layouts import id_and_category
-from align.data.records import Demonstration, Record
+from align.data.layouts import id_and_category, pair
+from align.data.ratings import RatedAnswer
+from align.data.records import Demonstration, Ranking, Record, evenly_spaced, ranks_from_scores
 
 Row = Mapping[str, Any]
 Fields = dict[str, Any]
+Reader = Callable[[Row], Fields]
+Matcher = Callable[[Row], bool]
+Entry = tuple[str, str, Matcher, Reader, Reader]
 
 
-class PublishedLayout(NamedTuple):
-    """One layout.
+@dataclass(frozen=True, slots=True)
+class Format:
+    """One layout of rows: its fields in words, whether a row has it, and its conversion into records.
 
     Attributes:
-        fields: its fields in words.
-        matches: whether a row has it.
-        prompt: returns the prompt of a row, its id and its category.
-        answers: returns the answers of a row with their order.
+        prompt: returns the fields of a row's `Prompt`; None if the row has a field `prompt`, or is a tree.
     """
 
     name: str
     kind: type[Record]
     fields: str
-    matches: Callable[[Row], bool]
-    prompt: Callable[[Row], Fields]
-    answers: Callable[[Row], Fields]
+    matches: Matcher
+    convert: Callable[[Row], list[Record]]
+    prompt: Reader | None = None
 
 
-Adder = Callable[[Callable[[Row], Fields]], Callable[[Row], Fields]]
+def published(name: str, kind: type[Record], fields: str, matches: Matcher, prompt: Reader, answers: Reader) -> Format:
+    """Return a layout whose rows are converted to one of this project's layouts.
+
+    Args:
+        prompt: returns the prompt of a row, its id and its category.
+        answers: returns the answers of a row with their order.
+    """
+
+    def read_prompt(row: Row) -> Fields:
+        found = prompt(row)
+        return messages_prompt(found) if "messages" in found else found
+
+    def convert(row: Row) -> list[Record]:
+        own = {**prompt(row), **answers(row)}
+        if kind is Demonstration:
+            return list(Demonstration.all_from_row(own))
+        if "rating" in own:
+            return [RatedAnswer.from_row(own)]
+        return pair(own) if "chosen" in own else [Ranking.from_row(own)]
+
+    return Format(name, kind, fields, matches, convert, None if prompt is prompt_field else read_prompt)
 
 
-def layouts_of(kind: type[Record], layouts: list[PublishedLayout]) -> Callable[..., Adder]:
-    """Return a decorator that adds a layout of this kind to a list; the decorated function reads the answers."""
-
-    def layout(name: str, fields: str, matches: Callable[[Row], bool], prompt: Callable[[Row], Fields]) -> Adder:
-        def add(answers: Callable[[Row], Fields]) -> Callable[[Row], Fields]:
-            layouts.append(PublishedLayout(name, kind, fields, matches, prompt, answers))
-            return answers
-
-        return add
-
-    return layout
-
-
-DEMONSTRATIONS: list[PublishedLayout] = []
-"""The first match counts."""
-demonstration = layouts_of(Demonstration, DEMONSTRATIONS)
-
-
-def has(*fields: str, without: tuple[str, ...] = ()) -> Callable[[Row], bool]:
+def has(*fields: str, without: tuple[str, ...] = ()) -> Matcher:
     """Whether a row has all `fields` and none of `without`; None counts as missing."""
     return lambda row: all(row.get(f) is not None for f in fields) and all(row.get(f) is None for f in without)
 
 
-def has_any(*fields: str) -> Callable[[Row], bool]:
+def has_any(*fields: str) -> Matcher:
     """Whether a row has one of its layout's fields: the error then names the missing one."""
     return lambda row: any(row.get(field) is not None for field in fields)
+
+
+IN_PAIR = ("chosen", "rejected")
+
+
+def _is_text_pair(*prompt: str) -> Matcher:
+    """Whether a row has a pair of texts and one of these fields, and no `prompt`."""
+    is_pair, asks = has(*IN_PAIR, without=("prompt",)), has_any(*prompt)
+    return lambda row: is_pair(row) and asks(row) and isinstance(row["chosen"], str)
+
+
+def _is_tagged(row: Row) -> bool:
+    answered = has("instruction", "output")(row) or has_any("conversations", "messages")(row)
+    return answered and row.get("kto_tag") in (0, 1)
 
 
 # --- Prompts ---
@@ -80,7 +102,14 @@ def prompt_field(row: Row) -> Fields:
     return {"prompt": required_field(row, "prompt", "write the text to answer"), **id_and_category(row)}
 
 
-def instruction(extra: str = "", category: str = "category") -> Callable[[Row], Fields]:
+def messages_prompt(row: Row) -> Fields:
+    """All turns up to the user's last one: an answer behind it is not read."""
+    turns = check_conversation(row["messages"], "messages")
+    last = max((i for i, turn in enumerate(turns) if turn["role"] == "user"), default=len(turns) - 1)
+    return {"prompt": turns[: last + 1], **id_and_category(row)}
+
+
+def instruction(extra: str = "", category: str = "category") -> Reader:
     """The instruction, and after an empty line the field `extra` if it is not empty; `category` names a field."""
 
     def prompt(row: Row) -> Fields:
@@ -92,17 +121,15 @@ def instruction(extra: str = "", category: str = "category") -> Callable[[Row], 
     return prompt
 
 
-def question(row: Row) -> Fields:
+def _question(row: Row) -> Fields:
     text = check_prompt(row.get("question") or row.get("input"), "question")
     return {"prompt": text, "id": id_or_none(row.get("qid")) or id_or_none(row.get("id"))}
 
 
-# --- Conversations ---
-
 SHAREGPT_ROLES = {"human": "user", "user": "user", "gpt": "assistant", "chatgpt": "assistant", "assistant": "assistant"}
 
 
-def read_turn(turn: object, field: str) -> Fields:
+def _sharegpt_turn(turn: object, field: str) -> Fields:
     """A turn {from, value}; its other fields, such as `weight`, are kept."""
     if not isinstance(turn, Mapping):
         raise field_error(field, f"is {short_repr(turn)}, not a turn", "write {from, value}")
@@ -114,54 +141,282 @@ def read_turn(turn: object, field: str) -> Fields:
     return {**others, "role": SHAREGPT_ROLES.get(speaker, "system"), "content": content}
 
 
-def read_turns(row: Row) -> list[Fields]:
+def _sharegpt_turns(row: Row) -> list[Fields]:
     turns = check_list(row["conversations"], "conversations")
     if all(isinstance(turn, Mapping) and "role" in turn for turn in turns):  # some copies use the usual names
         return turns
-    return [read_turn(turn, f"conversations[{i}]") for i, turn in enumerate(turns)]
-
-
-def _sharegpt(row: Row) -> Fields:
-    return {**id_and_category(row), "messages": read_turns(row)}
+    return [_sharegpt_turn(turn, f"conversations[{i}]") for i, turn in enumerate(turns)]
 
 
 def _capybara(row: Row) -> Fields:
     turns: list[Message] = []
-    for i, pair in enumerate(check_list(row["conversation"], "conversation")):
-        if not isinstance(pair, Mapping):
-            raise field_error(f"conversation[{i}]", f"is {short_repr(pair)}", "write {input, output}")
+    for i, entry in enumerate(_objects(row["conversation"], "conversation", "{input, output}")):
         for name, role in (("input", "user"), ("output", "assistant")):
-            turns.append({"role": role, "content": check_text(pair.get(name), f"conversation[{i}].{name}")})
+            turns.append({"role": role, "content": check_text(entry.get(name), f"conversation[{i}].{name}")})
     return {**id_and_category(row), "messages": turns}
 
 
-IN_PAIR = ("chosen", "rejected")
+def _arena_questions(row: Row) -> Fields:
+    turns = check_conversation(row["conversation_a"], "conversation_a")
+    return {"prompt": turns[:-1] if turns[-1]["role"] == "assistant" else turns, "id": row.get("question_id")}
 
 
-@demonstration("ShareGPT", "conversations {from, value}", has("conversations", without=IN_PAIR), _sharegpt)
-@demonstration("Capybara", "conversation {input, output}", has("conversation", without=IN_PAIR), _capybara)
-def _none(row: Row) -> Fields:
-    """The answers are among the messages."""
-    return {}
+def _post_to_summarize(row: Row) -> Fields:
+    """A Reddit post or a news article, in the text form of Stiennon et al. 2020, appendix B."""
+    info = row["info"]
+    post = [f"SUBREDDIT: r/{info.get('subreddit')}", f"TITLE: {info.get('title')}", f"POST: {info.get('post')}"]
+    shown = post if info.get("post") else [f"Article:\n{check_text(info.get('article'), 'info.article')}"]
+    return {"prompt": "\n\n".join([*shown, "TL;DR:"]), "id": info.get("id")}
 
 
-# --- Answers to learn ---
+def _shp_post(row: Row) -> Fields:
+    """The post is `history`, title and body; its forum, without the split that `domain` ends with, is the category."""
+    domain = text_or_none(row.get("domain"))
+    forum = re.sub("_(train|validation|test)$", "", domain) if domain else None
+    return {"prompt": check_prompt(row.get("history"), "history"), "category": forum}
 
 
-@demonstration("OpenOrca", "question, response", has("question", "response"), question)
-def _openorca(row: Row) -> Fields:
-    return {"completion": check_text(row["response"], "response")}
+def _webgpt_question(row: Row) -> Fields:
+    asked = row["question"]
+    return {"prompt": check_prompt(asked.get("full_text") if isinstance(asked, Mapping) else asked, "question.full_text")}
 
 
-@demonstration("Alpaca", "instruction, input, output", has("instruction", "output"), instruction("input"))
-def _alpaca(row: Row) -> Fields:
-    """Its `text`, all fields in a template, is ignored."""
-    return {"completion": check_text(row["output"], "output")}
+def _tagged_turns(row: Row) -> list[Fields]:
+    return _sharegpt_turns(row) if row.get("conversations") is not None else check_list(row["messages"], "messages")
 
 
-_is_dolly = has("instruction", "response", without=("completions", "chosen_response"))
+def _tagged_prompt(row: Row) -> Fields:
+    if row.get("instruction") is not None:
+        return instruction("input")(row)
+    return {**id_and_category(row), "prompt": _tagged_turns(row)[:-1]}
 
 
-@demonstration("Dolly", "instruction, context, response", _is_dolly, instruction("context"))
-def _dolly(row: Row) -> Fields:
-    return {"completion": check_text(row["response"], "response")}
+# --- Answers ---
+
+
+def _completion(field: str) -> Reader:
+    """The answer to imitate."""
+    return lambda row: {"completion": check_text(row[field], field)}
+
+
+def _pair(chosen: str, rejected: str) -> Reader:
+    """A pair of texts in two fields."""
+
+    def answers(row: Row) -> Fields:
+        texts = [check_text(row.get(name), name) for name in (chosen, rejected)]
+        if texts[0] == texts[1]:
+            raise field_error(rejected, f"is the same text as '{chosen}'", "remove the row")
+        return {"chosen": texts[0], "rejected": texts[1], "margin": row.get("margin"), "labeler": row.get("labeler")}
+
+    return answers
+
+
+def _ranks_of_two(preference: float) -> tuple[int, int]:
+    """The ranks of two responses; the preference for the first is above, below or equal to 0."""
+    return (1, 1) if preference == 0 else (1, 2) if preference > 0 else (2, 1)
+
+
+def _compared(first: str, second: str, preference: Callable[[Row], float], labeler: str = "", id: str = "") -> Reader:
+    """Responses in two fields and the preference for the first; `labeler` and `id` name fields."""
+
+    def answers(row: Row) -> Fields:
+        ranks = _ranks_of_two(preference(row))
+        texts = [check_text(row.get(name), name) for name in (first, second)]
+        more = {"labeler": row.get(labeler)} if labeler else {"id": text_or_none(row.get(id))} if id else {}
+        return {"responses": texts, "ranks": ranks, **more}
+
+    return answers
+
+
+PREFERENCES = {
+    **dict.fromkeys(("a", "1", "first", "response_a", "answer_a", "model_a"), 1),
+    **dict.fromkeys(("b", "2", "second", "response_b", "answer_b", "model_b"), -1),
+    **dict.fromkeys(("tie", "tie_(bothbad)", "both", "neither", "same", "equal"), 0),
+}
+"""Words for the better of two answers: above 0 the first."""
+
+
+def _in_words(row: Row, field: str) -> int:
+    word = str(required_field(row, field, "write a, b or tie")).strip().lower().replace(" ", "_")
+    if word in ("0", "0.0"):  # a column of 0 and 1 may count from 0, or tell whether the first answer is better
+        raise field_error(field, f"is {short_repr(row[field])}, and a code of 0 and 1 is ambiguous", "write a, b or tie")
+    if word not in PREFERENCES:
+        raise field_error(field, f"is {short_repr(row[field])}", "use a, b or tie")
+    return PREFERENCES[word]
+
+
+def _by_number(row: Row, field: str, remedy: str = "use 0 or 1") -> int:
+    """The number of the better response: 0 for the first."""
+    value = row.get(field)
+    if value not in (0, 1) or isinstance(value, bool):
+        raise field_error(field, f"is {short_repr(value)}", remedy)
+    return 1 if value == 0 else -1
+
+
+def _score(row: Row, field: str) -> float:
+    return check_score(row.get(field), field)
+
+
+def _arena(row: Row) -> Fields:
+    """Two conversations about the same questions; those that part before the last answer cannot be compared."""
+    sides = [check_conversation(row.get(name), name) for name in ("conversation_a", "conversation_b")]
+    if sides[0][:-1] != sides[1][:-1] or sides[0][-1]["role"] != "assistant":
+        wrong = "differs from 'conversation_a' before its last turn"
+        raise field_error("conversation_b", wrong, "remove the row, or use skip_bad_rows")
+    models = [row.get("model_a"), row.get("model_b")]
+    texts = [side[-1]["content"] for side in sides]
+    named = models if all(isinstance(model, str) for model in models) else None
+    return {"responses": texts, "ranks": _ranks_of_two(_in_words(row, "winner")), "model": named}
+
+
+def _summaries(row: Row) -> Fields:
+    summaries = _objects(row["summaries"], "summaries")
+    if len(summaries) != 2:
+        raise field_error("summaries", f"is a list of {len(summaries)}", "give two summaries")
+    ranks = _ranks_of_two(_by_number(row, "choice"))
+    return {"responses": _texts(summaries, "summaries", "text"), "ranks": ranks, "labeler": row.get("worker")}
+
+
+def _objects(value: object, field: str, wanted: str = "{text, ...}") -> Sequence[Row]:
+    entries = check_list(value, field)
+    for i, entry in enumerate(entries):
+        if not isinstance(entry, Mapping):
+            raise field_error(f"{field}[{i}]", f"is {short_repr(entry)}", f"write {wanted}")
+    return entries
+
+
+def _texts(entries: Sequence[Row], field: str, name: str) -> list[str]:
+    return [check_text(entry.get(name), f"{field}[{i}].{name}") for i, entry in enumerate(entries)]
+
+
+def _scores(entries: Sequence[Row], field: str, *names: str) -> list[float]:
+    """The score of each entry, in the first of the fields that it has."""
+    found = (next((name for name in names if entry.get(name) is not None), names[0]) for entry in entries)
+    return [check_score(entries[i].get(name), f"{field}[{i}].{name}") for i, name in enumerate(found)]
+
+
+def _nectar(row: Row) -> Fields:
+    """Seven answers with ranks, 1 for the best."""
+    answers = _objects(row["answers"], "answers", "{answer, rank}")
+    scores = [-rank for rank in _scores(answers, "answers", "rank")]
+    return _ranked(answers, _texts(answers, "answers", "answer"), scores)
+
+
+def _ultrafeedback(row: Row) -> Fields:
+    """The raw form (openbmb/UltraFeedback): ranked by the mean of their aspect scores, or else by `overall_score`.
+
+    The mean comes first because `overall_score` was wrong for many rows (a 1 stored as 10; card of
+    argilla/ultrafeedback-binarized-preferences). The mean goes from 1 to 5 and `overall_score` to 10: if one completion has
+    no mean (null, or NaN in the published files), all are ranked by the latter.
+    """
+    completions = _objects(row["completions"], "completions", "{response, overall_score, ...}")
+    has_means = not any(_is_missing(completion.get("fine-grained_score")) for completion in completions)
+    scores = _scores(completions, "completions", "fine-grained_score" if has_means else "overall_score")
+    return _ranked(completions, _texts(completions, "completions", "response"), scores)
+
+
+def _is_missing(score: object) -> bool:
+    return score is None or (isinstance(score, float) and math.isnan(score))
+
+
+def _scored_answers(row: Row) -> Fields:
+    """Answers with votes: {text, pm_score}, or lists by column ({"text": [...], "score": [...]}).
+
+    HuggingFaceH4/stack-exchange-preferences: log2 of 1 + votes, 1 more if accepted, -1 for a negative number.
+    """
+    answers = _by_row(row["answers"]) if isinstance(row["answers"], Mapping) else row["answers"]
+    answers = _objects(answers, "answers", "{text, pm_score}")
+    texts = _texts(answers, "answers", "text")
+    return _ranked([], texts, _scores(answers, "answers", "pm_score", "score", "votes"))
+
+
+def _by_row(answers: Row) -> list[Row]:
+    columns = {name: check_list(column, f"answers.{name}") for name, column in answers.items()}
+    count = max(map(len, columns.values()), default=0)
+    if any(len(column) != count for column in columns.values()):
+        raise field_error("answers", "has columns of different lengths", "give one entry for each answer")
+    return [{name: column[i] for name, column in columns.items()} for i in range(count)]
+
+
+def _ranked(entries: Sequence[Row], texts: Sequence[str], scores: Sequence[float]) -> Fields:
+    """Responses by their scores; of more than nine, nine evenly spaced by rank, in the order of the file.
+
+    Args:
+        entries: may have a field `model`.
+    """
+    order = sorted(range(len(texts)), key=lambda i: -scores[i])
+    kept = sorted(order[i] for i in evenly_spaced(len(order)))
+    models = [text_or_none(entry.get("model")) for entry in entries]
+    named = [models[i] for i in kept] if models and all(models) else None
+    return {"responses": [texts[i] for i in kept], "ranks": ranks_from_scores([scores[i] for i in kept]), "model": named}
+
+
+def _tagged(row: Row) -> Fields:
+    response = row["output"] if row.get("instruction") is not None else _tagged_turns(row)[-1:]
+    return {"response": response, "rating": int(row["kto_tag"])}
+
+
+_RANKINGS: tuple[Entry, ...] = (
+    # Comparisons of two answers
+    ("LLaMA-Factory pair", "instruction, chosen, rejected", _is_text_pair("instruction"), instruction("input"),
+     _pair(*IN_PAIR)),
+    ("Orca pair", "question, chosen, rejected", _is_text_pair("question", "input"), _question, _pair(*IN_PAIR)),
+    ("ShareGPT pair", "conversations, chosen, rejected", has("conversations", *IN_PAIR),
+     lambda row: {**id_and_category(row), "prompt": _sharegpt_turns(row)},
+     lambda row: {name: [_sharegpt_turn(row[name], name)] for name in IN_PAIR}),
+    # The binarized form of argilla/ultrafeedback-binarized-preferences
+    ("UltraFeedback pair", "instruction, chosen_response, rejected_response", has("instruction", "chosen_response"),
+     instruction(category="source"),
+     lambda row: {**_pair("chosen_response", "rejected_response")(row), **id_and_category(row)}),
+    # lvwerra/stack-exchange-paired: `response_j` was voted above `response_k`
+    ("StackExchange pair", "question, response_j, response_k", has("question", "response_j"), _question,
+     _pair("response_j", "response_k")),
+    # This project's form for spreadsheets: two answers, and a column that names the better one
+    ("preferred", "prompt, response_a, response_b, preferred", has_any("response_a", "response_b"), prompt_field,
+     _compared("response_a", "response_b", lambda row: _in_words(row, "preferred"), labeler="labeler")),
+    ("Chatbot Arena", "conversation_a, conversation_b, winner", has("conversation_a", "winner"), _arena_questions, _arena),
+    # By `better_response_id`, the more helpful one; `safer_response_id` is the second label
+    ("SafeRLHF", "prompt, response_0, response_1, better_response_id", has("better_response_id"), prompt_field,
+     _compared("response_0", "response_1", lambda row: _by_number(row, "better_response_id"))),
+    ("summarize_from_feedback", "info, summaries, choice",
+     lambda row: has("info", "summaries")(row) and isinstance(row["info"], Mapping), _post_to_summarize, _summaries),
+    # `labels` is 1 where A is preferred and 0 where B is (card of stanfordnlp/SHP, "Data Structure")
+    ("SHP", "history, human_ref_A, human_ref_B, labels", has_any("human_ref_A", "human_ref_B"), _shp_post,
+     _compared("human_ref_A", "human_ref_B",
+               lambda row: -_by_number(row, "labels", "use 1 where A is preferred, 0 where B is"), id="post_id")),
+    ("WebGPT", "question, answer_0, score_0, answer_1, score_1", has("question", "answer_0"), _webgpt_question,
+     _compared("answer_0", "answer_1", lambda row: _score(row, "score_0") - _score(row, "score_1"))),
+    # The strength of the preference is below 0 where the first response is better
+    ("HelpSteer 2", "prompt, response_1, response_2, preference_strength", has("prompt", "preference_strength"),
+     prompt_field, _compared("response_1", "response_2", lambda row: -_score(row, "preference_strength"))),
+    ("HelpSteer 3", "context, response1, response2, overall_preference", has("context", "overall_preference"),
+     lambda row: {"prompt": row["context"], "category": text_or_none(row.get("domain"))},
+     _compared("response1", "response2", lambda row: -_score(row, "overall_preference"))),
+    # Rankings of several answers
+    ("Nectar", "prompt, answers {answer, rank}", has("prompt", "answers"), prompt_field, _nectar),
+    ("UltraFeedback", "instruction, completions", has("instruction", "completions"), instruction(category="source"),
+     _ultrafeedback),
+    ("scored answers", "question, answers {text, pm_score}", has("question", "answers"), _question, _scored_answers),
+    # One rated answer a row
+    ("HelpSteer", "prompt, response, helpfulness", has("prompt", "response", "helpfulness"), prompt_field,
+     lambda row: {"response": row["response"], "rating": row["helpfulness"]}),
+    ("KTO", "prompt, completion, label", lambda row: has("prompt", "completion")(row) and row.get("label") in (0, 1),
+     prompt_field, lambda row: {"response": row["completion"], "rating": int(row["label"])}),
+    ("LLaMA-Factory KTO", "instruction, output, kto_tag", _is_tagged, _tagged_prompt, _tagged),
+)  # fmt: skip
+_DEMONSTRATIONS: tuple[Entry, ...] = (
+    ("ShareGPT", "conversations {from, value}", has("conversations", without=IN_PAIR),
+     lambda row: {**id_and_category(row), "messages": _sharegpt_turns(row)}, lambda row: {}),
+    ("Capybara", "conversation {input, output}", has("conversation", without=IN_PAIR), _capybara, lambda row: {}),
+    ("OpenOrca", "question, response", has("question", "response"), _question, _completion("response")),
+    # The `text` of Alpaca, all fields in a template, is ignored
+    ("Alpaca", "instruction, input, output", has("instruction", "output"), instruction("input"), _completion("output")),
+    ("Dolly", "instruction, context, response", has("instruction", "response", without=("completions", "chosen_response")),
+     instruction("context"), _completion("response")),
+)  # fmt: skip
+PUBLISHED = tuple(
+    published(name, kind, fields, matches, prompt, answers)
+    for kind, layouts in ((Ranking, _RANKINGS), (Demonstration, _DEMONSTRATIONS))
+    for name, fields, matches, prompt, answers in layouts
+)
+"""The first match counts."""

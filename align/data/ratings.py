@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
 
 from align.data.conversation import Conversation, check_answer, check_prompt
-from align.data.fields import check_row, check_score, field_error, required_field
+from align.data.fields import check_score, field_error, required_field
 from align.data.records import Ranking, Record, evenly_spaced, ranks_from_scores, set_checked
 
 
@@ -29,8 +29,7 @@ class RatedAnswer(Record):
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> Self:
-        """From `prompt`, `response` and `rating`, and `id` and `category` if given."""
-        row = check_row(row)
+        """The same for rows of other projects, whose names of other fields may be similar."""
         needed = {name: required_field(row, name, "add it") for name in ("prompt", "response", "rating")}
         return cls(**needed, id=row.get("id"), category=row.get("category"))
 

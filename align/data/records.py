@@ -4,10 +4,9 @@ A record checks its values when it is made: a bad value raises a `UserError` tha
 `from_row` makes a record from a row of a file in this project's layout (docs/data.md), and `to_row` is its inverse.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from align.data.conversation import Conversation, Message, check_continuation, check_conversation, check_prompt, to_json
 from align.data.fields import (
@@ -58,18 +57,15 @@ def set_checked(record: "Record", **values: object) -> None:
         object.__setattr__(record, name, value)
 
 
-def _field_values(row: Mapping[str, Any], kind: type, **needed: str) -> dict[str, Any]:
-    """The values of a record's fields. `needed` maps each required field to the remedy if it is missing."""
-    row, names = check_row(row), [field.name for field in fields(kind)]
-    check_spelling(row, names)
-    return {name: required_field(row, name, needed[name]) if name in needed else row.get(name) for name in names}
+def _as_lists(value: object) -> object:
+    return [_as_lists(entry) for entry in value] if isinstance(value, tuple) else value
 
 
 def _without_none(row: dict[str, Any]) -> dict[str, Any]:
     return {field: value for field, value in row.items() if value is not None}
 
 
-class Record(ABC):
+class Record:
     """The base of all kinds of records.
 
     Attributes:
@@ -83,14 +79,20 @@ class Record(ABC):
     id: str | None
     category: str | None
 
+    needed: ClassVar[Mapping[str, str]] = {}
+    """The fields that a row must have, with the remedy if one is missing."""
+
     @classmethod
-    @abstractmethod
     def from_row(cls, row: Mapping[str, Any]) -> Self:
-        """The record in a row of this project's layout."""
+        """The record in a row of this project's layout. Unknown fields are ignored, misspelled ones refused."""
+        row, names = check_row(row), [field.name for field in fields(cls)]  # type: ignore[arg-type]
+        check_spelling(row, names)
+        given = {name: required_field(row, name, remedy) for name, remedy in cls.needed.items()}
+        return cls(**{name: row.get(name) for name in names} | given)
 
     def to_row(self) -> dict[str, Any]:
         """The row of a file, without missing fields."""
-        row = {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
+        row = {field.name: _as_lists(getattr(self, field.name)) for field in fields(self)}  # type: ignore[arg-type]
         return _without_none({**row, "prompt": to_json(self.prompt)})
 
 
@@ -199,6 +201,11 @@ class Ranking(Record):
     model: tuple[str, ...] | None = None
     id: str | None = None
     category: str | None = None
+    needed: ClassVar = {
+        "prompt": "write the text that the responses answer",
+        "responses": "list the responses that were compared",
+        "ranks": "give one rank for each response, 1 for the best",
+    }
 
     def __post_init__(self) -> None:
         prompt = check_prompt(self.prompt)
@@ -225,24 +232,6 @@ class Ranking(Record):
     def all_tied(self) -> bool:
         """Whether no response is better than another, and the ranking adds nothing to a loss."""
         return len(set(self.ranks)) == 1
-
-    @classmethod
-    def from_row(cls, row: Mapping[str, Any]) -> Self:
-        """From `prompt`, `responses`, `ranks` and the optional fields. Other fields are ignored, misspelled ones refused."""
-        needed = {
-            "prompt": "write the text that the responses answer",
-            "responses": "list the responses that were compared",
-            "ranks": "give one rank for each response, 1 for the best",
-        }
-        return cls(**_field_values(row, cls, **needed))
-
-    def to_row(self) -> dict[str, Any]:
-        row = Record.to_row(self)
-        return {name: _as_lists(value) for name, value in row.items()}
-
-
-def _as_lists(value: object) -> object:
-    return [_as_lists(entry) for entry in value] if isinstance(value, tuple) else value
 
 
 def _check_ranks(value: object, responses: tuple[str, ...]) -> tuple[int, ...]:
@@ -294,7 +283,7 @@ class Prompt(Record):
         ids = row.pop("ids", None)
         if ids is None:
             return row
-        return {"input_ids": list(ids)} | {name: value for name, value in row.items() if name != "prompt" or self.prompt}
+        return {"input_ids": ids} | {name: value for name, value in row.items() if name != "prompt" or self.prompt}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -319,6 +308,7 @@ class RuleJudgment(Record):
     model: str | None = None
     id: str | None = None
     category: str | None = None
+    needed: ClassVar = dict.fromkeys(("prompt", "response", "rule", "verdict"), "add it")
 
     def __post_init__(self) -> None:
         if self.verdict not in VERDICTS:
@@ -332,11 +322,6 @@ class RuleJudgment(Record):
             note=None if self.note is None else check_text(self.note, "note", may_be_empty=True),
             model=check_optional_text(self.model, "model"),
         )
-
-    @classmethod
-    def from_row(cls, row: Mapping[str, Any]) -> Self:
-        """From `prompt`, `response`, `rule`, `verdict` and the optional fields; misspelled ones are refused."""
-        return cls(**_field_values(row, cls, prompt="add it", response="add it", rule="add it", verdict="add it"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -357,6 +342,7 @@ class AttributeJudgment(Record):
     labeler: str | None = None
     id: str | None = None
     category: str | None = None
+    needed: ClassVar = dict.fromkeys(("prompt", "response", "attributes"), "add it")
 
     def __post_init__(self) -> None:
         set_checked(
@@ -366,11 +352,6 @@ class AttributeJudgment(Record):
             attributes=check_attributes(self.attributes),
             labeler=check_optional_text(self.labeler, "labeler"),
         )
-
-    @classmethod
-    def from_row(cls, row: Mapping[str, Any]) -> Self:
-        """From `prompt`, `response`, `attributes` and the optional fields; misspelled ones are refused."""
-        return cls(**_field_values(row, cls, prompt="add it", response="add it", attributes="add it"))
 
 
 def ranks_from_scores(scores: Sequence[float]) -> tuple[int, ...]:

@@ -9,8 +9,7 @@ from align.batches.encoding import encode_rankings
 from align.batches.limits import Limits
 from align.core.errors import UserError
 from align.data.formats import KINDS, convert_row
-from align.data.published import DEMONSTRATIONS
-from align.data.published_rankings import RANKINGS
+from align.data.published import PUBLISHED
 from align.data.ratings import RatedAnswer, rank_ratings
 from align.data.readers import read_records
 from align.data.records import Demonstration, Prompt, Ranking
@@ -223,7 +222,7 @@ def test_the_prompt_of_each_row(name, row, records):
 def test_every_published_layout_is_tested_here():
     older = ("Alpaca", "Dolly", "UltraFeedback", "UltraFeedback pair", "SHP", "scored answers", "StackExchange pair")
     elsewhere = set(older)  # in test_formats.py
-    assert {layout.name for layout in (*DEMONSTRATIONS, *RANKINGS)} == {name for name, _, _ in ROWS} | elsewhere
+    assert {layout.name for layout in PUBLISHED} == {name for name, _, _ in ROWS} | elsewhere
 
 
 def test_a_conversation_that_waits_for_an_answer_is_a_prompt():
