@@ -5,11 +5,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from peft import PeftConfig
+from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from align.core.errors import UserError
 from align.core.settings import RunConfig
-from align.models.backbone import Backbone, classifier_head, is_classifier
+from align.models.backbone import Backbone, classifier_head, has_separate_encoder, is_classifier
 from align.models.heads import ScalarHead
 from align.models.loading import LoadedModel, read_by_ids_of
 from align.models.lora import START_ADAPTER
@@ -31,7 +32,7 @@ class GivenObjects:
 
     tokenizer: PreTrainedTokenizerBase | None = None
     reference: PreTrainedModel | str | None = None
-    value_model: PreTrainedModel | None = None
+    value_model: nn.Module | None = None
     callbacks: "TrainerCallbacks | None" = None
     peft_config: PeftConfig | None = None
 
@@ -50,23 +51,35 @@ def open_policy(config: RunConfig, model: Model, given: GivenObjects, copies: in
 
 
 def reference_and_value_model(
-    policy: LoadedModel, given: GivenObjects, prompts: Sequence[EncodedPrompt], new_tokens: int, gradient_checkpointing: bool
-) -> tuple[Backbone | None, Backbone | None]:
-    """Return the given reference and value model, ready to read the policy's ids; None for each that is not given.
+    policy: LoadedModel,
+    given: GivenObjects,
+    prompts: Sequence[EncodedPrompt],
+    new_tokens: int,
+    gradient_checkpointing: bool,
+    has_critic: bool,
+) -> tuple[Backbone | None, tuple[Backbone, ScalarHead] | None]:
+    """Return the given reference, and the given value model with its head, ready to read the policy's ids.
+
+    Each is None if it is not given.
 
     Args:
         new_tokens: tokens of the longest response.
         gradient_checkpointing: whether the value model recomputes activations.
+        has_critic: whether the estimator of advantages uses values.
 
     Raises:
-        UserError: if one of them is the policy, or cannot read all prompts and responses.
+        UserError: if one of them is the policy, cannot read all prompts and responses, or has no head for values.
     """
     longest = (max(len(prompt.ids) for prompt in prompts), new_tokens)
-    reference = None if isinstance(given.reference, str) else given.reference
-    return (
-        _second_model(policy, reference, "reference", longest),
-        _second_model(policy, given.value_model, "value_model", longest, gradient_checkpointing),
-    )
+    reference = None if isinstance(given.reference, str) else _second_model(policy, given.reference, "reference", longest)
+    if given.value_model is None:
+        return reference, None
+    if not has_critic:
+        raise UserError("value_model: this estimator of advantages has no critic; leave the model out")
+    body = getattr(given.value_model, "pretrained_model", given.value_model)  # that of a language model with a value head
+    backbone = _second_model(policy, body, "value_model", longest, gradient_checkpointing)
+    assert backbone is not None
+    return reference, (backbone, _value_head(given.value_model, backbone))
 
 
 def _second_model(
@@ -85,18 +98,23 @@ def _second_model(
     return backbone
 
 
-def value_head_of(value_model: Backbone, critic: str) -> ScalarHead:
+def _value_head(value_model: nn.Module, backbone: Backbone) -> ScalarHead:
     """Return the head of a value model, which shares the weights of its linear layer.
 
     Raises:
-        UserError: if it is no classifier with one label, or the run has no critic.
+        UserError: if it is neither a classifier with one label nor a language model with a value head.
     """
-    if critic == "none":
-        raise UserError("value_model: this estimator of advantages has no critic; leave the model out")
-    if not is_classifier(value_model.model.config):
-        raise UserError(f"value_model: {type(value_model.model).__name__} is no sequence classifier with one label")
+    summary = getattr(getattr(value_model, "v_head", None), "summary", None)
+    if isinstance(summary, nn.Linear) and summary.out_features == 1:
+        return ScalarHead.around(summary)
+    kind = type(value_model).__name__
+    if not is_classifier(backbone.model.config):
+        raise UserError(f"value_model: {kind} is neither a sequence classifier with one label nor a model with a value head")
+    if has_separate_encoder(backbone.model.config):
+        other = "give align.trl.AutoModelForSeq2SeqLMWithValueHead"
+        raise UserError(f"value_model: {kind} has no linear layer 'score' on its decoder; {other}")
     try:
-        return ScalarHead.around(classifier_head(value_model))
+        return ScalarHead.around(classifier_head(backbone))
     except UserError as error:
         raise UserError(f"value_model: {error}") from error
 

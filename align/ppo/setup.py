@@ -17,7 +17,6 @@ from align.models.heads import LanguageModel, RewardModel, ScalarHead, freeze_un
 from align.models.loading import LoadedModel, vocabulary_rows
 from align.models.roles import REFERENCE_ADAPTER, VALUE_ADAPTER, ActorCritic, Roles
 from align.ppo.extensions import Extension
-from align.ppo.given_objects import value_head_of
 from align.ppo.metrics import RoleFlopsProfiles
 from align.ppo.records import Rollout
 from align.ppo.reward_functions import WeightedFunction
@@ -204,7 +203,7 @@ def build_actor_critic(
     adapters: Sequence[RewardAdapter] = (),
     with_entropy: bool = False,
     reference_is_updated: bool = False,
-    value_model: Backbone | None = None,
+    value_model: tuple[Backbone, ScalarHead] | None = None,
 ) -> ActorCritic:
     """Build the module that PPO trains.
 
@@ -219,14 +218,16 @@ def build_actor_critic(
         adapters: reward models on the policy's base.
         with_entropy: whether the loss has a term for the policy's entropy.
         reference_is_updated: whether the reference follows the policy.
-        value_model: a classifier that becomes the critic in place of any other; values are read through its own head.
+        value_model: a model with its head that becomes the critic in place of any other.
     """
     backbone, hidden_size = policy.backbone, policy.backbone.hidden_size
     value_head = ScalarHead(hidden_size, start_at_zero=True).requires_grad_(critic != "none")
-    model, critic_adapter = value_model, None
+    model, critic_adapter = None, None
     if value_model:
-        value_head = value_head_of(value_model, critic)
-        value_model.requires_grad_(True)
+        model, value_head = value_model
+        model.requires_grad_(True)
+        value_head.requires_grad_(True)
+        freeze_unused_lm_head(model)
     elif critic == "separate" and policy.adapter:
         assert backbone.peft is not None
         reward_adapter = critic_init if isinstance(critic_init, RewardAdapter) else None

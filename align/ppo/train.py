@@ -414,7 +414,7 @@ def prepare(
     sizes = (config.samples_per_prompt, config.max_prompt_tokens, config.max_new_tokens)
     scoring = (config.missing_eos_penalty, config.missing_eos_score, config.reward_timeout)
     reference, value_model = reference_and_value_model(
-        policy, given, every_prompt, config.max_new_tokens, config.gradient_checkpointing
+        policy, given, every_prompt, config.max_new_tokens, config.gradient_checkpointing, config.has_critic
     )
     context = TrainingContext(
         run, policy, encoded, every_prompt, config.total_updates, config.critic_warmup, *sizes, *scoring

@@ -57,8 +57,9 @@ class PPOTrainer:
             `config.selection.reward_model`.
         reference: a language model for the KL penalty in place of the initial policy. With a `PeftModel`
             as policy also the name of another of its adapters, or `base` for its base without adapters.
-        value_model: a sequence classifier with one label that becomes the critic. Its body and its head are trained in
-            place, also beside a LoRA policy; `config.critic` is not read.
+        value_model: a sequence classifier with one label, or a language model with TRL's value head, such as
+            `align.trl.AutoModelForSeq2SeqLMWithValueHead` of a T5. It becomes the critic and is trained in place, also
+            beside a LoRA policy; `config.critic` is not read.
         peft_config: the settings of a new LoRA adapter, in place of `config.lora_r` and its like.
         optimizers: an optimizer over all trained weights and a scheduler, in place of the settings of learning rates. The
             scheduler advances once in each update.
@@ -79,7 +80,7 @@ class PPOTrainer:
         selection_reward_model: Reward | None = None,
         *,
         reference: PreTrainedModel | str | None = None,
-        value_model: PreTrainedModel | None = None,
+        value_model: nn.Module | None = None,
         peft_config: PeftConfig | None = None,
         optimizers: tuple[Optimizer | None, LRScheduler | None] = (None, None),
         callbacks: "Sequence[TrainerCallback | type[TrainerCallback]] | TrainerCallbacks" = (),

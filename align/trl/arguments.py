@@ -32,11 +32,11 @@ def check_models(args: PPOConfig, models: Mapping[str, nn.Module | None], train_
             "`train_dataset` is an `IterableDataset`, which has no length: give a `Dataset`, such as "
             "Dataset.from_list(list(train_dataset))"
         )
-    for name, given in models.items():
-        if isinstance(given, PreTrainedModelWrapper):
+    for name in ("model", "ref_model"):
+        if isinstance(models[name], PreTrainedModelWrapper):
             raise InvalidArgumentError(
-                f"`{name}` is an {type(given).__name__}: give its `pretrained_model` as the policy, and a sequence "
-                "classifier with one label as `value_model`"
+                f"`{name}` is an {type(models[name]).__name__}: give its `pretrained_model`; a second one, whose weights it "
+                "does not share, can be the `value_model`"
             )
     model, ref_model = models["model"], models["ref_model"]
     assert model is not None

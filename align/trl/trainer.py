@@ -31,6 +31,7 @@ from align.trl.config import InvalidArgumentError, PPOConfig, set_batch_sizes, s
 from align.trl.hooks import OnlineTrainerState, TrainerHooks, TRLCallbacks
 from align.trl.saving import STATE_FILE, repository, save_checkpoint, write_card
 from align.trl.translation import core_config, number_format_hint, unsupported_settings
+from align.trl.value_head import PreTrainedModelWrapper
 
 
 class PolicyAndValueModel(nn.Module):
@@ -38,7 +39,7 @@ class PolicyAndValueModel(nn.Module):
 
     Args:
         policy: the language model.
-        value_model: the sequence classifier that predicts returns.
+        value_model: the model that predicts returns.
     """
 
     def __init__(self, policy: nn.Module, value_model: nn.Module) -> None:
@@ -55,12 +56,13 @@ class PPOTrainer:
     Args:
         args: the settings.
         processing_class: the policy's tokenizer.
-        model: the policy, a causal language model, or a `PeftModel`, whose active adapter is trained.
+        model: the policy, a causal language model, a T5, or a `PeftModel`, whose active adapter is trained.
         ref_model: the reference of the KL penalty. None: a copy of the policy, or with LoRA the policy without its adapter.
-        reward_model: a sequence classifier with one label that reads the policy's token ids, or a reward function of
-            prompts and responses (docs/howto/own-reward.md), which TRL does not accept.
+        reward_model: a sequence classifier with one label that reads the policy's token ids. TRL does not accept the other
+            kinds: the folder of a reward model, or a reward function of prompts and responses (docs/howto/own-reward.md).
         train_dataset: prompts, as token ids in the column `input_ids`.
-        value_model: a sequence classifier with one label, which predicts returns.
+        value_model: a sequence classifier with one label, or a language model with a value head, such as
+            `AutoModelForSeq2SeqLMWithValueHead` for a T5. It predicts returns.
         data_collator: called with each row alone, if given.
         eval_dataset: prompts of the tables of sample completions; a dict of data sets is read as one.
         optimizers: an optimizer and a scheduler of the learning rate in place of those of the settings.
@@ -78,9 +80,9 @@ class PPOTrainer:
         processing_class: PreTrainedTokenizerBase,
         model: PreTrainedModel | PeftModel,
         ref_model: PreTrainedModel | None,
-        reward_model: PreTrainedModel | RewardFunction,
+        reward_model: PreTrainedModel | RewardFunction | str,
         train_dataset: Dataset,
-        value_model: PreTrainedModel,
+        value_model: PreTrainedModel | PreTrainedModelWrapper,
         data_collator: DataCollatorWithPadding | None = None,
         eval_dataset: Dataset | Mapping[str, Dataset] | None = None,
         optimizers: tuple[torch.optim.Optimizer | None, torch.optim.lr_scheduler.LRScheduler | None] = (None, None),

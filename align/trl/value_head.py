@@ -1,4 +1,4 @@
-"""Language models with TRL's value head, for folders and scripts that use them. The trainer needs none of this."""
+"""Language models with TRL's value head: for folders and scripts that use them, and as value models of the trainer."""
 
 import zipfile
 from pathlib import Path

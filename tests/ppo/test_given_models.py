@@ -6,6 +6,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoModelForSequenceClassification, AutoTokenizer
 
+import align.trl
 from align.core.errors import UserError
 from align.ppo import PPOConfig, PPOTrainer
 from align.ppo.rollout import forward_all_roles, sample_rollout
@@ -140,6 +141,26 @@ def test_a_value_model_is_the_critic_and_is_trained_in_place(name, settings, tra
         assert not torch.equal(weight, earlier), key
 
 
+@pytest.mark.parametrize(("name", "kind"), [("tiny-gpt2", "CausalLM"), ("tiny-t5", "Seq2SeqLM")])
+def test_a_language_model_with_a_value_head_is_the_critic(name, kind, trainer, language_model):
+    value_model = getattr(align.trl, f"AutoModelFor{kind}WithValueHead")(language_model(name, seed=1)).eval()
+    before = copy.deepcopy(value_model)
+    given = trainer(language_model(name), name=name, value_model=value_model)
+    rollout = rollout_of(given.prepared)
+    old = roles_of(given.prepared, rollout)
+    for row, (prompt, response) in enumerate(zip(rollout.prompts, rollout.responses, strict=True)):
+        read = {"input_ids": torch.tensor([prompt.ids + response[:-1]])}
+        if name == "tiny-t5":
+            started = [before.config.decoder_start_token_id, *response[:-1]]
+            read = {"input_ids": torch.tensor([prompt.ids]), "decoder_input_ids": torch.tensor([started])}
+        with torch.no_grad():
+            expected = before(**read)[2]
+        assert torch.allclose(old.values[row, : len(response)], expected[0, -len(response) :], atol=1e-4)
+    given.train()
+    for (key, weight), earlier in zip(value_model.named_parameters(), before.parameters(), strict=True):
+        assert torch.equal(weight, earlier) == (key == "pretrained_model.lm_head.weight"), key  # listed unless it is tied
+
+
 def test_models_of_two_number_formats_are_trained_together(trainer, language_model, classifier):
     policy, value_model = language_model("tiny-gpt2"), classifier("tiny-llama").to(torch.bfloat16)
     before = copy.deepcopy(value_model)
@@ -163,7 +184,7 @@ def test_objects_in_a_wrong_role_are_refused(trainer, language_model, classifier
         trainer(policy, [short], value_model=model, selection_reward_model=loaded)
     with pytest.raises(UserError, match="value_model: this estimator of advantages has no critic"):
         trainer(policy, value_model=model, config={"advantage_estimator": "reinforce++"})
-    with pytest.raises(UserError, match="value_model: GPT2LMHeadModel is no sequence classifier"):
+    with pytest.raises(UserError, match="value_model: GPT2LMHeadModel is neither a sequence classifier"):
         trainer(policy, value_model=language_model("tiny-gpt2", seed=1))
     with pytest.raises(UserError, match=r"reference: the model is in torch.float16; convert it"):
         trainer(policy, reference=language_model("tiny-gpt2").half())
@@ -178,7 +199,7 @@ def test_objects_in_a_wrong_role_are_refused(trainer, language_model, classifier
 
 def test_a_classifier_without_a_linear_score_is_refused(trainer, language_model, sharp_folders):
     value_model = AutoModelForSequenceClassification.from_pretrained(sharp_folders["tiny-t5"], num_labels=1)
-    with pytest.raises(UserError, match="value_model: its class T5ForSequenceClassification has no linear layer 'score'"):
+    with pytest.raises(UserError, match="value_model: T5ForSequenceClassification has no linear layer 'score'"):
         trainer(language_model("tiny-t5"), name="tiny-t5", value_model=value_model)
 
 

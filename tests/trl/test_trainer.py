@@ -322,7 +322,7 @@ def test_objects_of_a_wrong_kind_are_one_line(make_trainer, models, prompts, fol
     wrapped = AutoModelForCausalLMWithValueHead.from_pretrained(folder)
     for arguments, message in (
         ({"model": wrapped}, "`model` is an AutoModelForCausalLMWithValueHead: give its `pretrained_model`"),
-        ({"value_model": wrapped}, "`value_model` is an AutoModelForCausalLMWithValueHead: give its"),
+        ({"ref_model": wrapped}, "`ref_model` is an AutoModelForCausalLMWithValueHead: give its"),
         ({"train_dataset": prompts.to_iterable_dataset()}, "`train_dataset` is an `IterableDataset`, which has no length"),
     ):
         with pytest.raises(ValueError, match=message):

@@ -37,7 +37,7 @@ def classifier_head(backbone: Backbone) -> nn.Linear:
         raise UserError(f"it is a classifier of {labels} labels; a reward model has one")
     if not isinstance(head, nn.Linear):
         name = type(backbone.model).__name__
-        raise UserError(f"its class {name} has no linear layer 'score' that could be read as a reward head")
+        raise UserError(f"its class {name} has no linear layer 'score'; give a reward function that calls it")
     return head
 
 
