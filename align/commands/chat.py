@@ -9,6 +9,7 @@ from typing import Literal
 
 import torch
 
+from align.commands.sample import scorer_of
 from align.core.errors import UserError
 from align.core.plugins import import_object
 from align.core.seeds import RngStream
@@ -84,6 +85,11 @@ class ChatAnswer:
     text: str
     ended: bool
 
+    @property
+    def row(self) -> SampledResponse:
+        """The answer as reward models take it."""
+        return SampledResponse(self.conversation, self.prompt, self.ids, self.text, self.ended)
+
 
 class Speaker:
     """A model that answers conversations.
@@ -130,14 +136,11 @@ class Scorer:
 
     def of(self, speaker: Speaker) -> RewardModelScorer:
         """Return the scorer of a model's answers."""
-        from align.commands.sample import scorer_of
-
         return scorer_of(speaker.loaded, self.reward, 8192)
 
     def score(self, speaker: Speaker, answer: ChatAnswer) -> float:
         """Return the reward of an answer."""
-        row = SampledResponse(answer.conversation, answer.prompt, answer.ids, answer.text, answer.ended)
-        return self.of(speaker)([row])[0]
+        return self.of(speaker)([answer.row])[0]
 
 
 def run_chat(config: ChatConfig) -> None:

@@ -1,22 +1,39 @@
 """The models behind the page of `align chat --web`: answers side by side, their figures, and items for labelers."""
 
+import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
 
 from align.commands.chat import ChatAnswer, ChatConfig, Scorer, Speaker
-from align.commands.chat_labels import open_database, send_answers
-from align.commands.chat_scores import TokenFigures, log_ratios, require_comparable, token_values
 from align.core.errors import UserError
-from align.data.conversation import Conversation, Message, check_conversation
+from align.core.tensor_ops import Padded
+from align.data.conversation import Conversation, Message, check_conversation, to_json
 from align.model_registry.registry import resolve_model
+from align.models.backbone import is_encoder
 from align.models.configs import base_of
+from align.models.heads import LanguageModel, RewardModel
 from align.sampling.generation import SamplingParams
+
+if TYPE_CHECKING:
+    from annotation_ui.store.database import Database
 
 TRIES = 4
 """How often a model is asked for a different answer."""
 FEWEST = 2
 """Fewest different answers of an item to rank."""
+
+
+class TokenFigures(NamedTuple):
+    """The texts of an answer's tokens, "" for a part of a character, and a number for each."""
+
+    texts: list[str]
+    values: list[float]
 
 
 @dataclass(frozen=True)
@@ -78,10 +95,14 @@ class ChatRoom:
         Raises:
             UserError: if a conversation cannot be answered.
         """
-        asked: list[list[Message]] = [[*_answered(turns), {"role": "user", "content": text}] for turns in histories.turns]
-        yield Histories(asked, [None] * len(asked))
+        asked: list[list[Message]] = []
+        for turns in histories.turns:  # the reader may have stopped a model before it began to answer
+            answered = turns[:-1] if turns and turns[-1]["role"] == "user" else turns
+            asked.append([*answered, {"role": "user", "content": text}])
         found: list[ChatAnswer | None] = [None] * len(self.speakers)
-        streams = dict(enumerate(self._answers(asked, system, sampling)))
+        yield Histories(asked, list(found))
+        pairs = zip(self.speakers, asked, strict=True)
+        streams = {i: speaker.answer(_conversation(system, turns), sampling) for i, (speaker, turns) in enumerate(pairs)}
         while streams:
             for number, stream in list(streams.items()):
                 answer = next(stream, None)
@@ -90,10 +111,6 @@ class ChatRoom:
                 else:
                     found[number] = answer
             yield Histories([_with_answer(*pair) for pair in zip(asked, found, strict=True)], list(found))
-
-    def _answers(self, asked: Sequence[list[Message]], system: str, sampling: SamplingParams) -> list[Iterator[ChatAnswer]]:
-        pairs = zip(self.speakers, asked, strict=True)
-        return [speaker.answer(_conversation(system, turns), sampling) for speaker, turns in pairs]
 
     def figures(self, number: int, answer: ChatAnswer) -> Figures:
         """Return the figures of an answer of model `number`.
@@ -109,7 +126,7 @@ class ChatRoom:
         )
 
     def send(self, histories: Histories, system: str, sampling: SamplingParams) -> str:
-        """Send the last answers to the labeling app; return the name of the batch.
+        """Send the last answers to the labeling app as items of the task rank; return the name of the batch.
 
         Models that were asked the same share an item. An item with a single answer gets another one, which the models are
         asked for now.
@@ -131,9 +148,17 @@ class ChatRoom:
                 known.append(pair)
         if not items:
             raise UserError("there is no answer yet")
-        for conversation, pairs in items:
+        from annotation_ui.store.importing import NewBatch, import_rows
+
+        rows = []
+        for number, (conversation, pairs) in enumerate(items, start=1):
             self._complete(conversation, pairs, sampling)
-        return send_answers(self.database, items)
+            models, responses = (list(column) for column in zip(*pairs, strict=True))
+            row = {"prompt": to_json(conversation), "responses": responses, "model": models}
+            rows.append((f"conversation {number}", row))
+        name = f"chat {datetime.now():%Y-%m-%d %H:%M:%S} {secrets.token_hex(2)}"
+        import_rows(self.database, NewBatch(name=name, task="rank"), rows)
+        return name
 
     def _complete(self, conversation: Conversation, pairs: list[tuple[str, str]], sampling: SamplingParams) -> None:
         """Add answers until two differ; the models that have not answered are asked first."""
@@ -154,10 +179,63 @@ def _conversation(system: str, turns: Sequence[Message]) -> Conversation:
     return check_conversation([*begin, *turns], "messages")
 
 
-def _answered(turns: list[Message]) -> list[Message]:
-    """The turns without a last message that has no answer, because the reader stopped it."""
-    return turns[:-1] if turns and turns[-1]["role"] == "user" else turns
-
-
 def _with_answer(asked: list[Message], answer: ChatAnswer | None) -> list[Message]:
     return [*asked, {"role": "assistant", "content": answer.text}] if answer and answer.text else asked
+
+
+def open_database(place: str) -> "Database":
+    """Open the database of the labeling app and bring it to the newest schema.
+
+    Args:
+        place: a URL, an SQLite file, or the folder of `align annotate --data-dir`.
+
+    Raises:
+        UserError: if it does not exist or cannot be opened, or the labeling app is not installed.
+    """
+    try:
+        from annotation_ui.store.database import Database, sqlite_url
+    except ModuleNotFoundError as error:
+        raise UserError(f"{error.name} is not installed; install the extra: pip install 'align-rlhf[ui]'") from error
+    kind, _, file = place.partition(":///")
+    path = Path(file if kind == "sqlite" else place)
+    if (kind == "sqlite" or ":" not in place) and not path.exists():
+        raise UserError(f"annotate {place}: no such file or folder; give the folder of align annotate --data-dir")
+    database = Database(place if ":" in place else sqlite_url(path) if path.is_dir() else f"sqlite:///{place}")
+    database.upgrade()
+    return database
+
+
+def require_comparable(speaker: Speaker, reference: Speaker) -> None:
+    """Raise a UserError unless the reference reads the token ids of the model."""
+    if not speaker.loaded.tokenization.reads_alike(reference.loaded.tokenization):
+        raise UserError(
+            f"reference {reference.name}: its tokenizer or chat template differs from that of {speaker.name}; give the "
+            "model that training started from"
+        )
+
+
+@torch.no_grad()
+def log_ratios(speaker: Speaker, reference: Speaker, answer: ChatAnswer) -> TokenFigures:
+    """Return log pi(token) - log pi_ref(token) in nats at temperature 1; their sum is an estimate of the KL divergence."""
+    prompt, response = Padded.from_lists([answer.prompt]), Padded.from_lists([answer.ids])
+    models = [each.loaded.backbone for each in (speaker, reference)]
+    ours, theirs = (LanguageModel(each)(prompt.to(each.device), response.to(each.device))[0].cpu() for each in models)
+    return TokenFigures(speaker.loaded.tokenization.token_texts(answer.ids), (ours - theirs).tolist())
+
+
+@torch.no_grad()
+def token_values(speaker: Speaker, scorer: Scorer, answer: ChatAnswer) -> TokenFigures:
+    """Return the reward of the answer up to each token, in the tokens of the reward model.
+
+    Raises:
+        UserError: if the reward model is an encoder, which reads an answer only as a whole, or has another kind of head.
+    """
+    loaded, model = scorer.reward.loaded, scorer.reward.model
+    if is_encoder(loaded.backbone.model.config) or not isinstance(model, RewardModel):
+        raise UserError("value_model: it scores whole answers only; give a decoder or an encoder-decoder with one label")
+    encoded = scorer.of(speaker).encode(answer.row)
+    prompt, response = (Padded.from_lists([ids]).to(loaded.backbone.device) for ids in encoded)
+    with loaded.backbone.adapter(model.adapter_name):
+        hidden = loaded.backbone.hidden(prompt, response)
+    values = model.head(hidden[0, 1:]) - scorer.reward.mean
+    return TokenFigures(loaded.tokenization.token_texts(encoded.response), values.tolist())

@@ -2,13 +2,12 @@
 
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from align.commands.chat import ChatAnswer, ChatConfig
-from align.commands.chat_room import ChatRoom, Figures, Histories
-from align.commands.chat_scores import TokenFigures
+from align.commands.chat_room import ChatRoom, Figures, Histories, TokenFigures
 from align.core.errors import UserError
 from align.model_registry.registry import registered_name
 
@@ -30,7 +29,10 @@ def serve(config: ChatConfig) -> None:
     Raises:
         UserError: if Gradio is missing, a model cannot be loaded or the port is taken.
     """
-    _require_gradio()
+    try:
+        import gradio  # noqa: F401  # before models are loaded
+    except ModuleNotFoundError as error:
+        raise UserError(f"{error.name} is not installed; install the extra: pip install 'align-rlhf[ui]'") from error
     page = start(ChatRoom(config))
     try:
         page.block_thread()
@@ -65,16 +67,7 @@ def start(room: ChatRoom) -> "gr.Blocks":
     return page
 
 
-def _require_gradio() -> None:
-    """Raise a UserError if Gradio is missing, before models are loaded."""
-    try:
-        import gradio  # noqa: F401
-    except ModuleNotFoundError as error:
-        raise UserError(f"{error.name} is not installed; install the extra: pip install 'align-rlhf[ui]'") from error
-
-
-@dataclass(frozen=True)
-class Column:
+class Column(NamedTuple):
     """The components of one model."""
 
     chat: Any
@@ -111,7 +104,7 @@ def build_page(room: ChatRoom) -> "gr.Blocks":
                     gr.Number(label="Longest answer, in tokens", value=config.max_new_tokens, minimum=1, precision=0),
                 ]
         handlers = Handlers(room, columns, histories, status, box)
-        shown = [part for column in columns for part in (column.chat, column.facts, column.ratios, column.values)]
+        shown = [part for column in columns for part in column]
         given, outputs = [histories, system, *controls], [histories, status, box, *shown]
         # One concurrency_id: these events run one after the other.
         options: dict[str, Any] = {"show_progress": "hidden", "concurrency_id": "models", "api_visibility": "private"}
@@ -157,9 +150,7 @@ class Handlers:
             yield {self.status: "Write a message first."}
             return
         now, shown_at = histories, 0.0
-        cleared = {part: None for column in self.columns for part in (column.ratios, column.values)}
-        cleared |= {column.facts: "" for column in self.columns} | {self.status: "", self.box: ""}
-        yield cleared
+        yield self._without_figures() | {self.box: ""}
         try:
             for now in self.room.ask(histories, system, text, self._sampling(controls)):
                 if time.monotonic() > shown_at + SECONDS_BETWEEN_UPDATES:
@@ -175,18 +166,19 @@ class Handlers:
 
     def send_to_labelers(self, histories: Histories, system: str, *controls: float) -> dict[Any, Any]:
         """Send the last answers to the labeling app."""
-        return {self.status: self._reported(lambda: self.room.send(histories, system, self._sampling(controls)))}
+        try:
+            name = self.room.send(histories, system, self._sampling(controls))
+        except UserError as error:
+            return {self.status: f"**{error}**"}
+        return {self.status: f"Sent to labelers as batch “{name}”."}
 
     def reset(self) -> dict[Any, Any]:
         """Begin a new conversation."""
-        empty = {part: None for column in self.columns for part in (column.ratios, column.values)}
-        return self._shown(self.room.empty()) | empty | {self.status: ""} | {column.facts: "" for column in self.columns}
+        return self._shown(self.room.empty()) | self._without_figures()
 
-    def _reported(self, work: Callable[[], str]) -> str:
-        try:
-            return f"Sent to labelers as batch “{work()}”."
-        except UserError as error:
-            return f"**{error}**"
+    def _without_figures(self) -> dict[Any, Any]:
+        figures = {part: None for column in self.columns for part in (column.ratios, column.values)}
+        return figures | {column.facts: "" for column in self.columns} | {self.status: ""}
 
     def _sampling(self, controls: Sequence[float]) -> Any:
         temperature, top_p, top_k, longest = controls

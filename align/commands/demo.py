@@ -4,17 +4,20 @@ Finished stages are skipped, so an interrupted demo resumes where it stopped.
 """
 
 import argparse
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from accelerate import Accelerator
 
-from align.commands.demo_progress import PartTimes, print_answers, sample_answers
 from align.core.errors import UserError
 from align.core.files import package_data_root, write_json
 from align.core.launch import run_unless_finished
+from align.core.seeds import RngStream
 from align.core.settings import ModelConfig
 from align.core.settings_parser import parse
 from align.core.statistics import difference_interval, mean_interval, share_interval
@@ -32,10 +35,12 @@ from align.eval.policy_comparison import (
 )
 from align.eval.report import summary_table, write_report
 from align.model_registry.registry import resolve_model
+from align.models.loading import load
 from align.ppo import PPOConfig, run_ppo
 from align.reward import RewardConfig, run_reward
 from align.reward.checkpoint import LoadedReward, load_reward_model
-from align.sampling.generation import SamplingParams
+from align.runtime.distributed import compute_dtype, computes_on_cpu
+from align.sampling.generation import SamplingParams, row_uniforms, sample
 from align.sft import SFTConfig, run_sft
 from align.training.run_folder import read_metrics
 
@@ -52,6 +57,65 @@ SHOWN_PROMPTS = 3
 """Prompts whose answers are printed on the way."""
 HEADLINES = {"truthfulness": "mc2", "toxicity": "basic: expected maximum toxicity"}
 """The measurement of each evaluation that the demo's table shows."""
+WIDTH = 160
+"""Characters of a prompt or an answer that are printed."""
+
+
+class PartTimes:
+    """Seconds of each part of the demo, in order."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        """Measure a part, whose name is printed at its start."""
+        print(f"\n== {name} ==", flush=True)
+        started = time.monotonic()
+        yield
+        self.seconds[name] = time.monotonic() - started
+
+    def __str__(self) -> str:
+        """One line with the minutes and seconds of each part and of all."""
+        times = self.seconds | {"total": sum(self.seconds.values())}
+        return "time: " + ", ".join(f"{name} {_minutes(value)}" for name, value in times.items())
+
+
+def sample_answers(model: ModelConfig, prompts: Sequence[Prompt], sampling: SamplingParams, seed: int) -> list[str]:
+    """Sample one answer of a model to each prompt."""
+    loaded = load(ModelConfig(model=model.model, chat_template=model.chat_template), compute_dtype(model.dtype))
+    loaded.backbone.requires_grad_(False).to(Accelerator(cpu=computes_on_cpu()).device)
+    ids = [loaded.tokenization.prompt_ids(prompt.prompt) for prompt in prompts]
+    uniforms = row_uniforms(len(ids), sampling, seed, RngStream.POLICY_COMPARISON)
+    responses = sample(loaded.backbone, ids, uniforms, sampling, loaded.tokenization.end_ids)
+    return [loaded.tokenization.text(response) for response in responses.ids]
+
+
+def print_answers(
+    prompts: Sequence[Prompt], answers: Mapping[str, Sequence[str]], rewards: Mapping[str, Sequence[float]] | None = None
+) -> None:
+    """Print each prompt with the answers of some models.
+
+    Args:
+        answers: the name of a model -> its answer to each prompt.
+        rewards: the name of a model -> the reward of each answer, where there are any.
+    """
+    width = max(map(len, ("prompt", *answers)))
+    for i, prompt in enumerate(prompts):
+        print(f"  {'prompt':<{width}}  {_one_line(prompt.prompt[-1]['content'])}")
+        for name, texts in answers.items():
+            reward = f"  [reward {rewards[name][i]:+.2f}]" if rewards else ""
+            print(f"  {name:<{width}}  {_one_line(texts[i]) or '(empty)'}{reward}")
+    print(flush=True)
+
+
+def _one_line(text: str) -> str:
+    words = " ".join(text.split())
+    return words if len(words) <= WIDTH else words[: WIDTH - 3] + "..."
+
+
+def _minutes(seconds: float) -> str:
+    return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -149,23 +213,14 @@ def evaluate_start_and_end(settings: Path, folder: Path, start: str, seed: int) 
     evaluations = run_all(parse(AllConfig, [*words, "--seed", str(seed), "--table", "false"]))
     rows = []
     for task, name in HEADLINES.items():
-        pair = [
-            measurement
-            for result in evaluations
-            if result.task == task
-            for measurement in result.measurements
-            if measurement.name == name
-        ]
-        if pair and all(measurement.value is not None for measurement in pair):
-            after = pair[-1]
+        found = [each for result in evaluations if result.task == task for each in result.measurements if each.name == name]
+        values = [each.value for each in found if each.value is not None]
+        if found and len(values) == len(found):
+            after = found[-1]
             by = f", by {after.scorer}" if after.scorer else ""
             interval = f"{after.low:.2f} to {after.high:.2f}" if after.low is not None else ""
             note = f"{after.n} items{by}; 95 % interval of the value after"
-            rows.append(
-                before_after_row(
-                    f"{task}: {name}", [float(measurement.value or 0.0) for measurement in pair], interval, note
-                )
-            )
+            rows.append(before_after_row(f"{task}: {name}", values, interval, note))
     return rows
 
 

@@ -5,24 +5,22 @@ import os
 import pty
 import re
 import select
-import subprocess
+import signal
 import sys
 import time
 from contextlib import suppress
-from pathlib import Path
 
 import pytest
 import torch
 
 from align import cli
 from align.commands.chat import Speaker
-from align.commands.chat_labels import open_database
+from align.commands.chat_room import open_database
 from align.core.errors import UserError
 from align.core.seeds import RngStream
 from align.sampling.generation import SamplingParams, row_uniforms, sample
 from tests.commands.words import words_of
 
-ROOT = Path(__file__).resolve().parents[2]
 GREEDY = {"temperature": 0, "max_new_tokens": 10, "dtype": "float32"}
 
 
@@ -134,28 +132,20 @@ class RealTerminal:
     """`align chat` behind a pseudo-terminal."""
 
     def __init__(self, *words):
-        self.master, slave = pty.openpty()
-        command = [sys.executable, "-m", "align.cli", "chat", *words]
-        environment = os.environ | {"PYTHONPATH": str(ROOT), "TERM": "dumb"}
-        self.process = subprocess.Popen(
-            command,
-            stdin=slave,
-            stdout=slave,
-            stderr=slave,
-            env=environment,
-            start_new_session=True,
-            preexec_fn=self.control,
-        )
-        os.close(slave)
         self.text = ""
-
-    @staticmethod
-    def control():
-        """Make the terminal the controlling one, so that its Ctrl-C is a signal."""
-        import fcntl
-        import termios
-
-        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+        self.process, self.master = pty.fork()  # without the imports of a new interpreter
+        if not self.process:
+            code = 1
+            try:
+                sys.stdin = os.fdopen(0, closefd=False)
+                sys.stdout, sys.stderr = (os.fdopen(number, "w", closefd=False) for number in (1, 2))
+                signal.signal(signal.SIGINT, signal.default_int_handler)
+                os.environ["TERM"] = "dumb"
+                cli.main(["chat", *words])
+                code = 0
+            finally:
+                sys.stdout.flush()
+                os._exit(code)
 
     def wait_for(self, pattern, seconds=60):
         end = time.monotonic() + seconds
@@ -172,6 +162,14 @@ class RealTerminal:
         assert found, self.text
         self.text = self.text[found.end() :]
         return found.group()
+
+    def exit_code(self):
+        """The exit code of the process, which has to end within 20 seconds."""
+        end = time.monotonic() + 20
+        while not (found := os.waitpid(self.process, os.WNOHANG))[0]:
+            assert time.monotonic() < end, self.text
+            time.sleep(0.05)
+        return os.waitstatus_to_exitcode(found[1])
 
     def type(self, text):
         os.write(self.master, text.encode())
@@ -199,7 +197,8 @@ def test_ctrl_c_stops_an_answer_and_ctrl_d_ends(sharp_folders):
             pytest.fail("no answer was stopped")
         terminal.interrupt(r"Ctrl-D ends\r\n> ")
         terminal.type("\x04")
-        assert terminal.process.wait(20) == 0
+        assert terminal.exit_code() == 0
     finally:
-        terminal.process.kill()
+        with suppress(ProcessLookupError):
+            os.kill(terminal.process, signal.SIGKILL)
         os.close(terminal.master)

@@ -8,7 +8,7 @@ from transformers import AutoModelForCausalLM
 
 from align import cli
 from align.commands.chat import Scorer, Speaker
-from align.commands.chat_scores import log_ratios, require_comparable, token_values
+from align.commands.chat_room import log_ratios, require_comparable, token_values
 from align.core.errors import UserError
 from align.sampling.generation import SamplingParams
 from tests.commands.words import words_of
