@@ -2,7 +2,7 @@
 
 A stream is keyed by the run's seed, the stream's number and further numbers such as the update. An exact resume therefore
 requires no saved state, and no two purposes share random numbers. torch draws numbers for new weights alone, which a resume
-overwrites: dropout and the like are switched off (`align.models.backbone.dropout.disable_dropout`).
+overwrites: dropout and the like are switched off (`align.models.backbone.determinism.disable_dropout`).
 """
 
 from enum import IntEnum

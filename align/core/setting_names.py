@@ -40,10 +40,8 @@ TABLES = {
         log_to: report_to
         schedule: lr_scheduler_type
         warmup: warmup_ratio
-        layer_decay: layerwise_lr_decay
         save_every: save_steps
         keep_checkpoints: save_total_limit
-        router_loss_weight: router_aux_loss_coef
         resume: resume_from_checkpoint
         evaluate_every: eval_steps
         lora_rank: lora_r

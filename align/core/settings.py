@@ -276,10 +276,6 @@ class ModelConfig(Settings):
         False,
         "attend to a decoder's whole prompt in both directions (T5's prefix language model); saved with the model",
     )
-    block_attention: bool = option(
-        False,
-        "on a GPU, read rows of several responses by FlexAttention; decoders only; it has not run on a GPU yet",
-    )
     gradient_checkpointing: bool = option(
         False, "recompute activations in the backward pass: less memory, about a third more time"
     )
@@ -292,9 +288,6 @@ class OptimizationConfig(Settings):
     help_title = "optimization"
 
     learning_rate: float = option(1e-5, "peak learning rate", gt=0)
-    layerwise_lr_decay: float = option(
-        1.0, "rate of a layer as a share of that of the layer above it (ULMFiT: 0.385); 1: all the same", gt=0, le=1
-    )
     lr_scheduler_type: Schedule = option(
         "cosine", "decay of the learning rate after warm-up, to 0 at the end (constant: none)"
     )
@@ -306,9 +299,6 @@ class OptimizationConfig(Settings):
     adam_epsilon: float = option(1e-8, "epsilon of AdamW", ge=0)
     max_grad_norm: float = option(1.0, "gradients are scaled down to this global norm; 0: never", ge=0)
     micro_batch_tokens: int = option(4096, "padded tokens in one forward and backward pass; changes no result", gt=0)
-    router_aux_loss_coef: float = option(
-        0.0, "weight of the loss that keeps a mixture's experts evenly used (Switch Transformers: 0.01)", ge=0
-    )
 
 
 @dataclass(kw_only=True)

@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerBase
 
 from align.batches.encoding import Data, encode_rankings
 from align.batches.micro_batches import micro_batches
-from align.batches.mixtures import TrainingData, encode_mixture, hold_out
+from align.batches.mixtures import TrainingData, encode_mixture, hold_out, is_given
 from align.core.errors import counted
 from align.core.files import write_json
 from align.core.launch import run_stage
@@ -269,7 +269,7 @@ class DPOTrainer:
         self.run, self.loaded = run, loaded = open_run(config, "dpo", policy, tokenizer, peft_config=peft_config)
         encode = partial(encode_rankings, loaded=loaded, limits=config.limits, skip_bad_rows=config.skip_bad_rows)
         mixed, split = hold_out(encode_mixture(train_data, encode, config.task_prefixes), config.validation_split)
-        self.held_out = encode(validation_data) if validation_data else split
+        self.held_out = encode(validation_data) if is_given(validation_data) else split
         counts = f"{counted(len(mixed.examples), 'ranking')} to learn from, {len(self.held_out)} held out"
         run.print(f"dpo: {counts}; model {run.config.model}")
         module = LanguageModel(loaded.backbone, loaded.adapter)

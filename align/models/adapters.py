@@ -1,4 +1,4 @@
-"""LoRA adapters: loading, copying and merging them, comparing their settings, and a faster LoRA layer."""
+"""LoRA adapters: loading, copying and merging them, and a faster LoRA layer."""
 
 import copy
 from collections import Counter
@@ -8,7 +8,6 @@ from typing import Any, cast
 
 import torch
 from peft import LoraConfig, PeftConfig, PeftModel
-from peft.tuners.lora import LoraLayer
 from peft.tuners.lora.layer import Linear
 from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils import get_peft_model_state_dict, set_peft_model_state_dict
@@ -16,15 +15,13 @@ from peft.utils.other import AuxiliaryTrainingWrapper
 from safetensors import safe_open
 from torch import Tensor
 from transformers import PreTrainedModel
-from transformers.pytorch_utils import Conv1D
 
 from align.core.errors import UserError, first_line, reason
-from align.core.settings import ModelConfig
-from align.models.backbone import Backbone, disable_dropout, linear_layers, require_deterministic
+from align.models.backbone import Backbone, disable_dropout, require_deterministic
 from align.runtime.sharding import gathered_parameters, is_sharded, readable
 
-ALL_LINEAR = "all-linear"
-"""PEFT's word for every linear layer but the output matrix."""
+ADDED = "adapters_of_align"
+"""The attribute of a PEFT model with the names of the adapters that this package has added."""
 
 
 def load_adapter(model: PreTrainedModel, folder: str, name: str) -> PeftModel:
@@ -51,7 +48,7 @@ def add_adapter(backbone: Backbone, folder: str, name: str) -> None:
         backbone.peft.load_adapter(folder, adapter_name=name, autocast_adapter_dtype=False)
     except Exception as error:  # an external config, of which PEFT checks little
         raise UserError(f"adapter '{folder}': it does not fit this model ({reason(error)})") from error
-    _added(backbone.peft).add(name)
+    vars(backbone.peft).setdefault(ADDED, set()).add(name)
     _name_local_base(backbone.peft, name)
     _require_all_tensors(backbone.peft, folder, name, stored)
     disable_dropout(backbone.model)
@@ -87,7 +84,7 @@ def copy_adapter(peft_model: PeftModel, source: str, target: str) -> None:
     if isinstance(settings, LoraConfig):
         settings.init_lora_weights = True  # others, such as pissa, take the new adapter's share out of the base's weights
     peft_model.add_adapter(target, settings, autocast_adapter_dtype=False)
-    _added(peft_model).add(target)
+    vars(peft_model).setdefault(ADDED, set()).add(target)
     copies = adapter_parameters(peft_model, target).values()
     for original, weight in zip(adapter_parameters(peft_model, source).values(), copies, strict=True):
         if weight.dtype != original.dtype:  # PEFT adds them in the base's format
@@ -102,21 +99,14 @@ def copy_adapter(peft_model: PeftModel, source: str, target: str) -> None:
     disable_dropout(peft_model)
 
 
-def _added(peft_model: PeftModel) -> set[str]:
-    """The names of the adapters that this package has added to a PEFT model."""
-    names: set[str] = vars(peft_model).setdefault("adapters_of_align", set())
-    return names
-
-
 def delete_added_adapters(peft_model: PeftModel, kept: str) -> None:
     """Delete the adapters that an earlier trainer has added to a PEFT model.
 
     Args:
         kept: the adapter that stays in any case.
     """
-    for name in sorted((_added(peft_model) & peft_model.peft_config.keys()) - {kept}):
+    for name in sorted((vars(peft_model).pop(ADDED, set()) & peft_model.peft_config.keys()) - {kept}):
         peft_model.delete_adapter(name)
-    _added(peft_model).clear()
 
 
 def merge_adapter(peft_model: PeftModel, folder: str) -> PreTrainedModel:
@@ -169,53 +159,6 @@ def changes_base(settings: PeftConfig) -> bool:
     initialization = getattr(settings, "init_lora_weights", True)
     plain = isinstance(initialization, bool) or initialization in ("gaussian", "eva")
     return not plain or getattr(settings, "bias", "none") != "none" or bool(getattr(settings, "kasa_config", None))
-
-
-def require_lora_settings(config: ModelConfig, model: PreTrainedModel, stored: PeftConfig) -> None:
-    """Refuse LoRA settings that differ from those of the adapter that training continues: its shape cannot change.
-
-    Args:
-        model: with the adapter's layers inside.
-        stored: the adapter's settings.
-
-    Raises:
-        UserError: if the config's rank, alpha or targets differ, or the adapter holds biases of the base.
-    """
-    layers = {name: module for name, module in model.named_modules() if isinstance(module, LoraLayer)}
-    if config.lora_target_modules == ALL_LINEAR:
-        # Layers inside LoRA layers, and modules that the adapter holds whole.
-        whole = [name for name, module in model.named_modules() if isinstance(module, AuxiliaryTrainingWrapper)]
-        inside = tuple(f"{name}." for name in (*layers, *whole))
-        linear = {name for name, module in model.named_modules() if isinstance(module, (torch.nn.Linear, Conv1D))}
-        wanted = {name for name in linear if not name.startswith(inside)} | layers.keys()
-        wanted -= {name for name, module in model.named_modules() if module is model.get_output_embeddings()} - layers.keys()
-        of_experts = linear_layers(model)
-        wanted = wanted & (set(of_experts) | layers.keys()) if of_experts is not None else wanted
-    else:
-        targets = tuple(f".{target}" for target in config.lora_target_modules.split(","))
-        wanted = {name for name, _ in model.named_modules() if f".{name}".endswith(targets)}
-    values = {
-        "lora_r": (config.lora_r, getattr(stored, "r", "none")),
-        "lora_alpha": (config.lora_alpha, getattr(stored, "lora_alpha", "none")),
-        "lora_target_modules": (
-            config.lora_target_modules,
-            config.lora_target_modules
-            if wanted == layers.keys()
-            else ",".join(sorted({n.rsplit(".", 1)[-1] for n in layers})),
-        ),
-    }
-    for name, (given, actual) in values.items():
-        if given != actual:
-            raise UserError(
-                f"model '{config.model}' is an adapter with {name} {actual}, which training continues; {name} is {given}: "
-                f"set it to {actual}, or set lora_r to 0 to merge the adapter and train all weights"
-            )
-    bias = getattr(stored, "bias", "none")
-    if bias != "none":
-        raise UserError(
-            f"model '{config.model}' is an adapter with bias {bias}, which holds biases of its base; only adapters "
-            "with bias none can be continued: set lora_r to 0 to merge the adapter and train all weights"
-        )
 
 
 def _name_local_base(peft_model: PeftModel, name: str) -> None:

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from align.core.errors import UserError, first_line, reason
 from align.core.settings import ModelConfig
 from align.model_registry.registry import resolve_model
-from align.models.adapters import copy_adapter, faster_lora, load_adapter, merge_adapter, require_lora_settings
+from align.models.adapters import copy_adapter, faster_lora, load_adapter, merge_adapter
 from align.models.backbone import (
     Backbone,
     attention_kernel,
@@ -38,8 +38,7 @@ from align.models.configs import (
     stored_generation_config,
     valid_generation_config,
 )
-from align.models.lora import START_ADAPTER, new_lora_config, prepared_lora_config, require_same_fields, train_active_adapter
-from align.runtime.distributed import computes_on_cpu
+from align.models.lora import START_ADAPTER, new_lora_config, prepared_lora_config, require_same_lora, train_active_adapter
 from align.runtime.environment import console
 from align.runtime.sharding import Sharder, loading_accelerator, local_shard, min_while_loading, readable
 from align.tokenization import Tokenization, load_tokenization, make_tokenization
@@ -101,8 +100,7 @@ def load(
     if not config.lora_r:
         merged = merge_adapter(peft_model, source).requires_grad_(True)  # PEFT had frozen the base
         return _finish(config, LoadedModel(wrap(merged), tokenization, base))
-    require_lora_settings(config, model, peft_model.peft_config[START_ADAPTER])
-    require_same_fields(config, peft_model.peft_config[START_ADAPTER])
+    require_same_lora(config, model, peft_model.peft_config[START_ADAPTER])
     copy_adapter(peft_model, START_ADAPTER, adapter)
     return _finish(config, LoadedModel(wrap(model, faster_lora(peft_model)), tokenization, base, adapter, START_ADAPTER))
 
@@ -302,10 +300,6 @@ def _with_fresh_adapter(
 
 
 def _finish(config: ModelConfig, loaded: LoadedModel, check: bool = True) -> LoadedModel:
-    if config.block_attention:
-        if computes_on_cpu():
-            raise UserError("block_attention: FlexAttention has no gradient on a processor; set block_attention to false")
-        loaded.backbone.use_block_attention()
     if config.gradient_checkpointing:
         _recompute_activations(loaded.backbone, loaded.adapter, check)
     return loaded

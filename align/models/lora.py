@@ -1,23 +1,28 @@
-"""The settings of a new LoRA adapter: from a run's settings, or a `LoraConfig` of PEFT."""
+"""The settings of a LoRA adapter: from a run's settings or a `LoraConfig` of PEFT, and compared with a saved adapter."""
 
 import copy
 import os
-from collections.abc import Iterable
 from dataclasses import MISSING, dataclass, fields, replace
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
+import torch
 from peft import LoraConfig, PeftConfig, PeftModel
+from peft.tuners.lora import LoraLayer
 from peft.utils import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
+from peft.utils.other import AuxiliaryTrainingWrapper
 from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
 
 from align.core.errors import UserError, first_line
 from align.core.settings import ModelConfig, Settings, option
-from align.models.adapters import ALL_LINEAR, adapter_parameters, copy_adapter, delete_added_adapters
+from align.models.adapters import adapter_parameters, copy_adapter, delete_added_adapters
 from align.models.backbone import adapter_settings, linear_layers
 from align.runtime.environment import console
 
 Config = TypeVar("Config", bound=ModelConfig)
 
+ALL_LINEAR = "all-linear"
+"""PEFT's word for every linear layer but the output matrix."""
 START_ADAPTER = "start"
 """The name of the frozen copy of the adapter that training starts from."""
 RESERVED_NAMES = (START_ADAPTER, "value", "reference", "reward", "selection")
@@ -30,7 +35,7 @@ SUPPORTED = frozenset(
     | {"task_type", "peft_type", "auto_mapping", "base_model_name_or_path", "revision", "inference_mode", "peft_version"}
 )
 """Fields of `LoraConfig` that may have any value, within the checks of `checked`."""
-INITIALIZATIONS = (True, False, "gaussian", "orthogonal")
+INITIALIZATIONS = {"true": True, "false": False, "gaussian": "gaussian", "orthogonal": "orthogonal"}
 """Values of `init_lora_weights` that leave the base as it is and need no data."""
 
 
@@ -40,9 +45,48 @@ class LoraSettings(Settings):
 
     use_rslora: bool = option(False, "multiply updates by alpha / sqrt(rank) (rank-stabilized LoRA, arXiv 2312.03732)")
     use_dora: bool = option(False, "train the magnitude of each weight apart from its direction (DoRA, arXiv 2402.09353)")
+    lora_bias: bool = option(False, "train a bias of each matrix B")
+    init_lora_weights: Literal["true", "false", "gaussian", "orthogonal"] = option(
+        "true", "initialization; true: LoRA's own"
+    )
     modules_to_save: list[str] = option([], "modules that are trained whole and saved with the adapter, such as lm_head")
     exclude_modules: list[str] = option([], "modules that get no adapter although lora_target_modules names them")
     layers_to_transform: list[int] = option([], "numbers of the layers that get adapters, from 0; empty: all", ge=0)
+    rank_pattern: list[str] = option([], "ranks of single modules, each as MODULE=RANK")
+    alpha_pattern: list[str] = option([], "alphas of single modules, each as MODULE=ALPHA")
+
+
+def _as_setting(value: Any) -> Any:
+    """Return the value of a field of `LoraConfig` as `LoraSettings` has it: PEFT also takes sets, a name or a number."""
+    if isinstance(value, dict):
+        return sorted(f"{module}={number}" for module, number in value.items())
+    if value is None or isinstance(value, bool):
+        return bool(value)
+    return [value] if isinstance(value, str | int) else sorted(value)
+
+
+def _settings_of(given: LoraConfig, is_new: bool) -> LoraSettings:
+    """Return the fields of a `LoraConfig` as settings; those of an adapter that exists name no initialization."""
+    values = {item.name: _as_setting(getattr(given, item.name)) for item in fields(LoraSettings)}
+    values["init_lora_weights"] = str(given.init_lora_weights).lower() if is_new else "true"
+    return LoraSettings(**{name: value for name, value in values.items() if value})
+
+
+def _peft_fields(settings: LoraSettings | None) -> dict[str, Any]:
+    """Return the settings that are not at their defaults as fields of `LoraConfig`.
+
+    Raises:
+        UserError: for a pattern that is not MODULE=NUMBER.
+    """
+    found = {name: value for name, value in vars(settings).items() if value} if settings else {}
+    if found:
+        found["init_lora_weights"] = INITIALIZATIONS[found["init_lora_weights"]]
+    for name in found.keys() & {"rank_pattern", "alpha_pattern"}:
+        parts = [entry.rpartition("=") for entry in found[name]]
+        if not all(module and number.isdecimal() for module, _, number in parts):
+            raise UserError(f"lora.{name} is {', '.join(found[name])}, but each must be MODULE=NUMBER")
+        found[name] = {module: int(number) for module, _, number in parts}
+    return found
 
 
 def new_lora_config(config: ModelConfig, model: PreTrainedModel, base: str) -> LoraConfig:
@@ -56,18 +100,11 @@ def new_lora_config(config: ModelConfig, model: PreTrainedModel, base: str) -> L
     """
     by_default = linear_layers(model) or ALL_LINEAR
     targets = by_default if config.lora_target_modules == ALL_LINEAR else config.lora_target_modules.split(",")
-    further = {name: value for name, value in vars(config.lora).items() if value} if config.lora else {}
-    own = adapter_settings(model)
+    further, own = _peft_fields(config.lora), adapter_settings(model)
     own["modules_to_save"] = [*own.get("modules_to_save", ()), *further.pop("modules_to_save", ())] or None
+    shape: dict[str, Any] = {"r": config.lora_r, "lora_alpha": config.lora_alpha, "target_modules": targets}
     try:
-        return LoraConfig(
-            r=config.lora_r,
-            lora_alpha=config.lora_alpha,  # type: ignore[arg-type]  # PEFT divides by it: a float is as good
-            target_modules=targets,
-            base_model_name_or_path=base,
-            **own,
-            **further,
-        )
+        return LoraConfig(**shape, base_model_name_or_path=base, **own, **further)
     except ValueError as error:
         raise UserError(f"lora: {first_line(error)}; name the modules in lora_target_modules") from error
 
@@ -85,14 +122,16 @@ def require_supported(given: PeftConfig, is_new: bool = True) -> LoraConfig:
         raise UserError(f"peft_config is a {type(given).__name__}: only LoRA adapters are trained; give a LoraConfig")
     if given.bias != "none":
         raise UserError(f"peft_config: bias {given.bias} trains biases of the base, which is the reference; set it to none")
-    if is_new and given.init_lora_weights not in INITIALIZATIONS:
+    if is_new and given.init_lora_weights not in INITIALIZATIONS.values():
         raise UserError(
             f"peft_config: init_lora_weights {given.init_lora_weights} changes the base, which is the reference, or needs "
-            f"data; set it to one of {', '.join(map(str, INITIALIZATIONS))}"
+            f"data; set it to one of {', '.join(map(str, INITIALIZATIONS.values()))}"
         )
-    for name, value, default in _values(given):
-        if name not in SUPPORTED and value != default and value:
-            raise UserError(f"peft_config: {name} is {value!r}, which is not supported; leave it out")
+    for item in fields(given):
+        default = item.default_factory() if item.default_factory is not MISSING else item.default
+        value = getattr(given, item.name)
+        if item.name not in SUPPORTED and value and value != default:
+            raise UserError(f"peft_config: {item.name} is {value!r}, which is not supported; leave it out")
     return given
 
 
@@ -101,21 +140,11 @@ def checked(given: PeftConfig, is_new: bool = True) -> LoraConfig:
     settings = copy.copy(require_supported(given, is_new))
     settings.inference_mode = False
     if settings.lora_dropout:
-        _print(f"lora_dropout {settings.lora_dropout:g} is set to 0: with dropout, the ratio of unchanged weights is not 1")
+        line = f"lora_dropout {settings.lora_dropout:g} is set to 0: with dropout, the ratio of unchanged weights is not 1"
+        if os.environ.get("RANK", "0") == "0":
+            console.print(line, highlight=False, markup=False)
         settings.lora_dropout = 0.0
     return settings
-
-
-def _values(given: LoraConfig) -> Iterable[tuple[str, Any, Any]]:
-    """Yield the name, the value and the default of each field."""
-    for item in fields(given):
-        default = item.default_factory() if item.default_factory is not MISSING else item.default
-        yield item.name, getattr(given, item.name), default
-
-
-def _print(line: str) -> None:
-    if os.environ.get("RANK", "0") == "0":
-        console.print(line, highlight=False, markup=False)
 
 
 def prepared_lora_config(given: PeftConfig, model: PreTrainedModel, base: str) -> LoraConfig:
@@ -141,27 +170,62 @@ def with_lora_settings(config: Config, given: PeftConfig, is_new: bool, model_ty
     settings = require_supported(given, is_new)
     modules = settings.target_modules or TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING.get(model_type, ALL_LINEAR)
     names = modules if isinstance(modules, str) else ",".join(sorted(modules))
-    values = {item.name: _as_setting(getattr(settings, item.name)) for item in fields(LoraSettings)}
-    further = LoraSettings(**{name: value for name, value in values.items() if value}) if any(values.values()) else None
-    return replace(config, lora_r=settings.r, lora_alpha=float(settings.lora_alpha), lora_target_modules=names, lora=further)
+    lora: LoraSettings | None = _settings_of(settings, is_new)
+    lora = None if lora == LoraSettings() else lora
+    return replace(config, lora_r=settings.r, lora_alpha=float(settings.lora_alpha), lora_target_modules=names, lora=lora)
 
 
-def _as_setting(value: Any) -> Any:
-    """Return the value of a field of `LoraConfig` as `LoraSettings` has it: PEFT also takes sets, a name or a number."""
-    if value is None or isinstance(value, bool):
-        return bool(value)
-    return [value] if isinstance(value, str | int) else sorted(value)
+def require_same_lora(config: ModelConfig, model: PreTrainedModel, stored: PeftConfig) -> None:
+    """Refuse LoRA settings that differ from those of the adapter that training continues: its shape cannot change.
 
+    Args:
+        model: with the adapter's layers inside.
+        stored: the adapter's settings.
 
-def require_same_fields(config: ModelConfig, stored: PeftConfig) -> None:
-    """Raise a UserError if the block `lora` differs from the settings of the adapter that training continues."""
+    Raises:
+        UserError: if a setting differs, or the adapter holds biases of the base.
+    """
+    start = f"model '{config.model}' is an adapter with"
+    layers = {name for name, module in model.named_modules() if isinstance(module, LoraLayer)}
+    targets = config.lora_target_modules
+    adapted = (
+        targets if _wanted_layers(model, targets) == layers else ",".join(sorted({n.rsplit(".", 1)[-1] for n in layers}))
+    )
+    values = {
+        "lora_r": (config.lora_r, getattr(stored, "r", "none")),
+        "lora_alpha": (config.lora_alpha, getattr(stored, "lora_alpha", "none")),
+        "lora_target_modules": (targets, adapted),
+    }
+    for name, (given, actual) in values.items():
+        if given != actual:
+            raise UserError(
+                f"{start} {name} {actual}, which training continues; {name} is {given}: set it to {actual}, or set "
+                "lora_r to 0 to merge the adapter and train all weights"
+            )
+    if (bias := getattr(stored, "bias", "none")) != "none":
+        raise UserError(
+            f"{start} bias {bias}, which holds biases of its base; only adapters with bias none can be continued: set "
+            "lora_r to 0 to merge the adapter and train all weights"
+        )
     for name, value in vars(config.lora).items() if config.lora else ():
         actual = getattr(stored, name, None)
-        if value and value != actual:
-            raise UserError(
-                f"model '{config.model}' is an adapter with {name} {actual}, which training continues; lora.{name} is "
-                f"{value}: leave it out"
-            )
+        if value != getattr(LoraSettings(), name) and value != _as_setting(actual):
+            raise UserError(f"{start} {name} {actual}, which training continues; lora.{name} is {value}: leave it out")
+
+
+def _wanted_layers(model: PreTrainedModel, targets: str) -> set[str]:
+    """Return the layers of an adapted model that `lora_target_modules` asks for."""
+    if targets != ALL_LINEAR:
+        endings = tuple(f".{target}" for target in targets.split(","))
+        return {name for name, _ in model.named_modules() if f".{name}".endswith(endings)}
+    layers = {name for name, module in model.named_modules() if isinstance(module, LoraLayer)}
+    # Layers inside LoRA layers, and modules that the adapter holds whole.
+    whole = [name for name, module in model.named_modules() if isinstance(module, AuxiliaryTrainingWrapper)]
+    inside = tuple(f"{name}." for name in (*layers, *whole))
+    linear = {name: module for name, module in model.named_modules() if isinstance(module, (torch.nn.Linear, Conv1D))}
+    vocabulary, of_experts = model.get_output_embeddings(), linear_layers(model)
+    found = {name for name, module in linear.items() if module is not vocabulary and not name.startswith(inside)}
+    return (found if of_experts is None else found & set(of_experts)) | layers
 
 
 def train_active_adapter(peft_model: PeftModel) -> str:
@@ -185,13 +249,12 @@ def train_active_adapter(peft_model: PeftModel) -> str:
         raise UserError(
             f"the PEFT model has an adapter '{START_ADAPTER}', a name of this package's own: give it another, or delete it"
         )
-    settings = checked(peft_model.peft_config[name], is_new=False)
-    settings.base_model_name_or_path = peft_model.peft_config[name].base_model_name_or_path
-    peft_model.peft_config[name] = settings
+    peft_model.peft_config[name] = checked(peft_model.peft_config[name], is_new=False)
     copy_adapter(peft_model, name, START_ADAPTER)
     model = peft_model.get_base_model()
+    trained = adapter_parameters(model, name).values()
     model.requires_grad_(False)
-    for weight in adapter_parameters(model, name).values():
+    for weight in trained:
         weight.requires_grad_(True)
     peft_model.set_adapter(name)
     for weight in adapter_parameters(model, START_ADAPTER).values():

@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerBase
 
 from align.batches.encoding import Data, encode_demonstration_row, encode_demonstrations, split_prefix
 from align.batches.micro_batches import micro_batches
-from align.batches.mixtures import TrainingData, encode_mixture, hold_out, mixture_of
+from align.batches.mixtures import TrainingData, encode_mixture, hold_out, is_given, mixture_of
 from align.batches.streams import ExampleStream, StreamedBatches
 from align.core.errors import UserError, counted
 from align.core.launch import run_stage
@@ -243,7 +243,7 @@ class SFTTrainer:
             mixed, split = hold_out(mixed, config.validation_split)
             self.batches = DataOrder(mixed, config.seed, config.batch_size, config)
             number = counted(len(mixed.examples), "example")
-        self.held_out = encode(validation_data, loaded, config) if validation_data else split
+        self.held_out = encode(validation_data, loaded, config) if is_given(validation_data) else split
         run.print(f"sft: {number} to learn from, {len(self.held_out)} held out; model {run.config.model}")
         module = LanguageModel(loaded.backbone, loaded.adapter)
         run.print(run.memory.check(run.config, module))

@@ -24,8 +24,7 @@ from align.runtime.distributed import limit_collectives, zero_stage
 from align.runtime.sharding import full_numel, full_shape, gather_chosen_parts_together, is_sharded
 from align.training.checkpoint.state import StoredState, TensorShard
 from align.training.engine import AVERAGE, NotFiniteError, TrainEngine, require_same_weights
-from align.training.expert_load import ExpertLoad
-from align.training.optimizer import ParamGroup, WeightAverage, build_optimizer, complete_groups, learning_rate_scales
+from align.training.optimizer import ParamGroup, WeightAverage, build_optimizer, complete_groups
 from align.training.run import Run
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -54,8 +53,7 @@ class DeepSpeedEngine(TrainEngine):
             _convert_new_weights(module, run.dtype)
         self.trainable = {name: weight for name, weight in module.named_parameters() if weight.requires_grad}
         self.groups = complete_groups(run.config, self.trainable, groups)
-        self.expert_load = ExpertLoad.from_module(module, run.config.router_aux_loss_coef)
-        optimizer = build_optimizer(run.config, self.trainable, self.groups, learning_rate_scales(run.config, module))
+        optimizer = build_optimizer(run.config, self.trainable, self.groups)
         gather_chosen_parts_together(module)
         self.module, self.optimizer = run.accelerator.prepare(module, optimizer)
         limit_collectives()

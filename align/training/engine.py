@@ -25,8 +25,7 @@ from align.core.errors import UserError
 from align.runtime.distributed import sum_across_processes
 from align.runtime.flops import Clock
 from align.training.checkpoint.state import TensorShard, shapes_of
-from align.training.expert_load import ExpertLoad
-from align.training.optimizer import ParamGroup, WeightAverage, build_optimizer, complete_groups, learning_rate_scales
+from align.training.optimizer import ParamGroup, WeightAverage, build_optimizer, complete_groups
 from align.training.reduction import GradientReduction
 from align.training.run import Run
 
@@ -60,7 +59,6 @@ class TrainEngine:
     clock = Clock()
     """Ends its laps `learn` and `step` in each step."""
     average: WeightAverage | None = None
-    expert_load: ExpertLoad | None = None
     reduction: GradientReduction | None = None
     can_try = True
     """Whether `trial` is possible; DeepSpeed expects a step after a backward pass."""
@@ -81,9 +79,8 @@ class TrainEngine:
         self.trainable = {name: weight for name, weight in module.named_parameters() if weight.requires_grad}
         self.masters = {name: _master(weight) for name, weight in self.trainable.items()}
         self.groups = complete_groups(run.config, self.trainable, groups)
-        self.optimizer = build_optimizer(run.config, self.masters, self.groups, learning_rate_scales(run.config, module))
+        self.optimizer = build_optimizer(run.config, self.masters, self.groups)
         self.average = WeightAverage(self.masters, average_decay) if average_decay else None
-        self.expert_load = ExpertLoad.from_module(module, run.config.router_aux_loss_coef)
         if self.accelerator.num_processes > 1:
             self.reduction = GradientReduction(self.masters)
 
@@ -97,7 +94,6 @@ class TrainEngine:
             NotFiniteError: if the loss is not a number on any process; the gradients are dropped.
         """
         self._totals: dict[str, Tensor | float] = {}
-        self._row_count = self._count_rows(plan) if self.expert_load else 0.0
         if self.reduction:
             self.reduction.begin()
         for batch in plan:
@@ -111,8 +107,6 @@ class TrainEngine:
         if not math.isfinite(self.sums["loss"]):
             self._drop_gradients()
             raise NotFiniteError("the loss is not a finite number")
-        if self.expert_load:
-            self.expert_load.keep(self.sums)
         self.run.raise_if_stop_requested(self._drop_gradients)
 
     def backward(self, loss: Tensor, sums: Sums | None = None) -> None:
@@ -122,12 +116,9 @@ class TrainEngine:
             loss: this micro-batch's share of the global loss.
             sums: this micro-batch's shares of metrics.
         """
-        sums = sums or {}
-        if self.expert_load:
-            loss, sums = self.expert_load.add(loss, sums, len(self._batch.rows), self._row_count)
         weight = self._batch.loss_weight
         self._backward(loss * weight)
-        for name, value in {"loss": loss, **sums}.items():
+        for name, value in {"loss": loss, **(sums or {})}.items():
             share = (value.detach().double() if isinstance(value, Tensor) else value) * weight
             self._totals[name] = self._totals[name] + share if name in self._totals else share
 
@@ -142,12 +133,12 @@ class TrainEngine:
         """
         rates = {group.metric: group.rate(self.run.config, number, self.total_steps) for group in self.groups}
         for group in self._optimizer_groups():
-            group["lr"] = rates[group["metric"]] * group["scale"]
+            group["lr"] = rates[group["metric"]]
         self.run.weights_changed()
         self.clock.lap("learn")
         norm = self._apply()
         self.clock.lap("step")
-        return rates | {"grad_norm": norm} | (self.expert_load.metrics if self.expert_load else {})
+        return rates | {"grad_norm": norm}
 
     def _optimizer_groups(self) -> list[dict[str, Any]]:
         return self.optimizer.param_groups
@@ -185,11 +176,6 @@ class TrainEngine:
         values = [torch.as_tensor(self._totals[name], dtype=torch.float64, device=device).reshape(()) for name in names]
         return dict(zip(names, sum_across_processes(torch.stack(values), self.accelerator).tolist(), strict=True))
 
-    def _count_rows(self, plan: Sequence[MicroBatch]) -> float:
-        """Rows over all micro-batches and processes, fillers apart."""
-        count = torch.tensor([sum(batch.loss_weight * len(batch.rows) for batch in plan)], dtype=torch.float64)
-        return float(sum_across_processes(count.to(self.accelerator.device), self.accelerator))
-
     @contextmanager
     def trial(self, rows: list[int]) -> Iterator[None]:
         """Let `backward` inside hold all gradients in memory, and drop them afterward. torch's random state is restored.
@@ -201,7 +187,7 @@ class TrainEngine:
         with torch.random.fork_rng(devices=devices):
             for master in self.masters.values():  # as those of earlier micro-batches are
                 master.grad = torch.zeros_like(master)
-            self._totals, self._batch, self._row_count = {}, MicroBatch(rows, 1.0), len(rows)
+            self._totals, self._batch = {}, MicroBatch(rows, 1.0)
             yield
         self._drop_gradients()
 

@@ -7,12 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from transformers import PreTrainedModel
+from torch import Tensor
 from transformers.optimization import Adafactor
 
 from align.core.settings import RunConfig, Schedule
-from align.models.backbone import weight_depths
 from align.runtime.sharding import full_shape
 
 
@@ -72,41 +70,21 @@ def complete_groups(config: RunConfig, weights: Iterable[str], groups: Sequence[
     return [group for group in (others, *groups) if group.weights]
 
 
-def learning_rate_scales(config: RunConfig, module: nn.Module) -> dict[str, float]:
-    """The factor of each weight's rate: `layerwise_lr_decay` once for each layer above its own, and once more.
-
-    Heads, last norms and an untied vocabulary matrix have the whole rate, embeddings the smallest.
-    """
-    scales: dict[str, float] = {}
-    if config.layerwise_lr_decay == 1:
-        return scales
-    for prefix, model in module.named_modules():
-        if isinstance(model, PreTrainedModel) and not any(name.startswith(f"{prefix}.") for name in scales):
-            depths, layers = weight_depths(model)
-            scales |= {
-                f"{prefix}.{name}": config.layerwise_lr_decay ** (layers + 1 - depth) for name, depth in depths.items()
-            }
-    return scales
-
-
-def build_optimizer(
-    config: RunConfig, weights: Mapping[str, Tensor], groups: Sequence[ParamGroup], scales: Mapping[str, float] | None = None
-) -> torch.optim.Optimizer:
+def build_optimizer(config: RunConfig, weights: Mapping[str, Tensor], groups: Sequence[ParamGroup]) -> torch.optim.Optimizer:
     """AdamW or Adafactor over some weights, with weight decay on matrices only.
 
     Args:
         weights: by their names in the module.
-        groups: each weight is in one of them. The optimizer's own groups carry their `metric`, and the `scale` of its rate.
-        scales: by the names of weights whose rate is not their group's, a factor.
+        groups: each weight is in one of them. The optimizer's own groups carry their `metric`.
     """
-    parts: dict[tuple[str, float, bool], dict[str, Any]] = {}
+    parts: dict[tuple[str, bool], dict[str, Any]] = {}
     for group in groups:
         for name, weight in weights.items():
             if name in group.weights:
-                scale, is_matrix = (scales or {}).get(name, 1.0), len(full_shape(weight)) >= 2
+                is_matrix = len(full_shape(weight)) >= 2
                 decay = config.weight_decay if is_matrix else 0.0
-                part = {"params": [], "weight_decay": decay, "metric": group.metric, "scale": scale}
-                parts.setdefault((group.metric, -scale, not is_matrix), part)["params"].append(weight)
+                part = {"params": [], "weight_decay": decay, "metric": group.metric}
+                parts.setdefault((group.metric, not is_matrix), part)["params"].append(weight)
     ordered = [parts[key] for key in sorted(parts)]
     if config.optimizer == "adafactor":
         return Adafactor(ordered, lr=config.learning_rate, scale_parameter=False, relative_step=False)

@@ -2,7 +2,9 @@
 
 from collections import Counter
 
+import numpy
 import pytest
+from datasets import Dataset
 
 from align.batches.encoding import encode_demonstrations, encode_rankings
 from align.batches.limits import Limits
@@ -98,3 +100,15 @@ def test_every_stage_holds_out_the_same_prompts(load_sharp, tmp_path):
 def test_settings_that_exclude_a_split(config, more):
     with pytest.raises(UserError, match=r"validation_split is 0.1, but must be 0 with "):
         config(validation_split=0.1, **more)
+
+
+@pytest.mark.parametrize(
+    ("trainer", "config"), [(SFTTrainer, SFTConfig), (RewardTrainer, RewardConfig), (DPOTrainer, DPOConfig)]
+)
+@pytest.mark.parametrize("form", [numpy.array, Dataset.from_list], ids=["array", "dataset"])
+def test_validation_data_may_be_an_array_or_a_dataset(trainer, config, form, tmp_path):
+    """An array has no truth value."""
+    row = {"prompt": "a", "completion": "b"} if trainer is SFTTrainer else {"prompt": "a", "chosen": "b", "rejected": "c"}
+    settings = config(output_dir=str(tmp_path), report_to=["none"])
+    for count in (2, 0):
+        assert len(trainer("tiny-gpt2", [row] * 4, settings, validation_data=form([row] * count)).held_out) == count

@@ -65,4 +65,4 @@ def test_overridden_settings_stay_in_their_group_with_the_default_of_the_stage(c
     for config, default in ((PPOConfig, "3e-06"), (SFTConfig, "1e-05")):
         text = help_text(config, "align", everything=True)
         group = text[text.index("\noptimization:\n") :]
-        assert f"(default: {default})" in group[: group.index("--layerwise_lr_decay")]
+        assert f"(default: {default})" in group[: group.index("--lr_scheduler_type")]

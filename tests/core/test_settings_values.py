@@ -140,8 +140,6 @@ ALL = [
     *((name, [-1], [0, 8]) for name in ("lora_r", "save_steps", "save_total_limit")),
     *((name, [-0.1], [0.0]) for name in ("max_grad_norm", "weight_decay", "adam_epsilon", "memory_limit")),
     ("lora_alpha", [math.nan], [-1.0]),
-    ("router_aux_loss_coef", [-0.1], [0.0]),
-    ("layerwise_lr_decay", [0, 1.1], [0.4, 1.0]),
     ("seed", [-1, 2**32], [0, 2**32 - 1]),
     ("peer_timeout", [-1.0, 4.9], [0.0, 5.0]),
     *((name, [0.9, 86_401], [1, 86_400]) for name in ("collective_timeout", "stop_grace")),

@@ -23,7 +23,7 @@ WORDS = {
     " --demonstrations data/demonstrations_heldout.jsonl --batch_size 15 --lm_loss_weight 0.5",
     "lora": f"{COMMON} --train_data data/demonstrations_heldout.jsonl --batch_size 30 --lora_r 4"
     " --gradient_checkpointing true",
-    "experts": f"{COMMON} --train_data data/demonstrations_heldout.jsonl --batch_size 30 --router_aux_loss_coef 0.1",
+    "experts": f"{COMMON} --train_data data/demonstrations_heldout.jsonl --batch_size 30",
 }
 
 

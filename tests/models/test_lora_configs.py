@@ -129,6 +129,13 @@ def test_dropout_is_set_to_0_with_a_line(base, trainer, capsys):
     given.train()
 
 
+CHANGES = (
+    *({"use_rslora": True}, {"use_dora": True}, {"modules_to_save": ["lm_head"]}, {"layers_to_transform": 0}),
+    *({"rank_pattern": {"q_proj": 3}}, {"alpha_pattern": {"v_proj": 5}}, {"lora_bias": True}),
+    *({"init_lora_weights": "gaussian"}, {"init_lora_weights": False}),
+)
+
+
 def test_fields_of_a_lora_config_must_stay_on_resume(base, trainer):
     lora = {"r": 2, "lora_alpha": 8}
     first = trainer(LLAMA, base(LLAMA), {"save_steps": 1}, peft_config=LoraConfig(**lora))
@@ -136,7 +143,7 @@ def test_fields_of_a_lora_config_must_stay_on_resume(base, trainer):
     assert first.run.config.lora is None
     first.train()
     further = {"save_steps": 1, "total_updates": 2, "resume_from_checkpoint": True}
-    for change in ({"use_rslora": True}, {"use_dora": True}, {"modules_to_save": ["lm_head"]}, {"layers_to_transform": 0}):
+    for change in CHANGES:
         with pytest.raises(UserError, match="this run has lora None, not "):
             trainer(LLAMA, base(LLAMA), further, peft_config=LoraConfig(**lora, **change))
     with pytest.raises(UserError, match="this run has lora_target_modules 'q_proj,v_proj', not 'all-linear'"):
@@ -146,11 +153,20 @@ def test_fields_of_a_lora_config_must_stay_on_resume(base, trainer):
 
 def test_further_fields_of_a_lora_config_are_in_the_settings_of_the_run(base, trainer):
     lora = LoraConfig(
-        r=2, use_rslora=True, exclude_modules=["k_proj", "c"], layers_to_transform=1, modules_to_save={"lm_head"}
+        r=2,
+        use_rslora=True,
+        exclude_modules=["k_proj", "c"],
+        layers_to_transform=1,
+        modules_to_save={"lm_head"},
+        rank_pattern={"q_proj": 3},
+        alpha_pattern={"v_proj": 5},
+        lora_bias=True,
+        init_lora_weights=False,
     )
     found = trainer(LLAMA, base(LLAMA), peft_config=lora).run.config.lora
     expected = {"use_rslora": True, "use_dora": False, "modules_to_save": ["lm_head"], "layers_to_transform": [1]}
-    assert vars(found) == expected | {"exclude_modules": ["c", "k_proj"]}
+    expected |= {"exclude_modules": ["c", "k_proj"], "rank_pattern": ["q_proj=3"], "alpha_pattern": ["v_proj=5"]}
+    assert vars(found) == expected | {"lora_bias": True, "init_lora_weights": "false"}
 
 
 REFUSED = {

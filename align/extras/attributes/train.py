@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 
 from align.batches.encoding import Data
 from align.batches.micro_batches import micro_batches
-from align.batches.mixtures import MixedExamples, Mixture, TrainingData, encode_mixture, mixture_of
+from align.batches.mixtures import MixedExamples, Mixture, TrainingData, encode_mixture, is_given, mixture_of
 from align.core.errors import UserError, counted
 from align.core.launch import run_stage
 from align.core.statistics import correlation
@@ -144,12 +144,13 @@ class AttributeTrainer:
     ) -> None:
         config = with_data_names(config, train_data=train_data, rankings=rankings, validation_data=validation_data)
         read = partial(read_ratings, skip_bad_rows=config.skip_bad_rows)
-        judgments = mixture_of(train_data, config.task_prefixes) if train_data else Mixture([], [])
+        judgments = mixture_of(train_data, config.task_prefixes) if is_given(train_data) else Mixture([], [])
         parts = [read(source) for source in judgments.sources]
-        share = 0.0 if validation_data else config.validation_split
+        has_validation = is_given(validation_data)
+        share = 0.0 if has_validation else config.validation_split
         split = [split_judgments(part, (), share, config.seed) for part in parts]
-        held_out = read(validation_data) if validation_data else [item for part in split for item in part.validation]
-        heads = choose_heads(config.heads, [item for part in parts for item in part] + held_out, bool(rankings))
+        held_out = read(validation_data) if has_validation else [item for part in split for item in part.validation]
+        heads = choose_heads(config.heads, [item for part in parts for item in part] + held_out, is_given(rankings))
         generative = config.form == "generative"
         adapter = "policy" if generative else REWARD_ADAPTER
         run, loaded = open_run(config, "attributes", model, tokenizer, adapter, allow_reward_model=not generative)
@@ -158,7 +159,7 @@ class AttributeTrainer:
         encoded = [form.encode(part.train, config.limits) for part in split]
         examples: list[Any] = [example for part in encoded for example in part]
         sizes, weights = list(map(len, encoded)), list(judgments.weights)
-        if rankings:
+        if is_given(rankings):
             limits, skip = config.limits, config.skip_bad_rows
             encode = partial(encode_preferences, loaded=loaded, limits=limits, skip_bad_rows=skip)
             ranked = encode_mixture(rankings, encode)

@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 
 from align.batches.encoding import Data, Limits, encode_demonstrations, encode_prompts
 from align.batches.micro_batches import micro_batches
-from align.batches.mixtures import TrainingData, encode_mixture
+from align.batches.mixtures import TrainingData, encode_mixture, is_given
 from align.core.errors import UserError, counted
 from align.core.launch import run_stage
 from align.core.tensor_ops import Padded, entropy_of, log_probs_of
@@ -236,7 +236,7 @@ class DistillTrainer:
         run_on_main(lambda: require_savable(self.loaded), run.accelerator)
         read = partial(encode, loaded=loaded, limits=config.limits, skip_bad_rows=config.skip_bad_rows)
         mixed = encode_mixture(train_data, partial(read, prompts_only=config.all_written), config.task_prefixes)
-        held_out = read(validation_data, prompts_only=False) if validation_data else []
+        held_out = read(validation_data, prompts_only=False) if is_given(validation_data) else []
         self.held_out = [WrittenExample(example, "data") for example in held_out]
         small, large = (parameter_count(each.backbone) / 1e6 for each in (self.loaded, loaded))
         run.print(

@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerBase
 
 from align.batches.encoding import Data
 from align.batches.micro_batches import micro_batches
-from align.batches.mixtures import MixedExamples
+from align.batches.mixtures import MixedExamples, is_given
 from align.core.errors import UserError, counted, nearest_name_hint
 from align.core.files import write_json
 from align.core.launch import run_stage
@@ -197,11 +197,11 @@ def split_data(config: RuleConfig, train_data: Data, validation_data: Data, rule
         if rule not in judged_rules:
             hint = nearest_name_hint(rule, judged_rules)
             raise UserError(f"held_out_rules: no judgment by rule '{rule}' in {config.train_data}{hint}")
-    share = 0.0 if validation_data else config.validation_split
+    share = 0.0 if is_given(validation_data) else config.validation_split
     split = split_judgments(judged, config.held_out_rules, share, config.seed)
     if not split.train:
         raise UserError(f"{config.train_data}: nothing is left to learn from; hold out fewer rules or conversations")
-    if not validation_data:
+    if not is_given(validation_data):
         return split
     held_out = split_judgments(read(validation_data), config.held_out_rules, 0.0, config.seed)
     return split._replace(validation=held_out.train, unseen=[*split.unseen, *held_out.unseen])

@@ -12,7 +12,7 @@ from align.models.backbone.classifier import (
 from align.models.backbone.contract import Backbone
 from align.models.backbone.costs import cache_elements_per_token, flops_profile
 from align.models.backbone.decoder import is_prefix_lm
-from align.models.backbone.dropout import disable_dropout, is_dropout_rate
+from align.models.backbone.determinism import disable_dropout, is_dropout_rate
 from align.models.backbone.kinds import (
     adapter_settings,
     attention_kernel,
@@ -27,7 +27,7 @@ from align.models.backbone.kinds import (
     require_language_model,
     wrap,
 )
-from align.models.backbone.layers import weight_depths, with_every_layer
+from align.models.backbone.layers import with_every_layer
 from align.models.backbone.verification import require_deterministic
 
 __all__ = [
@@ -56,7 +56,6 @@ __all__ = [
     "require_deterministic",
     "require_language_model",
     "save_classifier",
-    "weight_depths",
     "with_every_layer",
     "wrap",
 ]

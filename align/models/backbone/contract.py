@@ -20,7 +20,6 @@ from transformers import PreTrainedModel
 
 from align.core.errors import UserError
 from align.core.tensor_ops import Padded
-from align.models.backbone.experts import Routing, compute_routers_in_float32
 from align.runtime.sequence import SequenceGroup
 
 
@@ -67,17 +66,6 @@ class Backbone(nn.Module, ABC):
         self._entered_adapter: tuple[str | None] | None = None  # of the innermost `adapter` context; None: none entered
         self.shares_prompts = False
         self.sequence: SequenceGroup | None = None
-        self.block_attention = False
-        self.routing: Routing | None = None
-        compute_routers_in_float32(model)
-
-    def record_routing(self) -> Routing:
-        """Collect from now on where experts' routers send the tokens of passes with gradients; return the collector."""
-        self.routing = self.routing or Routing(self.model)
-        return self.routing
-
-    def _reading(self) -> AbstractContextManager[None]:
-        return self.routing.reading() if self.routing else nullcontext()
 
     @property
     def supports_sequence_parallel(self) -> bool:
@@ -169,14 +157,6 @@ class Backbone(nn.Module, ABC):
     @abstractmethod
     def prefill(self, prompt: Padded) -> tuple[DecodingState, Tensor]:
         """Read prompts for sampling; return the decoding state and the hidden state [B, H] that predicts token 0."""
-
-    def use_block_attention(self) -> None:
-        """Read rows that several responses share by FlexAttention instead of a dense mask.
-
-        Raises:
-            UserError: if the model cannot.
-        """
-        raise UserError("block_attention is for decoders, whose responses share a row; set block_attention to false")
 
     @abstractmethod
     def decode_step(self, state: DecodingState, tokens: Tensor) -> Tensor:

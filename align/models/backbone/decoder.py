@@ -9,12 +9,10 @@ from torch.nn.functional import pad
 from transformers import PreTrainedConfig
 from transformers.cache_utils import DynamicCache
 
-from align.core.errors import UserError
 from align.core.tensor_ops import Padded
-from align.models.backbone.attention import SDPA, SEQUENCE
+from align.models.backbone.attention import SEQUENCE
 from align.models.backbone.contract import Backbone, DecodingState
-from align.models.backbone.experts import RoutedTokens
-from align.models.backbone.layout import BLOCK, PackedRows, pack_rows, packed_mask
+from align.models.backbone.layout import pack_rows, packed_mask
 
 
 class DecoderBackbone(Backbone):
@@ -54,30 +52,18 @@ class DecoderBackbone(Backbone):
         return self.shares_prompts and (window is None or longest <= window)
 
     def hidden(self, prompt: Padded, response: Padded, prompt_of_response: Tensor | None = None) -> Tensor:
-        owner = torch.arange(len(response.lengths), device=self.device) if prompt_of_response is None else prompt_of_response
         packed = prompt_of_response is not None and self.shares_prompts and len(prompt_of_response) > len(prompt.lengths)
         packed = packed and self.can_pack(int((prompt.lengths[prompt_of_response] + response.lengths).max()))
         if not packed:
             prompt, prompt_of_response = prompt if prompt_of_response is None else prompt.rows(prompt_of_response), None
         masked = packed or not self.causal  # otherwise positions are 0..n-1, which every model assumes without position ids
-        blocks = masked and self.block_attention
-        multiple = BLOCK if blocks else 1  # fewer lengths to compile a kernel for
-        rows = pack_rows(prompt, response, prompt_of_response, multiple)
+        rows = pack_rows(prompt, response, prompt_of_response)
         extra: dict[str, Any] = {}
         if masked:
-            extra = {"position_ids": rows.positions, "attention_mask": self._mask(rows, blocks)}
-        with self._reading():
-            states = self._read_shared(rows.ids) if self.sequence else self._read(rows.ids, **extra)
-        if self.routing:
-            self.routing.close({"": _read_tokens(prompt, response, rows, owner)}, self.sequence)
+            mask = packed_mask(rows.segments, self.model.dtype, whole_prompt=not self.causal)
+            extra = {"position_ids": rows.positions, "attention_mask": mask}
+        states = self._read_shared(rows.ids) if self.sequence else self._read(rows.ids, **extra)
         return states[rows.row, rows.column]
-
-    def _mask(self, rows: PackedRows, blocks: bool) -> Any:
-        if blocks:
-            from align.models.backbone.block_attention import block_mask
-
-            return block_mask(rows.segments, whole_prompt=not self.causal)
-        return packed_mask(rows.segments, self.model.dtype, whole_prompt=not self.causal)
 
     def _read(self, ids: Tensor, **extra: Any) -> Tensor:
         states: Tensor = self.model.base_model(input_ids=ids, use_cache=False, **extra).last_hidden_state
@@ -109,12 +95,6 @@ class DecoderBackbone(Backbone):
         ).last_hidden_state
         return DecodingState(cache, attention_mask, prompt.lengths.clone()), states[:, -1]
 
-    def use_block_attention(self) -> None:
-        if self.model.config._attn_implementation != SDPA:
-            kind = self.model.config.model_type
-            raise UserError(f"block_attention: the attention of {kind} is its own; set block_attention to false")
-        self.block_attention = True
-
     def decode_step(self, state: DecodingState, tokens: Tensor) -> Tensor:
         state.attention_mask = torch.cat([state.attention_mask, torch.ones_like(tokens)[:, None]], dim=1)
         states: Tensor = self.model.base_model(
@@ -126,20 +106,6 @@ class DecoderBackbone(Backbone):
         ).last_hidden_state
         state.positions = state.positions + 1
         return states[:, -1]
-
-
-def _read_tokens(prompt: Padded, response: Padded, rows: PackedRows, owner: Tensor) -> RoutedTokens:
-    """The columns of each response with its prompt.
-
-    Args:
-        prompt: of each row.
-        owner: [B] the prompt of each response, which need not be a row: then each response has one.
-    """
-    row = rows.row[:, 0]
-    columns = torch.arange(prompt.ids.shape[1], device=row.device).expand(len(row), -1)
-    real = torch.cat([prompt.mask()[row], response.mask()], dim=1)
-    column = torch.cat([columns, rows.column[:, 1:]], dim=1).clamp(max=rows.ids.shape[1] - 1)
-    return RoutedTokens(len(rows.ids), rows.row, column, real, owner)
 
 
 def is_prefix_lm(config: PreTrainedConfig) -> bool:

@@ -9,9 +9,8 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 
 from align.core.errors import UserError
-from align.core.tensor_ops import Padded, length_mask
+from align.core.tensor_ops import Padded
 from align.models.backbone.contract import Backbone, DecodingState
-from align.models.backbone.experts import RoutedTokens
 
 NO_LIMIT = 2**31 - 1
 """Tokens of a row that one expert takes."""
@@ -87,25 +86,10 @@ class EncoderDecoderBackbone(Backbone):
         return torch.full((count, 1), self.model.config.decoder_start_token_id, device=self.device)
 
     def hidden(self, prompt: Padded, response: Padded, prompt_of_response: Tensor | None = None) -> Tensor:
-        with self._reading():
-            encoded, mask = self.encode(prompt), prompt.mask().long()
-            if prompt_of_response is not None:
-                encoded, mask = encoded[prompt_of_response], mask[prompt_of_response]
-            states = self.decode(response.ids, encoded, mask)
-        if self.routing:
-            self.routing.close(self._read_tokens(prompt, response, prompt_of_response))
-        return states
-
-    def _read_tokens(self, prompt: Padded, response: Padded, prompt_of_response: Tensor | None) -> dict[str, RoutedTokens]:
-        """Of the encoder, each response's prompt; of the decoder, its start token and the response."""
-        rows = torch.arange(len(response.lengths), device=self.device)
-        owner = rows if prompt_of_response is None else prompt_of_response
-        read, written = prompt.mask(), length_mask(response.lengths + 1, response.ids.shape[1] + 1)
-        columns = [torch.arange(mask.shape[1], device=self.device).expand(len(rows), -1) for mask in (read, written)]
-        return {
-            "encoder.": RoutedTokens(len(read), owner[:, None], columns[0], read[owner], owner),
-            "decoder.": RoutedTokens(len(rows), rows[:, None], columns[1], written, owner),
-        }
+        encoded, mask = self.encode(prompt), prompt.mask().long()
+        if prompt_of_response is not None:
+            encoded, mask = encoded[prompt_of_response], mask[prompt_of_response]
+        return self.decode(response.ids, encoded, mask)
 
     def prefill(self, prompt: Padded) -> tuple[DecodingState, Tensor]:
         cache = EncoderDecoderCache(DynamicCache(config=self.model.config), DynamicCache(config=self.model.config))

@@ -21,10 +21,9 @@ from align.models.backbone.attention import best_kernel
 from align.models.backbone.classifier import is_classifier
 from align.models.backbone.contract import Backbone
 from align.models.backbone.decoder import DecoderBackbone, sliding_window
-from align.models.backbone.dropout import disable_dropout
+from align.models.backbone.determinism import compute_routers_in_float32, disable_dropout, routers_of
 from align.models.backbone.encoder import EncoderBackbone, expose_summary, head_modules, refuse_language_model
 from align.models.backbone.encoder_decoder import EncoderDecoderBackbone
-from align.models.backbone.experts import routers_of
 from align.models.backbone.verification import verify
 from align.runtime.sharding import readable
 
@@ -49,6 +48,7 @@ def wrap(model: PreTrainedModel, peft_model: PeftModel | None = None, check: boo
             "and give that folder"
         )
     disable_dropout(model)
+    compute_routers_in_float32(model)
     kind = EncoderDecoderBackbone if model.config.is_encoder_decoder else DecoderBackbone
     backbone: Backbone = (EncoderBackbone if is_encoder(model.config) else kind)(model, peft_model)
     if check:

@@ -48,38 +48,6 @@ def with_every_layer(model: PreTrainedModel, step: int) -> PreTrainedModel:
     return smaller
 
 
-def weight_depths(model: PreTrainedModel) -> tuple[dict[str, int], int]:
-    """Return how deep each weight lies, by its name, and the number of layers.
-
-    Embeddings have depth 0, the first layer 1; a decoder's layers follow its encoder's. Norms, vocabulary matrix and heads
-    after the last layer are one deeper.
-
-    Raises:
-        UserError: if the architecture's layers cannot be told apart.
-    """
-    stacks = _stacks(model)
-    if not stacks:
-        raise UserError(f"layers of a {model.config.model_type} cannot be told apart; set layerwise_lr_decay to 1")
-    first, depth = {}, 0
-    for name, layers in stacks.items():
-        first[name] = depth + 1
-        depth += len(layers)
-    embeddings = {
-        f"{name}.{own}"
-        for name, module in model.named_modules()
-        if isinstance(module, nn.Embedding)
-        for own, _ in module.named_parameters()
-    }
-
-    def depth_of(weight: str) -> int:
-        for name, number in first.items():
-            if weight.startswith(f"{name}."):
-                return number + int(weight.removeprefix(f"{name}.").split(".")[0])
-        return 0 if weight in embeddings else depth + 1
-
-    return {name: depth_of(name) for name, _ in model.named_parameters()}, depth
-
-
 def _stacks(model: PreTrainedModel) -> dict[str, nn.ModuleList]:
     """Return the lists of layers by their names: one of a decoder, two of an encoder-decoder."""
     counts = {getattr(model.config, name, None) for name in LAYER_COUNTS}

@@ -1,15 +1,11 @@
 """Prompts and responses packed into the rows of a decoder, end to end."""
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from align.core.tensor_ops import Padded, length_mask
-
-BLOCK = 128
-"""Columns and rows of a block of FlexAttention's mask."""
 
 
 class PackedRows(NamedTuple):
@@ -27,12 +23,11 @@ class PackedRows(NamedTuple):
     """[B, T+1] the column of each hidden state."""
 
 
-def pack_rows(prompt: Padded, response: Padded, prompt_of_response: Tensor | None, multiple: int = 1) -> PackedRows:
+def pack_rows(prompt: Padded, response: Padded, prompt_of_response: Tensor | None) -> PackedRows:
     """Put each prompt and its responses into one row, without padding between them.
 
     Args:
         prompt_of_response: [B] the prompt of each response, ascending; None: response i answers prompt i.
-        multiple: L is a multiple of it.
     """
     device, count, width = prompt.ids.device, len(response.lengths), response.ids.shape[1]
     prompt_of = torch.arange(count, device=device) if prompt_of_response is None else prompt_of_response
@@ -40,7 +35,7 @@ def pack_rows(prompt: Padded, response: Padded, prompt_of_response: Tensor | Non
     first = torch.searchsorted(prompt_of, torch.arange(len(prompt.lengths), device=device))  # each row's first response
     start = prompt.lengths[prompt_of] + before - before[first][prompt_of]  # [B] column where a response begins
     row_lengths = prompt.lengths.index_add(0, prompt_of, response.lengths)
-    length = -(-int(row_lengths.max()) // multiple) * multiple
+    length = int(row_lengths.max())
 
     shape = (len(prompt.lengths), length)
     ids = torch.zeros(shape, dtype=torch.long, device=device)
@@ -64,23 +59,16 @@ def pack_rows(prompt: Padded, response: Padded, prompt_of_response: Tensor | Non
 
 
 def packed_mask(segments: Tensor, dtype: torch.dtype, whole_prompt: bool = False) -> Tensor:
-    """[P, 1, L, L] additive mask of `attention_allowed`."""
-    columns = torch.arange(segments.shape[1], device=segments.device)
-    rows = torch.arange(len(segments), device=segments.device)[:, None, None]
-    allowed = attention_allowed(segments, whole_prompt)(rows, rows, columns[:, None], columns)
+    """Return an additive mask [P, 1, L, L]: a token sees its prompt, and its own response up to itself.
+
+    Args:
+        segments: [P, L] from `pack_rows`.
+        whole_prompt: prompt tokens see all of the prompt.
+    """
+    own, other = segments[:, :, None], segments[:, None, :]
+    causal = torch.ones(own.shape[1], own.shape[1], dtype=torch.bool, device=segments.device).tril()
+    allowed = causal & ((own == other) | (other == 0))
+    if whole_prompt:
+        allowed = allowed | ((own == 0) & (other == 0))
     mask = torch.zeros(allowed.shape, dtype=dtype, device=segments.device)
     return mask.masked_fill(~allowed, torch.finfo(dtype).min)[:, None]
-
-
-def attention_allowed(segments: Tensor, whole_prompt: bool) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
-    """Return a function of row, head, query column and key column: whether a token sees another.
-
-    A token sees its prompt and its own response up to itself; with `whole_prompt`, prompt tokens see all of the prompt.
-    """
-
-    def allows(row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        own, other = segments[row, query], segments[row, key]
-        allowed = (key <= query) & ((own == other) | (other == 0))
-        return allowed | ((own == 0) & (other == 0)) if whole_prompt else allowed
-
-    return allows
