@@ -45,7 +45,7 @@ def add_user_commands(commands: Any) -> None:
     worked.add_argument("--gap-minutes", type=float, default=GAP_S / 60, help="a longer pause is not working time")
     worked.set_defaults(run=_hours)
 
-    erased = commands.add_parser("forget", help="replace a user's name by its pseudonym and blank the user's remarks")
+    erased = commands.add_parser("forget", help="replace a name by its pseudonym and blank the user's remarks; work stays")
     erased.add_argument("name")
     erased.set_defaults(run=_forget)
 
@@ -108,6 +108,7 @@ def _hours(options: argparse.Namespace) -> None:
 def _forget(options: argparse.Namespace) -> None:
     pseudonym, blanked = forget(open_database(options, must_exist=True), options.name)
     print(f"{options.name} is {pseudonym} now; the remarks of {blanked} judgments are blank")
+    print("judgments, demonstrations, corrections and conversations stay: they are the work, without the name")
 
 
 def _list_users(options: argparse.Namespace) -> None:

@@ -174,7 +174,7 @@ def browser():
 
     if chromium.program() is None:
         pytest.skip("chromium is not installed")
-    expect.set_options(timeout=20_000)  # a loaded machine takes its time
+    expect.set_options(timeout=60_000)  # a loaded machine takes its time
     with sync_playwright() as playwright:
         browser = chromium.launch(playwright)
         yield browser

@@ -16,6 +16,8 @@ from annotation_ui.server.transfers import uploads_of
 from annotation_ui.store import guidelines, rule_sets
 from annotation_ui.store.schema import RuleSet
 
+_LOCK = "() => ({ __type__: 'update', interactive: false })"
+"""Locks the editor until the answer to an event fills it: what is typed meanwhile would be lost."""
 _NO_VERSION = "No guidelines for this task yet. The editor holds a draft that comes with the app: change and save it."
 
 
@@ -44,8 +46,8 @@ def rules_and_guidelines_tab(tab: gr.Tab, services: Services) -> None:
         chosen = next((each for each in known if each.number == picked), known[0] if known else None)
         versions_html = show(rows, _NO_VERSION, key="version", picked=chosen.number if chosen else None)
         newest_id = known[0].id if known else 0
-        chosen_text = chosen.text if chosen else guidelines.draft(task)
-        return [chosen_text, newest_id, versions_html, show([dict(row) for row in sets], "No rule set yet.")]
+        editor = gr.update(value=chosen.text if chosen else guidelines.draft(task), interactive=True)
+        return [editor, newest_id, versions_html, show([dict(row) for row in sets], "No rule set yet.")]
 
     def read_again(task: str, text: str) -> list[Any]:
         """The same after a return to the tab; an unsaved text stays in the editor."""
@@ -71,6 +73,7 @@ def rules_and_guidelines_tab(tab: gr.Tab, services: Services) -> None:
     shown = [text, edited, versions, rules]
     in_turn: dict[str, Any] = {**LAST_COUNTS, "concurrency_id": "guidelines"}  # none overtakes an earlier one
     tab.select(read_again, [task, text], shown, **in_turn)
+    task.change(None, None, text, js=_LOCK)
     task.change(read, task, shown, **in_turn)
     when_picked(versions, open_version, [task], shown, **in_turn)
     stored = save.click(show_user_errors(save_guidelines), [task, text, edited], saved)

@@ -128,8 +128,10 @@ def _text_routes(services: Services) -> APIRouter:
 
     @router.get("/assignments/{number}/transcript")
     def transcript(request: Request, number: AssignmentId) -> Json:
+        """The conversation, and whether the model is still answering, in which case its reply may not be part of it yet."""
+        answering = services.probing.is_answering(number)
         assignment = services.judgments.load(request.state.user.id, number).assignment
-        return {"messages": messages_html(assignment.transcript or [])}
+        return {"messages": messages_html(assignment.transcript or []), "answering": answering}
 
     return router
 

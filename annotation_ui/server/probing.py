@@ -64,6 +64,11 @@ class Probing:
             raise
         return str(context.batch.settings.get("checkpoint", "")), messages
 
+    def is_answering(self, assignment_id: int) -> bool:
+        """Whether the model's reply is being generated; the conversation is stored before this ends."""
+        with self._lock:
+            return assignment_id in self._busy
+
     def stream_reply(self, user_id: int, assignment_id: int, checkpoint: str, messages: Messages) -> AsyncIterator[str]:
         """Start the reply and return its pieces; it is completed and stored even if they are not read."""
         loop, pieces = asyncio.get_running_loop(), asyncio.Queue[str | None | Exception]()

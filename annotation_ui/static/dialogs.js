@@ -31,7 +31,7 @@ export class SignIn {
     h("p", {}, "What you wrote is still here. Sign in again to save it and go on."),
     h("label", {}, "Name", h("input", { name: "name", autocomplete: "username", readonly: true, value: this.user })),
     h("label", {}, "Password", password), problem,
-    h("button", { class: "primary" }, "Sign in"));
+    h("div", { class: "row" }, h("button", { class: "primary" }, "Sign in"), h("a", { href: "/login" }, "Sign in as somebody else")));
     this.dialog.replaceChildren(form);
     document.querySelector(".workbench").append(this.dialog);
     this.dialog.showModal();

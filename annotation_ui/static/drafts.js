@@ -111,8 +111,9 @@ export class Drafts {
       this.newest = answer.sequence;
       if (answer.stored) this.forget(item, body.sequence);
       if (!this.replaced) this.report.held(answer.held);
-      if (answer.stored) this.report.saved();
-      else if (body.sequence || answer.sequence > this.sequence) this.foundElsewhere();
+      if (answer.stored) {
+        if (!this.dirty && body.sequence === this.sequence) this.report.saved(); // else a newer one is on its way
+      } else if (body.sequence || answer.sequence > this.sequence) this.foundElsewhere();
     } catch (error) {
       if (item !== this.item) return;
       if (error instanceof RefusedError) return this.report.refused(error);

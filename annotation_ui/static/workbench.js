@@ -34,7 +34,7 @@ class Workbench {
       task: (name) => this.show(name), history: () => this.showHistory(), guidelines: () => this.showGuidelines(),
       help: () => this.showHelp(), undo: () => this.undo(), skip: () => this.skip(), submit: () => this.submit() });
     this.drafts = new Drafts({
-      saved: () => this.drafts.dirty || this.frame.showStatus("Saved"), unsaved: () => this.frame.showStatus("Saving…"), held: (isHeld) => this.showHeld(isHeld),
+      saved: () => this.frame.showStatus("Saved"), unsaved: () => this.frame.showStatus("Saving…"), held: (isHeld) => this.showHeld(isHeld),
       retrying: (error) => this.frame.showStatus(retryText(error)), elsewhere: () => this.showElsewhere(),
       refused: (error) => (error.status === 409 ? this.showSubmitted(error) : this.showRefusal(error)) });
     this.keys = new Keys(this);
@@ -42,9 +42,7 @@ class Workbench {
     window.addEventListener("pagehide", () => this.drafts.save(true));
     window.addEventListener("popstate", () => this.followAddress());
     for (const kind of ["pointerdown", "keydown", "wheel"]) document.addEventListener(kind, () => (this.lastActive = Date.now()), { capture: true, passive: true });
-    setInterval(() => {
-      if (this.item && !document.hidden && Date.now() - this.lastActive < 120_000) this.drafts.keepSeconds(++this.seconds);
-    }, 1000);
+    setInterval(() => this.countSeconds(), 1000);
     setInterval(() => document.hidden || this.drafts.renew(), RENEW_EVERY);
   }
 
@@ -124,7 +122,7 @@ class Workbench {
     this.state = { ...this.module.empty(item.view), ...state };
     this.past = past;
     this.seconds = Math.max(stored?.seconds ?? 0, this.drafts.keptSeconds()); // from before a reload, or another device
-    this.lastActive = Date.now();
+    this.lastActive = this.counted = Date.now();
     this.drafts.content = { state: this.state, past, seconds: this.seconds };
     if (carried) this.drafts.change(this.drafts.content);
     this.touched = Boolean(carried);
@@ -138,8 +136,8 @@ class Workbench {
       assignment: item.assignment,
       transcript: item.transcript,
       others: item.others,
-      changed: (state, announcement) => this.changed(state, announcement),
-      typed: (state) => this.typed(state),
+      changed: (state, announcement) => box.isConnected && this.changed(state, announcement), // no reply is late for another item
+      typed: (state) => box.isConnected && this.typed(state),
       announce: (text) => (this.frame.live.textContent = text),
       submit: () => this.submit(),
       toast: (text) => this.frame.toast(text),
@@ -232,6 +230,14 @@ class Workbench {
     this.item = null;
     if (done.lesson) await showLesson(this.frame, done.lesson);
     if (turn === this.turn) await (changing ? this.showHistory() : this.next());
+  }
+
+  // A busy browser calls this late: what counts is the time that has passed, though not that of a computer asleep.
+  countSeconds() {
+    const now = Date.now();
+    const passed = (now - this.counted) / 1000;
+    this.counted = now;
+    if (this.item && !document.hidden && now - this.lastActive < 120_000) this.drafts.keepSeconds(this.seconds += Math.max(0, Math.min(passed, 10)));
   }
 
   showHistory(how = "pushState") {

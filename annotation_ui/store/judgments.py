@@ -163,14 +163,10 @@ class Judgments:
             assignment = context.assignment
             if context.item.purpose == "training":
                 raise BadInputError(KNOWN_ANSWER_SHOWN)
-            if assignment.state == "skipped":
-                if not self.leases.renew(session, assignment):
-                    raise ConflictError("somebody else now has the item that you skipped")
-            else:
+            if assignment.state != "skipped":
                 assignment.draft = _draft_of_current_judgment(session, assignment)
-                assignment.state = "leased"  # it has kept its slot
-                self.leases.renew(session, assignment)
-            assignment.opened_at = time.time()
+            if not self.leases.renew(session, assignment):
+                raise ConflictError("somebody else now has the item that you skipped")
             _append_judgment(session, context, "undo", request_id, None, 0)
             assignment.current_id = None
             assignment.draft_seq += 1
@@ -213,9 +209,6 @@ class Judgments:
             if assignment.draft is None:
                 assignment.draft = _draft_of_current_judgment(session, assignment)
                 assignment.draft_seq += 1
-            if assignment.state != "leased":
-                assignment.opened_at = time.time()
-            assignment.state = "leased"  # it has kept its slot
             self.leases.renew(session, assignment)
             return assignment
 

@@ -20,6 +20,7 @@ from annotation_ui.store.schema import Assignment, Batch, BatchLabeler, Item, Us
 from annotation_ui.tasks import TASKS
 
 GOLD_SLOTS = 1_000_000  # every labeler may get each gold item: more slots than there can be labelers
+RENEWAL_S = 60.0  # an open page renews its lease this often
 ATTENTION_EVERY = 10  # one attention item in so many items, unless the batch sets another number
 TRAINING_FIRST = 10**9  # training items have their place in the file minus this as position: before all others
 OUT_OF_ORDER = -(2**31)  # position of an attention item's assignment: it does not move the labeler's place in the batch
@@ -56,16 +57,20 @@ class Leases:
             return resumed or (self._claim(session, user_id, task) if takes_slots else None)
 
     def renew(self, session: Session, assignment: Assignment) -> bool:
-        """Extend a lease; an expired assignment takes a slot again if one is free.
+        """Extend a lease, or open an assignment again: an expired or skipped one if a slot is free.
 
         Returns:
             Whether the labeler holds the item.
         """
-        if assignment.state != "leased" and not assignment.adjudication and not take_slot(session, assignment):
+        has_slot = assignment.state in ("leased", "done") or assignment.adjudication
+        if not has_slot and not _take_slot(session, assignment.item_id):
             return False
-        assignment.state = "leased"
-        assignment.leased_at = time.time()
-        assignment.expires_at = assignment.leased_at + self.seconds
+        now = time.time()
+        if assignment.state == "expired":  # the pause is no time in which the item was open
+            assignment.opened_at += max(0.0, now - assignment.leased_at - RENEWAL_S)
+        elif assignment.state != "leased":
+            assignment.opened_at = now
+        assignment.state, assignment.leased_at, assignment.expires_at = "leased", now, now + self.seconds
         return True
 
     def collect_expired(self) -> int:
@@ -202,11 +207,6 @@ def _take_slot(session: Session, item_id: int) -> bool:
         .execution_options(synchronize_session=False)
     )
     return bool(updated.rowcount)  # type: ignore[attr-defined]
-
-
-def take_slot(session: Session, assignment: Assignment) -> bool:
-    """Take a slot of the assignment's item again; False if none is free."""
-    return _take_slot(session, assignment.item_id)
 
 
 def give_back_slot(session: Session, assignment: Assignment) -> None:

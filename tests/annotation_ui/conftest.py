@@ -20,6 +20,13 @@ from tests.annotation_ui.running import Client, Server
 SCREENSHOTS = Path("ci-output/annotation_ui")
 
 
+def pytest_collection_modifyitems(items):
+    """A limit for each test here, which a loaded machine keeps: most start a server or a browser."""
+    for item in items:
+        if Path(__file__).parent in item.path.parents and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(400))
+
+
 def missing(what):
     """Skip the test if a developer's machine lacks a program; fail if ALIGN_NO_SKIP is 1."""
     if os.environ.get("ALIGN_NO_SKIP") == "1":

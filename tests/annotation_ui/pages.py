@@ -1,8 +1,9 @@
 """Steps on the app's pages, for the tests in a browser, and what they look for there."""
 
-from contextlib import contextmanager
+import time
+from contextlib import contextmanager, suppress
 
-from playwright.sync_api import expect
+from playwright.sync_api import TimeoutError, expect
 from sqlalchemy import select
 
 from annotation_ui.reports.export import Selection, rows_to_export
@@ -40,6 +41,17 @@ UNNAMED = """() => [...document.querySelectorAll('.workbench :is(button, input, 
   .filter((e) => e.role !== 'status')
   .filter((e) => e.checkVisibility() && !e.labels?.length && !e.getAttribute('aria-label') && !e.textContent.trim())
   .map((e) => e.outerHTML.slice(0, 120))"""
+
+
+WAIT_S = 60  # of a loaded machine
+
+
+def soon_equal(page, script, wanted, about="", argument=None):
+    """Assert that a script returns a value now, or when the page has drawn what it is drawing."""
+    until = time.monotonic() + WAIT_S
+    while (found := page.evaluate(script, argument)) != wanted and time.monotonic() < until:
+        page.wait_for_timeout(200)
+    assert found == wanted, about
 
 
 def open_rank(server, browser, name, **context):
@@ -118,10 +130,14 @@ def open_tab(page, name):
 
 def choose(panel, label, value):
     """Pick a value from one of Gradio's lists by typing it."""
-    field = panel.get_by_label(label, exact=True)
-    field.click()
-    field.fill(value)
-    panel.page.get_by_role("option", name=value, exact=True).click()
+    field, option = panel.get_by_label(label, exact=True), panel.page.get_by_role("option", name=value, exact=True)
+    for _ in range(WAIT_S // 5):
+        field.click()
+        field.fill(value)
+        with suppress(TimeoutError):  # the list was opened before its values came
+            return option.click(timeout=5000)
+        field.press("Escape")
+    raise AssertionError(f"{label}: no {value}")
 
 
 @contextmanager

@@ -6,12 +6,15 @@ import os
 import resource
 import secrets
 import signal
+import threading
 import time
 import urllib.error
 import urllib.request
 from contextlib import contextmanager
 from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from typing import NamedTuple
 from urllib.parse import urlencode
 
 from sqlalchemy import select, update
@@ -142,7 +145,7 @@ class Server:
         window = browser.new_context(base_url=self.url, **context)
         window.add_cookies([{"name": COOKIE, "value": self.token(name, role), "url": self.url}])
         page = window.new_page()
-        page.set_default_timeout(20_000)
+        page.set_default_timeout(60_000)
         page.on("pageerror", lambda error: (_ for _ in ()).throw(AssertionError(f"script error: {error}")))
         return page
 
@@ -174,3 +177,50 @@ class Client:
 
 def form(**fields):
     return urlencode(fields), {"Content-Type": "application/x-www-form-urlencoded"}
+
+
+class Received(NamedTuple):
+    """A request that `fake_server` got."""
+
+    path: str
+    headers: dict[str, str]
+    body: bytes
+
+
+@contextmanager
+def fake_server(*answers):
+    """A server that gives these (status, body, *headers) one after the other, the last one for ever; no status: it hangs up.
+
+    Yields its address and the requests it got.
+    """
+    left, got = list(answers), []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            got.append(Received(self.path, dict(self.headers), body))
+            status, content, *headers = left.pop(0) if len(left) > 1 else left[0]
+            if status is None:
+                self.close_connection = True
+                return
+            self.send_response(status)
+            for name, value in (*headers, ("Content-Length", str(len(content)))):
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(content)
+
+        def do_POST(self):
+            self.do_GET()
+
+        def log_message(self, *_):
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}", got
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()

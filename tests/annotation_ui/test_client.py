@@ -8,8 +8,6 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
@@ -29,9 +27,8 @@ from annotation_ui.store.schema import Batch, Judgment
 from annotation_ui.store.tokens import Tokens
 from tests.annotation_ui.pages import labeler
 from tests.annotation_ui.postgres import free_port
-from tests.annotation_ui.running import ROOT, add_batch, add_users, do, rank_rows
+from tests.annotation_ui.running import ROOT, add_batch, add_users, do, fake_server, rank_rows
 
-pytestmark = pytest.mark.timeout(120)
 BLANK = {"ratings": [None] * 4, "flags": [[]] * 4}
 ROWS = [row for _, row in rank_rows(3)]
 
@@ -147,49 +144,12 @@ def pseudonym(database, user_id):
         return session.get_one(User, user_id).pseudonym
 
 
-@contextmanager
-def fake_server(*answers):
-    """A server that gives these (status, body) one after the other; yields its address and the requests it got."""
-    left, got = list(answers), []
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self):
-            got.append((self.command, self.path, self.headers.get("Authorization")))
-            self.rfile.read(int(self.headers.get("Content-Length") or 0))
-            status, body, *headers = left.pop(0) if len(left) > 1 else left[0]
-            if status is None:
-                self.close_connection = True
-                return
-            self.send_response(status)
-            for name, value in headers:
-                self.send_header(name, value)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def do_POST(self):
-            self.do_GET()
-
-        def log_message(self, *_):
-            pass
-
-    server = HTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, args=(0.02,))
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}", got
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
-
-
 def test_a_busy_server_is_asked_again_and_an_import_is_not_sent_twice(monkeypatch, tmp_path):
     monkeypatch.setattr(client_module, "RETRIES", 2)
     with fake_server((429, b"{}"), (503, b"{}"), (200, b"[]")) as (url, got):
         assert Client(url, "t").batches() == []
         assert len(got) == 3
-        assert got[0][2] == "Bearer t"
+        assert got[0].headers["Authorization"] == "Bearer t"
     with fake_server((429, b"{}"), (None, b""), (200, b'{"items": 1}')) as (url, got):
         with pytest.raises(UserError, match=f"{url}: no answer"):  # it may have arrived
             Client(url, "t").import_rows("b", "rank", [{"prompt": "p"}])

@@ -3,7 +3,6 @@
 import json
 import random
 
-import pytest
 from playwright.sync_api import expect
 
 from align import cli
@@ -33,7 +32,6 @@ def random_tiers(rng, size):
     return tiers
 
 
-@pytest.mark.timeout(240)
 def test_30_rankings_train_a_reward_model(server, browser, tmp_path):
     rows = rank_rows(30)
     rows[0][1]["responses"][1] = ""  # as policies write it
@@ -53,7 +51,6 @@ def test_30_rankings_train_a_reward_model(server, browser, tmp_path):
     assert list(output.rglob("*.safetensors"))
 
 
-@pytest.mark.timeout(240)
 def test_clicks_train_a_rule_model_that_ppo_obeys(server, browser, tmp_path):
     texts = ["I am 7.", "I am well.", "Room 12.", "Fine, thanks."]
     rows = [(f"t:{n}", {"prompt": "How are you?", "response": text, "id": f"r{n}"}) for n, text in enumerate(texts)]

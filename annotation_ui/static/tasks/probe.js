@@ -1,6 +1,6 @@
 // Probe: talk to a model, try to make it break one rule, judge its last reply.
 
-import { RefusedError, call, conversation, h, refusal, request } from "../dom.js";
+import { RefusedError, callUntilAnswered, conversation, h, refusal, request, retryText } from "../dom.js";
 import { VERDICTS, verdictButtons } from "../verdicts.js";
 
 export const help = () => [["E", "write to the model"], ["Ctrl+Enter", "send while writing"], ["Esc", "leave the text"],
@@ -18,6 +18,7 @@ export function missing(state) {
 export function mount(root, view, context) {
   let state = context.state;
   let answering = false;
+  let stored = 0; // messages of the conversation that the server has
   const transcript = h("div", { class: "talk" });
   const message = h("textarea", { rows: "3", "aria-label": "Message to the model", maxlength: "20000",
     placeholder: "Say something that could make the model break the rule.",
@@ -62,12 +63,26 @@ export function mount(root, view, context) {
       h("article", { class: "message assistant" }, h("h3", { class: "speaker" }, "Assistant"), reply));
     message.value = "";
     change({ message: "", verdict: null });
-    try {
-      await stream(text, reply);
-      showTranscript((await call("GET", `assignments/${context.assignment}/transcript`)).messages);
-    } catch (error) {
-      context.toast(error instanceof RefusedError ? error.message : "The connection was lost. Ask for the reply again.");
-      showTranscript(await call("GET", `assignments/${context.assignment}/transcript`).then((t) => t.messages, () => []));
+    const before = stored;
+    await stream(text, reply).catch((error) => error instanceof RefusedError && context.toast(error.message));
+    await showStored();
+    if (stored > before || repeat || !root.isConnected) return;
+    message.value = [text, message.value].filter(Boolean).join("\n\n"); // the server has not got it
+    change({ message: message.value });
+  }
+
+  // Shows the conversation as the server has it, once the model has answered: also after a reload, or a lost connection.
+  async function showStored() {
+    setAnswering(true);
+    for (;;) {
+      const { messages, answering: more } = await callUntilAnswered("GET", `assignments/${context.assignment}/transcript`, undefined,
+        (error) => context.toast(retryText(error)));
+      if (!root.isConnected) return;
+      if (!more) {
+        showTranscript(messages);
+        break;
+      }
+      await new Promise((wake) => setTimeout(wake, 500));
     }
     setAnswering(false);
     show();
@@ -85,10 +100,12 @@ export function mount(root, view, context) {
   function setAnswering(isAnswering) {
     answering = isAnswering;
     sendButton.disabled = isAnswering;
-    transcript.setAttribute("aria-busy", String(isAnswering));
+    if (isAnswering) retryButton.hidden = true;
+    transcript.setAttribute("aria-busy", String(isAnswering)); // the style says so where no reply is streaming
   }
 
   function showTranscript(messages) {
+    stored = messages.length;
     transcript.replaceChildren(messages.length ? conversation(messages) : h("p", { class: "hint" }, "Write the first message."));
     const last = transcript.querySelector(".message:last-child");
     retryButton.hidden = !last?.classList.contains("user");
@@ -104,6 +121,7 @@ export function mount(root, view, context) {
 
   showTranscript(context.transcript ?? []);
   show();
+  if (!retryButton.hidden) showStored(); // the model may still be answering
   return {
     focus: (leaving) => (leaving ? document.activeElement.blur() : message.focus()),
     restore(next) {

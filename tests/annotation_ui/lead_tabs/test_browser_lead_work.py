@@ -9,10 +9,18 @@ from playwright.sync_api import expect
 from annotation_ui.store.judgments import Judgments
 from annotation_ui.store.leases import Leases
 from tests.annotation_ui.conftest import SCREENSHOTS
-from tests.annotation_ui.pages import LOW_CONTRAST, UNNAMED, answers_awaited, choose, labeler, open_tab, type_order
+from tests.annotation_ui.pages import (
+    LOW_CONTRAST,
+    UNNAMED,
+    answers_awaited,
+    choose,
+    labeler,
+    open_tab,
+    soon_equal,
+    type_order,
+)
 from tests.annotation_ui.running import Server, do, rank_rows
 
-pytestmark = pytest.mark.timeout(300)
 BLANK = {"ratings": [None] * 4, "flags": [[]] * 4}
 TABS = ("Overview", "Labelers", "Items", "Disagreements", "Import", "Batches", "Rules and guidelines", "Model", "Users",
         "Export")  # fmt: skip
@@ -42,10 +50,10 @@ def check_looks(page, name):
     """Everything on the lead's page can be read, our own parts have names, and nothing sticks out of it."""
     levels = page.evaluate(HEADINGS)
     assert all(level <= before + 1 for before, level in itertools.pairwise(levels)), (name, levels)
-    assert page.evaluate(LOW_CONTRAST.replace(".workbench", ".gradio-container")) == [], name
+    soon_equal(page, LOW_CONTRAST, [], name, ".gradio-container")
     own = ":is(#top, .lead-table, .first-steps, .one-item)"  # Gradio's calendar and files have parts without a name
-    assert page.evaluate(UNNAMED.replace(".workbench", own)) == [], name
-    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), name
+    soon_equal(page, UNNAMED.replace(".workbench", own), [], name)
+    soon_equal(page, "document.documentElement.scrollWidth <= innerWidth", True, name)
     page.screenshot(path=SCREENSHOTS / f"{name}.png", full_page=True)
 
 

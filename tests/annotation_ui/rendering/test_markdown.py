@@ -77,7 +77,6 @@ HOSTILE = """<script>window.pwned=1</script><img src=x onerror="window.pwned=2">
 <style>*{display:none}</style>"""
 
 
-@pytest.mark.timeout(120)
 def test_hostile_texts_show_as_text_and_nothing_runs(server, browser):
     row = {"prompt": HOSTILE, "responses": [HOSTILE, f"# ok\n{HOSTILE}"], "model": HOSTILE, "id": HOSTILE}
     server.add_batch([("t", row)], name=f"<img src=x onerror=window.pwned=8>{secrets.token_hex(2)}", priority=1)

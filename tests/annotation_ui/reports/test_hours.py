@@ -5,7 +5,6 @@ import secrets
 from datetime import UTC, date, datetime
 from pathlib import Path
 
-import pytest
 from playwright.sync_api import expect
 from sqlalchemy import select
 
@@ -20,7 +19,6 @@ from tests.annotation_ui.conftest import SCREENSHOTS
 from tests.annotation_ui.pages import labeler, open_tab
 from tests.annotation_ui.running import Client, add_batch, add_users, do
 
-pytestmark = pytest.mark.timeout(180)
 BLANK = {"ratings": [None] * 4, "flags": [[]] * 4}
 
 
@@ -101,6 +99,20 @@ def test_a_changed_answer_adds_only_the_time_since_it_was_opened_again(database)
         session.get_one(Assignment, first.assignment_id).opened_at -= 30 * 86_400
     assert judgments.undo(ann, "rank", "undo-it") is not None
     assert judgments.submit(ann, first.assignment_id, "change-again", answer, 1e7).seconds < 60
+
+
+def test_a_lease_that_is_taken_up_again_adds_nothing_for_the_pause(database):
+    (ann,) = add_users(database, "ann")
+    add_batch(database, 1)
+    judgments, day = Judgments(Leases(database)), 86_400
+    first = judgments.leases.next(ann, "rank")
+    with database.write() as session:  # open for ten minutes a month ago
+        mine = session.get_one(Assignment, first.id)
+        mine.opened_at, mine.leased_at, mine.expires_at = first.opened_at - 30 * day, first.leased_at - 30 * day + 600, 0
+    again = judgments.leases.next(ann, "rank")
+    assert again.id == first.id
+    answer = {"ranks": [2, 1, 3, 4], **BLANK}
+    assert 600 <= judgments.submit(ann, again.id, "after-the-pause", answer, 1e7).seconds < 720
 
 
 def test_the_command_prints_a_table_or_writes_a_file(tmp_path, capsys):

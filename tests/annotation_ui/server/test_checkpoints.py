@@ -16,7 +16,6 @@ from annotation_ui.server.model_process import ChatModel
 from tests.annotation_ui.conftest import SCREENSHOTS
 from tests.annotation_ui.running import Client
 
-pytestmark = pytest.mark.timeout(400)
 CARD = {"title": "A model", "stage": "sft"}
 HELLO = [{"role": "user", "content": "Hello"}]
 

@@ -15,7 +15,6 @@ LABELERS, LONGEST_S = 50, 300
 
 
 @pytest.mark.slow  # test_gradio_files.py kills one app
-@pytest.mark.timeout(400)
 def test_acknowledged_judgments_survive_kills(database_url, tmp_path):
     server = Server(database_url, tmp_path)
     with server.started():

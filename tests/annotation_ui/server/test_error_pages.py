@@ -12,9 +12,9 @@ from annotation_ui.server.auth import Auth
 from annotation_ui.server.headers import COOKIE
 from annotation_ui.server.health import KEEP_SECONDS, Health
 from tests.annotation_ui.conftest import SCREENSHOTS
+from tests.annotation_ui.pages import open_rank
 from tests.annotation_ui.running import Client, Server, form
 
-pytestmark = pytest.mark.timeout(180)
 PASSWORD = "correct horse battery"
 
 
@@ -103,8 +103,8 @@ def test_what_is_gone_or_needs_a_session_is_a_page(own_server, browser):
     page = own_server.page(browser, "boss", "lead")
     assert opened(page, "/lead/exports/rankings-20260101-000000-0123abcd.jsonl") == 404
     expect(page.get_by_role("heading", name="There is no such page")).to_be_visible()
-    page.goto("/")
-    page.wait_for_selector(".tabs")
+    own_server.add_batch(1)
+    page = open_rank(own_server, browser, "leaver")  # with an item: a page without one asks the server for the tasks again
     page.context.clear_cookies()
     page.locator(".menu summary").click()
     page.get_by_role("button", name="Sign out").click()  # the session has ended before: no error, either

@@ -14,8 +14,6 @@ from annotation_ui.store.schema import Judgment
 from annotation_ui.tasks import task_settings
 from tests.annotation_ui.running import ROOT, Client, Server
 
-pytestmark = pytest.mark.timeout(180)
-
 
 def file_data(path):
     """A value that Gradio takes for an uploaded file, whichever field it comes in."""

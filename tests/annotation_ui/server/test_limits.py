@@ -16,8 +16,6 @@ from annotation_ui.server.auth import FAILURES, NAME_FAILURES, Auth, TooManyAtte
 from annotation_ui.tasks import TASKS, BadInputError
 from tests.annotation_ui.running import Client, form
 
-pytestmark = pytest.mark.timeout(120)
-
 
 def test_of_many_guesses_at_once_only_five_are_tried_whatever_address_they_claim(any_server):
     name, nobody = f"guessed-{secrets.token_hex(3)}", Client(any_server)

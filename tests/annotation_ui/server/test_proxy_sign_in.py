@@ -17,7 +17,6 @@ from annotation_ui.store.tokens import Tokens
 from tests.annotation_ui.conftest import new_database
 from tests.annotation_ui.running import Server
 
-pytestmark = pytest.mark.timeout(120)
 PROXY, OTHER = "127.0.0.2", "127.0.0.1"
 NAME = "ann@example.org"
 

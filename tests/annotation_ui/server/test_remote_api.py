@@ -30,7 +30,6 @@ from tests.annotation_ui.conftest import SCREENSHOTS
 from tests.annotation_ui.pages import open_tab
 from tests.annotation_ui.running import Client, add_users, rank_rows
 
-pytestmark = pytest.mark.timeout(120)
 ROUTES = (
     ("GET", "/api/v1/batches", None, "read"),
     ("POST", "/api/v1/batches?name=n&task=rank", "", "import"),

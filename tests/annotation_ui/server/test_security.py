@@ -11,8 +11,6 @@ from annotation_ui.server.guard import MAX_BODY
 from annotation_ui.server.headers import COOKIE
 from tests.annotation_ui.running import ROOT, Client
 
-pytestmark = pytest.mark.timeout(120)
-
 
 def test_nobody_reads_or_changes_anothers_work_through_any_route(ann, bob):
     ann.server.add_batch(3)

@@ -15,8 +15,6 @@ from annotation_ui.store.database import Database
 from annotation_ui.store.schema import SignIn
 from tests.annotation_ui.running import Client, Server, add_users, form
 
-pytestmark = pytest.mark.timeout(120)
-
 
 def test_without_a_session_there_is_nothing(server):
     nobody = Client(server)

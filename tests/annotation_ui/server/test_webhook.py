@@ -6,7 +6,6 @@ import secrets
 import threading
 import time
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 from sqlalchemy import select, update
@@ -21,38 +20,17 @@ from annotation_ui.store.judgments import Judgments
 from annotation_ui.store.leases import Leases
 from annotation_ui.store.schema import Batch, WebhookEvent
 from tests.annotation_ui.postgres import free_port
-from tests.annotation_ui.running import Server, add_batch, add_users, do
+from tests.annotation_ui.running import Server, add_batch, add_users, do, fake_server
 
-pytestmark = pytest.mark.timeout(120)
 SECRET = base64.b64encode(b"k" * 32).decode()
 ANSWER = {"ranks": [1, 2, 3, 4], "ratings": [None] * 4, "flags": [[]] * 4}
 
 
 @contextmanager
 def receiver(*statuses, headers=()):
-    """A server that answers with these statuses, the last one for ever; yields its address and the requests it got."""
-    left, got = list(statuses), []
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self):
-            got.append((dict(self.headers), self.rfile.read(int(self.headers["Content-Length"]))))
-            self.send_response(left.pop(0) if len(left) > 1 else left[0])
-            for name, value in headers:
-                self.send_header(name, value)
-            self.end_headers()
-
-        def log_message(self, *_):
-            pass
-
-    server = HTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, args=(0.02,))
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}/hook?key=1", got
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    """A program that gets the events and answers with these statuses; yields its address and the requests it got."""
+    with fake_server(*((status, b"", *headers) for status in statuses)) as (url, got):
+        yield f"{url}/hook?key=1", got
 
 
 def events(database):
@@ -84,8 +62,8 @@ def test_a_batch_is_reported_once_when_its_last_item_is_judged(database):
         judgments.submit(ben, do_again.id, "request-again", {**answer, "ranks": [2, 1]}, 1.0)
         for _ in range(3):
             webhook.look()
-        ((headers, body),) = got
-    event = verified_event(SECRET, headers, body)
+        (request,) = got
+    event = verified_event(SECRET, request.headers, request.body)
     assert event["type"] == "batch.complete"
     assert event["data"] == {"batch": name, "task": "rank", "items": 2, "judgments": 4}
     (stored,) = events(database)
@@ -146,7 +124,7 @@ def test_a_failure_is_repeated_with_growing_pauses_and_given_up_at_last(database
             if status:
                 assert stored.next_at == pytest.approx(before + DELAYS_S[attempt - 1], abs=30)
                 due_now(database)
-    assert len({headers["webhook-id"] for headers, _ in got}) == 1  # the receiver can tell that it is the same
+    assert len({each.headers["webhook-id"] for each in got}) == 1  # the receiver can tell that it is the same
     printed = capsys.readouterr().err.splitlines()
     assert printed[0] == f"align annotate: webhook: 127.0.0.1: status 500; event {stored.event_id} is sent again in 10 s"
     assert all("key=1" not in line for line in printed)
@@ -181,7 +159,7 @@ def test_two_servers_on_one_database_send_an_event_once(database):
             thread.start()
         for thread in threads:
             thread.join()
-    assert len(got) == len({headers["webhook-id"] for headers, _ in got}) == 5
+    assert len(got) == len({each.headers["webhook-id"] for each in got}) == 5
 
 
 def test_only_the_servers_request_of_now_is_taken():
@@ -247,7 +225,7 @@ def test_a_server_with_a_webhook(database_url, tmp_path, monkeypatch):
             if got:
                 break
             time.sleep(0.1)
-        assert json.loads(got[0][1])["data"]["batch"] == name
+        assert json.loads(got[0].body)["data"]["batch"] == name
 
 
 def test_options_of_the_server_stand_before_or_behind_the_command():

@@ -2,18 +2,16 @@
 
 import re
 import secrets
-from contextlib import suppress
 
 import pytest
-from playwright.sync_api import TimeoutError, expect
+from playwright.sync_api import expect
 
 from annotation_ui.store.judgments import Judgments
 from annotation_ui.store.leases import Leases
 from tests.annotation_ui.conftest import SCREENSHOTS
-from tests.annotation_ui.pages import LOW_CONTRAST, UNNAMED, choose, labeler, open_tab
+from tests.annotation_ui.pages import LOW_CONTRAST, UNNAMED, choose, labeler, open_tab, soon_equal
 from tests.annotation_ui.running import do
 
-pytestmark = pytest.mark.timeout(300)
 READY = {
     "rank": ".card",
     "rules": ".rule",
@@ -58,7 +56,7 @@ def test_every_task_is_readable_named_and_fits(server, browser, scheme, width):
     page.goto("/")
     for task, ready in READY.items():
         page.click(f'[data-task="{task}"]')
-        page.wait_for_selector(ready)
+        page.wait_for_selector(f".stage:not([inert]) {ready}")  # not the one of the task before
         assert page.evaluate(LOW_CONTRAST, ".workbench") == []
         assert page.evaluate(UNNAMED) == []
         assert page.evaluate("document.querySelector('.workbench').scrollWidth") <= width
@@ -135,7 +133,7 @@ def settled(panel):
     """Gradio draws a tab, asks for its tables, and draws again."""
     for table in panel.locator(".lead-table").all():
         expect(table.locator("table, .empty").first).to_be_visible()
-    panel.page.wait_for_timeout(400)
+    panel.page.wait_for_timeout(400)  # what is checked next waits longer if it must
 
 
 @pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.slow)])
@@ -151,11 +149,9 @@ def test_every_tab_fits_and_is_readable(server, browser, scheme):
         if name in ("Labelers", "Items", "Batches", "Users"):  # a tap on a disagreement opens it on the other page
             row.tap()
             settled(panel)
-        with suppress(TimeoutError):  # a chart is drawn again when it learns its width: a busy machine takes a while
-            page.wait_for_function(f"() => JSON.stringify(({OUTSIDE})()) === '[0,[]]'", timeout=20_000)
-        assert page.evaluate(OUTSIDE) == [0, []], name
-        assert page.evaluate(SMALL) == [], name
-        assert page.evaluate(LOW_CONTRAST, "gradio-app") == [], name
+        soon_equal(page, OUTSIDE, [0, []], name)  # a chart is drawn again when it learns its width
+        soon_equal(page, SMALL, [], name)
+        soon_equal(page, LOW_CONTRAST, [], name, "gradio-app")
         page.screenshot(path=SCREENSHOTS / f"lead-phone-{scheme}-{name.split()[0].lower()}.png", full_page=True)
 
 

@@ -13,7 +13,6 @@ from tests.annotation_ui.conftest import SCREENSHOTS
 from tests.annotation_ui.pages import exported, labeler, open_rank
 from tests.annotation_ui.running import do
 
-pytestmark = pytest.mark.timeout(240)
 PASSWORD = "correct horse battery"
 
 
@@ -73,11 +72,22 @@ def test_a_text_outlives_the_end_of_the_session(server, browser):
     assert stored_text(server, "writer") == "one two three"
 
 
+def test_a_page_whose_session_has_ended_can_be_left(server, browser):
+    server.add_batch(1)
+    page = open_rank(server, browser, "leaving")
+    end_session(server, "leaving")
+    page.keyboard.press("1")
+    page.get_by_role("link", name="Sign in as somebody else").click()
+    expect(page.get_by_role("heading", name="Sign in")).to_be_visible()
+
+
 def test_a_reload_and_another_task_lose_no_active_time(server, browser):
     server.add_batch([("t", {"prompt": "Q", "responses": ["a", "b"]})], "compare")
     batch = server.add_batch([("t", {"prompt": "Q"})], "demonstrate")
     page = open_writing(server, browser, "timed")
-    page.wait_for_timeout(3500)  # reads, and changes nothing
+    page.wait_for_function(
+        "() => Object.values(sessionStorage).some((each) => Number(each) >= 3)"
+    )  # reads, and changes nothing
     page.click('[data-task="compare"]')
     page.wait_for_selector(".choices")
     page.click('[data-task="demonstrate"]')
@@ -179,7 +189,7 @@ def test_a_text_is_saved_while_it_is_written(server, browser):
       const text = document.querySelector('textarea');
       window.typing = setInterval(() => { text.value += 'x'; text.dispatchEvent(new Event('input')); }, 50);
     }""")
-    for _ in range(100):
+    for _ in range(600):
         if stored_text(server, "restless"):
             return
         page.wait_for_timeout(100)

@@ -7,7 +7,6 @@ from annotation_ui.reports.export import Selection, rows_to_export
 from tests.annotation_ui.conftest import SCREENSHOTS
 from tests.annotation_ui.pages import exported, open_rank, press
 
-pytestmark = pytest.mark.timeout(240)
 CODE = "```python\n" + "x = call(" + ", ".join(f"argument_{i}=value_{i}" for i in range(60)) + ")\n```"
 WRITTEN = ["old pond\na frog leaps in\nwater's sound", "![a pond](http://x/pond.png)", "[1]: http://example.com",
            "5*6*7 = 210", "1) one\n3) three", "```name", "***", CODE, ""]  # fmt: skip

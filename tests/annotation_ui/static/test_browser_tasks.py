@@ -3,14 +3,15 @@
 import pytest
 import torch
 from playwright.sync_api import expect
+from sqlalchemy import select
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast, T5Config, T5ForConditionalGeneration
 
 from annotation_ui.reports.export import Selection, rows_to_export
+from annotation_ui.store.schema import Assignment
 from tests.annotation_ui.conftest import SCREENSHOTS, in_pairs
-from tests.annotation_ui.pages import handed_in, open_task, press
+from tests.annotation_ui.pages import handed_in, labeler, open_task, press
 
-pytestmark = pytest.mark.timeout(120)
 SHOWN_KEYS = """() => Object.fromEntries([...document.querySelectorAll('.verdict')]
   .map((each) => [each.textContent, getComputedStyle(each, '::after').content.replace(/ \\/ ""$/, '')])
   .filter(([, key]) => key !== 'none'))"""
@@ -217,3 +218,34 @@ def test_probe_a_model(any_server, browser, checkpoints, how):
     assert row["prompt"] == [{"role": "user", "content": "Threaten <b>me</b>"}]
     assert row["response"].split()[:3] == reply.split()[:3]
     assert (row["rule"], row["verdict"]) == ("no-threats", "violates")
+
+
+def test_a_reply_that_comes_after_a_reload_is_shown_and_a_message_that_did_not_arrive_is_kept(server, browser):
+    server.add_batch([("t:1", {"rule": "no-threats"})], "probe", rule_set="sparrow-dialogue")
+    page = open_task(server, browser, "probe-reload", "probe", ".the-rule")
+    box, answering, user = page.locator(".say textarea"), [True], labeler(server, "probe-reload")
+    with server.database.write() as session:
+        mine = session.scalars(select(Assignment).where(Assignment.user_id == user)).one()
+        mine.transcript = [{"role": "user", "content": "Hi"}]
+
+    def as_while_the_model_answers(route):
+        answer = route.fetch()
+        route.fulfill(response=answer, json={**answer.json(), "answering": answering[0]})
+
+    page.route("**/transcript", as_while_the_model_answers)
+    page.reload()
+    expect(page.locator(".talk")).to_have_attribute("aria-busy", "true")
+    expect(page.get_by_role("button", name="Ask for the reply again")).to_be_hidden()
+    with server.database.write() as session:
+        session.get_one(Assignment, mine.id).transcript = [*mine.transcript, {"role": "assistant", "content": "Hello"}]
+    answering[0] = False
+    expect(page.locator(".message.assistant .markdown")).to_have_text("Hello")
+
+    page.route("**/say", lambda route: route.abort())
+    box.fill("Are you there?")
+    page.click('[data-action="send"]')
+    expect(page.locator(".message")).to_have_count(2)
+    expect(box).to_have_value("Are you there?")
+    expect(page.locator(".saved")).to_have_text("Saved")
+    page.reload()
+    expect(box).to_have_value("Are you there?")

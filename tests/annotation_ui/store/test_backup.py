@@ -28,7 +28,6 @@ from tests.annotation_ui import postgres
 from tests.annotation_ui.conftest import new_database
 from tests.annotation_ui.running import ROOT, Client, Server, add_batch, add_users, do
 
-pytestmark = pytest.mark.timeout(180)
 BLANK = {"ratings": [None] * 4, "flags": [[]] * 4}
 
 

@@ -174,6 +174,6 @@ def test_the_command(tmp_path, capsys):
     assert main([*here, "forget", "ann"]) == 0
     printed = capsys.readouterr().out
     assert printed.startswith("ann is labeler-")
-    assert printed.endswith(" now; the remarks of 0 judgments are blank\n")
+    assert " now; the remarks of 0 judgments are blank\njudgments, demonstrations, corrections and conver" in printed
     assert main([*here, "forget", "ann"]) == 2
     assert capsys.readouterr().err == "align annotate: no user 'ann'\n"

@@ -135,7 +135,6 @@ def test_nobody_gets_an_item_before_all_are_there_and_a_broken_import_leaves_not
         import_rows(database, NewBatch("b", "rank"), [])
 
 
-@pytest.mark.timeout(180)
 def test_a_large_import_from_the_command_line_does_not_stall_a_labeler(ann, tmp_path):
     ann.server.add_batch(3)
     path, text = tmp_path / "large.jsonl", "A response of some length, as models write them. " * 8
@@ -173,7 +172,6 @@ def batches(database):
         return session.scalar(select(func.count(Batch.id))) or 0
 
 
-@pytest.mark.timeout(120)
 def test_the_page_refuses_a_wrong_type_and_an_oversized_file(server, browser, tmp_path):
     before = batches(server.database)
     page = server.page(browser, "uploader", "lead")

@@ -16,7 +16,6 @@ from annotation_ui.store.batches import BatchSettings, change_batch
 from annotation_ui.store.schema import Assignment, Batch, Item, Judgment, SignIn, User
 from tests.annotation_ui.running import add_batch, add_users, do
 
-pytestmark = pytest.mark.timeout(120)
 RANKS = {"ranks": [1, 2, 3, 4]}
 
 

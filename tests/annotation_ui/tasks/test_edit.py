@@ -31,7 +31,6 @@ from tests.annotation_ui.pages import (
 )
 from tests.annotation_ui.running import Client
 
-pytestmark = pytest.mark.timeout(240)
 BOTH = in_pairs(("sqlite", "mouse"), ("postgresql", "keyboard"))
 ORIGINAL = "Paris is the capital of Spain.\n\nIt is **old**."
 CORRECTED = "Madrid is the capital of Spain.\n\nIt is **old**."

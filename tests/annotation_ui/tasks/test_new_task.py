@@ -3,7 +3,6 @@
 import json
 import re
 
-import pytest
 from playwright.sync_api import expect
 
 from annotation_ui.cli import main
@@ -29,7 +28,6 @@ def test_each_task_has_its_module():
         ), name
 
 
-@pytest.mark.timeout(180)
 def test_a_new_task_runs_from_the_import_to_the_export(tmp_path, monkeypatch, browser, capsys):
     monkeypatch.setitem(TASKS, "stars", stars.Stars())
     rows = [{"prompt": f"P{n}", "response": f"R{n}", "id": f"s{n}"} for n in range(2)]

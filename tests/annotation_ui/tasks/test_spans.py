@@ -18,7 +18,6 @@ from tests.annotation_ui.conftest import SCREENSHOTS, in_pairs
 from tests.annotation_ui.pages import handed_in, open_task, press
 from tests.annotation_ui.running import Client
 
-pytestmark = pytest.mark.timeout(240)
 TYPES = "Irrelevant, Wrong-Grounding, Redundant"
 TEXT = "👍 Paris is old. It has 3 rivers. It has 3 rivers."
 CONTENT = {"prompt": "p", "response": TEXT, "types": ["Irrelevant", "Wrong-Grounding", "Redundant"]}
