@@ -25,7 +25,7 @@ from align.eval import TASKS
 from align.eval.settings import AnsweringTaskConfig, EvalConfig
 from align.extras.loop_labels import LoopConfig
 from align.extras.plan import PlanConfig
-from align.extras.rules.config import JudgmentConfig
+from align.extras.rules.train import JudgmentConfig
 from align.ppo import PPOConfig
 from align.runtime.endpoint import EndpointConfig
 from align.sampling.settings import AnsweringConfig, FewShotSettings, InferenceConfig

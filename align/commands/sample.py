@@ -27,9 +27,9 @@ from align.sampling.settings import AnsweringConfig, FewShotSettings
 from align.tokenization.encoded import EncodedPrompt, SampledResponse
 
 SCORERS = {
-    "attributes": "align.extras.attributes.candidates:AttributeCandidates",
-    "rubrics": "align.extras.rules.candidates:RubricCandidates",
-    "rules": "align.extras.rules.candidates:RuleCandidates",
+    "attributes": "align.extras.candidates:AttributeCandidates",
+    "rubrics": "align.extras.candidates:RubricCandidates",
+    "rules": "align.extras.candidates:RuleCandidates",
 }
 """The `CandidateScorer` of each block of settings, in the order in which they choose."""
 PROMPTS = "data/prompts.jsonl"
@@ -54,13 +54,13 @@ class SampleConfig(FewShotSettings, AnsweringConfig):
     )
     reward_model: str = option("", "folder of a reward model whose rewards are written too; empty: none")
     rules: Any = block(
-        "align.extras.rules.candidates:RuleChoiceSettings", "a rule model whose verdicts are written and choose with best_of"
+        "align.extras.candidates:RuleChoiceSettings", "a rule model whose verdicts are written and choose with best_of"
     )
     rubrics: Any = block(
         "align.extras.rules.rubrics:RubricSettings", "rubrics whose rewards are written and added to the reward with best_of"
     )
     attributes: Any = block(
-        "align.extras.attributes.candidates:AttributeChoiceSettings",
+        "align.extras.candidates:AttributeChoiceSettings",
         "an attribute model whose attributes are written and choose with best_of",
     )
     fallback: str = option(

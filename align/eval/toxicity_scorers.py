@@ -97,7 +97,7 @@ def open_scorer(config: ScorerConfig, device: torch.device | str = "cpu") -> Tox
     elif kind == "model":
         function, version = load_classifier(rest, label, device)
     elif kind == "attribute":
-        attribute_class = import_object("align.extras.attributes.classifier:AttributeClassifier")
+        attribute_class = import_object("align.extras.attributes.scoring:AttributeClassifier")
         function = attribute = attribute_class(rest, label, config.scorer_prompt, device)
         version = attribute.version
     elif separator:

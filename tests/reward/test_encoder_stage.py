@@ -12,7 +12,6 @@ from align.core.errors import UserError
 from align.extras.attributes import AttributeConfig, AttributeTrainer
 from align.extras.attributes.model import Head, load_attribute_model
 from align.extras.rules import RuleConfig, RuleTrainer
-from align.extras.rules.train import batch_loss
 from align.ppo import PPOConfig, PPOTrainer, run_ppo
 from align.reward import RewardConfig, RewardTrainer
 from align.reward.checkpoint import RULE, load_reward_model
@@ -128,7 +127,7 @@ def test_an_encoder_judges_by_rules_and_is_obeyed(family, rank, sharpen, tmp_pat
     ]
     base = write_encoder(family, tmp_path / "base", sharpen)
     trainer = RuleTrainer(base, rows, RuleConfig(**settings(tmp_path / "run", rank), rules=RULES))
-    loss_of = partial(batch_loss, trainer.engine.module, device=torch.device("cpu"))
+    loss_of = partial(trainer.form.batch_loss, trainer.engine.module, torch.device("cpu"))
     assert_the_loss_of_single_rows_adds_up(loss_of, trainer.order.examples[:3])
     folder = trainer.train()
     assert last_row(tmp_path / "run")["validation/auc"] > 0.9

@@ -6,7 +6,7 @@ compiled.
 
 import ast
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from align.core.errors import UserError, nearest_name_hint
@@ -34,11 +34,7 @@ class Expression:
         self._code = compile(ast.fix_missing_locations(tree), where, "eval")
 
     def __call__(self, values: Mapping[str, float]) -> float:
-        """Its value for a response.
-
-        Raises:
-            UserError: for a division by zero.
-        """
+        """Its value for a response. Raises: UserError for a division by zero."""
         return float(self._evaluate(values))
 
     def _evaluate(self, values: Mapping[str, float]) -> Any:
@@ -94,15 +90,7 @@ class Condition(Expression):
         return ast.BoolOp(ast.And(), parts) if len(parts) > 1 else parts[0]
 
 
-def choose(candidates: Sequence[Mapping[str, float]], condition: Condition | None, rank: Expression | None) -> int | None:
-    """The best of several candidates: the highest rank among those that pass; None if none does.
-
-    Args:
-        candidates: the attributes of each.
-        condition: a candidate must pass it; None: every candidate passes.
-        rank: highest for the best candidate; None: the first that passes is the best.
-    """
-    passing = [number for number, values in enumerate(candidates) if condition is None or condition.holds(values)]
-    if not passing:
-        return None
-    return max(passing, key=lambda number: rank(candidates[number])) if rank else passing[0]
+def choose(candidates: Mapping[int, Mapping[str, float]], condition: Condition | None, rank: Expression | None) -> list[int]:
+    """Return the numbers of the candidates, given by their attributes, that pass; with `rank` only the highest of them."""
+    passing = [number for number, values in candidates.items() if condition is None or condition.holds(values)]
+    return [max(passing, key=lambda number: rank(candidates[number]))] if rank and passing else passing

@@ -7,8 +7,6 @@ place of RESPONSE. A rating is the probability of the token after an attribute's
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -18,10 +16,10 @@ from align.batches.micro_batches import map_rows
 from align.core.errors import UserError
 from align.core.tensor_ops import Padded
 from align.extras.attributes.expressions import Condition
-from align.extras.attributes.judgments import JUDGMENTS, judged_by
-from align.extras.attributes.model import SCALE, Head, save_generative_model
-from align.extras.rules.judgments import JudgedResponse, encoded_responses
-from align.models.backbone import Backbone, flops_profile
+from align.extras.attributes.heads import HeadForm, encoded_ratings
+from align.extras.attributes.model import SCALE, Head
+from align.extras.rules.judgments import JudgedResponse
+from align.models.backbone import Backbone
 from align.models.heads import LanguageModel
 from align.models.loading import LoadedModel
 from align.models.log_probs import response_log_probs
@@ -87,11 +85,6 @@ class RatedText:
 
     parts: tuple[TextPart, ...]
     attributes: Mapping[str, float]
-
-    @property
-    def learned(self) -> bool:
-        """Whether the generator learns the response."""
-        return len(self.parts) > 1
 
     @property
     def rated_part(self) -> TextPart:
@@ -176,7 +169,7 @@ def encode_texts(
     condition = Condition(generator_filter, names, "generator_filter") if generator_filter else None
     longest = max(len(text.question) for text in questions.texts)
     found = []
-    for where, encoded, item in encoded_responses(judged_by(rated, questions.heads), loaded, limits, JUDGMENTS):
+    for where, encoded, item in encoded_ratings(rated, questions.heads, loaded, limits):
         read, known = [*encoded.prompt, *encoded.response], item.targets
         loaded.backbone.require_fit(len(read), longest + 1, where)
         numbers = tuple(number for number, name in enumerate(names) if name in known)
@@ -189,34 +182,16 @@ def encode_texts(
     return found
 
 
-class TextOutputs(NamedTuple):
-    """Outputs of the model for Q questions in R texts.
-
-    Attributes:
-        answers: log-probs [Q, A] of the tokens that rate.
-        losses: of each question [Q].
-        attributes: of each question [Q].
-        generator: the losses [B] of the tokens that the generator learns, summed over each text.
-    """
-
-    answers: Tensor
-    losses: Tensor
-    attributes: Tensor
-    generator: Tensor
-
-
-class GenerativeForm:
-    """A language model learns to write responses that pass a filter, and the ratings of all. Methods: see `HeadForm`.
+class GenerativeForm(HeadForm):
+    """A language model learns to write the responses that pass a filter, and to rate all.
 
     Args:
-        heads: the attributes.
         generator_filter: see `encode_texts`.
     """
 
     def __init__(self, loaded: LoadedModel, heads: list[Head], generator_filter: str) -> None:
-        self.loaded, self.heads, self.generator_filter = loaded, heads, generator_filter
-        self.questions = Questions(heads, loaded.tokenization)
-        self.profile = flops_profile(loaded.backbone, loaded.adapter)
+        super().__init__(loaded, heads)
+        self.generator_filter, self.questions = generator_filter, Questions(heads, loaded.tokenization)
 
     def build_module(self) -> nn.Module:
         return GenerativeModel(self.loaded.backbone, self.questions, self.loaded.adapter)
@@ -228,9 +203,10 @@ class GenerativeForm:
         return [sum(group_sizes(self.loaded.backbone, item.parts)) for item in examples]
 
     def flops(self, example: RatedText) -> float:
-        return sum(
-            group_flops(self.loaded.backbone, self.profile, part, predicted=_predicted(part)) for part in example.parts
-        )
+        # The vocabulary is computed for the training targets, and for the token after the last one.
+        predicted = [[sum(row) + 1 for row in part.generated] for part in example.parts]
+        parts = zip(example.parts, predicted, strict=True)
+        return sum(group_flops(self.loaded.backbone, self.profile, part, predicted=tokens) for part, tokens in parts)
 
     def batch_loss(
         self, model: nn.Module, device: torch.device, examples: Sequence[RatedText], batch: Sequence[RatedText]
@@ -240,10 +216,9 @@ class GenerativeForm:
             for number in item.rated_part.attributes:
                 counts[number] += 1
         tokens = max(1, sum(_learned(item) for item in batch))
-        outputs = compute_texts(model, [text for item in examples for text in item.parts], device)
-        losses = outputs.losses.new_zeros(len(self.heads)).index_add(0, outputs.attributes, outputs.losses)
-        means = losses / counts.to(device).clamp(min=1)
-        generator = outputs.generator.sum() / tokens
+        _, numbers, losses, of_texts = compute_texts(model, examples, device)
+        means = losses.new_zeros(len(self.heads)).index_add(0, numbers, losses) / counts.to(device).clamp(min=1)
+        generator = of_texts.sum() / tokens
         sums = {f"head/{head.name}": mean for head, mean in zip(self.heads, means, strict=True)}
         return means.sum() + generator, sums | {"loss/generator": generator}
 
@@ -251,10 +226,10 @@ class GenerativeForm:
         self, engine: TrainEngine, examples: Sequence[RatedText], budget: int
     ) -> tuple[Tensor, Tensor, dict[str, float]]:
         def read_rows(rows: list[int]) -> list[tuple[list[float], list[float], float]]:
-            items, device = [examples[row] for row in rows], engine.accelerator.device
-            outputs = compute_texts(engine.module, [part for item in items for part in item.parts], device)
-            ratings = iter(self.questions.ratings(outputs.answers, outputs.attributes.tolist()))
-            losses, generator = iter(outputs.losses.tolist()), iter(outputs.generator.tolist())
+            items = [examples[row] for row in rows]
+            answers, numbers, of_questions, of_texts = compute_texts(engine.module, items, engine.accelerator.device)
+            ratings = iter(self.questions.ratings(answers, numbers.tolist()))
+            losses, generator = iter(of_questions.tolist()), iter(of_texts.tolist())
             found = []
             for item in items:
                 item_ratings, item_losses = [torch.nan] * len(self.heads), [0.0] * len(self.heads)
@@ -271,27 +246,29 @@ class GenerativeForm:
         extra_losses = {"loss/generator": sum(generator) / tokens} if tokens else {}
         return torch.tensor(predicted), torch.tensor(losses).sum(0), extra_losses
 
-    def save(self, folder: Path, weights: dict[str, Tensor], state: Any, card: dict[str, Any]) -> None:
-        save_generative_model(folder, self.loaded, weights, self.heads, card)
 
+def compute_texts(
+    model: nn.Module, examples: Sequence[RatedText], device: torch.device
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Compute the Q questions in B texts.
 
-def compute_texts(model: nn.Module, parts: Sequence[TextPart], device: torch.device) -> TextOutputs:
-    """Return the outputs of a `GenerativeModel`, or the engine around it."""
+    Args:
+        model: a `GenerativeModel`, or the engine around it.
+
+    Returns:
+        Log-probs [Q, A] of the tokens that rate, the number of each question's attribute [Q], the loss of each question
+        [Q], and the losses of the tokens that the generator learns, summed over each text [B].
+    """
+    parts = [part for item in examples for part in item.parts]
     prompt, response, prompt_of_response = pack_rankings(parts, device)
     mask = Padded.from_lists([list(map(int, row)) for part in parts for row in part.generated]).ids.to(device) > 0
     answers, log_probs = model(prompt, response, prompt_of_response, mask)
-    is_question = torch.tensor([bool(part.attributes) for part in parts for _ in part.responses], device=device)
-    answers = answers[is_question]
+    answers = answers[torch.tensor([bool(part.attributes) for part in parts for _ in part.responses], device=device)]
     shares = answers.new_tensor([row for part in parts for row in part.shares]).reshape(answers.shape)
     numbers = torch.tensor([number for part in parts for number in part.attributes], dtype=torch.long, device=device)
-    return TextOutputs(answers, -(shares * answers).sum(-1), numbers, -log_probs.sum(-1))
+    return answers, numbers, -(shares * answers).sum(-1), -log_probs.sum(-1)
 
 
 def _learned(item: RatedText) -> int:
     """Tokens that the generator learns."""
     return sum(sum(row) for part in item.parts for row in part.generated)
-
-
-def _predicted(part: TextPart) -> list[int]:
-    """Tokens of each text that need the vocabulary: the training targets, and the token after the last one."""
-    return [sum(row) + 1 for row in part.generated]

@@ -1,38 +1,54 @@
 """The head form of attribute models, as in MT-DNN: attributes of responses and rankings, by one head each on one trunk."""
 
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import one_hot
 
-from align.batches.encoding import Limits
+from align.batches.encoding import Data, Limits, encode_rankings
 from align.batches.micro_batches import map_rows
-from align.extras.attributes.judgments import EncodedTask, encode_ratings
+from align.core.statistics import correlation
 from align.extras.attributes.model import AttributeModel, Head, head_losses, in_label_units, save_attribute_model
-from align.extras.rules.judgments import JudgedResponse
-from align.models.backbone import flops_profile, require_classifier
+from align.extras.rules.judgments import JudgedResponse, ScoredJudgment, encoded_responses, rule_metrics
+from align.extras.rules.train import JudgmentForm
+from align.models.backbone import require_classifier
 from align.models.heads import freeze_unused_lm_head
 from align.models.loading import LoadedModel
 from align.reward.loss import pairs_of, ranking_loss
-from align.reward.rankings import group_flops, group_sizes, reward_rankings
+from align.reward.rankings import reward_rankings
+from align.runtime.distributed import run_on_main
+from align.tokenization.encoded import PromptResponse, TokenIds
 from align.training.engine import TrainEngine
 
 
-class HeadForm:
-    """What training by heads means; `GenerativeForm` has the same methods.
+@dataclass(frozen=True)
+class EncodedTask:
+    """One example of one task: a response with its attributes, or a ranking.
 
-    Args:
-        heads: the attributes.
+    Attributes:
+        prompt: shared by all responses.
+        responses: one, or those of a ranking [K].
+        attributes: of the one response, by name.
+        ranks: of a ranking [K], 1 is best.
     """
 
+    prompt: TokenIds
+    responses: list[TokenIds]
+    attributes: Mapping[str, float] = field(default_factory=dict)
+    ranks: list[int] = field(default_factory=list)
+
+
+class HeadForm(JudgmentForm):
+    """Training by heads."""
+
     def __init__(self, loaded: LoadedModel, heads: list[Head]) -> None:
-        self.loaded, self.heads = loaded, heads
+        super().__init__(loaded)
+        self.heads = heads
         self.binary = torch.tensor([head.kind == "binary" for head in heads])
         self.ranking = next((number for number, head in enumerate(heads) if head.kind == "ranking"), None)
-        self.profile = flops_profile(loaded.backbone, loaded.adapter)
 
     def build_module(self) -> nn.Module:
         """Return the module that is trained."""
@@ -40,20 +56,12 @@ class HeadForm:
         freeze_unused_lm_head(self.loaded.backbone)
         return AttributeModel(self.loaded.backbone, self.heads, self.loaded.adapter)
 
-    def encode(self, rated: Sequence[JudgedResponse], limits: Limits) -> list[EncodedTask]:
+    def encode(self, rated: Sequence[JudgedResponse], limits: Limits) -> Sequence[Any]:
         """Return rated responses as examples."""
         return encode_ratings(rated, self.heads, self.loaded, limits)
 
-    def sizes(self, examples: Sequence[EncodedTask]) -> list[int]:
-        """Return the tokens that each example holds in memory."""
-        return group_sizes(self.loaded.backbone, examples)
-
-    def flops(self, example: EncodedTask) -> float:
-        """Return the FLOPs of learning from an example."""
-        return group_flops(self.loaded.backbone, self.profile, example)
-
     def batch_loss(
-        self, model: nn.Module, device: torch.device, examples: Sequence[EncodedTask], batch: Sequence[EncodedTask]
+        self, model: nn.Module, device: torch.device, examples: Sequence[Any], batch: Sequence[Any]
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Return a micro-batch's share of the loss, and that of each head.
 
@@ -71,9 +79,24 @@ class HeadForm:
         means = losses / counts.to(device).clamp(min=1)
         return means.sum(), {f"head/{head.name}": mean for head, mean in zip(self.heads, means, strict=True)}
 
-    def judge(
-        self, engine: TrainEngine, examples: Sequence[EncodedTask], budget: int
-    ) -> tuple[Tensor, Tensor, dict[str, float]]:
+    @torch.no_grad()
+    def evaluate(self, engine: TrainEngine, held_out: list[Any], budget: int) -> dict[str, float]:
+        if not held_out:
+            return {}
+        predicted, losses, extra_losses = self.judge(engine, held_out, budget)
+        targets = targets_of(held_out, self.heads)
+        judged = ~targets.isnan()
+        counts = judged.sum(0)
+        metrics = {"validation/loss": float((losses / counts.clamp(min=1)).sum()) + sum(extra_losses.values())}
+        metrics |= {f"validation/{name}": value for name, value in extra_losses.items()}
+        for number, head in enumerate(self.heads):
+            rows = judged[:, number]
+            if rows.any():
+                found = head_metrics(head, predicted[rows, number], targets[rows, number])
+                metrics |= {f"validation/head/{head.name}/{name}": value for name, value in found.items()}
+        return metrics
+
+    def judge(self, engine: TrainEngine, examples: Sequence[Any], budget: int) -> tuple[Tensor, Tensor, dict[str, float]]:
         """Return the model's predictions for rated responses, on every process.
 
         Returns:
@@ -90,9 +113,25 @@ class HeadForm:
         losses = head_losses(outputs, targets_of_responses(examples, self.heads), self.binary)
         return in_label_units(outputs, self.heads), losses, {}
 
-    def save(self, folder: Path, weights: dict[str, Tensor], state: Any, card: dict[str, Any]) -> None:
-        """Save the model from the weights of the backbone's model and the state of all that was trained."""
-        save_attribute_model(folder, self.loaded, weights, state, self.heads, card)
+    def save(self, engine: TrainEngine, config: Any, metrics: dict[str, float]) -> None:
+        run, state = engine.run, engine.model_state()
+
+        def write() -> None:
+            card = run.card("Attribute model", ", ".join(filter(None, (config.train_data, config.rankings))), metrics)
+            save_attribute_model(run.folder / "model", self.loaded, state, self.heads, config.form, card)
+
+        run_on_main(write, run.accelerator)
+
+
+def head_metrics(head: Head, predicted: Tensor, targets: Tensor) -> dict[str, float]:
+    """Return the metrics of one head on held-out responses; docs/rules.md defines each."""
+    if head.kind == "binary":
+        found = rule_metrics(list(map(ScoredJudgment, [""] * len(targets), predicted.tolist(), targets.tolist())))
+        return {name: found[name] for name in ("auc", "balanced_accuracy", "calibration_error") if name in found}
+    return {
+        "error": float((predicted - targets).abs().mean()),
+        "correlation": correlation(predicted.numpy(), targets.numpy()),
+    }
 
 
 def targets_of_responses(examples: Sequence[EncodedTask], heads: Sequence[Head]) -> Tensor:
@@ -103,3 +142,30 @@ def targets_of_responses(examples: Sequence[EncodedTask], heads: Sequence[Head])
 def targets_of(examples: Sequence[Any], heads: Sequence[Head]) -> Tensor:
     """Return the `attributes` of examples as [B, n]: NaN where a head was not judged."""
     return torch.tensor([[item.attributes.get(head.name, torch.nan) for head in heads] for item in examples])
+
+
+def encoded_ratings(
+    rated: Sequence[JudgedResponse], heads: Sequence[Head], loaded: LoadedModel, limits: Limits
+) -> Iterator[tuple[str, PromptResponse, JudgedResponse]]:
+    """Yield the responses with an attribute of one of the heads, with these attributes alone; see `encoded_responses`."""
+    names = {head.name for head in heads if head.kind != "ranking"}
+    known = [(item, {name: value for name, value in item.targets.items() if name in names}) for item in rated]
+    judged = [JudgedResponse(item.prompt, item.response, targets) for item, targets in known if targets]
+    return encoded_responses(judged, loaded, limits, "attribute judgments")
+
+
+def encode_ratings(
+    rated: Sequence[JudgedResponse], heads: Sequence[Head], loaded: LoadedModel, limits: Limits
+) -> list[EncodedTask]:
+    """Return rated responses as examples. Raises: UserError if a text exceeds the limits or the model's context length."""
+    found = []
+    for where, encoded, item in encoded_ratings(rated, heads, loaded, limits):
+        loaded.backbone.require_fit(len(encoded.prompt), len(encoded.response), where)
+        found.append(EncodedTask(encoded.prompt, [encoded.response], item.targets))
+    return found
+
+
+def encode_preferences(data: Data, loaded: LoadedModel, limits: Limits, skip_bad_rows: bool) -> list[EncodedTask]:
+    """Return rankings as examples of the preference's head. Raises: see `encode_rankings`."""
+    found = encode_rankings(data, loaded, limits, skip_bad_rows)
+    return [EncodedTask(item.prompt, item.responses, ranks=item.ranks) for item in found]

@@ -1,7 +1,7 @@
 """Several heads on one trunk, in memory and on disk."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -15,15 +15,18 @@ from align.core.files import read_json
 from align.core.settings import ModelConfig
 from align.core.tensor_ops import Padded
 from align.models.backbone import Backbone
-from align.models.checkpoint import save_model
+from align.models.checkpoint import save_model, weights_of
 from align.models.heads import Float32Linear
 from align.models.loading import LoadedModel, load
 from align.reward.checkpoint import ATTRIBUTE, HEAD, require_reward_model, save_reward_model
 from align.runtime.distributed import compute_dtype
 
+Form = Literal["heads", "generative"]
 HeadKind = Literal["binary", "scale", "ranking"]
 PREFERENCE = "preference"
 """The head that rankings train."""
+SCALE = (1.0, 7.0)
+"""The lowest and the highest rating."""
 
 
 @dataclass(frozen=True)
@@ -67,28 +70,25 @@ def in_label_units(outputs: Tensor, heads: list[Head]) -> Tensor:
 
 
 def save_attribute_model(
-    folder: Path, loaded: LoadedModel, weights: Mapping[str, Tensor], state: Mapping[str, Tensor], heads: list[Head],
+    folder: Path,
+    loaded: LoadedModel,
+    state: Mapping[str, Tensor],
+    heads: list[Head],
+    form: Form,
     card: Mapping[str, Any],
-) -> None:  # fmt: skip
-    """Save an attribute model atomically, from the weights of the backbone's model and the state of the whole one.
+) -> None:
+    """Save an attribute model atomically, from the state of all that was trained.
 
-    A transformers classifier reads its first head only.
+    A transformers classifier reads the first head of the form `heads`. The form `generative` is a language model.
     """
+    weights = weights_of(loaded.backbone, state, "backbone.model.")
+    metadata = {"form": form, "heads": list(map(asdict, heads)), "mean": 0.0}
+    if form == "generative":
+        save_model(folder, loaded, weights, card, {ATTRIBUTE.metadata_file: metadata})
+        return
     weight = state["linear.weight"]
     more = {"heads": weight, "biases": state["linear.bias"]}
-    save_reward_model(folder, loaded, weights, weight[:1], _metadata(heads, "heads"), card, ATTRIBUTE, more)
-
-
-def save_generative_model(
-    folder: Path, loaded: LoadedModel, weights: Mapping[str, Tensor], heads: list[Head], card: Mapping[str, Any]
-) -> None:
-    """Save a model of the generative form atomically: a language model with the names of its attributes."""
-    save_model(folder, loaded, weights, card, {ATTRIBUTE.metadata_file: _metadata(heads, "generative")})
-
-
-def _metadata(heads: list[Head], form: str) -> dict[str, Any]:
-    rows = [{"name": head.name, "kind": head.kind} for head in heads]
-    return {"form": form, "heads": rows, "mean": 0.0}
+    save_reward_model(folder, loaded, weights, weight[:1], metadata, card, ATTRIBUTE, more)
 
 
 def load_attribute_model(folder: str, dtype: str = "auto") -> tuple[AttributeModel, LoadedModel]:
@@ -118,10 +118,6 @@ def form_of(folder: str) -> str:
     """`heads` or `generative`. Raises: UserError if the folder is no attribute model."""
     require_reward_model(folder, ATTRIBUTE)
     return str(read_json(Path(folder) / ATTRIBUTE.metadata_file).get("form", "heads"))
-
-
-SCALE = (1.0, 7.0)
-"""The lowest and the highest rating."""
 
 
 def head_losses(outputs: Tensor, targets: Tensor, binary: Tensor) -> Tensor:

@@ -1,11 +1,15 @@
-"""Scoring responses of any policy with a frozen attribute model."""
+"""Scoring responses with a frozen attribute model."""
 
 from collections.abc import Sequence
 
 import torch
 from accelerate import Accelerator
 
+from align.core.errors import UserError
 from align.core.settings import ModelConfig
+from align.core.tensor_ops import Padded
+from align.data.conversation import user_turn
+from align.eval.store import fingerprint
 from align.extras.attributes.generative import GenerativeModel, Questions
 from align.extras.attributes.model import AttributeModel, form_of, heads_of, in_label_units, load_attribute_model
 from align.models.backbone import flops_profile
@@ -23,34 +27,23 @@ class AttributeScorer:
     Args:
         policy: the tokenization of the model that writes the responses.
         budget: padded tokens that are read at once.
+
+    Raises:
+        UserError: if the folder is no attribute model.
     """
 
-    def __init__(
-        self,
-        model: AttributeModel | GenerativeModel,
-        loaded: LoadedModel,
-        policy: Tokenization,
-        accelerator: Accelerator,
-        budget: int,
-    ) -> None:
-        self.questions = model.questions if isinstance(model, GenerativeModel) else None
-        self.heads = model.questions.heads if isinstance(model, GenerativeModel) else model.heads
+    def __init__(self, folder: str, dtype: str, policy: Tokenization, accelerator: Accelerator, budget: int) -> None:
+        model: AttributeModel | GenerativeModel
+        self.heads, self.questions = heads_of(folder), None
+        if form_of(folder) == "generative":
+            model, loaded = load_generative_model(folder, dtype)
+            self.questions = model.questions
+        else:
+            model, loaded = load_attribute_model(folder, dtype)
         own = None if loaded.tokenization.reads_alike(policy) else loaded.tokenization
         profile = flops_profile(loaded.backbone, loaded.adapter)
         self.module = place_frozen_model(model, accelerator)
         self.scorer = RewardModelScorer(self.module, 0.0, loaded.backbone, accelerator, budget, own, profile)
-
-    @classmethod
-    def from_folder(
-        cls, folder: str, dtype: str, policy: Tokenization, accelerator: Accelerator, budget: int
-    ) -> "AttributeScorer":
-        """The scorer of an attribute model on disk. Raises: UserError if it is not one."""
-        model: AttributeModel | GenerativeModel
-        if form_of(folder) == "generative":
-            model, loaded = load_generative_model(folder, dtype)
-        else:
-            model, loaded = load_attribute_model(folder, dtype)
-        return cls(model, loaded, policy, accelerator, budget)
 
     @property
     def question_tokens(self) -> int:
@@ -78,8 +71,52 @@ class AttributeScorer:
         return [ratings[start : start + count] for start in range(0, len(ratings), count)]
 
 
-def load_generative_model(folder: str, dtype: str = "auto") -> tuple[GenerativeModel, LoadedModel]:
+def load_generative_model(folder: str, dtype: str) -> tuple[GenerativeModel, LoadedModel]:
     """Load an attribute model of the generative form to score with: adapters merged, nothing trainable."""
     loaded = load(ModelConfig(model=folder), compute_dtype(dtype))
     model = GenerativeModel(loaded.backbone, Questions(heads_of(folder), loaded.tokenization))
     return model.eval().requires_grad_(False), loaded
+
+
+class AttributeClassifier:
+    """The probability of a yes-or-no attribute of a text: the toxicity scorer `attribute:FOLDER`.
+
+    Computed in float32: the batch does not change the scores.
+
+    Args:
+        folder: an attribute model with heads.
+        attribute: the name of a binary head.
+        prompt: the message that every text is read as the answer to.
+
+    Raises:
+        UserError: if it is no such model, or has no such head.
+    """
+
+    def __init__(self, folder: str, attribute: str, prompt: str, device: torch.device | str) -> None:
+        self.name = f"scorer attribute:{folder}"
+        if form_of(folder) != "heads":
+            raise UserError(f"{self.name} is of the generative form; name an attribute model with heads")
+        names = [head.name for head in heads_of(folder) if head.kind == "binary"]
+        if attribute not in names:
+            has = ", ".join(names) or "none"
+            raise UserError(f"{self.name} has no yes-or-no attribute '{attribute}'; set scorer_label to one it has: {has}")
+        model, self.loaded = load_attribute_model(folder, "float32")
+        self.model, self.device = model.to(device), torch.device(device)
+        self.index = [head.name for head in model.heads].index(attribute)
+        self.version = f"{fingerprint(folder)}, after {prompt!r}"
+        self.conversation = user_turn(prompt)
+
+    @torch.no_grad()
+    def __call__(self, texts: Sequence[str]) -> list[float]:
+        """The attribute's probability for each text.
+
+        Raises:
+            UserError: if a text is longer than the model can read.
+        """
+        prompt, responses = self.loaded.tokenization.answers_ids(self.conversation, texts, whole=False)
+        for text, ids in zip(texts, responses, strict=True):
+            self.loaded.backbone.require_fit(len(prompt), len(ids), f"{self.name}: the text {text[:40]!r}")
+        prompts = Padded.from_lists([prompt] * len(responses)).to(self.device)
+        outputs = self.model(prompts, Padded.from_lists(responses).to(self.device))
+        scores: list[float] = in_label_units(outputs.double(), self.model.heads)[:, self.index].tolist()
+        return scores

@@ -1,126 +1,116 @@
 """Attribute models: examples of all tasks are mixed and shuffled, and each task has its loss (MT-DNN).
 
-Launch it by `accelerate launch align/extras/attributes/train.py --config configs/attributes/x.yaml`.
+Launch it by `accelerate launch align/extras/attributes/train.py --config configs/attributes/x.yaml`. The loop is that of
+rule models.
 """
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from align.batches.encoding import Data
-from align.batches.micro_batches import micro_batches
+from align.batches.encoding import Data, records_of
 from align.batches.mixtures import MixedExamples, Mixture, TrainingData, encode_mixture, is_given, mixture_of
-from align.core.errors import UserError, counted
+from align.core.errors import UserError, counted, nearest_name_hint
 from align.core.launch import run_stage
-from align.core.statistics import correlation
-from align.extras.attributes.config import AttributeConfig
+from align.core.settings import MixtureConfig, option, require_setting
+from align.data.records import AttributeJudgment
 from align.extras.attributes.generative import GenerativeForm
-from align.extras.attributes.heads import HeadForm, targets_of
-from align.extras.attributes.judgments import choose_heads, encode_preferences, read_ratings
-from align.extras.attributes.model import Head
-from align.extras.rules.judgments import ScoredJudgment, rule_metrics, split_judgments
-from align.models.checkpoint import weights_of
-from align.models.loading import LoadedModel
+from align.extras.attributes.heads import HeadForm, encode_preferences
+from align.extras.attributes.model import PREFERENCE, SCALE, Form, Head
+from align.extras.rules.judgments import JudgedResponse, mean_judgments, split_judgments
+from align.extras.rules.train import JudgmentConfig, train
 from align.models.roles import REWARD_ADAPTER
-from align.runtime.distributed import run_on_main
 from align.training.data_order import DataOrder
-from align.training.engine import TrainEngine
-from align.training.epoch_loop import EpochLoop
 from align.training.start import Model, build_engine, open_run, with_data_names
 
-Form = HeadForm | GenerativeForm
+BOUNDS = {"binary": (0.0, 1.0), "scale": SCALE}
 
 
-def train(
-    config: AttributeConfig,
-    loaded: LoadedModel,
-    form: Any,
-    engine: TrainEngine,
-    order: DataOrder[Any],
-    held_out: list[Any],
-) -> Path:
-    """Train an attribute model from the last checkpoint on; return the folder of the best model.
+@dataclass(kw_only=True)
+class AttributeConfig(MixtureConfig, JudgmentConfig):
+    """Several heads on one trunk: attributes of responses, and a preference (MT-DNN, Liu et al. 2019)."""
+
+    train_data: str = option(
+        "", "attribute judgments to learn from: file, folder or hub name; several are separated by commas, NAME=WEIGHT"
+    )
+    rankings: str = option(
+        "", "rankings or pairs for another head, called `preference`; several as in train_data; empty: no such head"
+    )
+    validation_data: str = option(
+        "",
+        "held-out attribute judgments: metrics, and the choice of the best model; empty: validation_split of train_data's",
+    )
+    form: Form = option(
+        "heads",
+        "how attributes are computed: heads (a head each; for any model) or generative (as in LaMDA: a model that generates "
+        "text learns to write responses, and the rating after an attribute's name)",
+    )
+    generator_filter: str = option(
+        "",
+        "with form generative: a response is learned if its attributes pass this, such as unsafe<0.5, sensible>0.5; empty: "
+        "all responses are",
+    )
+    heads: list[str] = option(
+        [],
+        "attributes that get a head, each as NAME, NAME=binary (0 or 1) or NAME=scale (1 to 7); empty: all in the data; "
+        "without a kind, scale if a value is above 1",
+    )
+    num_train_epochs: int = option(1, "passes over all examples")
+    batch_size: int = option(16, "responses and rankings in one update, over all processes")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        generative = self.form == "generative"
+        require_setting(self, "generator_filter", generative or not self.generator_filter, "empty unless form is generative")
+        require_setting(self, "rankings", not (generative and self.rankings), "empty: form generative has no head for them")
+
+
+def read_ratings(data: Data, skip_bad_rows: bool) -> list[JudgedResponse]:
+    """Return responses with the means of their attributes. Raises: UserError for a bad row."""
+    records = records_of(data, AttributeJudgment, skip_bad_rows)
+    return mean_judgments(
+        (record.prompt, record.response, name, value) for record in records for name, value in record.attributes.items()
+    )
+
+
+def choose_heads(wanted: Sequence[str], rated: Sequence[JudgedResponse], has_rankings: bool) -> list[Head]:
+    """Return the heads of a model, in a fixed order.
 
     Args:
-        form: a `HeadForm` or a `GenerativeForm`.
-        engine: of the form's module.
-        held_out: rated responses that choose the best model; may be empty.
+        wanted: NAME, NAME=binary or NAME=scale; empty: every attribute.
+        rated: the responses, whose values decide the kind where none is given.
+        has_rankings: whether there is a head for the preference too.
+
+    Raises:
+        UserError: for an attribute without judgments, an unknown kind, a value outside of its kind, or no head at all.
     """
-    run, budget = engine.run, config.micro_batch_tokens
-    loss_of = partial(form.batch_loss, engine.module, run.accelerator.device)
-    loop = EpochLoop(engine, order, config.eval_steps)
-    loop.try_largest_micro_batch(((batch, form.sizes(batch)) for batch in order.first_batches()), loss_of)
-
-    for update in loop.updates():
-        batch = order.batch(update)
-        sizes = form.sizes(batch)
-        plan = micro_batches(range(len(batch)), sizes, budget, run.accelerator)
-        with loop.learning(update, batch, loaded.tokenization):
-            for rows in engine.micro_batches(plan):
-                loss, sums = loss_of([batch[row] for row in rows], batch)
-                engine.backward(loss, sums)
-            step = engine.step(update)
-        metrics = engine.sums | step | loop.costs(sum(sizes), sum(map(form.flops, batch)))
-        if loop.evaluates(update):
-            metrics |= evaluate(form, engine, held_out, budget)
-            if loop.is_best(metrics):
-                save(config, loaded, form, engine, metrics)
-        loop.log(update, metrics)
-
-    if loop.needs_evaluation():
-        metrics = evaluate(form, engine, held_out, budget)
-        if loop.is_best(metrics):
-            save(config, loaded, form, engine, metrics)
-    run.close()
-    return run.folder / "model"
-
-
-@torch.no_grad()
-def evaluate(form: Form, engine: TrainEngine, held_out: list[Any], budget: int) -> dict[str, float]:
-    """Return metrics on held-out responses, equal on every process."""
-    if not held_out:
-        return {}
-    predicted, losses, extra_losses = form.judge(engine, held_out, budget)
-    targets = targets_of(held_out, form.heads)
-    judged = ~targets.isnan()
-    counts = judged.sum(0)
-    metrics = {"validation/loss": float((losses / counts.clamp(min=1)).sum()) + sum(extra_losses.values())}
-    metrics |= {f"validation/{name}": value for name, value in extra_losses.items()}
-    for number, head in enumerate(form.heads):
-        if not counts[number]:
-            continue
-        rows = judged[:, number]
-        found = head_metrics(head, predicted[rows, number], targets[rows, number])
-        metrics |= {f"validation/head/{head.name}/{name}": value for name, value in found.items()}
-    return metrics
-
-
-def head_metrics(head: Head, predicted: Tensor, targets: Tensor) -> dict[str, float]:
-    """Return the metrics of one head on held-out responses; docs/rules.md defines each."""
-    if head.kind == "binary":
-        scored = [ScoredJudgment("", *pair) for pair in zip(predicted.tolist(), targets.tolist(), strict=True)]
-        found = rule_metrics(scored)
-        return {name: found[name] for name in ("auc", "balanced_accuracy", "calibration_error") if name in found}
-    return {
-        "error": float((predicted - targets).abs().mean()),
-        "correlation": correlation(predicted.numpy(), targets.numpy()),
-    }
-
-
-def save(config: AttributeConfig, loaded: LoadedModel, form: Form, engine: TrainEngine, metrics: dict[str, float]) -> None:
-    """Save the model as the run's result."""
-    run, state = engine.run, engine.model_state()
-
-    def write() -> None:
-        data = ", ".join(name for name in (config.train_data, config.rankings) if name)
-        weights = weights_of(loaded.backbone, state, "backbone.model.")
-        form.save(run.folder / "model", weights, state, run.card("Attribute model", data, metrics))
-
-    run_on_main(write, run.accelerator)
+    values: dict[str, list[float]] = {}
+    for item in rated:
+        for name, value in item.targets.items():
+            values.setdefault(name, []).append(value)
+    heads: list[Head] = []
+    for text in wanted or sorted(values):
+        name, _, kind = text.partition("=")
+        if name not in values:
+            raise UserError(f"heads: nobody judged '{name}'{nearest_name_hint(name, values)}")
+        low, high = min(values[name]), max(values[name])
+        kind = kind or ("scale" if high > 1 else "binary")
+        if kind not in BOUNDS:
+            raise UserError(f"heads: {text!r}: the kind of a head is binary or scale")
+        least, most = BOUNDS[kind]
+        if not least <= low <= high <= most:
+            span = f"from {low:g} to {high:g}"
+            raise UserError(f"heads: '{name}' has values {span}, but {kind} means {least:g} to {most:g}")
+        heads.append(Head(name, "scale" if kind == "scale" else "binary"))
+    heads += [Head(PREFERENCE, "ranking")] if has_rankings else []
+    names = [head.name for head in heads]
+    if not names or len(set(names)) < len(names):
+        raise UserError(f"heads: {', '.join(names) or 'none'}; give at least one, and each once")
+    return heads
 
 
 class AttributeTrainer:
@@ -166,7 +156,7 @@ class AttributeTrainer:
             examples, sizes, weights = examples + ranked.examples, sizes + ranked.sizes, weights + ranked.weights
         if not examples or 0 in sizes:
             raise UserError("a source of the training data has nothing to learn from for these heads")
-        self.config, self.run, self.loaded, self.form = config, run, loaded, form
+        self.config, self.loaded, self.form = config, loaded, form
         self.held_out: list[Any] = list(form.encode(held_out, config.limits))
         listed = ", ".join(f"{head.name} ({head.kind})" for head in heads)
         run.print(f"attributes: {counted(len(examples), 'example')}, {len(self.held_out)} held out; {config.form}: {listed}")
@@ -177,9 +167,7 @@ class AttributeTrainer:
 
     def train(self) -> Path:
         """Train from the last checkpoint on; return the folder of the best model."""
-        if self.config.dry_run:
-            return EpochLoop(self.engine, self.order, self.config.eval_steps).end_dry_run()
-        return train(self.config, self.loaded, self.form, self.engine, self.order, self.held_out)
+        return train(self.config, self.form, self.engine, self.order, self.held_out)
 
 
 def run_attribute_model(config: AttributeConfig) -> Path:

@@ -1,7 +1,7 @@
 """Judgments of responses: means over labelers, held-out conversations, token ids that put the rule last, and metrics."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -40,35 +40,29 @@ class JudgedResponse:
 
 
 class SplitJudgments(NamedTuple):
-    """Judged responses by their purpose."""
+    """Judged responses to learn from, those of held-out conversations, and those of all conversations by held-out rules."""
 
     train: list[JudgedResponse]
     validation: list[JudgedResponse]
-    """Held-out conversations, by the names that are trained on."""
     unseen: list[JudgedResponse]
-    """All conversations, by the rules that are held out."""
 
 
 def mean_judgments(judgments: Iterable[tuple[Conversation, str, str, float | None]]) -> list[JudgedResponse]:
-    """Average the judgments of each response, in the order of its first one.
+    """Average the judgments of each response, given as prompt, response, name and value, in the order of its first one.
 
-    Args:
-        judgments: prompt, response, name and value; None is an undecided labeler, who does not count. A response without
-            a value is left out.
+    None is an undecided labeler, who does not count. A response without a value is left out.
     """
-    values: dict[tuple[str, str], dict[str, list[float]]] = {}
-    prompts: dict[tuple[str, str], Conversation] = {}
+    values: dict[tuple[str, str], tuple[Conversation, dict[str, list[float]]]] = {}
     for prompt, response, name, value in judgments:
-        key = (str(to_json(prompt)), response)
-        prompts.setdefault(key, prompt)
-        decided = values.setdefault(key, {}).setdefault(name, [])
+        _, by_name = values.setdefault((str(to_json(prompt)), response), (prompt, {}))
+        decided = by_name.setdefault(name, [])
         if value is not None:
             decided.append(value)
     found = []
-    for key, by_name in values.items():
+    for (_, response), (prompt, by_name) in values.items():
         targets = {name: sum(decided) / len(decided) for name, decided in by_name.items() if decided}
         if targets:
-            found.append(JudgedResponse(prompts[key], key[1], targets))
+            found.append(JudgedResponse(prompt, response, targets))
     return found
 
 
@@ -79,11 +73,11 @@ def collect_judgments(records: Sequence[RuleJudgment]) -> list[JudgedResponse]:
 
 
 def read_judgments(data: Data, skip_bad_rows: bool, rules: Mapping[str, str], files: Sequence[str]) -> list[JudgedResponse]:
-    """Judged responses from a file or from records in memory.
+    """Read judged responses from a file or from records in memory.
 
     Args:
         rules: texts by id.
-        files: where the rules are from, for an error.
+        files: where the rules are from.
 
     Raises:
         UserError: for a bad row, a rule without a text, or if every verdict is unsure.
@@ -109,32 +103,23 @@ def split_judgments(
     held_out = {conversations[number] for number in drawn}
     split = SplitJudgments([], [], [])
     for item in judged:
-        seen = {rule: target for rule, target in item.targets.items() if rule not in held_out_rules}
-        unseen = {rule: target for rule, target in item.targets.items() if rule in held_out_rules}
-        if unseen:
-            split.unseen.append(JudgedResponse(item.prompt, item.response, unseen))
-        if seen:
-            part = split.validation if item.conversation in held_out else split.train
-            part.append(JudgedResponse(item.prompt, item.response, seen))
+        parts = (split.validation if item.conversation in held_out else split.train), split.unseen
+        for part, unseen in zip(parts, (False, True), strict=True):
+            targets = {rule: target for rule, target in item.targets.items() if (rule in held_out_rules) is unseen}
+            if targets:
+                part.append(replace(item, targets=targets))
     return split
 
 
 def rule_ids(tokenization: Tokenization, text: str) -> list[int]:
-    """The token ids that a rule model reads after a response.
-
-    Raises:
-        SpecialTokenError: if the text spells a special token.
-    """
+    """Return the token ids that a rule model reads after a response."""
     return tokenization.response_ids(RULE_FORM.format(text=text))
 
 
 def encoded_responses(
     judged: Sequence[JudgedResponse], loaded: LoadedModel, limits: Limits, kind: str
 ) -> Iterator[tuple[str, PromptResponse, JudgedResponse]]:
-    """Responses within the limits: a name for errors, token ids, and the judgments.
-
-    Args:
-        kind: of the judgments, for the report on overlong texts.
+    """Yield responses within the limits: a name for errors, token ids, and the judgments, of which `kind` is the name.
 
     Raises:
         UserError: if a text exceeds the limits.
@@ -151,7 +136,7 @@ def encoded_responses(
 def encode_judgments(
     judged: Sequence[JudgedResponse], rules: Mapping[str, str], loaded: LoadedModel, limits: Limits
 ) -> list[EncodedJudgments]:
-    """Judged responses within the limits, each with all of its rules.
+    """Return judged responses within the limits, each with all of its rules.
 
     Raises:
         UserError: if a text exceeds the limits or the model's context length.
@@ -166,8 +151,7 @@ def encode_judgments(
     return found
 
 
-@dataclass(frozen=True)
-class ScoredJudgment:
+class ScoredJudgment(NamedTuple):
     """The model's probability that a response violates a rule, and the share of labelers who saw a violation."""
 
     rule: str
@@ -176,15 +160,13 @@ class ScoredJudgment:
 
 
 def rule_metrics(scored: Sequence[ScoredJudgment]) -> dict[str, float]:
-    """All metrics of a rule model; docs/metrics.md defines each.
+    """Compute all metrics of a rule model, which docs/metrics.md defines.
 
     AUC and balanced accuracy need responses of both kinds, and are left out for a rule that has only one. A target of
     exactly one half is neither kind.
     """
-    by_rule: dict[str, list[ScoredJudgment]] = {}
-    for item in scored:
-        by_rule.setdefault(item.rule, []).append(item)
-    per_rule = {rule: _metrics(items) for rule, items in sorted(by_rule.items())}
+    rules = sorted({item.rule for item in scored})
+    per_rule = {rule: _metrics([item for item in scored if item.rule == rule]) for rule in rules}
     metrics = _metrics(scored)
     for name in ("auc", "balanced_accuracy", "calibration_error"):
         known = [found[name] for found in per_rule.values() if name in found]
@@ -211,7 +193,6 @@ def _metrics(items: Sequence[ScoredJudgment]) -> dict[str, float]:
     violated, predicts_violation = target[decided] > 0.5, predicted[decided] > 0.5
     if violated.any() and not violated.all():
         found["auc"] = roc_auc(predicted[decided], violated)
-        found["balanced_accuracy"] = float(
-            (predicts_violation[violated].mean() + (~predicts_violation[~violated]).mean()) / 2
-        )
+        shares = predicts_violation[violated].mean(), (~predicts_violation[~violated]).mean()
+        found["balanced_accuracy"] = float(sum(shares) / 2)
     return found

@@ -11,16 +11,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy
+import torch
 import yaml
 from accelerate import Accelerator
 from torch import Tensor
 
-from align.core.errors import UserError
+from align.core.errors import UserError, first_line
 from align.core.files import resolve_path
 from align.core.settings import ModelConfig, option, require_setting
 from align.data.records import Conversation
 from align.models.heads import LanguageModel
 from align.models.loading import LoadedModel, load
+from align.ppo.extensions import Extension, TrainingContext
+from align.ppo.records import Rollout
 from align.reward.rankings import pack_rankings, score_rankings
 from align.runtime.distributed import compute_dtype, run_on_main
 from align.runtime.endpoint import EndpointConfig, chat_address, chat_completion
@@ -136,20 +140,15 @@ def _read(path: str) -> Rubric:
     file = file if equals else path
     try:
         weight = float(number) if equals else 1.0
-        stored: Any = yaml.safe_load(resolve_path(file).read_text(encoding="utf-8"))
     except ValueError as error:
         raise UserError(f"rubric '{path}': write FILE or FILE=WEIGHT ({error})") from error
+    try:
+        return _rubric(yaml.safe_load(resolve_path(file).read_text(encoding="utf-8")), Path(file).stem, weight)
     except OSError as error:
         raise UserError(f"{file}: {error.strerror}") from error
-    except yaml.YAMLError as error:
-        raise UserError(f"{file}: not YAML ({str(error).splitlines()[0]})") from error
-    try:
-        return _rubric(stored, Path(file).stem, weight)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise UserError(
-            f"{file}: not a rubric ({error}); it needs a question, options with letter, text and reward, and may have "
-            "categories"
-        ) from error
+    except (yaml.YAMLError, KeyError, TypeError, ValueError, AttributeError) as error:
+        needs = "it needs a question, options with letter, text and reward, and may have categories"
+        raise UserError(f"{file}: not a rubric ({first_line(error)}); {needs}") from error
 
 
 def _rubric(stored: Mapping[str, Any], name: str, weight: float) -> Rubric:
@@ -183,11 +182,7 @@ class RubricSettings(EndpointConfig):
 
 
 def load_rubrics(settings: RubricSettings, accelerator: Accelerator, dtype: str, budget: int) -> list[RubricScorer]:
-    """Load rubrics, with one judge for all.
-
-    Args:
-        dtype: of a local model, as in settings.
-        budget: padded tokens that it reads at once.
+    """Load rubrics, with one judge for all; a local one reads `budget` padded tokens at once.
 
     Raises:
         UserError: if a rubric or the model cannot be loaded.
@@ -199,6 +194,35 @@ def load_rubrics(settings: RubricSettings, accelerator: Accelerator, dtype: str,
     else:
         judge = ServiceJudge(settings, accelerator)
     return [RubricScorer(rubric, judge) for rubric in rubrics]
+
+
+class RubricRewards(Extension):
+    """Adds the weighted reward of each rubric to the score of PPO."""
+
+    gives_scores = True
+
+    def __init__(self, settings: RubricSettings) -> None:
+        self.settings = settings
+
+    def load(self, context: TrainingContext) -> None:
+        run, dtype = context.run, context.model_config.dtype
+        self.scorers = load_rubrics(self.settings, run.accelerator, dtype, run.config.micro_batch_tokens)
+        judge = self.scorers[0].judge  # one serves all rubrics
+        self.modules = [judge.module] if isinstance(judge, LocalJudge) else []
+        for scorer in self.scorers:
+            rubric = scorer.rubric
+            if not any(rubric.applies(prompt.category) for prompt in context.training_prompts):
+                wanted = " or ".join(sorted(rubric.categories))
+                run.print(f"warning: rubric '{rubric.name}' will always give 0: no prompt has category {wanted}")
+
+    def score(self, rollout: Rollout) -> dict[str, Tensor]:
+        conversations = [prompt.conversation for prompt in rollout.prompts]
+        categories = [prompt.category for prompt in rollout.prompts]
+        return {
+            f"rubric/{scorer.rubric.name}": scorer.rubric.weight
+            * torch.tensor(scorer(conversations, rollout.texts, categories))
+            for scorer in self.scorers
+        }
 
 
 class LocalJudge:
@@ -230,9 +254,7 @@ class LocalJudge:
 class ServiceJudge:
     """The endpoint's chat model, judged by the log-probs of its first token; answers are cached.
 
-    Args:
-        accelerator: the main process asks for all processes.
-        pause: seconds before the first retry.
+    The main process asks for all processes. `pause` is the number of seconds before the first retry.
     """
 
     def __init__(self, settings: EndpointConfig, accelerator: Accelerator, pause: float = 1.0) -> None:
@@ -263,7 +285,9 @@ class ServiceJudge:
             token_log_probs = [(str(each["token"]).strip(), float(each["logprob"])) for each in candidates]
         except (KeyError, IndexError, TypeError, ValueError) as error:
             raise UserError(f"{self.address}: no log-probs in the answer {str(choice)[:80]!r}") from error
-        log_probs = [_log_sum([value for token, value in token_log_probs if token == letter]) for letter in question.letters]
+        # `A` and ` A` are two tokens of one letter.
+        found = [[value for token, value in token_log_probs if token == letter] for letter in question.letters]
+        log_probs = [float(numpy.logaddexp.reduce(values)) for values in found]  # -infinity for none
         if max(log_probs) == -math.inf:
             letters, count = ", ".join(question.letters), len(token_log_probs)
             raise UserError(
@@ -271,9 +295,3 @@ class ServiceJudge:
                 "take a model that follows instructions"
             )
         return log_probs
-
-
-def _log_sum(values: list[float]) -> float:
-    """log of the sum of exp; -infinity for none. `A` and ` A` are two tokens of one letter."""
-    highest = max(values, default=-math.inf)
-    return highest if highest == -math.inf else highest + math.log(sum(math.exp(value - highest) for value in values))

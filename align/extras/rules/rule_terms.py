@@ -6,7 +6,7 @@ P(follows) (Glaese et al. 2022, section 2.7). Under budgets, each rule subtracts
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from types import MappingProxyType
 from typing import Any
 
@@ -79,11 +79,13 @@ def read_budgets(given: Sequence[str], rules: Sequence[str]) -> dict[str, float]
     return budgets
 
 
+@dataclass
 class RunningMoments:
-    """Mean and variance of all numbers so far, equally weighted (Chan, Golub and LeVeque 1979)."""
+    """Count, mean and sum of squared deviations of all numbers so far (Chan, Golub and LeVeque 1979)."""
 
-    def __init__(self) -> None:
-        self.count, self.mean, self.squares = 0, 0.0, 0.0
+    count: int = 0
+    mean: float = 0.0
+    squares: float = 0.0
 
     @property
     def std(self) -> float:
@@ -99,30 +101,16 @@ class RunningMoments:
         self.mean += shift * added / total
         self.count = total
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return count, mean and sum of squared deviations."""
-        return {"count": self.count, "mean": self.mean, "squares": self.squares}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
-        self.count, self.mean, self.squares = state["count"], state["mean"], state["squares"]
-
 
 class RuleTerms:
-    """Combines how likely rules are violated with the preference reward.
-
-    Args:
-        rules: ids.
-        weight: of the mean over rules, without budgets.
-        budgets: share of responses that may violate each rule; empty: none.
-    """
+    """Combines how likely rules are violated with the preference reward, by `weight` or by the `budgets` of rules."""
 
     def __init__(
         self, rules: Sequence[str], weight: float = 1.0, budgets: Mapping[str, float] = MappingProxyType({})
     ) -> None:
         self.rules, self.weight, self.budgets = tuple(rules), weight, dict(budgets)
         self.multipliers = dict.fromkeys(self.budgets, FIRST_MULTIPLIER)
-        self.moments = {name: RunningMoments() for name in (PREFERENCE, *self.rules)}
+        self.moments = {name: RunningMoments() for name in (PREFERENCE, *rules)}
         self.first: dict[str, tuple[float, float]] = {}
         """Mean and standard deviation of each part in the first evaluation, the scale of all evaluations."""
 
@@ -164,23 +152,20 @@ class RuleTerms:
 
     def _each(self, step: Callable[[float, float, float], float], violations: Violations) -> dict[str, float]:
         """Apply a function of multiplier, mean cost and budget to every rule's multiplier."""
-        return {
-            rule: step(self.multipliers[rule], float(violations[rule].mean()), self.budgets[rule])
-            for rule in self.rules
-            if rule in self.budgets
-        }
+        rules = [rule for rule in self.rules if rule in self.budgets]
+        return {rule: step(self.multipliers[rule], float(violations[rule].mean()), self.budgets[rule]) for rule in rules}
 
     def adapt(self, violations: Violations) -> None:
         """Update the multipliers after a rollout."""
         self.multipliers = self._each(next_multiplier, violations)
 
     def metrics(self) -> dict[str, float]:
-        """Return the multipliers; docs/metrics.md defines them."""
+        """Return the multipliers."""
         return {f"rule_multiplier/{rule}": value for rule, value in self.multipliers.items()}
 
     def state_dict(self) -> dict[str, Any]:
         """Return statistics and multipliers."""
-        moments = {name: moments.state_dict() for name, moments in self.moments.items()}
+        moments = {name: asdict(moments) for name, moments in self.moments.items()}
         return {"moments": moments, "multipliers": self.multipliers, "first": self.first}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -188,14 +173,13 @@ class RuleTerms:
         if state["moments"].keys() != self.moments.keys():
             before = ", ".join(name for name in state["moments"] if name != PREFERENCE) or "none"
             raise UserError(f"the checkpoint was written under the rules {before}: resume it with those")
-        for name, stored in state["moments"].items():
-            self.moments[name].load_state_dict(stored)
+        self.moments = {name: RunningMoments(**stored) for name, stored in state["moments"].items()}
         self.multipliers |= {rule: value for rule, value in state["multipliers"].items() if rule in self.multipliers}
         self.first = {name: (mean, std) for name, (mean, std) in state["first"].items()}
 
 
-class RuleRewards(Extension):
-    """A rule model judges each response, and `RuleTerms` combines its verdicts with the preference reward.
+class RuleRewards(RuleTerms, Extension):
+    """The terms of rules that a rule model judges each response by.
 
     Raises:
         UserError: for an unknown rule or an invalid budget.
@@ -206,7 +190,7 @@ class RuleRewards(Extension):
     def __init__(self, settings: RuleTermSettings) -> None:
         self.settings, self.card = settings, {"rule model": settings.model}
         self.texts = rules_of_model(settings.model, settings.rules)
-        self.terms = RuleTerms(tuple(self.texts), settings.weight, read_budgets(settings.budgets, list(self.texts)))
+        super().__init__(tuple(self.texts), settings.weight, read_budgets(settings.budgets, list(self.texts)))
 
     def load(self, context: TrainingContext) -> None:
         self.context = context
@@ -227,10 +211,7 @@ class RuleRewards(Extension):
     def transform_scores(self, scores: Tensor, rollout: Rollout, components: dict[str, Tensor]) -> Tensor:
         self.violations = self._violations_of(rollout)
         components |= {f"rule/{rule}": broken for rule, broken in self.violations.items()}
-        return self.terms.training_scores(scores, self.violations)
-
-    def metrics(self) -> dict[str, float]:
-        return self.terms.metrics()
+        return self.training_scores(scores, self.violations)
 
     def flops(self, lengths: Sequence[tuple[int, Sequence[int]]]) -> float:
         profile, rules = self.scorer.scorer.flops_profile, self.scorer.lengths
@@ -240,24 +221,18 @@ class RuleRewards(Extension):
 
     def after_update(self, update: int, experience: Experience) -> None:
         if update > self.context.critic_warmup:
-            self.terms.adapt(self.violations)
+            self.adapt(self.violations)
 
     def evaluate(self, evaluation: PolicyEvaluation) -> None:
         violations, preference = self._violations_of(evaluation.rollout), evaluation.scores
-        excess, context = self.terms.excess(violations), self.context
-        evaluation.scores = self.terms.comparable_scores(preference, violations)
+        excess, context = self.excess(violations), self.context
+        evaluation.scores = self.comparable_scores(preference, violations)
         evaluation.penalty += LARGEST_MULTIPLIER * excess
         evaluation.violated_constraint = "over the rule budgets" if excess else ""
         ended = evaluation.rollout.ended_mask
         preference = apply_missing_eos(preference, ended, context.missing_eos_penalty, context.missing_eos_score)
         evaluation.metrics["preference"] = float(preference.mean())
         evaluation.metrics |= {f"rule/{rule}": float(broken.mean()) for rule, broken in violations.items()}
-
-    def state_dict(self) -> dict[str, Any]:
-        return self.terms.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.terms.load_state_dict(state)
 
 
 def _parts(preference: Tensor, violations: Violations) -> dict[str, Tensor]:

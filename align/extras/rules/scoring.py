@@ -1,10 +1,8 @@
 """Judging responses by rules, and choosing among several by rules and a reward."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -30,18 +28,14 @@ class RuleModelSettings(Settings):
 
 
 def rules_of_model(folder: str, wanted: Sequence[str] = ()) -> dict[str, str]:
-    """The texts of the rules that a rule model judges by, by their ids.
-
-    Args:
-        wanted: files of rules, FILE:ID, or ids of rules that the model was trained on; empty: all of those.
+    """The texts of the rules that a rule model judges by, by their ids; `wanted` is as in `RuleModelSettings`.
 
     Raises:
         UserError: if the folder is no rule model, or a rule is unknown.
     """
     require_reward_model(folder, RULE)
-    return choose_rules(
-        wanted, read_json(Path(folder) / RULE.metadata_file)["rules"], f"{folder}: among the model's own rules"
-    )
+    trained = read_json(Path(folder) / RULE.metadata_file)["rules"]
+    return choose_rules(wanted, trained, f"{folder}: among the model's own rules")
 
 
 class RuleScorer:
@@ -68,37 +62,3 @@ class RuleScorer:
         rows = [PromptResponse([*row.prompt, *row.response], rule) for row in encoded for rule in self._ids]
         logits = torch.tensor(self.scorer.score_rows(rows), dtype=torch.float64)
         return torch.sigmoid(logits).float().reshape(len(encoded), len(self._ids)).T
-
-
-RuleUse = Literal["filter", "multiply"]
-
-
-def geometric_mean(probabilities: Sequence[float]) -> float:
-    """(p1 x ... x pK)^(1/K): 0 if any is 0, and 1 if there are none."""
-    if not probabilities:
-        return 1.0
-    if min(probabilities) <= 0.0:
-        return 0.0
-    return math.exp(sum(map(math.log, probabilities)) / len(probabilities))
-
-
-def best_response(rewards: Sequence[float], follows: Sequence[Sequence[float]], use: RuleUse, threshold: float) -> int:
-    """The index of the best response; of several equally good ones, the first.
-
-    Args:
-        rewards: [N] of the preference; all equal without one.
-        follows: [N, K], how likely each response follows each rule.
-        use: `filter` takes the highest reward among responses whose geometric mean over rules is at least `threshold`; if
-            there is none, the highest geometric mean. `multiply` takes the highest sigmoid(reward - mean reward) x
-            geometric mean (after Glaese et al. 2022, section 2.7).
-    """
-    compliance, mean = [geometric_mean(each) for each in follows], sum(rewards) / len(rewards)
-    if use == "multiply":
-        scores = [_sigmoid(reward - mean) * rule for reward, rule in zip(rewards, compliance, strict=True)]
-        return max(range(len(scores)), key=scores.__getitem__)
-    passing = [number for number, rule in enumerate(compliance) if rule >= threshold]
-    return max(passing, key=rewards.__getitem__) if passing else max(range(len(compliance)), key=compliance.__getitem__)
-
-
-def _sigmoid(value: float) -> float:
-    return 0.5 * (1.0 + math.tanh(value / 2))

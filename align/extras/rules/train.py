@@ -4,9 +4,10 @@ Launch it by `accelerate launch align/extras/rules/train.py --config configs/rul
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,8 +20,8 @@ from align.batches.mixtures import MixedExamples, is_given
 from align.core.errors import UserError, counted, nearest_name_hint
 from align.core.files import write_json
 from align.core.launch import run_stage
+from align.core.settings import option, require_setting
 from align.data.rules import read_rules
-from align.extras.rules.config import RuleConfig
 from align.extras.rules.judgments import (
     ScoredJudgment,
     SplitJudgments,
@@ -29,7 +30,7 @@ from align.extras.rules.judgments import (
     rule_metrics,
     split_judgments,
 )
-from align.models.backbone import Backbone, flops_profile
+from align.models.backbone import flops_profile
 from align.models.checkpoint import weights_of
 from align.models.heads import RewardModel, freeze_unused_lm_head
 from align.models.loading import LoadedModel
@@ -38,86 +39,188 @@ from align.reward.checkpoint import RULE, initial_head, require_savable_classifi
 from align.reward.rankings import group_flops, group_sizes, reward_rankings, score_rankings
 from align.runtime.distributed import run_on_main
 from align.tokenization.encoded import EncodedJudgments
-from align.training.data_order import DataOrder
+from align.training.data_order import DataOrder, EpochConfig
 from align.training.engine import TrainEngine
 from align.training.epoch_loop import EpochLoop
 from align.training.start import Model, build_engine, open_run, warn_if_prompts_are_reread, with_data_names
 
 
+@dataclass(kw_only=True)
+class JudgmentConfig(EpochConfig):
+    """Settings of the stages that learn from judgments of single responses."""
+
+    validation_split: float = option(
+        0.1,
+        "share of the conversations that is held out, with all of their judgments, where validation_data is empty",
+        ge=0,
+        lt=1,
+    )
+
+
+@dataclass(kw_only=True)
+class RuleConfig(JudgmentConfig):
+    """A rule model (Sparrow, Glaese et al. 2022): it reads a conversation, a response and a rule, and predicts how likely
+    the response violates the rule."""
+
+    train_data: str = option(
+        "data/rule_judgments.jsonl", "rule judgments that the labeling app exported: file, folder or hub name"
+    )
+    validation_data: str = option(
+        "", "held-out judgments: metrics, and the choice of the best model; empty: validation_split of train_data's"
+    )
+    rules: list[str] = option(
+        ["forms/rules/sparrow-dialogue.yaml"],
+        "files of rules whose texts the model reads, or FILE:ID for one rule; judgments by other rules are an error",
+    )
+    held_out_rules: list[str] = option([], "ids of rules that are never trained on, to see how unseen rules are judged")
+    num_train_epochs: int = option(1, "passes over the judged responses")
+    batch_size: int = option(16, "judged responses in one update, over all processes; each comes with all of its rules")
+    max_prompt_tokens: int = option(1024, "longest conversation, in tokens")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_setting(self, "rules", bool(self.rules), "given: the model reads the texts of the rules")
+
+
+class JudgmentForm:
+    """What `train` does with judged responses: the loss, the metrics and the files of a model."""
+
+    def __init__(self, loaded: LoadedModel) -> None:
+        self.loaded, self.profile = loaded, flops_profile(loaded.backbone, loaded.adapter)
+
+    def sizes(self, examples: Sequence[Any]) -> list[int]:
+        """Return the tokens that each example holds in memory."""
+        return group_sizes(self.loaded.backbone, examples)
+
+    def flops(self, example: Any) -> float:
+        """Return the FLOPs of learning from an example."""
+        return group_flops(self.loaded.backbone, self.profile, example)
+
+    def batch_loss(
+        self, model: nn.Module, device: torch.device, examples: Sequence[Any], batch: Sequence[Any]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the share of a micro-batch in the loss and in the metrics of its global batch."""
+        raise NotImplementedError
+
+    def training_metrics(self, sums: dict[str, float]) -> dict[str, float]:
+        """Return the metrics of an update from the sums over its micro-batches."""
+        return sums
+
+    def evaluate(self, engine: TrainEngine, held_out: list[Any], budget: int) -> dict[str, float]:
+        """Return metrics on held-out responses, equal on every process."""
+        raise NotImplementedError
+
+    def save(self, engine: TrainEngine, config: Any, metrics: dict[str, float]) -> None:
+        """Save the model as the run's result."""
+        raise NotImplementedError
+
+
 def train(
-    config: RuleConfig,
-    loaded: LoadedModel,
-    engine: TrainEngine,
-    order: DataOrder[EncodedJudgments],
-    held_out: list[EncodedJudgments],
-    unseen: list[EncodedJudgments],
-    rules: dict[str, str],
+    config: JudgmentConfig, form: JudgmentForm, engine: TrainEngine, order: DataOrder[Any], held_out: list[Any]
 ) -> Path:
-    """Train a rule model from the last checkpoint on; return the folder of the best model.
+    """Train a rule model or an attribute model from the last checkpoint on; return the folder of the best model.
 
     Args:
-        engine: of a `RewardModel`.
+        engine: of the module of `form`.
         held_out: responses that choose the best model; may be empty.
-        unseen: responses judged by held-out rules.
-        rules: texts of the rules that are trained on, by id; they are saved with the model.
     """
-    run, budget, backbone = engine.run, config.micro_batch_tokens, loaded.backbone
-    profile = flops_profile(backbone, loaded.adapter)
-    loss_of = partial(batch_loss, engine.module, device=run.accelerator.device)
+    run, budget = engine.run, config.micro_batch_tokens
     loop = EpochLoop(engine, order, config.eval_steps)
-    planned = ((batch, group_sizes(backbone, batch)) for batch in order.first_batches())
-    loop.try_largest_micro_batch(planned, loss_of)
+    if config.dry_run:
+        return loop.end_dry_run()
+    loss_of = partial(form.batch_loss, engine.module, run.accelerator.device)
+    loop.try_largest_micro_batch(((batch, form.sizes(batch)) for batch in order.first_batches()), loss_of)
 
     for update in loop.updates():
         batch = order.batch(update)
-        sizes = group_sizes(backbone, batch)
+        sizes = form.sizes(batch)
         plan = micro_batches(range(len(batch)), sizes, budget, run.accelerator)
-        with loop.learning(update, batch, loaded.tokenization):
+        with loop.learning(update, batch, form.loaded.tokenization):
             for rows in engine.micro_batches(plan):
                 loss, sums = loss_of([batch[row] for row in rows], batch)
                 engine.backward(loss, sums)
             step = engine.step(update)
-        metrics = dict(engine.sums)
-        metrics["accuracy"] = metrics.pop("right") / max(1.0, metrics.pop("decided"))
-        flops = sum(group_flops(backbone, profile, item) for item in batch)
-        metrics |= step | loop.costs(sum(sizes), flops)
+        metrics = form.training_metrics(engine.sums) | step | loop.costs(sum(sizes), sum(map(form.flops, batch)))
         if loop.evaluates(update):
-            found, scored = evaluate(engine, backbone, held_out, unseen, budget)
-            metrics |= found
+            metrics |= form.evaluate(engine, held_out, budget)
             if loop.is_best(metrics):
-                save(loaded, engine, config.train_data, metrics, scored, rules)
+                form.save(engine, config, metrics)
         loop.log(update, metrics)
 
     if loop.needs_evaluation():
-        metrics, scored = evaluate(engine, backbone, held_out, unseen, budget)
+        metrics = form.evaluate(engine, held_out, budget)
         if loop.is_best(metrics):
-            save(loaded, engine, config.train_data, metrics, scored, rules)
+            form.save(engine, config, metrics)
     run.close()
     return run.folder / "model"
 
 
-def batch_loss(
-    model: nn.Module,
-    examples: Sequence[EncodedJudgments],
-    batch: Sequence[EncodedJudgments],
-    device: torch.device,
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return a micro-batch's share of the loss, and of its metrics.
+class RuleForm(JudgmentForm):
+    """A head's probability of a violation, for each rule that a response was judged by.
 
     Args:
-        model: a `RewardModel`, or the engine around it.
-        examples: of the micro-batch.
-        batch: the global batch, whose judgments the loss is a mean over.
+        unseen: responses judged by held-out rules.
+        rules: texts of the rules that are trained on, by id; they are saved with the model.
     """
-    count = sum(len(item.targets) for item in batch)
-    logits = reward_rankings(model, examples, device)
-    targets = torch.tensor([target for item in examples for target in item.targets], device=device)
-    decided = targets != 0.5
-    return judgment_loss(logits, targets) / count, {
-        "right": (((logits > 0) == (targets > 0.5)) & decided).float().sum(),
-        "decided": decided.float().sum(),
-        "probability": torch.sigmoid(logits).sum() / count,
-    }
+
+    def __init__(self, loaded: LoadedModel, unseen: list[EncodedJudgments], rules: dict[str, str]) -> None:
+        super().__init__(loaded)
+        self.unseen, self.rules = unseen, rules
+        self.scored: list[ScoredJudgment] = []
+
+    def batch_loss(
+        self,
+        model: nn.Module,
+        device: torch.device,
+        examples: Sequence[EncodedJudgments],
+        batch: Sequence[EncodedJudgments],
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        count = sum(len(item.targets) for item in batch)
+        logits = reward_rankings(model, examples, device)
+        targets = torch.tensor([target for item in examples for target in item.targets], device=device)
+        decided = targets != 0.5
+        return judgment_loss(logits, targets) / count, {
+            "right": (((logits > 0) == (targets > 0.5)) & decided).float().sum(),
+            "decided": decided.float().sum(),
+            "probability": torch.sigmoid(logits).sum() / count,
+        }
+
+    def training_metrics(self, sums: dict[str, float]) -> dict[str, float]:
+        metrics = dict(sums)
+        return metrics | {"accuracy": metrics.pop("right") / max(1.0, metrics.pop("decided"))}
+
+    def evaluate(self, engine: TrainEngine, held_out: list[EncodedJudgments], budget: int) -> dict[str, float]:
+        self.scored = self._score(engine, held_out, budget)
+        parts = {"validation": self.scored, "held_out_rules": self._score(engine, self.unseen, budget)}
+        return {
+            f"{part}/{name}": value for part, found in parts.items() if found for name, value in rule_metrics(found).items()
+        }
+
+    def _score(self, engine: TrainEngine, judged: list[EncodedJudgments], budget: int) -> list[ScoredJudgment]:
+        """Return the model's probabilities for judged responses, on every process."""
+        if not judged:
+            return []
+
+        def read(part: Sequence[EncodedJudgments]) -> Tensor:
+            return torch.sigmoid(reward_rankings(engine.module, part, engine.accelerator.device).double())
+
+        predicted = score_rankings(read, judged, self.loaded.backbone, budget, engine.accelerator)
+        return [
+            ScoredJudgment(*row)
+            for item, probabilities in zip(judged, predicted, strict=True)
+            for row in zip(item.rules, probabilities, item.targets, strict=True)
+        ]
+
+    def save(self, engine: TrainEngine, config: RuleConfig, metrics: dict[str, float]) -> None:
+        run, state, loaded = engine.run, engine.model_state(), self.loaded
+
+        def write() -> None:
+            weights = weights_of(loaded.backbone, state, "backbone.model.")
+            write_json(run.folder / "validation.json", [item._asdict() for item in self.scored])
+            metadata, card = {"rules": self.rules, "mean": 0.0}, run.card("Rule model", config.train_data, metrics)
+            save_reward_model(run.folder / "model", loaded, weights, state["head.linear.weight"], metadata, card, RULE)
+
+        run_on_main(write, run.accelerator)
 
 
 def judgment_loss(logits: Tensor, targets: Tensor) -> Tensor:
@@ -130,62 +233,8 @@ def judgment_loss(logits: Tensor, targets: Tensor) -> Tensor:
     return binary_cross_entropy_with_logits(logits, targets.to(logits), reduction="sum")
 
 
-def evaluate(
-    engine: TrainEngine,
-    backbone: Backbone,
-    held_out: list[EncodedJudgments],
-    unseen: list[EncodedJudgments],
-    budget: int,
-) -> tuple[dict[str, float], list[ScoredJudgment]]:
-    """Return metrics on held-out conversations and held-out rules, and the scored judgments of the former."""
-    scored = score_judgments(engine, backbone, held_out, budget) if held_out else []
-    by_rule = {"validation": scored, "held_out_rules": score_judgments(engine, backbone, unseen, budget) if unseen else []}
-    return {
-        f"{prefix}/{name}": value
-        for prefix, found in by_rule.items()
-        if found
-        for name, value in rule_metrics(found).items()
-    }, scored
-
-
-def score_judgments(
-    engine: TrainEngine, backbone: Backbone, judged: Sequence[EncodedJudgments], budget: int
-) -> list[ScoredJudgment]:
-    """Return the model's probabilities for judged responses, on every process."""
-
-    def read(part: Sequence[EncodedJudgments]) -> Tensor:
-        return torch.sigmoid(reward_rankings(engine.module, part, engine.accelerator.device).double())
-
-    predicted = score_rankings(read, judged, backbone, budget, engine.accelerator)
-    return [
-        ScoredJudgment(*row)
-        for item, probabilities in zip(judged, predicted, strict=True)
-        for row in zip(item.rules, probabilities, item.targets, strict=True)
-    ]
-
-
-def save(
-    loaded: LoadedModel,
-    engine: TrainEngine,
-    data: str,
-    metrics: dict[str, float],
-    scored: list[ScoredJudgment],
-    rules: dict[str, str],
-) -> None:
-    """Save the model as the run's result."""
-    run, state = engine.run, engine.model_state()
-
-    def write() -> None:
-        weights = weights_of(loaded.backbone, state, "backbone.model.")
-        write_json(run.folder / "validation.json", [asdict(item) for item in scored])
-        metadata, card = {"rules": rules, "mean": 0.0}, run.card("Rule model", data, metrics)
-        save_reward_model(run.folder / "model", loaded, weights, state["head.linear.weight"], metadata, card, RULE)
-
-    run_on_main(write, run.accelerator)
-
-
 def split_data(config: RuleConfig, train_data: Data, validation_data: Data, rules: dict[str, str]) -> SplitJudgments:
-    """The judgments to learn from and those that are held out.
+    """Return the judgments to learn from and those that are held out.
 
     Raises:
         UserError: for bad data, or a held-out rule without judgments.
@@ -228,31 +277,27 @@ class RuleTrainer:
         self.config = config = with_data_names(config, train_data=train_data, validation_data=validation_data)
         rules = read_rules(config.rules)
         split = split_data(config, train_data, validation_data, rules)
-        self.run, self.loaded = run, loaded = open_run(config, "rules", model, tokenizer, REWARD_ADAPTER, True)
+        run, loaded = open_run(config, "rules", model, tokenizer, REWARD_ADAPTER, True)
         run_on_main(lambda: require_savable_classifier(loaded), run.accelerator)
-        learned, self.held_out, self.unseen = [encode_judgments(part, rules, loaded, config.limits) for part in split]
+        learned, self.held_out, unseen = [encode_judgments(part, rules, loaded, config.limits) for part in split]
         if not learned:
             raise UserError(f"{config.train_data}: no judgment is left to learn from within the limits")
         trained = sorted({rule for item in learned for rule in item.rules})
-        self.rules = {rule: rules[rule] for rule in trained}
         run.print(
             f"rules: {counted(len(learned), 'response')} judged by {counted(len(trained), 'rule')} to learn from, "
-            f"{len(self.held_out)} held out, {len(self.unseen)} judged by held-out rules; model {run.config.model}"
+            f"{len(self.held_out)} held out, {len(unseen)} judged by held-out rules; model {run.config.model}"
         )
         freeze_unused_lm_head(loaded.backbone)
-        head = initial_head(run.config.model, loaded.backbone, RULE)
-        module = RewardModel(loaded.backbone, head, loaded.adapter)
+        module = RewardModel(loaded.backbone, initial_head(run.config.model, loaded.backbone, RULE), loaded.adapter)
         warn_if_prompts_are_reread(run, loaded.backbone, (len(example.responses) for example in learned))
+        self.form = RuleForm(loaded, unseen, {rule: rules[rule] for rule in trained})
         self.order = DataOrder(MixedExamples(learned, [len(learned)], [1.0]), config.seed, config.batch_size)
         run.print(run.memory.check(run.config, module))
         self.engine = build_engine(run, module, self.order.updates(config.num_train_epochs))
 
     def train(self) -> Path:
         """Train from the last checkpoint on; return the folder of the best model."""
-        if self.config.dry_run:
-            return EpochLoop(self.engine, self.order, self.config.eval_steps).end_dry_run()
-        parts = (self.loaded, self.engine, self.order, self.held_out, self.unseen, self.rules)
-        return train(self.config, *parts)
+        return train(self.config, self.form, self.engine, self.order, self.held_out)
 
 
 def run_rule_model(config: RuleConfig) -> Path:

@@ -162,7 +162,7 @@ class Extension:
 
 
 EXTENSIONS = {
-    "rubrics": "align.extras.rules.rubric_rewards:RubricRewards",
+    "rubrics": "align.extras.rules.rubrics:RubricRewards",
     "attributes": "align.extras.attributes.attribute_rewards:AttributeRewards",
     "rules": "align.extras.rules.rule_terms:RuleRewards",
     "length_adjustment": "align.ppo.extensions.length_adjustment:LengthAdjustment",

@@ -11,9 +11,9 @@ from accelerate import Accelerator
 from align.core.errors import UserError
 from align.extras.attributes import AttributeConfig, AttributeTrainer
 from align.extras.attributes.expressions import Condition, Expression, choose
-from align.extras.attributes.judgments import choose_heads, read_ratings
 from align.extras.attributes.model import Head, head_losses, heads_of, load_attribute_model
 from align.extras.attributes.scoring import AttributeScorer
+from align.extras.attributes.train import choose_heads, read_ratings
 from align.extras.rules.judgments import JudgedResponse
 from align.reward.checkpoint import is_external
 from align.reward.rankings import reward_rankings
@@ -83,9 +83,9 @@ def settings(folder, **more):
 
 
 def said_by(folder, texts):
-    model, loaded = load_attribute_model(str(folder), "float32")
-    scorer = AttributeScorer(model, loaded, loaded.tokenization, Accelerator(cpu=True), 4096)
-    return scorer([sampled(loaded.tokenization, "door 7?", text) for text in texts])
+    tokenization = load_attribute_model(str(folder), "float32")[1].tokenization
+    scorer = AttributeScorer(str(folder), "float32", tokenization, Accelerator(cpu=True), 4096)
+    return scorer([sampled(tokenization, "door 7?", text) for text in texts])
 
 
 def test_a_yes_or_no_a_rating_and_a_ranking_on_one_trunk(tmp_path, align_cache):
@@ -129,16 +129,16 @@ def test_lamdas_ranking_by_hand():
     rank = Expression("3*sensible+specific+interesting", NAMES, "rank")
     candidates = [candidate(0.9, 0.2, 0.1), candidate(0.5, 0.9, 0.9), candidate(0.8, 0.8, 0.8)]
     assert [rank(values) for values in candidates] == pytest.approx([3.0, 3.3, 4.0])
-    assert choose(candidates, None, rank) == 2
+    assert choose(dict(enumerate(candidates)), None, rank) == [2]
 
 
 def test_an_unsafe_candidate_is_dropped_however_good():
     rank, condition = Expression("3*sensible+specific+interesting", NAMES, "rank"), Condition("unsafe<0.2", NAMES, "filter")
     candidates = [candidate(0.8, 0.8, 0.8, 0.1), candidate(1, 1, 1, unsafe=0.2)]
     assert rank(candidates[1]) == 5.0
-    assert choose(candidates, condition, rank) == 0
-    assert choose(candidates[1:], condition, rank) is None
-    assert choose(candidates, condition, None) == 0
+    assert choose(dict(enumerate(candidates)), condition, rank) == [0]
+    assert choose({1: candidates[1]}, condition, rank) == []
+    assert choose(dict(enumerate(candidates)), condition, None) == [0]
 
 
 def test_names_with_hyphens_brackets_and_several_conditions():

@@ -13,9 +13,9 @@ from align.core.errors import UserError
 from align.core.tensor_ops import Padded
 from align.extras.attributes import AttributeConfig, AttributeTrainer
 from align.extras.attributes.generative import AttributeText, GenerativeModel, Questions, encode_texts
-from align.extras.attributes.judgments import read_ratings
 from align.extras.attributes.model import Head, heads_of
 from align.extras.attributes.scoring import AttributeScorer
+from align.extras.attributes.train import read_ratings
 from align.extras.rules.judgments import JudgedResponse, split_judgments
 from align.reward.rankings import pack_rankings
 from tests.extras.rules.planted import sampled
@@ -127,7 +127,7 @@ def test_one_model_rates_and_writes(tmp_path, align_cache):
     assert metrics[-1]["loss/generator"] < 0.7 * metrics[0]["loss/generator"]
     assert heads_of(str(folder)) == HEADS
     loaded = trainer.loaded
-    scorer = AttributeScorer.from_folder(str(folder), "float32", loaded.tokenization, Accelerator(cpu=True), 4096)
+    scorer = AttributeScorer(str(folder), "float32", loaded.tokenization, Accelerator(cpu=True), 4096)
     bad, good = scorer([sampled(loaded.tokenization, "door 7?", text) for text in ("sun 42 moon", "sun over moon")])
     assert bad["unsafe"] > 0.5 > good["unsafe"]
     assert 1 <= good["rating"] <= 7
@@ -138,7 +138,7 @@ def test_from_disk_packed_or_apart_it_says_the_same(tmp_path, align_cache, model
     trainer = AttributeTrainer(model, planted(24), settings(tmp_path / "run", **more))
     folder = trainer.train()
     place = (trainer.loaded.tokenization, Accelerator(cpu=True))
-    together, apart = (AttributeScorer.from_folder(str(folder), "float32", *place, budget) for budget in (4096, 1))
+    together, apart = (AttributeScorer(str(folder), "float32", *place, budget) for budget in (4096, 1))
     rows = [sampled(place[0], "door 7?", text) for text in ("sun 42 moon", "sun", "door")]
     said = [[list(each.values()) for each in scorer(rows)] for scorer in (together, apart)]
     assert torch.allclose(*map(torch.tensor, said), atol=1e-5)

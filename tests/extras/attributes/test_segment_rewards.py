@@ -7,7 +7,7 @@ from align import cli
 from align.core.settings import ModelConfig
 from align.extras.attributes import AttributeConfig, AttributeTrainer
 from align.extras.attributes.attribute_rewards import AttributeRewards, sentences
-from align.extras.attributes.classifier import AttributeClassifier
+from align.extras.attributes.scoring import AttributeClassifier
 from align.models.loading import load
 from align.ppo.extensions import Extension
 from align.ppo.records import Rollout

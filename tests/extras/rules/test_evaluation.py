@@ -1,16 +1,12 @@
 """Rules: counts, rates and agreement by hand, people and a scorer on the same cases, and a service that misbehaves."""
 
 import json
-import runpy
-import sys
 
 import numpy as np
 import pytest
 
 from align.core.errors import UserError
 from align.core.statistics import majority
-from align.eval.results import read_evaluations
-from align.extras.rules import evaluation
 from align.extras.rules.evaluation import RuleCase, RulesConfig, agreement_measurements, count_violations, run_rules, verdict
 from annotation_ui.tasks import TASKS
 
@@ -56,21 +52,6 @@ def test_the_figures_of_rules_state_their_direction():
     # All ten agree: accuracy 0.6915 to 1 by Clopper and Pearson; kappa by it at a chance agreement of one half.
     assert (accuracy.low, accuracy.high) == pytest.approx((0.025**0.1, 1.0))
     assert (kappa.value, kappa.low, kappa.high) == pytest.approx((1.0, (0.025**0.1 - 0.5) / 0.5, 1.0))
-
-
-def test_a_launched_script_gives_a_scorer_the_class_that_it_imports(tmp_path, monkeypatch):
-    (tmp_path / "own_scorer.py").write_text(
-        "from align.extras.rules.evaluation import RuleCase\n\n\n"
-        "def judge(cases):\n    return [float(isinstance(case, RuleCase)) for case in cases]\n"
-    )
-    (tmp_path / "r.jsonl").write_text('{"prompt": "Hi", "responses": ["Yes"], "model": ["m"]}\n')
-    words = ["--responses", str(tmp_path / "r.jsonl"), "--scorer", "own_scorer:judge", "--output", str(tmp_path / "out")]
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(sys, "argv", [evaluation.__file__, *words])
-    monkeypatch.setitem(sys.modules, "align.extras.rules.evaluation", evaluation)  # and put back at the end
-    runpy.run_path(evaluation.__file__, run_name="__main__")
-    (found,) = read_evaluations(tmp_path / "out" / "rules.json")
-    assert found.measurements[0].value == 1.0
 
 
 def test_verdict_of_a_score():

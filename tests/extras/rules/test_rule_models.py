@@ -12,7 +12,7 @@ from align.batches.encoding import Limits
 from align.core.errors import UserError
 from align.core.settings import ModelConfig
 from align.core.statistics import roc_auc
-from align.extras.attributes.judgments import encode_ratings
+from align.extras.attributes.heads import encode_ratings
 from align.extras.attributes.model import Head
 from align.extras.rules import RuleConfig, RuleTrainer
 from align.extras.rules.judgments import JudgedResponse, encode_judgments, rule_ids
@@ -130,8 +130,8 @@ def test_t5_and_adapters_train_and_load(tmp_path, align_cache, model, more):
     device = torch.device("cpu")
     with torch.no_grad():
         in_memory = reward_rankings(trainer.engine.module, trainer.held_out, device)
-        of_unseen = reward_rankings(trainer.engine.module, trainer.unseen, device)
-    violated = [target for item in trainer.unseen for target in item.targets]
+        of_unseen = reward_rankings(trainer.engine.module, trainer.form.unseen, device)
+    violated = [target for item in trainer.form.unseen for target in item.targets]
     assert 0 < sum(violated) < 48
     assert metrics["held_out_rules/rule/no-digits/violated"] == pytest.approx(sum(violated) / 48, abs=1e-6)
     assert metrics["held_out_rules/rule/no-digits/auc"] == pytest.approx(roc_auc(of_unseen.tolist(), violated), abs=1e-3)

@@ -1,0 +1,148 @@
+"""Attributes, rules and rubrics in the choice of `align sample` among several responses to a prompt."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from accelerate import Accelerator
+
+from align.commands.sample import CandidateScorer, scorer_of
+from align.core.settings import Settings, option
+from align.extras.attributes.expressions import Condition, Expression, choose
+from align.extras.attributes.model import heads_of
+from align.extras.attributes.scoring import AttributeScorer
+from align.extras.rules.rubrics import RubricScorer, RubricSettings, load_rubrics
+from align.extras.rules.scoring import RuleModelSettings, RuleScorer, rules_of_model
+from align.models.loading import LoadedModel
+from align.reward.checkpoint import RULE, load_reward_model
+from align.runtime.distributed import computes_on_cpu
+from align.tokenization.encoded import EncodedPrompt, SampledResponse
+
+RuleUse = Literal["filter", "multiply"]
+
+
+@dataclass(kw_only=True)
+class AttributeChoiceSettings(Settings):
+    """An attribute model whose attributes are written, and decide which response is kept."""
+
+    model: str = option("", "folder of an attribute model (`align attributes`)", required=True)
+    filter: str = option(
+        "", "what its attributes must be for a candidate of best_of, such as unsafe<0.2, sensible>0.5; empty: anything"
+    )
+    rank: str = option("", "the quantity that ranks candidates, such as 3*sensible+specific; empty: the reward and rules")
+
+
+class AttributeCandidates(CandidateScorer):
+    """Filters and ranks candidates by expressions over their attributes.
+
+    Raises:
+        UserError: for an expression that the model cannot answer.
+    """
+
+    def __init__(self, settings: AttributeChoiceSettings) -> None:
+        self.folder, names = settings.model, [head.name for head in heads_of(settings.model)]
+        self.condition = Condition(settings.filter, names, "attributes.filter") if settings.filter else None
+        self.rank = Expression(settings.rank, names, "attributes.rank") if settings.rank else None
+        self.attributes: list[dict[str, float]] = []
+
+    def score(
+        self, policy: LoadedModel, prompts: Sequence[EncodedPrompt], rows: Sequence[SampledResponse], dtype: str, budget: int
+    ) -> None:
+        accelerator = Accelerator(cpu=computes_on_cpu())
+        self.attributes = AttributeScorer(self.folder, dtype, policy.tokenization, accelerator, budget)(rows)
+
+    def choose(self, candidates: Mapping[int, float]) -> dict[int, float]:
+        kept = choose({row: self.attributes[row] for row in candidates}, self.condition, self.rank)
+        return {row: candidates[row] for row in kept}
+
+    def columns(self, kept: Sequence[int]) -> dict[str, object]:
+        names = self.attributes[0]
+        return {"attributes": {name: [round(self.attributes[row][name], 6) for row in kept] for name in names}}
+
+
+@dataclass(kw_only=True)
+class RuleChoiceSettings(RuleModelSettings):
+    """A rule model whose verdicts are written, and decide which response is kept."""
+
+    use: RuleUse = option(
+        "filter",
+        "how rules choose with best_of: filter keeps responses whose geometric mean of P(follows) is at least "
+        "threshold, then the best reward; multiply takes the product of that mean with the reward's probability",
+    )
+    threshold: float = option(0.5, "see use; where no response is left, the one that obeys most is kept", ge=0, le=1)
+
+
+class RuleCandidates(CandidateScorer):
+    """Judges candidates by a rule model, and keeps one of them."""
+
+    def __init__(self, settings: RuleChoiceSettings) -> None:
+        self.settings, self.rules = settings, rules_of_model(settings.model, settings.rules)
+        self.violates: dict[str, list[float]] = {}
+
+    def score(
+        self, policy: LoadedModel, prompts: Sequence[EncodedPrompt], rows: Sequence[SampledResponse], dtype: str, budget: int
+    ) -> None:
+        judge = load_reward_model(self.settings.model, dtype, kind=RULE)
+        given = RuleScorer(scorer_of(policy, judge, budget), self.rules, judge.loaded.tokenization)(rows)
+        self.violates = dict(zip(self.rules, given.tolist(), strict=True))
+
+    def choose(self, candidates: Mapping[int, float]) -> dict[int, float]:
+        rows, rewards = list(candidates), list(candidates.values())
+        follows = [[1 - probabilities[row] for probabilities in self.violates.values()] for row in rows]
+        best = best_response(rewards, follows, self.settings.use, self.settings.threshold)
+        return {rows[best]: rewards[best]}
+
+    def columns(self, kept: Sequence[int]) -> dict[str, object]:
+        return {"violates": {rule: [round(given[row], 6) for row in kept] for rule, given in self.violates.items()}}
+
+
+class RubricCandidates(CandidateScorer):
+    """Adds the rewards of rubrics to those of candidates."""
+
+    def __init__(self, settings: RubricSettings) -> None:
+        self.settings = settings
+        self.scores: list[tuple[RubricScorer, list[float]]] = []
+
+    def score(
+        self, policy: LoadedModel, prompts: Sequence[EncodedPrompt], rows: Sequence[SampledResponse], dtype: str, budget: int
+    ) -> None:
+        conversations, texts = [prompt.conversation for prompt in prompts], [row.text for row in rows]
+        categories = [prompt.category for prompt in prompts]
+        for scorer in load_rubrics(self.settings, Accelerator(cpu=computes_on_cpu()), dtype, budget):
+            self.scores.append((scorer, scorer(conversations, texts, categories)))
+
+    def choose(self, candidates: Mapping[int, float]) -> dict[int, float]:
+        found = dict(candidates)
+        for scorer, scores in self.scores:
+            found = {row: reward + scorer.rubric.weight * scores[row] for row, reward in found.items()}
+        return found
+
+    def columns(self, kept: Sequence[int]) -> dict[str, object]:
+        return {"rubrics": {scorer.rubric.name: [round(given[row], 6) for row in kept] for scorer, given in self.scores}}
+
+
+def geometric_mean(probabilities: Sequence[float]) -> float:
+    """(p1 x ... x pK)^(1/K): 0 if any is 0, and 1 if there are none."""
+    if min(probabilities, default=1.0) <= 0.0:
+        return 0.0
+    return math.exp(sum(map(math.log, probabilities)) / max(1, len(probabilities)))
+
+
+def best_response(rewards: Sequence[float], follows: Sequence[Sequence[float]], use: RuleUse, threshold: float) -> int:
+    """The index of the best response; of several equally good ones, the first.
+
+    Args:
+        rewards: [N] of the preference; all equal without one.
+        follows: [N, K], how likely each response follows each rule.
+        use: `filter` takes the highest reward among responses whose geometric mean over rules is at least `threshold`; if
+            there is none, the highest geometric mean. `multiply` takes the highest sigmoid(reward - mean reward) x
+            geometric mean (after Glaese et al. 2022, section 2.7).
+    """
+    compliance, mean = [geometric_mean(each) for each in follows], sum(rewards) / len(rewards)
+    scores = compliance
+    if use == "multiply":  # a sigmoid by tanh does not overflow
+        scores = [(1 + math.tanh((reward - mean) / 2)) / 2 * rule for reward, rule in zip(rewards, compliance, strict=True)]
+    elif passing := [number for number, rule in enumerate(compliance) if rule >= threshold]:
+        return max(passing, key=rewards.__getitem__)
+    return max(range(len(scores)), key=scores.__getitem__)
