@@ -256,8 +256,8 @@ def compute_texts(
         model: a `GenerativeModel`, or the engine around it.
 
     Returns:
-        Log-probs [Q, A] of the tokens that rate, the number of each question's attribute [Q], the loss of each question
-        [Q], and the losses of the tokens that the generator learns, summed over each text [B].
+        Log-probs [Q, A] of the tokens that rate, the attribute of each question by its number [Q], and the losses of the
+        questions [Q]. Last, the losses of the tokens that the generator learns, summed over each text [B].
     """
     parts = [part for item in examples for part in item.parts]
     prompt, response, prompt_of_response = pack_rankings(parts, device)
