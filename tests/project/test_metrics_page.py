@@ -117,7 +117,7 @@ def defined(stage):
     """The names that the page defines for a stage: those that it shares with others and its own."""
     text = page("metrics")
     titles = [title for title, stages in SHARED.items() if stage in stages] + [STAGES[stage]]
-    return [code_in(row[0])[0] for title in titles for row in table(section(text, title), "name")]
+    return [name for title in titles for row in table(section(text, title), "name") for name in code_in(row[0])]
 
 
 def written(folder):
