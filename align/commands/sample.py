@@ -186,8 +186,19 @@ def sample_rows(config: SampleConfig) -> list[Row | None]:
     prompts = encode_prompts(config.prompt or config.prompts, loaded, limits, config.skip_bad_rows)
     copies = config.samples_per_prompt * config.best_of
     drawn = [prompt for prompt in prompts for _ in range(copies)]
-    responses = _draw_responses(config, loaded, with_few_shot_prompt(config, loaded, drawn))
-    scored = score_candidates(config, loaded, scorers, drawn, sampled(loaded, drawn, responses))
+    read = [prompt.ids for prompt in with_few_shot_prompt(config, loaded, drawn)]
+    uniforms = row_uniforms(len(drawn), config.sampling, config.seed, RngStream.SAMPLE_COMMAND)
+    with ProgressDisplay("sample", len(drawn), enabled=bool(config.output)) as progress:
+        end_ids = loaded.tokenization.end_ids
+        responses = sample(loaded.backbone, read, uniforms, config.sampling, end_ids, progress.advance)
+    candidates = sampled(loaded, drawn, responses.ids)
+    rewards: list[float] = []
+    if config.reward_model:
+        reward = load_reward_model(config.reward_model, config.dtype, config.chat_template)
+        rewards = scorer_of(loaded, reward, config.batch_tokens)(candidates)
+    for scorer in scorers:
+        scorer.score(loaded, drawn, candidates, config.dtype, config.batch_tokens)
+    scored = Scored([row.text for row in candidates], rewards, scorers)
     return [
         _row(config, prompt, number, scored, range(number * copies, (number + 1) * copies))
         for number, prompt in enumerate(prompts)
@@ -211,21 +222,6 @@ def _printed(rows: Sequence[Row | None], model: str) -> str:
     return "\n\n".join(parts)
 
 
-def _draw_responses(config: SampleConfig, loaded: LoadedModel, drawn: Sequence[EncodedPrompt]) -> list[list[int]]:
-    """A response to each prompt, with a progress bar."""
-    uniforms = row_uniforms(len(drawn), config.sampling, config.seed, RngStream.SAMPLE_COMMAND)
-    with ProgressDisplay("sample", len(drawn), enabled=bool(config.output)) as progress:
-        responses = sample(
-            loaded.backbone,
-            [prompt.ids for prompt in drawn],
-            uniforms,
-            config.sampling,
-            loaded.tokenization.end_ids,
-            progress.advance,
-        )
-    return responses.ids
-
-
 def with_few_shot_prompt(config: SampleConfig, loaded: LoadedModel, prompts: Sequence[EncodedPrompt]) -> list[EncodedPrompt]:
     """The prompts as the model reads them, after examples and instruction, which are neither written nor scored.
 
@@ -235,14 +231,13 @@ def with_few_shot_prompt(config: SampleConfig, loaded: LoadedModel, prompts: Seq
     if not config.has_few_shot_prompt:
         return list(prompts)
     few_shot, found = config.few_shot_prompt(), []
+    what = f"{config.prompts}: a prompt after {config.num_few_shot} few-shot examples"
     for prompt in prompts:
         if prompt.given_as_ids:
-            remedy = "give prompts as text"
-            raise UserError(f"{config.prompts}: holds token ids (input_ids), which cannot follow examples; {remedy}")
+            wrong = "holds token ids (input_ids), which cannot follow examples; give prompts as text"
+            raise UserError(f"{config.prompts}: {wrong}")
         ids = loaded.tokenization.prompt_ids(few_shot.before(prompt.conversation))
-        loaded.backbone.require_fit(
-            len(ids), config.max_new_tokens, f"{config.prompts}: a prompt after {config.num_few_shot} few-shot examples"
-        )
+        loaded.backbone.require_fit(len(ids), config.max_new_tokens, what)
         found.append(replace(prompt, ids=ids))
     return found
 
@@ -264,28 +259,6 @@ def _row(config: SampleConfig, prompt: EncodedPrompt, number: int, scored: Score
     if prompt.category is not None:
         row["category"] = prompt.category
     return row | columns
-
-
-def score_candidates(
-    config: SampleConfig,
-    loaded: LoadedModel,
-    scorers: list[CandidateScorer],
-    prompts: Sequence[EncodedPrompt],
-    rows: Sequence[SampledResponse],
-) -> Scored:
-    """Score responses by all models that the settings name.
-
-    Args:
-        loaded: the model that wrote the responses.
-        prompts: of each response [N].
-    """
-    rewards: list[float] = []
-    if config.reward_model:
-        reward = load_reward_model(config.reward_model, config.dtype, config.chat_template)
-        rewards = scorer_of(loaded, reward, config.batch_tokens)(rows)
-    for scorer in scorers:
-        scorer.score(loaded, prompts, rows, config.dtype, config.batch_tokens)
-    return Scored([row.text for row in rows], rewards, scorers)
 
 
 def scorer_of(loaded: LoadedModel, reward: LoadedReward, batch_tokens: int) -> RewardModelScorer:
