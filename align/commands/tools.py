@@ -111,13 +111,13 @@ def _convert(options: Namespace) -> None:
 
 
 def _clean(options: Namespace) -> None:
-    from align.data.cleaning import CleaningRules, clean_file, read_bad_words
+    from align.data.cleaning import Cleaner, clean_file, read_bad_words
 
     bad_words = read_bad_words(options.bad_words) if options.bad_words else ()
     if not 0 <= options.probability <= 1:
         raise UserError(f"--probability {options.probability}: must be from 0 to 1")
-    rules = CleaningRules(options.sentences, options.words, bad_words, options.language, options.probability)
-    print(clean_file(options.file, options.output, rules, options.skip_bad_rows))
+    cleaner = Cleaner(options.sentences, options.words, bad_words, options.language, options.probability)
+    print(clean_file(options.file, options.output, cleaner, options.skip_bad_rows))
 
 
 def model_command(arguments: list[str]) -> None:

@@ -5,7 +5,6 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from align.core.errors import UserError
@@ -23,37 +22,34 @@ LINE_ENDS = (".", "!", "?", '"', "\u201d")
 _SENTENCE_END = re.compile(r"(?<=[.!?])[\"'\u201d)\]]*\s+")
 
 
-@dataclass(frozen=True)
-class CleaningRules:
-    """Conditions that a page must satisfy to be kept.
+class Cleaner:
+    """Cleans pages one after another, and remembers the spans of sentences that it has seen.
 
-    Attributes:
+    Args:
         sentences: minimum per page.
         words: minimum per line.
         bad_words: words in lower case that a page may not contain.
         language: ISO 639 code of the language that a page must be in; empty: any.
         probability: minimum probability of that language.
-    """
-
-    sentences: int = SENTENCES
-    words: int = WORDS
-    bad_words: Collection[str] = ()
-    language: str = ""
-    probability: float = LANGUAGE_PROBABILITY
-
-
-class Cleaner:
-    """Cleans pages one after another, and remembers the spans of sentences that it has seen.
 
     Attributes:
         removed: number of removed lines, pages and repeated sentences, by reason.
         kept: number of pages.
     """
 
-    def __init__(self, rules: CleaningRules) -> None:
-        self.rules, self.removed, self.kept = rules, Counter[str](), 0
-        self._bad = _any_of(rules.bad_words)
-        self._probability = language_detector(rules.language) if rules.language else None
+    def __init__(
+        self,
+        sentences: int = SENTENCES,
+        words: int = WORDS,
+        bad_words: Collection[str] = (),
+        language: str = "",
+        probability: float = LANGUAGE_PROBABILITY,
+    ) -> None:
+        self.sentences, self.words, self.language, self.probability = sentences, words, language, probability
+        self.removed, self.kept = Counter[str](), 0
+        spelled = "|".join(map(re.escape, sorted(bad_words)))
+        self._bad = re.compile(rf"(?<!\w)(?:{spelled})(?!\w)") if spelled else None
+        self._probability = language_detector(language) if language else None
         self._spans: set[bytes] = set()
 
     def clean(self, text: str) -> str | None:
@@ -63,10 +59,10 @@ class Cleaner:
             lines = [split_sentences(line) for line in self._kept_lines(text)]
             lines = self._without_repeated_spans(lines)
             kept = "\n".join(" ".join(line) for line in lines if line)
-            if sum(map(len, lines)) < self.rules.sentences:
-                reason = f"pages with fewer than {self.rules.sentences} sentences"
-            elif self._probability and self._probability(kept) < self.rules.probability:
-                reason = f"pages in another language than {self.rules.language}"
+            if sum(map(len, lines)) < self.sentences:
+                reason = f"pages with fewer than {self.sentences} sentences"
+            elif self._probability and self._probability(kept) < self.probability:
+                reason = f"pages in another language than {self.language}"
             else:
                 self.kept += 1
                 return kept
@@ -85,8 +81,8 @@ class Cleaner:
         for line in map(str.strip, text.splitlines()):
             if not line.endswith(LINE_ENDS) or line.endswith("..."):
                 self.removed["lines without an end"] += bool(line)
-            elif len(line.split()) < self.rules.words:
-                self.removed[f"lines of fewer than {self.rules.words} words"] += 1
+            elif len(line.split()) < self.words:
+                self.removed[f"lines of fewer than {self.words} words"] += 1
             elif "javascript" in line.lower():  # a warning to enable it
                 self.removed["lines about Javascript"] += 1
             else:
@@ -129,7 +125,7 @@ def split_sentences(line: str) -> list[str]:
     return [part for part in parts if part]
 
 
-def clean_file(source: str, target: Path, rules: CleaningRules, skip_bad_rows: bool = False) -> str:
+def clean_file(source: str, target: Path, cleaner: Cleaner, skip_bad_rows: bool = False) -> str:
     """Write the pages of a source that C4's rules keep, and describe the removed text.
 
     Args:
@@ -141,7 +137,7 @@ def clean_file(source: str, target: Path, rules: CleaningRules, skip_bad_rows: b
     """
     if target.suffix != ".jsonl":
         raise UserError(f"{target}: texts are written as JSON Lines; use a name that ends in .jsonl")
-    cleaner, total = Cleaner(rules), 0
+    total = 0
 
     def lines(texts: Iterable[Text]) -> Iterator[bytes]:
         nonlocal total
@@ -169,10 +165,6 @@ def read_bad_words(path: str) -> frozenset[str]:
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: cannot be read ({error})") from error
     return frozenset(line.strip().lower() for line in lines if line.strip())
-
-
-def _any_of(words: Collection[str]) -> re.Pattern[str] | None:
-    return re.compile(rf"(?<!\w)(?:{'|'.join(map(re.escape, sorted(words)))})(?!\w)") if words else None
 
 
 def _counts_in_words(removed: Counter[str]) -> str:

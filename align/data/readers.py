@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, Generic, Self, TypeVar
+from typing import IO, Any, Generic, NamedTuple, TypeVar
 
 from align.core.errors import UserError, counted
 from align.core.files import new_file
@@ -174,21 +174,11 @@ def _write_lines(stream: IO[bytes], records: Iterable[Record], *, compressed: bo
         packed.close()
 
 
-@dataclass(frozen=True, slots=True)
-class Text:
+class Text(NamedTuple):
     """A document: a row with a `text`, such as a page or a book, which has no prompt and no answer."""
 
     text: str
     id: str | None = None
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "text", check_text(self.text, "text"))
-        object.__setattr__(self, "id", check_id(self.id))
-
-    @classmethod
-    def from_row(cls, row: Mapping[str, Any]) -> Self:
-        row = check_row(row)
-        return cls(required_field(row, "text", "write the document there"), row.get("id"))
 
 
 def read_texts(source: str | Sequence[str | Mapping[str, Any]], skip_bad_rows: bool = False) -> Iterator[Text]:
@@ -200,7 +190,9 @@ def read_texts(source: str | Sequence[str | Mapping[str, Any]], skip_bad_rows: b
     found = bad = 0
     for where, row in _rows(source):
         try:
-            text = Text.from_row(row)
+            row = check_row(row)
+            written = check_text(required_field(row, "text", "write the document there"), "text")
+            text = Text(written, check_id(row.get("id")))
         except UserError as error:
             if not skip_bad_rows:
                 raise UserError(f"{where}: {error}") from error

@@ -1,13 +1,15 @@
 """C4's rules, one by one."""
 
+import functools
 import json
 import sys
 
 import pytest
+from py3langid.langid import LanguageIdentifier
 
 from align import cli
 from align.core.errors import UserError
-from align.data.cleaning import Cleaner, CleaningRules, split_sentences
+from align.data.cleaning import Cleaner, split_sentences
 
 PAGE = "The first sentence is here. The second one follows.\nA third comes now! Is the fourth long? Then a fifth ends it."
 
@@ -17,7 +19,7 @@ def other(number):
 
 
 def clean(text, **rules):
-    return Cleaner(CleaningRules(**rules)).clean(text)
+    return Cleaner(**rules).clean(text)
 
 
 def test_a_good_page_stays_as_it_is():
@@ -56,7 +58,7 @@ def test_the_fewest_sentences_and_words_can_be_set():
 
 
 def test_three_sentences_that_occurred_before_are_taken_out_of_the_later_page():
-    cleaner = Cleaner(CleaningRules())
+    cleaner = Cleaner()
     shared = "This is said. It is said everywhere. Nobody reads it."
     first, second = (f"{other(number)}\n{shared}" for number in (1, 2))
     assert cleaner.clean(first) == first
@@ -72,16 +74,26 @@ GERMAN = (
 )
 
 
+@pytest.fixture(scope="module")
+def one_model():
+    """The model of languages, which takes seconds to read, is read once."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LanguageIdentifier, "from_model_file", functools.cache(LanguageIdentifier.from_model_file))
+        yield
+
+
+@pytest.mark.usefixtures("one_model")
 def test_pages_in_another_language_go():
     assert clean(PAGE, language="en") == PAGE
     assert clean(GERMAN, language="en") is None
     assert clean(GERMAN, language="de") == GERMAN
     assert clean(GERMAN) == GERMAN
-    cleaner = Cleaner(CleaningRules(language="en", probability=1.0))
+    cleaner = Cleaner(language="en", probability=1.0)
     assert cleaner.clean(PAGE) is None
     assert cleaner.removed["pages in another language than en"] == 1
 
 
+@pytest.mark.usefixtures("one_model")
 def test_a_language_that_is_not_known_and_a_library_that_is_not_there(monkeypatch):
     with pytest.raises(UserError, match="--language: 'xx' is not known; give one of "):
         clean(PAGE, language="xx")
