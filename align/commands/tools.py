@@ -6,7 +6,7 @@ from argparse import Namespace
 from pathlib import Path
 from typing import NoReturn
 
-from align.core.errors import UserError, first_line
+from align.core.errors import UserError
 from align.core.launch import quiet_libraries
 from align.core.settings import HUB_REPO
 
@@ -16,8 +16,6 @@ MODEL_HELP = (
     "model list, fetch NAME, push FOLDER REPO, consolidate RUN: built-in models, downloads and uploads, a checkpoint as a "
     "plain folder"
 )
-HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
-"""The files of a hub model that are needed to load it here: never a pickle."""
 
 
 class OneLineParser(argparse.ArgumentParser):
@@ -155,21 +153,10 @@ def _print_builtin_models() -> None:
 
 
 def _fetch_model(name: str) -> Path:
-    """Return the folder of a model, which is made or downloaded if it is not on this machine."""
     quiet_libraries()  # only the path goes to stdout, for scripts
-    from align.model_registry.registry import resolve_model
+    from align.model_registry.registry import fetch_model
 
-    source = resolve_model(name)
-    if isinstance(source, Path):
-        return source
-    from huggingface_hub import snapshot_download
-
-    try:
-        return Path(snapshot_download(source, allow_patterns=HUB_FILES))
-    except Exception as error:  # the hub's client raises its own errors, and those of the network's library
-        raise UserError(
-            f"model '{name}': no such folder, and it cannot be loaded from the hub ({first_line(error)})"
-        ) from error
+    return fetch_model(name)
 
 
 def _push(options: Namespace) -> None:

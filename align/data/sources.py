@@ -19,6 +19,7 @@ from typing import IO, Any
 
 from align.core.errors import UserError, first_line
 from align.core.files import resolve_path
+from align.core.hub import require_hub
 from align.data.tables import Columns, csv_rows, excel_rows, rename
 
 JSON_ENDINGS = (".jsonl", ".json", ".ndjson", ".jsonl.gz", ".json.gz", ".ndjson.gz")
@@ -288,6 +289,7 @@ def _hub_rows(name: str, split: str, subset: str | None) -> Iterator[RawRow]:
     missing = f"{name}: no such file or folder"
     if not HUB_NAME.fullmatch(name) or name.lower().endswith((*ENDINGS, *OTHER_ENDINGS)):
         raise UserError(f"{missing}; check the path")
+    require_hub(name, "dataset")
     import datasets
 
     try:

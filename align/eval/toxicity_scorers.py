@@ -23,6 +23,7 @@ from torch import Tensor
 from transformers import AutoModel, AutoModelForSequenceClassification, AutoTokenizer, pipeline
 
 from align.core.errors import UserError, first_line
+from align.core.hub import require_hub
 from align.core.plugins import checked_scores, import_function, import_object
 from align.core.settings import option
 from align.eval.settings import EvalConfig
@@ -129,6 +130,7 @@ def load_classifier(
         UserError: if there is none, it has no such label or no weights of a head, or it exists as pickle only.
     """
     source, who = str(resolve_model(model)), f"scorer model:{model}"
+    require_hub(source, "model")
     try:
         classifier, report = AutoModelForSequenceClassification.from_pretrained(
             source, dtype=torch.float32, use_safetensors=True, output_loading_info=True

@@ -17,9 +17,12 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from align.core.errors import UserError
+from align.core.errors import UserError, first_line
 from align.core.files import new_folder, package_data_root
+from align.core.hub import require_hub
 
+HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
+"""The files of a hub model that are needed to load it here: never a pickle."""
 LOCK_TIMEOUT_S = 900.0  # the wait for another process's download
 # The hub's ids are "name" or "owner/name"; everything else must be meant as a path.
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
@@ -122,6 +125,25 @@ def resolve_model(name: str | Path) -> Path | str:
         names = ", ".join(_REGISTRY)
         raise UserError(f"model {name!r} is no folder, no hub name and none of the built-in models ({names})")
     return name
+
+
+def fetch_model(name: str | Path) -> Path:
+    """Return the folder of a model, which is made or downloaded if it is not on this machine.
+
+    Raises:
+        UserError: as `resolve_model`, and for a name that cannot be downloaded.
+    """
+    source = resolve_model(name)
+    if isinstance(source, Path):
+        return source
+    require_hub(source, "model")
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(source, allow_patterns=HUB_FILES))
+    except Exception as error:  # the hub's client raises its own errors, and those of the network's library
+        wrong = f"no such folder, and it cannot be loaded from the hub ({first_line(error)})"
+        raise UserError(f"model '{name}': {wrong}; check the path or the name") from error
 
 
 def registered_name(source: str) -> str | None:

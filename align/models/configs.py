@@ -10,6 +10,7 @@ from transformers.utils import GENERATION_CONFIG_NAME
 
 from align.core.errors import UserError, first_line, reason
 from align.core.files import read_json
+from align.core.hub import require_hub
 from align.model_registry.registry import published_name, resolve_model
 from align.models.backbone import is_dropout_rate, is_prefix_lm
 
@@ -60,6 +61,7 @@ def load_config(source: str) -> PreTrainedConfig:
     Raises:
         UserError: if there is no such model, or the hub cannot be reached.
     """
+    require_hub(source, "model")
     try:
         config: PreTrainedConfig = AutoConfig.from_pretrained(source)
     except Exception as error:  # a config from elsewhere can be wrong in any way

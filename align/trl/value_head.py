@@ -5,20 +5,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub import snapshot_download
 from peft import PeftConfig, PeftModel, get_peft_model
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrainedModel
 
-from align.core.errors import UserError, first_line
+from align.core.errors import UserError
+from align.model_registry.registry import fetch_model
 
 PREFIX = "v_head."
 ADAPTER_HEAD = "v_head.safetensors"
 """The file of a value head beside an adapter."""
-FILES = ["*.safetensors", "*.json", "*.model", "*.txt"]
-"""The files of a hub repository that are downloaded: none of them is a pickle."""
 PICKLED = "pytorch_model.bin"
 """The file of a value head that TRL saved without safetensors, or beside an adapter."""
 
@@ -98,7 +96,7 @@ class PreTrainedModelWrapper(nn.Module):
         model: Any = pretrained_model_name_or_path
         stored: dict[str, Tensor] = {}
         if isinstance(model, str | Path):
-            folder = _local_folder(str(model))
+            folder = fetch_model(model)
             stored = stored_head(folder)
             is_adapter = (folder / "adapter_config.json").exists()
             base = PeftConfig.from_pretrained(str(folder)).base_model_name_or_path if is_adapter else folder
@@ -142,17 +140,6 @@ class PreTrainedModelWrapper(nn.Module):
         self.pretrained_model.save_pretrained(str(save_directory), **kwargs)
         head = {f"{PREFIX}{name}": weight.contiguous() for name, weight in self.v_head.state_dict().items()}
         save_file(head, Path(save_directory) / ADAPTER_HEAD)
-
-
-def _local_folder(name: str) -> Path:
-    """Return the folder of a model, which is downloaded unless it is local."""
-    if Path(name).is_dir():
-        return Path(name)
-    try:
-        return Path(snapshot_download(name, allow_patterns=FILES))
-    except Exception as error:  # the hub's client raises its own errors, and those of the network's library
-        wrong = f"no such folder, and it cannot be loaded from the hub ({first_line(error)})"
-        raise UserError(f"model '{name}': {wrong}; check the path or the name") from error
 
 
 def stored_head(folder: Path) -> dict[str, torch.Tensor]:

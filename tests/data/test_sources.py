@@ -92,6 +92,7 @@ def test_folder_saved_by_datasets(tmp_path):
 
 def hub(monkeypatch, load):
     monkeypatch.setitem(sys.modules, "datasets", types.SimpleNamespace(load_dataset=load))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)  # else it is asked whether it answers
 
 
 def test_hub_name_and_numbers_of_its_rows(monkeypatch, tmp_path):

@@ -87,7 +87,7 @@ def test_a_head_in_a_pickle_is_refused_and_not_drawn(name, model, tmp_path):
 
 
 def test_an_unknown_path_is_one_line(tmp_path):
-    with pytest.raises(UserError, match="no such folder, and it cannot be loaded from the hub") as caught:
+    with pytest.raises(UserError, match="is no folder, no hub name and none of the built-in models") as caught:
         AutoModelForCausalLMWithValueHead.from_pretrained(tmp_path / "no" / "such" / "folder")
     assert "\n" not in str(caught.value)
 

@@ -1,0 +1,36 @@
+"""Names on the Hugging Face Hub: an unreachable hub is an error at once, before its client retries for half a minute."""
+
+import os
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Literal
+
+from align.core.errors import UserError, first_line
+
+TIMEOUT = 5.0
+"""Seconds to wait for an answer of the hub."""
+
+
+@cache
+def require_hub(name: str, kind: Literal["model", "dataset"]) -> None:
+    """Print that the hub is asked for a name, unless it is a path or in the cache, and check that the hub answers.
+
+    Raises:
+        UserError: if it does not.
+    """
+    if Path(name).exists():
+        return
+    from huggingface_hub import constants, get_session
+    from huggingface_hub.file_download import repo_folder_name
+
+    cached = Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=name, repo_type=kind)
+    if constants.HF_HUB_OFFLINE or cached.exists():
+        return
+    if os.environ.get("RANK", "0") == "0":
+        print(f"'{name}' is no file or folder here: asking {constants.ENDPOINT}", file=sys.stderr)
+    try:
+        get_session().head(constants.ENDPOINT, timeout=TIMEOUT)
+    except Exception as error:  # of the network's library
+        wrong = f"no such file or folder here, and {constants.ENDPOINT} cannot be reached ({first_line(error)})"
+        raise UserError(f"{kind} '{name}': {wrong}; check the path, or the name and the network") from error

@@ -1,0 +1,43 @@
+"""A name that is no path is refused at once if the hub does not answer."""
+
+import socket
+import time
+
+import pytest
+
+from align.core.errors import UserError
+from align.core.hub import require_hub
+from align.data.sources import iter_rows
+from align.model_registry.registry import fetch_model
+from align.models.configs import load_config
+
+
+@pytest.fixture
+def no_hub(monkeypatch, tmp_path):
+    """An address at which nothing answers, and an empty cache."""
+    require_hub.cache_clear()
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    settings = {"ENDPOINT": f"http://127.0.0.1:{port}", "HF_HUB_CACHE": str(tmp_path), "HF_HUB_OFFLINE": False}
+    for name, value in settings.items():
+        monkeypatch.setattr(f"huggingface_hub.constants.{name}", value)
+    monkeypatch.chdir(tmp_path)
+    yield f"http://127.0.0.1:{port}"
+    require_hub.cache_clear()
+
+
+@pytest.mark.parametrize("load", [load_config, fetch_model, lambda name: list(iter_rows(name))])
+def test_an_unreachable_hub_is_an_error_at_once(no_hub, load, capsys):
+    start = time.monotonic()
+    with pytest.raises(UserError, match=rf"'some/name': no such file or folder here, and {no_hub} cannot be reached \("):
+        load("some/name")
+    assert time.monotonic() - start < 2
+    assert capsys.readouterr().err == f"'some/name' is no file or folder here: asking {no_hub}\n"
+
+
+def test_a_path_and_a_cached_name_ask_nothing(no_hub, tmp_path, capsys):
+    (tmp_path / "models--some--name").mkdir()
+    require_hub("some/name", "model")
+    require_hub(str(tmp_path), "model")
+    assert capsys.readouterr().err == ""
