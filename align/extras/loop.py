@@ -4,11 +4,12 @@ Each step writes its files atomically, or is a run that resumes from its checkpo
 """
 
 import time
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+import numpy
 
 from align.commands.sample import SampleConfig, run_sample
 from align.core.errors import UserError
@@ -32,13 +33,13 @@ from align.extras.loop_labels import (
     make_labeler,
     merge_answers,
     most_disputed,
+    print_line,
     read_rows,
     write_rows,
 )
 from align.ppo import PPOConfig, run_ppo
 from align.reward import RewardConfig, run_reward
 from align.reward.checkpoint import load_reward_model
-from align.runtime.environment import console
 from align.sampling.generation import SamplingParams
 from align.training.run_folder import read_metrics
 
@@ -51,12 +52,13 @@ def run_loop(config: LoopConfig) -> Path:
     loop, rounds = Loop(config), range(1, config.rounds + 1)
     for number in rounds:
         while missing := loop.run_round(number):
-            print_lines([f"round {number} waits for labels: {missing}"])
+            print_line(f"round {number} waits for labels: {missing}")
             if not config.poll_seconds:
-                print_lines(["start the same command again when they are there"])
+                print_line("start the same command again when they are there")
                 return loop.folder
             time.sleep(config.poll_seconds)
-    print_lines(summary(loop.state.steps, rounds))
+    for number in rounds:
+        print_line(summary(loop.state.steps, number))
     return loop.folder
 
 
@@ -92,9 +94,8 @@ class Loop:
         """Sample answers of the fine-tuned model and of the last round's policy to new prompts."""
         config = self.config
         used = {row["id"] for earlier in range(1, number) for row in self._rows(earlier, "prompts.jsonl")}
-        members = (
-            self._reward_folders(number - 1) if number > 1 and config.reward_models > 1 and config.disputed_share else []
-        )
+        disputes = number > 1 and config.reward_models > 1 and config.disputed_share
+        members = self._reward_folders(number - 1) if disputes else []
         wanted = config.prompts_per_round * (CANDIDATES if members else 1)
         prompts = choose_prompts(config.prompts, used, wanted, generator(config.seed, RngStream.LOOP_PROMPTS, number))
         write_rows(folder / "candidates.jsonl", prompts)
@@ -221,33 +222,20 @@ class Loop:
 def labeler_measurements(score: AnswerScorer, comparison: PolicyComparison) -> dict[str, Any]:
     """A simulated labeler's scores of the policy: the gain, and how often it prefers the policy's answer."""
     prompts = [list(prompt.prompt) for prompt in comparison.prompts for _ in range(comparison.samples)]
-    before, after = (score(prompts, part.texts) for part in (comparison.before, comparison.after))
-    wins = [(b > a) + 0.5 * (b == a) for a, b in zip(before, after, strict=True)]
-    groups = [wins[start : start + comparison.samples] for start in range(0, len(wins), comparison.samples)]
-    by_prompt = [sum(group) / len(group) for group in groups]
-    low, high = share_interval(by_prompt)
+    before, after = (numpy.array(score(prompts, part.texts)) for part in (comparison.before, comparison.after))
+    wins = (after > before) + 0.5 * (after == before)
+    low, high = share_interval(wins.reshape(-1, comparison.samples).mean(1))
     return {
-        "labeler's gain": round((sum(after) - sum(before)) / len(wins), 3),
-        "labeler's win rate": round(sum(wins) / len(wins), 3),
+        "labeler's gain": round(float(after.mean() - before.mean()), 3),
+        "labeler's win rate": round(float(wins.mean()), 3),
         "interval": [round(low, 3), round(high, 3)],
     }
 
 
-def summary(steps: dict[str, dict[str, Any]], rounds: Sequence[int]) -> list[str]:
-    """One line for each round that is done."""
-    lines = []
-    for number in rounds:
-        name = f"round-{number}"
-        if f"{name}/comparison" not in steps:
-            continue
-        results = {"rankings": steps[f"{name}/rankings"]["rankings"]}
-        results |= {"held-out accuracy": steps[f"{name}/reward-0"].get("validation/accuracy", "-")}
-        results |= {key: value for key, value in steps[f"{name}/comparison"].items() if key != "seconds"}
-        lines.append(f"round {number}: " + ", ".join(f"{key} {value}" for key, value in results.items()))
-    return lines
-
-
-def print_lines(lines: Sequence[str]) -> None:
-    """Print lines as they are."""
-    for line in lines:
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+def summary(steps: dict[str, dict[str, Any]], number: int) -> str:
+    """Return the line of a finished round."""
+    name = f"round-{number}"
+    results = {"rankings": steps[f"{name}/rankings"]["rankings"]}
+    results |= {"held-out accuracy": steps[f"{name}/reward-0"].get("validation/accuracy", "-")}
+    results |= {key: value for key, value in steps[f"{name}/comparison"].items() if key != "seconds"}
+    return f"round {number}: " + ", ".join(f"{key} {value}" for key, value in results.items())

@@ -3,11 +3,12 @@
 import hashlib
 import json
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import combinations, pairwise
+from itertools import combinations
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy
 
@@ -23,14 +24,9 @@ from align.reward.scoring import RewardService
 from align.runtime.environment import console
 
 BATCH_TOKENS = 8192
-
 CHANGEABLE_SETTINGS = ("rounds", "poll_seconds")
 """Settings that may differ when a loop is resumed."""
-
-
 Row = dict[str, Any]
-
-
 AnswerScorer = Callable[[Sequence[Any], Sequence[str]], list[float]]
 """Scores of prompts and responses: one number for each response, higher is better."""
 
@@ -111,8 +107,7 @@ class LoopState:
             results = step()
             self.steps[name] = {**results, "seconds": round(time.monotonic() - started, 1)}
             write_json(self.path, {"settings": self.settings, "steps": self.steps})
-            entries = ", ".join(f"{key} {value}" for key, value in self.steps[name].items())
-            console.print(f"{name}: {entries}", highlight=False, markup=False, soft_wrap=True)
+            print_line(f"{name}: " + ", ".join(f"{key} {value}" for key, value in self.steps[name].items()))
         return self.steps[name]
 
     def _read(self) -> None:
@@ -130,25 +125,16 @@ class LoopState:
             )
 
 
-class Labeler(Protocol):
-    """Ranks answers."""
-
-    def collect(self, name: str, samples: Path, target: Path) -> str:
-        """Write the rankings of a round's answers to `target` if all are there; returns a line about missing rankings,
-        or "".
-
-        It may be called again after a kill, at any point.
-
-        Args:
-            name: the round's.
-            samples: rows of `align sample`.
-        """
+def print_line(line: str) -> None:
+    """Print a line as it is."""
+    console.print(line, highlight=False, markup=False)
 
 
 class FileLabeler:
     """Waits for a file in the round's folder."""
 
     def collect(self, name: str, samples: Path, target: Path) -> str:
+        """See `AppLabeler.collect`."""
         return "" if target.exists() else f"rank the answers in {samples} and write the rankings to {target}"
 
 
@@ -159,6 +145,7 @@ class SimulatedLabeler:
         self.score = score
 
     def collect(self, name: str, samples: Path, target: Path) -> str:
+        """See `AppLabeler.collect`."""
         ranked = []
         for row in read_rows(samples):
             scores = self.score([row["prompt"]] * len(row["responses"]), row["responses"])
@@ -167,21 +154,8 @@ class SimulatedLabeler:
         return ""
 
 
-class LabelingApp(Protocol):
-    """The labeling app's database, or its server on another machine."""
-
-    def progress(self, batch: str) -> Mapping[str, Any] | None:
-        """Return the progress of a batch; None if there is none of this name."""
-
-    def import_file(self, batch: str, samples: Path, labelers_per_item: int) -> None:
-        """Make a batch to rank, all or nothing."""
-
-    def export_rankings(self, batch: str, target: Path, aggregated: bool) -> None:
-        """Write the rankings of a batch."""
-
-
 class LocalApp:
-    """The app's database, on this machine or on a PostgreSQL server."""
+    """The app's database, on this machine or on a PostgreSQL server: its batches, their import and their rankings."""
 
     def __init__(self, address: str) -> None:
         try:
@@ -212,7 +186,7 @@ class LocalApp:
 
 
 class RemoteApp:
-    """A server of the app, with a token in ALIGN_ANNOTATION_TOKEN that has the scopes import, read and export."""
+    """The same on a server of the app; the token in ALIGN_ANNOTATION_TOKEN has the scopes import, read and export."""
 
     def __init__(self, url: str) -> None:
         from annotation_ui.client import Client
@@ -233,19 +207,27 @@ class AppLabeler:
     """Imports each round into the labeling app as a batch, and exports the rankings when every item has been judged.
 
     If a lead closes the batch earlier, the judgments made so far are exported.
-    `batch_name` names the batch of a round.
     """
 
     def __init__(self, config: LoopConfig) -> None:
         remote = config.database.startswith(("http://", "https://"))
-        self.app: LabelingApp = RemoteApp(config.database) if remote else LocalApp(config.database)
+        self.app = RemoteApp(config.database) if remote else LocalApp(config.database)
         self.labelers_per_item = config.labelers_per_item
 
     def collect(self, name: str, samples: Path, target: Path) -> str:
+        """Write the rankings of a round's answers if all are there; return a line about missing ones, or "".
+
+        It may be called again after a kill, at any point.
+
+        Args:
+            name: the round's.
+            samples: rows of `align sample`.
+            target: file for the rankings.
+        """
         name = batch_name(name, samples)
         if self.app.progress(name) is None:  # an import is all or nothing
             self.app.import_file(name, samples, self.labelers_per_item)
-            console.print(f"labeler app: imported the batch {name!r}", highlight=False, markup=False)
+            print_line(f"labeler app: imported the batch {name!r}")
         progress = self.app.progress(name)
         assert progress is not None
         if not progress["complete"]:
@@ -265,7 +247,7 @@ def batch_name(name: str, samples: Path) -> str:
     return f"{name}-{hashlib.sha256(samples.read_bytes()).hexdigest()[:8]}"
 
 
-def make_labeler(config: LoopConfig) -> Labeler:
+def make_labeler(config: LoopConfig) -> FileLabeler | SimulatedLabeler | AppLabeler:
     """Return the labeler that the settings name. Raises: UserError, if there is none of that name."""
     if config.labeler == "app":
         return AppLabeler(config)
@@ -307,9 +289,9 @@ def choose_prompts(source: str, used: set[str], count: int, random: numpy.random
     for number, prompt in enumerate(read_records(source, Prompt), start=1):
         row: Row = {"id": prompt.id or str(number), "prompt": to_json(prompt.prompt)}
         rows.append(row | ({"category": prompt.category} if prompt.category else {}))
-    for first, second in pairwise(sorted(row["id"] for row in rows)):
-        if first == second:
-            raise UserError(f"{source}: two prompts have the id '{first}'; give each its own")
+    for name, times in Counter(row["id"] for row in rows).items():
+        if times > 1:
+            raise UserError(f"{source}: two prompts have the id '{name}'; give each its own")
     left = [row for row in rows if row["id"] not in used]
     if not left:
         raise UserError(f"{source}: all {len(rows)} prompts have been labeled; add prompts, or lower rounds")
