@@ -96,9 +96,6 @@ class Speaker:
 
     Args:
         name: a folder, a hub name or a built-in model.
-
-    Raises:
-        UserError: if the model cannot be loaded.
     """
 
     def __init__(self, name: str, dtype: str = "auto", chat_template: str = "auto", seed: int = 0) -> None:
@@ -108,11 +105,7 @@ class Speaker:
         self.loaded.backbone.to("cuda" if torch.cuda.is_available() else "cpu").eval().requires_grad_(False)
 
     def answer(self, messages: Sequence[Message], sampling: SamplingParams) -> Iterator[ChatAnswer]:
-        """Yield the answer to a conversation, longer with every token; closing the iterator stops it.
-
-        Raises:
-            UserError: if the conversation cannot be read, or leaves no room for an answer.
-        """
+        """Yield the answer to a conversation, longer with every token; closing the iterator stops it."""
         conversation = check_conversation(list(messages), "messages")
         tokenization, backbone = self.loaded.tokenization, self.loaded.backbone
         prompt = tokenization.prompt_ids(conversation)
@@ -144,11 +137,7 @@ class Scorer:
 
 
 def run_chat(config: ChatConfig) -> None:
-    """Talk on the terminal until Ctrl-D, or serve the web page until Ctrl-C.
-
-    Raises:
-        UserError: for a mistake in the settings, or a model that cannot be loaded.
-    """
+    """Talk on the terminal until Ctrl-D, or serve the web page until Ctrl-C."""
     if config.web:
         import_object("align.commands.chat_web:serve")(config)
         return

@@ -55,11 +55,7 @@ class Histories:
 
 
 class ChatRoom:
-    """One or two models with their reference, reward model and value model.
-
-    Raises:
-        UserError: if a model or the database cannot be opened, or a reference has another tokenizer.
-    """
+    """One or two models with their reference, reward model and value model."""
 
     def __init__(self, config: ChatConfig) -> None:
         self.config = config
@@ -90,11 +86,7 @@ class ChatRoom:
         return Histories([[] for _ in self.speakers], [None] * len(self.speakers))
 
     def ask(self, histories: Histories, system: str, text: str, sampling: SamplingParams) -> Iterator[Histories]:
-        """Yield the histories with the answers of all models to a message, longer with every token.
-
-        Raises:
-            UserError: if a conversation cannot be answered.
-        """
+        """Yield the histories with the answers of all models to a message, longer with every token."""
         asked: list[list[Message]] = []
         for turns in histories.turns:  # the reader may have stopped a model before it began to answer
             answered = turns[:-1] if turns and turns[-1]["role"] == "user" else turns
@@ -113,11 +105,7 @@ class ChatRoom:
             yield Histories([_with_answer(*pair) for pair in zip(asked, found, strict=True)], list(found))
 
     def figures(self, number: int, answer: ChatAnswer) -> Figures:
-        """Return the figures of an answer of model `number`.
-
-        Raises:
-            UserError: if the value model cannot be read token by token.
-        """
+        """Return the figures of an answer of model `number`."""
         speaker, reference = self.speakers[number], self.references[number]
         return Figures(
             self.scorer.score(speaker, answer) if self.scorer else None,
@@ -130,9 +118,6 @@ class ChatRoom:
 
         Models that were asked the same share an item. An item with a single answer gets another one, which the models are
         asked for now.
-
-        Raises:
-            UserError: if there is no answer, no different one, or no database.
         """
         if self.database is None:
             raise UserError("no database is given; start align chat with --annotate")
@@ -188,9 +173,6 @@ def open_database(place: str) -> "Database":
 
     Args:
         place: a URL, an SQLite file, or the folder of `align annotate --data-dir`.
-
-    Raises:
-        UserError: if it does not exist or cannot be opened, or the labeling app is not installed.
     """
     try:
         from annotation_ui.store.database import Database, sqlite_url
@@ -225,11 +207,7 @@ def log_ratios(speaker: Speaker, reference: Speaker, answer: ChatAnswer) -> Toke
 
 @torch.no_grad()
 def token_values(speaker: Speaker, scorer: Scorer, answer: ChatAnswer) -> TokenFigures:
-    """Return the reward of the answer up to each token, in the tokens of the reward model.
-
-    Raises:
-        UserError: if the reward model is an encoder, which reads an answer only as a whole, or has another kind of head.
-    """
+    """Return the reward of the answer up to each token, in the tokens of the reward model."""
     loaded, model = scorer.reward.loaded, scorer.reward.model
     if is_encoder(loaded.backbone.model.config) or not isinstance(model, RewardModel):
         raise UserError("value_model: it scores whole answers only; give a decoder or an encoder-decoder with one label")

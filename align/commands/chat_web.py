@@ -24,11 +24,7 @@ ESCAPE = """<script>document.addEventListener("keydown", (event) => {
 
 
 def serve(config: ChatConfig) -> None:
-    """Serve the page until Ctrl-C.
-
-    Raises:
-        UserError: if Gradio is missing, a model cannot be loaded or the port is taken.
-    """
+    """Serve the page until Ctrl-C."""
     try:
         import gradio  # noqa: F401  # before models are loaded
     except ModuleNotFoundError as error:

@@ -17,9 +17,6 @@ def completion_command(words: Sequence[str], stages: Mapping[str, Stage], others
     Args:
         stages: the commands with settings; a task of `align eval` as `eval TASK`.
         others: further commands with their line of help; their options are not completed.
-
-    Raises:
-        UserError: for an unknown shell, or if shtab is not installed.
     """
     try:
         import shtab

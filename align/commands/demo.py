@@ -119,11 +119,7 @@ def _minutes(seconds: float) -> str:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Run the demo.
-
-    Raises:
-        UserError: for an unknown model, or a folder that cannot be written.
-    """
+    """Run the demo."""
     parser = argparse.ArgumentParser(prog="align demo", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--model", default="smollm2-135m", help=f"one of {', '.join(MODELS)}")
     parser.add_argument("--output_dir", "--output-dir", default="runs/demo", help="folder of the demo's runs and its report")

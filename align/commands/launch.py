@@ -30,12 +30,7 @@ HELP = "start a stage in several processes, with the arguments of accelerate lau
 
 
 def main(arguments: list[str]) -> None:
-    """Run accelerate's launcher in this process, with the arguments of `accelerate launch`.
-
-    Raises:
-        SystemExit: with the exit code of the launch, if it is not 0.
-        UserError: for keys in accelerate's file of settings that the installed version does not know.
-    """
+    """Run accelerate's launcher in this process, with the arguments of `accelerate launch`."""
     from accelerate.commands.launch import launch_command, launch_command_parser
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError

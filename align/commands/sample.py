@@ -131,11 +131,7 @@ class Scored:
 
 
 def sample_command(config: SampleConfig) -> None:
-    """Run `align sample`: print the responses, or write them if `output` is given.
-
-    Raises:
-        UserError: for a mistake in the settings or the data.
-    """
+    """Run `align sample`: print the responses, or write them if `output` is given."""
     if config.output:
         run_sample(config)
         return
@@ -152,9 +148,6 @@ def run_sample(config: SampleConfig) -> Path:
     has one. Scoring models add fields: a reward model `rewards` [n], a rule model `violates` (by rule, [n]), rubrics
     `rubrics` (by name, [n], without their weights), and an attribute model `attributes` (by name, [n]). Responses are in
     the order of sampling. If `attributes.filter` leaves none, the row has `fallback`, or the prompt is omitted.
-
-    Raises:
-        UserError: for a mistake in the settings or the data; the output is written completely or not at all.
     """
     target = Path(config.output)
     if target.exists():
@@ -169,11 +162,7 @@ def run_sample(config: SampleConfig) -> Path:
 
 
 def sample_rows(config: SampleConfig) -> list[Row | None]:
-    """Return a row for each prompt, see `run_sample`; None where `attributes.filter` leaves no response.
-
-    Raises:
-        UserError: for a mistake in the settings or the data.
-    """
+    """Return a row for each prompt, see `run_sample`; None where `attributes.filter` leaves no response."""
     if not config.prompt and any(map(str.isspace, config.prompts)) and not Path(config.prompts).exists():
         raise UserError(f"prompts is {config.prompts!r}, and there is no such file; give a text by --prompt")
     if config.reward_model:
@@ -223,11 +212,7 @@ def _printed(rows: Sequence[Row | None], model: str) -> str:
 
 
 def with_few_shot_prompt(config: SampleConfig, loaded: LoadedModel, prompts: Sequence[EncodedPrompt]) -> list[EncodedPrompt]:
-    """The prompts as the model reads them, after examples and instruction, which are neither written nor scored.
-
-    Raises:
-        UserError: if the examples cannot be read, or a prompt with them does not fit the model.
-    """
+    """The prompts as the model reads them, after examples and instruction, which are neither written nor scored."""
     if not config.has_few_shot_prompt:
         return list(prompts)
     few_shot, found = config.few_shot_prompt(), []

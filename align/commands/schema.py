@@ -23,9 +23,6 @@ def schema_command(words: Sequence[str], stages: Mapping[str, Stage]) -> None:
 
     Args:
         stages: the commands with settings; a task of `align eval` as `eval TASK`.
-
-    Raises:
-        UserError: for a command without settings.
     """
     if len(words) == 2 and words[0] == "--all":
         for name, text in schema_files(stages).items():

@@ -32,11 +32,7 @@ class ServeRewardConfig(Settings):
 
 
 def run_serve_reward(config: ServeRewardConfig) -> None:
-    """Load the reward model and answer requests until the process is stopped.
-
-    Raises:
-        UserError: if a package is missing, the folder is not a reward model or the port is taken.
-    """
+    """Load the reward model and answer requests until the process is stopped."""
     try:
         import fastapi  # noqa: F401
         import uvicorn

@@ -26,11 +26,7 @@ class OneLineParser(argparse.ArgumentParser):
 
 
 def report_command(arguments: list[str]) -> None:
-    """Write the requested files, and print the path of each.
-
-    Raises:
-        UserError: for invalid arguments, or a folder that holds no run.
-    """
+    """Write the requested files, and print the path of each."""
     parser = OneLineParser(prog="align report", allow_abbrev=False, description=REPORT_HELP)
     parser.add_argument(
         "runs", metavar="RUN", nargs="+", type=Path, help="folder of a stage's run, or of sft, reward and ppo"
@@ -52,11 +48,7 @@ def report_command(arguments: list[str]) -> None:
 
 
 def data_command(arguments: list[str]) -> None:
-    """Describe a file, list the rows of an evaluation that it holds, convert it to this project's layout, or clean raw text.
-
-    Raises:
-        UserError: for invalid arguments, or a file without a usable record.
-    """
+    """Describe a file, list rows of an evaluation that it holds, convert it to this project's layout, or clean raw text."""
     from align.data import KINDS, cleaning
 
     parser = OneLineParser(prog="align data", allow_abbrev=False, description=DATA_HELP)
@@ -119,11 +111,7 @@ def _clean(options: Namespace) -> None:
 
 
 def model_command(arguments: list[str]) -> None:
-    """List the built-in models, or print the folder of one model after making, downloading or consolidating it.
-
-    Raises:
-        UserError: for invalid arguments, or a model that cannot be made, downloaded or read.
-    """
+    """List the built-in models, or print the folder of one model after making, downloading or consolidating it."""
     parser = OneLineParser(prog="align model", allow_abbrev=False, description=MODEL_HELP)
     actions = parser.add_subparsers(metavar="list|fetch|push|consolidate", required=True)
     actions.add_parser("list", help="list the models that need no hub").set_defaults(run=lambda _: _print_builtin_models())

@@ -164,11 +164,7 @@ def _groups(settings: type[Any]) -> set[str]:
 
 
 def _as_block(name: str, value: object, path: str) -> object:
-    """The value of a block: None, or an object of its class.
-
-    Raises:
-        UserError: for a value that is neither such an object nor a mapping of its settings.
-    """
+    """The value of a block: None, or an object of its class."""
     if value is None:
         return None
     block_class = import_object(path)
@@ -198,11 +194,7 @@ def declarations(settings: type[Any]) -> dict[str, tuple[Any, Range]]:
 
 
 def _converted(name: str, value: object, hint: Any) -> object:
-    """A value as the type of its setting.
-
-    Raises:
-        UserError: if it has another type, or is none of the words of a `Literal`.
-    """
+    """A value as the type of its setting."""
     if get_origin(hint) is list:
         items = list(value) if isinstance(value, list | tuple) else [value]
         return [_converted(name, item, get_args(hint)[0]) for item in items]

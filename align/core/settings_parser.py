@@ -203,11 +203,7 @@ def _file_words(path: Path, file: yaml.MappingNode, config_class: type[Any], par
 
 
 def _keys_of(path: Path, file: yaml.MappingNode, config_class: type[Any]) -> Iterator[tuple[str, yaml.Node, int]]:
-    """Each key of a file with its value and line; those of a block as `block.key`.
-
-    Raises:
-        UserError: for a key that occurs twice, or a block that is not a mapping.
-    """
+    """Each key of a file with its value and line; those of a block as `block.key`."""
     blocks, seen = block_paths(config_class), set()
     pairs = [("", *pair) for pair in file.value]
     while pairs:

@@ -27,9 +27,6 @@ def check_data(path: str, kind: str | None = None) -> str:
 
     Returns:
         The description, one fact per line; bad rows are listed at its end.
-
-    Raises:
-        UserError: for an unknown kind, an unreadable file, or one without a usable record.
     """
     name = find_kind(path, kind)
     scanned = scan(path, KINDS[name])
@@ -69,9 +66,6 @@ def convert_data(source: str, output: str | os.PathLike[str], kind: str | None =
 
     Returns:
         One line: how many records of which kind were written, and a second line that lists unused columns, if any.
-
-    Raises:
-        UserError: for an unknown kind, a bad row, a file that cannot be read or written, or an output that exists.
     """
     if os.path.exists(output):
         raise UserError(f"{output} already exists; give another output, or remove it")

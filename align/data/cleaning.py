@@ -131,9 +131,6 @@ def clean_file(source: str, target: Path, cleaner: Cleaner, skip_bad_rows: bool 
     Args:
         source: raw texts: a file, folder or hub name.
         target: the .jsonl file to write.
-
-    Raises:
-        UserError: for a bad row, if nothing is left, or if the file cannot be written.
     """
     if target.suffix != ".jsonl":
         raise UserError(f"{target}: texts are written as JSON Lines; use a name that ends in .jsonl")

@@ -16,9 +16,6 @@ def read_rules(paths: Sequence[str]) -> dict[str, str]:
 
     Args:
         paths: files as in forms/rules, or `FILE:ID` for one rule of a file.
-
-    Raises:
-        UserError: if a file is missing or is not a file of rules, has no rule of that id, or if an id appears twice.
     """
     return _merge(map(_read, paths))
 

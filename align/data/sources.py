@@ -102,11 +102,7 @@ class SourceOptions:
 
 
 def parse_source(source: str) -> SourceOptions:
-    """Separate a source from its options. An existing path with brackets has none.
-
-    Raises:
-        UserError: for options that are not NAME=VALUE, or a name that occurs twice.
-    """
+    """Separate a source from its options. An existing path with brackets has none."""
     match = OPTIONS.fullmatch(source)
     if match is None or resolve_path(source).exists():
         return SourceOptions(source)
@@ -128,9 +124,6 @@ def iter_rows(sources: str | Path, split: str = "train") -> Iterator[SourceRow]:
     Args:
         sources: the path, or the name of a hub data set, with options in brackets; several are separated by commas.
         split: for folders and hub names without this option.
-
-    Raises:
-        UserError: for a missing, unreadable, damaged or unknown kind of file, and for a missing split.
     """
     for raw in iter_raw_rows(sources, split):
         yield raw.read()

