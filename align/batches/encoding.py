@@ -5,11 +5,10 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any, TypeVar
 
 from align.batches.limits import EncodedRow, Limits, OverlongCounts
-from align.batches.mixtures import Data, Records, data_name, split_prefix
+from align.batches.mixtures import Data, data_name, split_prefix
 from align.core.errors import UserError, counted
 from align.data.conversation import user_turn
 from align.data.formats import convert_row, kind_name
@@ -22,15 +21,9 @@ from align.tokenization.encoded import EncodedDemonstration, EncodedPrompt, Enco
 
 logger = logging.getLogger(__name__)
 R = TypeVar("R", bound=Record)
-Encoded = TypeVar("Encoded")
-
-
-class UnknownTokenError(UserError):
-    """A prompt has a token id that is not in the vocabulary."""
-
-
+Example = TypeVar("Example")
 ApplyLimits = Callable[[list[int], list[int] | None], PromptResponse | None]
-"""Applies the limits to a prompt and a response, see `_apply_limits`; None: the record is dropped."""
+"""Applies the limits to a prompt and a response, see `_within_limits`; None: the record is dropped."""
 
 
 class SpelledTokens:
@@ -64,8 +57,8 @@ def encode_records(
     loaded: LoadedModel,
     limits: Limits,
     skip_bad_rows: bool,
-    encode_one: Callable[[R, ApplyLimits], Iterable[Encoded]],
-) -> list[Encoded]:
+    encode_one: Callable[[R, ApplyLimits], Iterable[Example]],
+) -> list[Example]:
     """Read records and turn them into token ids.
 
     Args:
@@ -75,24 +68,24 @@ def encode_records(
     Raises:
         UserError: if a record exceeds the limits or the model's context, or if none is left.
     """
-    source, _ = split_prefix(data)
-    source = source if isinstance(source, str) else f"{kind_name(kind)}s in memory"
-    encoded: list[Encoded] = []
+    source, name = split_prefix(data)[0], kind_name(kind)
+    source = source if isinstance(source, str) else f"{name}s in memory"
+    encoded: list[Example] = []
     counts, spelled = OverlongCounts(limits), SpelledTokens(loaded.tokenization)
     for number, record in enumerate(records_of(data, kind, skip_bad_rows), start=1):
         spelled.add(record)
         row = _encode_record(record, f"{source}: record {record.id or number}", loaded, limits, encode_one)
-        counts.add(row.over, len(row.items))
-        encoded += row.items
-    spelled.report(source, kind_name(kind))
-    counts.report(source, kind_name(kind))
-    if not encoded and kind is Ranking and counts.records and not counts.dropped:
+        counts.add(row.over, len(row.examples))
+        encoded += row.examples
+    spelled.report(source, name)
+    counts.report(source, name)
+    if encoded:
+        return encoded
+    if kind is Ranking and counts.records and not counts.dropped:
         raise UserError(f"{source}: each of its {counts.records} rankings ties all responses; there is nothing to learn")
-    if not encoded and not counts.records:
-        raise UserError(f"{source}: has no {kind_name(kind)}; give at least one")
-    if not encoded:
-        raise UserError(f"{source}: no {kind_name(kind)} is left within the limits; raise them, or set overlong to truncate")
-    return encoded
+    if not counts.records:
+        raise UserError(f"{source}: has no {name}; give at least one")
+    raise UserError(f"{source}: no {name} is left within the limits; raise them, or set overlong to truncate")
 
 
 def _encode_record(
@@ -100,18 +93,44 @@ def _encode_record(
     where: str,
     loaded: LoadedModel,
     limits: Limits,
-    encode_one: Callable[[R, ApplyLimits], Iterable[Encoded]],
-) -> EncodedRow[Encoded]:
+    encode_one: Callable[[R, ApplyLimits], Iterable[Example]],
+) -> EncodedRow[Example]:
     over: set[str] = set()
 
     def apply_limits(prompt: list[int], response: list[int] | None) -> PromptResponse | None:
         over.update(limits.exceeded(prompt, response or ()))
-        return _apply_limits(loaded, limits, where, record.prompt, prompt, response)
+        kept = _within_limits(loaded.tokenization, limits, where, record.prompt, prompt, response or [])
+        if kept is not None:  # a response that is still to be sampled needs room for the longest one
+            longest = limits.response if response is None else len(kept.response)
+            loaded.backbone.require_fit(len(kept.prompt), longest, where)
+        return kept
 
     try:
         return EncodedRow(list(encode_one(record, apply_limits)), tuple(sorted(over)))
-    except (ConversationError, UnknownTokenError) as error:
+    except ConversationError as error:
         raise UserError(f"{where}: {error}") from error
+
+
+def _within_limits(
+    tokenization: Tokenization, limits: Limits, where: str, turns: Conversation, prompt: list[int], response: list[int]
+) -> PromptResponse | None:
+    """Apply the limits to a prompt and a response. Truncation keeps a prompt's beginning with its system turn.
+
+    Args:
+        turns: those that `prompt` begins with; empty if the record holds token ids.
+
+    Raises:
+        UserError: if either is too long, or the system turn leaves no room within the limit.
+    """
+    before = tokenization.fixed_before
+    if turns and limits.overlong == "truncate" and len(prompt) > limits.prompt:
+        before = max(before, tokenization.head_length(turns))
+        if before >= limits.prompt:
+            raise UserError(
+                f"{where}: the beginning of the prompt with its system turn has {before} tokens, which truncation keeps, "
+                f"but the limit is {limits.prompt}; raise the limit, shorten the system turn, or set overlong to drop"
+            )
+    return limits.apply(prompt, response, where, (before, tokenization.fixed_after))
 
 
 def records_of(data: Data, kind: type[R], skip_bad_rows: bool) -> Iterator[R]:
@@ -120,15 +139,16 @@ def records_of(data: Data, kind: type[R], skip_bad_rows: bool) -> Iterator[R]:
     Raises:
         UserError: for a row that cannot be read; `skip_bad_rows` leaves such rows of a file out.
     """
-    data, prefix = split_prefix(data)
-    for record in _records_in(data, kind, skip_bad_rows):
-        yield _with_prefix(record, prefix)
+    records, prefix = split_prefix(data)
+    if isinstance(records, str):
+        found: Iterable[R] = read_records(records, kind, skip_bad_rows=skip_bad_rows, token_ids=True)
+    else:
+        found = _records_in_memory(records, kind)
+    for record in found:
+        yield _with_prefix(record, prefix) if prefix else record
 
 
-def _records_in(data: Records, kind: type[R], skip_bad_rows: bool) -> Iterator[R]:
-    if isinstance(data, str | Path):
-        yield from read_records(str(data), kind, skip_bad_rows=skip_bad_rows, token_ids=True)
-        return
+def _records_in_memory(data: Any, kind: type[R]) -> Sequence[R]:
     source = f"{kind_name(kind)}s in memory"
     if isinstance(data, Mapping) or hasattr(data, "iterrows"):  # they iterate over names, which would become prompts
         remedy = "give a list of rows, or one split of a DatasetDict, such as data['train']"
@@ -136,7 +156,7 @@ def _records_in(data: Records, kind: type[R], skip_bad_rows: bool) -> Iterator[R
     rows = (SourceRow(f"{source}: item {number}", _row_of(item)) for number, item in enumerate(data, start=1))
     scanned = scan_rows(rows, kind, stop_at_bad=True)
     report_single(scanned, source)
-    yield from scanned.records
+    return scanned.records
 
 
 def _row_of(item: Any) -> Any:
@@ -149,8 +169,7 @@ def _row_of(item: Any) -> Any:
 
 
 def _with_prefix(record: R, prefix: str) -> R:
-    if not prefix:
-        return record
+    """Return a record whose first user turn begins with `prefix`."""
     turns = list(record.prompt)
     if getattr(record, "ids", None) is not None:
         raise UserError("task_prefixes: a prefix cannot be put before prompts that are token ids (input_ids)")
@@ -163,14 +182,15 @@ def encode_demonstrations(
     data: Data, loaded: LoadedModel, limits: Limits, skip_bad_rows: bool
 ) -> list[EncodedDemonstration]:
     """Return the assistant's turns of demonstrations as examples; raises as `encode_records`."""
-    encode_one = partial(_encode_demonstration, loaded)
-    return encode_records(data, Demonstration, loaded, limits, skip_bad_rows, encode_one)
+    return encode_records(data, Demonstration, loaded, limits, skip_bad_rows, partial(_encode_demonstration, loaded))
 
 
 def encode_demonstration_row(
     loaded: LoadedModel, limits: Limits, row: SourceRow, prefix: str = ""
 ) -> EncodedRow[EncodedDemonstration]:
-    """Return the examples of one row of a file, see `encode_demonstrations`; none if it is dropped.
+    """Return the examples of one row of a stream, see `encode_demonstrations`; none if it is dropped.
+
+    The first row that spells a special token is reported: rows of a stream cannot be counted beforehand.
 
     Raises:
         UserError: for a bad row, or one beyond the limits.
@@ -178,26 +198,21 @@ def encode_demonstration_row(
     if row.error is not None:
         raise UserError(f"{row.where}: {row.error}")
     try:
-        records = convert_row(row.row, Demonstration)[1]
+        records = [record for record in convert_row(row.row, Demonstration)[1] if isinstance(record, Demonstration)]
     except UserError as error:
         raise UserError(f"{row.where}: {error}") from error
-    _warn_of_stream(loaded.tokenization, row.where, [record for record in records if isinstance(record, Demonstration)])
-    encode_one = partial(_encode_demonstration, loaded)
-    demonstrations = (_with_prefix(record, prefix) for record in records if isinstance(record, Demonstration))
-    found = [_encode_record(record, row.where, loaded, limits, encode_one) for record in demonstrations]
-    over = sorted({setting for each in found for setting in each.over})
-    return EncodedRow([example for each in found for example in each.items], tuple(over))
-
-
-def _warn_of_stream(tokenization: Tokenization, where: str, records: Sequence[Demonstration]) -> None:
-    """Warn of the first row of a stream that spells a special token: rows of a stream cannot be counted beforehand."""
-    if tokenization.warned_of_spelled_tokens:
-        return
+    tokenization, examples, over = loaded.tokenization, list[EncodedDemonstration](), set[str]()
     spelled = SpelledTokens(tokenization)
     for record in records:
-        spelled.add(record)
-    spelled.report(f"{where}, the first such row", "demonstration")
-    tokenization.warned_of_spelled_tokens = spelled.found > 0
+        if not tokenization.warned_of_spelled_tokens:
+            spelled.add(record)
+        record = _with_prefix(record, prefix) if prefix else record
+        found = _encode_record(record, row.where, loaded, limits, partial(_encode_demonstration, loaded))
+        examples += found.examples
+        over.update(found.over)
+    spelled.report(f"{row.where}, the first such row", "demonstration")
+    tokenization.warned_of_spelled_tokens |= spelled.found > 0
+    return EncodedRow(examples, tuple(sorted(over)))
 
 
 def _encode_demonstration(
@@ -221,16 +236,6 @@ def encode_rankings(
         whole_turns: responses include the text that the template writes after them, as other libraries' reward models read
             it.
     """
-    tokenization = loaded.tokenization
-
-    def encode_texts(record: Ranking) -> list[tuple[list[int], list[int]]]:
-        if not whole_turns:
-            prompt, responses = tokenization.answers_ids(record.prompt, record.responses)
-            return [(prompt, response) for response in responses]
-        pairs = [tokenization.whole_turn_ids(record.prompt, text) for text in record.responses]
-        shared = min(len(prompt) for prompt, _ in pairs)  # a response's first token may join the prompt's last
-        return [(prompt[:shared], [*prompt[shared:], *response]) for prompt, response in pairs]
-
     tied = 0
 
     def encode_one(record: Ranking, apply_limits: ApplyLimits) -> Iterator[EncodedRanking]:
@@ -238,12 +243,13 @@ def encode_rankings(
         if record.all_tied:
             tied += 1
             return
-        fitted = [apply_limits(*pair) for pair in encode_texts(record)]
-        kept = [pair for pair in fitted if pair is not None]
-        if len(kept) == len(fitted):
-            responses, opening = [pair.response for pair in kept], opening_digest(record.prompt)
-            labels = (list(record.ranks), record.margin or 0.0, record.category, record.preferences, opening)
-            yield EncodedRanking(kept[0].prompt, responses, *labels)
+        prompt, responses = _ranking_ids(loaded.tokenization, record, whole_turns)
+        kept = [apply_limits(prompt, response) for response in responses]
+        fitted = [pair for pair in kept if pair is not None]
+        if len(fitted) == len(kept):
+            labels = (list(record.ranks), record.margin or 0.0, record.category, record.preferences)
+            ids = [pair.response for pair in fitted]
+            yield EncodedRanking(fitted[0].prompt, ids, *labels, opening_digest(record.prompt))
 
     encoded = encode_records(data, Ranking, loaded, limits, skip_bad_rows, encode_one)
     if tied and os.environ.get("RANK", "0") == "0":
@@ -254,13 +260,20 @@ def encode_rankings(
     return encoded
 
 
+def _ranking_ids(tokenization: Tokenization, record: Ranking, whole_turns: bool) -> tuple[list[int], list[list[int]]]:
+    if not whole_turns:
+        return tokenization.answers_ids(record.prompt, record.responses)
+    pairs = [tokenization.whole_turn_ids(record.prompt, text) for text in record.responses]
+    shared = min(len(prompt) for prompt, _ in pairs)  # a response's first token may join the prompt's last
+    return pairs[0][0][:shared], [[*prompt[shared:], *response] for prompt, response in pairs]
+
+
 def encode_prompts(data: Data, loaded: LoadedModel, limits: Limits, skip_bad_rows: bool) -> list[EncodedPrompt]:
     """Return prompts to sample responses of up to `limits.response` tokens to; raises as `encode_records`."""
 
-    def encode_one(record: Prompt, apply_limits: ApplyLimits) -> Iterator[EncodedPrompt]:
+    def encode_one(record: Prompt, apply_limits: ApplyLimits) -> list[EncodedPrompt]:
         encoded = encode_prompt(record, loaded, apply_limits)
-        if encoded is not None:
-            yield encoded
+        return [] if encoded is None else [encoded]
 
     return encode_records(data, Prompt, loaded, limits, skip_bad_rows, encode_one)
 
@@ -269,7 +282,7 @@ def encode_prompt(record: Prompt, loaded: LoadedModel, apply_limits: ApplyLimits
     """Return a prompt within the limits, or None if it is dropped. Token ids in the data are kept.
 
     Raises:
-        UserError: for a token id that the tokenizer does not have.
+        ConversationError: for a token id that the tokenizer does not have.
     """
     if record.ids is None:
         kept = apply_limits(loaded.tokenization.prompt_ids(record.prompt), None)
@@ -278,7 +291,7 @@ def encode_prompt(record: Prompt, loaded: LoadedModel, apply_limits: ApplyLimits
     highest = max(record.ids)
     if highest >= len(tokenizer):
         wrong = f"has the id {highest}, but the model's tokenizer has {len(tokenizer)} tokens"
-        raise UnknownTokenError(f"field 'input_ids': {wrong}; tokenize the prompts with the model's own tokenizer")
+        raise ConversationError(f"field 'input_ids': {wrong}; tokenize the prompts with the model's own tokenizer")
     kept = apply_limits(list(record.ids), None)
     if kept is None:
         return None
@@ -299,51 +312,10 @@ def encode_response(
     Raises:
         UserError: if they exceed the limits, or spell a special token.
     """
-    tokenization = loaded.tokenization
     try:
-        ids = tokenization.answer_ids(prompt, response)
+        ids = loaded.tokenization.answer_ids(prompt, response)
     except ConversationError as error:
         raise UserError(f"{where}: {error}") from error
-    kept = limits.apply(*ids, where, _fixed_tokens(tokenization, limits, ids[0], prompt, where))
+    kept = _within_limits(loaded.tokenization, limits, where, prompt, *ids)
     counts.add(limits.exceeded(*ids), kept is not None)
     return kept
-
-
-def _apply_limits(
-    loaded: LoadedModel,
-    limits: Limits,
-    where: str,
-    conversation: Conversation,
-    prompt: list[int],
-    response: list[int] | None,
-) -> PromptResponse | None:
-    """Apply the limits and the model's context size to a prompt and a response.
-
-    Args:
-        conversation: the record's prompt, with which `prompt` begins; empty if the record holds token ids.
-        response: None leaves room for the longest one, which is still to be sampled.
-    """
-    fixed = _fixed_tokens(loaded.tokenization, limits, prompt, conversation, where)
-    kept = limits.apply(prompt, response or [], where, fixed)
-    if kept is not None:
-        loaded.backbone.require_fit(len(kept.prompt), limits.response if response is None else len(kept.response), where)
-    return kept
-
-
-def _fixed_tokens(
-    tokenization: Tokenization, limits: Limits, ids: list[int], prompt: Conversation, where: str
-) -> tuple[int, int]:
-    """Return the numbers of tokens at a prompt's beginning and a response's end that truncation keeps.
-
-    Raises:
-        UserError: if those of the prompt leave no room within its limit.
-    """
-    before = tokenization.fixed_before
-    if prompt and limits.overlong == "truncate" and len(ids) > limits.prompt:
-        before = max(before, tokenization.head_length(prompt))
-        if before >= limits.prompt:
-            raise UserError(
-                f"{where}: the beginning of the prompt with its system turn has {before} tokens, which truncation keeps, "
-                f"but the limit is {limits.prompt}; raise the limit, shorten the system turn, or set overlong to drop"
-            )
-    return before, tokenization.fixed_after

@@ -12,7 +12,7 @@ from align.core.settings import Overlong
 from align.tokenization.encoded import PromptResponse
 
 logger = logging.getLogger(__name__)
-Item = TypeVar("Item")
+Example = TypeVar("Example")
 MIN_KEPT = 0.1
 """Smallest share of the records that `overlong: drop` may keep. With less, the limits rather than the data are wrong."""
 
@@ -51,13 +51,12 @@ class Limits:
         """
         too_long = self.exceeded(prompt, response)
         if too_long and self.overlong == "error":
-            is_prompt = len(prompt) > self.prompt
-            name, length, limit = (
-                ("prompt", len(prompt), self.prompt) if is_prompt else ("response", len(response), self.response)
-            )
+            name, ids, limit = ("prompt", prompt, self.prompt)
+            if len(prompt) <= self.prompt:
+                name, ids, limit = ("response", response, self.response)
             raise UserError(
-                f"{where}: the {name} has {length} tokens, {too_long[0]} is {limit}; "
-                "raise the limit, or set overlong to drop or truncate"
+                f"{where}: the {name} has {len(ids)} tokens, {too_long[0]} is {limit}; raise the limit, or set overlong to "
+                "drop or truncate"
             )
         if too_long and self.overlong == "drop":
             return None
@@ -70,21 +69,15 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class EncodedRow(Generic[Item]):
-    """The items of one row, and the limits that it exceeded."""
+class EncodedRow(Generic[Example]):
+    """The examples of one row, and the settings of the limits that it exceeded."""
 
-    items: Sequence[Item]
+    examples: Sequence[Example]
     over: tuple[str, ...] = ()
 
 
 class OverlongCounts:
-    """Counts records by the limits that they exceed.
-
-    Attributes:
-        dropped: records of which nothing is left.
-        cut: records that were shortened, or lost some of their turns.
-        over: records over each limit, by the limit's setting.
-    """
+    """Counts records by the limits that they exceed: all, those of which nothing is left, those that were shortened."""
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
@@ -99,11 +92,7 @@ class OverlongCounts:
         self.cut += bool(over and kept)
 
     def report(self, source: str, kind: str) -> None:
-        """Log how many records were dropped or truncated.
-
-        Args:
-            source: where the records are from.
-            kind: the name of a record, in the singular.
+        """Log how many records were dropped or truncated; `kind` is the name of a record, in the singular.
 
         Raises:
             UserError: if dropping leaves less than `MIN_KEPT` of the records.
@@ -119,15 +108,14 @@ class OverlongCounts:
 
     def log(self, source: str, kind: str) -> None:
         """Log how many records were dropped or truncated, on the first process only."""
-        if self.over and os.environ.get("RANK", "0") == "0":
-            logger.warning("%s: %s (%s)", source, self._what_was_done(kind), self._over_which())
-
-    def _what_was_done(self, kind: str) -> str:
-        if not self.dropped:
-            done = "shortened" if self.limits.overlong == "truncate" else "dropped turns of"
-            return f"overlong {self.limits.overlong} {done} {self.cut} of {self.records} {kind}s"
-        turns = f", and turns of {self.cut} more" if self.cut else ""
-        return f"overlong drop left out {self.dropped} of {self.records} {kind}s{turns}"
+        if not self.over or os.environ.get("RANK", "0") != "0":
+            return
+        overlong = self.limits.overlong
+        done = f"{'shortened' if overlong == 'truncate' else 'dropped turns of'} {self.cut} of {self.records} {kind}s"
+        if self.dropped:
+            turns = f", and turns of {self.cut} more" if self.cut else ""
+            done = f"left out {self.dropped} of {self.records} {kind}s{turns}"
+        logger.warning("%s: overlong %s %s (%s)", source, overlong, done, self._over_which())
 
     def _over_which(self) -> str:
         values = dict(zip(self.limits.settings, (self.limits.prompt, self.limits.response), strict=True))

@@ -10,7 +10,7 @@ import hashlib
 import logging
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import chain, islice
+from itertools import islice
 from typing import Any, Generic, TypeVar
 
 from accelerate import Accelerator
@@ -22,17 +22,15 @@ from align.data.sources import RawRow, SourceRow, iter_raw_rows
 from align.runtime.distributed import map_across_processes, run_on_all
 
 logger = logging.getLogger(__name__)
-Item = TypeVar("Item")
 Example = TypeVar("Example")
 
 
-class ExampleStream(Generic[Item, Example]):
+class ExampleStream(Generic[Example]):
     """The examples of one source, pass after pass, with one block in memory.
 
     Args:
         source: a file, folder or hub name.
-        encode: makes zero or more items from a row; an `EncodedRow` also names the limits that the row exceeds.
-        arrange: makes examples from the items of a block.
+        encode: makes zero or more examples from a row; an `EncodedRow` also names the limits that the row exceeds.
         block: rows in memory at once.
         key: the run's seed, and numbers that distinguish the streams of one run.
         skip_bad_rows: leave out bad rows, and log how many a pass had.
@@ -45,15 +43,14 @@ class ExampleStream(Generic[Item, Example]):
     def __init__(
         self,
         source: str,
-        encode: Callable[[SourceRow], Sequence[Item] | EncodedRow[Item]],
-        arrange: Callable[[list[Item]], list[Example]],
+        encode: Callable[[SourceRow], Sequence[Example] | EncodedRow[Example]],
         block: int,
         key: tuple[int, ...],
         accelerator: Accelerator,
         skip_bad_rows: bool = False,
         limits: Limits | None = None,
     ) -> None:
-        self.source, self.encode, self.arrange, self.block, self.key = source, encode, arrange, block, key
+        self.source, self.encode, self.block, self.key = source, encode, block, key
         self.accelerator, self.skip_bad_rows, self.limits = accelerator, skip_bad_rows, limits
         self.load_state_dict({"start": 0, "number": 0, "place": 0})
         self._read_block()  # so that a mistake in its first rows stops the run before training
@@ -89,9 +86,8 @@ class ExampleStream(Generic[Item, Example]):
         self._rows = islice(iter_raw_rows(self.source), self.start, None)
         self.gives_any, self.bad = self.start > 0, 0
         self.counts = OverlongCounts(self.limits) if self.limits else None
-        self.size, self.place = 0, 0
         self.examples: list[Example] = []
-        self.digest = ""
+        self.size, self.place, self.digest = 0, 0, ""
         if state["place"]:
             self._read_block()
             if state.get("digest", self.digest) != self.digest:
@@ -102,7 +98,7 @@ class ExampleStream(Generic[Item, Example]):
             self.place = state["place"]
 
     def _read_block(self) -> None:
-        """Read the next block."""
+        """Read the next block; after the end of the source, the first of another pass."""
         if self.size:
             self.start, self.number = self.start + self.size, self.number + 1
         raw: list[RawRow] = []
@@ -113,18 +109,18 @@ class ExampleStream(Generic[Item, Example]):
         if problems and not self.skip_bad_rows:
             raise UserError(problems[0])
         self.bad += len(problems)
-        rows = [outcome for outcome in outcomes if not isinstance(outcome, str)]
-        if self.counts:
-            for row in rows:
-                self.counts.add(row.over, len(row.items))
-        examples = self.arrange(list(chain.from_iterable(row.items for row in rows)))
+        examples: list[Example] = []
+        for row in outcomes:
+            if not isinstance(row, str):
+                examples += row.examples
+                if self.counts:
+                    self.counts.add(row.over, len(row.examples))
         order = generator(self.key[0], RngStream.STREAM_ORDER, *self.key[1:], self.number).permutation(len(examples))
         self.examples, self.place = [examples[number] for number in order.tolist()], 0
         self.digest = examples_digest(self.examples)
         self.gives_any |= bool(examples)
 
     def _read_rows(self) -> list[RawRow]:
-        """Return the next rows; after the end of the source, those of another pass."""
         raw = list(islice(self._rows, self.block))
         if not raw:
             self._begin_pass()
@@ -142,9 +138,9 @@ class ExampleStream(Generic[Item, Example]):
         self._rows = islice(iter_raw_rows(self.source), 0, None)
         self.start, self.gives_any, self.bad = 0, False, 0
 
-    def _encode_rows(self, rows: list[RawRow]) -> list[EncodedRow[Item] | str]:
-        """Return each row's items, or its error message: raising would leave the other processes waiting."""
-        outcomes: list[EncodedRow[Item] | str] = []
+    def _encode_rows(self, rows: list[RawRow]) -> list[EncodedRow[Example] | str]:
+        """Return each row's examples, or its error message: raising would leave the other processes waiting."""
+        outcomes: list[EncodedRow[Example] | str] = []
         for raw in rows:
             try:
                 found = self.encode(raw.read())
@@ -166,14 +162,14 @@ class StreamedBatches(Generic[Example]):
         seed: int,
         batch_size: int,
         updates: int,
-        streams: Sequence[ExampleStream[Any, Example]],
+        streams: Sequence[ExampleStream[Example]],
         weights: Sequence[float],
     ) -> None:
         self.seed, self.batch_size, self.updates_per_epoch, self.streams = seed, batch_size, updates, streams
         self.shares = [weight / sum(weights) for weight in weights]
 
     def updates(self, epochs: int) -> int:
-        """All updates of the run."""
+        """Return all updates of the run."""
         return self.updates_per_epoch
 
     def batch(self, update: int) -> list[Example]:
@@ -228,8 +224,8 @@ def require_same_examples(what: str, before: Mapping[str, Any], now: Mapping[str
 
     Args:
         what: the examples, for the message.
-        before: their description in the checkpoint.
-        now: the same of this run. `examples` is their number.
+        before: their description in the checkpoint; `examples` is their number.
+        now: the same of this run.
 
     Raises:
         UserError: if they differ.

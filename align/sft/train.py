@@ -183,7 +183,7 @@ def open_stream(
         encode_row = partial(encode_demonstration_row, loaded, config.limits, prefix=prefix)
         key = (config.seed, number)
         block, skip = config.stream_block, config.skip_bad_rows
-        streams.append(ExampleStream(source, encode_row, list, block, key, accelerator, skip, config.limits))
+        streams.append(ExampleStream(source, encode_row, block, key, accelerator, skip, config.limits))
     return StreamedBatches(config.seed, config.batch_size, config.stream_updates, streams, mixture.weights)
 
 

@@ -119,14 +119,14 @@ def test_what_a_stream_loses_is_counted(load_sharp, write, caplog):
     source = write(*({"prompt": "Hi", "completion": "x" * n} for n in (1, 50, 60, 2)))
     limits = Limits(90, 40, "drop")
     encode = partial(encode_demonstration_row, loaded, limits)
-    stream = ExampleStream(source, encode, list, 4, (0, 0), alone, limits=limits)
+    stream = ExampleStream(source, encode, 4, (0, 0), alone, limits=limits)
     line = f"{source}: {{}}: overlong drop left out 2 of 4 rows (2 over max_response_tokens 40)"
     assert caplog.messages == [line.format("first block")]
     stream.take(3)
     assert caplog.messages[1:] == [line.format("pass")]
     tight = Limits(90, 1, "drop")
     with pytest.raises(UserError, match=r"first block: no row is left within the limits; raise them"):
-        ExampleStream(source, partial(encode_demonstration_row, loaded, tight), list, 4, (0, 0), alone, limits=tight)
+        ExampleStream(source, partial(encode_demonstration_row, loaded, tight), 4, (0, 0), alone, limits=tight)
 
 
 def test_nothing_is_reported_where_all_records_fit_and_by_other_processes(load_sharp, caplog, monkeypatch):

@@ -37,7 +37,7 @@ def write(tmp_path):
 
 
 def stream(source, block=4, key=(0, 0), accelerator=ALONE, encode=lambda row: [row.row["n"]], **more):
-    return ExampleStream(source, encode, list, block, key, accelerator, **more)
+    return ExampleStream(source, encode, block, key, accelerator, **more)
 
 
 def test_a_pass_has_every_row_once_and_the_next_one_another_order(write):

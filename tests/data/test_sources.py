@@ -274,5 +274,5 @@ def test_csv_can_be_streamed(tmp_path):
         num_processes, process_index = 1, 0
 
     pandas.DataFrame({"prompt": [str(n) for n in range(10)]}).to_csv(tmp_path / "rows.csv", index=False)
-    stream = ExampleStream(str(tmp_path / "rows.csv"), lambda row: [row.row["prompt"]], list, 4, (0, 0), Alone)
+    stream = ExampleStream(str(tmp_path / "rows.csv"), lambda row: [row.row["prompt"]], 4, (0, 0), Alone)
     assert sorted(stream.take(10)) == [str(n) for n in range(10)]

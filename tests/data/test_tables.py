@@ -82,7 +82,7 @@ def test_columns_of_a_folder_and_of_a_stream(tmp_path):
     write_own(tmp_path / "train.jsonl")
     assert read_records(f"{tmp_path}{COLUMNS}", Ranking) == EXPECTED
     source = f"{tmp_path}/train.jsonl[prompt=better]"
-    stream = ExampleStream(source, lambda row: [row.row["prompt"]], list, 4, (0, 0), Alone)
+    stream = ExampleStream(source, lambda row: [row.row["prompt"]], 4, (0, 0), Alone)
     assert sorted(stream.take(2)) == ["B", "tie"]
 
 
