@@ -14,8 +14,8 @@ from align.core.seeds import RngStream, SeedKey
 from align.core.settings import ModelConfig
 from align.core.statistics import mean_interval
 from align.data.records import Prompt
+from align.models.heads import response_log_probs
 from align.models.loading import LoadedModel, load, load_tokenization_of
-from align.models.log_probs import response_log_probs
 from align.ppo.losses import kl_estimate
 from align.reward.checkpoint import LoadedReward
 from align.reward.scoring import RewardModelScorer

@@ -12,7 +12,8 @@ from align.core.errors import UserError, first_line, reason
 from align.core.files import read_json
 from align.core.hub import require_hub
 from align.model_registry.registry import published_name, resolve_model
-from align.models.backbone import is_dropout_rate, is_prefix_lm
+from align.models.backbone import is_prefix_lm
+from align.models.backbone.determinism import is_dropout_rate
 
 BUILT_IN_BASE = "built_in_base"
 """In the metadata of an adapter's file: the built-in model under it. PEFT's config names the published one."""

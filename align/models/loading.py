@@ -16,19 +16,16 @@ from align.core.errors import UserError, first_line, reason
 from align.core.settings import ModelConfig
 from align.model_registry.registry import resolve_model
 from align.models.adapters import copy_adapter, faster_lora, load_adapter, merge_adapter
-from align.models.backbone import (
-    Backbone,
+from align.models.backbone import Backbone, is_classifier, wrap
+from align.models.backbone.kinds import (
     attention_kernel,
     has_separate_encoder,
-    is_classifier,
     is_encoder,
     make_prefix_lm,
     model_class,
     new_modules,
     prepare_model,
-    require_deterministic,
     require_language_model,
-    wrap,
 )
 from align.models.configs import (
     base_of,
@@ -40,7 +37,7 @@ from align.models.configs import (
 )
 from align.models.lora import START_ADAPTER, new_lora_config, prepared_lora_config, require_same_lora, train_active_adapter
 from align.runtime.environment import console
-from align.runtime.sharding import Sharder, loading_accelerator, local_shard, min_while_loading, readable
+from align.runtime.sharding import Sharder, loading_accelerator, local_shard, min_while_loading
 from align.tokenization import Tokenization, load_tokenization, make_tokenization
 
 
@@ -288,7 +285,7 @@ def _with_fresh_adapter(
     if not (config.lora_r or peft_config):
         if config.lora:
             raise UserError("lora is given, but lora_r is 0, which trains all weights: set lora_r, or leave out lora")
-        return _finish(config, LoadedModel(wrap(model, check=check), tokenization, base), check)
+        return _finish(config, LoadedModel(wrap(model, check=check), tokenization, base))
     lora = prepared_lora_config(peft_config, model, base) if peft_config else new_lora_config(config, model, base)
     try:
         peft_model = get_peft_model(model, lora, adapter_name=adapter, autocast_adapter_dtype=False)
@@ -296,19 +293,16 @@ def _with_fresh_adapter(
         where = "peft_config" if peft_config else f"lora_target_modules '{config.lora_target_modules}'"
         raise UserError(f"{where}: {first_line(error)}") from error
     backbone = wrap(model, faster_lora(peft_model), check)
-    return _finish(config, LoadedModel(backbone, tokenization, base, adapter), check)
+    return _finish(config, LoadedModel(backbone, tokenization, base, adapter))
 
 
-def _finish(config: ModelConfig, loaded: LoadedModel, check: bool = True) -> LoadedModel:
+def _finish(config: ModelConfig, loaded: LoadedModel) -> LoadedModel:
     if config.gradient_checkpointing:
-        _recompute_activations(loaded.backbone, loaded.adapter, check)
+        _recompute_activations(loaded.backbone, loaded.adapter)
     return loaded
 
 
-def _recompute_activations(backbone: Backbone, adapter: str | None = None, check: bool = True) -> None:
-    if check:
-        with readable(backbone.model):
-            require_deterministic(backbone, adapter)
+def _recompute_activations(backbone: Backbone, adapter: str | None = None) -> None:
     backbone.model.train()  # transformers recomputes only in training mode
     settings: dict[str, Any] = {"use_reentrant": False}
     if adapter:

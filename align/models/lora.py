@@ -16,7 +16,7 @@ from transformers.pytorch_utils import Conv1D
 from align.core.errors import UserError, first_line
 from align.core.settings import ModelConfig, Settings, option
 from align.models.adapters import adapter_parameters, copy_adapter, delete_added_adapters
-from align.models.backbone import adapter_settings, linear_layers
+from align.models.backbone.kinds import adapter_settings, linear_layers
 from align.runtime.environment import console
 
 Config = TypeVar("Config", bound=ModelConfig)

@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from align.core.tensor_ops import Padded
 from align.models.adapters import adapter_parameters
 from align.models.backbone import Backbone
-from align.models.heads import LanguageModel, RewardModel, ScalarHead
-from align.models.log_probs import response_log_probs
+from align.models.heads import LanguageModel, RewardModel, ScalarHead, response_log_probs
 
 REWARD_ADAPTER, VALUE_ADAPTER, REFERENCE_ADAPTER = "reward", "value", "reference"
 """Names of adapters on the policy's base: of a reward model, of a separate critic, of a reference that follows it."""
@@ -176,14 +175,3 @@ class Roles:
     def reward(self, adapter: str, prompt: Padded, response: Padded, prompt_of_response: Tensor | None = None) -> Tensor:
         """Return rewards [B] of a reward model that is an adapter on the policy's base."""
         return cast(Tensor, self.actor_critic(Role.REWARD, prompt, response, 1.0, prompt_of_response, adapter))
-
-
-class AdapterReward:
-    """A reward model that is an adapter on the policy's base, called like a `RewardModel`."""
-
-    def __init__(self, roles: Roles, adapter: str) -> None:
-        self.roles, self.adapter = roles, adapter
-
-    def __call__(self, prompt: Padded, response: Padded, prompt_of_response: Tensor | None, /) -> Tensor:
-        """Return rewards [B]."""
-        return self.roles.reward(self.adapter, prompt, response, prompt_of_response)

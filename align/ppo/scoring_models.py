@@ -1,6 +1,7 @@
 """The frozen models that score responses in a PPO run, as adapters on the policy's base or as separate models."""
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,7 +16,7 @@ from align.models.backbone import flops_profile, is_prefix_lm
 from align.models.configs import base_of, reads_prompts_whole
 from align.models.heads import ScalarHead
 from align.models.loading import LoadedModel
-from align.models.roles import REWARD_ADAPTER, AdapterReward, Roles
+from align.models.roles import REWARD_ADAPTER, Roles
 from align.reward.checkpoint import (
     REWARD,
     HeadType,
@@ -85,7 +86,7 @@ class RewardSource(NamedTuple):
         """The scorer of this model, which reads `budget` padded tokens at once."""
         if self.adapter_on_policy is not None:
             _, mean, adapter = self.adapter_on_policy
-            module, profile = AdapterReward(roles, adapter), flops_profile(policy.backbone, adapter)
+            module, profile = partial(roles.reward, adapter), flops_profile(policy.backbone, adapter)
             return RewardModelScorer(module, mean, policy.backbone, accelerator, budget, flops_profile=profile)
         assert self.loaded is not None
         return RewardModelScorer.from_loaded(self.loaded, policy.tokenization, accelerator, budget)

@@ -22,17 +22,16 @@ from align.core.files import new_folder, read_json, write_json
 from align.core.settings import ModelConfig
 from align.core.tensor_ops import Padded
 from align.model_registry.registry import REWARD_MODELS, resolve_model
-from align.models.backbone import (
+from align.models.backbone import Backbone, is_classifier
+from align.models.backbone.classifier import (
     CLASSIFIER,
-    Backbone,
     classifier_adapter,
     classifier_head,
-    is_classifier,
-    published_class,
     reads_last_token,
     require_classifier,
     save_classifier,
 )
+from align.models.backbone.kinds import published_class
 from align.models.checkpoint import finish_folder, require_savable, save_adapter
 from align.models.configs import load_config
 from align.models.heads import RewardModel, ScalarHead

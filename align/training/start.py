@@ -173,7 +173,7 @@ def share_sequences(run: Run, backbone: Backbone, size: int) -> None:
     heads = getattr(config, "num_attention_heads", 0)
     shared = getattr(config, "num_key_value_heads", None) or heads
     problem = ""
-    if not backbone.supports_sequence_parallel:
+    if not backbone.causal:
         problem = f"only decoders share rows, and {config.model_type} is none"
     elif zero_stage(run.accelerator) == 3:
         problem = "under ZeRO-3 no process has a whole model to check it with; use ZeRO-1 or 2, or none"

@@ -6,7 +6,7 @@ import torch
 from accelerate import Accelerator
 
 from align.batches.micro_batches import MAX_RESPONSES_PER_ROW, group_batches, group_tokens, pack_groups, prompt_groups
-from align.models.backbone.layout import pack_rows
+from align.models.backbone.decoder import pack_rows
 
 BUDGET = 8192
 

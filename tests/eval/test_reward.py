@@ -29,8 +29,8 @@ from align.eval.reward import (
     policies_of,
     run_reward_eval,
 )
+from align.models.heads import response_log_probs
 from align.models.loading import load
-from align.models.log_probs import response_log_probs
 from align.ppo import PPOConfig, run_ppo
 from align.reward.checkpoint import load_reward_model
 from align.sampling.generation import SamplingParams

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, DeepseekV3Config
 from align.core.tensor_ops import Padded
 from align.models.backbone import attention, wrap
 from align.models.backbone.attention import MAX_LENGTH, short_attention
-from align.models.backbone.layout import pack_rows, packed_mask
+from align.models.backbone.decoder import pack_rows, packed_mask
 
 LOWEST = torch.finfo(torch.float32).min
 

@@ -20,9 +20,8 @@ from align.extras.attributes.heads import HeadForm, encoded_ratings
 from align.extras.attributes.model import SCALE, Head
 from align.extras.rules.judgments import JudgedResponse
 from align.models.backbone import Backbone
-from align.models.heads import LanguageModel
+from align.models.heads import LanguageModel, response_log_probs
 from align.models.loading import LoadedModel
-from align.models.log_probs import response_log_probs
 from align.reward.rankings import group_flops, group_sizes, pack_rankings
 from align.tokenization import Tokenization
 from align.tokenization.encoded import TokenIds

@@ -6,10 +6,10 @@ the state after the last token. An encoder has no such states. All kinds have a 
 which a reward is read.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NoReturn
 
 import torch
 from peft import PeftModel
@@ -23,16 +23,17 @@ from align.core.tensor_ops import Padded
 from align.runtime.sequence import SequenceGroup
 
 
+@dataclass(eq=False)
 class DecodingState:
     """The state of sampling between tokens: the cache, and which of its columns are padding."""
 
-    def __init__(self, cache: Any, attention_mask: Tensor, positions: Tensor, encoded: Tensor | None = None) -> None:
-        self.cache = cache
-        self.attention_mask = attention_mask
-        """[B, columns so far]: 1 on real tokens (for an encoder-decoder: of the prompt)."""
-        self.positions = positions
-        """[B] position of the next token."""
-        self.encoded = encoded
+    cache: Any
+    attention_mask: Tensor
+    """[B, columns so far]: 1 on real tokens (for an encoder-decoder: of the prompt)."""
+    positions: Tensor
+    """[B] position of the next token."""
+    encoded: Tensor | None = None
+    """[B, L, H] of an encoder-decoder's prompts."""
 
     def select(self, rows: Tensor) -> None:
         """Keep `rows` [kept] (int64), those that have not ended."""
@@ -43,7 +44,7 @@ class DecodingState:
             self.encoded = self.encoded[rows]
 
 
-class Backbone(nn.Module, ABC):
+class Backbone(nn.Module):
     """A model behind one contract for decoders, encoder-decoders and encoders. Use `wrap(model)`, which verifies it.
 
     Attributes:
@@ -56,7 +57,7 @@ class Backbone(nn.Module, ABC):
     prompt_in_row: bool
     causal = False
     """Whether each token, of the prompt too, sees only earlier tokens. A response may then hold several turns of a
-    conversation, and a language-model loss can be taken on the prompt."""
+    conversation, a language-model loss can be taken on the prompt, and processes can share a row."""
 
     def __init__(self, model: PreTrainedModel, peft_model: PeftModel | None = None) -> None:
         super().__init__()
@@ -66,11 +67,6 @@ class Backbone(nn.Module, ABC):
         self._entered_adapter: tuple[str | None] | None = None  # of the innermost `adapter` context; None: none entered
         self.shares_prompts = False
         self.sequence: SequenceGroup | None = None
-
-    @property
-    def supports_sequence_parallel(self) -> bool:
-        """Whether processes may share a row: a token's state must depend only on earlier tokens of the row."""
-        return False
 
     @property
     def peft(self) -> PeftModel | None:
@@ -100,9 +96,9 @@ class Backbone(nn.Module, ABC):
         """Whether the vocabulary matrix reads states divided by the root of H, as T5's tied one does."""
         return False
 
-    @abstractmethod
     def fits(self, prompt_length: int, response_length: int) -> bool:
-        """Whether the model can read a prompt and a response of these lengths."""
+        """Return whether the model can read a prompt and a response of these lengths."""
+        return self.context_length is None or prompt_length + response_length <= self.context_length
 
     def require_fit(self, prompt_length: int, response_length: int, where: str) -> None:
         """Refuse a prompt and a response that exceed the model's context.
@@ -116,11 +112,10 @@ class Backbone(nn.Module, ABC):
                 f"{self.context_length}; lower the limits and set overlong to drop or truncate"
             )
 
-    @abstractmethod
     def tokens_in_memory(self, prompt_length: int, response_lengths: Sequence[int]) -> int:
         """Return the tokens that reading a prompt with its responses holds in memory, by which micro-batches are cut."""
+        return len(response_lengths) * (prompt_length + max(response_lengths))
 
-    @abstractmethod
     def hidden(self, prompt: Padded, response: Padded, prompt_of_response: Tensor | None = None) -> Tensor:
         """Return hidden states [B, T+1, H] of B responses.
 
@@ -132,7 +127,11 @@ class Backbone(nn.Module, ABC):
         Returns:
             `[:, t]` predicts response token t; `[:, t+1]` is the state after it. Values past a response's length are
             undefined.
+
+        Raises:
+            UserError: for an encoder.
         """
+        refuse_language_model(self.model.config.model_type)
 
     def summary(self, prompt: Padded, response: Padded, prompt_of_response: Tensor | None = None) -> Tensor:
         """Return one state [B, H] of each prompt with its response, from which a reward is read; arguments as for `hidden`.
@@ -154,13 +153,13 @@ class Backbone(nn.Module, ABC):
         mean = (hidden[:, 1:] * mask[..., None]).sum(1) / response.lengths[:, None]
         return torch.cat([mean, hidden[rows, response.lengths]], dim=1)
 
-    @abstractmethod
     def prefill(self, prompt: Padded) -> tuple[DecodingState, Tensor]:
         """Read prompts for sampling; return the decoding state and the hidden state [B, H] that predicts token 0."""
+        refuse_language_model(self.model.config.model_type)
 
-    @abstractmethod
     def decode_step(self, state: DecodingState, tokens: Tensor) -> Tensor:
         """Append one token [B] to each row; return the hidden state [B, H] that predicts the next one."""
+        refuse_language_model(self.model.config.model_type)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return [.., V] of states [.., H]. Call it on response positions only.
@@ -215,3 +214,11 @@ class Backbone(nn.Module, ABC):
         The backward pass recomputes a block after its `adapter` context has ended; it must use the same adapter.
         """
         return nullcontext(), self.adapter(*self._entered_adapter) if self._entered_adapter else nullcontext()
+
+
+def refuse_language_model(model_type: str, name: str = "") -> NoReturn:
+    """Raise a UserError: an encoder is no language model."""
+    raise UserError(
+        f"{f'model {name!r}: ' if name else ''}model type '{model_type}' reads text in both directions (an encoder): it can "
+        "be a reward model or a judge, not a language model; choose a decoder (GPT style) or an encoder-decoder (T5 style)"
+    )

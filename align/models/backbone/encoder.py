@@ -1,17 +1,13 @@
 """Models of BERT style: they read text in both directions, and cannot generate."""
 
-from collections.abc import Sequence
-from typing import NoReturn
-
 import torch
 from peft import PeftModel
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from align.core.errors import UserError
 from align.core.tensor_ops import Padded
-from align.models.backbone.contract import Backbone, DecodingState
-from align.models.backbone.layout import pack_rows
+from align.models.backbone.contract import Backbone, refuse_language_model
+from align.models.backbone.decoder import pack_rows
 
 
 class SummaryState(nn.Module):
@@ -34,14 +30,6 @@ class SummaryState(nn.Module):
     def forward(self, state: Tensor) -> Tensor:
         """States [B, H], unchanged."""
         return state
-
-
-def refuse_language_model(model_type: str, name: str = "") -> NoReturn:
-    """Raise a UserError: an encoder is no language model."""
-    raise UserError(
-        f"{f'model {name!r}: ' if name else ''}model type '{model_type}' reads text in both directions (an encoder): it can "
-        "be a reward model or a judge, not a language model; choose a decoder (GPT style) or an encoder-decoder (T5 style)"
-    )
 
 
 def expose_summary(model: PreTrainedModel) -> SummaryState:
@@ -107,12 +95,6 @@ class EncoderBackbone(Backbone):
         first = next((table.padding_idx for table in tables if isinstance(table, nn.Embedding)), None)
         return int(limit) if first is None else int(limit) - first - 1  # RoBERTa counts from behind its padding id
 
-    def fits(self, prompt_length: int, response_length: int) -> bool:
-        return self.context_length is None or prompt_length + response_length <= self.context_length
-
-    def tokens_in_memory(self, prompt_length: int, response_lengths: Sequence[int]) -> int:
-        return len(response_lengths) * (prompt_length + max(response_lengths))
-
     def summary(self, prompt: Padded, response: Padded, prompt_of_response: Tensor | None = None) -> Tensor:
         inputs, _ = self._rows(prompt if prompt_of_response is None else prompt.rows(prompt_of_response), response)
         states: Tensor = self.model(**inputs).logits
@@ -138,18 +120,6 @@ class EncoderBackbone(Backbone):
         if getattr(config, "type_vocab_size", 0) > 1:
             inputs["token_type_ids"] = second.long()
         return inputs, packed.column[:, 1:]
-
-    def hidden(self, prompt: Padded, response: Padded, prompt_of_response: Tensor | None = None) -> Tensor:
-        refuse_language_model(self.model.config.model_type)
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        refuse_language_model(self.model.config.model_type)
-
-    def prefill(self, prompt: Padded) -> tuple[DecodingState, Tensor]:
-        refuse_language_model(self.model.config.model_type)
-
-    def decode_step(self, state: DecodingState, tokens: Tensor) -> Tensor:
-        refuse_language_model(self.model.config.model_type)
 
 
 def classifier_tensors(backbone: EncoderBackbone, head: Tensor) -> dict[str, Tensor]:

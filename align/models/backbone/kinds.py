@@ -19,10 +19,10 @@ from align.core.errors import UserError, reason
 from align.core.plugins import import_object
 from align.models.backbone.attention import best_kernel
 from align.models.backbone.classifier import is_classifier
-from align.models.backbone.contract import Backbone
+from align.models.backbone.contract import Backbone, refuse_language_model
 from align.models.backbone.decoder import DecoderBackbone, sliding_window
 from align.models.backbone.determinism import compute_routers_in_float32, disable_dropout, routers_of
-from align.models.backbone.encoder import EncoderBackbone, expose_summary, head_modules, refuse_language_model
+from align.models.backbone.encoder import EncoderBackbone, expose_summary, head_modules
 from align.models.backbone.encoder_decoder import EncoderDecoderBackbone
 from align.models.backbone.verification import verify
 from align.runtime.sharding import readable
