@@ -6,6 +6,7 @@ row without its system prompt, its tools or its label still looks valid. Other u
 """
 
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeGuard
 
@@ -156,14 +157,21 @@ def _is_number(value: object) -> TypeGuard[int | float]:
 def check_score(value: object, field: str) -> float:
     """A score to rank by: any number but NaN, which cannot be ordered."""
     if not _is_number(value) or math.isnan(value):
-        raise field_error(field, f"is {short_repr(value)}", "give a number")
+        raise field_error(field, f"is {short_repr(value)}", _decimal_point(value) or "give a number")
     return float(value)
+
+
+def _decimal_point(value: object) -> str:
+    """What to write in place of a number with a decimal comma; "" for any other value."""
+    is_comma = isinstance(value, str) and re.fullmatch(r"\s*[-+]?\d+,\d+\s*", value) is not None
+    return f"write {str(value).strip().replace(',', '.')}, with a decimal point, in the whole column" if is_comma else ""
 
 
 def check_margin(value: object) -> float:
     """How much better the first response of a pair is: a finite number that is not negative."""
     if not _is_number(value) or not math.isfinite(value) or value < 0:
-        raise field_error("margin", f"is {short_repr(value)}", "use a finite number that is 0 or more, or leave it out")
+        remedy = _decimal_point(value) or "use a finite number that is 0 or more, or leave it out"
+        raise field_error("margin", f"is {short_repr(value)}", remedy)
     return float(value)
 
 

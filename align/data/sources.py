@@ -25,9 +25,10 @@ from align.data.tables import Columns, csv_rows, excel_rows, rename
 JSON_ENDINGS = (".jsonl", ".json", ".ndjson", ".jsonl.gz", ".json.gz", ".ndjson.gz")
 CSV_ENDINGS = (".csv", ".tsv", ".csv.gz", ".tsv.gz")
 ENDINGS = (*JSON_ENDINGS, *CSV_ENDINGS, ".xlsx", ".parquet")
+TEXT_ENDING = ".txt"  # a file of prompts; not looked for in folders, where it may be a license
 # What a `datasets` folder or a clone of a hub repository keeps next to its rows.
 NOT_DATA = {"dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json"}
-OTHER_ENDINGS = (".gz", ".txt", ".xls", ".ods", ".zip", ".zst", ".yaml")  # files that cannot be read here
+OTHER_ENDINGS = (".gz", ".xls", ".ods", ".zip", ".zst", ".yaml")  # files that cannot be read here
 SPLIT_NAMES = {"train", "validation", "valid", "val", "dev", "test", "eval"}
 HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 OPTIONS = re.compile(r"(?P<name>[^\[\]]+)\[(?P<options>[^\[\]]*)\]\s*")
@@ -155,8 +156,10 @@ def _rows_of_source(source: str, split: str) -> Iterator[RawRow]:
 
 def _file_rows(path: Path, label: str, columns: Columns) -> Iterator[RawRow]:
     name = path.name.lower()
-    if not name.endswith(ENDINGS):
-        raise UserError(f"{label}: unknown kind of file; use one that ends in {', '.join(ENDINGS)}")
+    if not name.endswith((*ENDINGS, TEXT_ENDING)):
+        endings = ", ".join(ENDINGS)
+        kinds = f"{endings}, or {TEXT_ENDING} for prompts, one per line"
+        raise UserError(f"{label}: unknown kind of file; use one that ends in {kinds}")
     try:
         if path.stat().st_size == 0:
             raise UserError(f"{label}: the file is empty; write one record per line")
@@ -166,7 +169,9 @@ def _file_rows(path: Path, label: str, columns: Columns) -> Iterator[RawRow]:
             yield from _table_rows(excel_rows(path, label, columns), label)
         else:
             with gzip.open(path, "rb") if name.endswith(".gz") else path.open("rb") as stream:
-                if name.endswith(CSV_ENDINGS):
+                if name.endswith(TEXT_ENDING):
+                    yield from _text_rows(stream, label)  # type: ignore[arg-type]
+                elif name.endswith(CSV_ENDINGS):
                     yield from _table_rows(csv_rows(stream, label, columns), label)  # type: ignore[arg-type]
                 else:
                     yield from _json_rows(stream, label)  # type: ignore[arg-type]
@@ -181,6 +186,19 @@ def _table_rows(rows: Iterator[dict[str, Any] | str], label: str) -> Iterator[Ra
     for number, row in enumerate(rows, 1):
         where = f"{label}: row {number}"
         yield RawRow(where, SourceRow(where, error=row) if isinstance(row, str) else SourceRow(where, row))
+
+
+def _text_rows(stream: IO[bytes], label: str) -> Iterator[RawRow]:
+    """A prompt for each line that is not empty."""
+    for number, line in enumerate(stream, 1):
+        where = f"{label}:{number}"
+        try:
+            text = line.decode("utf-8-sig" if number == 1 else "utf-8").strip("\r\n")
+        except UnicodeDecodeError as error:
+            yield RawRow(where, SourceRow(where, error=_json_error_message(error)))
+            continue
+        if text.strip():
+            yield RawRow(where, {"prompt": text})
 
 
 def _json_rows(stream: IO[bytes], label: str) -> Iterator[RawRow]:
@@ -280,7 +298,7 @@ def _saved_rows(folder: Path, label: str, split: str) -> Iterator[RawRow]:
 
 def _hub_rows(name: str, split: str, subset: str | None) -> Iterator[RawRow]:
     missing = f"{name}: no such file or folder"
-    if not HUB_NAME.fullmatch(name) or name.lower().endswith((*ENDINGS, *OTHER_ENDINGS)):
+    if not HUB_NAME.fullmatch(name) or name.lower().endswith((*ENDINGS, TEXT_ENDING, *OTHER_ENDINGS)):
         raise UserError(f"{missing}; check the path")
     require_hub(name, "dataset")
     import datasets

@@ -1,5 +1,6 @@
 """Sources: every way in, and every way that a file, a folder or a hub name can be broken."""
 
+import codecs
 import gzip
 import json
 import os
@@ -13,7 +14,9 @@ import pandas
 import pytest
 
 from align.batches.streams import ExampleStream
+from align.core.errors import UserError
 from align.data import Demonstration, Prompt, Ranking, check_data, read_records
+from align.data.readers import scan
 from tests.data.rows import RECORDS, ROWS, assistant, error_of, lines, user, write_parquet
 
 
@@ -42,6 +45,29 @@ def test_json_files(tmp_path, name, data):
     (tmp_path / name).write_bytes(data)
     assert read_records(str(tmp_path / name), Prompt) == RECORDS
     assert read_records(tmp_path / name, Prompt) == RECORDS
+
+
+def test_a_text_file_has_a_prompt_on_each_line(tmp_path):
+    path = tmp_path / "questions.txt"
+    path.write_bytes(codecs.BOM_UTF8 + b'Why?\r\n\n  {"a": 1}, "b"\n' + b"caf\xe9")
+    scanned = scan(path, Prompt)
+    assert [record.prompt[0]["content"] for record in scanned.records] == ["Why?", '  {"a": 1}, "b"']
+    assert scanned.problems == [f"{path}:4: not UTF-8 (byte 0xe9 at 4); save the file as UTF-8"]
+    with pytest.raises(
+        UserError, match=r"questions.txt:1: the row has the fields prompt, which is no known form"
+    ):
+        read_records(path, Ranking)
+    (tmp_path / "data.jsonl").write_bytes(lines(ROWS))
+    assert read_records(tmp_path, Prompt) == RECORDS  # in a folder it may be a license
+
+
+def test_a_decimal_comma_is_answered_with_a_point(tmp_path):
+    path = tmp_path / "stars.csv"
+    path.write_text("prompt;response;rating\nWhy?;Because.;4,5\n")
+    with pytest.raises(UserError) as caught:
+        read_records(path, Ranking)
+    line = "field 'rating': is '4,5'; write 4.5, with a decimal point, in the whole column"
+    assert str(caught.value) == f"{path}: row 1: {line}"
 
 
 def test_several_sources_are_read_one_after_the_other(tmp_path):
@@ -143,7 +169,7 @@ def test_a_name_that_is_neither_file_nor_hub_data_set(monkeypatch, tmp_path, err
         ("a.jsonl.gz", gz(b""), "has no rows; write one record per line"),
         ("a.json", b"[]", "has no rows; write one record per line"),
         ("a.ods", b"x", "unknown kind of file; use one that ends in .jsonl, .json, .ndjson, .jsonl.gz, .json.gz, "
-         ".ndjson.gz, .csv, .tsv, .csv.gz, .tsv.gz, .xlsx, .parquet"),
+         ".ndjson.gz, .csv, .tsv, .csv.gz, .tsv.gz, .xlsx, .parquet, or .txt for prompts, one per line"),
         ("a.jsonl.gz", b"plain", "broken gzip file (Not a gzipped file (b'pl')); copy or compress it again"),
         ("a.jsonl.gz", gz(lines(ROWS))[:-9], "broken gzip file (Compressed file ended before the "
          "end-of-stream marker was reached); copy or compress it again"),
