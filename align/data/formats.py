@@ -10,7 +10,7 @@ from align.data import layouts
 from align.data import open_assistant as oasst
 from align.data.conversation import check_conversation
 from align.data.fields import check_meaning, check_row, check_scores, field_error, turns_before
-from align.data.published import PUBLISHED, Format, Reader, Row, has, has_any, messages_prompt
+from align.data.published import PUBLISHED, Format, Reader, Row, has, has_any, is_messages_pair, messages_prompt
 from align.data.ratings import RatedAnswer
 from align.data.records import AttributeJudgment, Demonstration, Prompt, Ranking, Record, RuleJudgment
 
@@ -50,6 +50,10 @@ def _prompt_from_ids(row: Row) -> list[Record]:
     return [replace(record, ids=tokenized.ids) for record in text.convert(row) if isinstance(record, Prompt)]
 
 
+def _has_messages(row: Row) -> bool:
+    return has("messages")(row) and not is_messages_pair(row)
+
+
 _ATTRIBUTES, _is_judgment = "prompt, response, attributes", has_any("verdict", "rule")
 _is_sampled = has("prompt", "responses", "model", without=("ranks",))
 # The first match counts. This project's layouts match on any field that only they have, so that a missing one is named.
@@ -57,7 +61,7 @@ _ANSWERED: tuple[Format, ...] = (
     # Demonstrations
     Format("OpenAssistant tree", Demonstration, "prompt {replies}", oasst.is_tree, oasst.tree_demonstrations),
     Format("prompt-completion", Demonstration, "prompt, completion", has("completion"), _demonstrations),
-    Format("messages", Demonstration, "messages", has("messages"), _demonstrations, messages_prompt),
+    Format("messages", Demonstration, "messages", _has_messages, _demonstrations, messages_prompt),
     Format(
         "sampled",
         Demonstration,

@@ -90,9 +90,18 @@ def _is_text_pair(*prompt: str) -> Matcher:
     return lambda row: is_pair(row) and asks(row) and isinstance(row["chosen"], str)
 
 
+def is_messages_pair(row: Row) -> bool:
+    return has("messages", *IN_PAIR)(row) and isinstance(row["chosen"], Mapping)
+
+
 def _is_tagged(row: Row) -> bool:
     answered = has("instruction", "output")(row) or has_any("conversations", "messages")(row)
-    return answered and row.get("kto_tag") in (0, 1)
+    return answered and _tag(row) in (0, 1)
+
+
+def _tag(row: Row) -> Any:
+    """Whether an answer is a good one: LLaMA-Factory's files have either name."""
+    return row.get("kto_tag") if row.get("kto_tag") is not None else row.get("label")
 
 
 # --- Prompts ---
@@ -353,7 +362,7 @@ def _ranked(entries: Sequence[Row], texts: Sequence[str], scores: Sequence[float
 
 def _tagged(row: Row) -> Fields:
     response = row["output"] if row.get("instruction") is not None else _tagged_turns(row)[-1:]
-    return {"response": response, "rating": int(row["kto_tag"])}
+    return {"response": response, "rating": int(_tag(row))}
 
 
 _RANKINGS: tuple[Entry, ...] = (
@@ -364,6 +373,10 @@ _RANKINGS: tuple[Entry, ...] = (
     ("ShareGPT pair", "conversations, chosen, rejected", has("conversations", *IN_PAIR),
      lambda row: {**id_and_category(row), "prompt": _sharegpt_turns(row)},
      lambda row: {name: [_sharegpt_turn(row[name], name)] for name in IN_PAIR}),
+    # The same with the names of OpenAI, as in LLaMA-Factory and axolotl
+    ("messages pair", "messages, chosen, rejected", is_messages_pair,
+     lambda row: {**id_and_category(row), "prompt": row["messages"]},
+     lambda row: {name: [row[name]] for name in IN_PAIR}),
     # The binarized form of argilla/ultrafeedback-binarized-preferences
     ("UltraFeedback pair", "instruction, chosen_response, rejected_response", has("instruction", "chosen_response"),
      instruction(category="source"),

@@ -149,6 +149,7 @@ ROWS = [
         [rated(1)],
     ),
     ("LLaMA-Factory KTO", {"messages": [user("Hi"), assistant("a")], "kto_tag": True}, [rated(1)]),
+    ("LLaMA-Factory KTO", {"messages": [user("Hi"), assistant("a")], "label": False}, [rated(0)]),
     (
         "LLaMA-Factory pair",
         {"instruction": "1", "input": "x", "chosen": "a", "rejected": "b", "system": "s", "history": [["0", "y"]]},
@@ -161,6 +162,11 @@ ROWS = [
             "chosen": {"from": "gpt", "value": "a"},
             "rejected": {"from": "gpt", "value": "b"},
         },
+        [ranked(HI, "a", "b")],
+    ),
+    (
+        "messages pair",
+        {"messages": [user("Hi")], "chosen": assistant("a"), "rejected": assistant("b")},
         [ranked(HI, "a", "b")],
     ),
     (

@@ -53,9 +53,7 @@ def test_a_text_file_has_a_prompt_on_each_line(tmp_path):
     scanned = scan(path, Prompt)
     assert [record.prompt[0]["content"] for record in scanned.records] == ["Why?", '  {"a": 1}, "b"']
     assert scanned.problems == [f"{path}:4: not UTF-8 (byte 0xe9 at 4); save the file as UTF-8"]
-    with pytest.raises(
-        UserError, match=r"questions.txt:1: the row has the fields prompt, which is no known form"
-    ):
+    with pytest.raises(UserError, match=r"questions.txt:1: the row has the fields prompt, which is no known form"):
         read_records(path, Ranking)
     (tmp_path / "data.jsonl").write_bytes(lines(ROWS))
     assert read_records(tmp_path, Prompt) == RECORDS  # in a folder it may be a license
