@@ -6,6 +6,9 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
+CPU_CHUNK, GPU_CHUNK = 2**21, 2**27
+"""Logits that are copied at once: 8 MB stay in a processor's cache; a GPU needs work for all its cores."""
+
 
 class Padded(NamedTuple):
     """Token rows padded on the right: a row's end follows from its length, never from the value of a token."""
@@ -157,8 +160,7 @@ def _wide(logits: Tensor) -> torch.dtype:
 
 def _in_chunks(logits: Tensor, temperature: float) -> Iterator[tuple[slice, Tensor]]:
     """Yield slices of the rows of `logits` [n, V], each with a copy of its logits, divided and at least float32."""
-    # 8 MB at a time stay in a processor's cache; a GPU needs work for all its cores.
-    elements = 2**21 if logits.device.type == "cpu" else 2**27
+    elements = CPU_CHUNK if logits.device.type == "cpu" else GPU_CHUNK
     count = max(1, elements // logits.shape[-1])
     for start in range(0, len(logits), count):
         rows = slice(start, min(start + count, len(logits)))

@@ -2,6 +2,7 @@
 
 import json
 import os
+import runpy
 import signal
 import subprocess
 import sys
@@ -161,17 +162,17 @@ def demonstrations(tmp_path_factory) -> Path:
 
 
 def test_command_and_script_do_the_same_and_say_little(tmp_path, demonstrations, monkeypatch, capfd):
-    """The script in a process of its own, the command in this one; `test_control_c_is_one_line` starts it."""
+    """The script in this process, too: tests of launches start it in its own."""
     monkeypatch.chdir(tmp_path)  # the package must not depend on where it is started
     words = [*SMALL, "--train_data", str(demonstrations)]
-    script = [sys.executable, str(ROOT / "align" / "sft" / "train.py"), *words, "--output_dir", "script"]
-    done = subprocess.run(script, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    monkeypatch.setattr(sys, "argv", ["train.py", *words, "--output_dir", "script"])
+    runpy.run_path(str(ROOT / "align" / "sft" / "train.py"), run_name="__main__")
+    script = capfd.readouterr()
     cli.main(["sft", *words, "--output_dir", "command"])
-    printed = capfd.readouterr()
-    assert done.stdout == printed.out == ""
+    command = capfd.readouterr()
+    assert script.out == command.out == ""
     # The line of the stage and its progress bar: no loading bars, no advice of libraries.
-    for lines in (done.stderr.splitlines(), printed.err.splitlines()):
+    for lines in (script.err.splitlines(), command.err.splitlines()):
         assert lines[0] == "sft: 4 examples to learn from, 0 held out; model tiny-gpt2"
         assert all(line.strip().startswith("sft") for line in lines), lines
     weights = [load_file(tmp_path / name / "model" / "model.safetensors") for name in ("script", "command")]

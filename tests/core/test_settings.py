@@ -121,16 +121,15 @@ def test_a_number_means_its_digits(from_yaml):
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_every_option_is_known_with_hyphens_too(stage):
-    """Whatever the spelling, the value arrives: each default is given on the command line, but for one that is empty."""
+    """Whatever the spelling, the values arrive: all defaults are given on the command line, but for those that are empty."""
     defaults = asdict(read(stage))
+    groups = {name: value for name, value in defaults.items() if isinstance(value, dict)}
+    flat = {name: value for name, value in defaults.items() if name not in groups}
+    flat |= {f"{group}.{name}": value for group, values in groups.items() for name, value in values.items()}
+    given = {name: value if isinstance(value, list) else [value] for name, value in flat.items() if value not in ([], None)}
     for spell in (str, lambda name: name.replace("_", "-"), lambda name: name.replace("_", "-", 1)):
-        groups = {name: value for name, value in defaults.items() if isinstance(value, dict)}
-        inner = {f"{group}.{name}": value for group, values in groups.items() for name, value in values.items()}
-        for name, value in ({key: each for key, each in defaults.items() if key not in groups} | inner).items():
-            values = value if isinstance(value, list) else [value]
-            if not values or value is None:
-                continue  # an empty list and an absent block cannot be given
-            assert asdict(read(stage, f"--{spell(name)}", *map(str, values))) == defaults
+        words = [word for name, values in given.items() for word in (f"--{spell(name)}", *map(str, values))]
+        assert asdict(read(stage, *words)) == defaults
 
 
 @pytest.mark.parametrize(
