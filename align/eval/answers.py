@@ -23,8 +23,9 @@ from align.models.loading import LoadedModel, load
 from align.reward.checkpoint import LoadedReward
 from align.reward.scoring import RewardModelScorer
 from align.runtime.distributed import compute_dtype, make_accelerator, map_across_processes
-from align.sampling.generation import Responses, SamplingParams, row_uniforms, sample
+from align.sampling.generation import SamplingParams, row_uniforms, sample
 from align.sampling.settings import FewShotSettings
+from align.tokenization import Tokenization
 from align.tokenization.encoded import EncodedPrompt, SampledResponse
 
 CHUNK = 400
@@ -173,7 +174,7 @@ def sample_once(
                 raise UserError(f"{prompt.where}: the tokenizer turns it into no tokens; remove it")
             backbone.require_fit(len(prompt.ids), sampling.max_new_tokens, prompt.where)
         uniforms = torch.cat([row_uniforms(samples, sampling, seed, stream, *prompt.key) for prompt in chunk])
-        ids = respond(evaluated, [prompt.ids for prompt in chunk for _ in range(samples)], uniforms, sampling).ids
+        ids = respond(evaluated, [prompt.ids for prompt in chunk for _ in range(samples)], uniforms, sampling)
         groups = [ids[start : start + samples] for start in range(0, len(ids), samples)]
         return [{"texts": [tokenization.text(row) for row in group], "ids": group} for group in groups]
 
@@ -188,7 +189,7 @@ def sample_once(
 
 def respond(
     evaluated: EvaluatedModel, prompts: Sequence[list[int]], uniforms: Tensor, sampling: SamplingParams
-) -> Responses:
+) -> list[list[int]]:
     """Sample a response to each prompt; the same on every process, however many share the work.
 
     Args:
@@ -197,14 +198,10 @@ def respond(
     """
     backbone, ends = evaluated.loaded.backbone, evaluated.loaded.tokenization.end_ids
 
-    def sample_rows(rows: list[int]) -> list[tuple[list[int], bool]]:
-        if not rows:
-            return []
-        responses = sample(backbone, [prompts[row] for row in rows], uniforms[rows], sampling, ends)
-        return list(zip(responses.ids, responses.ended, strict=True))
+    def sample_rows(rows: list[int]) -> list[list[int]]:
+        return sample(backbone, [prompts[row] for row in rows], uniforms[rows], sampling, ends).ids if rows else []
 
-    results = map_across_processes(range(len(prompts)), sample_rows, evaluated.accelerator)
-    return Responses([ids for ids, _ in results], [ended for _, ended in results])
+    return map_across_processes(range(len(prompts)), sample_rows, evaluated.accelerator)
 
 
 # ---------------------------------------------------------------------------------------------- answers to files of prompts
@@ -219,74 +216,65 @@ def sample_answers(
 ) -> dict[str, list[SampledResponse]]:
     """Sample answers of a model to each prompt of the settings that fits it.
 
+    Reward models and judges see the prompt without the model's few-shot prompt.
+
     Returns:
         By the prompt's number in the file, from 1, `samples` answers to each prompt (None as `wanted`: to all).
 
     Raises:
         UserError: if a prompt exceeds the limits (see `overlong`) or the model's context.
     """
-    tokenization = evaluated.loaded.tokenization
-    encoded = {
-        number: prompt for number, prompt in read_prompts(config, evaluated.loaded) if wanted is None or number in wanted
-    }
+    numbers = itertools.count(1)
+
+    def encode_one(record: Prompt, apply_limits: ApplyLimits) -> Iterator[tuple[str, EncodedPrompt]]:
+        number, encoded = next(numbers), encode_prompt(record, evaluated.loaded, apply_limits)
+        if encoded is not None:
+            yield str(number), encoded
+
+    def ids_of(prompt: EncodedPrompt) -> list[int]:
+        if evaluated.few_shot_prompt == FewShotPrompt():
+            return prompt.ids  # cut to the limits
+        if prompt.given_as_ids:
+            problem = "holds token ids (input_ids), which cannot follow examples; give prompts as text"
+            raise UserError(f"{config.prompts}: {problem}")
+        return evaluated.prompt_ids(prompt.conversation)
+
+    limits = Limits(config.max_prompt_tokens, config.max_new_tokens, config.overlong)
+    found = encode_records(config.prompts, Prompt, evaluated.loaded, limits, config.skip_bad_rows, encode_one)
+    encoded = {number: each for number, each in subsample(found, config.limit) if wanted is None or number in wanted}
     prompts = {
-        number: TokenPrompt(
-            _ids_with_few_shot_prompt(evaluated, prompt, config.prompts),
-            (int(number),),
-            f"{config.prompts}: prompt {number}",
-        )
+        number: TokenPrompt(ids_of(prompt), (int(number),), f"{config.prompts}: prompt {number}")
         for number, prompt in encoded.items()
     }
-    path = Path(config.output) / f"{task}-{evaluated.name}.jsonl"
-    stream = RngStream.EVALUATION_ANSWERS
+    path, stream = Path(config.output) / f"{task}-{evaluated.name}.jsonl", RngStream.EVALUATION_ANSWERS
     rows = sample_once(path, evaluated, prompts, samples, config.sampling, config.seed, stream)
+    has_ended = evaluated.loaded.tokenization.has_ended
     return {
         number: [
-            SampledResponse(prompt.conversation, prompt.ids, ids, text, tokenization.has_ended(ids))
+            SampledResponse(prompt.conversation, prompt.ids, ids, text, has_ended(ids))
             for ids, text in zip(rows[number]["ids"], rows[number]["texts"], strict=True)
         ]
         for number, prompt in encoded.items()
     }
 
 
-def read_prompts(config: AnsweringTaskConfig, loaded: LoadedModel) -> list[tuple[str, EncodedPrompt]]:
-    """The prompts that fit a model, with their numbers in the file: ids need not be unique."""
-    numbers = itertools.count(1)
-
-    def encode_one(record: Prompt, apply_limits: ApplyLimits) -> Iterator[tuple[str, EncodedPrompt]]:
-        number, encoded = next(numbers), encode_prompt(record, loaded, apply_limits)
-        if encoded is not None:
-            yield str(number), encoded
-
-    limits = Limits(config.max_prompt_tokens, config.max_new_tokens, config.overlong)
-    prompts = encode_records(config.prompts, Prompt, loaded, limits, config.skip_bad_rows, encode_one)
-    return subsample(prompts, config.limit)
-
-
-def _ids_with_few_shot_prompt(evaluated: EvaluatedModel, prompt: EncodedPrompt, source: str) -> list[int]:
-    """The token ids that the model reads, with its few-shot prompt; reward models and judges see the prompt without it."""
-    if evaluated.few_shot_prompt == FewShotPrompt():
-        return prompt.ids  # cut to the limits
-    if prompt.given_as_ids:
-        raise UserError(f"{source}: holds token ids (input_ids), which cannot follow examples; give prompts as text")
-    return evaluated.prompt_ids(prompt.conversation)
-
-
 def reward_answers(
     path: Path,
     reward: LoadedReward,
     settings: Json,
-    evaluated: EvaluatedModel,
     answers: Mapping[str, list[SampledResponse]],
+    policy: Tokenization,
+    accelerator: Accelerator,
     budget: int,
-) -> dict[str, list[float]]:
-    """The reward of each of a model's answers, by the prompt's number; stored in `path`.
+) -> list[list[float]]:
+    """Score the answers to each prompt with a reward model; stored in `path`.
 
     Args:
-        settings: what identifies the reward model.
+        settings: identifies the reward model and the policy.
+        policy: tokenization of the answers.
         budget: padded tokens that are read at once.
     """
-    scorer = RewardModelScorer.from_loaded(reward, evaluated.loaded.tokenization, evaluated.accelerator, budget)
+    scorer = RewardModelScorer.from_loaded(reward, policy, accelerator, budget)
 
     def score_chunk(chunk: list[list[SampledResponse]]) -> list[Json]:
         rewards = iter(scorer([answer for group in chunk for answer in group]))
@@ -295,11 +283,5 @@ def reward_answers(
     def content(group: list[SampledResponse]) -> list[object]:
         return [[answer.conversation, answer.prompt_ids, answer.ids, answer.text] for answer in group]
 
-    settings = settings | evaluated.settings
-    rows = compute_once(path, settings, answers, score_chunk, evaluated.accelerator, CHUNK, content)
-    return {number: row["rewards"] for number, row in zip(answers, rows, strict=True)}
-
-
-def answered_by_all(answers: Sequence[Mapping[str, object]]) -> list[str]:
-    """The numbers of the prompts that every model answered."""
-    return [number for number in answers[0] if all(number in by_number for by_number in answers)]
+    rows = compute_once(path, settings, answers, score_chunk, accelerator, CHUNK, content)
+    return [row["rewards"] for row in rows]

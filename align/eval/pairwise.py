@@ -3,11 +3,12 @@
 An outcome is 1 if the first model won, 0 if the second did, 0.5 for a tie. Strengths (Bradley and Terry 1952) and the
 length-controlled win rate are logistic regressions with Firth's penalty (1993): half the log-determinant of the
 information matrix, the logarithm of Jeffreys' prior. The estimate is finite even where a feature separates wins from
-losses. Intervals by
-profile likelihood stay right there (Heinze and Schemper 2002); intervals by standard errors or by resampling do not.
+losses. Intervals by profile likelihood stay right there (Heinze and Schemper 2002); intervals by standard errors or by
+resampling do not.
 """
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
@@ -72,24 +73,13 @@ def pair_table(comparisons: Sequence[PairwiseComparison], models: Sequence[str])
     for first, second in combinations(models, 2):
         of_pair = [each for each in comparisons if {each.first, each.second} == {first, second}]
         if of_pair:
-            outcomes = [comparison.outcome_for(first) for comparison in of_pair]
-            rate, low, high = win_rate(of_pair, first)
-            rows.append(
-                {
-                    "model": first,
-                    "against": second,
-                    "won": sum(outcome > 0.5 for outcome in outcomes),
-                    "tied": sum(outcome == 0.5 for outcome in outcomes),
-                    "lost": sum(outcome < 0.5 for outcome in outcomes),
-                    "win rate": round(rate, 4),
-                    "low": round(low, 4),
-                    "high": round(high, 4),
-                }
-            )
+            signs = Counter(np.sign(comparison.outcome_for(first) - 0.5) for comparison in of_pair)
+            row: Json = {"model": first, "against": second, "won": signs[1], "tied": signs[0], "lost": signs[-1]}
+            ends = zip(("win rate", "low", "high"), win_rate(of_pair, first), strict=True)
+            rows.append(row | {name: round(value, 4) for name, value in ends})
     return rows
 
 
-STRENGTH_NOTE = "log-odds against the mean model, with Jeffreys' prior"
 STRENGTH, LENGTH_CONTROLLED = "Bradley-Terry strength", "win rate, length-controlled"
 MIN_PROMPTS = 30
 """Fewest prompts for a fit of two coefficients."""
@@ -100,12 +90,11 @@ def strength_measurements(
 ) -> dict[str, Measurement]:
     """The Bradley-Terry strength of each model: log-odds, with a mean of 0 over the models; a tie is half a win.
 
-    The strengths maximize the likelihood with Jeffreys' prior, which for two
-    models adds half a win to both: a model that never loses gets a finite strength and a wide interval. The comparisons of
-    one prompt count as fewer independent ones, by the design effect of the model's outcomes.
+    The strengths maximize the likelihood with Jeffreys' prior, which for two models adds half a win to both. The
+    comparisons of one prompt count as fewer independent ones, by the design effect of the model's outcomes.
 
     Returns:
-        Figures without a value where no chain of comparisons connects all models: their strengths have no common scale.
+        Measurements without a value where no chain of comparisons connects all models: their strengths have no common scale.
     """
     column = {model: number for number, model in enumerate(models)}
     sides = np.array([[column[each.first], column[each.second]] for each in comparisons])
@@ -120,22 +109,15 @@ def strength_measurements(
         return {model: Measurement(STRENGTH, None, None, None, counts[column[model]], scorer, note) for model in models}
     basis = np.linalg.svd(np.ones((1, len(models))))[2][1:].T  # [K, K - 1]: strengths = basis @ coefficients, with sum 0
     design = basis[sides[:, 0]] - basis[sides[:, 1]]
-    strengths = basis @ fit(design, outcomes, np.ones(len(outcomes)))
     measurements = {}
     for model, number in column.items():
         own = (sides == number).any(1)
         won = np.where(sides[own, 0] == number, outcomes[own], 1 - outcomes[own])
-        weight = 1 / max(1.0, design_effect(won, items[own]))
-        low, high = profile_interval(design, outcomes, np.full(len(outcomes), weight), basis[number])
-        value = float(strengths[number])
-        limit = {
-            0.0: "; it never won: only the prior limits it from below",
-            1.0: "; it never lost: only the prior limits it",
-        }
-        note = STRENGTH_NOTE + limit.get(float(won.mean()), "")
-        measurements[model] = Measurement(
-            STRENGTH, value, min(low, value), max(high, value), len(won), scorer, note, "higher"
-        )
+        value, low, high = estimate(design, outcomes, basis[number], design_effect(won, items[own]))
+        note = "log-odds against the mean model, with Jeffreys' prior"
+        if won.mean() in (0.0, 1.0):
+            note += "; it never lost: only the prior limits it" if won.all() else "; it never won: only the prior limits it"
+        measurements[model] = Measurement(STRENGTH, value, low, high, len(won), scorer, note, "higher")
     return measurements
 
 
@@ -144,32 +126,38 @@ def length_controlled_measurement(comparisons: Sequence[PairwiseComparison], mod
 
     Logistic regression of the outcome on tanh(d / sd(d)), d how much longer the answer is; the win rate is the
     prediction at d = 0. After the length control of AlpacaEval 2 (Dubois et al. 2024, "Length-Controlled AlpacaEval",
-    section 3), without its term for the difficulty of each instruction, which needs a whole leaderboard. The fit has
-    Firth's penalty.
+    section 3), without its term for the difficulty of each instruction, which needs a whole leaderboard.
 
     Returns:
         A measurement without a value for fewer than `MIN_PROMPTS` prompts, and where d = 0 is outside the data.
     """
     count, items = len(comparisons), item_numbers(comparisons)
-    if items.max() + 1 < MIN_PROMPTS:
-        return Measurement(LENGTH_CONTROLLED, None, None, None, count, scorer, f"needs {MIN_PROMPTS} prompts or more")
     outcomes = np.array([comparison.outcome_for(model) for comparison in comparisons], dtype=np.float64)
     extra_length = np.array([comparison.extra_length_of(model) for comparison in comparisons], dtype=np.float64)
-    if not extra_length.any():
-        rate = win_rate(comparisons, model)
-        return Measurement(
-            LENGTH_CONTROLLED, *rate, count, scorer, "all answers are equally long: the win rate itself", "higher"
-        )
-    if (extra_length > 0).all() or (extra_length < 0).all():
+    value: tuple[float | None, float | None, float | None] = (None, None, None)
+    if items.max() + 1 < MIN_PROMPTS:
+        note = f"needs {MIN_PROMPTS} prompts or more"
+    elif not extra_length.any():
+        value, note = win_rate(comparisons, model), "all answers are equally long: the win rate itself"
+    elif (extra_length > 0).all() or (extra_length < 0).all():
         side = "longer" if extra_length[0] > 0 else "shorter"
         note = f"every answer is {side}: nothing shows the rate at equal length"
-        return Measurement(LENGTH_CONTROLLED, None, None, None, count, scorer, note)
-    design = np.stack([np.ones(count), np.tanh(extra_length / extra_length.std())], axis=1)
-    intercept, _ = fit(design, outcomes, np.ones(count))
-    weight = 1 / max(1.0, design_effect(outcomes, items))
-    low, high = profile_interval(design, outcomes, np.full(count, weight), np.array([1.0, 0.0]))
-    value, low, high = (float(expit(end)) for end in (intercept, min(low, intercept), max(high, intercept)))
-    return Measurement(LENGTH_CONTROLLED, value, low, high, count, scorer, "predicted for answers of equal length", "higher")
+    else:
+        design = np.stack([np.ones(count), np.tanh(extra_length / extra_length.std())], axis=1)
+        intercept, low, high = estimate(design, outcomes, np.array([1.0, 0.0]), design_effect(outcomes, items))
+        value, note = (
+            (float(expit(intercept)), float(expit(low)), float(expit(high))),
+            "predicted for answers of equal length",
+        )
+    return Measurement(LENGTH_CONTROLLED, *value, count, scorer, note, "" if value[0] is None else "higher")
+
+
+def estimate(design: np.ndarray, outcomes: np.ndarray, contrast: np.ndarray, effect: float) -> tuple[float, float, float]:
+    """The value of contrast @ coefficients and its interval, for rows that stand for 1 / `effect` observations each."""
+    count = len(outcomes)
+    value = float(contrast @ fit(design, outcomes, np.ones(count)))
+    low, high = profile_interval(design, outcomes, np.full(count, 1 / max(1.0, effect)), contrast)
+    return value, min(low, value), max(high, value)
 
 
 FARTHEST = 60.0
@@ -188,20 +176,16 @@ def fit(design: np.ndarray, outcomes: np.ndarray, weights: np.ndarray) -> np.nda
 
 
 def profile_interval(
-    design: np.ndarray, outcomes: np.ndarray, weights: np.ndarray, contrast: np.ndarray, level: float = LEVEL
+    design: np.ndarray, outcomes: np.ndarray, weights: np.ndarray, contrast: np.ndarray
 ) -> tuple[float, float]:
-    """The interval of contrast @ coefficients by penalized profile likelihood; arguments as in `fit`.
-
-    Args:
-        contrast: [p], not 0.
-    """
-    from scipy.stats import chi2
+    """The interval of contrast [p] @ coefficients by penalized profile likelihood; other arguments as in `fit`."""
+    from scipy.stats import chi2  # slow to import
 
     best = fit(design, outcomes, weights)
     top, at = penalized_log_likelihood(design, outcomes, weights, best)[0], float(contrast @ best)
     length = float(contrast @ contrast)
     free = np.linalg.svd(contrast[None])[2][1:].T  # [p, p - 1], orthogonal to the contrast
-    limit = float(chi2.ppf(level, 1)) / 2
+    limit = float(chi2.ppf(LEVEL, 1)) / 2
 
     def drop(value: float) -> float:
         """How far the penalized log-likelihood falls below its maximum, minus the limit, at this value of the contrast."""

@@ -79,9 +79,7 @@ def compare_policies(
         max_prompt_tokens: longer prompts are left out.
     """
     accelerator = Accelerator(cpu=computes_on_cpu())
-    policies = [load(ModelConfig(model=name), compute_dtype(dtype)) for name in (before, after)]
-    for policy in policies:
-        policy.backbone.requires_grad_(False).to(accelerator.device)
+    policies = [_load_policy(name, dtype, accelerator) for name in (before, after)]
     if max_prompt_tokens is not None:
         encode = policies[0].tokenization.prompt_ids
         prompts = [prompt for prompt in prompts if len(encode(prompt.prompt)) <= max_prompt_tokens]
@@ -98,6 +96,12 @@ def compare_policies(
     return PolicyComparison(list(prompts), samples, first, second, float(difference.mean()), low, high, sum(kl) / len(kl))
 
 
+def _load_policy(name: str, dtype: str, accelerator: Accelerator) -> LoadedModel:
+    loaded = load(ModelConfig(model=name), compute_dtype(dtype))
+    loaded.backbone.requires_grad_(False).to(accelerator.device)
+    return loaded
+
+
 def best_responses(
     policy: str,
     reward: LoadedReward,
@@ -109,17 +113,11 @@ def best_responses(
 ) -> PolicyResponses:
     """The answer with the highest reward among n of a policy, for each prompt: optimization without training."""
     accelerator = Accelerator(cpu=computes_on_cpu())
-    loaded = load(ModelConfig(model=policy), compute_dtype(dtype))
-    loaded.backbone.requires_grad_(False).to(accelerator.device)
-    repeated = [prompt for prompt in prompts for _ in range(n)]
+    loaded, repeated = _load_policy(policy, dtype, accelerator), [prompt for prompt in prompts for _ in range(n)]
     drawn = sample_and_score(loaded, reward, repeated, sampling, (seed, RngStream.BEST_OF), accelerator)
     best = [i + max(range(n), key=lambda k: drawn.rewards[i + k]) for i in range(0, len(repeated), n)]
-    return PolicyResponses(
-        [drawn.texts[i] for i in best],
-        [drawn.rewards[i] for i in best],
-        [drawn.ids[i] for i in best],
-        [drawn.ended[i] for i in best],
-    )
+    columns = (drawn.texts, drawn.rewards, drawn.ids, drawn.ended)
+    return PolicyResponses(*([column[i] for i in best] for column in columns))
 
 
 def judged_win_rates(comparison: PolicyComparison, judge: LoadedReward, policy: str) -> np.ndarray:

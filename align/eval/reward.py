@@ -16,7 +16,7 @@ from align.batches.encoding import Limits, encode_rankings
 from align.core.errors import UserError
 from align.core.files import numbered_paths
 from align.core.launch import run_stage
-from align.core.settings import ModelConfig, option, require_setting
+from align.core.settings import option, require_setting
 from align.core.statistics import (
     correlation,
     difference_interval,
@@ -35,11 +35,10 @@ from align.eval.answers import (
 )
 from align.eval.policy_comparison import expected_best, kl_bound, response_kl, sizes_on_curve
 from align.eval.results import Evaluation, Measurement, format_value, mean_measurement, publish, share_measurement
-from align.eval.rewardbench import TIES, BenchmarkRow, good_response_wins, read_benchmark, section_scores, ties_score
+from align.eval.rewardbench import TIES, good_response_wins, read_benchmark, section_scores, ties_score
 from align.eval.settings import AnsweringTaskConfig
 from align.eval.store import Json, compute_once, fingerprint
 from align.model_registry.registry import resolve_model
-from align.models.loading import load
 from align.reward.checkpoint import LoadedReward, load_reward_model
 from align.reward.rankings import (
     ScoredRanking,
@@ -49,8 +48,6 @@ from align.reward.rankings import (
     score_rankings,
     with_rewards,
 )
-from align.reward.scoring import RewardModelScorer
-from align.runtime.distributed import compute_dtype
 from align.runtime.sharding import place_frozen_model
 from align.tokenization.encoded import EncodedRanking, SampledResponse
 
@@ -134,26 +131,21 @@ CALIBRATION_NOTE = "an absolute value: resamples hold fewer different pairs, so 
 def evaluate_on_preferences(config: RewardEvalConfig, model: NamedRewardModel, accelerator: Accelerator) -> Evaluation:
     """Accuracy, calibration and order of a reward model on rankings, over all of them and by category."""
     rankings = rewarded_preferences(config, model, accelerator)
-    total = ranking_metrics(rankings)
+    total, (_, differences) = ranking_metrics(rankings), pairs_and_differences(rankings)
     taus = [kendall_tau(item.ranks, item.rewards) for item in rankings]
-    tau = float(np.mean(taus)), *difference_interval(taus)
-    pairs, responses = int(total["pairs"]), sum(len(item.rewards) for item in rankings)
+    pairs, responses, by = int(total["pairs"]), sum(len(item.rewards) for item in rankings), model.scorer
     columns = [np.array([item.rewards, item.lengths]) for item in rankings]
     length = interval_over_rankings(lambda joined: correlation(*joined), columns)
     differences_of_each = [pairs_and_differences([item])[1].numpy() for item in rankings]
     calibration = interval_over_rankings(pair_calibration_error, differences_of_each)
-    accuracy, note, by = (
-        (total["accuracy/low"], total["accuracy/high"]),
-        "share of pairs in the labelers' order",
-        model.scorer,
-    )
+    accuracy, note = (total["accuracy/low"], total["accuracy/high"]), "share of pairs in the labelers' order"
+    order = float(np.mean(taus)), *difference_interval(taus)
     measurements = [
         Measurement("accuracy", total["accuracy"], *accuracy, pairs, by, note, "higher"),
-        Measurement("Kendall's tau", *tau, len(taus), by, "", "higher"),
+        Measurement("Kendall's tau", *order, len(taus), by, "", "higher"),
         Measurement("calibration error", total["calibration_error"], *calibration, pairs, by, CALIBRATION_NOTE, "lower"),
         Measurement("length correlation", total["length_correlation"], *length, responses, by),
     ]
-    _, differences = pairs_and_differences(rankings)
     reliability = [
         {"stated": round(stated, 4), "right": round(right, 4), "pairs": count}
         for stated, right, count in pair_calibration(differences)
@@ -225,37 +217,37 @@ def rewarded_answers(
     evaluated: EvaluatedModel,
     reward_models: Sequence[NamedRewardModel],
     samples: int,
-) -> tuple[dict[str, list[SampledResponse]], list[np.ndarray]]:
-    """A model's answers by the prompt's number, and their rewards [prompts, samples] by each reward model."""
+) -> tuple[list[list[SampledResponse]], list[np.ndarray]]:
+    """A model's answers to each prompt, and their rewards [prompts, samples] by each reward model."""
     answers = sample_answers(config, task, evaluated, samples)
     rewards = []
     for model in reward_models:
         path = Path(config.output) / f"{task}-{evaluated.name}-by-{model.name}.jsonl"
-        settings = {"reward_sha256": model.fingerprint, "dtype": config.dtype}
-        found = reward_answers(path, model.reward, settings, evaluated, answers, config.batch_tokens)
-        rewards.append(np.array(list(found.values())))
-    return answers, rewards
+        settings = {"reward_sha256": model.fingerprint, "dtype": config.dtype} | evaluated.settings
+        policy = evaluated.loaded.tokenization
+        found = reward_answers(path, model.reward, settings, answers, policy, evaluated.accelerator, config.batch_tokens)
+        rewards.append(np.array(found))
+    return list(answers.values()), rewards
 
 
 def best_of_n(config: RewardEvalConfig, evaluated: EvaluatedModel, reward_models: Sequence[NamedRewardModel]) -> Evaluation:
     """The curve of a model: the expected reward of its best of n answers, and the gold model's reward of those."""
     _, rewards = rewarded_answers(config, "best-of-n", evaluated, reward_models, config.samples)
-    proxy_rewards, curve, measurements = rewards[0], [], []
+    proxy_rewards, curve = rewards[0], []
+    by_role: dict[str, list[Measurement]] = {model.role: [] for model in reward_models}
     for n in sizes_on_curve(config.samples):
         row: Json = {"n": n, "KL bound": round(kl_bound(n), 4)}
         for model, values in zip(reward_models, rewards, strict=True):
             best = [expected_best(proxy_rewards[i], values[i], n) for i in range(len(values))]
             note = f"KL to the model's own answers at most {kl_bound(n):.2f} nats" if n > 1 else ""
-            name, role = f"{model.role}, best of {n}", model.role
-            measurement = mean_measurement(name, best, model.scorer, note, better="higher")
-            measurements.append(measurement)
+            role = model.role
+            measurement = mean_measurement(f"{role}, best of {n}", best, model.scorer, note, better="higher")
+            by_role[role].append(measurement)
             ends = {role: measurement.value, f"{role} low": measurement.low, f"{role} high": measurement.high}
             row |= {column: None if value is None else round(value, 4) for column, value in ends.items()}
         curve.append(row)
-    measurements.sort(
-        key=lambda measurement: measurement.name.startswith("gold")
-    )  # the proxy's curve first, then the gold model's
     settings = asdict(config) | {"weights": evaluated.fingerprint}
+    measurements = [measurement for of_role in by_role.values() for measurement in of_role]
     return Evaluation("best-of-n", evaluated.name, settings, measurements, {"curve": curve})
 
 
@@ -264,19 +256,15 @@ def frontier(
 ) -> list[Evaluation]:
     """Reward, gold reward and KL to the start of every policy that a PPO run kept, and of the start itself."""
     policies, start = policies_of(config.frontier)
-    start_settings = ModelConfig(model=start, chat_template=config.chat_template, dtype=config.dtype)
-    reference = load(start_settings, compute_dtype(config.dtype))
-    reference.backbone.to(accelerator.device).eval().requires_grad_(False)
+    reference = next(open_models(replace(config, models=[start]), accelerator)).loaded
     evaluations = []
     for evaluated in open_models(replace(config, models=[start, *policies]), accelerator):
         answers, rewards = rewarded_answers(config, "frontier", evaluated, reward_models, 1)
-        first = [samples[0] for samples in answers.values()]
-        contexts, ids = [answer.prompt_ids for answer in first], [answer.ids for answer in first]
+        contexts, ids = [answer.prompt_ids for (answer,) in answers], [answer.ids for (answer,) in answers]
         kl = response_kl(evaluated.loaded, reference, contexts, ids, config.temperature or 1.0, accelerator)
         measurements = [mean_measurement("KL", kl, note="nats per response")]
         for model, values in zip(reward_models, rewards, strict=True):
-            rewards_of_model = values[:, 0].tolist()
-            measurements.append(mean_measurement(model.role, rewards_of_model, model.scorer, better="higher"))
+            measurements.append(mean_measurement(model.role, values[:, 0].tolist(), model.scorer, better="higher"))
         settings = asdict(config) | {"weights": evaluated.fingerprint}
         evaluations.append(Evaluation("frontier", evaluated.name, settings, measurements))
     curve = [
@@ -310,7 +298,14 @@ def policies_of(run: str) -> tuple[list[str], str]:
 def evaluate_on_benchmark(config: RewardEvalConfig, model: NamedRewardModel, accelerator: Accelerator) -> Evaluation:
     """The scores of a reward model on the benchmark, by subset, by section and over all."""
     rows = read_benchmark(config.benchmark, config.benchmark_split)
-    rewards = _score(config, model, accelerator, rows)
+    tokenization, answers = model.reward.loaded.tokenization, {}
+    for number, row in enumerate(rows, 1):
+        prompt, responses = tokenization.answers_ids(row.prompt, row.responses, whole=False)
+        texts = zip(responses, row.responses, strict=True)
+        answers[f"{number}:{row.id}"] = [SampledResponse(row.prompt, prompt, ids, text) for ids, text in texts]
+    path = Path(config.output) / f"rewardbench-{model.name}.jsonl"
+    settings = {"dtype": config.dtype, "chat_template": config.chat_template, "reward_sha256": model.fingerprint}
+    rewards = reward_answers(path, model.reward, settings, answers, tokenization, accelerator, config.batch_tokens)
     is_pair, by = rows[0].is_pair, model.scorer
     measurements, subsets = [], {}
     for subset in sorted({row.subset for row in rows}):
@@ -324,44 +319,13 @@ def evaluate_on_benchmark(config: RewardEvalConfig, model: NamedRewardModel, acc
         measurements.append(share_measurement(subset, results, by, better="higher"))
         subsets[subset] = float(np.mean(results))
     parts = section_scores(subsets) if is_pair else subsets
-    if is_pair:
-        measurements += [
-            Measurement(section, score, None, None, len(rows), by, "a section", "higher") for section, score in parts.items()
-        ]
+    scores = [(section, score, "a section") for section, score in parts.items()] if is_pair else []
     if parts:
         note = f"mean of {len(parts)} {'sections' if is_pair else 'subsets'}"
-        measurements.append(
-            Measurement("score", float(np.mean(list(parts.values()))), None, None, len(rows), by, note, "higher")
-        )
+        scores.append(("score", float(np.mean(list(parts.values()))), note))
+    measurements += [Measurement(name, score, None, None, len(rows), by, note, "higher") for name, score, note in scores]
     name = "rewardbench" if is_pair else "rewardbench-2"
     return Evaluation(name, model.name, asdict(config) | {"reward_sha256": model.fingerprint}, measurements, {})
-
-
-def _score(
-    config: RewardEvalConfig, model: NamedRewardModel, accelerator: Accelerator, rows: Sequence[BenchmarkRow]
-) -> list[list[float]]:
-    """The rewards of each row's responses; stored in `OUTPUT/rewardbench-<name>.jsonl`."""
-    tokenization = model.reward.loaded.tokenization
-    scorer = RewardModelScorer.from_loaded(model.reward, tokenization, accelerator, config.batch_tokens)
-
-    def score_chunk(chunk: list[BenchmarkRow]) -> list[Json]:
-        flat: list[SampledResponse] = []
-        for row in chunk:
-            prompt, responses = tokenization.answers_ids(row.prompt, row.responses, whole=False)
-            texts = zip(responses, row.responses, strict=True)
-            flat += [SampledResponse(row.prompt, prompt, ids, text) for ids, text in texts]
-        found = iter(scorer(flat))
-        return [{"rewards": [next(found) for _ in row.responses]} for row in chunk]
-
-    rows_with_rewards = compute_once(
-        Path(config.output) / f"rewardbench-{model.name}.jsonl",
-        {"dtype": config.dtype, "chat_template": config.chat_template, "reward_sha256": model.fingerprint},
-        {f"{number}:{row.id}": row for number, row in enumerate(rows, 1)},
-        score_chunk,
-        accelerator,
-        content=lambda row: [list(row.prompt), list(row.responses)],
-    )
-    return [row["rewards"] for row in rows_with_rewards]
 
 
 if __name__ == "__main__":

@@ -124,10 +124,8 @@ def read_judgments(config: VerdictsConfig) -> list[ResponseVotes]:
     for path in config.judgments:
         for record in read_records(path, RuleJudgment, skip_bad_rows=config.skip_bad_rows):
             if record.rule == AUTHORSHIP and record.model is None:
-                text = f"{record.response[:40]!r}"
-                raise UserError(
-                    f"{path}: field 'model' is missing for {text}: import the texts with their author under model"
-                )
+                text, advice = repr(record.response[:40]), "import the texts with their author under model"
+                raise UserError(f"{path}: field 'model' is missing for {text}: {advice}")
             key = record.model or files, content_hash(to_json(record.prompt)), record.response
             votes.setdefault(key, {}).setdefault(record.rule, []).append(record.verdict)
     return [ResponseVotes(model, prompt, of_response) for (model, prompt, _), of_response in votes.items()]
@@ -247,32 +245,25 @@ def grounding_measurements(responses: Sequence[ResponseVotes]) -> list[Measureme
     def informative(response: ResponseVotes) -> bool:
         return response.says_yes(CLAIM) and response.says_yes(SUPPORTED)
 
-    def share(name: str, among: Sequence[ResponseVotes], counts: Callable[[ResponseVotes], bool], note: str) -> None:
-        measurements.append(share_of(name, among, counts, note, "higher"))
-
+    judged, helpful, in_role = ([each for each in responses if asked in each.votes] for asked in (CLAIM, HELPFUL, IN_ROLE))
     measurements: list[Measurement] = []
-    judged, helpful, in_role = (
-        [each for each in responses if question in each.votes] for question in (CLAIM, HELPFUL, IN_ROLE)
-    )
-    claims = [each for each in judged if each.says_yes(CLAIM)]
     if judged:
-        share("groundedness", claims, informative, "of responses that make a claim")
-        share("informativeness", judged, informative, "of all responses")
+        claims = [each for each in judged if each.says_yes(CLAIM)]
         not_known = [each for each in claims if not each.says_yes(KNOWN)]
-        share(
-            "citation accuracy",
-            not_known,
-            lambda each: each.says_yes(CITES),
-            "of responses with a claim that is not well known",
-        )
+        note = "of responses with a claim that is not well known"
+        measurements += [
+            share_of("groundedness", claims, informative, "of responses that make a claim", "higher"),
+            share_of("informativeness", judged, informative, "of all responses", "higher"),
+            share_of("citation accuracy", not_known, lambda each: each.says_yes(CITES), note, "higher"),
+        ]
     if helpful:
-        both, note = (
-            [each for each in helpful if CLAIM in each.votes],
-            "informative and helpful, of all responses that were judged by both forms",
-        )
-        share("helpfulness", both, lambda each: informative(each) and each.says_yes(HELPFUL), note)
+        both = [each for each in helpful if CLAIM in each.votes]
+        note = "informative and helpful, of all responses that were judged by both forms"
+        found = share_of("helpfulness", both, lambda each: informative(each) and each.says_yes(HELPFUL), note, "higher")
+        measurements.append(found)
     if in_role:
-        share("role consistency", in_role, lambda each: each.says_yes(IN_ROLE), "of all responses")
+        note = "of all responses"
+        measurements.append(share_of("role consistency", in_role, lambda each: each.says_yes(IN_ROLE), note, "higher"))
     return measurements
 
 
@@ -307,25 +298,21 @@ def authorship_measurements(
     In Brown et al. (2020), accuracy is the share of correct answers among those that decide. Here it is the mean of two
     shares, the model's and people's: the numbers of texts then have no effect, and guessing scores one half.
     """
-    all_answers = each_answer(texts)
-    model, person, other = ([each for each in each_answer(part) if not is_unsure(each)] for part in (texts, people, control))
-    called_model = share_of(
-        "called a model", model, is_model, "share of the model's texts; of the answers that decide", "", PEOPLE
-    )
-    called_person = share_of(
-        "people called people", person, is_person, "share of people's texts; of the answers that decide", "", PEOPLE
-    )
-    sides = (called_model, model, is_model), (called_person, person, is_person)
-    measurements = [
-        mean_of_shares("judged rightly", sides, "0.5 is chance"),
-        called_model,
-        called_person,
-        share_of("don't know", all_answers, is_unsure, "share of all answers on the model's texts", "", PEOPLE),
-    ]
+
+    def share(name: str, part: Sequence[ResponseVotes], counted: str, note: str = "", scorer: str = PEOPLE) -> Side:
+        """The share of the answers on texts that decide and are `counted`."""
+        answers = [each for each in each_answer(part) if not says(UNSURE)(each)]
+        return share_of(name, answers, says(counted), note, "", scorer), answers, counted
+
+    model = share("called a model", texts, VIOLATES, "share of the model's texts; of the answers that decide")
+    person = share("people called people", people, FOLLOWS, "share of people's texts; of the answers that decide")
+    note = "share of all answers on the model's texts"
+    unsure = share_of("don't know", each_answer(texts), says(UNSURE), note, "", PEOPLE)
+    measurements = [mean_of_shares("judged rightly", (model, person), "0.5 is chance"), model[0], person[0], unsure]
     if control:  # people's texts are the same on both sides, so the control's share called a model is subtracted
-        called_other = share_of("control called a person", other, is_person)
-        note, sides = "below 0: harder to tell from people than the control", (sides[0], (called_other, other, is_person))
-        measurements.append(mean_of_shares("judged rightly, minus control", sides, note, minus=0.5))
+        other = share("control called a person", control, FOLLOWS, scorer=MAJORITY)
+        note = "below 0: harder to tell from people than the control"
+        measurements.append(mean_of_shares("judged rightly, minus control", (model, other), note, minus=0.5))
     return measurements
 
 
@@ -334,26 +321,16 @@ def each_answer(texts: Sequence[ResponseVotes]) -> list[ResponseVotes]:
     return [replace(text, votes={AUTHORSHIP: [vote]}) for text in texts for vote in text.votes.get(AUTHORSHIP, ())]
 
 
-def is_person(answer: ResponseVotes) -> bool:
-    """Whether a labeler said that a person wrote the text."""
-    return answer.verdicts[AUTHORSHIP] == FOLLOWS
+def says(verdict: str) -> Callable[[ResponseVotes], bool]:
+    """Whether an answer on authorship is this: `follows` for a person, `violates` for a model, `unsure`."""
+    return lambda answer: answer.verdicts[AUTHORSHIP] == verdict
 
 
-def is_model(answer: ResponseVotes) -> bool:
-    """Whether a labeler said that a model wrote the text."""
-    return answer.verdicts[AUTHORSHIP] == VIOLATES
+Side = tuple[Measurement, Sequence[ResponseVotes], str]
+"""A share with the answers that it is taken of, and the verdict that counts."""
 
 
-def is_unsure(answer: ResponseVotes) -> bool:
-    """Whether a labeler did not know who wrote the text."""
-    return answer.verdicts[AUTHORSHIP] == UNSURE
-
-
-CountedShare = tuple[Measurement, Sequence[ResponseVotes], Callable[[ResponseVotes], bool]]
-"""A share with the answers that it is taken of, and which of them count."""
-
-
-def mean_of_shares(name: str, sides: tuple[CountedShare, CountedShare], note: str, minus: float = 0.0) -> Measurement:
+def mean_of_shares(name: str, sides: tuple[Side, Side], note: str, minus: float = 0.0) -> Measurement:
     """The mean of two shares, minus a number.
 
     The interval combines those of both shares (Newcombe 1998, method 10, for independent shares), and is at least as wide
@@ -365,9 +342,9 @@ def mean_of_shares(name: str, sides: tuple[CountedShare, CountedShare], note: st
     prompts = dict.fromkeys(answer.prompt for _, answers, _ in sides for answer in answers)
     place = {prompt: number for number, prompt in enumerate(prompts)}
     counts = np.zeros((2, 2, len(place)))  # [side, counted or all, prompt]
-    for side, (_, answers, is_counted) in enumerate(sides):
+    for side, (_, answers, counted) in enumerate(sides):
         for answer in answers:
-            counts[side, :, place[answer.prompt]] += (is_counted(answer), 1)
+            counts[side, :, place[answer.prompt]] += (says(counted)(answer), 1)
 
     def measure(drawn: np.ndarray) -> np.ndarray:
         sums = counts[..., drawn].sum(-1)

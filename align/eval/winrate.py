@@ -20,7 +20,7 @@ from align.core.settings import option
 from align.data.conversation import Conversation
 from align.data.fields import check_texts, check_whole_numbers
 from align.data.sources import iter_rows
-from align.eval.answers import answered_by_all, open_accelerator, open_models, reward_answers, sample_answers
+from align.eval.answers import open_accelerator, open_models, reward_answers, sample_answers
 from align.eval.pairwise import (
     PairwiseComparison,
     length_controlled_measurement,
@@ -102,8 +102,7 @@ def run_winrate(config: WinrateConfig) -> list[Evaluation]:
     evaluations = []
     for model in models:
         measurements = model_measurements(comparisons, model, scorer)
-        if strengths:
-            measurements.append(strengths[model])
+        measurements += [strengths[model]] if strengths else []
         evaluations.append(Evaluation("winrate", model, asdict(config), measurements, tables))
     return publish(config, evaluations, accelerator)
 
@@ -111,17 +110,16 @@ def run_winrate(config: WinrateConfig) -> list[Evaluation]:
 def model_measurements(comparisons: Sequence[PairwiseComparison], model: str, scorer: str) -> list[Measurement]:
     """The measurements of one model against all others together."""
     own = [comparison for comparison in comparisons if model in (comparison.first, comparison.second)]
-    count = len(own)
+    count, flips = len(own), sum(comparison.flipped for comparison in own)
     ties = sum(comparison.outcome == 0.5 for comparison in own) / count
     measurements = [
         Measurement("win rate", *win_rate(own, model), count, scorer, "a tie counts as half", "higher"),
         length_controlled_measurement(own, model, scorer),
         Measurement("ties", ties, None, None, count, scorer),
     ]
-    if any(comparison.flipped for comparison in own):
-        flips = sum(comparison.flipped for comparison in own) / count
+    if flips:
         note = "verdicts that changed with the order of the answers; they count as ties"
-        measurements.append(Measurement("position flips", flips, None, None, count, scorer, note))
+        measurements.append(Measurement("position flips", flips / count, None, None, count, scorer, note))
     return measurements
 
 
@@ -163,8 +161,10 @@ def compare_by_reward_model(config: WinrateConfig, accelerator: Accelerator) -> 
     for evaluated in open_models(config, accelerator):
         name, sampled = evaluated.name, sample_answers(config, "winrate", evaluated)
         path = Path(config.output) / f"winrate-{name}-{identity}.jsonl"
-        settings = {"reward_model": identity, "dtype": config.dtype}
-        rewards[name] = reward_answers(path, reward, settings, evaluated, sampled, config.batch_tokens)
+        settings = {"reward_model": identity, "dtype": config.dtype} | evaluated.settings
+        policy, budget = evaluated.loaded.tokenization, config.batch_tokens
+        found = reward_answers(path, reward, settings, sampled, policy, accelerator, budget)
+        rewards[name] = dict(zip(sampled, found, strict=True))
         answers[name] = {number: samples[0] for number, samples in sampled.items()}
         if identity in training_reward_fingerprints(evaluated.source):
             console.print(f"{name} was trained on this reward model: its win rate measures what it was optimized for")
@@ -191,11 +191,9 @@ def training_reward_fingerprints(model: str) -> set[str]:
 
 def pairs_of_answers(answers: AnswersByModel) -> list[tuple[str, str, str]]:
     """The numbers of the prompts that all models answered, each with every pair of models."""
-    return [
-        (number, first, second)
-        for number in answered_by_all(list(answers.values()))
-        for first, second in combinations(answers, 2)
-    ]
+    first, *others = answers.values()
+    numbers = [number for number in first if all(number in by_number for by_number in others)]
+    return [(number, *pair) for number in numbers for pair in combinations(answers, 2)]
 
 
 def compare_by_judge(config: WinrateConfig, accelerator: Accelerator) -> tuple[list[PairwiseComparison], str]:
@@ -206,15 +204,10 @@ def compare_by_judge(config: WinrateConfig, accelerator: Accelerator) -> tuple[l
         answers[evaluated.name] = {number: samples[0] for number, samples in sampled.items()}
     judge = function_judge(config.judge) if config.judge else endpoint_judge(config)
     name = f"{config.endpoint_model} at {config.endpoint}" if config.endpoint else config.judge
-    triples = pairs_of_answers(answers)
-    questions: dict[str, AnswerPair] = {
-        f"{first} {second} {number}": (
-            answers[first][number].conversation,
-            answers[first][number].text,
-            answers[second][number].text,
-        )
-        for number, first, second in triples
-    }
+    triples, questions = pairs_of_answers(answers), {}
+    for number, first, second in triples:
+        one, other = answers[first][number], answers[second][number]
+        questions[f"{first} {second} {number}"] = (one.conversation, one.text, other.text)
 
     def judge_part(part: list[AnswerPair]) -> list[Json]:
         return [{"outcome": outcome, "flipped": flipped} for outcome, flipped in judge_both_orders(judge, part)]
@@ -230,31 +223,20 @@ def compare_by_judge(config: WinrateConfig, accelerator: Accelerator) -> tuple[l
         content=list,
     )
     comparisons = []
-    for (number, first, second), row in zip(triples, rows, strict=True):
-        lengths = len(answers[first][number].text), len(answers[second][number].text)
+    for (number, first, second), (_, one, other), row in zip(triples, questions.values(), rows, strict=True):
+        lengths = len(one), len(other)
         comparisons.append(PairwiseComparison(number, first, second, row["outcome"], lengths, row["flipped"]))
     return comparisons, f"judge {name}"
 
 
 def function_judge(path: str) -> PreferenceJudge:
-    """A judge from `module:function`.
-
-    Raises:
-        UserError: if it cannot be imported, or later if it does not return one number from 0 to 1 for each row.
-    """
-    function = import_function(path, "judge")
+    """A judge from `module:function`, which has to return one number from 0 to 1 for each row."""
+    function, who = import_function(path, "judge"), f"judge '{path}'"
+    rule = "a verdict is a number from 0 (the second is better) to 1"
 
     def judge(prompts: Sequence[Conversation], firsts: Sequence[str], seconds: Sequence[str]) -> list[float]:
-        return checked_scores(
-            function(prompts, firsts, seconds),
-            len(prompts),
-            f"judge '{path}'",
-            low=0,
-            high=1,
-            items="comparisons",
-            rule="a verdict is a number from 0 (the second is better) to 1",
-            advice=RESUME_HINT,
-        )
+        given, count = function(prompts, firsts, seconds), len(prompts)
+        return checked_scores(given, count, who, low=0, high=1, items="comparisons", rule=rule, advice=RESUME_HINT)
 
     return judge
 
@@ -282,7 +264,7 @@ def judge_both_orders(judge: PreferenceJudge, questions: Sequence[AnswerPair]) -
     """
     asked = [question for question in questions if question[1] != question[2]]
     both_orders = [order for prompt, first, second in asked for order in ((prompt, first, second), (prompt, second, first))]
-    probabilities = judge(*(list(column) for column in zip(*both_orders, strict=True))) if both_orders else []
+    probabilities = judge(*map(list, zip(*both_orders, strict=True))) if both_orders else []
     verdict_pairs = iter(zip(probabilities[::2], probabilities[1::2], strict=True))
     outcomes = []
     for _, first, second in questions:
@@ -292,8 +274,7 @@ def judge_both_orders(judge: PreferenceJudge, questions: Sequence[AnswerPair]) -
         shown_first, shown_second = next(verdict_pairs)
         preferences = np.sign(shown_first - 0.5), np.sign(0.5 - shown_second)  # 1: for the question's first answer
         flipped = bool(preferences[0] * preferences[1] < 0)
-        preferred = 0.0 if flipped else float(np.sign(preferences[0] + preferences[1]))
-        outcomes.append((0.5 + 0.5 * preferred, flipped))
+        outcomes.append((0.5 + 0.5 * float(np.sign(sum(preferences))), flipped))
     return outcomes
 
 

@@ -146,16 +146,16 @@ def _stage_folders(folder: Path) -> dict[str, Path]:
 
     folders = {stage: folder / stage for stage in STAGES if holds_run(folder / stage)}
     if not folders and holds_run(folder):
-        config = _read_mapping(folder / "config.yaml", [])
+        config = _read(folder / "config.yaml", yaml.safe_load, dict, [])
         folders = {stage: folder for stage, (_, setting) in STAGES.items() if setting in config}
     return folders
 
 
 def _load_stage(stage: str, folder: Path, problems: list[str]) -> StageRun:
-    config, environment = (_read_mapping(folder / name, problems) for name in ("config.yaml", "environment.json"))
+    files = [folder / name for name in ("config.yaml", "environment.json")]
+    config, environment = (_read(path, yaml.safe_load, dict, problems) for path in files)  # JSON is YAML
     path = folder / "metrics.jsonl"
-    # A line that a resumed run wrote again replaces the older.
-    metrics = dict(_read_rows(path, _parse_metrics, problems))
+    metrics = dict(_read_rows(path, _parse_metrics, problems))  # of two lines of an update the later counts
     if not metrics:
         problems.append(f"{path}: no metrics yet.")
     return StageRun(stage, folder, config, environment, metrics)
@@ -164,26 +164,21 @@ def _load_stage(stage: str, folder: Path, problems: list[str]) -> StageRun:
 # ---------------------------------------------------------------------------------------------------------------- files
 
 
-def _read_text(path: Path, problems: list[str]) -> str:
-    """A file's text; empty if it cannot be read."""
+def _read(path: Path, parse: Callable[[str], Any], expected: type[Parsed], problems: list[str]) -> Parsed:
+    """Parse a file; return `expected()` if it is empty, and add a problem if it cannot be read as that type."""
     try:
-        return path.read_text(encoding="utf-8", errors="replace")
+        text = path.read_text(encoding="utf-8", errors="replace")
     except OSError as error:
         problems.append(f"{path}: {error.strerror or error}.")
-        return ""
-
-
-def _read_mapping(path: Path, problems: list[str]) -> dict[str, Any]:
-    """Read a YAML or JSON mapping (JSON is YAML); empty if it is not there."""
-    text = _read_text(path, problems)
+        return expected()
     try:
-        value = yaml.safe_load(text) if text else {}
-    except yaml.YAMLError:
+        value = parse(text) if text else expected()
+    except (ValueError, yaml.YAMLError):
         value = None
-    if not isinstance(value, dict):
-        problems.append(f"{path}: cannot be read; its contents are left out.")
-        return {}
-    return value
+    if isinstance(value, expected):
+        return value
+    problems.append(f"{path}: cannot be read; its contents are left out.")
+    return expected()
 
 
 def _read_rows(path: Path, parse: Callable[[Mapping[str, Any]], Parsed], problems: list[str]) -> list[Parsed]:
@@ -191,34 +186,22 @@ def _read_rows(path: Path, parse: Callable[[Mapping[str, Any]], Parsed], problem
 
     Malformed rows are counted and left out.
     """
-    text = _read_text(path, problems)
-    if path.suffix == ".jsonl":
-        rows = [_parse_json(line) for line in text.split("\n") if line.strip()]
-    else:
-        rows = _parse_json(text) if text else []
-    if not isinstance(rows, list):
-        problems.append(f"{path}: cannot be read; its contents are left out.")
-        return []
+
+    def split_lines(text: str) -> list[Any]:
+        return [line for line in text.split("\n") if line.strip()]
+
+    is_lines = path.suffix == ".jsonl"
+    rows = _read(path, split_lines if is_lines else json.loads, list, problems)
     records, bad = [], []
     for number, row in enumerate(rows, start=1):
         try:
-            if not isinstance(row, dict):
-                raise TypeError("not a mapping")
-            records.append(parse(row))
+            records.append(parse(json.loads(row) if is_lines else row))
         except (KeyError, TypeError, ValueError, AttributeError):
             bad.append(number)
     if bad:
         what = f"row {bad[0]} is" if len(bad) == 1 else f"{len(bad)} rows (the first is number {bad[0]}) are"
         problems.append(f"{path}: {what} cut off or broken and left out.")
     return records
-
-
-def _parse_json(text: str) -> Any:
-    """A JSON value, or None if it is broken."""
-    try:
-        return json.loads(text)
-    except ValueError:
-        return None
 
 
 def _parse_metrics(row: Mapping[str, Any]) -> tuple[int, dict[str, float]]:
@@ -251,14 +234,11 @@ def read_summary_row(row: Mapping[str, Any]) -> TableRow:
         KeyError: without `name`, `before` or `after`.
     """
 
-    def value_of(name: str) -> float | str:
-        value = row[name]
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        return float(value) if is_number else str("" if value is None else value)
-
-    before, after = value_of("before"), value_of("after")
-    numeric = not isinstance(before, str) and not isinstance(after, str)
-    change = format_number(float(after) - float(before), sign=True) if numeric else ""
+    before, after = (
+        float(value) if isinstance(value, int | float) and not isinstance(value, bool) else str(value or "")
+        for value in (row["before"], row["after"])
+    )
+    change = "" if isinstance(before, str) or isinstance(after, str) else format_number(after - before, sign=True)
     texts = [str(row.get(name) or "") for name in ("interval", "note")]
     return TableRow(str(row["name"]), format_number(before), format_number(after), change, *texts)
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import matplotlib
+import numpy as np
 from cycler import cycler
 from markupsafe import Markup, escape
 from matplotlib.axes import Axes
-from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
@@ -26,6 +26,8 @@ WIDTH = 4.2
 """Inches. Small on purpose: at a phone's width the 9-point labels then appear at about their own size."""
 MAX_POINTS = 300
 """Points of a line; a longer one is averaged."""
+PERCENT = PercentFormatter(1.0, decimals=None, symbol=" %")
+"""Shows shares as percentages."""
 STYLE: Any = {  # Any: matplotlib types each of its 300 keys
     "svg.fonttype": "none",
     "text.parse_math": False,  # a category may hold a dollar sign
@@ -111,8 +113,8 @@ class Chart:
 
 def draw_chart(stage: StageRun, chart: Chart) -> Plot | None:
     """Draw the metrics that the stage has; None if it has none."""
-    shown = [(metric, label, color) for (metric, label), color in zip(chart.metrics.items(), COLORS, strict=False)]
-    shown = [each for each in shown if stage.series(each[0])]
+    listed = zip(chart.metrics.items(), COLORS, strict=False)
+    shown = [(metric, label, color) for (metric, label), color in listed if stage.series(metric)]
     if not shown:
         return None
 
@@ -120,14 +122,13 @@ def draw_chart(stage: StageRun, chart: Chart) -> Plot | None:
         axes = figure.subplots()
         for metric, label, color in shown:
             line, held_out = downsample(stage.series(metric)), metric.startswith("validation/")
-            marker = "o" if held_out or len(line.updates) == 1 else ""
-            style = "--" if held_out else "-"
+            marker, style = "o" if held_out or len(line.updates) == 1 else "", "--" if held_out else "-"
             axes.plot(line.updates, line.values, label=label, color=color, linestyle=style, marker=marker)
             _draw_whiskers(axes, stage, metric, color)
         if chart.reference:
             axes.axhline(chart.reference[0], color=INK, linewidth=1, linestyle=":", label=chart.reference[1])
         if chart.percent:
-            format_as_percent(axes.yaxis)
+            axes.yaxis.set_major_formatter(PERCENT)
         if chart.from_zero:
             axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
         axes.set_xlabel("update")
@@ -138,8 +139,7 @@ def draw_chart(stage: StageRun, chart: Chart) -> Plot | None:
             add_legend(axes)
 
     words = " ".join(describe_series(stage.series(metric), label.capitalize()) for metric, label, _ in shown)
-    alt = f"{chart.title} over updates. {words}"
-    return draw_plot(chart.name, chart.title, chart.caption, alt, paint)
+    return draw_plot(chart.name, chart.title, chart.caption, f"{chart.title} over updates. {words}", paint)
 
 
 def downsample(series: Series, max_points: int = MAX_POINTS) -> Series:
@@ -165,17 +165,10 @@ def _draw_whiskers(axes: Axes, stage: StageRun, metric: str, color: str) -> None
     low, high = stage.series(f"{metric}/low"), stage.series(f"{metric}/high")
     lengths: Any = [error.at(update) or 0.0 for update in series.updates]  # below and above, or one for both
     if low.updates == high.updates == series.updates:
-        lengths = [
-            [value - end for value, end in zip(series.values, low.values, strict=True)],
-            [end - value for value, end in zip(series.values, high.values, strict=True)],
-        ]
+        values = np.array(series.values)
+        lengths = [values - low.values, high.values - values]
     if error or low:
         axes.errorbar(series.updates, series.values, yerr=lengths, fmt="none", ecolor=color, capsize=3, elinewidth=1.2)
-
-
-def format_as_percent(axis: Axis) -> None:
-    """Show shares as percentages."""
-    axis.set_major_formatter(PercentFormatter(1.0, decimals=None, symbol=" %"))
 
 
 def add_legend(axes: Axes) -> None:

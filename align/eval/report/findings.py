@@ -6,15 +6,17 @@ from dataclasses import dataclass, field
 from itertools import groupby, zip_longest
 from typing import Literal
 
-from align.core import statistics
+from align.core.statistics import mean_interval
 from align.eval.report.data import STAGES, RunData, Sample, StageRun, TableRow, format_number, format_percent
-from align.eval.results import Evaluation, Measurement
+from align.eval.results import Better, Evaluation, Measurement
 from align.reward.rankings import ScoredRanking, pairs_and_differences, ranking_metrics
 
 Rating = Literal["good", "bad", "note"]
 """`good` and `bad` put a sentence under what improved and what got worse, `note` under neither."""
 REWARD_MODEL_TASKS = ("reward", "rewardbench", "rewardbench-2")
 """Tasks that compare reward models, not a trained model with its initial model."""
+RULE = "validation/rule/"
+"""Begins the name of a rule's metric."""
 
 
 @dataclass(frozen=True)
@@ -67,17 +69,26 @@ class Summary:
         before: float | None,
         after: float,
         rating: str = "",
+        *,
         percent: bool = False,
         interval: str = "",
         note: str = "",
+        if_bad: str = "",
     ) -> None:
-        """Add a row with the change; `percent`: the values are shares."""
+        """Add a row with the change; a bad one also adds a sentence.
+
+        Args:
+            percent: whether the values are shares.
+            if_bad: the sentence, in which {} stands for both values.
+        """
         show = format_percent if percent else format_number
         change = "" if before is None else show(after - before, sign=True)
         self.rows.append(TableRow(name, show(before), show(after), change, interval, note, rating))
+        if rating == "bad" and if_bad:
+            self.add_finding("bad", if_bad.format(f"{show(before)} to {show(after)}"))
 
 
-def rate(before: float | None, after: float, better: Literal["higher", "lower"], tolerance: float = 0.0) -> str:
+def rate(before: float | None, after: float, better: Better, tolerance: float = 0.0) -> str:
     """Return `good` or `bad`; empty if a value changed by no more than `tolerance`."""
     if before is None or abs(after - before) <= tolerance:
         return ""
@@ -86,8 +97,8 @@ def rate(before: float | None, after: float, better: Literal["higher", "lower"],
 
 def summarize_run(run: RunData) -> Summary:
     """Find out what improved, by how much, at which KL, and what got worse."""
-    summary = Summary()
-    summary.first, summary.kept = first_and_kept_updates(run)
+    summary, ppo = Summary(), run.stages.get("ppo")
+    first, kept = summary.first, summary.kept = first_and_kept_updates(run)
     if "sft" in run.stages:
         _add_sft_findings(summary, run.stages["sft"])
     if "reward" in run.stages:
@@ -95,11 +106,11 @@ def summarize_run(run: RunData) -> Summary:
     if "dpo" in run.stages:
         claim = "DPO moved the policy the labelers' way"
         _add_pair_accuracy(summary, "DPO", claim, run.rankings["dpo"], "note", "")
-    if "ppo" in run.stages:
+    if ppo:
         _choose_samples(summary, run)
-        if summary.first is not None and summary.kept is not None:
-            _add_reward_change(summary, run.stages["ppo"], summary.first, summary.kept)
-            _add_ppo_changes(summary, run.stages["ppo"], summary.first, summary.kept)
+        if first is not None and kept is not None:
+            _add_reward_change(summary, ppo, first, kept)
+            _add_ppo_changes(summary, ppo, first, kept)
     add_evaluation_findings(summary, run.evaluations)
     if not summary.headline:
         stages = ", ".join(STAGES[stage][0] for stage in run.stages)
@@ -119,8 +130,7 @@ def _add_sft_findings(summary: Summary, stage: StageRun) -> None:
     update = series.updates[series.values.index(best)]
     before = series.values[0] if len(series.values) > 1 else None
     perplexity = format_number(stage.series("validation/perplexity").at(update))
-    note = f"lower is better; best at update {update}; perplexity {perplexity}"
-    rating = rate(before, best, "lower")
+    rating, note = rate(before, best, "lower"), f"lower is better; best at update {update}; perplexity {perplexity}"
     summary.add_row("SFT: validation loss", before, best, rating, note=note)
     if rating == "good":
         text = "Fine-tuning taught the model the style of the demonstrations: its loss on held-out ones fell from"
@@ -137,19 +147,15 @@ def _add_reward_findings(summary: Summary, rankings: Sequence[ScoredRanking]) ->
         return
     metrics = ranking_metrics(rankings)
     error, correlation = metrics["calibration_error"], metrics["length_correlation"]
-    rating = "bad" if error > 0.1 else ""
-    summary.add_row("Reward model: calibration error", None, error, rating, percent=True, note="0 is perfect")
-    if rating:
-        text = f"The reward model's confidence differs from its accuracy by {format_percent(error)} on average."
-        summary.add_finding("bad", text)
+    text = f"The reward model's confidence differs from its accuracy by {format_percent(error)} on average."
+    rating, note = "bad" if error > 0.1 else "", "0 is perfect"
+    summary.add_row("Reward model: calibration error", None, error, rating, percent=True, note=note, if_bad=text)
     note = "1: the labelers' order, 0: none"
     summary.add_row("Reward model: Kendall's tau", None, metrics["kendall_tau"], note=note)
-    rating = "bad" if abs(correlation) > 0.4 else ""
-    summary.add_row("Reward model: correlation with length", None, correlation, rating, note="near 0 is best")
-    if rating:
-        preferred = "long" if correlation > 0 else "short"
-        text = f"The reward model favors {preferred} responses (correlation with length {format_number(correlation)})."
-        summary.add_finding("bad", text)
+    preferred = "long" if correlation > 0 else "short"
+    text = f"The reward model favors {preferred} responses (correlation with length {format_number(correlation)})."
+    rating, note = "bad" if abs(correlation) > 0.4 else "", "near 0 is best"
+    summary.add_row("Reward model: correlation with length", None, correlation, rating, note=note, if_bad=text)
 
 
 def _add_pair_accuracy(
@@ -160,21 +166,14 @@ def _add_pair_accuracy(
     if not len(pairs.better):
         return False
     metrics = ranking_metrics(rankings)
-    low, high = metrics["accuracy/low"], metrics["accuracy/high"]
-    above, share = low > 0.5, format_percent(metrics["accuracy"])
+    accuracy, low, high = metrics["accuracy"], metrics["accuracy/low"], metrics["accuracy/high"]
     interval = f"{format_percent(low)} to {format_percent(high)}"
-    row = TableRow(
-        f"{name}: pairs in the right order",
-        "50 %",
-        share,
-        format_percent(metrics["accuracy"] - 0.5, sign=True),
-        interval,
-        f"against chance; {int(metrics['pairs'])} pairs of {len(rankings)} held-out rankings",
-        "good" if above else "bad" if high < 0.5 else "",
-    )
-    summary.rows.append(row)
+    note = f"against chance; {int(metrics['pairs'])} pairs of {len(rankings)} held-out rankings"
+    rating, change = "good" if low > 0.5 else "bad" if high < 0.5 else "", format_percent(accuracy - 0.5, sign=True)
+    title, share = f"{name}: pairs in the right order", format_percent(accuracy)
+    summary.rows.append(TableRow(title, "50 %", share, change, interval, note, rating))
     text = f"{claim} on {share} of held-out pairs (95 % interval {interval}; chance is 50 %)"
-    if above:
+    if rating == "good":
         summary.add_finding("good", text + ".")
     else:
         summary.add_finding(unclear, f"{text}: not clearly better than chance{consequence}.")
@@ -190,10 +189,8 @@ def first_and_kept_updates(run: RunData) -> tuple[int | None, int | None]:
     Where no evaluation qualified, the trainer keeps the last policy.
     """
     ppo = run.stages.get("ppo")
-    if ppo is None:
-        return None, None
-    updates = sorted(set(ppo.series("validation/reward").updates) | set(run.samples))
-    if not updates:
+    updates = sorted(set(ppo.series("validation/reward").updates) | set(run.samples)) if ppo else []
+    if not ppo or not updates:
         return None, None
     kept = max(ppo.series("validation/is_best").updates, default=updates[-1])
     return updates[0], kept if kept > updates[0] else None
@@ -210,8 +207,7 @@ def _choose_samples(summary: Summary, run: RunData) -> None:
     if not run.samples:
         return
     first, last = min(run.samples), max(run.samples)
-    after = summary.kept if summary.kept in run.samples else last
-    assert after is not None
+    after = summary.kept if summary.kept is not None and summary.kept in run.samples else last
     if after == first:
         summary.pairs, summary.compared = pair_samples([], run.samples[after]), (None, after)
     else:
@@ -221,18 +217,18 @@ def _choose_samples(summary: Summary, run: RunData) -> None:
 
 def pair_samples(before: Sequence[Sample], after: Sequence[Sample]) -> list[SamplePair]:
     """Pair each later response with the earlier one to its prompt; a prompt that comes twice is matched in order."""
-    earlier = dict(zip(_prompt_keys(before), before, strict=True))
-    return [SamplePair(earlier.get(key), sample) for key, sample in zip(_prompt_keys(after), after, strict=True)]
 
+    def by_prompt(samples: Sequence[Sample]) -> dict[tuple[object, int], Sample]:
+        """The samples by their prompt and how often it came before."""
+        seen: Counter[object] = Counter()
+        found = {}
+        for sample in samples:
+            found[sample.prompt, seen[sample.prompt]] = sample
+            seen[sample.prompt] += 1
+        return found
 
-def _prompt_keys(samples: Sequence[Sample]) -> list[tuple[object, int]]:
-    """Return for each sample its prompt, and how often the prompt came before."""
-    seen: Counter[object] = Counter()
-    keys: list[tuple[object, int]] = []
-    for sample in samples:
-        keys.append((sample.prompt, seen[sample.prompt]))
-        seen[sample.prompt] += 1
-    return keys
+    earlier = by_prompt(before)
+    return [SamplePair(earlier.get(key), sample) for key, sample in by_prompt(after).items()]
 
 
 def alternate_gains_and_losses(pairs: Sequence[SamplePair]) -> list[SamplePair]:
@@ -250,15 +246,13 @@ def _add_reward_change(summary: Summary, ppo: StageRun, first: int, kept: int) -
     if before is None or after is None:
         return
     changes = [pair.change for pair in summary.pairs if pair.before] if summary.compared == (first, kept) else []
-    low, high = statistics.mean_interval(changes) if len(set(changes)) > 1 else (0.0, 0.0)
+    low, high = mean_interval(changes) if len(set(changes)) > 1 else (0.0, 0.0)
     interval = f"{format_number(low, sign=True)} to {format_number(high, sign=True)}" if high > low else ""
-    clear = low > 0 or high < 0
+    clear, size = low > 0 or high < 0, format_number(abs(after - before))
     note = f"update {first} against {kept}" + (f", {len(changes)} prompts" if changes else "")
-    rating = rate(before, after, "higher") if clear else ""
-    summary.add_row("PPO: reward on held-out prompts", before, after, rating, interval=interval, note=note)
-    size = format_number(abs(after - before))
-    if rating == "bad":
-        summary.add_finding("bad", f"The reward that PPO should raise fell by {size}.")
+    rating, fell = rate(before, after, "higher") if clear else "", f"The reward that PPO should raise fell by {size}."
+    name = "PPO: reward on held-out prompts"
+    summary.add_row(name, before, after, rating, interval=interval, note=note, if_bad=fell)
     outcome = f"{'rose' if after > before else 'fell'} by {size}" if after != before else "did not change"
     text = f"With PPO the reward on held-out prompts {outcome}, from {format_number(before)} to {format_number(after)}"
     text += f" (95 % interval of the change {interval})" if interval else ""
@@ -269,20 +263,15 @@ def _add_reward_change(summary: Summary, ppo: StageRun, first: int, kept: int) -
         if kl > max_kl(ppo):
             limit = format_number(max_kl(ppo))
             summary.add_finding("bad", f"No policy stayed within the KL limit of {limit}; the last one was kept.")
-    summary.headline = (
-        f"{text}{'' if clear or not interval else '. The interval includes no change, so this may be chance'}."
-    )
-    _add_winners(summary, changes)
-    _add_caveats(summary, ppo, first, kept)
-
-
-def _add_winners(summary: Summary, changes: Sequence[float]) -> None:
+    text += "" if clear or not interval else ". The interval includes no change, so this may be chance"
+    summary.headline = f"{text}."
     if changes:
         winners, losers = sum(change > 0 for change in changes), sum(change < 0 for change in changes)
         of_all = f"of {len(changes)} held-out prompts got a response with a"
         summary.add_finding("good" if winners > losers else "note", f"{winners} {of_all} higher reward.")
         if losers:
             summary.add_finding("bad", f"{losers} {of_all} lower reward: see the samples.")
+    _add_caveats(summary, ppo, first, kept)
 
 
 def _add_caveats(summary: Summary, ppo: StageRun, first: int, kept: int) -> None:
@@ -291,10 +280,8 @@ def _add_caveats(summary: Summary, ppo: StageRun, first: int, kept: int) -> None
     if len(later) > 1 and not ppo.series("validation/selection_reward"):
         chosen = f"Update {kept} was chosen as the best of {len(later)} evaluations on these same prompts"
         summary.add_finding("note", f"{chosen}, so its reward is slightly overestimated.")
-        summary.add_finding(
-            "note",
-            "The policy was selected by the same reward that it was trained on: there was no independent reward model.",
-        )
+        text = "The policy was selected by the same reward that it was trained on: there was no independent reward model."
+        summary.add_finding("note", text)
     last, end = rewards.updates[-1], rewards.values[-1]
     if last > kept and end < (rewards.at(kept) or 0.0):
         summary.add_finding("note", f"After update {kept} the reward fell again, to {format_number(end)} at update {last}.")
@@ -310,49 +297,39 @@ def _add_ppo_changes(summary: Summary, ppo: StageRun, first: int, kept: int) -> 
         before, after = ppo.series(metric).at(first), ppo.series(metric).at(kept)
         return None if before is None or after is None else (before, after)
 
-    def add(
-        name: str, found: tuple[float, float], rating: str, sentence: str, percent: bool = False, note: str = ""
-    ) -> None:
-        """Add a row; where the value got worse, also the sentence, which ends in both values."""
-        summary.add_row(name, *found, rating, percent, note=note)
-        if rating == "bad" and sentence:
-            before, after = map(format_percent if percent else format_number, found)
-            summary.add_finding("bad", sentence.format(f"{before} to {after}"))
+    def compare_share(metric: str, name: str, better: Better, tolerance: float, if_bad: str, note: str = "") -> None:
+        if found := values(metric):
+            rating = rate(*found, better, tolerance)
+            summary.add_row(f"PPO: {name}", *found, rating, percent=True, note=note, if_bad=if_bad)
 
     if found := values("validation/selection_reward"):
         rating = rate(*found, "higher")
         summary.add_row("PPO: selection reward on held-out prompts", *found, rating, note=f"chose update {kept}")
         selecting = (ppo.config.get("selection") or {}).get("reward_model", "")
         chooser = f"The reward model {selecting}, which was not trained on, chose update {kept}"
-        if rating in ("good", "bad"):
+        if rating:
             text = f"{chooser}: from {format_number(found[0])} to {format_number(found[1])}."
             summary.add_finding("good" if rating == "good" else "bad", text)
     if found := values("validation/preference"):
-        add("PPO: preference reward on held-out prompts", found, rate(*found, "higher"), "", note="without rules")
-    prefix = "validation/rule/"
-    for rule in sorted(
-        {name.removeprefix(prefix) for row in ppo.metrics.values() for name in row if name.startswith(prefix)}
-    ):
-        if found := values(prefix + rule):
-            sentence = f"Rule {rule} is violated more often: {{}}."
-            rating = rate(*found, "lower", tolerance=0.02)
-            add(f"PPO: violations of {rule}", found, rating, sentence, percent=True, note="by the rule model")
+        name, rating = "PPO: preference reward on held-out prompts", rate(*found, "higher")
+        summary.add_row(name, *found, rating, note="without rules")
+    for metric in sorted({name for row in ppo.metrics.values() for name in row if name.startswith(RULE)}):
+        rule = metric.removeprefix(RULE)
+        sentence = f"Rule {rule} is violated more often: {{}}."
+        compare_share(metric, f"violations of {rule}", "lower", 0.02, sentence, "by the rule model")
     if found := values("validation/length"):
         sentence = "Response length went from {} tokens: check whether length alone earns reward."
         rating = "bad" if found[0] and not 0.67 <= found[1] / found[0] <= 1.5 else ""
-        add("PPO: response length, tokens", found, rating, sentence)
-    if found := values("validation/eos_rate"):
-        rating = rate(*found, "higher", tolerance=0.05)
-        sentence = "Fewer responses end by themselves: from {}."
-        add("PPO: responses that end by themselves", found, rating, sentence, percent=True)
-    if found := values("validation/repetition"):
-        rating = rate(*found, "lower", tolerance=0.02)
-        add("PPO: repeated three-token sequences", found, rating, "Responses repeat themselves more: from {}.", percent=True)
+        summary.add_row("PPO: response length, tokens", *found, rating, if_bad=sentence)
+    sentence = "Fewer responses end by themselves: from {}."
+    compare_share("validation/eos_rate", "responses that end by themselves", "higher", 0.05, sentence)
+    sentence = "Responses repeat themselves more: from {}."
+    compare_share("validation/repetition", "repeated three-token sequences", "lower", 0.02, sentence)
     entropy = ppo.series("entropy").values
     if len(entropy) > 1:
-        rating = "bad" if entropy[0] and entropy[-1] / entropy[0] < 0.5 else ""
+        rating, note = "bad" if entropy[0] and entropy[-1] / entropy[0] < 0.5 else "", "first and last rollout"
         sentence = "Responses became less varied: entropy fell from {} nats per token."
-        add("PPO: entropy, nats per token", (entropy[0], entropy[-1]), rating, sentence, note="first and last rollout")
+        summary.add_row("PPO: entropy, nats per token", entropy[0], entropy[-1], rating, note=note, if_bad=sentence)
 
 
 # ----------------------------------------------------------------------------------------------------------- evaluations
@@ -365,25 +342,21 @@ def add_evaluation_findings(summary: Summary, evaluations: Sequence[Evaluation])
     """
     for task, group in groupby(evaluations, lambda evaluation: evaluation.task):
         models = list(group)
-        if len(models) < 2 or task in REWARD_MODEL_TASKS:
-            continue
         first, last = models[0], models[-1]
-        pairs = [
-            (before, after) for before in first.measurements for after in last.measurements if before.name == after.name
-        ]
-        rated = [(before, after) for before, after in pairs if after.better]
-        differences = 0
-        for before, after in rated:
-            direction = _clear_direction(before, after)
+        if first is last or task in REWARD_MODEL_TASKS:
+            continue
+        later = {measurement.name: measurement for measurement in last.measurements}
+        pairs = [(each, later[each.name]) for each in first.measurements if each.name in later and later[each.name].better]
+        directions = [_clear_direction(*pair) for pair in pairs]
+        for (before, after), direction in zip(pairs, directions, strict=True):
             if direction:
-                differences += 1
                 verb = "rose" if direction > 0 else "fell"
                 text = f"{task.capitalize()}: {before.name} {verb} from {before.text} ({first.model}) to {after.text}"
                 rating: Rating = "good" if (direction > 0) == (after.better == "higher") else "bad"
                 summary.add_finding(rating, f"{text} ({last.model}), beyond both 95 % intervals.")
-        if rated and not differences:
+        if pairs and not any(directions):
             text = f"{task.capitalize()}: no measurement of {first.model} and {last.model} differs beyond its 95 % interval"
-            summary.add_finding("note", f"{text} (n = {rated[0][0].n}).")
+            summary.add_finding("note", f"{text} (n = {pairs[0][0].n}).")
 
 
 def _clear_direction(before: Measurement, after: Measurement) -> int:

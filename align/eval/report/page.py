@@ -5,11 +5,10 @@ import hashlib
 import io
 import shlex
 import shutil
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
@@ -18,7 +17,6 @@ from rich.table import Table
 from rich.text import Text
 
 from align.eval.report.data import STAGES, RunData, StageRun, format_number, read_summary_row, visible_text
-from align.eval.report.drawing import Plot
 from align.eval.report.findings import Summary, summarize_run
 from align.eval.report.plots import evaluation_plots, stage_plots
 from align.eval.results import measurement_tables, notes
@@ -26,17 +24,6 @@ from align.eval.results import measurement_tables, notes
 TEMPLATES = Path(__file__).parent / "templates"
 MAX_SAMPLES = 300
 """Prompts on a page; of more, those whose rewards differ most are shown."""
-
-
-@dataclass(frozen=True)
-class Section:
-    """A stage's part of the page: a line of key numbers, the plots, and name and value of each setting."""
-
-    stage: str
-    title: str
-    summary: str
-    plots: list[Plot]
-    settings: list[tuple[str, str]]
 
 
 def render_run_page(run: RunData) -> str:
@@ -75,32 +62,34 @@ def render_run_page(run: RunData) -> str:
     )
 
 
-def _section(stage: StageRun, run: RunData, summary: Summary) -> Section:
-    settings = [(name, _format_setting(value)) for name, value in stage.config.items()]
-    return Section(stage.stage, STAGES[stage.stage][0], _summary(stage), stage_plots(stage, run, summary), settings)
+def _section(stage: StageRun, run: RunData, summary: Summary) -> dict[str, Any]:
+    """A stage's part of the page: a line of key numbers, the plots, and name and value of each setting."""
+    return {
+        "stage": stage.stage,
+        "title": STAGES[stage.stage][0],
+        "summary": ", ".join(_key_numbers(stage)),
+        "plots": stage_plots(stage, run, summary),
+        "settings": [(name, _format_setting(value)) for name, value in stage.config.items()],
+    }
 
 
-def _summary(stage: StageRun) -> str:
-    rank = stage.config.get("lora_r")
-    parts = []
+def _key_numbers(stage: StageRun) -> Iterator[str]:
     if "model" in stage.config:
-        parts.append(f"starts from {stage.config['model']}")
-        parts.append(f"LoRA of rank {rank}" if rank else "all weights trained")
+        rank = stage.config.get("lora_r")
+        yield f"starts from {stage.config['model']}"
+        yield f"LoRA of rank {rank}" if rank else "all weights trained"
     if stage.metrics:
         last = max(stage.metrics)
-        parts.append(f"{last} update{'' if last == 1 else 's'}")
-        seconds = stage.metrics[last].get("seconds")
-        parts += [f"{seconds / 60:.1f} minutes"] if seconds else []
-    device = stage.environment.get("device")
-    if device:
-        parts.append(f"on {device} ({stage.environment.get('processors', '?')} threads)")
-    return ", ".join(parts)
+        yield f"{last} update{'' if last == 1 else 's'}"
+        if seconds := stage.metrics[last].get("seconds"):
+            yield f"{seconds / 60:.1f} minutes"
+    if device := stage.environment.get("device"):
+        yield f"on {device} ({stage.environment.get('processors', '?')} threads)"
 
 
 def _format_setting(value: Any) -> str:
-    if isinstance(value, list):
-        return ", ".join(map(str, value)) or "–"
-    return "–" if value is None or value == "" else str(value)
+    text = ", ".join(map(str, value)) if isinstance(value, list) else str("" if value is None else value)
+    return text or "–"
 
 
 def rerun_commands(run: RunData) -> list[str]:
@@ -110,11 +99,8 @@ def rerun_commands(run: RunData) -> list[str]:
     for name, stage in run.stages.items():
         if stage.config:
             words = ["align", name, "--config", str(stage.folder / "config.yaml"), "--output_dir", str(new_folder / name)]
-            commands.append(
-                shlex.join(
-                    [*words, "--resume_from_checkpoint", "false"] if stage.config.get("resume_from_checkpoint") else words
-                )
-            )
+            words += ["--resume_from_checkpoint", "false"] if stage.config.get("resume_from_checkpoint") else []
+            commands.append(shlex.join(words))
     return commands
 
 
@@ -136,16 +122,18 @@ def summary_table(rows: Iterable[Mapping[str, Any]], width: int | None = None) -
         KeyError: if a row lacks a name, a before or an after.
     """
     shown = [read_summary_row(row) for row in rows]
-    titles = {"name": "measure", "before": "before", "after": "after", "change": "change"}
-    titles |= {"interval": "95 % interval", "note": "note"}
-    columns = {title: [visible_text(getattr(row, name)) for row in shown] for name, title in titles.items()}
-    columns = {title: cells for title, cells in columns.items() if any(cells)}
+    titles = {"name": "measure", "interval": "95 % interval"}
     table = Table(show_lines=False, header_style="bold")
-    for title in columns:
-        is_number = title in ("before", "after", "change")
-        table.add_column(title, justify="right" if is_number else "left", no_wrap=is_number, overflow="fold")
-    for cells in zip(*columns.values(), strict=True):
-        table.add_row(*map(Text, cells))  # Text: a name in [brackets] is not rich's markup
+    columns = []
+    for name in ("name", "before", "after", "change", "interval", "note"):
+        cells = [Text(visible_text(getattr(row, name))) for row in shown]  # a name in [brackets] is not rich's markup
+        if any(cells):
+            is_number = name in ("before", "after", "change")
+            justify: Literal["right", "left"] = "right" if is_number else "left"
+            table.add_column(titles.get(name, name), justify=justify, no_wrap=is_number, overflow="fold")
+            columns.append(cells)
+    for cells in zip(*columns, strict=True):
+        table.add_row(*cells)
     out = io.StringIO()
     Console(file=out, width=width or shutil.get_terminal_size((100, 24)).columns, color_system=None).print(table)
     return out.getvalue().rstrip("\n")

@@ -14,12 +14,12 @@ from align.eval.report.drawing import (
     COLORS,
     INK,
     ORANGE,
+    PERCENT,
     Chart,
     Plot,
     add_legend,
     draw_chart,
     draw_plot,
-    format_as_percent,
 )
 from align.eval.report.findings import Summary, max_kl
 from align.eval.results import Evaluation, format_value
@@ -124,31 +124,31 @@ PPO_CHARTS = [
 
 def stage_plots(stage: StageRun, run: RunData, summary: Summary) -> list[Plot]:
     """Draw all plots of a stage; those with nothing to show are left out."""
+    plots: list[Plot | None]
     if stage.stage == "reward":
-        calibration = calibration_plot(run.rankings["reward"])
-        return [*_charts(stage, [REWARD_LOSS, ACCURACY]), *([calibration] if calibration else [])]
-    if stage.stage == "ppo":
-        return ppo_plots(stage, summary.kept)
-    if stage.stage == "dpo":
-        return _charts(stage, [IPO_LOSS if stage.config.get("loss") == "ipo" else DPO_LOSS, *DPO_CHARTS])
-    return _charts(stage, [LOSS])
-
-
-def ppo_plots(stage: StageRun, kept: int | None) -> list[Plot]:
-    """Draw all plots of PPO, given the update whose policy was kept."""
-    kl, limit = KL, max_kl(stage)
-    if math.isfinite(limit):
-        kl = replace(kl, caption=f"{kl.caption} A policy with a KL above {limit:g} is never kept.")
-    highest = max([0.0, *stage.series("kl/k1").values, *stage.series("validation/kl").values])
-    if highest > 0.5 * limit:
-        kl = replace(kl, reference=(limit, "limit"))
-    frontier = frontier_plot(stage, kept)
-    return [*_charts(stage, [REWARD, SELECTION_REWARD, kl]), *([frontier] if frontier else []), *_charts(stage, PPO_CHARTS)]
-
-
-def _charts(stage: StageRun, charts: Iterable[Chart]) -> list[Plot]:
-    plots = [draw_chart(stage, replace(chart, name=f"{stage.stage}-{chart.name}")) for chart in charts]
+        plots = [*_charts(stage, [REWARD_LOSS, ACCURACY]), calibration_plot(run.rankings["reward"])]
+    elif stage.stage == "ppo":
+        plots = _charts(stage, [REWARD, SELECTION_REWARD, _kl_chart(stage)])
+        plots += [frontier_plot(stage, summary.kept), *_charts(stage, PPO_CHARTS)]
+    elif stage.stage == "dpo":
+        plots = _charts(stage, [IPO_LOSS if stage.config.get("loss") == "ipo" else DPO_LOSS, *DPO_CHARTS])
+    else:
+        plots = _charts(stage, [LOSS])
     return [plot for plot in plots if plot]
+
+
+def _kl_chart(stage: StageRun) -> Chart:
+    """The chart of KL, with the limit where the policy came near it."""
+    limit = max_kl(stage)
+    if not math.isfinite(limit):
+        return KL
+    highest = max([0.0, *stage.series("kl/k1").values, *stage.series("validation/kl").values])
+    caption = f"{KL.caption} A policy with a KL above {limit:g} is never kept."
+    return replace(KL, caption=caption, reference=(limit, "limit") if highest > 0.5 * limit else None)
+
+
+def _charts(stage: StageRun, charts: Iterable[Chart]) -> list[Plot | None]:
+    return [draw_chart(stage, replace(chart, name=f"{stage.stage}-{chart.name}")) for chart in charts]
 
 
 def calibration_plot(rankings: Sequence[ScoredRanking]) -> Plot | None:
@@ -164,14 +164,14 @@ def calibration_plot(rankings: Sequence[ScoredRanking]) -> Plot | None:
         axes.plot([0.5, 1], [0.5, 1], color=INK, linewidth=1, linestyle=":", label="perfect")
         axes.plot(stated, actual, color=BLUE, marker="o", label="reward model")
         axes.set_ylabel("actually right")
-        format_as_percent(axes.yaxis)
+        axes.yaxis.set_major_formatter(PERCENT)
         axes.set_ylim(min(0.4, *actual) - 0.05, 1.05)
         add_legend(axes)
         below.bar([0.5 + 0.05 * (min(9, int((p - 0.5) * 20)) + 0.5) for p in stated], counts, width=0.044, color=BLUE)
         below.set_ylabel("pairs")
         below.set_xlabel("probability that the model states for its choice")
         below.set_xlim(0.49, 1.01)
-        format_as_percent(below.xaxis)
+        below.xaxis.set_major_formatter(PERCENT)
 
     caption = "On the dotted line the stated probability is what comes true; below it the model is overconfident."
     words = "; ".join(f"stated {p:.0%}, right {a:.0%}, {n} pairs" for p, a, n in table)

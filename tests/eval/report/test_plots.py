@@ -11,7 +11,6 @@ from align.eval.report.plots import (
     calibration_plot,
     evaluation_plots,
     frontier_plot,
-    ppo_plots,
     stage_plots,
 )
 from align.eval.results import Evaluation, Measurement
@@ -20,6 +19,10 @@ from tests.eval.report.example_run import RANKINGS, ppo_run
 
 def sft_plots(metrics: dict[int, dict[str, float]]) -> list[Plot]:
     return stage_plots(StageRun("sft", Path("s"), {}, {}, metrics), RunData(Path()), Summary())
+
+
+def ppo_plots(metrics: dict[int, dict[str, float]]) -> list[Plot]:
+    return stage_plots(StageRun("ppo", Path("p"), {}, {}, metrics), RunData(Path()), Summary())
 
 
 def test_a_long_line_is_averaged_and_keeps_its_end() -> None:
@@ -37,7 +40,7 @@ def test_a_course_in_words() -> None:
 def test_no_figures_no_plots() -> None:
     empty = StageRun("any", Path("any"))
     assert sft_plots({}) == []
-    assert ppo_plots(empty, None) == []
+    assert ppo_plots({}) == []
     assert frontier_plot(empty, None) is None
     assert calibration_plot([]) is None
 
@@ -47,7 +50,7 @@ def test_one_update_is_enough_for_every_plot() -> None:
     names += ["response/length", "response/eos_rate"]
     names += ["loss/value", "policy/clipfrac", "value/clipfrac", "time/sample", "time/score", "time/learn", "learning_rate"]
     row = dict.fromkeys([*names, "validation/reward", "validation/kl"], 0.25)
-    plots = ppo_plots(StageRun("ppo", Path("ppo"), {}, {}, {1: row}), None)
+    plots = ppo_plots({1: row})
     assert [plot.name for plot in plots] == [
         "ppo-reward", "ppo-kl", "ppo-frontier", "ppo-length", "ppo-text", "ppo-entropy",
     ]  # fmt: skip
