@@ -1,7 +1,6 @@
 """`align eval all`: truthfulness and toxicity in one table, and reward where a reward model is given."""
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -38,16 +37,14 @@ class AllConfig(EvalConfig):
 def run_all(config: AllConfig) -> list[Evaluation]:
     """Run the tasks one after another; each writes its files, and `table.md` holds all measurements in one table."""
     files = {"truthfulness": config.truthfulness, "toxicity": config.toxicity}
-    if config.reward_model:
-        files["reward"] = config.reward
-    evaluations: list[Evaluation] = []
+    files["reward"] = config.reward if config.reward_model else ""
     files = {name: file for name, file in files.items() if file}
+    evaluations: list[Evaluation] = []
     for number, (name, file) in enumerate(files.items(), 1):
         if PartialState().is_main_process:
             console.print(f"task {number} of {len(files)}: {name}", highlight=False, markup=False)
         config_class, function = TASKS[name].load()
-        task_config = parse(config_class, task_arguments(config, name, file))
-        evaluations += cast(list[Evaluation], function(task_config))
+        evaluations += cast(list[Evaluation], function(parse(config_class, task_arguments(config, name, file))))
     if PartialState().is_main_process:
         write_text(Path(config.output) / "table.md", markdown_table(evaluations))
         if config.table:
@@ -57,23 +54,16 @@ def run_all(config: AllConfig) -> list[Evaluation]:
 
 def task_arguments(config: AllConfig, task: str, file: str) -> list[str]:
     """A task's command-line arguments: its file, then the settings that all tasks share."""
-    shared: dict[str, object] = {
-        name: getattr(config, name) for name in ("models", "output", "seed", "dtype", "batch_tokens", "skip_bad_rows")
-    }
-    shared["table"] = False  # one table of all tasks comes at the end
+    shared: dict[str, object] = {name: getattr(config, name) for name in ("output", "seed", "dtype", "batch_tokens")}
+    shared |= {"skip_bad_rows": config.skip_bad_rows, "table": False}  # one table of all tasks comes at the end
     if config.chat_template != "auto":  # toxicity has its own default
         shared["chat_template"] = config.chat_template
     if config.limit:
         shared["limit"] = config.limit
     if task == "reward":
         shared["reward_model"] = config.reward_model
-    return ["--config", file, *(word for name, value in shared.items() for word in _setting_arguments(name, value))]
-
-
-def _setting_arguments(name: str, value: object) -> Sequence[str]:
-    if isinstance(value, list):
-        return [f"--{name}", *map(str, value)]
-    return [f"--{name}={value if isinstance(value, str) else json.dumps(value)}"]
+    words = [f"--{name}={value if isinstance(value, str) else json.dumps(value)}" for name, value in shared.items()]
+    return ["--config", file, "--models", *config.models, *words]
 
 
 if __name__ == "__main__":

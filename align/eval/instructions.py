@@ -44,11 +44,10 @@ def run_instructions(config: InstructionsConfig) -> list[Evaluation]:
         obeyed = {
             number: [constraints[number].obeyed_by(answer.text) for answer in drawn] for number, drawn in answers.items()
         }
-        texts = {number: drawn[0].text for number, drawn in answers.items()}
         measurements, tables = instruction_measurements(constraints, obeyed)
         tables["First answers"] = [
-            {"prompt": number, "check": _describe(constraints[number]), "obeyed": obeyed[number][0], "answer": texts[number]}
-            for number in answers
+            {"prompt": number, "check": str(constraints[number]), "obeyed": obeyed[number][0], "answer": drawn[0].text}
+            for number, drawn in answers.items()
         ]
         settings = config.result_settings() | evaluated.settings
         evaluations.append(Evaluation(TASK, evaluated.name, settings, measurements, tables))
@@ -66,8 +65,7 @@ class Constraint:
         if self.kind not in KINDS:
             hint = nearest_name_hint(self.kind, KINDS) or f"; use one of {', '.join(KINDS)}"
             raise UserError(f"check.kind is {self.kind!r}, which is unknown{hint}")
-        expected, _ = KINDS[self.kind]
-        value = self.value
+        expected, value = KINDS[self.kind][0], self.value
         fits = {
             "a whole number above 0": type(value) is int and value > 0,
             "a text": isinstance(value, str) and bool(value),
@@ -77,21 +75,19 @@ class Constraint:
         if not fits[expected]:
             raise UserError(f"check.value of {self.kind} is {value!r}; it has to be {expected}")
 
+    def __str__(self) -> str:
+        return self.kind if self.value is None else f"{self.kind} {self.value}"
+
     @classmethod
     def from_row(cls, check: object) -> "Constraint":
-        """From a row's `check`, an object of `kind` and `value`.
-
-        Raises:
-            UserError: for anything else.
-        """
+        """Read a row's `check`, an object of `kind` and `value`; raises a `UserError` for anything else."""
         if not isinstance(check, Mapping) or not set(check) <= {"kind", "value"} or not isinstance(check.get("kind"), str):
             raise UserError(f"check is {check!r}, not an object of kind and value")
-        return cls(check["kind"], check.get("value"))
+        return cls(**check)
 
     def obeyed_by(self, answer: str) -> bool:
         """Whether an answer obeys; an empty one never does."""
-        _, check = KINDS[self.kind]
-        return bool(answer.strip()) and check(answer, self.value)
+        return bool(answer.strip()) and KINDS[self.kind][1](answer, self.value)
 
 
 def read_constraints(path: str, skip_bad_rows: bool = False) -> dict[str, Constraint]:
@@ -117,8 +113,6 @@ def instruction_measurements(
 ) -> tuple[list[Measurement], dict[str, list[Json]]]:
     """The share of answers that obey, with an interval over prompts, and a table of the kinds; by the prompt's number."""
     shares = {number: sum(answers) / len(answers) for number, answers in obeyed.items()}
-    nothing = "no prompt was answered"
-    measurement = share_measurement("answers that obey", list(shares.values()), SCORER, nothing=nothing, better="higher")
     by_kind: dict[str, list[float]] = {}
     for number, share in shares.items():
         by_kind.setdefault(constraints[number].kind, []).append(share)
@@ -126,11 +120,9 @@ def instruction_measurements(
         {"kind": kind, "prompts": len(of_kind), "answers that obey": round(sum(of_kind) / len(of_kind), 4)}
         for kind, of_kind in sorted(by_kind.items())
     ]
+    nothing, values = "no prompt was answered", list(shares.values())
+    measurement = share_measurement("answers that obey", values, SCORER, nothing=nothing, better="higher")
     return [measurement], {"By kind of check": table}
-
-
-def _describe(constraint: Constraint) -> str:
-    return constraint.kind if constraint.value is None else f"{constraint.kind} {constraint.value}"
 
 
 WORD = re.compile(r"[^\W_]+(?:['’\-][^\W_]+)*")

@@ -33,6 +33,8 @@ TASK = "lm-eval"
 BATCH = 8
 """lm-eval's batch."""
 INSTALL = "pip install 'lm_eval[hf]==0.4.13'"
+Samples = Sequence[float | None]
+"""A metric of each document, in the order of documents; None where it is not a number."""
 
 
 @dataclass(kw_only=True)
@@ -99,7 +101,7 @@ def results_of(config: LMEvalConfig, name: str, model: str, accelerator: Acceler
 
 
 def run_lm_eval(config: LMEvalConfig, source: str, tasks: Sequence[str]) -> dict[str, Json]:
-    """One run of lm-eval's command; returns what `read_lm_eval` reads of it."""
+    """Run lm-eval's command once; returns what `read_lm_eval` reads of it."""
     base, is_adapter = base_of(source)
     dtype = str(compute_dtype(config.dtype)).removeprefix("torch.")
     model = {"pretrained": base, "tokenizer": source, "dtype": dtype} | ({"peft": source} if is_adapter else {})
@@ -125,7 +127,7 @@ def read_lm_eval(folder: Path) -> dict[str, Json]:
 
     Returns:
         Its `version` and `result`: each of the `metrics` (name, filter, value, whether higher is better), and the numbers of
-        each metric in the order of the documents, `samples`; None for other values.
+        each metric, `samples`.
     """
     (path,) = folder.rglob("results_*.json")
     written = json.loads(path.read_text(encoding="utf-8"))
@@ -166,34 +168,24 @@ def measurements_of(found: dict[str, Json], name: str, before: str, config: LMEv
     return measurements
 
 
-def metric_measurement(
-    label: str, value: float, samples: Sequence[float | None], scorer: str, better: Better = ""
-) -> Measurement:
+def metric_measurement(label: str, value: float, samples: Samples, scorer: str, better: Better = "") -> Measurement:
     """lm-eval's own number, with an interval where it is a mean over documents."""
     numbers = [number for number in samples if number is not None]
     if len(numbers) < 2 or len(numbers) < len(samples) or abs(sum(numbers) / len(numbers) - value) > 1e-6:
         return Measurement(label, value, None, None, len(samples), scorer, "", better)
-    if set(numbers) <= {0.0, 1.0}:
-        return replace(share_measurement(label, numbers, scorer, better=better), value=value)
-    return replace(mean_measurement(label, numbers, scorer, better=better), value=value)
+    measure = share_measurement if set(numbers) <= {0.0, 1.0} else mean_measurement
+    return replace(measure(label, numbers, scorer, better=better), value=value)
 
 
 def lost_measurement(
-    label: str,
-    before: Sequence[float | None],
-    after: Sequence[float | None],
-    higher_is_better: bool,
-    first: str,
-    scorer: str,
+    label: str, before: Samples, after: Samples, higher_is_better: bool, first: str, scorer: str
 ) -> Measurement:
     """How much worse a model is than the first, over documents that both answered; above 0: something was lost."""
     pairs = [(a, b) for a, b in zip(before, after, strict=False) if a is not None and b is not None]
     if len(before) != len(after) or len(pairs) < 2:
-        return Measurement(
-            label, None, None, None, len(pairs), scorer, "not a mean over documents that both models answered"
-        )
-    sign = 1 if higher_is_better else -1
-    differences = [sign * (a - b) for a, b in pairs]
+        note = "not a mean over documents that both models answered"
+        return Measurement(label, None, None, None, len(pairs), scorer, note)
+    differences = [a - b if higher_is_better else b - a for a, b in pairs]
     note = f"worse than {first}, document by document; an interval that contains 0 shows no loss"
     measurement = mean_measurement(label, differences, scorer, note, better="lower")
     if {number for pair in pairs for number in pair} <= {0.0, 1.0}:
