@@ -126,11 +126,9 @@ def score_choices(
     log_likelihoods = answer_log_likelihoods(backbone, choices, config.batch_tokens, evaluated.accelerator)
     rows: list[Json] = []
     for question, values in zip(questions, log_likelihoods, strict=True):
-        by_answer = dict(zip(question.answers, values, strict=True))
-        row: Json = {"best": by_answer[question.best]}
-        row["correct"] = [by_answer[answer] for answer in question.correct]
-        row["incorrect"] = [by_answer[answer] for answer in question.incorrect]
-        rows.append(row)
+        found = dict(zip(question.answers, values, strict=True))
+        correct, incorrect = ([found[answer] for answer in part] for part in (question.correct, question.incorrect))
+        rows.append({"best": found[question.best], "correct": correct, "incorrect": incorrect})
     return rows
 
 
@@ -138,23 +136,22 @@ def choice_measurements(
     config: TruthfulnessConfig, questions: Sequence[Question], rows: Sequence[Json]
 ) -> tuple[list[Measurement], list[Json]]:
     """MC1, MC2 and MC3 over all questions, and a table of them by category."""
-    scores = [multiple_choice(row["best"], row["correct"], row["incorrect"]) for row in rows]
-    note = f"prompt {config.prompt}{' in chat' if config.chat else ''}; guessing gives "
-    by_guessing = {
-        "mc1": [1 / (1 + len(question.incorrect)) for question in questions],
-        "mc2": [len(q.correct) / (len(q.correct) + len(q.incorrect)) for q in questions],
-        "mc3": [1 / (1 + len(question.incorrect)) for question in questions],
-    }
-    values = {name: [getattr(score, name) for score in scores] for name in by_guessing}
-    measurements = [
-        share_measurement(name, values[name], "log-likelihood", f"{note}{sum(guessed) / len(guessed):.3f}", better="higher")
-        for name, guessed in by_guessing.items()
+    scores = [multiple_choice(row["best"], row["correct"], row["incorrect"])._asdict() for row in rows]
+    by_guessing = [
+        {"mc1": 1 / (1 + wrong), "mc2": right / (right + wrong), "mc3": 1 / (1 + wrong)}
+        for right, wrong in ((len(question.correct), len(question.incorrect)) for question in questions)
     ]
+    measurements = []
+    for name in scores[0]:
+        guessed = sum(each[name] for each in by_guessing) / len(questions)
+        note = f"prompt {config.prompt}{' in chat' if config.chat else ''}; guessing gives {guessed:.3f}"
+        values = [score[name] for score in scores]
+        measurements.append(share_measurement(name, values, "log-likelihood", note, better="higher"))
     table = []
     for category in sorted({question.category for question in questions}):
-        members = [number for number, question in enumerate(questions) if question.category == category]
-        means = {name: share_measurement(name, [column[i] for i in members]) for name, column in values.items()}
-        table.append({"category": category, "n": len(members), **{name: mean.text for name, mean in means.items()}})
+        members = [score for question, score in zip(questions, scores, strict=True) if question.category == category]
+        means = {name: share_measurement(name, [score[name] for score in members]).text for name in scores[0]}
+        table.append({"category": category, "n": len(members), **means})
     return measurements, table
 
 
@@ -165,14 +162,11 @@ def written_answers(
     config: TruthfulnessConfig, evaluated: EvaluatedModel, questions: Sequence[Question], question_format: QuestionFormat
 ) -> list[str]:
     """The stored answer that the model wrote to each question."""
-    prompts = {
-        question.id: TokenPrompt(
-            question_format.tokens(evaluated.loaded.tokenization, question.text)[0],
-            (zlib.crc32(question.id.encode()),),
-            f"{config.questions}: question {question.id}",
-        )
-        for question in questions
-    }
+    prompts = {}
+    for question in questions:
+        ids, _ = question_format.tokens(evaluated.loaded.tokenization, question.text)
+        key, where = (zlib.crc32(question.id.encode()),), f"{config.questions}: question {question.id}"
+        prompts[question.id] = TokenPrompt(ids, key, where)
     sampling = SamplingParams(config.max_new_tokens, config.temperature, batch_tokens=config.batch_tokens)
     path, stream = Path(config.output) / f"{TASK}-answers-{evaluated.name}.jsonl", RngStream.TRUTHFUL_ANSWERS
     rows = sample_once(path, evaluated, prompts, 1, sampling, config.seed, stream).values()

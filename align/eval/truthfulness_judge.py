@@ -100,24 +100,24 @@ def run_train_judge(config: JudgeConfig) -> Path:
     """Train a judge, save it, and print AUC and calibration on held-out questions; returns its folder."""
     accelerator, folder = make_accelerator(compute_dtype(config.dtype), max_grad_norm=0.0), Path(config.output_dir) / "model"
     rows = read_labeled_answers(config.data, config.asks, config.skip_bad_rows)
-    training, held_out = split_by_question(rows, config.held_out, config.seed)
+    parts = training, held_out = split_by_question(rows, config.held_out, config.seed)
     if len({row.label for row in training}) < 2:
-        raise UserError(
-            f"{config.data}: without the held-out questions, all answers have the same label; give more questions"
-        )
+        problem = "without the held-out questions, all answers have the same label; give more questions"
+        raise UserError(f"{config.data}: {problem}")
     loaded = _load_backbone(config.model, config.dtype, accelerator)
-    training_features, held_out_features = (
-        answer_features(
-            [(row.question, row.answer) for row in part], config.asks, loaded, config.batch_tokens, accelerator, config.data
-        )
-        for part in (training, held_out)
+    pairs = [[(row.question, row.answer) for row in part] for part in parts]
+    features, held_out_features = (
+        answer_features(part, config.asks, loaded, config.batch_tokens, accelerator, config.data) for part in pairs
     )
 
     def fit_and_save() -> dict[str, float]:
-        weight, bias = fit_judge(training_features, [row.label for row in training])
+        weight, bias = fit_judge(features, [row.label for row in training])
         metrics = held_out_metrics(held_out_features @ weight + bias, held_out)
         counts = {"learned_from": len(training), "held_out": len(held_out)}
-        save_judge(folder, weight, bias, asdict(config) | counts | {"metrics": metrics})
+        tensors = {"weight": np.asarray(weight, np.float32), "bias": np.array(bias, np.float32)}
+        with new_folder(folder) as temporary:
+            save_file(tensors, temporary / HEAD_FILE)
+            write_json(temporary / METADATA_FILE, asdict(config) | counts | {"metrics": metrics})
         return metrics
 
     metrics = run_on_main(fit_and_save, accelerator)
@@ -198,13 +198,6 @@ def fit_judge(features: Any, labels: Sequence[bool]) -> tuple[np.ndarray, float]
 # ------------------------------------------------------------------------------------------------------ files of judges
 
 
-def save_judge(folder: Path, weight: np.ndarray, bias: float, metadata: Mapping[str, Any]) -> None:
-    """Save a judge atomically: its weights, and `judge.json`."""
-    with new_folder(folder) as temporary:
-        save_file({"weight": np.asarray(weight, np.float32), "bias": np.array(bias, np.float32)}, temporary / HEAD_FILE)
-        write_json(temporary / METADATA_FILE, dict(metadata))
-
-
 def load_judge(folder: str, aspect: Aspect, accelerator: Accelerator) -> AnswerJudge:
     """Load a judge, frozen.
 
@@ -244,9 +237,8 @@ def read_labeled_answers(source: str, aspect: Aspect, skip_bad_rows: bool = Fals
     rows, nothing = iter_rows(source), f"{source}: holds no usable answer"
     answers = parse_rows(rows, lambda row, _: [_labeled_answer(row, aspect)], skip_bad_rows, nothing)
     if len({answer.label for answer in answers}) < 2:
-        raise UserError(
-            f"{source}: a judge needs answers of both labels to learn from; these {len(answers)} rows all have the same"
-        )
+        problem = f"these {len(answers)} rows all have the same"
+        raise UserError(f"{source}: a judge needs answers of both labels to learn from; {problem}")
     return answers
 
 
@@ -294,15 +286,9 @@ def held_out_metrics(logits: np.ndarray, rows: Sequence[LabeledAnswer]) -> dict[
     """Quality of a judge's logits [N]: AUC with its interval over questions, accuracy, calibration error."""
     labels = np.array([row.label for row in rows])
     low, high = auc_interval(logits, labels, [row.question for row in rows])
-    accuracy = float(((logits > 0) == labels).mean())
-    calibration = calibration_error(expit(logits), labels)
-    return {
-        "auc": roc_auc(logits, labels),
-        "auc/low": low,
-        "auc/high": high,
-        "accuracy": accuracy,
-        "calibration_error": calibration,
-    }
+    metrics = {"auc": roc_auc(logits, labels), "auc/low": low, "auc/high": high}
+    metrics["accuracy"] = float(((logits > 0) == labels).mean())
+    return metrics | {"calibration_error": calibration_error(expit(logits), labels)}
 
 
 def auc_interval(values: np.ndarray, labels: np.ndarray, questions: Sequence[str]) -> tuple[float, float]:
@@ -320,14 +306,11 @@ def auc_interval(values: np.ndarray, labels: np.ndarray, questions: Sequence[str
         return share_interval(np.full(rarer, auc))
     rows_of_question = [np.flatnonzero(question_of_row == number) for number in range(question_of_row.max() + 1)]
 
-    def auc_of_rows(rows: np.ndarray) -> float:
-        both = 0 < labels[rows].sum() < len(rows)
-        return roc_auc(values[rows], labels[rows]) if both else np.nan
+    def auc_of(drawn: np.ndarray) -> float:
+        rows = np.concatenate([rows_of_question[number] for number in drawn])
+        return roc_auc(values[rows], labels[rows]) if 0 < labels[rows].sum() < len(rows) else np.nan
 
-    def auc_of_resamples(drawn: np.ndarray) -> np.ndarray:
-        return np.array([auc_of_rows(np.concatenate([rows_of_question[number] for number in row])) for row in drawn])
-
-    return statistic_interval(auc_of_resamples, len(rows_of_question), resamples=200)
+    return statistic_interval(lambda drawn: np.array(list(map(auc_of, drawn))), len(rows_of_question), resamples=200)
 
 
 if __name__ == "__main__":
