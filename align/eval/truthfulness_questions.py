@@ -21,7 +21,7 @@ from align.data.records import Demonstration
 from align.data.sources import iter_rows
 from align.eval.settings import new_id, parse_rows
 from align.models.backbone import Backbone
-from align.models.log_probs import response_log_probs
+from align.models.heads import response_log_probs
 from align.reward.rankings import pack_rankings, score_rankings
 from align.tokenization import PLAIN_TEMPLATE, Tokenization
 from align.tokenization.encoded import PromptResponses
