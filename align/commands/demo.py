@@ -33,7 +33,7 @@ from align.eval.policy_comparison import (
     judged_win_rates,
     kl_bound,
 )
-from align.eval.report import summary_table, write_report
+from align.eval.report.page import summary_table, write_report
 from align.model_registry.registry import resolve_model
 from align.models.loading import load
 from align.ppo import PPOConfig, run_ppo

@@ -38,13 +38,13 @@ def report_command(arguments: list[str]) -> None:
     options = parser.parse_args(arguments)
     if options.output and len(options.runs) > 1:
         raise UserError("--output: give one run; each run has its own report")
-    from align.eval import report  # imported here so that --help does not wait for matplotlib
+    from align.eval.report import page  # imported here so that --help does not wait for matplotlib
 
     if options.markdown:
-        print(report.results_as_markdown(options.runs), end="")
+        print(page.results_as_markdown(options.runs), end="")
     else:
         for run in options.runs:
-            print(report.write_report(run, options.output))
+            print(page.write_report(run, options.output))
 
 
 def data_command(arguments: list[str]) -> None:

@@ -21,7 +21,7 @@ from align.core.statistics import share_interval
 from align.data.readers import read_records
 from align.data.records import Prompt
 from align.eval.policy_comparison import PolicyComparison, compare_policies
-from align.eval.report import write_report
+from align.eval.report.page import write_report
 from align.extras.loop_labels import (
     AnswerScorer,
     LoopConfig,

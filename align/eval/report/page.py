@@ -1,11 +1,11 @@
-"""The page of a report, one HTML file with all that it needs, and the table of results for the terminal."""
+"""The report of a run: one HTML file with all that it needs, a table for the terminal, and Markdown tables."""
 
 import base64
 import hashlib
 import io
 import shlex
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -16,14 +16,55 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from align.eval.report.data import STAGES, RunData, StageRun, format_number, read_summary_row, visible_text
+from align.core.errors import UserError
+from align.core.files import write_text
+from align.eval.report.data import (
+    EVALUATIONS_FOLDER,
+    STAGES,
+    RunData,
+    StageRun,
+    format_number,
+    load_evaluations,
+    load_run,
+    read_summary_row,
+    visible_text,
+)
 from align.eval.report.findings import Summary, summarize_run
 from align.eval.report.plots import evaluation_plots, stage_plots
-from align.eval.results import measurement_tables, notes
+from align.eval.results import markdown_table, measurement_tables, notes
 
 TEMPLATES = Path(__file__).parent / "templates"
 MAX_SAMPLES = 300
 """Prompts on a page; of more, those whose rewards differ most are shown."""
+
+
+def write_report(run: Path, target: Path | None = None) -> Path:
+    """Write the report of a folder with subfolders sft, reward and ppo (any may be missing), or of one stage's folder.
+
+    The page lists missing and truncated data, and requests nothing from the network. A `summary.json` in the folder is
+    shown as the table of results. Returns the file: `target`, or `report.html` in `run`.
+
+    Raises:
+        UserError: if there is no such folder or no run in it, or the file cannot be written.
+    """
+    path = target or Path(run) / "report.html"
+    write_text(path, render_run_page(load_run(Path(run))))
+    return path
+
+
+def results_as_markdown(folders: Sequence[Path]) -> str:
+    """Return the results of `align eval` in several folders, or in the `eval` of several runs, as Markdown tables.
+
+    Raises:
+        UserError: if a folder holds none.
+    """
+    evaluations = []
+    for folder in folders:
+        found = load_evaluations(folder / EVALUATIONS_FOLDER, problems=[]) or load_evaluations(folder, problems=[])
+        if not found:
+            raise UserError(f"{folder}: no results of align eval in it or in its {EVALUATIONS_FOLDER}/")
+        evaluations += found
+    return markdown_table(evaluations)
 
 
 def render_run_page(run: RunData) -> str:

@@ -1,9 +1,12 @@
-"""The plots of each stage and of the results of `align eval`: charts of metrics, and drawings of other data."""
+"""The plots of each stage and of the results of `align eval`: the charts in charts.yaml, and drawings of other data."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
+import yaml
 from matplotlib.figure import Figure
 
 from align.core.statistics import pair_calibration
@@ -34,121 +37,31 @@ PANELS = {
     "appropriate": ("verdicts", ("appropriate for an assistant",)),
 }
 """InstructGPT's panels: the task, and the figures that each shows, of which the first that was measured counts."""
-LOSS = Chart(
-    "loss",
-    "SFT loss",
-    {"loss": "training", "validation/loss": "validation"},
-    "Lower is better. A validation loss that rises while training falls is overfitting; the model with the lowest "
-    "validation loss is kept.",
-    unit="nats per token",
-    from_zero=False,
-)
-IPO_LOSS = replace(LOSS, title="DPO loss", unit="per pair")
-DPO_LOSS = replace(IPO_LOSS, unit="nats per pair", reference=(math.log(2), "coin toss"))
-REWARD_LOSS = replace(
-    DPO_LOSS, title="Reward model loss", metrics={"ranking_loss": "training", "validation/loss": "validation"}
-)
-ACCURACY = Chart(
-    "accuracy",
-    "Accuracy",
-    {"accuracy": "training", "validation/accuracy": "validation"},
-    "Pairs that the model orders as the labelers did. Training figures are of one batch each. Whiskers: 95 % intervals.",
-    unit="pairs in the right order",
-    percent=True,
-    from_zero=False,
-    reference=(0.5, "chance"),
-)
-DPO_CHARTS = [
-    ACCURACY,
-    Chart(
-        "rewards",
-        "Implicit rewards",
-        {"rewards/chosen": "better response", "rewards/rejected": "worse response", "rewards/margin": "difference"},
-        "Beta times how much more likely the policy makes a response than its start does. Where both fall, the policy makes "
-        "all labeled responses less likely, and something else more so.",
-        unit="reward",
-    ),
-]
-REWARD = Chart(
-    "reward",
-    "Reward",
-    {"reward/mean": "rollouts", "validation/reward": "held-out prompts ± s.e."},
-    "Higher is what PPO aims for. Whiskers: one standard error over the held-out prompts.",
-    unit="reward",
-    from_zero=False,
-)
-SELECTION_REWARD = Chart(
-    "selection-reward",
-    "Selection reward",
-    {"validation/selection_reward": "held-out prompts"},
-    "A reward model that was not trained on. Where it falls while the reward rises, the reward is exploited.",
-    unit="reward",
-)
-KL = Chart(
-    "kl",
-    "KL to the initial policy",
-    {"kl/k1": "rollouts", "validation/kl": "held-out prompts", "kl/k3": "rollouts, k3"},
-    "How far the policy has moved from where it started; 0 is no change.",
-    unit="nats per response",
-)
-PPO_CHARTS = [
-    Chart(
-        "length",
-        "Response length",
-        {"response/length": "rollouts", "validation/length": "held-out prompts"},
-        "Mean length. Sudden growth or collapse is a warning.",
-        unit="tokens",
-    ),
-    Chart(
-        "text",
-        "Endings and repetition",
-        {
-            "response/eos_rate": "ended",
-            "validation/eos_rate": "ended, held out",
-            "response/repetition": "repeated",
-            "validation/repetition": "repeated, held out",
-        },
-        "Responses that end by themselves (more is better), and three-token sequences that repeat within a response.",
-        unit="share",
-        percent=True,
-    ),
-    Chart(
-        "entropy",
-        "Entropy",
-        {"entropy": "policy"},
-        "How varied the next token is. Falling is normal; close to 0 the policy gives one answer only.",
-        unit="nats per token",
-    ),
-]
+CHARTS: dict[str, list[dict[str, Any]]] = yaml.safe_load(Path(__file__).with_name("charts.yaml").read_text(encoding="utf-8"))
 
 
 def stage_plots(stage: StageRun, run: RunData, summary: Summary) -> list[Plot]:
     """Draw all plots of a stage; those with nothing to show are left out."""
-    plots: list[Plot | None]
+    plots: list[Plot | None] = []
+    for fields in CHARTS["ipo" if stage.config.get("loss") == "ipo" else stage.stage]:
+        chart = Chart(**fields | {"name": f"{stage.stage}-{fields['name']}"})
+        if chart.name == "ppo-kl":
+            plots += [draw_chart(stage, _with_limit(chart, stage)), frontier_plot(stage, summary.kept)]
+        else:
+            plots.append(draw_chart(stage, chart))
     if stage.stage == "reward":
-        plots = [*_charts(stage, [REWARD_LOSS, ACCURACY]), calibration_plot(run.rankings["reward"])]
-    elif stage.stage == "ppo":
-        plots = _charts(stage, [REWARD, SELECTION_REWARD, _kl_chart(stage)])
-        plots += [frontier_plot(stage, summary.kept), *_charts(stage, PPO_CHARTS)]
-    elif stage.stage == "dpo":
-        plots = _charts(stage, [IPO_LOSS if stage.config.get("loss") == "ipo" else DPO_LOSS, *DPO_CHARTS])
-    else:
-        plots = _charts(stage, [LOSS])
+        plots.append(calibration_plot(run.rankings["reward"]))
     return [plot for plot in plots if plot]
 
 
-def _kl_chart(stage: StageRun) -> Chart:
-    """The chart of KL, with the limit where the policy came near it."""
+def _with_limit(chart: Chart, stage: StageRun) -> Chart:
+    """The chart of KL with the limit, which is drawn where the policy came near it."""
     limit = max_kl(stage)
     if not math.isfinite(limit):
-        return KL
+        return chart
     highest = max([0.0, *stage.series("kl/k1").values, *stage.series("validation/kl").values])
-    caption = f"{KL.caption} A policy with a KL above {limit:g} is never kept."
-    return replace(KL, caption=caption, reference=(limit, "limit") if highest > 0.5 * limit else None)
-
-
-def _charts(stage: StageRun, charts: Iterable[Chart]) -> list[Plot | None]:
-    return [draw_chart(stage, replace(chart, name=f"{stage.stage}-{chart.name}")) for chart in charts]
+    caption = f"{chart.caption} A policy with a KL above {limit:g} is never kept."
+    return replace(chart, caption=caption, reference=(limit, "limit") if highest > 0.5 * limit else None)
 
 
 def calibration_plot(rankings: Sequence[ScoredRanking]) -> Plot | None:

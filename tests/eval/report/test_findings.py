@@ -4,7 +4,6 @@ import json
 import shutil
 from pathlib import Path
 
-from align.eval.report import write_report
 from align.eval.report.data import RunData, Sample, StageRun, load_run
 from align.eval.report.findings import (
     SamplePair,
@@ -16,6 +15,7 @@ from align.eval.report.findings import (
     pair_samples,
     summarize_run,
 )
+from align.eval.report.page import write_report
 from align.eval.results import Evaluation, Measurement, save_evaluations
 from tests.eval.report.example_run import Page, ppo_run, truthfulness, write_lines
 

@@ -10,8 +10,8 @@ import pytest
 
 from align.cli import main
 from align.core.errors import UserError
-from align.eval.report import results_as_markdown, summary_table, write_report
 from align.eval.report.data import format_number, format_percent, load_run, visible_text
+from align.eval.report.page import results_as_markdown, summary_table, write_report
 from align.ppo import PPOConfig, run_ppo
 from align.reward import RewardConfig, run_reward
 from align.sft import SFTConfig, run_sft
