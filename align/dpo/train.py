@@ -24,12 +24,11 @@ from align.core.errors import counted
 from align.core.files import write_json
 from align.core.launch import run_stage
 from align.dpo.config import DPOConfig
-from align.dpo.loss import dpo_losses, ipo_losses
 from align.models.backbone import Backbone, flops_profile
 from align.models.checkpoint import save_model, weights_of
 from align.models.heads import LanguageModel
 from align.models.loading import LoadedModel
-from align.reward.loss import Pairs, pairs_of
+from align.reward.loss import Pairs, dpo_losses, ipo_losses, pairs_of
 from align.reward.rankings import (
     ScoredRanking,
     group_flops,
@@ -63,6 +62,11 @@ class ReferencedRanking(NamedTuple):
     log_probs: list[float]
 
 
+def rankings_of(examples: Sequence[ReferencedRanking]) -> list[EncodedRanking]:
+    """Return the rankings alone."""
+    return [item.ranking for item in examples]
+
+
 def train(
     config: DPOConfig,
     loaded: LoadedModel,
@@ -86,20 +90,20 @@ def train(
     examples, referenced = read_reference(order.examples, held_out, engine, backbone, profile, budget)
     batches = order.over(examples)
     loop = EpochLoop(engine, order, config.eval_steps)
-    planned = ((batch, sizes_of(batch, backbone)) for batch in batches.first_batches())
+    planned = ((batch, group_sizes(backbone, rankings_of(batch))) for batch in batches.first_batches())
     loop.try_largest_micro_batch(planned, loss_of)
 
     for update in loop.updates():
         batch = batches.batch(update)
-        sizes = sizes_of(batch, backbone)
+        sizes = group_sizes(backbone, rankings_of(batch))
         plan = micro_batches(range(len(batch)), sizes, budget, run.accelerator)
-        with loop.learning(update, [item.ranking for item in batch], loaded.tokenization):
+        with loop.learning(update, rankings_of(batch), loaded.tokenization):
             for rows in engine.micro_batches(plan):
                 loss, sums = loss_of([batch[row] for row in rows], batch)
                 engine.backward(loss, sums)
             step = engine.step(update)
         metrics = engine.sums | {"rewards/margin": engine.sums["rewards/chosen"] - engine.sums["rewards/rejected"]}
-        flops = flops_of([item.ranking for item in batch], backbone, profile, training_flops)
+        flops = flops_of(rankings_of(batch), backbone, profile, training_flops)
         metrics |= step | loop.costs(sum(sizes), flops)
         if loop.evaluates(update):
             found, scored = evaluate(engine, backbone, referenced, pair_loss, budget)
@@ -130,10 +134,10 @@ def batch_loss(
         examples: of the micro-batch.
         batch: the global batch, whose rankings the loss is a mean over.
     """
-    rankings = [item.ranking for item in examples]
+    rankings = rankings_of(examples)
     log_probs = read_log_probs(model, rankings, device)
     log_ratios = log_probs - torch.tensor([value for item in examples for value in item.log_probs], device=device)
-    pairs = untied_pairs(rankings).to(device)
+    pairs = pairs_of([item.ranks for item in rankings]).to(device)  # margins are for reward models
     rewards = pair_loss.beta * log_ratios.detach()
     chosen, rejected = rewards[pairs.better], rewards[pairs.worse]
 
@@ -164,11 +168,6 @@ def read_log_probs(model: nn.Module, rankings: Sequence[EncodedRanking], device:
     prompt, response, prompt_of_response = pack_rankings(rankings, device)
     log_probs: Tensor = model(prompt, response, None, 1.0, prompt_of_response)
     return log_probs.sum(dim=1)
-
-
-def untied_pairs(rankings: Sequence[EncodedRanking]) -> Pairs:
-    """Return all untied pairs of rankings. Margins of records are only for the reward model."""
-    return pairs_of([item.ranks for item in rankings])
 
 
 def log_probs_of(
@@ -208,24 +207,19 @@ def flops_of(
     return sum(group_flops(backbone, profile, item, count, list(map(len, item.responses))) for item in rankings)
 
 
-def sizes_of(batch: Sequence[ReferencedRanking], backbone: Backbone) -> list[int]:
-    """Return the tokens that each ranking holds in memory."""
-    return group_sizes(backbone, [item.ranking for item in batch])
-
-
 def evaluate(
     engine: TrainEngine, backbone: Backbone, held_out: list[ReferencedRanking], pair_loss: PairLoss, budget: int
 ) -> tuple[dict[str, float], list[ScoredRanking]]:
     """Return metrics of the policy as a reward model, and the scored rankings; a reward is beta times a log-ratio."""
     if not held_out:
         return {}, []
-    rankings = [item.ranking for item in held_out]
+    rankings = rankings_of(held_out)
     log_ratios = [
         [now - before for now, before in zip(found, item.log_probs, strict=True)]
         for found, item in zip(log_probs_of(rankings, engine, backbone, budget), held_out, strict=True)
     ]
     scored = with_rewards(rankings, [[pair_loss.beta * value for value in row] for row in log_ratios])
-    pairs = untied_pairs(rankings)
+    pairs = pairs_of([item.ranks for item in rankings])
     flat = torch.tensor([value for row in log_ratios for value in row], dtype=torch.float64)
     loss = (pairs.weight.double() * losses_of_pairs(flat, rankings, pairs, pair_loss)).sum() / len(rankings)
     metrics = ranking_metrics(scored) | {"loss": float(loss)}

@@ -1,4 +1,4 @@
-"""The ranking loss of the reward model; imports only torch."""
+"""The losses on pairs of ranked responses, of a reward model and of DPO; imports only torch."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -9,7 +9,7 @@ from torch.nn.functional import logsigmoid
 
 
 class Comparison(NamedTuple):
-    """Two responses of a ranking, as labeled; see `Pairs`."""
+    """Two responses of a ranking by their places in it, as labeled; see `Pairs`."""
 
     better: int
     worse: int
@@ -45,13 +45,13 @@ class Pairs(NamedTuple):
 
 
 def compare_by_rank(ranks: Sequence[int]) -> list[Comparison]:
-    """The pairs of a ranking, by its ranks [K], 1 for the best; equal ranks give none."""
+    """Return the pairs of a ranking by its ranks [K], 1 for the best; equal ranks give none."""
     places = range(len(ranks))
     return [Comparison(i, j, ranks[j] - ranks[i]) for i in places for j in places if ranks[i] < ranks[j]]
 
 
 def compare_by_preference(preferences: Sequence[Sequence[float]], ranks: Sequence[int]) -> list[Comparison]:
-    """All pairs of a ranking, by the probabilities [K, K] that response i is better than response j.
+    """Return all pairs of a ranking by the probabilities [K, K] that response i is better than response j.
 
     Both orders get half of the probability of a tie.
 
@@ -69,40 +69,31 @@ def compare_by_preference(preferences: Sequence[Sequence[float]], ranks: Sequenc
 
 
 def stack_pairs(rankings: Sequence[Sequence[Comparison]], sizes: Sequence[int]) -> Pairs:
-    """The pairs of several rankings whose responses are numbered one after another.
-
-    Args:
-        rankings: P lists of pairs.
-        sizes: [P], responses of each ranking.
-    """
-    rows: list[tuple[int, int, float, int, int, float, float]] = []
+    """Return the pairs of N rankings whose responses are numbered one after another; `sizes` [N] counts those of each."""
+    rows: list[tuple[float, ...]] = []
     offset = 0
     for number, (found, size) in enumerate(zip(rankings, sizes, strict=True)):
         for pair in found:
-            where = (offset + pair.better, offset + pair.worse, 1.0 / len(found), pair.distance, number)
-            rows.append((*where, pair.margin, pair.win))
+            places = (offset + pair.better, offset + pair.worse)
+            rows.append((*places, 1.0 / len(found), pair.distance, number, pair.margin, pair.win))
         offset += size
-    columns = list(zip(*rows, strict=True)) or [()] * len(Pairs._fields)
+    columns = zip(*rows, strict=True) if rows else [()] * len(Pairs._fields)
+    floats = ("weight", "margin", "win")
     return Pairs(
         *(
-            torch.tensor(column, dtype=torch.float32 if name in ("weight", "margin", "win") else torch.long)
+            torch.tensor(column, dtype=torch.float32 if name in floats else torch.long)
             for name, column in zip(Pairs._fields, columns, strict=True)
         )
     )
 
 
 def pairs_of(ranks: Sequence[Sequence[int]], margins: Sequence[float] | None = None) -> Pairs:
-    """The pairs of several rankings whose labels are sure and whose ties give no pair.
-
-    Args:
-        ranks: P lists of K ranks, 1 is best.
-        margins: [P].
-    """
-    margins = [0.0] * len(ranks) if margins is None else margins
-    rankings = [
-        [pair._replace(margin=margin) for pair in compare_by_rank(row)] for row, margin in zip(ranks, margins, strict=True)
-    ]
-    return stack_pairs(rankings, [len(row) for row in ranks])
+    """Return the pairs of N rankings, each K ranks with 1 for the best, and their margins [N]; ties give no pair."""
+    found = [compare_by_rank(row) for row in ranks]
+    if margins is not None:
+        pairs = zip(found, margins, strict=True)
+        found = [[pair._replace(margin=margin) for pair in row] for row, margin in pairs]
+    return stack_pairs(found, [len(row) for row in ranks])
 
 
 def ranking_loss(rewards: Tensor, pairs: Pairs) -> Tensor:
@@ -126,3 +117,33 @@ def centering_loss(rewards: Tensor, pairs: Pairs) -> Tensor:
     Differences alone leave the level of rewards open; this settles it (Eisenstein et al. 2023, section 3.2).
     """
     return (pairs.weight * (rewards[pairs.better] + rewards[pairs.worse]) ** 2).sum()
+
+
+def dpo_losses(difference: Tensor, beta: float, label_smoothing: float = 0.0) -> Tensor:
+    """-log sigmoid(beta d), smoothed: -(1 - e) log sigmoid(beta d) - e log sigmoid(-beta d); [P].
+
+    Args:
+        difference: d [P], the better response's log-ratio log pi(y|x) - log ref(y|x), in nats, minus the worse one's.
+        beta: the strength of the KL constraint, which is in the log-ratios.
+        label_smoothing: e, the probability that a pair is labeled the wrong way round.
+
+    Source: Rafailov et al. 2023, arXiv 2305.18290, equation 7; smoothing: Mitchell 2023, "A note on DPO with noisy
+    preferences and relationship to IPO".
+    """
+    losses = -logsigmoid(beta * difference)
+    if label_smoothing:
+        losses = (1 - label_smoothing) * losses - label_smoothing * logsigmoid(-beta * difference)
+    return losses
+
+
+def ipo_losses(difference: Tensor, beta: float) -> Tensor:
+    """(d - 1 / (2 beta))^2; [P]: pairs are pulled apart up to a distance, where DPO's loss falls without end.
+
+    Args:
+        difference: as for `dpo_losses`, but of log-ratios that are means over each response's tokens.
+        beta: the paper's tau.
+
+    Source: Azar et al. 2023, arXiv 2310.12036, equation 17; that the log-ratios are means over tokens is what its authors
+    told TRL, whose `ipo` is the same.
+    """
+    return (difference - 1 / (2 * beta)) ** 2

@@ -23,7 +23,7 @@ RewardFunctionOfTokens = Callable[[Padded, Padded, Tensor | None], Tensor]
 
 
 def group_sizes(backbone: Backbone, rankings: Sequence[SharedPrompt]) -> list[int]:
-    """Tokens that each ranking, its prompt with all responses, holds in memory."""
+    """Return the tokens that each ranking, its prompt with all responses, holds in memory."""
     return [backbone.tokens_in_memory(len(item.prompt), list(map(len, item.responses))) for item in rankings]
 
 
@@ -34,7 +34,7 @@ def group_flops(
     flops: Callable[[FlopsProfile, int, Sequence[int], int], float] = training_flops,
     predicted: Sequence[int] = (),
 ) -> float:
-    """FLOPs of reading a ranking; `predicted` are the tokens of each response that need the vocabulary matrix."""
+    """Return the FLOPs of reading a ranking; `predicted` are the tokens of each response that need the vocabulary matrix."""
     lengths = list(map(len, ranking.responses))
     if backbone.shares_prompts:
         return flops(profile, len(ranking.prompt), lengths, sum(predicted))

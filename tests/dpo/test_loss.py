@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from align.dpo.loss import dpo_losses, ipo_losses
+from align.reward.loss import dpo_losses, ipo_losses
 
 
 def doubles(*values):

@@ -9,9 +9,10 @@ import torch
 from align.core.settings import ModelConfig
 from align.core.tensor_ops import Padded
 from align.dpo import DPOConfig, DPOTrainer
-from align.dpo.train import PairLoss, ReferencedRanking, batch_loss, evaluate, log_probs_of, save, sizes_of
+from align.dpo.train import PairLoss, ReferencedRanking, batch_loss, evaluate, log_probs_of, rankings_of, save
 from align.models.heads import LanguageModel
 from align.models.loading import load
+from align.reward.rankings import group_sizes
 from align.tokenization.encoded import EncodedRanking
 from align.training.start import build_engine
 from tests.models.losses import assert_invariant, loss_of_rows, rankings
@@ -67,7 +68,7 @@ def test_padding_order_and_micro_batches_change_nothing(tiny_name, load_sharp, m
     stage = make_stage(loaded, rankings(hand_rollout), beta=0.5, **settings)
     examples = list(map(ReferencedRanking, rankings(hand_rollout), moved(stage.reference)))
     loss_of = loss_of_rows(batch_loss, stage.engine, examples, pair_loss=stage.pair_loss)
-    assert_invariant(stage.engine, sizes_of(examples, loaded.backbone), loss_of)
+    assert_invariant(stage.engine, group_sizes(loaded.backbone, rankings_of(examples)), loss_of)
 
 
 def test_the_loss_is_equation_7_over_all_untied_pairs(tiny_name, load_sharp, make_stage, hand_rollout):

@@ -26,7 +26,6 @@ TRL_CLASSES = {"align/trl/__init__.py", "align/trl/value_head.py"}
 PURE = (
     "align/core/tensor_ops.py",
     "align/extras/distill/loss.py",
-    "align/dpo/loss.py",
     "align/sft/loss.py",
     "align/reward/loss.py",
     *(f"align/ppo/{name}.py" for name in ("advantages", "losses")),
