@@ -71,7 +71,7 @@ def save_model(
 
 
 def save_model_into(folder: Path, loaded: LoadedModel, state: Mapping[str, Tensor], card: Mapping[str, Any]) -> set[str]:
-    """Save the policy as `save_model` does, into a folder whose other files stay; return the names of what it wrote.
+    """Save the policy as `save_model` does, into a folder whose other files stay; return the names of the written files.
 
     Weights and configs of a model that was saved there before are removed, by the names that this package writes.
     """

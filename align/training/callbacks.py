@@ -176,7 +176,7 @@ def training_arguments(config: RunConfig, total: int) -> TrainingArguments:
 
 
 def require_callbacks(callbacks: Any) -> None:
-    """Refuse what is no list of callbacks, and an `EarlyStoppingCallback`, which reads evaluations of `Trainer`.
+    """Refuse anything but a list of callbacks, and an `EarlyStoppingCallback`, which reads evaluations of `Trainer`.
 
     Raises:
         UserError: names the wrong object.
