@@ -79,8 +79,7 @@ class PlanConfig(Settings):
     )
 
 
-@dataclass(frozen=True)
-class Layout:
+class Layout(NamedTuple):
     """A way to place a stage on devices.
 
     Attributes:
@@ -97,8 +96,7 @@ class Layout:
     fits: bool
 
 
-@dataclass(frozen=True)
-class StagePlan:
+class StagePlan(NamedTuple):
     """The needs of a stage: its work, the hours of each phase, and ways to place it on the devices."""
 
     name: str
@@ -108,21 +106,16 @@ class StagePlan:
 
 
 class Measured(NamedTuple):
-    """A run's measurements: its stage, FLOPs and seconds, and its responses' mean length as a share of max_new_tokens."""
+    """A run's stage, FLOPs and seconds, and the mean length of its responses as a share of max_new_tokens, 0 without any."""
 
     stage: str
     flops: float
     seconds: float
     response_share: float
-    """0 of a run that samples nothing."""
 
 
 def run_plan(config: PlanConfig) -> None:
-    """Print a plan.
-
-    Raises:
-        UserError: if the settings ask for nothing, or for a mistake in them, the stages' settings or the data.
-    """
+    """Print a plan. Raises: UserError if the settings ask for nothing, and for a mistake in them or in the data."""
     if not any((config.flops, config.sft, config.reward, config.ppo)):
         raise UserError("nothing to plan: give flops, or the settings files of stages as sft, reward, ppo")
     stages, parts = plan_stages(config), []
@@ -147,7 +140,7 @@ def allocate(flops: float) -> tuple[float, float]:
 
 
 def plan_stages(config: PlanConfig) -> list[StagePlan]:
-    """Plan each stage that the settings name. Raises: see `run_plan`."""
+    """Plan each stage that the settings name."""
     runs = [read_speed(folder) for folder in config.measured]
     shares = [run.response_share for run in runs if run.response_share] or [1.0]
     share = sum(shares) / len(shares)
@@ -156,20 +149,14 @@ def plan_stages(config: PlanConfig) -> list[StagePlan]:
         "reward": (config.reward, RewardConfig, reward_work),
         "ppo": (config.ppo, PPOConfig, partial(ppo_work, devices=config.gpus, response_share=share)),
     }
-    return [
-        _plan_stage(config, name, count_work(_settings(config, file, kind)), runs)
-        for name, (file, kind, count_work) in kinds.items()
-        if file
-    ]
-
-
-def _settings(config: PlanConfig, file: str, kind: type) -> Any:
-    """Read a stage's settings, for the model and the devices of the plan."""
-    words = ["--config", file] + (["--model", config.model] if config.model else [])
-    settings: Any = parse(kind, words)
-    if config.gpu != "cpu" and settings.dtype == "auto":
-        settings = replace(settings, dtype="bfloat16")
-    return settings
+    plans = []
+    for name, (file, kind, count_work) in kinds.items():
+        if file:
+            settings: Any = parse(kind, ["--config", file, *(["--model", config.model] if config.model else [])])
+            if config.gpu != "cpu" and settings.dtype == "auto":
+                settings = replace(settings, dtype="bfloat16")
+            plans.append(_plan_stage(config, name, count_work(settings), runs))
+    return plans
 
 
 def _plan_stage(config: PlanConfig, name: str, work: StageWork, runs: Sequence[Measured]) -> StagePlan:
@@ -194,8 +181,7 @@ def hours_table(config: PlanConfig, stages: Sequence[StagePlan]) -> str:
         if len(parts) > 1:
             parts.append(("all", sum(stage.work.flops.values()), sum(stage.hours.values())))
         rows += [[stage.name, phase, f"{flops:.3g}", f"{spent:.4g}"] for phase, flops, spent in parts]
-    measured = f"the speed of {', '.join(config.measured)}"
-    speed = measured if config.measured else f"{config.mfu:.0%} of their peak"
+    speed = f"the speed of {', '.join(config.measured)}" if config.measured else f"{config.mfu:.0%} of their peak"
     return f"{config.gpus} x {config.gpu}, at {speed}\n" + _table(["stage", "phase", "FLOPs", "hours"], rows)
 
 
@@ -206,12 +192,12 @@ def memory_table(stage: StagePlan, gpu: str, devices: int) -> str:
     for layout in stage.layouts:
         sizes = [f"{size / GIB:.2f}" for size in (*(layout.roles[role] for role in roles), layout.total)]
         rows.append([layout.name, *sizes, "yes" if layout.fits else "no"])
-    chosen = first_that_fits(stage.layouts)
+    chosen = next((layout for layout in stage.layouts if layout.fits), None)  # the simplest
     advice = "none fits: take more devices, LoRA or a smaller model"
     if chosen:
         advice = f"take configs/accelerate/{chosen.launcher} with num_processes {devices}"
-    title = f"{stage.name}: GiB on each {gpu}, all the time by role, and at the peak"
-    return f"{title}\n{_table(['placed', *roles, 'peak', 'fits'], rows)}\n{advice}"
+    table = _table(["placed", *roles, "peak", "fits"], rows)
+    return f"{stage.name}: GiB on each {gpu}, all the time by role, and at the peak\n{table}\n{advice}"
 
 
 def count(number: float) -> str:
@@ -246,7 +232,7 @@ def read_speed(folder: str) -> Measured:
     """Read the speed that a run reached; its first update, which warms up kernels and caches, counts only if it is alone.
 
     Raises:
-        UserError: if the folder is no run of a stage, or holds no update.
+        UserError: if the folder is no run of a planned stage, or holds no update.
     """
     path = Path(folder)
     lines = [line for line in read_metrics(path) if line.get("flops") and line.get("time/update")]
@@ -278,11 +264,7 @@ def placements(gpu: str, devices: int) -> list[tuple[str, str, Sharding]]:
 
 
 def layouts(roles: Mapping[str, HeldModel], optimizer: str, memory: float, gpu: str, devices: int) -> list[Layout]:
-    """Compute the memory that each way to place a stage needs.
-
-    Args:
-        memory: bytes of a device.
-    """
+    """Compute the memory that each way to place a stage needs, on devices with `memory` bytes."""
     found = []
     for name, launcher, sharding in placements(gpu, devices):
         parts = {role: resident_memory(optimizer, held.trained, held.weights, sharding) for role, held in roles.items()}
@@ -290,8 +272,3 @@ def layouts(roles: Mapping[str, HeldModel], optimizer: str, memory: float, gpu: 
         total = sum(bytes_of.values())
         found.append(Layout(name, launcher, bytes_of, total, total <= USABLE * memory))
     return found
-
-
-def first_that_fits(found: Sequence[Layout]) -> Layout | None:
-    """Return the first layout that fits, or None."""
-    return next((layout for layout in found if layout.fits), None)

@@ -1,9 +1,10 @@
 """FLOPs of each phase of a stage, from its settings and data, counted as its runs count them."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
-from typing import Any, TypeVar
+from types import MappingProxyType
+from typing import Any, NamedTuple, TypeVar
 
 from torch import Tensor
 
@@ -40,8 +41,7 @@ DRAWN_EXAMPLES = 200
 """Examples of ptx that are drawn to estimate the mean."""
 
 
-@dataclass(frozen=True)
-class HeldModel:
+class HeldModel(NamedTuple):
     """A model in memory during a stage: the bytes of all its weights, and those of its weights that are trained."""
 
     weights: int
@@ -49,32 +49,25 @@ class HeldModel:
 
 
 def trained_model(backbone: Backbone, only_trained: bool = False) -> HeldModel:
-    """Return a model that is trained.
-
-    Args:
-        only_trained: count only trained weights, because another model holds the frozen ones (adapters on one base).
-    """
+    """Return a model that is trained; with `only_trained`, another model holds the frozen weights (adapters on one base)."""
     trained = [weight for weight in backbone.parameters() if weight.requires_grad]
     held = sum(weight.numel() * weight.element_size() for weight in trained) if only_trained else weights_bytes([backbone])
     return HeldModel(held, trained)
 
 
-@dataclass(frozen=True)
-class StageWork:
+class StageWork(NamedTuple):
     """A stage that is planned.
 
     Attributes:
         flops: of each phase, over the whole run and all devices.
-        steps: optimizer steps.
         roles: the models that it keeps, by role.
         decoded: bytes of weights that one device reads for sampling, by phase: each token of a batch reads all of them.
     """
 
     flops: dict[str, float]
-    steps: int
     roles: dict[str, HeldModel]
     config: SFTConfig | RewardConfig | PPOConfig
-    decoded: dict[str, float] = field(default_factory=dict)
+    decoded: Mapping[str, float] = MappingProxyType({})
 
 
 def sft_work(config: SFTConfig) -> StageWork:
@@ -107,16 +100,13 @@ def reward_work(config: RewardConfig) -> StageWork:
 
 
 def ppo_work(config: PPOConfig, devices: int, response_share: float = 1.0) -> StageWork:
-    """Sampling, scoring, learning, ptx and evaluation.
+    """Count sampling, scoring, learning, ptx and evaluation. Raises: as `sft_work`.
 
     A reward model that does not exist yet is taken to have the policy's shape.
 
     Args:
         devices: the number of devices that share the work.
         response_share: length of every response as a share of max_new_tokens.
-
-    Raises:
-        UserError: as for `sft_work`.
     """
     response_tokens = min(max(1, round(response_share * config.max_new_tokens)), config.max_new_tokens)
     loaded = load_on_meta(config, compute_dtype(config.dtype))
@@ -157,14 +147,12 @@ def ppo_work(config: PPOConfig, devices: int, response_share: float = 1.0) -> St
         once = phase_flops(judges, _work(config, backbone, fixed, response_tokens), epochs=0)
         phases["evaluation"] = times * sum(once.values())
         rollouts["evaluation"] = [len(fixed)] * times
-    longest = max(len(prompt.ids) for prompt in prompts)
-    row = longest + config.max_new_tokens
+    row_tokens = max(len(prompt.ids) for prompt in prompts) + config.max_new_tokens
+    token_bytes = weights_bytes([backbone]) * response_tokens
     decoded: dict[str, float] = {
-        name: weights_bytes([backbone]) * response_tokens * sum(_batches(rows, devices, row) for rows in sizes)
-        for name, sizes in rollouts.items()
+        name: token_bytes * sum(_batches(rows, devices, row_tokens) for rows in sizes) for name, sizes in rollouts.items()
     }
-    steps = config.total_updates * config.num_ppo_epochs * config.num_mini_batches
-    return StageWork(phases, steps, _ppo_roles(config, loaded, rewards), config, decoded)
+    return StageWork(phases, _ppo_roles(config, loaded, rewards), config, decoded)
 
 
 def _ppo_roles(config: PPOConfig, loaded: LoadedModel, rewards: Mapping[str, LoadedModel]) -> dict[str, HeldModel]:
@@ -195,8 +183,7 @@ def _learning(
     for size, count in zip(epochs.sizes, epochs.counts, strict=True):
         epoch += count * sum(flops[start : start + size]) / size
         start += size
-    roles = {"model": trained_model(loaded.backbone)}
-    return StageWork({"learning": config.num_train_epochs * epoch}, epochs.updates(config.num_train_epochs), roles, config)
+    return StageWork({"learning": config.num_train_epochs * epoch}, {"model": trained_model(loaded.backbone)}, config)
 
 
 def _reward_model(name: str, policy: LoadedModel) -> LoadedModel:

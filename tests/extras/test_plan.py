@@ -9,7 +9,7 @@ import yaml
 
 from align import cli
 from align.core.settings import ModelConfig
-from align.extras.plan import DEVICES, USABLE, PlanConfig, allocate, first_that_fits, layouts, plan_stages, read_speed
+from align.extras.plan import DEVICES, USABLE, PlanConfig, allocate, layouts, plan_stages, read_speed
 from align.extras.plan_work import HeldModel, trained_model
 from align.models.loading import load, load_on_meta
 from align.training.run_folder import read_metrics
@@ -64,8 +64,8 @@ def test_the_simplest_way_that_fits_is_taken():
     count = sum(weight.numel() for weight in model.trained)
 
     def launcher(bytes_per_weight, devices=8):
-        chosen = first_that_fits(layouts({"model": model}, "adamw", bytes_per_weight * count / USABLE, "A100-80", devices))
-        return chosen and chosen.launcher
+        ways = layouts({"model": model}, "adamw", bytes_per_weight * count / USABLE, "A100-80", devices)
+        return next((way.launcher for way in ways if way.fits), None)
 
     assert [launcher(size) for size in (20, 10, 6, 2.5, 1)] == [
         "ddp.yaml",
@@ -143,7 +143,6 @@ def planned(runs, stage, **changes):
 def test_a_plan_of_fine_tuning_has_the_flops_that_the_run_counted(runs):
     found = planned(runs, "sft")
     assert found.work.flops["learning"] == pytest.approx(counted(runs / "sft"))
-    assert found.work.steps == 6
     # Hours are FLOPs at the speed that was measured, and more of the same takes longer in proportion.
     speed = read_speed(str(runs / "sft"))
     assert sum(found.hours.values()) * 3600 == pytest.approx(found.work.flops["learning"] / (speed.flops / speed.seconds))
