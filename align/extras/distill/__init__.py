@@ -1,6 +1,5 @@
 """Distillation: a smaller student learns to predict what its teacher predicts."""
 
-from align.extras.distill.config import DistillConfig
-from align.extras.distill.train import DistillTrainer, run_distill
+from align.extras.distill.train import DistillConfig, DistillTrainer, run_distill
 
 __all__ = ["DistillConfig", "DistillTrainer", "run_distill"]

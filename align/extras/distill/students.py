@@ -37,7 +37,6 @@ def make_student(
     """Return the model to train: every `keep_every_nth_layer`-th layer of the teacher, or a named model.
 
     Args:
-        name: of the model; empty: layers of the teacher.
         equal_width: whether hidden states must be as wide as the teacher's.
         settings: how a named model is loaded.
 
@@ -84,7 +83,6 @@ class WrittenBatches:
         order: the examples of each update; responses are empty if all are written in training.
         on_policy_fraction: share of examples whose response the student writes.
         teacher_writes: whether the teacher writes the others.
-        sampling: how responses are written.
     """
 
     def __init__(
@@ -116,8 +114,6 @@ class WrittenBatches:
         self, model: LoadedModel, batch: list[EncodedDemonstration], rows: list[int], key: tuple[int, int]
     ) -> dict[int, EncodedDemonstration]:
         """Return new responses to some prompts; the noise depends only on the update and the place in it."""
-        if not rows:
-            return {}
         prompts = [batch[row].prompt for row in rows]
         uniforms = row_uniforms(len(rows), self.sampling, self.order.seed, RngStream.DISTILLED_RESPONSES, *key)
 
@@ -126,8 +122,6 @@ class WrittenBatches:
             return sample(model.backbone, asked, uniforms[part], self.sampling, model.tokenization.end_ids).ids
 
         costs = [len(prompt) + self.sampling.max_new_tokens for prompt in prompts]
-        responses = map_rows(costs, self.sampling.batch_tokens, self.accelerator, respond)
-        return {
-            row: EncodedDemonstration(prompt, ids, [True] * len(ids))
-            for row, prompt, ids in zip(rows, prompts, responses, strict=True)
-        }
+        responses = map_rows(costs, self.sampling.batch_tokens, self.accelerator, respond) if rows else []
+        pairs = zip(prompts, responses, strict=True)
+        return dict(zip(rows, [EncodedDemonstration(prompt, ids, [True] * len(ids)) for prompt, ids in pairs], strict=True))

@@ -4,8 +4,10 @@ Launch it by `accelerate launch align/extras/distill/train.py --config configs/d
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -16,8 +18,8 @@ from align.batches.micro_batches import micro_batches
 from align.batches.mixtures import TrainingData, encode_mixture, is_given
 from align.core.errors import UserError, counted
 from align.core.launch import run_stage
+from align.core.settings import MixtureConfig, option, require_setting
 from align.core.tensor_ops import Padded, entropy_of, log_probs_of
-from align.extras.distill.config import DistillConfig
 from align.extras.distill.loss import LossWeights, cosine_distance, distillation_loss, soft_cross_entropy
 from align.extras.distill.students import Predictor, WrittenBatches, WrittenExample, make_student, parameter_count
 from align.models.backbone import flops_profile
@@ -28,10 +30,64 @@ from align.runtime.flops import FlopsProfile, forward_flops, sampling_flops, tra
 from align.runtime.sharding import place_frozen_model
 from align.sampling.generation import SamplingParams
 from align.tokenization.encoded import EncodedDemonstration
-from align.training.data_order import DataOrder
+from align.training.data_order import DataOrder, EpochConfig
 from align.training.engine import TrainEngine
 from align.training.epoch_loop import EpochLoop
 from align.training.start import Model, build_engine, open_run, with_data_names
+
+
+@dataclass(kw_only=True)
+class DistillConfig(MixtureConfig, EpochConfig):
+    """A student that learns from a teacher's predictions, by default as DistilBERT did (Sanh et al. 2019)."""
+
+    model: str = option("smollm2-135m", "the teacher: a folder, a LoRA adapter, a hub name or a built-in model")
+    student: str = option("", "model to start the student from, with the teacher's tokenizer; empty: layers of the teacher")
+    keep_every_nth_layer: int = option(
+        2,
+        "without a student: it has the teacher's first layer and every keep_every_nth_layer-th after it (DistilBERT: 2)",
+        ge=2,
+    )
+    learning_rate: float = option(1e-4, "peak learning rate")
+    train_data: str = option(
+        "data/demonstrations.jsonl",
+        "demonstrations; prompts are enough where all responses are sampled: file, folder or hub name; several are "
+        "separated by commas, each as NAME or NAME=WEIGHT",
+    )
+    validation_data: str = option("", "demonstrations to choose the best student by; empty: none")
+    responses: Literal["data", "teacher"] = option(
+        "data",
+        "learn from the responses in the data (data), or from new ones that the teacher writes in each update (teacher)",
+    )
+    on_policy_fraction: float = option(
+        0.0,
+        "share of examples whose response the student writes itself in each update (on-policy; lambda of GKD, Agarwal et "
+        "al. 2023)",
+        ge=0,
+        le=1,
+    )
+    batch_size: int = option(32, "examples in one update, over all processes")
+    max_response_tokens: int = option(256, "longest response, in tokens; also of those that are written")
+    temperature: float = option(2.0, "divides the logits of teacher and student in the cross-entropy (DistilBERT: 2)", gt=0)
+    ce_weight: float = option(
+        5.0, "weight of the cross-entropy with the teacher's distribution, times temperature squared (DistilBERT: 5)", ge=0
+    )
+    lm_weight: float = option(
+        2.0, "weight of the language-model loss on responses that the student did not write (DistilBERT: 2)", ge=0
+    )
+    cosine_weight: float = option(
+        1.0, "weight of 1 - the cosine between the last hidden states of student and teacher (DistilBERT: 1)", ge=0
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_setting(self, "lora_r", self.lora_r == 0, "0: all weights of a student are trained")
+        weights = ("ce_weight", "lm_weight", "cosine_weight")
+        require_setting(self, "ce_weight", any(getattr(self, name) for name in weights), "above 0 unless another weight is")
+
+    @property
+    def all_written(self) -> bool:
+        """Whether every response is written in training; prompts are enough then."""
+        return self.responses == "teacher" or self.on_policy_fraction == 1
 
 
 def train(
@@ -168,15 +224,13 @@ def evaluate(
     """Return the losses on held-out demonstrations, equal on every process; nothing without any."""
     if not held_out:
         return {}
-    accelerator, total = engine.accelerator, dict[str, Tensor]()
+    accelerator, sums = engine.accelerator, dict[str, Tensor]()
+    total = torch.zeros((), dtype=torch.float64, device=accelerator.device)
     for part in micro_batches(range(len(held_out)), token_counts(held_out), budget, accelerator):
         examples = [held_out[row] for row in part.rows]
         _, sums = batch_loss(engine.module, teacher, examples, examples, weights, accelerator.device)
-        for name, value in sums.items():
-            total[name] = total.get(name, torch.zeros((), dtype=torch.float64)) + part.loss_weight * value.double().cpu()
-    stacked = torch.stack(list(total.values())).to(accelerator.device)
-    summed = sum_across_processes(stacked, accelerator).tolist()
-    parts = loss_parts(dict(zip(total, summed, strict=True)))
+        total = total + part.loss_weight * torch.stack(list(sums.values())).double()
+    parts = loss_parts(dict(zip(sums, sum_across_processes(total, accelerator).tolist(), strict=True)))
     loss = weights.ce * weights.temperature**2 * parts["loss/ce"] + weights.lm * parts["loss/lm"]
     parts["loss"] = loss + weights.cosine * parts["loss/cosine"]
     return {f"validation/{name}": value for name, value in parts.items()}
