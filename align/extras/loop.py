@@ -26,13 +26,11 @@ from align.extras.loop_labels import (
     AnswerScorer,
     LoopConfig,
     LoopState,
-    ModelScorer,
     Row,
     SimulatedLabeler,
     choose_prompts,
     make_labeler,
     merge_answers,
-    most_disputed,
     print_line,
     read_rows,
     write_rows,
@@ -42,9 +40,6 @@ from align.reward import RewardConfig, run_reward
 from align.reward.checkpoint import load_reward_model
 from align.sampling.generation import SamplingParams
 from align.training.run_folder import read_metrics
-
-CANDIDATES = 2
-"""Prompts to sample answers for, per prompt that disagreement chooses."""
 
 
 def run_loop(config: LoopConfig) -> Path:
@@ -94,10 +89,8 @@ class Loop:
         """Sample answers of the fine-tuned model and of the last round's policy to new prompts."""
         config = self.config
         used = {row["id"] for earlier in range(1, number) for row in self._rows(earlier, "prompts.jsonl")}
-        disputes = number > 1 and config.reward_models > 1 and config.disputed_share
-        members = self._reward_folders(number - 1) if disputes else []
-        wanted = config.prompts_per_round * (CANDIDATES if members else 1)
-        prompts = choose_prompts(config.prompts, used, wanted, generator(config.seed, RngStream.LOOP_PROMPTS, number))
+        random = generator(config.seed, RngStream.LOOP_PROMPTS, number)
+        prompts = choose_prompts(config.prompts, used, config.prompts_per_round, random)
         write_rows(folder / "candidates.jsonl", prompts)
         models = [config.model, *([str(self._policy(number - 1))] if number > 1 else [])]
         parts = [
@@ -106,18 +99,12 @@ class Loop:
             for temperature in config.temperatures
         ]
         rows = merge_answers(parts, f"round-{number}/")
-        if members:
-            scorers = [ModelScorer(str(member)) for member in members]
-            random = generator(config.seed, RngStream.LOOP_PROMPTS, number, 1)
-            rows = most_disputed(rows, scorers, config.prompts_per_round, config.disputed_share, random)
-            del scorers  # frees the models
         if not rows:
             raise UserError(f"round {number}: no prompt has two different answers; raise temperatures or samples")
         chosen = {row["id"].removeprefix(f"round-{number}/") for row in rows}
         write_rows(folder / "prompts.jsonl", [prompt for prompt in prompts if prompt["id"] in chosen])
         write_rows(folder / "samples.jsonl", rows)
-        disputed = sum("disagreement" in row for row in rows)
-        return {"prompts": len(rows), "answers": sum(len(row["responses"]) for row in rows), "disputed": disputed}
+        return {"prompts": len(rows), "answers": sum(len(row["responses"]) for row in rows)}
 
     def _answers(self, folder: Path, model: str, index: int, temperature: float) -> list[Row]:
         target = folder / "answers" / f"{index}-{temperature:g}.jsonl"

@@ -6,7 +6,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -46,13 +45,6 @@ class LoopConfig(Settings):
 
     prompts: str = option("data/prompts.jsonl", "prompts to collect labels on; each is used in at most one round")
     prompts_per_round: int = option(200, "prompts that are labeled in a round", gt=0)
-    disputed_share: float = option(
-        0.5,
-        "share of a round's prompts that is chosen because the reward models disagree on their answers (Christiano et al. "
-        "2017, section 2.2.4); the others are drawn at random. Counts from round 2 on and with reward_models above 1",
-        ge=0,
-        lt=1,
-    )
     temperatures: list[float] = option([0.7, 1.0], "each model answers each prompt at each of these", ge=0, required=True)
     samples: int = option(2, "answers to each prompt by each model at each temperature", gt=0)
     max_new_tokens: int = option(64, "longest answer, in tokens", gt=0)
@@ -296,39 +288,6 @@ def choose_prompts(source: str, used: set[str], count: int, random: numpy.random
     if not left:
         raise UserError(f"{source}: all {len(rows)} prompts have been labeled; add prompts, or lower rounds")
     return [left[index] for index in random.permutation(len(left))[:count]]
-
-
-def most_disputed(
-    rows: Sequence[Row], scorers: Sequence[AnswerScorer], count: int, share: float, random: numpy.random.Generator
-) -> list[Row]:
-    """Choose `count` rows: a share by highest disagreement, which is added to these rows, the others at random.
-
-    Args:
-        rows: prompts with several answers, in random order.
-        scorers: the reward models.
-
-    Returns:
-        The chosen rows in random order: labelers cannot tell why a row was chosen.
-    """
-    disagreements = [ranking_disagreement(row, scorers) for row in rows]
-    ranked = sorted(range(len(rows)), key=lambda index: -disagreements[index])
-    disputed = ranked[: round(count * share)]
-    others = [index for index in range(len(rows)) if index not in set(disputed)][: max(0, count - len(disputed))]
-    chosen = [{**rows[index], "disagreement": round(disagreements[index], 6)} for index in disputed]
-    chosen += [rows[index] for index in others]
-    return [chosen[index] for index in random.permutation(len(chosen))]
-
-
-def ranking_disagreement(row: Row, scorers: Sequence[AnswerScorer]) -> float:
-    """Variance over reward models of the probability that one answer beats another, averaged over pairs of answers.
-
-    Christiano et al. 2017 choose the pairs with the highest such variance (section 2.2.4).
-    """
-    prompts = [row["prompt"]] * len(row["responses"])
-    rewards = numpy.array([scorer(prompts, row["responses"]) for scorer in scorers])
-    pairs = list(combinations(range(rewards.shape[1]), 2))
-    preferred = numpy.array([1 / (1 + numpy.exp(rewards[:, j] - rewards[:, i])) for i, j in pairs])
-    return float(preferred.var(axis=1).mean())
 
 
 def read_rows(path: Path) -> list[Row]:

@@ -28,8 +28,6 @@ from align.extras.loop_labels import (
     make_labeler,
     make_scorer,
     merge_answers,
-    most_disputed,
-    ranking_disagreement,
     read_rows,
     write_rows,
 )
@@ -71,26 +69,6 @@ def test_prompts_are_drawn_once(tmp_path):
     write_rows(path, [{"prompt": "a", "id": "x"}, {"prompt": "b", "id": "x"}])
     with pytest.raises(UserError, match="two prompts have the id 'x'"):
         choose_prompts(str(path), set(), 1, numpy.random.default_rng(0))
-
-
-def test_disagreement_by_hand():
-    row = {"prompt": "Hi", "responses": ["a", "b"]}
-    # Probabilities that a beats b: 1 / (1 + 1/3) = 0.75 and 1 / (1 + 3) = 0.25; their variance is 0.25 ** 2.
-    scorers = [lambda prompts, responses, s=sign: [s * numpy.log(3), 0.0] for sign in (1, -1)]
-    assert ranking_disagreement(row, scorers) == pytest.approx(0.0625)
-    # Of three answers, the pairs (0, 1) and (0, 2) differ as above, and (1, 2) not at all.
-    three = [lambda prompts, responses, s=sign: [s * numpy.log(3), 0.0, 0.0] for sign in (1, -1)]
-    assert ranking_disagreement({"prompt": "Hi", "responses": ["a", "b", "c"]}, three) == pytest.approx(0.0625 * 2 / 3)
-
-
-def test_the_most_disputed_share_is_chosen_and_hidden_among_others():
-    rows = [{"id": str(n), "prompt": str(n), "responses": ["a", "b"]} for n in range(20)]
-    scorers = [lambda prompts, responses, s=sign: [s * float(prompts[0]) / 10, 0.0] for sign in (1, -1)]
-    chosen = most_disputed(rows, scorers, 8, 0.5, numpy.random.default_rng(0))
-    disputed = [int(row["id"]) for row in chosen if "disagreement" in row]
-    assert sorted(disputed) == [16, 17, 18, 19]
-    assert disputed != [19, 18, 17, 16]
-    assert sorted(int(row["id"]) for row in chosen if "disagreement" not in row) == [0, 1, 2, 3]
 
 
 def test_a_simulated_labelers_figures_by_hand():
@@ -216,7 +194,6 @@ def test_a_loop_that_is_killed_between_and_inside_steps_ends_as_if_it_had_not_be
         for n in (1, 2)
         for step in ("samples", "rankings", "split", "reward-0", "reward-1", "ppo", "comparison")
     ]
-    assert steps["round-2/samples"]["disputed"] == 3
     rows = read_rows(whole / "round-2" / "rankings.jsonl")
     assert {row["id"].split("/")[0] for row in rows} == {"round-2"}
     assert any("round-1" in model for row in rows for model in row["model"])
