@@ -29,7 +29,11 @@ def report_command(arguments: list[str]) -> None:
     """Write the requested files, and print the path of each."""
     parser = OneLineParser(prog="align report", allow_abbrev=False, description=REPORT_HELP)
     parser.add_argument(
-        "runs", metavar="RUN", nargs="+", type=Path, help="folder of a stage's run, or of sft, reward and ppo"
+        "runs",
+        metavar="RUN",
+        nargs="+",
+        type=Path,
+        help="folder of one run, or one whose subfolders sft, reward, ppo and dpo hold runs; some may be missing",
     )
     parser.add_argument("--output", type=Path, help="file to write, of a single RUN (default: report.html in RUN)")
     parser.add_argument(

@@ -20,7 +20,7 @@ from align.core.settings import option
 from align.data.conversation import Conversation
 from align.data.fields import check_texts, check_whole_numbers
 from align.data.sources import iter_rows
-from align.eval.answers import open_accelerator, open_models, reward_answers, sample_answers
+from align.eval.answers import open_accelerator, open_models, reward_answers, sample_answers, short_names
 from align.eval.pairwise import (
     PairwiseComparison,
     length_controlled_measurement,
@@ -173,7 +173,7 @@ def compare_by_reward_model(config: WinrateConfig, accelerator: Accelerator) -> 
         outcome = outcome_of_rewards(rewards[first][number][0], rewards[second][number][0])
         lengths = len(answers[first][number].text), len(answers[second][number].text)
         comparisons.append(PairwiseComparison(number, first, second, outcome, lengths))
-    return comparisons, f"reward model {Path(folder).name} {identity}".strip()
+    return comparisons, f"reward model {short_names([config.reward_model])[0]} {identity}".strip()
 
 
 def training_reward_fingerprints(model: str) -> set[str]:

@@ -100,6 +100,9 @@ class RunData:
     problems: list[str] = field(default_factory=list)
 
 
+REPORTABLE = "give the folder of one run, or one with the runs of the stages in its subfolders sft, reward, ppo and dpo"
+
+
 def load_run(folder: Path) -> RunData:
     """Read `folder` with its subfolders sft, reward, dpo and ppo, or the folder of a single stage.
 
@@ -107,11 +110,11 @@ def load_run(folder: Path) -> RunData:
         UserError: if the folder does not exist or holds no run.
     """
     if not folder.is_dir():
-        raise UserError(f"{folder}: no such folder; give the folder that contains sft, reward or ppo")
+        raise UserError(f"{folder}: no such folder; {REPORTABLE}")
     run = RunData(folder)
     folders = _stage_folders(folder)
     if not folders:
-        raise UserError(f"{folder}: no run in it; looked for config.yaml or metrics.jsonl in sft, reward and ppo")
+        raise UserError(f"{folder}: no config.yaml or metrics.jsonl of a run in it; {REPORTABLE}")
     for stage in STAGES:
         if stage in folders:
             run.stages[stage] = _load_stage(stage, folders[stage], run.problems)
