@@ -9,6 +9,7 @@ import gc
 import hashlib
 import os
 import shutil
+import sys
 import time
 from collections.abc import Callable, Iterator
 from importlib.metadata import version
@@ -67,10 +68,16 @@ def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: places.get(item.path.stem, len(places)))
 
 
-def pytest_collection_finish(session):
-    """Collecting garbage skips what the imports made: every run of a stage collects, and would look through all of it."""
-    gc.collect()
-    gc.freeze()
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_call(item):
+    """Collecting garbage skips what imports made: every run of a stage collects, and would look through all of it."""
+    if len(sys.modules) > _frozen["modules"]:
+        gc.collect()
+        gc.freeze()
+        _frozen["modules"] = len(sys.modules) + 20  # a few more are not worth a look through all
+
+
+_frozen = {"modules": 0}
 
 
 def _cache_of_these_sources() -> Path:
@@ -197,12 +204,27 @@ def load_sharp(sharp_folders) -> Callable[..., LoadedModel]:
     import torch
 
     from align.core.settings import ModelConfig
+    from align.models.backbone import kinds
     from align.models.loading import load
+
+    verify, verified = kinds.verify, {}
+
+    def verify_once(key: tuple) -> Callable[[Backbone], bool]:
+        """The check of a newly loaded model, whose result is that of the first time."""
+
+        def check(backbone: Backbone) -> bool:
+            if key not in verified:
+                verified[key] = verify(backbone)
+            return verified[key]
+
+        return check
 
     def load_one(name: str, adapter: str = "policy", fresh_adapter: bool = False, **settings) -> LoadedModel:
         config = ModelConfig(model=sharp_folders[name], dtype="float32", **settings)
         torch.manual_seed(0)
-        loaded = load(config, torch.float32, adapter=adapter)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(kinds, "verify", verify_once((name, *sorted(settings.items()))))
+            loaded = load(config, torch.float32, adapter=adapter)
         if loaded.adapter and not fresh_adapter:
             for key, weight in loaded.backbone.model.named_parameters():
                 if f"lora_B.{adapter}" in key:
