@@ -89,8 +89,7 @@ def open_models(config: EvalConfig, accelerator: Accelerator) -> Iterator[Evalua
         settings = ModelConfig(model=model, chat_template=config.chat_template, dtype=config.dtype)
         loaded = load(settings, compute_dtype(config.dtype))
         loaded.backbone.to(accelerator.device).eval().requires_grad_(False)
-        commit = getattr(loaded.backbone.model.config, "_commit_hash", None)
-        version = fingerprint(source) or str(commit)
+        version = fingerprint(source) or str(getattr(loaded.backbone.model.config, "_commit_hash", None))
         if prompt != FewShotPrompt():
             version += f"{FEW_SHOT_SUFFIX}-{content_hash([prompt.instruction, prompt.examples])}"
         yield EvaluatedModel(name, loaded, accelerator, model, version, prompt)
@@ -101,18 +100,14 @@ def _few_shot_prompts(config: EvalConfig) -> list[FewShotPrompt]:
     """Return each model's few-shot prompt: that of the settings if its name ends in `FEW_SHOT_SUFFIX`, else none."""
     if not isinstance(config, FewShotSettings):
         return [FewShotPrompt()] * len(config.models)
-    wanted = [model.endswith(FEW_SHOT_SUFFIX) for model in config.models]
-    if any(wanted) and not config.has_few_shot_prompt:
-        raise UserError(
-            f"models: {config.models[wanted.index(True)]} ends in {FEW_SHOT_SUFFIX}: set num_few_shot or instruction"
-        )
-    if config.has_few_shot_prompt and not any(wanted):
-        example = f"{config.models[0]}{FEW_SHOT_SUFFIX}"
-        raise UserError(
-            f"num_few_shot and instruction are for models named MODEL{FEW_SHOT_SUFFIX}: name one, such as {example}"
-        )
-    prompt = config.few_shot_prompt() if any(wanted) else FewShotPrompt()
-    return [prompt if is_few_shot else FewShotPrompt() for is_few_shot in wanted]
+    named = [model for model in config.models if model.endswith(FEW_SHOT_SUFFIX)]
+    if named and not config.has_few_shot_prompt:
+        raise UserError(f"models: {named[0]} ends in {FEW_SHOT_SUFFIX}: set num_few_shot or instruction")
+    if config.has_few_shot_prompt and not named:
+        advice = f"name one, such as {config.models[0]}{FEW_SHOT_SUFFIX}"
+        raise UserError(f"num_few_shot and instruction are for models named MODEL{FEW_SHOT_SUFFIX}: {advice}")
+    prompt = config.few_shot_prompt() if named else FewShotPrompt()
+    return [prompt if model in named else FewShotPrompt() for model in config.models]
 
 
 def short_names(models: Sequence[str]) -> list[str]:

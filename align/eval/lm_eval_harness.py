@@ -22,7 +22,7 @@ from align.core.launch import run_stage
 from align.core.settings import option, require_setting
 from align.core.statistics import difference_interval
 from align.eval.answers import open_accelerator, short_names
-from align.eval.results import Better, Evaluation, Measurement, mean_measurement, publish, share_measurement
+from align.eval.results import Better, Evaluation, Measurement, mean_measurement, publish
 from align.eval.settings import EvalConfig
 from align.eval.store import Json, compute_once, fingerprint
 from align.model_registry.registry import resolve_model
@@ -173,8 +173,8 @@ def metric_measurement(label: str, value: float, samples: Samples, scorer: str, 
     numbers = [number for number in samples if number is not None]
     if len(numbers) < 2 or len(numbers) < len(samples) or abs(sum(numbers) / len(numbers) - value) > 1e-6:
         return Measurement(label, value, None, None, len(samples), scorer, "", better)
-    measure = share_measurement if set(numbers) <= {0.0, 1.0} else mean_measurement
-    return replace(measure(label, numbers, scorer, better=better), value=value)
+    measurement = mean_measurement(label, numbers, scorer, better=better, is_share=set(numbers) <= {0.0, 1.0})
+    return replace(measurement, value=value)
 
 
 def lost_measurement(

@@ -5,6 +5,7 @@ import math
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -71,40 +72,29 @@ def mean_measurement(
     nothing: str = "nothing to average",
     groups: Sequence[int] | None = None,
     better: Better = "",
+    is_share: bool = False,
 ) -> Measurement:
-    """The mean of a measurement with its bootstrap interval. For shares, see `share_measurement`.
+    """The mean of a measurement with its bootstrap interval.
 
     Args:
-        values: one for each item. Equal values, and those of a single group, have no interval.
+        values: one for each item. Equal values, and those of a single group, have no bootstrap interval.
         nothing: the note if there are no values.
         groups: the group of each value, such as its prompt.
+        is_share: whether values are from 0 to 1 and the interval is `align.core.statistics.share_interval`, which has a
+            width also where all values are equal.
     """
     if not len(values):
         return Measurement(name, None, None, None, 0, scorer, nothing)
-    numbers = [float(value) for value in values]
-    varies = len(set(numbers)) > 1 and (groups is None or len(set(groups)) > 1)
-    low, high = mean_interval(numbers, groups=groups) if varies else (None, None)
+    numbers, low, high = [float(value) for value in values], None, None
+    if is_share:
+        low, high = share_interval(numbers, groups)
+    elif len(set(numbers)) > 1 and (groups is None or len(set(groups)) > 1):
+        low, high = mean_interval(numbers, groups=groups)
     return Measurement(name, sum(numbers) / len(numbers), low, high, len(numbers), scorer, note, better)
 
 
-def share_measurement(
-    name: str,
-    values: Sequence[float],
-    scorer: str = "",
-    note: str = "",
-    nothing: str = "nothing to average",
-    groups: Sequence[int] | None = None,
-    better: Better = "",
-) -> Measurement:
-    """A share with its interval (`align.core.statistics.share_interval`), which has a width also where all values are equal.
-
-    The arguments are those of `mean_measurement`; values are from 0 to 1.
-    """
-    if not len(values):
-        return Measurement(name, None, None, None, 0, scorer, nothing)
-    numbers = [float(value) for value in values]
-    interval = share_interval(numbers, groups)
-    return Measurement(name, sum(numbers) / len(numbers), *interval, len(numbers), scorer, note, better)
+share_measurement = partial(mean_measurement, is_share=True)
+"""A share with its interval; the arguments are those of `mean_measurement`."""
 
 
 def format_value(value: float) -> str:
@@ -140,9 +130,8 @@ def save_evaluations(output: str | Path, evaluations: Sequence[Evaluation]) -> l
         for model in models:
             del model["task"]
             model["settings"] = json.loads(without_secrets(json.dumps(model["settings"])))
-        path = Path(output) / f"{task}.json"
-        write_json(path, {"task": task, "environment": environment(), "models": models})
-        written.append(path)
+        written.append(Path(output) / f"{task}.json")
+        write_json(written[-1], {"task": task, "environment": environment(), "models": models})
     return written
 
 
@@ -167,13 +156,7 @@ def read_evaluations(path: Path) -> list[Evaluation]:
     stored = read_json(path)
     try:
         return [
-            Evaluation(
-                stored["task"],
-                model["model"],
-                model["settings"],
-                [Measurement(**measurement) for measurement in model["measurements"]],
-                model["tables"],
-            )
+            Evaluation(stored["task"], **model | {"measurements": [Measurement(**each) for each in model["measurements"]]})
             for model in stored["models"]
         ]
     except (KeyError, TypeError) as error:
@@ -217,14 +200,8 @@ def print_table(evaluations: Sequence[Evaluation]) -> None:
 
 def notes(evaluations: Sequence[Evaluation]) -> list[str]:
     """The notes of all measurements, each once."""
-    return list(
-        dict.fromkeys(
-            f"{evaluation.task}: {measurement.name}: {measurement.note}"
-            for evaluation in evaluations
-            for measurement in evaluation.measurements
-            if measurement.note
-        )
-    )
+    measured = [(evaluation.task, measurement) for evaluation in evaluations for measurement in evaluation.measurements]
+    return list(dict.fromkeys(f"{task}: {each.name}: {each.note}" for task, each in measured if each.note))
 
 
 def markdown_table(evaluations: Sequence[Evaluation]) -> str:

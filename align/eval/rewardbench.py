@@ -82,10 +82,8 @@ def _benchmark_row(row: Mapping[str, Any]) -> BenchmarkRow:
         if not found or not all(isinstance(text, str) for text in found):
             raise field_error(name, "is neither a text nor a list of texts", "give the responses as the benchmark has them")
         texts.append(found)
-    subset, number = (
-        required_field(row, "subset", "the scores are by subset"),
-        required_field(row, "id", "give each row a unique id"),
-    )
+    subset = required_field(row, "subset", "the scores are by subset")
+    number = required_field(row, "id", "give each row a unique id")
     prompt = Prompt.from_row({"prompt": required_field(row, "prompt", "the responses answer it")}).prompt
     return BenchmarkRow(str(number), prompt, (*texts[0], *texts[1]), len(texts[0]), str(subset), is_pair)
 

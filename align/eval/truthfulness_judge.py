@@ -211,9 +211,9 @@ def load_judge(folder: str, aspect: Aspect, accelerator: Accelerator) -> AnswerJ
     if metadata.get("asks") != aspect:
         raise UserError(f"{folder}: this judge was trained for {metadata.get('asks')}, not for {aspect}")
     try:
-        tensors = load_file(path / HEAD_FILE)
-        weight, bias, auc = tensors["weight"], float(tensors["bias"]), metadata["metrics"]["auc"]
-        loaded = _load_backbone(metadata["model"], metadata["dtype"], accelerator)
+        tensors, model, auc = load_file(path / HEAD_FILE), metadata["model"], metadata["metrics"]["auc"]
+        weight, bias = tensors["weight"].astype(np.float64), float(tensors["bias"])
+        loaded = _load_backbone(model, metadata["dtype"], accelerator)
         expected = loaded.backbone.feature_size if loaded else BUCKETS
         if weight.shape != (expected,):
             raise KeyError(f"weight is {weight.shape}, not {expected}")
@@ -221,8 +221,7 @@ def load_judge(folder: str, aspect: Aspect, accelerator: Accelerator) -> AnswerJ
         reason = first_line(error)
         raise UserError(f"{folder}: its {HEAD_FILE} or {METADATA_FILE} is broken ({reason}); train it again") from error
     version = hashlib.sha256((path / HEAD_FILE).read_bytes()).hexdigest()[:12]
-    name = f"{aspect} judge {version} on {metadata['model']} (held-out AUC {auc:.2f})"
-    return AnswerJudge(weight.astype(np.float64), bias, loaded, metadata, name)
+    return AnswerJudge(weight, bias, loaded, metadata, f"{aspect} judge {version} on {model} (held-out AUC {auc:.2f})")
 
 
 def read_labeled_answers(source: str, aspect: Aspect, skip_bad_rows: bool = False) -> list[LabeledAnswer]:
