@@ -268,6 +268,10 @@ class ModelConfig(Settings):
         False,
         "attend to a decoder's whole prompt in both directions (T5's prefix language model); saved with the model",
     )
+    block_attention: bool = option(
+        False,
+        "on a GPU, read rows of several responses by FlexAttention; decoders only; it has not run on a GPU yet",
+    )
     gradient_checkpointing: bool = option(
         False, "recompute activations in the backward pass: less memory, about a third more time"
     )

@@ -36,6 +36,7 @@ from align.models.configs import (
     valid_generation_config,
 )
 from align.models.lora import START_ADAPTER, new_lora_config, prepared_lora_config, require_same_lora, train_active_adapter
+from align.runtime.distributed import computes_on_cpu
 from align.runtime.environment import console
 from align.runtime.sharding import Sharder, loading_accelerator, local_shard, min_while_loading
 from align.tokenization import Tokenization, load_tokenization, make_tokenization
@@ -297,6 +298,12 @@ def _with_fresh_adapter(
 
 
 def _finish(config: ModelConfig, loaded: LoadedModel) -> LoadedModel:
+    if config.block_attention:
+        if computes_on_cpu():
+            raise UserError("block_attention: FlexAttention has no gradient on a processor; set block_attention to false")
+        from align.models.backbone.block_attention import use_block_attention
+
+        use_block_attention(loaded.backbone)
     if config.gradient_checkpointing:
         _recompute_activations(loaded.backbone, loaded.adapter)
     return loaded

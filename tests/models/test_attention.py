@@ -2,16 +2,24 @@
 
 import copy
 import math
+from itertools import product
 
 import pytest
 import torch
+from torch.nn.attention.flex_attention import flex_attention
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AutoModelForCausalLM, DeepseekV3Config
+from transformers.integrations import flex_attention as integration
 
+from align.core.errors import UserError
+from align.core.settings import ModelConfig
 from align.core.tensor_ops import Padded
 from align.models.backbone import attention, wrap
 from align.models.backbone.attention import MAX_LENGTH, short_attention
+from align.models.backbone.block_attention import block_mask, use_block_attention
 from align.models.backbone.decoder import pack_rows, packed_mask
+from align.models.loading import load
+from tests.models.architectures import make_model
 
 LOWEST = torch.finfo(torch.float32).min
 
@@ -138,9 +146,16 @@ RESPONSE = Padded.from_lists([[9, 10], [11, 12, 13], [14]])
 OWNER = torch.tensor([0, 0, 1])
 
 
+@pytest.fixture
+def without_compiling(monkeypatch):
+    """FlexAttention as torch computes it without a compiler, whose code for a processor takes minutes to make."""
+    plain = lambda query, key, value, training=False, **more: flex_attention(query, key, value, **more)  # noqa: E731
+    monkeypatch.setattr(integration, "compile_friendly_flex_attention", plain)
+
+
 @pytest.mark.parametrize("whole_prompt", [False, True])
 def test_columns_that_are_seen_by_hand(whole_prompt):
-    rows = pack_rows(PROMPT, RESPONSE, OWNER)
+    rows = pack_rows(PROMPT, RESPONSE, OWNER, multiple=4)
     assert rows.segments.tolist() == [[0, 0, 0, 1, 1, 2, 2, 2], [0, 1, -1, -1, -1, -1, -1, -1]]
     seen = packed_mask(rows.segments, torch.float32, whole_prompt)[0, 0] == 0
     first = [[1, 1, 1], [1, 1, 1], [1, 1, 1]] if whole_prompt else [[1, 0, 0], [1, 1, 0], [1, 1, 1]]
@@ -152,3 +167,62 @@ def test_columns_that_are_seen_by_hand(whole_prompt):
         [1, 1, 1, 0, 0, 1, 1, 0],
         [1, 1, 1, 0, 0, 1, 1, 1],
     ]
+
+
+def test_blocks_that_nobody_sees_are_left_out():
+    """A prompt of a block and four responses of a block: each sees the prompt and itself, 9 blocks of 25 (causal: 15)."""
+    lengths = torch.full((4,), 128)
+    prompt, response = Padded(torch.ones(1, 128, dtype=torch.long), lengths[:1]), Padded(torch.ones(4, 128), lengths)
+    response = response._replace(ids=response.ids.long())
+    blocks = block_mask(pack_rows(prompt, response, torch.zeros(4, dtype=torch.long)).segments)
+    assert blocks.to_dense()[0, 0].tolist() == [
+        [1, 0, 0, 0, 0],
+        [1, 1, 0, 0, 0],
+        [1, 0, 1, 0, 0],
+        [1, 0, 0, 1, 0],
+        [1, 0, 0, 0, 1],
+    ]
+
+
+OTHERS = ("GPT-NeoX (parallel layers)", "GPT-BigCode, multi-query", "Gemma 3", "Mixtral, experts")
+
+
+@pytest.mark.usefixtures("without_compiling")
+@pytest.mark.parametrize(
+    ("name", "prefix_lm"), [*product(("tiny-llama", "tiny-gpt2"), (False, True)), *product(OTHERS, (False,))]
+)
+@torch.no_grad()
+def test_states_are_those_of_the_dense_mask_and_of_separate_rows(name, prefix_lm, load_sharp, sharpen):
+    backbone = wrap(sharpen(make_model(name))) if name in OTHERS else load_sharp(name, prefix_lm=prefix_lm).backbone
+    backbone.shares_prompts = True  # loading would find out
+    expected = backbone.hidden(PROMPT, RESPONSE, OWNER)
+    alone = backbone.hidden(PROMPT.rows(OWNER), RESPONSE)
+    use_block_attention(backbone)
+    found = backbone.hidden(PROMPT, RESPONSE, OWNER)
+    real = torch.cat([torch.ones(3, 1, dtype=torch.bool), RESPONSE.mask()], dim=1)
+    for other in (expected, alone):
+        assert torch.allclose(found[real], other[real], rtol=0, atol=1e-5 * float(other[real].abs().max()))
+
+
+@pytest.mark.usefixtures("without_compiling")
+def test_it_is_flex_attention_that_reads_shared_rows_and_nothing_else(load_sharp, monkeypatch):
+    backbone, calls = load_sharp("tiny-llama").backbone, []
+    plain = integration.compile_friendly_flex_attention
+    monkeypatch.setattr(integration, "compile_friendly_flex_attention", lambda *a, **b: calls.append(1) or plain(*a, **b))
+    use_block_attention(backbone)
+    with torch.no_grad():
+        backbone.hidden(PROMPT.rows(OWNER), RESPONSE)
+        assert calls == []
+        backbone.hidden(PROMPT, RESPONSE, OWNER)
+    assert len(calls) == backbone.model.config.num_hidden_layers
+
+
+def test_who_cannot_is_told(sharp_folders, load_sharp):
+    with pytest.raises(UserError, match="block_attention: FlexAttention has no gradient on a processor"):
+        load(ModelConfig(model=sharp_folders["tiny-llama"], block_attention=True), torch.float32)
+    with pytest.raises(UserError, match="block_attention is for decoders"):
+        use_block_attention(load_sharp("tiny-t5").backbone)
+    backbone = load_sharp("tiny-llama").backbone
+    backbone.model.set_attn_implementation("eager")
+    with pytest.raises(UserError, match="the attention of llama is its own"):
+        use_block_attention(backbone)

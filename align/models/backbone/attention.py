@@ -44,6 +44,10 @@ def _attention(
     **settings: Any,
 ) -> tuple[Tensor, None]:
     """Compute transformers' SDPA attention, with faster equivalent paths on a CPU."""
+    if attention_mask is not None and not isinstance(attention_mask, Tensor):  # a mask of blocks
+        from align.models.backbone.block_attention import attend
+
+        return attend(module, query, key, value, attention_mask, scaling, **settings)
     sequence = settings.pop(SEQUENCE, None)
     if sequence is not None:  # no mask: a part of a row begins with its first token, and only whole rows are causal
         query, key, value = (sequence.heads_for_tokens(states) for states in (query, key, value))

@@ -13,6 +13,9 @@ from align.core.tensor_ops import Padded, length_mask
 from align.models.backbone.attention import SEQUENCE
 from align.models.backbone.contract import Backbone, DecodingState
 
+BLOCK = 128
+"""Columns of a block of FlexAttention's mask."""
+
 
 class DecoderBackbone(Backbone):
     """GPT style: one row holds a prompt and its responses, padded on the right only.
@@ -25,6 +28,8 @@ class DecoderBackbone(Backbone):
     """
 
     prompt_in_row = True
+    block_attention = False
+    """Whether masks are FlexAttention's (`align.models.backbone.block_attention`)."""
 
     @property
     def causal(self) -> bool:  # type: ignore[override]
@@ -49,13 +54,19 @@ class DecoderBackbone(Backbone):
         if not packed:
             prompt, prompt_of_response = prompt if prompt_of_response is None else prompt.rows(prompt_of_response), None
         masked = packed or not self.causal  # otherwise positions are 0..n-1, which every model assumes without position ids
-        rows = pack_rows(prompt, response, prompt_of_response)
+        rows = pack_rows(prompt, response, prompt_of_response, BLOCK if masked and self.block_attention else 1)
         extra: dict[str, Any] = {}
         if masked:
-            mask = packed_mask(rows.segments, self.model.dtype, whole_prompt=not self.causal)
-            extra = {"position_ids": rows.positions, "attention_mask": mask}
+            extra = {"position_ids": rows.positions, "attention_mask": self._mask(rows.segments)}
         states = self._read_shared(rows.ids) if self.sequence else self._read(rows.ids, **extra)
         return states[rows.row, rows.column]
+
+    def _mask(self, segments: Tensor) -> Any:
+        if not self.block_attention:
+            return packed_mask(segments, self.model.dtype, whole_prompt=not self.causal)
+        from align.models.backbone.block_attention import block_mask
+
+        return block_mask(segments, whole_prompt=not self.causal)
 
     def _read(self, ids: Tensor, **extra: Any) -> Tensor:
         states: Tensor = self.model.base_model(input_ids=ids, use_cache=False, **extra).last_hidden_state
@@ -115,11 +126,12 @@ class PackedRows(NamedTuple):
     """[B, T+1] the column of each hidden state."""
 
 
-def pack_rows(prompt: Padded, response: Padded, prompt_of_response: Tensor | None) -> PackedRows:
+def pack_rows(prompt: Padded, response: Padded, prompt_of_response: Tensor | None, multiple: int = 1) -> PackedRows:
     """Put each prompt and its responses into one row, without padding between them.
 
     Args:
         prompt_of_response: [B] the prompt of each response, ascending; None: response i answers prompt i.
+        multiple: L is a multiple of it; FlexAttention compiles a kernel for each L.
     """
     device, count, width = prompt.ids.device, len(response.lengths), response.ids.shape[1]
     prompt_of = torch.arange(count, device=device) if prompt_of_response is None else prompt_of_response
@@ -127,7 +139,7 @@ def pack_rows(prompt: Padded, response: Padded, prompt_of_response: Tensor | Non
     first = torch.searchsorted(prompt_of, torch.arange(len(prompt.lengths), device=device))  # each row's first response
     start = prompt.lengths[prompt_of] + before - before[first][prompt_of]  # [B] column where a response begins
     row_lengths = prompt.lengths.index_add(0, prompt_of, response.lengths)
-    length = int(row_lengths.max())
+    length = -(-int(row_lengths.max()) // multiple) * multiple
 
     shape = (len(prompt.lengths), length)
     ids = torch.zeros(shape, dtype=torch.long, device=device)
