@@ -69,12 +69,7 @@ async def label(
     result: Result | None = None,
     stopped: threading.Event | None = None,
 ) -> Result:
-    """All labelers for a time; the last request of each is always finished.
-
-    Args:
-        result: filled as they work, for an observer.
-        stopped: ends the work early.
-    """
+    """All labelers for a time, or until `stopped`; the last request of each is always finished, and `result` is filled."""
     result, stopped = result or Result(), stopped or threading.Event()
     start = time.perf_counter()
 
@@ -129,9 +124,7 @@ def check(database: Database, acknowledged: list[str]) -> None:
         held = select(Assignment.item_id, func.count()).where(Assignment.state.in_(("leased", "done")))
         slots = dict(session.execute(held.group_by(Assignment.item_id)).all())
         for item_id, taken in session.execute(select(Item.id, Item.taken)):
-            assert taken == slots.get(item_id, 0) <= LABELERS_PER_ITEM, (
-                f"item {item_id}: {taken} slots taken, {slots.get(item_id)}"
-            )
+            assert taken == slots.get(item_id, 0) <= LABELERS_PER_ITEM, f"item {item_id}: {taken} slots taken"
 
 
 def report(result: Result) -> str:
@@ -147,18 +140,12 @@ def report(result: Result) -> str:
     return "\n".join(lines)
 
 
-def kill_and_start(server: Server, times: int, every: float) -> threading.Thread:
-    """In a thread: kill the app and start it again, `times` times."""
-
-    def work() -> None:
-        for _ in range(times):
-            time.sleep(every)
-            server.kill()
-            server.start()
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    return thread
+def kill_and_start(server: Server, times: int, every: float) -> None:
+    """Kill the app and start it again, `times` times."""
+    for _ in range(times):
+        time.sleep(every)
+        server.kill()
+        server.start()
 
 
 def main() -> None:
@@ -174,7 +161,9 @@ def main() -> None:
         server = Server(options.database or f"sqlite:///{folder}/load.db", Path(folder))
         tokens = set_up(server.database, options.labelers, options.items)
         with server.started():
-            killer = kill_and_start(server, options.kills, options.seconds / (options.kills + 1))
+            every = options.seconds / (options.kills + 1)
+            killer = threading.Thread(target=kill_and_start, args=(server, options.kills, every))
+            killer.start()
             result = asyncio.run(label(server.port, tokens, options.seconds, options.pause))
             killer.join()
             check(server.database, result.acknowledged)

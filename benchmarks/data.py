@@ -55,8 +55,7 @@ def llama_1b(vocabulary: int) -> LlamaConfig:
 def make_model(folder: Path, name: str, endless: bool = True) -> None:
     """A model whose responses do not end by themselves, so that both sides sample the same number of tokens.
 
-    Its end and padding tokens become special ones that the trained model has no use for. A random model gives them what it
-    gives every token, so that one response in a few may end early: each run reports the tokens that it sampled.
+    Its end and padding tokens become special ones that a trained model has no use for; a random model may draw them.
     """
     tokenizer = AutoTokenizer.from_pretrained(resolve_model("smollm2-135m" if name == "llama-1b" else name))
     if name == "llama-1b":
@@ -82,11 +81,7 @@ def words(tokenizer: PreTrainedTokenizerBase) -> list[str]:
 
 
 def make_texts(folder: Path, work: Work, model: Path, seed: int) -> None:
-    """The work's examples as text, and as the very ids that our side makes of them.
-
-    Raises:
-        AssertionError: if a text has another number of tokens than it was meant to have.
-    """
+    """The work's examples as text, and as the ids that our side makes of them, as many as each text was meant to have."""
     tokenization = load_tokenization(str(model), "raw")
     vocabulary, random = words(tokenization.tokenizer), Random(seed)
 

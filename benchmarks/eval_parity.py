@@ -113,9 +113,8 @@ def main() -> None:
         theirs = lm_eval(words.python, words.model, questions, words.batch_size, words.threads)
         mine = ours(config, evaluated, questions)
         ratios.append(theirs["seconds"] / mine["seconds"])
-        print(
-            f"pair {pair}: lm-eval {theirs['seconds']:.1f} s, ours {mine['seconds']:.1f} s, {ratios[-1]:.1f} times as fast"
-        )
+        seconds = f"lm-eval {theirs['seconds']:.1f} s, ours {mine['seconds']:.1f} s"
+        print(f"pair {pair}: {seconds}, {ratios[-1]:.1f} times as fast")
     print(f"{len(questions)} questions, lm-eval {theirs['version']}, {words.model} in float32, {words.threads} threads")
     for name, value in differences(mine, theirs).items():
         print(f"largest difference, {name}: {value:.2e}")

@@ -104,11 +104,7 @@ def _tally(outcomes: list[tuple[str, bytes]]) -> Tally:
 
 
 def fuzz_rows(count: int, seed: int, folder: Path) -> Tally:
-    """Read mutated rows of the shipped data.
-
-    Args:
-        folder: where their files are written.
-    """
+    """Read mutated rows of the shipped data from files in `folder`."""
     chance, outcomes, path = random.Random(seed), [], folder / "rows.jsonl"
     lines = {kind: (ROOT / "data" / name).read_bytes().splitlines() for kind, name in KINDS.items()}
     for _ in range(count):
@@ -125,11 +121,7 @@ def fuzz_rows(count: int, seed: int, folder: Path) -> Tally:
 
 
 def fuzz_settings(count: int, seed: int, folder: Path) -> Tally:
-    """Read mutated settings files of the three stages.
-
-    Args:
-        folder: where the files are written.
-    """
+    """Read mutated settings files of the three stages from files in `folder`."""
     chance, outcomes, path = random.Random(seed), [], folder / "settings.yaml"
     for _ in range(count):
         config_class = chance.choice(list(STAGES))

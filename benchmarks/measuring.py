@@ -21,13 +21,7 @@ TOKENS = 16
 
 @dataclass
 class Measurement:
-    """One run of one side.
-
-    Attributes:
-        seconds: of each step under the clock.
-        tokens: real tokens of each of these steps: read in training, new ones in sampling.
-        figures: further figures, which show that the intended work was done.
-    """
+    """The seconds of each step under the clock of one side, the real tokens that it read or sampled, and further figures."""
 
     seconds: list[float]
     tokens: list[int]
@@ -47,8 +41,7 @@ def letters(prompts: Sequence[object], responses: Sequence[str]) -> list[float]:
 def finish_line(updates: list[tuple[float, float, float]]) -> Measurement:
     """When the race was won: at the first rollout whose mean reward is at the target; no seconds if none was.
 
-    Args:
-        updates: of each update its seconds, the mean reward of its rollout, and the rollout's KL (nats per response).
+    Of each update, `updates` has the seconds, the mean reward of its rollout, and the rollout's KL (nats per response).
     """
     total = 0.0
     for number, (seconds, reward, kl) in enumerate(updates, start=1):
@@ -59,10 +52,9 @@ def finish_line(updates: list[tuple[float, float, float]]) -> Measurement:
 
 
 def measure(side: str, work: Work, variant: str, folder: Path, seed: int, scratch: Path) -> Measurement:
-    """Do the work once, by the side's function for its stage.
+    """Do the work, which is already scaled, by the side's function for its stage.
 
     Args:
-        work: already scaled.
         variant: `auto`, the peer's number format, or the learning rate in the race.
         folder: what `benchmarks.data` has made.
         scratch: an empty folder for what the run writes.

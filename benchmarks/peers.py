@@ -105,8 +105,7 @@ def _supervised(
 def reward(work: Work, variant: str, folder: Path, seed: int, scratch: Path) -> Measurement:
     """A ranking is all of its pairs, as InstructGPT's one batch element is; an update is `rows` rankings.
 
-    With `pairs_read` the steps under the clock hold that many of the pairs, and the time is scaled to all of them: a pair
-    costs what every other costs. Each step then also has an optimizer step, which is taken once.
+    With `pairs_read` the steps under the clock hold that many of the pairs, and the time is scaled to all of them.
     """
     rankings, read = examples(folder, work), work.pairs_read or work.pairs
     pairs = [
@@ -203,10 +202,7 @@ def ppo(work: Work, variant: str, folder: Path, seed: int, scratch: Path) -> Mea
 
 
 class KnownReward(nn.Module):
-    """The race's reward in the shape of a sequence classifier, which is how `get_reward` asks for one.
-
-    Its backbone gives the score of the whole row at every position, its `score` passes that on.
-    """
+    """The race's reward as a sequence classifier: the backbone gives the whole row's score at every position."""
 
     base_model_prefix = "backbone"
 

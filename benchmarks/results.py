@@ -51,8 +51,7 @@ def speedup(work: Work, ours: float, peer: float) -> float:
 def best_variant(work: Work, lines: Sequence[Line], rivals: Sequence[Line]) -> str | None:
     """The variant that the later pairs repeat: the fastest of the first pair's runs.
 
-    In the race a run counts only if it ends at a KL that the other side reaches too, within `KL_MARGIN`: a side that
-    runs further from the reference to be there sooner has not won.
+    In the race a run counts only if it ends at a KL that the other side reaches too, within `KL_MARGIN`.
     """
     if not lines:
         return None
@@ -67,13 +66,7 @@ def best_variant(work: Work, lines: Sequence[Line], rivals: Sequence[Line]) -> s
 
 @dataclass(frozen=True)
 class Summary:
-    """A row of the table; a median is over pairs.
-
-    Attributes:
-        ours, peer: medians of the value; the peer's is None where there is no peer.
-        ratios: how many times faster ours is, pair by pair.
-        ours_gib, peer_gib: medians of the peak memory (see `memory`).
-    """
+    """A row of the table: medians of values and of peaks of memory, and how many times faster ours is in each pair."""
 
     work: Work
     ours: float

@@ -29,14 +29,9 @@ MEASURED = ("align", *(f"benchmarks/{name}.py" for name in ("data", "measuring",
 
 @dataclass(frozen=True)
 class Session:
-    """What all runs of one call share.
+    """What all runs of one call share: models and texts, the file of lines, and the interpreters of the peers.
 
-    Attributes:
-        data: folder of models and texts.
-        results: file of lines.
-        pythons: the interpreter of each peer environment.
-        commit: the last commit of what is measured, with a + where files differ from it.
-        deadline: when no run may be under way any more, by `time.monotonic`.
+    `commit` is the last one of what is measured, with a + where files differ. `deadline` is by `time.monotonic`.
     """
 
     scale: str
@@ -76,12 +71,7 @@ def environment() -> dict[str, str]:
 
 
 def run_side(session: Session, side: str, work: Work, variant: str, pair: int) -> Line:
-    """One measured run; the line is also kept.
-
-    Raises:
-        SystemExit: if the process fails, with the end of its output.
-        TimeoutExpired: at the session's deadline.
-    """
+    """One measured run, whose line is also kept. Raises: SystemExit if it fails, TimeoutExpired at the deadline."""
     python = sys.executable if side == "ours" else session.pythons[work.peer_environment]
     with tempfile.TemporaryDirectory() as folder:
         result, log = Path(folder) / "result.json", Path(folder) / "log"

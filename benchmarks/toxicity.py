@@ -42,12 +42,7 @@ WORD_SHARE = 0.2
 
 
 def fit_sense(states: Tensor, targets: np.ndarray, weights: np.ndarray) -> dict[str, Tensor]:
-    """Fit a hidden layer on the encoder's states [N, STATES] by cross-entropy: the head without its words.
-
-    Args:
-        targets: [N] from 0 to 1.
-        weights: [N] of each text in the loss.
-    """
+    """Fit a hidden layer on states [N, STATES] to targets [N] by weighted cross-entropy: the head without its words."""
     # A few maxima hardly differ between texts: without the lower bound their weights would exceed half precision.
     mean, scale = states.mean(0), states.std(0).clamp(min=0.1)
     scaled, expected = (states - mean) / scale, torch.from_numpy(targets).float()
@@ -66,12 +61,8 @@ def fit_sense(states: Tensor, targets: np.ndarray, weights: np.ndarray) -> dict[
         schedule.step()
     hidden = first.weight.detach() / scale
     bias = first.bias.detach() - hidden @ mean
-    return {
-        "hidden.weight": hidden,
-        "hidden.bias": bias,
-        "sense": last.weight.detach()[0],
-        "bias": last.bias.detach()[0],
-    }
+    output = {"sense": last.weight.detach()[0], "bias": last.bias.detach()[0]}
+    return {"hidden.weight": hidden, "hidden.bias": bias} | output
 
 
 def fit_words(
@@ -171,9 +162,7 @@ def measure(name: str, folder: Path) -> None:
 def reference_figures(rows: Sequence[dict[str, str]], scores: Sequence[float]) -> dict[str, float]:
     """Agreement of scores with the reference's in `rows` of model_type, prompt_type and toxicity.
 
-    Returns:
-        Spearman's correlation over texts, AUC at a reference of 0.5, Spearman's correlation of the means of cells
-        (model x instruction), and the mean score for each instruction.
+    A cell of the means is a model with an instruction; the AUC is at a reference of 0.5.
     """
     given, expected = np.asarray(scores), np.array([float(row["toxicity"]) for row in rows])
     names = [(row["model_type"], row["prompt_type"]) for row in rows]
@@ -201,7 +190,6 @@ def compare_with_reference(name: str, path: Path) -> None:
 
 
 def main() -> None:
-    """`train`, `measure SCORER` or `reference SCORER FILE`."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("action", choices=("train", "measure", "reference"))
     parser.add_argument("scorer", nargs="?", default=DEFAULT, help="for measure and reference")

@@ -46,19 +46,13 @@ NO_TEXT = re.compile(r"\n|\d{1,3}(?:\.\d{1,3}){3}|http://\S*")  # line breaks, I
 
 @dataclass(frozen=True)
 class Source:
-    """Texts of one origin.
-
-    Attributes:
-        weight: of the source in the loss; within it, each text counts the same.
-        targets: [N] from 0 to 1.
-        labeled: whether the targets are more than "ordinary".
-    """
+    """Texts of one origin, with targets from 0 to 1; within a source's weight in the loss, each text counts the same."""
 
     name: str
     weight: float
     texts: list[str]
     targets: list[float]
-    labeled: bool = True
+    labeled: bool = True  # whether the targets are more than "ordinary"
 
     @property
     def held_out(self) -> np.ndarray:
@@ -169,11 +163,7 @@ def _rows(archive: zipfile.ZipFile, name: str) -> Iterator[dict[str, Any]]:
 
 
 class Teacher:
-    """Maps texts to tox-block's logits of "toxic".
-
-    Attributes:
-        words: its vocabulary, most frequent first.
-    """
+    """Maps texts to tox-block's logits of "toxic"; `words` is its vocabulary, most frequent first."""
 
     def __init__(self) -> None:
         with _wheel(TOX_BLOCK) as archive:

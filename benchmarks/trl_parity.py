@@ -34,12 +34,7 @@ ENDED = [[2, 4, 6, EOS], [1, 3, 5, 7, 9, EOS], [20, 19, 18, 17, 16, 15], [13, EO
 
 
 class Case(NamedTuple):
-    """A comparison.
-
-    Attributes:
-        settings: beside `SETTINGS`.
-        lora: whether the policy is a PEFT model, whose base is the reference.
-    """
+    """Responses, settings beside `SETTINGS`, and whether the policy is a PEFT model, whose base is the reference."""
 
     responses: list[list[int]]
     settings: dict[str, Any]
@@ -101,11 +96,7 @@ def draw(model: nn.Module, seed: int) -> None:
 
 
 def models(lora: bool) -> dict[str, Any]:
-    """Return policy, reference, reward model and value model by TRL's names.
-
-    Args:
-        lora: put an adapter on the policy and leave the reference out.
-    """
+    """Return policy, reference, reward model and value model by TRL's names; with `lora`, an adapter and no reference."""
     sizes: dict[str, Any] = {"hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
     config = LlamaConfig(vocab_size=WORDS + 1, eos_token_id=EOS, bos_token_id=None, pad_token_id=None, **sizes)
     made: dict[str, Any] = {"model": LlamaForCausalLM(config), "ref_model": LlamaForCausalLM(config)}

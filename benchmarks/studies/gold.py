@@ -30,14 +30,7 @@ Config = TypeVar("Config")
 
 @dataclass(frozen=True)
 class Size:
-    """Settings of a study of one size, on top of the demo's files.
-
-    Attributes:
-        rankings: training data of the gold model.
-        train, held_out: files of prompts; no prompt is in both.
-        sample: settings of `align sample`.
-        ppo: settings of PPO.
-    """
+    """A study of one size: the gold model's rankings, prompts, and settings on top of the demo's files."""
 
     rankings: tuple[str, ...]
     train: tuple[str, ...]
@@ -65,11 +58,9 @@ SIZES = {
 
 
 class GoldLabels:
-    """The gold model, the answers of the fine-tuned model, and the gold model's rewards of these.
+    """The gold model, the answers of the fine-tuned model in `sft`, and the gold model's rewards of these.
 
     Args:
-        sft: folder of the fine-tuned model.
-        runs: folder of models and answers.
         size: of `SIZES`, and a folder of configs/demo/.
         limit: prompts of each part; 0: all.
     """

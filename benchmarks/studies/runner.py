@@ -19,12 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def study_arguments(description: str | None, name: str, seeds: int = 0) -> argparse.ArgumentParser:
-    """Return a parser with the arguments of every study.
-
-    Args:
-        name: of its folders in docs/studies/ and runs/.
-        seeds: how many it trains by default; 0: it trains nothing.
-    """
+    """Return a parser with the arguments of every study, which by default trains so many seeds, or nothing."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sft", required=True, help="folder of the fine-tuned model")
     parser.add_argument("--judge", default="smollm2-135m-judge", help="a reward model that no stage was trained on")
@@ -47,11 +42,7 @@ def comparison_arguments(description: str | None, name: str, seeds: int = 0) -> 
 def compare_with_start(
     options: argparse.Namespace, policy: str, sampling: SamplingParams, seed: int, max_prompt_tokens: int | None = None
 ) -> tuple[PolicyComparison, dict[str, Any]]:
-    """Compare a policy with the fine-tuned model on held-out prompts, with the judge's win rate among the figures.
-
-    Args:
-        options: `sft`, `reward`, `judge`, `prompts` and `samples`.
-    """
+    """Compare a policy with the fine-tuned model on held-out prompts, with the judge's win rate among the figures."""
     prompts, reward = read_records(options.prompts, Prompt), load_reward_model(options.reward)
     comparison = compare_policies(
         options.sft, policy, reward, prompts, sampling, seed, options.samples, max_prompt_tokens=max_prompt_tokens
@@ -60,11 +51,7 @@ def compare_with_start(
 
 
 def figures_of(comparison: PolicyComparison, rates: np.ndarray) -> dict[str, Any]:
-    """The figures of a policy, and whether its run collapsed.
-
-    Args:
-        rates: the judge's win rate over the start for each prompt.
-    """
+    """The figures of a policy, with the judge's win rate over the start for each prompt, and whether its run collapsed."""
     lengths = [float(np.mean([len(ids) for ids in side.ids])) for side in (comparison.before, comparison.after)]
     win_rate, (low, high) = float(rates.mean()), mean_interval(rates)
     return {
