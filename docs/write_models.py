@@ -19,18 +19,16 @@ from tests.models.encoders import CONFIGS, EXAMPLES  # noqa: E402
 PAGE = ROOT / "docs" / "models.md"
 HEAD = """# Architectures
 
-This page lists the supported architectures and the roles that they can have. `docs/write_models.py` generates it from the
-list of tiny random models in `tests/models/test_architectures.py` and `tests/models/test_encoders.py`. These models have the
-structure of the published ones and random weights. No published weights were loaded, except those of the built-in models.
-
-Every model on this page passes the following checks, with all weights and with LoRA on every linear layer:
+This page lists the supported architectures and their roles. They were tested with tiny random models of the published
+structure; no published weights were loaded, except those of the built-in models. Every model passes the following checks, with
+all weights and with LoRA on every linear layer:
 
 | check | content |
 | --- | --- |
 | hidden states | states of a text alone, in a batch, packed and token by token with a cache agree within 1e-5 |
 | causality | a later token changes no earlier state; the logits equal those of transformers |
 | costs | FLOPs equal torch's count (for experts, only those that a token uses); the size of the cache is correct |
-| stages | an update of SFT, reward model and PPO with that reward model; for one architecture of each code path (`PATHS`) |
+| stages | an update of SFT, reward model and PPO with that reward model, for one architecture of each code path |
 | export | transformers computes the same score from the saved folder of a decoder's reward model |
 | ZeRO-3 | an update on two processes equals that of one (`tests/launch/test_every_stage.py`, float32, CPU) |
 
@@ -64,10 +62,8 @@ not supported.
 ENCODER_HEAD = """
 ## Encoders
 
-Encoders process prompt and response as a text pair with bidirectional attention. Each can be a reward model, a rule model,
-an attribute model (`--form heads`) and a judge of answers, but not a policy. The policy may have another tokenizer. A rule
-model takes prompt and response as the first text and the rule as the second. See [Use your own
-model](howto/own-model.md#an-encoder-as-reward-model).
+Encoders process prompt and response as a text pair with bidirectional attention. Each can be a reward model, a rule model (with
+the rule as the second text), an attribute model (`--form heads`) and a judge of answers, but not a policy ([usage](howto/own-model.md#an-encoder-as-reward-model)).
 
 """
 TAIL = """
@@ -94,16 +90,7 @@ TAIL = """
 | the model has no LongRoPE | a warning states the context length that short rows keep |
 | config, generation config, tokenizer and model card can be saved | refused before the first update |
 
-`tests/badly_behaved/` contains a tiny model for each of these problems and runs every stage, export and evaluation on them.
-
 ## Unsupported models
-
-A model is refused for any of these reasons:
-
-- its states depend on padding
-- its logits are not a plain function of the last state
-- a later token changes an earlier state
-- token-by-token computation gives other states than full-sequence computation.
 
 The following models are known to be refused:
 
@@ -124,7 +111,7 @@ The following models are known to be refused:
   vocabulary, because no template wrote them.
 - ArmoRM (`LlamaForRewardModelWithGating`) is computed as in its published code (`align/extras/armo_rm.py`).
 
-The tests use random weights; no published reward model was available.
+The tests use random weights.
 """
 
 

@@ -137,7 +137,7 @@ def test_the_server_reward_that_is_shown_asks_and_scores(tmp_path, monkeypatch):
         def log_message(self, *_):
             pass
 
-    code = re.findall(r"```python\n(.*?)```", text_of(DOCS / "howto" / "reward-elsewhere.md"), re.S)[1]
+    code = re.findall(r"```python\n(.*?)```", text_of(DOCS / "howto" / "reward-elsewhere.md"), re.S)[0]
     with HTTPServer(("127.0.0.1", 0), Scorer) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         names = {}
