@@ -20,8 +20,8 @@ PAGE = ROOT / "docs" / "models.md"
 HEAD = """# Architectures
 
 This page lists the supported architectures and their roles. They were tested with tiny random models of the published
-structure; no published weights were loaded, except those of the built-in models. Every model passes the following checks, with
-all weights and with LoRA on every linear layer:
+structure. No published weights were loaded, except those of the built-in models. Every model passes the following checks,
+with all weights and with LoRA on every linear layer:
 
 | check | content |
 | --- | --- |
@@ -62,8 +62,9 @@ not supported.
 ENCODER_HEAD = """
 ## Encoders
 
-Encoders process prompt and response as a text pair with bidirectional attention. Each can be a reward model, a rule model (with
-the rule as the second text), an attribute model (`--form heads`) and a judge of answers, but not a policy ([usage](howto/own-model.md#an-encoder-as-reward-model)).
+Encoders process prompt and response as a text pair with bidirectional attention. Each can be a reward model, a rule model
+(with the rule as the second text), an attribute model (`--form heads`) and a judge of answers, but not a policy
+([usage](howto/own-model.md#an-encoder-as-reward-model)).
 
 """
 TAIL = """
