@@ -103,9 +103,7 @@ def map_groups(
 ) -> list[Item]:
     """Apply `map_rows` to groups of rows that are worked on together; see `group_batches`."""
     numbered: list[tuple[int, Item]] = []
-    reports = (
-        accelerator.process_index % sequence_size(accelerator) == 0
-    )  # one of the processes that share rows reports for all
+    reports = accelerator.process_index % sequence_size(accelerator) == 0  # one of those that share rows, for all of them
     for batch in group_batches(groups, costs, budget, accelerator):
         results = function(batch.rows)
         if batch.loss_weight and reports:
@@ -119,14 +117,6 @@ MAX_RESPONSES_PER_ROW = 8
 """More would save little of the prompt's cost, while attention grows with the square of the row's length."""
 
 
-def rows_by_prompt(prompts: Sequence[Ids], rows: Iterable[int]) -> list[list[int]]:
-    """Group rows by equal prompts, in the order in which the prompts first appear."""
-    groups: dict[tuple[int, ...], list[int]] = {}
-    for row in rows:
-        groups.setdefault(tuple(prompts[row]), []).append(row)
-    return list(groups.values())
-
-
 def prompt_groups(
     backbone: Backbone, prompts: Sequence[Ids], responses: Sequence[Ids], rows: Iterable[int], budget: int
 ) -> list[list[int]]:
@@ -137,8 +127,11 @@ def prompt_groups(
     """
     if not backbone.shares_prompts:
         return [[row] for row in rows]
+    by_prompt: dict[tuple[int, ...], list[int]] = {}
+    for row in rows:
+        by_prompt.setdefault(tuple(prompts[row]), []).append(row)
     groups: list[list[int]] = []
-    for same_prompt in rows_by_prompt(prompts, rows):
+    for same_prompt in by_prompt.values():
         groups.append([])
         for row in same_prompt:
             (tokens,) = group_tokens(backbone, prompts, responses, [[*groups[-1], row]])

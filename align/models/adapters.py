@@ -36,8 +36,7 @@ def load_adapter(model: PreTrainedModel, folder: str, name: str) -> PeftModel:
         peft_model = PeftModel.from_pretrained(model, folder, adapter_name=name, autocast_adapter_dtype=False)
     except Exception as error:  # an external config, of which PEFT checks little
         raise UserError(f"adapter '{folder}': it does not fit its base ({reason(error)})") from error
-    _name_local_base(peft_model, name)
-    _require_all_tensors(peft_model, folder, name, stored)
+    _finish_loading(peft_model, folder, name, stored)
     return peft_model
 
 
@@ -50,8 +49,7 @@ def add_adapter(backbone: Backbone, folder: str, name: str) -> None:
     except Exception as error:  # an external config, of which PEFT checks little
         raise UserError(f"adapter '{folder}': it does not fit this model ({reason(error)})") from error
     vars(backbone.peft).setdefault(ADDED, set()).add(name)
-    _name_local_base(backbone.peft, name)
-    _require_all_tensors(backbone.peft, folder, name, stored)
+    _finish_loading(backbone.peft, folder, name, stored)
     disable_dropout(backbone.model)
     backbone.peft.train(was_training)  # `load_adapter` leaves all of it in evaluation mode, without gradient checkpointing
 
@@ -159,12 +157,6 @@ def changes_base(settings: PeftConfig) -> bool:
     return not plain or getattr(settings, "bias", "none") != "none" or bool(getattr(settings, "kasa_config", None))
 
 
-def _name_local_base(peft_model: PeftModel, name: str) -> None:
-    """Name the loaded base in an adapter: PEFT would look up the published one on the hub."""
-    model = cast(PreTrainedModel, peft_model.get_base_model())
-    peft_model.peft_config[name].base_model_name_or_path = model.config.name_or_path
-
-
 def _stored_names(folder: str) -> set[str]:
     """Return the names of an adapter's tensors on disk.
 
@@ -183,8 +175,13 @@ def _stored_names(folder: str) -> set[str]:
         raise UserError(f"adapter '{folder}': {path.name} is broken ({first_line(error)})") from error
 
 
-def _require_all_tensors(peft_model: PeftModel, folder: str, name: str, stored: set[str]) -> None:
-    """Refuse an adapter that lacks tensors or holds NaN; PEFT only warns."""
+def _finish_loading(peft_model: PeftModel, folder: str, name: str, stored: set[str]) -> None:
+    """Name the loaded base in an adapter; refuse one that lacks tensors or holds NaN.
+
+    PEFT would look up the published base on the hub, and only warns of missing tensors.
+    """
+    base = cast(PreTrainedModel, peft_model.get_base_model())
+    peft_model.peft_config[name].base_model_name_or_path = base.config.name_or_path
     expected = get_peft_model_state_dict(peft_model, adapter_name=name, save_embedding_layers=False)
     missing = sorted(expected.keys() - stored)
     for key, weight in expected.items():

@@ -4,7 +4,6 @@ import copy
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -123,18 +122,18 @@ def require_savable(loaded: LoadedModel, write: Callable[[Path], None] | None = 
         UserError: if the model could not be saved.
     """
     try:
-        with tempfile.TemporaryDirectory() as folder:
-            (write or partial(_save_without_weights, loaded))(Path(folder))
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            if write is not None:
+                write(folder)
+                return
+            if loaded.adapter is None:
+                loaded.backbone.model.config.save_pretrained(folder)
+            else:
+                _save_adapter_config(folder, loaded, loaded.adapter)
+            finish_folder(folder, loaded, {"title": "A model", "stage": "probe"})
     except Exception as error:  # configs and tokenizers from elsewhere fail in every way
         raise UserError(f"model '{loaded.base}': it could not be saved after training ({reason(error)})") from error
-
-
-def _save_without_weights(loaded: LoadedModel, folder: Path) -> None:
-    if loaded.adapter is None:
-        loaded.backbone.model.config.save_pretrained(folder)
-    else:
-        _save_adapter_config(folder, loaded, loaded.adapter)
-    finish_folder(folder, loaded, {"title": "A model", "stage": "probe"})
 
 
 def save_adapter(
@@ -174,17 +173,13 @@ def _save_adapter_config(folder: Path, loaded: LoadedModel, name: str, changes: 
     assert peft_model is not None
     config = copy.copy(peft_model.peft_config[name])
     config.inference_mode = True
-    config.base_model_name_or_path = published_name(loaded.base) or registered_name(loaded.base) or _local_base(loaded.base)
+    local = loaded.base if Path(loaded.base).is_dir() else None  # None for a model in memory
+    config.base_model_name_or_path = published_name(loaded.base) or registered_name(loaded.base) or local
     for key, value in (changes or {}).items():
         setattr(config, key, value)
     config.save_pretrained(str(folder))
     if is_prefix_lm(loaded.backbone.model.config):  # the base may be none
         loaded.backbone.model.config.save_pretrained(folder)
-
-
-def _local_base(base: str) -> str | None:
-    """A base's folder, by which PEFT finds it on this machine; None for a model in memory."""
-    return base if Path(base).is_dir() else None
 
 
 def require_equal_on_disk(folder: Path, state: Mapping[str, Tensor]) -> None:
@@ -238,18 +233,16 @@ def without_paths(sources: str) -> str:
 
     A file keeps its name. A run's model is called by the folder of its run.
     """
-
-    def is_local(source: str) -> bool:
-        return bool(source) and (Path(source).is_absolute() or Path(source).exists())
-
-    def name_of(source: str) -> str:
-        if not is_local(source):
-            return source
-        path = Path(source)
-        return registered_name(source) or (path.parent.name if path.name == "model" else path.name)
-
     parts = [part.strip() for part in sources.split(",")]
-    return ", ".join(map(name_of, parts)) if any(map(is_local, parts)) else sources
+    is_local = [bool(part) and (Path(part).is_absolute() or Path(part).exists()) for part in parts]
+    if not any(is_local):
+        return sources
+    return ", ".join(_local_name(part) if local else part for part, local in zip(parts, is_local, strict=True))
+
+
+def _local_name(source: str) -> str:
+    path = Path(source)
+    return registered_name(source) or (path.parent.name if path.name == "model" else path.name)
 
 
 def weights_of(backbone: Backbone, state: Mapping[str, Tensor] | None = None, prefix: str = "") -> dict[str, Tensor]:

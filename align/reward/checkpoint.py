@@ -41,8 +41,6 @@ from align.runtime.sharding import gathered_parameters
 from align.tokenization import PairTokenization, make_tokenization, with_unread_padding
 
 HEAD = "reward_head.safetensors"
-BACKBONE_PREFIX = "backbone."
-"""Prefix of a backbone's weights in the trained module."""
 
 
 class HeadType(NamedTuple):
@@ -229,12 +227,11 @@ def load_reward_model(
         UserError: if it is not a model of that kind.
     """
     require_reward_model(folder, kind)
-    external = kind is REWARD and is_external(folder)
     loaded = load(ModelConfig(model=folder), compute_dtype(dtype), allow_reward_model=True)
     if published := published_class(loaded.backbone.model.config):
         model = published.reward_model(loaded.backbone, loaded.tokenization, folder)
         return LoadedReward(model.eval().requires_grad_(False), loaded, 0.0, reads_whole_turns=True)
-    if external:
+    if not is_reward_model(folder, kind):
         return _external_reward(folder, loaded, chat_template)
     head, mean = load_head(folder, loaded.backbone, kind)
     return LoadedReward(RewardModel(loaded.backbone, head).eval().requires_grad_(False), loaded, mean)
@@ -311,29 +308,25 @@ class ExternalRewardModel(RewardModel):
         return ids[:end]
 
 
+@torch.no_grad()
 def _external_reward(name: str, loaded: LoadedModel, chat_template: str) -> LoadedReward:
-    """A classifier of another library; it reads whole turns by its own chat template, if it has one."""
-    head, mean = _external_head(name, loaded)
-    pad_id = loaded.backbone.model.config.get_text_config().pad_token_id
+    """Return a classifier of another library, which reads whole turns by its own chat template, if it has one.
+
+    The negative of its head's bias is the mean.
+    """
+    try:
+        score = classifier_head(loaded.backbone)
+    except UserError as error:
+        raise UserError(f"{name}: {error}") from error
+    head = ScalarHead(loaded.backbone.hidden_size, bias=False)
+    with gathered_parameters(score.parameters()):
+        head.linear.weight.copy_(score.weight)
+        mean = 0.0 if score.bias is None else -float(score.bias)
+    model, pad_id = RewardModel(loaded.backbone, head), loaded.backbone.model.config.get_text_config().pad_token_id
     if pad_id is not None and reads_last_token(loaded.backbone):
-        model: RewardModel = ExternalRewardModel(loaded.backbone, head, pad_id)
-    else:
-        model = RewardModel(loaded.backbone, head)
+        model = ExternalRewardModel(loaded.backbone, head, pad_id)
     model.eval().requires_grad_(False)
     has_template, own = loaded.tokenization.has_own_template, loaded.tokenization
     if not has_template and chat_template != "auto" and not isinstance(own, PairTokenization):
         loaded = replace(loaded, tokenization=make_tokenization(own.tokenizer, chat_template, of_pairs=False))
     return LoadedReward(model, loaded, mean, reads_whole_turns=has_template, has_template=has_template)
-
-
-@torch.no_grad()
-def _external_head(folder: str, loaded: LoadedModel) -> tuple[ScalarHead, float]:
-    """The head of a classifier that another library saved; the negative of its bias is the mean."""
-    try:
-        score = classifier_head(loaded.backbone)
-    except UserError as error:
-        raise UserError(f"{folder}: {error}") from error
-    head = ScalarHead(loaded.backbone.hidden_size, bias=False)
-    with gathered_parameters(score.parameters()):
-        head.linear.weight.copy_(score.weight)
-        return head, 0.0 if score.bias is None else -float(score.bias)
