@@ -116,8 +116,8 @@ def best_responses(
     loaded, repeated = _load_policy(policy, dtype, accelerator), [prompt for prompt in prompts for _ in range(n)]
     drawn = sample_and_score(loaded, reward, repeated, sampling, (seed, RngStream.BEST_OF), accelerator)
     best = [i + max(range(n), key=lambda k: drawn.rewards[i + k]) for i in range(0, len(repeated), n)]
-    columns = (drawn.texts, drawn.rewards, drawn.ids, drawn.ended)
-    return PolicyResponses(*([column[i] for i in best] for column in columns))
+    texts, rewards = [drawn.texts[i] for i in best], [drawn.rewards[i] for i in best]
+    return PolicyResponses(texts, rewards, [drawn.ids[i] for i in best], [drawn.ended[i] for i in best])
 
 
 def judged_win_rates(comparison: PolicyComparison, judge: LoadedReward, policy: str) -> np.ndarray:

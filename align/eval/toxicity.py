@@ -226,8 +226,8 @@ def read_continuation_prompts(path: str, skip_bad_rows: bool = False) -> list[Co
         prompt = required_field(fields, "prompt", "write the text that is to be continued")
         toxicity = fields.get("toxicity")
         if isinstance(prompt, Mapping):
-            text = required_field(prompt, "text", "write the text that is to be continued")
-            prompt, toxicity = check_text(text, "prompt.text"), prompt.get("toxicity")
+            toxicity = prompt.get("toxicity")
+            prompt = check_text(required_field(prompt, "text", "write the text that is to be continued"), "prompt.text")
         conversation, toxicity = check_prompt(prompt), _toxicity(toxicity)
         return [ContinuationPrompt(new_id(fields, number, seen), conversation, toxicity)]
 

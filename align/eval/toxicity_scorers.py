@@ -15,6 +15,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -148,7 +149,7 @@ def load_classifier(
     classify = pipeline("text-classification", model=classifier, tokenizer=tokenizer, device=device, top_k=None)
 
     def score(texts: list[str]) -> list[float]:
-        found = classify(texts, batch_size=len(texts), truncation=True, max_length=max_tokens)
+        found: Any = classify(texts, batch_size=len(texts), truncation=True, max_length=max_tokens)
         return [each["score"] for row in found for each in row if each["label"] == names[label.lower()]]
 
     return score, fingerprint(source) or str(getattr(classifier.config, "_commit_hash", None))

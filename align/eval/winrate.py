@@ -223,8 +223,8 @@ def compare_by_judge(config: WinrateConfig, accelerator: Accelerator) -> tuple[l
         content=list,
     )
     comparisons = []
-    for (number, first, second), (_, one, other), row in zip(triples, questions.values(), rows, strict=True):
-        lengths = len(one), len(other)
+    for (number, first, second), (_, *texts), row in zip(triples, questions.values(), rows, strict=True):
+        lengths = len(texts[0]), len(texts[1])
         comparisons.append(PairwiseComparison(number, first, second, row["outcome"], lengths, row["flipped"]))
     return comparisons, f"judge {name}"
 

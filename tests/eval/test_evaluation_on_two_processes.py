@@ -13,6 +13,7 @@ from align.eval.truthfulness import TruthfulnessConfig, run_truthfulness
 from tests.eval.files import stored_rows, write_rows
 from tests.launch.launcher import launch_in_turn
 
+pytestmark = pytest.mark.slow
 TRUTHFULNESS = {"models": "tiny-llama", "dtype": "float32", "limit": 5, "max_new_tokens": 4}
 TOXICITY = {"models": "tiny-llama", "samples": 3, "max_new_tokens": 6, "dtype": "float32"}
 TOXICITY |= {"scorer": "tests.eval.test_evaluation_on_two_processes:swears"}

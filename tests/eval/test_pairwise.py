@@ -10,7 +10,6 @@ from align.eval.pairwise import (
     fit,
     length_controlled_measurement,
     pair_table,
-    profile_interval,
     strength_measurements,
     win_rate,
 )
@@ -33,16 +32,6 @@ def test_comparisons_of_one_prompt_depend_on_each_other():
     assert win_rate(apart, "a")[1] > 0.3
     # Two prompts that disagree: one success of two, by Clopper and Pearson 0.0126 to 0.9874 (1 - sqrt(0.975)).
     assert win_rate(together, "a")[1:] == pytest.approx((1 - math.sqrt(0.975), math.sqrt(0.975)))
-
-
-def test_the_prior_adds_half_a_win_and_the_interval_is_that_of_the_profile():
-    """20 wins: the penalized likelihood in log-odds s is 20.5 log p + 0.5 log(1 - p) for p = 1 / (1 + exp(-s))."""
-    design, ones = np.ones((20, 1)), np.ones(20)
-    assert fit(design, ones, ones) == pytest.approx([math.log(20.5 / 0.5)], abs=1e-6)
-    for end in profile_interval(design, ones, ones, np.ones(1)):
-        p, top = 1 / (1 + math.exp(-end)), 20.5 / 21
-        fell = 20.5 * math.log(top / p) + 0.5 * math.log((1 - top) / (1 - p))
-        assert fell == pytest.approx(3.841459 / 2, abs=1e-4)
 
 
 # -------------------------------------------------------------------------------------------------------------- length

@@ -104,12 +104,3 @@ def test_of_candidates_of_align_sample(reward):
         rewards = scorer_of(reward.loaded, reward, 4096)(sampled(reward.loaded, [encoded] * 4, ids))
     assert read == once(reward, ids)
     assert len(set(rewards)) == 4
-
-
-@pytest.mark.parametrize("tiny_name", ["tiny-llama", "tiny-gpt2"])
-def test_the_count_tells_of_a_model_that_lost_the_ability(reward, monkeypatch):
-    monkeypatch.setattr(reward.loaded.backbone, "shares_prompts", False)
-    ids, encoded = answer_ids(reward), EncodedPrompt(conversation(), reward.loaded.tokenization.prompt_ids(conversation()))
-    with tokens_read(reward) as read:
-        scorer_of(reward.loaded, reward, 4096)(sampled(reward.loaded, [encoded] * 4, ids))
-    assert sum(read) >= 4 * len(encoded.ids)

@@ -221,7 +221,7 @@ def pair_samples(before: Sequence[Sample], after: Sequence[Sample]) -> list[Samp
     def by_prompt(samples: Sequence[Sample]) -> dict[tuple[object, int], Sample]:
         """The samples by their prompt and how often it came before."""
         seen: Counter[object] = Counter()
-        found = {}
+        found: dict[tuple[object, int], Sample] = {}
         for sample in samples:
             found[sample.prompt, seen[sample.prompt]] = sample
             seen[sample.prompt] += 1

@@ -173,8 +173,8 @@ def summary_table(rows: Iterable[Mapping[str, Any]], width: int | None = None) -
             justify: Literal["right", "left"] = "right" if is_number else "left"
             table.add_column(titles.get(name, name), justify=justify, no_wrap=is_number, overflow="fold")
             columns.append(cells)
-    for cells in zip(*columns, strict=True):
-        table.add_row(*cells)
+    for row in zip(*columns, strict=True):
+        table.add_row(*row)
     out = io.StringIO()
     Console(file=out, width=width or shutil.get_terminal_size((100, 24)).columns, color_system=None).print(table)
     return out.getvalue().rstrip("\n")

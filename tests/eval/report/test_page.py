@@ -85,14 +85,15 @@ def test_commands_repeat_each_stage(page: Page, run: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "missing", ["sft", "reward", "ppo", "ppo/samples.jsonl", "reward/validation.json", "ppo/metrics.jsonl"]
+    "missing", [["sft", "ppo/metrics.jsonl"], ["reward", "ppo/samples.jsonl"], ["ppo", "reward/validation.json"]]
 )
-def test_a_missing_part_is_said_and_the_rest_is_there(tmp_path: Path, missing: str) -> None:
+def test_a_missing_part_is_said_and_the_rest_is_there(tmp_path: Path, missing: list[str]) -> None:
     folder = make_runs(tmp_path / "run")
-    (folder / missing).rename(tmp_path / "gone")
+    for number, name in enumerate(missing):
+        (folder / name).rename(tmp_path / f"gone-{number}")
     page = Page(write_report(folder).read_text(encoding="utf-8"))
-    assert "What is missing" in page.text
-    assert missing in page.text.split("What is missing")[1]
+    problems = page.text.split("What is missing")[1]
+    assert all(name in problems for name in missing)
     assert sum(tag == "svg" for tag, _ in page.elements) >= 2
 
 
@@ -231,6 +232,7 @@ def _try_filters(path: Path) -> None:
 COLORS = ["Red", "Blue", "Green", "Gray"]
 
 
+@pytest.mark.slow
 def test_every_plot_and_line_is_there_after_a_real_pipeline(tmp_path: Path) -> None:
     shared = {"model": "tiny-gpt2", "report_to": ["none"], "dtype": "float32"}
     examples = [{"prompt": f"A color like {name}?", "completion": f"{name}."} for name in COLORS]

@@ -1,7 +1,6 @@
 """The plots: what they show, what they say in words, and their size."""
 
 import math
-import re
 from pathlib import Path
 
 from align.eval.report.data import RunData, Series, StageRun
@@ -63,14 +62,6 @@ def test_plots_of_the_reward_model_say_what_they_show() -> None:
     assert list(plots) == ["reward-loss", "reward-accuracy", "reward-calibration"]
     # Differences 1, 2, 1 and 2, 1, -1: sigmoid(1) = 73.1 % four times, three right; sigmoid(2) = 88.1 % twice, both right.
     assert "stated 73%, right 75%, 4 pairs; stated 88%, right 100%, 2 pairs" in plots["reward-calibration"].svg
-    names_carry_the_plots_own(plots["reward-calibration"].svg)
-
-
-def names_carry_the_plots_own(svg: str) -> None:
-    assert set(re.findall(r'\bid="([^"]*?)-', svg)) == {"reward"}
-    ids = re.findall(r'\bid="([^"]*)"', svg)
-    assert len(ids) == len(set(ids)) > 5
-    assert set(re.findall(r'href="#([^"]*)"', svg)) | set(re.findall(r"url\(#([^)]*)\)", svg)) <= set(ids)
 
 
 def test_a_long_run_does_not_make_a_long_page() -> None:
