@@ -26,6 +26,7 @@ from align.models.backbone.kinds import (
     new_modules,
     prepare_model,
     require_language_model,
+    use_block_attention,
 )
 from align.models.configs import (
     base_of,
@@ -301,8 +302,6 @@ def _finish(config: ModelConfig, loaded: LoadedModel) -> LoadedModel:
     if config.block_attention:
         if computes_on_cpu():
             raise UserError("block_attention: FlexAttention has no gradient on a processor; set block_attention to false")
-        from align.models.backbone.block_attention import use_block_attention
-
         use_block_attention(loaded.backbone)
     if config.gradient_checkpointing:
         _recompute_activations(loaded.backbone, loaded.adapter)

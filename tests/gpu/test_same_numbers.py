@@ -6,7 +6,7 @@ import torch
 from align.core.seeds import RngStream
 from align.core.settings import ModelConfig
 from align.core.tensor_ops import Padded, entropy_of
-from align.models.backbone.block_attention import use_block_attention
+from align.models.backbone.kinds import use_block_attention
 from align.models.heads import LanguageModel, RewardModel, ScalarHead
 from align.models.loading import LoadedModel, load
 from align.sampling.generation import SamplingParams, draw, row_uniforms, sample

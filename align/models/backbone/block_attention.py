@@ -9,24 +9,8 @@ from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 from transformers.integrations.flex_attention import flex_attention_forward
 
-from align.core.errors import UserError
-from align.models.backbone.attention import SDPA
-from align.models.backbone.contract import Backbone
-from align.models.backbone.decoder import BLOCK, DecoderBackbone
-
-
-def use_block_attention(backbone: Backbone) -> None:
-    """Read rows that several responses share by FlexAttention instead of a dense mask.
-
-    Raises:
-        UserError: if the model cannot.
-    """
-    if not isinstance(backbone, DecoderBackbone):
-        raise UserError("block_attention is for decoders, whose responses share a row; set block_attention to false")
-    if backbone.model.config._attn_implementation != SDPA:
-        kind = backbone.model.config.model_type
-        raise UserError(f"block_attention: the attention of {kind} is its own; set block_attention to false")
-    backbone.block_attention = True
+BLOCK = 128
+"""Columns of a block of a mask."""
 
 
 def block_mask(segments: Tensor, whole_prompt: bool = False) -> BlockMask:

@@ -13,9 +13,6 @@ from align.core.tensor_ops import Padded, length_mask
 from align.models.backbone.attention import SEQUENCE
 from align.models.backbone.contract import Backbone, DecodingState
 
-BLOCK = 128
-"""Columns of a block of FlexAttention's mask."""
-
 
 class DecoderBackbone(Backbone):
     """GPT style: one row holds a prompt and its responses, padded on the right only.
@@ -54,7 +51,7 @@ class DecoderBackbone(Backbone):
         if not packed:
             prompt, prompt_of_response = prompt if prompt_of_response is None else prompt.rows(prompt_of_response), None
         masked = packed or not self.causal  # otherwise positions are 0..n-1, which every model assumes without position ids
-        rows = pack_rows(prompt, response, prompt_of_response, BLOCK if masked and self.block_attention else 1)
+        rows = pack_rows(prompt, response, prompt_of_response, 128 if masked and self.block_attention else 1)
         extra: dict[str, Any] = {}
         if masked:
             extra = {"position_ids": rows.positions, "attention_mask": self._mask(rows.segments)}

@@ -17,7 +17,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_N
 
 from align.core.errors import UserError, reason
 from align.core.plugins import import_object
-from align.models.backbone.attention import best_kernel
+from align.models.backbone.attention import SDPA, best_kernel
 from align.models.backbone.classifier import is_classifier
 from align.models.backbone.contract import Backbone, refuse_language_model
 from align.models.backbone.decoder import DecoderBackbone, sliding_window
@@ -122,6 +122,20 @@ def attention_kernel(config: PreTrainedConfig) -> str:
         return best_kernel(_get_model_class(config, AutoModelForCausalLM._model_mapping), config)
     mapping = model_class(config)._model_mapping
     return best_kernel(_get_model_class(config, mapping), config) if type(config) in mapping else "eager"
+
+
+def use_block_attention(backbone: Backbone) -> None:
+    """Read rows that several responses share by FlexAttention instead of a dense mask.
+
+    Raises:
+        UserError: if the model cannot.
+    """
+    if not isinstance(backbone, DecoderBackbone):
+        raise UserError("block_attention is for decoders, whose responses share a row; set block_attention to false")
+    if backbone.model.config._attn_implementation != SDPA:
+        kind = backbone.model.config.model_type
+        raise UserError(f"block_attention: the attention of {kind} is its own; set block_attention to false")
+    backbone.block_attention = True
 
 
 def prepare_model(model: PreTrainedModel) -> None:
