@@ -118,7 +118,6 @@ def _add_database_commands(commands: Any) -> None:
     restored.set_defaults(run=_restore)
 
     migrate = commands.add_parser("migrate", help="bring the database to this version's schema")
-    migrate.add_argument("--down", metavar="REVISION", help="go back instead; base removes everything")
     migrate.set_defaults(run=_migrate)
 
 
@@ -130,6 +129,7 @@ def _add_export_command(commands: Any) -> None:
     command.add_argument("--since", type=parse_time, metavar="TIME", help="only judgments from then on (ISO 8601)")
     command.add_argument("--batch", action="append", default=[], help="only this batch (may be given again)")
     command.add_argument("--include-gold", action="store_true", help="gold items too")
+    command.add_argument("--times", action="store_true", help="with the time and the active seconds of each judgment")
     command.add_argument(
         "--all-tied", action="store_true", help="rankings that tie all responses too (training leaves them out)"
     )
@@ -245,16 +245,14 @@ def _export(options: argparse.Namespace) -> None:
         include_gold=options.include_gold,
         all_tied=options.all_tied,
         preferences=options.preferences,
+        times=options.times,
     )
     manifest = export(open_database(options, must_exist=True), selection, options.file)
     print(f"{manifest['rows']} rows in {options.file}; what is in it: {options.file}.manifest.json")
 
 
 def _migrate(options: argparse.Namespace) -> None:
-    database = open_database(options, must_exist=options.down is not None)
-    if options.down:
-        database.downgrade(options.down)
-    print(f"database at revision {database.revisions()[0]}")
+    print(f"database at revision {open_database(options).revisions()[0]}")
 
 
 if __name__ == "__main__":

@@ -131,6 +131,7 @@ class Client:
         include_gold: bool = False,
         all_tied: bool = False,
         preferences: bool = False,
+        times: bool = False,
     ) -> Json:
         """Write an export to a file and its manifest next to it, and return the manifest.
 
@@ -145,6 +146,7 @@ class Client:
             include_gold: also attention and training items.
             all_tied: also rankings that tie all responses.
             preferences: with aggregated rankings, the probability of each order of two responses.
+            times: when each judgment was made, and its active seconds.
         """
         path = Path(path)
         wanted = {
@@ -156,6 +158,7 @@ class Client:
             "include_gold": include_gold,
             "all_tied": all_tied,
             "preferences": preferences,
+            "times": times,
         }
         manifest: Json = self._json("POST", "exports", (), json.dumps(wanted).encode())
         response = self._request("GET", f"exports/{manifest['file']['name']}", preload_content=False)

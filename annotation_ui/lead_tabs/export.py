@@ -29,6 +29,7 @@ def export_tab(services: Services) -> None:
         gold = gr.Checkbox(label="Include gold items")
         tied = gr.Checkbox(label="Include rankings that tie all responses (training leaves them out)")
         preferences = gr.Checkbox(label="How probable each order is (aggregated rankings)", visible=False)
+        times = gr.Checkbox(label="With the time and the active seconds of each judgment")
         since = gr.Textbox(label="Judged since (UTC)", placeholder="2026-01-31 12:00", max_length=40)
     button = gr.Button("Export", variant="primary")
     files = gr.HTML()
@@ -38,7 +39,7 @@ def export_tab(services: Services) -> None:
         """Only the choices that change the export of these records."""
         ranked, skips = record == "rankings", record == SKIPS
         combined = any(TASKS[name].comparable for name in records()[record]) and not skips
-        visible = (combined, not skips, ranked, ranked and aggregated)
+        visible = (combined, not skips, ranked, ranked and aggregated, not (combined and aggregated))
         return [gr.update(visible=shown) for shown in visible]
 
     def list_batches() -> Any:
@@ -52,12 +53,14 @@ def export_tab(services: Services) -> None:
         gold: bool,
         tied: bool,
         preferences: bool,
+        times: bool,
         since: str | None,
         request: gr.Request,
     ) -> tuple[str, dict[str, Any]]:
         ranked = record == "rankings"  # a choice that is hidden for these records does not count
-        options = (gold and record != SKIPS, tied and ranked, preferences and ranked and aggregated)
-        selection = Selection(record, aggregated and record != SKIPS, _moment(since), tuple(batches or ()), *options)
+        together = aggregated and record != SKIPS
+        options = (gold and record != SKIPS, tied and ranked, preferences and ranked and together, times and not together)
+        selection = Selection(record, together, _moment(since), tuple(batches or ()), *options)
         path = new_export_path(services.settings, record, kind)
         manifest = export(services.database, selection, path, Actor(user_id(services, request)))
         return export_links([path, path.with_name(f"{path.name}.manifest.json")]), manifest
@@ -66,11 +69,11 @@ def export_tab(services: Services) -> None:
         [record.change, aggregated.change],
         show_fields,
         [record, aggregated],
-        [aggregated, gold, tied, preferences],
+        [aggregated, gold, tied, preferences, times],
         **LAST_COUNTS,
     )
     batches.focus(list_batches, None, batches, show_progress="hidden")
-    fields = [record, kind, batches, aggregated, gold, tied, preferences, since]
+    fields = [record, kind, batches, aggregated, gold, tied, preferences, times, since]
     button.click(show_user_errors(write_export), fields, [files, manifest])
 
 

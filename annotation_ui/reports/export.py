@@ -11,6 +11,7 @@ import json
 import time
 from collections.abc import Hashable, Iterator
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import cast
 
@@ -49,6 +50,7 @@ class Selection:
         include_gold: also items with a known answer.
         all_tied: also rankings that tie all responses; they have nothing to learn from, and training leaves them out.
         preferences: with aggregated rankings, how probable each order of two responses is, by labelers' reliability.
+        times: when each judgment was made (UTC), and its active seconds.
     """
 
     record: str
@@ -58,17 +60,20 @@ class Selection:
     include_gold: bool = False
     all_tied: bool = False
     preferences: bool = False
+    times: bool = False
 
     def check(self) -> None:
-        """Refuse an unknown kind of record, and preferences of anything but aggregated rankings.
+        """Refuse what is not possible.
 
         Raises:
-            UserError: if the kind of record is unknown, or `preferences` are not possible.
+            UserError: if the kind of record is unknown, or has no preferences or times.
         """
         if self.record not in records():
             raise UserError(f"record {self.record!r}: must be one of {', '.join(records())}")
         if self.preferences and not (self.aggregated and self.record == "rankings"):
             raise UserError("preferences need several labelers' rankings of an item: export rankings, aggregated")
+        if self.times and self.aggregated:
+            raise UserError("times are those of single judgments: leave `aggregated` out")
 
 
 def export(database: Database, selection: Selection, path: Path, by: Actor = SHELL) -> Json:
@@ -130,7 +135,7 @@ def _selected_judgments(session: Session, selection: Selection) -> list[CurrentJ
 def _rows_of_judgments(selection: Selection, judgments: list[CurrentJudgment]) -> tuple[list[Json], int]:
     """The rows, and how many rankings were left out because they tie all responses."""
     if selection.record == SKIPS:
-        return [_skip_row(judgment) for judgment in judgments], 0
+        return [{**_skip_row(judgment), **_times(selection, judgment)} for judgment in judgments], 0
     rows = list(_aggregated_rows(selection, judgments) if selection.aggregated else _raw_rows(selection, judgments))
     if selection.record != "rankings" or selection.all_tied:
         return rows, 0
@@ -147,7 +152,13 @@ def _raw_rows(selection: Selection, judgments: list[CurrentJudgment]) -> Iterato
     for judgment in judgments:
         item, task = judgment.item, TASKS[judgment.batch.task]
         for row in _records_of_answer(selection.record, task, item, judgment.answer):
-            yield {**row, "labeler": judgment.labeler, "id": exported_id(item)}
+            yield {**row, "labeler": judgment.labeler, "id": exported_id(item), **_times(selection, judgment)}
+
+
+def _times(selection: Selection, judgment: CurrentJudgment) -> Json:
+    stored = judgment.judgment
+    at = datetime.fromtimestamp(stored.created_at, UTC).isoformat(timespec="seconds")
+    return {"judged_at": at, "seconds": round(stored.seconds, 1)} if selection.times else {}
 
 
 def _aggregated_rows(selection: Selection, judgments: list[CurrentJudgment]) -> Iterator[Json]:
@@ -217,7 +228,8 @@ def _manifest(session: Session, selection: Selection, judgments: list[CurrentJud
         "last_judgment_id": max((each.judgment.id for each in judgments), default=None),
         "rule_sets": [{"name": row.name, "sha256": row.digest} for row in rule_sets],
         "guidelines": [
-            {"id": row.id, "task": row.task, "sha256": hashlib.sha256(row.text.encode()).hexdigest()} for row in guidelines
+            {"task": row.task, "text": row.text, "sha256": hashlib.sha256(row.text.encode()).hexdigest()}
+            for row in guidelines
         ],
         "aggregation": "adjudicated, else mean rank / majority" if selection.aggregated else None,
         "preferences": "one-coin Dawid and Skene" if selection.preferences else None,

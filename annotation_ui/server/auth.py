@@ -6,6 +6,8 @@ import hashlib
 import re
 import secrets
 import time
+import unicodedata
+from contextlib import suppress
 from dataclasses import dataclass
 
 from argon2 import PasswordHasher
@@ -21,7 +23,11 @@ MIN_PASSWORD, MAX_PASSWORD = 10, 200
 FAILURES, WINDOW_SECONDS = 5, 900.0  # wrong passwords for one name from one address within this time
 NAME_FAILURES = 50  # the same from any addresses, against somebody who changes the address
 RENEW_SECONDS = 300.0
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,63}")  # also an e-mail address, as proxies name users
+MAX_NAME = 64
+_SIGNS = "._@+-"  # also an e-mail address, as proxies name users
+# Letters of these alphabets look like each other: a name has those of one, and its look-alike in Latin letters is unique.
+_ALPHABETS = frozenset({"LATIN", "CYRILLIC", "GREEK", "ARMENIAN", "CHEROKEE", "COPTIC"})
+_LOOKALIKES = str.maketrans("авеікмнорстухјѕһԁԛԝьαβεικνορτυχϲϳı", "abeikmhopctyxjshdqwbabeikvoptuxcji")
 _PSEUDONYM = re.compile(r"labeler-[0-9a-f]{8}")
 _HASHER = PasswordHasher()
 # Verified when there is no such user, so that the response takes as long as for a known one.
@@ -53,17 +59,19 @@ class Auth:
         Raises:
             UserError: if the name, role or password is not allowed, or the name is taken.
         """
-        if not _NAME.fullmatch(name):
-            raise UserError(f"user name {name!r}: letters, digits, '.', '_', '-', '@' and '+' only, at most 64")
-        if _PSEUDONYM.fullmatch(name.lower()):
+        given, name = name, normal_name(name)
+        if not name:
+            rule = f"letters of one alphabet, digits, '.', '_', '-', '@' and '+' only, at most {MAX_NAME}"
+            raise UserError(f"user name {given!r}: {rule}")
+        if _PSEUDONYM.fullmatch(_lookalike(name)):
             raise UserError(f"user name {name!r}: names of this form are pseudonyms of exports; choose another one")
         _check_role(role)
         password = password or secrets.token_urlsafe(12)
         hashed = hash_password(password)
         with self.database.write() as session:
-            same = session.scalar(select(User.name).where(func.lower(User.name) == name.lower()))
-            if same is not None:  # `Ann` beside `ann` would be taken for one person
-                raise UserError(f"there is a user {same!r} already")
+            for other in session.scalars(select(User.name)):  # `Ann` beside `ann` would be taken for one person
+                if _lookalike(other) == _lookalike(name):
+                    raise UserError(f"there is a user {other!r} already")
             pseudonym = f"labeler-{secrets.token_hex(4)}"
             session.add(User(name=name, role=role, password_hash=hashed, pseudonym=pseudonym))
         return password
@@ -76,7 +84,7 @@ class Auth:
             user = _user_by_name(session, name)
             user.password_hash = hashed
             session.execute(delete(SignIn).where(SignIn.user_id == user.id))
-            session.execute(delete(FailedSignIn).where(FailedSignIn.name == name))
+            session.execute(delete(FailedSignIn).where(FailedSignIn.name == user.name))
         return password
 
     def set_active(self, name: str, active: bool) -> None:
@@ -88,7 +96,7 @@ class Auth:
         with self.database.write() as session:
             user = _user_by_name(session, name)
             if active:
-                session.execute(delete(FailedSignIn).where(FailedSignIn.name == name))
+                session.execute(delete(FailedSignIn).where(FailedSignIn.name == user.name))
             else:
                 self._keep_a_lead(session, user)
                 session.execute(delete(SignIn).where(SignIn.user_id == user.id))
@@ -130,7 +138,8 @@ class Auth:
         Raises:
             TooManyAttemptsError: after too many wrong passwords.
         """
-        if not _NAME.fullmatch(name):  # nobody can have this name, and PostgreSQL cannot store every one
+        name = normal_name(name)
+        if not name:  # nobody can have this name, and PostgreSQL cannot store every one
             _verify(_UNKNOWN_USER_HASH, password)
             return None
         attempt = self._begin_attempt(name, address[:64])
@@ -173,10 +182,10 @@ class Auth:
 
     def named_by_proxy(self, name: str) -> SignedIn | None:
         """The active user whom the company's proxy has signed in; no session is stored."""
-        if not _NAME.fullmatch(name):
-            return None
+        with suppress(UnicodeError):  # headers are read as Latin-1
+            name = name.encode("latin-1").decode()
         with self.database.read() as session:
-            user = session.scalar(select(User).where(User.name == name, User.active))
+            user = session.scalar(select(User).where(User.name == normal_name(name), User.active))
         return SignedIn(user, renewed=False) if user else None
 
     def sign_out(self, token: str | None) -> None:
@@ -210,6 +219,20 @@ class Auth:
             raise UserError(f"{user.name} is the only lead who can sign in: make another one first")
 
 
+def normal_name(name: str) -> str:
+    """A user name in Unicode's normal form NFKC; empty if no user can have it."""
+    name = unicodedata.normalize("NFKC", name)
+    alphabets = {unicodedata.name(each, "").partition(" ")[0] for each in name if each.isalpha()}
+    allowed = all(each.isalnum() or each in _SIGNS or unicodedata.combining(each) for each in name)
+    is_name = allowed and 0 < len(name) <= MAX_NAME and name[0].isalnum() and len(alphabets & _ALPHABETS) <= 1
+    return name if is_name else ""
+
+
+def _lookalike(name: str) -> str:
+    """What a name looks like: two users' names differ in more than case and alphabet."""
+    return name.casefold().translate(_LOOKALIKES)
+
+
 def _check_role(role: str) -> None:
     if role not in USER_ROLES:
         raise UserError(f"role {role!r}: must be one of {', '.join(USER_ROLES)}")
@@ -234,7 +257,7 @@ def _verify(hashed: str, password: str) -> bool:
 
 
 def _user_by_name(session: Session, name: str) -> User:
-    user = session.scalar(select(User).where(User.name == name))
+    user = session.scalar(select(User).where(User.name == normal_name(name)))
     if user is None:
         raise UserError(f"no user {name!r}")
     return user

@@ -64,6 +64,7 @@ class ExportRequest(Body):
     include_gold: bool = False
     all_tied: bool = False
     preferences: bool = False
+    times: bool = False
 
 
 def _token_with(scope: str) -> Any:

@@ -25,7 +25,7 @@ from sqlalchemy.exc import ArgumentError, DatabaseError
 from sqlalchemy.orm import Session
 
 from align.core.errors import UserError
-from annotation_ui.store.schema import Base
+from annotation_ui.store.schema import Base, create_tables
 
 POOL_SIZE = 40  # the web server's thread pool has 40 workers: none of them waits for a connection
 DATA_DIR = Path("runs/annotate")
@@ -74,13 +74,21 @@ class Database:
             busy, _, _ = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
         return not busy
 
-    def upgrade(self, revision: str = "head") -> None:
-        """Bring the schema up to `revision`."""
-        self._migrate(command.upgrade, revision)
-
-    def downgrade(self, revision: str) -> None:
-        """Take the schema down to `revision` ("base" removes every table)."""
-        self._migrate(command.downgrade, revision)
+    def upgrade(self) -> None:
+        """Create the tables of a new database, or bring an older one to the newest schema."""
+        config = _alembic_config()
+        where = f"database {self.engine.url.render_as_string()}"
+        try:
+            with self._lock, self._writing.begin() as connection:
+                config.attributes["connection"] = connection
+                is_new = MigrationContext.configure(connection).get_current_revision() is None
+                if is_new:
+                    create_tables(connection)
+                (command.stamp if is_new else command.upgrade)(config, "head")
+        except DatabaseError as error:
+            raise UserError(f"{where}: {str(error.orig).strip().splitlines()[0]}") from error
+        except CommandError as error:
+            raise UserError(f"{where}: another version of this app made it; use that one ({error})") from error
 
     def revisions(self) -> tuple[str | None, str | None]:
         """(the revision the database is at, the newest one)."""
@@ -95,18 +103,6 @@ class Database:
 
     def close(self) -> None:
         self.engine.dispose()
-
-    def _migrate(self, step: Any, revision: str) -> None:
-        config = _alembic_config()
-        try:
-            with self._lock, self._writing.begin() as connection:
-                config.attributes["connection"] = connection
-                step(config, revision)
-        except DatabaseError as error:
-            reason = str(error.orig).strip().splitlines()[0]
-            raise UserError(f"database {self.engine.url.render_as_string()}: {reason}") from error
-        except CommandError as error:
-            raise UserError(f"database {self.engine.url.render_as_string()}: {error}") from error
 
 
 def _alembic_config() -> Config:

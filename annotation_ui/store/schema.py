@@ -1,4 +1,4 @@
-"""The tables. One schema for SQLite and PostgreSQL; `migrations/` creates it.
+"""The tables. One schema for SQLite and PostgreSQL; `migrations/` brings older databases to it.
 
 Judgments are in `judgments`, which the database itself keeps append-only (a trigger refuses UPDATE and DELETE): an edit
 or an undo is another row. Everything else (leases, drafts, counters) may be lost and rebuilt. Times are UTC seconds
@@ -10,7 +10,19 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from sqlalchemy import JSON, CheckConstraint, Float, ForeignKey, Index, MetaData, String, Text, UniqueConstraint, text
+from sqlalchemy import (
+    JSON,
+    CheckConstraint,
+    Connection,
+    Float,
+    ForeignKey,
+    Index,
+    MetaData,
+    String,
+    Text,
+    UniqueConstraint,
+    text,
+)
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 USER_ROLES = ("labeler", "lead")
@@ -283,3 +295,19 @@ class WebhookEvent(Base):
     next_at: Mapped[float | None]
     delivered_at: Mapped[float | None]
     error: Mapped[str | None] = mapped_column(Text)
+
+
+def create_tables(connection: Connection) -> None:
+    """Create all tables, and the triggers that keep judgments append-only."""
+    Base.metadata.create_all(connection)
+    if connection.dialect.name == "sqlite":
+        replaced = "WHEN EXISTS (SELECT 1 FROM judgments WHERE id = NEW.id OR request_id = NEW.request_id) "
+        for verb, name, when in (("UPDATE", "update", ""), ("DELETE", "delete", ""), ("INSERT", "replace", replaced)):
+            refuse = f"{when}BEGIN SELECT RAISE(ABORT, 'judgments are append-only'); END"
+            connection.execute(text(f"CREATE TRIGGER judgments_no_{name} BEFORE {verb} ON judgments {refuse}"))
+        return
+    refuse = "$$ BEGIN RAISE EXCEPTION 'judgments are append-only'; END $$"
+    connection.execute(text(f"CREATE FUNCTION judgments_are_append_only() RETURNS trigger LANGUAGE plpgsql AS {refuse}"))
+    verbs = "UPDATE OR DELETE OR TRUNCATE"
+    action = "FOR EACH STATEMENT EXECUTE FUNCTION judgments_are_append_only()"
+    connection.execute(text(f"CREATE TRIGGER judgments_append_only BEFORE {verbs} ON judgments {action}"))

@@ -1,18 +1,8 @@
-"""The number of labelers of each item is called labelers_per_item, as in the settings."""
-
-from alembic import op
+"""The schema of the first release. New databases are created from the models; a change of the models adds a revision."""
 
 revision = "0007_labelers_per_item"
-down_revision = "0006_tokens_audit_webhook"
-
-TABLES = ("batches", "webhook_events")
+down_revision = None
 
 
 def upgrade() -> None:
-    for table in TABLES:
-        op.alter_column(table, "overlap", new_column_name="labelers_per_item")
-
-
-def downgrade() -> None:
-    for table in TABLES:
-        op.alter_column(table, "labelers_per_item", new_column_name="overlap")
+    """Nothing: `Database.upgrade` marks a new database with the newest revision."""

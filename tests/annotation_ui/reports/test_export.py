@@ -5,9 +5,11 @@ import hashlib
 import json
 import re
 import time
+from datetime import datetime
 
 import pyarrow.parquet
 import pytest
+from sqlalchemy import select
 
 from align.core.errors import UserError
 from align.data.formats import convert_row
@@ -19,6 +21,7 @@ from annotation_ui.reports.export import Selection, export, records, rows_to_exp
 from annotation_ui.reports.labeler_report import labeler_rows
 from annotation_ui.reports.row_files import plain_cell
 from annotation_ui.store import guidelines, rule_sets
+from annotation_ui.store.schema import Judgment
 from annotation_ui.tasks.rankings import ranking_attributes
 from annotation_ui.tasks.verdicts import verdict_attributes
 from tests.annotation_ui.running import add_batch, add_users, do, rank_rows
@@ -158,11 +161,10 @@ def test_files_manifest_and_hash(database, judgments, tmp_path, kind):
     guidelines.save(database, "rank", "Be fair.", boss, edited=0)
     do(judgments, ann, "rank", {"ranks": [1, 2], "ratings": [None, None], "flags": [[], []]})
     path = tmp_path / f"out.{kind}"
-    with database.read() as session:
-        number = guidelines.newest(session, "rank").id
     manifest = export(database, Selection("rankings"), path)
     content = path.read_bytes()
-    assert manifest["guidelines"] == [{"id": number, "task": "rank", "sha256": hashlib.sha256(b"Be fair.").hexdigest()}]
+    digest = hashlib.sha256(b"Be fair.").hexdigest()
+    assert manifest["guidelines"] == [{"task": "rank", "text": "Be fair.", "sha256": digest}]
     assert manifest == json.loads((tmp_path / f"out.{kind}.manifest.json").read_text())
     assert manifest["file"]["sha256"] == hashlib.sha256(content).hexdigest()
     assert (manifest["rows"], manifest["judgments"], manifest["items"], len(manifest["labelers"])) == (1, 1, 1, 1)
@@ -176,6 +178,24 @@ def test_files_manifest_and_hash(database, judgments, tmp_path, kind):
         assert list(row) == sorted(row)
     else:
         assert pyarrow.parquet.read_table(path).to_pylist() == rows_to_export(database, Selection("rankings"))
+
+
+def test_rows_have_the_time_and_the_seconds_of_their_judgment(database, judgments, tmp_path):
+    add_batch(database, 2)
+    (ann,) = add_users(database, "ann")
+    do(judgments, ann, "rank", {"ranks": [1, 2, 3, 4], "ratings": [None] * 4, "flags": [[]] * 4})
+    judgments.skip(ann, judgments.leases.next(ann, "rank").id, "skip-request", "", 2.0)
+    with database.read() as session:
+        stored = session.scalars(select(Judgment).order_by(Judgment.id)).all()
+    for record, judgment in zip(("rankings", "skips"), stored, strict=True):
+        (row,) = rows_to_export(database, Selection(record, times=True))
+        assert datetime.fromisoformat(row.pop("judged_at")).timestamp() == int(judgment.created_at)
+        assert row.pop("seconds") == round(judgment.seconds, 1)
+        assert [row] == rows_to_export(database, Selection(record))
+    export(database, Selection("rankings", times=True), tmp_path / "timed.jsonl")
+    assert list(read_records(tmp_path / "timed.jsonl", Ranking))  # training reads them
+    with pytest.raises(UserError, match="times are those of single judgments"):
+        rows_to_export(database, Selection("rankings", aggregated=True, times=True))
 
 
 @pytest.mark.parametrize("cell", ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1", "  =1", "\n=1", "＝1+1", " ＠SUM(A1)"])

@@ -47,6 +47,30 @@ def test_a_pseudonym_is_no_name(database, name):
     Auth(database).create_user("labeler-7", "labeler")
 
 
+def test_names_are_of_any_alphabet_and_of_one_look(database):
+    auth = Auth(database)
+    for name in ("Zoë", "Łukasz", "Дмитрий", "محمد", "李小龙", "さくら", "ann", "ann@example.org"):
+        password = auth.create_user(name, "labeler")
+        assert auth.sign_in(name, password, "here") is not None
+    assert auth.sign_in("Zoe\u0308", auth.set_password("Zoe\u0308"), "here") is not None  # as another keyboard types it
+    assert auth.named_by_proxy("Łukasz".encode().decode("latin-1")).user.name == "Łukasz"  # as headers are read
+    for name, line in (
+        ("Ann", "there is a user 'ann' already"),
+        ("ａｎｎ", "there is a user 'ann' already"),  # full width
+        ("Zoe\u0308", "there is a user 'Zoë' already"),
+        ("Аnn", "letters of one alphabet"),  # the first letter is Cyrillic
+        ("a b", "letters of one alphabet"),
+        ("a\u202eb", "letters of one alphabet"),  # turns the direction of writing
+        ("", "letters of one alphabet"),
+        ("x" * 65, "letters of one alphabet"),
+    ):
+        with pytest.raises(UserError, match=line):
+            auth.create_user(name, "labeler")
+    auth.create_user("axo", "labeler")
+    with pytest.raises(UserError, match="there is a user 'axo' already"):
+        auth.create_user("ахо", "labeler")  # Cyrillic only
+
+
 def test_signing_in_is_rate_limited_and_tells_nothing(server):
     Auth(server.database).create_user("sec-limited", "labeler", "right-password")
     nobody = Client(server)

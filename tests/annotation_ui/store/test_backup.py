@@ -23,7 +23,7 @@ from annotation_ui.store.backup import back_up, restore
 from annotation_ui.store.database import Database
 from annotation_ui.store.judgments import Judgments
 from annotation_ui.store.leases import Leases
-from annotation_ui.store.schema import Batch, Item, Judgment, SignIn
+from annotation_ui.store.schema import Batch, Item, Judgment
 from tests.annotation_ui import postgres
 from tests.annotation_ui.conftest import new_database
 from tests.annotation_ui.running import ROOT, Client, Server, add_batch, add_users, do
@@ -121,20 +121,16 @@ def test_a_backup_of_a_running_server_is_restored_after_it_has_stopped(tmp_path,
     assert not list(tmp_path.glob(".*partial*"))
 
 
-def test_a_backup_of_an_older_version_gets_the_newest_schema(tmp_path):
-    old = Database(f"sqlite:///{tmp_path / 'old.db'}")
-    old.upgrade("0004_judgments_of_a_day")
-    old.close()
+def test_a_backup_of_another_version_is_refused_and_left_as_it_is(sqlite_database, tmp_path):
+    back_up(tmp_path / "annotations.db", tmp_path / "old.db")
+    with closing(sqlite3.connect(tmp_path / "old.db")) as connection, connection:
+        connection.execute("UPDATE alembic_version SET version_num = '0099_of_a_later_version'")
     target = tmp_path / "new" / "annotations.db"
-    target.parent.mkdir()
-    assert restore(tmp_path / "old.db", target) is None
-    database = Database(f"sqlite:///{target}")
-    assert database.revisions()[0] == database.revisions()[1]
-    with database.read() as session:
-        assert session.scalars(select(SignIn)).all() == []
-    database.close()
+    with pytest.raises(UserError, match=r"another version of this app made it; use that one .*0099_of_a_later_version"):
+        restore(tmp_path / "old.db", target)
+    assert not target.exists()
     untouched = Database(f"sqlite:///{tmp_path / 'old.db'}")
-    assert untouched.revisions()[0] == "0004_judgments_of_a_day"
+    assert untouched.revisions()[0] == "0099_of_a_later_version"
     untouched.close()
 
 
