@@ -1,10 +1,7 @@
 """Pushes to a server that stands in for the hub: which files arrive, without local paths, and what a failure leaves."""
 
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -92,7 +89,8 @@ def test_other_files_of_the_folder_stay(hub, tmp_path, data):
         (folder / name).write_text("secret")
     (folder / "checkpoint-1").mkdir()
     (folder / "checkpoint-1" / "config.json").write_text("{}")
-    push_model(folder, "ann/moons")
+    cli.main(["model", "push", str(tmp_path / "run"), "ann/moons", "--private"])
+    assert hub.repos == {"ann/moons": True}
     assert all(b"secret" not in content for content in hub.files.values())
     assert all("/" not in name for name in hub.files)
 
@@ -146,16 +144,6 @@ def test_wrong_names_are_one_line(words, line, capsys):
     assert line in capsys.readouterr().err
 
 
-def test_the_command_reaches_the_endpoint_of_the_environment(data, tmp_path):
-    train(data, tmp_path / "run")
-    with stand_in() as running:
-        words = [sys.executable, "-m", "align.cli", "model", "push", str(tmp_path / "run"), "ann/moons", "--private"]
-        environment = os.environ | {"HF_ENDPOINT": running.url, "HF_TOKEN": "token", "HF_HUB_DISABLE_XET": "1"}
-        done = subprocess.run(words, capture_output=True, text=True, check=False, env=environment)
-        assert (done.returncode, done.stdout) == (0, f"{running.url}/ann/moons\n"), done.stderr
-        assert running.repos == {"ann/moons": True}
-
-
 def test_names_lose_their_folders(tmp_path):
     (tmp_path / "a.jsonl").touch()
     assert without_paths(f"{tmp_path}/a.jsonl,/far/b.jsonl") == "a.jsonl, b.jsonl"
@@ -164,6 +152,7 @@ def test_names_lose_their_folders(tmp_path):
     assert without_paths("Anthropic/hh-rlhf") == "Anthropic/hh-rlhf"
 
 
+@pytest.mark.slow
 def test_a_reward_model_and_a_policy_are_pushed_by_their_stages(hub, tmp_path):
     rows = [{"prompt": f"{i}?", "responses": ["yes", "no"], "ranks": [1, 2]} for i in range(8)]
     (tmp_path / "rankings.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

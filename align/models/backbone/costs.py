@@ -1,33 +1,24 @@
 """Costs of a model: FLOPs of a token, and the size of its cache."""
 
 import re
-from functools import singledispatch
 from typing import Literal
 
 from align.models.backbone.contract import Backbone
-from align.models.backbone.decoder import DecoderBackbone
 from align.models.backbone.encoder import EncoderBackbone
 from align.models.backbone.encoder_decoder import EncoderDecoderBackbone
 from align.models.backbone.layers import layer_count
 from align.runtime.flops import FlopsProfile, Matrices, Stack, matrices_of
 
 
-@singledispatch
 def flops_profile(backbone: Backbone, adapter: str | None) -> FlopsProfile:
     """Return all that the FLOPs of a token depend on, with `adapter` in use (None: the bare base)."""
-    raise TypeError(f"no costs are known for a {type(backbone).__name__}")
-
-
-@flops_profile.register
-def _(backbone: DecoderBackbone, adapter: str | None) -> FlopsProfile:
-    body = matrices_of(backbone.model.base_model.named_modules(), adapter, _expert_share(backbone))
-    return FlopsProfile(Stack(body, _attention(backbone, "decoder")), _vocabulary(backbone))
-
-
-@flops_profile.register
-def _(backbone: EncoderBackbone, adapter: str | None) -> FlopsProfile:
-    """A row has the same cost as in a decoder. The pooler reads one token and is not counted."""
-    body = [pair for pair in backbone.model.base_model.named_modules() if not pair[0].startswith("pooler")]
+    if isinstance(backbone, EncoderDecoderBackbone):
+        return _encoder_decoder_profile(backbone, adapter)
+    body = list(backbone.model.base_model.named_modules())
+    if not isinstance(backbone, EncoderBackbone):
+        matrices = matrices_of(body, adapter, _expert_share(backbone))
+        return FlopsProfile(Stack(matrices, _attention(backbone, "decoder")), _vocabulary(backbone))
+    body = [pair for pair in body if not pair[0].startswith("pooler")]  # it reads one token
     matrices, config = matrices_of(body, adapter), backbone.model.config
     if groups := getattr(config, "num_hidden_groups", None):  # ALBERT: layers of a group are one layer, applied again
         shared = matrices_of([pair for pair in body if "albert_layer_groups" in pair[0]], adapter)
@@ -36,10 +27,8 @@ def _(backbone: EncoderBackbone, adapter: str | None) -> FlopsProfile:
     return FlopsProfile(Stack(matrices, _attention(backbone, "encoder")), Matrices())
 
 
-@flops_profile.register
-def _(backbone: EncoderDecoderBackbone, adapter: str | None) -> FlopsProfile:
-    share = _expert_share(backbone)
-    decoder = list(backbone.decoder.named_modules())
+def _encoder_decoder_profile(backbone: EncoderDecoderBackbone, adapter: str | None) -> FlopsProfile:
+    share, decoder = _expert_share(backbone), list(backbone.decoder.named_modules())
     # Keys and values of the attention to the prompt: names of T5 and of BART.
     cross = [pair for pair in decoder if re.search(r"(EncDecAttention\.[kv]|encoder_attn\.[kv]_proj)\b", pair[0])]
     of_prompt, both = matrices_of(cross, adapter), matrices_of(decoder, adapter, share)

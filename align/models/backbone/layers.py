@@ -1,9 +1,7 @@
-"""The layers of a model: how many, which weights are in which, and a smaller model of some."""
+"""The layers of a model: how many, and a smaller model of some."""
 
 import copy
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Literal
+from typing import Literal, cast
 
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
@@ -36,14 +34,17 @@ def with_every_layer(model: PreTrainedModel, step: int) -> PreTrainedModel:
     shortest = min(len(layers) for layers in stacks.values())
     if shortest < 2:
         raise UserError("the teacher has a single layer: there is none to leave out; name a smaller model as the student")
-    with _shortened(model, stacks, step):  # so that what is left out is not copied either
-        smaller = copy.deepcopy(model)
-    for layers in _stacks_of(smaller, list(stacks)):
+    left_out = [layer for layers in stacks.values() for number, layer in enumerate(layers) if number % step]
+    smaller = copy.deepcopy(model, {id(layer): layer for layer in left_out})  # these are not copied
+    for name in stacks:
+        layers = nn.ModuleList(list(cast(nn.ModuleList, smaller.get_submodule(name)))[::step])
+        smaller.set_submodule(name, layers)
         for number, layer in enumerate(layers):
             for module in layer.modules():
                 if isinstance(getattr(module, "layer_idx", None), int):  # its place in the cache of keys and values
                     module.layer_idx = number  # type: ignore[assignment]
-    for config in _configs(smaller):
+    configs = (getattr(module, "config", None) for module in smaller.modules())
+    for config in {id(config): config for config in configs if isinstance(config, PreTrainedConfig)}.values():
         _shorten_config(config, step)
     return smaller
 
@@ -57,36 +58,6 @@ def _stacks(model: PreTrainedModel) -> dict[str, nn.ModuleList]:
         if isinstance(module, nn.ModuleList) and len(module) in counts and not inside:
             found[name] = module
     return found
-
-
-def _stacks_of(model: PreTrainedModel, names: list[str]) -> Iterator[nn.ModuleList]:
-    for name in names:
-        layers = model.get_submodule(name)
-        assert isinstance(layers, nn.ModuleList)
-        yield layers
-
-
-@contextmanager
-def _shortened(model: PreTrainedModel, stacks: dict[str, nn.ModuleList], step: int) -> Iterator[None]:
-    """Inside, the model has only the layers that stay."""
-
-    def put(name: str, layers: nn.ModuleList) -> None:
-        parent, _, own = name.rpartition(".")
-        setattr(model.get_submodule(parent), own, layers)
-
-    for name, layers in stacks.items():
-        put(name, nn.ModuleList(list(layers)[::step]))
-    try:
-        yield
-    finally:
-        for name, layers in stacks.items():
-            put(name, layers)
-
-
-def _configs(model: PreTrainedModel) -> list[PreTrainedConfig]:
-    """Return the configs of the model and of its parts."""
-    found = [getattr(module, "config", None) for module in model.modules()]
-    return list({id(config): config for config in found if isinstance(config, PreTrainedConfig)}.values())
 
 
 def _shorten_config(config: PreTrainedConfig, step: int) -> None:
