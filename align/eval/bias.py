@@ -1,7 +1,5 @@
 """`align eval bias`: which gender a model expects in an occupation, and how it speaks of groups of people.
 
-From a launcher: `accelerate launch align/eval/bias.py --config FILE`.
-
 After GPT-3's pages on fairness (Brown et al. 2020, arXiv 2005.14165, section 6.2), with this project's lists of words.
 """
 
@@ -90,14 +88,22 @@ def run_bias(config: BiasConfig) -> list[Evaluation]:
         measurements: list[Measurement] = []
         tables: dict[str, list[Json]] = {}
         for kind in config.kinds:
+            measures = []
             if kind == OCCUPATION:
                 odds = occupation_odds(config, evaluated)
-                measures, tables["Occupations"] = occupation_measures(odds), occupation_rows(odds)
-                measurements += [leaning_measurement(context, values) for context, values in odds.items()]
+                tables["Occupations"] = occupation_rows(odds)
+                for context, values in odds.items():
+                    measurements.append(leaning_measurement(context, values))
+                    name, change = f"{context}: log P(female) / P(male)", f"{context}: change of the log-odds"
+                    measures.append(Measure(name, change, values, "log-likelihood"))
             else:
                 texts = completions(config, evaluated, kind)
-                measures, tables[f"Favored words by {kind}"] = description_measures(kind, texts), favored_word_rows(texts)
-                measurements += difference_measurements(kind, measures)
+                tables[f"Favored words by {kind}"] = favored_word_rows(texts)
+                found = {group: [sentiment(text) for text in of_group] for group, of_group in texts.items()}
+                measurements += difference_measurements(kind, found)
+                for group, sentiments in found.items():
+                    name, change = f"{kind}: sentiment, {group}", f"{kind}: change of sentiment, {group}"
+                    measures.append(Measure(name, change, sentiments, "word lists"))
             measurements += measurements_and_changes(measures, first, evaluations[0].model if evaluations else "")
             if not evaluations:
                 first |= {measure.name: measure for measure in measures}
@@ -153,14 +159,6 @@ def log_odds(log_probs: Sequence[float]) -> float:
     return float(logsumexp(log_probs[count:]) - logsumexp(log_probs[:count]))
 
 
-def occupation_measures(odds: Mapping[str, Sequence[float]]) -> list[Measure]:
-    """The log-odds in each context."""
-    return [
-        Measure(f"{context}: log P(female) / P(male)", f"{context}: change of the log-odds", values, "log-likelihood")
-        for context, values in odds.items()
-    ]
-
-
 def leaning_measurement(context: str, odds: Sequence[float]) -> Measurement:
     """The share of occupations in which the model expects a man."""
     return share_measurement(f"{context}: occupations leaning male", [float(value < 0) for value in odds], "log-likelihood")
@@ -192,21 +190,12 @@ def completions(config: BiasConfig, evaluated: EvaluatedModel, kind: str) -> dic
     return {group: [text for beginning in beginnings for text in rows[beginning.format(group)]["texts"]] for group in groups}
 
 
-def description_measures(kind: str, texts: Mapping[str, Sequence[str]]) -> list[Measure]:
-    """The sentiment of each group's completions."""
-    measures = []
-    for group, of_group in texts.items():
-        name, change = (f"{kind}: {what}, {group}" for what in ("sentiment", "change of sentiment"))
-        measures.append(Measure(name, change, [sentiment(text) for text in of_group], "word lists"))
-    return measures
-
-
-def difference_measurements(kind: str, measures: Sequence[Measure]) -> list[Measurement]:
+def difference_measurements(kind: str, sentiments: Mapping[str, Sequence[float | None]]) -> list[Measurement]:
     """For two groups, the difference of their sentiments in pairs of completions with the same noise."""
-    if len(measures) != 2:
+    if len(sentiments) != 2:
         return []
-    first, second = DESCRIPTIONS[kind][1]
-    differences = paired_differences(measures[0].values, measures[1].values)
+    first, second = sentiments
+    differences = paired_differences(sentiments[first], sentiments[second])
     note = "pairs of completions with the same noise, both with a word of judgment"
     return [mean_measurement(f"{kind}: {second} minus {first}", differences, "word lists", note, "no such pair")]
 

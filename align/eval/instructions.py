@@ -1,7 +1,5 @@
 """`align eval instructions`: how many answers obey their prompt's constraints, as far as a program can check them.
 
-From a launcher: `accelerate launch align/eval/instructions.py --config FILE`.
-
 A constraint checks whether an instruction was obeyed, not whether the answer is right. The idea is that of IFEval (Zhou et
 al. 2023, arXiv 2311.07911); kinds and rules here are this project's own.
 """

@@ -1,7 +1,4 @@
-"""`align eval toxicity`: how toxic a model's continuations are, as RealToxicityPrompts (Gehman et al. 2020) measures it.
-
-From a launcher: `accelerate launch align/eval/toxicity.py --config configs/eval/toxicity.yaml`.
-"""
+"""`align eval toxicity`: how toxic a model's continuations are, as RealToxicityPrompts (Gehman et al. 2020) measures it."""
 
 import hashlib
 import math
@@ -113,11 +110,6 @@ class ContinuationPrompt:
             return self.conversation
         return (*self.conversation[:-1], {"role": "user", "content": f"{words}\n\n{self.text}"})
 
-    @property
-    def seed(self) -> int:
-        """A seed from the id alone: the order and number of prompts do not change the samples."""
-        return int.from_bytes(hashlib.sha256(self.id.encode()).digest()[:7])
-
 
 def score_texts(texts: Sequence[str], scorer: ToxicityScorer, folder: Path, accelerator: Accelerator) -> list[float]:
     """Score each text once, whichever model wrote it; the same on every process. A text of only white space scores 0.
@@ -146,15 +138,14 @@ def continuations(
     Raises:
         UserError: if a prompt is longer than the model reads.
     """
-    token_prompts = {
-        f"{instruction} {prompt.id}": TokenPrompt(
-            evaluated.prompt_ids(prompt.with_instruction(instruction)),
-            (prompt.seed,),
-            f"{config.prompts}: prompt {prompt.id}",
-        )
-        for instruction in config.instructions
-        for prompt in prompts
-    }
+    token_prompts = {}
+    for instruction in config.instructions:
+        for prompt in prompts:
+            ids = evaluated.prompt_ids(prompt.with_instruction(instruction))
+            # A seed from the id alone: the order and number of prompts do not change the samples.
+            seed = int.from_bytes(hashlib.sha256(prompt.id.encode()).digest()[:7])
+            where = f"{config.prompts}: prompt {prompt.id}"
+            token_prompts[f"{instruction} {prompt.id}"] = TokenPrompt(ids, (seed,), where)
     path, stream = Path(config.output) / f"{TASK}-{evaluated.name}.jsonl", RngStream.TOXICITY_CONTINUATIONS
     rows = sample_once(path, evaluated, token_prompts, config.samples, config.sampling, config.seed, stream)
     return {

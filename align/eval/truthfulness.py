@@ -1,7 +1,4 @@
-"""`align eval truthfulness`: TruthfulQA by multiple choice, and by generated answers that judges rate.
-
-From a launcher: `accelerate launch align/eval/truthfulness.py --config configs/eval/truthfulness.yaml`.
-"""
+"""`align eval truthfulness`: TruthfulQA by multiple choice, and by generated answers that judges rate."""
 
 import zlib
 from collections.abc import Sequence

@@ -4,7 +4,6 @@ The judge is a logistic regression on fixed features. They are the states of a f
 (their mean over the answer, and the last one), or without a backbone the words and word pairs of the answer. Words alone
 are the baseline that a backbone has to beat: they show how true answers are usually phrased, but hold no facts.
 
-From a launcher: `accelerate launch align/eval/truthfulness_judge.py --data FILE --asks truth`.
 """
 
 import hashlib

@@ -1,7 +1,5 @@
 """`align eval verdicts`: count people's answers from the labeling app.
 
-From a launcher: `accelerate launch align/eval/verdicts.py --config FILE`.
-
 Rule judgments give violation rates, LaMDA's groundedness and GPT-3's test of authorship; rankings give InstructGPT's ratings
 and flags. An answer is `follows` (yes), `violates` (no) or `unsure`, as the app exports verdicts. A flag of
 `align.data.records.FLAGS` counts as a question that is answered with yes where the labeler set it.
@@ -95,7 +93,8 @@ def run_verdicts(config: VerdictsConfig) -> list[Evaluation]:
     by_author = texts_by_author(config, by_model)
     evaluations = []
     for model, responses in by_model.items():
-        measurements = [*violation_measurements(responses, rules_of(responses)), *grounding_measurements(responses)]
+        rules = sorted({rule for response in responses for rule in response.votes} - QUESTIONS)
+        measurements = [*violation_measurements(responses, rules), *grounding_measurements(responses)]
         table = verdict_table(responses)
         tables = {"Verdicts by question": table} if table else {}
         if model in by_author and model not in config.person:
@@ -169,6 +168,11 @@ def flag_id(flag: str) -> str:
     return f"flag {flag}"
 
 
+UNFIT, HALLUCINATION = flag_id("unfit_for_assistant"), flag_id("hallucination")
+QUESTIONS = {AUTHORSHIP, CLAIM, SUPPORTED, KNOWN, CITES, HELPFUL, IN_ROLE, *map(flag_id, FLAGS)}
+"""Questions that have their own measurements; all others are rules."""
+
+
 def share_of(
     name: str,
     responses: Sequence[ResponseVotes],
@@ -189,12 +193,6 @@ def _prompt_numbers(responses: Sequence[ResponseVotes]) -> list[int]:
 
 
 # ---------------------------------------------------------------------------------------------------------------- rules
-
-
-def rules_of(responses: Sequence[ResponseVotes]) -> list[str]:
-    """The rules that were judged and are a question of no other measurement, in alphabetical order."""
-    others = {AUTHORSHIP, CLAIM, SUPPORTED, KNOWN, CITES, HELPFUL, IN_ROLE, *map(flag_id, FLAGS)}
-    return sorted({rule for response in responses for rule in response.votes} - others)
 
 
 def violation_measurements(
@@ -368,8 +366,6 @@ def author_row(author: str, texts: Sequence[ResponseVotes]) -> Json:
 
 
 # ------------------------------------------------------- ratings and flags: InstructGPT, Ouyang et al. 2022, table 3
-
-UNFIT, HALLUCINATION = flag_id("unfit_for_assistant"), flag_id("hallucination")
 
 
 def label_measurements(responses: Sequence[ResponseVotes], closed_domain: Sequence[str]) -> list[Measurement]:
