@@ -111,7 +111,7 @@ def _value_head(value_model: nn.Module, backbone: Backbone) -> ScalarHead:
     if not is_classifier(backbone.model.config):
         raise UserError(f"value_model: {kind} is neither a sequence classifier with one label nor a model with a value head")
     if has_separate_encoder(backbone.model.config):
-        other = "give align.trl.AutoModelForSeq2SeqLMWithValueHead"
+        other = "give one of the models with a value head in align.trl"
         raise UserError(f"value_model: {kind} has no linear layer 'score' on its decoder; {other}")
     try:
         return ScalarHead.around(classifier_head(backbone))
