@@ -66,7 +66,8 @@ class Specimen:
         change: edits model and tokenizer in memory and returns the tokenizer that is saved.
         edit: edits the saved folder, for what transformers refuses to save.
         refused: the message with which loading refuses it; empty: every stage trains it.
-        core: whether `make test` takes it too, as the representative of its habit.
+        core: whether `make test` takes it too. The habits of templates and tokenizers are in tests/tokenization, those of
+            saved settings and dropout in tests/models.
     """
 
     name: str
@@ -169,26 +170,25 @@ SPECIMENS = (
     Specimen("t5-as-built", "tiny-t5", "the control of encoder-decoders", core=True),
     Specimen("pad-is-eos", "tiny-llama", "Llama 2 fine-tunes, Mistral", _pad_is_end, core=True),
     Specimen("no-pad", "tiny-gpt2", "GPT-2, Pythia, Llama", _no_pad),
-    Specimen("no-template", "tiny-gpt2", "GPT-2, Pythia", _no_template, core=True),
-    Specimen("adds-bos-and-eos", "tiny-llama", "Llama with add_eos_token", _adds_both_ends, core=True),
+    Specimen("no-template", "tiny-gpt2", "GPT-2, Pythia", _no_template),
+    Specimen("adds-bos-and-eos", "tiny-llama", "Llama with add_eos_token", _adds_both_ends),
     Specimen("adds-both-without-template", "tiny-llama", "Llama bases", _adds_both_ends_without_template),
     Specimen("t5-without-template", "tiny-t5", "T5, Flan-T5", lambda m, t: setattr(t, "chat_template", None)),
     Specimen("eos-list", "tiny-llama", "Llama 3 Instruct, Qwen 2.5", _list_of_ends, core=True),
-    Specimen("opens-a-thought", "tiny-llama", "DeepSeek-R1 distillations, QwQ", _with_template(THINKING), core=True),
+    Specimen("opens-a-thought", "tiny-llama", "DeepSeek-R1 distillations, QwQ", _with_template(THINKING)),
     Specimen("empty-thought", "tiny-llama", "Qwen 3", _with_template(EMPTY_THOUGHT)),
     Specimen("channels", "tiny-llama", "gpt-oss", _with_template(CHANNELS)),
-    Specimen("drops-system", "tiny-llama", "Phi-3", _with_template(NO_SYSTEM), core=True),
+    Specimen("drops-system", "tiny-llama", "Phi-3", _with_template(NO_SYSTEM)),
     Specimen("refuses-system", "tiny-gpt2", "Gemma", _with_template(REFUSES_SYSTEM)),
-    Specimen("prints-the-time", "tiny-llama", "Llama 3.2, SmolLM3", _with_template(DATED), core=True),
+    Specimen("prints-the-time", "tiny-llama", "Llama 3.2, SmolLM3", _with_template(DATED)),
     Specimen("tied-and-padded", "tiny-llama", "Qwen 2.5 0.5B, SmolLM2", _tied_and_padded, core=True),
-    Specimen("functional-dropout", "tiny-llama", "Llama with attention_dropout", _dropout(attention_dropout=0.3), core=True),
+    Specimen("functional-dropout", "tiny-llama", "Llama with attention_dropout", _dropout(attention_dropout=0.3)),
     Specimen("t5-dropout", "tiny-t5", "T5", _dropout(dropout_rate=0.3)),
     Specimen(
         "unused-sampling-settings",
         "tiny-llama",
         "Vicuna",
         edit=_generation_config(temperature=0.9, top_p=0.6, top_k=0),
-        core=True,
     ),
     Specimen("unused-beam-settings", "tiny-t5", "BART", edit=_generation_config(early_stopping=True, length_penalty=2.0)),
     Specimen(

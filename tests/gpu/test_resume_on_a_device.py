@@ -50,6 +50,7 @@ def losses(folder):
     return [json.loads(line).get("loss") for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.slow  # tests/training/test_resume.py resumes on a processor
 @pytest.mark.parametrize("stage", ["sft", "ppo"])
 @pytest.mark.parametrize("model", ["tiny-llama", pytest.param("smollm2-135m", marks=pytest.mark.gpu)])
 def test_deterministic_kernels_give_the_same_bits(stage, model, device, tmp_path, monkeypatch):

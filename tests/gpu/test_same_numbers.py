@@ -99,6 +99,7 @@ BACKENDS = {"cpu": "aot_eager", "cuda": "inductor"}
 """On a processor the graph alone is checked: there, generated code would take minutes to compile."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["tiny-llama", pytest.param("smollm2-135m", marks=pytest.mark.gpu)])
 def test_compiled_layers_compute_the_same(model, device, sharp_folders):
     torch.manual_seed(0)

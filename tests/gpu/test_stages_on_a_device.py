@@ -29,7 +29,7 @@ GPU = pytest.mark.gpu
 @pytest.mark.parametrize(
     ("where", "model"),
     [
-        ("cpu", "tiny-llama"),
+        pytest.param("cpu", "tiny-llama", marks=pytest.mark.slow),
         *(pytest.param("cuda", model, marks=GPU) for model in ("tiny-llama", "tiny-gpt2", "tiny-t5", "smollm2-135m")),
     ],
 )

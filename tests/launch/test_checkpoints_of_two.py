@@ -126,7 +126,7 @@ def test_one_process_decays_a_spare_weight_by_hand_arithmetic(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "settings", ["zero2", "zero3", *(pytest.param(name, marks=pytest.mark.slow) for name in ("cpu2", "zero1"))]
+    "settings", ["zero3", *(pytest.param(name, marks=pytest.mark.slow) for name in ("cpu2", "zero1", "zero2"))]
 )
 def test_two_processes_resume_and_decay_a_spare_weight(begun, settings, tmp_path):
     shutil.copytree(begun, tmp_path / "two")

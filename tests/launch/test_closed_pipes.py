@@ -20,23 +20,33 @@ def start(words, closed=("stdout",)):
     return process
 
 
-def test_commands_end_quietly(tmp_path):
-    rows = tmp_path / "rows.jsonl"
-    rows.write_text('{"prompt": "a"}\n')
-    sample = f"sample --model tiny-gpt2 --prompts {rows} --max_new_tokens 2 --output {tmp_path / 'out.jsonl'}"
-    started = [
-        (start(["data", "check", str(rows)]), 141),
-        (start(["--help"]), 141),
-        (start(["eval", "--help"]), 141),
-        (start(["ppo", "--help"]), 141),
-        (start(["data", "check", "nowhere.jsonl"], ("stdout", "stderr")), 141),
-        (start(sample.split(), ("stdout", "stderr")), 1),  # rich ends the program
-    ]
-    for process, code in started:
-        _, error = process.communicate(timeout=300)
-        assert process.returncode == code, (process.args, error)
-        assert "Traceback" not in (error or "")
-        assert "BrokenPipe" not in (error or "")
+ALL = ("stdout", "stderr")
+
+
+@pytest.mark.parametrize(
+    ("words", "closed", "code"),
+    [
+        ("data check FOLDER/rows.jsonl", ("stdout",), 141),
+        ("--help", ("stdout",), 141),
+        ("data check nowhere.jsonl", ALL, 141),
+        # They import torch.
+        pytest.param("eval --help", ("stdout",), 141, marks=pytest.mark.slow),
+        pytest.param("ppo --help", ("stdout",), 141, marks=pytest.mark.slow),
+        pytest.param(
+            "sample --model tiny-gpt2 --prompts FOLDER/rows.jsonl --max_new_tokens 2 --output FOLDER/out.jsonl",
+            ALL,
+            1,  # rich ends the program
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_commands_end_quietly(words, closed, code, tmp_path):
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "a"}\n')
+    process = start(words.replace("FOLDER", str(tmp_path)).split(), closed)
+    _, error = process.communicate(timeout=300)
+    assert process.returncode == code, error
+    assert "Traceback" not in (error or "")
+    assert "BrokenPipe" not in (error or "")
 
 
 def test_a_broken_connection_is_still_an_error():

@@ -41,6 +41,13 @@ def writer_and_judge(tmp_path_factory, align_cache):
     return writer, str(RuleTrainer(writer, judgments(200), config).train())
 
 
+@pytest.fixture(scope="module")
+def quick_judge(tmp_path_factory, sharp_folders):
+    """A rule model that has hardly learned anything."""
+    config = RuleConfig(**settings(tmp_path_factory.mktemp("quick")), num_train_epochs=1, rules=RULES)
+    return str(RuleTrainer(sharp_folders["tiny-llama"], judgments(16), config).train())
+
+
 def known_words(prompts, responses):
     """The preference: the share of a response's words that are words or numbers."""
     words = [text.split() for text in responses]
@@ -93,6 +100,7 @@ def test_a_budget_of_violations_is_reached_and_kept(writer_and_judge, tmp_path):
     assert rows[-1]["validation/preference"] > rows[0]["validation/preference"]
 
 
+@pytest.mark.slow  # trains until the judge knows digits
 def test_best_of_several_keeps_what_obeys(writer_and_judge, tmp_path):
     writer, judge = writer_and_judge
     (tmp_path / "prompts.jsonl").write_text("".join(f'{{"prompt": "{word} {n}?"}}\n' for n, word in enumerate(WORDS)))
@@ -111,6 +119,25 @@ def test_best_of_several_keeps_what_obeys(writer_and_judge, tmp_path):
     assert shares["one"] > 0.15
     assert shares["filter"] < 0.6 * shares["one"]
     assert shares["multiply"] < 0.6 * shares["one"]
+
+
+def test_the_kept_one_of_several_is_the_first_that_obeys_or_the_one_that_obeys_most(quick_judge, sharp_folders, tmp_path):
+    (tmp_path / "prompts.jsonl").write_text("".join(f'{{"prompt": "{word}?"}}\n' for word in WORDS[:8]))
+    words = ["--model", sharp_folders["tiny-llama"], "--prompts", str(tmp_path / "prompts.jsonl")]
+    words += ["--rules.model", quick_judge]
+    shares = {}
+    for name, more in {
+        "every": ["--samples_per_prompt", "4"],
+        "filter": ["--best_of", "4"],
+        "multiply": ["--best_of", "4", "--rules.use", "multiply", "--rules.rules", "no-digits"],
+    }.items():
+        output = tmp_path / f"{name}.jsonl"
+        cli.main(["sample", *words, "--output", str(output), "--dtype", "float32", "--max_new_tokens", "8", *more])
+        shares[name] = [json.loads(line)["violates"]["no-digits"] for line in output.read_text().splitlines()]
+    kept = [next((share for share in row if share < 0.5), min(row)) for row in shares["every"]]
+    assert [row[0] for row in shares["filter"]] == pytest.approx(kept, abs=1e-5)
+    assert [row[0] for row in shares["multiply"]] == pytest.approx([min(row) for row in shares["every"]], abs=1e-5)
+    assert len({round(share, 5) for row in shares["every"] for share in row}) > 16
 
 
 def test_an_adapter_shares_the_policys_base_and_says_the_same(load_sharp, sharp_folders, tmp_path):
@@ -132,8 +159,8 @@ def test_an_adapter_shares_the_policys_base_and_says_the_same(load_sharp, sharp_
     assert torch.allclose(scorers[0](responses), scorers[1](responses), atol=1e-5)
 
 
-def test_mistakes_are_one_line(writer_and_judge, tmp_path):
-    writer, judge = writer_and_judge
+def test_mistakes_are_one_line(quick_judge, sharp_folders, tmp_path):
+    writer, judge = sharp_folders["tiny-llama"], quick_judge
 
     def start(**rules):
         PPOTrainer(writer, [], ["Hi"], PPOConfig(**settings(tmp_path), rules=rules))
