@@ -35,22 +35,24 @@ class ChatConfig(Settings):
     model: list[str] = option([], "one or two models: folders, hub names or built-in models", required=True)
     system: str = option("", "system message before each conversation; empty: none")
     max_new_tokens: int = option(512, "longest answer, in tokens", gt=0)
-    temperature: float = option(0.7, "divides the logits; 0 takes the likeliest token", ge=0)
-    top_k: int = option(0, "draw from the k likeliest tokens; 0: from all", ge=0)
+    temperature: float = option(0.7, "sampling temperature; 0: the likeliest token", ge=0)
+    top_k: int = option(0, "sample from the k likeliest tokens; 0: from all", ge=0)
     top_p: float = option(
-        1.0, "draw from the likeliest tokens whose probabilities sum to this share; 1: from all", gt=0, le=1
+        1.0, "sample from the likeliest tokens whose probabilities sum to this share; 1: from all", gt=0, le=1
     )
     seed: int = option(0, "seed of all random numbers; the same seed and messages give the same answers", ge=0, lt=2**32)
     dtype: Literal["auto", "float32", "bfloat16"] = option(
-        "auto", "number format that models compute in; auto: bfloat16 where the hardware multiplies it, else float32"
+        "auto", "number format of computations; auto: bfloat16 if the hardware supports it, else float32"
     )
-    chat_template: str = option("auto", "how conversations become text: auto, plain, raw, or the path of a Jinja file")
+    chat_template: str = option("auto", "chat template: auto, plain, raw, or the path of a Jinja file")
     reward_model: str = option("", "folder of a reward model that scores each answer; empty: none")
     web: bool = option(False, "open a web page instead of the terminal (needs the extra ui)")
     reference: str = option(
         "", "with web: model that token log-probs are compared with; empty: the base of an adapter, else none"
     )
-    value_model: str = option("", "with web: reward model or critic that is read after every token; empty: the reward model")
+    value_model: str = option(
+        "", "with web: reward model or critic that is evaluated after every token; empty: the reward model"
+    )
     annotate: str = option("", "with web: database of the labeling app that answers are sent to, a URL or an SQLite file")
     host: str = option("127.0.0.1", "with web: address to listen on; 0.0.0.0: every network, without a password")
     port: int = option(7861, "with web: port to listen on", gt=0, lt=65536)

@@ -46,25 +46,25 @@ class SampleConfig(FewShotSettings, AnsweringConfig):
     prompt: list[str] = option([], "texts to answer; the responses are printed unless output is given")
     prompts: str = option(PROMPTS, "prompts: file, folder or hub name")
     output: str = option("", "JSON Lines file to write; it must not exist yet")
-    samples_per_prompt: int = option(1, "responses that are kept for each prompt", gt=0)
+    samples_per_prompt: int = option(1, "responses saved for each prompt", gt=0)
     best_of: int = option(
         1,
-        "responses drawn for each one that is kept, the best by reward_model, rules, rubrics and attributes; 1: no choice",
+        "responses sampled for each saved one, which is the best by reward_model, rules, rubrics and attributes",
         gt=0,
     )
-    reward_model: str = option("", "folder of a reward model whose rewards are written too; empty: none")
+    reward_model: str = option("", "folder of a reward model whose rewards are saved; empty: none")
     rules: Any = block(
-        "align.extras.candidates:RuleChoiceSettings", "a rule model whose verdicts are written and choose with best_of"
+        "align.extras.candidates:RuleChoiceSettings", "a rule model whose verdicts are saved and select the best of best_of"
     )
     rubrics: Any = block(
-        "align.extras.rules.rubrics:RubricSettings", "rubrics whose rewards are written and added to the reward with best_of"
+        "align.extras.rules.rubrics:RubricSettings", "rubrics whose rewards are saved and added to the reward with best_of"
     )
     attributes: Any = block(
         "align.extras.candidates:AttributeChoiceSettings",
-        "an attribute model whose attributes are written and choose with best_of",
+        "an attribute model whose attributes are saved and select the best of best_of",
     )
     fallback: str = option(
-        "", "text that is written if attributes.filter leaves no candidate; empty: the prompt is omitted and counted"
+        "", "text that is saved if attributes.filter leaves no candidate; empty: the prompt is omitted and counted"
     )
 
     def __post_init__(self) -> None:

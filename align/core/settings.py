@@ -253,12 +253,12 @@ class ModelConfig(Settings):
 
     help_title = "model"
 
-    model: str = option("smollm2-135m", "model to start from: a folder, a hub name or a built-in model (`align model list`)")
+    model: str = option("smollm2-135m", "initial model: a folder, a hub name or a built-in model (`align model list`)")
     chat_template: str = option(
-        "auto", "how conversations become text: auto (the tokenizer's, else plain), plain, raw, or the path of a Jinja file"
+        "auto", "chat template: auto (the tokenizer's, else plain), plain, raw, or the path of a Jinja file"
     )
     dtype: Literal["auto", "float32", "bfloat16"] = option(
-        "auto", "number format of computations; auto: bfloat16 where the hardware multiplies it; masters stay float32"
+        "auto", "number format of computations; auto: bfloat16 if the hardware supports it, with float32 masters"
     )
     lora_r: int = option(0, "rank of LoRA adapters; 0 trains all weights (16 is a usual rank)", ge=0)
     lora_alpha: float = option(32.0, "LoRA scale: updates are multiplied by alpha / rank (LoRA paper, section 4.1)")
@@ -288,13 +288,13 @@ class OptimizationConfig(Settings):
         "cosine", "decay of the learning rate after warm-up, to 0 at the end (constant: none)"
     )
     warmup_ratio: float = option(0.03, "share of all updates during which the learning rate rises from 0", ge=0, lt=1)
-    optimizer: Literal["adamw", "adafactor"] = option("adamw", "optimizer; adafactor keeps less state (T5 paper)")
+    optimizer: Literal["adamw", "adafactor"] = option("adamw", "optimizer; adafactor needs less memory (T5 paper)")
     weight_decay: float = option(0.0, "decoupled weight decay of matrices", ge=0)
     adam_beta1: float = option(0.9, "decay of AdamW's mean of gradients", ge=0, lt=1)
     adam_beta2: float = option(0.999, "decay of AdamW's mean of squared gradients (InstructGPT: 0.95)", ge=0, lt=1)
     adam_epsilon: float = option(1e-8, "epsilon of AdamW", ge=0)
-    max_grad_norm: float = option(1.0, "gradients are scaled down to this global norm; 0: never", ge=0)
-    micro_batch_tokens: int = option(4096, "padded tokens in one forward and backward pass; changes no result", gt=0)
+    max_grad_norm: float = option(1.0, "largest global norm of the gradients; 0: no clipping", ge=0)
+    micro_batch_tokens: int = option(4096, "padded tokens in one forward and backward pass; does not affect results", gt=0)
 
 
 @dataclass(kw_only=True)
@@ -307,8 +307,7 @@ class RunConfig(OptimizationConfig):
     seed: int = option(0, "seed of all random numbers; the same seed gives the same run", ge=0, lt=2**32)
     resume_from_checkpoint: bool | str = option(
         False,
-        "auto or true: continue from the last whole checkpoint in output_dir, or start from scratch where there is none; "
-        "or the path of a checkpoint, also of another run",
+        "auto or true: resume from the last valid checkpoint in output_dir, or start a new run; or the path of a checkpoint",
     )
     dry_run: bool = option(
         False, "load and check everything, print the plan and stop before the first update; nothing is written"
@@ -316,31 +315,29 @@ class RunConfig(OptimizationConfig):
     report_to: list[str] = option(
         ["tensorboard"], "trackers in addition to metrics.jsonl", choices=("tensorboard", "wandb", "trackio", "none")
     )
-    memory_limit: float = option(0.0, "GiB that the estimate before the start allows a process; 0: all free memory", ge=0)
-    save_steps: int = option(
-        0, "updates between checkpoints to resume from; 0: none but the final model, and one when asked to stop", ge=0
+    memory_limit: float = option(
+        0.0, "memory limit of a process for the estimate before the start, in GiB; 0: all free memory", ge=0
     )
-    save_total_limit: int = option(2, "newest checkpoints that are kept, in case the last one is damaged; 0: all", ge=0)
+    save_steps: int = option(0, "updates between checkpoints; 0: only after a request to stop", ge=0)
+    save_total_limit: int = option(2, "number of checkpoints that are kept; 0: all", ge=0)
     checkpoint_in_background: bool = option(
-        False, "train while a copy of the state is written to disk (AdamW: 12 bytes of main memory for each trained weight)"
+        False, "continue training while a checkpoint is written (AdamW: 12 bytes of main memory per trained weight)"
     )
     peer_timeout: float = option(
-        45.0, "seconds without a heartbeat of another process after which the run ends and names it; 0: never", ge=5, off=0
+        45.0, "seconds without a heartbeat of another process after which the run ends; 0: never", ge=5, off=0
     )
-    collective_timeout: float = option(
-        1800.0, "seconds that a process waits for the others in one exchange before the run ends", ge=1, le=86_400
-    )
+    collective_timeout: float = option(1800.0, "time limit of a collective operation, in seconds", ge=1, le=86_400)
     stop_grace: float = option(
         GRACE_SECONDS,
-        "seconds to save and end after a request to stop; set it below the time after which your cluster kills",
+        "seconds to save and exit after a request to stop; set it below the kill delay of your cluster",
         ge=1,
         le=86_400,
     )
-    template_date: str = option("", "date in chat templates that write it, as 2026-11-25; empty: that of the run's start")
-    skip_bad_rows: bool = option(False, "leave out rows of the data that cannot be read instead of stopping at the first")
-    overlong: Overlong = option("error", "what happens to text beyond the limits: error, drop the record, or truncate")
-    push_to_hub: str = option("", "repository on the Hugging Face Hub that the final model is pushed to: user/name")
-    hub_private: bool = option(False, "create that repository as a private one")
+    template_date: str = option("", "date for chat templates with a date, such as 2026-11-25; empty: the start of the run")
+    skip_bad_rows: bool = option(False, "skip bad rows of the data instead of stopping at the first")
+    overlong: Overlong = option("error", "text beyond the limits: an error, or drop the record, or truncate the text")
+    push_to_hub: str = option("", "repository on the Hugging Face Hub for the final model: user/name")
+    hub_private: bool = option(False, "create a private repository")
 
     def __post_init__(self) -> None:
         super().__post_init__()

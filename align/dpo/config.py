@@ -17,14 +17,14 @@ class DPOConfig(MixtureConfig, SplitConfig, EpochConfig):
         "rankings or pairs to learn from: file, folder or hub name; several are separated by commas, each as NAME or "
         "NAME=WEIGHT; FILE[FIELD=COLUMN, ...] reads columns as fields",
     )
-    validation_data: str = option("", "held-out rankings: metrics, and the choice of the best policy; empty: none")
+    validation_data: str = option("", "held-out rankings, which select the best policy; empty: none")
     num_train_epochs: int = option(1, "passes over the rankings")
     batch_size: int = option(32, "rankings in one update, over all processes (DPO: 64 pairs)")
-    beta: float = option(0.1, "how strongly the policy is held near the reference (DPO: 0.1)", gt=0)
-    loss: Literal["dpo", "ipo"] = option("dpo", "dpo, or ipo (Azar et al. 2023), which pulls pairs apart only so far")
+    beta: float = option(0.1, "strength of the KL penalty (DPO: 0.1)", gt=0)
+    loss: Literal["dpo", "ipo"] = option("dpo", "dpo, or ipo (Azar et al. 2023), which limits the margin of a pair")
     label_smoothing: float = option(
         0.0,
-        "probability that a pair is labeled the wrong way round, for dpo (cDPO, Mitchell 2023); 0: plain DPO",
+        "assumed probability of a wrong label, for dpo (cDPO, Mitchell 2023); 0: plain DPO",
         ge=0,
         lt=0.5,
     )

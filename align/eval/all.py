@@ -21,11 +21,11 @@ from align.runtime.environment import console
 class AllConfig(EvalConfig):
     """Several tasks on the same models, each with a settings file."""
 
-    truthfulness: str = option("configs/eval/truthfulness.yaml", "settings of truthfulness; empty: leave the task out")
-    toxicity: str = option("configs/eval/toxicity.yaml", "settings of toxicity; empty: leave the task out")
-    reward: str = option("configs/eval/reward.yaml", "settings of reward, which runs where reward_model is given")
-    reward_model: str = option("", "reward model that scores the models' answers, and is evaluated itself; empty: none")
-    limit: int = option(0, "take only this many prompts or questions in each task; 0: the limit of the task's file", ge=0)
+    truthfulness: str = option("configs/eval/truthfulness.yaml", "settings of truthfulness; empty: skip the task")
+    toxicity: str = option("configs/eval/toxicity.yaml", "settings of toxicity; empty: skip the task")
+    reward: str = option("configs/eval/reward.yaml", "settings of reward, which runs if reward_model is set")
+    reward_model: str = option("", "reward model that is evaluated and scores the models' answers; empty: none")
+    limit: int = option(0, "maximum number of prompts or questions of each task; 0: the limit of the task's file", ge=0)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -58,7 +58,7 @@ class BiasConfig(EvalConfig):
     """Bias by log-probabilities of occupations, and by completions about groups; sampling defaults are GPT-3's."""
 
     kinds: list[str] = option(list(KINDS), "the measured quantity", choices=KINDS, required=True)
-    samples: int = option(800, "completions of each beginning with each group; on a CPU, try 50", gt=0)
+    samples: int = option(800, "completions of each beginning with each group; 50 are feasible on a CPU", gt=0)
     max_new_tokens: int = option(50, "longest completion, in tokens", gt=0)
     temperature: float = option(1.0, "divides the logits", gt=0)
 

@@ -42,10 +42,10 @@ class LMEvalConfig(EvalConfig):
     """Tasks of lm-eval on several models, the first of which is the one before."""
 
     tasks: list[str] = option([], "names of lm-eval's tasks, such as hellaswag; lm_eval ls tasks lists them")
-    task_folder: str = option("", "folder of further task files in lm-eval's form; empty: lm-eval's own tasks alone")
-    limit: int = option(0, "take at most this many documents of each task; 0: all", ge=0)
-    apply_chat_template: bool = option(False, "let lm-eval write each question as a user's turn")
-    lm_eval_python: str = option("", "the Python of an environment that has lm-eval; empty: this one")
+    task_folder: str = option("", "folder with further task files of lm-eval; empty: only lm-eval's own tasks")
+    limit: int = option(0, "maximum number of documents of each task; 0: all", ge=0)
+    apply_chat_template: bool = option(False, "apply the chat template in lm-eval")
+    lm_eval_python: str = option("", "Python of an environment with lm-eval; empty: this one")
 
     def __post_init__(self) -> None:
         super().__post_init__()

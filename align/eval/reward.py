@@ -76,12 +76,14 @@ class RewardEvalConfig(AnsweringTaskConfig):
     """A reward model on preferences or a benchmark; with `models` best-of-n curves; with `frontier` reward against KL."""
 
     reward_model: str = option(
-        "", "reward model to evaluate, which also chooses among answers: a folder or a run", required=True
+        "", "reward model to evaluate, which also selects among answers: a folder or a run", required=True
     )
-    gold_model: str = option("", "a second reward model, which is evaluated too but chooses nothing; empty: none")
-    preferences: str = option("data/rankings_heldout.jsonl", "rankings or pairs that neither was trained on; empty: none")
+    gold_model: str = option("", "a second reward model, which selects nothing; empty: none")
+    preferences: str = option(
+        "data/rankings_heldout.jsonl", "rankings or pairs that are in no training data of either; empty: none"
+    )
     max_response_tokens: int = option(1024, "longest response among the preferences, in tokens", gt=0)
-    benchmark: str = option("", "RewardBench or RewardBench 2, scored as they are: file, folder or hub name; empty: neither")
+    benchmark: str = option("", "RewardBench or RewardBench 2: file, folder or hub name; empty: neither")
     benchmark_split: str = option("test", "split of a folder or hub name: RewardBench calls it filtered, RewardBench 2 test")
     samples: int = option(64, "answers sampled from each model per prompt; the largest n of the best-of-n curves", gt=1)
     frontier: str = option("", "folder of a PPO run with keep_policies: reward against KL over its policies; empty: none")

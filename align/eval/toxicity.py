@@ -44,19 +44,17 @@ class ToxicityConfig(FewShotSettings, ScorerConfig):
     """Toxicity of continuations; the defaults of sampling are RealToxicityPrompts'."""
 
     prompts: str = option("data/tempting_prompts.jsonl", "RealToxicityPrompts' prompts.jsonl, or any file of prompts")
-    limit: int = option(0, "take at most this many prompts, evenly spread over the file; 0: all", ge=0)
+    limit: int = option(0, "maximum number of prompts, evenly spaced over the file; 0: all", ge=0)
     instructions: list[str] = option(
-        ["basic"], "what comes before a prompt, one or several; basic: nothing", choices=tuple(INSTRUCTIONS), required=True
+        ["basic"], "instruction before a prompt, one or several; basic: none", choices=tuple(INSTRUCTIONS), required=True
     )
     samples: int = option(25, "continuations of each prompt", gt=0)
     max_new_tokens: int = option(20, "longest continuation, in tokens", gt=0)
     temperature: float = option(1.0, "divides the logits", gt=0)
     top_p: float = option(
-        0.9, "draw from the likeliest tokens that hold this share of the probability; 1: from all", gt=0, le=1
+        0.9, "sample from the likeliest tokens whose probabilities sum to this share; 1: from all", gt=0, le=1
     )
-    chat_template: str = option(
-        "raw", "how prompts become text: raw (to be continued), auto, plain or the path of a Jinja file"
-    )
+    chat_template: str = option("raw", "chat template: raw (to be continued), auto, plain or the path of a Jinja file")
 
     @property
     def sampling(self) -> SamplingParams:

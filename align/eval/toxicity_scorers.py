@@ -41,11 +41,11 @@ class ScorerConfig(EvalConfig):
     """Which scorer rates texts, and how it is called."""
 
     scorer: str = option(DEFAULT, f"scorer: {KINDS}", required=True)
-    scorer_label: str = option("toxic", "of a classifier: the label or attribute whose probability is the score")
+    scorer_label: str = option("toxic", "label or attribute of a classifier whose probability is the score")
     scorer_prompt: str = option(
-        "Complete the sentence.", "of an attribute model: the message that texts are read as answers to", required=True
+        "Complete the sentence.", "prompt for an attribute model, which reads the texts as answers", required=True
     )
-    scorer_batch: int = option(64, "texts that are scored at once", gt=0)
+    scorer_batch: int = option(64, "texts per batch of the scorer", gt=0)
 
 
 @dataclass(frozen=True)

@@ -40,16 +40,16 @@ class TruthfulnessConfig(EvalConfig):
         "data/truthfulness.jsonl",
         "TruthfulQA.csv, or JSON Lines with question, best_answer, correct_answers, incorrect_answers",
     )
-    limit: int = option(0, "take at most this many questions, evenly spread over the file; 0: all", ge=0)
+    limit: int = option(0, "maximum number of questions, evenly spaced over the file; 0: all", ge=0)
     prompt: PromptStyle = option(
         "qa",
-        "what precedes a question: qa (the primer), instruction (InstructGPT's), instruction_qa (both), question (none)",
+        "text before a question: qa (the primer), instruction (InstructGPT's), instruction_qa (both), question (none)",
     )
     primer: str = option(
         "data/truthfulqa_primer.jsonl", "file of the primer's questions and answers; the default is TruthfulQA's"
     )
-    chat: bool = option(False, "ask through the model's chat template, the primer as earlier turns; else as lines Q: and A:")
-    generation: bool = option(False, "let the model write answers too, for judges")
+    chat: bool = option(False, "use the model's chat template, with the primer as earlier turns; otherwise lines Q: and A:")
+    generation: bool = option(False, "also sample answers, for judges")
     max_new_tokens: int = option(50, "longest written answer, in tokens (TruthfulQA's code: 50)", gt=0)
     temperature: float = option(0.0, "sampling temperature of written answers; 0 is greedy, as in TruthfulQA", ge=0)
     truth_judge: str = option("", "folder of a judge of truth from `align eval train-judge`; empty: none")

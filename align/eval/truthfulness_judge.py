@@ -56,9 +56,9 @@ class JudgeConfig(InferenceConfig):
         "", "labeled answers: rows with question, answer, label, or TruthfulQA's own judge data", required=True
     )
     asks: Aspect = option("truth", "meaning of the labels: truth (the answer is true) or info (it is informative)")
-    model: str = option("none", "frozen backbone that reads question and answer; none: the words of the answer alone")
+    model: str = option("none", "frozen backbone that encodes question and answer; none: only the words of the answer")
     chat_template: str = option("raw", "not used: a judge reads plain text")
-    held_out: float = option(0.2, "share of the questions that are held out: the judge is measured on them", gt=0, lt=1)
+    held_out: float = option(0.2, "share of the questions that is held out to evaluate the judge", gt=0, lt=1)
     output_dir: str = option("runs/judge", "folder whose subfolder model holds the judge", required=True)
 
 

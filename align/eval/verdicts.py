@@ -44,12 +44,13 @@ AUTHORSHIP = "written-by-person"
 class VerdictsConfig(EvalConfig):
     """Answers of people to rules, forms and flags. No model is opened."""
 
-    judgments: list[str] = option([], "rule judgments that the labeling app exported, one row a labeler or aggregated")
-    rankings: list[str] = option([], "rankings that the labeling app exported, with ratings, flags and model")
+    judgments: list[str] = option([], "rule judgments exported by the labeling app, one row per labeler or aggregated")
+    rankings: list[str] = option([], "rankings exported by the labeling app, with ratings, flags and model")
     person: list[str] = option(["person"], "authorship: names under `model` that stand for people", required=True)
     control: str = option("", "authorship: name under `model` of a deliberately bad model, for comparison; empty: none")
     closed_domain: list[str] = option(
-        [], "categories whose prompts hold all that an answer may say (summaries, questions on a text): hallucination there"
+        [],
+        "categories of prompts that contain all facts of an answer (such as summaries), for the hallucination rate",
     )
 
     def __post_init__(self) -> None:

@@ -75,9 +75,11 @@ PROBABILITIES = {"A": 1.0, "B": 0.0, "TIE": 0.5}
 class WinrateConfig(FewShotSettings, EndpointConfig, AnsweringTaskConfig):
     """Win rates between models. One of `comparisons`, `reward_model`, `judge` and `endpoint` decides."""
 
-    comparisons: list[str] = option([], "files of blind comparisons that the labeling app exported: no model is opened")
-    reward_model: str = option("", "a reward model decides; take one that no policy here was trained on")
-    judge: str = option("", "module:function decides: prompts, first and second answers to the chance that the first wins")
+    comparisons: list[str] = option([], "blind comparisons exported by the labeling app; no model is loaded")
+    reward_model: str = option("", "judge: a reward model on which none of the policies was trained")
+    judge: str = option(
+        "", "judge: module:function, from prompts, first and second answers to the probability that the first wins"
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

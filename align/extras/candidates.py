@@ -27,9 +27,7 @@ class AttributeChoiceSettings(Settings):
     """An attribute model whose attributes are written, and decide which response is kept."""
 
     model: str = option("", "folder of an attribute model (`align attributes`)", required=True)
-    filter: str = option(
-        "", "what its attributes must be for a candidate of best_of, such as unsafe<0.2, sensible>0.5; empty: anything"
-    )
+    filter: str = option("", "conditions on the candidates of best_of, such as unsafe<0.2, sensible>0.5; empty: none")
     rank: str = option("", "the quantity that ranks candidates, such as 3*sensible+specific; empty: the reward and rules")
 
 
@@ -67,10 +65,10 @@ class RuleChoiceSettings(RuleModelSettings):
 
     use: RuleUse = option(
         "filter",
-        "how rules choose with best_of: filter keeps responses whose geometric mean of P(follows) is at least "
-        "threshold, then the best reward; multiply takes the product of that mean with the reward's probability",
+        "selection by rules with best_of. filter: the best reward among responses whose geometric mean of P(follows) is at "
+        "least threshold; multiply: the highest product of that mean and the reward's probability",
     )
-    threshold: float = option(0.5, "see use; where no response is left, the one that obeys most is kept", ge=0, le=1)
+    threshold: float = option(0.5, "see use; if no response is left, the one with the highest mean is saved", ge=0, le=1)
 
 
 class RuleCandidates(CandidateScorer):

@@ -34,7 +34,7 @@ AnswerScorer = Callable[[Sequence[Any], Sequence[str]], list[float]]
 class LoopConfig(Settings):
     """Rounds of sampling, labeling, reward modeling and PPO (InstructGPT, section 3.1; Bai et al. 2022, section 4.5)."""
 
-    model: str = option("", "fine-tuned model that every round's policy starts from", required=True)
+    model: str = option("", "fine-tuned model, the initial policy of every round", required=True)
     output_dir: str = option("runs/loop", "folder of the rounds, their runs and loop.json")
     seed: int = option(
         0, "seed of all random numbers; the same seed and the same labels give the same result", ge=0, lt=2**31
@@ -44,15 +44,17 @@ class LoopConfig(Settings):
     ppo_config: str = option("", "settings of `align ppo` for every round: a YAML file", required=True)
 
     prompts: str = option("data/prompts.jsonl", "prompts to collect labels on; each is used in at most one round")
-    prompts_per_round: int = option(200, "prompts that are labeled in a round", gt=0)
-    temperatures: list[float] = option([0.7, 1.0], "each model answers each prompt at each of these", ge=0, required=True)
+    prompts_per_round: int = option(200, "prompts per round", gt=0)
+    temperatures: list[float] = option(
+        [0.7, 1.0], "sampling temperatures of each model for each prompt", ge=0, required=True
+    )
     samples: int = option(2, "answers to each prompt by each model at each temperature", gt=0)
     max_new_tokens: int = option(64, "longest answer, in tokens", gt=0)
 
     labeler: str = option(
         "app",
-        "who ranks the answers: app (the labeling app), file (you put rankings into the round's folder), or a "
-        "simulated labeler: module:function, a reward function as in `align ppo`, or a reward model's folder or name",
+        "source of the rankings: app (the labeling app), file (you add rankings to the round's folder), or a simulated "
+        "labeler: a reward function (module:function), or the folder or name of a reward model",
     )
     database: str = option(
         "",
@@ -62,9 +64,9 @@ class LoopConfig(Settings):
     labelers_per_item: int = option(1, "labelers who rank each item in the app", gt=0)
     poll_seconds: float = option(0.0, "seconds between checks for labels; 0: check once, and exit if they are missing", ge=0)
 
-    validation_split: float = option(0.125, "share of a round's rankings that no reward model learns from", ge=0, lt=1)
+    validation_split: float = option(0.125, "share of a round's rankings that is held out", ge=0, lt=1)
     earlier_weight: float = option(1.0, "weight of a round's rankings relative to those of the next round", gt=0)
-    more_rankings: str = option("", "more rankings for every reward model, named as in train_data; empty: none")
+    more_rankings: str = option("", "further rankings for every reward model, as in train_data; empty: none")
     reward_models: int = option(1, "reward models per round, with different seeds; PPO uses them as an ensemble", gt=0)
     evaluation_prompts: str = option(
         "data/prompts_heldout.jsonl", "prompts on which each policy is compared with the fine-tuned model"

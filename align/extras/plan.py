@@ -65,11 +65,11 @@ class PlanConfig(Settings):
     sft: str = option("", "settings of fine-tuning to plan (configs/sft/x.yaml, or config.yaml of a run); empty: none")
     reward: str = option("", "settings of a reward model to plan; empty: none")
     ppo: str = option("", "settings of PPO to plan; empty: none")
-    gpu: str = option("A100-80", "device; cpu: this machine's processor, whose peak is measured", choices=(*DEVICES, "cpu"))
+    gpu: str = option("A100-80", "device; cpu: this machine, whose peak is measured", choices=(*DEVICES, "cpu"))
     gpus: int = option(1, "number of devices", gt=0)
     mfu: float = option(
         0.4,
-        "share of the devices' peak that is reached (PaLM: 0.462, table 3 there); small models and batches reach less",
+        "expected share of the devices' peak (PaLM: 0.462, table 3 there); small models and batches reach less",
         gt=0,
         le=1,
     )

@@ -44,13 +44,13 @@ class LoraSettings(Settings):
     """Further fields of PEFT's `LoraConfig`, under its names."""
 
     use_rslora: bool = option(False, "multiply updates by alpha / sqrt(rank) (rank-stabilized LoRA, arXiv 2312.03732)")
-    use_dora: bool = option(False, "train the magnitude of each weight apart from its direction (DoRA, arXiv 2402.09353)")
+    use_dora: bool = option(False, "train magnitude and direction of each weight separately (DoRA, arXiv 2402.09353)")
     lora_bias: bool = option(False, "train a bias of each matrix B")
     init_lora_weights: Literal["true", "false", "gaussian", "orthogonal"] = option(
         "true", "initialization; true: LoRA's own"
     )
-    modules_to_save: list[str] = option([], "modules that are trained whole and saved with the adapter, such as lm_head")
-    exclude_modules: list[str] = option([], "modules that get no adapter although lora_target_modules names them")
+    modules_to_save: list[str] = option([], "modules that are fully trained and saved with the adapter, such as lm_head")
+    exclude_modules: list[str] = option([], "modules of lora_target_modules that get no adapter")
     layers_to_transform: list[int] = option([], "numbers of the layers that get adapters, from 0; empty: all", ge=0)
     rank_pattern: list[str] = option([], "ranks of single modules, each as MODULE=RANK")
     alpha_pattern: list[str] = option([], "alphas of single modules, each as MODULE=ALPHA")

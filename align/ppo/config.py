@@ -28,14 +28,14 @@ class KLConfig(Settings):
     help_title = "KL penalty"
 
     kl_coef: float = option(
-        0.05, "coefficient of the KL penalty (InstructGPT: 0.02); the first one if kl_target is set", ge=0
+        0.05, "coefficient of the KL penalty (InstructGPT: 0.02); with kl_target, its initial value", ge=0
     )
     kl_target: float = option(
-        0.0, "KL that kl_coef adapts to, in nats per response (lm-human-preferences: 6); 0: kl_coef is fixed", ge=0
+        0.0, "target KL of an adaptive kl_coef, in nats per response (lm-human-preferences: 6); 0: kl_coef is fixed", ge=0
     )
     kl_horizon: int = option(10000, "responses over which kl_coef adapts (lm-human-preferences: 10,000)", gt=0)
     kl_in: Literal["reward", "loss"] = option(
-        "reward", "where the KL penalty is: on the reward of each token, or a term of the loss (GRPO)"
+        "reward", "KL penalty on the reward of each token, or as a term of the loss (GRPO)"
     )
     kl_estimator: Literal["k1", "k2", "k3"] = option(
         "k1", "estimator of the KL of each token; with kl_in loss k2 or k3 (GRPO: k3)"
@@ -55,9 +55,9 @@ class LossConfig(Settings):
 
     cliprange: float = option(0.2, "epsilon of the policy's ratio clip", ge=0)
     cliprange_high: float = option(0.0, "upper epsilon of the ratio clip (DAPO: 0.28); 0: the same as cliprange", ge=0)
-    cliprange_value: float = option(0.2, "how far a value may move from its old one in one update; 0: no limit", ge=0)
+    cliprange_value: float = option(0.2, "largest change of a value from its old value in one update; 0: no limit", ge=0)
     vf_coef: float = option(0.1, "coefficient of the value loss (lm-human-preferences: 0.1)", ge=0)
-    ent_coef: float = option(0.0, "coefficient of the policy's entropy in the objective that is maximized", ge=0)
+    ent_coef: float = option(0.0, "coefficient of the entropy bonus", ge=0)
 
 
 @dataclass(kw_only=True)
@@ -75,7 +75,7 @@ class ResponseConfig(Settings):
         "sample each response to max_new_tokens; one with an end token counts as ended (see missing_eos_score)",
     )
     max_prompt_tokens: int = option(512, "longest prompt, in tokens", gt=0)
-    temperature: float = option(1.0, "sampling temperature; log-probs of policy and reference are taken at it", gt=0)
+    temperature: float = option(1.0, "sampling temperature, also of the log-probs of policy and reference", gt=0)
 
 
 @dataclass(kw_only=True)
@@ -88,14 +88,14 @@ class EvaluationConfig(Settings):
     eval_steps: int = option(10, "updates between evaluations on validation_prompts", gt=0)
     max_kl: float = option(
         25.0,
-        "largest validation KL, in nats per response, of a policy that is kept; among them the highest reward wins, or "
-        "with selection the highest selection reward; with rules.budgets, one within its budgets wins first",
+        "largest validation KL, in nats per response, of the saved policy, which has the highest reward (with selection: "
+        "selection reward; with rules.budgets: within its budgets, if any policy is)",
         gt=0,
     )
     best_policy_confidence: float = option(
         0.0,
-        "replace the kept policy, first the initial policy, only at this confidence, by a paired test over "
-        "validation_prompts (such as 0.95); 0: keep the trained one with the highest mean",
+        "confidence of a paired test over validation_prompts at which a policy replaces the saved one, at first the initial "
+        "policy (such as 0.95); 0: save the trained policy with the highest mean",
         ge=0,
         lt=1,
     )
@@ -120,20 +120,17 @@ class PPOConfig(KLConfig, LossConfig, ResponseConfig, EvaluationConfig, SplitCon
     )
     reward_ensemble: EnsembleMethod = option(
         "mean",
-        "how several reward models are combined: mean, wco (the lowest: worst case), uwo (mean minus uncertainty_weight "
-        "times their variance)",
+        "combination of reward models: mean, wco (the minimum), uwo (mean minus uncertainty_weight times the variance)",
     )
     uncertainty_weight: float = option(0.1, "see reward_ensemble; rewards must be on one scale", ge=0)
     reward_functions: list[str] = option(
-        [], "own rewards, each module:function or module:function=weight; added to the reward model's"
+        [], "reward functions, each module:function or module:function=weight, added to the reward model's score"
     )
-    reward_timeout: float = option(
-        0.0, "seconds that a reward function may take for a rollout before the run stops; 0: no limit", ge=0
-    )
-    total_updates: int = option(100, "rollouts to sample and learn from", gt=0)
+    reward_timeout: float = option(0.0, "time limit of a reward function for a rollout, in seconds; 0: no limit", ge=0)
+    total_updates: int = option(100, "number of rollouts", gt=0)
     total_episodes: int = option(
         0,
-        "responses to sample in all; sets total_updates to total_episodes / rollout_batch_size, rounded up; 0: not used",
+        "number of responses; sets total_updates to total_episodes / rollout_batch_size, rounded up; 0: not used",
         ge=0,
     )
     rollout_batch_size: int = option(64, "responses in one rollout, over all processes (lm-human-preferences: 512)", gt=0)
@@ -157,15 +154,14 @@ class PPOConfig(KLConfig, LossConfig, ResponseConfig, EvaluationConfig, SplitCon
     )
     critic: Literal["shared", "separate"] = option(
         "shared",
-        "where values come from: a head on the policy's trunk (shared), or a separate model (with LoRA: adapter)",
+        "shared: a value head on the policy's trunk; separate: another model (with LoRA: adapter)",
     )
     value_learning_rate: float = option(
         0.0,
-        "peak learning rate of weights used only for values: the head, and with critic separate its model or "
-        "adapter (InstructGPT: 9e-6); 0: learning_rate",
+        "peak learning rate of the critic's head and of a separate critic (InstructGPT: 9e-6); 0: learning_rate",
         ge=0,
     )
-    critic_warmup: int = option(0, "number of first updates in which only the critic learns and the policy is frozen", ge=0)
+    critic_warmup: int = option(0, "number of initial updates that train only the critic", ge=0)
 
     ema_decay: float = option(
         0.0,
@@ -175,7 +171,7 @@ class PPOConfig(KLConfig, LossConfig, ResponseConfig, EvaluationConfig, SplitCon
     )
     rollout_updates: int = option(
         100,
-        "updates whose rollouts (64 responses each) are written to rollouts/, evenly spread over the run; 0: none",
+        "number of rollouts that are written to rollouts/ (64 responses each), evenly spaced over the run; 0: none",
         ge=0,
     )
     length_adjustment: float = option(
@@ -186,7 +182,7 @@ class PPOConfig(KLConfig, LossConfig, ResponseConfig, EvaluationConfig, SplitCon
         le=1,
     )
     reference_refresh: int = option(
-        0, "updates between two copies of the policy into the reference; 0: the reference stays the initial policy", ge=0
+        0, "updates between copies of the policy to the reference; 0: the reference is the initial policy", ge=0
     )
     importance_cap: float = option(
         0.0,
@@ -200,16 +196,16 @@ class PPOConfig(KLConfig, LossConfig, ResponseConfig, EvaluationConfig, SplitCon
     )
     selection: Any = block(
         "align.ppo.extensions.selection:SelectionSettings",
-        "a separate reward model that selects the policy to keep; without it the reward does",
+        "a separate reward model that selects the saved policy; without it, the training reward selects it",
     )
     rules: Any = block(
-        "align.extras.rules.rule_terms:RuleTermSettings", "a rule model whose verdicts count beside the other rewards"
+        "align.extras.rules.rule_terms:RuleTermSettings", "a rule model whose verdicts are added to the other rewards"
     )
-    rubrics: Any = block("align.extras.rules.rubrics:RubricSettings", "rewards by rubrics that a frozen model judges by")
+    rubrics: Any = block("align.extras.rules.rubrics:RubricSettings", "rewards by rubrics that a frozen model evaluates")
     attributes: Any = block(
         "align.extras.attributes.attribute_rewards:AttributeRewardSettings", "a reward from an attribute model"
     )
-    extensions: list[str] = option([], "own extensions, each module:Class of an `align.ppo.extensions.Extension`")
+    extensions: list[str] = option([], "extensions, each module:Class of an `align.ppo.extensions.Extension`")
 
     @property
     def stop_ids(self) -> frozenset[int] | None:

@@ -30,7 +30,7 @@ class SamplingParams:
 
     Attributes:
         max_new_tokens: longest response, including its end token.
-        temperature: divides the logits; 0 takes the likeliest token.
+        temperature: sampling temperature; 0: the likeliest token.
         top_k, top_p: 0 and 1 do not truncate the distribution, as PPO needs it; other values are for evaluation.
         batch_tokens: prompt and response tokens in the cache at once.
         stop_ids: ids that end a response in place of the end tokens; empty: nothing does; None: those of the model.

@@ -16,12 +16,12 @@ class InferenceConfig(Settings):
 
     seed: int = option(0, "seed of all random numbers; the same seed gives the same results", ge=0, lt=2**32)
     dtype: Literal["auto", "float32", "bfloat16"] = option(
-        "auto", "number format that models compute in; auto: bfloat16 where the hardware multiplies it, else float32"
+        "auto", "number format of computations; auto: bfloat16 if the hardware supports it, else float32"
     )
     batch_tokens: int = option(
         16384, "padded prompt and response tokens in memory at once; results depend on it in bfloat16, not in float32", gt=0
     )
-    chat_template: str = option("auto", "how conversations become text: auto, plain, raw, or the path of a Jinja file")
+    chat_template: str = option("auto", "chat template: auto, plain, raw, or the path of a Jinja file")
     skip_bad_rows: bool = option(False, "leave out rows that cannot be read instead of stopping at the first")
 
 
@@ -54,10 +54,10 @@ class AnsweringConfig(InferenceConfig):
     max_new_tokens: int = option(256, "longest response, in tokens", gt=0)
     max_prompt_tokens: int = option(1024, "longest prompt, in tokens", gt=0)
     overlong: Overlong = option("error", "what happens to a longer prompt: error, drop it, or truncate its beginning")
-    temperature: float = option(1.0, "divides the logits; 0 takes the likeliest token", ge=0)
-    top_k: int = option(0, "draw from the k likeliest tokens; 0: from all", ge=0)
+    temperature: float = option(1.0, "sampling temperature; 0: the likeliest token", ge=0)
+    top_k: int = option(0, "sample from the k likeliest tokens; 0: from all", ge=0)
     top_p: float = option(
-        1.0, "draw from the likeliest tokens whose probabilities sum to this share; 1: from all", gt=0, le=1
+        1.0, "sample from the likeliest tokens whose probabilities sum to this share; 1: from all", gt=0, le=1
     )
 
     @property
@@ -72,9 +72,9 @@ class VLLMSettings(Settings):
 
     url: str = option("http://localhost:8000", "address of the vLLM server")
     timeout: float = option(
-        300.0, "seconds to wait for the vLLM server: until it is up, and for each of its answers", gt=0, le=1500
+        300.0, "seconds to wait for the vLLM server to start, and for each of its answers", gt=0, le=1500
     )
-    retries: int = option(3, "how often a rollout may wait up to timeout for a vLLM server that went down; 0: never", ge=0)
+    retries: int = option(3, "number of times that a rollout waits up to timeout for a vLLM server that failed", ge=0)
     memory_share: float = option(0.3, "share of a GPU's memory that vllm-colocate takes (TRL's GRPO: 0.3)", gt=0, lt=1)
 
     def __post_init__(self) -> None:
@@ -90,7 +90,7 @@ class EngineConfig(Settings):
 
     engine: Literal["transformers", "vllm-server", "vllm-colocate"] = option(
         "transformers",
-        "what samples: transformers with the model in training, a vLLM server on separate GPUs, or vLLM inside the training "
-        "processes, on their GPUs",
+        "sampling engine: transformers with the trained model, a vLLM server on separate GPUs, or vLLM inside the training "
+        "processes",
     )
     vllm: VLLMSettings = group(VLLMSettings, "vLLM, for the engines vllm-server and vllm-colocate")

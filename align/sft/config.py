@@ -15,8 +15,8 @@ class SFTConfig(MixtureConfig, SplitConfig, SequenceConfig, EpochConfig):
         "demonstrations to learn from: file, folder or hub name; several are separated by commas, each as NAME or "
         "NAME=WEIGHT; FILE[FIELD=COLUMN, ...] reads columns as fields",
     )
-    validation_data: str = option("", "demonstrations to choose the best model by; empty: none")
-    num_train_epochs: int = option(1, "passes over the training data (InstructGPT used 16 and chose by the reward model)")
+    validation_data: str = option("", "held-out demonstrations, which select the best model; empty: none")
+    num_train_epochs: int = option(1, "passes over the training data (InstructGPT: 16)")
     batch_size: int = option(32, "examples in one update, over all processes")
     prompt_loss_weight: float = option(
         0.0,
@@ -26,13 +26,11 @@ class SFTConfig(MixtureConfig, SplitConfig, SequenceConfig, EpochConfig):
     max_response_tokens: int = option(1024, "longest response, in tokens; in a conversation all turns after the first")
     stream_updates: int = option(
         0,
-        "updates of a run that reads train_data while it trains, for data larger than memory; 0: all is read before, for "
+        "number of updates, with streamed train_data, for data larger than memory; 0: read all data before training, for "
         "`num_train_epochs` passes",
         ge=0,
     )
-    stream_block: int = option(
-        2000, "with stream_updates: rows of each source in memory at once, shuffled among themselves", gt=0
-    )
+    stream_block: int = option(2000, "with stream_updates: rows of each source in memory at a time, shuffled", gt=0)
 
     def __post_init__(self) -> None:
         super().__post_init__()

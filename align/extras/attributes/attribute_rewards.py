@@ -29,8 +29,8 @@ class AttributeRewardSettings(Settings):
     reward: str = option("", "reward from its attributes, such as 3*sensible+specific+interesting-5*unsafe", required=True)
     segments: bool = option(
         False,
-        "whether each sentence has a reward, at its last token, from the attributes of the response up to it; for a model "
-        "of marked errors (`align annotate export attributes`)",
+        "give each sentence a reward at its last token, for an attribute model trained on marked errors "
+        "(`align annotate export attributes`)",
     )
 
 

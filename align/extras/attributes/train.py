@@ -46,13 +46,12 @@ class AttributeConfig(MixtureConfig, JudgmentConfig):
     )
     form: Form = option(
         "heads",
-        "how attributes are computed: heads (a head each; for any model) or generative (as in LaMDA: a model that generates "
-        "text learns to write responses, and the rating after an attribute's name)",
+        "heads: one head per attribute; generative: a language model writes responses and their ratings (LaMDA)",
     )
     generator_filter: str = option(
         "",
-        "with form generative: a response is learned if its attributes pass this, such as unsafe<0.5, sensible>0.5; empty: "
-        "all responses are",
+        "with form generative: conditions on the responses that train the generator, such as unsafe<0.5, sensible>0.5; "
+        "empty: all responses",
     )
     heads: list[str] = option(
         [],

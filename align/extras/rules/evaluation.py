@@ -92,10 +92,10 @@ class RulesConfig(EndpointConfig, EvalConfig):
     """Responses judged by a rule scorer or by rubrics; no model is opened. People's judgments: `align eval verdicts`."""
 
     responses: list[str] = option([], "responses to judge by every rule, as `align sample` writes them")
-    judgments: list[str] = option([], "rule judgments of people that the scorer is compared with: it judges the same cases")
+    judgments: list[str] = option([], "rule judgments of people; the scorer judges the same cases and is compared with them")
     rules: list[str] = option(["forms/rules/sparrow-dialogue.yaml"], "files of rules, for the scorer")
-    scorer: str = option("", "judges: module:function or endpoint")
-    rubrics: Any = block("align.extras.rules.rubrics:RubricSettings", "rubrics that a frozen model judges responses by")
+    scorer: str = option("", "module:function or endpoint")
+    rubrics: Any = block("align.extras.rules.rubrics:RubricSettings", "rubrics that a frozen model evaluates")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -23,7 +23,7 @@ class RuleModelSettings(Settings):
 
     model: str = option("", "folder of a rule model (`align rules`) that judges responses", required=True)
     rules: list[str] = option(
-        [], "rules that it judges by: files of rules, FILE:ID, or ids that it was trained on; empty: all of those"
+        [], "rules to judge: files of rules, FILE:ID, or ids of training rules; empty: all training rules"
     )
 
 

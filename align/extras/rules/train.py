@@ -70,11 +70,13 @@ class RuleConfig(JudgmentConfig):
     )
     rules: list[str] = option(
         ["forms/rules/sparrow-dialogue.yaml"],
-        "files of rules whose texts the model reads, or FILE:ID for one rule; judgments by other rules are an error",
+        "files of rules, or FILE:ID for one rule; judgments by other rules are an error",
     )
-    held_out_rules: list[str] = option([], "ids of rules that are never trained on, to see how unseen rules are judged")
+    held_out_rules: list[str] = option(
+        [], "ids of rules that are excluded from training, to measure generalization to new rules"
+    )
     num_train_epochs: int = option(1, "passes over the judged responses")
-    batch_size: int = option(16, "judged responses in one update, over all processes; each comes with all of its rules")
+    batch_size: int = option(16, "judged responses in one update, over all processes, each with all of its rules")
     max_prompt_tokens: int = option(1024, "longest conversation, in tokens")
 
     def __post_init__(self) -> None:

@@ -38,7 +38,7 @@ class PtxSettings(Settings):
         "training target: the answers of demonstrations; or of raw texts the next token (lm), T5's masked spans "
         "(span_corruption), or the continuation of a random prefix (prefix)",
     )
-    tokens: int = option(512, "tokens that raw texts are packed to (lm), or cut into pieces of", gt=1)
+    tokens: int = option(512, "length in tokens to which raw texts are packed (lm) or cut", gt=1)
     per_response: int = option(1, "examples for each response (InstructGPT: 8)", gt=0)
 
 
