@@ -150,6 +150,23 @@ def encode_mixture(
     return MixedExamples(examples, list(map(len, encoded)), list(data.weights))
 
 
+def encode_split(
+    train_data: TrainingData,
+    validation_data: Data,
+    encode: Callable[[Data], list[Opened]],
+    prefixes: Sequence[str],
+    share: float,
+) -> tuple[MixedExamples[Opened], list[Opened]]:
+    """Return training and validation examples; without validation data, `hold_out` takes a share of the training data.
+
+    Args:
+        prefixes: see `mixture_of`.
+        share: held out of the training data.
+    """
+    mixed, held_out = hold_out(encode_mixture(train_data, encode, prefixes), share)
+    return mixed, encode(validation_data) if is_given(validation_data) else held_out
+
+
 def mixture_of(data: TrainingData, prefixes: Sequence[str] = ()) -> Mixture:
     """Return training data as weighted sources.
 

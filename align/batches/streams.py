@@ -153,6 +153,9 @@ class ExampleStream(Generic[Example]):
 class StreamedBatches(Generic[Example]):
     """Batches of streamed sources; an example's source is drawn by the weights.
 
+    Args:
+        longest: an example as long as the limits allow.
+
     Attributes:
         updates_per_epoch: all updates of the run, because the length of a pass is unknown.
     """
@@ -164,13 +167,19 @@ class StreamedBatches(Generic[Example]):
         updates: int,
         streams: Sequence[ExampleStream[Example]],
         weights: Sequence[float],
+        longest: Example,
     ) -> None:
         self.seed, self.batch_size, self.updates_per_epoch, self.streams = seed, batch_size, updates, streams
+        self.longest = longest
         self.shares = [weight / sum(weights) for weight in weights]
 
     def updates(self, epochs: int) -> int:
         """Return all updates of the run."""
         return self.updates_per_epoch
+
+    def first_batches(self) -> list[list[Example]]:
+        """Return a batch of the longest examples: those of the run are unknown."""
+        return [[self.longest] * self.batch_size]
 
     def batch(self, update: int) -> list[Example]:
         """Read the examples of an update. Updates are read in their order."""

@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerBase
 
 from align.batches.encoding import Data, encode_rankings
 from align.batches.micro_batches import micro_batches
-from align.batches.mixtures import TrainingData, encode_mixture, hold_out, is_given
+from align.batches.mixtures import TrainingData, encode_split
 from align.core.errors import counted
 from align.core.files import write_json
 from align.core.launch import run_stage
@@ -262,8 +262,8 @@ class DPOTrainer:
         self.config = config = with_data_names(config, train_data=train_data, validation_data=validation_data)
         self.run, self.loaded = run, loaded = open_run(config, "dpo", policy, tokenizer, peft_config=peft_config)
         encode = partial(encode_rankings, loaded=loaded, limits=config.limits, skip_bad_rows=config.skip_bad_rows)
-        mixed, split = hold_out(encode_mixture(train_data, encode, config.task_prefixes), config.validation_split)
-        self.held_out = encode(validation_data) if is_given(validation_data) else split
+        data = (train_data, validation_data)
+        mixed, self.held_out = encode_split(*data, encode, config.task_prefixes, config.validation_split)
         counts = f"{counted(len(mixed.examples), 'ranking')} to learn from, {len(self.held_out)} held out"
         run.print(f"dpo: {counts}; model {run.config.model}")
         module = LanguageModel(loaded.backbone, loaded.adapter)

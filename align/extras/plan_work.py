@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from torch import Tensor
 
-from align.batches.encoding import Limits, encode_prompts, encode_rankings
+from align.batches.encoding import Limits, encode_demonstrations, encode_prompts, encode_rankings
 from align.batches.micro_batches import prompt_groups
 from align.batches.mixtures import HasOpening, encode_mixture, hold_out, split_by_opening
 from align.core.errors import UserError
@@ -28,7 +28,7 @@ from align.reward.train import example_flops as ranking_flops
 from align.runtime.distributed import compute_dtype
 from align.sampling.generation import SamplingParams
 from align.sft.config import SFTConfig
-from align.sft.train import encode, example_flops
+from align.sft.train import example_flops, require_prompt_in_row
 from align.tokenization.encoded import EncodedPrompt
 from align.training.data_order import DataOrder
 from align.training.memory import weights_bytes
@@ -81,7 +81,9 @@ def sft_work(config: SFTConfig) -> StageWork:
             "stream_updates: a plan reads all of the data; plan a streamed run on a part of it, with stream_updates 0"
         )
     loaded = load_on_meta(config, compute_dtype(config.dtype))
-    examples, epochs = _mixture(config, partial(encode, loaded=loaded, config=config))
+    require_prompt_in_row(loaded, config.prompt_loss_weight)
+    read = partial(encode_demonstrations, loaded=loaded, limits=config.limits, skip_bad_rows=config.skip_bad_rows)
+    examples, epochs = _mixture(config, read)
     profile = flops_profile(loaded.backbone, loaded.adapter)
     learned = [example_flops(profile, example, config.prompt_loss_weight) for example in examples]
     return _learning(config, epochs, learned, loaded)

@@ -158,11 +158,7 @@ def changes_base(settings: PeftConfig) -> bool:
 
 
 def _stored_names(folder: str) -> set[str]:
-    """Return the names of an adapter's tensors on disk.
-
-    Raises:
-        UserError: if its safetensors file is missing (PEFT would read a pickle) or broken.
-    """
+    """Return the names of an adapter's tensors on disk; refuse a missing safetensors file, for which PEFT reads a pickle."""
     path = Path(folder) / "adapter_model.safetensors"
     if not path.is_file():
         raise UserError(

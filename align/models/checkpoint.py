@@ -183,11 +183,7 @@ def _save_adapter_config(folder: Path, loaded: LoadedModel, name: str, changes: 
 
 
 def require_equal_on_disk(folder: Path, state: Mapping[str, Tensor]) -> None:
-    """Read every tensor of the folder back and compare it with memory, bit for bit; refuse a folder that lacks one.
-
-    Raises:
-        UserError: if a tensor is missing or differs.
-    """
+    """Raise a UserError if a tensor in memory is missing in the folder, or is not there bit for bit."""
     seen = set[str]().union(*(require_equal_file(path, state) for path in sorted(folder.glob("*.safetensors"))))
     for key in state.keys() - seen:  # tied weights are written once, under one of their names
         if not any(state[key].shape == state[other].shape and torch.equal(state[key], state[other]) for other in seen):
@@ -195,11 +191,7 @@ def require_equal_on_disk(folder: Path, state: Mapping[str, Tensor]) -> None:
 
 
 def require_equal_file(path: Path, state: Mapping[str, Tensor]) -> set[str]:
-    """Read every tensor of a file back, compare it with memory, bit for bit, and return their names.
-
-    Raises:
-        UserError: if one differs, or is not in `state`.
-    """
+    """Return the names of a file's tensors; raise a UserError if one is not that in memory, bit for bit."""
     with safe_open(path, framework="pt") as stored:
         names = set(stored.keys())
         for key in sorted(names):

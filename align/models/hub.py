@@ -95,11 +95,7 @@ def _operations(folder: Path) -> Iterator[CommitOperationAdd]:
 
 
 def _public_card(path: Path) -> str:
-    """The card, without a base model that is no hub name.
-
-    Raises:
-        UserError: if its metadata cannot be read.
-    """
+    """Return the card without a base model that is no hub name."""
     try:
         card = ModelCard(path.read_text(encoding="utf-8"), ignore_metadata_errors=False)
     except (OSError, ValueError, TypeError, AttributeError, yaml.YAMLError) as error:

@@ -367,15 +367,7 @@ def _say_what_is_not_read(source: str, names: list[str]) -> None:
 
 @torch.no_grad()
 def require_finite(weights: Iterable[tuple[str, Tensor]], owner: str) -> None:
-    """Refuse weights with NaN or infinity.
-
-    Args:
-        weights: by name.
-        owner: of the weights, for the message.
-
-    Raises:
-        UserError: if a number is not finite.
-    """
+    """Raise a UserError that names their `owner` if a number of some weights, given by name, is not finite."""
     listed = list(weights)
     bad = (number for number, (_, weight) in enumerate(listed) if not _is_finite(local_shard(weight)))
     first = min_while_loading(next(bad, len(listed)))  # of a weight that is sharded, each process has seen its part

@@ -73,11 +73,7 @@ def _settings_of(given: LoraConfig, is_new: bool) -> LoraSettings:
 
 
 def _peft_fields(settings: LoraSettings | None) -> dict[str, Any]:
-    """Return the settings that are not at their defaults as fields of `LoraConfig`.
-
-    Raises:
-        UserError: for a pattern that is not MODULE=NUMBER.
-    """
+    """Return the settings that are not at their defaults as fields of `LoraConfig`."""
     found = {name: value for name, value in vars(settings).items() if value} if settings else {}
     if found:
         found["init_lora_weights"] = INITIALIZATIONS[found["init_lora_weights"]]

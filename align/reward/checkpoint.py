@@ -123,14 +123,14 @@ def require_savable_classifier(loaded: LoadedModel) -> None:
 
 
 def classifier_tokenizer(loaded: LoadedModel) -> PreTrainedTokenizerBase:
-    """The tokenizer that a reward model is saved with: its padding ends no text if the classifier reads the last token."""
+    """Return the tokenizer to save with a reward model: padding ends no text if the classifier reads the last token."""
     if not reads_last_token(loaded.backbone):
         return loaded.tokenization.tokenizer
     return with_unread_padding(loaded.tokenization, vocabulary_rows(loaded.backbone.model))
 
 
 def scorer_folder(source: str) -> str:
-    """The folder of a built-in reward model, made first if it is missing, or of a run's model; other names as they are."""
+    """Return the folder of a built-in reward model, which is made if missing, or of a run's model; other names as given."""
     if source in REWARD_MODELS:
         return str(resolve_model(source))
     folder = Path(source)
@@ -139,12 +139,12 @@ def scorer_folder(source: str) -> str:
 
 
 def is_reward_model(folder: str, kind: HeadType = REWARD) -> bool:
-    """Whether a folder or a built-in name is a model of this kind that this package saved."""
+    """Return whether a folder or a built-in name is a model of this kind that this package saved."""
     return (Path(scorer_folder(folder)) / kind.metadata_file).exists()
 
 
 def is_external(source: str) -> bool:
-    """Whether a folder or hub name is a reward model that another library saved: a classifier, or a published class."""
+    """Return whether a folder or hub name is a reward model of another library: a classifier, or a published class."""
     if any(is_reward_model(source, kind) for kind in (REWARD, RULE, ATTRIBUTE)):
         return False
     try:
@@ -155,11 +155,7 @@ def is_external(source: str) -> bool:
 
 
 def require_reward_model(source: str, kind: HeadType = REWARD) -> None:
-    """Check a folder or hub name before it is loaded.
-
-    Raises:
-        UserError: unless it is a model of this kind or, as a reward model, a transformers classifier.
-    """
+    """Raise a UserError unless a folder or hub name is a model of this kind or, for rewards, a transformers classifier."""
     if not is_reward_model(source, kind) and not (kind is REWARD and is_external(source)):
         nor = ", nor a transformers classifier" if kind is REWARD else ""
         neither = "neither" if nor else "not"
@@ -303,7 +299,7 @@ class ExternalRewardModel(RewardModel):
         return super().forward(prompt, Padded.from_lists(written).to(device), prompt_of_response)
 
     def _cut(self, ids: list[int]) -> list[int]:
-        """The ids up to the last one that is not padding."""
+        """Return the ids up to the last one that is not padding."""
         end = next((place for place in range(len(ids), 0, -1) if ids[place - 1] != self.pad_id), 0)
         return ids[:end]
 

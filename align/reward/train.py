@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerBase
 
 from align.batches.encoding import ApplyLimits, Data, Limits, encode_rankings, encode_records
 from align.batches.micro_batches import micro_batches
-from align.batches.mixtures import TrainingData, encode_mixture, hold_out, is_given
+from align.batches.mixtures import TrainingData, encode_split, is_given
 from align.core.errors import UserError, counted
 from align.core.files import write_json
 from align.core.launch import run_stage
@@ -274,11 +274,10 @@ class RewardTrainer:
         run_on_main(lambda: require_savable_classifier(loaded), run.accelerator)
         share_sequences(run, loaded.backbone, config.sequence_parallel)
         encode = partial(encode_rankings, loaded=loaded, limits=config.limits, skip_bad_rows=config.skip_bad_rows)
-        mixed, split = hold_out(encode_mixture(train_data, encode, config.task_prefixes), config.validation_split)
-        self.held_out = encode(validation_data) if is_given(validation_data) else split
+        data = (train_data, validation_data)
+        mixed, self.held_out = encode_split(*data, encode, config.task_prefixes, config.validation_split)
         if config.soft_targets and all(item.preferences is None for item in mixed.examples):
-            data = config.train_data
-            raise UserError(f"soft_targets: no ranking in {data} has preferences; export them, or leave it off")
+            raise UserError(f"soft_targets: no ranking in {config.train_data} has preferences; export them, or leave it off")
         self.demonstrated: list[EncodedRanking] = []
         if is_given(demonstrations):
             self.demonstrated = encode_demonstrated(demonstrations, loaded, config.limits, config.skip_bad_rows)

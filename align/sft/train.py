@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerBase
 
 from align.batches.encoding import Data, encode_demonstration_row, encode_demonstrations, split_prefix
 from align.batches.micro_batches import micro_batches
-from align.batches.mixtures import TrainingData, encode_mixture, hold_out, is_given, mixture_of
+from align.batches.mixtures import TrainingData, encode_split, is_given, mixture_of
 from align.batches.streams import ExampleStream, StreamedBatches
 from align.core.errors import UserError, counted
 from align.core.launch import run_stage
@@ -56,8 +56,7 @@ def train(
     profile = flops_profile(loaded.backbone, loaded.adapter)
     loss_of = partial(batch_loss, engine.module, prompt_weight=prompt_weight, device=run.accelerator.device)
     loop = EpochLoop(engine, batches, config.eval_steps)
-    planned = [longest_batch(config)] if isinstance(batches, StreamedBatches) else batches.first_batches()
-    loop.try_largest_micro_batch(((batch, token_counts(batch)) for batch in planned), loss_of)
+    loop.try_largest_micro_batch(((batch, token_counts(batch)) for batch in batches.first_batches()), loss_of)
     if not loop.done:
         run.log(0, evaluate(engine, held_out, budget))
 
@@ -161,12 +160,6 @@ def save(loaded: LoadedModel, engine: TrainEngine, data: str, metrics: dict[str,
     run_on_main(lambda: save_model(run.folder / "model", loaded, weights, card), run.accelerator)
 
 
-def encode(data: Data, loaded: LoadedModel, config: SFTConfig) -> list[EncodedDemonstration]:
-    """Return demonstrations as token ids. Raises: see `encode_demonstrations`."""
-    require_prompt_in_row(loaded, config.prompt_loss_weight)
-    return encode_demonstrations(data, loaded, config.limits, config.skip_bad_rows)
-
-
 def open_stream(
     config: SFTConfig, loaded: LoadedModel, data: TrainingData, accelerator: Accelerator
 ) -> StreamedBatches[EncodedDemonstration]:
@@ -175,7 +168,6 @@ def open_stream(
     Raises:
         UserError: for data in memory, or a source that is not there.
     """
-    require_prompt_in_row(loaded, config.prompt_loss_weight)
     mixture, streams = mixture_of(data, config.task_prefixes), []
     for number, (source, prefix) in enumerate(map(split_prefix, mixture.sources)):
         if not isinstance(source, str):
@@ -184,13 +176,9 @@ def open_stream(
         key = (config.seed, number)
         block, skip = config.stream_block, config.skip_bad_rows
         streams.append(ExampleStream(source, encode_row, block, key, accelerator, skip, config.limits))
-    return StreamedBatches(config.seed, config.batch_size, config.stream_updates, streams, mixture.weights)
-
-
-def longest_batch(config: SFTConfig) -> list[EncodedDemonstration]:
-    """Return a batch whose examples are as long as they may be."""
     prompt, response = config.max_prompt_tokens, config.max_response_tokens
-    return [EncodedDemonstration([0] * prompt, [0] * response, [True] * response)] * config.batch_size
+    longest = EncodedDemonstration([0] * prompt, [0] * response, [True] * response)
+    return StreamedBatches(config.seed, config.batch_size, config.stream_updates, streams, mixture.weights, longest)
 
 
 def require_prompt_in_row(loaded: LoadedModel, prompt_weight: float) -> None:
@@ -234,16 +222,17 @@ class SFTTrainer:
         self.config = config = with_data_names(config, train_data=train_data, validation_data=validation_data)
         self.run, self.loaded = run, loaded = open_run(config, "sft", model, tokenizer, peft_config=peft_config)
         share_sequences(run, loaded.backbone, config.sequence_parallel)
+        require_prompt_in_row(loaded, config.prompt_loss_weight)
+        encode = partial(encode_demonstrations, loaded=loaded, limits=config.limits, skip_bad_rows=config.skip_bad_rows)
         self.batches: Batches
-        split: list[EncodedDemonstration] = []
         if config.stream_updates:
             self.batches, number = open_stream(config, loaded, train_data, run.accelerator), "a stream of examples"
+            self.held_out = encode(validation_data) if is_given(validation_data) else []
         else:
-            mixed = encode_mixture(train_data, partial(encode, loaded=loaded, config=config), config.task_prefixes)
-            mixed, split = hold_out(mixed, config.validation_split)
+            data = (train_data, validation_data)
+            mixed, self.held_out = encode_split(*data, encode, config.task_prefixes, config.validation_split)
             self.batches = DataOrder(mixed, config.seed, config.batch_size, config)
             number = counted(len(mixed.examples), "example")
-        self.held_out = encode(validation_data, loaded, config) if is_given(validation_data) else split
         run.print(f"sft: {number} to learn from, {len(self.held_out)} held out; model {run.config.model}")
         module = LanguageModel(loaded.backbone, loaded.adapter)
         run.print(run.memory.check(run.config, module))

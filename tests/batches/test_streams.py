@@ -110,14 +110,16 @@ def test_processes_parse_disjoint_shares_and_have_the_same_examples(write, monke
 
 def test_sources_are_drawn_by_their_weights(write):
     streams = [stream(write(50, f"{n}.jsonl"), key=(3, n), encode=lambda row, n=n: [(n, row.row["n"])]) for n in range(2)]
-    batches = StreamedBatches(3, 8, 100, streams, [3.0, 1.0])
+    batches = StreamedBatches(3, 8, 100, streams, [3.0, 1.0], (0, 0))
     sources = Counter()
     for update in range(1, 101):
         batch = batches.batch(update)
         assert len(batch) == 8
         sources.update(n for n, _ in batch)
     assert abs(sources[0] - 600) < 4 * (800 * 0.75 * 0.25) ** 0.5
-    again = StreamedBatches(3, 8, 100, [stream(each.source, key=each.key, encode=each.encode) for each in streams], [3, 1])
+    again = StreamedBatches(
+        3, 8, 100, [stream(each.source, key=each.key, encode=each.encode) for each in streams], [3, 1], (0, 0)
+    )
     again.load_state_dict(json.loads(json.dumps(batches.state_dict())))
     for update in (101, 102):
         assert again.batch(update) == batches.batch(update)

@@ -14,7 +14,7 @@ from align.data.conversation import user_turn
 from align.extras.plan_work import sft_work
 from align.reward import RewardConfig
 from align.sft import SFTConfig
-from align.sft.train import encode, open_stream
+from align.sft.train import open_stream
 
 GERMAN, NEWS = "translate English to German: ", "summarize: "
 LIMITS = Limits(200, 200)
@@ -79,7 +79,9 @@ def test_only_the_first_user_turn_gets_it_and_no_source_has_to(write, loaded):
 def test_a_stream_reads_what_is_read_whole(sources, load_sharp):
     loaded = load_sharp("tiny-llama")
     config = SFTConfig(train_data=sources, task_prefixes=[GERMAN, NEWS], stream_updates=1, batch_size=4)
-    mixed = encode_mixture(sources, lambda data: encode(data, loaded, config), config.task_prefixes)
+    mixed = encode_mixture(
+        sources, lambda data: encode_demonstrations(data, loaded, config.limits, False), config.task_prefixes
+    )
     streams = open_stream(config, loaded, sources, Accelerator(cpu=True)).streams
     read = [sorted(map(repr, stream.take(size))) for stream, size in zip(streams, mixed.sizes, strict=True)]
     assert read == [sorted(map(repr, mixed.examples[:1])), sorted(map(repr, mixed.examples[1:]))]

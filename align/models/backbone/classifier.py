@@ -42,11 +42,7 @@ def classifier_head(backbone: Backbone) -> nn.Linear:
 
 
 def require_classifier(backbone: Backbone) -> None:
-    """Refuse, before training, a reward model that could not be saved.
-
-    Raises:
-        UserError: if transformers has no classifier of a decoder's architecture.
-    """
+    """Raise a UserError, before training, if transformers has no classifier of a decoder's architecture."""
     known = type(backbone.model.config) in AutoModelForSequenceClassification._model_mapping
     if isinstance(backbone, DecoderBackbone) and not known:
         name = backbone.model.config.model_type

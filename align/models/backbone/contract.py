@@ -101,11 +101,7 @@ class Backbone(nn.Module):
         return self.context_length is None or prompt_length + response_length <= self.context_length
 
     def require_fit(self, prompt_length: int, response_length: int, where: str) -> None:
-        """Refuse a prompt and a response that exceed the model's context.
-
-        Raises:
-            UserError: naming the record by `where`.
-        """
+        """Raise a UserError that names a record by `where` if its prompt and response exceed the model's context."""
         if not self.fits(prompt_length, response_length):
             raise UserError(
                 f"{where}: {prompt_length} prompt and {response_length} response tokens do not fit the model's context of "
