@@ -25,21 +25,6 @@ EVALUATIONS_FOLDER = "eval"
 Parsed = TypeVar("Parsed")
 
 
-@dataclass(frozen=True)
-class Series:
-    """One metric over updates, which ascend; only finite values."""
-
-    updates: tuple[int, ...]
-    values: tuple[float, ...]
-
-    def __bool__(self) -> bool:
-        return bool(self.updates)
-
-    def at(self, update: int) -> float | None:
-        """Return the value at an update, or None."""
-        return self.values[self.updates.index(update)] if update in self.updates else None
-
-
 @dataclass
 class StageRun:
     """One stage's folder; what could not be read is empty. `metrics` are numbers by update."""
@@ -50,11 +35,10 @@ class StageRun:
     environment: dict[str, Any] = field(default_factory=dict)
     metrics: dict[int, dict[str, float]] = field(default_factory=dict)
 
-    def series(self, name: str) -> Series:
-        """Return a metric over updates; empty if it was never written."""
+    def series(self, name: str) -> dict[int, float]:
+        """Return a metric by update, in ascending order and only finite values; empty if it was never written."""
         rows = sorted(self.metrics.items())
-        points = [(update, row[name]) for update, row in rows if math.isfinite(row.get(name, math.nan))]
-        return Series(tuple(update for update, _ in points), tuple(value for _, value in points))
+        return {update: row[name] for update, row in rows if math.isfinite(row.get(name, math.nan))}
 
 
 @dataclass(frozen=True)

@@ -8,14 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import matplotlib
-import numpy as np
 from cycler import cycler
 from markupsafe import Markup, escape
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from align.eval.report.data import Series, StageRun
+from align.eval.report.data import StageRun
 
 INK, GRID, BLUE, ORANGE, GREEN, VIOLET = "#1a2129", "#c9d1d9", "#1d5fa8", "#b4500f", "#1c7a45", "#7a3fb3"
 THEME = {INK: "--ink", GRID: "--line", BLUE: "--blue", ORANGE: "--orange", GREEN: "--green", VIOLET: "--violet"}
@@ -122,8 +121,8 @@ def draw_chart(stage: StageRun, chart: Chart) -> Plot | None:
         axes = figure.subplots()
         for metric, label, color in shown:
             line, held_out = downsample(stage.series(metric)), metric.startswith("validation/")
-            marker, style = "o" if held_out or len(line.updates) == 1 else "", "--" if held_out else "-"
-            axes.plot(line.updates, line.values, label=label, color=color, linestyle=style, marker=marker)
+            marker, style = "o" if held_out or len(line) == 1 else "", "--" if held_out else "-"
+            axes.plot(list(line), list(line.values()), label=label, color=color, linestyle=style, marker=marker)
             _draw_whiskers(axes, stage, metric, color)
         if chart.reference:
             axes.axhline(chart.reference[0], color=INK, linewidth=1, linestyle=":", label=chart.reference[1])
@@ -142,33 +141,32 @@ def draw_chart(stage: StageRun, chart: Chart) -> Plot | None:
     return draw_plot(chart.name, chart.title, chart.caption, f"{chart.title} over updates. {words}", paint)
 
 
-def downsample(series: Series, max_points: int = MAX_POINTS) -> Series:
+def downsample(series: Mapping[int, float], max_points: int = MAX_POINTS) -> Mapping[int, float]:
     """Average a series to at most `max_points` points, each at the last update of its neighbors."""
-    size = -(-len(series.updates) // max_points)
+    points, size = list(series.items()), -(-len(series) // max_points)
     if size <= 1:
         return series
-    starts = range(0, len(series.updates), size)
-    updates = tuple(series.updates[start : start + size][-1] for start in starts)
-    parts = [series.values[start : start + size] for start in starts]
-    return Series(updates, tuple(sum(part) / len(part) for part in parts))
+    parts = [points[start : start + size] for start in range(0, len(points), size)]
+    return {part[-1][0]: sum(value for _, value in part) / len(part) for part in parts}
 
 
-def describe_series(series: Series, metric: str) -> str:
+def describe_series(series: Mapping[int, float], metric: str) -> str:
     """Describe how a metric changes over updates, for the text alternative of a plot."""
-    first, last = series.values[0], series.values[-1]
-    text = f"{metric} goes from {first:.3g} at update {series.updates[0]} to {last:.3g} at update {series.updates[-1]}"
-    return text + f" (lowest {min(series.values):.3g}, highest {max(series.values):.3g})."
+    points = list(series.items())
+    (start, first), (end, last) = points[0], points[-1]
+    text = f"{metric} goes from {first:.3g} at update {start} to {last:.3g} at update {end}"
+    return text + f" (lowest {min(series.values()):.3g}, highest {max(series.values()):.3g})."
 
 
 def _draw_whiskers(axes: Axes, stage: StageRun, metric: str, color: str) -> None:
     series, error = stage.series(metric), stage.series(f"{metric}_error")
     low, high = stage.series(f"{metric}/low"), stage.series(f"{metric}/high")
-    lengths: Any = [error.at(update) or 0.0 for update in series.updates]  # below and above, or one for both
-    if low.updates == high.updates == series.updates:
-        values = np.array(series.values)
-        lengths = [values - low.values, high.values - values]
+    lengths: Any = [error.get(update, 0.0) for update in series]  # below and above, or one for both
+    if low.keys() == high.keys() == series.keys():
+        lengths = [[series[update] - low[update] for update in low], [high[update] - series[update] for update in low]]
     if error or low:
-        axes.errorbar(series.updates, series.values, yerr=lengths, fmt="none", ecolor=color, capsize=3, elinewidth=1.2)
+        updates, values = list(series), list(series.values())
+        axes.errorbar(updates, values, yerr=lengths, fmt="none", ecolor=color, capsize=3, elinewidth=1.2)
 
 
 def add_legend(axes: Axes) -> None:

@@ -126,15 +126,14 @@ def _add_sft_findings(summary: Summary, stage: StageRun) -> None:
     series = stage.series("validation/loss")
     if not series:
         return
-    best, last = min(series.values), series.values[-1]
-    update = series.updates[series.values.index(best)]
-    before = series.values[0] if len(series.values) > 1 else None
-    perplexity = format_number(stage.series("validation/perplexity").at(update))
+    values, update = list(series.values()), min(series, key=lambda update: series[update])
+    best, last, before = series[update], values[-1], values[0] if len(values) > 1 else None
+    perplexity = format_number(stage.series("validation/perplexity").get(update))
     rating, note = rate(before, best, "lower"), f"lower is better; best at update {update}; perplexity {perplexity}"
     summary.add_row("SFT: validation loss", before, best, rating, note=note)
     if rating == "good":
         text = "Fine-tuning taught the model the style of the demonstrations: its loss on held-out ones fell from"
-        text += f" {format_number(before)} (update {series.updates[0]}) to {format_number(best)} (update {update})."
+        text += f" {format_number(before)} (update {min(series)}) to {format_number(best)} (update {update})."
         summary.add_finding("good", text)
     if last > best * 1.02:
         text = f"Fine-tuning overfits after update {update}: its validation loss ends at {format_number(last)}."
@@ -189,10 +188,10 @@ def first_and_kept_updates(run: RunData) -> tuple[int | None, int | None]:
     Where no evaluation qualified, the trainer keeps the last policy.
     """
     ppo = run.stages.get("ppo")
-    updates = sorted(set(ppo.series("validation/reward").updates) | set(run.samples)) if ppo else []
+    updates = sorted(ppo.series("validation/reward").keys() | run.samples.keys()) if ppo else []
     if not ppo or not updates:
         return None, None
-    kept = max(ppo.series("validation/is_best").updates, default=updates[-1])
+    kept = max(ppo.series("validation/is_best"), default=updates[-1])
     return updates[0], kept if kept > updates[0] else None
 
 
@@ -242,7 +241,7 @@ def alternate_gains_and_losses(pairs: Sequence[SamplePair]) -> list[SamplePair]:
 def _add_reward_change(summary: Summary, ppo: StageRun, first: int, kept: int) -> None:
     """Add the headline, the change of the reward with its interval over prompts, and the KL that it took."""
     rewards, kls = ppo.series("validation/reward"), ppo.series("validation/kl")
-    before, after, kl = rewards.at(first), rewards.at(kept), kls.at(kept)
+    before, after, kl = rewards.get(first), rewards.get(kept), kls.get(kept)
     if before is None or after is None:
         return
     changes = [pair.change for pair in summary.pairs if pair.before] if summary.compared == (first, kept) else []
@@ -258,7 +257,7 @@ def _add_reward_change(summary: Summary, ppo: StageRun, first: int, kept: int) -
     text += f" (95 % interval of the change {interval})" if interval else ""
     if kl is not None:
         name, note = "PPO: KL to the initial policy, nats per response", "distance moved for the reward"
-        summary.rows.append(TableRow(name, format_number(kls.at(first)), format_number(kl), note=note))
+        summary.rows.append(TableRow(name, format_number(kls.get(first)), format_number(kl), note=note))
         text += f", at a KL of {format_number(kl)} nats per response from the initial policy"
         if kl > max_kl(ppo):
             limit = format_number(max_kl(ppo))
@@ -276,14 +275,14 @@ def _add_reward_change(summary: Summary, ppo: StageRun, first: int, kept: int) -
 
 def _add_caveats(summary: Summary, ppo: StageRun, first: int, kept: int) -> None:
     rewards = ppo.series("validation/reward")
-    later = [update for update in rewards.updates if update > first]
+    later = [update for update in rewards if update > first]
     if len(later) > 1 and not ppo.series("validation/selection_reward"):
         chosen = f"Update {kept} was chosen as the best of {len(later)} evaluations on these same prompts"
         summary.add_finding("note", f"{chosen}, so its reward is slightly overestimated.")
         text = "The policy was selected by the same reward that it was trained on: there was no independent reward model."
         summary.add_finding("note", text)
-    last, end = rewards.updates[-1], rewards.values[-1]
-    if last > kept and end < (rewards.at(kept) or 0.0):
+    last, end = max(rewards.items())
+    if last > kept and end < rewards.get(kept, 0.0):
         summary.add_finding("note", f"After update {kept} the reward fell again, to {format_number(end)} at update {last}.")
 
 
@@ -294,7 +293,7 @@ def _add_ppo_changes(summary: Summary, ppo: StageRun, first: int, kept: int) -> 
     """
 
     def values(metric: str) -> tuple[float, float] | None:
-        before, after = ppo.series(metric).at(first), ppo.series(metric).at(kept)
+        before, after = ppo.series(metric).get(first), ppo.series(metric).get(kept)
         return None if before is None or after is None else (before, after)
 
     def compare_share(metric: str, name: str, better: Better, tolerance: float, if_bad: str, note: str = "") -> None:
@@ -325,7 +324,7 @@ def _add_ppo_changes(summary: Summary, ppo: StageRun, first: int, kept: int) -> 
     compare_share("validation/eos_rate", "responses that end by themselves", "higher", 0.05, sentence)
     sentence = "Responses repeat themselves more: from {}."
     compare_share("validation/repetition", "repeated three-token sequences", "lower", 0.02, sentence)
-    entropy = ppo.series("entropy").values
+    entropy = list(ppo.series("entropy").values())
     if len(entropy) > 1:
         rating, note = "bad" if entropy[0] and entropy[-1] / entropy[0] < 0.5 else "", "first and last rollout"
         sentence = "Responses became less varied: entropy fell from {} nats per token."

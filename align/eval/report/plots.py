@@ -59,7 +59,7 @@ def _with_limit(chart: Chart, stage: StageRun) -> Chart:
     limit = max_kl(stage)
     if not math.isfinite(limit):
         return chart
-    highest = max([0.0, *stage.series("kl/k1").values, *stage.series("validation/kl").values])
+    highest = max([0.0, *stage.series("kl/k1").values(), *stage.series("validation/kl").values()])
     caption = f"{chart.caption} A policy with a KL above {limit:g} is never kept."
     return replace(chart, caption=caption, reference=(limit, "limit") if highest > 0.5 * limit else None)
 
@@ -95,9 +95,7 @@ def calibration_plot(rankings: Sequence[ScoredRanking]) -> Plot | None:
 def frontier_plot(stage: StageRun, kept: int | None) -> Plot | None:
     """Draw held-out reward against KL: one point for each evaluation, labeled by its update."""
     rewards, kl = stage.series("validation/reward"), stage.series("validation/kl")
-    points = [
-        (x, y, update) for update, y in zip(rewards.updates, rewards.values, strict=True) if (x := kl.at(update)) is not None
-    ]
+    points = [(kl[update], reward, update) for update, reward in rewards.items() if update in kl]
     if not points:
         return None
     step = -(-len(points) // MAX_UPDATE_LABELS)

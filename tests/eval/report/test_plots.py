@@ -3,7 +3,7 @@
 import math
 from pathlib import Path
 
-from align.eval.report.data import RunData, Series, StageRun
+from align.eval.report.data import RunData, StageRun
 from align.eval.report.drawing import Plot, describe_series, downsample
 from align.eval.report.findings import Summary
 from align.eval.report.plots import (
@@ -25,14 +25,14 @@ def ppo_plots(metrics: dict[int, dict[str, float]]) -> list[Plot]:
 
 
 def test_a_long_line_is_averaged_and_keeps_its_end() -> None:
-    series = Series(tuple(range(1, 8)), (1.0, 3.0, 5.0, 7.0, 9.0, 11.0, 4.0))
+    series = dict(enumerate((1.0, 3.0, 5.0, 7.0, 9.0, 11.0, 4.0), start=1))
     # 7 points in at most 3: runs of 3, 3 and 1.
-    assert downsample(series, 3) == Series((3, 6, 7), (3.0, 9.0, 4.0))
+    assert downsample(series, 3) == {3: 3.0, 6: 9.0, 7: 4.0}
     assert downsample(series, 7) is series
 
 
 def test_a_course_in_words() -> None:
-    words = describe_series(Series((0, 5, 9), (1.0, 4.0, 2.0)), "Reward")
+    words = describe_series({0: 1.0, 5: 4.0, 9: 2.0}, "Reward")
     assert words == "Reward goes from 1 at update 0 to 2 at update 9 (lowest 1, highest 4)."
 
 
