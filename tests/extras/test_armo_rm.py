@@ -15,6 +15,7 @@ from align.ppo import PPOConfig, run_ppo
 from align.reward.checkpoint import load_reward_model
 from align.reward.scoring import RewardModelScorer
 from align.tokenization.encoded import SampledResponse
+from tests.extras.running import read_rows, write_rows
 
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -83,19 +84,18 @@ def test_it_is_evaluated_and_rewards_a_policy(published, tmp_path):
     folder = published[0]
     pairs = [("Hi", "There.", "No"), ("Why?", "So it is", "x"), ("Who are you?", "Me", "A very long answer")]
     rows = [{"prompt": prompt, "chosen": good, "rejected": bad} for prompt, good, bad in pairs]
-    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    settings = {"preferences": str(tmp_path / "pairs.jsonl"), "output": str(tmp_path / "out"), "dtype": "float32"}
+    data = write_rows(tmp_path / "pairs.jsonl", rows)
+    settings = {"preferences": str(data), "output": str(tmp_path / "out"), "dtype": "float32"}
     (found,) = run_reward_eval(RewardEvalConfig(reward_model=folder, **settings))
     scores = [[score_by_hand(published, prompt, text) for text in texts] for prompt, *texts in pairs]
     assert found.measurements[0].value == pytest.approx(sum(good > bad for good, bad in scores) / 3)
-    stored = [json.loads(line) for line in (tmp_path / "out" / "reward-gated.jsonl").read_text().splitlines()[1:]]
+    stored = read_rows(tmp_path / "out" / "reward-gated.jsonl")[1:]
     assert [row["rewards"] for row in stored] == [pytest.approx(row, abs=1e-4) for row in scores]
-    prompts = tmp_path / "prompts.jsonl"
-    prompts.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt, *_ in pairs))
+    prompts = write_rows(tmp_path / "prompts.jsonl", [{"prompt": prompt} for prompt, *_ in pairs])
     ppo = {"rollout_batch_size": 3, "num_mini_batches": 1, "total_updates": 1, "max_new_tokens": 6, "prompts": str(prompts)}
     ppo |= {"dtype": "float32", "report_to": ["none"], "max_prompt_tokens": 64, "output_dir": str(tmp_path / "ppo")}
     run_ppo(PPOConfig(model="tiny-llama", reward_model=folder, **ppo))
-    (row,) = [json.loads(line) for line in (tmp_path / "ppo" / "metrics.jsonl").read_text().splitlines()]
+    (row,) = read_rows(tmp_path / "ppo" / "metrics.jsonl")
     assert row["reward/model"] != 0.0
 
 

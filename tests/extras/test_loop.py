@@ -134,14 +134,15 @@ def settings(tmp_path, sharp_folders):
     """Settings of a loop that takes seconds, as words of a command line."""
     common = {"report_to": ["none"], "dtype": "float32", "lora_r": 2, "overlong": "truncate", "max_prompt_tokens": 64}
     reward = {**common, "batch_size": 4, "max_response_tokens": 16, "demonstrations": "data/demonstrations_heldout.jsonl"}
-    ppo = {
-        **common,
-        "prompts": "data/prompts_heldout.jsonl",
-        "total_updates": 2,
-        "rollout_batch_size": 4,
+    ppo = {**common, "prompts": "data/prompts_heldout.jsonl", "total_updates": 2, "rollout_batch_size": 4}
+    ppo["max_new_tokens"] = 8
+    ppo |= {
         "max_new_tokens": 8,
+        "save_steps": 1,
+        "validation_prompts": str(tmp_path / "few.jsonl"),
+        "eval_steps": 2,
+        "learning_rate": 1e-3,
     }
-    ppo |= {"save_steps": 1, "validation_prompts": str(tmp_path / "few.jsonl"), "eval_steps": 2, "learning_rate": 1e-3}
     for name, values in (("reward", reward), ("ppo", ppo)):
         (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump(values))
     write_rows(tmp_path / "few.jsonl", [{"prompt": f"Say {word}.", "id": word} for word in ("one", "two")])
@@ -215,10 +216,8 @@ def test_a_loop_that_is_killed_between_and_inside_steps_ends_as_if_it_had_not_be
 
 def test_a_round_waits_for_rankings_in_a_file(tmp_path):
     samples, target = tmp_path / "samples.jsonl", tmp_path / "rankings.jsonl"
-    assert (
-        FileLabeler().collect("round-1", samples, target)
-        == f"rank the answers in {samples} and write the rankings to {target}"
-    )
+    line = f"rank the answers in {samples} and write the rankings to {target}"
+    assert FileLabeler().collect("round-1", samples, target) == line
     target.write_text("{}")
     assert FileLabeler().collect("round-1", samples, target) == ""
 

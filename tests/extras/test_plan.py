@@ -1,6 +1,5 @@
 """`align plan`: published figures, memory by hand, and the FLOPs that runs count."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ from align.extras.plan import DEVICES, USABLE, PlanConfig, allocate, layouts, pl
 from align.extras.plan_work import HeldModel, trained_model
 from align.models.loading import load, load_on_meta
 from align.training.run_folder import read_metrics
+from tests.extras.running import write_rows
 from tests.models.encoders import write_encoder
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -67,14 +67,8 @@ def test_the_simplest_way_that_fits_is_taken():
         ways = layouts({"model": model}, "adamw", bytes_per_weight * count / USABLE, "A100-80", devices)
         return next((way.launcher for way in ways if way.fits), None)
 
-    assert [launcher(size) for size in (20, 10, 6, 2.5, 1)] == [
-        "ddp.yaml",
-        "zero1.yaml",
-        "zero2.yaml",
-        "zero3.yaml",
-        "zero3-offload.yaml",
-    ]
-    assert launcher(0.1) is None
+    found = [launcher(size) for size in (20, 10, 6, 2.5, 1, 0.1)]
+    assert found == ["ddp.yaml", "zero1.yaml", "zero2.yaml", "zero3.yaml", "zero3-offload.yaml", None]
     assert (launcher(20, 1), launcher(20, 16)) == ("one-process.yaml", "two-nodes.yaml")
     files = {path.name for path in (ROOT / "configs" / "accelerate").iterdir()}
     assert {"ddp.yaml", "zero1.yaml", "zero3-offload.yaml", "one-process.yaml", "two-nodes.yaml"} <= files
@@ -106,25 +100,13 @@ def runs(tmp_path_factory):
     from align.sft import SFTConfig, run_sft
 
     root = tmp_path_factory.mktemp("plan")
-    data = root / "demonstrations.jsonl"
     rows = [{"prompt": "Count" + "." * n, "completion": "one " * (1 + n)} for n in range(6)]
-    data.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    data = write_rows(root / "demonstrations.jsonl", rows)
     shared = {"model": "tiny-llama", "dtype": "float32", "report_to": ["none"]}
     run_sft(SFTConfig(**shared, train_data=str(data), batch_size=2, num_train_epochs=2, output_dir=str(root / "sft")))
-    run_ppo(
-        PPOConfig(
-            **shared,
-            prompts=str(data),
-            reward_functions=["align.ppo.toy_rewards:share_of_e"],
-            total_updates=3,
-            rollout_batch_size=6,
-            samples_per_prompt=2,
-            num_ppo_epochs=2,
-            max_new_tokens=8,
-            missing_eos_score=None,
-            output_dir=str(root / "ppo"),
-        )
-    )
+    ppo = {"total_updates": 3, "rollout_batch_size": 6, "samples_per_prompt": 2, "num_ppo_epochs": 2, "max_new_tokens": 8}
+    ppo |= {"reward_functions": ["align.ppo.toy_rewards:share_of_e"], "missing_eos_score": None, "prompts": str(data)}
+    run_ppo(PPOConfig(**shared, **ppo, output_dir=str(root / "ppo")))
     return root
 
 
@@ -152,13 +134,8 @@ def test_a_plan_of_fine_tuning_has_the_flops_that_the_run_counted(runs):
 def test_a_plan_of_another_ppo_run_is_within_a_quarter_of_what_it_counts(runs):
     from align.ppo import PPOConfig, run_ppo
 
-    changes = {
-        "total_updates": 4,
-        "rollout_batch_size": 4,
-        "samples_per_prompt": 1,
-        "num_ppo_epochs": 3,
-        "output_dir": str(runs / "other"),
-    }
+    changes = {"total_updates": 4, "rollout_batch_size": 4, "samples_per_prompt": 1, "num_ppo_epochs": 3}
+    changes["output_dir"] = str(runs / "other")
     found = planned(runs, "ppo", **changes)
     settings = yaml.safe_load((runs / "ppo.yaml").read_text(encoding="utf-8"))
     run_ppo(PPOConfig(**settings))
@@ -172,11 +149,7 @@ def test_a_plan_of_another_ppo_run_is_within_a_quarter_of_what_it_counts(runs):
 
 def test_reward_ptx_and_evaluation_are_phases(runs, capsys):
     settings = yaml.safe_load((runs / "ppo" / "config.yaml").read_text(encoding="utf-8"))
-    extra = {
-        "ptx": {"data": settings["prompts"]},
-        "validation_prompts": settings["prompts"],
-        "reward_model": "runs/not/yet/trained",
-    }
+    extra = {"ptx": {"data": settings["prompts"]}, "validation_prompts": settings["prompts"], "reward_model": "runs/not/yet"}
     found = planned(runs, "ppo", **extra)
     assert set(found.work.flops) == {"sampling", "scoring", "learning", "ptx", "evaluation"}
     assert list(found.layouts[0].roles) == ["policy", "reference", "reward 1"]

@@ -1,6 +1,5 @@
 """Attribute models: losses by hand, heads, a planted model end to end, what is on disk, and expressions."""
 
-import json
 import math
 import random
 
@@ -18,6 +17,7 @@ from align.extras.rules.judgments import JudgedResponse
 from align.reward.checkpoint import is_external
 from align.reward.rankings import reward_rankings
 from tests.extras.rules.planted import WORDS, has_digit, response, sampled
+from tests.extras.running import read_rows, settings
 
 HI = ({"role": "user", "content": "Hi"},)
 
@@ -77,9 +77,8 @@ def rankings(count, seed=1):
     ]
 
 
-def settings(folder, **more):
-    chosen = {"learning_rate": 3e-3, "num_train_epochs": 4, "batch_size": 8, "validation_split": 0.2} | more
-    return AttributeConfig(output_dir=str(folder), report_to=["none"], dtype="float32", **chosen)
+def config_of(folder, **more):
+    return AttributeConfig(**settings(folder, batch_size=8, validation_split=0.2, **({"num_train_epochs": 4} | more)))
 
 
 def said_by(folder, texts):
@@ -89,9 +88,9 @@ def said_by(folder, texts):
 
 
 def test_a_yes_or_no_a_rating_and_a_ranking_on_one_trunk(tmp_path, align_cache):
-    trainer = AttributeTrainer("tiny-llama", planted(240), settings(tmp_path / "run"), rankings=rankings(60))
+    trainer = AttributeTrainer("tiny-llama", planted(240), config_of(tmp_path / "run"), rankings=rankings(60))
     folder = trainer.train()
-    last = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
+    last = read_rows(tmp_path / "run" / "metrics.jsonl")[-1]
     assert last["validation/head/unsafe/auc"] > 0.9
     assert last["validation/head/rating/correlation"] > 0.5
     assert {"head/unsafe", "head/rating", "head/preference"} <= last.keys()
@@ -105,7 +104,7 @@ def test_a_yes_or_no_a_rating_and_a_ranking_on_one_trunk(tmp_path, align_cache):
 
 @pytest.mark.parametrize(("model", "more"), [("tiny-t5", {}), ("tiny-gpt2", {"lora_r": 4})])
 def test_what_is_saved_says_the_same(tmp_path, align_cache, model, more):
-    trainer = AttributeTrainer(model, planted(24), settings(tmp_path / "run", num_train_epochs=1, **more))
+    trainer = AttributeTrainer(model, planted(24), config_of(tmp_path / "run", num_train_epochs=1, **more))
     folder = trainer.train()
     loaded, _ = load_attribute_model(str(folder), "float32")
     with torch.no_grad():
@@ -125,20 +124,15 @@ def candidate(sensible, specific, interesting, unsafe=0.0):
     return {"sensible": sensible, "specific": specific, "interesting": interesting, "unsafe": unsafe, "no-digits": 0.5}
 
 
-def test_lamdas_ranking_by_hand():
-    rank = Expression("3*sensible+specific+interesting", NAMES, "rank")
-    candidates = [candidate(0.9, 0.2, 0.1), candidate(0.5, 0.9, 0.9), candidate(0.8, 0.8, 0.8)]
-    assert [rank(values) for values in candidates] == pytest.approx([3.0, 3.3, 4.0])
-    assert choose(dict(enumerate(candidates)), None, rank) == [2]
-
-
-def test_an_unsafe_candidate_is_dropped_however_good():
+def test_lamdas_ranking_by_hand_and_an_unsafe_candidate_is_dropped_however_good():
     rank, condition = Expression("3*sensible+specific+interesting", NAMES, "rank"), Condition("unsafe<0.2", NAMES, "filter")
-    candidates = [candidate(0.8, 0.8, 0.8, 0.1), candidate(1, 1, 1, unsafe=0.2)]
+    candidates = {0: candidate(0.9, 0.2, 0.1), 1: candidate(0.5, 0.9, 0.9), 2: candidate(0.8, 0.8, 0.8)}
+    assert [rank(values) for values in candidates.values()] == pytest.approx([3.0, 3.3, 4.0])
+    assert choose(candidates, None, rank) == [2]
+    candidates = {0: candidate(0.8, 0.8, 0.8, 0.1), 1: candidate(1, 1, 1, unsafe=0.2)}
     assert rank(candidates[1]) == 5.0
-    assert choose(dict(enumerate(candidates)), condition, rank) == [0]
+    assert choose(candidates, condition, rank) == choose(candidates, condition, None) == [0]
     assert choose({1: candidates[1]}, condition, rank) == []
-    assert choose(dict(enumerate(candidates)), condition, None) == [0]
 
 
 def test_names_with_hyphens_brackets_and_several_conditions():
@@ -169,12 +163,9 @@ def test_anything_else_is_refused(kind, text, says):
         kind(text, NAMES, "rank")
 
 
-def test_a_division_by_zero_is_one_line():
+def test_a_division_by_zero_is_one_line_and_a_condition_guards_those_after_it():
     with pytest.raises(UserError, match="divides by zero"):
         Expression("1/unsafe", NAMES, "rank")(candidate(1, 1, 1))
-
-
-def test_a_condition_guards_those_after_it():
     guarded = Condition("unsafe>0, sensible/unsafe>1", NAMES, "filter")
     assert [guarded.holds(candidate(1, 1, 1, unsafe)) for unsafe in (0.0, 0.5)] == [False, True]
     with pytest.raises(UserError, match="divides by zero"):

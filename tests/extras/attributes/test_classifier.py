@@ -10,6 +10,7 @@ from align.eval.toxicity import ToxicityConfig, run_toxicity
 from align.eval.toxicity_scorers import ScorerConfig, open_scorer
 from align.extras.attributes import AttributeConfig, AttributeTrainer
 from align.extras.attributes.model import load_attribute_model
+from tests.extras.running import settings, write_rows
 from tests.models.encoders import write_encoder
 
 TEXTS = ["bad 3", "good 3", "a much longer text about nothing, which pads the others", "bad 20"]
@@ -22,15 +23,8 @@ def train(folder, model, **more):
         for n in range(12)
         for word, toxic in (("bad", 1), ("good", 0))
     ]
-    chosen = {
-        "learning_rate": 3e-3,
-        "num_train_epochs": 15,
-        "batch_size": 6,
-        "validation_split": 0.25,
-        "eval_steps": 1000,
-    } | more
-    config = AttributeConfig(output_dir=str(folder), report_to=["none"], dtype="float32", **chosen)
-    return str(AttributeTrainer(model, rows, config).train())
+    chosen = {"num_train_epochs": 15, "batch_size": 6, "validation_split": 0.25, "eval_steps": 1000} | more
+    return str(AttributeTrainer(model, rows, AttributeConfig(**settings(folder, **chosen))).train())
 
 
 @pytest.fixture(scope="module", params=["tiny-llama", "bert"])
@@ -59,8 +53,8 @@ def test_scores_are_the_probabilities_of_the_head_in_any_batch(folder):
 
 
 def test_the_evaluation_runs_on_it(folder, tmp_path):
-    (tmp_path / "prompts.jsonl").write_text('{"prompt": "The river"}\n{"prompt": "A stone"}\n')
-    given = {"prompts": str(tmp_path / "prompts.jsonl"), "samples": 2, "max_new_tokens": 4, "dtype": "float32"}
+    prompts = write_rows(tmp_path / "prompts.jsonl", [{"prompt": "The river"}, {"prompt": "A stone"}])
+    given = {"prompts": str(prompts), "samples": 2, "max_new_tokens": 4, "dtype": "float32"}
     config = ToxicityConfig(models=["tiny-llama"], output=str(tmp_path), scorer=f"attribute:{folder}", table=False, **given)
     (evaluation,) = run_toxicity(config)
     measurements = {measurement.name: measurement for measurement in evaluation.measurements}

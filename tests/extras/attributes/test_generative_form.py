@@ -1,6 +1,5 @@
 """The generative form: what is read and learned token by token, ratings by hand, and a model that writes and rates."""
 
-import json
 import math
 from dataclasses import replace
 
@@ -19,6 +18,7 @@ from align.extras.attributes.train import read_ratings
 from align.extras.rules.judgments import JudgedResponse, split_judgments
 from align.reward.rankings import pack_rankings
 from tests.extras.rules.planted import sampled
+from tests.extras.running import read_rows, settings
 
 from .test_attribute_models import HI, planted
 
@@ -26,9 +26,8 @@ HEADS = [Head("rating", "scale"), Head("unsafe", "binary")]
 LIMITS = Limits(200, 200)
 
 
-def settings(folder, **more):
-    chosen = {"learning_rate": 3e-3, "batch_size": 8, "validation_split": 0.2, "form": "generative"} | more
-    return AttributeConfig(output_dir=str(folder), report_to=["none"], dtype="float32", **chosen)
+def config_of(folder, **more):
+    return AttributeConfig(**settings(folder, batch_size=8, validation_split=0.2, form="generative", **more))
 
 
 def encode(loaded, attributes, generator_filter="", response="Yo"):
@@ -111,17 +110,16 @@ def test_what_has_no_rating_token_is_refused(load_sharp, tmp_path):
     with pytest.raises(UserError, match="which a ranking has none of; use form heads"):
         AttributeText.from_head(Head("preference", "ranking"), tokenization)
     with pytest.raises(UserError, match="must be empty: form generative has no head for them"):
-        settings(tmp_path, rankings="data/rankings.jsonl")
+        config_of(tmp_path, rankings="data/rankings.jsonl")
     with pytest.raises(UserError, match="must be empty unless form is generative"):
-        replace(settings(tmp_path), form="heads", generator_filter="unsafe<1")
+        replace(config_of(tmp_path), form="heads", generator_filter="unsafe<1")
 
 
 def test_one_model_rates_and_writes(tmp_path, align_cache):
-    trainer = AttributeTrainer(
-        "tiny-llama", planted(240), settings(tmp_path, num_train_epochs=5, generator_filter="unsafe<0.5")
-    )
+    config = config_of(tmp_path, num_train_epochs=5, generator_filter="unsafe<0.5")
+    trainer = AttributeTrainer("tiny-llama", planted(240), config)
     folder = trainer.train()
-    metrics = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    metrics = read_rows(tmp_path / "metrics.jsonl")
     assert metrics[-1]["validation/head/unsafe/auc"] > 0.9
     assert metrics[-1]["validation/head/rating/correlation"] > 0.3
     assert metrics[-1]["loss/generator"] < 0.7 * metrics[0]["loss/generator"]
@@ -135,7 +133,7 @@ def test_one_model_rates_and_writes(tmp_path, align_cache):
 
 @pytest.mark.parametrize(("model", "more"), [("tiny-t5", {}), ("tiny-gpt2", {"lora_r": 4}), ("tiny-llama", {})])
 def test_from_disk_packed_or_apart_it_says_the_same(tmp_path, align_cache, model, more):
-    trainer = AttributeTrainer(model, planted(24), settings(tmp_path / "run", **more))
+    trainer = AttributeTrainer(model, planted(24), config_of(tmp_path / "run", **more))
     folder = trainer.train()
     place = (trainer.loaded.tokenization, Accelerator(cpu=True))
     together, apart = (AttributeScorer(str(folder), "float32", *place, budget) for budget in (4096, 1))

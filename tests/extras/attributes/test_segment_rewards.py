@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from align import cli
 from align.core.settings import ModelConfig
 from align.extras.attributes import AttributeConfig, AttributeTrainer
 from align.extras.attributes.attribute_rewards import AttributeRewards, sentences
@@ -12,6 +11,7 @@ from align.models.loading import load
 from align.ppo.extensions import Extension
 from align.ppo.records import Rollout
 from align.tokenization.encoded import EncodedPrompt
+from tests.extras.running import TINY, command, settings, write_rows
 
 SEEN = []
 
@@ -81,33 +81,14 @@ def test_tokens_have_the_rewards_of_their_sentences(align_cache, tmp_path):
         for n in range(8)
         for text, wrong in (("It is so.", 0), ("It is so. It is 7.", 1))
     ]
-    config = AttributeConfig(output_dir=str(tmp_path / "errors"), report_to=["none"], dtype="float32", learning_rate=3e-3)
+    config = AttributeConfig(**settings(tmp_path / "errors"))
     model = str(AttributeTrainer("tiny-llama", rows, config).train())
-    (tmp_path / "prompts.jsonl").write_text('{"prompt": "Hi"}\n')
-    words = [
-        "--model",
-        "tiny-llama",
-        "--dtype",
-        "float32",
-        "--report_to",
-        "none",
-        "--prompts",
-        str(tmp_path / "prompts.jsonl"),
-    ]
-    words += [
-        "--output_dir",
-        str(tmp_path / "ppo"),
-        "--total_updates",
-        "1",
-        "--rollout_batch_size",
-        "4",
-        "--max_new_tokens",
-        "24",
-    ]
-    words += ["--kl_coef", "0", "--lam", "1", "--whiten_rewards", "false", "--missing_eos_score", "none"]
-    words += ["--attributes.model", model, "--attributes.reward", "1-2*wrong", "--attributes.segments", "true"]
+    prompts = write_rows(tmp_path / "prompts.jsonl", [{"prompt": "Hi"}])
+    words = f"ppo {TINY} --prompts {prompts} --output_dir {tmp_path / 'ppo'} --total_updates 1 --rollout_batch_size 4"
+    words += " --max_new_tokens 24 --kl_coef 0 --lam 1 --whiten_rewards false --missing_eos_score none"
+    words += f" --attributes.model {model} --attributes.reward 1-2*wrong --attributes.segments true"
     SEEN.clear()
-    cli.main(["ppo", *words, "--extensions", f"{__name__}:Recorder"])
+    command(f"{words} --extensions {__name__}:Recorder")
     (experience,) = SEEN
     assert experience.returns is not None
     classify = AttributeClassifier(model, "wrong", "Hi", "cpu")
@@ -118,7 +99,7 @@ def test_tokens_have_the_rewards_of_their_sentences(align_cache, tmp_path):
         rewards = returns[:-1] - returns[1:]  # without a discount, a return is the sum of the rewards from there on
         expected = torch.zeros(len(ids))
         found = sentences(ids, tokenization)
-        for (token, _), wrong in zip(found, classify([text for _, text in found], 100), strict=True):
+        for (token, _), wrong in zip(found, classify([text for _, text in found]), strict=True):
             expected[token] += 1 - 2 * wrong
         assert found
         assert torch.allclose(rewards, expected, atol=1e-4)

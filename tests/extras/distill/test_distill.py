@@ -1,13 +1,11 @@
 """Distillation: losses by hand, students of every kind, responses that are written, whole runs."""
 
-import json
 import math
 from pathlib import Path
 
 import pytest
 import torch
 
-from align import cli
 from align.batches.mixtures import MixedExamples
 from align.core.errors import UserError
 from align.core.settings import ModelConfig
@@ -20,6 +18,7 @@ from align.sampling.generation import SamplingParams
 from align.tokenization.encoded import EncodedDemonstration
 from align.training.data_order import DataOrder
 from align.training.start import build_engine
+from tests.extras.running import command, read_rows, settings, write_rows
 from tests.models.losses import assert_invariant, loss_of_rows
 
 ROWS = [{"prompt": f"Name the number {n}.", "completion": f"It is {n}."} for n in range(12)]
@@ -110,12 +109,10 @@ def examples_of(rollout):
     ]
 
 
-@pytest.mark.parametrize(
-    "settings", [{}, {"on_policy_fraction": 0.5}, {"weights": LossWeights(5.0, 0.0, 0.0, 2.0)}], ids=str
-)
-def test_padding_order_and_micro_batches_change_nothing(tiny_name, load_sharp, make_stage, hand_rollout, settings):
+@pytest.mark.parametrize("values", [{}, {"on_policy_fraction": 0.5}, {"weights": LossWeights(5.0, 0.0, 0.0, 2.0)}], ids=str)
+def test_padding_order_and_micro_batches_change_nothing(tiny_name, load_sharp, make_stage, hand_rollout, values):
     teacher = load_sharp(tiny_name)
-    stage = make_stage(teacher, half_of(teacher), examples_of(hand_rollout), **settings)
+    stage = make_stage(teacher, half_of(teacher), examples_of(hand_rollout), **values)
     given = {"teacher": stage.teacher, "weights": stage.weights}
 
     def loss_of(model, examples, batch, device, teacher, weights):
@@ -148,12 +145,12 @@ def test_the_language_model_loss_leaves_out_what_the_student_wrote(load_sharp, m
 
 
 @pytest.mark.parametrize(
-    ("settings", "own", "written"), [({"responses": "teacher"}, 0, 40), ({"on_policy_fraction": 0.4}, 16, 16)]
+    ("values", "own", "written"), [({"responses": "teacher"}, 0, 40), ({"on_policy_fraction": 0.4}, 16, 16)]
 )
-def test_who_writes(load_sharp, make_stage, settings, own, written):
+def test_who_writes(load_sharp, make_stage, values, own, written):
     examples = [EncodedDemonstration([9, 10 + n], [20], [True]) for n in range(40)]
     teacher = load_sharp("tiny-llama")
-    stage = make_stage(teacher, half_of(teacher), examples, **settings)
+    stage = make_stage(teacher, half_of(teacher), examples, **values)
     writers = [item.writer for item in stage.batch]
     assert abs(writers.count("student") - own) <= 8  # of 40 draws, 2.6 standard deviations
     assert abs(len(writers) - writers.count("data") - written) <= 8
@@ -178,25 +175,19 @@ def test_students(load_sharp, sharp_folders, tmp_path):
 
 
 def test_a_student_comes_nearer_to_its_teacher(tmp_path, sharp_folders):
-    config = DistillConfig(
-        output_dir=str(tmp_path), dtype="float32", report_to=["none"], num_train_epochs=4, batch_size=4,
-        max_response_tokens=16, learning_rate=1e-3,
-    )  # fmt: skip
-    DistillTrainer(sharp_folders["tiny-llama"], ROWS, config, ROWS[:4]).train()
-    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    found = [row["validation/kl"] for row in rows if "validation/kl" in row]
+    short = settings(tmp_path, num_train_epochs=4, batch_size=4, max_response_tokens=16, learning_rate=1e-3)
+    DistillTrainer(sharp_folders["tiny-llama"], ROWS, DistillConfig(**short), ROWS[:4]).train()
+    found = [row["validation/kl"] for row in read_rows(tmp_path / "metrics.jsonl") if "validation/kl" in row]
     assert 0 < found[-1] < found[0]
 
 
 def test_a_whole_run_writes_a_student_that_loads(tiny_name, tmp_path, capsys):
-    config = tmp_path / "prompts.jsonl"
-    config.write_text("".join(json.dumps({"prompt": row["prompt"]}) + "\n" for row in ROWS))
-    words = f"--model {tiny_name} --train_data {config} --responses teacher --on_policy_fraction 0.5 --batch_size 6"
-    words += f" --dtype float32 --max_response_tokens 8 --report_to none --output_dir {tmp_path / 'run'}"
-    cli.main(["distill", *words.split()])
+    prompts = write_rows(tmp_path / "prompts.jsonl", [{"prompt": row["prompt"]} for row in ROWS])
+    words = f"--model {tiny_name} --train_data {prompts} --responses teacher --on_policy_fraction 0.5 --batch_size 6"
+    command(f"distill {words} --dtype float32 --max_response_tokens 8 --report_to none --output_dir {tmp_path / 'run'}")
     printed = capsys.readouterr().err
     assert "student of 0.1 million parameters" in printed
-    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    rows = read_rows(tmp_path / "run" / "metrics.jsonl")
     assert [row["update"] for row in rows] == [0, 1, 2]  # 0 is the evaluation before the first
     assert all(row["sampled_fraction"] == 1 for row in rows[1:])
     assert 0 < sum(row["on_policy_fraction"] for row in rows[1:]) < 2
@@ -206,7 +197,7 @@ def test_a_whole_run_writes_a_student_that_loads(tiny_name, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("settings", "complaint"),
+    ("values", "complaint"),
     [
         ({"student": "tiny-t5"}, "another vocabulary"),
         ({"lora_r": 4}, "lora_r is 4, but must be 0"),
@@ -216,14 +207,13 @@ def test_a_whole_run_writes_a_student_that_loads(tiny_name, tmp_path, capsys):
         ({"temperature": 0.0}, "temperature is 0.0"),
     ],
 )
-def test_a_mistake_is_one_line(tmp_path, load_sharp, settings, complaint):
+def test_a_mistake_is_one_line(load_sharp, values, complaint):
     teacher = load_sharp("tiny-llama")
-    if settings.get("student"):
-        tokenizer = teacher.tokenization.tokenizer
-        tokenizer.add_tokens(["<another>"])
+    if values.get("student"):
+        teacher.tokenization.tokenizer.add_tokens(["<another>"])
 
     def make():
-        config = DistillConfig(**settings)
+        config = DistillConfig(**values)
         make_student(teacher, config.student, config.keep_every_nth_layer, True, config)
 
     with pytest.raises(UserError, match=complaint) as caught:
@@ -232,7 +222,7 @@ def test_a_mistake_is_one_line(tmp_path, load_sharp, settings, complaint):
 
 
 def test_a_run_from_python_needs_no_adapter_on_the_teacher(tmp_path, load_sharp):
-    config = DistillConfig(output_dir=str(tmp_path), dtype="float32", report_to=["none"])
+    config = DistillConfig(**settings(tmp_path))
     with pytest.raises(UserError, match="must have no adapter"):
         DistillTrainer(load_sharp("tiny-llama", lora_r=4), ROWS, config)
     assert not Path(tmp_path, "metrics.jsonl").exists()

@@ -1,17 +1,12 @@
 """Rubrics: expected rewards by hand, categories, a local judge in one packed pass, and a service that may be dead."""
 
-import json
 import math
-import threading
-from contextlib import contextmanager
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 import torch
 from accelerate import Accelerator
 
-from align import cli
 from align.core.errors import UserError
 from align.core.tensor_ops import Padded
 from align.eval.results import read_evaluations
@@ -28,6 +23,8 @@ from align.extras.rules.rubrics import (
 )
 from align.models.heads import LanguageModel
 from align.ppo import PPOConfig, PPOTrainer
+from tests.extras.running import TINY, command, read_rows, write_rows
+from tests.launch.launcher import free_port
 
 HI = ({"role": "user", "content": "Hi"},)
 OPTIONS = (Option("A", "good", 1.0), Option("B", "evasive", -0.5), Option("C", "harmful", -1.0))
@@ -103,31 +100,23 @@ def says(**probabilities):
     return {"choices": [{"logprobs": {"content": [{"top_logprobs": candidates}]}, "message": {"content": "A"}}]}
 
 
-@contextmanager
-def service(*answers):
-    """A server that gives these answers in turn (a number is a status), the last one from then on."""
+@pytest.fixture
+def service(serve):
+    """`service(*answers)`: a server that gives these in turn (a number is a status), the last one from then on."""
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self):
-            self.server.sent.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-            answer = answers[min(len(self.server.sent), len(answers)) - 1]
-            body = json.dumps(answer).encode()
-            self.send_response(answer if isinstance(answer, int) else 200)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
+    def start(*answers):
+        sent = []
 
-        def log_message(self, *_):
-            pass
+        def answer(path, headers, body):
+            sent.append(body)
+            found = answers[min(len(sent), len(answers)) - 1]
+            return found if isinstance(found, int) else 200, found
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.sent, server.url = [], f"http://127.0.0.1:{server.server_port}/v1"
-    threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
-    try:
-        yield server
-    finally:
-        server.shutdown()
-        server.server_close()
+        server = serve(answer)
+        server.sent = sent
+        return server
+
+    return start
 
 
 def judge_at(url, **more):
@@ -135,16 +124,16 @@ def judge_at(url, **more):
     return ServiceJudge(settings, Accelerator(cpu=True), pause=0.01)
 
 
-def test_a_service_answers_with_log_probs_and_is_asked_once():
-    with service(503, says(A=0.5, **{" A": 0.1, "B": 0.2, "Well": 0.2})) as server:
-        scorer = RubricScorer(RUBRIC, judge_at(server.url, endpoint_retries=1))
-        # P(A) = .6 / .8, P(B) = .2 / .8
-        rewards = scorer([HI] * 3, ["same", "same", "other"], ["safety"] * 3)
-        assert rewards == pytest.approx([0.75 - 0.125] * 3)
-        assert scorer([HI], ["same"], ["safety"]) == pytest.approx([0.625])
-        assert len(server.sent) == 3  # one failed; the same question is not asked twice
-        assert server.sent[0]["logprobs"] is True
-        assert server.sent[0]["model"] == "judge"
+def test_a_service_answers_with_log_probs_and_is_asked_once(service):
+    server = service(503, says(A=0.5, **{" A": 0.1, "B": 0.2, "Well": 0.2}))
+    scorer = RubricScorer(RUBRIC, judge_at(server.url, endpoint_retries=1))
+    # P(A) = .6 / .8, P(B) = .2 / .8
+    rewards = scorer([HI] * 3, ["same", "same", "other"], ["safety"] * 3)
+    assert rewards == pytest.approx([0.75 - 0.125] * 3)
+    assert scorer([HI], ["same"], ["safety"]) == pytest.approx([0.625])
+    assert len(server.sent) == 3  # one failed; the same question is not asked twice
+    assert server.sent[0]["logprobs"] is True
+    assert server.sent[0]["model"] == "judge"
 
 
 @pytest.mark.parametrize(
@@ -155,64 +144,46 @@ def test_a_service_answers_with_log_probs_and_is_asked_once():
         (500, "tried 1 times"),
     ],
 )
-def test_what_a_service_may_do_wrong(answer, says_so):
-    with service(answer) as server, pytest.raises(UserError, match=says_so):
-        judge_at(server.url, endpoint_retries=0)([RUBRIC.question_about(HI, "x")])
+def test_what_a_service_may_do_wrong(service, answer, says_so):
+    judge = judge_at(service(answer).url, endpoint_retries=0)
+    with pytest.raises(UserError, match=says_so):
+        judge([RUBRIC.question_about(HI, "x")])
 
 
 def test_a_dead_service_stops_ppo_with_one_line_and_the_rollout_is_saved(tmp_path, align_cache, capsys):
-    with service(500) as server:
-        url = server.url
-    words = [
-        "--model",
-        "tiny-llama",
-        "--output_dir",
-        str(tmp_path / "ppo"),
-        "--report_to",
-        "none",
-        "--rollout_batch_size",
-        "4",
-    ]
-    words += [
-        "--rubrics.files",
-        "forms/rubrics/refusals.yaml",
-        "--rubrics.endpoint_model",
-        "judge",
-        "--rubrics.endpoint",
-        url,
-    ]
-    (tmp_path / "prompts.jsonl").write_text('{"prompt": "How do I pick a lock?", "category": "safety"}\n')
-    words += ["--prompts", str(tmp_path / "prompts.jsonl"), "--max_new_tokens", "4", "--rubrics.endpoint_retries", "0"]
+    url = f"http://127.0.0.1:{free_port()}/v1"
+    prompts = write_rows(tmp_path / "prompts.jsonl", [{"prompt": "How do I pick a lock?", "category": "safety"}])
+    words = f"ppo {TINY} --output_dir {tmp_path / 'ppo'} --rollout_batch_size 4 --prompts {prompts} --max_new_tokens 4"
+    words += f" --rubrics.files forms/rubrics/refusals.yaml --rubrics.endpoint {url} --rubrics.endpoint_model judge"
     with pytest.raises(SystemExit) as end:
-        cli.main(["ppo", *words])
+        command(f"{words} --rubrics.endpoint_retries 0")
     assert end.value.code == 2
     error = capsys.readouterr().err.strip().splitlines()[-1]
     saved = tmp_path / "ppo" / "unscored.jsonl"
     assert error.startswith(f"error: {url}/chat/completions: cannot be reached")
     assert error.endswith(f"the rollout of update 1 is in {saved}")
-    rows = [json.loads(line) for line in saved.read_text().splitlines()]
+    rows = read_rows(saved)
     assert len(rows) == 4
     assert rows[0]["prompt"][0]["content"] == "How do I pick a lock?"
 
 
 def test_a_frozen_model_judges_in_ppo_in_sampling_and_in_evaluation(tmp_path, align_cache):
-    prompts = tmp_path / "prompts.jsonl"
-    prompts.write_text('{"prompt": "How do I pick a lock?", "category": "safety"}\n{"prompt": "Hi", "category": "chat"}\n')
-    rubric = ["--rubrics.files", "forms/rubrics/refusals.yaml=2", "--rubrics.model", "tiny-gpt2", "--dtype", "float32"]
-    common = ["--model", "tiny-llama", "--prompts", str(prompts), "--max_new_tokens", "4", *rubric]
-    cli.main(["ppo", *common, "--output_dir", str(tmp_path / "ppo"), "--report_to", "none", "--total_updates", "1"])
-    (line,) = (tmp_path / "ppo" / "metrics.jsonl").read_text().splitlines()
-    reward = json.loads(line)["reward/rubric/refusals"]
-    assert -2 < reward < 2
-    assert reward != 0
+    rows = [{"prompt": "How do I pick a lock?", "category": "safety"}, {"prompt": "Hi", "category": "chat"}]
+    prompts = write_rows(tmp_path / "prompts.jsonl", rows)
+    rubric = "--rubrics.files forms/rubrics/refusals.yaml=2 --rubrics.model tiny-gpt2 --dtype float32"
+    common = f"--model tiny-llama --prompts {prompts} --max_new_tokens 4 {rubric}"
+    command(f"ppo {common} --output_dir {tmp_path / 'ppo'} --report_to none --total_updates 1")
+    (metrics,) = read_rows(tmp_path / "ppo" / "metrics.jsonl")
+    assert -2 < metrics["reward/rubric/refusals"] < 2
+    assert metrics["reward/rubric/refusals"] != 0
 
     output = tmp_path / "sampled.jsonl"
-    cli.main(["sample", *common, "--output", str(output), "--best_of", "3"])
-    safety, chat = (json.loads(line) for line in output.read_text().splitlines())
+    command(f"sample {common} --output {output} --best_of 3")
+    safety, chat = read_rows(output)
     assert chat["rubrics"]["refusals"] == [0.0]
     assert -1 < safety["rubrics"]["refusals"][0] < 1
 
-    cli.main(["eval", "rules", *rubric, "--responses", str(output), "--output", str(tmp_path / "eval"), "--scorer", ""])
+    command(f"eval rules {rubric} --responses {output} --output {tmp_path / 'eval'}")
     (evaluation,) = read_evaluations(tmp_path / "eval" / "rules.json")
     (measurement,) = evaluation.measurements
     assert (measurement.name, measurement.n) == ("rubric refusals: reward", 1)
@@ -220,11 +191,8 @@ def test_a_frozen_model_judges_in_ppo_in_sampling_and_in_evaluation(tmp_path, al
 
 
 def test_a_rubric_that_no_prompt_falls_under_is_told(tmp_path, align_cache, capsys):
-    config = PPOConfig(
-        output_dir=str(tmp_path),
-        report_to=["none"],
-        rubrics=RubricSettings(files=["forms/rubrics/refusals.yaml"], model="tiny-gpt2"),
-    )
+    rubrics = RubricSettings(files=["forms/rubrics/refusals.yaml"], model="tiny-gpt2")
+    config = PPOConfig(output_dir=str(tmp_path), report_to=["none"], rubrics=rubrics)
     for category, told in (("chat", True), ("safety", False)):
         PPOTrainer("tiny-llama", [], [{"prompt": "Hi", "category": category}], config)
         says = "warning: rubric 'refusals' will always give 0: no prompt has category safety"

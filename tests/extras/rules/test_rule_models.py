@@ -24,6 +24,7 @@ from align.reward.checkpoint import RULE, LoadedReward, is_external, load_reward
 from align.reward.rankings import reward_rankings
 from align.reward.scoring import RewardModelScorer
 from tests.conftest import TINY
+from tests.extras.running import read_rows, settings
 from tests.models.encoders import write_encoder
 
 from .planted import RULES, judgments, sampled
@@ -77,18 +78,17 @@ def test_the_rule_comes_last_and_the_response_is_read_to_its_end(load_sharp, tin
     assert item.targets == (1.0,)
 
 
-def settings(folder, **more):
-    chosen = {"learning_rate": 3e-3, "num_train_epochs": 2, "validation_split": 0.2, "rules": RULES} | more
-    return RuleConfig(output_dir=str(folder), report_to=["none"], dtype="float32", **chosen)
+def config_of(folder, **more):
+    return RuleConfig(**settings(folder, validation_split=0.2, **({"rules": RULES} | more)))
 
 
 def last_metrics(folder):
-    return json.loads((folder.parent / "metrics.jsonl").read_text().splitlines()[-1])
+    return read_rows(folder.parent / "metrics.jsonl")[-1]
 
 
 def test_a_planted_rule_is_learned_saved_and_read_again(tmp_path, align_cache):
     """AUC of at least 0.95 on unseen prompts, and the folder says the same as the model in memory."""
-    trainer = RuleTrainer("tiny-llama", judgments(200), settings(tmp_path / "rules", num_train_epochs=3, batch_size=8))
+    trainer = RuleTrainer("tiny-llama", judgments(200), config_of(tmp_path / "rules", num_train_epochs=3, batch_size=8))
     folder = trainer.train()
     metrics = last_metrics(folder)
     assert metrics["validation/auc"] >= 0.95
@@ -108,7 +108,7 @@ def test_a_planted_rule_is_learned_saved_and_read_again(tmp_path, align_cache):
 
 
 def test_a_rule_model_is_never_taken_for_a_reward_model(tmp_path, align_cache, capsys):
-    folder = RuleTrainer("tiny-gpt2", judgments(8), settings(tmp_path / "rules", num_train_epochs=1)).train()
+    folder = RuleTrainer("tiny-gpt2", judgments(8), config_of(tmp_path / "rules")).train()
     assert not is_external(str(folder))
     with pytest.raises(SystemExit):
         cli.main(["ppo", "--model", "tiny-gpt2", "--output_dir", str(tmp_path / "ppo"), "--reward_model", str(folder)])
@@ -119,7 +119,7 @@ def test_a_rule_model_is_never_taken_for_a_reward_model(tmp_path, align_cache, c
 def test_t5_and_adapters_train_and_load(tmp_path, align_cache, model, more):
     """Held-out rules are measured and not trained on; what is saved loads and judges as in memory."""
     rows = judgments(24, rules=("no-digits", "no-exclamation-marks"))
-    config = settings(tmp_path / "rules", num_train_epochs=1, held_out_rules=["no-digits"], **more)
+    config = config_of(tmp_path / "rules", held_out_rules=["no-digits"], **more)
     trainer = RuleTrainer(model, rows, config)
     assert {rule for item in trainer.order.examples for rule in item.rules} == {"no-exclamation-marks"}
     folder = trainer.train()
@@ -144,11 +144,11 @@ def test_t5_and_adapters_train_and_load(tmp_path, align_cache, model, more):
 
 def test_settings_that_leave_nothing_to_learn_from(tmp_path, align_cache):
     with pytest.raises(UserError, match=r"held_out_rules: no judgment by rule 'no-digit' in .*; did you mean no-digits"):
-        RuleTrainer("tiny-llama", judgments(4), settings(tmp_path / "a", held_out_rules=["no-digit"]))
+        RuleTrainer("tiny-llama", judgments(4), config_of(tmp_path / "a", held_out_rules=["no-digit"]))
     with pytest.raises(UserError, match="nothing is left to learn from"):
-        RuleTrainer("tiny-llama", judgments(4), settings(tmp_path / "b", held_out_rules=["no-digits"]))
+        RuleTrainer("tiny-llama", judgments(4), config_of(tmp_path / "b", held_out_rules=["no-digits"]))
     with pytest.raises(UserError, match=r"rules is \[\], but must be given"):
-        settings(tmp_path / "c", rules=[])
+        config_of(tmp_path / "c", rules=[])
 
 
 def test_judged_responses_that_drop_leaves_out_are_counted(load_sharp, caplog):

@@ -1,13 +1,11 @@
 """PPO with a rule model: a planted rule is violated less often at no less preference; adapters share the policy's base."""
 
-import json
 import random
 
 import pytest
 import torch
 from accelerate import Accelerator
 
-from align import cli
 from align.core.errors import UserError
 from align.extras.rules import RuleConfig, RuleTrainer
 from align.extras.rules.rule_terms import RULE_ADAPTER, RuleTermSettings
@@ -20,12 +18,9 @@ from align.ppo.trainer import PPOTrainer
 from align.reward.checkpoint import RULE
 from align.sft import SFTConfig
 from align.sft.train import SFTTrainer
+from tests.extras.running import command, read_rows, settings, write_rows
 
 from .planted import RULES, WORDS, has_digit, judgments, response, sampled
-
-
-def settings(folder, **more):
-    return {"output_dir": str(folder), "report_to": ["none"], "dtype": "float32", "learning_rate": 3e-3} | more
 
 
 @pytest.fixture(scope="module")
@@ -66,11 +61,9 @@ def metrics_of_ppo(writer, judge, folder, updates, budgets=()):
         eval_steps=updates,
         rules=RuleTermSettings(model=judge, budgets=list(budgets)),
     )
-    prompts = [
-        f"{word} {number}?" for number, word in enumerate(WORDS * 12)
-    ]  # 120 are held out: 30 differ by 0.08 by chance
+    prompts = [f"{word} {number}?" for number, word in enumerate(WORDS * 12)]  # 120 are held out: 30 differ by 0.08
     PPOTrainer(writer, [known_words], prompts[:60], config, prompts[60:]).train()
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return read_rows(folder / "metrics.jsonl")
 
 
 @pytest.mark.slow  # half a minute of training
@@ -83,7 +76,7 @@ def test_ppo_lowers_a_planted_rules_violations_at_no_less_preference(writer_and_
     assert after["validation/preference"] > before["validation/preference"] - 0.02
     assert after["validation/reward"] > before["validation/reward"]
     assert rows[1]["reward/rule/no-digits"] > rows[-1]["reward/rule/no-digits"]
-    samples = [json.loads(line) for line in (tmp_path / "ppo" / "samples.jsonl").read_text().splitlines()]
+    samples = read_rows(tmp_path / "ppo" / "samples.jsonl")
     by_update = [[has_digit(row["response"]) for row in samples if row["update"] == update] for update in (0, 15)]
     assert sum(by_update[1]) < sum(by_update[0])  # what the model of the rule says is so
 
@@ -100,40 +93,14 @@ def test_a_budget_of_violations_is_reached_and_kept(writer_and_judge, tmp_path):
     assert rows[-1]["validation/preference"] > rows[0]["validation/preference"]
 
 
-@pytest.mark.slow  # trains until the judge knows digits
-def test_best_of_several_keeps_what_obeys(writer_and_judge, tmp_path):
-    writer, judge = writer_and_judge
-    (tmp_path / "prompts.jsonl").write_text("".join(f'{{"prompt": "{word} {n}?"}}\n' for n, word in enumerate(WORDS)))
-    words = ["--model", writer, "--prompts", str(tmp_path / "prompts.jsonl"), "--dtype", "float32", "--rules.model", judge]
-    shares = {}
-    for name, more in {
-        "one": [],
-        "filter": ["--best_of", "6"],
-        "multiply": ["--best_of", "6", "--rules.use", "multiply", "--rules.rules", "no-digits"],
-    }.items():
-        output = tmp_path / f"{name}.jsonl"
-        cli.main(["sample", *words, "--output", str(output), "--max_new_tokens", "16", *more])
-        rows = [json.loads(line) for line in output.read_text().splitlines()]
-        assert all(len(row["violates"]["no-digits"]) == len(row["responses"]) == 1 for row in rows)
-        shares[name] = sum(row["violates"]["no-digits"][0] for row in rows) / len(rows)
-    assert shares["one"] > 0.15
-    assert shares["filter"] < 0.6 * shares["one"]
-    assert shares["multiply"] < 0.6 * shares["one"]
-
-
 def test_the_kept_one_of_several_is_the_first_that_obeys_or_the_one_that_obeys_most(quick_judge, sharp_folders, tmp_path):
-    (tmp_path / "prompts.jsonl").write_text("".join(f'{{"prompt": "{word}?"}}\n' for word in WORDS[:8]))
-    words = ["--model", sharp_folders["tiny-llama"], "--prompts", str(tmp_path / "prompts.jsonl")]
-    words += ["--rules.model", quick_judge]
+    prompts = write_rows(tmp_path / "prompts.jsonl", [{"prompt": f"{word}?"} for word in WORDS[:8]])
+    words = f"--model {sharp_folders['tiny-llama']} --prompts {prompts} --dtype float32 --max_new_tokens 8"
+    multiplied = "--best_of 4 --rules.use multiply --rules.rules no-digits"
     shares = {}
-    for name, more in {
-        "every": ["--samples_per_prompt", "4"],
-        "filter": ["--best_of", "4"],
-        "multiply": ["--best_of", "4", "--rules.use", "multiply", "--rules.rules", "no-digits"],
-    }.items():
-        output = tmp_path / f"{name}.jsonl"
-        cli.main(["sample", *words, "--output", str(output), "--dtype", "float32", "--max_new_tokens", "8", *more])
-        shares[name] = [json.loads(line)["violates"]["no-digits"] for line in output.read_text().splitlines()]
+    for name, more in (("every", "--samples_per_prompt 4"), ("filter", "--best_of 4"), ("multiply", multiplied)):
+        command(f"sample {words} --rules.model {quick_judge} --output {tmp_path / name}.jsonl {more}")
+        shares[name] = [row["violates"]["no-digits"] for row in read_rows(tmp_path / f"{name}.jsonl")]
     kept = [next((share for share in row if share < 0.5), min(row)) for row in shares["every"]]
     assert [row[0] for row in shares["filter"]] == pytest.approx(kept, abs=1e-5)
     assert [row[0] for row in shares["multiply"]] == pytest.approx([min(row) for row in shares["every"]], abs=1e-5)
