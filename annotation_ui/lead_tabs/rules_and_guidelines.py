@@ -17,7 +17,7 @@ from annotation_ui.store import guidelines, rule_sets
 from annotation_ui.store.schema import RuleSet
 
 _LOCK = "() => ({ __type__: 'update', interactive: false })"
-"""Locks the editor until the answer to an event fills it: what is typed meanwhile would be lost."""
+"""Locks the editor until the answer to an event fills it: text typed meanwhile would be lost."""
 _NO_VERSION = "No guidelines for this task yet. The editor holds a draft that comes with the app: change and save it."
 
 

@@ -63,7 +63,7 @@ class Selection:
     times: bool = False
 
     def check(self) -> None:
-        """Refuse what is not possible.
+        """Refuse impossible selections.
 
         Raises:
             UserError: if the kind of record is unknown, or has no preferences or times.

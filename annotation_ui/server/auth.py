@@ -229,7 +229,7 @@ def normal_name(name: str) -> str:
 
 
 def _lookalike(name: str) -> str:
-    """What a name looks like: two users' names differ in more than case and alphabet."""
+    """A name without case and lookalike letters: two users' names differ in more than these."""
     return name.casefold().translate(_LOOKALIKES)
 
 
