@@ -117,6 +117,14 @@ def align_cache() -> Iterator[Path]:
         yield folder
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _files_wait_for_no_disk() -> Iterator[None]:
+    """A killed process loses nothing that it wrote; only a power failure would, so tests do not wait for the disk."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        yield
+
+
 def _sharpen(model: PreTrainedModel, seed: int = 7) -> PreTrainedModel:
     """Draw the weights anew, so large that outputs are far from uniform and every bias and norm matters.
 

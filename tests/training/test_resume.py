@@ -1,7 +1,7 @@
 """Kill a run anywhere, start it again: metrics and model are those of a run that nobody killed, to the bit.
 
 The run that is killed is a process that is forked from this one. The one that nobody killed runs here, and so do the
-resumed ones, except that of PPO, which has the most state and starts afresh.
+resumed ones; that of PPO, which has the most state, in an interpreter of its own too.
 """
 
 import os
@@ -68,9 +68,13 @@ def run_afresh(stage: str, folder: Path, *more: str) -> str:
     return done.stderr
 
 
-@pytest.mark.parametrize("stage", [pytest.param(name, marks=[pytest.mark.slow] * (name in DOUBLED)) for name in STAGES])
+CASES = [pytest.param(name, False, marks=[pytest.mark.slow] * (name in DOUBLED), id=name) for name in STAGES]
+CASES.append(pytest.param("ppo", True, marks=pytest.mark.slow, id="ppo afresh"))
+
+
+@pytest.mark.parametrize(("stage", "afresh"), CASES)
 def test_a_killed_run_goes_on_to_the_same_bits(
-    stage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    stage: str, afresh: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     monkeypatch.chdir(ROOT)
@@ -90,10 +94,10 @@ def test_a_killed_run_goes_on_to_the_same_bits(
     process.kill()  # wherever it is now: in an update, in an evaluation, or while it writes
     process.join()
     assert process.exitcode == -signal.SIGKILL, "the run ended before it could be killed: give it more updates"
-    if stage == "ppo":
+    if afresh:
         printed = run_afresh(stage, killed, *more, "--resume_from_checkpoint", "true")
     else:
-        cli.main([stage.split()[0], *options(stage, killed, "--resume_from_checkpoint", "true")])
+        cli.main([stage.split()[0], *options(stage, killed, *more, "--resume_from_checkpoint", "true")])
         printed = capsys.readouterr().err
     assert "resumed from" in printed
     cli.main([stage.split()[0], *options(stage, whole, *more)])
