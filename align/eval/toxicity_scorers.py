@@ -33,6 +33,8 @@ from align.model_registry.registry import resolve_model
 from align.runtime.endpoint import RESUME_HINT
 
 DEFAULT = "minilm-l6"
+ScoringFunction = Callable[[list[str]], Sequence[object]]
+"""Texts to as many scores, unchecked."""
 KINDS = f"{DEFAULT}, model:NAME, attribute:FOLDER or module:function"
 
 
@@ -54,13 +56,12 @@ class ToxicityScorer:
 
     Attributes:
         version: a hash of its weights or of its source file.
-        function: texts to as many scores, unchecked.
         batch: texts in one call of `function`.
     """
 
     name: str
     version: str
-    function: Callable[[list[str]], Sequence[object]]
+    function: ScoringFunction
     batch: int = 64
 
     @property
@@ -92,10 +93,9 @@ def open_scorer(config: ScorerConfig, device: torch.device | str = "cpu") -> Tox
     """
     name, label = config.scorer, config.scorer_label
     kind, separator, rest = name.partition(":")
-    function: Callable[[list[str]], Sequence[object]]
+    function: ScoringFunction
     if name == DEFAULT:
-        function = head = ToxicityHead(str(resolve_model(DEFAULT)), device)
-        version = head.version
+        function, version = load_default_scorer(device)
     elif kind == "model":
         function, version = load_classifier(rest, label, device)
     elif kind == "attribute":
@@ -119,9 +119,7 @@ def _hash_of_source(function: Callable[..., object]) -> str:
         return "unknown version"
 
 
-def load_classifier(
-    model: str, label: str, device: torch.device | str
-) -> tuple[Callable[[list[str]], Sequence[object]], str]:
+def load_classifier(model: str, label: str, device: torch.device | str) -> tuple[ScoringFunction, str]:
     """Load a transformers text classifier in float32: a function from texts to the probability of a label, and its version.
 
     A text that is too long for the model is truncated. transformers' pipeline applies a sigmoid if the model's config names
@@ -206,21 +204,18 @@ def count_words(texts: Sequence[str]) -> csr_matrix:
     return hstack([characters.transform(texts), words.transform(texts)], format="csr")
 
 
-class ToxicityHead:
-    """The default scorer: the encoder in `folder` and the shipped head."""
+def load_default_scorer(device: torch.device | str) -> tuple[ScoringFunction, str]:
+    """Load the encoder and the shipped head: a function from texts to their toxicity, and its version."""
+    folder, stored = str(resolve_model(DEFAULT)), load_toxicity_head(HEAD)
+    encoder, words = Encoder(folder, device), stored.pop("words").numpy()
+    sense = {name: tensor.to(device) for name, tensor in stored.items()}
 
-    def __init__(self, folder: str, device: torch.device | str) -> None:
-        self.encoder = Encoder(folder, device)
-        stored = load_toxicity_head(HEAD)
-        self.words = stored.pop("words").numpy()
-        self.sense = {name: tensor.to(device) for name, tensor in stored.items()}
-        self.version = f"{fingerprint(folder)}-{hashlib.sha256(HEAD.read_bytes()).hexdigest()[:8]}"
-
-    def __call__(self, texts: Sequence[str]) -> list[float]:
-        """Return how toxic each text is, from 0 to 1."""
-        word_logits = torch.from_numpy(count_words(texts) @ self.words)
-        scores: list[float] = torch.sigmoid(sense_logits(self.encoder(texts), self.sense).cpu() + word_logits).tolist()
+    def score(texts: Sequence[str]) -> list[float]:
+        word_logits = torch.from_numpy(count_words(texts) @ words)
+        scores: list[float] = torch.sigmoid(sense_logits(encoder(texts), sense).cpu() + word_logits).tolist()
         return scores
+
+    return score, f"{fingerprint(folder)}-{hashlib.sha256(HEAD.read_bytes()).hexdigest()[:8]}"
 
 
 def sense_logits(states: Tensor, head: Mapping[str, Tensor]) -> Tensor:
