@@ -283,11 +283,12 @@ def make_ppo(make_run) -> Callable[..., HandPPO]:
     """`make_ppo(loaded, critic="separate")`: PPO with its reference around a model."""
 
     from align.models.backbone import flops_profile
+    from align.ppo.actor_critic import build_actor_critic
     from align.ppo.config import PPOConfig
     from align.ppo.extensions import TrainingContext, configured_extensions
-    from align.ppo.metrics import RoleFlopsProfiles
+    from align.ppo.flops import RoleFlopsProfiles
     from align.ppo.rewards import Rewards
-    from align.ppo.setup import PPOSetup, build_actor_critic, build_engine_and_roles
+    from align.ppo.setup import PPOSetup, build_engine_and_roles
     from align.sampling.engines import TransformersEngine
     from align.sampling.generation import SamplingParams
 
@@ -296,7 +297,7 @@ def make_ppo(make_run) -> Callable[..., HandPPO]:
         config, policy = run.config, flops_profile(loaded.backbone, loaded.adapter)
         extensions = configured_extensions(vars(config))
         sizes = (config.samples_per_prompt, config.max_prompt_tokens, config.max_new_tokens)
-        scoring = (config.missing_eos_penalty, config.missing_eos_score, config.reward_timeout)
+        scoring = (config.missing_eos_penalty, config.missing_eos_score)
         context = TrainingContext(run, loaded, [], [], config.total_updates, config.critic_warmup, *sizes, *scoring)
         for extension in extensions:
             extension.load(context)

@@ -269,7 +269,7 @@ class DPOTrainer:
         module = LanguageModel(loaded.backbone, loaded.adapter)
         warn_if_prompts_are_reread(run, loaded.backbone, (len(ranking.responses) for ranking in mixed.examples))
         self.order = DataOrder(mixed, config.seed, config.batch_size, config)
-        run.print(run.memory.check(run.config, module))
+        run.print(run.memory.check(module))
         self.engine = build_engine(run, module, self.order.updates(config.num_train_epochs))
 
     def train(self) -> Path:

@@ -21,7 +21,7 @@ from align.models.loading import LoadedModel, load_on_meta
 from align.models.roles import REWARD_ADAPTER
 from align.ppo.config import PPOConfig
 from align.ppo.extensions.ptx import PtxExamples
-from align.ppo.metrics import RoleFlopsProfiles, phase_flops
+from align.ppo.flops import RoleFlopsProfiles, phase_flops
 from align.ppo.rollout import prompts_of_update
 from align.reward.config import RewardConfig
 from align.reward.train import example_flops as ranking_flops

@@ -9,7 +9,6 @@ from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from align.core.errors import UserError
-from align.core.settings import RunConfig
 from align.models.backbone import Backbone, classifier_head, has_separate_encoder, is_classifier
 from align.models.heads import ScalarHead
 from align.models.loading import LoadedModel, read_by_ids_of
@@ -17,7 +16,6 @@ from align.models.lora import START_ADAPTER
 from align.tokenization.encoded import EncodedPrompt
 from align.training.engine import TrainEngine
 from align.training.run import Run
-from align.training.start import Model, open_run
 
 if TYPE_CHECKING:
     from align.training.callbacks import TrainerCallbacks
@@ -35,19 +33,6 @@ class GivenObjects:
     value_model: nn.Module | None = None
     callbacks: "TrainerCallbacks | None" = None
     peft_config: PeftConfig | None = None
-
-
-def open_policy(config: RunConfig, model: Model, given: GivenObjects, copies: int) -> tuple[Run, LoadedModel]:
-    """Open the run's folder and take or load the policy, with another adapter as the reference if it names one.
-
-    Args:
-        copies: of the policy that a run without a given reference keeps.
-    """
-    copies = 0 if given.reference else copies
-    run, policy = open_run(config, "ppo", model, given.tokenizer, frozen_copies=copies, peft_config=given.peft_config)
-    if isinstance(given.reference, str):
-        policy = with_reference_adapter(policy, given.reference)
-    return run, policy
 
 
 def reference_and_value_model(

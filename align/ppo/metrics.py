@@ -2,18 +2,15 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from align.batches.micro_batches import prompt_groups
 from align.core.errors import UserError
 from align.core.tensor_ops import masked_mean
-from align.models.backbone import Backbone
 from align.ppo.losses import KLEstimator, kl_estimate
 from align.ppo.records import Experience, Rollout
-from align.runtime.flops import FlopsProfile, forward_flops, sampling_flops, training_flops
 
 MISMATCH_LIMIT = 0.1
 """Nats per token. bfloat16 and other kernels cause a hundredth of it or less; another model or temperature, far more."""
@@ -241,41 +238,3 @@ class DriftWatch:
     def load_state_dict(self, state: dict[str, Any] | None) -> None:
         """Restore what `state_dict` returned."""
         self.first = state
-
-
-class RoleFlopsProfiles(NamedTuple):
-    """What each role's cost depends on; the reference has the policy's shape, without its adapter."""
-
-    policy: FlopsProfile
-    reference: FlopsProfile
-    critic: FlopsProfile | None = None
-    """None: a head on the policy's trunk."""
-    rewards: tuple[FlopsProfile, ...] = ()
-    initial: FlopsProfile | None = None
-    """None: the initial policy is the reference."""
-
-
-def rollout_lengths(rollout: Rollout, backbone: Backbone, budget: int) -> list[tuple[int, list[int]]]:
-    """Return the tokens of each prompt that is read in micro-batches of `budget` tokens, and of the responses to it."""
-    prompts = [prompt.ids for prompt in rollout.prompts]
-    groups = prompt_groups(backbone, prompts, rollout.responses, range(len(rollout)), budget)
-    return [(len(prompts[rows[0]]), [len(rollout.responses[row]) for row in rows]) for rows in groups]
-
-
-def phase_flops(profiles: RoleFlopsProfiles, lengths: Sequence[tuple[int, Sequence[int]]], epochs: int) -> dict[str, float]:
-    """FLOPs of one update in each of its phases: sampling, scoring, learning.
-
-    Args:
-        lengths: tokens of each prompt that is read, and of its responses.
-        epochs: passes of learning.
-    """
-    sampling = scoring = learning = 0.0
-    for prompt, responses in lengths:
-        predicted = sum(responses)
-        sampling += sampling_flops(profiles.policy, prompt, responses)
-        language_models = [role for role in (profiles.policy, profiles.reference, profiles.initial) if role]
-        scoring += sum(forward_flops(role, prompt, responses, predicted) for role in language_models)
-        scoring += sum(forward_flops(role, prompt, responses) for role in (profiles.critic, *profiles.rewards) if role)
-        learning += epochs * training_flops(profiles.policy, prompt, responses, predicted)
-        learning += epochs * training_flops(profiles.critic, prompt, responses) if profiles.critic else 0.0
-    return {"sampling": sampling, "scoring": scoring, "learning": learning}

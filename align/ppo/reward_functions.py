@@ -1,12 +1,10 @@
-"""Reward functions of the user: found by their names, called with a timeout, and checked."""
+"""Reward functions of the user: found by their names, called and checked."""
 
 import copy
 import math
-import threading
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
 
 from align.core.errors import UserError, first_line
 from align.core.plugins import checked_scores, import_function
@@ -48,57 +46,26 @@ def load_functions(specifications: Sequence[str]) -> list[WeightedFunction]:
     return functions
 
 
-def call_reward_function(
-    reward: WeightedFunction, prompts: Sequence[Conversation], responses: Sequence[str], timeout: float = 0.0
-) -> list[float]:
+def call_reward_function(reward: WeightedFunction, prompts: Sequence[Conversation], responses: Sequence[str]) -> list[float]:
     """Call a reward function on copies of its inputs, and check its scores.
 
-    Args:
-        timeout: seconds that it may take; 0: no limit.
-
     Raises:
-        UserError: if it raises, takes longer, or returns anything but one finite number for each response.
+        UserError: if it raises, or returns anything but one finite number for each response.
     """
+    name = f"reward function '{reward.name}'"
+    try:
+        scores = reward.function(copy.deepcopy(list(prompts)), list(responses))
+    except UserError:
+        raise
+    except (Exception, SystemExit) as error:
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        raise UserError(
+            f"{name} failed: {type(error).__name__}: {first_line(error)} ({frame.filename}:{frame.lineno})"
+        ) from error
     return checked_scores(
-        _run_function(reward, prompts, responses, timeout),
+        scores,
         len(responses),
-        f"reward function '{reward.name}'",
+        name,
         items="responses",
         describe=lambda index: f"the response {responses[index][:60]!r}",
     )
-
-
-def _run_function(
-    reward: WeightedFunction, prompts: Sequence[Conversation], responses: Sequence[str], timeout: float
-) -> Sequence[float]:
-    """Call a reward function, with a timeout in a separate thread."""
-    outcome: list[Any] = []
-    given = copy.deepcopy(list(prompts)), list(responses)
-
-    def run() -> None:
-        try:
-            outcome[:] = [True, reward.function(*given)]
-        except (Exception, SystemExit) as error:
-            outcome[:] = [False, error]
-
-    if timeout:
-        thread = threading.Thread(target=run, daemon=True)  # a function that hangs must not keep the process alive
-        thread.start()
-        thread.join(timeout)
-    else:
-        run()
-    if not outcome:
-        raise UserError(
-            f"reward function '{reward.name}' returned nothing in {timeout:g} s for {len(responses)} responses; "
-            "raise reward_timeout, or fix the function"
-        )
-    succeeded, result = outcome
-    if succeeded:
-        return cast(Sequence[float], result)
-    if isinstance(result, UserError):
-        raise result
-    frame = traceback.extract_tb(result.__traceback__)[-1]
-    raise UserError(
-        f"reward function '{reward.name}' failed: {type(result).__name__}: {first_line(result)} "
-        f"({frame.filename}:{frame.lineno})"
-    ) from result

@@ -40,7 +40,6 @@ class Rewards:
     Args:
         ensemble: how the rewards of several models are combined, see `combine_rewards`.
         uncertainty_weight: see `combine_rewards`.
-        timeout: seconds that a function may take for a rollout; 0: no limit.
         accelerator: processes that score together. The first one calls the functions, and all get its scores or its error.
     """
 
@@ -50,12 +49,11 @@ class Rewards:
         functions: Sequence[WeightedFunction] = (),
         ensemble: Literal["mean", "wco", "uwo"] = "mean",
         uncertainty_weight: float = 0.0,
-        timeout: float = 0.0,
         accelerator: Accelerator | None = None,
     ) -> None:
         self.models, self.functions = list(models), list(functions)
         self.ensemble, self.uncertainty_weight = ensemble, uncertainty_weight
-        self.timeout, self.accelerator = timeout, accelerator
+        self.accelerator = accelerator
 
     @property
     def flops_profiles(self) -> tuple[FlopsProfile, ...]:
@@ -84,7 +82,7 @@ class Rewards:
         """The scores of each function, the same on every process: a function may be random, or each call may cost money."""
 
         def call_all() -> list[list[float]]:
-            return [call_reward_function(function, prompts, responses, self.timeout) for function in self.functions]
+            return [call_reward_function(function, prompts, responses) for function in self.functions]
 
         if not self.functions or self.accelerator is None or self.accelerator.num_processes == 1:
             return call_all()

@@ -10,7 +10,6 @@ from peft import PeftConfig
 from transformers import PreTrainedModel
 
 from align.core.errors import UserError
-from align.core.settings import ModelConfig
 from align.models.adapters import add_adapter, changes_base
 from align.models.backbone import flops_profile, is_prefix_lm
 from align.models.configs import base_of, reads_prompts_whole
@@ -144,8 +143,7 @@ def make_scorer(
     scorer = source.scorer(policy, roles, run.accelerator, run.config.micro_batch_tokens)
     reads_ids = scorer.reads_given_ids and all(prompt.given_as_ids for prompt in prompts)
     if scorer.tokenization and not reads_ids:
-        assert isinstance(run.config, ModelConfig)
-        template = "" if source.loaded is None or source.loaded.has_template else run.config.chat_template
+        template = "" if source.loaded is None or source.loaded.has_template else run.model_config.chat_template
         form = f", which has no chat template and reads chat_template {template}" if template else ""
         run.print(f"{source.name}: reads other token ids than the policy; texts are tokenized again for it{form}")
     require_readable(source.name, scorer, prompts, max_new_tokens, policy)
@@ -174,12 +172,3 @@ def require_readable(
             except ConversationError as error:
                 raise UserError(f"{name}: {error}") from error
     scorer.require_context(name, prompts, max_new_tokens, policy.tokenization, after)
-
-
-def require_longer_collective_timeout(reward_timeout: float, collective_timeout: float) -> None:
-    """Raise a UserError if the processes that wait for the first one cannot outlast a reward function's timeout."""
-    if reward_timeout >= collective_timeout:
-        raise UserError(
-            f"reward_timeout is {reward_timeout:g}, but the other processes wait for collective_timeout "
-            f"({collective_timeout:g} s): raise that above reward_timeout"
-        )

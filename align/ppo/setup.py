@@ -1,40 +1,41 @@
-"""The preparation of a PPO run: which model has which role, how much memory they need, and what scores responses."""
+"""The setup of a PPO run: its folder, models, data, engine and sampler."""
 
-import copy
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
-from accelerate import Accelerator
 from torch import nn
 
+from align.batches.encoding import Data, Limits, encode_prompts
+from align.batches.mixtures import is_given, split_by_opening
 from align.core.errors import UserError, counted
-from align.core.settings import ModelConfig
-from align.models.adapters import copy_adapter
-from align.models.backbone import Backbone, flops_profile, is_prefix_lm, wrap
-from align.models.heads import LanguageModel, RewardModel, ScalarHead, freeze_unused_lm_head
+from align.models.backbone import Backbone
+from align.models.heads import LanguageModel
 from align.models.loading import LoadedModel, vocabulary_rows
-from align.models.roles import REFERENCE_ADAPTER, VALUE_ADAPTER, ActorCritic, Roles
-from align.ppo.extensions import Extension
-from align.ppo.metrics import RoleFlopsProfiles
-from align.ppo.records import Rollout
+from align.models.roles import ActorCritic, Roles
+from align.ppo.actor_critic import build_actor_critic, copy_backbone, param_groups
+from align.ppo.config import PPOConfig
+from align.ppo.extensions import Extension, TrainingContext
+from align.ppo.flops import RoleFlopsProfiles, flops_profiles
+from align.ppo.given_objects import GivenObjects, attach_callbacks, reference_and_value_model, with_reference_adapter
+from align.ppo.records import Experience, RoleOutputs, Rollout
 from align.ppo.reward_functions import WeightedFunction
 from align.ppo.rewards import Rewards
-from align.ppo.rollout import plan_minibatch
-from align.ppo.scoring_models import RewardAdapter, RewardModelLike, RewardSource
-from align.reward.checkpoint import LoadedReward, require_reward_model
-from align.reward.scoring import reads_ids_of
+from align.ppo.rollout import plan_minibatch, prompts_of_update, shuffled_minibatches
+from align.ppo.scoring_models import RewardModelLike, RewardSource, load_rewards, make_scorer
+from align.reward.checkpoint import require_reward_model
 from align.runtime.distributed import max_across_processes, zero_stage
-from align.runtime.sharding import full_numel, is_sharded, place_frozen_model, sharded_copies, sharded_loading
-from align.sampling.engines import SamplingEngine, sampling_tokens
+from align.runtime.sharding import full_numel, place_frozen_model, sharded_loading
+from align.sampling.engines import SamplingEngine, make_engine, sampling_tokens
 from align.sampling.generation import SamplingParams
 from align.tokenization.encoded import EncodedPrompt
+from align.training.data_order import PLANNED_UPDATES
 from align.training.engine import TrainEngine
 from align.training.memory import FLOAT32_BYTES
 from align.training.optimizer import ParamGroup
 from align.training.run import Run
-from align.training.start import build_engine, warn_if_prompts_are_reread
+from align.training.start import Model, build_engine, open_run, warn_if_prompts_are_reread
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,9 @@ class PPOSetup:
     engine: TrainEngine
     """Trains the `ActorCritic`."""
     roles: Roles
+    """Policy, reference and critic."""
     sampler: SamplingEngine
+    """Samples the responses; `sampling` has its parameters."""
     sampling: SamplingParams
     rewards: Rewards
     prompts: list[EncodedPrompt]
@@ -60,17 +63,107 @@ class PPOSetup:
         self.sampler.close()
         self.run.close()
 
+    @contextmanager
+    def averaged_weights(self) -> Iterator[None]:
+        """Use the averaged weights for evaluation and saving, if the run averages them."""
+        if self.engine.average is None:
+            yield
+            return
+        with self.engine.averaged_weights():
+            self.sampler.weights_changed()
+            yield
+        self.sampler.weights_changed()
 
-def require_reward(
+
+def prepare(
+    config: PPOConfig,
+    model: Model,
+    reward_models: Sequence[RewardModelLike],
+    functions: Sequence[WeightedFunction],
+    prompts: Data,
+    validation: Data,
+    extensions: list[Extension],
+    given: GivenObjects = GivenObjects(),  # noqa: B008  # it is frozen
+) -> PPOSetup:
+    """Open the run's folder, load all models and data, and build the engines. Raise a UserError for a mistake in either.
+
+    Args:
+        model: of the policy; a transformers model needs `given.tokenizer`.
+        validation: fixed prompts for evaluations; may be empty.
+        given: objects in memory beside the policy.
+    """
+    moves = any(extension.updates_reference for extension in extensions)
+    require_rewards(reward_models, functions, extensions)
+    run, policy = open_policy(config, model, given, moves)
+    limits = Limits(config.max_prompt_tokens, config.max_new_tokens, config.overlong)
+    encoded, held_out = encode_all_prompts(
+        prompts, validation, policy, limits, config.validation_split, config.skip_bad_rows
+    )
+    every_prompt = [*encoded, *held_out]
+    # Models: the policy with its critic and all adapters in one module, a reference, and separate reward models.
+    reference, value_model = reference_and_value_model(
+        policy, given, every_prompt, config.max_new_tokens, config.gradient_checkpointing, config.has_critic
+    )
+    sizes = (config.samples_per_prompt, config.max_prompt_tokens, config.max_new_tokens)
+    values = (config.total_updates, config.critic_warmup, *sizes, config.missing_eos_penalty, config.missing_eos_score)
+    context = TrainingContext(run, policy, encoded, every_prompt, *values)
+    with sharded_loading(run.accelerator):
+        sources = load_rewards(reward_models, policy, config.dtype, config.chat_template)
+        for extension in extensions:
+            extension.load(context)
+        adapters = [source.adapter_on_policy for source in sources if source.adapter_on_policy]
+        adapters += [adapter for extension in extensions for adapter in extension.adapters]
+        critic = config.critic if config.has_critic else "none"
+        critic_init = (sources[0].adapter_on_policy or sources[0].loaded) if sources else None
+        module = build_actor_critic(policy, critic, critic_init, adapters, config.ent_coef > 0, moves, value_model)
+    # Engine and rewards.
+    steps = config.num_ppo_epochs * config.num_mini_batches
+    rates = (config.learning_rate, config.value_learning_rate or config.learning_rate)
+    groups = param_groups(module, *rates, frozen_steps=config.critic_warmup * steps)
+    optimization = (config.total_updates * steps, groups, config.ema_decay)
+    engine, roles = build_engine_and_roles(run, policy, module, sources, extensions, *optimization, reference)
+    scorers = [make_scorer(source, run, policy, roles, every_prompt, config.max_new_tokens) for source in sources]
+    rewards = Rewards(scorers, functions, config.reward_ensemble, config.uncertainty_weight, run.accelerator)
+    for extension in extensions:
+        extension.start(engine, roles)
+    if given.callbacks:
+        share = config.rollout_batch_size / config.samples_per_prompt / len(encoded)
+        attach_callbacks(given.callbacks, run, policy, engine, config.total_updates, share)
+    report(config, run, policy, len(encoded), len(held_out), extensions)
+    sampler, sampling = build_sampler(config, run, policy, engine, every_prompt)
+    profiles = flops_profiles(policy, module, rewards, moves, reference)
+    return PPOSetup(run, policy, engine, roles, sampler, sampling, rewards, encoded, held_out, profiles, extensions)
+
+
+def open_policy(config: PPOConfig, model: Model, given: GivenObjects, reference_is_updated: bool) -> tuple[Run, LoadedModel]:
+    """Open the run's folder, and take or load the policy."""
+    if reference_is_updated and given.reference is not None:
+        raise UserError("reference_refresh copies the policy into the reference; leave out reference, or set it to 0")
+    copies = 0 if given.reference else 2 if reference_is_updated else 1
+    run, policy = open_run(config, "ppo", model, given.tokenizer, frozen_copies=copies, peft_config=given.peft_config)
+    if isinstance(given.reference, str):
+        policy = with_reference_adapter(policy, given.reference)
+    return run, policy
+
+
+def require_rewards(
     models: Sequence[RewardModelLike], functions: Sequence[WeightedFunction], extensions: Sequence[Extension]
 ) -> None:
-    """Raise a UserError for a run without a reward, or with a reward model that is none."""
+    """Raise a UserError for a run without a reward, or with a folder that is not a reward model."""
     if not (models or functions or any(extension.gives_scores for extension in extensions)):
         kinds = "reward_model, reward_functions, rules, rubrics, attributes, or several of them"
         raise UserError(f"PPO needs a reward: set {kinds}")
     for model in models:
         if isinstance(model, str):
             require_reward_model(model)
+
+
+def encode_all_prompts(
+    prompts: Data, validation: Data, policy: LoadedModel, limits: Limits, validation_split: float, skip_bad_rows: bool
+) -> tuple[list[EncodedPrompt], list[EncodedPrompt]]:
+    """Return the prompts of training and those of evaluations, which may be a part of the given ones."""
+    encoded, split = split_by_opening(encode_prompts(prompts, policy, limits, skip_bad_rows), validation_split)
+    return encoded, encode_prompts(validation, policy, limits, skip_bad_rows) if is_given(validation) else split
 
 
 def build_engine_and_roles(
@@ -89,216 +182,79 @@ def build_engine_and_roles(
     Args:
         sources: the reward models.
         total_steps: optimizer steps of the run.
-        groups: learning rates.
         average_decay: of an exponential mean of the weights that evaluations and the result use; 0: none.
         reference: a model that takes the place of the copy.
     """
     accelerator = run.accelerator
-    reference_is_updated = any(extension.updates_reference for extension in extensions)
-    if reference_is_updated and zero_stage(accelerator) == 3:
+    moves = any(extension.updates_reference for extension in extensions)
+    if moves and zero_stage(accelerator) == 3:
         raise UserError("reference_refresh is not possible under ZeRO-3, which shards the weights: use ZeRO-1 or 2")
-    copies = 0 if policy.adapter or reference else 2 if reference_is_updated else 1
+    copies = 0 if policy.adapter or reference else 2 if moves else 1
     with sharded_loading(accelerator):
         references = [LanguageModel(copy_backbone(policy.backbone)) for _ in range(copies)]
     references += [LanguageModel(reference)] if reference else []
     scoring: list[nn.Module] = [source.loaded.model for source in sources if source.loaded]
     scoring += [model for extension in extensions for model in extension.modules]
-    assert isinstance(run.config, ModelConfig)
     trained = sum(full_numel(weight) for weight in module.parameters() if weight.requires_grad)
     mean = FLOAT32_BYTES * trained if average_decay else 0
-    moved = trained * policy.backbone.model.dtype.itemsize if reference_is_updated else 0  # the reference, in checkpoints
-    run.print(run.memory.check(run.config, module, [*references, *scoring], {"mean of the weights": mean}, mean + moved))
+    moved = trained * policy.backbone.model.dtype.itemsize if moves else 0  # the reference, in checkpoints
+    run.print(run.memory.check(module, [*references, *scoring], {"mean of the weights": mean}, mean + moved))
     frozen, initial, *_ = [*(place_frozen_model(model, accelerator) for model in references), None, None]
     engine = build_engine(run, module, total_steps, groups, average_decay)
-    return engine, Roles(engine.module, frozen, initial, reference_is_updated)
-
-
-def flops_profiles(
-    policy: LoadedModel, module: ActorCritic, rewards: Rewards, reference_is_updated: bool, reference: Backbone | None = None
-) -> RoleFlopsProfiles:
-    """Return the profile of each role, on which its FLOPs depend.
-
-    Args:
-        reference: a model that takes the place of the policy's copy.
-    """
-    critic = module.critic or (policy.backbone if module.critic_adapter else None)
-    return RoleFlopsProfiles(
-        policy=flops_profile(policy.backbone, policy.adapter),
-        reference=flops_profile(reference or policy.backbone, None if reference else module.reference_adapter),
-        initial=flops_profile(policy.backbone, policy.initial_adapter) if reference_is_updated else None,
-        critic=flops_profile(critic, module.critic_adapter) if critic else None,
-        rewards=rewards.flops_profiles,
-    )
+    return engine, Roles(engine.module, frozen, initial, moves)
 
 
 def report(
-    run: Run, policy: LoadedModel, prompts: int, held_out: int, sizes: tuple[int, int, int], selected_by_reward: bool
+    config: PPOConfig, run: Run, policy: LoadedModel, prompts: int, held_out: int, extensions: Sequence[Extension]
 ) -> None:
-    """Print the data that the run trains on.
-
-    Args:
-        held_out: prompts of the evaluations.
-        sizes: updates, responses of one update, and responses to each prompt.
-        selected_by_reward: whether the reward selects the policy that is kept.
-    """
-    assert isinstance(run.config, ModelConfig)
-    updates, responses, samples = sizes
-    run.print(f"ppo: {counted(prompts, 'prompt')}, {held_out} held out; model {run.config.model}")
+    """Print the data that the run trains on; `held_out` counts the prompts of the evaluations."""
+    updates, responses = config.total_updates, config.rollout_batch_size
+    run.print(f"ppo: {counted(prompts, 'prompt')}, {held_out} held out; model {run.model_config.model}")
     episodes = counted(updates * responses, "episode")
     run.print(f"{counted(updates, 'update')} of {counted(responses, 'response')} ({episodes})")
-    warn_if_prompts_are_reread(run, policy.backbone, [samples])
-    if held_out and selected_by_reward:
+    warn_if_prompts_are_reread(run, policy.backbone, [config.samples_per_prompt])
+    if held_out and config.save_best_policy and not any(extension.selects_by for extension in extensions):
         run.print(
             "the best policy is chosen by the reward that it is trained on; selection.reward_model lets another one choose"
         )
 
 
-def sampling_of(
-    run: Run,
-    policy: LoadedModel,
-    longest: int,
-    max_new_tokens: int,
-    temperature: float,
-    stop_ids: frozenset[int] | None = None,
-) -> SamplingParams:
-    """Return how responses are sampled: as many at once as the memory of the smallest process holds.
-
-    Args:
-        longest: tokens of the longest prompt and response together.
-        stop_ids: see `SamplingParams`.
+def build_sampler(
+    config: PPOConfig, run: Run, policy: LoadedModel, engine: TrainEngine, prompts: Sequence[EncodedPrompt]
+) -> tuple[SamplingEngine, SamplingParams]:
+    """Return the sampling engine and its parameters: as many responses at once as the smallest process's memory holds.
 
     Raises:
-        UserError: if the model has no token with one of the ids.
+        UserError: if the model has no token with one of `stop_token_ids`.
     """
-    highest, rows = max(stop_ids or [0]), vocabulary_rows(policy.backbone.model)
+    highest, rows = max(config.stop_ids or [0]), vocabulary_rows(policy.backbone.model)
     if highest >= rows:
         raise UserError(f"stop_token_ids: there is no token {highest}; the model has tokens 0 to {rows - 1}")
+    longest = max(len(prompt.ids) for prompt in prompts) + config.max_new_tokens
+    sampler = make_engine(config, engine, policy, longest)
     at_once = -max_across_processes(-sampling_tokens(run.memory, policy.backbone, longest), run.accelerator)
-    return SamplingParams(max_new_tokens, temperature, batch_tokens=at_once, stop_ids=stop_ids)
+    return sampler, SamplingParams(config.max_new_tokens, config.temperature, batch_tokens=at_once, stop_ids=config.stop_ids)
 
 
-def largest_micro_batch(
-    plans: Iterable[tuple[Rollout, list[list[int]]]], backbone: Backbone, micro_batch_tokens: int, accelerator: Accelerator
-) -> tuple[int, Rollout, list[int], list[int]]:
-    """Return the micro-batch of this process with the most padded tokens: tokens, rollout, rows of its minibatch, its rows.
+def largest_micro_batch(config: PPOConfig, setup: PPOSetup) -> tuple[Experience, list[int], float, int]:
+    """Return the micro-batch of this process with the most padded tokens, if all responses have the largest length.
 
-    Args:
-        plans: rollouts with the rows of their minibatches.
+    Returns:
+        An experience of zeros, rows of it, the response tokens of their minibatch, and the padded tokens of the rows.
     """
+    samples, length, count = config.samples_per_prompt, config.max_new_tokens, config.rollout_batch_size
+    backbone, accelerator = setup.policy.backbone, setup.run.accelerator
     found: list[tuple[int, Rollout, list[int], list[int]]] = []
-    for rollout, minibatches in plans:
-        for minibatch in minibatches:
-            for batch in plan_minibatch(rollout, minibatch, backbone, micro_batch_tokens, accelerator):
+    for update in range(1, min(config.total_updates, PLANNED_UPDATES) + 1):
+        prompts = prompts_of_update(setup.prompts, update, count // samples, samples, config.seed)
+        rollout = Rollout(prompts, [[0] * length] * count, [], [])
+        for minibatch in shuffled_minibatches(count, samples, config.num_mini_batches, update, 0, config.seed):
+            for batch in plan_minibatch(rollout, minibatch, backbone, config.micro_batch_tokens, accelerator):
                 groups = len(getattr(batch.rows, "starts", batch.rows))
-                prompt = max(len(rollout.prompts[row].ids) for row in batch.rows)
-                response = max(len(rollout.responses[row]) for row in batch.rows)
-                found.append((groups * prompt + len(batch.rows) * response, rollout, minibatch, batch.rows))
-    return max(found, key=lambda batch: batch[0])
-
-
-def build_actor_critic(
-    policy: LoadedModel,
-    critic: Literal["none", "shared", "separate"] = "shared",
-    critic_init: RewardAdapter | LoadedReward | None = None,
-    adapters: Sequence[RewardAdapter] = (),
-    with_entropy: bool = False,
-    reference_is_updated: bool = False,
-    value_model: tuple[Backbone, ScalarHead] | None = None,
-) -> ActorCritic:
-    """Build the module that PPO trains.
-
-    A separate critic starts from the reward model (InstructGPT, section 3.5) if the reward model is an adapter on the
-    policy's base. If all weights are trained, it does if the reward model has the policy's architecture and reads its
-    token ids. Otherwise it starts
-    from the initial policy, with a head that starts at 0.
-
-    Args:
-        critic: `shared`: a head on the policy's trunk; `separate`: a model, or with LoRA an adapter, for values alone.
-        critic_init: the reward model that a separate critic may start from.
-        adapters: reward models on the policy's base.
-        with_entropy: whether the loss has a term for the policy's entropy.
-        reference_is_updated: whether the reference follows the policy.
-        value_model: a model with its head that becomes the critic in place of any other.
-    """
-    backbone, hidden_size = policy.backbone, policy.backbone.hidden_size
-    value_head = ScalarHead(hidden_size, start_at_zero=True).requires_grad_(critic != "none")
-    model, critic_adapter = None, None
-    if value_model:
-        model, value_head = value_model
-        model.requires_grad_(True)
-        value_head.requires_grad_(True)
-        freeze_unused_lm_head(model)
-    elif critic == "separate" and policy.adapter:
-        assert backbone.peft is not None
-        reward_adapter = critic_init if isinstance(critic_init, RewardAdapter) else None
-        copy_adapter(backbone.peft, reward_adapter.adapter if reward_adapter else policy.adapter, VALUE_ADAPTER)
-        critic_adapter = VALUE_ADAPTER
-        if reward_adapter:
-            _start_from(reward_adapter.head, reward_adapter.mean, value_head)
-        backbone.peft.set_requires_grad(policy.adapter)  # adding one adapter must not freeze the other
-    elif critic == "separate":
-        reward = critic_init if isinstance(critic_init, LoadedReward) else None
-        model = _critic_from_reward(policy, reward, value_head) or copy_backbone(backbone)
-        model.requires_grad_(True)
-        freeze_unused_lm_head(model)
-    reference_adapter = _reference_adapter(policy) if reference_is_updated and policy.adapter else None
-    heads = {adapter.adapter: adapter.head for adapter in adapters}
-    parts = (backbone, policy.adapter, value_head, policy.initial_adapter, model, critic_adapter, heads)
-    return ActorCritic(*parts, with_entropy=with_entropy, reference_adapter=reference_adapter)
-
-
-def _reference_adapter(loaded: LoadedModel) -> str:
-    """Add a frozen copy of the policy's adapter for the reference; returns its name."""
-    assert loaded.backbone.peft is not None
-    assert loaded.adapter is not None
-    trained = [weight for weight in loaded.backbone.model.parameters() if weight.requires_grad]
-    copy_adapter(loaded.backbone.peft, loaded.adapter, REFERENCE_ADAPTER)
-    loaded.backbone.model.requires_grad_(False)
-    for weight in trained:
-        weight.requires_grad_(True)
-    return REFERENCE_ADAPTER
-
-
-def param_groups(
-    module: ActorCritic, learning_rate: float, value_learning_rate: float, frozen_steps: int
-) -> list[ParamGroup]:
-    """Return the learning rates of policy and critic.
-
-    A trunk that both share is the policy's: the value loss moves it at the policy's rate.
-
-    Args:
-        frozen_steps: first optimizer steps during which the policy's rate is 0.
-    """
-    critic = module.critic_weights()
-    policy = frozenset(name for name, weight in module.named_parameters() if weight.requires_grad) - critic
-    return [ParamGroup("", policy, learning_rate, frozen_steps), ParamGroup("value", critic, value_learning_rate)]
-
-
-def _critic_from_reward(loaded: LoadedModel, reward: LoadedReward | None, value_head: ScalarHead) -> Backbone | None:
-    """A copy of the reward model's backbone, and its head in `value_head`; None if values cannot start from it."""
-    if reward is None or not isinstance(reward.model, RewardModel):
-        return None
-    policy, own = loaded.backbone.model.config, reward.loaded.backbone.model.config
-    alike = policy.model_type == own.model_type and policy.hidden_size == own.hidden_size
-    if not alike or is_prefix_lm(policy) != is_prefix_lm(own) or not reads_ids_of(reward, loaded.tokenization):
-        return None
-    _start_from(reward.model.head, reward.mean, value_head)
-    return copy_backbone(reward.model.backbone)
-
-
-@torch.no_grad()
-def _start_from(reward_head: ScalarHead, mean: float, value_head: ScalarHead) -> None:
-    """Let values start as rewards minus their mean over demonstrations."""
-    value_head.linear.weight.copy_(reward_head.linear.weight)
-    assert value_head.linear.bias is not None
-    value_head.linear.bias.fill_(-mean)
-
-
-def copy_backbone(backbone: Backbone) -> Backbone:
-    """A copy of the model with its weights."""
-    sharded = {id(weight): weight for weight in backbone.model.parameters() if is_sharded(weight)}
-    copies = sharded_copies(list(sharded.values()))
-    # deepcopy takes what it finds in its memo for copied already.
-    copied = wrap(copy.deepcopy(backbone.model, dict(zip(sharded, copies, strict=True))), check=False)
-    copied.shares_prompts = backbone.shares_prompts
-    return copied
+                longest = max(len(prompts[row].ids) for row in batch.rows)
+                found.append((groups * longest + len(batch.rows) * length, rollout, minibatch, batch.rows))
+    tokens, rollout, minibatch, rows = max(found, key=lambda batch: batch[0])
+    zeros = torch.zeros(count, length)
+    old, returns = RoleOutputs(zeros, zeros, zeros, zeros), zeros if config.has_critic else None
+    experience = Experience(rollout, zeros[:, 0], old, zeros, returns, config.kl_coef, zeros[:, 0], {})
+    return experience, rows, float(length * len(minibatch)), tokens

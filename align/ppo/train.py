@@ -22,21 +22,15 @@ The names of this file, in the order of an update:
 """
 
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from align.batches.encoding import Data, Limits, encode_prompts
-from align.batches.mixtures import is_given, split_by_opening
-from align.core.errors import UserError
 from align.core.launch import run_stage
 from align.core.seeds import RngStream
 from align.core.tensor_ops import length_mask, whiten
 from align.models.checkpoint import WriteModel, save_model, weights_of
-from align.models.loading import LoadedModel
 from align.ppo.advantages import add_kl_penalty, estimate_advantages
 from align.ppo.config import PPOConfig
 from align.ppo.evaluation import (
@@ -47,28 +41,13 @@ from align.ppo.evaluation import (
     sample_rows,
     take_over_best_policy,
 )
-from align.ppo.extensions import (
-    Extension,
-    TrainingContext,
-    configured_extensions,
-    product_of_token_weights,
-    sum_of_token_rewards,
-)
-from align.ppo.given_objects import GivenObjects, attach_callbacks, open_policy, reference_and_value_model
+from align.ppo.extensions import configured_extensions, product_of_token_weights, sum_of_token_rewards
+from align.ppo.flops import phase_flops, rollout_lengths
 from align.ppo.losses import KLController, LossCoefficients, kl_estimate, ppo_loss
-from align.ppo.metrics import (
-    DriftWatch,
-    MissingEosWatch,
-    NegativeKLWatch,
-    check_ratio,
-    phase_flops,
-    response_kl,
-    rollout_lengths,
-    rollout_metrics,
-)
+from align.ppo.metrics import DriftWatch, MissingEosWatch, NegativeKLWatch, check_ratio, response_kl, rollout_metrics
 from align.ppo.records import Experience, RoleOutputs, Rollout
-from align.ppo.reward_functions import WeightedFunction, load_functions
-from align.ppo.rewards import Rewards, add_rewards, apply_missing_eos, sum_of_rewards
+from align.ppo.reward_functions import load_functions
+from align.ppo.rewards import add_rewards, apply_missing_eos, sum_of_rewards
 from align.ppo.rollout import (
     PromptIdentity,
     forward_all_roles,
@@ -79,29 +58,12 @@ from align.ppo.rollout import (
     save_if_scoring_fails,
     shuffled_minibatches,
 )
-from align.ppo.scoring_models import RewardModelLike, load_rewards, make_scorer, require_longer_collective_timeout
-from align.ppo.setup import (
-    PPOSetup,
-    build_actor_critic,
-    build_engine_and_roles,
-    flops_profiles,
-    largest_micro_batch,
-    param_groups,
-    report,
-    require_reward,
-    sampling_of,
-)
+from align.ppo.setup import PPOSetup, largest_micro_batch, prepare
 from align.runtime.distributed import run_on_main
 from align.runtime.flops import Clock
-from align.runtime.sharding import sharded_loading
-from align.sampling.engines import make_engine
-from align.tokenization.encoded import EncodedPrompt
-from align.training.broken_batch import stop_on_nan
 from align.training.checkpoint import Checkpoint, Stateful
-from align.training.data_order import PLANNED_UPDATES
 from align.training.engine import NotFiniteError
-from align.training.start import Model
-from align.training.trial import can_try, memory_trial
+from align.training.guards import can_try, memory_trial, stop_on_nan
 
 
 class PPOState:
@@ -129,16 +91,14 @@ def train(config: PPOConfig, setup: PPOSetup) -> Path:
     run, extensions, folder = setup.run, setup.extensions, setup.run.folder / "model"
     state = PPOState(config, "".join(extension.selects_by for extension in extensions))
     stateful = state.stateful() | {extension.name: extension for extension in extensions if extension.has_state}
-    if run.callbacks:
-        stateful["callbacks"] = run.callbacks
     checkpoint = Checkpoint(run, setup.engine, {"prompts": PromptIdentity(setup.prompts), **stateful})
     done = checkpoint.load()
     if config.dry_run:
         return run.end_dry_run(config.total_updates, done)
-    if run.callbacks:
-        run.callbacks.begin(done)
     if done < config.total_updates and can_try(setup.engine):
-        try_largest_micro_batch(config, setup)
+        experience, rows, tokens, padded = largest_micro_batch(config, setup)
+        with memory_trial(setup.engine, rows, padded):
+            setup.engine.backward(*micro_batch_loss(config, setup, experience, rows, tokens))
     if config.save_best_policy:
         take_over_best_policy(run, state.selection)
     if not done and setup.validation:
@@ -177,7 +137,7 @@ def train(config: PPOConfig, setup: PPOSetup) -> Path:
     if config.save_best_policy:
         run.print(state.selection.warning() if has_best else "no evaluation chose a best policy; the last one is kept")
     if not (config.save_best_policy and has_best):
-        with averaged_weights(setup):
+        with setup.averaged_weights():
             save_policy(config, setup, folder, {})
     return folder
 
@@ -194,17 +154,12 @@ def collect_experience(config: PPOConfig, setup: PPOSetup, state: PPOState, upda
     run.raise_if_stop_requested()
     # 2. Score them. The roles come later: a reward reads texts and ids. What reads log-probs is a `token_rewards` of step 4.
     with save_if_scoring_fails(run, rollout, update):
-        rewards, others = setup.rewards.components(rollout)
-        for extension in extensions:  # extensions: rewards
-            add_rewards(rewards, extension.score(rollout), extension.name)
-        scores, components = sum_of_rewards(rewards, len(rollout)), rewards | others
+        scores, components = score_rollout(setup, rollout)
         training_scores = scores
         for extension in extensions:
             training_scores = extension.transform_scores(training_scores, rollout, components)
-    scores = apply_missing_eos(scores, rollout.ended_mask, config.missing_eos_penalty, config.missing_eos_score)
-    training_scores = apply_missing_eos(
-        training_scores, rollout.ended_mask, config.missing_eos_penalty, config.missing_eos_score
-    )
+    missing_eos = (rollout.ended_mask, config.missing_eos_penalty, config.missing_eos_score)
+    scores, training_scores = apply_missing_eos(scores, *missing_eos), apply_missing_eos(training_scores, *missing_eos)
     run.print(state.missing_eos.check(training_scores, rollout.ended_mask))
     # 3. Compute log-probs of policy and reference, and values, in the batches of the first epoch.
     minibatches = shuffled_minibatches(len(rollout), samples, config.num_mini_batches, update, 0, config.seed)
@@ -221,6 +176,14 @@ def collect_experience(config: PPOConfig, setup: PPOSetup, state: PPOState, upda
         extension.on_experience(update, experience)
     clock.lap("record")
     return experience
+
+
+def score_rollout(setup: PPOSetup, rollout: Rollout) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return the sums of all rewards [B], and by name each reward [B] and other metrics of the scores [B]."""
+    rewards, others = setup.rewards.components(rollout)
+    for extension in setup.extensions:  # extensions: rewards
+        add_rewards(rewards, extension.score(rollout), extension.name)
+    return sum_of_rewards(rewards, len(rollout)), rewards | others
 
 
 def compute_advantages(
@@ -302,14 +265,12 @@ def micro_batch_loss(
 def evaluate(config: PPOConfig, setup: PPOSetup, state: PPOState, update: int) -> dict[str, float]:
     """Evaluate the policy on the fixed prompts, with the same noise each time, and keep it if it is the best."""
     run, extensions, backbone = setup.run, setup.extensions, setup.policy.backbone
-    with averaged_weights(setup):
+    with setup.averaged_weights():
         key = (config.seed, RngStream.VALIDATION_SAMPLES)
         rollout = sample_rollout(setup.sampler, setup.policy.tokenization, setup.validation, setup.sampling, key)
         with save_if_scoring_fails(run, rollout, update):
-            rewards, _ = setup.rewards.components(rollout)
-            for extension in extensions:
-                add_rewards(rewards, extension.score(rollout), extension.name)
-            evaluation = PolicyEvaluation(update, rollout, sum_of_rewards(rewards, len(rollout)))
+            scores, _ = score_rollout(setup, rollout)
+            evaluation = PolicyEvaluation(update, rollout, scores)
             for extension in extensions:
                 extension.evaluate(evaluation)
         scores = evaluation.final_scores(config.missing_eos_penalty, config.missing_eos_score)
@@ -331,18 +292,6 @@ def evaluate(config: PPOConfig, setup: PPOSetup, state: PPOState, update: int) -
     return {f"validation/{name}": value for name, value in metrics.items()}
 
 
-@contextmanager
-def averaged_weights(setup: PPOSetup) -> Iterator[None]:
-    """Use the averaged weights for evaluation and saving, if the run averages them."""
-    if setup.engine.average is None:
-        yield
-        return
-    with setup.engine.averaged_weights():
-        setup.sampler.weights_changed()
-        yield
-    setup.sampler.weights_changed()
-
-
 def save_policy(
     config: PPOConfig, setup: PPOSetup, folder: Path, metrics: dict[str, float], write: WriteModel = save_model
 ) -> None:
@@ -357,99 +306,6 @@ def save_policy(
     card |= {name: f"{value:.4g}" for name, value in metrics.items()}
     weights = weights_of(setup.policy.backbone, state, "backbone.model.")
     run_on_main(lambda: write(folder, setup.policy, weights, card), setup.run.accelerator)
-
-
-def try_largest_micro_batch(config: PPOConfig, setup: PPOSetup) -> None:
-    """Run the largest micro-batch of this process, with responses of the largest length, and report its peak of memory."""
-    plans, samples, length = [], config.samples_per_prompt, config.max_new_tokens
-    for update in range(1, min(config.total_updates, PLANNED_UPDATES) + 1):
-        prompts = prompts_of_update(setup.prompts, update, config.rollout_batch_size // samples, samples, config.seed)
-        rollout = Rollout(prompts, [[0] * length] * len(prompts), [], [])
-        plans.append((rollout, shuffled_minibatches(len(rollout), samples, config.num_mini_batches, update, 0, config.seed)))
-    backbone, budget, accelerator = setup.policy.backbone, config.micro_batch_tokens, setup.run.accelerator
-    tokens, rollout, minibatch, rows = largest_micro_batch(plans, backbone, budget, accelerator)
-    zeros = torch.zeros(len(rollout), length)
-    old, returns = RoleOutputs(zeros, zeros, zeros, zeros), zeros if config.has_critic else None
-    experience = Experience(rollout, zeros[:, 0], old, zeros, returns, config.kl_coef, zeros[:, 0], {})
-    with memory_trial(setup.engine, rows, tokens):
-        setup.engine.backward(*micro_batch_loss(config, setup, experience, rows, float(length * len(minibatch))))
-
-
-def encode_all_prompts(
-    config: PPOConfig, prompts: Data, validation: Data, policy: LoadedModel
-) -> tuple[list[EncodedPrompt], list[EncodedPrompt]]:
-    """Return the prompts of training and those of evaluations, which may be a part of the given ones."""
-    limits = Limits(config.max_prompt_tokens, config.max_new_tokens, config.overlong)
-    encoded = encode_prompts(prompts, policy, limits, config.skip_bad_rows)
-    encoded, split = split_by_opening(encoded, config.validation_split)
-    return encoded, encode_prompts(validation, policy, limits, config.skip_bad_rows) if is_given(validation) else split
-
-
-def prepare(
-    config: PPOConfig,
-    model: Model,
-    reward_models: Sequence[RewardModelLike],
-    functions: Sequence[WeightedFunction],
-    prompts: Data,
-    validation: Data,
-    extensions: list[Extension],
-    given: GivenObjects = GivenObjects(),  # noqa: B008  # it is frozen
-) -> PPOSetup:
-    """Open the run's folder, load all models and data, and build the engines. Raise a UserError for a mistake in either.
-
-    Args:
-        model: of the policy; a transformers model needs `given.tokenizer`.
-        validation: fixed prompts for evaluations; may be empty.
-        given: objects in memory beside the policy.
-    """
-    require_reward(reward_models, functions, extensions)
-    moves = any(extension.updates_reference for extension in extensions)
-    if moves and given.reference is not None:
-        raise UserError("reference_refresh copies the policy into the reference; leave out reference, or set it to 0")
-    run, policy = open_policy(config, model, given, copies=2 if moves else 1)
-    if functions and run.accelerator.num_processes > 1:
-        require_longer_collective_timeout(config.reward_timeout, config.collective_timeout)
-    encoded, held_out = encode_all_prompts(config, prompts, validation, policy)
-    every_prompt = [*encoded, *held_out]
-    sizes = (config.samples_per_prompt, config.max_prompt_tokens, config.max_new_tokens)
-    scoring = (config.missing_eos_penalty, config.missing_eos_score, config.reward_timeout)
-    reference, value_model = reference_and_value_model(
-        policy, given, every_prompt, config.max_new_tokens, config.gradient_checkpointing, config.has_critic
-    )
-    context = TrainingContext(
-        run, policy, encoded, every_prompt, config.total_updates, config.critic_warmup, *sizes, *scoring
-    )
-    with sharded_loading(run.accelerator):
-        sources = load_rewards(reward_models, policy, config.dtype, config.chat_template)
-        for extension in extensions:
-            extension.load(context)
-        adapters = [source.adapter_on_policy for source in sources if source.adapter_on_policy]
-        adapters += [adapter for extension in extensions for adapter in extension.adapters]
-        critic = config.critic if config.has_critic else "none"
-        critic_init = (sources[0].adapter_on_policy or sources[0].loaded) if sources else None
-        with_entropy = config.ent_coef > 0
-        module = build_actor_critic(policy, critic, critic_init, adapters, with_entropy, moves, value_model)
-    steps = config.num_ppo_epochs * config.num_mini_batches
-    rates = (config.learning_rate, config.value_learning_rate or config.learning_rate)
-    groups = param_groups(module, *rates, frozen_steps=config.critic_warmup * steps)
-    total, decay = config.total_updates * steps, config.ema_decay
-    engine, roles = build_engine_and_roles(run, policy, module, sources, extensions, total, groups, decay, reference)
-    scorers = [make_scorer(source, run, policy, roles, every_prompt, config.max_new_tokens) for source in sources]
-    ensemble, timeout = (config.reward_ensemble, config.uncertainty_weight), config.reward_timeout
-    rewards = Rewards(scorers, functions, *ensemble, timeout, run.accelerator)
-    for extension in extensions:
-        extension.start(engine, roles)
-    selected_by_reward = config.save_best_policy and not any(extension.selects_by for extension in extensions)
-    rollouts = (config.total_updates, config.rollout_batch_size, config.samples_per_prompt)
-    report(run, policy, len(encoded), len(held_out), rollouts, selected_by_reward)
-    longest = max(len(prompt.ids) for prompt in every_prompt) + config.max_new_tokens
-    sampler = make_engine(config, engine, policy, longest)
-    sampling = sampling_of(run, policy, longest, config.max_new_tokens, config.temperature, config.stop_ids)
-    if given.callbacks:
-        per_update = config.rollout_batch_size / config.samples_per_prompt / len(encoded)
-        attach_callbacks(given.callbacks, run, policy, engine, config.total_updates, per_update)
-    profiles = flops_profiles(policy, module, rewards, moves, reference)
-    return PPOSetup(run, policy, engine, roles, sampler, sampling, rewards, encoded, held_out, profiles, extensions)
 
 
 def run_ppo(config: PPOConfig) -> Path:

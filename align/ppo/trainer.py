@@ -20,7 +20,8 @@ from align.ppo.extensions import Extension, configured_extensions
 from align.ppo.given_objects import GivenObjects
 from align.ppo.reward_functions import RewardFunction, WeightedFunction
 from align.ppo.scoring_models import RewardModelLike
-from align.ppo.train import averaged_weights, prepare, save_policy, train
+from align.ppo.setup import prepare
+from align.ppo.train import save_policy, train
 from align.reward.checkpoint import LoadedReward
 from align.training.start import Model
 
@@ -113,7 +114,7 @@ class PPOTrainer:
 
     def save_model(self, folder: str | Path) -> None:
         """Save the current policy, which is the last one after `train`, into a folder. Other files in it stay."""
-        with averaged_weights(self.setup):
+        with self.setup.averaged_weights():
             save_policy(self.config, self.setup, Path(folder), {}, write=save_model_into)
 
 

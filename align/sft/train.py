@@ -235,7 +235,7 @@ class SFTTrainer:
             number = counted(len(mixed.examples), "example")
         run.print(f"sft: {number} to learn from, {len(self.held_out)} held out; model {run.config.model}")
         module = LanguageModel(loaded.backbone, loaded.adapter)
-        run.print(run.memory.check(run.config, module))
+        run.print(run.memory.check(module))
         self.engine = build_engine(run, module, self.batches.updates(config.num_train_epochs))
 
     def train(self) -> Path:

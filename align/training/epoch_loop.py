@@ -13,11 +13,10 @@ from align.batches.micro_batches import micro_batches
 from align.runtime.distributed import run_on_main
 from align.runtime.flops import Clock
 from align.tokenization import Tokenization
-from align.training.broken_batch import examples_as_text, stop_on_nan
 from align.training.checkpoint import Checkpoint, Stateful
 from align.training.engine import NotFiniteError, Sums, TrainEngine
+from align.training.guards import can_try, examples_as_text, memory_trial, stop_on_nan
 from align.training.run_folder import read_metrics
-from align.training.trial import can_try, memory_trial
 
 Example = TypeVar("Example")
 LEAST_UPDATES = 20

@@ -1,7 +1,7 @@
 """The memory of a run: arithmetic before it starts, and the peak of its largest micro-batch before its first update.
 
-Weights, gradients and optimizer state follow from shapes. What activations take is measured: `align.training.trial` runs the
-largest micro-batch first and drops its gradients.
+The memory of weights, gradients and optimizer state follows from shapes. That of activations is measured:
+`align.training.guards` runs the largest micro-batch first and drops its gradients.
 """
 
 import gc
@@ -112,8 +112,12 @@ class Memory:
         resident_bytes: weights, masters and optimizer state, once `check` has counted them.
     """
 
-    def __init__(self, accelerator: Accelerator, limit: float) -> None:
-        self.accelerator, self.device, self.limit = accelerator, accelerator.device, limit
+    def __init__(self, accelerator: Accelerator, config: RunConfig) -> None:
+        assert isinstance(config, ModelConfig)
+        self.accelerator, self.device, self.limit = accelerator, accelerator.device, config.memory_limit
+        self.model, self.lora_r, self.dtype = config.model, config.lora_r, config.dtype
+        self.optimizer, self.in_background = config.optimizer, config.checkpoint_in_background
+        self.batch_tokens, self.recomputes = config.micro_batch_tokens, config.gradient_checkpointing
         self.sharding = Sharding.from_accelerator(accelerator)
         gc.collect()  # what an earlier run in this process left
         release_freed_memory()
@@ -152,25 +156,24 @@ class Memory:
         else:
             reset_process_peak()
 
-    def check_before_load(self, config: ModelConfig, copies: int = 0) -> None:
+    def check_before_load(self, copies: int = 0) -> None:
         """Raise a UserError before a model is loaded if its weights, gradients and optimizer state do not fit.
 
         Args:
             copies: frozen copies of the model that are kept in addition to it where all its weights are trained.
         """
-        source = load_config(base_of(str(resolve_model(config.model)))[0])
+        source = load_config(base_of(str(resolve_model(self.model)))[0])
         try:
             with torch.device("meta"):
-                model = model_class(source).from_config(source, dtype=compute_dtype(config.dtype))
+                model = model_class(source).from_config(source, dtype=compute_dtype(self.dtype))
         except Exception:  # loading will refuse this architecture or config, and say why
             return
         weights = weights_bytes([model])
-        trained = [] if config.lora_r else list(model.parameters())
-        self._require(self._estimate(config, trained, weights * (1 if config.lora_r else 1 + copies)), config)
+        trained = [] if self.lora_r else list(model.parameters())
+        self._require(self._estimate(trained, weights * (1 if self.lora_r else 1 + copies)))
 
     def check(
         self,
-        config: ModelConfig,
         module: nn.Module,
         frozen: Sequence[nn.Module] = (),
         more: Mapping[str, int] | None = None,
@@ -190,17 +193,17 @@ class Memory:
         if weights < ALWAYS_FITS_BYTES:
             return ""
         trained = [weight for weight in module.parameters() if weight.requires_grad]
-        estimate = self._estimate(config, trained, weights)
+        estimate = self._estimate(trained, weights)
         resident = estimate.resident | dict(more or {})
         if "checkpoint" in resident:
             resident["checkpoint"] += in_checkpoints
         self.estimate = estimate = replace(estimate, resident=resident)
         self.resident_bytes = sum(resident.values())
-        run_on_all(lambda: self._require(estimate, config), self.accelerator)  # what is free differs by process
+        run_on_all(lambda: self._require(estimate), self.accelerator)  # what is free differs by process
         return estimate.table(self.free())
 
     @contextmanager
-    def measuring(self, config: ModelConfig, size: str, has_optimizer_state: bool) -> Iterator[None]:
+    def measuring(self, size: str, has_optimizer_state: bool) -> Iterator[None]:
         """Measure the peak of the largest micro-batch, whose forward and backward pass run inside.
 
         Args:
@@ -220,7 +223,7 @@ class Memory:
         try:
             yield
         except torch.OutOfMemoryError as full:
-            error = self._does_not_fit(config, size, "more memory than there is")
+            error = self._does_not_fit(size, "more memory than there is")
             error.__cause__ = full
         except Exception as other:
             error = other
@@ -230,17 +233,16 @@ class Memory:
                 raise error
             self.expected_bytes = self._current_peak() + sum(to_come.values())
             if self.expected_bytes > self.free():
-                raise self._does_not_fit(config, size, f"{self.expected_bytes / GIB:.1f} GiB per process")
+                raise self._does_not_fit(size, f"{self.expected_bytes / GIB:.1f} GiB per process")
 
         run_on_all(conclude, self.accelerator)
 
-    def _does_not_fit(self, config: ModelConfig, size: str, needed: str) -> UserError:
-        assert isinstance(config, RunConfig)
-        advice = f"lower micro_batch_tokens to {max(1, config.micro_batch_tokens // 2)}, which changes no result"
-        if not config.gradient_checkpointing:
+    def _does_not_fit(self, size: str, needed: str) -> UserError:
+        advice = f"lower micro_batch_tokens to {max(1, self.batch_tokens // 2)}, which changes no result"
+        if not self.recomputes:
             advice += ", or set gradient_checkpointing true"
         return UserError(
-            f"model '{config.model}': the largest micro-batch ({size}) takes {needed}, but {self.free() / GIB:.1f} GiB are "
+            f"model '{self.model}': the largest micro-batch ({size}) takes {needed}, but {self.free() / GIB:.1f} GiB are "
             f"free on {self.device}: {advice}"
         )
 
@@ -252,34 +254,32 @@ class Memory:
         if self.device.type == "cpu" and 0 < self.expected_bytes < psutil.Process().memory_info().rss:
             release_freed_memory()
 
-    def _estimate(self, config: ModelConfig, trained: Sequence[Tensor], weights: int) -> MemoryEstimate:
-        assert isinstance(config, RunConfig)
-        estimate = resident_memory(config.optimizer, trained, weights, self.sharding)
+    def _estimate(self, trained: Sequence[Tensor], weights: int) -> MemoryEstimate:
+        estimate = resident_memory(self.optimizer, trained, weights, self.sharding)
         resident = estimate.resident | {"process": self.start_bytes}
-        if self.device.type == "cpu" and config.checkpoint_in_background:
+        if self.device.type == "cpu" and self.in_background:
             masters = sum(FLOAT32_BYTES * full_numel(weight) for weight in trained)
             shares = self.sharding.processes if self.sharding.stage else 1
             resident["checkpoint"] = masters // shares + resident["optimizer"]
         return replace(estimate, resident=resident)
 
-    def _require(self, estimate: MemoryEstimate, config: ModelConfig) -> None:
+    def _require(self, estimate: MemoryEstimate) -> None:
         free = self.free()
         if estimate.total > free:
             raise UserError(
-                f"model '{config.model}': training needs about {estimate.total / GIB:.1f} GiB per process before "
+                f"model '{self.model}': training needs about {estimate.total / GIB:.1f} GiB per process before "
                 f"activations, but {free / GIB:.1f} GiB are free on {self.device}; to reduce it, the largest saving first: "
-                f"{'; '.join(suggestions(estimate, config, self.sharding))}; memory_limit {math.ceil(estimate.total / GIB)} "
-                "starts it anyway"
+                f"{'; '.join(suggestions(estimate, self.lora_r, self.sharding))}; "
+                f"memory_limit {math.ceil(estimate.total / GIB)} starts it anyway"
             )
 
 
-def suggestions(estimate: MemoryEstimate, config: ModelConfig, sharding: Sharding) -> list[str]:
+def suggestions(estimate: MemoryEstimate, lora_r: int, sharding: Sharding) -> list[str]:
     """Settings that save memory, each with the GiB that it saves about, the largest saving first."""
-    assert isinstance(config, RunConfig)
     resident = estimate.resident
     state = resident["masters"] + resident["optimizer"] + estimate.gradients
     savings = []
-    if not config.lora_r:
+    if not lora_r:
         savings += [(state, "lora_r 16"), (resident["optimizer"], "optimizer adafactor")]
     zero = "ZeRO-3 on two processes (docs/clusters.md)" if sharding.stage < 3 else "twice the processes"
     savings.append(((state + resident["weights"]) // 2, zero))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers.optimization import Adafactor
 
-from align.core.settings import RunConfig, Schedule
+from align.core.settings import OptimizationConfig, Schedule
 from align.runtime.sharding import full_shape
 
 
@@ -35,7 +35,7 @@ class ParamGroup:
         """The metric of its rate."""
         return f"learning_rate/{self.name}" if self.name else "learning_rate"
 
-    def rate(self, config: RunConfig, step: int, total: int) -> float:
+    def rate(self, config: OptimizationConfig, step: int, total: int) -> float:
         """Return the learning rate of a step from 1 to `total`.
 
         It is 0 in the first `frozen_steps`; the optimizer's moments follow the gradients in them.
@@ -45,7 +45,7 @@ class ParamGroup:
         return learning_rate(config, step - self.frozen_steps, total - self.frozen_steps, self.peak)
 
 
-def learning_rate(config: RunConfig, update: int, total: int, peak: float) -> float:
+def learning_rate(config: OptimizationConfig, update: int, total: int, peak: float) -> float:
     """The learning rate of an update from 1 to `total`: a linear rise during warm-up, then the schedule's decay.
 
     The inverse square root is T5's (section 3.1.2, 1/sqrt(max(n, k)) with warm-up k), scaled to `peak`.
@@ -63,14 +63,16 @@ def learning_rate(config: RunConfig, update: int, total: int, peak: float) -> fl
     return peak * decay[config.lr_scheduler_type]
 
 
-def complete_groups(config: RunConfig, weights: Iterable[str], groups: Sequence[ParamGroup]) -> list[ParamGroup]:
+def complete_groups(config: OptimizationConfig, weights: Iterable[str], groups: Sequence[ParamGroup]) -> list[ParamGroup]:
     """The groups, preceded by one at `learning_rate` for all weights that they do not name."""
     named = frozenset().union(*(group.weights for group in groups))
     others = ParamGroup("", frozenset(weights) - named, config.learning_rate)
     return [group for group in (others, *groups) if group.weights]
 
 
-def build_optimizer(config: RunConfig, weights: Mapping[str, Tensor], groups: Sequence[ParamGroup]) -> torch.optim.Optimizer:
+def build_optimizer(
+    config: OptimizationConfig, weights: Mapping[str, Tensor], groups: Sequence[ParamGroup]
+) -> torch.optim.Optimizer:
     """AdamW or Adafactor over some weights, with weight decay on matrices only.
 
     Args:

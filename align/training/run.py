@@ -28,8 +28,7 @@ from align.runtime.environment import console, environment
 from align.runtime.flops import peak_flops
 from align.runtime.progress import ProgressDisplay
 from align.tokenization import set_template_date
-from align.training.checkpoint import Checkpoint
-from align.training.checkpoint.background import BackgroundWork
+from align.training.checkpoint import BackgroundWork, Checkpoint
 from align.training.checkpoint.files import checkpoint_to_resume, checkpoints_in, quarantine, rotate_checkpoints
 from align.training.memory import GIB, Memory
 from align.training.run_folder import (
@@ -89,7 +88,7 @@ class Run:
         )
         watch_other_processes(self.accelerator, config.peer_timeout)
         run_on_all(lambda: require_usable(self.folder, self.trackers), self.accelerator)  # machines may differ
-        self.memory = Memory(self.accelerator, config.memory_limit)
+        self.memory = Memory(self.accelerator, config)
         self.background = BackgroundWork(self.accelerator, config.collective_timeout)
         self.is_main = self.accelerator.is_main_process
         if torch.backends.mps.is_available():
@@ -108,11 +107,11 @@ class Run:
                 f"{self.folder} already holds a run; set resume_from_checkpoint auto to continue it, or choose another "
                 "output_dir"
             )
-        day = run_on_main(lambda: template_date(config, resumed), self.accelerator)
+        day = run_on_main(lambda: template_date(config.template_date, resumed), self.accelerator)
         set_template_date(day)
         self.config = config = replace(config, template_date=day)
         if resumed:
-            self.print(compare_settings(config, self.folder if self.continues_own else resumed))
+            self.print(compare_settings(dump(config), self.folder if self.continues_own else resumed))
         elif has_results:
             self.print(f"{self.folder} holds no checkpoint to resume from (see save_steps): starting with the first update")
         if config.push_to_hub and not config.dry_run:
@@ -121,9 +120,16 @@ class Run:
         self.opened = False
         self.stop = StopRequest(config.stop_grace)
         self.callbacks: TrainerCallbacks | None = None
+        self.done = 0
         self._restart: _Restart | None = None
         torch.manual_seed(config.seed)  # for new heads and adapters alone; training draws from `align.core.seeds`
         self.started, self.tokens_per_second = time.monotonic(), 0.0
+
+    @property
+    def model_config(self) -> ModelConfig:
+        """The settings of the model."""
+        assert isinstance(self.config, ModelConfig)
+        return self.config
 
     def _find_results(self) -> _Results:
         metrics_bytes = self.metrics_file.stat().st_size if self.metrics_file.exists() else 0
@@ -139,6 +145,8 @@ class Run:
             return
         run_on_main(self._write_run_files, self.accelerator)
         self.opened = True
+        if self.callbacks:
+            self.callbacks.begin(self.done)
         if self.trackers:
             with self._naming_disk_errors(self.folder):
                 self.accelerator.init_trackers(self.stage)

@@ -20,7 +20,6 @@ import yaml
 
 from align.core.errors import UserError
 from align.core.files import PARTIAL
-from align.core.settings import RunConfig, dump
 
 try:
     import fcntl
@@ -98,14 +97,18 @@ FREE_ON_RESUME = (
 )
 
 
-def template_date(config: RunConfig, resumed: Path | None) -> str:
-    """The date that a run's chat templates read: the setting's, or that of the run in `resumed`, or today."""
+def template_date(given: str, resumed: Path | None) -> str:
+    """The date that a run's chat templates read: the given one, or that of the run in `resumed`, or today."""
     stored = (read_settings(resumed / "config.yaml") or {}).get("template_date") if resumed else None
-    return config.template_date or stored or date.today().isoformat()
+    return given or stored or date.today().isoformat()
 
 
-def compare_settings(config: RunConfig, folder: Path) -> str:
+def compare_settings(settings: str, folder: Path) -> str:
     """Refuse to resume with settings that do not fit the checkpoint.
+
+    Args:
+        settings: of this run, as YAML.
+        folder: of the run that it continues.
 
     Returns:
         A line that names the other settings that have changed, or nothing.
@@ -117,7 +120,7 @@ def compare_settings(config: RunConfig, folder: Path) -> str:
     before = read_settings(path)
     if before is None:  # `checkpoint.load` still compares the names of all weights
         return f"warning: {path} is missing: whether this run has the same settings is not checked"
-    now = yaml.safe_load(dump(config))
+    now = yaml.safe_load(settings)
     changed = [key for key, value in now.items() if key not in FREE_ON_RESUME and before.get(key, value) != value]
     for key in changed:
         if key in SAME_ON_RESUME:

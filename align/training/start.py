@@ -68,7 +68,7 @@ def open_run(
         # One process of a machine makes a built-in model. An error is raised below, on all of them.
         with run.accelerator.local_main_process_first(), suppress(UserError, OSError):
             resolve_model(model)
-        run_on_all(lambda: run.memory.check_before_load(run.config, copies=frozen_copies), run.accelerator)
+        run_on_all(lambda: run.memory.check_before_load(frozen_copies), run.accelerator)
         with sharded_loading(run.accelerator):
             loaded = load(run.config, run.dtype, adapter, allow_reward_model, peft_config)
     elif isinstance(model, LoadedModel):

@@ -13,7 +13,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from transformers import TrainerCallback, TrainerState
 from transformers.optimization import get_scheduler
 
-from align.core.settings import RunConfig
+from align.core.settings import OptimizationConfig
 from align.models.roles import Roles
 from align.ppo.extensions import Extension, TrainingContext
 from align.ppo.records import Experience, Rollout
@@ -43,7 +43,7 @@ class ScheduledGroup(ParamGroup):
     scheduler: Any = None
     number: int = 0
 
-    def rate(self, config: RunConfig, step: int, total: int) -> float:
+    def rate(self, config: OptimizationConfig, step: int, total: int) -> float:
         """Return the scheduler's current rate."""
         return float(self.scheduler.get_last_lr()[self.number])
 

@@ -22,7 +22,8 @@ from align.models.checkpoint import save_model_into
 from align.models.hub import make_repo, push_model
 from align.ppo.given_objects import GivenObjects
 from align.ppo.reward_functions import RewardFunction
-from align.ppo.train import prepare, save_policy, train
+from align.ppo.setup import prepare
+from align.ppo.train import save_policy, train
 from align.ppo.trainer import reward_settings, split_rewards
 from align.runtime.distributed import run_on_main
 from align.trl.arguments import check_context, check_models, data_sets, eval_prompts, prompt_rows, reference_of

@@ -50,8 +50,7 @@ def test_the_first_process_calls_reward_functions_for_both(tmp_path):
     assert first["calls"] == {"noisy": 3 + 4, "judge": 4}, "once for each rollout of 3 updates and 4 evaluations"
     assert second["calls"] == {"noisy": 0, "judge": 0}
     assert first["failing"].startswith("reward function 'failing' failed: ValueError: the service is down (")
-    assert first["hanging"].startswith("reward function 'hanging' returned nothing in 1 s for 4 responses")
-    for name in ("selection", "drift", "judge", "failing", "hanging"):
+    for name in ("selection", "drift", "judge", "failing"):
         assert first[name] == second[name]
 
 

@@ -11,9 +11,9 @@ from align.models.adapters import adapter_parameters, copy_adapter, merge_adapte
 from align.models.checkpoint import save_model, weights_of
 from align.models.loading import from_objects, load
 from align.models.roles import REFERENCE_ADAPTER, Roles
+from align.ppo.actor_critic import build_actor_critic
 from align.ppo.extensions.reference_refresh import ReferenceRefresh
 from align.ppo.scoring_models import can_share_base
-from align.ppo.setup import build_actor_critic
 from tests.models.adapters import CARD, IDS, response_logits, save_reward, states, trainable
 
 # GPT-2 has biases and one matrix for both vocabularies; Llama here has neither.

@@ -10,8 +10,8 @@ from safetensors.torch import load_file, save_file
 
 from align.models.heads import RewardModel
 from align.models.roles import Role, Roles
+from align.ppo.actor_critic import build_actor_critic
 from align.ppo.scoring_models import can_share_base, load_reward_adapter, load_rewards
-from align.ppo.setup import build_actor_critic
 from align.reward.checkpoint import load_reward_model
 from align.reward.scoring import RewardModelScorer
 from align.tokenization.encoded import SampledResponse

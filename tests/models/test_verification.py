@@ -30,8 +30,8 @@ from align.models.backbone import wrap
 from align.models.heads import LanguageModel
 from align.models.loading import from_objects, load
 from align.models.roles import REFERENCE_ADAPTER
+from align.ppo.actor_critic import build_actor_critic, copy_backbone
 from align.ppo.scoring_models import load_reward_adapter
-from align.ppo.setup import build_actor_critic, copy_backbone
 from align.reward.checkpoint import RULE
 from tests.models.adapters import PROMPT, RESPONSE, save_reward, states
 from tests.models.architectures import make_model

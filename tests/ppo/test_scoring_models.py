@@ -10,8 +10,8 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 from align.core.errors import UserError
 from align.models.heads import RewardModel, ScalarHead
 from align.ppo import PPOConfig, PPOTrainer
-from align.ppo.scoring_models import load_rewards, require_longer_collective_timeout
-from align.ppo.setup import build_actor_critic
+from align.ppo.actor_critic import build_actor_critic
+from align.ppo.scoring_models import load_rewards
 from align.reward.checkpoint import LoadedReward, load_reward_model, reward_of_classifier
 from align.reward.scoring import RewardModelScorer
 from align.tokenization import make_tokenization
@@ -191,11 +191,3 @@ def test_a_model_in_memory_needs_its_tokenizer_unless_it_has_the_policys_vocabul
     PPOTrainer(sharp_folders["tiny-llama"], [reward], ["Hi"], config).train()
     with pytest.raises(UserError, match="is no sequence classifier"):
         reward_of_classifier(AutoModelForCausalLM.from_pretrained(sharp_folders["tiny-llama"]), tokenizer)
-
-
-def test_processes_that_wait_for_a_reward_outlast_its_timeout():
-    require_longer_collective_timeout(299, 300)
-    with pytest.raises(
-        UserError, match=r"reward_timeout is 300, but the other processes wait for collective_timeout \(300 s\)"
-    ):
-        require_longer_collective_timeout(300, 300)

@@ -7,7 +7,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from align.core.tensor_ops import Padded
 from align.models.backbone import flops_profile
 from align.models.heads import LanguageModel, RewardModel
-from align.ppo.metrics import RoleFlopsProfiles, phase_flops
+from align.ppo.flops import RoleFlopsProfiles, phase_flops
 from align.runtime.flops import (
     PEAKS,
     FlopsProfile,

@@ -175,10 +175,9 @@ def test_the_copy_is_in_the_estimate(make_run, monkeypatch, optimizer, numbers):
     monkeypatch.setattr(memory, "ALWAYS_FITS_BYTES", 0)
     held = {}
     for background in (False, True):
-        config = SFTConfig(optimizer=optimizer, checkpoint_in_background=background)
-        run = make_run(SFTConfig, "sft")
+        run = make_run(SFTConfig, "sft", optimizer=optimizer, checkpoint_in_background=background)
         run.memory.start_bytes = 0
         matrix = nn.Linear(6, 5, bias=False)
-        run.memory.check(config, matrix, in_checkpoints=100)
+        run.memory.check(matrix, in_checkpoints=100)
         held[background] = run.memory.resident_bytes
     assert held[True] - held[False] == 4 * numbers + 100

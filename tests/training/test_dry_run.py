@@ -9,7 +9,7 @@ from tests.training.test_changed_runs import STAGES
 DRY = ("--dry_run", "--overlong", "truncate", "--max_prompt_tokens", "64")
 PPO = (
     "--reward_functions align.ppo.toy_rewards:share_of_e --prompts data/prompts_heldout.jsonl --rollout_batch_size 4 "
-    "--max_new_tokens 4 --total_episodes 14"
+    "--max_new_tokens 4 --total_updates 4"
 )
 
 

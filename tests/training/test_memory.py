@@ -68,10 +68,10 @@ def test_shared_weights_count_once():
 def test_what_saves_most_comes_first():
     estimate = MemoryEstimate({"weights": 2 * GIB, "masters": 4 * GIB, "optimizer": 8 * GIB}, 4 * GIB)
     assert estimate.total == 18 * GIB
-    found = suggestions(estimate, SFTConfig(), Sharding())
+    found = suggestions(estimate, 0, Sharding())
     assert found[0] == "lora_r 16 (about 16.0 GiB)"
     assert [text.split(" (")[0] for text in found[1:]] == ["ZeRO-3 on two processes", "optimizer adafactor"]
-    assert suggestions(estimate, SFTConfig(lora_r=16), Sharding(3, 2)) == ["twice the processes (about 9.0 GiB)"]
+    assert suggestions(estimate, 16, Sharding(3, 2)) == ["twice the processes (about 9.0 GiB)"]
 
 
 LLAMA_7B = {

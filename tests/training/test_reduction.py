@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from align.training.reduction import GradientReduction
+from align.runtime.distributed import GradientReduction
 
 
 @pytest.fixture

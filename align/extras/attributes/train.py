@@ -161,7 +161,7 @@ class AttributeTrainer:
         run.print(f"attributes: {counted(len(examples), 'example')}, {len(self.held_out)} held out; {config.form}: {listed}")
         mixed = MixedExamples(examples, sizes, weights)
         self.order: DataOrder[Any] = DataOrder(mixed, config.seed, config.batch_size, config)
-        run.print(run.memory.check(run.config, module))
+        run.print(run.memory.check(module))
         self.engine = build_engine(run, module, self.order.updates(config.num_train_epochs))
 
     def train(self) -> Path:

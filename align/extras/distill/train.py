@@ -300,7 +300,7 @@ class DistillTrainer:
         place_frozen_model(loaded.backbone, run.accelerator)
         module = Predictor(self.loaded.backbone)
         self.order = DataOrder(mixed, config.seed, config.batch_size, config)
-        run.print(run.memory.check(run.config, module, [loaded.backbone]))
+        run.print(run.memory.check(module, [loaded.backbone]))
         self.engine = build_engine(run, module, self.order.updates(config.num_train_epochs))
 
     def train(self) -> Path:

@@ -205,7 +205,7 @@ class RubricRewards(Extension):
         self.settings = settings
 
     def load(self, context: TrainingContext) -> None:
-        run, dtype = context.run, context.model_config.dtype
+        run, dtype = context.run, context.run.model_config.dtype
         self.scorers = load_rubrics(self.settings, run.accelerator, dtype, run.config.micro_batch_tokens)
         judge = self.scorers[0].judge  # one serves all rubrics
         self.modules = [judge.module] if isinstance(judge, LocalJudge) else []

@@ -294,7 +294,7 @@ class RuleTrainer:
         warn_if_prompts_are_reread(run, loaded.backbone, (len(example.responses) for example in learned))
         self.form = RuleForm(loaded, unseen, {rule: rules[rule] for rule in trained})
         self.order = DataOrder(MixedExamples(learned, [len(learned)], [1.0]), config.seed, config.batch_size)
-        run.print(run.memory.check(run.config, module))
+        run.print(run.memory.check(module))
         self.engine = build_engine(run, module, self.order.updates(config.num_train_epochs))
 
     def train(self) -> Path:

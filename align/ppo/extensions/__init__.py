@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from align.core.errors import UserError
 from align.core.plugins import import_function, import_object
-from align.core.settings import ModelConfig
 from align.models.loading import LoadedModel
 from align.models.roles import Roles
 from align.ppo.evaluation import PolicyEvaluation
@@ -41,13 +40,6 @@ class TrainingContext:
     max_new_tokens: int
     missing_eos_penalty: float | None
     missing_eos_score: float | None
-    reward_timeout: float
-
-    @property
-    def model_config(self) -> ModelConfig:
-        """The policy's number format and chat template."""
-        assert isinstance(self.run.config, ModelConfig)
-        return self.run.config
 
 
 class Extension:

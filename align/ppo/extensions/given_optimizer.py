@@ -8,7 +8,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from align.core.errors import UserError
-from align.core.settings import RunConfig
+from align.core.settings import OptimizationConfig
 from align.models.roles import Roles
 from align.ppo.extensions import Extension, TrainingContext
 from align.ppo.records import Experience
@@ -26,7 +26,7 @@ class ScheduledGroup(ParamGroup):
 
     group: Mapping[str, Any] | None = None
 
-    def rate(self, config: RunConfig, step: int, total: int) -> float:
+    def rate(self, config: OptimizationConfig, step: int, total: int) -> float:
         """Return the rate that the scheduler, or the optimizer's maker, has set."""
         assert self.group is not None
         return float(self.group["lr"])

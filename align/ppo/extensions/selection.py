@@ -11,7 +11,7 @@ from align.ppo.evaluation import PolicyEvaluation, mean_and_error
 from align.ppo.extensions import Extension, TrainingContext
 from align.ppo.reward_functions import WeightedFunction
 from align.ppo.rewards import Rewards
-from align.ppo.scoring_models import RewardModelLike, load_rewards, make_scorer, require_longer_collective_timeout
+from align.ppo.scoring_models import RewardModelLike, load_rewards, make_scorer
 from align.reward.checkpoint import require_reward_model
 from align.training.engine import TrainEngine
 
@@ -50,28 +50,25 @@ class RewardModelSelection(Extension):
             require_reward_model(self.reward_model)
 
     def load(self, context: TrainingContext) -> None:
-        self.context, accelerator = context, context.run.accelerator
+        self.context = context
         if self.watch.patience and len(context.prompts) == len(context.training_prompts):
             raise UserError(
                 "selection.early_stopping_patience needs validation_prompts, whose evaluations decide when to stop"
             )
         if isinstance(self.reward_model, WeightedFunction):
-            if accelerator.num_processes > 1:
-                require_longer_collective_timeout(context.reward_timeout, context.run.config.collective_timeout)
             return
-        model = context.model_config
+        model = context.run.model_config
         (self.source,) = load_rewards([self.reward_model], context.policy, model.dtype, model.chat_template, "selection")
         self.adapters = [self.source.adapter_on_policy] if self.source.adapter_on_policy else []
         self.modules = [self.source.loaded.model] if self.source.loaded else []
 
     def start(self, engine: TrainEngine, roles: Roles) -> None:
         context = self.context
-        options: dict[str, Any] = {"timeout": context.reward_timeout, "accelerator": context.run.accelerator}
         if isinstance(self.reward_model, WeightedFunction):
-            self.rewards = Rewards([], [self.reward_model], **options)
+            self.rewards = Rewards([], [self.reward_model], accelerator=context.run.accelerator)
             return
         scorer = make_scorer(self.source, context.run, context.policy, roles, context.prompts, context.max_new_tokens)
-        self.rewards = Rewards([scorer], **options)
+        self.rewards = Rewards([scorer], accelerator=context.run.accelerator)
 
     @property
     def should_stop(self) -> bool:

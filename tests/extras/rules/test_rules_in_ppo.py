@@ -12,8 +12,8 @@ from align.extras.rules.rule_terms import RULE_ADAPTER, RuleTermSettings
 from align.extras.rules.scoring import RuleScorer, rules_of_model
 from align.models.roles import Roles
 from align.ppo import PPOConfig
+from align.ppo.actor_critic import build_actor_critic
 from align.ppo.scoring_models import load_source
-from align.ppo.setup import build_actor_critic
 from align.ppo.trainer import PPOTrainer
 from align.reward.checkpoint import RULE
 from align.sft import SFTConfig

@@ -20,7 +20,7 @@ from align.batches.micro_batches import MicroBatch
 from align.model_registry.tiny import byte_tokenizer
 from align.models.heads import LanguageModel, RewardModel, ScalarHead
 from align.models.loading import from_objects
-from align.ppo.setup import copy_backbone
+from align.ppo.actor_critic import copy_backbone
 from align.reward import RewardConfig
 from align.reward.loss import pairs_of, ranking_loss
 from align.reward.rankings import pack_rankings

@@ -17,7 +17,7 @@ from align.core.errors import UserError
 from align.models.backbone import wrap
 from align.models.loading import load_weights
 from align.ppo import PPOConfig
-from align.ppo.setup import build_actor_critic, copy_backbone
+from align.ppo.actor_critic import build_actor_critic, copy_backbone
 from align.reward.checkpoint import load_reward_model
 from align.runtime.sharding import full_nbytes, gathered_parameters, is_sharded, local_shard, sharded_loading
 from align.training.start import open_run

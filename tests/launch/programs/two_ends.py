@@ -48,7 +48,7 @@ case("all, well", lambda: run_on_all(lambda: rank, run.accelerator))
 limit = run.memory.limit
 run.memory.limit = 1e-6 if rank == 1 else 1e6
 big = nn.Linear(4096, 4100)
-case("memory", lambda: run.memory.check(run.config, big))
+case("memory", lambda: run.memory.check(big))
 run.memory.limit = limit
 
 checkpoint, state = Checkpoint(run, engine, {}), engine.state

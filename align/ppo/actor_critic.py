@@ -1,0 +1,126 @@
+"""The module that PPO trains: policy, critic and the adapters of other roles on one backbone."""
+
+import copy
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+
+from align.models.adapters import copy_adapter
+from align.models.backbone import Backbone, is_prefix_lm, wrap
+from align.models.heads import RewardModel, ScalarHead, freeze_unused_lm_head
+from align.models.loading import LoadedModel
+from align.models.roles import REFERENCE_ADAPTER, VALUE_ADAPTER, ActorCritic
+from align.ppo.scoring_models import RewardAdapter
+from align.reward.checkpoint import LoadedReward
+from align.reward.scoring import reads_ids_of
+from align.runtime.sharding import is_sharded, sharded_copies
+from align.training.optimizer import ParamGroup
+
+
+def build_actor_critic(
+    policy: LoadedModel,
+    critic: Literal["none", "shared", "separate"] = "shared",
+    critic_init: RewardAdapter | LoadedReward | None = None,
+    adapters: Sequence[RewardAdapter] = (),
+    with_entropy: bool = False,
+    reference_is_updated: bool = False,
+    value_model: tuple[Backbone, ScalarHead] | None = None,
+) -> ActorCritic:
+    """Build the module that PPO trains.
+
+    A separate critic starts from the reward model (InstructGPT, section 3.5) if the reward model is an adapter on the
+    policy's base. If all weights are trained, it does if the reward model has the policy's architecture and reads its
+    token ids. Otherwise it starts
+    from the initial policy, with a head that starts at 0.
+
+    Args:
+        critic: `shared`: a head on the policy's trunk; `separate`: a model, or with LoRA an adapter, for values alone.
+        critic_init: the reward model that a separate critic may start from.
+        adapters: reward models on the policy's base.
+        with_entropy: whether the loss has a term for the policy's entropy.
+        reference_is_updated: whether the reference follows the policy.
+        value_model: a model with its head that becomes the critic in place of any other.
+    """
+    backbone, hidden_size = policy.backbone, policy.backbone.hidden_size
+    value_head = ScalarHead(hidden_size, start_at_zero=True).requires_grad_(critic != "none")
+    model, critic_adapter = None, None
+    if value_model:
+        model, value_head = value_model
+        model.requires_grad_(True)
+        value_head.requires_grad_(True)
+        freeze_unused_lm_head(model)
+    elif critic == "separate" and policy.adapter:
+        assert backbone.peft is not None
+        reward_adapter = critic_init if isinstance(critic_init, RewardAdapter) else None
+        copy_adapter(backbone.peft, reward_adapter.adapter if reward_adapter else policy.adapter, VALUE_ADAPTER)
+        critic_adapter = VALUE_ADAPTER
+        if reward_adapter:
+            _start_from(reward_adapter.head, reward_adapter.mean, value_head)
+        backbone.peft.set_requires_grad(policy.adapter)  # adding one adapter must not freeze the other
+    elif critic == "separate":
+        reward = critic_init if isinstance(critic_init, LoadedReward) else None
+        model = _critic_from_reward(policy, reward, value_head) or copy_backbone(backbone)
+        model.requires_grad_(True)
+        freeze_unused_lm_head(model)
+    reference_adapter = _reference_adapter(policy) if reference_is_updated and policy.adapter else None
+    heads = {adapter.adapter: adapter.head for adapter in adapters}
+    parts = (backbone, policy.adapter, value_head, policy.initial_adapter, model, critic_adapter, heads)
+    return ActorCritic(*parts, with_entropy=with_entropy, reference_adapter=reference_adapter)
+
+
+def _reference_adapter(loaded: LoadedModel) -> str:
+    """Add a frozen copy of the policy's adapter for the reference; returns its name."""
+    assert loaded.backbone.peft is not None
+    assert loaded.adapter is not None
+    trained = [weight for weight in loaded.backbone.model.parameters() if weight.requires_grad]
+    copy_adapter(loaded.backbone.peft, loaded.adapter, REFERENCE_ADAPTER)
+    loaded.backbone.model.requires_grad_(False)
+    for weight in trained:
+        weight.requires_grad_(True)
+    return REFERENCE_ADAPTER
+
+
+def _critic_from_reward(loaded: LoadedModel, reward: LoadedReward | None, value_head: ScalarHead) -> Backbone | None:
+    """A copy of the reward model's backbone, and its head in `value_head`; None if values cannot start from it."""
+    if reward is None or not isinstance(reward.model, RewardModel):
+        return None
+    policy, own = loaded.backbone.model.config, reward.loaded.backbone.model.config
+    alike = policy.model_type == own.model_type and policy.hidden_size == own.hidden_size
+    if not alike or is_prefix_lm(policy) != is_prefix_lm(own) or not reads_ids_of(reward, loaded.tokenization):
+        return None
+    _start_from(reward.model.head, reward.mean, value_head)
+    return copy_backbone(reward.model.backbone)
+
+
+@torch.no_grad()
+def _start_from(reward_head: ScalarHead, mean: float, value_head: ScalarHead) -> None:
+    """Let values start as rewards minus their mean over demonstrations."""
+    value_head.linear.weight.copy_(reward_head.linear.weight)
+    assert value_head.linear.bias is not None
+    value_head.linear.bias.fill_(-mean)
+
+
+def param_groups(
+    module: ActorCritic, learning_rate: float, value_learning_rate: float, frozen_steps: int
+) -> list[ParamGroup]:
+    """Return the learning rates of policy and critic.
+
+    A trunk that both share is the policy's: the value loss moves it at the policy's rate.
+
+    Args:
+        frozen_steps: first optimizer steps during which the policy's rate is 0.
+    """
+    critic = module.critic_weights()
+    policy = frozenset(name for name, weight in module.named_parameters() if weight.requires_grad) - critic
+    return [ParamGroup("", policy, learning_rate, frozen_steps), ParamGroup("value", critic, value_learning_rate)]
+
+
+def copy_backbone(backbone: Backbone) -> Backbone:
+    """A copy of the model with its weights."""
+    sharded = {id(weight): weight for weight in backbone.model.parameters() if is_sharded(weight)}
+    copies = sharded_copies(list(sharded.values()))
+    # deepcopy takes what it finds in its memo for copied already.
+    copied = wrap(copy.deepcopy(backbone.model, dict(zip(sharded, copies, strict=True))), check=False)
+    copied.shares_prompts = backbone.shares_prompts
+    return copied

@@ -1,0 +1,68 @@
+"""The FLOPs of an update, by role and phase."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from align.batches.micro_batches import prompt_groups
+from align.models.backbone import Backbone, flops_profile
+from align.models.loading import LoadedModel
+from align.models.roles import ActorCritic
+from align.ppo.records import Rollout
+from align.ppo.rewards import Rewards
+from align.runtime.flops import FlopsProfile, forward_flops, sampling_flops, training_flops
+
+
+class RoleFlopsProfiles(NamedTuple):
+    """What each role's cost depends on; the reference has the policy's shape, without its adapter."""
+
+    policy: FlopsProfile
+    reference: FlopsProfile
+    critic: FlopsProfile | None = None
+    """None: a head on the policy's trunk."""
+    rewards: tuple[FlopsProfile, ...] = ()
+    initial: FlopsProfile | None = None
+    """None: the initial policy is the reference."""
+
+
+def flops_profiles(
+    policy: LoadedModel, module: ActorCritic, rewards: Rewards, reference_is_updated: bool, reference: Backbone | None = None
+) -> RoleFlopsProfiles:
+    """Return the profile of each role, on which its FLOPs depend.
+
+    Args:
+        reference: a model that takes the place of the policy's copy.
+    """
+    critic = module.critic or (policy.backbone if module.critic_adapter else None)
+    return RoleFlopsProfiles(
+        policy=flops_profile(policy.backbone, policy.adapter),
+        reference=flops_profile(reference or policy.backbone, None if reference else module.reference_adapter),
+        initial=flops_profile(policy.backbone, policy.initial_adapter) if reference_is_updated else None,
+        critic=flops_profile(critic, module.critic_adapter) if critic else None,
+        rewards=rewards.flops_profiles,
+    )
+
+
+def rollout_lengths(rollout: Rollout, backbone: Backbone, budget: int) -> list[tuple[int, list[int]]]:
+    """Return the tokens of each prompt that is read in micro-batches of `budget` tokens, and of the responses to it."""
+    prompts = [prompt.ids for prompt in rollout.prompts]
+    groups = prompt_groups(backbone, prompts, rollout.responses, range(len(rollout)), budget)
+    return [(len(prompts[rows[0]]), [len(rollout.responses[row]) for row in rows]) for rows in groups]
+
+
+def phase_flops(profiles: RoleFlopsProfiles, lengths: Sequence[tuple[int, Sequence[int]]], epochs: int) -> dict[str, float]:
+    """FLOPs of one update in each of its phases: sampling, scoring, learning.
+
+    Args:
+        lengths: tokens of each prompt that is read, and of its responses.
+        epochs: passes of learning.
+    """
+    sampling = scoring = learning = 0.0
+    for prompt, responses in lengths:
+        predicted = sum(responses)
+        sampling += sampling_flops(profiles.policy, prompt, responses)
+        language_models = [role for role in (profiles.policy, profiles.reference, profiles.initial) if role]
+        scoring += sum(forward_flops(role, prompt, responses, predicted) for role in language_models)
+        scoring += sum(forward_flops(role, prompt, responses) for role in (profiles.critic, *profiles.rewards) if role)
+        learning += epochs * training_flops(profiles.policy, prompt, responses, predicted)
+        learning += epochs * training_flops(profiles.critic, prompt, responses) if profiles.critic else 0.0
+    return {"sampling": sampling, "scoring": scoring, "learning": learning}

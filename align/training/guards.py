@@ -1,0 +1,65 @@
+"""Guards of a run: its largest micro-batch is tried before the first update, and the batch of a NaN is saved as text."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NoReturn
+
+from align.core.errors import UserError
+from align.core.files import write_json
+from align.runtime.sequence import sequence_size
+from align.tokenization import Tokenization
+from align.training.engine import NotFiniteError, TrainEngine
+from align.training.memory import GIB
+from align.training.run import Run
+
+LABELS = ("ranks", "rules", "targets", "attributes", "learned")
+
+
+def stop_on_nan(run: Run, update: int, error: NotFiniteError, batch: Sequence[dict[str, object]]) -> NoReturn:
+    """Save the batch that led to a NaN, as text, and end the run with a UserError."""
+    path = run.folder / f"broken-batch-{update}.json"
+    if run.is_main:
+        write_json(path, batch)
+    raise UserError(
+        f"update {update}: {error}; the weights before it are unharmed, the batch is in {path}. "
+        "Lower learning_rate, or look at that batch"
+    ) from error
+
+
+def examples_as_text(examples: Sequence[Any], tokenization: Tokenization) -> list[dict[str, object]]:
+    """Return examples as texts with their labels."""
+    text, found = tokenization.text, []
+    for example in examples:
+        several = hasattr(example, "responses")
+        answer = {"responses": list(map(text, example.responses))} if several else {"response": text(example.response)}
+        labels = {name: getattr(example, name) for name in LABELS if hasattr(example, name)}
+        found.append({"prompt": text(example.prompt), **answer, **labels})
+    return found
+
+
+def can_try(engine: TrainEngine) -> bool:
+    """Whether a micro-batch can be tried, and the model is so large that it should be.
+
+    Processes that share rows exchange within a pass: one that lacks memory would leave the others waiting.
+    """
+    return bool(engine.run.memory.estimate) and engine.can_try and sequence_size(engine.accelerator) == 1
+
+
+@contextmanager
+def memory_trial(engine: TrainEngine, rows: list[int], tokens: int) -> Iterator[None]:
+    """Try a micro-batch, whose loss is passed to `engine.backward` inside, and report the peak of memory.
+
+    Args:
+        rows: of the micro-batch.
+        tokens: its padded tokens.
+
+    Raises:
+        UserError: on all processes, if one lacks memory.
+    """
+    run = engine.run
+    size = f"{tokens} tokens in {len(rows)} rows"
+    run.print(f"trying the largest micro-batch: {size}")
+    with run.memory.measuring(size, engine.has_state), engine.trial(rows):
+        yield
+    peak, free = run.memory.expected_bytes / GIB, run.memory.free() / GIB
+    run.print(f"memory, GiB per process: {peak:.2f} at the peak of the largest micro-batch ({size}), {free:.2f} free")
