@@ -61,7 +61,8 @@ def reference_and_value_model(
         return reference, None
     if not has_critic:
         raise UserError("value_model: this estimator of advantages has no critic; leave the model out")
-    body = getattr(given.value_model, "pretrained_model", given.value_model)  # that of a language model with a value head
+    # A language model with a value head holds the model whose states the head reads.
+    body: Any = getattr(given.value_model, "pretrained_model", given.value_model)
     backbone = _second_model(policy, body, "value_model", longest, gradient_checkpointing)
     assert backbone is not None
     return reference, (backbone, _value_head(given.value_model, backbone))
