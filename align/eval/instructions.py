@@ -65,10 +65,10 @@ class Constraint:
             raise UserError(f"check.kind is {self.kind!r}, which is unknown{hint}")
         expected, value = KINDS[self.kind][0], self.value
         fits = {
-            "a whole number above 0": type(value) is int and value > 0,
-            "a text": isinstance(value, str) and bool(value),
-            "a list of texts": isinstance(value, list) and bool(value) and all(isinstance(v, str) and v for v in value),
-            "left out": value is None,
+            NUMBER_ABOVE_0: type(value) is int and value > 0,
+            TEXT: isinstance(value, str) and bool(value),
+            TEXTS: isinstance(value, list) and bool(value) and all(isinstance(v, str) and v for v in value),
+            NOTHING: value is None,
         }
         if not fits[expected]:
             raise UserError(f"check.value of {self.kind} is {value!r}; it has to be {expected}")
@@ -140,8 +140,12 @@ def _lines(text: str) -> list[str]:
     return [line.strip() for line in text.splitlines() if line.strip()]
 
 
-def _parts(text: str) -> list[list[str]]:
-    return [words(part) for part in text.split(",")]
+def _bare(text: str) -> str:
+    return text.strip(TRAILING).lower()
+
+
+def _has_commas(text: str, count: int) -> bool:
+    return len(_lines(text)) == 1 and [bool(words(part)) for part in text.split(",")] == [True] * count
 
 
 def _is_numbered(text: str, count: int) -> bool:
@@ -167,45 +171,27 @@ def _ends_with(text: str, ending: str) -> bool:
     return text.endswith(ending) or (ending[-1:].isalnum() and text.rstrip(TRAILING).endswith(ending))
 
 
-NUMBERS: dict[str, Callable[[str, int], bool]] = {
-    "word_count": lambda text, count: len(words(text)) == count,
-    "max_words": lambda text, most: 0 < len(words(text)) <= most,
-    "sentence_count": lambda text, count: len(SENTENCE.findall(text)) == count,
-    "line_count": lambda text, count: len(_lines(text)) == count,
-    "bullet_count": lambda text, count: len(_lines(text)) == count and all(map(BULLET.match, _lines(text))),
-    "numbered_count": _is_numbered,
-    "comma_count": lambda text, count: len(_lines(text)) == 1 and list(map(bool, _parts(text))) == [True] * count,
-}
-"""Kinds whose value is a whole number above 0."""
-TEXTS: dict[str, Callable[[str, str], bool]] = {
-    "without_letter": lambda text, letter: bool(words(text)) and letter.lower() not in text.lower(),
-    "without_word": lambda text, word: bool(words(text)) and word.lower() not in words(text),
-    "starts_with": lambda text, start: text.strip().lower().startswith(start.lower()),
-    "ends_with": _ends_with,
-}
-"""Kinds whose value is a text."""
-LISTS: dict[str, Callable[[str, list[str]], bool]] = {
-    "one_of": lambda text, allowed: text.strip(TRAILING).lower() in {word.strip(TRAILING).lower() for word in allowed},
-    "contains": _has_words,
-    "json": _is_object,
-}
-"""Kinds whose value is a list of texts."""
-NO_VALUE: dict[str, Callable[[str, None], bool]] = {
-    "number": lambda text, _: bool(re.fullmatch(r"[-−]?\d+(?:[.,]\d+)*", text.strip().rstrip(".!"))),
-    "lowercase": lambda text, _: any(letter.isalpha() for letter in text) and text == text.lower(),
-    "uppercase": lambda text, _: any(letter.isalpha() for letter in text) and text == text.upper(),
-}
-"""Kinds without a value."""
+NUMBER_ABOVE_0, TEXT, TEXTS, NOTHING = "a whole number above 0", "a text", "a list of texts", "left out"
 KINDS: dict[str, tuple[str, Callable[[str, Any], bool]]] = {
-    name: (expected, check)
-    for expected, group in (
-        ("a whole number above 0", NUMBERS),
-        ("a text", TEXTS),
-        ("a list of texts", LISTS),
-        ("left out", NO_VALUE),
-    )
-    for name, check in group.items()
+    "word_count": (NUMBER_ABOVE_0, lambda text, count: len(words(text)) == count),
+    "max_words": (NUMBER_ABOVE_0, lambda text, most: 0 < len(words(text)) <= most),
+    "sentence_count": (NUMBER_ABOVE_0, lambda text, count: len(SENTENCE.findall(text)) == count),
+    "line_count": (NUMBER_ABOVE_0, lambda text, count: len(_lines(text)) == count),
+    "bullet_count": (NUMBER_ABOVE_0, lambda text, n: len(_lines(text)) == n and all(map(BULLET.match, _lines(text)))),
+    "numbered_count": (NUMBER_ABOVE_0, _is_numbered),
+    "comma_count": (NUMBER_ABOVE_0, _has_commas),
+    "without_letter": (TEXT, lambda text, letter: bool(words(text)) and letter.lower() not in text.lower()),
+    "without_word": (TEXT, lambda text, word: bool(words(text)) and word.lower() not in words(text)),
+    "starts_with": (TEXT, lambda text, start: text.strip().lower().startswith(start.lower())),
+    "ends_with": (TEXT, _ends_with),
+    "one_of": (TEXTS, lambda text, allowed: _bare(text) in map(_bare, allowed)),
+    "contains": (TEXTS, _has_words),
+    "json": (TEXTS, _is_object),
+    "number": (NOTHING, lambda text, _: bool(re.fullmatch(r"[-−]?\d+(?:[.,]\d+)*", text.strip().rstrip(".!")))),
+    "lowercase": (NOTHING, lambda text, _: any(map(str.isalpha, text)) and text == text.lower()),
+    "uppercase": (NOTHING, lambda text, _: any(map(str.isalpha, text)) and text == text.upper()),
 }
+"""By kind, what its value has to be, and whether an answer obeys."""
 
 
 if __name__ == "__main__":
