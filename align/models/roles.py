@@ -5,6 +5,7 @@ the base without adapters or with the frozen adapter that training started from.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any, NamedTuple, cast
 
@@ -119,27 +120,21 @@ class ActorCritic(nn.Module):
         return ActorCriticOutput(log_probs, values, entropy)
 
 
+@dataclass(eq=False)
 class Roles:
     """The roles of a PPO run.
 
-    Args:
+    Attributes:
         actor_critic: an `ActorCritic`, or the engine around it.
-        reference: a separate frozen language model; None: the policy's backbone is also the reference.
-        initial: a frozen copy of the initial policy, if `reference` follows the policy.
+        reference_model: a separate frozen language model; None: the policy's backbone is also the reference.
+        initial_model: a frozen copy of the initial policy, if the reference follows the policy.
         reference_is_updated: whether the reference follows the policy.
     """
 
-    def __init__(
-        self,
-        actor_critic: nn.Module,
-        reference: nn.Module | None = None,
-        initial: nn.Module | None = None,
-        reference_is_updated: bool = False,
-    ) -> None:
-        self.actor_critic: Any = actor_critic
-        self.reference_model: Any = reference
-        self.initial_model: Any = initial
-        self.reference_is_updated = reference_is_updated
+    actor_critic: Any
+    reference_model: Any = None
+    initial_model: Any = None
+    reference_is_updated: bool = False
 
     def policy(
         self, prompt: Padded, response: Padded, temperature: float, prompt_of_response: Tensor | None = None

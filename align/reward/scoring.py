@@ -3,7 +3,7 @@
 import math
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -59,10 +59,11 @@ def knows_tokens_of(own: Tokenization, policy: Tokenization) -> bool:
     return only_pad(own, first) and only_pad(policy, second)
 
 
+@dataclass(eq=False)
 class RewardModelScorer:
     """A frozen reward model that scores responses of a policy.
 
-    Args:
+    Attributes:
         module: computes rewards from tokens.
         mean: subtracted from every reward.
         budget: padded tokens that are read at once.
@@ -72,21 +73,15 @@ class RewardModelScorer:
         reads_given_ids: whether prompts that the data holds as token ids are read as they are, with the response's ids.
     """
 
-    def __init__(
-        self,
-        module: RewardFunctionOfTokens,
-        mean: float,
-        backbone: Backbone,
-        accelerator: Accelerator,
-        budget: int,
-        tokenization: Tokenization | None = None,
-        flops_profile: FlopsProfile | None = None,
-        reads_whole_turns: bool = False,
-        reads_given_ids: bool = False,
-    ) -> None:
-        self.module, self.mean, self.backbone, self.tokenization = module, mean, backbone, tokenization
-        self.accelerator, self.budget, self.flops_profile = accelerator, budget, flops_profile
-        self.reads_whole_turns, self.reads_given_ids = reads_whole_turns, reads_given_ids
+    module: RewardFunctionOfTokens
+    mean: float
+    backbone: Backbone
+    accelerator: Accelerator
+    budget: int
+    tokenization: Tokenization | None = None
+    flops_profile: FlopsProfile | None = None
+    reads_whole_turns: bool = False
+    reads_given_ids: bool = False
 
     @classmethod
     def from_loaded(

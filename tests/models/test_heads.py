@@ -1,4 +1,4 @@
-"""Log-probabilities of response tokens by hand and in parts of the vocabulary product; scalar heads."""
+"""Log-probabilities of response tokens by hand and in parts, scalar heads, and the outputs of an actor-critic."""
 
 import pytest
 import torch
@@ -6,6 +6,7 @@ import torch
 from align.core.tensor_ops import Padded
 from align.models import heads
 from align.models.heads import LanguageModel, RewardModel, ScalarHead, predict_tokens, response_log_probs
+from align.models.roles import ActorCriticOutput, Role
 
 PROMPT, RESPONSE = Padded.from_lists([[9, 10, 11], [12]]), Padded.from_lists([[20, 21], [22, 23, 24, 25]])
 
@@ -127,3 +128,19 @@ def test_a_reward_is_read_after_the_last_real_token(backbone):
     rewards = RewardModel(backbone, head, None)(PROMPT, RESPONSE)
     hidden = backbone.hidden(PROMPT, RESPONSE)
     assert rewards.tolist() == pytest.approx([float(head(hidden[0, 2])), float(head(hidden[1, 4]))], abs=1e-6)
+
+
+def test_an_actor_critic_says_values_before_tokens_and_entropy_only_without_gradients(tiny_name, load_sharp, make_ppo):
+    trainer = make_ppo(load_sharp(tiny_name))
+    module, backbone = trainer.engine.module, trainer.loaded.backbone
+    torch.nn.init.normal_(module.value_head.linear.weight)
+    with torch.no_grad():
+        prediction: ActorCriticOutput = module(Role.POLICY, PROMPT, RESPONSE, 0.7)
+        hidden = backbone.hidden(PROMPT, RESPONSE)
+        values = module.value_head(hidden[:, :-1])
+        logits = backbone.logits(hidden[1, 2]) / 0.7
+        entropy = -(torch.softmax(logits, -1) * torch.log_softmax(logits, -1)).sum()
+    torch.testing.assert_close(prediction.values, values * RESPONSE.mask(), atol=1e-6, rtol=0)
+    assert float(prediction.entropy[1, 2]) == pytest.approx(float(entropy), abs=1e-5)
+    assert prediction.entropy[0, 2:].tolist() == prediction.values[0, 2:].tolist() == [0.0, 0.0]
+    assert module(Role.POLICY, PROMPT, RESPONSE).entropy.abs().max() == 0.0

@@ -2,7 +2,6 @@
 
 from align.models.backbone.classifier import classifier_head, is_classifier, require_classifier
 from align.models.backbone.contract import Backbone
-from align.models.backbone.costs import cache_elements_per_token, flops_profile
 from align.models.backbone.decoder import is_prefix_lm
 from align.models.backbone.kinds import (
     attention_kernel,
@@ -12,7 +11,7 @@ from align.models.backbone.kinds import (
     model_class,
     wrap,
 )
-from align.models.backbone.layers import with_every_layer
+from align.models.backbone.layers import cache_elements_per_token, flops_profile, with_every_layer
 
 __all__ = [
     "Backbone",
