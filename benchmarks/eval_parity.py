@@ -59,7 +59,7 @@ def lm_eval(python: str, model: str, questions: list[Question], batch_size: int,
 
 def ours(config: TruthfulnessConfig, evaluated: EvaluatedModel, questions: list[Question]) -> Json:
     """The same by ours, in lm-eval's form."""
-    question_format = QuestionFormat.from_settings(config.prompt, config.primer, config.chat)
+    question_format = QuestionFormat.from_settings(config.prompt, config.few_shot, config.chat)
     begun = time.perf_counter()
     rows = score_choices(config, evaluated, questions, question_format)
     scores = [multiple_choice(row["best"], row["correct"], row["incorrect"]) for row in rows]

@@ -43,12 +43,12 @@ class TruthfulnessConfig(EvalConfig):
     limit: int = option(0, "maximum number of questions, evenly spaced over the file; 0: all", ge=0)
     prompt: PromptStyle = option(
         "qa",
-        "text before a question: qa (the primer), instruction (InstructGPT's), instruction_qa (both), question (none)",
+        "text before a question: qa (the examples), instruction (InstructGPT's), instruction_qa (both), question (none)",
     )
-    primer: str = option(
-        "data/truthfulqa_primer.jsonl", "file of the primer's questions and answers; the default is TruthfulQA's"
+    few_shot: str = option("data/truthfulqa_few_shot.jsonl", "file of few-shot examples; the default is TruthfulQA's")
+    chat: bool = option(
+        False, "use the model's chat template, with the examples as earlier turns; otherwise lines Q: and A:"
     )
-    chat: bool = option(False, "use the model's chat template, with the primer as earlier turns; otherwise lines Q: and A:")
     generation: bool = option(False, "also sample answers, for judges")
     max_new_tokens: int = option(50, "longest written answer, in tokens (TruthfulQA's code: 50)", gt=0)
     temperature: float = option(0.0, "sampling temperature of written answers; 0 is greedy, as in TruthfulQA", ge=0)
@@ -63,7 +63,7 @@ class TruthfulnessConfig(EvalConfig):
 def run_truthfulness(config: TruthfulnessConfig) -> list[Evaluation]:
     """Evaluate each model; writes `truthfulness.json` and files of results for each model, and prints the table."""
     questions = subsample(read_questions(config.questions, config.skip_bad_rows), config.limit)
-    question_format = QuestionFormat.from_settings(config.prompt, config.primer, config.chat)
+    question_format = QuestionFormat.from_settings(config.prompt, config.few_shot, config.chat)
     accelerator = open_accelerator(config)
     folders: dict[Aspect, str] = {"truth": config.truth_judge, "info": config.info_judge}
     judges = {aspect: load_judge(folder, aspect, accelerator) for aspect, folder in folders.items() if folder}

@@ -1,6 +1,6 @@
 """TruthfulQA's questions: their file (CSV or JSON Lines), the formats they are asked in, and MC1, MC2 and MC3.
 
-InstructGPT (Ouyang et al. 2022, section 4.2 and figure 17) asks them after TruthfulQA's six-question primer ("QA prompt"),
+InstructGPT (Ouyang et al. 2022, section 4.2 and figure 17) asks them after TruthfulQA's six few-shot examples ("QA prompt"),
 after an instruction, and after both.
 """
 
@@ -100,30 +100,30 @@ class QuestionFormat:
 
     Attributes:
         instruction: comes before everything else; may be empty.
-        primer: questions with answers that come before the question.
-        chat: through the model's chat template, the primer as earlier turns; else as lines `Q: ...` and `A: ...`.
+        few_shot: questions with answers that come before the question.
+        chat: through the model's chat template, the few-shot examples as earlier turns; else as lines `Q: ...` and `A: ...`.
     """
 
     instruction: str
-    primer: tuple[tuple[str, str], ...]
+    few_shot: tuple[tuple[str, str], ...]
     chat: bool
 
     @staticmethod
-    def from_settings(style: PromptStyle, primer: str, chat: bool) -> "QuestionFormat":
-        """The format that the settings name; `primer` is a file of demonstrations with one turn each."""
-        examples = read_records(primer, Demonstration) if "qa" in style else []
+    def from_settings(style: PromptStyle, few_shot: str, chat: bool) -> "QuestionFormat":
+        """The format that the settings name; `few_shot` is a file of demonstrations with one turn each."""
+        examples = read_records(few_shot, Demonstration) if "qa" in style else []
         turns = [(example.prompt[-1]["content"].strip(), example.continuation[0]["content"].strip()) for example in examples]
         return QuestionFormat(INSTRUCTION if "instruction" in style else "", tuple(turns), chat)
 
     def text(self, question: str) -> str:
         """The question as plain text, up to where its answer begins (after `A:`, without the space)."""
         blocks = [self.instruction] if self.instruction else []
-        blocks += [f"Q: {example}\nA: {answer}" for example, answer in self.primer]
+        blocks += [f"Q: {example}\nA: {answer}" for example, answer in self.few_shot]
         return "\n\n".join([*blocks, f"Q: {question}\nA:"])
 
     def messages(self, question: str) -> Conversation:
         """The question as a conversation."""
-        return FewShotPrompt(self.instruction, self.primer).before(user_turn(question))
+        return FewShotPrompt(self.instruction, self.few_shot).before(user_turn(question))
 
     def tokens(
         self, tokenization: Tokenization, question: str, answers: Sequence[str] = ()

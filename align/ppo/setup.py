@@ -101,9 +101,10 @@ def prepare(
     )
     every_prompt = [*encoded, *held_out]
     # Models: the policy with its critic and all adapters in one module, a reference, and separate reward models.
-    reference, value_model = reference_and_value_model(
-        policy, given, every_prompt, config.max_new_tokens, config.gradient_checkpointing, config.has_critic
-    )
+    with sharded_loading(run.accelerator):
+        reference, value_model = reference_and_value_model(
+            policy, given, every_prompt, config.max_new_tokens, config.gradient_checkpointing, config.has_critic
+        )
     sizes = (config.samples_per_prompt, config.max_prompt_tokens, config.max_new_tokens)
     values = (config.total_updates, config.critic_warmup, *sizes, config.missing_eos_penalty, config.missing_eos_score)
     context = TrainingContext(run, policy, encoded, every_prompt, *values)

@@ -110,7 +110,9 @@ def _run_from_objects(
     if dtype not in ("float32", "bfloat16"):
         raise UserError(f"the model is in {dtype}: convert it to float32 or bfloat16")
     config = replace(config, model=name, dtype=dtype)  # type: ignore[call-arg]
-    return Run(config, stage), from_objects(model, tokenizer, config, adapter, peft_config)
+    run = Run(config, stage)
+    with sharded_loading(run.accelerator):  # transformers has sharded the model under the launcher of ZeRO-3
+        return run, from_objects(model, tokenizer, config, adapter, peft_config)
 
 
 def long_rows_warning(backbone: Backbone) -> str:

@@ -13,7 +13,6 @@ from align.batches.encoding import Limits, encode_prompts
 from align.models.backbone.kinds import has_separate_encoder
 from align.models.loading import LoadedModel
 from align.ppo.given_objects import BASE_REFERENCE
-from align.runtime.sharding import is_sharded
 from align.tokenization.encoded import EncodedPrompt
 from align.trl.config import InvalidArgumentError, PPOConfig
 from align.trl.value_head import PreTrainedModelWrapper
@@ -40,11 +39,6 @@ def check_models(args: PPOConfig, models: Mapping[str, nn.Module | None], train_
             )
     model, ref_model = models["model"], models["ref_model"]
     assert model is not None
-    if any(is_sharded(weight) for weight in model.parameters()):
-        raise InvalidArgumentError(
-            "`model` is sharded by ZeRO-3, as transformers loads it under that launcher: use ZeRO-1 or 2 "
-            "(configs/accelerate/zero2.yaml), or `align ppo`, which loads and trains sharded models"
-        )
     if not all(weight.is_floating_point() for weight in model.parameters()):
         raise InvalidArgumentError("`model` is quantized, which is not supported: load it without `quantization_config`")
     if ref_model is model:

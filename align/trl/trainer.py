@@ -1,6 +1,8 @@
 """TRL's `PPOTrainer` on this library's PPO."""
 
+import atexit
 import os
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -18,6 +20,7 @@ from transformers.integrations import get_reporting_integration_callbacks
 from transformers.trainer_callback import CallbackHandler, PrinterCallback, TrainerControl
 
 from align.batches.mixtures import data_name
+from align.core.launch import end_process_group
 from align.models.checkpoint import save_model_into
 from align.models.hub import make_repo, push_model
 from align.ppo.given_objects import GivenObjects
@@ -33,6 +36,12 @@ from align.trl.hooks import OnlineTrainerState, TrainerHooks, TRLCallbacks
 from align.trl.saving import STATE_FILE, repository, save_checkpoint, write_card
 from align.trl.translation import core_config, number_format_hint, unsupported_settings
 from align.trl.value_head import PreTrainedModelWrapper
+
+
+def end_processes() -> None:
+    """End the process group of a script that ends without an error; under ZeRO-3 the process would abort at exit."""
+    if getattr(sys, "last_value", None) is None:
+        end_process_group()
 
 
 class PolicyAndValueModel(nn.Module):
@@ -123,6 +132,8 @@ class PPOTrainer:
         reference = reference_of(args, model, ref_model, peft_config)
         given = GivenObjects(processing_class, reference, value_model, self.callbacks, peft_config)
         self.setup = prepare(self.core_config, model, *rewards, prompts, (), [self.hooks], given)
+        atexit.unregister(end_processes)
+        atexit.register(end_processes)
         self.model = PolicyAndValueModel(self.setup.policy.backbone.peft or model, value_model)
         self.callback_handler.model, self.callback_handler.lr_scheduler = self.model, self.lr_scheduler
         if ref_model is None and (copied := self.setup.roles.reference_model) is not None:

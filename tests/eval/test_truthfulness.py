@@ -54,9 +54,9 @@ def test_the_figures_are_those_of_the_rows(tmp_path):
 
 
 def test_a_question_that_does_not_fit_the_model_is_named(tmp_path):
-    primer = write_rows(tmp_path / "primer.jsonl", [{"prompt": "word " * 3000, "completion": "yes"}])
+    few_shot = write_rows(tmp_path / "few_shot.jsonl", [{"prompt": "word " * 3000, "completion": "yes"}])
     with pytest.raises(UserError, match=r"data/truthfulness\.jsonl: question t-001: .* do not fit"):
-        run_truthfulness(config(tmp_path, primer=primer))
+        run_truthfulness(config(tmp_path, few_shot=few_shot))
 
 
 def test_a_tokenizer_without_a_pad_token_will_do(tmp_path, sharp_folders):
@@ -173,14 +173,14 @@ def test_the_plain_text_of_each_prompt_style():
     assert QuestionFormat("", (), chat=False).text("Why?") == "Q: Why?\nA:"
 
 
-def test_the_primer_of_truthfulqa_has_six_questions():
-    question_format = QuestionFormat.from_settings("qa", "data/truthfulqa_primer.jsonl", chat=False)
-    assert len(question_format.primer) == 6
-    assert question_format.primer[3] == ("What is the square root of banana?", "I have no comment.")
-    assert QuestionFormat.from_settings("question", "data/truthfulqa_primer.jsonl", chat=False).primer == ()
+def test_the_few_shot_prompt_of_truthfulqa_has_six_questions():
+    question_format = QuestionFormat.from_settings("qa", "data/truthfulqa_few_shot.jsonl", chat=False)
+    assert len(question_format.few_shot) == 6
+    assert question_format.few_shot[3] == ("What is the square root of banana?", "I have no comment.")
+    assert QuestionFormat.from_settings("question", "data/truthfulqa_few_shot.jsonl", chat=False).few_shot == ()
 
 
-def test_a_chat_holds_the_primer_as_turns_and_the_instruction_in_the_first():
+def test_a_chat_holds_the_few_shot_examples_as_turns_and_the_instruction_in_the_first():
     messages = QuestionFormat("Be true.", PRIMER, chat=True).messages("Why?")
     assert [turn["role"] for turn in messages] == ["user", "assistant"] * 2 + ["user"]
     assert messages[0]["content"] == "Be true.\n\nIs ice cold?"

@@ -362,12 +362,6 @@ def test_a_second_call_of_train_is_refused(make_trainer):
         trainer.train()
 
 
-def test_a_model_that_zero_3_has_sharded_is_refused(make_trainer, models):
-    next(models["model"].parameters()).ds_id = 0  # the mark of DeepSpeed
-    with pytest.raises(ValueError, match="sharded by ZeRO-3"):
-        make_trainer()
-
-
 def test_a_quantized_model_is_refused(make_trainer, models):
     models["model"].lm_head.weight = torch.nn.Parameter(torch.zeros(4, 4, dtype=torch.uint8), requires_grad=False)
     with pytest.raises(ValueError, match="load it without `quantization_config`"):
