@@ -154,7 +154,7 @@ def batch_loss(
 
 
 def losses_of_pairs(log_ratios: Tensor, rankings: Sequence[EncodedRanking], pairs: Pairs, pair_loss: PairLoss) -> Tensor:
-    """Return the loss of each pair [P], from the log-ratio of each response [B]."""
+    """Return the loss of each pair [pairs], from the log-ratio of each response [B]."""
     if pair_loss.kind == "ipo":
         lengths = [len(response) for item in rankings for response in item.responses]
         log_ratios = log_ratios / torch.tensor(lengths, device=log_ratios.device)

@@ -19,7 +19,7 @@ class Comparison(NamedTuple):
 
 
 class Pairs(NamedTuple):
-    """All pairs of responses of a batch of rankings that a loss is taken on, each [P].
+    """All pairs of responses of a batch of rankings that a loss is taken on, each [pairs].
 
     Attributes:
         better: index of the better response.
@@ -69,7 +69,7 @@ def compare_by_preference(preferences: Sequence[Sequence[float]], ranks: Sequenc
 
 
 def stack_pairs(rankings: Sequence[Sequence[Comparison]], sizes: Sequence[int]) -> Pairs:
-    """Return the pairs of N rankings whose responses are numbered one after another; `sizes` [N] counts those of each."""
+    """Return the pairs of P rankings whose responses are numbered one after another; `sizes` [P] counts those of each."""
     rows: list[tuple[float, ...]] = []
     offset = 0
     for number, (found, size) in enumerate(zip(rankings, sizes, strict=True)):
@@ -88,7 +88,7 @@ def stack_pairs(rankings: Sequence[Sequence[Comparison]], sizes: Sequence[int]) 
 
 
 def pairs_of(ranks: Sequence[Sequence[int]], margins: Sequence[float] | None = None) -> Pairs:
-    """Return the pairs of N rankings, each K ranks with 1 for the best, and their margins [N]; ties give no pair."""
+    """Return the pairs of P rankings, each K ranks with 1 for the best, and their margins [P]; ties give no pair."""
     found = [compare_by_rank(row) for row in ranks]
     if margins is not None:
         pairs = zip(found, margins, strict=True)
@@ -120,10 +120,10 @@ def centering_loss(rewards: Tensor, pairs: Pairs) -> Tensor:
 
 
 def dpo_losses(difference: Tensor, beta: float, label_smoothing: float = 0.0) -> Tensor:
-    """-log sigmoid(beta d), smoothed: -(1 - e) log sigmoid(beta d) - e log sigmoid(-beta d); [P].
+    """-log sigmoid(beta d), smoothed: -(1 - e) log sigmoid(beta d) - e log sigmoid(-beta d); [pairs].
 
     Args:
-        difference: d [P], the better response's log-ratio log pi(y|x) - log ref(y|x), in nats, minus the worse one's.
+        difference: d [pairs], the better response's log-ratio log pi(y|x) - log ref(y|x), in nats, minus the worse one's.
         beta: the strength of the KL constraint, which is in the log-ratios.
         label_smoothing: e, the probability that a pair is labeled the wrong way round.
 
@@ -137,7 +137,7 @@ def dpo_losses(difference: Tensor, beta: float, label_smoothing: float = 0.0) ->
 
 
 def ipo_losses(difference: Tensor, beta: float) -> Tensor:
-    """(d - 1 / (2 beta))^2; [P]: pairs are pulled apart up to a distance, where DPO's loss falls without end.
+    """(d - 1 / (2 beta))^2; [pairs]: they are pulled apart up to a distance, where DPO's loss falls without end.
 
     Args:
         difference: as for `dpo_losses`, but of log-ratios that are means over each response's tokens.

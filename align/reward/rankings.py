@@ -116,7 +116,7 @@ def with_rewards(rankings: Sequence[EncodedRanking], rewards: Sequence[Sequence[
 
 
 def pairs_and_differences(rankings: Sequence[ScoredRanking]) -> tuple[Pairs, Tensor]:
-    """All pairs that labelers ranked differently, and the reward of each better response minus that of the worse one [P]."""
+    """Return all untied pairs, and the reward of each better response minus that of the worse one [pairs]."""
     rewards = torch.tensor([reward for item in rankings for reward in item.rewards], dtype=torch.float64)
     pairs = pairs_of([item.ranks for item in rankings])
     return pairs, rewards[pairs.better] - rewards[pairs.worse]

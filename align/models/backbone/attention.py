@@ -2,7 +2,7 @@
 
 torch's fused CPU kernel is made for long rows. Forward and backward over 2,048 tokens of a layer of SmolLM2-135M it takes
 27 ms at 64 columns, this one 9; at 256 columns 38 and 36 (benchmarks/attention.py of commit af7d9de, two cores with
-avx512_bf16). Nothing of size T x T is kept for the backward pass: probabilities are computed again.
+avx512_bf16). Nothing of size L x L is kept for the backward pass: probabilities are computed again.
 """
 
 import sys
@@ -72,7 +72,7 @@ def _attention(
 
 
 def _bias(mask: Tensor | None, query: Tensor, causal: bool) -> Tensor:
-    """[B or 1, 1, T, T] float32 of a mask of transformers: additive, bool (True is seen), or none."""
+    """Return [B or 1, 1, L, L] float32 of a mask of transformers: additive, bool (True is seen), or none."""
     lowest, length = torch.finfo(torch.float32).min, query.shape[2]
     if mask is None:
         seen = query.new_ones(1, 1, length, length, dtype=torch.bool)
@@ -91,16 +91,16 @@ MAX_LENGTH = 256
 
 
 def short_attention(query: Tensor, key: Tensor, value: Tensor, bias: Tensor, scale: float) -> Tensor:
-    """softmax(scale Q K^T + bias) V, scores and probabilities in float32.
+    """Return softmax(scale query key^T + bias) value, scores and probabilities in float32.
 
     Args:
-        query: [B, Q, T, D]; each group of Q / H query heads shares a head of keys and values.
-        key: [B, H, T, D].
-        value: [B, H, T, V]; its heads may have another width than those of queries and keys (DeepSeek V3).
-        bias: [B or 1, 1, T, T] float32, additive.
+        query: [B, query heads, L, width]; several query heads share a head of keys and values.
+        key: [B, key heads, L, width].
+        value: [B, key heads, L, width of values], which may be another width (DeepSeek V3).
+        bias: [B or 1, 1, L, L] float32, additive.
 
     Returns:
-        [B, Q, T, V].
+        [B, query heads, L, width of values].
     """
     batch, heads, length, width = query.shape
     shared = [states.reshape(-1, length, states.shape[-1]) for states in (key, value)]
@@ -111,7 +111,7 @@ def short_attention(query: Tensor, key: Tensor, value: Tensor, bias: Tensor, sca
 
 
 def _probabilities(query: Tensor, key: Tensor, bias: Tensor, scale: float) -> Tensor:
-    """[B H, G T, T] float32."""
+    """Return [B x key heads, query heads of a key head x L, L] float32."""
     scores = torch.bmm(query.float(), key.float().transpose(1, 2)).mul_(scale)
     length = key.shape[1]
     whole = len(query) * query.shape[1] // length  # heads over the batch
