@@ -108,8 +108,8 @@ The following models are known to be refused:
 
 - A classifier with one label uses its own tokenizer and chat template. The score is read at the last token of the turn.
 - A decoder without a chat template reads the policy's token ids, or the text of `chat_template` if the vocabularies differ.
-  Tokens that only pad are not compared. Prompts given as token ids are read as ids by every classifier with the policy's
-  vocabulary, because no template wrote them.
+  Padding tokens are not compared. Prompts given as token ids are passed as ids to every classifier with the policy's
+  vocabulary.
 - ArmoRM (`LlamaForRewardModelWithGating`) is computed as in its published code (`align/extras/armo_rm.py`).
 
 The tests use random weights.
