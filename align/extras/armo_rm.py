@@ -62,11 +62,7 @@ class GatedLlama(LlamaPreTrainedModel):
 
     @staticmethod
     def reward_model(backbone: Backbone, tokenization: Tokenization, name: str) -> "GatedRewardModel":
-        """Return the reward model around a loaded `GatedLlama`; `name` is for the error.
-
-        Raises:
-            UserError: if its template does not open an answer.
-        """
+        """Return the reward model around a loaded `GatedLlama`. Raises: UserError if its template opens no answer."""
         asked = user_turn("Hi")
         asking = tokenization.template_ids(tokenization.render(asked, generation_prompt=False))
         opening = tokenization.template_ids(tokenization.render(asked))[len(asking) :]
@@ -75,12 +71,7 @@ class GatedLlama(LlamaPreTrainedModel):
         return GatedRewardModel(backbone, opening)
 
     def rewards(self, prompt: Tensor, response: Tensor) -> Tensor:
-        """Rewards [B] in float32.
-
-        Args:
-            prompt: [B, H] states of the last token of the prompt's last message.
-            response: [B, H] states of the last token.
-        """
+        """Rewards [B] in float32 from the states [B, H] of the last tokens of the last message and of the response."""
         attributes = _in_float32(self.regression_layer, response) @ self.reward_transform_matrix.float()
         weights: Tensor = self.gating(prompt)
         return (weights * attributes).sum(-1)
@@ -89,10 +80,7 @@ class GatedLlama(LlamaPreTrainedModel):
 class GatedRewardModel(nn.Module):
     """A backbone whose attributes, read at the end of a response, are weighed by the prompt.
 
-    The gate reads the state of the token before the opening of the answer: the end of the last message.
-
-    Args:
-        opening: token ids by which the template opens an answer.
+    The gate reads the state of the token before `opening`, by which the template opens an answer.
     """
 
     def __init__(self, backbone: Backbone, opening: list[int]) -> None:
@@ -120,8 +108,7 @@ def last_place(ids: list[int], part: list[int]) -> int:
         UserError: if it is not there, or nothing stands before it.
     """
     part = part[:-1] or part
-    places = (place for place in range(len(ids) - len(part), 0, -1) if ids[place : place + len(part)] == part)
-    found = next(places, None)
-    if found is None:
-        raise UserError("the reward model's prompt was shortened, or does not open an answer as its chat template does")
-    return found
+    for place in range(len(ids) - len(part), 0, -1):
+        if ids[place : place + len(part)] == part:
+            return place
+    raise UserError("the reward model's prompt was shortened, or does not open an answer as its chat template does")

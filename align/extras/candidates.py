@@ -12,8 +12,8 @@ from align.core.settings import Settings, option
 from align.extras.attributes.expressions import Condition, Expression, choose
 from align.extras.attributes.model import heads_of
 from align.extras.attributes.scoring import AttributeScorer
+from align.extras.rules.judgments import RuleModelSettings, RuleScorer, rules_of_model
 from align.extras.rules.rubrics import RubricScorer, RubricSettings, load_rubrics
-from align.extras.rules.scoring import RuleModelSettings, RuleScorer, rules_of_model
 from align.models.loading import LoadedModel
 from align.reward.checkpoint import RULE, load_reward_model
 from align.runtime.distributed import computes_on_cpu
@@ -32,11 +32,7 @@ class AttributeChoiceSettings(Settings):
 
 
 class AttributeCandidates(CandidateScorer):
-    """Filters and ranks candidates by expressions over their attributes.
-
-    Raises:
-        UserError: for an expression that the model cannot answer.
-    """
+    """Filters and ranks candidates by expressions over their attributes."""
 
     def __init__(self, settings: AttributeChoiceSettings) -> None:
         self.folder, names = settings.model, [head.name for head in heads_of(settings.model)]

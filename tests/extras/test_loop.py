@@ -135,7 +135,6 @@ def settings(tmp_path, sharp_folders):
     common = {"report_to": ["none"], "dtype": "float32", "lora_r": 2, "overlong": "truncate", "max_prompt_tokens": 64}
     reward = {**common, "batch_size": 4, "max_response_tokens": 16, "demonstrations": "data/demonstrations_heldout.jsonl"}
     ppo = {**common, "prompts": "data/prompts_heldout.jsonl", "total_updates": 2, "rollout_batch_size": 4}
-    ppo["max_new_tokens"] = 8
     ppo |= {
         "max_new_tokens": 8,
         "save_steps": 1,

@@ -38,9 +38,6 @@ class AttributeRewards(Extension):
     """Adds the value of an expression over attributes to the score, or with `segments` to the last token of each sentence.
 
     The score of an evaluation is then the sum over the sentences (Wu et al. 2023, arXiv 2306.01693, section 2).
-
-    Raises:
-        UserError: for an expression that the model cannot answer.
     """
 
     gives_scores = True

@@ -16,12 +16,7 @@ COMPARISONS = (ast.Lt, ast.LtE, ast.Gt, ast.GtE)
 
 
 class Expression:
-    """An arithmetic expression over attributes.
-
-    Args:
-        text: as written in the settings; a name may have hyphens.
-        names: all attributes.
-        where: the setting, for an error.
+    """An arithmetic expression over attributes, whose names may have hyphens; `where` is the setting, for an error.
 
     Raises:
         UserError: for anything but numbers, known names, + - * / and brackets.

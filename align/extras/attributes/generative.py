@@ -33,13 +33,7 @@ RATING_VALUES = {"binary": (0, 1), "scale": tuple(range(int(SCALE[0]), int(SCALE
 
 @dataclass(frozen=True)
 class AttributeText:
-    """The question for an attribute, and its possible answers.
-
-    Attributes:
-        question: the tokens of its name, which follow the response.
-        ratings: the possible ratings.
-        answers: the token of each rating.
-    """
+    """The question for an attribute, the tokens of its name, with its possible ratings and the token of each."""
 
     question: TokenIds
     ratings: tuple[int, ...]
@@ -47,11 +41,7 @@ class AttributeText:
 
     @classmethod
     def from_head(cls, head: Head, tokenization: Tokenization) -> "AttributeText":
-        """The text of a head's attribute.
-
-        Raises:
-            UserError: for a ranking, which no token rates, or if a rating is not one token after the same name.
-        """
+        """The text of a head's attribute. Raises: UserError if its ratings are not one token each after its name."""
         if head.kind == "ranking":
             raise UserError("form: generative rates by tokens, which a ranking has none of; use form heads")
         texts = [tokenization.text_ids(f"\n{head.name.upper()} {rating}") for rating in RATING_VALUES[head.kind]]
@@ -116,11 +106,9 @@ class Questions:
         return tuple(weights.get(token, 0.0) for token in self.answers)
 
     def ratings(self, answers: Tensor, numbers: Sequence[int]) -> list[float]:
-        """Expected ratings [Q]; for a yes or no it is P(1) from the logits of its two tokens.
+        """Expected ratings [Q] from log-probs or logits [Q, A] and the number of each question's attribute.
 
-        Args:
-            answers: log-probs or logits [Q, A].
-            numbers: the attribute of each question.
+        For a yes or no it is P(1) from the logits of its two tokens.
         """
         found = []
         for row, number in zip(answers.detach().double().cpu(), numbers, strict=True):
@@ -182,11 +170,7 @@ def encode_texts(
 
 
 class GenerativeForm(HeadForm):
-    """A language model learns to write the responses that pass a filter, and to rate all.
-
-    Args:
-        generator_filter: see `encode_texts`.
-    """
+    """A language model learns to write the responses that pass `generator_filter`, and to rate all."""
 
     def __init__(self, loaded: LoadedModel, heads: list[Head], generator_filter: str) -> None:
         super().__init__(loaded, heads)

@@ -26,14 +26,7 @@ from align.training.engine import TrainEngine
 
 @dataclass(frozen=True)
 class EncodedTask:
-    """One example of one task: a response with its attributes, or a ranking.
-
-    Attributes:
-        prompt: shared by all responses.
-        responses: one, or those of a ranking [K].
-        attributes: of the one response, by name.
-        ranks: of a ranking [K], 1 is best.
-    """
+    """One example of one task: a response with its attributes, or the responses of a ranking with their ranks [K]."""
 
     prompt: TokenIds
     responses: list[TokenIds]
@@ -81,6 +74,7 @@ class HeadForm(JudgmentForm):
 
     @torch.no_grad()
     def evaluate(self, engine: TrainEngine, held_out: list[Any], budget: int) -> dict[str, float]:
+        """Return metrics on held-out responses, equal on every process."""
         if not held_out:
             return {}
         predicted, losses, extra_losses = self.judge(engine, held_out, budget)
@@ -114,6 +108,7 @@ class HeadForm(JudgmentForm):
         return in_label_units(outputs, self.heads), losses, {}
 
     def save(self, engine: TrainEngine, config: Any, metrics: dict[str, float]) -> None:
+        """Save the model as the run's result."""
         run, state = engine.run, engine.model_state()
 
         def write() -> None:

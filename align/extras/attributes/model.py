@@ -38,12 +38,7 @@ class Head:
 
 
 class AttributeModel(nn.Module):
-    """A backbone with several heads on the summary of a prompt and its response.
-
-    Args:
-        heads: the meaning of each output.
-        adapter: the adapter to compute with; None: the bare backbone.
-    """
+    """A backbone with several heads on the summary of a prompt and its response; it computes with `adapter`, if given."""
 
     def __init__(self, backbone: Backbone, heads: list[Head], adapter: str | None = None) -> None:
         super().__init__()
@@ -95,7 +90,7 @@ def load_attribute_model(folder: str, dtype: str = "auto") -> tuple[AttributeMod
     """Load an attribute model of the head form to score with: adapters merged, nothing trainable.
 
     Raises:
-        UserError: if it is not one, or its files are broken.
+        UserError: if it is not one, or broken.
     """
     require_reward_model(folder, ATTRIBUTE)
     loaded = load(ModelConfig(model=folder), compute_dtype(dtype), allow_reward_model=True)

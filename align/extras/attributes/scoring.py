@@ -27,9 +27,6 @@ class AttributeScorer:
     Args:
         policy: the tokenization of the model that writes the responses.
         budget: padded tokens that are read at once.
-
-    Raises:
-        UserError: if the folder is no attribute model.
     """
 
     def __init__(self, folder: str, dtype: str, policy: Tokenization, accelerator: Accelerator, budget: int) -> None:
@@ -81,15 +78,10 @@ def load_generative_model(folder: str, dtype: str) -> tuple[GenerativeModel, Loa
 class AttributeClassifier:
     """The probability of a yes-or-no attribute of a text: the toxicity scorer `attribute:FOLDER`.
 
-    Computed in float32: the batch does not change the scores.
-
-    Args:
-        folder: an attribute model with heads.
-        attribute: the name of a binary head.
-        prompt: the message that every text is read as the answer to.
+    Every text is read as the answer to `prompt`, in float32: the batch does not change the scores.
 
     Raises:
-        UserError: if it is no such model, or has no such head.
+        UserError: if the folder is no attribute model with heads, or has no binary head of this name.
     """
 
     def __init__(self, folder: str, attribute: str, prompt: str, device: torch.device | str) -> None:
@@ -108,11 +100,7 @@ class AttributeClassifier:
 
     @torch.no_grad()
     def __call__(self, texts: Sequence[str]) -> list[float]:
-        """The attribute's probability for each text.
-
-        Raises:
-            UserError: if a text is longer than the model can read.
-        """
+        """The attribute's probability for each text. Raises: UserError if a text is longer than the model can read."""
         prompt, responses = self.loaded.tokenization.answers_ids(self.conversation, texts, whole=False)
         for text, ids in zip(texts, responses, strict=True):
             self.loaded.backbone.require_fit(len(prompt), len(ids), f"{self.name}: the text {text[:40]!r}")

@@ -25,12 +25,8 @@ class LossWeights(NamedTuple):
 def soft_cross_entropy(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
     """Cross-entropy [n] of the student's distribution with the teacher's, both at `temperature`; float32, in nats.
 
-    Its minimum is the teacher's entropy. A few rows are computed at a time, and again for their gradient: no float32 copy
-    of all logits is kept.
-
-    Args:
-        student: logits [n, V].
-        teacher: logits [n, V], without gradient.
+    Its minimum is the teacher's entropy. A few rows of the logits [n, V] are computed at a time, and again for their
+    gradient: no float32 copy of all logits is kept.
     """
     rows = max(1, CHUNK // max(1, student.shape[-1]))
     parts = [

@@ -97,12 +97,7 @@ def train(
     order: DataOrder[EncodedDemonstration],
     held_out: list[WrittenExample],
 ) -> Path:
-    """Train a student from the last checkpoint on; return the folder of the best one.
-
-    Args:
-        engine: of the student's `Predictor`.
-        held_out: demonstrations that choose the best student; may be empty.
-    """
+    """Train a student from the last checkpoint on; return the folder of the best one on `held_out`, which may be empty."""
     run, budget = engine.run, config.micro_batch_tokens
     accelerator = run.accelerator
     weights = LossWeights(config.ce_weight, config.lm_weight, config.cosine_weight, config.temperature)
@@ -158,15 +153,9 @@ def batch_loss(
     weights: LossWeights,
     device: torch.device,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return a micro-batch's share of the loss, and sums over its own tokens.
+    """Return a micro-batch's share of the loss, and sums over its own tokens; both models are `Predictor`s.
 
-    The language-model loss excludes text that the student sampled.
-
-    Args:
-        model: the student's `Predictor`, or the engine around it.
-        teacher: its `Predictor`.
-        examples: of the micro-batch.
-        batch: the global batch, whose tokens the losses are means over.
+    The losses are means over the tokens of the global batch. The language-model loss excludes text of the student.
     """
     prompt = Padded.from_lists([item.example.prompt for item in examples]).to(device)
     response = Padded.from_lists([item.example.response for item in examples]).to(device)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from align.core.errors import UserError, nearest_name_hint
 from align.core.settings import option
-from align.extras.rules.scoring import RuleModelSettings, RuleScorer, rules_of_model
+from align.extras.rules.judgments import RuleModelSettings, RuleScorer, rules_of_model
 from align.models.roles import Roles
 from align.ppo.evaluation import PolicyEvaluation
 from align.ppo.extensions import Extension, TrainingContext
@@ -59,7 +59,7 @@ def read_budgets(given: Sequence[str], rules: Sequence[str]) -> dict[str, float]
     """Parse the budget of each rule, a share of responses that may violate it: numbers for all, RULE=NUMBER for one.
 
     Raises:
-        UserError: for an unknown rule, a rule without a budget, or a number that is not from 0 to 1.
+        UserError: for an unknown rule, a rule without a budget, or a number out of range.
     """
     budgets: dict[str, float] = {}
     for text in given:
@@ -179,11 +179,7 @@ class RuleTerms:
 
 
 class RuleRewards(RuleTerms, Extension):
-    """The terms of rules that a rule model judges each response by.
-
-    Raises:
-        UserError: for an unknown rule or an invalid budget.
-    """
+    """The terms of rules that a rule model judges each response by."""
 
     gives_scores = True
 
@@ -255,14 +251,13 @@ def _scaled(parts: Mapping[str, Tensor], scales: Mapping[str, tuple[float, float
 def lagrangian_scores(preference: Tensor, costs: Tensor, multipliers: Tensor) -> Tensor:
     """Scores [B] (preference - sum of multiplier x cost) / (1 + sum of multipliers).
 
-    The division keeps the scale of scores constant while multipliers grow.
+    The division keeps the scale of scores constant while multipliers grow. Source: Dai et al. 2023, "Safe RLHF" (arXiv
+    2310.12773), appendix B, for one constraint.
 
     Args:
         preference: [B].
         costs: [R, B] of R constraints.
         multipliers: [R], 0 or more.
-
-    Source: Dai et al. 2023, "Safe RLHF" (arXiv 2310.12773), appendix B, for one constraint.
     """
     return (preference - (multipliers[:, None] * costs).sum(0)) / (1 + multipliers.sum())
 
@@ -279,10 +274,7 @@ def damped_multiplier(multiplier: float, cost: float, budget: float) -> float:
     """The multiplier that a rollout is scored with: `multiplier` x e^(`DAMPING` x (cost - budget)).
 
     A multiplier sums up past excess. Alone it rises until the cost is far below the budget, and both swing. A part
-    that follows the current cost damps this, as the proportional term of a PID controller does (Stooke et al. 2020,
-    arXiv 2007.03964). The paper adds the term; here it multiplies.
-
-    Args:
-        cost: mean of the rollout that is scored.
+    that follows the cost of the scored rollout damps this, as the proportional term of a PID controller does (Stooke et
+    al. 2020, arXiv 2007.03964). The paper adds the term; here it multiplies.
     """
     return min(LARGEST_MULTIPLIER, multiplier * math.exp(DAMPING * (cost - budget)))

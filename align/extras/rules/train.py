@@ -85,7 +85,7 @@ class RuleConfig(JudgmentConfig):
 
 
 class JudgmentForm:
-    """What `train` does with judged responses: the loss, the metrics and the files of a model."""
+    """How examples of judged responses are read. A form of a model adds `batch_loss`, `evaluate` and `save`."""
 
     def __init__(self, loaded: LoadedModel) -> None:
         self.loaded, self.profile = loaded, flops_profile(loaded.backbone, loaded.adapter)
@@ -98,32 +98,16 @@ class JudgmentForm:
         """Return the FLOPs of learning from an example."""
         return group_flops(self.loaded.backbone, self.profile, example)
 
-    def batch_loss(
-        self, model: nn.Module, device: torch.device, examples: Sequence[Any], batch: Sequence[Any]
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the share of a micro-batch in the loss and in the metrics of its global batch."""
-        raise NotImplementedError
-
     def training_metrics(self, sums: dict[str, float]) -> dict[str, float]:
         """Return the metrics of an update from the sums over its micro-batches."""
         return sums
 
-    def evaluate(self, engine: TrainEngine, held_out: list[Any], budget: int) -> dict[str, float]:
-        """Return metrics on held-out responses, equal on every process."""
-        raise NotImplementedError
 
-    def save(self, engine: TrainEngine, config: Any, metrics: dict[str, float]) -> None:
-        """Save the model as the run's result."""
-        raise NotImplementedError
-
-
-def train(
-    config: JudgmentConfig, form: JudgmentForm, engine: TrainEngine, order: DataOrder[Any], held_out: list[Any]
-) -> Path:
+def train(config: JudgmentConfig, form: Any, engine: TrainEngine, order: DataOrder[Any], held_out: list[Any]) -> Path:
     """Train a rule model or an attribute model from the last checkpoint on; return the folder of the best model.
 
     Args:
-        engine: of the module of `form`.
+        form: a `RuleForm`, a `HeadForm` or a `GenerativeForm`; the engine has its module.
         held_out: responses that choose the best model; may be empty.
     """
     run, budget = engine.run, config.micro_batch_tokens
@@ -160,9 +144,7 @@ def train(
 class RuleForm(JudgmentForm):
     """A head's probability of a violation, for each rule that a response was judged by.
 
-    Args:
-        unseen: responses judged by held-out rules.
-        rules: texts of the rules that are trained on, by id; they are saved with the model.
+    `unseen` are responses judged by held-out rules. The texts in `rules`, those that are trained on, are saved.
     """
 
     def __init__(self, loaded: LoadedModel, unseen: list[EncodedJudgments], rules: dict[str, str]) -> None:
@@ -171,12 +153,9 @@ class RuleForm(JudgmentForm):
         self.scored: list[ScoredJudgment] = []
 
     def batch_loss(
-        self,
-        model: nn.Module,
-        device: torch.device,
-        examples: Sequence[EncodedJudgments],
-        batch: Sequence[EncodedJudgments],
+        self, model: nn.Module, device: torch.device, examples: list[EncodedJudgments], batch: list[EncodedJudgments]
     ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the share of a micro-batch in the loss and in the metrics of its global batch."""
         count = sum(len(item.targets) for item in batch)
         logits = reward_rankings(model, examples, device)
         targets = torch.tensor([target for item in examples for target in item.targets], device=device)
@@ -188,10 +167,12 @@ class RuleForm(JudgmentForm):
         }
 
     def training_metrics(self, sums: dict[str, float]) -> dict[str, float]:
+        """Return the metrics of an update, with the accuracy on decided judgments."""
         metrics = dict(sums)
         return metrics | {"accuracy": metrics.pop("right") / max(1.0, metrics.pop("decided"))}
 
     def evaluate(self, engine: TrainEngine, held_out: list[EncodedJudgments], budget: int) -> dict[str, float]:
+        """Return metrics on held-out conversations and on held-out rules, equal on every process."""
         self.scored = self._score(engine, held_out, budget)
         parts = {"validation": self.scored, "held_out_rules": self._score(engine, self.unseen, budget)}
         return {
@@ -214,6 +195,7 @@ class RuleForm(JudgmentForm):
         ]
 
     def save(self, engine: TrainEngine, config: RuleConfig, metrics: dict[str, float]) -> None:
+        """Save the model as the run's result."""
         run, state, loaded = engine.run, engine.model_state(), self.loaded
 
         def write() -> None:
@@ -226,21 +208,15 @@ class RuleForm(JudgmentForm):
 
 
 def judgment_loss(logits: Tensor, targets: Tensor) -> Tensor:
-    """Sum over judged rules of the cross-entropy -t log p - (1 - t) log(1 - p), with p = sigmoid(logit).
+    """Sum over judged rules [R] of the cross-entropy -t log p - (1 - t) log(1 - p), with p = sigmoid(logit).
 
-    Args:
-        logits: [R] of a violation.
-        targets: [R] share of labelers who saw one.
+    A target is the share of labelers who saw a violation.
     """
     return binary_cross_entropy_with_logits(logits, targets.to(logits), reduction="sum")
 
 
 def split_data(config: RuleConfig, train_data: Data, validation_data: Data, rules: dict[str, str]) -> SplitJudgments:
-    """Return the judgments to learn from and those that are held out.
-
-    Raises:
-        UserError: for bad data, or a held-out rule without judgments.
-    """
+    """Return the judgments by their purpose. Raises: UserError for bad data, or a held-out rule without judgments."""
     read = partial(read_judgments, skip_bad_rows=config.skip_bad_rows, rules=rules, files=config.rules)
     judged = read(train_data)
     judged_rules = {rule for item in judged for rule in item.targets}

@@ -8,8 +8,8 @@ from accelerate import Accelerator
 
 from align.core.errors import UserError
 from align.extras.rules import RuleConfig, RuleTrainer
+from align.extras.rules.judgments import RuleScorer, rules_of_model
 from align.extras.rules.rule_terms import RULE_ADAPTER, RuleTermSettings
-from align.extras.rules.scoring import RuleScorer, rules_of_model
 from align.models.roles import Roles
 from align.ppo import PPOConfig
 from align.ppo.actor_critic import build_actor_critic
