@@ -297,13 +297,15 @@ def save_policy(
 ) -> None:
     """Save the current policy as a folder that other programs load."""
     state = setup.engine.model_state()
-    card = {"title": "Policy trained by PPO", "stage": "ppo", "reward model": ", ".join(config.reward_model) or "none"}
-    card["chosen by"] = "the reward that it was trained on"
+    rewards = {"reward model": ", ".join(config.reward_model) or "none"}
+    if config.reward_functions:
+        rewards["reward functions"] = ", ".join(config.reward_functions)
+    chosen = {"chosen by": "the reward that it was trained on"}
     for extension in setup.extensions:
-        card |= extension.card
+        chosen |= extension.card
     if not (config.save_best_policy and setup.validation):
-        card["chosen by"] = "none: the last policy"
-    card |= {name: f"{value:.4g}" for name, value in metrics.items()}
+        chosen["chosen by"] = "none: the last policy"
+    card = setup.run.card("Policy trained by PPO", config.prompts, metrics, **rewards, **chosen)
     weights = weights_of(setup.policy.backbone, state, "backbone.model.")
     run_on_main(lambda: write(folder, setup.policy, weights, card), setup.run.accelerator)
 
