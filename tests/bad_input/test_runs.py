@@ -79,44 +79,27 @@ def test_resuming_another_architecture_without_its_settings(finished, demonstrat
     assert "the checkpoint belongs to another model or other settings" in line
 
 
-def test_other_settings_are_told_on_resume(finished, tmp_path, capsys):
-    run = Path(shutil.copytree(finished, tmp_path / "copy"))
-    data = finished.parent / "demos.jsonl"
-    cli.main(
-        [
-            "sft",
-            *TINY,
-            "--train_data",
-            str(data),
-            "--num_train_epochs",
-            "3",
-            "--resume_from_checkpoint",
-            "--output_dir",
-            str(run),
-        ]
-    )
+@pytest.fixture
+def resumed(finished, tmp_path):
+    """A copy of the finished run, and a function that resumes it with more words."""
+    run, data = Path(shutil.copytree(finished, tmp_path / "copy")), finished.parent / "demos.jsonl"
+    words = ["sft", *TINY, "--train_data", str(data), "--resume_from_checkpoint", "--output_dir", str(run)]
+    return run, lambda *more: cli.main([*words, *more])
+
+
+def test_other_settings_are_told_on_resume(resumed, capsys):
+    run, resume = resumed
+    resume("--num_train_epochs", "3")
     printed = capsys.readouterr().err
     assert f"{run} continues with other settings: save_steps 0 (was 1), num_train_epochs 3 (was 2)" in printed
     assert [json.loads(line)["update"] for line in (run / "metrics.jsonl").read_text().splitlines()][-3:] == [1, 2, 3]
 
 
-def test_a_metrics_line_that_a_kill_cut_short(finished, tmp_path):
-    run = Path(shutil.copytree(finished, tmp_path / "copy"))
+def test_a_metrics_line_that_a_kill_cut_short(resumed):
+    run, resume = resumed
     whole = (run / "metrics.jsonl").read_text()
     (run / "metrics.jsonl").write_text(whole + '{"update": 3, "los')
-    data = finished.parent / "demos.jsonl"
-    words = [
-        "--train_data",
-        str(data),
-        "--num_train_epochs",
-        "2",
-        "--save_steps",
-        "1",
-        "--resume_from_checkpoint",
-        "--output_dir",
-        str(run),
-    ]
-    cli.main(["sft", *TINY, *words])
+    resume("--num_train_epochs", "2", "--save_steps", "1")
     assert (run / "metrics.jsonl").read_text() == whole
 
 
