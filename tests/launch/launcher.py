@@ -1,6 +1,7 @@
 """Start scripts under `accelerate launch` as a user would, several in the same processes; or fork what it would start."""
 
 import functools
+import hashlib
 import json
 import os
 import select
@@ -10,7 +11,10 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from importlib.metadata import version
 from pathlib import Path
+
+from align.core.files import read_json, write_json
 
 ROOT = Path(__file__).parents[2]
 IN_TURN = Path(__file__).parent / "programs" / "in_turn.py"
@@ -65,17 +69,25 @@ def variables() -> dict[str, str]:
 def launched(settings: str, processes: int) -> list[dict[str, str]]:
     """The variables that `accelerate launch` gives each process of its own; all but the port are the same in every launch.
 
+    They are kept beside the built-in models, for other workers and later runs.
+
     Args:
         settings: a file in configs/accelerate, without its ending.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        script = Path(folder) / "tell.py"
-        script.write_text(TELL)
-        launch([str(script), folder], settings, processes)
-        told = [json.loads((Path(folder) / str(rank)).read_text()) for rank in range(processes)]
+    written = (ROOT / "configs" / "accelerate" / f"{settings}.yaml").read_bytes()
+    made_by = f"{version('accelerate')} {version('torch')} {ROOT} {processes}".encode()
+    kept = Path(os.environ["ALIGN_CACHE"]) / f"launch-{hashlib.sha256(made_by + written).hexdigest()[:16]}.json"
+    if not kept.exists():
+        with tempfile.TemporaryDirectory() as folder:
+            script = Path(folder) / "tell.py"
+            script.write_text(TELL)
+            launch([str(script), folder], settings, processes)
+            found = [json.loads((Path(folder) / str(rank)).read_text()) for rank in range(processes)]
+        own = [{name: value for name, value in each.items() if os.environ.get(name) != value} for each in found]
+        write_json(kept, own)
+    told = read_json(kept)
     # The launcher's agent keeps the store by which processes find each other; here the first one does.
-    own = {"TORCHELASTIC_USE_AGENT_STORE": "False"}
-    return [{name: value for name, value in each.items() if os.environ.get(name) != value} | own for each in told]
+    return [each | {"TORCHELASTIC_USE_AGENT_STORE": "False"} for each in told]
 
 
 def start_processes(

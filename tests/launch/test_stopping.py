@@ -74,7 +74,7 @@ def test_two_processes_one_of_which_is_killed(tmp_path):
     assert "Traceback" not in printed, printed
 
 
-@pytest.mark.parametrize("asked", [0, 1])
+@pytest.mark.parametrize("asked", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_a_request_to_one_of_two_processes_before_the_first_update_ends_both(asked, tmp_path):
     """As when one pod of two is evicted: the other process waits for it in an exchange, and no launcher ends it."""
     processes = start_processes([str(ONE_SIGNAL), str(asked), str(tmp_path / "run")], "cpu2")

@@ -1,6 +1,7 @@
 """What one of two processes does, suffers or does not see, both do: they work together, or end together."""
 
 import json
+import runpy
 import subprocess
 import sys
 import time
@@ -54,10 +55,11 @@ def test_the_first_process_calls_reward_functions_for_both(tmp_path):
         assert first[name] == second[name]
 
 
-def test_objects_in_memory_train_as_in_one_process(tmp_path):
+def test_objects_in_memory_train_as_in_one_process(tmp_path, monkeypatch):
     """The value models differ at first: all start with that of the first process. A wish of one callback counts for both."""
     (tmp_path / "one").mkdir()
-    subprocess.run([sys.executable, str(PROGRAMS / "given_objects.py"), str(tmp_path / "one")], check=True)
+    monkeypatch.setattr(sys, "argv", ["given_objects.py", str(tmp_path / "one")])
+    runpy.run_path(str(PROGRAMS / "given_objects.py"), run_name="__main__")
     alone = json.loads((tmp_path / "one" / "0.json").read_text())
     (tmp_path / "two").mkdir()
     first, second = told_by_both("given_objects.py", tmp_path / "two", "cpu2")
