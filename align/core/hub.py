@@ -22,9 +22,13 @@ def require_hub(name: str, kind: Literal["model", "dataset"]) -> None:
     if Path(name).exists():
         return
     from huggingface_hub import constants, get_session
+    from huggingface_hub.errors import HFValidationError
     from huggingface_hub.file_download import repo_folder_name
 
-    cached = Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=name, repo_type=kind)
+    try:
+        cached = Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=name, repo_type=kind)
+    except HFValidationError:  # a path that does not exist: the caller says what it looked for
+        return
     if constants.HF_HUB_OFFLINE or cached.exists():
         return
     if os.environ.get("RANK", "0") == "0":
