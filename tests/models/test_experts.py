@@ -52,7 +52,8 @@ def test_sampling_sends_tokens_to_the_experts_that_training_does(name, folders, 
     """Otherwise the ratio at the first minibatch would not be 1."""
     prompts = write_rows(tmp_path / "prompts.jsonl", [{"prompt": "Hi " * number} for number in (1, 2, 3, 5)])
     settings = {"model": folders[name], "dtype": "float32", "report_to": ["none"], "max_prompt_tokens": 64}
-    settings |= {"prompts": prompts, "rollout_batch_size": 4, "num_mini_batches": 1, "total_updates": 1, "max_new_tokens": 6}
+    settings |= {"prompts": prompts, "rollout_batch_size": 4, "num_mini_batches": 1, "num_ppo_epochs": 1}
+    settings |= {"total_updates": 1, "max_new_tokens": 6}
     run_ppo(PPOConfig(**settings, reward_functions=["align.ppo.toy_rewards:brevity"], output_dir=str(tmp_path / "ppo")))
     assert metrics_of(tmp_path / "ppo")[0]["ratio/abs_error"] < 1e-5
 
