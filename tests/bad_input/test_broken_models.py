@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from accelerate import Accelerator
 from safetensors.torch import load_file, save_file
 
 from align.core.errors import UserError
@@ -14,6 +15,7 @@ from align.core.settings import ModelConfig
 from align.model_registry.registry import resolve_model
 from align.models.loading import load
 from align.reward.checkpoint import load_head
+from align.sft import SFTConfig
 from align.training.memory import Memory
 from tests.conftest import ROOT
 from tests.refusals import refusal
@@ -93,7 +95,7 @@ def test_a_broken_config(kind, model):
 def test_the_memory_check_ends_at_once_for_millions_of_layers(model):
     change(model / "config.json", CONFIGS["millions of layers"])
     with pytest.raises(UserError, match="num_hidden_layers 5000000, but a model has 1 to"):
-        Memory.check_before_load(None, ModelConfig(model=str(model)))  # it ends before it asks
+        Memory(Accelerator(cpu=True), SFTConfig(model=str(model), output_dir="run")).check_before_load()
 
 
 @pytest.mark.parametrize("kind", ADAPTERS)
