@@ -193,8 +193,8 @@ def update_by_align(case: str, **changes: Any) -> dict[str, Any]:
 
     with tempfile.TemporaryDirectory() as folder:
         trainer = trainer_of(PPOTrainer, PPOConfig, case, folder, **changes)
-        trainer.prepared.extensions.append(Recorder())
-        trainer.prepared.sampler.sample = fixed_responses
+        trainer.setup.extensions.append(Recorder())
+        trainer.setup.sampler.sample = fixed_responses
         trainer.train()
     return numbers_of(trainer, found["advantages"][[found["prompts"].index(prompt) for prompt in PROMPTS]])
 

@@ -12,16 +12,18 @@ from typing import Any
 import torch
 from accelerate.state import AcceleratorState
 from datasets import Dataset
+from huggingface_hub import ModelCard
 from peft import PeftConfig, PeftModel
 from torch import nn
 from torch.utils.data import DataLoader
 from transformers import DataCollatorWithPadding, PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
 from transformers.integrations import get_reporting_integration_callbacks
 from transformers.trainer_callback import CallbackHandler, PrinterCallback, TrainerControl
+from transformers.trainer_utils import rotate_checkpoints
 
 from align.batches.mixtures import data_name
 from align.core.launch import end_process_group
-from align.models.checkpoint import save_model_into
+from align.models.checkpoint import model_card, save_model_into
 from align.models.hub import make_repo, push_model
 from align.ppo.given_objects import GivenObjects
 from align.ppo.reward_functions import RewardFunction
@@ -33,9 +35,10 @@ from align.trl.arguments import check_context, check_models, data_sets, eval_pro
 from align.trl.completions import complete, log_to_wandb, show
 from align.trl.config import InvalidArgumentError, PPOConfig, set_batch_sizes, stop_token_of
 from align.trl.hooks import OnlineTrainerState, TrainerHooks, TRLCallbacks
-from align.trl.saving import STATE_FILE, repository, save_checkpoint, write_card
 from align.trl.translation import core_config, number_format_hint, unsupported_settings
 from align.trl.value_head import PreTrainedModelWrapper
+
+STATE_FILE = "trainer_state.json"
 
 
 def end_processes() -> None:
@@ -143,7 +146,7 @@ class PPOTrainer:
         self.eval_prompts = eval_prompts(eval_dataset, data_collator, pad_id, self.setup.policy, args.response_length)
         self.hub_model_id: str | None = None
         if args.push_to_hub:
-            named = (repository(args), bool(args.hub_private_repo), args.hub_token)
+            named = (self._repository(), bool(args.hub_private_repo), args.hub_token)
             self.hub_model_id = run_on_main(lambda: make_repo(*named), self.accelerator)
 
     # ------------------------------------------------------------------------------------------------------- training
@@ -227,12 +230,15 @@ class PPOTrainer:
         save_policy(self.core_config, self.setup, folder, {}, write)
         return names
 
+    def _repository(self) -> str:
+        return self.args.hub_model_id or Path(str(self.args.output_dir)).absolute().name
+
     def _upload(
         self, folder: Path, names: set[str], message: str, token: str | None = None, revision: str | None = None
     ) -> str:
         """Push the files of the policy; other files of the folder are the user's own."""
         args = self.args
-        target = (self.hub_model_id or repository(args), bool(args.hub_private_repo), message)
+        target = (self.hub_model_id or self._repository(), bool(args.hub_private_repo), message)
         access = (token or args.hub_token, revision or args.hub_revision)
         return run_on_main(lambda: push_model(folder, *target, *access, names=names), self.accelerator)
 
@@ -250,10 +256,28 @@ class PPOTrainer:
         rows |= {"data": dataset_name} if dataset_name else {}
         more = [tags] if isinstance(tags, str) else tags or []
         folder = Path(str(self.args.output_dir))
-        run_on_main(lambda: write_card(folder, self.setup, rows, more), self.accelerator)
+
+        def write() -> None:
+            folder.mkdir(parents=True, exist_ok=True)
+            card = ModelCard(model_card({"stage": "ppo", **rows}, self.setup.policy), ignore_metadata_errors=True)
+            card.data["tags"] = [*(card.data.get("tags") or []), *more]
+            card.save(folder / "README.md")
+
+        run_on_main(write, self.accelerator)
 
     def _save_checkpoint(self, update: int) -> None:
-        save_checkpoint(self.args, update, self.state, self.core_config, self.setup)
+        """Write `checkpoint-N`, and delete the oldest beyond `save_total_limit`.
+
+        The state of a run, which it resumes from, is in the run's own folder.
+        """
+        folder = Path(str(self.args.output_dir)) / f"checkpoint-{update}"
+        save_policy(self.core_config, self.setup, folder, {})
+
+        def finish() -> None:
+            self.state.save_to_json(str(folder / STATE_FILE))
+            rotate_checkpoints(str(self.args.output_dir), self.args.save_total_limit)
+
+        run_on_main(finish, self.accelerator)
 
     # ------------------------------------------------------------------------------------------- events and attributes
 

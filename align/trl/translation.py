@@ -1,7 +1,6 @@
 """From TRL's settings to those of this library, and the settings that have no counterpart."""
 
 import math
-from collections.abc import Mapping
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
@@ -14,12 +13,15 @@ import align.ppo.config as core
 from align.core.errors import UserError
 from align.trl.config import InvalidArgumentError, PPOConfig
 
-DAY = 86_400.0
-"""Seconds; the longest timeout of the core."""
 RUN_FOLDER = "align"
 """The folder of the run inside `output_dir`."""
 SMALLEST = 1e-30
 """Stands for 0, which is not a learning rate in the core; the scheduler of the trainer sets the rate of each step."""
+SAME = (
+    *("seed", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "max_grad_norm", "temperature", "gamma", "lam"),
+    *("num_ppo_epochs", "num_mini_batches", "kl_coef", "kl_estimator", "cliprange", "vf_coef", "whiten_rewards"),
+)
+"""Settings that the core has under the same names."""
 
 
 def core_config(args: PPOConfig, longest_prompt: int, stop_token_id: int | None) -> core.PPOConfig:
@@ -37,68 +39,49 @@ def core_config(args: PPOConfig, longest_prompt: int, stop_token_id: int | None)
     """
     if args.kl_estimator not in ("k1", "k3"):
         raise InvalidArgumentError(f"`kl_estimator` is {args.kl_estimator!r}, but must be 'k1' or 'k3'")
+    assert args.output_dir is not None
+    assert args.num_total_batches is not None
+    assert args.batch_size is not None
     try:
-        return _translated(args, longest_prompt, stop_token_id)
+        return core.PPOConfig(
+            **{name: getattr(args, name) for name in SAME},
+            output_dir=str(Path(args.output_dir) / RUN_FOLDER),
+            resume_from_checkpoint=resumed_checkpoint(args),
+            report_to=["none"],
+            save_steps=0 if args.save_only_model else save_interval(args),
+            save_total_limit=args.save_total_limit or 0,
+            chat_template="raw",
+            gradient_checkpointing=bool(args.activation_checkpointing),
+            learning_rate=args.learning_rate or SMALLEST,
+            lr_scheduler_type="constant",
+            optimizer="adafactor" if args.optim == "adafactor" else "adamw",
+            collective_timeout=min(float(args.ddp_timeout), 86_400.0),  # a day is the longest of the core
+            total_updates=args.num_total_batches,
+            rollout_batch_size=args.batch_size,
+            # As many tokens as TRL's micro-batches have, so that a setting that fits in memory there fits here.
+            micro_batch_tokens=args.per_device_train_batch_size * (longest_prompt + args.response_length),
+            max_new_tokens=args.response_length,
+            max_prompt_tokens=longest_prompt,
+            stop_token_ids=[] if stop_token_id is None else [stop_token_id],
+            ignore_eos=stop_token_id is None,
+            cliprange_value=args.cliprange_value or SMALLEST,  # 0 would be no limit
+            missing_eos_score=None,
+            critic="separate",
+            save_best_policy=False,
+            rollout_updates=0,
+        )
     except UserError as error:
         raise InvalidArgumentError(
             f"{error} (docs/migrate-from-trl.md lists the setting of TRL that becomes this one)"
         ) from error
 
 
-def _translated(args: PPOConfig, longest_prompt: int, stop_token_id: int | None) -> core.PPOConfig:
-    assert args.output_dir is not None
-    assert args.num_total_batches is not None
-    assert args.batch_size is not None
-    return core.PPOConfig(
-        output_dir=str(Path(args.output_dir) / RUN_FOLDER),
-        seed=args.seed,
-        resume_from_checkpoint=resumed_checkpoint(args),
-        report_to=["none"],
-        save_steps=0 if args.save_only_model else save_interval(args),
-        save_total_limit=args.save_total_limit or 0,
-        chat_template="raw",
-        gradient_checkpointing=bool(args.activation_checkpointing),
-        learning_rate=args.learning_rate or SMALLEST,
-        lr_scheduler_type="constant",
-        optimizer="adafactor" if args.optim == "adafactor" else "adamw",
-        weight_decay=args.weight_decay,
-        adam_beta1=args.adam_beta1,
-        adam_beta2=args.adam_beta2,
-        adam_epsilon=args.adam_epsilon,
-        max_grad_norm=args.max_grad_norm,
-        collective_timeout=min(float(args.ddp_timeout), DAY),
-        total_updates=args.num_total_batches,
-        rollout_batch_size=args.batch_size,
-        num_ppo_epochs=args.num_ppo_epochs,
-        num_mini_batches=args.num_mini_batches,
-        # As many tokens as TRL's micro-batches have, so that a setting that fits in memory there fits here.
-        micro_batch_tokens=args.per_device_train_batch_size * (longest_prompt + args.response_length),
-        max_new_tokens=args.response_length,
-        max_prompt_tokens=longest_prompt,
-        temperature=args.temperature,
-        stop_token_ids=[] if stop_token_id is None else [stop_token_id],
-        ignore_eos=stop_token_id is None,
-        kl_coef=args.kl_coef,
-        kl_estimator=args.kl_estimator,
-        cliprange=args.cliprange,
-        cliprange_value=args.cliprange_value or SMALLEST,  # 0 would be no limit
-        vf_coef=args.vf_coef,
-        gamma=args.gamma,
-        lam=args.lam,
-        whiten_rewards=args.whiten_rewards,
-        missing_eos_score=None,
-        critic="separate",
-        save_best_policy=False,
-        rollout_updates=0,
-    )
-
-
 def save_interval(args: PPOConfig) -> int:
-    """Return the updates between checkpoints; 0: none."""
+    """Return the updates between checkpoints, which may be given as a share of the run; 0: none."""
     if args.save_strategy != "steps":
         return 0
     assert args.num_total_batches is not None
-    return share_of_run(args.save_steps, args.num_total_batches)
+    return math.ceil(args.save_steps * args.num_total_batches) if args.save_steps < 1 else int(args.save_steps)
 
 
 def resumed_checkpoint(args: PPOConfig) -> bool | str:
@@ -114,70 +97,59 @@ def resumed_checkpoint(args: PPOConfig) -> bool | str:
     return given
 
 
-def share_of_run(steps: float, total: int) -> int:
-    """Return a number of updates that is given as a number, or below 1 as a share of the run."""
-    return math.ceil(steps * total) if steps < 1 else int(steps)
-
-
 SCRIPT_SETTINGS = frozenset(
     ["dataset_num_proc", "sft_model_path", "reward_model_path", "do_train", "do_eval", "do_predict", "eval_strategy"]
 )
 """Settings that a training script reads; the trainer does not."""
-
-SET_BY_TRAINER = frozenset(
-    [
-        *("world_size", "num_total_batches", "micro_batch_size", "local_batch_size", "batch_size"),
-        *("local_mini_batch_size", "mini_batch_size", "local_rank"),
-    ]
-)
-"""Settings that the trainer or the launcher overwrites."""
-
-_NO_DATALOADER = "all prompts are in memory, and batches are made without a DataLoader"
-_NO_EVALUATION = "the trainer does not evaluate during training; num_sample_generations prints samples"
-_NOT_SELECTED = "the last policy is saved"
-_LAUNCHER = "start the script by `accelerate launch --config_file` instead"
-_DTYPE = "computations are in the number format of the given models"
-_UNUSED_LOSS = "PPO has no such loss"
-_NO_LIMITS = "sizes of forward passes follow from per_device_train_batch_size and free memory"
-
-UNSUPPORTED: Mapping[str, str] = {
-    **dict.fromkeys(["local_rollout_forward_batch_size", "auto_find_batch_size", "torch_empty_cache_steps"], _NO_LIMITS),
-    **dict.fromkeys(["eval_steps", "eval_delay", "eval_on_start", "eval_accumulation_steps"], _NO_EVALUATION),
-    **dict.fromkeys(["prediction_loss_only", "eval_do_concat_batches", "eval_use_gather_object"], _NO_EVALUATION),
-    **dict.fromkeys(["include_for_metrics", "batch_eval_metrics", "label_names"], _NO_EVALUATION),
-    **dict.fromkeys(["load_best_model_at_end", "metric_for_best_model", "greater_is_better"], _NOT_SELECTED),
-    **dict.fromkeys(["dataloader_drop_last", "dataloader_num_workers", "dataloader_pin_memory"], _NO_DATALOADER),
-    **dict.fromkeys(["dataloader_persistent_workers", "dataloader_prefetch_factor", "dataloader_in_order"], _NO_DATALOADER),
-    **dict.fromkeys(["dataloader_multiprocessing_context", "train_sampling_strategy"], _NO_DATALOADER),
-    **dict.fromkeys(["remove_unused_columns", "length_column_name"], _NO_DATALOADER),
-    **dict.fromkeys(["ddp_find_unused_parameters", "ddp_bucket_cap_mb", "ddp_broadcast_buffers"], "DDP is not used"),
-    **dict.fromkeys(["ddp_static_graph", "ddp_backend"], "DDP is not used"),
-    **dict.fromkeys(["fsdp", "fsdp_config", "deepspeed", "accelerator_config", "parallelism_config"], _LAUNCHER),
-    **dict.fromkeys(["bf16_full_eval", "fp16_full_eval", "fp16", "tf32"], _DTYPE),
-    **dict.fromkeys(["label_smoothing_factor", "neftune_noise_alpha"], _UNUSED_LOSS),
-    **dict.fromkeys(["torch_compile", "torch_compile_backend", "torch_compile_mode"], "the models are not compiled"),
-    **dict.fromkeys(["use_liger_kernel", "liger_kernel_config"], "the models run with their own kernels"),
-    **dict.fromkeys(["optim_args", "optim_target_modules"], "give the trainer optimizers=(optimizer, None)"),
-    **dict.fromkeys(["log_level", "log_level_replica", "log_on_each_node"], "use transformers.logging.set_verbosity"),
-    **dict.fromkeys(["logging_steps", "logging_strategy", "logging_first_step"], "each update is logged"),
-    **dict.fromkeys(["ignore_data_skip", "restore_callback_states_from_checkpoint"], "a resumed run continues exactly"),
-    **dict.fromkeys(["hub_strategy", "hub_always_push"], "save_model and push_to_hub upload the final model"),
-    "max_steps": "set total_episodes",
-    "use_cpu": "a GPU is used where there is one; hide it by CUDA_VISIBLE_DEVICES=''",
-    "use_cache": "sampling always uses a cache",
-    "activation_checkpointing_kwargs": "activations are recomputed by the non-reentrant implementation",
-    "average_tokens_across_devices": "losses are always divided by global token counts",
-    "logging_nan_inf_filter": "a NaN ends the run, and the batch is saved",
-    "include_num_input_tokens_seen": "metrics.jsonl of the run has the tokens per second",
-    "enable_jit_checkpoint": "a request to stop always saves a checkpoint",
-    "save_on_each_node": "the first process saves",
-    "skip_memory_metrics": "the peak of memory is always in metrics.jsonl",
-    "full_determinism": "random numbers come from seed alone; set torch.use_deterministic_algorithms for kernels",
-    "data_seed": "seed also sets the order of prompts",
-    "ds3_gather_for_generation": "weights are gathered where they fit into the free memory",
-    "debug": "a broken batch is always saved",
+SET_BY_TRAINER = {
+    *("world_size", "num_total_batches", "micro_batch_size", "local_batch_size", "batch_size", "local_mini_batch_size"),
+    *("mini_batch_size", "local_rank"),
 }
-"""Settings without a counterpart, and the advice of the warning about each."""
+"""Settings that the trainer or the launcher overwrites."""
+ADVICE = {
+    "sizes of forward passes follow from per_device_train_batch_size and free memory": (
+        "local_rollout_forward_batch_size auto_find_batch_size torch_empty_cache_steps"
+    ),
+    "the trainer does not evaluate during training; num_sample_generations prints samples": (
+        "eval_steps eval_delay eval_on_start eval_accumulation_steps prediction_loss_only "
+        "eval_do_concat_batches eval_use_gather_object include_for_metrics batch_eval_metrics label_names"
+    ),
+    "the last policy is saved": "load_best_model_at_end metric_for_best_model greater_is_better",
+    "all prompts are in memory, and batches are made without a DataLoader": (
+        "dataloader_drop_last dataloader_num_workers dataloader_pin_memory dataloader_persistent_workers "
+        "dataloader_prefetch_factor dataloader_in_order dataloader_multiprocessing_context "
+        "train_sampling_strategy remove_unused_columns length_column_name"
+    ),
+    "DDP is not used": "ddp_find_unused_parameters ddp_bucket_cap_mb ddp_broadcast_buffers ddp_static_graph ddp_backend",
+    "start the script by `accelerate launch --config_file` instead": (
+        "fsdp fsdp_config deepspeed accelerator_config parallelism_config"
+    ),
+    "computations are in the number format of the given models": "bf16_full_eval fp16_full_eval fp16 tf32",
+    "PPO has no such loss": "label_smoothing_factor neftune_noise_alpha",
+    "the models are not compiled": "torch_compile torch_compile_backend torch_compile_mode",
+    "the models run with their own kernels": "use_liger_kernel liger_kernel_config",
+    "give the trainer optimizers=(optimizer, None)": "optim_args optim_target_modules",
+    "use transformers.logging.set_verbosity": "log_level log_level_replica log_on_each_node",
+    "each update is logged": "logging_steps logging_strategy logging_first_step",
+    "a resumed run continues exactly": "ignore_data_skip restore_callback_states_from_checkpoint",
+    "save_model and push_to_hub upload the final model": "hub_strategy hub_always_push",
+    "set total_episodes": "max_steps",
+    "a GPU is used where there is one; hide it by CUDA_VISIBLE_DEVICES=''": "use_cpu",
+    "sampling always uses a cache": "use_cache",
+    "activations are recomputed by the non-reentrant implementation": "activation_checkpointing_kwargs",
+    "losses are always divided by global token counts": "average_tokens_across_devices",
+    "a NaN ends the run, and the batch is saved": "logging_nan_inf_filter",
+    "metrics.jsonl of the run has the tokens per second": "include_num_input_tokens_seen",
+    "a request to stop always saves a checkpoint": "enable_jit_checkpoint",
+    "the first process saves": "save_on_each_node",
+    "the peak of memory is always in metrics.jsonl": "skip_memory_metrics",
+    "random numbers come from seed alone; set torch.use_deterministic_algorithms for kernels": "full_determinism",
+    "seed also sets the order of prompts": "data_seed",
+    "weights are gathered where they fit into the free memory": "ds3_gather_for_generation",
+    "a broken batch is always saved": "debug",
+}
+"""Settings without a counterpart, by the advice of the warning about each."""
+UNSUPPORTED = {name: advice for advice, names in ADVICE.items() for name in names.split()}
 
 
 def unsupported_settings(args: PPOConfig) -> list[str]:

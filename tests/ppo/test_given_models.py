@@ -146,7 +146,7 @@ def test_a_language_model_with_a_value_head_is_the_critic(name, kind, trainer, l
     value_model = getattr(align.trl, f"AutoModelFor{kind}WithValueHead")(language_model(name, seed=1)).eval()
     before = copy.deepcopy(value_model)
     given = trainer(language_model(name), name=name, value_model=value_model)
-    rollout = rollout_of(given.prepared)
+    rollout = rollout_of(given.setup)
     old = roles_of(given.prepared, rollout)
     for row, (prompt, response) in enumerate(zip(rollout.prompts, rollout.responses, strict=True)):
         read = {"input_ids": torch.tensor([prompt.ids + response[:-1]])}

@@ -12,6 +12,7 @@ import align.trl
 from align.trl import PPOConfig
 from align.trl.config import InvalidArgumentError, set_batch_sizes, stop_token_of
 from align.trl.translation import (
+    SAME,
     SCRIPT_SETTINGS,
     SET_BY_TRAINER,
     UNSUPPORTED,
@@ -86,7 +87,7 @@ READ_BY_CALLBACKS = {"run_name", "project", "trackio_space_id", "trackio_bucket_
 
 
 def test_every_setting_is_read_or_its_lack_of_effect_is_named():
-    groups = [SCRIPT_SETTINGS, SET_BY_TRAINER, UNSUPPORTED.keys(), READ_ELSEWHERE, READ_BY_CALLBACKS]
+    groups = [SAME, SCRIPT_SETTINGS, SET_BY_TRAINER, UNSUPPORTED.keys(), READ_ELSEWHERE, READ_BY_CALLBACKS]
     named = set().union(*groups)
     assert named <= names(PPOConfig)
     assert sum(map(len, groups)) == len(named)

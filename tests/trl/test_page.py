@@ -8,7 +8,7 @@ import pytest
 
 import align.ppo.config
 from align.trl import PPOConfig, PPOTrainer
-from align.trl.metrics import STEP_METRICS
+from align.trl.hooks import STEP_METRICS
 from align.trl.translation import SET_BY_TRAINER
 from tests.trl.test_config import OWN
 from tests.trl.test_trainer import METRICS
