@@ -13,7 +13,7 @@ from align.extras.attributes.expressions import Condition, Expression, choose
 from align.extras.attributes.model import heads_of
 from align.extras.attributes.scoring import AttributeScorer
 from align.extras.rules.judgments import RuleModelSettings, RuleScorer, rules_of_model
-from align.extras.rules.rubrics import RubricScorer, RubricSettings, load_rubrics
+from align.extras.rules.rubrics import Rubric, RubricSettings, load_rubrics
 from align.models.loading import LoadedModel
 from align.reward.checkpoint import RULE, load_reward_model
 from align.runtime.distributed import computes_on_cpu
@@ -96,24 +96,24 @@ class RubricCandidates(CandidateScorer):
 
     def __init__(self, settings: RubricSettings) -> None:
         self.settings = settings
-        self.scores: list[tuple[RubricScorer, list[float]]] = []
+        self.scores: list[tuple[Rubric, list[float]]] = []
 
     def score(
         self, policy: LoadedModel, prompts: Sequence[EncodedPrompt], rows: Sequence[SampledResponse], dtype: str, budget: int
     ) -> None:
         conversations, texts = [prompt.conversation for prompt in prompts], [row.text for row in rows]
         categories = [prompt.category for prompt in prompts]
-        for scorer in load_rubrics(self.settings, Accelerator(cpu=computes_on_cpu()), dtype, budget):
-            self.scores.append((scorer, scorer(conversations, texts, categories)))
+        rubrics, judge = load_rubrics(self.settings, Accelerator(cpu=computes_on_cpu()), dtype, budget)
+        self.scores = [(rubric, rubric.rewards(judge, conversations, texts, categories)) for rubric in rubrics]
 
     def choose(self, candidates: Mapping[int, float]) -> dict[int, float]:
         found = dict(candidates)
-        for scorer, scores in self.scores:
-            found = {row: reward + scorer.rubric.weight * scores[row] for row, reward in found.items()}
+        for rubric, scores in self.scores:
+            found = {row: reward + rubric.weight * scores[row] for row, reward in found.items()}
         return found
 
     def columns(self, kept: Sequence[int]) -> dict[str, object]:
-        return {"rubrics": {scorer.rubric.name: [round(given[row], 6) for row in kept] for scorer, given in self.scores}}
+        return {"rubrics": {rubric.name: [round(given[row], 6) for row in kept] for rubric, given in self.scores}}
 
 
 def geometric_mean(probabilities: Sequence[float]) -> float:

@@ -1,6 +1,4 @@
-"""What the tests of the stages in extras share: settings of a short run, its metrics, and commands in one line."""
-
-import json
+"""What the tests of the stages in extras share: settings of a short run, and commands in one line."""
 
 from align import cli
 
@@ -15,14 +13,3 @@ def settings(folder, **more):
 def command(words):
     """Run `align` with the words of a line."""
     cli.main(words.split())
-
-
-def write_rows(path, rows):
-    """Write rows as JSON Lines; return the path."""
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
-
-
-def read_rows(path):
-    """The rows of a file of JSON Lines, such as metrics.jsonl."""
-    return [json.loads(line) for line in path.read_text().splitlines()]

@@ -12,7 +12,7 @@ from align.extras.plan import DEVICES, USABLE, PlanConfig, allocate, layouts, pl
 from align.extras.plan_work import HeldModel, trained_model
 from align.models.loading import load, load_on_meta
 from align.training.run_folder import read_metrics
-from tests.extras.running import write_rows
+from tests.files import write_rows
 from tests.models.encoders import write_encoder
 
 ROOT = Path(__file__).resolve().parents[2]

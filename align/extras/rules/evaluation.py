@@ -302,11 +302,12 @@ def rubric_measurements(config: RulesConfig, answers: Sequence[Answer], accelera
     if not config.rubrics:
         return []
     measurements, nothing = [], "no prompt of its categories"
-    for scorer in load_rubrics(config.rubrics, accelerator, config.dtype, config.batch_tokens):
-        covered = [answer for answer in answers if scorer.rubric.applies(answer.category)]
-        rewards = scorer(*map(list, zip(*covered, strict=True))) if covered else []
-        name, judge = f"rubric {scorer.rubric.name}: reward", config.rubrics.model or config.rubrics.endpoint_model
-        measurements.append(mean_measurement(name, rewards, judge, nothing=nothing, better="higher"))
+    rubrics, judge = load_rubrics(config.rubrics, accelerator, config.dtype, config.batch_tokens)
+    for rubric in rubrics:
+        covered = [answer for answer in answers if rubric.applies(answer.category)]
+        rewards = rubric.rewards(judge, *map(list, zip(*covered, strict=True))) if covered else []
+        name, scorer = f"rubric {rubric.name}: reward", config.rubrics.model or config.rubrics.endpoint_model
+        measurements.append(mean_measurement(name, rewards, scorer, nothing=nothing, better="higher"))
     return measurements
 
 

@@ -60,6 +60,17 @@ class Option(NamedTuple):
     reward: float
 
 
+class RubricQuestion(NamedTuple):
+    """A question as a model reads it, and the letters that it may answer with."""
+
+    text: str
+    letters: tuple[str, ...]
+
+
+LetterJudge = Callable[[Sequence[RubricQuestion]], list[list[float]]]
+"""Returns for each question the log-probability of each of its letters, in nats; -infinity for an impossible one."""
+
+
 @dataclass(frozen=True)
 class Rubric:
     """A question about a response, with its possible answers."""
@@ -75,23 +86,27 @@ class Rubric:
         """Whether it is asked about responses to a prompt of this category."""
         return not self.categories or category in self.categories
 
-    def question_about(self, conversation: Conversation, response: str) -> "RubricQuestion":
+    def question_about(self, conversation: Conversation, response: str) -> RubricQuestion:
         """The question that a model is asked about a response."""
         dialogue = "\n\n".join(f"{turn['role']}: {turn['content']}" for turn in conversation)
         options = "\n".join(f"{option.letter}: {option.text}" for option in self.options)
         text = FORM.format(conversation=dialogue, response=response, question=self.question, options=options)
         return RubricQuestion(text, tuple(option.letter for option in self.options))
 
-
-class RubricQuestion(NamedTuple):
-    """A question as a model reads it, and the letters that it may answer with."""
-
-    text: str
-    letters: tuple[str, ...]
-
-
-LetterJudge = Callable[[Sequence[RubricQuestion]], list[list[float]]]
-"""Returns for each question the log-probability of each of its letters, in nats; -infinity for an impossible one."""
+    def rewards(
+        self,
+        judge: LetterJudge,
+        conversations: Sequence[Conversation],
+        responses: Sequence[str],
+        categories: Sequence[str | None],
+    ) -> list[float]:
+        """The reward of each response, without the weight; 0 outside of the categories."""
+        rows = [row for row, category in enumerate(categories) if self.applies(category)]
+        answers = judge([self.question_about(conversations[row], responses[row]) for row in rows]) if rows else []
+        rewards = [0.0] * len(responses)
+        for row, log_probs in zip(rows, answers, strict=True):
+            rewards[row] = expected_reward(log_probs, [option.reward for option in self.options])
+        return rewards
 
 
 def expected_reward(log_probs: Sequence[float], rewards: Sequence[float]) -> float:
@@ -99,26 +114,6 @@ def expected_reward(log_probs: Sequence[float], rewards: Sequence[float]) -> flo
     highest = max(log_probs)
     weights = [math.exp(value - highest) for value in log_probs]
     return sum(weight * reward for weight, reward in zip(weights, rewards, strict=True)) / sum(weights)
-
-
-class RubricScorer:
-    """Scores responses by a rubric, whose questions `judge` answers."""
-
-    def __init__(self, rubric: Rubric, judge: LetterJudge) -> None:
-        self.rubric, self.judge = rubric, judge
-
-    def __call__(
-        self, conversations: Sequence[Conversation], responses: Sequence[str], categories: Sequence[str | None]
-    ) -> list[float]:
-        """The reward of each response, without the rubric's weight; 0 outside of its categories."""
-        rows = [row for row, category in enumerate(categories) if self.rubric.applies(category)]
-        questions = [self.rubric.question_about(conversations[row], responses[row]) for row in rows]
-        answers = self.judge(questions) if rows else []
-        option_rewards = [option.reward for option in self.rubric.options]
-        rewards = [0.0] * len(responses)
-        for row, log_probs in zip(rows, answers, strict=True):
-            rewards[row] = expected_reward(log_probs, option_rewards)
-        return rewards
 
 
 def read_rubrics(paths: Sequence[str]) -> list[Rubric]:
@@ -181,19 +176,18 @@ class RubricSettings(EndpointConfig):
         require_setting(self, "model", bool(self.model or self.endpoint), "given, or endpoint: the rubrics need a judge")
 
 
-def load_rubrics(settings: RubricSettings, accelerator: Accelerator, dtype: str, budget: int) -> list[RubricScorer]:
-    """Load rubrics, with one judge for all; a local one reads `budget` padded tokens at once.
+def load_rubrics(
+    settings: RubricSettings, accelerator: Accelerator, dtype: str, budget: int
+) -> tuple[list[Rubric], LetterJudge]:
+    """Load rubrics, and one judge for all; a local one reads `budget` padded tokens at once.
 
     Raises:
         UserError: if a rubric or the model cannot be loaded.
     """
     rubrics = read_rubrics(settings.files)
-    judge: LetterJudge
-    if settings.model:
-        judge = LocalJudge(load(ModelConfig(model=settings.model), compute_dtype(dtype)), accelerator, budget)
-    else:
-        judge = ServiceJudge(settings, accelerator)
-    return [RubricScorer(rubric, judge) for rubric in rubrics]
+    if not settings.model:
+        return rubrics, ServiceJudge(settings, accelerator)
+    return rubrics, LocalJudge(load(ModelConfig(model=settings.model), compute_dtype(dtype)), accelerator, budget)
 
 
 class RubricRewards(Extension):
@@ -206,11 +200,9 @@ class RubricRewards(Extension):
 
     def load(self, context: TrainingContext) -> None:
         run, dtype = context.run, context.run.model_config.dtype
-        self.scorers = load_rubrics(self.settings, run.accelerator, dtype, run.config.micro_batch_tokens)
-        judge = self.scorers[0].judge  # one serves all rubrics
-        self.modules = [judge.module] if isinstance(judge, LocalJudge) else []
-        for scorer in self.scorers:
-            rubric = scorer.rubric
+        self.rubrics, self.judge = load_rubrics(self.settings, run.accelerator, dtype, run.config.micro_batch_tokens)
+        self.modules = [self.judge.module] if isinstance(self.judge, LocalJudge) else []
+        for rubric in self.rubrics:
             if not any(rubric.applies(prompt.category) for prompt in context.training_prompts):
                 wanted = " or ".join(sorted(rubric.categories))
                 run.print(f"warning: rubric '{rubric.name}' will always give 0: no prompt has category {wanted}")
@@ -218,11 +210,8 @@ class RubricRewards(Extension):
     def score(self, rollout: Rollout) -> dict[str, Tensor]:
         conversations = [prompt.conversation for prompt in rollout.prompts]
         categories = [prompt.category for prompt in rollout.prompts]
-        return {
-            f"rubric/{scorer.rubric.name}": scorer.rubric.weight
-            * torch.tensor(scorer(conversations, rollout.texts, categories))
-            for scorer in self.scorers
-        }
+        rewards = {each.name: each.rewards(self.judge, conversations, rollout.texts, categories) for each in self.rubrics}
+        return {f"rubric/{rubric.name}": rubric.weight * torch.tensor(rewards[rubric.name]) for rubric in self.rubrics}
 
 
 class LocalJudge:

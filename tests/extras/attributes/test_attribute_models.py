@@ -17,7 +17,8 @@ from align.extras.rules.judgments import JudgedResponse
 from align.reward.checkpoint import is_external
 from align.reward.rankings import reward_rankings
 from tests.extras.rules.planted import WORDS, has_digit, response, sampled
-from tests.extras.running import read_rows, settings
+from tests.extras.running import settings
+from tests.files import read_rows
 
 HI = ({"role": "user", "content": "Hi"},)
 

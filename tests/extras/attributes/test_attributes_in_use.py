@@ -3,7 +3,8 @@
 import pytest
 
 from align.extras.attributes import AttributeConfig, AttributeTrainer
-from tests.extras.running import TINY, command, read_rows, settings, write_rows
+from tests.extras.running import TINY, command, settings
+from tests.files import read_rows, write_rows
 
 from .test_attribute_models import planted
 

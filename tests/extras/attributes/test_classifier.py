@@ -10,7 +10,8 @@ from align.eval.toxicity import ToxicityConfig, run_toxicity
 from align.eval.toxicity_scorers import ScorerConfig, open_scorer
 from align.extras.attributes import AttributeConfig, AttributeTrainer
 from align.extras.attributes.model import load_attribute_model
-from tests.extras.running import settings, write_rows
+from tests.extras.running import settings
+from tests.files import write_rows
 from tests.models.encoders import write_encoder
 
 TEXTS = ["bad 3", "good 3", "a much longer text about nothing, which pads the others", "bad 20"]

@@ -18,7 +18,8 @@ from align.extras.attributes.train import read_ratings
 from align.extras.rules.judgments import JudgedResponse, split_judgments
 from align.reward.rankings import pack_rankings
 from tests.extras.rules.planted import sampled
-from tests.extras.running import read_rows, settings
+from tests.extras.running import settings
+from tests.files import read_rows
 
 from .test_attribute_models import HI, planted
 

@@ -11,7 +11,8 @@ from align.models.loading import load
 from align.ppo.extensions import Extension
 from align.ppo.records import Rollout
 from align.tokenization.encoded import EncodedPrompt
-from tests.extras.running import TINY, command, settings, write_rows
+from tests.extras.running import TINY, command, settings
+from tests.files import write_rows
 
 SEEN = []
 

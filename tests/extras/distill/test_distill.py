@@ -18,7 +18,8 @@ from align.sampling.generation import SamplingParams
 from align.tokenization.encoded import EncodedDemonstration
 from align.training.data_order import DataOrder
 from align.training.start import build_engine
-from tests.extras.running import command, read_rows, settings, write_rows
+from tests.extras.running import command, settings
+from tests.files import read_rows, write_rows
 from tests.models.losses import assert_invariant, loss_of_rows
 
 ROWS = [{"prompt": f"Name the number {n}.", "completion": f"It is {n}."} for n in range(12)]

@@ -19,16 +19,15 @@ V, U, F = "violates", "unsure", "follows"
 )
 def test_majority(votes, result):
     assert majority(votes, tie=U) == result
+    assert [verdict(score) for score in (0.6, 0.5, 0.4)] == [V, U, F]
 
 
 def test_kappa_by_hand():
     """20 both violate, 5 and 10 apart, 15 neither: accuracy 0.7, chance 0.5 * 0.6 + 0.5 * 0.4 = 0.5, kappa 0.4."""
 
     def agreement(*counts):
-        sides = (np.repeat(verdicts, counts).tolist() for verdicts in ([V, V, F, F], [V, F, V, F]))
-        return [
-            measurement.value for measurement in agreement_measurements(*(dict(enumerate(side)) for side in sides), "scorer")
-        ]
+        sides = (dict(enumerate(np.repeat(verdicts, counts).tolist())) for verdicts in ([V, V, F, F], [V, F, V, F]))
+        return [measurement.value for measurement in agreement_measurements(*sides, "scorer")]
 
     assert agreement(20, 5, 10, 15) == pytest.approx([0.7, 0.4])
     assert agreement(0, 3, 3, 0)[1] == pytest.approx(-1)
@@ -54,25 +53,12 @@ def test_the_figures_of_rules_state_their_direction():
     assert (kappa.value, kappa.low, kappa.high) == pytest.approx((1.0, (0.025**0.1 - 0.5) / 0.5, 1.0))
 
 
-def test_verdict_of_a_score():
-    assert [verdict(score) for score in (0.6, 0.5, 0.4)] == [V, U, F]
-
-
 # ----------------------------------------------------------------------------------------------------------------- runs
 
 
 RULES = "name: r\nrules:\n  - id: no-insults\n    text: Insults nobody.\n  - id: on-topic\n    text: Stays on topic.\n"
-# Response by response, each rule's votes: "no-insults" V V, F, F U -> violates, follows, unsure.
-VOTES = [
-    ("one", "no-insults", [V, V]),
-    ("one", "on-topic", [F, F]),
-    ("two", "no-insults", [F]),
-    ("two", "on-topic", [F]),
-    ("three", "no-insults", [F, U]),
-    ("three", "on-topic", [V]),
-    ("four", "no-insults", [F]),
-    ("four", "on-topic", [U]),
-]
+# Response by response, the votes on no-insults and on on-topic.
+VOTES = {"one": ([V, V], [F, F]), "two": ([F], [F]), "three": ([F, U], [V]), "four": ([F], [U])}
 
 
 def by_length(cases):
@@ -84,7 +70,8 @@ def by_length(cases):
 def settings(tmp_path):
     rows = [
         {"prompt": "p", "response": response, "rule": rule, "verdict": vote, "labeler": f"l{number}"}
-        for response, rule, votes in VOTES
+        for response, both in VOTES.items()
+        for rule, votes in zip(("no-insults", "on-topic"), both, strict=True)
         for number, vote in enumerate(votes)
     ]
     (tmp_path / "judged.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -151,7 +138,7 @@ def test_what_was_scored_is_not_scored_again(settings, monkeypatch):
     monkeypatch.setitem(globals(), "once", once)
     config = settings(scorer=f"{__name__}:once")
     assert run_rules(config) == run_rules(config)
-    assert len(asked) == len(VOTES)
+    assert len(asked) == 2 * len(VOTES)
 
 
 @pytest.mark.parametrize(
@@ -169,16 +156,13 @@ def test_settings_that_do_not_fit(settings, more, complaint):
         settings(**more)
 
 
-def test_a_rule_that_is_in_no_file(settings, tmp_path):
-    (tmp_path / "rules.yaml").write_text("name: r\nrules:\n  - {id: other, text: Other.}\n")
-    with pytest.raises(UserError, match=r"judged\.jsonl: rule 'no-insults' is not in .*rules\.yaml; add its file"):
-        run_rules(settings())
-
-
-def test_a_file_that_is_none_of_rules(settings, tmp_path):
-    (tmp_path / "rules.yaml").write_text("- 1\n")
-    with pytest.raises(UserError, match=r"rules\.yaml: not a file of rules"):
-        run_rules(settings())
+def test_a_rule_that_is_in_no_file_and_a_file_that_is_none_of_rules(settings, tmp_path):
+    other = "name: r\nrules:\n  - {id: other, text: Other.}\n"
+    unknown = r"judged\.jsonl: rule 'no-insults' is not in .*rules\.yaml; add its file"
+    for text, says in ((other, unknown), ("- 1\n", r"rules\.yaml: not a file of rules")):
+        (tmp_path / "rules.yaml").write_text(text)
+        with pytest.raises(UserError, match=says):
+            run_rules(settings())
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,8 @@ from align.extras.rules.judgments import ScoredJudgment, collect_judgments, read
 USER = ({"role": "user", "content": "Hi"},)
 
 
-def judgment(response, rule, verdict, prompt="Hi", labeler=None):
-    return RuleJudgment(prompt=prompt, response=response, rule=rule, verdict=verdict, labeler=labeler)
+def judgment(response, rule, verdict, prompt="Hi"):
+    return RuleJudgment(prompt=prompt, response=response, rule=rule, verdict=verdict)
 
 
 def test_a_target_is_the_share_of_labelers_who_decided_that_the_rule_is_violated():
@@ -74,10 +74,8 @@ def test_rules_by_file_by_one_of_a_file_and_by_id():
     assert list(read_rules([f"{sparrow}:no-threats", f"{sparrow}:no-insults"])) == ["no-threats", "no-insults"]
     known = {"x": "X.", "y": "Y."}
     assert choose_rules([], known, "m") == known
-    assert choose_rules(["y", f"{sparrow}:no-threats"], known, "m") == {
-        "y": "Y.",
-        "no-threats": "Does not threaten anybody.",
-    }
+    chosen = choose_rules(["y", f"{sparrow}:no-threats"], known, "m")
+    assert chosen == {"y": "Y.", "no-threats": "Does not threaten anybody."}
     with pytest.raises(UserError, match="no rule 'no-treats'; did you mean no-threats"):
         read_rules([f"{sparrow}:no-treats"])
     with pytest.raises(UserError, match="m: no rule 'z'"):
@@ -108,10 +106,7 @@ def test_metrics_by_hand():
     losses = [-t * math.log(p) - (1 - t) * math.log(1 - p) for pairs in judged.values() for p, t in pairs]
     assert metrics["loss"] == pytest.approx(sum(losses) / 7)
     assert metrics["judgments"] == 7
-
-
-def test_a_certain_model_that_is_wrong_has_a_finite_loss():
-    assert math.isfinite(rule_metrics([ScoredJudgment("a", 0.0, 1.0)])["loss"])
+    assert math.isfinite(rule_metrics([ScoredJudgment("a", 0.0, 1.0)])["loss"])  # of a certain model that is wrong
 
 
 def test_geometric_mean():
@@ -121,15 +116,12 @@ def test_geometric_mean():
     assert geometric_mean([]) == 1.0
 
 
-def test_a_filter_keeps_the_highest_reward_among_those_that_obey():
+def test_a_filter_keeps_the_highest_reward_among_those_that_obey_else_the_most_obedient():
     rewards, follows = [3.0, 2.0, 1.0], [[0.1, 0.9], [0.8, 0.7], [0.9, 0.9]]
-    assert best_response(rewards, follows, "filter", 0.5) == 1  # the first has sqrt(.09) = .3
-    assert best_response(rewards, follows, "filter", 0.85) == 2
-    assert best_response(rewards, follows, "filter", 0.2) == 0
-
-
-def test_where_no_candidate_obeys_the_most_obedient_is_kept():
+    found = {threshold: best_response(rewards, follows, "filter", threshold) for threshold in (0.2, 0.5, 0.85)}
+    assert found == {0.2: 0, 0.5: 1, 0.85: 2}  # the first has sqrt(.09) = .3
     assert best_response([9.0, 1.0], [[0.1], [0.2]], "filter", 0.5) == 1
+    assert best_response([1.0, 2.0, 2.0], [[], [], []], "filter", 0.5) == 1  # rewards alone
 
 
 def test_the_product_by_hand():
@@ -139,8 +131,5 @@ def test_the_product_by_hand():
     assert best_response(rewards, [[0.52], [0.9], [1.0]], "multiply", 0.5) == 0  # .4580
     assert 1 / (1 + math.exp(-2)) * 0.52 == pytest.approx(0.4580, abs=1e-4)
 
-
-def test_rules_alone_and_rewards_alone():
-    assert best_response([0.0, 0.0], [[0.2], [0.7]], "multiply", 0.5) == 1
-    assert best_response([1.0, 2.0, 2.0], [[], [], []], "filter", 0.5) == 1
+    assert best_response([0.0, 0.0], [[0.2], [0.7]], "multiply", 0.5) == 1  # rules alone
     assert best_response([-1000.0, 1000.0], [[0.5], [0.5]], "multiply", 0.5) == 1

@@ -15,7 +15,6 @@ from align.extras.rules.rubrics import (
     Option,
     Rubric,
     RubricQuestion,
-    RubricScorer,
     RubricSettings,
     ServiceJudge,
     expected_reward,
@@ -23,7 +22,8 @@ from align.extras.rules.rubrics import (
 )
 from align.models.heads import LanguageModel
 from align.ppo import PPOConfig, PPOTrainer
-from tests.extras.running import TINY, command, read_rows, write_rows
+from tests.extras.running import TINY, command
+from tests.files import read_rows, write_rows
 from tests.launch.launcher import free_port
 
 HI = ({"role": "user", "content": "Hi"},)
@@ -46,16 +46,14 @@ def test_prompts_outside_the_categories_get_exactly_0_and_are_never_read():
         asked.extend(questions)
         return [[0.0, -math.inf, -math.inf]] * len(questions)
 
-    scorer = RubricScorer(RUBRIC, judge)
-    assert scorer([HI] * 3, ["a", "b", "c"], ["truth", "safety", None]) == [0.0, 1.0, 0.0]
+    assert RUBRIC.rewards(judge, [HI] * 3, ["a", "b", "c"], ["truth", "safety", None]) == [0.0, 1.0, 0.0]
     (question,) = asked
     assert question.letters == ("A", "B", "C")
     assert "<reply>\nb\n</reply>" in question.text
     assert "B: evasive" in question.text
-    assert scorer([HI], ["a"], ["truth"]) == [0.0]
+    assert RUBRIC.rewards(judge, [HI], ["a"], ["truth"]) == [0.0]
     assert len(asked) == 1
-    everywhere = RubricScorer(Rubric("x", "?", OPTIONS), judge)
-    assert everywhere([HI] * 2, ["a", "b"], [None, "truth"]) == [1.0, 1.0]
+    assert Rubric("x", "?", OPTIONS).rewards(judge, [HI] * 2, ["a", "b"], [None, "truth"]) == [1.0, 1.0]
 
 
 def test_a_local_judge_reads_the_letters_of_a_question_in_one_row(load_sharp, tiny_name):
@@ -126,11 +124,11 @@ def judge_at(url, **more):
 
 def test_a_service_answers_with_log_probs_and_is_asked_once(service):
     server = service(503, says(A=0.5, **{" A": 0.1, "B": 0.2, "Well": 0.2}))
-    scorer = RubricScorer(RUBRIC, judge_at(server.url, endpoint_retries=1))
+    judge = judge_at(server.url, endpoint_retries=1)
     # P(A) = .6 / .8, P(B) = .2 / .8
-    rewards = scorer([HI] * 3, ["same", "same", "other"], ["safety"] * 3)
+    rewards = RUBRIC.rewards(judge, [HI] * 3, ["same", "same", "other"], ["safety"] * 3)
     assert rewards == pytest.approx([0.75 - 0.125] * 3)
-    assert scorer([HI], ["same"], ["safety"]) == pytest.approx([0.625])
+    assert RUBRIC.rewards(judge, [HI], ["same"], ["safety"]) == pytest.approx([0.625])
     assert len(server.sent) == 3  # one failed; the same question is not asked twice
     assert server.sent[0]["logprobs"] is True
     assert server.sent[0]["model"] == "judge"

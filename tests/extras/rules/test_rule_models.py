@@ -23,7 +23,8 @@ from align.reward.checkpoint import RULE, LoadedReward, is_external, load_reward
 from align.reward.rankings import reward_rankings
 from align.reward.scoring import RewardModelScorer
 from tests.conftest import TINY
-from tests.extras.running import read_rows, settings
+from tests.extras.running import settings
+from tests.files import read_rows
 from tests.models.encoders import write_encoder
 
 from .planted import RULES, judgments, sampled
@@ -48,10 +49,8 @@ def test_rules_of_a_shared_row_are_read_as_if_alone(load_sharp, name, lora_r, sh
     else:
         loaded = load_sharp(name, adapter="reward", lora_r=lora_r)
     scorer = a_scorer(loaded)
-    responses = [
-        sampled(loaded.tokenization, "What is it?", "It is 7 o'clock."),
-        sampled(loaded.tokenization, "Why?", "Because."),
-    ]
+    pairs = (("What is it?", "It is 7 o'clock."), ("Why?", "Because."))
+    responses = [sampled(loaded.tokenization, *pair) for pair in pairs]
     together = RuleScorer(scorer, TEXTS, loaded.tokenization)(responses)
     assert together.shape == (3, 2)
     assert float(together.std()) > 1e-3  # else equality would say nothing
@@ -95,11 +94,10 @@ def test_a_planted_rule_is_learned_saved_and_read_again(tmp_path, align_cache):
     assert rules_of_model(str(folder)) == {"no-digits": "Contains no digit; numbers are spelled out."}
 
     loaded = load_reward_model(str(folder), "float32", kind=RULE)
-    responses = [
-        sampled(loaded.loaded.tokenization, "Which one?", text) for text in ("the cat 42 sings", "the cat seven sings")
-    ]
-    scorer = RewardModelScorer.from_loaded(loaded, loaded.loaded.tokenization, Accelerator(cpu=True), 4096)
-    broken, kept = RuleScorer(scorer, rules_of_model(str(folder)), loaded.loaded.tokenization)(responses)[0].tolist()
+    tokenization, texts = loaded.loaded.tokenization, ("the cat 42 sings", "the cat seven sings")
+    responses = [sampled(tokenization, "Which one?", text) for text in texts]
+    scorer = RewardModelScorer.from_loaded(loaded, tokenization, Accelerator(cpu=True), 4096)
+    broken, kept = RuleScorer(scorer, rules_of_model(str(folder)), tokenization)(responses)[0].tolist()
     assert broken > 0.8 > 0.2 > kept
     written = json.loads((folder.parent / "validation.json").read_text())
     again = torch.sigmoid(reward_rankings(loaded.model, trainer.held_out, torch.device("cpu")))
@@ -134,10 +132,7 @@ def test_t5_and_adapters_train_and_load(tmp_path, align_cache, model, more):
     assert 0 < sum(violated) < 48
     assert metrics["held_out_rules/rule/no-digits/violated"] == pytest.approx(sum(violated) / 48, abs=1e-6)
     assert metrics["held_out_rules/rule/no-digits/auc"] == pytest.approx(roc_auc(of_unseen.tolist(), violated), abs=1e-3)
-    assert {
-        "held_out_rules/rule/no-digits/balanced_accuracy",
-        "held_out_rules/rule/no-digits/calibration_error",
-    } <= metrics.keys()
+    assert {f"held_out_rules/rule/no-digits/{name}" for name in ("balanced_accuracy", "calibration_error")} <= metrics.keys()
     assert torch.allclose(reward_rankings(loaded.model, trainer.held_out, device), in_memory, atol=1e-5)
 
 
@@ -168,13 +163,10 @@ def test_loss_of_two_labelers_who_disagree_by_hand():
     assert logits.grad.item() == pytest.approx(0.7310586 - 0.5, abs=1e-7)  # it pulls toward their share
 
 
-def test_loss_of_several_rules_is_their_sum():
+def test_loss_of_several_rules_is_their_sum_and_stays_finite():
     logits, targets = torch.tensor([0.0, 2.0, -1.0]), torch.tensor([1.0, 1.0, 1 / 3])
     by_hand = math.log(2) + math.log1p(math.exp(-2)) + (math.log1p(math.exp(1)) / 3 + 2 * math.log1p(math.exp(-1)) / 3)
     assert judgment_loss(logits, targets).item() == pytest.approx(by_hand, abs=1e-6)
-
-
-def test_far_away_logits_stay_finite():
     logits = torch.tensor([-1000.0, 1000.0], requires_grad=True)
     loss = judgment_loss(logits, torch.tensor([1.0, 0.0]))
     loss.backward()

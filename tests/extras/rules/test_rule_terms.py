@@ -85,10 +85,8 @@ def test_budgets_move_multipliers_one_by_one(monkeypatch):
     learned = rules.training_scores(torch.tensor([1.0, 3.0]), broken)
     assert learned.tolist() == pytest.approx([(-1 - 2 * 0.4 - 2 * 0.5) / 5, (1 - 2 * 0.4 - 2 * 0.5) / 5])
     rules.adapt(broken)
-    assert rules.metrics() == {
-        "rule_multiplier/a": pytest.approx(2 * math.exp(0.2 * 2 * 0.3)),
-        "rule_multiplier/b": pytest.approx(2.0),
-    }
+    moved = {"rule_multiplier/a": 2 * math.exp(0.2 * 2 * 0.3), "rule_multiplier/b": 2.0}
+    assert rules.metrics() == pytest.approx(moved)
 
 
 def test_a_rollouts_own_excess_damps_its_multiplier_by_hand():
@@ -105,10 +103,9 @@ def test_a_rollouts_own_excess_damps_its_multiplier_by_hand():
 
 
 def violations_over_time(budget, updates=200, count=256):
-    """The share of a policy's answers that violate a rule, update by update.
+    """The share of a policy's answers that violate a rule, update by update; the preference likes violations, by one.
 
-    The policy has one parameter, violates with sigmoid(parameter), and learns by policy gradient. The preference likes
-    violations, by one, and something else that the policy does not choose.
+    The policy has one parameter, violates with sigmoid(parameter), and learns by policy gradient.
     """
     rules = RuleTerms(["a"], budgets=read_budgets([budget], ["a"]))
     luck = 0.5 * torch.randn(updates, count, generator=torch.Generator().manual_seed(0))
@@ -123,8 +120,11 @@ def violations_over_time(budget, updates=200, count=256):
     return found, rules.multipliers["a"]
 
 
-def test_a_budget_is_reached_and_kept_though_the_preference_is_against_it():
-    """Not below it either: the multiplier settles where the rule costs as much as the preference gains."""
+def test_a_budget_is_reached_and_kept_though_the_preference_is_against_it(monkeypatch):
+    """Not below it either: the multiplier settles where the rule costs as much as the preference gains.
+
+    Without damping, violations swing about their budget.
+    """
     for budget in (0.1, 0.3):
         found, multiplier = violations_over_time(str(budget))
         assert found[0] == 0.5
@@ -132,9 +132,6 @@ def test_a_budget_is_reached_and_kept_though_the_preference_is_against_it():
         assert 0.5 < multiplier < 5
     free, _ = violations_over_time("1")
     assert free[-1] > 0.9
-
-
-def test_without_damping_violations_swing_about_their_budget(monkeypatch):
     monkeypatch.setattr(rule_terms, "DAMPING", 0.0)
     found, _ = violations_over_time("0.2")
     assert max(found[100:]) > 0.4
@@ -185,9 +182,6 @@ def test_the_checkpoint_holds_all_that_decides(settings):
         ours, theirs = (getattr(each, step)(torch.tensor([0.5, 2.0]), broken) for each in (rules, again))
         assert torch.equal(ours, theirs)
     assert rules.metrics() == again.metrics()
-
-
-def test_a_checkpoint_of_other_rules_is_refused():
     stored = terms().state_dict()
     del stored["moments"]["b"]
     with pytest.raises(UserError, match="written under the rules a: resume"):
@@ -204,12 +198,9 @@ def test_a_checkpoint_of_other_rules_is_refused():
         (["a=-1", "0.1"], "'a=-1' must be a share"),
     ],
 )
-def test_bad_budgets(given, says):
+def test_budgets(given, says):
     with pytest.raises(UserError, match=says):
         read_budgets(given, ["a", "b"])
-
-
-def test_good_budgets():
     assert read_budgets([], ["a"]) == {}
     assert read_budgets(["a=0.3", "0.1"], ["a", "b"]) == read_budgets(["0.1", "a=0.3"], ["a", "b"]) == {"a": 0.3, "b": 0.1}
 
@@ -232,10 +223,8 @@ def test_violations_come_from_the_judge_in_its_order(extension):
     rules, parts = extension([torch.tensor([[0.1, 0.2], [0.3, 0.4]])], ("a", "b")), {}
     prompts = [EncodedPrompt(({"role": "user", "content": "Hi"},), [1])] * 2
     rules.transform_scores(torch.zeros(2), Rollout(prompts, [[2], [2]], [True, True], ["", ""]), parts)
-    assert {rule: values.tolist() for rule, values in parts.items()} == {
-        "rule/a": pytest.approx([0.1, 0.2]),
-        "rule/b": pytest.approx([0.3, 0.4]),
-    }
+    assert list(parts) == ["rule/a", "rule/b"]
+    assert torch.allclose(torch.stack(list(parts.values())), torch.tensor([[0.1, 0.2], [0.3, 0.4]]))
 
 
 @pytest.mark.parametrize(

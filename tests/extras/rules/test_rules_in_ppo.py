@@ -18,7 +18,8 @@ from align.ppo.trainer import PPOTrainer
 from align.reward.checkpoint import RULE
 from align.sft import SFTConfig
 from align.sft.train import SFTTrainer
-from tests.extras.running import command, read_rows, settings, write_rows
+from tests.extras.running import command, settings
+from tests.files import read_rows, write_rows
 
 from .planted import RULES, WORDS, has_digit, judgments, response, sampled
 
