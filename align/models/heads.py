@@ -158,22 +158,6 @@ class RewardModel(nn.Module):
         return cast(Tensor, self.head(summary))
 
 
-class RewardLanguageModel(RewardModel):
-    """A reward model that also predicts tokens, for a language-model loss beside that of its rewards."""
-
-    def forward(  # type: ignore[override]
-        self, prompt: Padded, response: Padded, prompt_of_response: Tensor | None = None, mask: Tensor | None = None
-    ) -> Tensor | tuple[Tensor, Tensor]:
-        """Rewards [B]; with `mask` [B, T] bool also the log-probs [B, T] of the response tokens where it holds."""
-        if mask is None:
-            return super().forward(prompt, response, prompt_of_response)
-        with self.backbone.adapter(self.adapter_name):
-            hidden = self.backbone.hidden(prompt, response, prompt_of_response)
-            log_probs = response_log_probs(self.backbone, hidden, response, mask)[0]
-        rows = torch.arange(len(response.lengths), device=hidden.device)
-        return self.head(hidden[rows, response.lengths]), log_probs
-
-
 def freeze_unused_lm_head(backbone: Backbone) -> None:
     """Freeze a vocabulary matrix that is not tied to the embedding: rewards and values give it no gradient."""
     vocabulary, embedding = backbone.model.get_output_embeddings(), backbone.model.get_input_embeddings()

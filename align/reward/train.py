@@ -19,10 +19,11 @@ from align.batches.mixtures import TrainingData, encode_split, is_given
 from align.core.errors import UserError, counted
 from align.core.files import write_json
 from align.core.launch import run_stage
+from align.core.tensor_ops import Padded
 from align.data.records import Demonstration
 from align.models.backbone import Backbone, flops_profile
 from align.models.checkpoint import weights_of
-from align.models.heads import RewardLanguageModel, RewardModel, ScalarHead, freeze_unused_lm_head
+from align.models.heads import RewardModel, ScalarHead, freeze_unused_lm_head, response_log_probs
 from align.models.loading import LoadedModel
 from align.models.roles import REWARD_ADAPTER
 from align.reward.checkpoint import initial_head, require_savable_classifier, save_reward_model
@@ -160,6 +161,22 @@ def read_rewards(
     is_best = torch.tensor([rank == 1 for item in rankings for rank in item.ranks], device=device)
     rewards, log_probs = model(prompt, response, prompt_of_response, response.mask() & is_best[:, None])
     return rewards, -log_probs.sum()
+
+
+class RewardLanguageModel(RewardModel):
+    """A reward model that also predicts tokens, for a language-model loss beside that of its rewards."""
+
+    def forward(  # type: ignore[override]
+        self, prompt: Padded, response: Padded, prompt_of_response: Tensor | None = None, mask: Tensor | None = None
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """Rewards [B]; with `mask` [B, T] bool also the log-probs [B, T] of the response tokens where it holds."""
+        if mask is None:
+            return super().forward(prompt, response, prompt_of_response)
+        with self.backbone.adapter(self.adapter_name):
+            hidden = self.backbone.hidden(prompt, response, prompt_of_response)
+            log_probs = response_log_probs(self.backbone, hidden, response, mask)[0]
+        rows = torch.arange(len(response.lengths), device=hidden.device)
+        return self.head(hidden[rows, response.lengths]), log_probs
 
 
 def best_tokens(ranking: EncodedRanking) -> list[int]:
