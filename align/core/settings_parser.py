@@ -2,17 +2,15 @@
 
 import re
 import sys
-from argparse import ArgumentParser, ArgumentTypeError
+from argparse import SUPPRESS, ArgumentParser, ArgumentTypeError
 from collections.abc import Iterator, Sequence
-from copy import copy
-from dataclasses import Field, fields
+from dataclasses import fields
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar, get_args, get_origin, get_type_hints
 
 import yaml
-from transformers.hf_argparser import HfArgumentParser
 
 from align.core.errors import UserError
 from align.core.files import resolve_path
@@ -29,46 +27,50 @@ HELP_ALL = "--help-all lists the valid names"
 YAML_TAG = "tag:yaml.org,2002:"  # the prefix of the tags of YAML's own types
 
 
-class _Parser(HfArgumentParser):
-    """HfArgumentParser with blocks of settings, whose errors are one line instead of the usage of 40 options.
+TRUE, FALSE = ("true", "yes", "on", "y", "t", "1"), ("false", "no", "off", "n", "f", "0")
+
+
+class _Parser(ArgumentParser):
+    """Reads the words of settings; its errors are one line instead of the usage of 40 options.
 
     Args:
         blocks: names of the blocks whose settings it accepts, as `--block.name`.
     """
 
-    def __init__(self, config_class: type[Any], program: str | None, blocks: Sequence[str]) -> None:
-        super().__init__(config_class, prog=program, allow_abbrev=False)  # type: ignore[arg-type]
+    def __init__(self, config_class: type[Any], blocks: Sequence[str]) -> None:
+        super().__init__(allow_abbrev=False, add_help=False, argument_default=SUPPRESS)
         self._negative_number_matcher = re.compile(r"-\.?\d")  # argparse itself takes -1e-5 for an option
-        hints = get_type_hints(config_class)
-        self.types = {name: hint for name, hint in hints.items() if name not in block_paths(config_class)}
-        for item in fields(config_class):
-            if item.name in blocks:
-                self._add_block(item)
+        self.types: dict[str, Any] = {}
+        self._add_settings(config_class, "")
+        for name in blocks:
+            self._add_settings(import_object(block_paths(config_class)[name]), f"{name}.")
 
-    def _add_block(self, block: Field[Any]) -> None:
-        block_class = import_object(block.metadata["block"])
-        group, hints = self.add_argument_group(block.name, block.metadata["help"]), get_type_hints(block_class)
-        for item in fields(block_class):
-            inner = copy(item)
-            inner.name = f"{block.name}.{item.name}"
-            inner.type = self.types[inner.name] = hints[item.name]
-            self._parse_dataclass_field(group, inner)  # type: ignore[arg-type]
-
-    @staticmethod
-    def _parse_dataclass_field(parser: ArgumentParser, field: Field[Any]) -> None:
-        if "block" in field.metadata:
-            return
-        plain = copy(field)  # whose metadata become arguments of argparse
-        plain.metadata = {"help": field.metadata.get("help")}  # type: ignore[assignment]
-        HfArgumentParser._parse_dataclass_field(parser, plain)
-        action = parser._actions[-1]
-        if field.type == bool | str:
-            action.type = str
-        elif is_optional(field.type):
-            action.type = partial(_or_none, get_args(field.type)[0])
+    def _add_settings(self, config_class: type[Any], prefix: str) -> None:
+        hints, blocks = get_type_hints(config_class), block_paths(config_class)
+        for name in (item.name for item in fields(config_class) if item.name not in blocks):
+            self.types[prefix + name] = hints[name]
+            self.add_argument(f"--{prefix}{name}", dest=prefix + name, **_reading(hints[name]))
 
     def error(self, message: str) -> NoReturn:
-        raise UserError(re.sub(r"^argument --([\w.]+)(/--[\w.-]+)*", r"\1", message))
+        raise UserError(re.sub(r"^argument --([\w.]+)", r"\1", message))
+
+
+def _reading(hint: Any) -> dict[str, Any]:
+    """How argparse reads the words of a setting of a type."""
+    if get_origin(hint) is list:
+        return {"nargs": "+", "type": get_args(hint)[0]}
+    if get_origin(hint) is Literal:
+        choices = get_args(hint)
+        return {"choices": choices, "type": lambda word: next((each for each in choices if str(each) == word), word)}
+    if hint in (bool, bool | str):
+        return {"nargs": "?", "const": True, "type": _truth if hint is bool else str}
+    return {"type": partial(_or_none, get_args(hint)[0]) if is_optional(hint) else hint}
+
+
+def _truth(word: str) -> bool:
+    if word.lower() not in TRUE + FALSE:
+        raise ArgumentTypeError(f"must be true or false, not {word!r}")
+    return word.lower() in TRUE
 
 
 def parse(config_class: type[Settings], arguments: Sequence[str], program: str | None = None) -> Settings:
@@ -87,20 +89,19 @@ def parse(config_class: type[Settings], arguments: Sequence[str], program: str |
     files = [(path, _read_mapping(path)) for path in _take_config_files(words)]
     names = [_name(word) for word in words if word.startswith("--")]
     blocks = _given_blocks(config_class, names, [file for _, file in files])
-    parser = _Parser(config_class, program, blocks)
+    parser = _Parser(config_class, blocks)
     from_files: dict[str, list[str]] = {}
     for path, file in files:
         from_files |= _file_words(path, file, config_class, parser)
     if unknown := [_unknown_option(name, config_class) for name in names if name not in parser.types]:
         raise UserError("; ".join(unknown))
-    # No command-line words stand for an empty list.
-    parser.set_defaults(**{key: [] for key, values in from_files.items() if not values})
     read = [*chain.from_iterable(from_files.values()), *map(_with_underscores, words)]
     namespace, left_over = parser.parse_known_args(read)
     if left_over:
         raise UserError(_unexpected_word(left_over[0], words, setting_names(config_class)))
     values: dict[str, Any] = {name: {} for name in blocks}
-    for name, value in vars(namespace).items():
+    empty = {key: [] for key, given in from_files.items() if not given}  # which no command-line words stand for
+    for name, value in (empty | vars(namespace)).items():
         block, _, inner = name.partition(".")
         if inner:
             values[block][inner] = value
@@ -187,9 +188,7 @@ def _file_words(path: Path, file: yaml.MappingNode, config_class: type[Any], par
         items = value.value if isinstance(value, yaml.SequenceNode) else [value]
         if not all(isinstance(item, yaml.ScalarNode) and item.tag.startswith(YAML_TAG) for item in items):
             raise UserError(f"{where}: key '{key}': a nested mapping, a nested list or a tag is not a value")
-        if value.tag == f"{YAML_TAG}bool" and kind is bool:  # YAML has more words (on, off) than the command line
-            words[key] = [f"--{key}={yaml.safe_load(value.value)}"]
-        elif isinstance(value, yaml.SequenceNode):
+        if isinstance(value, yaml.SequenceNode):
             words[key] = [f"--{key}", *(item.value for item in items)] if items else []
         elif value.tag == f"{YAML_TAG}null" and is_optional(kind):
             words[key] = [f"--{key}=none"]
