@@ -14,7 +14,16 @@ from typing import Any
 from sqlalchemy.exc import DatabaseError
 
 from align.core.errors import UserError, counted
-from annotation_ui.cli_common import Parser, database_url, make_folder, open_database, parse_time, print_table, sqlite_file
+from annotation_ui.cli_common import (
+    Parser,
+    add_command,
+    database_url,
+    make_folder,
+    open_database,
+    parse_time,
+    print_table,
+    sqlite_file,
+)
 from annotation_ui.cli_users import add_user_commands
 from annotation_ui.reports.export import Selection, export, records
 from annotation_ui.reports.overview import progress
@@ -87,7 +96,7 @@ def _add_server_options(parser: argparse.ArgumentParser, only_if_given: bool = F
 
 
 def _add_batch_commands(commands: Any) -> None:
-    batch = commands.add_parser("import", help="make a batch from prompts or samples (JSON Lines)")
+    batch = add_command(commands, "import", _import, "make a batch from prompts or samples (JSON Lines)")
     batch.add_argument("file", type=Path)
     batch.add_argument("--task", choices=tuple(TASKS), required=True)
     batch.add_argument("--name", help="of the batch (default: the file's name)")
@@ -99,30 +108,22 @@ def _add_batch_commands(commands: Any) -> None:
     for task, setting in task_settings():
         kind: dict[str, Any] = {"action": "store_true"} if setting.kind is bool else {"type": setting.kind}
         batch.add_argument(f"--{setting.name.replace('_', '-')}", help=f"{setting.help} (task {task.name})", **kind)
-    batch.set_defaults(run=_import)
-
-    commands.add_parser("batches", help="list batches with their progress").set_defaults(run=_list_batches)
-    for verb, is_open in (("open", True), ("close", False)):
-        change = commands.add_parser(f"{verb}-batch", help=f"{'' if is_open else 'do not '}give out the items of a batch")
-        change.add_argument("name")
-        change.set_defaults(run=_open_or_close, open=is_open)
+    add_command(commands, "batches", _list_batches, "list batches with their progress")
+    add_command(commands, "open-batch", _open_or_close, "give out the items of a batch", "name").set_defaults(open=True)
+    closed = "do not give out the items of a batch"
+    add_command(commands, "close-batch", _open_or_close, closed, "name").set_defaults(open=False)
 
 
 def _add_database_commands(commands: Any) -> None:
-    backup = commands.add_parser("backup", help="copy the SQLite database, also while the server runs")
+    backup = add_command(commands, "backup", _backup, "copy the SQLite database, also while the server runs")
     backup.add_argument("file", type=Path)
-    backup.set_defaults(run=_backup)
-
-    restored = commands.add_parser("restore", help="put a backup in the place of the SQLite database; stop the app first")
-    restored.add_argument("file", type=Path)
-    restored.set_defaults(run=_restore)
-
-    migrate = commands.add_parser("migrate", help="bring the database to this version's schema")
-    migrate.set_defaults(run=_migrate)
+    restored = "put a backup in the place of the SQLite database; stop the app first"
+    add_command(commands, "restore", _restore, restored).add_argument("file", type=Path)
+    add_command(commands, "migrate", _migrate, "bring the database to this version's schema")
 
 
 def _add_export_command(commands: Any) -> None:
-    command = commands.add_parser("export", help="write judgments for training, with a manifest")
+    command = add_command(commands, "export", _export, "write judgments for training, with a manifest")
     command.add_argument("record", choices=tuple(records()))
     command.add_argument("file", type=Path, help="name.jsonl, name.parquet, or name.csv for a spreadsheet")
     command.add_argument("--aggregated", action="store_true", help="one row for each item instead of one for each labeler")
@@ -138,7 +139,6 @@ def _add_export_command(commands: Any) -> None:
         action="store_true",
         help="with aggregated rankings: how probable each order is, by labelers' reliability (for soft_targets)",
     )
-    command.set_defaults(run=_export)
 
 
 def _check_address(host: str, port: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any, NoReturn
@@ -28,6 +28,15 @@ class Parser(argparse.ArgumentParser):
 
 def _dashed(option: re.Match[str]) -> str:
     return option[0].replace("_", "-")
+
+
+def add_command(commands: Any, name: str, run: Callable[..., None], text: str, *arguments: str) -> argparse.ArgumentParser:
+    """Add a command that `run(options)` carries out, with arguments that are plain texts."""
+    command: argparse.ArgumentParser = commands.add_parser(name, help=text)
+    for argument in arguments:
+        command.add_argument(argument)
+    command.set_defaults(run=run)
+    return command
 
 
 def make_folder(folder: Path) -> None:
@@ -80,11 +89,7 @@ def parse_time(text: str) -> float:
 
 
 def parse_day(text: str) -> date:
-    """A day such as 2026-11-01.
-
-    Raises:
-        argparse.ArgumentTypeError: if it is not one.
-    """
+    """A day such as 2026-11-01."""
     try:
         return date.fromisoformat(text)
     except ValueError:

@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy import select
 
 from align.core.errors import UserError, counted
-from annotation_ui.cli_common import day_and_time, open_database, parse_day, print_table
+from annotation_ui.cli_common import add_command, day_and_time, open_database, parse_day, print_table
 from annotation_ui.reports.hours import GAP_S, hours, hours_csv
 from annotation_ui.reports.row_files import write_file
 from annotation_ui.server.auth import Auth
@@ -20,58 +20,35 @@ from annotation_ui.store.tokens import SCOPES, Tokens
 
 
 def add_user_commands(commands: Any) -> None:
-    user = commands.add_parser("create-user", help="add a user; prints the password")
-    user.add_argument("name")
+    user = add_command(commands, "create-user", _create_user, "add a user; prints the password", "name")
     user.add_argument("--role", choices=USER_ROLES, default="labeler")
-    user.set_defaults(run=_create_user)
-
-    password = commands.add_parser("reset-password", help="give a user a new password and print it")
-    password.add_argument("name")
-    password.set_defaults(run=_reset_password)
-
-    deactivate = commands.add_parser("deactivate-user", help="sign a user out and let them in no more; judgments stay")
-    deactivate.add_argument("name")
-    deactivate.set_defaults(run=_deactivate_user)
-
-    activate = commands.add_parser("activate-user", help="let a user sign in again who was deactivated or blocked")
-    activate.add_argument("name")
+    add_command(commands, "reset-password", _reset_password, "give a user a new password and print it", "name")
+    out = "sign a user out and let them in no more; judgments stay"
+    add_command(commands, "deactivate-user", _deactivate_user, out, "name")
+    back = "let a user sign in again who was deactivated or blocked"
+    activate = add_command(commands, "activate-user", _activate_user, back, "name")
     activate.add_argument("--role", choices=USER_ROLES, help="give the user this role, too")
-    activate.set_defaults(run=_activate_user)
-
-    worked = commands.add_parser("hours", help="active hours and items of each labeler and day (UTC)")
+    worked = add_command(commands, "hours", _hours, "active hours and items of each labeler and day (UTC)")
     worked.add_argument("file", type=Path, nargs="?", help="a .csv file (default: print a table)")
     worked.add_argument("--since", type=parse_day, metavar="DAY", help="first day, such as 2026-11-01")
     worked.add_argument("--until", type=parse_day, metavar="DAY", help="last day")
     worked.add_argument("--gap-minutes", type=float, default=GAP_S / 60, help="a longer pause is not working time")
-    worked.set_defaults(run=_hours)
-
-    erased = commands.add_parser("forget", help="replace a name by its pseudonym and blank the user's remarks; work stays")
-    erased.add_argument("name")
-    erased.set_defaults(run=_forget)
-
-    commands.add_parser("users", help="list users").set_defaults(run=_list_users)
+    erase = "replace a name by its pseudonym and blank the user's remarks; work stays"
+    add_command(commands, "forget", _forget, erase, "name")
+    add_command(commands, "users", _list_users, "list users")
     _add_token_commands(commands)
-
-    trail = commands.add_parser("audit", help="list actions on tokens, data and users, newest first")
+    trail = add_command(commands, "audit", _list_audit_records, "list actions on tokens, data and users, newest first")
     trail.add_argument("--limit", type=int, default=100, help="at most so many records")
-    trail.set_defaults(run=_list_audit_records)
 
 
 def _add_token_commands(commands: Any) -> None:
     token = commands.add_parser("token", help="tokens of programs on other machines")
     actions = token.add_subparsers(title="actions", required=True)
-
-    create = actions.add_parser("create", help="add a token and print it")
-    create.add_argument("name")
+    create = add_command(actions, "create", _create_token, "add a token and print it", "name")
     scopes = ", ".join(f"{scope} ({allows})" for scope, allows in SCOPES.items())
     create.add_argument("--scope", action="append", choices=tuple(SCOPES), required=True, help=f"{scopes}; may be repeated")
-    create.set_defaults(run=_create_token)
-
-    revoke = actions.add_parser("revoke", help="end a token at once")
-    revoke.add_argument("name")
-    revoke.set_defaults(run=_revoke_token)
-
-    actions.add_parser("list", help="list tokens").set_defaults(run=_list_tokens)
+    add_command(actions, "revoke", _revoke_token, "end a token at once", "name")
+    add_command(actions, "list", _list_tokens, "list tokens")
 
 
 def _create_user(options: argparse.Namespace) -> None:

@@ -1,10 +1,14 @@
-"""Shared by the tabs: choices of tasks, events, error messages and the signed-in lead."""
+"""Shared by the tabs: choices of tasks, events, error messages, the signed-in lead, and files.
+
+Files do not pass through Gradio, which would copy them (see `transfers`).
+"""
 
 from __future__ import annotations
 
 import functools
 import html
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import gradio as gr
@@ -12,6 +16,7 @@ from sqlalchemy import select
 
 from align.core.errors import UserError
 from annotation_ui.server.services import Services
+from annotation_ui.server.transfers import EXPORT_PATH
 from annotation_ui.store.schema import Batch, User
 from annotation_ui.tasks import TASKS
 
@@ -70,3 +75,29 @@ def user_names(services: Services) -> list[str]:
     """The names of all users."""
     with services.database.read() as session:
         return list(session.scalars(select(User.name).order_by(User.name)))
+
+
+def file_field(elem_id: str, label: str, suffixes: tuple[str, ...], most_bytes: int) -> gr.Textbox:
+    """Show a field for one file; its value is the event's first input and carries the upload's key.
+
+    The event needs `js=send_file(elem_id)`, which sends the file when the button is pressed.
+    """
+    gr.HTML(
+        f'<label class="file-field"><span>{html.escape(label)}</span> '
+        f'<input type="file" accept="{",".join(suffixes)}" data-most="{most_bytes}"></label>',
+        elem_id=elem_id,
+    )
+    return gr.Textbox(visible=False)
+
+
+def send_file(elem_id: str) -> str:
+    """The JavaScript that puts the upload's key in place of the event's first input."""
+    return f"async (_, ...rest) => [await (await import('/ui/files.js')).upload('{elem_id}'), ...rest]"
+
+
+def export_links(paths: list[Path]) -> str:
+    """Links that download exported files."""
+    links = [
+        f'<li><a href="{EXPORT_PATH}/{html.escape(path.name)}" download>{html.escape(path.name)}</a></li>' for path in paths
+    ]
+    return f'<ul class="downloads">{"".join(links)}</ul>'

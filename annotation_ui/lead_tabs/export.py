@@ -8,8 +8,7 @@ from typing import Any
 import gradio as gr
 
 from align.core.errors import UserError
-from annotation_ui.lead_tabs.common import LAST_COUNTS, batch_names, show_user_errors, user_id
-from annotation_ui.lead_tabs.files import export_links
+from annotation_ui.lead_tabs.common import LAST_COUNTS, batch_names, export_links, show_user_errors, user_id
 from annotation_ui.reports.export import SKIPS, Selection, export, records
 from annotation_ui.reports.row_files import FORMATS
 from annotation_ui.server.services import Services

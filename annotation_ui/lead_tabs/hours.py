@@ -7,8 +7,7 @@ from datetime import date
 import gradio as gr
 
 from align.core.errors import UserError
-from annotation_ui.lead_tabs.common import show_user_errors
-from annotation_ui.lead_tabs.files import export_links
+from annotation_ui.lead_tabs.common import export_links, show_user_errors
 from annotation_ui.lead_tabs.tables import show, table
 from annotation_ui.reports.hours import GAP_S, hours, hours_csv, today
 from annotation_ui.reports.row_files import write_file

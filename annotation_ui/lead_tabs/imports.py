@@ -9,8 +9,15 @@ from gradio.components import Component
 from sqlalchemy import select
 
 from align.core.errors import counted
-from annotation_ui.lead_tabs.common import LAST_COUNTS, show_user_errors, task_list, user_id, user_names
-from annotation_ui.lead_tabs.files import file_field, send_file
+from annotation_ui.lead_tabs.common import (
+    LAST_COUNTS,
+    file_field,
+    send_file,
+    show_user_errors,
+    task_list,
+    user_id,
+    user_names,
+)
 from annotation_ui.server.services import Services
 from annotation_ui.server.transfers import uploads_of
 from annotation_ui.store.audit import Actor

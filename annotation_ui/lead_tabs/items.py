@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from difflib import SequenceMatcher
 from html import escape
 from typing import Any
 
@@ -9,7 +11,6 @@ import gradio as gr
 
 from annotation_ui.lead_tabs.common import LAST_COUNTS, batch_names, user_names
 from annotation_ui.lead_tabs.tables import show, table, when_picked
-from annotation_ui.rendering.differences import difference_html
 from annotation_ui.rendering.markdown import text_view
 from annotation_ui.reports.browsing import PAGE, STATES, Filter, browse_items, browse_judgments, item_history
 from annotation_ui.server.services import Services
@@ -106,3 +107,25 @@ def written_html(labeler: str, text: str, content: Json) -> str:
         )
     changes = difference_html(content["response"], text)
     return f'<h2>Corrected by {escape(labeler)}</h2><div class="answer changes" dir="auto">{changes}</div>'
+
+
+MAX_WORDS = 4000  # of both texts; SequenceMatcher is quadratic
+_WORD = re.compile(r"\s+|\w+|.", re.DOTALL)
+
+
+def difference_html(before: str, after: str) -> str:
+    """Both texts in one: removed words in `<del>`, added ones in `<ins>`. Long texts are one removal and one addition."""
+    old, new = _WORD.findall(before), _WORD.findall(after)
+    if len(old) + len(new) > MAX_WORDS:
+        return _part("del", before) + _part("ins", after)
+    parts = []
+    for kind, start, end, new_start, new_end in SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
+        if kind == "equal":
+            parts.append(escape("".join(old[start:end])))
+        else:
+            parts.append(_part("del", "".join(old[start:end])) + _part("ins", "".join(new[new_start:new_end])))
+    return "".join(parts)
+
+
+def _part(tag: str, text: str) -> str:
+    return f"<{tag}>{escape(text)}</{tag}>" if text else ""

@@ -10,12 +10,11 @@ from typing import cast
 import gradio as gr
 
 from annotation_ui.lead_tabs.batches import batches_tab
-from annotation_ui.lead_tabs.disagreements import disagreements_tab
 from annotation_ui.lead_tabs.export import export_tab
 from annotation_ui.lead_tabs.hours import hours_tab
 from annotation_ui.lead_tabs.imports import import_tab
 from annotation_ui.lead_tabs.items import items_tab
-from annotation_ui.lead_tabs.labelers import labelers_tab
+from annotation_ui.lead_tabs.labelers import disagreements_tab, labelers_tab
 from annotation_ui.lead_tabs.models import models_tab
 from annotation_ui.lead_tabs.overview import overview_tab
 from annotation_ui.lead_tabs.rules_and_guidelines import rules_and_guidelines_tab

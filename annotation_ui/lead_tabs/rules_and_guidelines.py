@@ -8,8 +8,7 @@ import gradio as gr
 from sqlalchemy import func, select
 
 from align.core.errors import counted
-from annotation_ui.lead_tabs.common import LAST_COUNTS, show_user_errors, task_list, user_id
-from annotation_ui.lead_tabs.files import file_field, send_file
+from annotation_ui.lead_tabs.common import LAST_COUNTS, file_field, send_file, show_user_errors, task_list, user_id
 from annotation_ui.lead_tabs.tables import show, table, when_picked
 from annotation_ui.server.services import Services
 from annotation_ui.server.transfers import uploads_of

@@ -33,9 +33,6 @@ def new_judgments(
         One row for each. `rows` has the answer before an export makes records of it, in the item's own order; it is empty
         for a skip and an undo. An `edit` replaces the labeler's earlier judgment of the same item, and an `undo`
         withdraws it.
-
-    Raises:
-        UserError: if there is no batch of one of the names.
     """
     with database.read() as session:
         check_batches(session, batches)

@@ -54,11 +54,7 @@ def plain_cell(value: Any) -> str:
 
 
 def write_file(path: Path, content: bytes) -> None:
-    """Write a file: all of it or, after an error, nothing.
-
-    Raises:
-        UserError: if the disk is full or not writable.
-    """
+    """Write a file: all of it or, after an error, nothing."""
     try:
         with new_file(path) as file:
             file.write(content)

@@ -88,11 +88,7 @@ class Auth:
         return password
 
     def set_active(self, name: str, active: bool) -> None:
-        """Allow a user to sign in, or forbid it and end their sessions; their judgments stay.
-
-        Raises:
-            UserError: if there is no such user, or it is the last lead, who alone can reactivate users.
-        """
+        """Allow a user to sign in, or forbid it and end their sessions; their judgments stay."""
         with self.database.write() as session:
             user = _user_by_name(session, name)
             if active:
@@ -103,11 +99,7 @@ class Auth:
             user.active = active
 
     def set_role(self, name: str, role: str) -> None:
-        """Make a user a labeler or a lead.
-
-        Raises:
-            UserError: if there is no such user or role, or no lead would be left.
-        """
+        """Make a user a labeler or a lead."""
         _check_role(role)
         with self.database.write() as session:
             user = _user_by_name(session, name)
@@ -116,11 +108,7 @@ class Auth:
             user.role = role
 
     def first_lead(self) -> str | None:
-        """Create the user `lead` if no lead can sign in, and return the password; else None.
-
-        Raises:
-            UserError: if the name is taken by a user who is not a lead, or is deactivated.
-        """
+        """Create the user `lead` if no lead can sign in, and return the password; else None."""
         with self.database.read() as session:
             if session.scalar(select(User.id).where(User.role == "lead", User.active).limit(1)) is not None:
                 return None
@@ -239,11 +227,7 @@ def _check_role(role: str) -> None:
 
 
 def hash_password(password: str) -> str:
-    """The Argon2 hash of a password.
-
-    Raises:
-        UserError: if the password is too short or too long.
-    """
+    """The Argon2 hash of a password."""
     if not MIN_PASSWORD <= len(password) <= MAX_PASSWORD:
         raise UserError(f"a password has {MIN_PASSWORD} to {MAX_PASSWORD} characters")
     return _HASHER.hash(password)

@@ -13,11 +13,7 @@ from annotation_ui.tasks.fields import MAX_TEXT, is_unicode
 
 
 def known_task(name: str) -> str:
-    """The name of a task.
-
-    Raises:
-        ValueError: if there is no such task.
-    """
+    """The name of a task."""
     if name not in TASKS:
         raise ValueError("no such task")
     return name

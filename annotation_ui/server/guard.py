@@ -9,6 +9,11 @@ Gradio adds to it (its API, queue, uploads and files).
 from __future__ import annotations
 
 import json
+import math
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from urllib.parse import quote
 
 from anyio import to_thread
@@ -20,8 +25,32 @@ from annotation_ui.server.auth import Auth, SignedIn
 from annotation_ui.server.error_pages import LEADS_ONLY, cannot_store, error_page, wants_page
 from annotation_ui.server.headers import COOKIE, PROTECTING, bearer_token, same_origin, session_cookie, session_token
 from annotation_ui.server.proxy import ProxySignIn
-from annotation_ui.server.rate_limit import RateLimit
 from annotation_ui.store.tokens import Tokens
+
+REQUESTS, PER_SECONDS = 120, 60.0  # requests of one token at once, and the time in which as many become allowed again
+
+
+@dataclass
+class RateLimit:
+    """A token bucket per key: `requests` at once, refilled evenly over `seconds`."""
+
+    requests: int = REQUESTS
+    seconds: float = PER_SECONDS
+    clock: Callable[[], float] = time.monotonic
+    _buckets: dict[int, tuple[float, float]] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def wait(self, key: int) -> int:
+        """Take a request of a key; returns 0, or the whole seconds until the next one is allowed."""
+        rate = self.requests / self.seconds
+        with self._lock:
+            now = self.clock()
+            left, since = self._buckets.get(key, (float(self.requests), now))
+            left = min(float(self.requests), left + (now - since) * rate)
+            allowed = left >= 1
+            self._buckets[key] = (left - allowed, now)
+            return 0 if allowed else math.ceil((1 - left) / rate)
+
 
 JSON = "application/json"
 API_PATH = "/api/v1"

@@ -25,11 +25,7 @@ NICENESS = 5  # the server answers labelers first
 
 
 class ChatModel:
-    """Any model that `align sample` takes, for conversations.
-
-    Raises:
-        UserError: if the model cannot be loaded.
-    """
+    """Any model that `align sample` takes, for conversations."""
 
     def __init__(self, name: str) -> None:
         resolve_model(name)  # what leads nowhere is refused before the imports below, which take seconds

@@ -30,11 +30,7 @@ class ProxySignIn:
 
 
 def proxy_sign_in(header: str, address: str) -> ProxySignIn | None:
-    """Return the sign-in of the command line; None if it is off.
-
-    Raises:
-        UserError: if only one of the two is given, or one is not valid.
-    """
+    """Return the sign-in of the command line; None if it is off."""
     if not header and not address:
         return None
     if not header or not address:

@@ -40,11 +40,7 @@ _BEARER = Security(HTTPBearer(auto_error=False, description="A token of `align a
 
 
 def storable_name(name: str) -> str:
-    """A name as both databases can look it up.
-
-    Raises:
-        ValueError: if it has characters that no name has.
-    """
+    """A name as both databases can look it up."""
     if not name.isprintable():
         raise ValueError("not printable")
     return name
@@ -162,11 +158,7 @@ def _add_export_routes(router: APIRouter, services: Services, transfers: Capacit
 
 
 def _checked_settings(task: str, text: str) -> Json:
-    """The settings of a batch from their JSON.
-
-    Raises:
-        UserError: if the task has no such setting, or a value of another kind.
-    """
+    """The settings of a batch from their JSON."""
     try:
         settings = json.loads(text)
     except (ValueError, RecursionError):

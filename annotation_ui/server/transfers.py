@@ -44,11 +44,7 @@ class Uploads:
         self.folder.mkdir(mode=0o700, parents=True)
 
     def new(self, name: str) -> tuple[str, Path]:
-        """(the upload's key, a path for a file of this name).
-
-        Raises:
-            UserError: if no file can have that name.
-        """
+        """(the upload's key, a path for a file of this name)."""
         if not name.isprintable() or "/" in name or name in ("", ".", "..") or len(name.encode()) > 255:
             raise UserError("the name of the file is not valid: rename it")
         key = secrets.token_hex(16)
@@ -65,9 +61,6 @@ class Uploads:
 
         Args:
             key: the value that the page's files.js returned: a key, or the reason why there is none.
-
-        Raises:
-            UserError: if there is no such upload.
         """
         if not _UPLOAD.fullmatch(key):
             raise UserError(key or "choose a file first")
@@ -133,11 +126,7 @@ def new_export_path(settings: Settings, record: str, kind: str) -> Path:
 
 
 def export_file(settings: Settings, name: str) -> Response:
-    """The response with the file of an export.
-
-    Raises:
-        HTTPException: if there is no such export.
-    """
+    """The response with the file of an export."""
     path = settings.exports / name
     if not _EXPORT.fullmatch(name) or not path.is_file():
         raise HTTPException(404, "no such export")

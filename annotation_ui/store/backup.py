@@ -147,9 +147,6 @@ def _alone(file: Path) -> Iterator[None]:
 
     A connection holds a shared lock on a database in WAL mode as long as it is open, so leaving that mode fails while
     another one is.
-
-    Raises:
-        UserError: if another process has the database open.
     """
     with closing(sqlite3.connect(file, timeout=1, isolation_level=None)) as connection:
         try:

@@ -39,11 +39,7 @@ class BatchSettings:
 
 
 def check_name(name: str) -> str:
-    """The name of a batch, without spaces around it.
-
-    Raises:
-        UserError: if no batch can have this name.
-    """
+    """The name of a batch, without spaces around it."""
     name = name.strip()
     if not name or len(name) > MAX_NAME or not name.isprintable():
         raise UserError(f"a batch needs a name of at most {MAX_NAME} printable characters")
@@ -57,11 +53,7 @@ def name_taken_error(batch: Batch) -> UserError:
 
 
 def check_numbers(labelers_per_item: int, priority: int) -> None:
-    """Check that the labelers per item and the priority are in range.
-
-    Raises:
-        UserError: if one is not.
-    """
+    """Check that the labelers per item and the priority are in range."""
     if not 1 <= labelers_per_item <= MAX_LABELERS_PER_ITEM:
         raise UserError(f"labelers_per_item {labelers_per_item}: must be 1 to {MAX_LABELERS_PER_ITEM}")
     if abs(priority) > MAX_PRIORITY:
@@ -113,11 +105,7 @@ def change_batch(database: Database, name: str, new: BatchSettings, version: int
 
 
 def set_open(database: Database, name: str, is_open: bool) -> None:
-    """Give the items of a batch out, or no more.
-
-    Raises:
-        UserError: if there is no such batch.
-    """
+    """Give the items of a batch out, or no more."""
     with database.read() as session:
         batch = _batch(session, name)
         settings = stored_settings(session, batch)
@@ -129,9 +117,6 @@ def delete_batch(database: Database, name: str) -> bool:
 
     Returns:
         Whether it was deleted permanently; if not, `restore_batch` brings it back.
-
-    Raises:
-        UserError: if there is no such batch.
     """
     with database.write() as session:
         batch = _batch(session, name)
@@ -151,11 +136,7 @@ def delete_batch(database: Database, name: str) -> bool:
 
 
 def restore_batch(database: Database, name: str) -> None:
-    """Bring a deleted batch back, closed.
-
-    Raises:
-        UserError: if there is no such batch.
-    """
+    """Bring a deleted batch back, closed."""
     with database.write() as session:
         batch = _batch(session, name)
         batch.deleted_at = None
@@ -163,11 +144,7 @@ def restore_batch(database: Database, name: str) -> None:
 
 
 def set_labelers(session: Session, batch: Batch, labelers: tuple[str, ...]) -> None:
-    """Give a batch only to these labelers; an empty list: to everybody.
-
-    Raises:
-        UserError: if there is no user of that name.
-    """
+    """Give a batch only to these labelers; an empty list: to everybody."""
     ids = {user.name: user.id for user in session.scalars(select(User).where(User.name.in_(labelers)))}
     unknown = sorted(set(labelers) - set(ids))
     if unknown:

@@ -265,11 +265,7 @@ def _judgment_of_request(session: Session, user_id: int, request_id: str) -> Jud
 
 
 def _same_request(earlier: Judgment, assignment: Assignment, answer: Json, skip: bool = False) -> Judgment:
-    """The judgment of an earlier request, if this one is the same.
-
-    Raises:
-        BadInputError: if it is about another item, or holds another answer.
-    """
+    """The judgment of an earlier request, if this one is the same."""
     same_kind = earlier.kind != "undo" and (earlier.kind == "skip") == skip
     require(same_kind and earlier.assignment_id == assignment.id and earlier.answer == answer, REQUEST_USED)
     return earlier

@@ -63,11 +63,7 @@ class Tokens:
         return token
 
     def revoke(self, name: str, user_id: int | None = None) -> None:
-        """End a token at once.
-
-        Raises:
-            UserError: if there is no such token, or it is revoked already.
-        """
+        """End a token at once."""
         with self.database.write() as session:
             token = session.scalar(select(ApiToken).where(ApiToken.name == name).with_for_update())
             if token is None:

@@ -17,11 +17,7 @@ MAX_COMMENT = 2000
 
 
 def text_field(row: Json, field: str, *, empty: bool = False) -> str:
-    """A text field of a row, checked for its type, length and Unicode.
-
-    Raises:
-        BadInputError: if it is not valid, or blank where `empty` is not set.
-    """
+    """A text field of a row, checked for its type, length and Unicode."""
     value = row.get(field, "" if empty else None)
     if not isinstance(value, str):
         raise BadInputError(f"{field}: must be text")
@@ -42,11 +38,7 @@ def is_unicode(text: str) -> bool:
 
 
 def comment_field(answer: Json) -> Json:
-    """The labeler's `comment` on an answer; nothing if there is none.
-
-    Raises:
-        BadInputError: if it is not text, or longer than `MAX_COMMENT`.
-    """
+    """The labeler's `comment` on an answer; nothing if there is none."""
     comment = text_field(answer, "comment", empty=True).strip()
     require(len(comment) <= MAX_COMMENT, f"comment: longer than {MAX_COMMENT} characters")
     return {"comment": comment} if comment else {}
@@ -58,11 +50,7 @@ def prompt_field(row: Json) -> Any:
 
 
 def model_names(row: Json, count: int) -> list[Any]:
-    """Who wrote each of `count` responses, from the row's `model`: one name for each or for all; None if there is no name.
-
-    Raises:
-        BadInputError: if there are fewer or more names.
-    """
+    """Who wrote each of `count` responses: one name of the row's `model` for each or for all, or None."""
     model = row.get("model")
     models = model if isinstance(model, list) else [model] * count
     require(len(models) == count, f"model: must name {count} models")
@@ -73,9 +61,6 @@ def response_fields(row: Json) -> list[Json]:
     """The `prompt`, `response` and `model` of each of a row's `responses`, or of its one `response`.
 
     The author of a response (`model`: one name, or one for each) is stored and exported, and not shown to labelers.
-
-    Raises:
-        BadInputError: if a field is not valid.
     """
     prompt = prompt_field(row)
     responses = [row["response"]] if "response" in row else row.get("responses")
@@ -89,11 +74,7 @@ def response_fields(row: Json) -> list[Json]:
 
 
 def checked_record(kind: type[Record], row: Json) -> Json:
-    """The row, if training can read it as a record of this kind.
-
-    Raises:
-        BadInputError: if it cannot.
-    """
+    """The row, if training can read it as a record of this kind."""
     try:
         kind.from_row(row)
     except UserError as error:

@@ -12,7 +12,7 @@ from typing import ClassVar
 from annotation_ui.rendering.markdown import as_messages
 from annotation_ui.tasks.base import Json, Setting, Task, require
 from annotation_ui.tasks.fields import check_messages, excerpt, prompt_view
-from annotation_ui.tasks.verdicts import check_verdict, verdict_attributes, verdict_row
+from annotation_ui.tasks.judge_rules import check_verdict, verdict_attributes, verdict_row
 
 
 class Probe(Task):

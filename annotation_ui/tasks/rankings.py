@@ -18,9 +18,6 @@ def ranking_fields(row: Json, fewest: int, most: int) -> Json:
 
     Equal responses are shown once; all empty ones count as the same.
     A single name as `model` is that of all.
-
-    Raises:
-        BadInputError: if a field is not valid, or there are fewer than `fewest` or more than `most` different responses.
     """
     require(isinstance(row.get("responses"), list), "responses: must be a list of texts")
     responses = row["responses"]

@@ -109,11 +109,7 @@ class Spans(Task):
 
 
 def error_types(text: Any) -> list[str]:
-    """The names in a list that is separated by commas.
-
-    Raises:
-        BadInputError: for a name that is no name, one that occurs twice, or more than `MOST_TYPES`.
-    """
+    """The names in a list that is separated by commas."""
     types = [name.strip() for name in str(text).split(",")]
     for name in types:
         require(_TYPE.fullmatch(name) is not None, f"error_types: {name!r} is not a letter with letters, digits, - and _")
@@ -122,11 +118,7 @@ def error_types(text: Any) -> list[str]:
 
 
 def check_spans(spans: Any, content: Json) -> list[Json]:
-    """The spans with known fields only, in their order.
-
-    Raises:
-        BadInputError: if one is not within the response, has an unknown type, or occurs twice.
-    """
+    """The spans with known fields only, in their order."""
     if not isinstance(spans, list) or len(spans) > MAX_SPANS:
         raise BadInputError(f"spans: must be a list of at most {MAX_SPANS}")
     checked, size = [], len(content["response"])

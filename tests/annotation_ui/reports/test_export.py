@@ -15,15 +15,15 @@ from align.core.errors import UserError
 from align.data.formats import convert_row
 from align.data.readers import read_records
 from align.data.records import FLAGS, AttributeJudgment, Demonstration, Ranking, RuleJudgment
-from annotation_ui.lead_tabs.day_chart import day_chart
+from annotation_ui.lead_tabs.overview import day_chart
 from annotation_ui.reports import overview
 from annotation_ui.reports.export import Selection, export, records, rows_to_export
 from annotation_ui.reports.labeler_report import labeler_rows
 from annotation_ui.reports.row_files import plain_cell
 from annotation_ui.store import guidelines, rule_sets
 from annotation_ui.store.schema import Judgment
+from annotation_ui.tasks.judge_rules import verdict_attributes
 from annotation_ui.tasks.rankings import ranking_attributes
-from annotation_ui.tasks.verdicts import verdict_attributes
 from tests.annotation_ui.running import add_batch, add_users, do, rank_rows
 
 

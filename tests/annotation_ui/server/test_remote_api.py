@@ -19,7 +19,7 @@ from align.core.errors import UserError
 from annotation_ui.reports.export import Selection, export
 from annotation_ui.server import remote_api
 from annotation_ui.server.auth import Auth
-from annotation_ui.server.rate_limit import RateLimit
+from annotation_ui.server.guard import RateLimit
 from annotation_ui.server.services import Settings, make_services
 from annotation_ui.store import audit
 from annotation_ui.store.database import sqlite_url

@@ -12,7 +12,7 @@ from playwright.sync_api import expect
 
 from align import cli
 from annotation_ui.cli import main
-from annotation_ui.rendering.differences import difference_html
+from annotation_ui.lead_tabs.items import difference_html
 from annotation_ui.reports.export import Selection, rows_to_export
 from annotation_ui.tasks import TASKS, BadInputError
 from tests.annotation_ui.conftest import SCREENSHOTS, in_pairs
