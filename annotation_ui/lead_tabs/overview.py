@@ -67,7 +67,6 @@ def day_chart(rows: Sequence[dict[str, Any]], empty: str) -> str:
 
     Args:
         rows: {day, labeler, judgments}, as `overview.per_day` returns them; at most `COLORS` labelers.
-        empty: shown if there are no rows.
     """
     if not rows:
         return f'<p class="empty">{escape(empty)}</p>'

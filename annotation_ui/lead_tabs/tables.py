@@ -36,9 +36,11 @@ _HEADS = {"labelers_per_item": "per item", "at": "when", "percent": "%", "slots"
 
 
 def table(label: str, elem_id: str | None = None) -> gr.HTML:
-    """An empty table with a title; its value comes from `show`. One whose rows are picked (`when_picked`) needs an id."""
+    """A table with a title; its rows come from `show`. One whose rows are picked (`when_picked`) needs an id."""
     html = f'<section class="lead-table"><h2>{escape(label)}</h2>${{value}}</section>'
-    return gr.HTML("", html_template=html, js_on_load=_CHOOSE, apply_default_css=False, elem_id=elem_id)
+    return gr.HTML(
+        '<p class="loading">Loading…</p>', html_template=html, js_on_load=_CHOOSE, apply_default_css=False, elem_id=elem_id
+    )
 
 
 def when_picked(
@@ -66,7 +68,6 @@ def show(rows: Sequence[dict[str, Any]], empty: str, key: str = "", picked: Any 
     Args:
         rows: dictionaries with the same keys, which head the columns. `percent` is drawn as a bar;
             `at`, `added` and `last used` are times.
-        empty: shown if there are no rows.
         key: the column by which a row is chosen; empty if rows cannot be chosen.
         picked: the key of the row that is chosen now.
     """

@@ -56,7 +56,6 @@ def text_view(text: str, what: str = "answer") -> dict[str, str]:
     """A text as the page shows it: rendered, and as it was written. A text without a visible character gets a placeholder.
 
     Args:
-        text: as it was written.
         what: a name of the text, shown in place of an empty one.
     """
     if is_visible(text):

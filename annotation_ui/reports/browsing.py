@@ -56,12 +56,6 @@ class Filter:
 def browse_items(session: Session, wanted: Filter, after: int = 0, limit: int = PAGE) -> tuple[list[Json], bool]:
     """Items in the order in which they were imported.
 
-    Args:
-        session: a session of the database.
-        wanted: which items.
-        after: only items with a larger id.
-        limit: at most this many.
-
     Returns:
         (rows, whether there are more).
     """

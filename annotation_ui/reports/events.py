@@ -23,10 +23,8 @@ def new_judgments(
     """The judgments, skips and undos with an id above `after`, oldest first.
 
     Args:
-        database: where they are stored.
         after: id of the last judgment that the caller has seen; 0 for all.
         batches: names of batches; empty means all.
-        limit: at most this many.
         by: for the audit trail, which gets a record if the first judgment is read, and once a day.
 
     Returns:

@@ -80,10 +80,7 @@ def export(database: Database, selection: Selection, path: Path, by: Actor = SHE
     """Write `path` and `path`.manifest.json, and record the export and its manifest in the database.
 
     Args:
-        database: where the judgments are.
-        selection: which judgments, and as what.
         path: the file to write; its suffix chooses the format (`FORMATS`).
-        by: for the audit trail.
 
     Returns:
         The manifest.

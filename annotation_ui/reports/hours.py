@@ -29,9 +29,6 @@ def hours(session: Session, since: date | None = None, until: date | None = None
     answer to the same item at the earliest.
 
     Args:
-        session: a session of the database.
-        since: the first day; None for all.
-        until: the last day; None for all.
         gap_seconds: the longest pause that counts.
     """
     of_judgment = (Judgment.created_at, Judgment.seconds, Judgment.kind, Judgment.item_id, Judgment.assignment_id)

@@ -71,9 +71,6 @@ def items_behind_reliability(session: Session, task: str, labeler: str, limit: i
     """The items behind a labeler's reliability, least trusted answer first.
 
     Args:
-        session: a session of the database.
-        task: the name of a task.
-        labeler: the name of a user.
         limit: at most this many items, of those that another labeler judged too.
     """
     own_name = session.scalar(select(User.pseudonym).where(User.name == labeler)) or ""

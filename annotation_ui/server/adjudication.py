@@ -32,8 +32,6 @@ def next_decision(leases: Leases, user_id: int, task: str, item_id: int | None =
     """Open an item for decision.
 
     Args:
-        leases: gives out the items.
-        user_id: the lead.
         task: one of `comparable_tasks`.
         item_id: the item; None for the one that this lead has open, else the worst disagreement that they have not skipped.
 
@@ -77,7 +75,6 @@ def decision_routes(leases: Leases, page: Callable[[int, str, Assignment | None]
     """The route that the page calls after "Decide it".
 
     Args:
-        leases: gives out the items.
         page: (user id, task, assignment or None) -> its view on the labelers' page.
     """
     router = APIRouter()

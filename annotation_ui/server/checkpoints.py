@@ -88,7 +88,6 @@ class Checkpoints:
 
         Args:
             name: the model; empty for the one that the lead has loaded.
-            messages: the conversation so far.
 
         Yields:
             (name of the model, next piece of its reply).

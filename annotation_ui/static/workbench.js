@@ -285,9 +285,10 @@ class Workbench {
 
   showElsewhere() {
     this.frame.showStatus("Not saved");
-    this.frame.notice("elsewhere", ...otherWindowNotice(async () => {
-      await this.drafts.takeOver();
-      this.frame.dropNotice();
+    this.frame.notice("elsewhere", ...otherWindowNotice(() => {
+      this.frame.dropNotice(); // at once: a second click would go on from a draft that is no longer the newest
+      this.page.focus(true);
+      this.drafts.takeOver();
     }, () => this.leaveDraft()));
   }
 

@@ -56,7 +56,6 @@ def restore(backup: Path, file: Path) -> Path | None:
 
     Args:
         backup: a file that `back_up` wrote.
-        file: the database of the app.
 
     Returns:
         The old database's new name; None if there was none.

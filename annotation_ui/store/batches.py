@@ -71,9 +71,6 @@ def change_batch(database: Database, name: str, new: BatchSettings, version: int
     """Change the settings of a batch: all of them or, after an error, none.
 
     Args:
-        database: where the batch is.
-        name: the current name of the batch.
-        new: its new settings.
         version: the version of the batch that the lead has seen.
 
     Returns:

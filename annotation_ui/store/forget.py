@@ -27,11 +27,6 @@ def forget(database: Database, name: str, by: audit.Actor = audit.SHELL) -> tupl
     This is the only change that the app makes to stored judgments. It is one transaction with a record in the audit trail.
     SQLite's log, which holds the earlier text, is emptied afterwards.
 
-    Args:
-        database: where the user is.
-        name: of the user, who must not be the last active lead.
-        by: for the audit trail.
-
     Returns:
         (the pseudonym, the number of judgments whose remarks were blanked).
 

@@ -51,10 +51,6 @@ def save(database: Database, task: str, text: str, author_id: int, edited: int) 
     """Store a new version of a task's guidelines and return its id.
 
     Args:
-        database: where they are stored.
-        task: whose guidelines they are.
-        text: Markdown.
-        author_id: the lead who wrote it.
         edited: id of the version that the lead started from; 0 if there was none.
 
     Raises:

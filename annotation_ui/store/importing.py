@@ -60,11 +60,7 @@ def import_file(database: Database, batch: NewBatch, path: Path, name: str = "",
     """Make the batch from a file: all of it or, after an error, nothing.
 
     Args:
-        database: where the batch is stored.
-        batch: its name, task and settings.
-        path: a .jsonl file.
         name: what errors call the file (default: its path).
-        by: for the audit trail.
 
     Returns:
         The number of items.

@@ -76,8 +76,6 @@ class Judgments:
         """Store the draft unless a newer one is stored or another window wrote one, and renew the lease.
 
         Args:
-            user_id: the labeler.
-            assignment_id: the open assignment.
             draft: the state that the page needs to continue; its `window` tells windows with the same item apart.
             sequence: the draft's number, which grows with each change.
             seen: the newest draft that this window knows; None overwrites what another window wrote.
@@ -176,11 +174,6 @@ class Judgments:
         self, user_id: int, before: int | None = None, limit: int = 20
     ) -> list[tuple[Judgment, Item, str, list[Json]]]:
         """The labeler's judgments that count now, newest first.
-
-        Args:
-            user_id: the labeler.
-            before: only judgments with a smaller id.
-            limit: at most this many.
 
         Returns:
             (judgment, item, name of the task, rules that were in force) for each.

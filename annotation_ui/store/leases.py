@@ -37,8 +37,6 @@ class Leases:
         """The labeler's open assignment (a refresh, another device), else an expired one that is still free, else a new one.
 
         Args:
-            user_id: the labeler.
-            task: of the items.
             takes_slots: whether the user takes labelers' slots; a lead who only looks at the page must not.
 
         Returns:

@@ -140,21 +140,33 @@ def choose(panel, label, value):
     raise AssertionError(f"{label}: no {value}")
 
 
+class Held:
+    """Requests to a path that reach the server only when `go_on` is called: it takes its time."""
+
+    def __init__(self, page, path):
+        self.page, self.path, self.routes = page, path, []
+        page.route(path, lambda route: self.routes.append(route))
+
+    def wait(self):
+        """Wait for the first request, and return its route."""
+        while not self.routes:
+            self.page.wait_for_timeout(20)
+        return self.routes[0]
+
+    def go_on(self):
+        self.wait()
+        for route in self.routes:
+            route.continue_()
+        self.page.unroute(self.path)
+
+
 @contextmanager
 def answers_awaited(page):
     """The server hears of a block's events when it ends. What is yielded waits until the first of them was sent."""
-    held = []
-    page.route("**/queue/join*", lambda route: held.append(route))
-
-    def wait_for_first():
-        while not held:
-            page.wait_for_timeout(20)
-
-    yield wait_for_first
+    held = Held(page, "**/queue/join*")
+    yield held.wait
     page.wait_for_timeout(300)  # for the others, if they are sent before the first is answered
-    for route in held:
-        route.continue_()
-    page.unroute("**/queue/join*")
+    held.go_on()
 
 
 def sign_in(server, browser, name, password):

@@ -158,7 +158,7 @@ class Client:
     token: str | None = None
 
     def __call__(self, method, path, body=None, headers=None):
-        connection = http.client.HTTPConnection("127.0.0.1", self.server.port, timeout=30)
+        connection = http.client.HTTPConnection("127.0.0.1", self.server.port, timeout=120)
         sent = {"Content-Type": "application/json", **(headers or {})}
         if self.token:
             sent["Cookie"] = f"{COOKIE}={self.token}"

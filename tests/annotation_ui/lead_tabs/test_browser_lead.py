@@ -9,9 +9,9 @@ from sqlalchemy import select
 
 from annotation_ui.store.judgments import Judgments
 from annotation_ui.store.leases import Leases
-from annotation_ui.store.schema import Batch, User
+from annotation_ui.store.schema import Batch
 from tests.annotation_ui.conftest import SCREENSHOTS
-from tests.annotation_ui.pages import answers_awaited, choose, open_rank, open_tab, press, sign_in
+from tests.annotation_ui.pages import answers_awaited, choose, labeler, open_rank, open_tab, press, sign_in
 from tests.annotation_ui.running import do, rank_rows
 
 BLANK = {"ratings": [None] * 4, "flags": [[]] * 4}
@@ -29,20 +29,20 @@ def test_a_labeler_is_added_shut_out_after_a_question_let_in_and_made_a_lead(ser
     panel.locator('[data-key="newcomer"] button').click()
     expect(panel.get_by_label("Chosen user")).to_have_value("newcomer")
     page.screenshot(path=SCREENSHOTS / "lead-users.png")
-    labeler = sign_in(server, browser, "newcomer", password)
+    newcomer = sign_in(server, browser, "newcomer", password)
     work = re.compile(re.escape(server.url) + r"/(\?task=\w+)?$")
-    labeler.wait_for_url(work)
+    newcomer.wait_for_url(work)
     panel.get_by_role("button", name="Deactivate", exact=True).click()
     expect(panel.get_by_text("Deactivate newcomer?")).to_be_visible()
     panel.get_by_role("button", name="No", exact=True).click()
     expect(panel.get_by_text("Deactivate newcomer?")).to_be_hidden()
-    labeler.reload()
-    expect(labeler).to_have_url(work)  # nothing has happened yet
+    newcomer.reload()
+    expect(newcomer).to_have_url(work)  # nothing has happened yet
     panel.get_by_role("button", name="Deactivate", exact=True).click()
     panel.get_by_role("button", name="Yes, deactivate").click()
     expect(result).to_have_value("newcomer is signed out and cannot sign in.")
-    labeler.reload()
-    expect(labeler).to_have_url(re.compile("/login"))
+    newcomer.reload()
+    expect(newcomer).to_have_url(re.compile("/login"))
     panel.get_by_role("button", name="Reactivate", exact=True).click()
     expect(result).to_have_value("newcomer can sign in.")
     for role in ("lead", "labeler"):
@@ -81,11 +81,8 @@ def test_a_batch_is_imported_changed_ranked_twice_and_exported_as_one_row_per_it
 
     judgments = Judgments(Leases(server.database))
     for name, ranks in (("twice-ann", [1, 2, 3, 4]), ("twice-bob", [1, 3, 2, 4])):
-        server.token(name)
-        with server.database.read() as session:
-            user = session.scalars(select(User.id).where(User.name == name)).one()
         for _ in range(3):
-            do(judgments, user, "rank", {"ranks": ranks, **BLANK})
+            do(judgments, labeler(server, name), "rank", {"ranks": ranks, **BLANK})
 
     panel = open_tab(page, "Export")
     choose(panel, "Batches (none: all)", "ranked by two")
@@ -215,10 +212,7 @@ def test_a_click_acts_on_the_row_and_only_the_fields_of_the_records_are_shown(se
     batch = server.add_batch(1, labelers_per_item=2)
     judgments = Judgments(Leases(server.database))
     for name, ranks in (("row-ann", [1, 2, 3, 4]), ("row-bob", [4, 3, 2, 1])):
-        server.token(name)
-        with server.database.read() as session:
-            user = session.scalars(select(User.id).where(User.name == name)).one()
-        do(judgments, user, "rank", {"ranks": ranks, **BLANK})
+        do(judgments, labeler(server, name), "rank", {"ranks": ranks, **BLANK})
     page = open_lead(server, browser, "lead-rows")
     panel = open_tab(page, "Users")
     expect(panel.get_by_role("button", name="Deactivate", exact=True)).to_be_hidden()  # nobody is chosen

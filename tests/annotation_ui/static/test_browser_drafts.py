@@ -8,9 +8,9 @@ from annotation_ui.reports.export import Selection, rows_to_export
 from annotation_ui.server.auth import Auth
 from annotation_ui.store.judgments import Judgments
 from annotation_ui.store.leases import Leases
-from annotation_ui.store.schema import Assignment, Batch, Item, Judgment, SignIn, User
+from annotation_ui.store.schema import Assignment, Batch, Item, Judgment, SignIn
 from tests.annotation_ui.conftest import SCREENSHOTS
-from tests.annotation_ui.pages import exported, labeler, open_rank
+from tests.annotation_ui.pages import Held, exported, labeler, open_rank, open_task
 from tests.annotation_ui.running import do
 
 PASSWORD = "correct horse battery"
@@ -125,6 +125,21 @@ def test_a_second_window_says_what_is_saved(server, browser):
     expect(one.locator("textarea")).to_have_value("second")
 
 
+def test_a_window_that_goes_on_can_be_submitted_at_once_however_slow_the_server_is(server, browser):
+    batch = server.add_batch([("t", {"prompt": "Q", "responses": ["a", "b"]})], "compare")
+    one, two = (open_task(server, browser, "impatient", "compare", ".choices") for _ in range(2))
+    one.keyboard.press("1")
+    expect(one.locator(".saved")).to_have_text("Saved")
+    two.keyboard.press("t")
+    expect(two.locator(".notice.urgent")).to_be_visible()
+    held = Held(two, "**/draft")
+    two.dblclick('[data-action="take-over"]')
+    two.keyboard.press("Enter")
+    held.go_on()
+    expect(two.locator(".count")).to_have_text("1 done")
+    assert [row["ranks"] for row in exported(server, batch)] == [[1, 1]]
+
+
 def test_a_text_written_after_another_window_submitted_is_kept_and_can_be_used(server, browser):
     batch = server.add_batch([("t", {"prompt": f"Q{n}"}) for n in range(2)], "demonstrate")
     one, two = open_writing(server, browser, "both"), open_writing(server, browser, "both")
@@ -229,17 +244,15 @@ def test_an_answer_that_is_late_does_not_disturb_the_next_task(server, browser):
     page = server.page(browser, "quick")
     page.goto("/?task=compare")
     page.wait_for_selector(".choices")
-    held = []
-    page.route("**/submit", lambda route: held.append(route))  # the answer takes its time
+    held = Held(page, "**/submit")
     page.keyboard.press("t")
     page.keyboard.press("Enter")
-    while not held:
-        page.wait_for_timeout(20)
+    held.wait()
     page.click('[data-task="demonstrate"]')
     page.wait_for_selector("textarea")
     page.keyboard.type("on")
     with page.expect_response("**/submit"):
-        held[0].continue_()
+        held.go_on()
     page.keyboard.type("ward")
     expect(page.locator("textarea")).to_have_value("onward")
     expect(page.locator(".saved")).to_have_text("Saved")
@@ -249,14 +262,12 @@ def test_an_answer_that_is_late_does_not_disturb_the_next_task(server, browser):
 def test_an_answer_that_is_refused_stays_as_it_was(server, browser):
     server.add_batch(2)
     page = open_rank(server, browser, "refused")
-    held = []
-    page.route("**/submit", lambda route: held.append(route))
+    held = Held(page, "**/submit")
     page.keyboard.type("1234")
     page.keyboard.press("Enter")
-    while not held:
-        page.wait_for_timeout(20)
+    held.wait()
     page.keyboard.type("4321")  # for the next item, as the labeler thinks
-    held[0].fulfill(status=422, json={"error": "not like this"})
+    held.wait().fulfill(status=422, json={"error": "not like this"})
     expect(page.get_by_text("not like this")).to_be_visible()
     expect(page.locator(".problem")).to_have_text("A > B > C > D")
     page.unroute("**/submit")
@@ -298,12 +309,8 @@ BLANK = {"ratings": [None] * 4, "flags": [[]] * 4}
 def labeled(server, name, count):
     """A batch of which the labeler has ranked all items but one; returns its name."""
     batch = server.add_batch(count + 1)
-    server.token(name)
-    with server.database.read() as session:
-        user = session.scalar(select(User.id).where(User.name == name))
-    assert user is not None
     for _ in range(count):
-        do(Judgments(Leases(server.database)), user, "rank", {"ranks": [1, 2, 3, 4], **BLANK})
+        do(Judgments(Leases(server.database)), labeler(server, name), "rank", {"ranks": [1, 2, 3, 4], **BLANK})
     return batch
 
 

@@ -5,7 +5,7 @@ from playwright.sync_api import expect
 
 from annotation_ui.reports.export import Selection, rows_to_export
 from tests.annotation_ui.conftest import SCREENSHOTS
-from tests.annotation_ui.pages import exported, open_rank, press
+from tests.annotation_ui.pages import Held, exported, open_rank, press
 
 CODE = "```python\n" + "x = call(" + ", ".join(f"argument_{i}=value_{i}" for i in range(60)) + ")\n```"
 WRITTEN = ["old pond\na frog leaps in\nwater's sound", "![a pond](http://x/pond.png)", "[1]: http://example.com",
@@ -175,13 +175,9 @@ def test_keys_counts_comment_skip_and_keys_typed_ahead(server, browser):
     press(page, *"1234", "q", "5", "f", "b", "c", "f", "ArrowRight", "q", "2", "q", "0", "c")
     page.keyboard.type("close call")
     press(page, "Escape")
-    held = []
-    page.route("**/next", lambda route: held.append(route))  # the next item takes its time
+    held = Held(page, "**/next")
     press(page, "Enter", "r", *"4321", "Enter")
-    while not held:
-        page.wait_for_timeout(20)
-    held[0].continue_()
-    page.unroute("**/next")
+    held.go_on()
     expect(page.locator(".left")).to_have_text("3 of 4 left")
     expect(page.locator(".today")).to_have_text("1 today")
     badges = page.locator(".rank-badge").all_inner_texts()
@@ -216,12 +212,9 @@ def test_keys_typed_ahead_are_the_first_letters_of_the_next_text(server, browser
     page.goto("/?task=demonstrate")
     page.wait_for_selector("textarea")
     page.keyboard.type("One.")
-    held = []
-    page.route("**/next", lambda route: held.append(route))
+    held = Held(page, "**/next")
     press(page, "Control+Enter", *"Was it us?")
-    while not held:
-        page.wait_for_timeout(20)
-    held[0].continue_()
+    held.go_on()
     expect(page.locator(".conversation")).to_contain_text("Q1")
     expect(page.locator("textarea")).to_have_value("Was it us?")
 
