@@ -147,7 +147,7 @@ def test_a_language_model_with_a_value_head_is_the_critic(name, kind, trainer, l
     before = copy.deepcopy(value_model)
     given = trainer(language_model(name), name=name, value_model=value_model)
     rollout = rollout_of(given.setup)
-    old = roles_of(given.prepared, rollout)
+    old = roles_of(given.setup, rollout)
     for row, (prompt, response) in enumerate(zip(rollout.prompts, rollout.responses, strict=True)):
         read = {"input_ids": torch.tensor([prompt.ids + response[:-1]])}
         if name == "tiny-t5":
