@@ -4,8 +4,7 @@ A file is complete before its update learns. Its bytes and the choice of updates
 the same files.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,28 +27,6 @@ TRACES = 8
 """Responses per update that are sent to trackers as conversations."""
 PER_TOKEN = ("log_probs", "kl", "values", "advantages")
 FLOATS, TURNS = pa.list_(pa.float32()), pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))
-
-
-@dataclass(frozen=True)
-class RolloutRow:
-    """A response with the numbers of its update in float32; docs/metrics.md describes each column."""
-
-    update: int
-    row: int
-    prompt: list[dict[str, str]]
-    text: str
-    ended: bool
-    reward: float
-    score: float
-    parts: dict[str, float]
-    ids: list[int]
-    tokens: list[str]
-    log_probs: list[float]
-    kl: list[float]
-    values: list[float]
-    advantages: list[float]
-    category: str | None = None
-    id: str | None = None
 
 
 _COLUMNS: dict[str, pa.DataType] = {
@@ -77,37 +54,29 @@ def recorded_updates(updates: int, count: int) -> frozenset[int]:
     return frozenset(1 + round(number * (updates - 1) / (count - 1)) for number in range(count))
 
 
-def rows_of(update: int, experience: Experience, tokenization: Tokenization, rows: Sequence[int]) -> list[RolloutRow]:
-    """Some rows of a rollout as records.
-
-    Args:
-        rows: indices in the rollout.
-    """
+def rows_of(update: int, experience: Experience, tokenization: Tokenization, count: int) -> list[dict[str, Any]]:
+    """Return the first rows of a rollout with the numbers of its update; docs/metrics.md describes each column."""
     rollout, outputs = experience.rollout, experience.old
     kl = kl_estimate(outputs.log_probs, outputs.ref_log_probs, "k1")
     per_token = dict(zip(PER_TOKEN, (outputs.log_probs, kl, outputs.values, experience.advantages), strict=True))
-    found = []
-    for row in rows:
-        prompt, ids = rollout.prompts[row], rollout.responses[row]
-        numbers: dict[str, Any] = {name: values[row, : len(ids)].tolist() for name, values in per_token.items()}
-        found.append(
-            RolloutRow(
-                update=update,
-                row=row,
-                prompt=[{"role": turn["role"], "content": turn["content"]} for turn in prompt.conversation],
-                text=rollout.texts[row],
-                ended=rollout.ended[row],
-                reward=float(experience.scores[row]),
-                score=float(experience.training_scores[row]),
-                parts={name: float(values[row]) for name, values in experience.score_components.items()},
-                ids=ids,
-                tokens=tokenization.token_texts(ids),
-                category=prompt.category,
-                id=prompt.id,
-                **numbers,
-            )
-        )
-    return found
+    return [
+        {
+            "update": update,
+            "row": row,
+            "id": prompt.id,
+            "category": prompt.category,
+            "prompt": [{"role": turn["role"], "content": turn["content"]} for turn in prompt.conversation],
+            "text": rollout.texts[row],
+            "ended": rollout.ended[row],
+            "reward": float(experience.scores[row]),
+            "score": float(experience.training_scores[row]),
+            "ids": ids,
+            "tokens": tokenization.token_texts(ids),
+            **{name: values[row, : len(ids)].tolist() for name, values in per_token.items()},
+            **{f"{REWARD_PREFIX}{name}": float(values[row]) for name, values in experience.score_components.items()},
+        }
+        for row, (prompt, ids) in enumerate(zip(rollout.prompts[:count], rollout.responses, strict=False))
+    ]
 
 
 class RolloutFiles(Extension):
@@ -131,17 +100,17 @@ class RolloutFiles(Extension):
         """Write an update's rollout, if it is one of those to write. Raise a UserError if that is not possible."""
         if update not in self.recorded or not self.run.is_main:
             return
-        records = rows_of(update, experience, self.tokenization, range(min(ROWS, len(experience.rollout))))
+        records = rows_of(update, experience, self.tokenization, ROWS)
         write_rollout(rollout_path(self.run.folder, update), records)
         self.run.trace(update, [_conversation(row) for row in records[:TRACES]])
 
 
-def _conversation(row: RolloutRow) -> tuple[list[dict[str, str]], dict[str, Any]]:
+def _conversation(row: Mapping[str, Any]) -> tuple[list[dict[str, str]], dict[str, Any]]:
     """A response in its conversation, with its numbers."""
-    metadata: dict[str, Any] = {"reward": row.reward, "score": row.score, "kl": sum(row.kl), "tokens": len(row.ids)}
-    metadata |= {"ended": row.ended, "row": row.row, "category": row.category or ""}
-    metadata |= {f"{REWARD_PREFIX}{name}": value for name, value in row.parts.items()}
-    return [*row.prompt, {"role": "assistant", "content": row.text}], metadata
+    metadata = {name: row[name] for name in ("reward", "score", "ended", "row")}
+    metadata |= {"kl": sum(row["kl"]), "tokens": len(row["ids"]), "category": row["category"] or ""}
+    metadata |= {name: value for name, value in row.items() if name.startswith(REWARD_PREFIX)}
+    return [*row["prompt"], {"role": "assistant", "content": row["text"]}], metadata
 
 
 def rollout_path(run: Path, update: int) -> Path:
@@ -154,16 +123,15 @@ def rollout_paths(run: Path) -> dict[int, Path]:
     return numbered_paths(run / FOLDER, "update-", ".parquet")
 
 
-def write_rollout(path: Path, rows: Sequence[RolloutRow]) -> None:
+def write_rollout(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     """Write rows as one Parquet file, through a temporary path.
 
     Raises:
         UserError: if the disk is full or not writable.
     """
-    records = [vars(row) | {f"{REWARD_PREFIX}{name}": value for name, value in row.parts.items()} for row in rows]
-    parts = dict.fromkeys(name for record in records for name in record if name.startswith(REWARD_PREFIX))
+    parts = dict.fromkeys(name for row in rows for name in row if name.startswith(REWARD_PREFIX))
     columns = _COLUMNS | dict.fromkeys(parts, pa.float32())
-    table = pa.Table.from_pylist(records, pa.schema(columns))
+    table = pa.Table.from_pylist(list(rows), pa.schema(columns))
     # Log-probs hardly ever repeat: a dictionary of them would only take space.
     repeated = [name for name in columns if name not in PER_TOKEN]
     repeated = [f"{name}.list.element" if name in ("ids", "tokens") else name for name in repeated]

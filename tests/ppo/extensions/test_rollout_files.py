@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
@@ -9,7 +10,6 @@ import torch
 
 from align.ppo import PPOTrainer, run_ppo
 from align.ppo.extensions.rollout_files import (
-    RolloutRow,
     recorded_updates,
     rollout_path,
     rollout_paths,
@@ -26,7 +26,7 @@ def test_updates_are_chosen_evenly_with_the_first_and_the_last(updates: int, cou
     assert sorted(recorded_updates(updates, count)) == expected
 
 
-def row(number: int, **changes: object) -> RolloutRow:
+def row(number: int, **changes: object) -> dict[str, object]:
     given: dict[str, object] = {
         "update": 7,
         "row": number,
@@ -35,7 +35,8 @@ def row(number: int, **changes: object) -> RolloutRow:
         "ended": True,
         "reward": 0.1,
         "score": -0.25,
-        "parts": {"model": 0.1, "brevity": 1e-8},
+        "reward/model": 0.1,
+        "reward/brevity": 1e-8,
         "ids": [5, 6, 7],
         "tokens": ["Y", "o.", "<eos>"],
         "log_probs": [-0.1, -2.5, -1e-7],
@@ -43,16 +44,12 @@ def row(number: int, **changes: object) -> RolloutRow:
         "values": [1.0, 2.0, 3.0],
         "advantages": [0.5, -0.5, 1.5],
     }
-    return RolloutRow(**(given | changes))
+    return given | changes
 
 
-def read_rollout(path: Path) -> list[RolloutRow]:
+def read_rollout(path: Path) -> list[dict[str, Any]]:
     """The rows of a file, as pyarrow reads them."""
-    rows = []
-    for record in pq.read_table(path).to_pylist():
-        parts = {name.removeprefix("reward/"): record.pop(name) for name in list(record) if name.startswith("reward/")}
-        rows.append(RolloutRow(**record, parts={name: value for name, value in parts.items() if value is not None}))
-    return rows
+    return pq.read_table(path).to_pylist()
 
 
 def test_what_was_written_is_read_back(tmp_path: Path) -> None:
@@ -60,10 +57,11 @@ def test_what_was_written_is_read_back(tmp_path: Path) -> None:
     path = rollout_path(tmp_path, 7)
     write_rollout(path, rows)
     found = read_rollout(path)
-    assert [each.tokens for each in found] == [each.tokens for each in rows]
-    assert (found[1].category, found[1].id, found[1].text) == ("truth", "a-1", "\u65e5\x00</script>")
-    assert found[0].parts == {name: float(torch.tensor(value)) for name, value in rows[0].parts.items()}
-    assert torch.equal(torch.tensor(found[0].log_probs), torch.tensor(rows[0].log_probs)), "float32 to the bit"
+    assert [each["tokens"] for each in found] == [each["tokens"] for each in rows]
+    assert (found[1]["category"], found[1]["id"], found[1]["text"]) == ("truth", "a-1", "\u65e5\x00</script>")
+    for name in ("reward/model", "reward/brevity"):
+        assert found[0][name] == float(torch.tensor(rows[0][name]))
+    assert torch.equal(torch.tensor(found[0]["log_probs"]), torch.tensor(rows[0]["log_probs"])), "float32 to the bit"
     assert rollout_paths(tmp_path) == {7: path}
 
 
@@ -86,14 +84,16 @@ def test_a_run_writes_what_it_learned_from(model: str, tmp_path: Path) -> None:
     assert 0 < metrics[4]["time/record"] < 1
     for update, path in files.items():
         rows = read_rollout(path)
-        assert [(each.update, each.row) for each in rows] == [(update, number) for number in range(6)]
+        assert [(each["update"], each["row"]) for each in rows] == [(update, number) for number in range(6)]
         for each in rows:
-            assert len(each.ids) == len(each.tokens) == len(each.kl) == len(each.advantages) <= 12
-            assert each.reward == pytest.approx(sum(each.parts.values()), abs=1e-6)
-            assert each.parts["brevity"] == pytest.approx(1 - len(each.text.split()) / 100, abs=1e-6)
+            assert len(each["ids"]) == len(each["tokens"]) == len(each["kl"]) == len(each["advantages"]) <= 12
+            assert each["reward"] == pytest.approx(
+                sum(each[f"reward/{name}"] for name in ("share_of_e", "brevity")), abs=1e-6
+            )
+            assert each["reward/brevity"] == pytest.approx(1 - len(each["text"].split()) / 100, abs=1e-6)
         # At the first update the policy is the reference.
-        assert any(value != 0 for each in rows for value in each.kl) == (update > 1)
-        assert any(value != 0 for each in rows for value in each.values) == (update > 1), "values start at 0"
+        assert any(value != 0 for each in rows for value in each["kl"]) == (update > 1)
+        assert any(value != 0 for each in rows for value in each["values"]) == (update > 1), "values start at 0"
 
 
 def letters(prompts: list[object], responses: list[str]) -> list[float]:
@@ -108,9 +108,9 @@ def test_the_mean_of_what_was_written_is_the_metric(tmp_path: Path) -> None:
     line = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])
     rows = read_rollout(rollout_path(folder, 2))
     assert len(rows) == 8
-    assert sum(each.reward for each in rows) / 8 == pytest.approx(line["reward/mean"], rel=1e-5)
-    assert sum(sum(each.kl) for each in rows) / 8 == pytest.approx(line["kl/k1"], rel=1e-4)
-    advantages = torch.tensor([value for each in rows for value in each.advantages])
+    assert sum(each["reward"] for each in rows) / 8 == pytest.approx(line["reward/mean"], rel=1e-5)
+    assert sum(sum(each["kl"]) for each in rows) / 8 == pytest.approx(line["kl/k1"], rel=1e-4)
+    advantages = torch.tensor([value for each in rows for value in each["advantages"]])
     assert float(advantages.mean()) == pytest.approx(0, abs=1e-5)
     assert float(advantages.std(correction=0)) == pytest.approx(1, abs=1e-4), "whitened over the batch"
 
