@@ -20,8 +20,7 @@ from align.models.loading import LoadedModel, load
 from align.reward.checkpoint import LoadedReward, load_reward_model, require_reward_model
 from align.reward.scoring import RewardModelScorer
 from align.runtime.distributed import compute_dtype, computes_on_cpu
-from align.runtime.environment import console
-from align.runtime.progress import ProgressDisplay
+from align.runtime.progress import ProgressDisplay, console
 from align.sampling.generation import row_uniforms, sample
 from align.sampling.settings import AnsweringConfig, FewShotSettings
 from align.tokenization.encoded import EncodedPrompt, SampledResponse

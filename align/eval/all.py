@@ -14,7 +14,7 @@ from align.core.settings_parser import parse
 from align.eval import TASKS
 from align.eval.results import Evaluation, markdown_table, print_table
 from align.eval.settings import EvalConfig
-from align.runtime.environment import console
+from align.runtime.progress import console
 
 
 @dataclass(kw_only=True)

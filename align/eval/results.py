@@ -20,7 +20,7 @@ from align.core.statistics import mean_interval, share_interval
 from align.eval.settings import EvalConfig
 from align.eval.store import Json
 from align.runtime.distributed import run_on_main
-from align.runtime.environment import environment
+from align.training.run_folder import environment
 
 Better = Literal["higher", "lower", ""]
 """Which direction of a measure is better; empty where neither is."""

@@ -36,7 +36,7 @@ from align.model_registry.registry import resolve_model
 from align.reward.checkpoint import load_reward_model
 from align.runtime.distributed import map_across_processes
 from align.runtime.endpoint import RESUME_HINT, EndpointConfig, request_verdicts
-from align.runtime.environment import console
+from align.runtime.progress import console
 from align.sampling.settings import FewShotSettings
 from align.tokenization.encoded import SampledResponse
 

@@ -20,7 +20,7 @@ from align.data.records import MAX_RESPONSES, Prompt, ranks_from_scores
 from align.ppo.reward_functions import call_reward_function, load_functions
 from align.reward.checkpoint import is_reward_model, load_reward_model
 from align.reward.scoring import RewardService
-from align.runtime.environment import console
+from align.runtime.progress import console
 
 BATCH_TOKENS = 8192
 CHANGEABLE_SETTINGS = ("rounds", "poll_seconds")

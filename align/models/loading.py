@@ -38,7 +38,7 @@ from align.models.configs import (
 )
 from align.models.lora import START_ADAPTER, new_lora_config, prepared_lora_config, require_same_lora, train_active_adapter
 from align.runtime.distributed import computes_on_cpu
-from align.runtime.environment import console
+from align.runtime.progress import console
 from align.runtime.sharding import Sharder, loading_accelerator, local_shard, min_while_loading
 from align.tokenization import Tokenization, load_tokenization, make_tokenization
 

@@ -17,7 +17,7 @@ from align.core.errors import UserError, first_line
 from align.core.settings import ModelConfig, Settings, option
 from align.models.adapters import adapter_parameters, copy_adapter, delete_added_adapters
 from align.models.backbone.kinds import adapter_settings, linear_layers
-from align.runtime.environment import console
+from align.runtime.progress import console
 
 Config = TypeVar("Config", bound=ModelConfig)
 

@@ -3,10 +3,11 @@
 import time
 from types import TracebackType
 
+from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from align.runtime.environment import console
-
+console = Console(stderr=True, soft_wrap=True)
+"""Where a process prints for people."""
 LINE_INTERVAL = 10.0
 """Seconds between two lines in a log file; the first and the last step are always printed."""
 

@@ -24,15 +24,15 @@ from align.runtime.distributed import (
     sum_across_processes,
     watch_other_processes,
 )
-from align.runtime.environment import console, environment
 from align.runtime.flops import peak_flops
-from align.runtime.progress import ProgressDisplay
+from align.runtime.progress import ProgressDisplay, console
 from align.tokenization import set_template_date
 from align.training.checkpoint import BackgroundWork, Checkpoint
 from align.training.checkpoint.files import checkpoint_to_resume, checkpoints_in, quarantine, rotate_checkpoints
 from align.training.memory import GIB, Memory
 from align.training.run_folder import (
     compare_settings,
+    environment,
     refuse_other_run,
     release_lock,
     require_usable,

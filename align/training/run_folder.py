@@ -9,13 +9,16 @@ import importlib.util
 import json
 import math
 import os
+import platform
 import socket
 import time
 from collections.abc import Sequence
 from datetime import date
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+import torch
 import yaml
 
 from align.core.errors import UserError
@@ -194,3 +197,24 @@ def read_metrics(folder: Path) -> list[dict[str, float]]:
         return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     except (OSError, ValueError) as error:
         raise UserError(f"{path}: not the metrics of a run ({error})") from error
+
+
+PACKAGES = ("align-rlhf", "torch", "transformers", "trl", "peft", "accelerate", "datasets", "deepspeed", "numpy")
+
+
+def environment() -> dict[str, Any]:
+    """Versions of packages and facts about the machine, which are stored with a run's results."""
+    versions = {}
+    for name in PACKAGES:
+        try:
+            versions[name] = version(name)
+        except PackageNotFoundError:
+            versions[name] = "not installed"
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor() or platform.machine()
+    return {
+        "python": platform.python_version(),
+        "packages": versions,
+        "system": platform.platform(),
+        "device": device,
+        "processors": torch.get_num_threads(),
+    }

@@ -10,7 +10,7 @@ from rich.text import Text
 from align.core.seeds import RngStream
 from align.ppo.rollout import sample_rollout
 from align.ppo.setup import PPOSetup
-from align.runtime.environment import console
+from align.runtime.progress import console
 from align.tokenization.encoded import EncodedPrompt
 
 TEMPERATURE = 0.01

@@ -96,10 +96,19 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
+def test_each_damage_is_named_and_the_checkpoint_before_is_taken(damage, run):
+    last, before = (run / "checkpoints" / f"update-{update:06d}" for update in (4, 3))
+    damage(last)
+    fault = integrity_error(last)
+    assert fault.startswith(DAMAGES[damage])
+    assert latest_valid_checkpoint(run) == (before, [f"{last}: {fault}"])
+    assert not PLANTED.exists()
+
+
+@pytest.mark.parametrize("damage", [flip, plant_pickle], ids=lambda damage: damage.__name__)
 def test_the_last_good_checkpoint_is_used_and_the_user_is_told(damage, whole, run, capsys):
     last, before = (run / "checkpoints" / f"update-{update:06d}" for update in (4, 3))
     damage(last)
-    assert integrity_error(last).startswith(DAMAGES[damage])
     cli.main(words(whole.parent / "demos.jsonl", run, "--resume_from_checkpoint", "auto"))
     printed = capsys.readouterr().err
     assert f"warning: {last}: {DAMAGES[damage]}" in printed
