@@ -89,15 +89,8 @@ class HasOpening(Protocol):
 Opened = TypeVar("Opened", bound=HasOpening)
 
 
-class Split(NamedTuple, Generic[Opened]):
-    """Examples to learn from, and held-out ones."""
-
-    training: list[Opened]
-    validation: list[Opened]
-
-
-def split_by_opening(examples: Sequence[Opened], share: float) -> Split[Opened]:
-    """Hold out about a share of the prompts, with all examples of each; at least one prompt if the share is not 0.
+def split_by_opening(examples: Sequence[Opened], share: float) -> tuple[list[Opened], list[Opened]]:
+    """Return training and held-out examples: about a share of the prompts is held out, at least one unless the share is 0.
 
     The digest of a conversation's first user turn decides. A prompt is on the same side in every stage and every run, also
     after rows were added, and conversations that begin alike stay together.
@@ -106,14 +99,12 @@ def split_by_opening(examples: Sequence[Opened], share: float) -> Split[Opened]:
         UserError: if nothing is left to learn from.
     """
     if not share or not examples:
-        return Split(list(examples), [])
+        return list(examples), []
     limit = max(share * 2**64, min(example.opening for example in examples) + 1)
-    split = Split[Opened]([], [])
-    for example in examples:
-        (split.validation if example.opening < limit else split.training).append(example)
-    if not split.training:
+    training = [example for example in examples if example.opening >= limit]
+    if not training:
         raise UserError(f"validation_split {share:g} holds out all {len(examples)} examples; lower it, or give more prompts")
-    return split
+    return training, [example for example in examples if example.opening < limit]
 
 
 def hold_out(mixed: MixedExamples[Opened], share: float) -> tuple[MixedExamples[Opened], list[Opened]]:
