@@ -19,8 +19,14 @@ import torch
 
 from align.eval.answers import EvaluatedModel, open_accelerator, open_models
 from align.eval.settings import subsample
-from align.eval.truthfulness import TruthfulnessConfig, score_choices
-from align.eval.truthfulness_questions import Question, QuestionFormat, multiple_choice, read_questions
+from align.eval.truthfulness import (
+    Question,
+    QuestionFormat,
+    TruthfulnessConfig,
+    multiple_choice,
+    read_questions,
+    score_choices,
+)
 from align.model_registry.registry import resolve_model
 
 SIDE = Path(__file__).with_name("lm_eval_side.py")

@@ -19,14 +19,17 @@ from align.data.records import Prompt
 from align.eval.settings import AnsweringTaskConfig, EvalConfig, subsample
 from align.eval.store import Json, compute_once, content_hash, fingerprint
 from align.model_registry.registry import resolve_model
+from align.models.backbone import Backbone
+from align.models.heads import response_log_probs
 from align.models.loading import LoadedModel, load
 from align.reward.checkpoint import LoadedReward
+from align.reward.rankings import pack_rankings, score_rankings
 from align.reward.scoring import RewardModelScorer
 from align.runtime.distributed import compute_dtype, make_accelerator, map_across_processes
 from align.sampling.generation import SamplingParams, row_uniforms, sample
 from align.sampling.settings import FewShotSettings
 from align.tokenization import Tokenization
-from align.tokenization.encoded import EncodedPrompt, SampledResponse
+from align.tokenization.encoded import EncodedPrompt, PromptResponses, SampledResponse
 
 CHUNK = 400
 """Texts sampled or scored between two writes to the file."""
@@ -251,6 +254,25 @@ def sample_answers(
         ]
         for number, prompt in encoded.items()
     }
+
+
+def answer_log_likelihoods(
+    backbone: Backbone, questions: Sequence[PromptResponses], budget: int, accelerator: Accelerator
+) -> list[list[float]]:
+    """Summed log-probability in nats of each answer of each question; the same on every process.
+
+    Where the model can, each question is read once for all its answers.
+
+    Args:
+        budget: padded tokens that are read at once.
+    """
+
+    def read(batch: Sequence[PromptResponses]) -> Tensor:
+        prompt, response, prompt_of_response = pack_rankings(batch, backbone.device)
+        hidden = backbone.hidden(prompt, response, prompt_of_response)
+        return response_log_probs(backbone, hidden, response, response.mask())[0].double().sum(1)
+
+    return score_rankings(read, questions, backbone, budget, accelerator)
 
 
 def reward_answers(

@@ -15,11 +15,17 @@ from scipy.special import logsumexp
 from align.core.launch import run_stage
 from align.core.seeds import RngStream
 from align.core.settings import option
-from align.eval.answers import EvaluatedModel, TokenPrompt, open_accelerator, open_models, sample_once
+from align.eval.answers import (
+    EvaluatedModel,
+    TokenPrompt,
+    answer_log_likelihoods,
+    open_accelerator,
+    open_models,
+    sample_once,
+)
 from align.eval.results import Evaluation, Measurement, mean_measurement, publish, share_measurement
 from align.eval.settings import EvalConfig
 from align.eval.store import Json, compute_once
-from align.eval.truthfulness_questions import answer_log_likelihoods
 from align.sampling.generation import SamplingParams
 from align.tokenization.encoded import PromptResponses
 

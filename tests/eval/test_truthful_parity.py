@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from align.eval.answers import open_accelerator, open_models
-from align.eval.truthfulness import TruthfulnessConfig, score_choices
-from align.eval.truthfulness_questions import QuestionFormat, multiple_choice, read_questions
+from align.eval.truthfulness import QuestionFormat, TruthfulnessConfig, multiple_choice, read_questions, score_choices
 from tests.eval.parity_model import build
 
 CSV = Path(__file__).parents[3] / "shared" / "data" / "TruthfulQA.csv"

@@ -10,16 +10,18 @@ import torch
 from accelerate import Accelerator
 
 from align.core.errors import UserError
-from align.eval.truthfulness import TruthfulnessConfig, first_answer, run_truthfulness
-from align.eval.truthfulness_judge import JudgeConfig, run_train_judge
-from align.eval.truthfulness_questions import (
+from align.eval.answers import answer_log_likelihoods
+from align.eval.truthfulness import (
     INSTRUCTION,
     QuestionFormat,
-    answer_log_likelihoods,
+    TruthfulnessConfig,
+    first_answer,
     multiple_choice,
     read_questions,
     require_template,
+    run_truthfulness,
 )
+from align.eval.truthfulness_judge import JudgeConfig, run_train_judge
 from align.models.loading import LoadedModel
 from align.tokenization import Tokenization
 from align.tokenization.encoded import PromptResponses
