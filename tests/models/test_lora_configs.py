@@ -43,6 +43,8 @@ KINDS = {
     "gaussian": (LLAMA, {"init_lora_weights": "gaussian"}),
     "orthogonal": (LLAMA, {"init_lora_weights": "orthogonal"}),
 }
+OFTEN = ("gpt", "t5", "peft's own targets", "dora", "bias of B", "patterns", "whole matrix", "some tokens")
+"""Those that `make test` takes."""
 RESERVED = "the PEFT adapter is called 'value_2', a name of this package's own"
 
 
@@ -97,7 +99,7 @@ def move(weights):
             weight.add_(0.1 * torch.randn(weight.shape, generator=generator))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=[pytest.mark.slow] * (kind not in OFTEN)) for kind in KINDS])
 def test_an_adapter_of_any_kind_is_trained_alone_and_saved_for_peft(kind, base, trainer):
     name, lora = settings_of(kind)
     theirs = get_peft_model(base(name), lora).get_nb_trainable_parameters()[0]
