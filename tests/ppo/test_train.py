@@ -47,13 +47,20 @@ def metrics(folder: Path) -> list[dict[str, float]]:
     return [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
 
 
-@pytest.mark.parametrize("model", [pytest.param("tiny-gpt2", marks=pytest.mark.slow), "tiny-t5"])
-def test_ppo_raises_a_known_reward_to_near_its_optimum(model: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("model", "updates", "reward"),
+    [
+        ("tiny-t5", 20, 0.1),
+        # Seeds 0 to 3 all arrive by then, and not all by 30.
+        *(pytest.param(model, 48, 0.9, marks=pytest.mark.slow) for model in ("tiny-gpt2", "tiny-t5")),
+    ],
+)
+def test_ppo_raises_a_known_reward_to_near_its_optimum(model: str, updates: int, reward: float, tmp_path: Path) -> None:
     """A random model says each of 264 tokens alike, so e has a share near 1/264; its optimum is 1."""
-    run_ppo(settings(model, tmp_path, total_updates=48))  # seeds 0 to 3 all arrive by then, and not all by 30
+    run_ppo(settings(model, tmp_path, total_updates=updates))
     rows = metrics(tmp_path)
     assert rows[0]["validation/reward"] < 0.05
-    assert rows[-1]["validation/reward"] > 0.9
+    assert rows[-1]["validation/reward"] > reward
     assert all(row["ratio/abs_error"] < 1 for row in rows[1:])
 
 

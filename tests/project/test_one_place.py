@@ -123,7 +123,8 @@ def test_expected():
 
 
 @pytest.mark.parametrize(
-    ("value", "code", "summary"), [("1", 1, "1 failed, 1 passed, 1 xfailed, 1 error"), ("", 0, "2 skipped")]
+    ("value", "code", "summary"),
+    [("1", 1, "1 failed, 1 passed, 1 xfailed, 1 error"), pytest.param("", 0, "2 skipped", marks=pytest.mark.slow)],
 )
 def test_a_skip_is_a_failure_where_skips_are_forbidden(tmp_path, value, code, summary):
     (tmp_path / "test_skips.py").write_text(SKIPS)
