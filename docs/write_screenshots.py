@@ -174,7 +174,7 @@ def lead_pages(server: Server, browser: Browser, **context: Any) -> Iterator[tup
         if tab == "Model":
             choose(panel, "Model", "tiny-gpt2")
             panel.get_by_role("button", name="Load", exact=True).click()
-            page.wait_for_selector(".loaded", timeout=120_000)
+            page.wait_for_selector(".loaded", timeout=600_000)
         page.wait_for_timeout(1500)  # for the answers of its events
         yield tab.lower().replace(" ", "-"), page
     page.context.close()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from contextlib import suppress
 from html import escape
+from pathlib import Path
+from string import Template
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -36,24 +38,12 @@ _ADVICE = {
     503: "The disk is full, or the database cannot be reached. Try again in a minute. If the error stays, tell "
     "the operator of this server.",
 }
-_PAGE = """<!doctype html>
-<html lang="en">
-<head>
-  <meta charset="utf-8">
-  <meta name="viewport" content="width=device-width, initial-scale=1">
-  <title>{title} · Labeling</title>
-  <link rel="stylesheet" href="/ui/theme.css">
-  <link rel="stylesheet" href="/ui/login.css">
-</head>
-<body>
-  <main class="sign-in">
-    <p class="brand" aria-hidden="true"><span></span><span></span><span></span></p>
-    <h1>{title}</h1>
-    <p>{advice}</p>
-    <p><a href="/">To the labeling page</a></p>
-  </main>
-</body>
-</html>"""
+_PAGE = Template((Path(__file__).parents[1] / "static" / "login.html").read_text(encoding="utf-8"))
+
+
+def plain_page(title: str, content: str) -> str:
+    """A page outside of Gradio, such as the one to sign in; `content` is HTML."""
+    return _PAGE.substitute(title=escape(title), content=content)
 
 
 def wants_page(accept: str) -> bool:
@@ -72,7 +62,7 @@ def error_page(status: int, detail: str = "") -> str:
     """The page of an error; `detail` is shown where there is no fixed advice."""
     title = _TITLES.get(status, "This did not work")
     advice = detail.capitalize() if status == 403 and detail != LEADS_ONLY else _ADVICE.get(status, detail.capitalize())
-    return _PAGE.format(title=escape(title), advice=escape(advice))
+    return plain_page(title, f'<p>{escape(advice)}</p><p><a href="/">To the labeling page</a></p>')
 
 
 def add_error_pages(app: FastAPI) -> None:

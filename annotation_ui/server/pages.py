@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from html import escape
 from pathlib import Path
-from string import Template
 from typing import Annotated
 
 from anyio import CapacityLimiter, to_thread
@@ -14,11 +13,11 @@ from fastapi.staticfiles import StaticFiles
 
 from align.core.errors import UserError
 from annotation_ui.server.auth import TooManyAttemptsError
+from annotation_ui.server.error_pages import plain_page
 from annotation_ui.server.headers import session_cookie, session_token
 from annotation_ui.server.services import Services
 
 STATIC = Path(__file__).parents[1] / "static"
-_PAGE = Template((STATIC / "login.html").read_text(encoding="utf-8"))
 _NAME = """<label>Name <input name="name" autocomplete="username" required autofocus maxlength="64"></label>"""
 _PASSWORD = """<label>{0} <input name="{1}" type="password" autocomplete="{2}" required maxlength="200"></label>"""
 _SIGN_IN = _NAME + _PASSWORD.format("Password", "password", "current-password")
@@ -85,7 +84,8 @@ def add_pages(app: FastAPI, services: Services) -> None:
 
 
 def _page(title: str, fields: str, message: str = "", status: int = 200) -> HTMLResponse:
-    return HTMLResponse(_PAGE.substitute(title=title, button=title, fields=fields, message=escape(message)), status)
+    form = f'<form method="post">{fields}<button type="submit">{title}</button></form>'
+    return HTMLResponse(plain_page(title, f'<p class="message" role="alert">{escape(message)}</p>{form}'), status)
 
 
 def _with_cookie(response: Response, services: Services, token: str, hours: float | None = None) -> Response:

@@ -15,12 +15,19 @@ from annotation_ui.store.importing import parse_rows
 from annotation_ui.store.schema import Batch
 
 
-def test_the_command_line(tmp_path, capsys):
-    def run(*arguments):
-        code = main(["--data-dir", str(tmp_path), *arguments])
+@pytest.fixture
+def run(tmp_path, capsys):
+    """`run(*words)`: (exit code, stdout and stderr) of the command in a folder; a traceback fails the test."""
+
+    def run_command(*words, folder=tmp_path):
+        code = main(["--data_dir", str(folder), *words])  # an underscore is read as a hyphen
         streams = capsys.readouterr()
         return code, streams.out + streams.err
 
+    return run_command
+
+
+def test_the_command_line(run, tmp_path):
     (tmp_path / "s.jsonl").write_text('{"prompt": "p", "responses": ["a", "b"]}\n')
     (tmp_path / "own.yaml").write_text("name: own\nrules: [{id: a, text: b}]")
     assert run("migrate")[0] == 0
@@ -42,13 +49,6 @@ def test_the_command_line(tmp_path, capsys):
     assert list(parse_rows([" \n"], "f")) == []
 
 
-def run(capsys, *words):
-    """(exit code, stdout, stderr) of the command; a traceback fails the test."""
-    code = main(words)
-    streams = capsys.readouterr()
-    return code, streams.out, streams.err
-
-
 @pytest.mark.parametrize(
     ("words", "line"),
     [
@@ -68,35 +68,35 @@ def run(capsys, *words):
          "argument --since: 'never' is not a time such as 2026-01-31T12:00"),
     ],
 )  # fmt: skip
-def test_a_mistake_is_one_line_and_exit_code_2(words, line, tmp_path, capsys):
+def test_a_mistake_is_one_line_and_exit_code_2(run, words, line, tmp_path):
     (tmp_path / "bad.db").write_bytes(b"no database, but longer than the header of one" * 10)
     words = [word.replace("FOLDER", str(tmp_path)) for word in words]
-    printed = run(capsys, "--data-dir", str(tmp_path), *words)
-    assert printed == (2, "", f"align annotate: {line.replace('FOLDER', str(tmp_path))}\n")
+    assert run(*words) == (2, f"align annotate: {line.replace('FOLDER', str(tmp_path))}\n")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bad.db"]
 
 
-def test_users_are_let_in_again_and_exports_say_what_is_wrong(tmp_path, capsys):
-    here = ("--data-dir", str(tmp_path / "new"))
-    code, password, printed = run(capsys, *here, "create-user", "ann")
-    assert (code, printed) == (0, f"new database: {tmp_path / 'new' / 'annotations.db'}\n")
-    assert len(password.strip()) >= 10
-    assert run(capsys, *here, "create-user", "bob")[2] == ""
+def test_users_are_let_in_again_and_exports_say_what_is_wrong(run, tmp_path):
+    new = tmp_path / "new"
+    code, printed = run("create-user", "ann", folder=new)
+    password, line = printed.splitlines()
+    assert (code, line) == (0, f"new database: {new / 'annotations.db'}")
+    assert len(password) >= 10
+    assert len(run("create-user", "bob", folder=new)[1].splitlines()) == 1
     database = Database(f"sqlite:///{tmp_path / 'new' / 'annotations.db'}")
     auth = Auth(database)
     auth.set_active("ann", False)
-    assert auth.sign_in("ann", password.strip(), "here") is None
-    assert run(capsys, *here, "activate-user", "ann", "--role", "lead") == (0, "ann can sign in\n", "")
-    signed_in = auth.signed_in(auth.sign_in("ann", password.strip(), "here"))
+    assert auth.sign_in("ann", password, "here") is None
+    assert run("activate-user", "ann", "--role", "lead", folder=new) == (0, "ann can sign in\n")
+    signed_in = auth.signed_in(auth.sign_in("ann", password, "here"))
     assert signed_in.user.role == "lead"
-    assert run(capsys, *here, "activate-user", "carl")[0] == 2
+    assert run("activate-user", "carl", folder=new)[0] == 2
     database.close()
     for words, line in (
         (("rankings", str(tmp_path / "x.jsonl"), "--batch", "nosuch"), "no batch 'nosuch'"),
         (("rankings", str(tmp_path)), f"{tmp_path}: the name must end in .jsonl, .parquet, .csv"),
         (("rankings", "/proc/x.jsonl"), "/proc/x.jsonl: cannot be written (No such file or directory)"),
     ):
-        assert run(capsys, *here, "export", *words) == (2, "", f"align annotate: {line}\n")
+        assert run("export", *words, folder=new) == (2, f"align annotate: {line}\n")
 
 
 def test_a_port_that_is_taken_is_refused_before_anything_is_made(tmp_path, capsys):
@@ -111,11 +111,7 @@ def test_a_port_that_is_taken_is_refused_before_anything_is_made(tmp_path, capsy
     assert not (tmp_path / "annotations.db").exists()
 
 
-def test_users_batches_and_a_backup_on_the_shell(tmp_path, capsys):
-    def run(*arguments):
-        code = main(["--data-dir", str(tmp_path), *arguments])
-        return code, capsys.readouterr().out
-
+def test_users_batches_and_a_backup_on_the_shell(run, tmp_path):
     rows = [{"prompt": "p", "responses": ["a", "b"]}, {"prompt": "q", "responses": ["a", "b"], "gold": {"ranks": [1, 2]}}]
     (tmp_path / "s.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     copy = ("backup", str(tmp_path / "copy.db"))
@@ -148,24 +144,20 @@ def test_users_batches_and_a_backup_on_the_shell(tmp_path, capsys):
     restored.close()
 
 
-def test_tokens_on_the_shell_and_options_with_underscores(tmp_path, capsys):
-    def run(*arguments):
-        code = main(["--data_dir", str(tmp_path), *arguments])
-        streams = capsys.readouterr()
-        return code, streams.out, streams.err
-
-    assert run("token", "list")[2] == (
+def test_tokens_on_the_shell(run, tmp_path):
+    assert run("token", "list")[1] == (
         f"align annotate: there is no database {tmp_path / 'annotations.db'}: set --data-dir or --database\n"
     )
-    code, token, _ = run("token", "create", "ci", "--scope", "export", "--scope", "read")
-    assert (code, token.startswith("align_"), len(token.strip())) == (0, True, 49)
+    code, printed = run("token", "create", "ci", "--scope", "export", "--scope", "read")
+    token = printed.splitlines()[0]
+    assert (code, token.startswith("align_"), len(token)) == (0, True, 49)
     assert run("token", "create", "ci", "--scope", "read")[0] == 2
-    assert run("token", "create", "x")[2] == "align annotate: the following arguments are required: --scope\n"
+    assert run("token", "create", "x")[1] == "align annotate: the following arguments are required: --scope\n"
     head, row = run("token", "list")[1].splitlines()
     assert head.split("\t") == ["token", "scopes", "made by", "valid", "added", "last used"]
     assert row.split("\t")[:4] == ["ci", "read, export", "shell", "yes"]
-    assert run("token", "revoke", "ci") == (0, "token ci is revoked\n", "")
+    assert run("token", "revoke", "ci") == (0, "token ci is revoked\n")
     assert run("token", "list")[1].splitlines()[1].split("\t")[3] == "no"
     trail = [line.split("\t")[1:] for line in run("audit")[1].splitlines()[1:]]
     assert trail == [["revoke token", "shell", "token ci"], ["create token", "shell", "scopes read,export, token ci"]]
-    assert token.strip() not in run("audit", "--limit", "1")[1]
+    assert token not in run("audit", "--limit", "1")[1]
