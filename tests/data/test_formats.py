@@ -3,6 +3,7 @@
 import pytest
 
 from align.data.formats import FORMATS, KINDS, convert_row
+from align.data.ratings import RatedAnswer
 from align.data.records import AttributeJudgment, Demonstration, Prompt, Ranking, RuleJudgment, evenly_spaced
 from tests.data.rows import (
     ALPACA,
@@ -20,6 +21,7 @@ from tests.data.rows import (
     system,
     user,
 )
+from tests.data.test_published import ERRORS as PUBLISHED_ERRORS
 from tests.data.test_published import ROWS as PUBLISHED
 from tests.refusals import refusal
 
@@ -31,60 +33,32 @@ def pair(prompt, best, worst, **fields):
 ROWS = [
     # This project's own rows and TRL's
     ("prompt-completion", {"prompt": "Hi", "completion": "Yo"}, [Demonstration(prompt=HI, continuation=(assistant("Yo"),))]),
-    (
-        "prompt-completion",
-        {"prompt": [user("Hi")], "completion": [assistant("Yo")]},
-        [Demonstration(prompt=HI, continuation=(assistant("Yo"),))],
-    ),
-    (
-        "messages",
-        {"messages": [*DIALOGUE, assistant("4")]},
-        [Demonstration(prompt=(user("1"),), continuation=(assistant("2"), user("3"), assistant("4")))],
-    ),
-    (
-        "sampled",
-        {"id": "7", "prompt": "Hi", "responses": ["a", "b"], "model": ["m", "m"], "category": "c", "rewards": [1.0, 0.5]},
-        [Demonstration(prompt=HI, continuation=(assistant(text),), id="7", category="c") for text in "ab"],
-    ),
-    (
-        "ranking",
-        {"prompt": "Hi", "responses": ["a", "b"], "ranks": [2, 1], "labeler": "ann", "created": "today"},
-        [Ranking(prompt=HI, responses=("a", "b"), ranks=(2, 1), labeler="ann")],
-    ),
-    (
-        "pair",
-        {"prompt": "Hi", "chosen": "yes", "rejected": "no", "margin": 2, "labeler": "ann", "id": 4},
-        [pair(HI, "yes", "no", margin=2.0, labeler="ann", id="4")],
-    ),
-    (
-        "pair",
-        {"prompt": list(DIALOGUE), "chosen": [assistant("yes")], "rejected": [assistant("no")]},
-        [pair(DIALOGUE, "yes", "no")],
-    ),
-    (
-        "pair",
-        {"chosen": [system("s"), user("1"), assistant("yes")], "rejected": [system("s"), user("1"), assistant("no")]},
-        [pair((system("s"), user("1")), "yes", "no")],
-    ),
-    (
-        "rule judgment",
-        {"prompt": "Hi", "response": "a", "rule": "polite", "verdict": "unsure"},
-        [RuleJudgment(prompt=HI, response="a", rule="polite", verdict="unsure")],
-    ),
-    (
-        "attribute judgment",
-        {"prompt": "Hi", "response": "a", "attributes": {"sensible": 1, "rating": None, "depth": 2.5}, "labeler": "ann"},
-        [AttributeJudgment(prompt=HI, response="a", attributes={"sensible": 1, "depth": 2.5}, labeler="ann")],
-    ),
+    ("prompt-completion", {"prompt": [user("Hi")], "completion": [assistant("Yo")]},
+     [Demonstration(prompt=HI, continuation=(assistant("Yo"),))]),
+    ("messages", {"messages": [*DIALOGUE, assistant("4")]},
+     [Demonstration(prompt=(user("1"),), continuation=(assistant("2"), user("3"), assistant("4")))]),
+    ("sampled",
+     {"id": "7", "prompt": "Hi", "responses": ["a", "b"], "model": ["m", "m"], "category": "c", "rewards": [1.0, 0.5]},
+     [Demonstration(prompt=HI, continuation=(assistant(text),), id="7", category="c") for text in "ab"]),
+    ("ranking", {"prompt": "Hi", "responses": ["a", "b"], "ranks": [2, 1], "labeler": "ann", "created": "today"},
+     [Ranking(prompt=HI, responses=("a", "b"), ranks=(2, 1), labeler="ann")]),
+    ("pair", {"prompt": "Hi", "chosen": "yes", "rejected": "no", "margin": 2, "labeler": "ann", "id": 4},
+     [pair(HI, "yes", "no", margin=2.0, labeler="ann", id="4")]),
+    ("pair", {"prompt": list(DIALOGUE), "chosen": [assistant("yes")], "rejected": [assistant("no")]},
+     [pair(DIALOGUE, "yes", "no")]),
+    ("pair", {"chosen": [system("s"), user("1"), assistant("yes")], "rejected": [system("s"), user("1"), assistant("no")]},
+     [pair((system("s"), user("1")), "yes", "no")]),
+    ("rule judgment", {"prompt": "Hi", "response": "a", "rule": "polite", "verdict": "unsure"},
+     [RuleJudgment(prompt=HI, response="a", rule="polite", verdict="unsure")]),
+    ("attribute judgment",
+     {"prompt": "Hi", "response": "a", "attributes": {"sensible": 1, "rating": None, "depth": 2.5}, "labeler": "ann"},
+     [AttributeJudgment(prompt=HI, response="a", attributes={"sensible": 1, "depth": 2.5}, labeler="ann")]),
     ("prompt", {"prompt": "Hi", "id": "p1"}, [Prompt(prompt=HI, id="p1")]),
     ("token ids", {"input_ids": [5, 6], "id": "p1"}, [Prompt(ids=(5, 6), id="p1")]),
     # Other people's
     ("HH-RLHF", HH, [pair(DIALOGUE, "yes", "no")]),
-    (
-        "pair",
-        {"prompt": "\n\nHuman: 1\n\nAssistant: 2\n\nHuman: 3\n\nAssistant:", "chosen": " yes", "rejected": " no"},
-        [pair(DIALOGUE, " yes", " no")],
-    ),
+    ("pair", {"prompt": "\n\nHuman: 1\n\nAssistant: 2\n\nHuman: 3\n\nAssistant:", "chosen": " yes", "rejected": " no"},
+     [pair(DIALOGUE, " yes", " no")]),
     ("pair", BINARIZED, [pair(HI, "yes", "no")]),
     ("pair", {**BINARIZED, "score_rejected": 8.0}, [Ranking(prompt=HI, responses=("yes", "no"), ranks=(1, 1))]),
     ("messages", BINARIZED, [Demonstration(prompt=HI, continuation=(assistant("yes"),))]),
@@ -133,18 +107,19 @@ ROWS = [
     ("SHP", SHP, [Ranking(prompt=HI, responses=("a", "b"), ranks=(2, 1), id="qt3nxl", category="askculinary")]),
     ("SHP", {**SHP, "labels": 1, "domain": None}, [pair(HI, "a", "b", id="qt3nxl")]),
     ("scored answers", STACK, [Ranking(prompt=HI, responses=("a", "b", "c"), ranks=(2, 1, 2), id="31")]),
-    (
-        "scored answers",
-        {"question": "Hi", "answers": {"text": ["a", "b"], "score": [3, 4]}},
-        [Ranking(prompt=HI, responses=("a", "b"), ranks=(2, 1))],
-    ),
+    ("scored answers", {"question": "Hi", "answers": {"text": ["a", "b"], "score": [3, 4]}},
+     [Ranking(prompt=HI, responses=("a", "b"), ranks=(2, 1))]),
     ("StackExchange pair", {**STACK_PAIR, "response_j": "yes", "response_k": "no"}, [pair(HI, "yes", "no", id="31")]),
-]
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "row", "records"), ROWS, ids=[f"{i}-{row[0]}" for i, row in enumerate(ROWS)])
+EVERY = [*ROWS, *PUBLISHED]
+
+
+@pytest.mark.parametrize(("name", "row", "records"), EVERY, ids=[f"{i}-{row[0]}" for i, row in enumerate(EVERY)])
 def test_row_to_records(name, row, records):
-    layout, found = convert_row(row, type(records[0]))
+    kind = type(records[0])
+    layout, found = convert_row(row, Ranking if kind is RatedAnswer else kind)
     assert (layout.name, found) == (name, records)
 
 
@@ -198,7 +173,7 @@ def test_spread_keeps_the_ends_and_never_repeats():
 
 def test_every_layout_belongs_to_a_known_kind_and_is_tested_here():
     assert {layout.kind for layout in FORMATS} == set(KINDS.values())
-    tested = {name for name, _, _ in [*ROWS, *PUBLISHED]} | {"OpenAssistant tree", "rated answer"}
+    tested = {name for name, _, _ in EVERY} | {"OpenAssistant tree", "rated answer"}
     assert {layout.name for layout in FORMATS} == tested
 
 
@@ -250,6 +225,6 @@ ERRORS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("kind", "row", "message"), ERRORS, ids=range(len(ERRORS)))
+@pytest.mark.parametrize(("kind", "row", "message"), [*ERRORS, *PUBLISHED_ERRORS])
 def test_errors_name_the_field_of_the_row(kind, row, message):
     assert refusal(convert_row, row, kind) == message

@@ -64,30 +64,22 @@ def test_absent_and_null_fields_are_the_same_and_are_not_written():
 
 RANKING_ERRORS = [
     ({"prompt": None}, "field 'prompt': is missing; write the text that the responses answer"),
-    (
-        {"prompt": {"role": "user"}},
-        "field 'prompt': must be text or a list of turns, not {'role': 'user'}; write it in quotes",
-    ),
+    ({"prompt": {"role": "user"}},
+     "field 'prompt': must be text or a list of turns, not {'role': 'user'}; write it in quotes"),
     ({"prompt": " "}, "field 'prompt': is empty; write the text, or remove the row"),
     ({"prompt": 3}, "field 'prompt': must be text or a list of turns, not 3; write it in quotes"),
     ({"prompt": []}, "field 'prompt': has no turns; give at least one {role, content}"),
     ({"prompt": [system("x")]}, "field 'prompt': has only a system turn; add the user's turn"),
-    (
-        {"prompt": [user("1"), assistant("2")]},
-        "field 'prompt': ends with an assistant turn; end it with the user turn that is to be answered",
-    ),
-    (
-        {"prompt": [user("1"), system("2")]},
-        "field 'prompt[1]': is a system turn after another turn; put the system turn first",
-    ),
+    ({"prompt": [user("1"), assistant("2")]},
+     "field 'prompt': ends with an assistant turn; end it with the user turn that is to be answered"),
+    ({"prompt": [user("1"), system("2")]},
+     "field 'prompt[1]': is a system turn after another turn; put the system turn first"),
     ({"prompt": [user("1"), user("2")]}, "field 'prompt[1]': is a second user turn in a row; join the two turns"),
     ({"prompt": ["Hi"]}, "field 'prompt[0]': is 'Hi', not a turn; write {role, content}"),
     ({"prompt": [{"role": "human", "content": "Hi"}]}, "field 'prompt[0].role': is 'human'; use system, user or assistant"),
     ({"prompt": [user(None)]}, "field 'prompt[0].content': is empty; write the text, or remove the row"),
-    (
-        {"prompt": "half a pair \ud83d"},
-        "field 'prompt': contains half of a surrogate pair, which is not a character; export the text again as UTF-8",
-    ),
+    ({"prompt": "half a pair \ud83d"},
+     "field 'prompt': contains half of a surrogate pair, which is not a character; export the text again as UTF-8"),
     ({"responses": None}, "field 'responses': is missing; list the responses that were compared"),
     ({"responses": "abc"}, "field 'responses': must be a list, not 'abc'; write it as [..., ...]"),
     ({"responses": ["a"], "ranks": [1]}, "field 'responses': is a list of 1; give from 2 to 9"),
@@ -98,24 +90,18 @@ RANKING_ERRORS = [
     ({"ranks": [0, 1, 2]}, "field 'ranks[0]': is 0; use a whole number of 1 or more"),
     ({"ranks": [1, 2.0, 3]}, "field 'ranks[1]': is 2.0; use a whole number of 1 or more"),
     ({"ranks": [True, 2, 3]}, "field 'ranks[0]': is True; use a whole number of 1 or more"),
-    (
-        {"responses": ["a", "a", "c"]},
-        "field 'ranks': gives the same response 'a' the ranks 1 and 2; give both the same rank, or remove one",
-    ),
+    ({"responses": ["a", "a", "c"]},
+     "field 'ranks': gives the same response 'a' the ranks 1 and 2; give both the same rank, or remove one"),
     ({"margin": 1.0}, "field 'margin': is given for 3 responses; leave it out: only a pair has a margin"),
     ({"ratings": [1, 2]}, "field 'ratings': has 2 entries for 3 responses; give one for each response"),
     ({"ratings": [1, 2, 8]}, "field 'ratings[2]': is 8; use a whole number from 1 to 7"),
     ({"ratings": [0, 2, 7]}, "field 'ratings[0]': is 0; use a whole number from 1 to 7"),
     ({"preferences": [[0, 1], [0, 0]]}, "field 'preferences': has 2 entries for 3 responses; give one for each response"),
-    (
-        {"preferences": [[0, 1, 1], [0, 0], [0, 0, 0]]},
-        "field 'preferences[1]': has 2 entries for 3 responses; give one for each response",
-    ),
+    ({"preferences": [[0, 1, 1], [0, 0], [0, 0, 0]]},
+     "field 'preferences[1]': has 2 entries for 3 responses; give one for each response"),
     ({"preferences": [[0, 1, 1.5], [0, 0, 1], [0, 0, 0]]}, "field 'preferences[0][2]': is 1.5; use a number from 0 to 1"),
-    (
-        {"preferences": [[0.5, 1, 1], [0, 0, 1], [0, 0, 0]]},
-        "field 'preferences[0][0]': is 0.5; no response is better than itself: use 0",
-    ),
+    ({"preferences": [[0.5, 1, 1], [0, 0, 1], [0, 0, 0]]},
+     "field 'preferences[0][0]': is 0.5; no response is better than itself: use 0"),
     (
         {"preferences": [[0, 0.8, 1], [0.3, 0, 1], [0, 0, 0]]},
         "field 'preferences[1][0]': and preferences[0][1] are 0.3 and 0.8, more than 1 together; lower one; what is left "
@@ -129,7 +115,7 @@ RANKING_ERRORS = [
     ({"id": 1.5}, "field 'id': must be text, not 1.5; write it in quotes"),
     ({"category": ""}, "field 'category': is empty; write the text, or remove the row"),
     ({"labeller": "ann"}, "field 'labeller': is not a known field; did you mean 'labeler'? Rename it, or remove it"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("changes", "message"), RANKING_ERRORS, ids=[str(i) for i in range(len(RANKING_ERRORS))])
@@ -147,25 +133,17 @@ DEMONSTRATION_ERRORS = [
     ({"prompt": "Hi"}, "field 'messages': is missing; a demonstration has messages, or prompt and completion"),
     ({"completion": "x"}, "field 'prompt': is missing; write the text that the completion answers"),
     ({"prompt": "Hi", "completion": ""}, "field 'completion': is empty; write the text, or remove the row"),
-    (
-        {"prompt": "Hi", "completion": [user("x"), assistant("y")]},
-        "field 'completion': begins with a user turn; move the turns before the answer to prompt",
-    ),
-    (
-        {"prompt": "Hi", "completion": [assistant("x"), user("y")]},
-        "field 'completion': ends with a user turn; remove that turn: nothing answers it",
-    ),
+    ({"prompt": "Hi", "completion": [user("x"), assistant("y")]},
+     "field 'completion': begins with a user turn; move the turns before the answer to prompt"),
+    ({"prompt": "Hi", "completion": [assistant("x"), user("y")]},
+     "field 'completion': ends with a user turn; remove that turn: nothing answers it"),
     ({"messages": [user("x")]}, "field 'messages': has no assistant turn; add the answer to learn from"),
-    (
-        {"messages": [user("x"), assistant("y"), user("z")]},
-        "field 'messages': ends with a user turn; remove that turn: nothing answers it",
-    ),
-    (
-        {"messages": [system("x"), assistant("y")]},
-        "field 'messages': has no user turn before the first assistant turn; add what it answers",
-    ),
+    ({"messages": [user("x"), assistant("y"), user("z")]},
+     "field 'messages': ends with a user turn; remove that turn: nothing answers it"),
+    ({"messages": [system("x"), assistant("y")]},
+     "field 'messages': has no user turn before the first assistant turn; add what it answers"),
     ({"messages": [user("x"), assistant(" ")]}, "field 'messages[1].content': is empty; write the text, or remove the row"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("row", "message"), DEMONSTRATION_ERRORS, ids=[m[:45] for _, m in DEMONSTRATION_ERRORS])
