@@ -8,20 +8,14 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear
 from transformers import LlamaModel, LlamaPreTrainedModel, PreTrainedConfig
 
 from align.core.errors import UserError
 from align.core.tensor_ops import Padded
 from align.data.conversation import user_turn
 from align.models.backbone import Backbone
+from align.models.heads import Float32Linear
 from align.tokenization import Tokenization
-
-
-def _in_float32(layer: nn.Module, states: Tensor) -> Tensor:
-    """Apply a linear layer in float32."""
-    assert isinstance(layer, nn.Linear)
-    return linear(states.float(), layer.weight.float(), None if layer.bias is None else layer.bias.float())
 
 
 class GatingNetwork(nn.Module):
@@ -33,13 +27,13 @@ class GatingNetwork(nn.Module):
         widths = [config.hidden_size, *inner, attributes]
         self.temperature = float(getattr(config, "gating_temperature", 10))
         self.logit_scale = nn.Parameter(torch.ones(1))
-        self.layers = nn.ModuleList(nn.Linear(*pair) for pair in zip(widths, widths[1:], strict=False))
+        self.layers = nn.ModuleList(Float32Linear(*pair) for pair in zip(widths, widths[1:], strict=False))
 
     def forward(self, states: Tensor) -> Tensor:
         """[B, H] -> [B, n] float32."""
         for layer in self.layers[:-1]:
-            states = torch.relu(_in_float32(layer, states))
-        return torch.softmax(_in_float32(self.layers[-1], states) / self.temperature, -1) * self.logit_scale.float()
+            states = torch.relu(layer(states))
+        return torch.softmax(self.layers[-1](states) / self.temperature, -1) * self.logit_scale.float()
 
 
 class GatedLlama(LlamaPreTrainedModel):
@@ -49,7 +43,7 @@ class GatedLlama(LlamaPreTrainedModel):
         super().__init__(config)
         attributes = getattr(config, "num_objectives", 19)
         self.model = LlamaModel(config)
-        self.regression_layer = nn.Linear(config.hidden_size, attributes, bias=False)
+        self.regression_layer = Float32Linear(config.hidden_size, attributes, bias=False)
         self.reward_transform_matrix = nn.Parameter(torch.eye(attributes))
         self.gating = GatingNetwork(config, attributes)
         self.post_init()  # type: ignore[no-untyped-call]
@@ -72,7 +66,7 @@ class GatedLlama(LlamaPreTrainedModel):
 
     def rewards(self, prompt: Tensor, response: Tensor) -> Tensor:
         """Rewards [B] in float32 from the states [B, H] of the last tokens of the last message and of the response."""
-        attributes = _in_float32(self.regression_layer, response) @ self.reward_transform_matrix.float()
+        attributes = self.regression_layer(response) @ self.reward_transform_matrix.float()
         weights: Tensor = self.gating(prompt)
         return (weights * attributes).sum(-1)
 

@@ -80,10 +80,9 @@ class PlanConfig(Settings):
 
 
 class Layout(NamedTuple):
-    """A way to place a stage on devices.
+    """A way to place a stage on devices, by a file in configs/accelerate/.
 
     Attributes:
-        launcher: the file in configs/accelerate/.
         roles: bytes on a device that each role holds permanently, including gradients.
         total: bytes at the peak.
         fits: whether a device has that much.

@@ -77,9 +77,7 @@ def sft_work(config: SFTConfig) -> StageWork:
         UserError: for a mistake in the settings, the model or the data.
     """
     if config.stream_updates:
-        raise UserError(
-            "stream_updates: a plan reads all of the data; plan a streamed run on a part of it, with stream_updates 0"
-        )
+        raise UserError("stream_updates: a plan reads all data; plan a streamed run on a part, with stream_updates 0")
     loaded = load_on_meta(config, compute_dtype(config.dtype))
     require_prompt_in_row(loaded, config.prompt_loss_weight)
     read = partial(encode_demonstrations, loaded=loaded, limits=config.limits, skip_bad_rows=config.skip_bad_rows)
@@ -132,16 +130,13 @@ def ppo_work(config: PPOConfig, devices: int, response_share: float = 1.0) -> St
     drawn = (config.rollout_batch_size // samples, samples, config.seed)
     groups = (_work(config, backbone, prompts_of_update(prompts, n, *drawn), response_tokens) for n in range(1, counted + 1))
     work = [group for update in groups for group in update]
-    phases = {
-        name: flops * config.total_updates / counted
-        for name, flops in phase_flops(profiles, work, config.num_ppo_epochs).items()
-    }
+    of_counted = phase_flops(profiles, work, config.num_ppo_epochs)
+    phases = {name: flops * config.total_updates / counted for name, flops in of_counted.items()}
     if config.ptx:
         ptx = PtxExamples(config.ptx, loaded, config.max_prompt_tokens, config.seed, config.skip_bad_rows)
         mean = sum(map(ptx.flops, ptx.draw(DRAWN_EXAMPLES, (0,)))) / DRAWN_EXAMPLES
-        phases["ptx"] = (
-            mean * config.ptx.per_response * config.rollout_batch_size * config.num_ppo_epochs * config.total_updates
-        )
+        responses = config.rollout_batch_size * config.num_ppo_epochs * config.total_updates
+        phases["ptx"] = mean * config.ptx.per_response * responses
     rollouts = {"sampling": [config.rollout_batch_size] * config.total_updates}
     if fixed:
         times = 2 + (config.total_updates - 1) // config.eval_steps  # before the first update, and after the last
