@@ -80,11 +80,7 @@ class Specimen:
 
 
 def write(specimen: Specimen, folder: Path, base: str) -> Path:
-    """Write a specimen's folder.
-
-    Args:
-        base: folder of the built-in model, with weights that are far from uniform.
-    """
+    """Write a specimen's folder from that of the built-in model, with weights that are far from uniform."""
     auto = AutoModelForSeq2SeqLM if specimen.base == "tiny-t5" else AutoModelForCausalLM
     model, tokenizer = auto.from_pretrained(base), AutoTokenizer.from_pretrained(base)
     specimen.change(model, tokenizer)
@@ -185,10 +181,7 @@ SPECIMENS = (
     Specimen("functional-dropout", "tiny-llama", "Llama with attention_dropout", _dropout(attention_dropout=0.3)),
     Specimen("t5-dropout", "tiny-t5", "T5", _dropout(dropout_rate=0.3)),
     Specimen(
-        "unused-sampling-settings",
-        "tiny-llama",
-        "Vicuna",
-        edit=_generation_config(temperature=0.9, top_p=0.6, top_k=0),
+        "unused-sampling-settings", "tiny-llama", "Vicuna", edit=_generation_config(temperature=0.9, top_p=0.6, top_k=0)
     ),
     Specimen("unused-beam-settings", "tiny-t5", "BART", edit=_generation_config(early_stopping=True, length_penalty=2.0)),
     Specimen(

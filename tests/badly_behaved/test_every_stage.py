@@ -129,6 +129,13 @@ def in_transformers(folder: Path, base: Path, classifier: bool = False) -> tuple
     return PeftModel.from_pretrained(inner, folder).eval(), tokenizer
 
 
+def encoded(tokenization, question: str, answer: str):
+    """A prompt, its answer, and the example that training reads."""
+    prompt, turn = {"role": "user", "content": question}, {"role": "assistant", "content": answer}
+    (example,) = encode_demonstration(tokenization, Demonstration(prompt=(prompt,), continuation=(turn,)), one_row=True)
+    return prompt, turn, example
+
+
 @pytest.mark.parametrize("trained", every(TRAINED), indirect=True)
 class TestTrainedFromSpecimens:
     def test_the_first_ratio_is_one_and_the_first_kl_is_zero(self, trained: Trained) -> None:
@@ -140,9 +147,7 @@ class TestTrainedFromSpecimens:
         loaded = load(ModelConfig(model=str(trained.sft), dtype="float32"), torch.float32)
         tokenizer = AutoTokenizer.from_pretrained(trained.sft)
         for question, answer in zip(QUESTIONS, ANSWERS, strict=True):
-            prompt, turn = {"role": "user", "content": question}, {"role": "assistant", "content": answer}
-            record = Demonstration(prompt=(prompt,), continuation=(turn,))
-            (example,) = encode_demonstration(loaded.tokenization, record, one_row=True)
+            prompt, turn, example = encoded(loaded.tokenization, question, answer)
             whole = tokenizer.apply_chat_template([prompt, turn], return_dict=False)
             if loaded.backbone.model.config.is_encoder_decoder:  # the encoder's text is closed behind the prompt
                 asked = tokenizer.apply_chat_template([prompt], add_generation_prompt=True, return_dict=False)
@@ -179,11 +184,8 @@ class TestTrainedFromSpecimens:
         if reward.loaded.backbone.model.config.is_encoder_decoder:
             return  # transformers' classifier of T5 has a head with a hidden layer: there is no file to compare with
         classifier, _ = in_transformers(trained.reward, trained.source, classifier=True)
-        tokenization = reward.loaded.tokenization
         for question, answer in zip(QUESTIONS, ANSWERS, strict=True):
-            prompt, turn = {"role": "user", "content": question}, {"role": "assistant", "content": answer}
-            record = Demonstration(prompt=(prompt,), continuation=(turn,))
-            (example,) = encode_demonstration(tokenization, record, one_row=True)
+            _, _, example = encoded(reward.loaded.tokenization, question, answer)
             with torch.no_grad():
                 there = float(classifier(input_ids=torch.tensor([example.prompt + example.response])).logits)
             found = score(reward, example.prompt, example.response)

@@ -18,7 +18,6 @@ from align.data.records import Prompt
 from align.eval.policy_comparison import PolicyComparison, PolicyResponses
 from align.extras.loop import labeler_measurements, run_loop
 from align.extras.loop_labels import (
-    AppLabeler,
     FileLabeler,
     LoopConfig,
     LoopState,
@@ -93,12 +92,13 @@ def test_a_simulated_labelers_figures_by_hand():
         ({"samples": 1, "temperatures": [1.0]}, "it gets 1 to 2"),
         ({"temperatures": [1.0, 1.0]}, "must be different numbers"),
         ({"validation_split": 1.0}, "at least 0 and below 1"),
+        ({"labeler": "somebody"}, "labeler 'somebody': must be app, file, module:function or the folder"),
     ],
 )
 def test_settings_that_cannot_be(wrong, why):
     usual = {"model": "tiny-llama", "reward_config": "r.yaml", "ppo_config": "p.yaml"}
     with pytest.raises(UserError, match=why):
-        LoopConfig(**(usual | wrong))
+        make_labeler(LoopConfig(**(usual | wrong)))
 
 
 @pytest.mark.parametrize("name", ["tiny-llama", "smollm2-135m"])
@@ -106,12 +106,6 @@ def test_shipped_settings_are_whole(name):
     config = parse(LoopConfig, ["--config", f"configs/loop/{name}.yaml"])
     parse(RewardConfig, ["--config", config.reward_config])
     parse(PPOConfig, ["--config", config.ppo_config])
-
-
-def test_a_labeler_that_is_none():
-    config = LoopConfig(model="m", reward_config="r.yaml", ppo_config="p.yaml", labeler="somebody")
-    with pytest.raises(UserError, match="labeler 'somebody': must be app, file, module:function or the folder"):
-        make_labeler(config)
 
 
 def test_a_folder_belongs_to_one_loop(tmp_path):
@@ -135,13 +129,8 @@ def settings(tmp_path, sharp_folders):
     common = {"report_to": ["none"], "dtype": "float32", "lora_r": 2, "overlong": "truncate", "max_prompt_tokens": 64}
     reward = {**common, "batch_size": 4, "max_response_tokens": 16, "demonstrations": "data/demonstrations_heldout.jsonl"}
     ppo = {**common, "prompts": "data/prompts_heldout.jsonl", "total_updates": 2, "rollout_batch_size": 4}
-    ppo |= {
-        "max_new_tokens": 8,
-        "save_steps": 1,
-        "validation_prompts": str(tmp_path / "few.jsonl"),
-        "eval_steps": 2,
-        "learning_rate": 1e-3,
-    }
+    ppo |= {"max_new_tokens": 8, "save_steps": 1, "eval_steps": 2, "learning_rate": 1e-3}
+    ppo["validation_prompts"] = str(tmp_path / "few.jsonl")
     for name, values in (("reward", reward), ("ppo", ppo)):
         (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump(values))
     write_rows(tmp_path / "few.jsonl", [{"prompt": f"Say {word}.", "id": word} for word in ("one", "two")])
@@ -175,12 +164,8 @@ def contents(folder):
 
 
 def words_of_loop(config):
-    given = {name: value for name, value in vars(config).items() if value != ""}
-    return ["loop", *(word for name, value in given.items() for word in (f"--{name}", *as_words(value)))]
-
-
-def as_words(value):
-    return [str(item) for item in value] if isinstance(value, list) else [str(value)]
+    given = {name: value if isinstance(value, list) else [value] for name, value in vars(config).items() if value != ""}
+    return ["loop", *(word for name, values in given.items() for word in (f"--{name}", *map(str, values)))]
 
 
 @pytest.mark.slow  # half a minute, and test_resume.py kills each stage
@@ -189,11 +174,8 @@ def test_a_loop_that_is_killed_between_and_inside_steps_ends_as_if_it_had_not_be
     config = replace(more_prompts(settings, 24), reward_models=2, validation_split=0.34)
     whole = run_loop(config)
     steps = json.loads((whole / "loop.json").read_text())["steps"]
-    assert list(steps) == [
-        f"round-{n}/{step}"
-        for n in (1, 2)
-        for step in ("samples", "rankings", "split", "reward-0", "reward-1", "ppo", "comparison")
-    ]
+    parts = ("samples", "rankings", "split", "reward-0", "reward-1", "ppo", "comparison")
+    assert list(steps) == [f"round-{n}/{part}" for n in (1, 2) for part in parts]
     rows = read_rows(whole / "round-2" / "rankings.jsonl")
     assert {row["id"].split("/")[0] for row in rows} == {"round-2"}
     assert any("round-1" in model for row in rows for model in row["model"])
@@ -240,9 +222,7 @@ def test_labels_from_the_app_are_waited_for_and_trained_on(settings, tmp_path, c
     samples = tmp_path / "loop" / "round-1" / "samples.jsonl"
     name = batch_name("round-1", samples)
     assert f"round 1 waits for labels: 0 of 3 judgments of the batch {name!r} are there" in capsys.readouterr().err
-    labeler = make_labeler(config)
-    assert isinstance(labeler, AppLabeler)
-    database = Database(config.database)
+    labeler, database = make_labeler(config), Database(config.database)
     leases = Leases(database)
     (ann,) = add_users(database, "ann")
     for turn in range(2):

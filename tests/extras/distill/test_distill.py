@@ -24,6 +24,8 @@ from tests.models.losses import assert_invariant, loss_of_rows
 
 ROWS = [{"prompt": f"Name the number {n}.", "completion": f"It is {n}."} for n in range(12)]
 
+WEIGHTS = LossWeights(5.0, 2.0, 1.0, 2.0)
+
 # ------------------------------------------------------------------------------------------------------------ the losses
 
 
@@ -41,31 +43,23 @@ def test_cross_entropy_at_a_temperature_by_hand():
 
 
 def test_many_rows_are_computed_in_parts_to_the_same_numbers(monkeypatch):
-    generator = torch.Generator().manual_seed(0)
-    logits, wanted = (torch.randn(7, 5, generator=generator) for _ in range(2))
+    logits, wanted = torch.randn(2, 7, 5, generator=torch.Generator().manual_seed(0))
     whole = soft_cross_entropy(logits, wanted, 1.5)
     monkeypatch.setattr("align.extras.distill.loss.CHUNK", 10)
     assert torch.equal(soft_cross_entropy(logits, wanted, 1.5), whole)
     assert soft_cross_entropy(logits[:0], wanted[:0], 1.5).shape == (0,)
 
 
-def test_cosine_by_hand():
+def test_cosine_and_the_sum_by_hand():
     states = torch.tensor([[1.0, 0.0], [1.0, 0.0], [1.0, 0.0], [3.0, 4.0]])
     others = torch.tensor([[5.0, 0.0], [0.0, 2.0], [-1.0, 0.0], [4.0, 3.0]])
     assert cosine_distance(states, others).tolist() == pytest.approx([0, 1, 2, 1 - 24 / 25], abs=1e-6)
-
-
-def test_the_sum_by_hand():
     # 5 * 4 * (1 + 2) / 3 + 2 * (0.5 + 0.7) / 2 + (0.1 + 0.2) / 3
-    weights = LossWeights(5.0, 2.0, 1.0, 2.0)
-    found = distillation_loss(torch.tensor([1.0, 2.0]), torch.tensor([0.5, 0.7]), torch.tensor([0.1, 0.2]), (3, 2), weights)
-    assert float(found) == pytest.approx(20 + 1.2 + 0.1)
+    parts = (torch.tensor([1.0, 2.0]), torch.tensor([0.5, 0.7]), torch.tensor([0.1, 0.2]))
+    assert float(distillation_loss(*parts, (3, 2), WEIGHTS)) == pytest.approx(20 + 1.2 + 0.1)
 
 
 # ------------------------------------------------------------------------------------------------------------- the stage
-
-
-WEIGHTS = LossWeights(5.0, 2.0, 1.0, 2.0)
 
 
 class Stage:
@@ -77,9 +71,8 @@ class Stage:
         self.engine = build_engine(run, Predictor(student.backbone), 1)
         order = DataOrder(MixedExamples(examples, [len(examples)], [1.0]), 0, 64)
         sampling, accelerator = SamplingParams(8, batch_tokens=4096), run.accelerator
-        self.batches = WrittenBatches(
-            order, teacher, student, on_policy_fraction, responses == "teacher", sampling, accelerator
-        )
+        writers = (on_policy_fraction, responses == "teacher")
+        self.batches = WrittenBatches(order, teacher, student, *writers, sampling, accelerator)
         self.batch = self.batches.batch(1)
 
     def loss(self):
