@@ -148,10 +148,14 @@ class SimulatedLabeler:
         return ""
 
 
-class LocalApp:
-    """The app's database, on this machine or on a PostgreSQL server: its batches, their import and their rankings."""
+class AppLabeler:
+    """Imports each round into the labeling app as a batch, and exports the rankings when every item has been judged.
 
-    def __init__(self, address: str) -> None:
+    If a lead closes the batch earlier, the judgments made so far are exported. The app's database is on this machine or on
+    a PostgreSQL server.
+    """
+
+    def __init__(self, address: str, labelers_per_item: int) -> None:
         try:
             from annotation_ui.store.database import DATA_DIR, Database, sqlite_url
         except ModuleNotFoundError as error:
@@ -159,54 +163,8 @@ class LocalApp:
             raise UserError(f"labeler app: {error.name} is not installed; install the extra: {extra}") from error
         if not address:
             DATA_DIR.mkdir(parents=True, exist_ok=True)
-        self.database = Database(address or sqlite_url(DATA_DIR))
+        self.database, self.labelers_per_item = Database(address or sqlite_url(DATA_DIR)), labelers_per_item
         self.database.upgrade()
-
-    def progress(self, batch: str) -> Mapping[str, Any] | None:
-        from annotation_ui.reports.overview import progress
-
-        with self.database.read() as session:
-            return next((row for row in progress(session) if row["batch"] == batch), None)
-
-    def import_file(self, batch: str, samples: Path, labelers_per_item: int) -> None:
-        from annotation_ui.store.importing import NewBatch, import_file
-
-        import_file(self.database, NewBatch(batch, "rank", labelers_per_item=labelers_per_item), samples)
-
-    def export_rankings(self, batch: str, target: Path, aggregated: bool) -> None:
-        from annotation_ui.reports.export import Selection, export
-
-        export(self.database, Selection("rankings", aggregated=aggregated, batches=(batch,)), target)
-
-
-class RemoteApp:
-    """The same on a server of the app; the token in ALIGN_ANNOTATION_TOKEN has the scopes import, read and export."""
-
-    def __init__(self, url: str) -> None:
-        from annotation_ui.client import Client
-
-        self.client = Client(url)
-
-    def progress(self, batch: str) -> Mapping[str, Any] | None:
-        return self.client.progress(batch)
-
-    def import_file(self, batch: str, samples: Path, labelers_per_item: int) -> None:
-        self.client.import_rows(batch, "rank", read_rows(samples), labelers_per_item=labelers_per_item)
-
-    def export_rankings(self, batch: str, target: Path, aggregated: bool) -> None:
-        self.client.export("rankings", target, batches=[batch], aggregated=aggregated)
-
-
-class AppLabeler:
-    """Imports each round into the labeling app as a batch, and exports the rankings when every item has been judged.
-
-    If a lead closes the batch earlier, the judgments made so far are exported.
-    """
-
-    def __init__(self, config: LoopConfig) -> None:
-        remote = config.database.startswith(("http://", "https://"))
-        self.app = RemoteApp(config.database) if remote else LocalApp(config.database)
-        self.labelers_per_item = config.labelers_per_item
 
     def collect(self, name: str, samples: Path, target: Path) -> str:
         """Write the rankings of a round's answers if all are there; return a line about missing ones, or "".
@@ -219,18 +177,55 @@ class AppLabeler:
             target: file for the rankings.
         """
         name = batch_name(name, samples)
-        if self.app.progress(name) is None:  # an import is all or nothing
-            self.app.import_file(name, samples, self.labelers_per_item)
+        if self.progress(name) is None:  # an import is all or nothing
+            self.import_file(name, samples)
             print_line(f"labeler app: imported the batch {name!r}")
-        progress = self.app.progress(name)
+        progress = self.progress(name)
         assert progress is not None
         if not progress["complete"]:
             return f"the batch {name!r} is not completely imported; if its import was killed, delete the batch in the app"
         if progress["open"] and progress["done"] < progress["slots"]:
             done = f"{progress['done']} of {progress['slots']} judgments of the batch {name!r} are there"
             return f"{done}; closing the batch in the app ends the wait"
-        self.app.export_rankings(name, target, aggregated=self.labelers_per_item > 1)
+        self.export_rankings(name, target)
         return ""
+
+    def progress(self, batch: str) -> Mapping[str, Any] | None:
+        """Return the progress of a batch; None if there is none of this name."""
+        from annotation_ui.reports.overview import progress
+
+        with self.database.read() as session:
+            return next((row for row in progress(session) if row["batch"] == batch), None)
+
+    def import_file(self, batch: str, samples: Path) -> None:
+        """Make a batch to rank."""
+        from annotation_ui.store.importing import NewBatch, import_file
+
+        import_file(self.database, NewBatch(batch, "rank", labelers_per_item=self.labelers_per_item), samples)
+
+    def export_rankings(self, batch: str, target: Path) -> None:
+        """Write the rankings of a batch."""
+        from annotation_ui.reports.export import Selection, export
+
+        export(self.database, Selection("rankings", aggregated=self.labelers_per_item > 1, batches=(batch,)), target)
+
+
+class ServerLabeler(AppLabeler):
+    """The same on a server of the app; the token in ALIGN_ANNOTATION_TOKEN has the scopes import, read and export."""
+
+    def __init__(self, url: str, labelers_per_item: int) -> None:
+        from annotation_ui.client import Client
+
+        self.client, self.labelers_per_item = Client(url), labelers_per_item
+
+    def progress(self, batch: str) -> Mapping[str, Any] | None:
+        return self.client.progress(batch)
+
+    def import_file(self, batch: str, samples: Path) -> None:
+        self.client.import_rows(batch, "rank", read_rows(samples), labelers_per_item=self.labelers_per_item)
+
+    def export_rankings(self, batch: str, target: Path) -> None:
+        self.client.export("rankings", target, batches=[batch], aggregated=self.labelers_per_item > 1)
 
 
 def batch_name(name: str, samples: Path) -> str:
@@ -244,7 +239,8 @@ def batch_name(name: str, samples: Path) -> str:
 def make_labeler(config: LoopConfig) -> FileLabeler | SimulatedLabeler | AppLabeler:
     """Return the labeler that the settings name. Raises: UserError, if there is none of that name."""
     if config.labeler == "app":
-        return AppLabeler(config)
+        remote = config.database.startswith(("http://", "https://"))
+        return (ServerLabeler if remote else AppLabeler)(config.database, config.labelers_per_item)
     return FileLabeler() if config.labeler == "file" else SimulatedLabeler(make_scorer(config.labeler))
 
 
