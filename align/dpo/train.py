@@ -231,7 +231,7 @@ def save(
 ) -> None:
     """Save the policy as the run's result."""
     run = engine.run
-    weights = weights_of(loaded.backbone, engine.model_state(), "backbone.model.")
+    weights = weights_of(loaded.backbone, engine.model_state())
 
     def write() -> None:
         write_json(run.folder / "validation.json", [asdict(item) for item in scored])

@@ -237,13 +237,9 @@ def _local_name(source: str) -> str:
     return registered_name(source) or (path.parent.name if path.name == "model" else path.name)
 
 
-def weights_of(backbone: Backbone, state: Mapping[str, Tensor] | None = None, prefix: str = "") -> dict[str, Tensor]:
-    """Return the weights by their names in `backbone.model`.
-
-    Args:
-        state: whole weights of a larger module; None: the backbone's own.
-        prefix: the name of the backbone's model in that module, such as `backbone.model.`.
-    """
+def weights_of(backbone: Backbone, state: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
+    """Return the weights by their names in `backbone.model`: its own, or those in the state of the module around it."""
     if state is None:
         return dict(backbone.model.state_dict())
+    prefix = "backbone.model."
     return {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}

@@ -104,15 +104,11 @@ def load(
     return _finish(config, LoadedModel(wrap(model, faster_lora(peft_model)), tokenization, base, adapter, START_ADAPTER))
 
 
-def load_tokenization_of(model: str, chat_template: str = "auto") -> Tokenization:
-    """Load the tokenization of a model without its weights.
-
-    Raises:
-        UserError: if its config or tokenizer cannot be loaded.
-    """
+def load_tokenization_of(model: str) -> Tokenization:
+    """Load the tokenization of a model without its weights."""
     source = str(resolve_model(model))
     config = load_config(base_of(source)[0])
-    return load_tokenization(source, chat_template, is_encoder(config), encoder_decoder=has_separate_encoder(config))
+    return load_tokenization(source, of_pairs=is_encoder(config), encoder_decoder=has_separate_encoder(config))
 
 
 def load_on_meta(

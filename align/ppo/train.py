@@ -306,7 +306,7 @@ def save_policy(
     if not (config.save_best_policy and setup.validation):
         chosen["chosen by"] = "none: the last policy"
     card = setup.run.card("Policy trained by PPO", config.prompts, metrics, **rewards, **chosen)
-    weights = weights_of(setup.policy.backbone, state, "backbone.model.")
+    weights = weights_of(setup.policy.backbone, state)
     run_on_main(lambda: write(folder, setup.policy, weights, card), setup.run.accelerator)
 
 

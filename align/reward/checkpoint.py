@@ -236,19 +236,14 @@ def load_reward_model(
 # ---------------------------------------------------------------------------------------- classifiers of other libraries
 
 
-def reward_of_classifier(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, chat_template: str = "auto"
-) -> LoadedReward:
+def reward_of_classifier(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> LoadedReward:
     """Make a reward model of a transformers classifier in memory, which is changed in place.
-
-    Args:
-        chat_template: used if the tokenizer has none.
 
     Raises:
         UserError: if it is no classifier with one label.
     """
     _require_classifier_class(model)
-    return _external_reward("the classifier in memory", from_objects(model, tokenizer, ModelConfig()), chat_template)
+    return _external_reward("the classifier in memory", from_objects(model, tokenizer, ModelConfig()))
 
 
 def reward_that_reads_ids_of(policy: LoadedModel, model: PreTrainedModel) -> LoadedReward:
@@ -266,7 +261,7 @@ def reward_that_reads_ids_of(policy: LoadedModel, model: PreTrainedModel) -> Loa
         )
     name = "the classifier in memory"
     loaded = LoadedModel(read_by_ids_of(policy, model, name), policy.tokenization, name)
-    return replace(_external_reward(name, loaded, "auto"), reads_whole_turns=False, reads_policy_ids=True)
+    return replace(_external_reward(name, loaded), reads_whole_turns=False, reads_policy_ids=True)
 
 
 def _require_classifier_class(model: PreTrainedModel) -> None:
@@ -305,7 +300,7 @@ class ExternalRewardModel(RewardModel):
 
 
 @torch.no_grad()
-def _external_reward(name: str, loaded: LoadedModel, chat_template: str) -> LoadedReward:
+def _external_reward(name: str, loaded: LoadedModel, chat_template: str = "auto") -> LoadedReward:
     """Return a classifier of another library, which reads whole turns by its own chat template, if it has one.
 
     The negative of its head's bias is the mean.

@@ -87,13 +87,9 @@ def stack_pairs(rankings: Sequence[Sequence[Comparison]], sizes: Sequence[int]) 
     )
 
 
-def pairs_of(ranks: Sequence[Sequence[int]], margins: Sequence[float] | None = None) -> Pairs:
-    """Return the pairs of P rankings, each K ranks with 1 for the best, and their margins [P]; ties give no pair."""
-    found = [compare_by_rank(row) for row in ranks]
-    if margins is not None:
-        pairs = zip(found, margins, strict=True)
-        found = [[pair._replace(margin=margin) for pair in row] for row, margin in pairs]
-    return stack_pairs(found, [len(row) for row in ranks])
+def pairs_of(ranks: Sequence[Sequence[int]]) -> Pairs:
+    """Return the pairs of P rankings without margins, each K ranks with 1 for the best; ties give no pair."""
+    return stack_pairs([compare_by_rank(row) for row in ranks], [len(row) for row in ranks])
 
 
 def ranking_loss(rewards: Tensor, pairs: Pairs) -> Tensor:

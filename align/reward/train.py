@@ -223,7 +223,7 @@ def save(
     state = engine.model_state()
 
     def write() -> None:
-        weights = weights_of(loaded.backbone, state, "backbone.model.")
+        weights = weights_of(loaded.backbone, state)
         card = run.card("Reward model", config.train_data, metrics, mean=f"{mean:.4g}")
         write_json(run.folder / "validation.json", [asdict(item) for item in scored])
         metadata = {"mean": mean, "mean_over": len(demonstrated)}

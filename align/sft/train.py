@@ -155,7 +155,7 @@ def evaluate(engine: TrainEngine, held_out: list[EncodedDemonstration], budget: 
 def save(loaded: LoadedModel, engine: TrainEngine, data: str, metrics: dict[str, float]) -> None:
     """Save the model as the run's result."""
     run = engine.run
-    weights = weights_of(loaded.backbone, engine.model_state(), "backbone.model.")
+    weights = weights_of(loaded.backbone, engine.model_state())
     card = run.card("Supervised fine-tuned model", data, metrics)
     run_on_main(lambda: save_model(run.folder / "model", loaded, weights, card), run.accelerator)
 

@@ -40,7 +40,7 @@ def save_reward(folder, loaded, mean=0.0, seed=6, head=None, **more):
     model = RewardModel(loaded.backbone, head or ScalarHead(loaded.backbone.hidden_size, bias=False), loaded.adapter)
     state = model.state_dict()  # of a larger module, as an engine hands it over
     weights, metadata = (
-        weights_of(loaded.backbone, state, "backbone.model."),
+        weights_of(loaded.backbone, state),
         {"mean": mean, "mean_over": 4, "base": loaded.base},
     )
     save_reward_model(folder, loaded, weights, state["head.linear.weight"], metadata, CARD | {"stage": "reward"}, **more)

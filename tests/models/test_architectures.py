@@ -81,7 +81,8 @@ def ranking_gradients(backbone, shared):
     else:
         rows = zip(OWNER, RESPONSES, strict=True)
         rewards = torch.cat([model(Padded.from_lists([PROMPTS[o]]), Padded.from_lists([ids])) for o, ids in rows])
-    loss = ranking_loss(rewards, pairs_of([[1, 3, 2], [1], [2, 1]], [0.0, 0.0, 0.5]))
+    pairs = pairs_of([[1, 3, 2], [1], [2, 1]])
+    loss = ranking_loss(rewards, pairs._replace(margin=torch.tensor([0.0, 0.0, 0.5])[pairs.ranking]))
     loss.backward()
     return loss.detach(), {name: weight.grad for name, weight in model.named_parameters() if weight.grad is not None}
 

@@ -66,7 +66,7 @@ def test_a_saved_policy_loads_in_transformers_with_equal_logits(tiny_name, load_
     loaded = changed(load_sharp(tiny_name))
     # Out of a larger module's state, as an optimization hands it over.
     module = ActorCritic(loaded.backbone, None, ScalarHead(loaded.backbone.hidden_size))
-    save_model(tmp_path / "model", loaded, weights_of(loaded.backbone, module.state_dict(), "backbone.model."), CARD)
+    save_model(tmp_path / "model", loaded, weights_of(loaded.backbone, module.state_dict()), CARD)
     theirs = auto(tiny_name).from_pretrained(tmp_path / "model").eval()
     expected = our_logits(loaded)
     assert_same_logits(theirs, tiny_name, expected)
@@ -94,7 +94,7 @@ def test_beside_a_policys_weights_are_tokenizer_generation_settings_and_card(tin
 def test_a_saved_adapter_loads_in_peft_with_equal_logits(tiny_name, load_sharp, sharp_folders, tmp_path):
     loaded = load_sharp(tiny_name, lora_r=4)
     state = LanguageModel(loaded.backbone, "policy").state_dict()
-    save_model(tmp_path / "model", loaded, weights_of(loaded.backbone, state, "backbone.model."), CARD)
+    save_model(tmp_path / "model", loaded, weights_of(loaded.backbone, state), CARD)
     expected = our_logits(loaded)
     base = auto(tiny_name).from_pretrained(sharp_folders[tiny_name])
     assert_same_logits(PeftModel.from_pretrained(base, tmp_path / "model").eval(), tiny_name, expected)

@@ -23,6 +23,11 @@ def doubles(values):
     return torch.tensor(values, dtype=torch.float64)
 
 
+def with_margins(ranks, margins):
+    pairs = pairs_of(ranks)
+    return pairs._replace(margin=torch.tensor(margins)[pairs.ranking])
+
+
 def ranking(ranks, **labels):
     return EncodedRanking([1], [[2]] * len(ranks), ranks, **labels)
 
@@ -37,7 +42,7 @@ def sigmoid_loss(difference):
 
 
 def test_pairs_of_two_rankings():
-    pairs = pairs_of([[2, 1], [1, 2, 2, 3]], [0.5, 0.0])
+    pairs = with_margins([[2, 1], [1, 2, 2, 3]], [0.5, 0.0])
     # Ranking 0 holds responses 0, 1: 1 beats 0. Ranking 1 holds 2..5: 2 beats 3, 4, 5; 3 and 4 (tied) beat 5.
     assert list(zip(pairs.better.tolist(), pairs.worse.tolist(), strict=True)) == [
         (1, 0),
@@ -54,7 +59,7 @@ def test_pairs_of_two_rankings():
 
 
 def test_a_ranking_of_ties_alone_has_no_pair_and_no_loss():
-    pairs = pairs_of([[1, 1, 1]], [0.0])
+    pairs = pairs_of([[1, 1, 1]])
     assert len(pairs.better) == 0
     assert ranking_loss(doubles([1.0, 2.0, 3.0]), pairs).item() == 0.0
     assert centering_loss(doubles([1.0, 2.0, 3.0]), pairs).item() == 0.0
@@ -83,32 +88,32 @@ def test_every_ranking_with_a_pair_weighs_one(ranks):
     ],
 )
 def test_loss_of_a_pair_by_hand(rewards, margin, expected):
-    assert ranking_loss(doubles(rewards), pairs_of([[1, 2]], [margin])).item() == pytest.approx(expected, abs=1e-7)
+    assert ranking_loss(doubles(rewards), with_margins([[1, 2]], [margin])).item() == pytest.approx(expected, abs=1e-7)
 
 
 def test_loss_of_a_ranking_of_three_by_hand():
     # Order 1 > 0 > 2 with rewards 0, 1, -2: differences 1 (1 over 0), 3 (1 over 2), 2 (0 over 2), each a third.
     # (.3132617 + .0485874 + .1269280) / 3 = .1629257
-    assert ranking_loss(doubles([0.0, 1.0, -2.0]), pairs_of([[2, 1, 3]], [0.0])).item() == pytest.approx(0.1629257, abs=1e-7)
+    assert ranking_loss(doubles([0.0, 1.0, -2.0]), pairs_of([[2, 1, 3]])).item() == pytest.approx(0.1629257, abs=1e-7)
 
 
 def test_loss_is_the_sum_over_rankings_of_the_mean_over_their_pairs():
     rewards = doubles([0.0, 1.0, 0.5, 0.5, 2.0])
     # Ranking 0: response 1 over 0 by 1. Ranking 1: responses 2 and 3 tied below 4: 1.5 over each, half a weight each.
     expected = sigmoid_loss(1.0) + (sigmoid_loss(1.5) + sigmoid_loss(1.5)) / 2
-    assert ranking_loss(rewards, pairs_of([[2, 1], [2, 2, 1]], [0.0, 0.0])).item() == pytest.approx(expected, abs=1e-7)
+    assert ranking_loss(rewards, pairs_of([[2, 1], [2, 2, 1]])).item() == pytest.approx(expected, abs=1e-7)
 
 
 def test_centering_by_hand():
     # Pairs 1 over 0, 1 over 2, 0 over 2 of rewards 0, 1, -2: sums 1, -1, -2, squares 1 + 1 + 4 = 6, a third is 2.
-    assert centering_loss(doubles([0.0, 1.0, -2.0]), pairs_of([[2, 1, 3]], [0.0])).item() == pytest.approx(2.0, abs=1e-6)
-    assert centering_loss(doubles([3.0, -3.0]), pairs_of([[1, 2]], [0.0])).item() == 0.0
+    assert centering_loss(doubles([0.0, 1.0, -2.0]), pairs_of([[2, 1, 3]])).item() == pytest.approx(2.0, abs=1e-6)
+    assert centering_loss(doubles([3.0, -3.0]), pairs_of([[1, 2]])).item() == 0.0
     # A shift of both rewards by c makes (2c)^2.
-    assert centering_loss(doubles([3.5, -2.5]), pairs_of([[1, 2]], [0.0])).item() == pytest.approx(1.0, abs=1e-6)
+    assert centering_loss(doubles([3.5, -2.5]), pairs_of([[1, 2]])).item() == pytest.approx(1.0, abs=1e-6)
 
 
 def test_gradients_against_finite_differences():
-    pairs = pairs_of([[2, 1], [1, 2, 2, 3]], [0.5, 0.0])
+    pairs = with_margins([[2, 1], [1, 2, 2, 3]], [0.5, 0.0])
     rewards = torch.randn(6, generator=torch.Generator().manual_seed(0), dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(lambda x: ranking_loss(x, pairs), rewards)
     assert torch.autograd.gradcheck(lambda x: centering_loss(x, pairs), rewards)
@@ -116,7 +121,7 @@ def test_gradients_against_finite_differences():
 
 def test_far_apart_rewards_neither_overflow_nor_lose_their_gradient():
     rewards = doubles([-1000.0, 1000.0]).requires_grad_()
-    loss = ranking_loss(rewards, pairs_of([[1, 2]], [0.0]))
+    loss = ranking_loss(rewards, pairs_of([[1, 2]]))
     loss.backward()
     assert loss.item() == 2000.0
     assert rewards.grad.tolist() == [-1.0, 1.0]
@@ -131,7 +136,7 @@ def test_order_of_responses_and_batching_of_rankings_do_not_matter(ranks, seed, 
     alone = 0.0
     for row, values in zip(ranks, rewards, strict=True):
         order = shuffler.sample(range(len(row)), len(row))
-        alone += ranking_loss(values[order], pairs_of([[row[i] for i in order]], [0.0])).item()
+        alone += ranking_loss(values[order], pairs_of([[row[i] for i in order]])).item()
     assert whole == pytest.approx(alone, abs=1e-6)
     shifted = ranking_loss(torch.cat(rewards) + 7.0, pairs_of(ranks)).item()
     assert shifted == pytest.approx(whole, abs=1e-6), "only differences count"
@@ -172,7 +177,7 @@ def test_a_pair_that_the_ranks_tie_or_turn_round_counts_by_its_probabilities():
 def test_by_default_loss_and_gradient_are_the_plain_ones_to_the_bit():
     rankings = [ranking([2, 1, 2], preferences=[[0, 0.1, 0.5], [0.9, 0, 0.9], [0.5, 0.1, 0]])]
     rankings += [ranking([1, 2], margin=0.5), ranking([3, 1, 2, 4])]
-    plain = pairs_of([item.ranks for item in rankings], [item.margin for item in rankings])
+    plain = with_margins([item.ranks for item in rankings], [item.margin for item in rankings])
     for seed in range(20):
         one = (5 * torch.randn(9, generator=torch.Generator().manual_seed(seed))).requires_grad_()
         other = one.detach().clone().requires_grad_()

@@ -76,7 +76,7 @@ def save_attribute_model(
 
     A transformers classifier reads the first head of the form `heads`. The form `generative` is a language model.
     """
-    weights = weights_of(loaded.backbone, state, "backbone.model.")
+    weights = weights_of(loaded.backbone, state)
     metadata = {"form": form, "heads": list(map(asdict, heads)), "mean": 0.0}
     if form == "generative":
         save_model(folder, loaded, weights, card, {ATTRIBUTE.metadata_file: metadata})

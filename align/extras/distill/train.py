@@ -227,7 +227,7 @@ def evaluate(
 def save(student: LoadedModel, teacher: LoadedModel, engine: TrainEngine, data: str, metrics: dict[str, float]) -> None:
     """Save the student as the run's result."""
     run = engine.run
-    state = weights_of(student.backbone, engine.model_state(), "backbone.model.")
+    state = weights_of(student.backbone, engine.model_state())
     sizes = [parameter_count(each.backbone) for each in (student, teacher)]
     made = {"teacher": run.config.model, "parameters": f"{sizes[0]:,} of {sizes[1]:,}"}
     card = run.card("Distilled model", data, metrics, **made)

@@ -199,7 +199,7 @@ class RuleForm(JudgmentForm):
         run, state, loaded = engine.run, engine.model_state(), self.loaded
 
         def write() -> None:
-            weights = weights_of(loaded.backbone, state, "backbone.model.")
+            weights = weights_of(loaded.backbone, state)
             write_json(run.folder / "validation.json", [item._asdict() for item in self.scored])
             metadata, card = {"rules": self.rules, "mean": 0.0}, run.card("Rule model", config.train_data, metrics)
             save_reward_model(run.folder / "model", loaded, weights, state["head.linear.weight"], metadata, card, RULE)

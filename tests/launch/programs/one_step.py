@@ -78,7 +78,7 @@ def one_step(name: str, folder: Path) -> tuple[dict[str, Tensor], int]:
 
     def loss(rows: list[int]) -> tuple[Tensor, dict[str, Tensor]]:
         predicted = outputs(engine.module, rows)
-        pairs = pairs_of([ROWS[row].ranks for row in rows], [0.0] * len(rows))
+        pairs = pairs_of([ROWS[row].ranks for row in rows])
         return (ranking_loss(predicted, pairs) if is_judge else -predicted.sum()) / len(ROWS), {}
 
     own = range(run.accelerator.process_index, len(ROWS), run.accelerator.num_processes)
