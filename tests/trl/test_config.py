@@ -96,36 +96,37 @@ def test_every_setting_is_read_or_its_lack_of_effect_is_named():
     assert "args.get_warmup_steps(" in text
 
 
+VALUES = {
+    **{"seed": 5, "weight_decay": 0.1, "adam_beta1": 0.8, "adam_beta2": 0.95, "adam_epsilon": 1e-7, "max_grad_norm": 0.0},
+    **{"temperature": 0.3, "gamma": 0.9, "lam": 0.8, "num_ppo_epochs": 3, "num_mini_batches": 4, "kl_coef": 0.2},
+    **{"kl_estimator": "k3", "cliprange": 0.3, "vf_coef": 0.5, "whiten_rewards": True},
+}
+
+
+def test_settings_of_the_same_name_keep_their_values():
+    assert VALUES.keys() == set(SAME)
+    config = core_config(made(**VALUES), longest_prompt=20, stop_token_id=None)
+    assert {name: getattr(config, name) for name in SAME} == VALUES
+
+
 TRANSLATED = [
-    ({"output_dir": "out"}, "output_dir", "out/align"),
-    ({"seed": 5}, "seed", 5),
+    ({}, "output_dir", "out/align"),
     ({"learning_rate": 0.0}, "learning_rate", 1e-30),
     ({"learning_rate": 2e-5}, "learning_rate", 2e-5),
     ({"optim": "adafactor"}, "optimizer", "adafactor"),
     ({}, "optimizer", "adamw"),
-    ({"weight_decay": 0.1}, "weight_decay", 0.1),
-    ({"adam_beta1": 0.8}, "adam_beta1", 0.8),
-    ({"adam_beta2": 0.95}, "adam_beta2", 0.95),
     ({}, "adam_epsilon", 1e-8),
-    ({"max_grad_norm": 0.0}, "max_grad_norm", 0.0),
     ({"ddp_timeout": 60}, "collective_timeout", 60.0),
     ({"ddp_timeout": 10**6}, "collective_timeout", 86400.0),
     ({}, "gradient_checkpointing", True),
     ({"gradient_checkpointing": False}, "gradient_checkpointing", False),
     ({"activation_checkpointing": False}, "gradient_checkpointing", False),
     ({"response_length": 7}, "max_new_tokens", 7),
-    ({"temperature": 0.3}, "temperature", 0.3),
-    ({"num_ppo_epochs": 3}, "num_ppo_epochs", 3),
-    ({"num_mini_batches": 4}, "num_mini_batches", 4),
     ({"total_episodes": 33}, "total_updates", 5),
     ({"num_train_epochs": 0.5}, "total_updates", 7),
-    ({"kl_coef": 0.2}, "kl_coef", 0.2),
-    ({"kl_estimator": "k3"}, "kl_estimator", "k3"),
     ({}, "kl_in", "reward"),
-    ({"cliprange": 0.3}, "cliprange", 0.3),
     ({"cliprange_value": 0.4}, "cliprange_value", 0.4),
     ({"cliprange_value": 0.0}, "cliprange_value", 1e-30),
-    ({"vf_coef": 0.5}, "vf_coef", 0.5),
     ({"missing_eos_penalty": 1.0}, "missing_eos_penalty", None),
     ({}, "missing_eos_score", None),
     ({}, "ignore_eos", True),
@@ -136,9 +137,6 @@ TRANSLATED = [
     ({"resume_from_checkpoint": "o/checkpoint-12"}, "resume_from_checkpoint", "o/align/checkpoints/update-000012"),
     ({"resume_from_checkpoint": "elsewhere"}, "resume_from_checkpoint", "elsewhere"),
     ({}, "resume_from_checkpoint", False),
-    ({"gamma": 0.9}, "gamma", 0.9),
-    ({"lam": 0.8}, "lam", 0.8),
-    ({"whiten_rewards": True}, "whiten_rewards", True),
     ({"per_device_train_batch_size": 2, "response_length": 30}, "micro_batch_tokens", 100),
     ({"per_device_train_batch_size": 2, "gradient_accumulation_steps": 3}, "rollout_batch_size", 6),
     ({}, "save_steps", 500),
@@ -155,9 +153,7 @@ TRANSLATED = [
 
 @pytest.mark.parametrize(("settings", "name", "value"), TRANSLATED)
 def test_settings_become_those_of_this_library(settings, name, value):
-    args = PPOConfig(**{"output_dir": "out"} | settings)
-    set_batch_sizes(args, rows=100, processes=1)
-    assert getattr(core_config(args, longest_prompt=20, stop_token_id=None), name) == value
+    assert getattr(core_config(made(**settings), longest_prompt=20, stop_token_id=None), name) == value
 
 
 def test_a_value_out_of_range_is_one_line():
@@ -238,13 +234,9 @@ def test_the_models_decide_the_number_format():
     assert number_format_hint(args, torch.bfloat16, gpu) == []
     assert number_format_hint(args, torch.float32, torch.device("cpu")) == []
     assert number_format_hint(PPOConfig(output_dir="o", bf16=False), torch.float32, gpu) == []
-
-
-def test_bf16_that_was_given_is_answered_on_a_processor_too():
-    args, processor = PPOConfig(output_dir="o", use_cpu=True, bf16=True), torch.device("cpu")
-    (line,) = number_format_hint(args, torch.float32, processor)
-    assert "load them with dtype=torch.bfloat16" in line
-    assert number_format_hint(args, torch.bfloat16, processor) == []
+    given, processor = PPOConfig(output_dir="o", use_cpu=True, bf16=True), torch.device("cpu")
+    assert number_format_hint(given, torch.float32, processor) == [line]
+    assert number_format_hint(given, torch.bfloat16, processor) == []
 
 
 def test_values_without_a_counterpart_are_one_line():
