@@ -5,9 +5,7 @@ each is one optimizer step. `plan_minibatch` cuts a minibatch into the micro-bat
 `pack_rollout` makes the padded tensors of one micro-batch.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from accelerate import Accelerator
@@ -15,8 +13,6 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from align.batches.micro_batches import MicroBatch, group_batches, group_tokens, pack_groups, prompt_groups
-from align.batches.streams import examples_digest, require_same_examples
-from align.core.errors import UserError
 from align.core.seeds import RngStream, SeedKey, generator
 from align.core.tensor_ops import Padded
 from align.models.backbone import Backbone
@@ -27,7 +23,6 @@ from align.sampling.engines import SamplingEngine
 from align.sampling.generation import SamplingParams
 from align.tokenization import Tokenization
 from align.tokenization.encoded import EncodedPrompt
-from align.training.run import Run
 
 
 def prompts_of_update(
@@ -46,21 +41,6 @@ def prompts_of_update(
     return [prompts[row] for row in rows for _ in range(samples)]
 
 
-class PromptIdentity:
-    """Recognizes the prompts of a checkpoint, whose order `prompts_of_update` depends on."""
-
-    def __init__(self, prompts: Sequence[EncodedPrompt]) -> None:
-        self.values = {"examples": len(prompts), "digest": examples_digest(prompt.ids for prompt in prompts)}
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return their number and digest."""
-        return self.values
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Raise a UserError if a checkpoint has other prompts."""
-        require_same_examples("the prompts", state, self.values)
-
-
 def sample_rollout(
     sampler: SamplingEngine, tokenization: Tokenization, prompts: list[EncodedPrompt], sampling: SamplingParams, key: SeedKey
 ) -> Rollout:
@@ -71,20 +51,6 @@ def sample_rollout(
     if not sampling.stops(tokenization.end_ids):  # each response has all tokens, and may contain an end token
         ended = [not tokenization.end_ids.isdisjoint(ids) for ids in sampled.ids]
     return Rollout(prompts, sampled.ids, ended, texts, sampled.log_probs)
-
-
-@contextmanager
-def save_if_scoring_fails(run: Run, rollout: Rollout, update: int) -> Iterator[None]:
-    """Save the rollout if scoring it fails, and add the file to the error: sampling may have taken an hour."""
-    try:
-        yield
-    except UserError as error:
-        rows = [
-            {"prompt": list(prompt.conversation), "response": text, "ended": ended, "category": prompt.category}
-            for prompt, text, ended in zip(rollout.prompts, rollout.texts, rollout.ended, strict=True)
-        ]
-        run.record("unscored", rows, update)
-        raise UserError(f"{error}; the rollout of update {update} is in {run.folder / 'unscored.jsonl'}") from error
 
 
 def shuffled_minibatches(rows: int, samples: int, minibatches: int, update: int, epoch: int, seed: int) -> list[list[int]]:

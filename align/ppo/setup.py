@@ -1,14 +1,16 @@
 """The setup of a PPO run: its folder, models, data, engine and sampler."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
 
 from align.batches.encoding import Data, Limits, encode_prompts
 from align.batches.mixtures import is_given, split_by_opening
+from align.batches.streams import examples_digest, require_same_examples
 from align.core.errors import UserError, counted
 from align.models.backbone import Backbone
 from align.models.heads import LanguageModel
@@ -259,3 +261,32 @@ def largest_micro_batch(config: PPOConfig, setup: PPOSetup) -> tuple[Experience,
     old, returns = RoleOutputs(zeros, zeros, zeros, zeros), zeros if config.has_critic else None
     experience = Experience(rollout, zeros[:, 0], old, zeros, returns, config.kl_coef, zeros[:, 0], {})
     return experience, rows, float(length * len(minibatch)), tokens
+
+
+class PromptIdentity:
+    """Recognizes the prompts of a checkpoint, whose order `prompts_of_update` depends on."""
+
+    def __init__(self, prompts: Sequence[EncodedPrompt]) -> None:
+        self.values = {"examples": len(prompts), "digest": examples_digest(prompt.ids for prompt in prompts)}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return their number and digest."""
+        return self.values
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Raise a UserError if a checkpoint has other prompts."""
+        require_same_examples("the prompts", state, self.values)
+
+
+@contextmanager
+def save_if_scoring_fails(run: Run, rollout: Rollout, update: int) -> Iterator[None]:
+    """Save the rollout if scoring it fails, and add the file to the error: sampling may have taken an hour."""
+    try:
+        yield
+    except UserError as error:
+        rows = [
+            {"prompt": list(prompt.conversation), "response": text, "ended": ended, "category": prompt.category}
+            for prompt, text, ended in zip(rollout.prompts, rollout.texts, rollout.ended, strict=True)
+        ]
+        run.record("unscored", rows, update)
+        raise UserError(f"{error}; the rollout of update {update} is in {run.folder / 'unscored.jsonl'}") from error

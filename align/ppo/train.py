@@ -49,16 +49,14 @@ from align.ppo.records import Experience, RoleOutputs, Rollout
 from align.ppo.reward_functions import load_functions
 from align.ppo.rewards import add_rewards, apply_missing_eos, sum_of_rewards
 from align.ppo.rollout import (
-    PromptIdentity,
     forward_all_roles,
     pack_rollout,
     plan_minibatch,
     prompts_of_update,
     sample_rollout,
-    save_if_scoring_fails,
     shuffled_minibatches,
 )
-from align.ppo.setup import PPOSetup, largest_micro_batch, prepare
+from align.ppo.setup import PPOSetup, PromptIdentity, largest_micro_batch, prepare, save_if_scoring_fails
 from align.runtime.distributed import run_on_main
 from align.runtime.flops import Clock
 from align.training.checkpoint import Checkpoint, Stateful
