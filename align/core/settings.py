@@ -145,6 +145,7 @@ class Settings:
         """Check settings that depend on each other; a subclass extends this and calls `super()`."""
 
 
+@cache
 def block_paths(settings: type[Any]) -> dict[str, str]:
     """The blocks of a settings dataclass: the "module:Class" of each by the name of its field."""
     return {item.name: item.metadata["block"] for item in fields(settings) if "block" in item.metadata}
@@ -158,6 +159,7 @@ def setting_names(settings: type[Any]) -> list[str]:
     return names
 
 
+@cache
 def _groups(settings: type[Any]) -> set[str]:
     """The names of the blocks that are always there."""
     return {item.name for item in fields(settings) if "block" in item.metadata and item.default is not None}
