@@ -1,31 +1,36 @@
 """`align chat`: talk to one or two models on the terminal, or on a web page with `--web`."""
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
-from typing import Literal
+from typing import Literal, cast
 
 import torch
+from torch import Tensor
 
 from align.commands.sample import scorer_of
 from align.core.errors import UserError
 from align.core.plugins import import_object
 from align.core.seeds import RngStream
 from align.core.settings import ModelConfig, Settings, option, require_setting
+from align.core.tensor_ops import Padded
 from align.data.conversation import Conversation, Message, check_conversation
+from align.models.backbone import Backbone
 from align.models.loading import LoadedModel, load
 from align.reward.checkpoint import LoadedReward, load_reward_model, require_reward_model
 from align.reward.scoring import RewardModelScorer
 from align.runtime.distributed import compute_dtype
-from align.sampling.generation import SamplingParams, row_uniforms
-from align.sampling.streaming import stream_text, stream_tokens
+from align.sampling.generation import SamplingParams, draw, row_uniforms, warpers_of
+from align.tokenization import Tokenization
 from align.tokenization.encoded import SampledResponse
 
 HELP = "/reset starts a new conversation, /system TEXT sets the system message, Ctrl-C stops an answer, Ctrl-D ends"
 MODELS = 2
 """Most models that answer side by side."""
+UNFINISHED = "\ufffd"
+"""The character that a decoder writes for a part of a character."""
 
 
 @dataclass(kw_only=True)
@@ -224,3 +229,42 @@ class Terminal:
             print(f"error: {error}", end="")
         print(flush=True)
         return answer
+
+
+@torch.no_grad()
+def stream_tokens(
+    backbone: Backbone, prompt: Sequence[int], uniforms: Tensor, sampling: SamplingParams, end_ids: frozenset[int]
+) -> Iterator[int]:
+    """Yield the tokens of a response, the same ones as `sample` returns; closing the iterator stops sampling.
+
+    Args:
+        prompt: token ids; not empty.
+        uniforms: [1, max_new_tokens] from `row_uniforms`.
+        end_ids: ids that end a response; the end token is yielded too.
+    """
+    backbone.model.eval()
+    warpers, uniforms = warpers_of(sampling), uniforms.to(backbone.device)
+    state, hidden = backbone.prefill(Padded.from_lists([prompt]).to(backbone.device))
+    tokens = torch.zeros(1, sampling.max_new_tokens, dtype=torch.long, device=backbone.device)
+    for step in range(sampling.max_new_tokens):
+        logits = backbone.logits(hidden).float()
+        if sampling.temperature == 0:
+            chosen = logits.argmax(-1)
+        else:
+            seen = cast(torch.LongTensor, tokens[:, :step])
+            chosen = draw(warpers(seen, logits / sampling.temperature), uniforms[:, step])
+        tokens[:, step] = chosen
+        token = int(chosen)
+        yield token
+        if token in end_ids or step + 1 == sampling.max_new_tokens:
+            return
+        hidden = backbone.decode_step(state, chosen)
+
+
+def stream_text(tokenization: Tokenization, tokens: Iterable[int]) -> Iterator[tuple[list[int], str]]:
+    """Yield the token ids so far and their text; before the last one, without a character at the end that is incomplete."""
+    ids: list[int] = []
+    for token in tokens:
+        ids.append(token)
+        yield list(ids), tokenization.text(ids).rstrip(UNFINISHED)
+    yield ids, tokenization.text(ids)
