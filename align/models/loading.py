@@ -365,12 +365,9 @@ def _say_what_is_not_read(source: str, names: list[str]) -> None:
 def require_finite(weights: Iterable[tuple[str, Tensor]], owner: str) -> None:
     """Raise a UserError that names their `owner` if a number of some weights, given by name, is not finite."""
     listed = list(weights)
-    bad = (number for number, (_, weight) in enumerate(listed) if not _is_finite(local_shard(weight)))
+    shards = (local_shard(weight) for _, weight in listed)  # NaN passes through aminmax
+    bad = (n for n, part in enumerate(shards) if part.numel() and not all(map(torch.isfinite, torch.aminmax(part))))
     first = min_while_loading(next(bad, len(listed)))  # of a weight that is sharded, each process has seen its part
     if first < len(listed):
         name = listed[first][0]
         raise UserError(f"{owner}: its weight '{name}' holds NaN or infinite numbers; take an earlier checkpoint of it")
-
-
-def _is_finite(numbers: Tensor) -> bool:
-    return not numbers.numel() or all(map(torch.isfinite, torch.aminmax(numbers)))  # NaN passes through both

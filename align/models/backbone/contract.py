@@ -91,11 +91,6 @@ class Backbone(nn.Module):
         limit = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
         return int(limit) if limit else None
 
-    @property
-    def scales_by_width(self) -> bool:
-        """Whether the vocabulary matrix reads states divided by the root of H, as T5's tied one does."""
-        return False
-
     def fits(self, prompt_length: int, response_length: int) -> bool:
         """Return whether the model can read a prompt and a response of these lengths."""
         return self.context_length is None or prompt_length + response_length <= self.context_length
@@ -168,8 +163,6 @@ class Backbone(nn.Module):
             raise UserError(
                 f"model '{config.name_or_path}' is a reward model: without a vocabulary matrix it cannot be a language model"
             )
-        if self.scales_by_width:
-            hidden = hidden * config.d_model**-0.5
         logits: Tensor = vocabulary(hidden)
         bias = getattr(self.model, "final_logits_bias", None)  # BART and its kin; other than 0 in Marian
         if bias is not None:

@@ -46,12 +46,12 @@ class EncoderDecoderBackbone(Backbone):
         decoder: PreTrainedModel = self.model.get_decoder()
         return decoder
 
-    @property
-    def scales_by_width(self) -> bool:
+    def logits(self, hidden: Tensor) -> Tensor:
+        # A tied vocabulary matrix reads states divided by the root of H: in T5 and LongT5, never in mT5.
         config = self.model.config
-        if config.model_type in ("umt5", "switch_transformers"):
-            return bool(config.tie_word_embeddings)
-        return bool(getattr(config, "scale_decoder_outputs", False))  # T5 and LongT5; mT5 never does
+        tied = config.tie_word_embeddings if config.model_type in ("umt5", "switch_transformers") else False
+        divides = tied or getattr(config, "scale_decoder_outputs", False)
+        return super().logits(hidden * config.d_model**-0.5 if divides else hidden)
 
     def fits(self, prompt_length: int, response_length: int) -> bool:
         # T5's relative positions have no end: its `n_positions` is the length it was trained on. BART's table has one.
