@@ -130,9 +130,7 @@ class Loop:
         read = read_rows(folder / "rankings.jsonl")
         rows = [row for row in read if len(set(row["ranks"])) > 1]
         if not rows:
-            raise UserError(
-                f"round {number}: none of the {len(read)} rankings prefers one answer to another: there is nothing to learn"
-            )
+            raise UserError(f"round {number}: none of the {len(read)} rankings prefers one answer to another")
         ids = sorted({row["id"] for row in rows})
         order = generator(self.config.seed, RngStream.LOOP_PROMPTS, number, 2).permutation(len(ids))
         held_out = {ids[index] for index in order[: round(len(ids) * self.config.validation_split)]}
@@ -157,20 +155,14 @@ class Loop:
             seed=self.config.seed + member,
         )
         run_unless_finished(run_reward, config)
-        last = read_metrics(Path(config.output_dir))[-1]
-        return {name: round(last[name], 4) for name in ("validation/accuracy",) if name in last}
+        accuracy = read_metrics(Path(config.output_dir))[-1].get("validation/accuracy")
+        return {} if accuracy is None else {"validation/accuracy": round(accuracy, 4)}
 
     def _train_policy(self, number: int) -> dict[str, Any]:
-        members = list(map(str, self._reward_folders(number)))
-        config = replace(
-            self.ppo,
-            model=self.config.model,
-            reward_model=members,
-            output_dir=str(self._policy(number).parent),
-            seed=self.config.seed,
-        )
-        run_unless_finished(run_ppo, config)
-        return {"model": str(self._policy(number))}
+        members = [str(self._reward_folder(number, member)) for member in range(self.config.reward_models)]
+        folder, seed = str(self._policy(number).parent), self.config.seed
+        config = replace(self.ppo, model=self.config.model, reward_model=members, output_dir=folder, seed=seed)
+        return {"model": str(run_unless_finished(run_ppo, config))}
 
     def _compare(self, number: int, folder: Path) -> dict[str, Any]:
         """Compare the round's policy with the fine-tuned model on held-out prompts, by reward and by a simulated labeler."""
@@ -198,9 +190,6 @@ class Loop:
     def _reward_folder(self, number: int, member: int) -> Path:
         """The folder of a reward model; the first one is where the report looks for it."""
         return self.folder / f"round-{number}" / (f"reward-{member}" if member else "reward") / "model"
-
-    def _reward_folders(self, number: int) -> list[Path]:
-        return [self._reward_folder(number, member) for member in range(self.config.reward_models)]
 
     def _policy(self, number: int) -> Path:
         return self.folder / f"round-{number}" / "ppo" / "model"

@@ -112,11 +112,9 @@ class LoopState:
             raise UserError(f"{self.path}: cannot be read; give another output_dir, or remove that folder") from error
         changed = [name for name, value in self.settings.items() if settings.get(name) != value]
         if changed:
-            old = settings.get(changed[0])
-            raise UserError(
-                f"{self.path}: this loop began with {changed[0]} {old!r}, not {self.settings[changed[0]]!r}; "
-                "give another output_dir, or the same settings"
-            )
+            name, advice = changed[0], "give another output_dir, or the same settings"
+            began = f"this loop began with {name} {settings.get(name)!r}, not {self.settings[name]!r}"
+            raise UserError(f"{self.path}: {began}; {advice}")
 
 
 def print_line(line: str) -> None:

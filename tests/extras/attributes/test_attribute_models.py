@@ -88,6 +88,7 @@ def said_by(folder, texts):
     return scorer([sampled(tokenization, "door 7?", text) for text in texts])
 
 
+@pytest.mark.slow  # that heads learn is also shown by tests/reward/test_encoder_stage.py
 def test_a_yes_or_no_a_rating_and_a_ranking_on_one_trunk(tmp_path, align_cache):
     trainer = AttributeTrainer("tiny-llama", planted(240), config_of(tmp_path / "run"), rankings=rankings(60))
     folder = trainer.train()

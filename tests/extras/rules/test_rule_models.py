@@ -84,6 +84,7 @@ def last_metrics(folder):
     return read_rows(folder.parent / "metrics.jsonl")[-1]
 
 
+@pytest.mark.slow  # that rules are learned is also shown by tests/reward/test_encoder_stage.py
 def test_a_planted_rule_is_learned_saved_and_read_again(tmp_path, align_cache):
     """AUC of at least 0.95 on unseen prompts, and the folder says the same as the model in memory."""
     trainer = RuleTrainer("tiny-llama", judgments(200), config_of(tmp_path / "rules", num_train_epochs=3, batch_size=8))
