@@ -4,13 +4,13 @@ import json
 import math
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from datetime import date
 from functools import cache
 from numbers import Integral, Real
 from types import NoneType
-from typing import Any, Literal, NamedTuple, Self, get_args, get_origin, get_type_hints
+from typing import Any, Literal, NamedTuple, Self, TypeVar, cast, get_args, get_origin, get_type_hints
 
 import yaml
 
@@ -25,6 +25,14 @@ TEXTS = ("instruction", "task_prefixes", "fallback", "prompt", "system")
 """Settings that hold text for a model, in which ~ is a character."""
 HUB_REPO = re.compile(r"[\w.-]+/[\w.-]+")
 WANTED = {bool: "true or false", int: "a whole number", float: "a number", str: "text or a path"}
+
+
+Found = TypeVar("Found")
+
+
+def _once_per_class(function: Callable[[type[Any]], Found]) -> Callable[[type[Any]], Found]:
+    """Remember what a function finds for a class. `functools.cache` alone would lose its types."""
+    return cast(Callable[[type[Any]], Found], cache(function))
 
 
 class Range(NamedTuple):
@@ -134,7 +142,7 @@ class Settings:
             value = _as_block(name, value, blocks[name])
             if value is None and name in _groups(type(self)):
                 raise UserError(f"{name} is None, but must be a block of settings")
-        elif name in (declared := declarations(type(self))):  # type: ignore[arg-type]
+        elif name in (declared := declarations(type(self))):
             hint, limits = declared[name]
             value = _converted(name, value, hint)
             if value is not None and not limits.allow(value):
@@ -145,7 +153,7 @@ class Settings:
         """Check settings that depend on each other; a subclass extends this and calls `super()`."""
 
 
-@cache
+@_once_per_class
 def block_paths(settings: type[Any]) -> dict[str, str]:
     """The blocks of a settings dataclass: the "module:Class" of each by the name of its field."""
     return {item.name: item.metadata["block"] for item in fields(settings) if "block" in item.metadata}
@@ -159,7 +167,7 @@ def setting_names(settings: type[Any]) -> list[str]:
     return names
 
 
-@cache
+@_once_per_class
 def _groups(settings: type[Any]) -> set[str]:
     """The names of the blocks that are always there."""
     return {item.name for item in fields(settings) if "block" in item.metadata and item.default is not None}
@@ -184,7 +192,7 @@ def _as_block(name: str, value: object, path: str) -> object:
         raise UserError(f"{name}.{error}") from error
 
 
-@cache
+@_once_per_class
 def declarations(settings: type[Any]) -> dict[str, tuple[Any, Range]]:
     """The type and the limits of each setting; of several declarations in base classes the nearest with limits counts."""
     hints, limits = get_type_hints(settings), {item.name: Range() for item in fields(settings)}

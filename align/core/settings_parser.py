@@ -100,7 +100,9 @@ def parse(config_class: type[Settings], arguments: Sequence[str], program: str |
     if left_over:
         raise UserError(_unexpected_word(left_over[0], words, setting_names(config_class)))
     values: dict[str, Any] = {name: {} for name in blocks}
-    empty = {key: [] for key, given in from_files.items() if not given}  # which no command-line words stand for
+    empty: dict[str, Any] = {
+        key: [] for key, given in from_files.items() if not given
+    }  # which no command-line words stand for
     for name, value in (empty | vars(namespace)).items():
         block, _, inner = name.partition(".")
         if inner:
