@@ -46,7 +46,7 @@ def _text(name: str, stage: Stage) -> str:
 
 
 def _object_schema(config_class: type[Any]) -> dict[str, Any]:
-    declared = declarations(config_class)  # type: ignore[arg-type]
+    declared = declarations(config_class)
     found = {item.name: _setting_schema(item, *declared[item.name]) for item in fields(config_class)}
     return {"type": "object", "properties": found, "additionalProperties": False}
 

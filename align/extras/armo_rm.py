@@ -66,7 +66,7 @@ class GatedLlama(LlamaPreTrainedModel):
 
     def rewards(self, prompt: Tensor, response: Tensor) -> Tensor:
         """Rewards [B] in float32 from the states [B, H] of the last tokens of the last message and of the response."""
-        attributes = self.regression_layer(response) @ self.reward_transform_matrix.float()
+        attributes: Tensor = self.regression_layer(response) @ self.reward_transform_matrix.float()
         weights: Tensor = self.gating(prompt)
         return (weights * attributes).sum(-1)
 
