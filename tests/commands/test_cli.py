@@ -18,7 +18,8 @@ from safetensors.torch import load_file
 from align import __version__, cli
 from align.core.errors import UserError
 from align.model_registry.registry import registered_models
-from tests.commands.words import rows_of, words_of
+from tests.commands.words import words_of
+from tests.files import read_rows
 
 ROOT = Path(__file__).resolve().parents[2]
 ALIGN = [sys.executable, "-m", "align.cli"]
@@ -83,7 +84,7 @@ def test_version(capsys):
 def test_data_check(capsys):
     cli.main(["data", "check", str(ROOT / "data" / "rankings.jsonl")])
     lines = dict(line.split(":", 1) for line in capsys.readouterr().out.splitlines())
-    count = len(rows_of(ROOT / "data" / "rankings.jsonl"))
+    count = len(read_rows(ROOT / "data" / "rankings.jsonl"))
     assert lines["kind"].strip() == "ranking"
     assert lines["records"].strip() == f"{count} from {count} rows"
     cli.main(["data", "check", str(ROOT / "data" / "demonstrations.jsonl"), "--kind", "prompt"])

@@ -16,7 +16,8 @@ from align.data import Demonstration, Prompt, read_records
 from align.models.loading import load
 from align.reward.checkpoint import load_reward_model
 from align.tokenization.encoded import EncodedPrompt
-from tests.commands.words import rows_of, words_of
+from tests.commands.words import words_of
+from tests.files import read_rows
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -44,12 +45,12 @@ def sampled(tmp_path, prompts, name="out", **settings) -> list[dict]:
     output = tmp_path / f"{name}.jsonl"
     given = {"model": "tiny-gpt2", "max_new_tokens": 12, "dtype": "float32"} | settings
     cli.main(["sample", *words_of(prompts=prompts, output=output, **given)])
-    return rows_of(output)
+    return read_rows(output)
 
 
 def test_sample_writes_rows_for_the_labeling_app(tmp_path, prompts):
     rows = sampled(tmp_path, prompts)
-    source = rows_of(prompts)
+    source = read_rows(prompts)
     assert [row["prompt"] for row in rows] == [row["prompt"] for row in source]
     assert [row["id"] for row in rows] == ["p1", "2", "3"]
     assert [row.get("category") for row in rows] == ["truth", None, None]
@@ -167,7 +168,7 @@ def test_the_heading_of_a_conversation_is_its_last_turn(capsys):
 def test_responses_to_a_prompt_can_be_written(tmp_path, capsys):
     output = tmp_path / "out.jsonl"
     printed(capsys, "tiny-gpt2", "--prompt", "What is rain?", output=output)
-    assert [row["prompt"] for row in rows_of(output)] == ["What is rain?"]
+    assert [row["prompt"] for row in read_rows(output)] == ["What is rain?"]
 
 
 @pytest.mark.parametrize(
