@@ -31,7 +31,7 @@ Found = TypeVar("Found")
 
 
 def _once_per_class(function: Callable[[type[Any]], Found]) -> Callable[[type[Any]], Found]:
-    """Remember what a function finds for a class. `functools.cache` alone would lose its types."""
+    """Cache the result of a function for each class. `functools.cache` alone would lose its types."""
     return cast(Callable[[type[Any]], Found], cache(function))
 
 
