@@ -138,9 +138,6 @@ def run_rules(config: RulesConfig) -> list[Evaluation]:
     return publish(config, evaluations, accelerator)
 
 
-# ---------------------------------------------------------------------------------------------------------------- input
-
-
 def read_verdicts(config: RulesConfig, rules: Mapping[str, str]) -> Verdicts:
     """Return the verdict of the majority of labelers on each case.
 
@@ -186,9 +183,6 @@ def _answers_of_row(fields: Mapping[str, Any], _number: str) -> list[tuple[str, 
     models = check_texts(fields.get("model"), "model", len(responses))
     category = None if fields.get("category") is None else str(fields["category"])
     return [(model, Answer(prompt, response, category)) for model, response in zip(models, responses, strict=True)]
-
-
-# --------------------------------------------------------------------------------------------------------------- scoring
 
 
 CaseScorer = Callable[[Sequence[RuleCase]], list[float]]
@@ -237,9 +231,6 @@ def rule_endpoint(config: EndpointConfig) -> CaseScorer:
         return request_verdicts(config, questions, PROBABILITIES)
 
     return score_cases
-
-
-# -------------------------------------------------------------------------------------------------------------- measurements
 
 
 def count_violations(by_scorer: Verdicts, cases: Sequence[RuleCase], scorer: str) -> tuple[list[Measurement], list[Json]]:
@@ -292,9 +283,6 @@ def confusion(by_people: Verdicts, by_scorer: Verdicts) -> list[Json]:
     """How often the scorer gave each verdict, by people's verdict, unsure ones included."""
     pairs = Counter((by_people[case], by_scorer[case]) for case in by_people)
     return [{"people": first, **{f"scorer {second}": pairs[first, second] for second in VERDICTS}} for first in VERDICTS]
-
-
-# --------------------------------------------------------------------------------------------------------------- rubrics
 
 
 def rubric_measurements(config: RulesConfig, answers: Sequence[Answer], accelerator: Accelerator) -> list[Measurement]:
