@@ -83,16 +83,11 @@ def _one_line_errors() -> Iterator[None]:
     prefix = "" if rank == "0" else f"[process {rank}] "  # a launcher mixes the output of all its processes
     try:
         yield
-    except UserError as error:
-        message = without_secrets(" ".join(str(error).splitlines()))
-        heartbeat.stop_watching(message, 2)
+    except (UserError, OtherProcessError) as error:
+        message, code = without_secrets(" ".join(str(error).splitlines())), 2 if isinstance(error, UserError) else 1
+        heartbeat.stop_watching(message, code)
         print(f"{prefix}error: {message}", file=sys.stderr)
-        raise SystemExit(2) from None
-    except OtherProcessError as error:
-        message = without_secrets(str(error))
-        heartbeat.stop_watching(message)
-        print(f"{prefix}error: {message}", file=sys.stderr)
-        raise SystemExit(1) from None
+        raise SystemExit(code) from None
     except RuntimeError as error:
         if not any(sign in str(error) for sign in LOST_PROCESS):
             heartbeat.stop_watching(reason(error))
