@@ -14,16 +14,16 @@ from torch.optim.lr_scheduler import LRScheduler
 from transformers import TrainerCallback, TrainerState
 from transformers.optimization import get_scheduler
 
-from align.core.settings import OptimizationConfig
+from align.core.errors import UserError
 from align.core.tensor_ops import masked_mean
 from align.models.roles import Roles
 from align.ppo.extensions import Extension, TrainingContext
+from align.ppo.extensions.given_optimizer import follow_rates, require_all_weights
 from align.ppo.losses import kl_estimate
 from align.ppo.records import Experience, Rollout
 from align.runtime.distributed import run_on_main
 from align.training.callbacks import Decisions, TrainerCallbacks
 from align.training.engine import TrainEngine
-from align.training.optimizer import ParamGroup
 from align.trl.config import InvalidArgumentError, PPOConfig
 
 STEP_METRICS = {
@@ -46,18 +46,6 @@ class OnlineTrainerState(TrainerState):
     """
 
     episode: int = 0
-
-
-@dataclass(frozen=True)
-class ScheduledGroup(ParamGroup):
-    """The weights of a group of the optimizer, whose learning rate a scheduler sets once in each update, as TRL does."""
-
-    scheduler: Any = None
-    number: int = 0
-
-    def rate(self, config: OptimizationConfig, step: int, total: int) -> float:
-        """Return the scheduler's current rate."""
-        return float(self.scheduler.get_last_lr()[self.number])
 
 
 class TrainerHooks(Extension):
@@ -93,16 +81,13 @@ class TrainerHooks(Extension):
             for group in self.optimizer.param_groups:
                 group["lr"] = self.args.learning_rate
         else:
-            require_all_weights(self.optimizer, engine)
+            try:
+                require_all_weights(self.optimizer, engine)
+            except UserError as error:
+                raise InvalidArgumentError(str(error)) from error
             engine.optimizer = self.optimizer
         self.lr_scheduler = self.lr_scheduler or scheduler_of(self.args, self.optimizer)
-        groups = [
-            ScheduledGroup(str(number), frozenset(), group["lr"], scheduler=self.lr_scheduler, number=number)
-            for number, group in enumerate(self.optimizer.param_groups)
-        ]
-        for group, scheduled in zip(self.optimizer.param_groups, groups, strict=True):
-            group |= {"metric": scheduled.metric, "scale": 1.0}
-        engine.groups = list(groups)
+        follow_rates(engine, self.optimizer)
 
     def resume(self, update: int) -> None:
         with warnings.catch_warnings():  # a resumed run has made these optimizer steps before
@@ -172,19 +157,6 @@ def scheduler_of(args: PPOConfig, optimizer: Optimizer) -> LRScheduler:
         cast(dict[str, Any] | None, args.lr_scheduler_kwargs or None),
     )
     return scheduler
-
-
-def require_all_weights(optimizer: Optimizer, engine: TrainEngine) -> None:
-    """Raise an `InvalidArgumentError` unless a given optimizer steps the weights that the engine trains."""
-    if engine.accelerator.state.deepspeed_plugin is not None:
-        raise InvalidArgumentError("`optimizers`: not possible under DeepSpeed; set learning_rate and lr_scheduler_type")
-    held = {id(weight) for group in optimizer.param_groups for weight in group["params"]}
-    trained = {id(master): name for name, master in engine.masters.items()}
-    if missing := sorted(name for key, name in trained.items() if key not in held):
-        raise InvalidArgumentError(
-            f"`optimizers`: the optimizer lacks {len(missing)} of {len(trained)} trained weights ('{missing[0]}' for one); "
-            "it must hold those of model and value_model, which must be in float32"
-        )
 
 
 class TRLCallbacks(TrainerCallbacks):

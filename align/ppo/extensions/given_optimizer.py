@@ -32,6 +32,28 @@ class ScheduledGroup(ParamGroup):
         return float(self.group["lr"])
 
 
+def require_all_weights(optimizer: Optimizer, engine: TrainEngine) -> None:
+    """Raise a UserError unless a given optimizer steps the weights that the engine trains."""
+    if engine.accelerator.state.deepspeed_plugin is not None:
+        raise UserError("optimizers: under DeepSpeed only settings choose the optimizer; leave them out")
+    held = {id(weight) for group in optimizer.param_groups for weight in group["params"]}
+    missing = sorted(name for name, master in engine.masters.items() if id(master) not in held)
+    if missing:
+        raise UserError(
+            f"optimizers: the optimizer lacks {len(missing)} of {len(engine.masters)} trained weights ('{missing[0]}' "
+            "for one): it must hold those of the policy and of a value_model, or of a PeftModel's adapter, in float32"
+        )
+
+
+def follow_rates(engine: TrainEngine, optimizer: Optimizer) -> None:
+    """Let an engine step the groups of an optimizer at the rates that they hold."""
+    engine.groups = []
+    for number, group in enumerate(optimizer.param_groups):
+        scheduled = ScheduledGroup(str(number or ""), frozenset(), group["lr"], 0, group)
+        group |= {"metric": scheduled.metric, "scale": 1.0}
+        engine.groups.append(scheduled)
+
+
 class GivenOptimizer(Extension):
     """Takes the place of the engine's optimizer and of the learning rates of the settings.
 
@@ -57,23 +79,9 @@ class GivenOptimizer(Extension):
             raise UserError("critic_warmup: a given optimizer has its own learning rates; set it to 0")
 
     def start(self, engine: TrainEngine, roles: Roles) -> None:
-        if engine.accelerator.state.deepspeed_plugin is not None:
-            raise UserError("optimizers: under DeepSpeed only settings choose the optimizer; leave them out")
-        groups = self.optimizer.param_groups
-        held = {id(weight) for group in groups for weight in group["params"]}
-        missing = sorted(name for name, master in engine.masters.items() if id(master) not in held)
-        if missing:
-            raise UserError(
-                f"optimizers: the optimizer lacks {len(missing)} of {len(engine.masters)} trained weights ('{missing[0]}' "
-                "for one): it must hold those of the policy and of a value_model, or of a PeftModel's adapter, in float32"
-            )
-        names = ["" if number == 0 else str(number) for number in range(len(groups))]
-        scheduled = [
-            ScheduledGroup(name, frozenset(), group["lr"], 0, group) for name, group in zip(names, groups, strict=True)
-        ]
-        for group, own in zip(groups, scheduled, strict=True):
-            group |= {"metric": own.metric, "scale": 1.0}
-        engine.optimizer, engine.groups = self.optimizer, list(scheduled)
+        require_all_weights(self.optimizer, engine)
+        engine.optimizer = self.optimizer
+        follow_rates(engine, self.optimizer)
 
     def after_update(self, update: int, experience: Experience) -> None:
         if self.scheduler is not None:
