@@ -129,7 +129,7 @@ class _Entropy(torch.autograd.Function):
             scaled.sub_(scaled.amax(-1, keepdim=True))
             weights = scaled.exp()
             total = weights.sum(-1)
-            # A forbidden token weighs 0 at a logit of -inf, which would make NaN.
+            # A forbidden token has probability 0 and a logit of -inf, whose product would be NaN.
             expected = weights.mul_(scaled.clamp_(min=torch.finfo(scaled.dtype).min)).sum(-1) / total
             normalizer[rows] = total.log()
             entropy[rows] = normalizer[rows] - expected

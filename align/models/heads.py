@@ -90,8 +90,8 @@ class Float32Linear(nn.Linear):
 class ScalarHead(nn.Module):
     """A linear map from a hidden state to one number, computed in float32.
 
-    A reward head starts with standard deviation 1/sqrt(H+1) and bias 0 (lm-human-preferences, `policy.py`); a value head on
-    a trunk that the policy shares starts at 0, because noise would reach the trunk.
+    A reward head starts with standard deviation 1/sqrt(H+1) (lm-human-preferences, `policy.py`) and has no bias.
+    A value head starts at 0, because the noise of another start would reach a trunk that the policy shares.
     """
 
     def __init__(self, hidden_size: int, start_at_zero: bool = False, bias: bool = True) -> None:

@@ -19,14 +19,14 @@ class LossInputs(NamedTuple):
     """The inputs of the loss of B responses besides the current outputs of policy and critic; all [B, T]."""
 
     old_log_probs: Tensor
-    """Of the policy before its first step on the rollout, not those that a sampling engine reported."""
+    """Log-probs by the policy before its first step on the rollout, not those that a sampling engine reported."""
     old_values: Tensor
     ref_log_probs: Tensor
     advantages: Tensor
     returns: Tensor | None
     """None without a critic."""
     token_weights: Tensor | None
-    """Of the policy's losses; None: all are 1."""
+    """Factors of the policy's losses; None: all are 1."""
 
 
 class LossCoefficients(NamedTuple):
@@ -40,7 +40,7 @@ class LossCoefficients(NamedTuple):
     vf_coef: float
     ent_coef: float
     kl_coef: float
-    """Of the KL to the reference as a term of the loss."""
+    """Coefficient of the KL to the reference as a term of the loss."""
     kl_estimator: KLEstimator | None
     """None: the loss has no such term."""
 
@@ -108,9 +108,8 @@ def value_losses(values: Tensor, old_values: Tensor, returns: Tensor, cliprange:
     The second error is that of values held within `cliprange` of the old ones (lm-human-preferences, `train_policy.py`,
     `loss`); with an infinite `cliprange`, both are the same.
     """
-    near = values.clamp(
-        old_values - cliprange, old_values + cliprange
-    )  # exact for values within it, unlike old + difference
+    # Exact for values within the range, unlike old + difference.
+    near = values.clamp(old_values - cliprange, old_values + cliprange)
     unclipped, clipped = (values - returns) ** 2, (near - returns) ** 2
     return 0.5 * torch.maximum(unclipped, clipped), clipped > unclipped
 

@@ -1,4 +1,4 @@
-"""Metrics of an update, checks that stop or warn, and the FLOPs of an update; docs/metrics.md defines each metric."""
+"""Metrics of an update, and checks that stop or warn; docs/metrics.md defines each metric."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -181,7 +181,7 @@ class MissingEosWatch:
     """
 
     def __init__(self, replacement: float | None) -> None:
-        self.replacement, self.without_end = replacement, 0.0
+        self.replacement, self.without_end, self.some_end = replacement, 0, False
 
     def check(self, scores: Tensor, ended: Tensor) -> str:
         """Return the warning for scores [B] to learn from, `ended` [B] where complete; "" if there is none."""
@@ -189,13 +189,13 @@ class MissingEosWatch:
             return ""
         if not ended.any():
             self.without_end += 1
-            if self.without_end != UPDATES_WITHOUT_END:
+            if self.some_end or self.without_end != UPDATES_WITHOUT_END:
                 return ""
             return (
                 f"warning: no response ended in {UPDATES_WITHOUT_END} updates: each score is {self.replacement:.3g}, "
                 "whatever the reward (missing_eos_score). Raise max_new_tokens, or set missing_eos_score none"
             )
-        self.without_end = -math.inf  # some responses end
+        self.some_end = True
         replacement, mean = self.replacement, float(scores[ended].mean())
         if mean >= replacement:
             return ""

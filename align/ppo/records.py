@@ -73,7 +73,7 @@ class RoleOutputs:
     values: Tensor
     entropy: Tensor
     initial_log_probs: Tensor | None = None
-    """Of the initial policy; None where it is the reference."""
+    """Log-probs by the initial policy; None where it is the reference."""
 
 
 @dataclass(frozen=True)

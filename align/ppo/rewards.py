@@ -40,7 +40,7 @@ class Rewards:
     Args:
         ensemble: how the rewards of several models are combined, see `combine_rewards`.
         uncertainty_weight: see `combine_rewards`.
-        accelerator: processes that score together. The first one calls the functions, and all get its scores or its error.
+        accelerator: processes that score together. The first one calls the functions. All get the scores or raise its error.
     """
 
     def __init__(

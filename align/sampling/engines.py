@@ -25,7 +25,7 @@ row leaves it, one layer is there twice, and torch keeps freed blocks of sizes t
 class SamplingEngine(Protocol):
     """Samples from the current policy.
 
-    The log-probs that it reports are used for a metric only: PPO learns from the policy's own.
+    PPO learns from the policy's own log-probs. Those that the engine reports are used for a metric and by `importance_cap`.
     """
 
     def sample(self, prompts: Sequence[list[int]], sampling: SamplingParams, seed: SeedKey) -> Responses:

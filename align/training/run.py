@@ -62,7 +62,7 @@ class _Results(NamedTuple):
 
 
 class Run:
-    """One run of a stage. Its folder is written from the first update on: an error before that leaves no files.
+    """One run of a stage. Its folder is written when the first result is: an error before that leaves no files.
 
     Args:
         config: the stage's settings; must hold the fields of both `ModelConfig` and `RunConfig`.
@@ -269,7 +269,7 @@ class Run:
         except Stopped:
             if not in_update:
                 raise
-            # The update failed, which is why this ends: its error is told, also if a launcher ends the run meanwhile.
+            # The update failed. Its error is reported, also if a launcher has asked this process to stop meanwhile.
 
     def weights_changed(self) -> None:
         """Note that the update has changed a weight: a stop waits for its end from here on."""

@@ -145,7 +145,8 @@ class Extension:
     def state_dict(self) -> Any:
         """Return the state for a checkpoint: JSON values, or a dict of JSON values and tensors, equal on every process.
 
-        Replace a tensor of the state, do not change it in place: a stop may save the state of the beginning of an update.
+        Before `after_update`, replace a tensor of the state instead of changing it in place: a stop may save the
+        state of the beginning of the update.
         """
         return {}
 

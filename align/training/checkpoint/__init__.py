@@ -67,7 +67,9 @@ class Stateful(Protocol):
     def state_dict(self) -> Any:
         """Return JSON values, or a dict whose values are JSON values and tensors that are the same on every process.
 
-        Tensors may be values of the dict itself, not deeper. They must be replaced, never changed in place.
+        Tensors may be values of the dict itself, not deeper. Before the first
+        optimizer step of an update they must be replaced, not changed in place, because a stop may save the state of its
+        beginning.
         """
 
     def load_state_dict(self, state: Any) -> None:
@@ -164,7 +166,7 @@ class Checkpoint:
                 more = tensors.get(f"{name}.safetensors")
                 self.stateful[name].load_state_dict({**state, **more} if more else state)
         for name in self.stateful.keys() - stored["states"].keys():
-            run.print(f"{folder} has no state of '{name}', which begins anew")
+            run.print(f"{folder} has no state of '{name}', which starts from its initial state")
         run.print(f"resumed from {folder}")
         run.done = int(stored["update"])
         return run.done

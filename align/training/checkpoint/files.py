@@ -28,7 +28,7 @@ def write_checksums(folder: Path, known: Mapping[str, dict[str, Any]] | None = N
 
 
 def checksum(path: Path) -> dict[str, Any]:
-    """Size and SHA-256 of a file, as the disk gives it back."""
+    """Size and SHA-256 of a file, read from the disk and not from the page cache."""
     drop_page_cache(path)
     return {"bytes": path.stat().st_size, "sha256": _digest(path)}
 

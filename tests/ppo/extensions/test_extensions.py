@@ -113,7 +113,7 @@ def test_a_users_extension_keeps_its_state(prompts, tmp_path, align_cache, capsy
         run_ppo(settings(prompts, tmp_path / "run", total_updates=5, resume_from_checkpoint=True, save_steps=1))
     run_ppo(settings(prompts, tmp_path / "plain", total_updates=1, save_steps=1))
     run_ppo(settings(prompts, tmp_path / "plain", total_updates=2, resume_from_checkpoint=True, **own))
-    assert f"has no state of '{__name__}:Counter', which begins anew" in capsys.readouterr().err
+    assert f"has no state of '{__name__}:Counter', which starts from its initial state" in capsys.readouterr().err
 
 
 class Rival(Extension):
