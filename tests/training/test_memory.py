@@ -139,13 +139,16 @@ def tokens_read(monkeypatch):
     return seen
 
 
+OTHERS = ["reward", "dpo", "distill"]
+
+
 def without_ptx(words):
     """Options without those of ptx, whose micro-batches are not tried."""
     ours = [number for number, word in enumerate(words) if word.startswith("--ptx.")]
     return [word for number, word in enumerate(words) if number not in ours and number - 1 not in ours]
 
 
-@pytest.mark.parametrize("stage", ["sft", "reward", "dpo", "ppo", "distill"])
+@pytest.mark.parametrize("stage", ["sft", "ppo", *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)])
 def test_the_largest_micro_batch_is_known_before_the_first_update(stage, tokens_read, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(Path(__file__).parents[2])
     cli.main([stage, *without_ptx(options(stage, tmp_path / "plain"))])
