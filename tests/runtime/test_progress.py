@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from align import cli
 from align.data.readers import write_records
 from align.data.records import Prompt
 from align.runtime import progress
@@ -94,30 +95,25 @@ def test_the_log_of_a_ppo_run_has_updates_with_reward_kl_speed_and_remaining_tim
     assert re.fullmatch(rf"ppo 3/3: {numbers}", last)
 
 
-def test_a_training_loss_that_does_not_fall_is_one_line_at_the_end(tmp_path):
+def test_a_training_loss_that_does_not_fall_is_one_line_at_the_end(tmp_path, capsys):
     rows = "".join(f'{{"prompt": "{n}?", "completion": "Yes."}}\n' for n in range(24))
     (tmp_path / "rows.jsonl").write_text(rows)
-    words = [
-        "--model",
-        "tiny-gpt2",
-        "--train_data",
-        str(tmp_path / "rows.jsonl"),
-        "--batch_size",
-        "1",
-        "--num_train_epochs",
-        "1",
-    ]
+    words = ["--model", "tiny-gpt2", "--train_data", str(tmp_path / "rows.jsonl"), "--batch_size", "1"]
+    words += ["--num_train_epochs", "1"]
     found = {}
     for rate in ("1e-12", "1e-2"):
-        found[rate] = log_of(tmp_path, "sft", *words, "--learning_rate", rate, "--output_dir", str(tmp_path / rate), *TINY)
+        cli.main(["sft", *words, "--learning_rate", rate, "--output_dir", str(tmp_path / rate), *TINY])
+        found[rate] = capsys.readouterr().err.splitlines()
     assert re.fullmatch(r"sft 24/24: loss [\d.]+, [\d,]+ tokens/s", found["1e-2"][-1])
     assert found["1e-12"][-1].startswith("warning: the training loss did not fall: its mean was ")
     assert not [line for line in found["1e-2"] if "did not fall" in line]
 
 
-def test_the_log_of_evaluations_has_a_line_for_each_task_and_model(tmp_path):
+def test_the_log_of_evaluations_has_a_line_for_each_task_and_model(tmp_path, capsys):
     words = ["--models", "tiny-gpt2", "tiny-llama", "--output", str(tmp_path), "--limit", "2", "--dtype", "float32"]
-    lines = log_of(tmp_path, "eval", "all", *words, "--toxicity", "", "--table", "false")
+    cli.main(["eval", "all", *words, "--toxicity", "", "--table", "false"])
+    lines = capsys.readouterr().err.splitlines()
+    assert "" not in lines, "empty lines"
     assert lines[0] == "task 1 of 1: truthfulness"
     assert [line.split()[0] for line in lines if line.endswith(" 2/2")] == [
         "truthfulness-choice-tiny-gpt2",
