@@ -66,8 +66,7 @@ TABLES = {
         init_kl_coef: kl_coef
         target: kl_target
         horizon: kl_horizon
-        steps: total_updates (updates of rollout_batch_size responses)
-        total_episodes: total_updates (divided by rollout_batch_size)
+        steps: total_episodes
         epsilon: cliprange
         epsilon_high: cliprange_high
         reward_funcs: reward_functions

@@ -1,5 +1,6 @@
 """Settings of PPO."""
 
+import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -126,6 +127,11 @@ class PPOConfig(KLConfig, LossConfig, ResponseConfig, EvaluationConfig, SplitCon
         [], "reward functions, each module:function or module:function=weight, added to the reward model's score"
     )
     total_updates: int = option(100, "number of rollouts", gt=0)
+    total_episodes: int = option(
+        0,
+        "number of responses; sets total_updates to total_episodes / rollout_batch_size, rounded up; 0: not used",
+        ge=0,
+    )
     rollout_batch_size: int = option(64, "responses in one rollout, over all processes (lm-human-preferences: 512)", gt=0)
     samples_per_prompt: int = option(1, "responses to each prompt of a rollout", gt=0)
     num_ppo_epochs: int = option(4, "passes over a rollout (summarize_from_feedback_details: 4, InstructGPT: 1)", gt=0)
@@ -213,6 +219,9 @@ class PPOConfig(KLConfig, LossConfig, ResponseConfig, EvaluationConfig, SplitCon
     def __post_init__(self) -> None:
         super().__post_init__()
         self.reward_model = [name for name in self.reward_model if name]  # --reward_model "" takes a file's away
+        if self.total_episodes:
+            self.total_updates = math.ceil(self.total_episodes / self.rollout_batch_size)
+            self.total_episodes = 0  # a resumed run reads total_updates, which may then be raised
         if self.missing_eos_penalty is not None and isinstance(self.missing_eos_score, DefaultFloat):
             self.missing_eos_score = None
         one = self.missing_eos_penalty is None or self.missing_eos_score is None
