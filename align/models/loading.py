@@ -28,6 +28,7 @@ from align.models.backbone.kinds import (
     require_language_model,
     use_block_attention,
 )
+from align.models.backbone.verification import require_deterministic
 from align.models.configs import (
     base_of,
     end_ids,
@@ -39,7 +40,7 @@ from align.models.configs import (
 from align.models.lora import START_ADAPTER, new_lora_config, prepared_lora_config, require_same_lora, train_active_adapter
 from align.runtime.distributed import computes_on_cpu
 from align.runtime.progress import console
-from align.runtime.sharding import Sharder, loading_accelerator, local_shard, min_while_loading
+from align.runtime.sharding import Sharder, loading_accelerator, local_shard, min_while_loading, readable
 from align.tokenization import Tokenization, load_tokenization, make_tokenization
 
 
@@ -283,7 +284,7 @@ def _with_fresh_adapter(
     if not (config.lora_r or peft_config):
         if config.lora:
             raise UserError("lora is given, but lora_r is 0, which trains all weights: set lora_r, or leave out lora")
-        return _finish(config, LoadedModel(wrap(model, check=check), tokenization, base))
+        return _finish(config, LoadedModel(wrap(model, check=check), tokenization, base), check)
     lora = prepared_lora_config(peft_config, model, base) if peft_config else new_lora_config(config, model, base)
     try:
         peft_model = get_peft_model(model, lora, adapter_name=adapter, autocast_adapter_dtype=False)
@@ -291,20 +292,23 @@ def _with_fresh_adapter(
         where = "peft_config" if peft_config else f"lora_target_modules '{config.lora_target_modules}'"
         raise UserError(f"{where}: {first_line(error)}") from error
     backbone = wrap(model, faster_lora(peft_model), check)
-    return _finish(config, LoadedModel(backbone, tokenization, base, adapter))
+    return _finish(config, LoadedModel(backbone, tokenization, base, adapter), check)
 
 
-def _finish(config: ModelConfig, loaded: LoadedModel) -> LoadedModel:
+def _finish(config: ModelConfig, loaded: LoadedModel, check: bool = True) -> LoadedModel:
     if config.block_attention:
         if computes_on_cpu():
             raise UserError("block_attention: FlexAttention has no gradient on a processor; set block_attention to false")
         use_block_attention(loaded.backbone)
     if config.gradient_checkpointing:
-        _recompute_activations(loaded.backbone, loaded.adapter)
+        _recompute_activations(loaded.backbone, loaded.adapter, check)
     return loaded
 
 
-def _recompute_activations(backbone: Backbone, adapter: str | None = None) -> None:
+def _recompute_activations(backbone: Backbone, adapter: str | None = None, check: bool = True) -> None:
+    if check:
+        with readable(backbone.model):
+            require_deterministic(backbone, adapter)
     backbone.model.train()  # transformers recomputes only in training mode
     settings: dict[str, Any] = {"use_reentrant": False}
     if adapter:
