@@ -33,13 +33,18 @@ class MicroBatch:
     """Rows for one forward and backward pass.
 
     Attributes:
-        rows: of the global batch.
+        rows: of the global batch; `GroupedRows` where some of them stay together.
         loss_weight: factor of its loss and metrics. 0 for a filler, which keeps processes in lockstep; 1 / n where n
             processes share rows.
     """
 
-    rows: list[int]
+    rows: list[int] | GroupedRows
     loss_weight: float
+
+    @property
+    def group_count(self) -> int:
+        """Groups of rows that stay together; without `GroupedRows`, each row is one."""
+        return len(self.rows.starts) if isinstance(self.rows, GroupedRows) else len(self.rows)
 
 
 def micro_batches(rows: Sequence[int], lengths: Sequence[int], budget: int, accelerator: Accelerator) -> list[MicroBatch]:
@@ -149,13 +154,13 @@ def group_tokens(
 
 
 def pack_groups(
-    prompts: Sequence[Ids], responses: Sequence[Ids], rows: Sequence[int], device: torch.device
+    prompts: Sequence[Ids], responses: Sequence[Ids], rows: Sequence[int] | GroupedRows, device: torch.device
 ) -> tuple[Padded, Padded, Tensor | None]:
     """Return some rows as `Backbone.hidden` takes them: distinct prompts, responses, `prompt_of_response`.
 
     Args:
-        rows: of a micro-batch. Groups stay apart: two groups of one prompt are two prompts here. Of other rows, neighbors
-            with equal prompts share theirs.
+        rows: of a micro-batch. The groups of `GroupedRows` stay apart: two groups of one prompt are two prompts here. Of
+            other rows, neighbors with equal prompts share theirs.
 
     Returns:
         Prompts, responses, and the prompt of each response [B]; None if every row has its own prompt.

@@ -65,8 +65,17 @@ def build_actor_critic(
         freeze_unused_lm_head(model)
     reference_adapter = _reference_adapter(policy) if reference_is_updated and policy.adapter else None
     heads = {adapter.adapter: adapter.head for adapter in adapters}
-    parts = (backbone, policy.adapter, value_head, policy.initial_adapter, model, critic_adapter, heads)
-    return ActorCritic(*parts, with_entropy=with_entropy, reference_adapter=reference_adapter)
+    return ActorCritic(
+        backbone,
+        policy.adapter,
+        value_head,
+        initial_adapter=policy.initial_adapter,
+        critic=model,
+        critic_adapter=critic_adapter,
+        reward_heads=heads,
+        with_entropy=with_entropy,
+        reference_adapter=reference_adapter,
+    )
 
 
 def _reference_adapter(loaded: LoadedModel) -> str:

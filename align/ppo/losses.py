@@ -46,7 +46,11 @@ class LossCoefficients(NamedTuple):
 
 
 def ppo_loss(
-    new: tuple[Tensor, Tensor, Tensor], batch: LossInputs, mask: Tensor, count: float, coefficients: LossCoefficients
+    new: tuple[Tensor, Tensor, Tensor],
+    batch: LossInputs,
+    mask: Tensor,
+    minibatch_tokens: float,
+    coefficients: LossCoefficients,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Return the PPO loss of a micro-batch, and metrics that add up over micro-batches.
 
@@ -54,7 +58,7 @@ def ppo_loss(
         new: log-probs, values and entropies [B, T] of the current policy and critic.
         batch: the experience of the same responses.
         mask: [B, T] True on response tokens.
-        count: response tokens of the whole minibatch, over all micro-batches and processes; divides every sum.
+        minibatch_tokens: response tokens of the whole minibatch, over all micro-batches and processes; divides every sum.
     """
     log_probs, values, entropy = new
     policy, policy_clipped = policy_losses(
@@ -70,17 +74,17 @@ def ppo_loss(
         terms["entropy"] = (-coefficients.ent_coef, entropy)
     if coefficients.kl_estimator:
         terms["kl"] = (coefficients.kl_coef, kl_estimate(log_probs, batch.ref_log_probs, coefficients.kl_estimator))
-    means = {name: masked_sum(losses, mask) / count for name, (_, losses) in terms.items()}
+    means = {name: masked_sum(losses, mask) / minibatch_tokens for name, (_, losses) in terms.items()}
     total = torch.stack([weight * means[name] for name, (weight, _) in terms.items()]).sum()
     with torch.no_grad():
         ratio = torch.exp(log_probs - batch.old_log_probs)
         sums = {
             **{f"loss/{name}": mean for name, mean in means.items()},
-            **{f"{name}/clipfrac": (where & mask).sum() / count for name, where in clipped.items()},
-            "ratio/mean": masked_sum(ratio, mask) / count,
-            "ratio/abs_error": masked_sum((ratio - 1).abs(), mask) / count,
+            **{f"{name}/clipfrac": (where & mask).sum() / minibatch_tokens for name, where in clipped.items()},
+            "ratio/mean": masked_sum(ratio, mask) / minibatch_tokens,
+            "ratio/abs_error": masked_sum((ratio - 1).abs(), mask) / minibatch_tokens,
             # Schulman's k3 of the step within the update, old to new.
-            "policy/approx_kl": masked_sum(ratio - 1 - torch.log(ratio), mask) / count,
+            "policy/approx_kl": masked_sum(ratio - 1 - torch.log(ratio), mask) / minibatch_tokens,
         }
     return total, sums
 

@@ -12,7 +12,7 @@ from accelerate import Accelerator
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from align.batches.micro_batches import MicroBatch, group_batches, group_tokens, pack_groups, prompt_groups
+from align.batches.micro_batches import GroupedRows, MicroBatch, group_batches, group_tokens, pack_groups, prompt_groups
 from align.core.seeds import RngStream, SeedKey, generator
 from align.core.tensor_ops import Padded
 from align.models.backbone import Backbone
@@ -74,7 +74,9 @@ def plan_minibatch(
     return group_batches(groups, sizes, micro_batch_tokens, accelerator)
 
 
-def pack_rollout(rollout: Rollout, rows: Sequence[int], device: torch.device) -> tuple[Padded, Padded, Tensor | None]:
+def pack_rollout(
+    rollout: Rollout, rows: Sequence[int] | GroupedRows, device: torch.device
+) -> tuple[Padded, Padded, Tensor | None]:
     """Return prompts and responses of some rows, and each response's prompt index, ready for a module."""
     return pack_groups([prompt.ids for prompt in rollout.prompts], rollout.responses, rows, device)
 

@@ -94,9 +94,9 @@ def prepare(
         validation: fixed prompts for evaluations; may be empty.
         given: objects in memory beside the policy.
     """
-    moves = any(extension.updates_reference for extension in extensions)
+    reference_is_updated = any(extension.updates_reference for extension in extensions)
     require_rewards(reward_models, functions, extensions)
-    run, policy = open_policy(config, model, given, moves)
+    run, policy = open_policy(config, model, given, reference_is_updated)
     limits = Limits(config.max_prompt_tokens, config.max_new_tokens, config.overlong)
     encoded, held_out = encode_all_prompts(
         prompts, validation, policy, limits, config.validation_split, config.skip_bad_rows
@@ -107,24 +107,31 @@ def prepare(
         reference, value_model = reference_and_value_model(
             policy, given, every_prompt, config.max_new_tokens, config.gradient_checkpointing, config.has_critic
         )
-    sizes = (config.samples_per_prompt, config.max_prompt_tokens, config.max_new_tokens)
-    values = (config.total_updates, config.critic_warmup, *sizes, config.missing_eos_penalty, config.missing_eos_score)
-    context = TrainingContext(run, policy, encoded, every_prompt, *values)
+    context = training_context(config, run, policy, encoded, every_prompt)
     with sharded_loading(run.accelerator):
         sources = load_rewards(reward_models, policy, config.dtype, config.chat_template)
         for extension in extensions:
             extension.load(context)
         adapters = [source.adapter_on_policy for source in sources if source.adapter_on_policy]
         adapters += [adapter for extension in extensions for adapter in extension.adapters]
-        critic = config.critic if config.has_critic else "none"
         critic_init = (sources[0].adapter_on_policy or sources[0].loaded) if sources else None
-        module = build_actor_critic(policy, critic, critic_init, adapters, config.ent_coef > 0, moves, value_model)
+        module = build_actor_critic(
+            policy,
+            critic=config.critic if config.has_critic else "none",
+            critic_init=critic_init,
+            adapters=adapters,
+            with_entropy=config.ent_coef > 0,
+            reference_is_updated=reference_is_updated,
+            value_model=value_model,
+        )
     # Engine and rewards.
     steps = config.num_ppo_epochs * config.num_mini_batches
-    rates = (config.learning_rate, config.value_learning_rate or config.learning_rate)
-    groups = param_groups(module, *rates, frozen_steps=config.critic_warmup * steps)
-    optimization = (config.total_updates * steps, groups, config.ema_decay)
-    engine, roles = build_engine_and_roles(run, policy, module, sources, extensions, *optimization, reference)
+    value_rate = config.value_learning_rate or config.learning_rate
+    groups = param_groups(module, config.learning_rate, value_rate, frozen_steps=config.critic_warmup * steps)
+    total_steps = config.total_updates * steps
+    engine, roles = build_engine_and_roles(
+        run, policy, module, sources, extensions, total_steps, groups, average_decay=config.ema_decay, reference=reference
+    )
     scorers = [make_scorer(source, run, policy, roles, every_prompt, config.max_new_tokens) for source in sources]
     rewards = Rewards(scorers, functions, config.reward_ensemble, config.uncertainty_weight, run.accelerator)
     for extension in extensions:
@@ -134,8 +141,27 @@ def prepare(
         attach_callbacks(given.callbacks, run, policy, engine, config.total_updates, share)
     report(config, run, policy, len(encoded), len(held_out), extensions)
     sampler, sampling = build_sampler(config, run, policy, engine, every_prompt)
-    profiles = flops_profiles(policy, module, rewards, moves, reference)
+    profiles = flops_profiles(policy, module, rewards, reference_is_updated, reference)
     return PPOSetup(run, policy, engine, roles, sampler, sampling, rewards, encoded, held_out, profiles, extensions)
+
+
+def training_context(
+    config: PPOConfig, run: Run, policy: LoadedModel, training_prompts: list[EncodedPrompt], prompts: list[EncodedPrompt]
+) -> TrainingContext:
+    """Return the values that extensions load with; `prompts` has those of training and of evaluations."""
+    return TrainingContext(
+        run=run,
+        policy=policy,
+        training_prompts=training_prompts,
+        prompts=prompts,
+        total_updates=config.total_updates,
+        critic_warmup=config.critic_warmup,
+        samples_per_prompt=config.samples_per_prompt,
+        max_prompt_tokens=config.max_prompt_tokens,
+        max_new_tokens=config.max_new_tokens,
+        missing_eos_penalty=config.missing_eos_penalty,
+        missing_eos_score=config.missing_eos_score,
+    )
 
 
 def open_policy(config: PPOConfig, model: Model, given: GivenObjects, reference_is_updated: bool) -> tuple[Run, LoadedModel]:
@@ -189,10 +215,10 @@ def build_engine_and_roles(
         reference: a model that takes the place of the copy.
     """
     accelerator = run.accelerator
-    moves = any(extension.updates_reference for extension in extensions)
-    if moves and zero_stage(accelerator) == 3:
+    reference_is_updated = any(extension.updates_reference for extension in extensions)
+    if reference_is_updated and zero_stage(accelerator) == 3:
         raise UserError("reference_refresh is not possible under ZeRO-3, which shards the weights: use ZeRO-1 or 2")
-    copies = 0 if policy.adapter or reference else 2 if moves else 1
+    copies = 0 if policy.adapter or reference else 2 if reference_is_updated else 1
     with sharded_loading(accelerator):
         references = [LanguageModel(copy_backbone(policy.backbone)) for _ in range(copies)]
     references += [LanguageModel(reference)] if reference else []
@@ -200,11 +226,11 @@ def build_engine_and_roles(
     scoring += [model for extension in extensions for model in extension.modules]
     trained = sum(full_numel(weight) for weight in module.parameters() if weight.requires_grad)
     mean = FLOAT32_BYTES * trained if average_decay else 0
-    moved = trained * policy.backbone.model.dtype.itemsize if moves else 0  # the reference, in checkpoints
-    run.print(run.memory.check(module, [*references, *scoring], {"mean of the weights": mean}, mean + moved))
+    saved_reference = trained * policy.backbone.model.dtype.itemsize if reference_is_updated else 0  # in checkpoints
+    run.print(run.memory.check(module, [*references, *scoring], {"mean of the weights": mean}, mean + saved_reference))
     frozen, initial, *_ = [*(place_frozen_model(model, accelerator) for model in references), None, None]
     engine = build_engine(run, module, total_steps, groups, average_decay)
-    return engine, Roles(engine.module, frozen, initial, moves)
+    return engine, Roles(engine.module, frozen, initial, reference_is_updated)
 
 
 def report(
@@ -253,14 +279,13 @@ def largest_micro_batch(config: PPOConfig, setup: PPOSetup) -> tuple[Experience,
         rollout = Rollout(prompts, [[0] * length] * count, [], [])
         for minibatch in shuffled_minibatches(count, samples, config.num_mini_batches, update, 0, config.seed):
             for batch in plan_minibatch(rollout, minibatch, backbone, config.micro_batch_tokens, accelerator):
-                groups = len(getattr(batch.rows, "starts", batch.rows))
                 longest = max(len(prompts[row].ids) for row in batch.rows)
-                found.append((groups * longest + len(batch.rows) * length, rollout, minibatch, batch.rows))
-    tokens, rollout, minibatch, rows = max(found, key=lambda batch: batch[0])
+                found.append((batch.group_count * longest + len(batch.rows) * length, rollout, minibatch, batch.rows))
+    padded_tokens, rollout, minibatch, rows = max(found, key=lambda batch: batch[0])
     zeros = torch.zeros(count, length)
     old, returns = RoleOutputs(zeros, zeros, zeros, zeros), zeros if config.has_critic else None
     experience = Experience(rollout, zeros[:, 0], old, zeros, returns, config.kl_coef, zeros[:, 0], {})
-    return experience, rows, float(length * len(minibatch)), tokens
+    return experience, rows, float(length * len(minibatch)), padded_tokens
 
 
 class PromptIdentity:

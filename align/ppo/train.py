@@ -87,29 +87,30 @@ class PPOState:
 def train(config: PPOConfig, setup: PPOSetup) -> Path:
     """Run all updates from the last checkpoint on; return the folder of the best policy, or of the last."""
     run, extensions, folder = setup.run, setup.extensions, setup.run.folder / "model"
-    state = PPOState(config, "".join(extension.selects_by for extension in extensions))
-    stateful = state.stateful() | {extension.name: extension for extension in extensions if extension.has_state}
+    state = PPOState(config, "".join(extension.selects_by for extension in extensions))  # extensions: selection
+    stateful = state.stateful() | {each.name: each for each in extensions if each.has_state}  # extensions: state
     checkpoint = Checkpoint(run, setup.engine, {"prompts": PromptIdentity(setup.prompts), **stateful})
     done = checkpoint.load()
     if config.dry_run:
         return run.end_dry_run(config.total_updates, done)
     if done < config.total_updates and can_try(setup.engine):
-        experience, rows, tokens, padded = largest_micro_batch(config, setup)
-        with memory_trial(setup.engine, rows, padded):
-            setup.engine.backward(*micro_batch_loss(config, setup, experience, rows, tokens))
+        # Run the largest micro-batch once: a lack of memory then ends the run before the first update.
+        experience, rows, minibatch_tokens, padded_tokens = largest_micro_batch(config, setup)
+        with memory_trial(setup.engine, rows, padded_tokens):
+            setup.engine.backward(*micro_batch_loss(config, setup, experience, rows, minibatch_tokens))
     if config.save_best_policy:
         take_over_best_policy(run, state.selection)
     if not done and setup.validation:
         run.log(0, evaluate(config, setup, state, 0))
-    run.open()  # locks the folder
-    for extension in extensions:
+    run.open()  # locks the folder, unless a result above has been written to it already
+    for extension in extensions:  # extensions: resume
         extension.resume(done)
     for update in run.updates(done + 1, config.total_updates, checkpoint):
-        if any(extension.should_stop for extension in extensions):
+        if any(extension.should_stop for extension in extensions):  # extensions: early stop
             break
         clock = Clock()
         experience = collect_experience(config, setup, state, update, clock)  # steps 1 to 4
-        corrected = any(extension.corrects_sampling for extension in extensions)
+        corrected = any(extension.corrects_sampling for extension in extensions)  # extensions: correction of sampling
         metrics = rollout_metrics(experience, config.kl_estimator if config.kl_in == "reward" else None, corrected)
         metrics |= update_policy(config, setup, experience, update)  # step 5
         setup.sampler.weights_changed()
@@ -154,7 +155,7 @@ def collect_experience(config: PPOConfig, setup: PPOSetup, state: PPOState, upda
     with save_if_scoring_fails(run, rollout, update):
         scores, components = score_rollout(setup, rollout)
         training_scores = scores
-        for extension in extensions:
+        for extension in extensions:  # extensions: training scores
             training_scores = extension.transform_scores(training_scores, rollout, components)
     missing_eos = (rollout.ended_mask, config.missing_eos_penalty, config.missing_eos_score)
     scores, training_scores = apply_missing_eos(scores, *missing_eos), apply_missing_eos(training_scores, *missing_eos)
@@ -164,13 +165,13 @@ def collect_experience(config: PPOConfig, setup: PPOSetup, state: PPOState, upda
     budget = config.micro_batch_tokens
     old = forward_all_roles(setup.roles, rollout, minibatches, backbone, config.temperature, budget, run.accelerator)
     # 4. Compute advantages.
-    extra_token_rewards = sum_of_token_rewards(extensions, rollout, old)  # extensions: token rewards, token weights, records
-    weights = product_of_token_weights(extensions, rollout, old)
+    extra_token_rewards = sum_of_token_rewards(extensions, rollout, old)  # extensions: token rewards
+    weights = product_of_token_weights(extensions, rollout, old)  # extensions: token weights
     kl_coef = state.kl.coef
     advantages, returns = compute_advantages(config, training_scores, old, rollout.lengths, kl_coef, extra_token_rewards)
     clock.lap("score")
     experience = Experience(rollout, training_scores, old, advantages, returns, kl_coef, scores, components, weights)
-    for extension in extensions:
+    for extension in extensions:  # extensions: records
         extension.on_experience(update, experience)
     clock.lap("record")
     return experience
@@ -219,11 +220,11 @@ def update_policy(config: PPOConfig, setup: PPOSetup, experience: Experience, up
     for epoch in range(config.num_ppo_epochs):
         for number, minibatch in enumerate(shuffled_minibatches(*counts, update, epoch, config.seed)):
             step += 1
-            tokens = float(experience.lengths[minibatch].sum())
+            minibatch_tokens = float(experience.lengths[minibatch].sum())
             plan = plan_minibatch(rollout, minibatch, setup.policy.backbone, config.micro_batch_tokens, run.accelerator)
             try:
                 for rows in engine.micro_batches(plan):
-                    loss, sums = micro_batch_loss(config, setup, experience, rows, tokens)
+                    loss, sums = micro_batch_loss(config, setup, experience, rows, minibatch_tokens)
                     engine.backward(loss, sums)
                 metrics = dict(engine.sums)
                 if epoch == number == 0:
@@ -240,9 +241,9 @@ def update_policy(config: PPOConfig, setup: PPOSetup, experience: Experience, up
 
 
 def micro_batch_loss(
-    config: PPOConfig, setup: PPOSetup, experience: Experience, rows: list[int], tokens: float
+    config: PPOConfig, setup: PPOSetup, experience: Experience, rows: list[int], minibatch_tokens: float
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return the loss of some rows of a minibatch with `tokens` response tokens, and metrics that add up."""
+    """Return the loss of some rows of a minibatch with `minibatch_tokens` response tokens, and metrics that add up."""
     device = setup.run.accelerator.device
     prompt, response, prompt_of_response = pack_rollout(experience.rollout, rows, device)
     new = setup.roles.policy(prompt, response, config.temperature, prompt_of_response)
@@ -256,7 +257,7 @@ def micro_batch_loss(
         kl_coef=experience.kl_coef,
         kl_estimator=config.kl_estimator if config.kl_in == "loss" else None,
     )
-    return ppo_loss(new, batch, response.mask(), tokens, coefficients)
+    return ppo_loss(new, batch, response.mask(), minibatch_tokens, coefficients)
 
 
 @torch.no_grad()
@@ -269,7 +270,7 @@ def evaluate(config: PPOConfig, setup: PPOSetup, state: PPOState, update: int) -
         with save_if_scoring_fails(run, rollout, update):
             scores, _ = score_rollout(setup, rollout)
             evaluation = PolicyEvaluation(update, rollout, scores)
-            for extension in extensions:
+            for extension in extensions:  # extensions: evaluation
                 extension.evaluate(evaluation)
         scores = evaluation.final_scores(config.missing_eos_penalty, config.missing_eos_score)
         rows, budget = [list(range(len(rollout)))], config.micro_batch_tokens
@@ -277,7 +278,7 @@ def evaluate(config: PPOConfig, setup: PPOSetup, state: PPOState, update: int) -
         metrics = evaluation_metrics(evaluation, scores, outputs)
         for warning in state.drift.check(metrics):
             run.print(f"warning: reward rose, but {warning}: read the samples before trusting it")
-        for extension in extensions:
+        for extension in extensions:  # extensions: after an evaluation
             run.print(extension.after_evaluation(update, metrics))
         run.record("samples", sample_rows(evaluation, scores), update)
         chosen = scores if evaluation.selection_scores is None else evaluation.selection_scores
@@ -299,7 +300,7 @@ def save_policy(
     if config.reward_functions:
         rewards["reward functions"] = ", ".join(config.reward_functions)
     chosen = {"chosen by": "the reward that it was trained on"}
-    for extension in setup.extensions:
+    for extension in setup.extensions:  # extensions: model card
         chosen |= extension.card
     if not (config.save_best_policy and setup.validation):
         chosen["chosen by"] = "none: the last policy"

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from align.core.errors import UserError
 from align.runtime.distributed import limit_collectives, zero_stage
+from align.runtime.flops import Clock
 from align.runtime.sharding import full_numel, full_shape, gather_chosen_parts_together, is_sharded
 from align.training.checkpoint.state import StoredState, TensorShard
 from align.training.engine import AVERAGE, NotFiniteError, TrainEngine, require_same_weights
@@ -48,7 +49,7 @@ class DeepSpeedEngine(TrainEngine):
     ) -> None:
         if run.config.optimizer != "adamw":
             raise UserError(f"optimizer {run.config.optimizer}: not possible under DeepSpeed; use adamw")
-        self.run, self.total_steps, self.accelerator = run, total_steps, run.accelerator
+        self.run, self.total_steps, self.clock, self.accelerator = run, total_steps, Clock(), run.accelerator
         if any(map(is_sharded, module.parameters())):  # the engine takes a module that was loaded sharded as it is
             _convert_new_weights(module, run.dtype)
         self.trainable = {name: weight for name, weight in module.named_parameters() if weight.requires_grad}

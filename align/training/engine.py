@@ -52,11 +52,10 @@ class TrainEngine:
         average_decay: of the exponential mean of the weights; 0: no mean is kept.
 
     Attributes:
+        clock: ends its laps `learn` and `step` in each step. `EpochLoop` replaces it in each update; PPO has another clock.
         sums: the loss and the metrics of the last `micro_batches`, summed over micro-batches and processes.
     """
 
-    clock = Clock()
-    """Ends its laps `learn` and `step` in each step."""
     average: WeightAverage | None = None
     reduction: GradientReduction | None = None
     can_try = True
@@ -72,7 +71,7 @@ class TrainEngine:
         groups: Sequence[ParamGroup] = (),
         average_decay: float = 0.0,
     ) -> None:
-        self.run, self.total_steps = run, total_steps
+        self.run, self.total_steps, self.clock = run, total_steps, Clock()
         self.accelerator = run.accelerator
         self.module = module.to(run.accelerator.device)
         self.trainable = {name: weight for name, weight in module.named_parameters() if weight.requires_grad}
