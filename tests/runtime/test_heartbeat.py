@@ -51,8 +51,15 @@ def end(process: subprocess.Popen[str]) -> tuple[int, str]:
     return code, "".join(line for line in process.stderr.readlines() if "error: " in line)  # torch's C++ may write more
 
 
-@pytest.mark.parametrize("rank", [0, 2])
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize(
+    ("number", "rank"),
+    [
+        (signal.SIGKILL, 0),
+        (signal.SIGSTOP, 2),
+        pytest.param(signal.SIGKILL, 2, marks=pytest.mark.slow),
+        pytest.param(signal.SIGSTOP, 0, marks=pytest.mark.slow),
+    ],
+)
 def test_a_process_that_is_killed_or_stopped_is_named_by_all_others(
     three: list[subprocess.Popen[str]], rank: int, number: signal.Signals
 ) -> None:
@@ -108,7 +115,7 @@ def test_a_process_that_was_suspended_blames_nobody_when_it_wakes(judged, monkey
     assert not judged(watch)
 
 
-@pytest.mark.parametrize("first", [0, 1])
+@pytest.mark.parametrize("first", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_an_end_in_order_ends_nobody(three: list[subprocess.Popen[str]], first: int) -> None:
     obey(three[first], "6")
     time.sleep(5)  # longer than LOST_AFTER
@@ -117,8 +124,15 @@ def test_an_end_in_order_ends_nobody(three: list[subprocess.Popen[str]], first: 
     assert end(three[2]) == (0, "")
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-@pytest.mark.parametrize(("code", "reason"), [(2, "prompts.jsonl: no such file"), (EXIT_STOPPED, "stopped by SIGTERM")])
+@pytest.mark.parametrize(
+    ("rank", "code", "reason"),
+    [
+        (0, 2, "prompts.jsonl: no such file"),
+        (1, EXIT_STOPPED, "stopped by SIGTERM"),
+        pytest.param(1, 2, "prompts.jsonl: no such file", marks=pytest.mark.slow),
+        pytest.param(0, EXIT_STOPPED, "stopped by SIGTERM", marks=pytest.mark.slow),
+    ],
+)
 def test_an_end_of_one_process_is_told_to_those_that_would_wait_for_it(
     three: list[subprocess.Popen[str]], rank: int, code: int, reason: str
 ) -> None:
