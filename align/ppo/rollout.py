@@ -1,7 +1,8 @@
 """A rollout: its prompts, sampled responses, minibatches, and the outputs of every role for it.
 
 A rollout of B responses is the same on every process. `shuffled_minibatches` divides its rows into minibatches, of which
-each is one optimizer step. `plan_minibatch` cuts a minibatch into the micro-batches of this process, by tokens.
+each is one optimizer step. `plan_minibatch` cuts a minibatch into the micro-batches of this process, by tokens. The
+responses to one prompt form a group, which stays in one micro-batch and reads its prompt once (`prompt_groups`).
 `pack_rollout` makes the padded tensors of one micro-batch.
 """
 
@@ -115,7 +116,7 @@ def forward_all_roles(
             if roles.reference_is_updated:
                 outputs["initial_log_probs"] = roles.initial(prompt, response, temperature, prompt_of_response)
             columns = torch.stack([outputs[name].float() for name in names]).cpu()
-            if batch.loss_weight:
+            if batch.loss_weight:  # 0: a repeated row that keeps processes in lockstep
                 for index, row in enumerate(batch.rows):
                     # A copy: pickling a view would send all rows of the micro-batch with each one.
                     scored[row] = columns[:, index, : len(rollout.responses[row])].clone()

@@ -75,7 +75,7 @@ class TrainEngine:
         self.accelerator = run.accelerator
         self.module = module.to(run.accelerator.device)
         self.trainable = {name: weight for name, weight in module.named_parameters() if weight.requires_grad}
-        self.masters = {name: _master(weight) for name, weight in self.trainable.items()}
+        self.masters = {name: _float32_master(weight) for name, weight in self.trainable.items()}
         self.groups = complete_groups(run.config, self.trainable, groups)
         self.optimizer = build_optimizer(run.config, self.masters, self.groups)
         self.average = WeightAverage(self.masters, average_decay) if average_decay else None
@@ -259,7 +259,7 @@ def require_same_weights(tensors: Mapping[str, Tensor], expected: Mapping[str, t
         raise UserError(f"the checkpoint belongs to another model or other settings ('{different[0]}' does not match)")
 
 
-def _master(weight: nn.Parameter) -> Tensor:
+def _float32_master(weight: nn.Parameter) -> Tensor:
     """The float32 tensor that the optimizer updates: the weight itself, or a copy that collects its gradients."""
     if weight.dtype == torch.float32:
         return weight

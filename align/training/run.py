@@ -28,7 +28,7 @@ from align.runtime.flops import peak_flops
 from align.runtime.progress import ProgressDisplay, console
 from align.tokenization import set_template_date
 from align.training.checkpoint import BackgroundWork, Checkpoint
-from align.training.checkpoint.files import checkpoint_to_resume, checkpoints_in, quarantine, rotate_checkpoints
+from align.training.checkpoint.files import checkpoint_to_resume, checkpoints_in, rotate_checkpoints, set_aside_later
 from align.training.memory import GIB, Memory
 from align.training.run_folder import (
     compare_settings,
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from align.training.callbacks import TrainerCallbacks
 
 
-class _Restart(NamedTuple):
+class _UpdateStart(NamedTuple):
     """The state at the beginning of an update: a stop saves it as long as the update has changed no weight."""
 
     checkpoint: Checkpoint
@@ -121,7 +121,7 @@ class Run:
         self.stop = StopRequest(config.stop_grace)
         self.callbacks: TrainerCallbacks | None = None
         self.done = 0
-        self._restart: _Restart | None = None
+        self._update_start: _UpdateStart | None = None
         torch.manual_seed(config.seed)  # for new heads and adapters alone; training draws from `align.core.seeds`
         self.started, self.tokens_per_second = time.monotonic(), 0.0
 
@@ -162,7 +162,8 @@ class Run:
                 )
             clear_leftovers(self.folder)
             if self.checkpoint and self.continues_own:
-                for line in quarantine(self.folder, self.checkpoint):
+                # Later checkpoints are damaged.
+                for line in set_aside_later(self.folder, self.checkpoint):
                     self.print(line)
                 rotate_checkpoints(self.folder, self.config.save_total_limit)
             write_text(self.folder / "config.yaml", dump(self.config))
@@ -251,7 +252,7 @@ class Run:
             display = ProgressDisplay(f"{self.stage:>6}", total, first - 1, enabled=self.is_main)
             with display as self.progress, self.stop.listening():
                 for update in range(first, total + 1):
-                    self._restart = _Restart(checkpoint, update, checkpoint.states())
+                    self._update_start = _UpdateStart(checkpoint, update, checkpoint.states())
                     in_update = True
                     yield update
                     in_update = False
@@ -273,7 +274,7 @@ class Run:
 
     def weights_changed(self) -> None:
         """Note that the update has changed a weight: a stop waits for its end from here on."""
-        self._restart = None
+        self._update_start = None
 
     def raise_if_stop_requested(self, before_saving: Callable[[], None] = lambda: None) -> None:
         """Save the state at the beginning of the update and raise `Stopped`, if any process was asked to stop.
@@ -283,9 +284,9 @@ class Run:
         Args:
             before_saving: releases the update's tensors.
         """
-        if self._restart and self._asked_to_stop():
+        if self._update_start and self._asked_to_stop():
             before_saving()
-            checkpoint, update, states = self._restart
+            checkpoint, update, states = self._update_start
             self._save_and_stop(checkpoint, update - 1, states)
 
     def _save(self, checkpoint: Checkpoint, update: int, states: dict[str, Any] | None = None) -> None:

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from align import cli
 from align.training.checkpoint.files import integrity_error, write_checksums
-from align.training.checkpoint.state import WHOLE, StoredState
+from align.training.checkpoint.state import STATE_FILE, StoredState
 from tests.launch.compared import assert_close, metrics
 from tests.launch.launcher import PPO, ROOT, launch_in_turn, ppo_words
 from tests.launch.programs import spare_weight
@@ -112,8 +112,8 @@ def begun(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("begun") / "run"
     spare_weight.train(folder, 2, resume_from_checkpoint=False)
     checkpoint = folder / "checkpoints" / "update-000002"
-    kept = {k: v for k, v in load_file(checkpoint / WHOLE).items() if k.startswith("master") or "spare" not in k}
-    save_file(kept, checkpoint / WHOLE)
+    kept = {k: v for k, v in load_file(checkpoint / STATE_FILE).items() if k.startswith("master") or "spare" not in k}
+    save_file(kept, checkpoint / STATE_FILE)
     (checkpoint / "checksums.json").unlink()
     write_checksums(checkpoint)
     return folder

@@ -15,8 +15,8 @@ from align.training.checkpoint.files import (
     FORMAT,
     integrity_error,
     latest_valid_checkpoint,
-    quarantine,
     rotate_checkpoints,
+    set_aside_later,
     write_checksums,
 )
 from tests.bad_input.conftest import TINY, write_rows
@@ -208,8 +208,8 @@ def test_checkpoints_are_in_the_order_of_their_numbers(whole, tmp_path):
     newest = tmp_path / "checkpoints" / "update-1000000"
     assert latest_valid_checkpoint(tmp_path) == (newest, [])
     before = tmp_path / "checkpoints" / "update-999999"
-    assert quarantine(tmp_path, newest) == []
-    assert quarantine(tmp_path, before) == [f"{newest} was set aside as broken-update-1000000"]
+    assert set_aside_later(tmp_path, newest) == []
+    assert set_aside_later(tmp_path, before) == [f"{newest} was set aside as broken-update-1000000"]
 
 
 def test_each_file_is_read_by_one_of_the_processes_and_a_fault_is_known_to_all(whole, run, tmp_path):

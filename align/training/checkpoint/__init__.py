@@ -30,7 +30,7 @@ from align.core.files import new_folder, read_json, write_json
 from align.models.checkpoint import require_equal_file
 from align.runtime.distributed import max_across_processes, run_on_all
 from align.training.checkpoint.files import checksum, drop_page_cache, rotate_checkpoints, write_checksums
-from align.training.checkpoint.state import WHOLE, StoredState, TensorShard, shard_file, tensors_of_shards
+from align.training.checkpoint.state import STATE_FILE, StoredState, TensorShard, shard_file, tensors_of_shards
 
 if TYPE_CHECKING:
     from align.training.engine import TrainEngine
@@ -123,7 +123,7 @@ class Checkpoint:
     def _contents(self, update: int, states: Mapping[str, Any]) -> _Contents:
         state, numbers = self.engine.state()
         shards = {name: value for name, value in state.items() if isinstance(value, TensorShard)}
-        files = {WHOLE: {name: value for name, value in state.items() if isinstance(value, Tensor)}}
+        files = {STATE_FILE: {name: value for name, value in state.items() if isinstance(value, Tensor)}}
         json_states = dict(states)
         for name, values in states.items():
             if tensors := _tensors_in(values):
@@ -132,7 +132,12 @@ class Checkpoint:
         return _Contents(
             shards if self.engine.keeps_shards else None,
             files if self.run.is_main else {},
-            {"update": update, "numbers": numbers, "states": json_states, "with_tensors": sorted(files.keys() - {WHOLE})},
+            {
+                "update": update,
+                "numbers": numbers,
+                "states": json_states,
+                "with_tensors": sorted(files.keys() - {STATE_FILE}),
+            },
         )
 
     def load(self) -> int:
@@ -154,7 +159,7 @@ class Checkpoint:
             return stored
 
         stored = run_on_all(read, run.accelerator)[0]
-        self.engine.compute_with_masters()
+        self.engine.compute_with_masters()  # copies the float32 masters into the model under ZeRO
         with restoring(run):
             for name, state in stored["states"].items():
                 if name not in self.stateful:

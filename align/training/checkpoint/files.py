@@ -173,8 +173,8 @@ def _fault_on_any(path: Path, accelerator: Accelerator) -> str:
     return next((damage for _, damage in found if damage), "")
 
 
-def quarantine(folder: Path, last: Path) -> list[str]:
-    """Rename the checkpoints after the one that a run resumes from, which are not whole; return lines about it."""
+def set_aside_later(folder: Path, last: Path) -> list[str]:
+    """Rename the damaged checkpoints after `last`, which a run resumes from; return lines about it."""
     messages = []
     checkpoints = checkpoints_in(folder)
     newest = next(update for update, path in checkpoints.items() if path.name == last.name)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from align.core.errors import UserError
 
-WHOLE = "state.safetensors"
+STATE_FILE = "state.safetensors"
 """The file of a state that is not sharded."""
 SHARDS = "shards"
 """The key in a file's header: JSON of each tensor's name to its shard's start and the full shape."""
@@ -68,7 +68,7 @@ class StoredState(Mapping[str, Tensor]):
         self.shapes: dict[str, tuple[int, ...]] = {}
         self._places: dict[str, list[_Place]] = {}
         self._open: dict[Path, Any] = {}
-        for path in sorted([*folder.glob(WHOLE), *folder.glob("state-*-of-*.safetensors")]):
+        for path in sorted([*folder.glob(STATE_FILE), *folder.glob("state-*-of-*.safetensors")]):
             stored: Any = safe_open(path, framework="pt")
             self._open[path] = stored
             shards = json.loads((stored.metadata() or {}).get(SHARDS, "{}"))
