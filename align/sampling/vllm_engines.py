@@ -215,7 +215,7 @@ class VLLMServer:
             kind = ServerGoneError if lost else UserError
             raise kind(
                 f"vLLM server {self.url}: {what} failed ({first_line(error)}); see the server's own log, start it as "
-                "docs/clusters.md says, then go on with --resume_from_checkpoint auto"
+                "described in docs/clusters.md, then resume with --resume_from_checkpoint auto"
             ) from error
 
     @contextmanager

@@ -28,7 +28,7 @@ from align.runtime.flops import peak_flops
 from align.runtime.progress import ProgressDisplay, console
 from align.tokenization import set_template_date
 from align.training.checkpoint import BackgroundWork, Checkpoint
-from align.training.checkpoint.files import checkpoint_to_resume, checkpoints_in, rotate_checkpoints, set_aside_later
+from align.training.checkpoint.files import checkpoint_to_resume, checkpoints_in, quarantine_later, rotate_checkpoints
 from align.training.memory import GIB, Memory
 from align.training.run_folder import (
     compare_settings,
@@ -98,7 +98,7 @@ class Run:
         self.results = run_on_main(self._find_results, self.accelerator)
         self.checkpoint, faults = checkpoint_to_resume(config.resume_from_checkpoint, self.folder, self.accelerator)
         for fault in faults:
-            self.print(f"warning: {fault}: going on from {self.checkpoint}")
+            self.print(f"warning: {fault}: resuming from {self.checkpoint}")
         resumed = self.checkpoint.resolve().parents[1] if self.checkpoint else None
         self.continues_own = resumed == self.folder.resolve()
         has_results = self.results.model or self.results.metrics_bytes > 0
@@ -163,7 +163,7 @@ class Run:
             clear_leftovers(self.folder)
             if self.checkpoint and self.continues_own:
                 # Later checkpoints are damaged.
-                for line in set_aside_later(self.folder, self.checkpoint):
+                for line in quarantine_later(self.folder, self.checkpoint):
                     self.print(line)
                 rotate_checkpoints(self.folder, self.config.save_total_limit)
             write_text(self.folder / "config.yaml", dump(self.config))

@@ -15,8 +15,8 @@ from align.training.checkpoint.files import (
     FORMAT,
     integrity_error,
     latest_valid_checkpoint,
+    quarantine_later,
     rotate_checkpoints,
-    set_aside_later,
     write_checksums,
 )
 from tests.bad_input.conftest import TINY, write_rows
@@ -112,8 +112,8 @@ def test_the_last_good_checkpoint_is_used_and_the_user_is_told(damage, whole, ru
     cli.main(words(whole.parent / "demos.jsonl", run, "--resume_from_checkpoint", "auto"))
     printed = capsys.readouterr().err
     assert f"warning: {last}: {DAMAGES[damage]}" in printed
-    assert f"going on from {before}" in printed
-    assert f"{last} was set aside as broken-update-000004" in printed
+    assert f"resuming from {before}" in printed
+    assert f"{last} was renamed to broken-update-000004" in printed
     assert sorted(path.name for path in last.parent.iterdir()) == ["broken-update-000004", before.name, last.name]
     for place in ("model/model.safetensors", "checkpoints/update-000004/state.safetensors"):
         ours, theirs = load_file(run / place), load_file(whole / place)
@@ -208,8 +208,8 @@ def test_checkpoints_are_in_the_order_of_their_numbers(whole, tmp_path):
     newest = tmp_path / "checkpoints" / "update-1000000"
     assert latest_valid_checkpoint(tmp_path) == (newest, [])
     before = tmp_path / "checkpoints" / "update-999999"
-    assert set_aside_later(tmp_path, newest) == []
-    assert set_aside_later(tmp_path, before) == [f"{newest} was set aside as broken-update-1000000"]
+    assert quarantine_later(tmp_path, newest) == []
+    assert quarantine_later(tmp_path, before) == [f"{newest} was renamed to broken-update-1000000"]
 
 
 def test_each_file_is_read_by_one_of_the_processes_and_a_fault_is_known_to_all(whole, run, tmp_path):

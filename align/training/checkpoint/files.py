@@ -173,7 +173,7 @@ def _fault_on_any(path: Path, accelerator: Accelerator) -> str:
     return next((damage for _, damage in found if damage), "")
 
 
-def set_aside_later(folder: Path, last: Path) -> list[str]:
+def quarantine_later(folder: Path, last: Path) -> list[str]:
     """Rename the damaged checkpoints after `last`, which a run resumes from; return lines about it."""
     messages = []
     checkpoints = checkpoints_in(folder)
@@ -183,7 +183,7 @@ def set_aside_later(folder: Path, last: Path) -> list[str]:
             new_path = path.with_name(f"broken-{path.name}")
             shutil.rmtree(new_path, ignore_errors=True)
             path.rename(new_path)
-            messages.append(f"{path} was set aside as {new_path.name}")
+            messages.append(f"{path} was renamed to {new_path.name}")
     return messages
 
 
