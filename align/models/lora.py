@@ -59,7 +59,7 @@ class LoraSettings(Settings):
 def _as_setting(value: Any) -> Any:
     """Return the value of a field of `LoraConfig` as `LoraSettings` has it: PEFT also takes sets, a name or a number."""
     if isinstance(value, dict):
-        return sorted(f"{module}={number}" for module, number in value.items())
+        return sorted(f"{module}={number:g}" for module, number in value.items())
     if value is None or isinstance(value, bool):
         return bool(value)
     return [value] if isinstance(value, str | int) else sorted(value)
@@ -77,12 +77,23 @@ def _peft_fields(settings: LoraSettings | None) -> dict[str, Any]:
     found = {name: value for name, value in vars(settings).items() if value} if settings else {}
     if found:
         found["init_lora_weights"] = INITIALIZATIONS[found["init_lora_weights"]]
-    for name in found.keys() & {"rank_pattern", "alpha_pattern"}:
-        parts = [entry.rpartition("=") for entry in found[name]]
-        if not all(module and number.isdecimal() for module, _, number in parts):
-            raise UserError(f"lora.{name} is {', '.join(found[name])}, but each must be MODULE=NUMBER")
-        found[name] = {module: int(number) for module, _, number in parts}
+    for name, kind in (("rank_pattern", int), ("alpha_pattern", float)):
+        if name in found:
+            found[name] = _pattern(name, found[name], kind)
     return found
+
+
+def _pattern(name: str, entries: list[str], kind: type[int | float]) -> dict[str, int | float]:
+    """Return the numbers of single modules, each given as MODULE=NUMBER."""
+    parts = [entry.rpartition("=") for entry in entries]
+    try:
+        pattern = {module: kind(number) for module, _, number in parts}
+    except ValueError:
+        pattern = {}
+    if not (pattern and all(pattern) and min(pattern.values()) > 0):
+        wanted = "a whole number" if kind is int else "a number"
+        raise UserError(f"lora.{name} is {', '.join(entries)}, but each must be MODULE=NUMBER, {wanted} above 0")
+    return pattern
 
 
 def new_lora_config(config: ModelConfig, model: PreTrainedModel, base: str) -> LoraConfig:
@@ -204,8 +215,10 @@ def require_same_lora(config: ModelConfig, model: PreTrainedModel, stored: PeftC
             "lora_r to 0 to merge the adapter and train all weights"
         )
     for name, value in vars(config.lora).items() if config.lora else ():
+        if name == "init_lora_weights" or value == getattr(LoraSettings(), name):  # an adapter that exists has its weights
+            continue
         actual = getattr(stored, name, None)
-        if value != getattr(LoraSettings(), name) and value != _as_setting(actual):
+        if _as_setting(value) != _as_setting(actual):
             raise UserError(f"{start} {name} {actual}, which training continues; lora.{name} is {value}: leave it out")
 
 

@@ -330,6 +330,30 @@ def test_a_continued_adapter_keeps_its_fields(sharp_folders, make_adapter):
         load(ModelConfig(model=folder), torch.float32, peft_config=LoraConfig(r=2))
 
 
+def test_an_adapter_is_continued_with_the_block_that_made_it(sharp_folders, tokenizer, tmp_path):
+    """Whatever the order of entries; an adapter that exists is not initialized again."""
+    block = {"modules_to_save": ["lm_head", "embed_tokens"], "init_lora_weights": "gaussian"}
+    block |= {"rank_pattern": ["v_proj=3", "q_proj=4"], "alpha_pattern": ["q_proj=8.5", "v_proj=6"]}
+    settings = {"lora_r": 2, "lora_alpha": 8, "lora_target_modules": "v_proj,q_proj", "lora": block}
+    loaded = load(ModelConfig(model=sharp_folders[LLAMA], **settings), torch.float32)
+    assert loaded.backbone.peft.peft_config["policy"].alpha_pattern == {"q_proj": 8.5, "v_proj": 6.0}
+    loaded.backbone.peft.save_pretrained(tmp_path, selected_adapters=["policy"])
+    tokenizer(LLAMA).save_pretrained(tmp_path / "policy")
+    settings["lora_target_modules"] = "q_proj,v_proj"
+    load(ModelConfig(model=str(tmp_path / "policy"), **settings), torch.float32)
+    other = settings | {"lora": block | {"rank_pattern": ["v_proj=3", "q_proj=5"]}}
+    with pytest.raises(UserError, match=r"lora\.rank_pattern is \['v_proj=3', 'q_proj=5'\]: leave it out"):
+        load(ModelConfig(model=str(tmp_path / "policy"), **other), torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("name", "entry"), [("rank_pattern", "q_proj=2.5"), ("alpha_pattern", "q_proj=x"), ("rank_pattern", "4")]
+)
+def test_numbers_of_single_modules_are_checked(name, entry, sharp_folders):
+    with pytest.raises(UserError, match=rf"lora\.{name} is {entry}, but each must be MODULE=NUMBER"):
+        load(ModelConfig(model=sharp_folders[LLAMA], lora_r=2, lora={name: [entry]}), torch.float32)
+
+
 ROWS = [{"prompt": "Hi", "responses": ["Hello!", "No."], "ranks": [1, 2]}] * 4
 STAGES = {
     "sft": (SFTTrainer, SFTConfig, [{"prompt": "Hi", "completion": "Hello!"}] * 4),

@@ -205,6 +205,7 @@ def _can_share_prompts(backbone: Backbone) -> bool:
     return torch.allclose(separate[real].float(), packed[real].float(), atol=bound)
 
 
+@torch.no_grad()
 def require_deterministic(backbone: Backbone, adapter: str | None = None) -> None:
     """Read one text twice in training mode with `adapter` (None: the bare base), which must give the same states.
 

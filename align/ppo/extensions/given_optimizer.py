@@ -50,7 +50,7 @@ def follow_rates(engine: TrainEngine, optimizer: Optimizer) -> None:
     engine.groups = []
     for number, group in enumerate(optimizer.param_groups):
         scheduled = ScheduledGroup(str(number or ""), frozenset(), group["lr"], 0, group)
-        group |= {"metric": scheduled.metric, "scale": 1.0}
+        group["metric"] = scheduled.metric
         engine.groups.append(scheduled)
 
 
