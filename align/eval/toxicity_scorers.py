@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from scipy.sparse import csr_matrix, hstack
 from torch import Tensor
@@ -122,8 +123,8 @@ def _hash_of_source(function: Callable[..., object]) -> str:
 def load_classifier(model: str, label: str, device: torch.device | str) -> tuple[ScoringFunction, str]:
     """Load a transformers text classifier in float32: a function from texts to the probability of a label, and its version.
 
-    A text that is too long for the model is truncated. transformers' pipeline applies a sigmoid if the model's config names
-    a multi-label problem or there is only one label, else a softmax.
+    A text that is too long for the model is truncated. Probabilities are a sigmoid if the model's config names a multi-label
+    problem or there is only one label, else a softmax.
 
     Raises:
         UserError: if there is none, it has no such label or no weights of a head, or it exists as pickle only.
@@ -144,10 +145,13 @@ def load_classifier(model: str, label: str, device: torch.device | str) -> tuple
     if label.lower() not in names:
         raise UserError(f"{who} has no label '{label}'; set scorer_label to one of {', '.join(names)}")
     max_tokens = min(tokenizer.model_max_length, getattr(classifier.config, "max_position_embeddings", None) or 512)
+    several = len(names) > 1 and classifier.config.problem_type != "multi_label_classification"
     classify = pipeline("text-classification", model=classifier, tokenizer=tokenizer, device=device, top_k=None)
+    options: dict[str, Any] = {"truncation": True, "max_length": max_tokens}
+    options["function_to_apply"] = "softmax" if several else "sigmoid"  # by itself it leaves regression models as they are
 
     def score(texts: list[str]) -> list[float]:
-        found: Any = classify(texts, batch_size=len(texts), truncation=True, max_length=max_tokens)
+        found: Any = classify(texts, batch_size=len(texts), **options)
         return [each["score"] for row in found for each in row if each["label"] == names[label.lower()]]
 
     return score, fingerprint(source) or str(getattr(classifier.config, "_commit_hash", None))
@@ -225,8 +229,19 @@ def sense_logits(states: Tensor, head: Mapping[str, Tensor]) -> Tensor:
 
 
 def load_toxicity_head(path: Path) -> dict[str, Tensor]:
-    """Read `hidden.weight` [M, STATES], `hidden.bias` [M], `sense` [M], `words` [2 * BUCKETS] and `bias` [] in float32."""
-    return {name: tensor.float() for name, tensor in load_file(path).items()}
+    """Read `hidden.weight` [M, STATES], `hidden.bias` [M], `sense` [M], `words` [2 * BUCKETS] and `bias` [] in float32.
+
+    Raises:
+        UserError: if the file cannot be read, or has other tensors.
+    """
+    advice = "python -m benchmarks.toxicity train writes it"
+    try:
+        stored = {name: tensor.float() for name, tensor in load_file(path).items()}
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"{path}: cannot be read ({first_line(error)}); {advice}") from error
+    if set(stored) != {"hidden.weight", "hidden.bias", "sense", "words", "bias"}:
+        raise UserError(f"{path}: is no head of the toxicity scorer; {advice}")
+    return stored
 
 
 def save_toxicity_head(head: Mapping[str, Tensor], note: str, path: Path = HEAD) -> None:

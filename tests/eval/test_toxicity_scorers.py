@@ -5,6 +5,7 @@ import pytest
 import torch
 from accelerate import Accelerator
 from safetensors import safe_open
+from safetensors.torch import save_file
 
 from align.core.errors import UserError
 from align.core.statistics import roc_auc
@@ -92,7 +93,10 @@ def test_a_scorer_that_cannot_be_had(name, complaint):
 
 @pytest.fixture(scope="module")
 def classifier(sharp_folders, tmp_path_factory):
-    """A tiny classifier of three labels: softmax, and the same weights with `multi_label_classification`: sigmoid."""
+    """A tiny classifier of three labels: softmax, and the same weights with `multi_label_classification`: sigmoid.
+
+    `one` has one label and the problem type that transformers writes when it trains such a model.
+    """
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
     folder = tmp_path_factory.mktemp("classifier")
@@ -107,22 +111,29 @@ def classifier(sharp_folders, tmp_path_factory):
         model.config.problem_type = problem
         model.save_pretrained(folder / name)
         AutoTokenizer.from_pretrained(source).save_pretrained(folder / name)
-    return folder, model.eval()
+    torch.manual_seed(0)
+    one = AutoModelForSequenceClassification.from_pretrained(source, num_labels=1, problem_type="regression")
+    one.config.id2label, one.config.label2id = {0: "toxic"}, {"toxic": 0}
+    one.config.pad_token_id = model.config.pad_token_id
+    torch.nn.init.normal_(one.score.weight, std=2.0)
+    one.save_pretrained(folder / "one")
+    AutoTokenizer.from_pretrained(source).save_pretrained(folder / "one")
+    return folder, {"softmax": model.eval(), "sigmoid": model, "one": one.eval()}
 
 
-@pytest.mark.parametrize("kind", ["softmax", "sigmoid"])
+@pytest.mark.parametrize("kind", ["softmax", "sigmoid", "one"])
 def test_a_classifier_gives_its_labels_probability(classifier, kind):
     from transformers import AutoTokenizer
 
-    folder, model = classifier
+    folder, models = classifier
     tokenizer = AutoTokenizer.from_pretrained(folder / kind)
     texts = ["hello", "you", "a much longer text than the others", "b"]
     scorer = open_scorer(ScorerConfig(scorer=f"model:{folder / kind}", scorer_batch=3))
     expected = []
     for text in texts:  # one at a time: no padding
         with torch.no_grad():
-            logits = model(**tokenizer([text], return_tensors="pt")).logits[0]
-        expected.append(float(logits.softmax(-1)[1] if kind == "softmax" else logits[1].sigmoid()))
+            logits = models[kind](**tokenizer([text], return_tensors="pt")).logits[0]
+        expected.append(float(logits.softmax(-1)[1] if kind == "softmax" else logits[-2:][0].sigmoid()))
     assert scorer(texts) == pytest.approx(expected, abs=1e-5)
     assert max(expected) - min(expected) > 0.01
     assert scorer.title.startswith(f"model:{folder / kind} 'toxic' (")
@@ -186,6 +197,15 @@ def test_a_head_comes_back_from_its_file(tmp_path):
     save_toxicity_head(head, "by hand", tmp_path / "head.safetensors")
     for name, tensor in load_toxicity_head(tmp_path / "head.safetensors").items():
         assert torch.allclose(tensor, head[name], atol=2e-3)
+
+
+def test_a_file_that_is_no_head_is_one_line(tmp_path):
+    (tmp_path / "a.safetensors").write_bytes(b"nothing")
+    with pytest.raises(UserError, match=r"cannot be read .*benchmarks\.toxicity train writes it"):
+        load_toxicity_head(tmp_path / "a.safetensors")
+    save_file({"words": torch.ones(3)}, tmp_path / "b.safetensors")
+    with pytest.raises(UserError, match="is no head of the toxicity scorer"):
+        load_toxicity_head(tmp_path / "b.safetensors")
 
 
 def test_the_shipped_head_is_small_and_says_where_it_comes_from():

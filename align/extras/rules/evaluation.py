@@ -7,6 +7,7 @@ violates its rule, from 0 to 1.
 """
 
 import math
+import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -300,4 +301,5 @@ def rubric_measurements(config: RulesConfig, answers: Sequence[Answer], accelera
 
 
 if __name__ == "__main__":
+    sys.modules["align.extras.rules.evaluation"] = sys.modules[__name__]  # a scorer that imports it gets the same classes
     run_stage(RulesConfig, run_rules)

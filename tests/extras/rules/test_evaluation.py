@@ -1,12 +1,16 @@
 """Rules: counts, rates and agreement by hand, people and a scorer on the same cases, and a service that misbehaves."""
 
 import json
+import runpy
+import sys
 
 import numpy as np
 import pytest
 
 from align.core.errors import UserError
 from align.core.statistics import majority
+from align.eval.results import read_evaluations
+from align.extras.rules import evaluation
 from align.extras.rules.evaluation import RuleCase, RulesConfig, agreement_measurements, count_violations, run_rules, verdict
 from annotation_ui.tasks import TASKS
 
@@ -200,3 +204,18 @@ def test_a_service_reads_rule_conversation_and_reply(service, settings):
 def test_a_service_without_a_verdict(service, settings):
     with pytest.raises(UserError, match=r"no verdict in the answer 'I cannot say\.'; completed results are saved"):
         run_rules(settings(**service(lambda question: "I cannot say.")))
+
+
+def test_a_launched_script_gives_a_scorer_the_class_that_it_imports(tmp_path, monkeypatch):
+    (tmp_path / "own_scorer.py").write_text(
+        "from align.extras.rules.evaluation import RuleCase\n\n\n"
+        "def judge(cases):\n    return [float(isinstance(case, RuleCase)) for case in cases]\n"
+    )
+    (tmp_path / "r.jsonl").write_text('{"prompt": "Hi", "responses": ["Yes"], "model": ["m"]}\n')
+    words = ["--responses", str(tmp_path / "r.jsonl"), "--scorer", "own_scorer:judge", "--output", str(tmp_path / "out")]
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "argv", [evaluation.__file__, *words])
+    monkeypatch.setitem(sys.modules, "align.extras.rules.evaluation", evaluation)  # and put back at the end
+    runpy.run_path(evaluation.__file__, run_name="__main__")
+    (found,) = read_evaluations(tmp_path / "out" / "rules.json")
+    assert found.measurements[0].value == 1.0
