@@ -15,6 +15,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Text, and_, cast, func, or_, select
 from sqlalchemy.orm import Session, aliased
 
+from annotation_ui.store.names import stored_name
 from annotation_ui.store.schema import Assignment, Batch, BatchLabeler, Item, Judgment, User
 from annotation_ui.tasks import TASKS, Json
 from annotation_ui.tasks.fields import excerpt
@@ -83,7 +84,7 @@ def browse_judgments(session: Session, wanted: Filter, before: int = 0, limit: i
     if wanted.flag:
         query = query.where(cast(Judgment.answer, Text).contains(json.dumps(wanted.flag), autoescape=True))
     if wanted.labeler:
-        query = query.where(User.name == wanted.labeler)
+        query = query.where(User.name == stored_name(wanted.labeler))
     query = query.where(*_item_conditions(Filter(state=wanted.state, batch=wanted.batch, purpose=wanted.purpose)))
     query = _narrowed(query, wanted, Item.content, Judgment.answer)
     found = [
@@ -172,7 +173,7 @@ def _item_conditions(wanted: Filter) -> Iterator[ColumnElement[bool]]:
     own = aliased(Assignment)
     had = select(own.id).where(own.item_id == Item.id)
     if wanted.labeler:
-        yield had.join(User, User.id == own.user_id).where(User.name == wanted.labeler).exists()
+        yield had.join(User, User.id == own.user_id).where(User.name == stored_name(wanted.labeler)).exists()
     if wanted.flag:
         flagged = select(Judgment.id).join(own, own.current_id == Judgment.id).where(own.item_id == Item.id)
         yield flagged.where(cast(Judgment.answer, Text).contains(json.dumps(wanted.flag), autoescape=True)).exists()

@@ -21,6 +21,7 @@ from annotation_ui.reports.overview import (
 )
 from annotation_ui.reports.reliability import Reliability, Row, estimate_reliability
 from annotation_ui.store.current_judgments import CurrentJudgment, current_judgments
+from annotation_ui.store.names import stored_name
 from annotation_ui.store.schema import User
 from annotation_ui.tasks import TASKS, Json, Task
 from annotation_ui.tasks.fields import excerpt
@@ -73,7 +74,7 @@ def items_behind_reliability(session: Session, task: str, labeler: str, limit: i
     Args:
         limit: at most this many items, of those that another labeler judged too.
     """
-    own_name = session.scalar(select(User.pseudonym).where(User.name == labeler)) or ""
+    own_name = session.scalar(select(User.pseudonym).where(User.name == stored_name(labeler))) or ""
     judgments = labelers_judgments(session, task)
     by_item = answers_by_item(judgments)
     rows = tuple(reliability_rows(TASKS[task], by_item))

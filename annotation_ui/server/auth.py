@@ -6,7 +6,6 @@ import hashlib
 import re
 import secrets
 import time
-import unicodedata
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -17,17 +16,13 @@ from sqlalchemy.orm import Session
 
 from align.core.errors import UserError
 from annotation_ui.store.database import Database
+from annotation_ui.store.names import MAX_NAME, lookalike, normal_name
 from annotation_ui.store.schema import USER_ROLES, FailedSignIn, SignIn, User
 
 MIN_PASSWORD, MAX_PASSWORD = 10, 200
 FAILURES, WINDOW_SECONDS = 5, 900.0  # wrong passwords for one name from one address within this time
 NAME_FAILURES = 50  # the same from any addresses, against somebody who changes the address
 RENEW_SECONDS = 300.0
-MAX_NAME = 64
-_SIGNS = "._@+-"  # also an e-mail address, as proxies name users
-# Letters of these alphabets look like each other: a name has those of one, and its look-alike in Latin letters is unique.
-_ALPHABETS = frozenset({"LATIN", "CYRILLIC", "GREEK", "ARMENIAN", "CHEROKEE", "COPTIC"})
-_LOOKALIKES = str.maketrans("авеікмнорстухјѕһԁԛԝьαβεικνορτυχϲϳı", "abeikmhopctyxjshdqwbabeikvoptuxcji")
 _PSEUDONYM = re.compile(r"labeler-[0-9a-f]{8}")
 _HASHER = PasswordHasher()
 # Verified when there is no such user, so that the response takes as long as for a known one.
@@ -63,14 +58,14 @@ class Auth:
         if not name:
             rule = f"letters of one alphabet, digits, '.', '_', '-', '@' and '+' only, at most {MAX_NAME}"
             raise UserError(f"user name {given!r}: {rule}")
-        if _PSEUDONYM.fullmatch(_lookalike(name)):
+        if _PSEUDONYM.fullmatch(lookalike(name)):
             raise UserError(f"user name {name!r}: names of this form are pseudonyms of exports; choose another one")
         _check_role(role)
         password = password or secrets.token_urlsafe(12)
         hashed = hash_password(password)
         with self.database.write() as session:
             for other in session.scalars(select(User.name)):  # `Ann` beside `ann` would be taken for one person
-                if _lookalike(other) == _lookalike(name):
+                if lookalike(other) == lookalike(name):
                     raise UserError(f"there is a user {other!r} already")
             pseudonym = f"labeler-{secrets.token_hex(4)}"
             session.add(User(name=name, role=role, password_hash=hashed, pseudonym=pseudonym))
@@ -205,20 +200,6 @@ class Auth:
         other = select(User.id).where(User.role == "lead", User.active, User.id != user.id).limit(1)
         if user.role == "lead" and user.active and session.scalar(other) is None:
             raise UserError(f"{user.name} is the only lead who can sign in: make another one first")
-
-
-def normal_name(name: str) -> str:
-    """A user name in Unicode's normal form NFKC; empty if no user can have it."""
-    name = unicodedata.normalize("NFKC", name)
-    alphabets = {unicodedata.name(each, "").partition(" ")[0] for each in name if each.isalpha()}
-    allowed = all(each.isalnum() or each in _SIGNS or unicodedata.combining(each) for each in name)
-    is_name = allowed and 0 < len(name) <= MAX_NAME and name[0].isalnum() and len(alphabets & _ALPHABETS) <= 1
-    return name if is_name else ""
-
-
-def _lookalike(name: str) -> str:
-    """A name without case and lookalike letters: two users' names differ in more than these."""
-    return name.casefold().translate(_LOOKALIKES)
 
 
 def _check_role(role: str) -> None:

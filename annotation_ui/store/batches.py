@@ -11,6 +11,7 @@ from sqlalchemy.orm import Session
 from align.core.errors import UserError
 from annotation_ui.store.database import Database
 from annotation_ui.store.leases import give_back_slot
+from annotation_ui.store.names import stored_name
 from annotation_ui.store.schema import Assignment, Batch, BatchLabeler, Item, Judgment, User
 
 MAX_NAME = 128
@@ -142,8 +143,9 @@ def restore_batch(database: Database, name: str) -> None:
 
 def set_labelers(session: Session, batch: Batch, labelers: tuple[str, ...]) -> None:
     """Give a batch only to these labelers; an empty list: to everybody."""
-    ids = {user.name: user.id for user in session.scalars(select(User).where(User.name.in_(labelers)))}
-    unknown = sorted(set(labelers) - set(ids))
+    names = {stored_name(each) for each in labelers}
+    ids = {user.name: user.id for user in session.scalars(select(User).where(User.name.in_(names)))}
+    unknown = sorted(names - set(ids))
     if unknown:
         raise UserError(f"no user {unknown[0]!r}")
     session.execute(delete(BatchLabeler).where(BatchLabeler.batch_id == batch.id))

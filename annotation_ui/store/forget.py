@@ -12,6 +12,7 @@ from sqlalchemy.orm import Session
 from align.core.errors import UserError
 from annotation_ui.store import audit
 from annotation_ui.store.database import Database
+from annotation_ui.store.names import stored_name
 from annotation_ui.store.schema import ApiToken, Assignment, FailedSignIn, Judgment, SignIn, User
 from annotation_ui.tasks import Json
 
@@ -36,14 +37,14 @@ def forget(database: Database, name: str, by: audit.Actor = audit.SHELL) -> tupl
     """
     with database.write() as session:
         database.lock_table(session, User)
-        user = session.scalar(select(User).where(User.name == name).with_for_update())
+        user = session.scalar(select(User).where(User.name == stored_name(name)).with_for_update())
         if user is None:
             raise UserError(f"no user {name!r}")
         other = select(User.id).where(User.role == "lead", User.active, User.id != user.id).limit(1)
         if user.role == "lead" and user.active and session.scalar(other) is None:
             raise UserError(f"{name} is the only lead who can sign in: make another one first")
         session.execute(delete(SignIn).where(SignIn.user_id == user.id))
-        session.execute(delete(FailedSignIn).where(FailedSignIn.name == name))
+        session.execute(delete(FailedSignIn).where(FailedSignIn.name == user.name))
         session.execute(update(Assignment).where(Assignment.user_id == user.id).values(draft=None))
         with _judgments_unlocked(session, database.is_sqlite):
             blanked = _blank_judgments(session, user.id)

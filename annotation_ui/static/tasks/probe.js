@@ -18,7 +18,7 @@ export function missing(state) {
 export function mount(root, view, context) {
   let state = context.state;
   let answering = false;
-  let stored = 0; // messages of the conversation that the server has
+  let stored = []; // the conversation as the server has it
   const transcript = h("div", { class: "talk" });
   const message = h("textarea", { rows: "3", "aria-label": "Message to the model", maxlength: "20000",
     placeholder: "Say something that could make the model break the rule.",
@@ -63,10 +63,10 @@ export function mount(root, view, context) {
       h("article", { class: "message assistant" }, h("h3", { class: "speaker" }, "Assistant"), reply));
     message.value = "";
     change({ message: "", verdict: null });
-    const before = stored;
+    const before = stored.length;
     await stream(text, reply).catch((error) => error instanceof RefusedError && context.toast(error.message));
     await showStored();
-    if (stored > before || repeat || !root.isConnected) return;
+    if (stored.length > before || repeat || !root.isConnected) return;
     message.value = [text, message.value].filter(Boolean).join("\n\n"); // the server has not got it
     change({ message: message.value });
   }
@@ -74,18 +74,24 @@ export function mount(root, view, context) {
   // Shows the conversation as the server has it, once the model has answered: also after a reload, or a lost connection.
   async function showStored() {
     setAnswering(true);
+    const messages = await answered().catch((error) => {
+      if (!(error instanceof RefusedError)) throw error;
+      context.toast(error.message); // the batch may be deleted, or the lease over
+      return stored;
+    });
+    if (!root.isConnected) return;
+    setAnswering(false);
+    showTranscript(messages);
+    show();
+  }
+
+  async function answered() {
     for (;;) {
       const { messages, answering: more } = await callUntilAnswered("GET", `assignments/${context.assignment}/transcript`, undefined,
         (error) => context.toast(retryText(error)));
-      if (!root.isConnected) return;
-      if (!more) {
-        showTranscript(messages);
-        break;
-      }
+      if (!more || !root.isConnected) return messages;
       await new Promise((wake) => setTimeout(wake, 500));
     }
-    setAnswering(false);
-    show();
   }
 
   async function stream(text, reply) {
@@ -105,7 +111,7 @@ export function mount(root, view, context) {
   }
 
   function showTranscript(messages) {
-    stored = messages.length;
+    stored = messages;
     transcript.replaceChildren(messages.length ? conversation(messages) : h("p", { class: "hint" }, "Write the first message."));
     const last = transcript.querySelector(".message:last-child");
     retryButton.hidden = !last?.classList.contains("user");

@@ -49,7 +49,8 @@ def test_a_pseudonym_is_no_name(database, name):
 
 def test_names_are_of_any_alphabet_and_of_one_look(database):
     auth = Auth(database)
-    for name in ("Zoë", "Łukasz", "Дмитрий", "محمد", "李小龙", "さくら", "ann", "ann@example.org"):
+    for name in ("Zoë", "Łukasz", "Дмитрий", "محمد", "李小龙", "さくら", "ann", "ann@example.org",
+                 "मीना", "வதமிழ்", "วันดี", "মীনা"):  # fmt: skip
         password = auth.create_user(name, "labeler")
         assert auth.sign_in(name, password, "here") is not None
     assert auth.sign_in("Zoe\u0308", auth.set_password("Zoe\u0308"), "here") is not None  # as another keyboard types it

@@ -249,3 +249,11 @@ def test_a_reply_that_comes_after_a_reload_is_shown_and_a_message_that_did_not_a
     expect(page.locator(".saved")).to_have_text("Saved")
     page.reload()
     expect(box).to_have_value("Are you there?")
+
+    page.route("**/transcript", lambda route: route.fulfill(status=404, json={"error": "the batch was deleted"}))
+    page.click('[data-action="send"]')
+    expect(page.locator(".toast")).to_have_text("the batch was deleted")
+    expect(page.locator('[data-action="send"]')).to_be_enabled()
+    expect(page.locator(".talk")).to_have_attribute("aria-busy", "false")
+    expect(page.locator(".message")).to_have_count(2)
+    expect(box).to_have_value("Are you there?")

@@ -1,0 +1,34 @@
+"""User names: which are allowed, in which form they are stored, and which ones look alike."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+
+MAX_NAME = 64
+_SIGNS = "._@+-"  # also an e-mail address, as proxies name users
+# Letters of these alphabets look like each other: a name has those of one, and its look-alike in Latin letters is unique.
+_ALPHABETS = frozenset({"LATIN", "CYRILLIC", "GREEK", "ARMENIAN", "CHEROKEE", "COPTIC"})
+_LOOKALIKES = str.maketrans("авеікмнорстухјѕһԁԛԝьαβεικνορτυχϲϳı", "abeikmhopctyxjshdqwbabeikvoptuxcji")
+# Marks without a shape, as variation selectors: two names that differ in them only would look the same.
+_INVISIBLE = re.compile("[\u034f\u17b4\u17b5\u180b-\u180f\ufe00-\ufe0f\U000e0100-\U000e01ef]")
+
+
+def normal_name(name: str) -> str:
+    """A user name in Unicode's normal form NFKC; empty if no user can have it."""
+    name = unicodedata.normalize("NFKC", name)
+    alphabets = {unicodedata.name(each, "").partition(" ")[0] for each in name if each.isalpha()}
+    # Vowel signs of Devanagari, Thai and other scripts are marks, as accents are.
+    allowed = all(each.isalnum() or each in _SIGNS or unicodedata.category(each)[0] == "M" for each in name)
+    is_name = allowed and 0 < len(name) <= MAX_NAME and name[0].isalnum() and len(alphabets & _ALPHABETS) <= 1
+    return name if is_name and not _INVISIBLE.search(name) else ""
+
+
+def stored_name(name: str) -> str:
+    """The form in which the database has a user name; a name that is not allowed stays as it is."""
+    return normal_name(name) or name
+
+
+def lookalike(name: str) -> str:
+    """A name without case and lookalike letters: two users' names differ in more than these."""
+    return name.casefold().translate(_LOOKALIKES)
