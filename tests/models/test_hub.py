@@ -1,7 +1,10 @@
 """Pushes to a server that stands in for the hub: which files arrive, without local paths, and what a failure leaves."""
 
 import json
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -142,6 +145,17 @@ def test_wrong_names_are_one_line(words, line, capsys):
         cli.main(words)
     assert ended.value.code == 2
     assert line in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_the_command_reaches_the_endpoint_of_the_environment(data, tmp_path):
+    train(data, tmp_path / "run")
+    with stand_in() as running:
+        words = [sys.executable, "-m", "align.cli", "model", "push", str(tmp_path / "run"), "ann/moons", "--private"]
+        environment = os.environ | {"HF_ENDPOINT": running.url, "HF_TOKEN": "token", "HF_HUB_DISABLE_XET": "1"}
+        done = subprocess.run(words, capture_output=True, text=True, check=False, env=environment)
+        assert (done.returncode, done.stdout) == (0, f"{running.url}/ann/moons\n"), done.stderr
+        assert running.repos == {"ann/moons": True}
 
 
 def test_names_lose_their_folders(tmp_path):

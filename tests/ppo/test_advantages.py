@@ -153,3 +153,10 @@ def test_rewards_of_a_response_add_up_and_padding_does_not_matter(lengths, extra
         assert found[row, length:].tolist() == [0.0] * (width + extra - length)
         log_probs[row, length:] = NAN
     assert torch.equal(add_kl_penalty(scores, log_probs - reference, torch.tensor(lengths), 0.3), found)
+
+
+def test_gae_does_not_change_what_it_is_given():
+    rewards, values = doubles([[1.0, 2.0]]), doubles([[3.0, 4.0]])
+    advantages_and_returns(rewards, values, torch.tensor([1]), 1.0, 0.95)
+    assert rewards.tolist() == [[1.0, 2.0]]
+    assert values.tolist() == [[3.0, 4.0]]

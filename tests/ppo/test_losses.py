@@ -139,6 +139,14 @@ def test_rounding_does_not_count_as_clipping():
     assert torch.equal(losses, 0.5 * (values - returns) ** 2)
 
 
+def test_estimates_by_hand():
+    # pi / ref = 2, 1/2, 1: k1 = ln 2, -ln 2, 0; k3 = 1/2 - 1 + ln 2, 2 - 1 - ln 2, 0.
+    policy, reference = torch.log(doubles([0.5, 0.25, 0.3])), torch.log(doubles([0.25, 0.5, 0.3]))
+    k1, k3 = (kl_estimate(policy, reference, name) for name in ("k1", "k3"))
+    assert k1.tolist() == pytest.approx([math.log(2), -math.log(2), 0.0], abs=1e-15)
+    assert k3.tolist() == pytest.approx([math.log(2) - 0.5, 1 - math.log(2), 0.0], abs=1e-15)
+
+
 def test_both_estimators_are_unbiased():
     policy, reference = doubles([0.5, 0.3, 0.2]), doubles([0.2, 0.2, 0.6])
     # .5 ln 2.5 + .3 ln 1.5 + .2 ln 1/3 = .4581454 + .1216395 - .2197225
@@ -219,6 +227,13 @@ def test_fixed_coefficient_stays():
     controller = KLController(0.05)
     controller.update(1000.0, 64)
     assert controller.coef == 0.05
+
+
+def test_adaptive_coefficient_compounds():
+    controller = KLController(1.0, target=1.0, horizon=100)
+    for _ in range(3):
+        controller.update(2.0, samples=50)  # times 1 + .2 x 50 / 100 = 1.1
+    assert controller.coef == pytest.approx(1.331, rel=1e-12)
 
 
 @QUICK
