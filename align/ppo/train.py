@@ -93,6 +93,8 @@ def train(config: PPOConfig, setup: PPOSetup) -> Path:
     done = checkpoint.load()
     if config.dry_run:
         return run.end_dry_run(config.total_updates, done)
+    if run.callbacks:
+        run.callbacks.begin(done)
     # Run the largest micro-batch of a large model once: a lack of memory then ends the run before the first update.
     if done < config.total_updates and can_try(setup.engine):
         experience, rows, minibatch_tokens, padded_tokens = largest_micro_batch(config, setup)

@@ -120,7 +120,6 @@ class Run:
         self.opened = False
         self.stop = StopRequest(config.stop_grace)
         self.callbacks: TrainerCallbacks | None = None
-        self.done = 0
         self._update_start: _UpdateStart | None = None
         torch.manual_seed(config.seed)  # for new heads and adapters alone; training draws from `align.core.seeds`
         self.started, self.tokens_per_second = time.monotonic(), 0.0
@@ -145,8 +144,6 @@ class Run:
             return
         run_on_main(self._write_run_files, self.accelerator)
         self.opened = True
-        if self.callbacks:
-            self.callbacks.begin(self.done)
         if self.trackers:
             with self._naming_disk_errors(self.folder):
                 self.accelerator.init_trackers(self.stage)

@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 from transformers import EarlyStoppingCallback, TrainerCallback, TrainerState
 from transformers.trainer_callback import ExportableState
 
@@ -84,6 +85,24 @@ def test_events_come_as_transformers_fires_them(trainer):
     assert (state.global_step, state.max_steps, state.epoch) == (6, 6, 3.0)
     assert [logs["step"] for logs in state.log_history] == list(range(1, 7))
     assert sorted(path.name for path in (made.run.folder / "checkpoints").iterdir()) == ["update-000004", "update-000006"]
+
+
+def test_training_begins_before_the_first_evaluation_with_gradients_and_before_any_file(sharp_folders, tmp_path):
+    folder, events = tmp_path / "run", []
+
+    class Begin(TrainerCallback):
+        def on_train_begin(self, args, state, control, **kwargs):
+            events.append(("begin", torch.is_grad_enabled(), folder.exists()))
+
+    def score(prompts, responses):
+        events.append(("score", torch.is_grad_enabled(), folder.exists()))
+        return long(prompts, responses)
+
+    settings = {"report_to": ["none"], "dtype": "float32", "total_updates": 1, "rollout_batch_size": 2, "max_new_tokens": 4}
+    config = PPOConfig(output_dir=str(folder), **settings)
+    PPOTrainer(sharp_folders["tiny-gpt2"], [score], PROMPTS, config, PROMPTS[:2], callbacks=[Begin()]).train()
+    assert events[:2] == [("begin", True, False), ("score", False, False)]
+    assert [event[0] for event in events].count("begin") == 1
 
 
 def test_a_callback_saves_a_checkpoint_and_stops_the_run(trainer):

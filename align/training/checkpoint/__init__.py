@@ -173,8 +173,7 @@ class Checkpoint:
         for name in self.stateful.keys() - stored["states"].keys():
             run.print(f"{folder} has no state of '{name}', which starts from its initial state")
         run.print(f"resumed from {folder}")
-        run.done = int(stored["update"])
-        return run.done
+        return int(stored["update"])
 
 
 def _tensors_in(state: Any) -> dict[str, Tensor]:
