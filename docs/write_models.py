@@ -19,16 +19,16 @@ from tests.models.encoders import CONFIGS, EXAMPLES  # noqa: E402
 PAGE = ROOT / "docs" / "models.md"
 HEAD = """# Architectures
 
-This page lists the supported architectures and their roles. They were tested with tiny random models of the published
-structure. No published weights were loaded, except those of the built-in models. Every model passes the following checks,
-with all weights and with LoRA on every linear layer:
+This page lists the supported architectures and their roles. The tests use tiny models with the published structure and
+random weights. No published weights were loaded, except those of the built-in models. Every model passes the following
+checks, both with full fine-tuning and with LoRA on every linear layer:
 
 | check | content |
 | --- | --- |
-| hidden states | states of a text alone, in a batch, packed and token by token with a cache agree within 1e-5 |
+| hidden states | the states of a text processed alone, in a batch, packed, and token by token with a cache agree within 1e-5 |
 | causality | a later token changes no earlier state; the logits equal those of transformers |
-| costs | FLOPs equal torch's count (for experts, only those that a token uses); the size of the cache is correct |
-| stages | an update of SFT, reward model and PPO with that reward model, for one architecture of each code path |
+| costs | FLOPs equal torch's count (in mixture-of-experts models, only the experts that a token uses); the computed cache size is correct |
+| stages | one update each of SFT, of the reward model, and of PPO with that reward model, for one architecture of each code path |
 | export | transformers computes the same score from the saved folder of a decoder's reward model |
 | ZeRO-3 | an update on two processes equals that of one (`tests/launch/test_every_stage.py`, float32, CPU) |
 
@@ -37,9 +37,9 @@ with all weights and with LoRA on every linear layer:
 DECODER_HEAD = """
 ## Decoders
 
-Each decoder supports SFT and can be a policy and a reward model. Several responses can share one row with their prompt. Each
-decoder can be trained as a [prefix language model](howto/own-model.md#a-prefix-language-model). vLLM receives weights with
-the names, shapes and values of a plain checkpoint (`tests/sampling/test_served_weights.py`). The exceptions are:
+Each decoder supports SFT and can be a policy and a reward model. Several responses to a prompt can share one row with it.
+Each decoder can be trained as a [prefix language model](howto/own-model.md#a-prefix-language-model). vLLM receives weights
+with the names, shapes and values of a plain checkpoint (`tests/sampling/test_served_weights.py`). The exceptions are:
 
 - refused as reward model, because transformers has no classifier: {unclassified}
 - one row per response: {unpacked}
@@ -62,8 +62,8 @@ not supported.
 ENCODER_HEAD = """
 ## Encoders
 
-Encoders process prompt and response as a text pair with bidirectional attention. Each can be a reward model, a rule model
-(with the rule as the second text), an attribute model (`--form heads`) and a judge of answers, but not a policy
+Encoders process the prompt and the response as a text pair with bidirectional attention. Each can be a reward model, a rule
+model (with the rule as the second text), an attribute model (`--form heads`) and a judge of answers, but not a policy
 ([usage](howto/own-model.md#an-encoder-as-reward-model)).
 
 """
@@ -83,10 +83,10 @@ TAIL = """
 | the tokenizer has an end token | refused |
 | the chat template writes user and assistant turns | refused |
 | the chat template writes every turn of a row, such as a system turn | the row is refused |
-| an answer has the same token ids after a prompt as alone | the ids are taken from the rendering of both |
+| an answer has the same token ids after a prompt as alone | the ids are taken from the rendered prompt and answer |
 | the template does not contain the current date (`strftime_now`) | the date becomes a constant |
 | the template writes the tokenizer's start token (decoders) or closing token (T5) | the saved template adds it |
-| `generation_config.json` has no further end ids | these ids end responses too |
+| `generation_config.json` has no further end token ids | these ids also end responses |
 | an adapter of this type (biases, PiSSA, embeddings) can be trained further or merged | refused |
 | the model has no LongRoPE | a warning states the context length that short rows keep |
 | config, generation config, tokenizer and model card can be saved | refused before the first update |
@@ -102,18 +102,17 @@ The following models are known to be refused:
 | multimodal models (Gemma 3 from 4B) | their config contains several models; use the text model |
 | an encoder-decoder whose config has no `decoder_start_token_id` | the start of a response is undefined |
 | a classifier with several labels, as a reward model | the reward is undefined |
-| another reward model that requires custom code | code from a model's folder is never run |
+| a reward model that requires custom code, except ArmoRM (see below) | code from a model's folder is never run |
 
 ## Reward models from other libraries
 
 - A classifier with one label uses its own tokenizer and chat template. The score is read at the last token of the turn.
 - A decoder without a chat template reads the policy's token ids, or the text of `chat_template` if the vocabularies differ.
-  Padding tokens are not compared. Prompts given as token ids are passed as ids to every classifier with the policy's
-  vocabulary.
+  Padding tokens are excluded from this comparison. Prompts given as token ids are passed as ids to every classifier with the
+  policy's vocabulary.
 - ArmoRM (`LlamaForRewardModelWithGating`) is computed as in its published code (`align/extras/armo_rm.py`).
 
-The tests use random weights.
-"""
+The tests of these reward models use random weights. """
 
 
 def listed(architectures: Iterable[Architecture]) -> str:
