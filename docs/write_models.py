@@ -25,10 +25,10 @@ checks, both with full fine-tuning and with LoRA on every linear layer:
 
 | check | content |
 | --- | --- |
-| hidden states | the states of a text processed alone, in a batch, packed, and token by token with a cache agree within 1e-5 |
+| hidden states | the states of a text agree within 1e-5: alone, in a batch, packed, token by token with a cache |
 | causality | a later token changes no earlier state; the logits equal those of transformers |
-| costs | FLOPs equal torch's count (in mixture-of-experts models, only the experts that a token uses); the computed cache size is correct |
-| stages | one update each of SFT, of the reward model, and of PPO with that reward model, for one architecture of each code path |
+| costs | FLOPs equal torch's count (of experts, only those that a token uses); the size of the cache is correct |
+| stages | one update each of SFT, reward model and PPO with that model, for one architecture per code path |
 | export | transformers computes the same score from the saved folder of a decoder's reward model |
 | ZeRO-3 | an update on two processes equals that of one (`tests/launch/test_every_stage.py`, float32, CPU) |
 
@@ -112,7 +112,8 @@ The following models are known to be refused:
   policy's vocabulary.
 - ArmoRM (`LlamaForRewardModelWithGating`) is computed as in its published code (`align/extras/armo_rm.py`).
 
-The tests of these reward models use random weights. """
+The tests of these reward models use random weights.
+"""
 
 
 def listed(architectures: Iterable[Architecture]) -> str:
