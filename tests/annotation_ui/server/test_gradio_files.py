@@ -31,7 +31,7 @@ def call_event(boss, number, data):
     return text + boss("GET", f"/lead/gradio_api/queue/data?session_hash={session}")[2]
 
 
-def attack_with(boss, path, step):
+def attack_with(boss, path, step=1):
     """What the server answers to a request for the file through every event, or some, and every path of Gradio."""
     answers = []
     for event in json.loads(boss("GET", "/lead/config")[2])["dependencies"][::step]:
