@@ -18,12 +18,25 @@ RESPONSES = "it counts responses: prompts x samples_per_prompt"
 ROLLOUTS = "rollouts, not passes over the prompts"
 GLOBAL = "over all processes: per-device size x accumulation steps x processes"
 MEMORY = "a limit on memory that changes no result"
+BLOCK = "a block before; the settings stand alone"
+K2_K3 = "k2 and k3 were kl_in loss"
 
 FORMER = "before"
 TABLES = {
     FORMER: f"""
+        kl: kl_coef kl_target kl_horizon ({BLOCK})
         kl_beta: kl_coef
-        kl_penalty: kl_in kl_estimator (k2 and k3 were kl_in loss)
+        kl.beta: kl_coef
+        kl.target: kl_target
+        kl.horizon: kl_horizon
+        kl_penalty: kl_in kl_estimator ({K2_K3})
+        kl.penalty: kl_in kl_estimator ({K2_K3})
+        loss: cliprange vf_coef ent_coef ({BLOCK})
+        loss.clip: cliprange
+        loss.clip_high: cliprange_high
+        loss.value_clip: cliprange_value
+        loss.value_weight: vf_coef
+        loss.entropy_weight: ent_coef
         clip: cliprange
         clip_high: cliprange_high
         value_clip: cliprange_value
@@ -49,10 +62,17 @@ TABLES = {
         keep_confidence: best_policy_confidence
         judge_model: selection.reward_model
         judge_patience: selection.early_stopping_patience
+        selection.patience: selection.early_stopping_patience
         lost_after: peer_timeout
         student_share: on_policy_fraction
+        student_start: student
+        held_out_share: validation_split
+        primer: few_shot
         layer_step: keep_every_nth_layer
         overlap: labelers_per_item
+        reward_timeout: (a function that calls a server sets a timeout itself)
+        layerwise_lr_decay: (every layer has the same learning rate)
+        router_aux_loss_coef: (a mixture of experts is trained without a balancing loss)
     """,
     "TRL": f"""
         response_length: max_new_tokens
@@ -239,10 +259,11 @@ def explain(name: str, known: Collection[str]) -> str:
     """
     for other in NAMES:
         if other.name == name and (names := settings_of(other, known)) is not None:
-            if not names:
-                return f"{other.source}'s `{name}` is no setting here: {other.note}"
-            found, note = ", ".join(f"`{each}`" for each in names), f" ({other.note})" if other.note else ""
             is_former = other.source == FORMER
+            if not names:
+                removed, foreign = f"`{name}` was removed", f"{other.source}'s `{name}` is no setting here"
+                return f"{removed if is_former else foreign}: {other.note}"
+            found, note = ", ".join(f"`{each}`" for each in names), f" ({other.note})" if other.note else ""
             return f"`{name}` is now {found}{note}" if is_former else f"{other.source}'s `{name}` is {found} here{note}"
     return ""
 

@@ -66,7 +66,7 @@ _ANSWERED: tuple[Format, ...] = (
         "sampled",
         Demonstration,
         "prompt, responses, model",
-        has("prompt", "responses", "model", without=("ranks",)),
+        _is_sampled,
         layouts.sampled_demonstrations,
     ),
     # Rankings

@@ -100,8 +100,11 @@ def _is_tagged(row: Row) -> bool:
 
 
 def _tag(row: Row) -> Any:
-    """Whether an answer is a good one: LLaMA-Factory's files have either name."""
-    return row.get("kto_tag") if row.get("kto_tag") is not None else row.get("label")
+    """Whether an answer is a good one, by `kto_tag`, or by a `label` beside `messages`; any other `label` may be a class."""
+    if row.get("kto_tag") is not None:
+        return row["kto_tag"]
+    label = row.get("label")
+    return label if isinstance(label, bool) and row.get("messages") is not None else None
 
 
 # --- Prompts ---

@@ -3,6 +3,7 @@
 import socket
 import time
 
+import datasets
 import pytest
 
 from align.core.errors import UserError
@@ -22,6 +23,8 @@ def no_hub(monkeypatch, tmp_path):
     settings = {"ENDPOINT": f"http://127.0.0.1:{port}", "HF_HUB_CACHE": str(tmp_path), "HF_HUB_OFFLINE": False}
     for name, value in settings.items():
         monkeypatch.setattr(f"huggingface_hub.constants.{name}", value)
+    monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "datasets")
     monkeypatch.chdir(tmp_path)
     yield f"http://127.0.0.1:{port}"
     require_hub.cache_clear()
@@ -40,4 +43,34 @@ def test_a_path_and_a_cached_name_ask_nothing(no_hub, tmp_path, capsys):
     (tmp_path / "models--some--name").mkdir()
     require_hub("some/name", "model")
     require_hub(str(tmp_path), "model")
+    assert capsys.readouterr().err == ""
+
+
+class Prepared(datasets.GeneratorBasedBuilder):
+    """A data set of one row."""
+
+    def _info(self):
+        return datasets.DatasetInfo(features=datasets.Features(prompt=datasets.Value("string")))
+
+    def _split_generators(self, dl_manager):
+        return [datasets.SplitGenerator("train")]
+
+    def _generate_examples(self):
+        yield 0, {"prompt": "Hi"}
+
+
+def test_a_data_set_that_datasets_has_prepared_is_read_without_the_hub(no_hub, monkeypatch, capsys):
+    cache = str(datasets.config.HF_DATASETS_CACHE)
+    Prepared(cache, "my_name", repo_id="some/MyName", hash="1").download_and_prepare()
+    require_hub("some/MyName", "dataset")
+    assert "asking" not in capsys.readouterr().err
+    with pytest.raises(UserError, match="model 'some/MyName': no such file or folder here"):
+        require_hub("some/MyName", "model")
+    monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)  # datasets would ask for half a minute
+    assert [row.row for row in iter_rows("some/MyName")] == [{"prompt": "Hi"}]
+
+
+def test_with_datasets_offline_a_data_set_asks_nothing(no_hub, monkeypatch, capsys):
+    monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
+    require_hub("some/name", "dataset")
     assert capsys.readouterr().err == ""

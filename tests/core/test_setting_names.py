@@ -1,4 +1,4 @@
-"""Foreign names of settings: each names settings that exist, and an unknown option is answered with them."""
+"""Former and foreign names of settings: each names settings that exist, and an unknown option is answered with them."""
 
 from dataclasses import replace
 
@@ -9,11 +9,13 @@ from align.core.errors import UserError
 from align.core.setting_names import NAMES, explain, settings_of
 from align.core.settings_parser import parse, setting_names
 from align.dpo import DPOConfig
+from align.eval.truthfulness import TruthfulnessConfig
 from align.ppo import PPOConfig
 from align.sft import SFTConfig
 
 KNOWN = {name: setting_names(config) for name, config in stage_configs().items()}
 KNOWN["loop"] = setting_names(OTHER_STAGES["loop"].load()[0])
+KNOWN["eval truthfulness"] = setting_names(TruthfulnessConfig)
 
 
 @pytest.mark.parametrize("other", NAMES, ids=lambda other: f"{other.source}-{other.name}")
@@ -31,6 +33,11 @@ def test_no_name_stands_for_two_things():
     ("config", "words", "line"),
     [
         (PPOConfig, "--kl_beta 0.1", "unknown option --kl_beta: `kl_beta` is now `kl_coef`"),
+        (PPOConfig, "--kl.beta 0.1", "unknown option --kl.beta: `kl.beta` is now `kl_coef`"),
+        (PPOConfig, "--loss.clip 0.1", "unknown option --loss.clip: `loss.clip` is now `cliprange`"),
+        (SFTConfig, "--held_out_share 0.1", "`held_out_share` is now `validation_split`"),
+        (TruthfulnessConfig, "--primer a.jsonl", "unknown option --primer: `primer` is now `few_shot`"),
+        (PPOConfig, "--reward_timeout 5", "`reward_timeout` was removed: a function that calls a server sets a timeout"),
         (PPOConfig, "--epochs 2", "unknown option --epochs: `epochs` is now `num_ppo_epochs`"),
         (SFTConfig, "--epochs 2", "unknown option --epochs: `epochs` is now `num_train_epochs`"),
         (PPOConfig, "--judge-model x", "`judge_model` is now `selection.reward_model`"),
@@ -66,7 +73,12 @@ def test_an_unknown_option_is_answered_with_the_name_to_use(config, words, line)
     assert line in str(caught.value)
 
 
-def test_an_unknown_key_of_a_file_is_answered_too(tmp_path):
+def test_an_unknown_key_of_a_file_or_a_block_is_answered_too(tmp_path):
+    (tmp_path / "a.yaml").write_text("seed: 1\nkl: {beta: 0.1}\n")
+    with pytest.raises(UserError, match=r"a.yaml:2: unknown key 'kl': `kl` is now `kl_coef`, `kl_target`, `kl_hor"):
+        parse(PPOConfig, ["--config", str(tmp_path / "a.yaml")])
+    with pytest.raises(UserError, match=r"`selection\.patience` is now `selection\.early_stopping_patience`"):
+        PPOConfig(selection={"patience": 3})
     (tmp_path / "a.yaml").write_text("seed: 1\nhorizon: 5\n")
     with pytest.raises(UserError, match=r"a.yaml:2: unknown key 'horizon': TRL's `horizon` is `kl_horizon` here"):
         parse(PPOConfig, ["--config", str(tmp_path / "a.yaml")])

@@ -175,6 +175,21 @@ def test_a_conversation_that_waits_for_an_answer_is_a_prompt():
     assert convert_row(SHAREGPT_PROMPT, Prompt)[1] == [Prompt(prompt=(system("s"), *ONE))]
 
 
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"instruction": "1", "input": "", "output": "a", "label": 1},
+        {"instruction": "1", "input": "", "output": "a", "label": True},
+        {"conversations": said(("human", "1"), ("gpt", "a")), "label": 1},
+        {"messages": [user("1"), assistant("a")], "label": 1},
+    ],
+)
+def test_a_label_that_may_be_a_class_makes_no_rating(row):
+    with pytest.raises(UserError, match="no known form of a ranking; it looks like a demonstration"):
+        convert_row(row, Ranking)
+    assert convert_row(row, Demonstration)[1] == [Demonstration(prompt=ONE, continuation=(assistant("a"),))]
+
+
 def test_answers_of_a_prompt_are_not_read():
     assert convert_row({**WEBGPT, "score_0": "?", "answer_1": 5}, Prompt)[1] == [Prompt(prompt=HI)]
     assert convert_row({**HELPSTEER_3, "overall_preference": "?"}, Prompt)[1] == [Prompt(prompt=THREE, category="code")]
