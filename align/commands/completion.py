@@ -22,6 +22,10 @@ def completion_command(words: Sequence[str], stages: Mapping[str, Stage], others
         import shtab
     except ModuleNotFoundError as error:
         raise UserError("align completion needs shtab: pip install 'align-rlhf[completion]'") from error
+    if {"-h", "--help"} & set(words):
+        shells = "|".join(shtab.SUPPORTED_SHELLS)
+        print(f"usage: align completion {shells}\n\nPrint a script that completes commands and settings in a shell.")
+        return
     if len(words) != 1 or words[0] not in shtab.SUPPORTED_SHELLS:
         raise UserError(f"align completion: give one of {', '.join(shtab.SUPPORTED_SHELLS)}")
     parser = argparse.ArgumentParser(prog="align")  # which only describes the commands

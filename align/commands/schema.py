@@ -24,6 +24,10 @@ def schema_command(words: Sequence[str], stages: Mapping[str, Stage]) -> None:
     Args:
         stages: the commands with settings; a task of `align eval` as `eval TASK`.
     """
+    if {"-h", "--help"} & set(words):
+        what = "Print the JSON Schema of a command's YAML files, or write those of all commands."
+        print(f"usage: align schema COMMAND | --all FOLDER\n\n{what}")
+        return
     if len(words) == 2 and words[0] == "--all":
         for name, text in schema_files(stages).items():
             write_text(Path(words[1]) / name, text)

@@ -28,3 +28,9 @@ def test_a_mistake_is_one_line(words, line, capsys):
         cli.main(words)
     assert ended.value.code == 2
     assert capsys.readouterr().err.startswith(line)
+
+
+@pytest.mark.parametrize("command", ["schema", "completion"])
+def test_help_is_printed(command, capsys):
+    cli.main([command, "--help"])
+    assert capsys.readouterr().out.startswith(f"usage: align {command} ")
