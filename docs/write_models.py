@@ -88,7 +88,7 @@ TAIL = """
 | the template writes the tokenizer's start token (decoders) or closing token (T5) | the saved template adds it |
 | `generation_config.json` has no further end token ids | these ids also end responses |
 | an adapter of this type (biases, PiSSA, embeddings) can be trained further or merged | refused |
-| the model has no LongRoPE | a warning states the context length that short rows keep |
+| the model has no LongRoPE | a warning states the row length above which the log-probs of all rows of a batch change |
 | config, generation config, tokenizer and model card can be saved | refused before the first update |
 
 ## Unsupported models
