@@ -16,7 +16,7 @@ from tests.models.encoders import CONFIGS, make_classifier, write_encoder
 
 UPDATES = 2
 OF_TWO = {
-    "cpu2": ("sft/tiny-llama/4", "ppo/tiny-llama/0"),
+    "cpu2": ("sft/tiny-llama/4", "reward/tiny-llama/0", "ppo/tiny-llama/0"),  # PPO learns from the reward model
     "zero3": ("reward/tiny-t5/4", "dpo/tiny-t5/0"),
 }
 """Each stage once; the full run has all cases under all settings."""
