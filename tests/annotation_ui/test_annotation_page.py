@@ -95,7 +95,7 @@ def test_the_numbers_are_those_of_the_code():
     for statement in (
         f"at most {importing.MAX_ROW:,} characters long with at most {fields.MAX_TEXT:,} in one response",
         f"`.jsonl` up to {importing.MAX_BYTES // 2**20} MiB, rule sets as `.yaml` up to {rule_sets.MAX_BYTES // 2**20} MiB",
-        f"holds {len(dialogue)} dialogue rules",
+        f"contains {len(dialogue)} dialogue rules",
         f"and {auth.NAME_FAILURES} block it from everywhere",
         f"Passwords have {auth.MIN_PASSWORD} characters or more",
         f"`--lease-minutes`, {settings.lease_minutes:g}",
