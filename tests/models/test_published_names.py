@@ -23,6 +23,12 @@ PUBLISHED = "some-owner/tiny-llama"
 PROMPT, RESPONSE = Padded.from_lists([[9, 10, 11]]), Padded.from_lists([[20, 21, 1]])
 
 
+@pytest.fixture(autouse=True)
+def seeded():
+    """The same weights in each run: some draws make states whose rounding exceeds the tolerance."""
+    torch.manual_seed(0)
+
+
 def save(loaded, folder):
     for name, weight in loaded.backbone.model.named_parameters():
         if "lora_B" in name:
