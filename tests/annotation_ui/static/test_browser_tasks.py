@@ -229,8 +229,9 @@ def test_a_reply_that_comes_after_a_reload_is_shown_and_a_message_that_did_not_a
         mine.transcript = [{"role": "user", "content": "Hi"}]
 
     def as_while_the_model_answers(route):
+        still_answering = answering[0]  # before the fetch: the reply is stored before the model stops answering
         answer = route.fetch()
-        route.fulfill(response=answer, json={**answer.json(), "answering": answering[0]})
+        route.fulfill(response=answer, json={**answer.json(), "answering": still_answering})
 
     page.route("**/transcript", as_while_the_model_answers)
     page.reload()
