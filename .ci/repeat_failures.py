@@ -1,4 +1,4 @@
-"""Run the tests that failed last again, alone and three times: a failure that never comes back was one of time, not of the code.
+"""Run the tests that failed last again, alone and three times: a failure that never comes back was a matter of timing.
 
 Tests of real browsers, terminals and killed processes wait for other programs, and three workers share two cores. Such a
 test is printed and does not fail the run. More than three failures, or one that comes back, do.
