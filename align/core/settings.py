@@ -79,7 +79,7 @@ class Range(NamedTuple):
         return (" and ".join(parts) or "a finite number") + ("" if self.off is None else f", or {self.off:,}")
 
 
-class DefaultFloat(float):
+class UnsetFloat(float):
     """A default that another setting switches off; a number that a user gives is a plain `float`."""
 
 

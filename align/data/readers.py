@@ -6,7 +6,7 @@ import json
 import logging
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Generic, NamedTuple, TypeVar
@@ -22,6 +22,7 @@ from align.data.sources import SourceRow, iter_rows
 
 logger = logging.getLogger(__name__)
 R = TypeVar("R", bound=Record)
+Item = TypeVar("Item")
 LISTED_PROBLEMS = 5
 
 
@@ -112,9 +113,7 @@ def scan_records(
     if not token_ids and any(isinstance(record, Prompt) and not record.prompt for record in scanned.records):
         raise UserError(f"{source}: holds prompts as token ids (input_ids), and text is needed here; give the field prompt")
     if scanned.problems:
-        logger.warning("%s: skipped %s of %d:", source, counted(len(scanned.problems), "bad row"), scanned.rows)
-        for problem in scanned.problems[:LISTED_PROBLEMS]:
-            logger.warning("%s", problem)
+        _warn_of_bad_rows(f"{source}: skipped", scanned.problems, scanned.rows)
     return scanned
 
 
@@ -137,6 +136,43 @@ def require_records(scanned: Scan[R], source: str | os.PathLike[str], kind: type
         wrong = f"each of its {scanned.single} prompts has a single rated response"
         raise UserError(f"{source}: no usable ranking; {wrong}; a comparison needs two or more responses to the same prompt")
     raise UserError(f"{source}: no usable {kind_name(kind)}; {counted(scanned.rows, 'readable row')}, but none of this kind")
+
+
+def parse_rows(
+    rows: Iterable[SourceRow], parse: Callable[[Mapping[str, Any], str], Iterable[Item]], skip_bad_rows: bool, nothing: str
+) -> list[Item]:
+    """Parse each row and return all items; with `skip_bad_rows`, bad rows are logged and left out.
+
+    Args:
+        parse: from a row's fields and its number, from 1, to the items in it; raises a `UserError` for a bad row.
+        nothing: the error if there is no item.
+
+    Raises:
+        UserError: "FILE:LINE: ..." for a bad row, and `nothing`.
+    """
+    items: list[Item] = []
+    problems: list[str] = []
+    number = 0
+    for number, row in enumerate(rows, start=1):
+        try:
+            if row.error is not None:
+                raise UserError(row.error)
+            items += parse(check_row(row.row), str(number))
+        except UserError as error:
+            problems.append(f"{row.where}: {error}")
+            if not skip_bad_rows:
+                raise UserError(problems[-1]) from error
+    if not items:
+        raise UserError(nothing + (f"; the first bad row: {problems[0]}" if problems else ""))
+    if problems:
+        _warn_of_bad_rows("skipped", problems, number)
+    return items
+
+
+def _warn_of_bad_rows(skipped: str, problems: Sequence[str], rows: int) -> None:
+    logger.warning("%s %s of %d:", skipped, counted(len(problems), "bad row"), rows)
+    for problem in problems[:LISTED_PROBLEMS]:
+        logger.warning("%s", problem)
 
 
 def write_records(path: str | os.PathLike[str], records: Iterable[Record]) -> None:

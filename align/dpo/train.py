@@ -91,7 +91,7 @@ def train(
     batches = order.over(examples)
     loop = EpochLoop(engine, order, config.eval_steps)
     planned = ((batch, group_sizes(backbone, rankings_of(batch))) for batch in batches.first_batches())
-    loop.try_largest_micro_batch(planned, loss_of)
+    loop.measure_largest_micro_batch(planned, loss_of)
 
     for update in loop.updates():
         batch = batches.batch(update)

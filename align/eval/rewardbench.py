@@ -12,9 +12,9 @@ import numpy as np
 
 from align.core.errors import UserError
 from align.data.fields import field_error, required_field
+from align.data.readers import parse_rows
 from align.data.records import Conversation, Prompt
 from align.data.sources import iter_rows
-from align.eval.settings import parse_rows
 
 SECTIONS = {
     "Chat": {

@@ -1,19 +1,14 @@
-"""The settings that all evaluations share, and the readers of their files."""
+"""The settings that all evaluations share."""
 
-import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
-from align.core.errors import UserError, counted
 from align.core.settings import option, require_setting
-from align.data.fields import check_id, check_row, field_error
-from align.data.readers import LISTED_PROBLEMS
-from align.data.sources import SourceRow
+from align.data.fields import check_id, field_error
 from align.sampling.settings import AnsweringConfig, InferenceConfig
 
 Item = TypeVar("Item")
-logger = logging.getLogger(__name__)
 
 
 @dataclass(kw_only=True)
@@ -62,36 +57,3 @@ def new_id(fields: Mapping[str, Any], number: str, seen: set[str]) -> str:
         raise field_error("id", f"{name!r} appears twice", "give each row a unique id")
     seen.add(name)
     return name
-
-
-def parse_rows(
-    rows: Iterable[SourceRow], parse: Callable[[Mapping[str, Any], str], Iterable[Item]], skip_bad_rows: bool, nothing: str
-) -> list[Item]:
-    """Parse each row and return all items; with `skip_bad_rows`, bad rows are logged and left out.
-
-    Args:
-        parse: from a row's fields and its number, from 1, to the items in it; raises a `UserError` for a bad row.
-        nothing: the error if there is no item.
-
-    Raises:
-        UserError: "FILE:LINE: ..." for a bad row, and `nothing`.
-    """
-    items: list[Item] = []
-    problems: list[str] = []
-    number = 0
-    for number, row in enumerate(rows, start=1):
-        try:
-            if row.error is not None:
-                raise UserError(row.error)
-            items += parse(check_row(row.row), str(number))
-        except UserError as error:
-            problems.append(f"{row.where}: {error}")
-            if not skip_bad_rows:
-                raise UserError(problems[-1]) from error
-    if not items:
-        raise UserError(nothing + (f"; the first bad row: {problems[0]}" if problems else ""))
-    if problems:
-        logger.warning("skipped %s of %d:", counted(len(problems), "bad row"), number)
-        for problem in problems[:LISTED_PROBLEMS]:
-            logger.warning("%s", problem)
-    return items

@@ -15,10 +15,11 @@ from align.core.seeds import RngStream
 from align.core.settings import option
 from align.data.conversation import Conversation, check_prompt
 from align.data.fields import check_text, field_error, required_field, short_repr
+from align.data.readers import parse_rows
 from align.data.sources import iter_rows
 from align.eval.answers import EvaluatedModel, TokenPrompt, open_accelerator, open_models, sample_once
 from align.eval.results import Evaluation, Measurement, mean_measurement, publish, share_measurement
-from align.eval.settings import new_id, parse_rows, subsample
+from align.eval.settings import new_id, subsample
 from align.eval.store import Json, compute_once, content_hash
 from align.eval.toxicity_scorers import ScorerConfig, ToxicityScorer, open_scorer
 from align.runtime.distributed import map_across_processes

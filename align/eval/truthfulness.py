@@ -20,7 +20,7 @@ from align.core.seeds import RngStream
 from align.core.settings import option, require_setting
 from align.data.conversation import Conversation, user_turn
 from align.data.fields import check_optional_text, check_text, check_texts, field_error, required_field
-from align.data.readers import FewShotPrompt, read_records
+from align.data.readers import FewShotPrompt, parse_rows, read_records
 from align.data.records import Demonstration
 from align.data.sources import iter_rows
 from align.eval.answers import (
@@ -32,7 +32,7 @@ from align.eval.answers import (
     sample_once,
 )
 from align.eval.results import Evaluation, Measurement, publish, share_measurement
-from align.eval.settings import EvalConfig, new_id, parse_rows, subsample
+from align.eval.settings import EvalConfig, new_id, subsample
 from align.eval.store import Json, compute_once
 from align.eval.truthfulness_judge import AnswerJudge, Aspect, load_judge
 from align.sampling.generation import SamplingParams

@@ -30,8 +30,8 @@ from align.core.settings import ModelConfig, option
 from align.core.statistics import calibration_error, roc_auc, share_interval, statistic_interval
 from align.core.tensor_ops import Padded
 from align.data.fields import check_text, field_error, required_field
+from align.data.readers import parse_rows
 from align.data.sources import iter_rows
-from align.eval.settings import parse_rows
 from align.models.loading import LoadedModel, load
 from align.runtime.distributed import compute_dtype, make_accelerator, run_on_main
 from align.sampling.settings import InferenceConfig

@@ -22,12 +22,12 @@ from align.core.settings import option, require_setting
 from align.core.statistics import majority, statistic_interval
 from align.data.conversation import to_json
 from align.data.fields import check_flags, check_texts, field_error
-from align.data.readers import read_records
+from align.data.readers import parse_rows, read_records
 from align.data.records import FLAGS, RATINGS, VERDICTS, RuleJudgment
 from align.data.sources import iter_rows
 from align.eval.answers import open_accelerator
 from align.eval.results import Better, Evaluation, Measurement, mean_measurement, publish, share_measurement
-from align.eval.settings import EvalConfig, parse_rows
+from align.eval.settings import EvalConfig
 from align.eval.store import Json, content_hash
 
 TASK = "verdicts"

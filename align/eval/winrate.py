@@ -19,6 +19,7 @@ from align.core.plugins import checked_scores, import_function
 from align.core.settings import option
 from align.data.conversation import Conversation
 from align.data.fields import check_texts, check_whole_numbers
+from align.data.readers import parse_rows
 from align.data.sources import iter_rows
 from align.eval.answers import open_accelerator, open_models, reward_answers, sample_answers, short_names
 from align.eval.pairwise import (
@@ -30,7 +31,7 @@ from align.eval.pairwise import (
     win_rate,
 )
 from align.eval.results import Evaluation, Measurement, publish
-from align.eval.settings import AnsweringTaskConfig, parse_rows
+from align.eval.settings import AnsweringTaskConfig
 from align.eval.store import Json, compute_once, fingerprint
 from align.model_registry.registry import resolve_model
 from align.reward.checkpoint import load_reward_model

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from align.core.settings import (
-    DefaultFloat,
     ModelConfig,
     RunConfig,
     Schedule,
     Settings,
     SplitConfig,
+    UnsetFloat,
     block,
     option,
     require_setting,
@@ -148,7 +148,7 @@ class PPOConfig(KLConfig, LossConfig, ResponseConfig, EvaluationConfig, SplitCon
         None, "subtracted from the score of a response without an end token; replaces missing_eos_score; none: nothing", ge=0
     )
     missing_eos_score: float | None = option(
-        DefaultFloat(-1.0),
+        UnsetFloat(-1.0),
         "score of a response without an end token (summarize_from_feedback_details: -1); none: its own score",
     )
     critic: Literal["shared", "separate"] = option(
@@ -222,7 +222,7 @@ class PPOConfig(KLConfig, LossConfig, ResponseConfig, EvaluationConfig, SplitCon
         if self.total_episodes:
             self.total_updates = math.ceil(self.total_episodes / self.rollout_batch_size)
             self.total_episodes = 0  # a resumed run reads total_updates, which may then be raised
-        if self.missing_eos_penalty is not None and isinstance(self.missing_eos_score, DefaultFloat):
+        if self.missing_eos_penalty is not None and isinstance(self.missing_eos_score, UnsetFloat):
             self.missing_eos_score = None
         one = self.missing_eos_penalty is None or self.missing_eos_score is None
         require_setting(self, "missing_eos_score", one, "none with missing_eos_penalty: a score is replaced or lowered")

@@ -61,7 +61,7 @@ from align.runtime.distributed import run_on_main
 from align.runtime.flops import Clock
 from align.training.checkpoint import Checkpoint, Stateful
 from align.training.engine import NotFiniteError
-from align.training.guards import can_try, memory_trial, stop_on_nan
+from align.training.guards import measure_peak_memory, should_measure_memory, stop_on_nan
 
 
 class PPOState:
@@ -96,9 +96,9 @@ def train(config: PPOConfig, setup: PPOSetup) -> Path:
     if run.callbacks:
         run.callbacks.begin(done)
     # Run the largest micro-batch of a large model once: a lack of memory then ends the run before the first update.
-    if done < config.total_updates and can_try(setup.engine):
+    if done < config.total_updates and should_measure_memory(setup.engine):
         experience, rows, minibatch_tokens, padded_tokens = largest_micro_batch(config, setup)
-        with memory_trial(setup.engine, rows, padded_tokens):
+        with measure_peak_memory(setup.engine, rows, padded_tokens):
             setup.engine.backward(*micro_batch_loss(config, setup, experience, rows, minibatch_tokens))
     if config.save_best_policy:
         take_over_best_policy(run, state.selection)

@@ -84,7 +84,7 @@ def train(
     )
     loop = EpochLoop(engine, order, config.eval_steps)
     planned = ((batch, group_sizes(backbone, batch)) for batch in order.first_batches())
-    loop.try_largest_micro_batch(planned, loss_of)
+    loop.measure_largest_micro_batch(planned, loss_of)
 
     for update in loop.updates():
         batch = order.batch(update)

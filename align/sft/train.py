@@ -56,7 +56,7 @@ def train(
     profile = flops_profile(loaded.backbone, loaded.adapter)
     loss_of = partial(batch_loss, engine.module, prompt_weight=prompt_weight, device=run.accelerator.device)
     loop = EpochLoop(engine, batches, config.eval_steps)
-    loop.try_largest_micro_batch(((batch, token_counts(batch)) for batch in batches.first_batches()), loss_of)
+    loop.measure_largest_micro_batch(((batch, token_counts(batch)) for batch in batches.first_batches()), loss_of)
     if not loop.done:
         run.log(0, evaluate(engine, held_out, budget))
 

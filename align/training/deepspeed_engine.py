@@ -23,7 +23,7 @@ from align.core.errors import UserError
 from align.runtime.distributed import limit_collectives, zero_stage
 from align.runtime.flops import Clock
 from align.runtime.sharding import full_numel, full_shape, gather_chosen_parts_together, is_sharded
-from align.training.checkpoint.state import StoredState, TensorShard
+from align.training.checkpoint.state import FlatTensorSlice, StoredState
 from align.training.engine import AVERAGE, NotFiniteError, TrainEngine, require_same_weights
 from align.training.optimizer import ParamGroup, WeightAverage, build_optimizer, complete_groups
 from align.training.run import Run
@@ -37,7 +37,7 @@ class DeepSpeedEngine(TrainEngine):
     module: Any
     """The engine; DeepSpeed ships no types."""
     keeps_shards = True
-    can_try = False
+    supports_backward_without_step = False
 
     def __init__(
         self,
@@ -113,9 +113,9 @@ class DeepSpeedEngine(TrainEngine):
     def _drop_gradients(self) -> None:
         self.module.zero_grad()
 
-    def state(self) -> tuple[Mapping[str, Tensor | TensorShard], dict[str, float]]:
+    def state(self) -> tuple[Mapping[str, Tensor | FlatTensorSlice], dict[str, float]]:
         """This process's parts of masters and moments; nothing is gathered."""
-        tensors: dict[str, Tensor | TensorShard] = {}
+        tensors: dict[str, Tensor | FlatTensorSlice] = {}
         for name, weight in self.trainable.items():
             own = {"master" if key is None else key: _local_shard(weight, key) for key in (None, *MOMENTS)}
             tensors |= {f"{key}/{name}": part for key, part in own.items() if part is not None}
@@ -177,7 +177,7 @@ def _convert_new_weights(module: nn.Module, dtype: torch.dtype) -> None:
             weight.data = weight.data.to(dtype)
 
 
-def _local_shard(weight: Tensor, moment: str | None = None) -> TensorShard | None:
+def _local_shard(weight: Tensor, moment: str | None = None) -> FlatTensorSlice | None:
     """This process's part of a weight's float32 master, or of one of its moments; None: it has none."""
     state: Any = weight
     if is_sharded(weight):
@@ -188,7 +188,7 @@ def _local_shard(weight: Tensor, moment: str | None = None) -> TensorShard | Non
         return None
     else:
         values, start = state._hp_mapping.get_hp_fragment(moment), state._hp_mapping.lp_fragment_address.start
-    return TensorShard(values, start, tuple(full_shape(weight))) if values.numel() else None
+    return FlatTensorSlice(values, start, tuple(full_shape(weight))) if values.numel() else None
 
 
 def _set_local_shard(weight: Tensor, tensors: StoredState, name: str, moment: str | None = None) -> None:

@@ -24,7 +24,7 @@ from align.batches.micro_batches import MicroBatch
 from align.core.errors import UserError
 from align.runtime.distributed import GradientReduction, sum_across_processes
 from align.runtime.flops import Clock
-from align.training.checkpoint.state import TensorShard, shapes_of
+from align.training.checkpoint.state import FlatTensorSlice, shapes_of
 from align.training.optimizer import ParamGroup, WeightAverage, build_optimizer, complete_groups
 from align.training.run import Run
 
@@ -58,8 +58,8 @@ class TrainEngine:
 
     average: WeightAverage | None = None
     reduction: GradientReduction | None = None
-    can_try = True
-    """Whether `trial` is possible; DeepSpeed expects a step after a backward pass."""
+    supports_backward_without_step = True
+    """Whether `backward_without_step` is possible; DeepSpeed expects a step after a backward pass."""
     keeps_shards = False
     """Whether `state` holds this process's parts of tensors, and not whole ones."""
 
@@ -175,11 +175,11 @@ class TrainEngine:
         return dict(zip(names, sum_across_processes(torch.stack(values), self.accelerator).tolist(), strict=True))
 
     @contextmanager
-    def trial(self, rows: list[int]) -> Iterator[None]:
+    def backward_without_step(self, rows: list[int]) -> Iterator[None]:
         """Let `backward` inside hold all gradients in memory, and drop them afterward. torch's random state is restored.
 
         Args:
-            rows: of the micro-batch that is tried.
+            rows: of the micro-batch that is run.
         """
         devices = [self.accelerator.device] if self.accelerator.device.type == "cuda" else []
         with torch.random.fork_rng(devices=devices):
@@ -198,9 +198,9 @@ class TrainEngine:
         """While this lasts the module computes with the mean of its weights, if one is kept."""
         return self.average.in_place_of(self.trainable) if self.average else nullcontext()
 
-    def state(self) -> tuple[Mapping[str, Tensor | TensorShard], dict[str, float]]:
+    def state(self) -> tuple[Mapping[str, Tensor | FlatTensorSlice], dict[str, float]]:
         """Masters and optimizer state as tensors, whole or this process's part of them, and numbers, by name."""
-        tensors: dict[str, Tensor | TensorShard] = {
+        tensors: dict[str, Tensor | FlatTensorSlice] = {
             f"master/{name}": master.detach() for name, master in self.masters.items()
         }
         tensors |= {f"{AVERAGE}/{name}": value for name, value in (self.average.values if self.average else {}).items()}

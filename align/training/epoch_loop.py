@@ -15,7 +15,7 @@ from align.runtime.flops import Clock
 from align.tokenization import Tokenization
 from align.training.checkpoint import Checkpoint, Stateful
 from align.training.engine import NotFiniteError, Sums, TrainEngine
-from align.training.guards import can_try, examples_as_text, memory_trial, stop_on_nan
+from align.training.guards import examples_as_text, measure_peak_memory, should_measure_memory, stop_on_nan
 from align.training.run_folder import read_metrics
 
 Example = TypeVar("Example")
@@ -53,18 +53,18 @@ class EpochLoop:
         self.checkpoint = Checkpoint(self.run, engine, {"batches": batches, "best": self})
         self.done = self.checkpoint.load()
 
-    def try_largest_micro_batch(
+    def measure_largest_micro_batch(
         self,
         batches: Iterable[tuple[list[Example], Sequence[int]]],
         loss_of: Callable[[list[Example], list[Example]], tuple[Tensor, Sums]],
     ) -> None:
-        """Try the micro-batch of this process with the most padded tokens, if the model is so large that it may not fit.
+        """Run the micro-batch of this process with the most padded tokens, if the model is so large that it may not fit.
 
         Args:
             batches: global batches, each with the tokens of its examples.
             loss_of: the loss of a micro-batch, from its examples and those of its global batch.
         """
-        if self.done >= self.total or not can_try(self.engine):
+        if self.done >= self.total or not should_measure_memory(self.engine):
             return
         found: tuple[int, list[Example], list[int]] = (0, [], [])
         for batch, lengths in batches:
@@ -73,7 +73,7 @@ class EpochLoop:
                 if tokens > found[0]:
                     found = tokens, batch, part.rows
         tokens, batch, rows = found
-        with memory_trial(self.engine, rows, tokens):
+        with measure_peak_memory(self.engine, rows, tokens):
             self.engine.backward(*loss_of([batch[row] for row in rows], batch))
 
     def end_dry_run(self) -> Path:

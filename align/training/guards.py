@@ -1,4 +1,4 @@
-"""Guards of a run: its largest micro-batch is tried before the first update, and the batch of a NaN is saved as text."""
+"""Guards of a run: the largest micro-batch is run before the first update, and the batch of a NaN is saved as text."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -37,17 +37,19 @@ def examples_as_text(examples: Sequence[Any], tokenization: Tokenization) -> lis
     return found
 
 
-def can_try(engine: TrainEngine) -> bool:
-    """Whether a micro-batch can be tried, and the model is so large that it should be.
+def should_measure_memory(engine: TrainEngine) -> bool:
+    """Whether the largest micro-batch can be run before the first update, and the model is so large that it may not fit.
 
     Processes that share rows exchange within a pass: one that lacks memory would leave the others waiting.
     """
-    return bool(engine.run.memory.estimate) and engine.can_try and sequence_size(engine.accelerator) == 1
+    if sequence_size(engine.accelerator) > 1:
+        return False
+    return bool(engine.run.memory.estimate) and engine.supports_backward_without_step
 
 
 @contextmanager
-def memory_trial(engine: TrainEngine, rows: list[int], tokens: int) -> Iterator[None]:
-    """Try a micro-batch, whose loss is passed to `engine.backward` inside, and report the peak of memory.
+def measure_peak_memory(engine: TrainEngine, rows: list[int], tokens: int) -> Iterator[None]:
+    """Measure and print the peak of memory of a micro-batch, whose loss is passed to `engine.backward` inside.
 
     Args:
         rows: of the micro-batch.
@@ -58,8 +60,8 @@ def memory_trial(engine: TrainEngine, rows: list[int], tokens: int) -> Iterator[
     """
     run = engine.run
     size = f"{tokens} tokens in {len(rows)} rows"
-    run.print(f"trying the largest micro-batch: {size}")
-    with run.memory.measuring(size, engine.has_state), engine.trial(rows):
+    run.print(f"running the largest micro-batch: {size}")
+    with run.memory.measuring(size, engine.has_state), engine.backward_without_step(rows):
         yield
     peak, free = run.memory.expected_bytes / GIB, run.memory.free() / GIB
     run.print(f"memory, GiB per process: {peak:.2f} at the peak of the largest micro-batch ({size}), {free:.2f} free")

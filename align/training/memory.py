@@ -29,7 +29,7 @@ from align.runtime.sharding import full_nbytes, full_numel, full_shape
 GIB = 2**30
 FLOAT32_BYTES = 4
 ALWAYS_FITS_BYTES = 2**26
-"""A model with fewer bytes of weights fits anywhere: nothing is estimated or tried."""
+"""A model with fewer bytes of weights fits anywhere: nothing is estimated or measured."""
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from align import cli
 from align.ppo import PPOConfig, run_ppo
 from align.reward import RewardConfig, run_reward
 from align.training.checkpoint.files import write_checksums
-from align.training.checkpoint.state import StoredState, TensorShard, shard_file
+from align.training.checkpoint.state import FlatTensorSlice, StoredState, shard_file
 from tests.training.toy_modules import write_shards
 
 ROOT = Path(__file__).parents[2]
@@ -47,7 +47,7 @@ def in_parts(folder: Path, processes: int) -> None:
             run = value.flatten().tensor_split(processes)[process]
             if run.numel():
                 start = sum(len(before) for before in value.flatten().tensor_split(processes)[:process])
-                parts[name] = TensorShard(run, start, tuple(value.shape))
+                parts[name] = FlatTensorSlice(run, start, tuple(value.shape))
         write_shards(checkpoint / shard_file(process, processes), parts)
     (checkpoint / "checksums.json").unlink()
     write_checksums(checkpoint)

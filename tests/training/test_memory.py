@@ -156,14 +156,14 @@ def test_the_largest_micro_batch_is_known_before_the_first_update(stage, tokens_
     tokens_read.clear()
     assert "largest micro-batch" not in capsys.readouterr().err, "a small model fits anywhere"
     monkeypatch.setattr(memory, "ALWAYS_FITS_BYTES", 0)
-    cli.main([stage, *without_ptx(options(stage, tmp_path / "tried"))])
+    cli.main([stage, *without_ptx(options(stage, tmp_path / "measured"))])
     printed = capsys.readouterr().err
-    assert printed.index("trying the largest micro-batch") < printed.index("at the peak of the largest micro-batch")
+    assert printed.index("running the largest micro-batch") < printed.index("at the peak of the largest micro-batch")
     assert tokens_read[1:] == plain
     assert tokens_read[0] >= max(plain)
-    assert metrics(tmp_path / "tried") == metrics(tmp_path / "plain"), "the trial changes nothing"
+    assert metrics(tmp_path / "measured") == metrics(tmp_path / "plain"), "the measurement changes nothing"
     for path in (tmp_path / "plain").rglob("*.safetensors"):
-        assert (tmp_path / "tried" / path.relative_to(tmp_path / "plain")).read_bytes() == path.read_bytes()
+        assert (tmp_path / "measured" / path.relative_to(tmp_path / "plain")).read_bytes() == path.read_bytes()
 
 
 def test_a_trial_leaves_no_gradient_and_no_trace_in_random_numbers(toy_run):
@@ -171,7 +171,7 @@ def test_a_trial_leaves_no_gradient_and_no_trace_in_random_numbers(toy_run):
     before = torch.get_rng_state()
     held = []
 
-    with engine.trial([0, 1]):
+    with engine.backward_without_step([0, 1]):
         held.extend(master.grad is not None for master in engine.masters.values())
         engine.backward(engine.module(torch.ones(2, 4, dtype=torch.bfloat16)).float().sum())
     assert held == [True, True], "gradients of earlier micro-batches would be there"

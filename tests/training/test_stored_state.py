@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from align.core.errors import UserError
-from align.training.checkpoint.state import StoredState, TensorShard, shard_file
+from align.training.checkpoint.state import FlatTensorSlice, StoredState, shard_file
 from tests.training.toy_modules import write_shards
 
 SHAPES = {"matrix": (5, 3), "vector": (7,), "cube": (2, 3, 2), "number": ()}
@@ -23,7 +23,7 @@ def tensors() -> dict[str, torch.Tensor]:
 def write(folder: Path, cuts: list[int]) -> None:
     """One file for each run between cuts, the same for every tensor; the empty runs of small tensors are left out."""
     for process, (begin, end) in enumerate(zip(cuts, cuts[1:], strict=False)):
-        runs = {name: TensorShard(value.flatten()[begin:end], begin, SHAPES[name]) for name, value in tensors().items()}
+        runs = {name: FlatTensorSlice(value.flatten()[begin:end], begin, SHAPES[name]) for name, value in tensors().items()}
         kept = {name: part for name, part in runs.items() if part.values.numel()}
         write_shards(folder / shard_file(process, len(cuts) - 1), kept)
 
@@ -58,14 +58,14 @@ def test_every_run_is_read_from_every_layout(folders, start, count, name):
 def test_two_parts_at_one_place_are_an_error(tmp_path):
     """Lengths alone add up to the whole: twice the numbers 0 to 3 of 8."""
     for process in range(2):
-        write_shards(tmp_path / shard_file(process, 2), {"a": TensorShard(torch.arange(4.0), 0, (8,))})
+        write_shards(tmp_path / shard_file(process, 2), {"a": FlatTensorSlice(torch.arange(4.0), 0, (8,))})
     with pytest.raises(UserError, match="two parts of 'a' overlap"):
         StoredState(tmp_path)
 
 
 def test_a_gap_that_another_part_makes_up_for_is_an_error(tmp_path):
-    write_shards(tmp_path / shard_file(0, 2), {"a": TensorShard(torch.arange(3.0), 0, (8,))})
-    write_shards(tmp_path / shard_file(1, 2), {"a": TensorShard(torch.arange(5.0), 4, (8,))})
+    write_shards(tmp_path / shard_file(0, 2), {"a": FlatTensorSlice(torch.arange(3.0), 0, (8,))})
+    write_shards(tmp_path / shard_file(1, 2), {"a": FlatTensorSlice(torch.arange(5.0), 4, (8,))})
     with pytest.raises(UserError, match="a part of 'a' is missing"):
         StoredState(tmp_path)
 

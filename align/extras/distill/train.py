@@ -109,7 +109,7 @@ def train(
     batches = WrittenBatches(order, teacher, student, *writers, sampling, accelerator)
     loop = EpochLoop(engine, order, config.eval_steps)
     planned = ([longest(config, example) for example in batch] for batch in order.first_batches())
-    loop.try_largest_micro_batch(((batch, token_counts(batch)) for batch in planned), loss_of)
+    loop.measure_largest_micro_batch(((batch, token_counts(batch)) for batch in planned), loss_of)
     if not loop.done:
         run.log(0, evaluate(engine, predictor, held_out, weights, budget))
 

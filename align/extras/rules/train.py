@@ -115,7 +115,7 @@ def train(config: JudgmentConfig, form: Any, engine: TrainEngine, order: DataOrd
     if config.dry_run:
         return loop.end_dry_run()
     loss_of = partial(form.batch_loss, engine.module, run.accelerator.device)
-    loop.try_largest_micro_batch(((batch, form.sizes(batch)) for batch in order.first_batches()), loss_of)
+    loop.measure_largest_micro_batch(((batch, form.sizes(batch)) for batch in order.first_batches()), loss_of)
 
     for update in loop.updates():
         batch = order.batch(update)

@@ -30,7 +30,7 @@ from align.core.files import new_folder, read_json, write_json
 from align.models.checkpoint import require_equal_file
 from align.runtime.distributed import max_across_processes, run_on_all
 from align.training.checkpoint.files import checksum, drop_page_cache, rotate_checkpoints, write_checksums
-from align.training.checkpoint.state import STATE_FILE, StoredState, TensorShard, shard_file, tensors_of_shards
+from align.training.checkpoint.state import STATE_FILE, FlatTensorSlice, StoredState, shard_file, tensors_of_shards
 
 if TYPE_CHECKING:
     from align.training.engine import TrainEngine
@@ -44,7 +44,7 @@ NOT_REQUIRED = ("callbacks",)
 class _Contents(NamedTuple):
     """The files that this process writes into a checkpoint."""
 
-    shards: Mapping[str, TensorShard] | None
+    shards: Mapping[str, FlatTensorSlice] | None
     """Its parts of a sharded state; None if the state is not sharded."""
     files: Mapping[str, Mapping[str, Tensor]]
     """Whole tensors by file name; only on the first process."""
@@ -122,7 +122,7 @@ class Checkpoint:
 
     def _contents(self, update: int, states: Mapping[str, Any]) -> _Contents:
         state, numbers = self.engine.state()
-        shards = {name: value for name, value in state.items() if isinstance(value, TensorShard)}
+        shards = {name: value for name, value in state.items() if isinstance(value, FlatTensorSlice)}
         files = {STATE_FILE: {name: value for name, value in state.items() if isinstance(value, Tensor)}}
         json_states = dict(states)
         for name, values in states.items():

@@ -24,11 +24,11 @@ SHARDS = "shards"
 """The key in a file's header: JSON of each tensor's name to its shard's start and the full shape."""
 
 
-class TensorShard(NamedTuple):
-    """The shard of a tensor that one process keeps.
+class FlatTensorSlice(NamedTuple):
+    """The part of a flattened tensor that one process keeps.
 
     Attributes:
-        values: [n] a run of the flattened tensor.
+        values: [n] of the flattened tensor.
         start: index of its first number in the flattened tensor.
         shape: of the full tensor.
     """
@@ -51,7 +51,7 @@ def shard_file(process: int, processes: int) -> str:
     return f"state-{process:05d}-of-{processes:05d}.safetensors"
 
 
-def tensors_of_shards(shards: Mapping[str, TensorShard]) -> tuple[dict[str, Tensor], dict[str, str]]:
+def tensors_of_shards(shards: Mapping[str, FlatTensorSlice]) -> tuple[dict[str, Tensor], dict[str, str]]:
     """The tensors of a process's file, and the file's header."""
     places = {name: [shard.start, list(shard.shape)] for name, shard in shards.items()}
     return {name: shard.values.detach().cpu() for name, shard in shards.items()}, {SHARDS: json.dumps(places)}
