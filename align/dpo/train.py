@@ -284,10 +284,5 @@ def run_dpo(config: DPOConfig) -> Path:
     return DPOTrainer(config.model, config.train_data, config, config.validation_data).train()
 
 
-def main() -> None:
-    """Train a policy with settings from the command line."""
-    run_stage(DPOConfig, run_dpo)
-
-
 if __name__ == "__main__":
-    main()
+    run_stage(DPOConfig, run_dpo)

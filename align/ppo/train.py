@@ -321,10 +321,5 @@ def run_ppo(config: PPOConfig) -> Path:
     return folder
 
 
-def main() -> None:
-    """Run PPO with the settings of the command line."""
-    run_stage(PPOConfig, run_ppo)
-
-
 if __name__ == "__main__":
-    main()
+    run_stage(PPOConfig, run_ppo)

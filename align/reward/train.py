@@ -321,10 +321,5 @@ def run_reward(config: RewardConfig) -> Path:
     return RewardTrainer(config.model, config.train_data, config, *data).train()
 
 
-def main() -> None:
-    """Train a reward model with settings from the command line."""
-    run_stage(RewardConfig, run_reward)
-
-
 if __name__ == "__main__":
-    main()
+    run_stage(RewardConfig, run_reward)

@@ -250,10 +250,5 @@ def run_sft(config: SFTConfig) -> Path:
     return SFTTrainer(config.model, config.train_data, config, config.validation_data).train()
 
 
-def main() -> None:
-    """Fine-tune with settings from the command line."""
-    run_stage(SFTConfig, run_sft)
-
-
 if __name__ == "__main__":
-    main()
+    run_stage(SFTConfig, run_sft)

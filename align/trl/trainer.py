@@ -1,9 +1,10 @@
 """TRL's `PPOTrainer` on this library's PPO."""
 
 import atexit
+import importlib.util
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,8 @@ from accelerate.state import AcceleratorState
 from datasets import Dataset
 from huggingface_hub import ModelCard
 from peft import PeftConfig, PeftModel
+from rich.table import Table
+from rich.text import Text
 from torch import nn
 from torch.utils.data import DataLoader
 from transformers import DataCollatorWithPadding, PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
@@ -23,22 +26,29 @@ from transformers.trainer_utils import rotate_checkpoints
 
 from align.batches.mixtures import data_name
 from align.core.launch import end_process_group
+from align.core.seeds import RngStream
 from align.models.checkpoint import model_card, save_model_into
 from align.models.hub import make_repo, push_model
 from align.ppo.given_objects import GivenObjects
 from align.ppo.reward_functions import RewardFunction
-from align.ppo.setup import prepare
+from align.ppo.rollout import sample_rollout
+from align.ppo.setup import PPOSetup, prepare
 from align.ppo.train import save_policy, train
 from align.ppo.trainer import reward_settings, split_rewards
 from align.runtime.distributed import run_on_main
+from align.runtime.progress import console
+from align.tokenization.encoded import EncodedPrompt
 from align.trl.arguments import check_context, check_models, data_sets, eval_prompts, prompt_rows, reference_of
-from align.trl.completions import complete, log_to_wandb, show
 from align.trl.config import InvalidArgumentError, PPOConfig, set_batch_sizes, stop_token_of
 from align.trl.hooks import OnlineTrainerState, TrainerHooks, TRLCallbacks
 from align.trl.translation import core_config, number_format_hint, unsupported_settings
 from align.trl.value_head import PreTrainedModelWrapper
 
 STATE_FILE = "trainer_state.json"
+COMPLETION_TEMPERATURE = 0.01
+COMPLETION_COLUMNS = ("query", "model response", "score")
+SHOWN_COMPLETIONS = 5
+"""Rows of a printed table."""
 
 
 def end_processes() -> None:
@@ -174,11 +184,11 @@ class PPOTrainer:
         if not self.eval_prompts:
             return
         at_once = self.args.per_device_eval_batch_size * self.accelerator.num_processes
-        rows = complete(self.setup, self.eval_prompts[:at_once] if sampling else self.eval_prompts, self.args.seed)
+        rows = complete_prompts(self.setup, self.eval_prompts[:at_once] if sampling else self.eval_prompts, self.args.seed)
         if self.is_world_process_zero():
-            show(rows)
+            print_completions(rows)
             if "wandb" in (self.args.report_to or ()):
-                log_to_wandb(rows)
+                log_completions_to_wandb(rows)
 
     def _show_samples(self) -> None:
         self.generate_completions(sampling=True)
@@ -355,3 +365,36 @@ class PPOTrainer:
         backbone, loaded = self.setup.policy.backbone, self.setup.policy
         with backbone.adapter(loaded.initial_adapter) if loaded.adapter else nullcontext():
             yield
+
+
+# ------------------------------------------------------ tables of sample completions, nearly greedy, with their scores
+
+
+def complete_prompts(setup: PPOSetup, prompts: Sequence[EncodedPrompt], seed: int) -> list[tuple[str, str, float]]:
+    """Return prompt, response and score of the current policy's completions; equal on all processes."""
+    tokenizer = setup.policy.tokenization.tokenizer
+    sampling = replace(setup.sampling, temperature=COMPLETION_TEMPERATURE)
+    key = (seed, RngStream.VALIDATION_SAMPLES)
+    rollout = sample_rollout(setup.sampler, setup.policy.tokenization, list(prompts), sampling, key)
+    scores, _ = setup.rewards(rollout)
+    queries = tokenizer.batch_decode([prompt.ids for prompt in prompts], skip_special_tokens=True)
+    responses = tokenizer.batch_decode(rollout.responses)
+    return list(zip(queries, responses, scores.tolist(), strict=True))
+
+
+def print_completions(rows: Sequence[tuple[str, str, float]]) -> None:
+    """Print the first rows."""
+    table = Table(*COMPLETION_COLUMNS, show_lines=True)
+    for query, response, score in rows[:SHOWN_COMPLETIONS]:
+        table.add_row(Text(query), Text(response), f"{score:.4g}")  # text may look like markup
+    console.print(table)
+
+
+def log_completions_to_wandb(rows: Sequence[tuple[str, str, float]]) -> None:
+    """Log a table to the active run of Weights & Biases; do nothing without one."""
+    if importlib.util.find_spec("wandb") is None:
+        return
+    import wandb
+
+    if wandb.run is not None:
+        wandb.log({"completions": wandb.Table(columns=list(COMPLETION_COLUMNS), data=[list(row) for row in rows])})

@@ -15,8 +15,7 @@ from align.core.errors import UserError
 from align.core.settings import ModelConfig
 from align.core.tensor_ops import Padded
 from align.models.backbone import attention, wrap
-from align.models.backbone.attention import MAX_LENGTH, short_attention
-from align.models.backbone.block_attention import block_mask
+from align.models.backbone.attention import MAX_LENGTH, block_mask, short_attention
 from align.models.backbone.decoder import pack_rows, packed_mask
 from align.models.backbone.kinds import use_block_attention
 from align.models.loading import load

@@ -94,7 +94,7 @@ def test_the_7b_fits_one_gpu():
 def test_judgments_are_of_the_rules_and_the_attributes_that_are_configured(name):
     from align.data.readers import read_records
     from align.data.records import AttributeJudgment, Ranking, RuleJudgment
-    from align.data.rules import read_rules
+    from align.extras.rules.judgments import read_rules
 
     rules = settings("rule-model", name)
     judged = {record.rule for record in read_records(ROOT / rules.train_data, RuleJudgment)}

@@ -177,10 +177,5 @@ def run_attribute_model(config: AttributeConfig) -> Path:
     return AttributeTrainer(config.model, config.train_data, config, *data).train()
 
 
-def main() -> None:
-    """Train an attribute model with settings from the command line."""
-    run_stage(AttributeConfig, run_attribute_model)
-
-
 if __name__ == "__main__":
-    main()
+    run_stage(AttributeConfig, run_attribute_model)

@@ -304,10 +304,5 @@ def run_distill(config: DistillConfig) -> Path:
     return DistillTrainer(config.model, config.train_data, config, config.validation_data).train()
 
 
-def main() -> None:
-    """Distill with settings from the command line."""
-    run_stage(DistillConfig, run_distill)
-
-
 if __name__ == "__main__":
-    main()
+    run_stage(DistillConfig, run_distill)

@@ -26,13 +26,13 @@ from align.data.conversation import Conversation, check_prompt, to_json
 from align.data.fields import check_texts, required_field
 from align.data.readers import parse_rows, read_records
 from align.data.records import VERDICTS, RuleJudgment
-from align.data.rules import read_rules
 from align.data.sources import iter_rows
 from align.eval.answers import open_accelerator
 from align.eval.results import Evaluation, Measurement, mean_measurement, publish, share_measurement
 from align.eval.settings import EvalConfig
 from align.eval.store import Json, compute_once, content_hash
 from align.eval.verdicts import FOLLOWS, UNSURE, VIOLATES, ResponseVotes, verdict_table, violation_measurements
+from align.extras.rules.judgments import read_rules
 from align.extras.rules.rubrics import load_rubrics
 from align.runtime.distributed import map_across_processes
 from align.runtime.endpoint import RESUME_HINT, EndpointConfig, request_verdicts

@@ -1,5 +1,6 @@
-"""Judgments of responses: means over labelers, held-out conversations, metrics, and how a rule model reads and judges."""
+"""Rules and judgments of responses: files of rules, means over labelers, metrics, and how a rule model judges."""
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -7,18 +8,18 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+import yaml
 from torch import Tensor
 
 from align.batches.encoding import Data, Limits, encode_response, records_of
 from align.batches.limits import OverlongCounts
-from align.core.errors import UserError
-from align.core.files import read_json
+from align.core.errors import UserError, nearest_name_hint
+from align.core.files import read_json, resolve_path
 from align.core.seeds import RngStream, generator
 from align.core.settings import Settings, option
 from align.core.statistics import calibration_error, roc_auc
 from align.data.conversation import to_json
 from align.data.records import Conversation, RuleJudgment
-from align.data.rules import choose_rules
 from align.models.loading import LoadedModel
 from align.reward.checkpoint import RULE, require_reward_model
 from align.reward.scoring import RewardModelScorer
@@ -250,3 +251,62 @@ class RuleScorer:
         rows = [PromptResponse([*row.prompt, *row.response], rule) for row in encoded for rule in self._ids]
         logits = torch.tensor(self.scorer.score_rows(rows), dtype=torch.float64)
         return torch.sigmoid(logits).float().reshape(len(encoded), len(self._ids)).T
+
+
+# ------------------------------------------- files of rules, as in forms/rules: an id, which judgments name, and a text
+
+_RULES_FILE = re.compile(r"(?P<file>.+\.ya?ml)(:(?P<rule>[^/\\:]+))?", re.IGNORECASE)
+
+
+def read_rules(paths: Sequence[str]) -> dict[str, str]:
+    """Texts of rules by their ids.
+
+    Args:
+        paths: files as in forms/rules, or `FILE:ID` for one rule of a file.
+    """
+    return _merge(map(_read, paths))
+
+
+def choose_rules(wanted: Sequence[str], known: Mapping[str, str], where: str) -> dict[str, str]:
+    """The rules that a setting names: files, `FILE:ID` or ids of `known`; without any, all of `known`.
+
+    `where` names `known` in an error.
+    """
+    if not wanted:
+        return dict(known)
+    return _merge(
+        _read(word) if _RULES_FILE.fullmatch(word) else (word, {word: _text_of(word, known, where)}) for word in wanted
+    )
+
+
+def _merge(parts: Iterable[tuple[str, Mapping[str, str]]]) -> dict[str, str]:
+    texts: dict[str, str] = {}
+    for source, found in parts:
+        for rule, text in found.items():
+            if rule in texts:
+                raise UserError(f"{source}: rule '{rule}' is defined twice")
+            texts[rule] = text
+    return texts
+
+
+def _text_of(rule: str, known: Mapping[str, str], where: str) -> str:
+    if rule not in known:
+        raise UserError(f"{where}: no rule '{rule}'{nearest_name_hint(rule, known) or ''}")
+    return known[rule]
+
+
+def _read(path: str) -> tuple[str, dict[str, str]]:
+    """The file's name and its rules, or its one rule."""
+    single = _RULES_FILE.fullmatch(path)
+    file = single["file"] if single else path
+    try:
+        stored = yaml.safe_load(resolve_path(file).read_text(encoding="utf-8"))
+        rules = [(str(rule["id"]), str(rule["text"])) for rule in stored["rules"]]
+    except OSError as error:
+        raise UserError(f"{file}: {error.strerror}") from error
+    except (yaml.YAMLError, UnicodeDecodeError, KeyError, TypeError) as error:
+        raise UserError(f"{file}: not a file of rules; it needs a list `rules` with id and text of each") from error
+    found = _merge((file, {rule: text}) for rule, text in rules)
+    if single and single["rule"]:
+        found = {single["rule"]: _text_of(single["rule"], found, file)}
+    return file, found

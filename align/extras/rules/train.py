@@ -21,12 +21,12 @@ from align.core.errors import UserError, counted, nearest_name_hint
 from align.core.files import write_json
 from align.core.launch import run_stage
 from align.core.settings import option, require_setting
-from align.data.rules import read_rules
 from align.extras.rules.judgments import (
     ScoredJudgment,
     SplitJudgments,
     encode_judgments,
     read_judgments,
+    read_rules,
     rule_metrics,
     split_judgments,
 )
@@ -283,10 +283,5 @@ def run_rule_model(config: RuleConfig) -> Path:
     return RuleTrainer(config.model, config.train_data, config, config.validation_data).train()
 
 
-def main() -> None:
-    """Train a rule model with settings from the command line."""
-    run_stage(RuleConfig, run_rule_model)
-
-
 if __name__ == "__main__":
-    main()
+    run_stage(RuleConfig, run_rule_model)

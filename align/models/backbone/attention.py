@@ -10,7 +10,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedConfig, PreTrainedModel
+from transformers.integrations.flex_attention import flex_attention_forward
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
@@ -45,9 +47,7 @@ def _attention(
 ) -> tuple[Tensor, None]:
     """Compute transformers' SDPA attention, with faster equivalent paths on a CPU."""
     if attention_mask is not None and not isinstance(attention_mask, Tensor):  # a mask of blocks
-        from align.models.backbone.block_attention import attend
-
-        return attend(module, query, key, value, attention_mask, scaling, **settings)
+        return flex_attention_forward(module, query, key, value, attention_mask, scaling, **settings)[0], None
     sequence = settings.pop(SEQUENCE, None)
     if sequence is not None:  # no mask: a part of a row begins with its first token, and only whole rows are causal
         query, key, value = (sequence.heads_for_tokens(states) for states in (query, key, value))
@@ -138,3 +138,23 @@ class _ShortAttention(torch.autograd.Function):
         scores = torch.bmm(gradient, value.transpose(1, 2)).float().sub_(inner).mul_(probabilities).mul_(ctx.scale)
         scores = scores.to(query.dtype)
         return torch.bmm(scores, key), torch.bmm(scores.transpose(1, 2), query), to_value, None, None
+
+
+# ------------------------------------------------- FlexAttention, for rows that several responses share (`block_attention`)
+
+BLOCK = 128
+"""Columns of a block of FlexAttention's masks; blocks that no token sees are skipped."""
+
+
+def block_mask(segments: Tensor, whole_prompt: bool = False) -> BlockMask:
+    """Return the mask of `align.models.backbone.decoder.packed_mask` as blocks of `BLOCK` columns."""
+    count, length = segments.shape
+
+    def allowed(row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        own, other = segments[row, query], segments[row, key]
+        seen = (key <= query) & ((own == other) | (other == 0))
+        return seen | ((own == 0) & (other == 0)) if whole_prompt else seen
+
+    mask = create_block_mask(allowed, count, 1, length, length, segments.device, BLOCK)
+    mask.ndim = len(mask.shape)  # type: ignore[attr-defined]  # transformers' GPT-2 asks for it
+    return mask

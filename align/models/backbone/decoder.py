@@ -10,7 +10,7 @@ from transformers import PreTrainedConfig
 from transformers.cache_utils import DynamicCache
 
 from align.core.tensor_ops import Padded, length_mask
-from align.models.backbone.attention import SEQUENCE
+from align.models.backbone.attention import SEQUENCE, block_mask
 from align.models.backbone.contract import Backbone, DecodingState
 
 
@@ -26,7 +26,7 @@ class DecoderBackbone(Backbone):
 
     prompt_in_row = True
     block_attention = False
-    """Whether masks are FlexAttention's (`align.models.backbone.block_attention`)."""
+    """Whether masks are FlexAttention's (`align.models.backbone.attention.block_mask`)."""
 
     @property
     def causal(self) -> bool:  # type: ignore[override]
@@ -61,8 +61,6 @@ class DecoderBackbone(Backbone):
     def _mask(self, segments: Tensor) -> Any:
         if not self.block_attention:
             return packed_mask(segments, self.model.dtype, whole_prompt=not self.causal)
-        from align.models.backbone.block_attention import block_mask
-
         return block_mask(segments, whole_prompt=not self.causal)
 
     def _read(self, ids: Tensor, **extra: Any) -> Tensor:

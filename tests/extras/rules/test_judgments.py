@@ -8,9 +8,16 @@ from hypothesis import strategies as st
 
 from align.core.errors import UserError
 from align.data.records import RuleJudgment
-from align.data.rules import choose_rules, read_rules
 from align.extras.candidates import best_response, geometric_mean
-from align.extras.rules.judgments import ScoredJudgment, collect_judgments, read_judgments, rule_metrics, split_judgments
+from align.extras.rules.judgments import (
+    ScoredJudgment,
+    choose_rules,
+    collect_judgments,
+    read_judgments,
+    read_rules,
+    rule_metrics,
+    split_judgments,
+)
 
 USER = ({"role": "user", "content": "Hi"},)
 
