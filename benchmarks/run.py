@@ -9,6 +9,8 @@ import argparse
 import json
 import math
 import os
+import platform
+import re
 import subprocess
 import sys
 import tempfile
@@ -16,9 +18,14 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import date
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from align.runtime.distributed import cpu_flags
+from align.runtime.flops import measured_peak
 from benchmarks.results import Line, best_variant, read, runs, update_readme
 from benchmarks.workloads import ALL, SCALES, Work
 
@@ -117,6 +124,30 @@ def measure(session: Session, work: Work, pairs: int) -> None:
         print(f"{about:48} {seconds} s, peak {line['peak_gib']:.2f} GiB, {line['wall']:.0f} s in all", flush=True)
 
 
+def machine() -> dict[str, Any]:
+    """The processor or GPU, its measured limits, and the versions of the libraries."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    peaks = {name: measured_peak(device, getattr(torch, name)) for name in ("bfloat16", "float32")}
+    return {
+        "device": torch.cuda.get_device_name() if device.type == "cuda" else _processor(),
+        "cores": os.cpu_count(),
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+        **{f"{name}_tflops": round(peak / 1e12, 3) for name, peak in peaks.items()},
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": version("transformers"),
+        "date": date.today().isoformat(),
+    }
+
+
+def _processor() -> str:
+    """The processor's name and whether it multiplies bfloat16."""
+    file = Path("/proc/cpuinfo")
+    found = re.search(r"^model name\s*: (.*)", file.read_text(encoding="utf-8"), re.M) if file.exists() else None
+    units = [unit for unit in ("amx_bf16", "avx512_bf16") if unit in cpu_flags()]
+    return f"{found[1] if found else platform.machine()} ({', '.join(units) or 'no bfloat16 unit'})"
+
+
 def ask(python: str, *words: str) -> str:
     """What `python` prints, run from the project's root."""
     done = subprocess.run([python, *words], cwd=ROOT, env=environment(), check=True, stdout=subprocess.PIPE, text=True)
@@ -133,24 +164,21 @@ def main() -> None:
     parser.add_argument("--supervised_python", default=sys.executable, help="the peer's environment with trl 1.16")
     parser.add_argument("--data", type=Path, default=Path("runs/bench"), help="models and texts are made in it")
     parser.add_argument("--results", type=Path, default=Path("benchmarks/results"))
-    parser.add_argument("--readme", type=Path, default=Path("benchmarks/README.md"))
     words = parser.parse_args()
     pythons = {"ppo": words.ppo_python, "supervised": words.supervised_python}
     data = (words.data / words.scale).absolute()
     deadline = time.monotonic() + 60 * words.minutes
     session = Session(words.scale, data, words.results / f"{words.scale}.jsonl", pythons, measured_code(), deadline)
     ask(sys.executable, "-m", "benchmarks.data", str(session.data), "--scale", words.scale)
-    machine: dict[str, Any] = json.loads(ask(sys.executable, "-m", "benchmarks.machine"))
     session.drop(lambda line: "machine" in line)
     code = "import importlib.metadata as m; print(m.version('trl'))"
-    versions = {name: ask(python, "-c", code) for name, python in pythons.items()}
-    session.add({"machine": machine | {"trl": versions, "date": date.today().isoformat()}})
+    session.add({"machine": machine() | {"trl": {name: ask(python, "-c", code) for name, python in pythons.items()}}})
     try:
         for name in words.only or ALL:
             measure(session, ALL[name], words.pairs)
     except subprocess.TimeoutExpired:
         print(f"the {words.minutes:g} minutes are up; the same command continues there", flush=True)
-    print(update_readme(words.readme, session.results, words.scale))
+    print(update_readme(ROOT / "benchmarks" / "README.md", session.results, words.scale))
 
 
 if __name__ == "__main__":

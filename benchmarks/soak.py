@@ -3,16 +3,14 @@
     python -m benchmarks.soak --kills 30 --count 10000
     python -m benchmarks.soak --kills 4 --count 1000 --only sft ppo
 
-Each variant and each thousand of mutated inputs is a part with its own file in `--folder`: a repeated command continues
-where the last one stopped, and several commands may share the work.
+Each variant and each kind of mutated input has its own file in `--folder`: a repeated command continues where the last one
+stopped.
 """
 
 import argparse
-import platform
 import random
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -24,7 +22,6 @@ from benchmarks.kill_resume import NAMES, kill_and_resume, table
 
 ROOT = Path(__file__).resolve().parents[1]
 FUZZ: dict[str, Callable[[int, int, Path], Tally]] = {"rows": fuzz_rows, "settings": fuzz_settings}
-PART = 1000
 
 
 def kill_part(variant: str, kills: int, seed: int) -> dict[str, Any]:
@@ -34,22 +31,9 @@ def kill_part(variant: str, kills: int, seed: int) -> dict[str, Any]:
 
 
 def fuzz_part(kind: str, count: int, seed: int) -> dict[str, Any]:
-    """The tally of some mutated inputs."""
+    """The tally of mutated inputs of one kind."""
     with tempfile.TemporaryDirectory() as work:
         return {"kind": kind, "count": count} | FUZZ[kind](count, seed, Path(work))._asdict()
-
-
-def page(kills: list[dict[str, Any]], fuzzed: list[dict[str, Any]], command: str) -> str:
-    """The tallies in Markdown."""
-    date, machine = time.strftime("%Y-%m-%d"), platform.machine()
-    lines = [f"Run by `{command}`, in parts, the last of which ended on {date} ({machine}):", "", table(kills), ""]
-    lines += ["| mutated | tried | accepted | refused in one line that says where | findings |"]
-    lines += ["| --- | --- | --- | --- | --- |"]
-    for kind in FUZZ:
-        parts = [part for part in fuzzed if part["kind"] == kind]
-        tried, accepted, refused = (sum(part[name] for part in parts) for name in ("count", "accepted", "refused"))
-        lines.append(f"| {kind} | {tried} | {accepted} | {refused} | {sum(len(part['findings']) for part in parts)} |")
-    return "\n".join(lines)
 
 
 def main() -> None:
@@ -61,21 +45,24 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="decides kills and mutations")
     parser.add_argument("--folder", type=Path, default=ROOT / "runs" / "soak", help="where the tallies of parts are kept")
     options = parser.parse_args()
-    seed, kills, fuzzed = options.seed, [], []
-    for variant in options.only or NAMES:
-        file = options.folder / f"kills-{variant}-{options.kills}-{seed}.json"
-        kills.append(kept(file, partial(kill_part, variant, options.kills, seed)))
-    for kind in FUZZ:
-        for first in range(0, options.count, PART):
-            count, chance = min(PART, options.count - first), seed + first // PART
-            file = options.folder / f"fuzz-{kind}-{count}-{chance}.json"
-            fuzzed.append(kept(file, partial(fuzz_part, kind, count, chance)))
-    only = f" --only {' '.join(options.only)}" if options.only else ""
-    command = f"python -m benchmarks.soak --kills {options.kills} --count {options.count}{only}"
-    text = page(kills, fuzzed, command)
-    (options.folder / "tallies.md").write_text(text + "\n", encoding="utf-8")
+    folder, seed = options.folder, options.seed
+    kills = [
+        kept(folder / f"kills-{name}-{options.kills}-{seed}.json", partial(kill_part, name, options.kills, seed))
+        for name in options.only or NAMES
+    ]
+    fuzzed = [
+        kept(folder / f"fuzz-{kind}-{options.count}-{seed}.json", partial(fuzz_part, kind, options.count, seed))
+        for kind in (FUZZ if options.count else ())
+    ]
+    lines = [table(kills), "", "| mutated | tried | accepted | refused in one line that says where | findings |"]
+    lines.append("| --- | --- | --- | --- | --- |")
+    for row in fuzzed:
+        cells = (row["kind"], row["count"], row["accepted"], row["refused"], len(row["findings"]))
+        lines.append(f"| {' | '.join(map(str, cells))} |")
+    text = "\n".join(lines)
+    (folder / "tallies.md").write_text(text + "\n", encoding="utf-8")
     print(text)
-    findings = [finding for part in fuzzed for finding in part["findings"]]
+    findings = [finding for row in fuzzed for finding in row["findings"]]
     print("\n".join(findings[:30]), file=sys.stderr)
     raise SystemExit(bool(findings or any(row["different"] for row in kills)))
 

@@ -1,16 +1,13 @@
 """One PPO update by TRL 1.12's trainer or by `align.trl`, on the same models, prompts, responses and rewards.
 
-    .venv-trl-1.12/bin/python -m benchmarks.trl_parity trl      # writes the numbers of TRL to tests/trl/trl-1.12.json
-    python -m benchmarks.trl_parity align                       # prints those of this library
+    .venv-trl-1.12/bin/python -m benchmarks.trl_parity      # writes the numbers of TRL to tests/trl/trl-1.12.json
 
 The weights come from a NumPy stream and the responses are fixed: both sides compute the same update. `CASES` lists the
 settings of each case.
 """
 
-import argparse
 import json
 import tempfile
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -199,19 +196,6 @@ def update_by_align(case: str, **changes: Any) -> dict[str, Any]:
     return numbers_of(trainer, found["advantages"][[found["prompts"].index(prompt) for prompt in PROMPTS]])
 
 
-def main() -> None:
-    """Compute the update of one side."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("side", choices=("trl", "align"), help="whose trainer makes the update")
-    side = parser.parse_args().side
-    updates: Mapping[str, Any] = {"trl": update_by_trl, "align": update_by_align}
-    numbers = {case: updates[side](case) for case in CASES}
-    if side == "trl":
-        lines = json.dumps(numbers, indent=1).replace(",\n    ", ", ")  # lists of numbers on one line
-        REFERENCE.write_text(f"{lines}\n", encoding="utf-8")
-    else:
-        print(json.dumps(numbers, indent=1))
-
-
 if __name__ == "__main__":
-    main()
+    lines = json.dumps({case: update_by_trl(case) for case in CASES}, indent=1).replace(",\n    ", ", ")
+    REFERENCE.write_text(f"{lines}\n", encoding="utf-8")  # lists of numbers on one line

@@ -73,7 +73,6 @@ class Scale:
         settings: ours of all training, instead of those of a work.
     """
 
-    name: str
     model: str
     rows: float = 1.0
     tokens: float = 1.0
@@ -81,10 +80,10 @@ class Scale:
 
 
 SCALES = {
-    "cpu": Scale("cpu", "smollm2-135m"),
+    "cpu": Scale("smollm2-135m"),
     # Micro-batches for tens of GB of memory.
-    "gpu": Scale("gpu", "llama-1b", 4.0, 4.0, {"micro_batch_tokens": 16384}),
-    "tiny": Scale("tiny", "tiny-llama", rows=1 / 8, tokens=1 / 8),
+    "gpu": Scale("llama-1b", 4.0, 4.0, {"micro_batch_tokens": 16384}),
+    "tiny": Scale("tiny-llama", rows=1 / 8, tokens=1 / 8),
 }
 
 _PPO = Work(

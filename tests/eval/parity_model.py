@@ -1,7 +1,7 @@
 """The model behind lm_eval_truthful.json: SmolLM2's tokenizer on two random layers, so that lm-eval takes a minute.
 
 python -m tests.eval.parity_model FOLDER
-python -m benchmarks.eval_parity --model FOLDER --pairs 1 --python ... \
+python -m benchmarks.eval_parity --model FOLDER --python ... \
     --fixture tests/eval/lm_eval_truthful.json
 """
 

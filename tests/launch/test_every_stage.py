@@ -24,7 +24,7 @@ OF_FOUR = (
     *("streamed-sft/tiny-llama/0", "sft/tiny-t5/4", "reward/tiny-llama/0", "reward/encoder/4", "dpo/tiny-t5/0"),
     *("ppo/tiny-llama/0", "ppo/tiny-t5/4"),
 )
-"""For four processes, each kind once: they share what two have to themselves. benchmarks/processes.py tries all."""
+"""For four processes, each kind once: they share what two have to themselves."""
 
 
 @pytest.fixture(scope="module")

@@ -1,5 +1,4 @@
-"""Trains stages in every variant for a few updates each, in the processes of a launcher: for test_every_stage.py and
-benchmarks/processes.py.
+"""Trains stages in every variant for a few updates each, in the processes of a launcher: for test_every_stage.py.
 
 Usage: every_stage.py FOLDER SHARED UPDATES [CASE...]: SHARED holds the encoder, and the reward models that PPO learns from,
 so that they are the same whoever trains. A CASE is stage/model/rank, such as `ppo/tiny-llama/4`.
