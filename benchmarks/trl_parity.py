@@ -1,9 +1,9 @@
-"""One PPO update by TRL 1.12's trainer or by `align.trl`, on the same models, prompts, responses and rewards.
+"""One PPO update by TRL 1.12's trainer, with the models, prompts and responses that `align.trl` gets in a test, too.
 
     .venv-trl-1.12/bin/python -m benchmarks.trl_parity      # writes the numbers of TRL to tests/trl/trl-1.12.json
 
-The weights come from a NumPy stream and the responses are fixed: both sides compute the same update. `CASES` lists the
-settings of each case.
+The weights come from a NumPy stream and the responses are fixed: both sides compute the same update, which
+`tests/trl/test_parity.py` compares. `CASES` lists the settings of each case.
 """
 
 import json
@@ -166,34 +166,6 @@ def update_by_trl(case: str) -> dict[str, Any]:
 def log_probs_of_real_tokens(logits: Tensor, ids: Tensor) -> Tensor:
     """Return log-probs [B, T]; TRL masks those of padding, whose id is beyond the vocabulary here."""
     return logits.log_softmax(-1).gather(-1, ids.clamp(max=EOS)[..., None])[..., 0]
-
-
-def update_by_align(case: str, **changes: Any) -> dict[str, Any]:
-    """Return the numbers of an update by this library."""
-    from align.ppo.extensions import Extension
-    from align.ppo.records import Experience
-    from align.sampling.generation import Responses
-    from align.trl import PPOConfig, PPOTrainer
-
-    found: dict[str, Any] = {}
-
-    class Recorder(Extension):
-        """Records an update."""
-
-        def on_experience(self, update: int, experience: Experience) -> None:
-            found["prompts"] = [list(prompt.ids) for prompt in experience.rollout.prompts]
-            found["advantages"] = experience.advantages
-
-    def fixed_responses(prompts: list[list[int]], *_: Any) -> Responses:
-        written = [response_to(list(prompt), case) for prompt in prompts]
-        return Responses(written, [response[-1] == EOS for response in written])
-
-    with tempfile.TemporaryDirectory() as folder:
-        trainer = trainer_of(PPOTrainer, PPOConfig, case, folder, **changes)
-        trainer.setup.extensions.append(Recorder())
-        trainer.setup.sampler.sample = fixed_responses
-        trainer.train()
-    return numbers_of(trainer, found["advantages"][[found["prompts"].index(prompt) for prompt in PROMPTS]])
 
 
 if __name__ == "__main__":

@@ -14,7 +14,10 @@ import math
 import pytest
 import torch
 
-from benchmarks.trl_parity import CASES, METRICS, PROMPTS, REFERENCE, update_by_align
+from align.ppo.extensions import Extension
+from align.sampling.generation import Responses
+from align.trl import PPOConfig, PPOTrainer
+from benchmarks.trl_parity import CASES, EOS, METRICS, PROMPTS, REFERENCE, numbers_of, response_to, trainer_of
 
 STORED = json.loads(REFERENCE.read_text(encoding="utf-8"))
 
@@ -23,9 +26,29 @@ DEVIATING = {"stop": ["loss/value_avg"], "epochs": ["policy/approxkl_avg", "loss
 """Metrics that differ by the deviations above. After one step of one epoch, the other cases' are 0 on both sides."""
 
 
+def update_by_align(folder, case, **changes):
+    """The numbers of an update by this library."""
+    found = {}
+
+    class Recorder(Extension):
+        def on_experience(self, update, experience):
+            found["prompts"] = [list(prompt.ids) for prompt in experience.rollout.prompts]
+            found["advantages"] = experience.advantages
+
+    def fixed_responses(prompts, *_):
+        written = [response_to(list(prompt), case) for prompt in prompts]
+        return Responses(written, [response[-1] == EOS for response in written])
+
+    trainer = trainer_of(PPOTrainer, PPOConfig, case, str(folder), **changes)
+    trainer.setup.extensions.append(Recorder())
+    trainer.setup.sampler.sample = fixed_responses
+    trainer.train()
+    return numbers_of(trainer, found["advantages"][[found["prompts"].index(prompt) for prompt in PROMPTS]])
+
+
 @pytest.fixture(scope="module")
-def updates():
-    return {case: update_by_align(case) for case in CASES}
+def updates(tmp_path_factory):
+    return {case: update_by_align(tmp_path_factory.mktemp(case), case) for case in CASES}
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -51,7 +74,7 @@ def test_advantages_and_weights_after_an_update_are_those_of_trl(updates, case):
         assert torch.allclose(torch.tensor(weight), torch.tensor(stored["weights"][name]), rtol=0, atol=1e-5), name
 
 
-def test_the_comparison_notices_another_coefficient():
-    found, stored = update_by_align("full", kl_coef=0.2), STORED["full"]["metrics"]
+def test_the_comparison_notices_another_coefficient(tmp_path):
+    found, stored = update_by_align(tmp_path, "full", kl_coef=0.2), STORED["full"]["metrics"]
     assert abs(found["metrics"]["loss/value_avg"] - stored["loss/value_avg"]) > 1e-3
     assert found["metrics"]["objective/kl"] == pytest.approx(stored["objective/kl"], abs=1e-5)
