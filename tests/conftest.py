@@ -285,7 +285,7 @@ def make_ppo(make_run) -> Callable[..., HandPPO]:
     from align.models.backbone import flops_profile
     from align.ppo.actor_critic import build_actor_critic
     from align.ppo.config import PPOConfig
-    from align.ppo.extensions import TrainingContext, configured_extensions
+    from align.ppo.extensions import Extensions, TrainingContext, configured_extensions
     from align.ppo.flops import RoleFlopsProfiles
     from align.ppo.rewards import Rewards
     from align.ppo.setup import PPOSetup, build_engine_and_roles
@@ -308,7 +308,7 @@ def make_ppo(make_run) -> Callable[..., HandPPO]:
             extension.start(engine, roles)
         sampler, sampling = TransformersEngine(engine, loaded), SamplingParams(config.max_new_tokens)
         profiles = RoleFlopsProfiles(policy, flops_profile(loaded.backbone, None))
-        parts = (run, loaded, engine, roles, sampler, sampling, Rewards([]), [], [], profiles, extensions)
+        parts = (run, loaded, engine, roles, sampler, sampling, Rewards([]), [], [], profiles, Extensions(extensions), {})
         return HandPPO(config, PPOSetup(*parts))
 
     return make

@@ -17,10 +17,12 @@ from align.reward.scoring import reads_ids_of
 from align.runtime.sharding import is_sharded, sharded_copies
 from align.training.optimizer import ParamGroup
 
+Critic = Literal["none", "shared", "separate"]
+
 
 def build_actor_critic(
     policy: LoadedModel,
-    critic: Literal["none", "shared", "separate"] = "shared",
+    critic: Critic = "shared",
     critic_init: RewardAdapter | LoadedReward | None = None,
     adapters: Sequence[RewardAdapter] = (),
     with_entropy: bool = False,

@@ -77,6 +77,11 @@ class ResponseConfig(Settings):
     max_prompt_tokens: int = option(512, "longest prompt, in tokens", gt=0)
     temperature: float = option(1.0, "sampling temperature, also of the log-probs of policy and reference", gt=0)
 
+    @property
+    def stop_ids(self) -> frozenset[int] | None:
+        """The token ids that end a response; None: the model's end tokens."""
+        return frozenset(self.stop_token_ids) if self.stop_token_ids or self.ignore_eos else None
+
 
 @dataclass(kw_only=True)
 class EvaluationConfig(Settings):
@@ -205,11 +210,6 @@ class PPOConfig(KLConfig, LossConfig, ResponseConfig, EvaluationConfig, SplitCon
         "align.extras.attributes.attribute_rewards:AttributeRewardSettings", "a reward from an attribute model"
     )
     extensions: list[str] = option([], "extensions, each module:Class of an `align.ppo.extensions.Extension`")
-
-    @property
-    def stop_ids(self) -> frozenset[int] | None:
-        """The token ids that end a response; None: the model's end tokens."""
-        return frozenset(self.stop_token_ids) if self.stop_token_ids or self.ignore_eos else None
 
     @property
     def has_critic(self) -> bool:

@@ -3,44 +3,26 @@
 import math
 import shutil
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import NormalDist, fmean, stdev
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from align.core.files import new_folder
-from align.ppo.metrics import response_metrics
-from align.ppo.records import RoleOutputs, Rollout
-from align.ppo.rewards import apply_missing_eos
+from align.core.seeds import RngStream
+from align.models.checkpoint import WriteModel, save_model, weights_of
+from align.ppo.config import EvaluationConfig
+from align.ppo.extensions import PolicyEvaluation
+from align.ppo.metrics import DriftWatch, mean_and_error, response_metrics
+from align.ppo.records import RoleOutputs
+from align.ppo.rollout import forward_all_roles, sample_rollout
+from align.ppo.setup import PPOSetup, save_if_scoring_fails
 from align.runtime.distributed import run_on_main
+from align.training.checkpoint import Stateful
 from align.training.run import Run
-
-
-@dataclass
-class PolicyEvaluation:
-    """Responses to the fixed prompts and their scores, which extensions may change before metrics are computed."""
-
-    update: int
-    """0: before the first one."""
-    rollout: Rollout
-    scores: Tensor
-    """[B] rewards, before the penalty for a missing EOS."""
-    penalty: float = 0.0
-    """Subtracted from all scores, after the penalty for a missing EOS."""
-    violated_constraint: str = ""
-    """Such as "over the rule budgets": a policy that violates none is better."""
-    selection_scores: Tensor | None = None
-    """[B] by which the policy to keep is selected; None: `scores`."""
-    columns: dict[str, Tensor] = field(default_factory=dict)
-    """[B] each: further columns of samples.jsonl."""
-    metrics: dict[str, float] = field(default_factory=dict)
-    """Further metrics, which are logged as `validation/<name>`."""
-
-    def final_scores(self, missing_eos_penalty: float | None, missing_eos_score: float | None) -> Tensor:
-        """Return scores [B] with the penalty for a missing EOS, which must not replace `penalty`."""
-        return apply_missing_eos(self.scores, self.rollout.ended_mask, missing_eos_penalty, missing_eos_score) - self.penalty
 
 
 @dataclass(frozen=True)
@@ -192,12 +174,6 @@ def evaluation_metrics(evaluation: PolicyEvaluation, scores: Tensor, outputs: Ro
     }
 
 
-def mean_and_error(name: str, values: Tensor) -> dict[str, float]:
-    """Return the mean of some values [B] and its standard error."""
-    error = float(values.std()) / math.sqrt(len(values)) if len(values) > 1 else 0.0
-    return {name: float(values.mean()), f"{name}_error": error}
-
-
 def sample_rows(evaluation: PolicyEvaluation, scores: Tensor) -> list[dict[str, Any]]:
     """Return the rows of samples.jsonl."""
     rollout, columns = evaluation.rollout, evaluation.columns
@@ -212,3 +188,85 @@ def sample_rows(evaluation: PolicyEvaluation, scores: Tensor) -> list[dict[str, 
         }
         for row, prompt in enumerate(rollout.prompts)
     ]
+
+
+class Evaluator:
+    """Evaluates the policy on the fixed prompts, and keeps the best one in the folder `model` of the run.
+
+    Args:
+        critic_warmup: first updates, in which the policy does not change.
+        missing_eos: `missing_eos_penalty` and `missing_eos_score`.
+    """
+
+    def __init__(
+        self,
+        setup: PPOSetup,
+        config: EvaluationConfig,
+        total_updates: int,
+        critic_warmup: int,
+        missing_eos: tuple[float | None, float | None],
+    ) -> None:
+        self.setup, self.config, self.total_updates, self.missing_eos = setup, config, total_updates, missing_eos
+        self.folder, self.drift = setup.run.folder / "model", DriftWatch()
+        evaluations = len(range(0, total_updates, config.eval_steps)) + 1
+        limits = (config.best_policy_confidence, evaluations, config.max_kl, critic_warmup)
+        score_name = "".join(extension.selects_by for extension in setup.extensions)
+        self.selection = PolicySelection(*limits, score_name or "reward")
+
+    def stateful(self) -> dict[str, Stateful]:
+        """Return the stateful objects by their names in a checkpoint."""
+        return {"drift": self.drift, "best_policy": self.selection}
+
+    def is_due(self, update: int) -> bool:
+        """Return whether the policy is evaluated after an update (0: before the first)."""
+        return bool(self.setup.validation) and (update % self.config.eval_steps == 0 or update == self.total_updates)
+
+    @torch.no_grad()
+    def evaluate(self, update: int) -> dict[str, float]:
+        """Evaluate the policy with the same noise each time, keep it if it is the best, and return metrics."""
+        setup, run, config = self.setup, self.setup.run, self.config
+        with setup.averaged_weights():
+            key = (run.config.seed, RngStream.VALIDATION_SAMPLES)
+            rollout = sample_rollout(setup.sampler, setup.policy.tokenization, setup.validation, setup.sampling, key)
+            with save_if_scoring_fails(run, rollout, update):
+                evaluation = PolicyEvaluation(update, rollout, setup.rewards(rollout)[0])
+                for extension in setup.extensions:
+                    extension.evaluate(evaluation)
+            scores = evaluation.final_scores(*self.missing_eos)
+            how = (setup.policy.backbone, setup.sampling.temperature, run.config.micro_batch_tokens, run.accelerator)
+            outputs = forward_all_roles(setup.roles, rollout, [list(range(len(rollout)))], *how)
+            metrics = evaluation_metrics(evaluation, scores, outputs)
+            for warning in self.drift.check(metrics):
+                run.print(f"warning: reward rose, but {warning}: read the samples before trusting it")
+            for extension in setup.extensions:
+                run.print(extension.after_evaluation(update, metrics))
+            run.record("samples", sample_rows(evaluation, scores), update)
+            chosen = scores if evaluation.selection_scores is None else evaluation.selection_scores
+            candidate = Candidate(update, chosen.tolist(), evaluation.violated_constraint)
+            if self.selection.update(candidate, metrics["kl"]):
+                if config.save_best_policy:
+                    save_policy(setup, self.folder, metrics | {"update": update})
+                metrics["is_best"] = 1.0
+            if update and config.keep_policies:
+                save_policy(setup, run.folder / "policies" / f"update-{update:06d}", metrics | {"update": update})
+        return {f"validation/{name}": value for name, value in metrics.items()}
+
+    def finish(self) -> Path:
+        """Save the last policy, unless an evaluation has selected one; return the folder of the kept policy."""
+        run = self.setup.run
+        # A folder of an earlier run may be there. A shared disk may show it to some processes only.
+        has_best = self.selection.best is not None and run_on_main(self.folder.exists, run.accelerator)
+        if self.config.save_best_policy:
+            run.print(self.selection.warning() if has_best else "no evaluation chose a best policy; the last one is kept")
+        if not (self.config.save_best_policy and has_best):
+            with self.setup.averaged_weights():
+                save_policy(self.setup, self.folder, {})
+        return self.folder
+
+
+def save_policy(setup: PPOSetup, folder: Path, metrics: dict[str, float], write: WriteModel = save_model) -> None:
+    """Save the current policy as a folder that other programs load."""
+    state = setup.engine.model_state()
+    card = setup.run.card("Policy trained by PPO", metrics=metrics, **setup.card)
+    weights = weights_of(setup.policy.backbone, state)
+    run_on_main(lambda: write(folder, setup.policy, weights, card), setup.run.accelerator)

@@ -49,6 +49,11 @@ def rollout_lengths(rollout: Rollout, backbone: Backbone, budget: int) -> list[t
     return [(len(prompts[rows[0]]), [len(rollout.responses[row]) for row in rows]) for rows in groups]
 
 
+def update_flops(profiles: RoleFlopsProfiles, lengths: Sequence[tuple[int, Sequence[int]]], epochs: int) -> float:
+    """Return the FLOPs of one update without those of extensions; arguments as for `phase_flops`."""
+    return sum(phase_flops(profiles, lengths, epochs).values())
+
+
 def phase_flops(profiles: RoleFlopsProfiles, lengths: Sequence[tuple[int, Sequence[int]]], epochs: int) -> dict[str, float]:
     """FLOPs of one update in each of its phases: sampling, scoring, learning.
 

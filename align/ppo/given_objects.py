@@ -105,12 +105,17 @@ def _value_head(value_model: nn.Module, backbone: Backbone) -> ScalarHead:
         raise UserError(f"value_model: {error}") from error
 
 
-def with_reference_adapter(policy: LoadedModel, name: str) -> LoadedModel:
+def with_reference_adapter(policy: LoadedModel, name: PreTrainedModel | str | None) -> LoadedModel:
     """Return the policy with another adapter of its PEFT model as the reference; `base`: none of them.
+
+    Args:
+        name: of the adapter; anything but a text changes nothing.
 
     Raises:
         UserError: if the policy has no such adapter.
     """
+    if not isinstance(name, str):
+        return policy
     peft_model = policy.backbone.peft
     others = sorted(
         {*(peft_model.peft_config if peft_model else ()), BASE_REFERENCE} - {policy.adapter or "", START_ADAPTER}

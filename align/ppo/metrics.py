@@ -31,6 +31,12 @@ def repetition(ids: Sequence[int], n: int = 3) -> float:
     return 1.0 - len(set(grams)) / len(grams) if grams else 0.0
 
 
+def mean_and_error(name: str, values: Tensor) -> dict[str, float]:
+    """Return the mean of some values [B] and its standard error."""
+    error = float(values.std()) / math.sqrt(len(values)) if len(values) > 1 else 0.0
+    return {name: float(values.mean()), f"{name}_error": error}
+
+
 def response_metrics(rollout: Rollout) -> dict[str, float]:
     """Return mean length, share of responses with an end token, and mean repetition."""
     count = len(rollout)

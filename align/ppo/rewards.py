@@ -1,11 +1,11 @@
-"""From a rollout to scores: reward models and reward functions, ensembles, and the penalty for a missing EOS.
+"""From a rollout to scores: reward models, reward functions and extensions, and the penalty for a missing EOS.
 
 Each reward is logged separately. A reward sees prompts and responses, as texts and as token ids.
 """
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
-from typing import Literal
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from accelerate import Accelerator
@@ -20,6 +20,9 @@ from align.runtime.distributed import run_on_main
 from align.runtime.flops import FlopsProfile
 from align.tokenization.encoded import SampledResponse
 
+if TYPE_CHECKING:
+    from align.ppo.extensions import Extension
+
 ResponseScorer = Callable[[Sequence[SampledResponse]], list[float]]
 """Responses to rewards: a `RewardModelScorer`."""
 
@@ -27,15 +30,8 @@ RESERVED = ("attributes", "mean", "std", "length_slope", "disagreement", "kl_pen
 """Metrics of the score itself, `reward/mean` for one: a function of that name is logged as `reward/mean_2`."""
 
 
-def add_rewards(rewards: dict[str, Tensor], more: Mapping[str, Tensor], source: str) -> None:
-    """Add the rewards of an extension to `rewards`. Raises: UserError for a name that is taken."""
-    if taken := sorted(rewards.keys() & more.keys()):
-        raise UserError(f"extension '{source}': there is a reward '{taken[0]}' already; give its own another name")
-    rewards |= more
-
-
 class Rewards:
-    """The reward models and reward functions of a run; each is logged under its name, and their weighted sum is the score.
+    """All rewards of a run; each is logged under its name, and their weighted sum is the score.
 
     Args:
         ensemble: how the rewards of several models are combined, see `combine_rewards`.
@@ -50,8 +46,9 @@ class Rewards:
         ensemble: Literal["mean", "wco", "uwo"] = "mean",
         uncertainty_weight: float = 0.0,
         accelerator: Accelerator | None = None,
+        extensions: Sequence["Extension"] = (),
     ) -> None:
-        self.models, self.functions = list(models), list(functions)
+        self.models, self.functions, self.extensions = list(models), list(functions), extensions
         self.ensemble, self.uncertainty_weight = ensemble, uncertainty_weight
         self.accelerator = accelerator
 
@@ -63,12 +60,11 @@ class Rewards:
         )
 
     def __call__(self, rollout: Rollout) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return scores [B], and by name their `components`."""
-        rewards, others = self.components(rollout)
-        return sum_of_rewards(rewards, len(rollout)), rewards | others
+        """Return the scores [B]; by name each weighted reward [B], and of several models each one's and their disagreement.
 
-    def components(self, rollout: Rollout) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Return the weighted rewards [B] by name, and of several models each one's reward and their disagreement."""
+        Raises:
+            UserError: if a reward fails, or an extension uses a name that is taken.
+        """
         rewards, members = self._of_models(rollout)
         conversations = [prompt.conversation for prompt in rollout.prompts]
         for reward, scores in zip(self.functions, self._of_functions(conversations, rollout.texts), strict=True):
@@ -76,7 +72,15 @@ class Rewards:
             taken = {*RESERVED, *rewards, *members}
             name = next(name for name in itertools.chain([reward.name], numbered) if name not in taken)
             rewards[name] = reward.weight * torch.tensor(scores)
-        return rewards, members
+        for extension in self.extensions:
+            more = extension.score(rollout)
+            if same := sorted(rewards.keys() & more.keys()):
+                raise UserError(
+                    f"extension '{extension.name}': there is a reward '{same[0]}' already; give its own another name"
+                )
+            rewards |= more
+        nothing = torch.zeros(len(rollout))  # rules alone may be the training signal
+        return torch.stack([*rewards.values(), nothing]).sum(0), rewards | members
 
     def _of_functions(self, prompts: Sequence[Conversation], responses: Sequence[str]) -> list[list[float]]:
         """The scores of each function, the same on every process: a function may be random, or each call may cost money."""
@@ -97,11 +101,6 @@ class Rewards:
         members["disagreement"] = disagreement(rewards)
         combined = combine_rewards(rewards, self.ensemble, self.uncertainty_weight)
         return {"model": combined}, members if len(self.models) > 1 else {}
-
-
-def sum_of_rewards(rewards: Mapping[str, Tensor], count: int) -> Tensor:
-    """Return the sum of rewards [B] of `count` responses; 0 without any, because rules alone may be the training signal."""
-    return torch.stack([*rewards.values(), torch.zeros(count)]).sum(0)
 
 
 def apply_missing_eos(scores: Tensor, ended: Tensor, penalty: float | None, score: float | None) -> Tensor:

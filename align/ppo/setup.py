@@ -13,12 +13,12 @@ from align.batches.mixtures import is_given, split_by_opening
 from align.batches.streams import examples_digest, require_same_examples
 from align.core.errors import UserError, counted
 from align.models.backbone import Backbone
-from align.models.heads import LanguageModel
+from align.models.heads import LanguageModel, ScalarHead
 from align.models.loading import LoadedModel, vocabulary_rows
 from align.models.roles import ActorCritic, Roles
-from align.ppo.actor_critic import build_actor_critic, copy_backbone, param_groups
-from align.ppo.config import PPOConfig
-from align.ppo.extensions import Extension, TrainingContext
+from align.ppo.actor_critic import Critic, build_actor_critic, copy_backbone, param_groups
+from align.ppo.config import PPOConfig, ResponseConfig
+from align.ppo.extensions import Extension, Extensions, TrainingContext
 from align.ppo.flops import RoleFlopsProfiles, flops_profiles
 from align.ppo.given_objects import GivenObjects, attach_callbacks, reference_and_value_model, with_reference_adapter
 from align.ppo.records import Experience, RoleOutputs, Rollout
@@ -31,7 +31,9 @@ from align.runtime.distributed import max_across_processes, zero_stage
 from align.runtime.sharding import full_numel, place_frozen_model, sharded_loading
 from align.sampling.engines import SamplingEngine, make_engine, sampling_tokens
 from align.sampling.generation import SamplingParams
+from align.sampling.settings import EngineConfig
 from align.tokenization.encoded import EncodedPrompt
+from align.training.checkpoint import Stateful
 from align.training.data_order import PLANNED_UPDATES
 from align.training.engine import TrainEngine
 from align.training.memory import FLOAT32_BYTES
@@ -58,7 +60,19 @@ class PPOSetup:
     validation: list[EncodedPrompt]
     """The fixed prompts of evaluations; may be empty."""
     flops_profiles: RoleFlopsProfiles
-    extensions: list[Extension]
+    extensions: Extensions
+    card: dict[str, str]
+    """The lines of the model card that do not change during training."""
+
+    @property
+    def corrects_sampling(self) -> bool:
+        """Whether an extension corrects for a sampling engine that differs from the policy."""
+        return any(extension.corrects_sampling for extension in self.extensions)
+
+    def stateful(self) -> dict[str, Stateful]:
+        """Return the stateful objects of the setup by their names in a checkpoint."""
+        own = {extension.name: extension for extension in self.extensions if extension.has_state}
+        return {"prompts": PromptIdentity(self.prompts), **own}
 
     def close(self) -> None:
         """Release the resources of the sampler and the run."""
@@ -84,7 +98,7 @@ def prepare(
     functions: Sequence[WeightedFunction],
     prompts: Data,
     validation: Data,
-    extensions: list[Extension],
+    extensions: Sequence[Extension],
     given: GivenObjects = GivenObjects(),  # noqa: B008  # it is frozen
 ) -> PPOSetup:
     """Open the run's folder, load all models and data, and build the engines. Raise a UserError for a mistake in either.
@@ -94,85 +108,51 @@ def prepare(
         validation: fixed prompts for evaluations; may be empty.
         given: objects in memory beside the policy.
     """
-    reference_is_updated = any(extension.updates_reference for extension in extensions)
     require_rewards(reward_models, functions, extensions)
-    run, policy = open_policy(config, model, given, reference_is_updated)
-    limits = Limits(config.max_prompt_tokens, config.max_new_tokens, config.overlong)
-    encoded, held_out = encode_all_prompts(
-        prompts, validation, policy, limits, config.validation_split, config.skip_bad_rows
-    )
+    copies = reference_copies(given, any(extension.updates_reference for extension in extensions))
+    run, policy = open_run(config, "ppo", model, given.tokenizer, frozen_copies=copies, peft_config=given.peft_config)
+    policy = with_reference_adapter(policy, given.reference)
+    # The functions below receive values or a group of settings: only this one and the loop read the stage's settings.
+    samples, length, updates = config.samples_per_prompt, config.max_new_tokens, config.total_updates
+    limits = Limits(config.max_prompt_tokens, length, config.overlong)
+    share, skip = config.validation_split, config.skip_bad_rows
+    encoded, held_out = encode_all_prompts(prompts, validation, policy, limits, share, skip)
     every_prompt = [*encoded, *held_out]
     # Models: the policy with its critic and all adapters in one module, a reference, and separate reward models.
+    critic: Critic = config.critic if config.has_critic else "none"
+    sizes = (updates, config.critic_warmup, samples, config.max_prompt_tokens, length)
+    context = TrainingContext(
+        run, policy, encoded, every_prompt, *sizes, config.missing_eos_penalty, config.missing_eos_score
+    )
     with sharded_loading(run.accelerator):
         reference, value_model = reference_and_value_model(
-            policy, given, every_prompt, config.max_new_tokens, config.gradient_checkpointing, config.has_critic
+            policy, given, every_prompt, length, config.gradient_checkpointing, config.has_critic
         )
-    context = training_context(config, run, policy, encoded, every_prompt)
-    with sharded_loading(run.accelerator):
         sources = load_rewards(reward_models, policy, config.dtype, config.chat_template)
         for extension in extensions:
             extension.load(context)
-        adapters = [source.adapter_on_policy for source in sources if source.adapter_on_policy]
-        adapters += [adapter for extension in extensions for adapter in extension.adapters]
-        critic_init = (sources[0].adapter_on_policy or sources[0].loaded) if sources else None
-        module = build_actor_critic(
-            policy,
-            critic=config.critic if config.has_critic else "none",
-            critic_init=critic_init,
-            adapters=adapters,
-            with_entropy=config.ent_coef > 0,
-            reference_is_updated=reference_is_updated,
-            value_model=value_model,
-        )
+        module = build_module(policy, sources, extensions, critic, value_model, with_entropy=config.ent_coef > 0)
     # Engine and rewards.
     steps = config.num_ppo_epochs * config.num_mini_batches
     value_rate = config.value_learning_rate or config.learning_rate
     groups = param_groups(module, config.learning_rate, value_rate, frozen_steps=config.critic_warmup * steps)
-    total_steps = config.total_updates * steps
     engine, roles = build_engine_and_roles(
-        run, policy, module, sources, extensions, total_steps, groups, average_decay=config.ema_decay, reference=reference
+        run, policy, module, sources, extensions, updates * steps, groups, config.ema_decay, reference
     )
-    scorers = [make_scorer(source, run, policy, roles, every_prompt, config.max_new_tokens) for source in sources]
-    rewards = Rewards(scorers, functions, config.reward_ensemble, config.uncertainty_weight, run.accelerator)
+    scorers = [make_scorer(source, run, policy, roles, every_prompt, length) for source in sources]
+    rewards = Rewards(scorers, functions, config.reward_ensemble, config.uncertainty_weight, run.accelerator, extensions)
     for extension in extensions:
         extension.start(engine, roles)
     if given.callbacks:
-        share = config.rollout_batch_size / config.samples_per_prompt / len(encoded)
-        attach_callbacks(given.callbacks, run, policy, engine, config.total_updates, share)
-    report(config, run, policy, len(encoded), len(held_out), extensions)
-    sampler, sampling = build_sampler(config, run, policy, engine, every_prompt)
-    profiles = flops_profiles(policy, module, rewards, reference_is_updated, reference)
-    return PPOSetup(run, policy, engine, roles, sampler, sampling, rewards, encoded, held_out, profiles, extensions)
-
-
-def training_context(
-    config: PPOConfig, run: Run, policy: LoadedModel, training_prompts: list[EncodedPrompt], prompts: list[EncodedPrompt]
-) -> TrainingContext:
-    """Return the values that extensions load with; `prompts` has those of training and of evaluations."""
-    return TrainingContext(
-        run=run,
-        policy=policy,
-        training_prompts=training_prompts,
-        prompts=prompts,
-        total_updates=config.total_updates,
-        critic_warmup=config.critic_warmup,
-        samples_per_prompt=config.samples_per_prompt,
-        max_prompt_tokens=config.max_prompt_tokens,
-        max_new_tokens=config.max_new_tokens,
-        missing_eos_penalty=config.missing_eos_penalty,
-        missing_eos_score=config.missing_eos_score,
-    )
-
-
-def open_policy(config: PPOConfig, model: Model, given: GivenObjects, reference_is_updated: bool) -> tuple[Run, LoadedModel]:
-    """Open the run's folder, and take or load the policy."""
-    if reference_is_updated and given.reference is not None:
-        raise UserError("reference_refresh copies the policy into the reference; leave out reference, or set it to 0")
-    copies = 0 if given.reference else 2 if reference_is_updated else 1
-    run, policy = open_run(config, "ppo", model, given.tokenizer, frozen_copies=copies, peft_config=given.peft_config)
-    if isinstance(given.reference, str):
-        policy = with_reference_adapter(policy, given.reference)
-    return run, policy
+        share = config.rollout_batch_size / samples / len(encoded)
+        attach_callbacks(given.callbacks, run, policy, engine, updates, share)
+    selects = bool(held_out) and config.save_best_policy
+    report(run, policy, (len(encoded), len(held_out)), (updates, config.rollout_batch_size, samples), selects, extensions)
+    sampler, sampling = build_sampler(config, config, run, policy, engine, every_prompt)
+    profiles = flops_profiles(policy, module, rewards, roles.reference_is_updated, reference)
+    card = model_card(config.prompts, config.reward_model, config.reward_functions, selects, extensions)
+    data = (encoded, held_out, profiles, Extensions(extensions), card)
+    return PPOSetup(run, policy, engine, roles, sampler, sampling, rewards, *data)
 
 
 def require_rewards(
@@ -187,12 +167,35 @@ def require_rewards(
             require_reward_model(model)
 
 
+def reference_copies(given: GivenObjects, reference_is_updated: bool) -> int:
+    """Return how many frozen copies of the policy a run keeps. Raise a UserError for a given reference that would change."""
+    if reference_is_updated and given.reference is not None:
+        raise UserError("reference_refresh copies the policy into the reference; leave out reference, or set it to 0")
+    return 0 if given.reference else 2 if reference_is_updated else 1
+
+
 def encode_all_prompts(
     prompts: Data, validation: Data, policy: LoadedModel, limits: Limits, validation_split: float, skip_bad_rows: bool
 ) -> tuple[list[EncodedPrompt], list[EncodedPrompt]]:
     """Return the prompts of training and those of evaluations, which may be a part of the given ones."""
     encoded, split = split_by_opening(encode_prompts(prompts, policy, limits, skip_bad_rows), validation_split)
     return encoded, encode_prompts(validation, policy, limits, skip_bad_rows) if is_given(validation) else split
+
+
+def build_module(
+    policy: LoadedModel,
+    sources: Sequence[RewardSource],
+    extensions: Sequence[Extension],
+    critic: Critic,
+    value_model: tuple[Backbone, ScalarHead] | None,
+    with_entropy: bool,
+) -> ActorCritic:
+    """Build the module that PPO trains, with the adapters of the reward models; see `build_actor_critic`."""
+    adapters = [source.adapter_on_policy for source in sources if source.adapter_on_policy]
+    adapters += [adapter for extension in extensions for adapter in extension.adapters]
+    critic_init = (sources[0].adapter_on_policy or sources[0].loaded) if sources else None
+    reference_is_updated = any(extension.updates_reference for extension in extensions)
+    return build_actor_critic(policy, critic, critic_init, adapters, with_entropy, reference_is_updated, value_model)
 
 
 def build_engine_and_roles(
@@ -234,57 +237,92 @@ def build_engine_and_roles(
 
 
 def report(
-    config: PPOConfig, run: Run, policy: LoadedModel, prompts: int, held_out: int, extensions: Sequence[Extension]
+    run: Run,
+    policy: LoadedModel,
+    prompts: tuple[int, int],
+    sizes: tuple[int, int, int],
+    selects: bool,
+    extensions: Sequence[Extension],
 ) -> None:
-    """Print the data that the run trains on; `held_out` counts the prompts of the evaluations."""
-    updates, responses = config.total_updates, config.rollout_batch_size
-    run.print(f"ppo: {counted(prompts, 'prompt')}, {held_out} held out; model {run.model_config.model}")
+    """Print the data that the run trains on.
+
+    Args:
+        prompts: how many are for training, and for evaluations.
+        sizes: updates, responses of each, and responses to a prompt.
+        selects: whether evaluations select the policy to keep.
+    """
+    updates, responses, samples = sizes
+    run.print(f"ppo: {counted(prompts[0], 'prompt')}, {prompts[1]} held out; model {run.model_config.model}")
     episodes = counted(updates * responses, "episode")
     run.print(f"{counted(updates, 'update')} of {counted(responses, 'response')} ({episodes})")
-    warn_if_prompts_are_reread(run, policy.backbone, [config.samples_per_prompt])
-    if held_out and config.save_best_policy and not any(extension.selects_by for extension in extensions):
+    warn_if_prompts_are_reread(run, policy.backbone, [samples])
+    if selects and not any(extension.selects_by for extension in extensions):
         run.print(
             "the best policy is chosen by the reward that it is trained on; selection.reward_model lets another one choose"
         )
 
 
+def model_card(
+    prompts: str, reward_models: Sequence[str], functions: Sequence[str], selects: bool, extensions: Sequence[Extension]
+) -> dict[str, str]:
+    """Return the lines of the model card that do not change during training; arguments are names, and as for `report`."""
+    card = {"data": prompts, "reward model": ", ".join(reward_models) or "none"}
+    if functions:
+        card["reward functions"] = ", ".join(functions)
+    card["chosen by"] = "the reward that it was trained on"
+    for extension in extensions:
+        card |= extension.card
+    return card if selects else card | {"chosen by": "none: the last policy"}
+
+
 def build_sampler(
-    config: PPOConfig, run: Run, policy: LoadedModel, engine: TrainEngine, prompts: Sequence[EncodedPrompt]
+    generation: ResponseConfig,
+    kind: EngineConfig,
+    run: Run,
+    policy: LoadedModel,
+    engine: TrainEngine,
+    prompts: Sequence[EncodedPrompt],
 ) -> tuple[SamplingEngine, SamplingParams]:
     """Return the sampling engine and its parameters: as many responses at once as the smallest process's memory holds.
 
     Raises:
         UserError: if the model has no token with one of `stop_token_ids`.
     """
-    highest, rows = max(config.stop_ids or [0]), vocabulary_rows(policy.backbone.model)
+    highest, rows = max(generation.stop_ids or [0]), vocabulary_rows(policy.backbone.model)
     if highest >= rows:
         raise UserError(f"stop_token_ids: there is no token {highest}; the model has tokens 0 to {rows - 1}")
-    longest = max(len(prompt.ids) for prompt in prompts) + config.max_new_tokens
-    sampler = make_engine(config, engine, policy, longest)
+    length, stops = generation.max_new_tokens, generation.stop_ids
+    longest = max(len(prompt.ids) for prompt in prompts) + length
+    sampler = make_engine(kind, engine, policy, longest)
     at_once = -max_across_processes(-sampling_tokens(run.memory, policy.backbone, longest), run.accelerator)
-    return sampler, SamplingParams(config.max_new_tokens, config.temperature, batch_tokens=at_once, stop_ids=config.stop_ids)
+    return sampler, SamplingParams(length, generation.temperature, batch_tokens=at_once, stop_ids=stops)
 
 
-def largest_micro_batch(config: PPOConfig, setup: PPOSetup) -> tuple[Experience, list[int], float, int]:
+def largest_micro_batch(
+    setup: PPOSetup, updates: int, responses: int, samples: int, minibatches: int, has_critic: bool
+) -> tuple[Experience, list[int], float, int]:
     """Return the micro-batch of this process with the most padded tokens, if all responses have the largest length.
+
+    Args:
+        responses: of one update, `samples` to each prompt.
+        minibatches: of one epoch.
 
     Returns:
         An experience of zeros, rows of it, the response tokens of their minibatch, and the padded tokens of the rows.
     """
-    samples, length, count = config.samples_per_prompt, config.max_new_tokens, config.rollout_batch_size
-    backbone, accelerator = setup.policy.backbone, setup.run.accelerator
+    config, accelerator, length = setup.run.config, setup.run.accelerator, setup.sampling.max_new_tokens
     found: list[tuple[int, Rollout, list[int], list[int]]] = []
-    for update in range(1, min(config.total_updates, PLANNED_UPDATES) + 1):
-        prompts = prompts_of_update(setup.prompts, update, count // samples, samples, config.seed)
-        rollout = Rollout(prompts, [[0] * length] * count, [], [])
-        for minibatch in shuffled_minibatches(count, samples, config.num_mini_batches, update, 0, config.seed):
-            for batch in plan_minibatch(rollout, minibatch, backbone, config.micro_batch_tokens, accelerator):
+    for update in range(1, min(updates, PLANNED_UPDATES) + 1):
+        prompts = prompts_of_update(setup.prompts, update, responses // samples, samples, config.seed)
+        rollout = Rollout(prompts, [[0] * length] * responses, [], [])
+        for minibatch in shuffled_minibatches(responses, samples, minibatches, update, 0, config.seed):
+            for batch in plan_minibatch(rollout, minibatch, setup.policy.backbone, config.micro_batch_tokens, accelerator):
                 longest = max(len(prompts[row].ids) for row in batch.rows)
                 found.append((batch.group_count * longest + len(batch.rows) * length, rollout, minibatch, batch.rows))
     padded_tokens, rollout, minibatch, rows = max(found, key=lambda batch: batch[0])
-    zeros = torch.zeros(count, length)
-    old, returns = RoleOutputs(zeros, zeros, zeros, zeros), zeros if config.has_critic else None
-    experience = Experience(rollout, zeros[:, 0], old, zeros, returns, config.kl_coef, zeros[:, 0], {})
+    zeros = torch.zeros(responses, length)
+    old, returns = RoleOutputs(zeros, zeros, zeros, zeros), zeros if has_critic else None
+    experience = Experience(rollout, zeros[:, 0], old, zeros, returns, 0.0, zeros[:, 0], {})
     return experience, rows, float(length * len(minibatch)), padded_tokens
 
 

@@ -10,10 +10,11 @@ The names of this file, in the order of an update:
 
     run          the run folder, its log, devices and processes (`Run`)
     setup        models, engine, sampler, prompts and extensions, made by `prepare` (`PPOSetup`)
-    extensions   optional features; the loop calls their hooks at the lines marked "# extensions" (`Extension`)
+    extensions   optional features, which the loop calls at the four lines marked "# extensions" (`Extensions`)
     state        the KL coefficient and the other values that change from update to update (`PPOState`)
+    evaluator    evaluates the policy on fixed prompts and keeps the best one (`Evaluator`)
     rollout      B prompts, each with a sampled response (`Rollout`)
-    scores       [B] rewards of whole responses; `training_scores` are those after the changes of extensions
+    scores       [B] rewards of whole responses; `signal.scores` are those after the changes of extensions
     old          log-probs of policy and reference, values and entropy before the update, [B, T] each (`RoleOutputs`)
     experience   the rollout with scores, `old`, advantages and returns (`Experience`)
     minibatch    rows of the rollout, for one optimizer step
@@ -24,30 +25,21 @@ The names of this file, in the order of an update:
 import math
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from align.core.launch import run_stage
 from align.core.seeds import RngStream
 from align.core.tensor_ops import length_mask, whiten
-from align.models.checkpoint import WriteModel, save_model, weights_of
 from align.ppo.advantages import add_kl_penalty, estimate_advantages
 from align.ppo.config import PPOConfig
-from align.ppo.evaluation import (
-    Candidate,
-    PolicyEvaluation,
-    PolicySelection,
-    evaluation_metrics,
-    sample_rows,
-    take_over_best_policy,
-)
-from align.ppo.extensions import configured_extensions, product_of_token_weights, sum_of_token_rewards
-from align.ppo.flops import phase_flops, rollout_lengths
+from align.ppo.evaluation import Evaluator, take_over_best_policy
+from align.ppo.extensions import configured_extensions
+from align.ppo.flops import rollout_lengths, update_flops
 from align.ppo.losses import KLController, LossCoefficients, kl_estimate, ppo_loss
-from align.ppo.metrics import DriftWatch, MissingEosWatch, NegativeKLWatch, check_ratio, response_kl, rollout_metrics
-from align.ppo.records import Experience, RoleOutputs, Rollout
+from align.ppo.metrics import MissingEosWatch, NegativeKLWatch, check_ratio, response_kl, rollout_metrics
+from align.ppo.records import Experience, RoleOutputs
 from align.ppo.reward_functions import load_functions
-from align.ppo.rewards import add_rewards, apply_missing_eos, sum_of_rewards
+from align.ppo.rewards import apply_missing_eos
 from align.ppo.rollout import (
     forward_all_roles,
     pack_rollout,
@@ -56,8 +48,7 @@ from align.ppo.rollout import (
     sample_rollout,
     shuffled_minibatches,
 )
-from align.ppo.setup import PPOSetup, PromptIdentity, largest_micro_batch, prepare, save_if_scoring_fails
-from align.runtime.distributed import run_on_main
+from align.ppo.setup import PPOSetup, largest_micro_batch, prepare, save_if_scoring_fails
 from align.runtime.flops import Clock
 from align.training.checkpoint import Checkpoint, Stateful
 from align.training.engine import NotFiniteError
@@ -65,31 +56,24 @@ from align.training.guards import measure_peak_memory, should_measure_memory, st
 
 
 class PPOState:
-    """The values that change from update to update besides the weights; checkpoints keep its stateful objects."""
+    """The values that change from update to update besides the weights."""
 
-    def __init__(self, config: PPOConfig, selects_by: str) -> None:
+    def __init__(self, config: PPOConfig) -> None:
         self.kl = KLController(config.kl_coef, config.kl_target, config.kl_horizon)
         self.negative_kl = NegativeKLWatch()
-        self.drift = DriftWatch()
-        self.missing_eos = MissingEosWatch(config.missing_eos_score)
-        evaluations = len(range(0, config.total_updates, config.eval_steps)) + 1
-        limits = (config.best_policy_confidence, evaluations, config.max_kl, config.critic_warmup)
-        self.selection = PolicySelection(*limits, selects_by or "reward")
+        self.missing_eos = MissingEosWatch(config.missing_eos_score)  # checkpoints lack it: it may warn again after a resume
 
     def stateful(self) -> dict[str, Stateful]:
-        """Return the stateful objects by their names in a checkpoint; none has the name of an extension.
-
-        `missing_eos` has none: after a resume its warning may be printed a second time.
-        """
-        return {"kl": self.kl, "negative_kl": self.negative_kl, "drift": self.drift, "best_policy": self.selection}
+        """Return the stateful objects by their names in a checkpoint; none has the name of an extension."""
+        return {"kl": self.kl, "negative_kl": self.negative_kl}
 
 
 def train(config: PPOConfig, setup: PPOSetup) -> Path:
     """Run all updates from the last checkpoint on; return the folder of the best policy, or of the last."""
-    run, extensions, folder = setup.run, setup.extensions, setup.run.folder / "model"
-    state = PPOState(config, "".join(extension.selects_by for extension in extensions))  # extensions: selection
-    stateful = state.stateful() | {each.name: each for each in extensions if each.has_state}  # extensions: state
-    checkpoint = Checkpoint(run, setup.engine, {"prompts": PromptIdentity(setup.prompts), **stateful})
+    run, extensions, state = setup.run, setup.extensions, PPOState(config)
+    missing_eos = (config.missing_eos_penalty, config.missing_eos_score)
+    evaluator = Evaluator(setup, config, config.total_updates, config.critic_warmup, missing_eos)
+    checkpoint = Checkpoint(run, setup.engine, setup.stateful() | state.stateful() | evaluator.stateful())
     done = checkpoint.load()
     if config.dry_run:
         return run.end_dry_run(config.total_updates, done)
@@ -97,55 +81,44 @@ def train(config: PPOConfig, setup: PPOSetup) -> Path:
         run.callbacks.begin(done)
     # Run the largest micro-batch of a large model once: a lack of memory then ends the run before the first update.
     if done < config.total_updates and should_measure_memory(setup.engine):
-        experience, rows, minibatch_tokens, padded_tokens = largest_micro_batch(config, setup)
+        sizes = (config.total_updates, config.rollout_batch_size, config.samples_per_prompt, config.num_mini_batches)
+        experience, rows, minibatch_tokens, padded_tokens = largest_micro_batch(setup, *sizes, config.has_critic)
         with measure_peak_memory(setup.engine, rows, padded_tokens):
             setup.engine.backward(*micro_batch_loss(config, setup, experience, rows, minibatch_tokens))
     if config.save_best_policy:
-        take_over_best_policy(run, state.selection)
-    if not done and setup.validation:
-        run.log(0, evaluate(config, setup, state, 0))
+        take_over_best_policy(run, evaluator.selection)
+    if not done and evaluator.is_due(0):
+        run.log(0, evaluator.evaluate(0))
     run.open()  # locks the folder, unless a result above has been written to it already
-    for extension in extensions:  # extensions: resume
-        extension.resume(done)
-    for update in run.updates(done + 1, config.total_updates, checkpoint):
-        if any(extension.should_stop for extension in extensions):  # extensions: early stop
-            break
+    updates = run.updates(done + 1, config.total_updates, checkpoint)
+    for update in extensions.updates(updates, done):  # extensions: resume, early stop
         clock = Clock()
         experience = collect_experience(config, setup, state, update, clock)  # steps 1 to 4
-        corrected = any(extension.corrects_sampling for extension in extensions)  # extensions: correction of sampling
-        metrics = rollout_metrics(experience, config.kl_estimator if config.kl_in == "reward" else None, corrected)
-        metrics |= update_policy(config, setup, experience, update)  # step 5
+        lengths = rollout_lengths(experience.rollout, setup.policy.backbone, config.micro_batch_tokens)
+        with extensions.learning(update, experience, lengths) as learned:  # extensions: records, metrics, after the update
+            clock.lap("record")
+            penalty = config.kl_estimator if config.kl_in == "reward" else None
+            metrics = rollout_metrics(experience, penalty, setup.corrects_sampling)
+            metrics |= update_policy(config, setup, experience, update)  # step 5
         setup.sampler.weights_changed()
         clock.lap("learn")
         # 6. Adapt the KL coefficient. While the policy is frozen, its KL must not change it.
         state.negative_kl.check(response_kl(experience))
         if update > config.critic_warmup:
             state.kl.update(metrics["kl/k1"], len(experience.rollout))
-        lengths = rollout_lengths(experience.rollout, setup.policy.backbone, config.micro_batch_tokens)
-        flops = sum(phase_flops(setup.flops_profiles, lengths, config.num_ppo_epochs).values())
-        for extension in extensions:  # extensions: after the update
-            flops += extension.flops(lengths)
-            metrics |= extension.metrics()
-            extension.after_update(update, experience)
-        metrics |= {"flops": flops} | clock.shares()
+        flops = update_flops(setup.flops_profiles, lengths, config.num_ppo_epochs) + learned["flops"]
+        metrics |= learned | {"flops": flops} | clock.shares()
         metrics |= run.speed(float(experience.lengths.sum()), flops, metrics["time/update"])
-        if setup.validation and (update % config.eval_steps == 0 or update == config.total_updates):
-            metrics |= evaluate(config, setup, state, update)
+        if evaluator.is_due(update):
+            metrics |= evaluator.evaluate(update)
         run.log(update, metrics)
         run.set_progress(f"reward {metrics['reward/mean']:.3f}, KL {metrics['kl/k1']:.2f}")
-    # A folder of an earlier run may be there. A shared disk may show it to some processes only.
-    has_best = state.selection.best is not None and run_on_main(folder.exists, run.accelerator)
-    if config.save_best_policy:
-        run.print(state.selection.warning() if has_best else "no evaluation chose a best policy; the last one is kept")
-    if not (config.save_best_policy and has_best):
-        with setup.averaged_weights():
-            save_policy(config, setup, folder, {})
-    return folder
+    return evaluator.finish()
 
 
 def collect_experience(config: PPOConfig, setup: PPOSetup, state: PPOState, update: int, clock: Clock) -> Experience:
     """Sample and score the responses of an update, and make the experience that the policy is trained on."""
-    run, extensions, backbone = setup.run, setup.extensions, setup.policy.backbone
+    run, backbone, kl_coef = setup.run, setup.policy.backbone, state.kl.coef
     # 1. Sample responses from the policy.
     samples = config.samples_per_prompt
     prompts = prompts_of_update(setup.prompts, update, config.rollout_batch_size // samples, samples, config.seed)
@@ -155,36 +128,20 @@ def collect_experience(config: PPOConfig, setup: PPOSetup, state: PPOState, upda
     run.raise_if_stop_requested()
     # 2. Score them. The roles come later: a reward reads texts and ids. What reads log-probs is a `token_rewards` of step 4.
     with save_if_scoring_fails(run, rollout, update):
-        scores, components = score_rollout(setup, rollout)
-        training_scores = scores
-        for extension in extensions:  # extensions: training scores
-            training_scores = extension.transform_scores(training_scores, rollout, components)
-    missing_eos = (rollout.ended_mask, config.missing_eos_penalty, config.missing_eos_score)
-    scores, training_scores = apply_missing_eos(scores, *missing_eos), apply_missing_eos(training_scores, *missing_eos)
-    run.print(state.missing_eos.check(training_scores, rollout.ended_mask))
+        scores, components = setup.rewards(rollout)
     # 3. Compute log-probs of policy and reference, and values, in the batches of the first epoch.
     minibatches = shuffled_minibatches(len(rollout), samples, config.num_mini_batches, update, 0, config.seed)
     budget = config.micro_batch_tokens
     old = forward_all_roles(setup.roles, rollout, minibatches, backbone, config.temperature, budget, run.accelerator)
     # 4. Compute advantages.
-    extra_token_rewards = sum_of_token_rewards(extensions, rollout, old)  # extensions: token rewards
-    weights = product_of_token_weights(extensions, rollout, old)  # extensions: token weights
-    kl_coef = state.kl.coef
-    advantages, returns = compute_advantages(config, training_scores, old, rollout.lengths, kl_coef, extra_token_rewards)
+    signal = setup.extensions.training_signal(scores, rollout, old, components)  # extensions: scores and token rewards
+    missing_eos = (rollout.ended_mask, config.missing_eos_penalty, config.missing_eos_score)
+    scores, training_scores = apply_missing_eos(scores, *missing_eos), apply_missing_eos(signal.scores, *missing_eos)
+    run.print(state.missing_eos.check(training_scores, rollout.ended_mask))
+    advantages, returns = compute_advantages(config, training_scores, old, rollout.lengths, kl_coef, signal.token_rewards)
     clock.lap("score")
-    experience = Experience(rollout, training_scores, old, advantages, returns, kl_coef, scores, components, weights)
-    for extension in extensions:  # extensions: records
-        extension.on_experience(update, experience)
-    clock.lap("record")
-    return experience
-
-
-def score_rollout(setup: PPOSetup, rollout: Rollout) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return the sums of all rewards [B], and by name each reward [B] and other metrics of the scores [B]."""
-    rewards, others = setup.rewards.components(rollout)
-    for extension in setup.extensions:  # extensions: rewards
-        add_rewards(rewards, extension.score(rollout), extension.name)
-    return sum_of_rewards(rewards, len(rollout)), rewards | others
+    outputs = (old, advantages, returns, kl_coef)
+    return Experience(rollout, training_scores, *outputs, scores, components, signal.token_weights)
 
 
 def compute_advantages(
@@ -231,8 +188,7 @@ def update_policy(config: PPOConfig, setup: PPOSetup, experience: Experience, up
                 metrics = dict(engine.sums)
                 if epoch == number == 0:
                     run.print(check_ratio(metrics["ratio/abs_error"], run.accelerator.device))
-                for extension in setup.extensions:  # extensions: losses
-                    metrics |= extension.extra_loss((update, epoch, number), len(minibatch))
+                metrics |= setup.extensions.extra_loss((update, epoch, number), len(minibatch))  # extensions: losses
                 metrics |= engine.step(step)
             except NotFiniteError as error:
                 stop_on_nan(run, update, error, [{"row": row, "response": rollout.texts[row]} for row in minibatch])
@@ -260,55 +216,6 @@ def micro_batch_loss(
         kl_estimator=config.kl_estimator if config.kl_in == "loss" else None,
     )
     return ppo_loss(new, batch, response.mask(), minibatch_tokens, coefficients)
-
-
-@torch.no_grad()
-def evaluate(config: PPOConfig, setup: PPOSetup, state: PPOState, update: int) -> dict[str, float]:
-    """Evaluate the policy on the fixed prompts, with the same noise each time, and keep it if it is the best."""
-    run, extensions, backbone = setup.run, setup.extensions, setup.policy.backbone
-    with setup.averaged_weights():
-        key = (config.seed, RngStream.VALIDATION_SAMPLES)
-        rollout = sample_rollout(setup.sampler, setup.policy.tokenization, setup.validation, setup.sampling, key)
-        with save_if_scoring_fails(run, rollout, update):
-            scores, _ = score_rollout(setup, rollout)
-            evaluation = PolicyEvaluation(update, rollout, scores)
-            for extension in extensions:  # extensions: evaluation
-                extension.evaluate(evaluation)
-        scores = evaluation.final_scores(config.missing_eos_penalty, config.missing_eos_score)
-        rows, budget = [list(range(len(rollout)))], config.micro_batch_tokens
-        outputs = forward_all_roles(setup.roles, rollout, rows, backbone, config.temperature, budget, run.accelerator)
-        metrics = evaluation_metrics(evaluation, scores, outputs)
-        for warning in state.drift.check(metrics):
-            run.print(f"warning: reward rose, but {warning}: read the samples before trusting it")
-        for extension in extensions:  # extensions: after an evaluation
-            run.print(extension.after_evaluation(update, metrics))
-        run.record("samples", sample_rows(evaluation, scores), update)
-        chosen = scores if evaluation.selection_scores is None else evaluation.selection_scores
-        if state.selection.update(Candidate(update, chosen.tolist(), evaluation.violated_constraint), metrics["kl"]):
-            if config.save_best_policy:
-                save_policy(config, setup, run.folder / "model", metrics | {"update": update})
-            metrics["is_best"] = 1.0
-        if update and config.keep_policies:
-            save_policy(config, setup, run.folder / "policies" / f"update-{update:06d}", metrics | {"update": update})
-    return {f"validation/{name}": value for name, value in metrics.items()}
-
-
-def save_policy(
-    config: PPOConfig, setup: PPOSetup, folder: Path, metrics: dict[str, float], write: WriteModel = save_model
-) -> None:
-    """Save the current policy as a folder that other programs load."""
-    state = setup.engine.model_state()
-    rewards = {"reward model": ", ".join(config.reward_model) or "none"}
-    if config.reward_functions:
-        rewards["reward functions"] = ", ".join(config.reward_functions)
-    chosen = {"chosen by": "the reward that it was trained on"}
-    for extension in setup.extensions:  # extensions: model card
-        chosen |= extension.card
-    if not (config.save_best_policy and setup.validation):
-        chosen["chosen by"] = "none: the last policy"
-    card = setup.run.card("Policy trained by PPO", config.prompts, metrics, **rewards, **chosen)
-    weights = weights_of(setup.policy.backbone, state)
-    run_on_main(lambda: write(folder, setup.policy, weights, card), setup.run.accelerator)
 
 
 def run_ppo(config: PPOConfig) -> Path:

@@ -16,12 +16,13 @@ from align.batches.mixtures import data_name
 from align.core.errors import UserError
 from align.models.checkpoint import save_model_into
 from align.ppo.config import PPOConfig
+from align.ppo.evaluation import save_policy
 from align.ppo.extensions import Extension, configured_extensions
 from align.ppo.given_objects import GivenObjects
 from align.ppo.reward_functions import RewardFunction, WeightedFunction
 from align.ppo.scoring_models import RewardModelLike
 from align.ppo.setup import prepare
-from align.ppo.train import save_policy, train
+from align.ppo.train import train
 from align.reward.checkpoint import LoadedReward
 from align.training.start import Model
 
@@ -115,7 +116,7 @@ class PPOTrainer:
     def save_model(self, folder: str | Path) -> None:
         """Save the current policy, which is the last one after `train`, into a folder. Other files in it stay."""
         with self.setup.averaged_weights():
-            save_policy(self.config, self.setup, Path(folder), {}, write=save_model_into)
+            save_policy(self.setup, Path(folder), {}, write=save_model_into)
 
 
 def given_optimizers(optimizer: Optimizer | None, scheduler: LRScheduler | None) -> list[Extension]:

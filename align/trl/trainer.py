@@ -29,11 +29,12 @@ from align.core.launch import end_process_group
 from align.core.seeds import RngStream
 from align.models.checkpoint import model_card, save_model_into
 from align.models.hub import make_repo, push_model
+from align.ppo.evaluation import save_policy
 from align.ppo.given_objects import GivenObjects
 from align.ppo.reward_functions import RewardFunction
 from align.ppo.rollout import sample_rollout
 from align.ppo.setup import PPOSetup, prepare
-from align.ppo.train import save_policy, train
+from align.ppo.train import train
 from align.ppo.trainer import reward_settings, split_rewards
 from align.runtime.distributed import run_on_main
 from align.runtime.progress import console
@@ -117,9 +118,8 @@ class PPOTrainer:
         self.has_trained = False
         self.args, self.processing_class = args, processing_class
         self.ref_model, self.reward_model = ref_model, reward_model
-        self.train_dataset, self.eval_dataset = train_dataset, eval_dataset
+        self.train_dataset, self.eval_dataset, self.train_dataset_len = train_dataset, eval_dataset, len(train_dataset)
         self.data_collator = data_collator or DataCollatorWithPadding(processing_class)
-        self.train_dataset_len = len(train_dataset)
         self.stop_token_id = stop_token_of(args, processing_class.eos_token_id)
         set_batch_sizes(args, self.train_dataset_len, int(os.environ.get("WORLD_SIZE", "1")))
         pad_id = None if processing_class.pad_token_id == processing_class.eos_token_id else processing_class.pad_token_id
@@ -133,8 +133,8 @@ class PPOTrainer:
             *(args, self.hooks, self.train_dataset_len, self._save_checkpoint, self._show_samples),
         )
         rewards = split_rewards([reward_model])
-        names = {"prompts": data_name(prompts), **reward_settings(*rewards)}
-        self.core_config = replace(core_config(args, longest, self.stop_token_id), **names)
+        config = core_config(args, longest, self.stop_token_id)
+        self.core_config = replace(config, prompts=data_name(prompts), **reward_settings(*rewards))
         # transformers' settings have started the state of accelerate, on CPUs under DeepSpeed as that of a single process.
         AcceleratorState._reset_state(reset_partial_state=True)
         # The tokenizer's padding counts, as in TRL: the classifier's own may be the EOS token, at which the score is read.
@@ -237,7 +237,7 @@ class PPOTrainer:
         def write(*given: Any) -> None:
             names.update(save_model_into(*given))
 
-        save_policy(self.core_config, self.setup, folder, {}, write)
+        save_policy(self.setup, folder, {}, write)
         return names
 
     def _repository(self) -> str:
@@ -281,7 +281,7 @@ class PPOTrainer:
         The state of a run, which it resumes from, is in the run's own folder.
         """
         folder = Path(str(self.args.output_dir)) / f"checkpoint-{update}"
-        save_policy(self.core_config, self.setup, folder, {})
+        save_policy(self.setup, folder, {})
 
         def finish() -> None:
             self.state.save_to_json(str(folder / STATE_FILE))

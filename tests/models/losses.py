@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from align.batches.micro_batches import micro_batches
-from align.ppo.extensions import product_of_token_weights
+from align.ppo.extensions import Extensions
 from align.ppo.records import Experience
 from align.ppo.rollout import forward_all_roles, shuffled_minibatches
 from align.ppo.train import compute_advantages, micro_batch_loss
@@ -26,8 +26,8 @@ def role_outputs(trainer, rollout):
 def experience_of(trainer, rollout, scores, old, kl_coef=0.05):
     """The experience that training scores [B] make of a rollout."""
     advantages, returns = compute_advantages(trainer.config, scores, old, rollout.lengths, kl_coef)
-    weights = product_of_token_weights(list(trainer.extensions.values()), rollout, old)
-    return Experience(rollout, scores, old, advantages, returns, kl_coef, scores, {}, weights)
+    signal = Extensions(trainer.extensions.values()).training_signal(scores, rollout, old, {})
+    return Experience(rollout, scores, old, advantages, returns, kl_coef, scores, {}, signal.token_weights)
 
 
 def minibatch_loss(trainer, experience, rows):

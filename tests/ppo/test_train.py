@@ -9,6 +9,7 @@ import torch
 from align.data.readers import write_records
 from align.data.records import Prompt
 from align.ppo import PPOConfig, PPOTrainer, run_ppo
+from align.ppo.evaluation import Evaluator
 from align.ppo.extensions import EXTENSIONS
 from align.ppo.metrics import rollout_metrics
 from align.ppo.records import Experience, RoleOutputs, Rollout
@@ -217,9 +218,12 @@ def test_token_rewards_of_extensions_are_added_on_response_tokens_alone() -> Non
     assert returns.tolist() == [[3.75, 3.25], [10.0, 0.0]]
 
 
-def test_no_part_of_the_state_has_the_name_of_an_extension() -> None:
-    names = {"prompts", *PPOState(PPOConfig(), "").stateful()}
-    assert not names & EXTENSIONS.keys()
+def test_no_part_of_the_state_has_the_name_of_an_extension(make_ppo, load_sharp) -> None:
+    ppo = make_ppo(load_sharp("tiny-gpt2"), rollout_updates=0)
+    evaluator = Evaluator(ppo.setup, ppo.config, 1, 0, (None, None))
+    names = ppo.setup.stateful() | PPOState(ppo.config).stateful() | evaluator.stateful()
+    assert names.keys() == {"prompts", "kl", "negative_kl", "drift", "best_policy"}
+    assert not names.keys() & EXTENSIONS.keys()
 
 
 def test_whitened_rewards_keep_their_mean_and_reach_the_returns() -> None:

@@ -17,8 +17,7 @@ from align.core.errors import UserError, nearest_name_hint
 from align.core.settings import option
 from align.extras.rules.judgments import RuleModelSettings, RuleScorer, rules_of_model
 from align.models.roles import Roles
-from align.ppo.evaluation import PolicyEvaluation
-from align.ppo.extensions import Extension, TrainingContext
+from align.ppo.extensions import Extension, PolicyEvaluation, TrainingContext
 from align.ppo.records import Experience, Rollout
 from align.ppo.rewards import apply_missing_eos
 from align.ppo.scoring_models import load_source, make_scorer, require_readable

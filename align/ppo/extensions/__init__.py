@@ -1,12 +1,14 @@
-"""Optional parts of PPO, one file each: the loop calls their hooks at its lines marked `# extensions`.
+"""Optional parts of PPO, one file each: `Extension` has the hooks, and `Extensions` calls a hook of all of them.
 
-A setting switches an extension on; its module is imported only then.
+The loop calls `Extensions` at its four lines marked `# extensions`. A setting switches an extension on; its module is
+imported only then.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,8 +17,8 @@ from align.core.errors import UserError
 from align.core.plugins import import_function, import_object
 from align.models.loading import LoadedModel
 from align.models.roles import Roles
-from align.ppo.evaluation import PolicyEvaluation
 from align.ppo.records import Experience, RoleOutputs, Rollout
+from align.ppo.rewards import apply_missing_eos
 from align.ppo.scoring_models import RewardAdapter
 from align.tokenization.encoded import EncodedPrompt
 from align.training.engine import TrainEngine
@@ -40,6 +42,31 @@ class TrainingContext:
     max_new_tokens: int
     missing_eos_penalty: float | None
     missing_eos_score: float | None
+
+
+@dataclass
+class PolicyEvaluation:
+    """Responses to the fixed prompts and their scores, which extensions may change before metrics are computed."""
+
+    update: int
+    """0: before the first one."""
+    rollout: Rollout
+    scores: Tensor
+    """[B] rewards, before the penalty for a missing EOS."""
+    penalty: float = 0.0
+    """Subtracted from all scores, after the penalty for a missing EOS."""
+    violated_constraint: str = ""
+    """Such as "over the rule budgets": a policy that violates none is better."""
+    selection_scores: Tensor | None = None
+    """[B] by which the policy to keep is selected; None: `scores`."""
+    columns: dict[str, Tensor] = field(default_factory=dict)
+    """[B] each: further columns of samples.jsonl."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """Further metrics, which are logged as `validation/<name>`."""
+
+    def final_scores(self, missing_eos_penalty: float | None, missing_eos_score: float | None) -> Tensor:
+        """Return scores [B] with the penalty for a missing EOS, which must not replace `penalty`."""
+        return apply_missing_eos(self.scores, self.rollout.ended_mask, missing_eos_penalty, missing_eos_score) - self.penalty
 
 
 class Extension:
@@ -154,6 +181,64 @@ class Extension:
         """Restore what `state_dict` returned; tensors are on the CPU."""
 
 
+class TrainingSignal(NamedTuple):
+    """The scores that the policy is trained on, and what extensions add to the tokens."""
+
+    scores: Tensor
+    """[B]."""
+    token_rewards: Tensor | None
+    """[B, T]; None: there are none."""
+    token_weights: Tensor | None
+    """[B, T] of the policy's losses; None: all are 1."""
+
+
+class Extensions(list[Extension]):
+    """The extensions of a run, in the order in which their hooks are called. Each method calls hooks of all of them."""
+
+    def updates(self, updates: Iterable[int], done: int) -> Iterator[int]:
+        """Call `resume` after the last finished update `done`, then yield updates until `should_stop` of one is true."""
+        for each in self:
+            each.resume(done)
+        for update in updates:
+            if any(each.should_stop for each in self):
+                return
+            yield update
+
+    def training_signal(
+        self, scores: Tensor, rollout: Rollout, old: RoleOutputs, components: dict[str, Tensor]
+    ) -> TrainingSignal:
+        """Return the scores after every `transform_scores`, the sum of token rewards, and the product of token weights."""
+        for each in self:
+            scores = each.transform_scores(scores, rollout, components)
+        rewards = [found for each in self if (found := each.token_rewards(rollout, old)) is not None]
+        weights = [found for each in self if (found := each.token_weights(rollout, old)) is not None]
+        return TrainingSignal(
+            scores, torch.stack(rewards).sum(0) if rewards else None, torch.stack(weights).prod(0) if weights else None
+        )
+
+    @contextmanager
+    def learning(
+        self, update: int, experience: Experience, lengths: Sequence[tuple[int, Sequence[int]]]
+    ) -> Iterator[dict[str, float]]:
+        """Call `on_experience`; after the optimizer steps inside, `flops`, `metrics` and `after_update`.
+
+        Yields:
+            A dict, which in the end has the sum of `flops` under that name, and the metrics.
+        """
+        for each in self:
+            each.on_experience(update, experience)
+        found = {"flops": 0.0}
+        yield found
+        for each in self:
+            found["flops"] += each.flops(lengths)
+            found |= each.metrics()
+            each.after_update(update, experience)
+
+    def extra_loss(self, step_key: tuple[int, int, int], count: int) -> dict[str, float]:
+        """Add the gradients of all extensions to an optimizer step; return their metrics."""
+        return {name: value for each in self for name, value in each.extra_loss(step_key, count).items()}
+
+
 EXTENSIONS = {
     "rubrics": "align.extras.rules.rubrics:RubricRewards",
     "attributes": "align.extras.attributes.attribute_rewards:AttributeRewards",
@@ -190,15 +275,3 @@ def configured_extensions(settings: Mapping[str, Any], **objects: Any) -> list[E
         own.name = path
         found.append(own)
     return found
-
-
-def sum_of_token_rewards(extensions: Sequence[Extension], rollout: Rollout, old: RoleOutputs) -> Tensor | None:
-    """Return the sum of the extensions' token rewards [B, T]; None if there are none."""
-    rewards = [found for each in extensions if (found := each.token_rewards(rollout, old)) is not None]
-    return torch.stack(rewards).sum(0) if rewards else None
-
-
-def product_of_token_weights(extensions: Sequence[Extension], rollout: Rollout, old: RoleOutputs) -> Tensor | None:
-    """Return the product of the extensions' token weights [B, T]; None if there are none."""
-    weights = [found for each in extensions if (found := each.token_weights(rollout, old)) is not None]
-    return torch.stack(weights).prod(0) if weights else None

@@ -7,8 +7,8 @@ from typing import Any
 from align.core.errors import UserError
 from align.core.settings import Settings, option
 from align.models.roles import Roles
-from align.ppo.evaluation import PolicyEvaluation, mean_and_error
-from align.ppo.extensions import Extension, TrainingContext
+from align.ppo.extensions import Extension, PolicyEvaluation, TrainingContext
+from align.ppo.metrics import mean_and_error
 from align.ppo.reward_functions import WeightedFunction
 from align.ppo.rewards import Rewards
 from align.ppo.scoring_models import RewardModelLike, load_rewards, make_scorer

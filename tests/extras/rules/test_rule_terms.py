@@ -22,7 +22,8 @@ from align.extras.rules.rule_terms import (
     next_multiplier,
     read_budgets,
 )
-from align.ppo.evaluation import Candidate, PolicyEvaluation, PolicySelection
+from align.ppo.evaluation import Candidate, PolicySelection
+from align.ppo.extensions import PolicyEvaluation
 from align.ppo.records import Rollout
 from align.tokenization.encoded import EncodedPrompt
 

@@ -41,6 +41,14 @@ def test_an_extension_is_imported_where_it_is_configured(prompts, tmp_path, alig
     assert found == ["imported", "imported align.ppo.extensions.rollout_files"]
 
 
+def test_the_loop_calls_extensions_at_four_marked_lines():
+    """`prepare` and the lines that name the object are no calls of hooks."""
+    lines = (ROOT / "align" / "ppo" / "train.py").read_text().splitlines()
+    calls = [line for line in lines if re.search(r"\bextensions\.\w+\(", line)]
+    assert calls == [line for line in lines if "  # extensions: " in line]
+    assert len(calls) == 4
+
+
 def test_each_extension_has_a_setting():
     assert [extension.name for extension in configured_extensions(vars(PPOConfig()))] == ["rollout_updates"]
     assert all(hasattr(PPOConfig(), name) for name in EXTENSIONS)
