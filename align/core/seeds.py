@@ -66,3 +66,8 @@ def generator(seed: int, stream: RngStream, *key: int) -> numpy.random.Generator
     """
     # NumPy's seed sequences keep streams apart; torch's generator on a CPU uses only 32 bits of its seed.
     return numpy.random.Generator(numpy.random.Philox(numpy.random.SeedSequence(seed, spawn_key=(stream, *key))))
+
+
+def row_seeds(rows: int, seed: int, stream: RngStream, *key: int) -> list[int]:
+    """Return a seed for each row, for a sampling engine that draws its random numbers itself."""
+    return [int(number) for number in generator(seed, stream, *key).integers(2**62, size=rows)]

@@ -16,8 +16,7 @@ from align.core.settings import ModelConfig
 from align.model_registry.registry import resolve_model
 from align.models.backbone import Backbone, flops_profile
 from align.models.configs import base_of
-from align.models.heads import freeze_unused_lm_head
-from align.models.loading import LoadedModel, load_on_meta
+from align.models.loading import LoadedModel, freeze_unused_lm_head, load_on_meta
 from align.models.roles import REWARD_ADAPTER
 from align.ppo.config import PPOConfig
 from align.ppo.extensions.ptx import PtxExamples

@@ -156,10 +156,3 @@ class RewardModel(nn.Module):
         with self.backbone.adapter(self.adapter_name):
             summary = self.backbone.summary(prompt, response, prompt_of_response)
         return cast(Tensor, self.head(summary))
-
-
-def freeze_unused_lm_head(backbone: Backbone) -> None:
-    """Freeze a vocabulary matrix that is not tied to the embedding: rewards and values give it no gradient."""
-    vocabulary, embedding = backbone.model.get_output_embeddings(), backbone.model.get_input_embeddings()
-    if vocabulary is not None and vocabulary.weight is not embedding.weight:
-        vocabulary.requires_grad_(False)

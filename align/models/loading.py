@@ -265,6 +265,13 @@ def require_vocabulary(model: PreTrainedModel, tokenization: Tokenization, name:
         tokenization.pad_id = tokenization.end_id
 
 
+def freeze_unused_lm_head(backbone: Backbone) -> None:
+    """Freeze a vocabulary matrix that is not tied to the embedding: rewards and values give it no gradient."""
+    vocabulary, embedding = backbone.model.get_output_embeddings(), backbone.model.get_input_embeddings()
+    if vocabulary is not None and vocabulary.weight is not embedding.weight:
+        vocabulary.requires_grad_(False)
+
+
 def vocabulary_rows(model: PreTrainedModel) -> int:
     """Return the number of rows of the embedding matrix."""
     embeddings: Any = model.get_input_embeddings()

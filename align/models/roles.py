@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 from align.core.tensor_ops import Padded
-from align.models.adapters import adapter_parameters
 from align.models.backbone import Backbone
 from align.models.heads import LanguageModel, RewardModel, ScalarHead, response_log_probs
 
@@ -74,15 +73,6 @@ class ActorCritic(nn.Module):
         self.backbone, self.adapter_name, self.initial_adapter = backbone, adapter, initial_adapter
         self.value_head, self.critic, self.critic_adapter = value_head, critic, critic_adapter
         self.reward_heads, self.with_entropy = nn.ModuleDict(reward_heads or {}), with_entropy
-
-    def critic_weights(self) -> frozenset[str]:
-        """Return the names of the trained weights that serve values alone."""
-        adapter = adapter_parameters(self, self.critic_adapter) if self.critic_adapter else {}
-        return frozenset(
-            name
-            for name, weight in self.named_parameters()
-            if weight.requires_grad and (name.startswith(("value_head.", "critic.")) or name in adapter)
-        )
 
     def forward(
         self,

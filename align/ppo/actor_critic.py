@@ -6,10 +6,10 @@ from typing import Literal
 
 import torch
 
-from align.models.adapters import copy_adapter
+from align.models.adapters import adapter_parameters, copy_adapter
 from align.models.backbone import Backbone, is_prefix_lm, wrap
-from align.models.heads import RewardModel, ScalarHead, freeze_unused_lm_head
-from align.models.loading import LoadedModel
+from align.models.heads import RewardModel, ScalarHead
+from align.models.loading import LoadedModel, freeze_unused_lm_head
 from align.models.roles import REFERENCE_ADAPTER, VALUE_ADAPTER, ActorCritic
 from align.ppo.scoring_models import RewardAdapter
 from align.reward.checkpoint import LoadedReward
@@ -112,6 +112,16 @@ def _start_from(reward_head: ScalarHead, mean: float, value_head: ScalarHead) ->
     value_head.linear.bias.fill_(-mean)
 
 
+def critic_weights(module: ActorCritic) -> frozenset[str]:
+    """Return the names of the trained weights that serve values alone."""
+    adapter = adapter_parameters(module, module.critic_adapter) if module.critic_adapter else {}
+    return frozenset(
+        name
+        for name, weight in module.named_parameters()
+        if weight.requires_grad and (name.startswith(("value_head.", "critic.")) or name in adapter)
+    )
+
+
 def param_groups(
     module: ActorCritic, learning_rate: float, value_learning_rate: float, frozen_steps: int
 ) -> list[ParamGroup]:
@@ -122,7 +132,7 @@ def param_groups(
     Args:
         frozen_steps: first optimizer steps during which the policy's rate is 0.
     """
-    critic = module.critic_weights()
+    critic = critic_weights(module)
     policy = frozenset(name for name, weight in module.named_parameters() if weight.requires_grad) - critic
     return [ParamGroup("", policy, learning_rate, frozen_steps), ParamGroup("value", critic, value_learning_rate)]
 

@@ -16,6 +16,7 @@ from align.core.settings import (
     require_setting,
 )
 from align.ppo.advantages import NEEDS_CRITIC, NEEDS_GROUPS, AdvantageEstimator
+from align.ppo.losses import LossCoefficients
 from align.sampling.settings import EngineConfig
 
 EnsembleMethod = Literal["mean", "wco", "uwo"]
@@ -215,6 +216,18 @@ class PPOConfig(KLConfig, LossConfig, ResponseConfig, EvaluationConfig, SplitCon
     def has_critic(self) -> bool:
         """Whether values are learned."""
         return self.advantage_estimator in NEEDS_CRITIC
+
+    def loss_coefficients(self, kl_coef: float) -> LossCoefficients:
+        """Return the coefficients of the loss at the current coefficient of the KL penalty."""
+        return LossCoefficients(
+            cliprange=self.cliprange,
+            cliprange_high=self.cliprange_high or self.cliprange,
+            cliprange_value=self.cliprange_value or math.inf,
+            vf_coef=self.vf_coef,
+            ent_coef=self.ent_coef,
+            kl_coef=kl_coef,
+            kl_estimator=self.kl_estimator if self.kl_in == "loss" else None,
+        )
 
     def __post_init__(self) -> None:
         super().__post_init__()

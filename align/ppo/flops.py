@@ -9,6 +9,7 @@ from align.models.loading import LoadedModel
 from align.models.roles import ActorCritic
 from align.ppo.records import Rollout
 from align.ppo.rewards import Rewards
+from align.reward.scoring import RewardModelScorer
 from align.runtime.flops import FlopsProfile, forward_flops, sampling_flops, training_flops
 
 
@@ -32,13 +33,14 @@ def flops_profiles(
     Args:
         reference: a model that takes the place of the policy's copy.
     """
+    scorers = [model for model in rewards.models if isinstance(model, RewardModelScorer)]
     critic = module.critic or (policy.backbone if module.critic_adapter else None)
     return RoleFlopsProfiles(
         policy=flops_profile(policy.backbone, policy.adapter),
         reference=flops_profile(reference or policy.backbone, None if reference else module.reference_adapter),
         initial=flops_profile(policy.backbone, policy.initial_adapter) if reference_is_updated else None,
         critic=flops_profile(critic, module.critic_adapter) if critic else None,
-        rewards=rewards.flops_profiles,
+        rewards=tuple(scorer.flops_profile for scorer in scorers if scorer.flops_profile),
     )
 
 

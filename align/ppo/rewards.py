@@ -15,9 +15,7 @@ from align.core.errors import UserError
 from align.data.records import Conversation
 from align.ppo.records import Rollout
 from align.ppo.reward_functions import WeightedFunction, call_reward_function
-from align.reward.scoring import RewardModelScorer
 from align.runtime.distributed import run_on_main
-from align.runtime.flops import FlopsProfile
 from align.tokenization.encoded import SampledResponse
 
 if TYPE_CHECKING:
@@ -51,13 +49,6 @@ class Rewards:
         self.models, self.functions, self.extensions = list(models), list(functions), extensions
         self.ensemble, self.uncertainty_weight = ensemble, uncertainty_weight
         self.accelerator = accelerator
-
-    @property
-    def flops_profiles(self) -> tuple[FlopsProfile, ...]:
-        """The quantities that determine the FLOPs of the reward models."""
-        return tuple(
-            model.flops_profile for model in self.models if isinstance(model, RewardModelScorer) and model.flops_profile
-        )
 
     def __call__(self, rollout: Rollout) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the scores [B]; by name each weighted reward [B], and of several models each one's and their disagreement.

@@ -99,28 +99,20 @@ def forward_all_roles(
             and the ratio at the first minibatch is 1 in every number format.
         backbone: the policy's.
     """
-    names = ["log_probs", "ref_log_probs", "values", "entropy"]
-    names += ["initial_log_probs"] if roles.reference_is_updated else []
     scored: dict[int, Tensor] = {}
     for rows in minibatches:
         for batch in plan_minibatch(rollout, rows, backbone, micro_batch_tokens, accelerator):
             prompt, response, prompt_of_response = pack_rollout(rollout, batch.rows, accelerator.device)
             policy = roles.policy(prompt, response, temperature, prompt_of_response)
             reference = roles.reference(prompt, response, temperature, prompt_of_response)
-            outputs = {
-                "log_probs": policy.log_probs,
-                "ref_log_probs": reference,
-                "values": policy.values,
-                "entropy": policy.entropy,
-            }
+            outputs = [policy.log_probs, reference, policy.values, policy.entropy]  # in the order of `RoleOutputs`
             if roles.reference_is_updated:
-                outputs["initial_log_probs"] = roles.initial(prompt, response, temperature, prompt_of_response)
-            columns = torch.stack([outputs[name].float() for name in names]).cpu()
+                outputs.append(roles.initial(prompt, response, temperature, prompt_of_response))
+            columns = torch.stack([output.float() for output in outputs]).cpu()
             if batch.loss_weight:  # 0: a repeated row that keeps processes in lockstep
                 for index, row in enumerate(batch.rows):
                     # A copy: pickling a view would send all rows of the micro-batch with each one.
                     scored[row] = columns[:, index, : len(rollout.responses[row])].clone()
     everywhere = dict(gather_rows(list(scored.items()), accelerator))
-    outputs_by_row = zip(*(everywhere[row] for row in range(len(rollout))), strict=True)
-    columns_by_name = zip(names, outputs_by_row, strict=True)
-    return RoleOutputs(**{name: pad_sequence(list(column), batch_first=True) for name, column in columns_by_name})
+    columns_of_rows = zip(*(everywhere[row] for row in range(len(rollout))), strict=True)
+    return RoleOutputs(*(pad_sequence(list(column), batch_first=True) for column in columns_of_rows))

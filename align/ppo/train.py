@@ -22,7 +22,6 @@ The names of this file, in the order of an update:
     sums         metrics of a micro-batch that add up over micro-batches and processes
 """
 
-import math
 from pathlib import Path
 
 from torch import Tensor
@@ -35,7 +34,7 @@ from align.ppo.config import PPOConfig
 from align.ppo.evaluation import Evaluator, take_over_best_policy
 from align.ppo.extensions import configured_extensions
 from align.ppo.flops import rollout_lengths, update_flops
-from align.ppo.losses import KLController, LossCoefficients, kl_estimate, ppo_loss
+from align.ppo.losses import KLController, kl_estimate, ppo_loss
 from align.ppo.metrics import MissingEosWatch, NegativeKLWatch, check_ratio, response_kl, rollout_metrics
 from align.ppo.records import Experience, RoleOutputs
 from align.ppo.reward_functions import load_functions
@@ -206,16 +205,7 @@ def micro_batch_loss(
     prompt, response, prompt_of_response = pack_rollout(experience.rollout, rows, device)
     new = setup.roles.policy(prompt, response, config.temperature, prompt_of_response)
     batch = experience.loss_inputs(rows, response.ids.shape[1], device)
-    coefficients = LossCoefficients(
-        cliprange=config.cliprange,
-        cliprange_high=config.cliprange_high or config.cliprange,
-        cliprange_value=config.cliprange_value or math.inf,
-        vf_coef=config.vf_coef,
-        ent_coef=config.ent_coef,
-        kl_coef=experience.kl_coef,
-        kl_estimator=config.kl_estimator if config.kl_in == "loss" else None,
-    )
-    return ppo_loss(new, batch, response.mask(), minibatch_tokens, coefficients)
+    return ppo_loss(new, batch, response.mask(), minibatch_tokens, config.loss_coefficients(experience.kl_coef))
 
 
 def run_ppo(config: PPOConfig) -> Path:

@@ -23,8 +23,8 @@ from align.core.tensor_ops import Padded
 from align.data.records import Demonstration
 from align.models.backbone import Backbone, flops_profile
 from align.models.checkpoint import weights_of
-from align.models.heads import RewardModel, ScalarHead, freeze_unused_lm_head, response_log_probs
-from align.models.loading import LoadedModel
+from align.models.heads import RewardModel, ScalarHead, response_log_probs
+from align.models.loading import LoadedModel, freeze_unused_lm_head
 from align.models.roles import REWARD_ADAPTER
 from align.reward.checkpoint import initial_head, require_savable_classifier, save_reward_model
 from align.reward.config import RewardConfig

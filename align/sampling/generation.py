@@ -63,11 +63,6 @@ def row_uniforms(rows: int, sampling: SamplingParams, seed: int, stream: RngStre
     return torch.from_numpy(generator(seed, stream, *key).random((rows, sampling.max_new_tokens)))
 
 
-def row_seeds(rows: int, seed: int, stream: RngStream, *key: int) -> list[int]:
-    """A seed for each row, for an engine that draws its random numbers itself; see `row_uniforms`."""
-    return [int(number) for number in generator(seed, stream, *key).integers(2**62, size=rows)]
-
-
 def sample(
     backbone: Backbone,
     prompts: list[list[int]],

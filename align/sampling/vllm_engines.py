@@ -23,11 +23,11 @@ from trl.generation.vllm_client import VLLMClient
 from urllib3.util.retry import Retry
 
 from align.core.errors import UserError, first_line
-from align.core.seeds import RngStream, SeedKey
+from align.core.seeds import RngStream, SeedKey, row_seeds
 from align.models.loading import LoadedModel
 from align.runtime.distributed import map_across_processes, run_on_main
 from align.runtime.sharding import gathered_weights
-from align.sampling.generation import Responses, SamplingParams, row_seeds
+from align.sampling.generation import Responses, SamplingParams
 from align.sampling.settings import EngineConfig
 from align.sampling.vllm_weights import require_servable, served_weights, weight_layout
 from align.training.engine import TrainEngine

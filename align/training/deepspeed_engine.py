@@ -23,8 +23,8 @@ from align.core.errors import UserError
 from align.runtime.distributed import limit_collectives, zero_stage
 from align.runtime.flops import Clock
 from align.runtime.sharding import full_numel, full_shape, gather_chosen_parts_together, is_sharded
-from align.training.checkpoint.state import FlatTensorSlice, StoredState
-from align.training.engine import AVERAGE, NotFiniteError, TrainEngine, require_same_weights
+from align.training.checkpoint.state import AVERAGE, FlatTensorSlice, StoredState, require_same_weights
+from align.training.engine import NotFiniteError, TrainEngine
 from align.training.optimizer import ParamGroup, WeightAverage, build_optimizer, complete_groups
 from align.training.run import Run
 

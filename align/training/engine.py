@@ -1,4 +1,4 @@
-"""The engine that trains a module: float32 master weights, gradient accumulation, the optimizer and its state.
+"""The engine that trains a module: float32 master weights, gradient accumulation, and the optimizer's step.
 
 A loop over one optimizer step reads:
 
@@ -14,7 +14,7 @@ of processes never change a gradient. A "master" is the float32 copy of a bfloat
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -24,12 +24,9 @@ from align.batches.micro_batches import MicroBatch
 from align.core.errors import UserError
 from align.runtime.distributed import GradientReduction, sum_across_processes
 from align.runtime.flops import Clock
-from align.training.checkpoint.state import FlatTensorSlice, shapes_of
+from align.training.engine_state import EngineState
 from align.training.optimizer import ParamGroup, WeightAverage, build_optimizer, complete_groups
 from align.training.run import Run
-
-AVERAGE = "average"
-"""The name of the averaged weights in a checkpoint, next to those of the optimizer's state."""
 
 Sums = Mapping[str, Tensor | float]
 """Metrics of a micro-batch as scalars that add up over micro-batches and processes."""
@@ -39,7 +36,7 @@ class NotFiniteError(UserError):
     """A loss or a gradient became NaN or infinite; the update was not applied."""
 
 
-class TrainEngine:
+class TrainEngine(EngineState):
     """The trainable weights of one module under one optimizer.
 
     Weights in bfloat16 have float32 masters, which keep small updates: a gradient is added to its master's as soon as it is
@@ -56,12 +53,9 @@ class TrainEngine:
         sums: the loss and the metrics of the last `micro_batches`, summed over micro-batches and processes.
     """
 
-    average: WeightAverage | None = None
     reduction: GradientReduction | None = None
     supports_backward_without_step = True
     """Whether `backward_without_step` is possible; DeepSpeed expects a step after a backward pass."""
-    keeps_shards = False
-    """Whether `state` holds this process's parts of tensors, and not whole ones."""
 
     def __init__(
         self,
@@ -188,75 +182,6 @@ class TrainEngine:
             self._totals, self._batch = {}, MicroBatch(rows, 1.0)
             yield
         self._drop_gradients()
-
-    @property
-    def has_state(self) -> bool:
-        """Whether the optimizer has made its state."""
-        return bool(self.optimizer.state)
-
-    def averaged_weights(self) -> AbstractContextManager[None]:
-        """While this lasts the module computes with the mean of its weights, if one is kept."""
-        return self.average.in_place_of(self.trainable) if self.average else nullcontext()
-
-    def state(self) -> tuple[Mapping[str, Tensor | FlatTensorSlice], dict[str, float]]:
-        """Masters and optimizer state as tensors, whole or this process's part of them, and numbers, by name."""
-        tensors: dict[str, Tensor | FlatTensorSlice] = {
-            f"master/{name}": master.detach() for name, master in self.masters.items()
-        }
-        tensors |= {f"{AVERAGE}/{name}": value for name, value in (self.average.values if self.average else {}).items()}
-        numbers: dict[str, float] = {}
-        for name, master in self.masters.items():
-            for key, value in self.optimizer.state[master].items():
-                if isinstance(value, Tensor):
-                    tensors[f"{key}/{name}"] = value
-                elif value is not None:
-                    numbers[f"{key}/{name}"] = value
-        return tensors, numbers
-
-    def load_state(self, tensors: Mapping[str, Tensor], numbers: Mapping[str, float]) -> None:
-        """Restore what `state` returned. Each process reads its part, and exchanges nothing.
-
-        Raises:
-            UserError: if names or shapes differ from this module's: a checkpoint of another model or other settings.
-        """
-        require_same_weights(tensors, shapes_of(self.masters))
-        with torch.no_grad():
-            for name, master in self.masters.items():
-                master.copy_(tensors[f"master/{name}"])
-                self.trainable[name].copy_(master)
-                if self.average:  # one that was not kept before starts from here
-                    self.average.values[name].copy_(tensors.get(f"{AVERAGE}/{name}", master))
-        for stored in (tensors, numbers):
-            for path in stored:
-                key, name = path.split("/", 1)
-                if key not in ("master", AVERAGE):
-                    value = stored[path]
-                    kept = value.to(self.masters[name].device, copy=True) if isinstance(value, Tensor) else value
-                    self.optimizer.state[self.masters[name]][key] = kept
-
-    def compute_with_masters(self) -> None:
-        """After `load_state` on all processes: bring the masters to the weights that compute, where processes share them."""
-
-    def model_state(self) -> dict[str, Tensor]:
-        """All weights of the module, unsharded, for saving."""
-        return dict(self.module.state_dict())
-
-
-def require_same_weights(tensors: Mapping[str, Tensor], expected: Mapping[str, tuple[int, ...]]) -> None:
-    """Refuse the state of another module.
-
-    Args:
-        tensors: a stored state.
-        expected: the whole shapes of this module's weights by name.
-
-    Raises:
-        UserError: if the checkpoint's weights have other names or shapes.
-    """
-    shapes = shapes_of(tensors)
-    stored = {name.removeprefix("master/"): shape for name, shape in shapes.items() if name.startswith("master/")}
-    different = [name for name in sorted(stored.keys() | expected.keys()) if stored.get(name) != expected.get(name)]
-    if different:
-        raise UserError(f"the checkpoint belongs to another model or other settings ('{different[0]}' does not match)")
 
 
 def _float32_master(weight: nn.Parameter) -> Tensor:

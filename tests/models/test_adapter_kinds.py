@@ -11,7 +11,7 @@ from align.models.adapters import adapter_parameters, copy_adapter, merge_adapte
 from align.models.checkpoint import save_model, weights_of
 from align.models.loading import from_objects, load
 from align.models.roles import REFERENCE_ADAPTER, Roles
-from align.ppo.actor_critic import build_actor_critic
+from align.ppo.actor_critic import build_actor_critic, critic_weights
 from align.ppo.extensions.reference_refresh import ReferenceRefresh
 from align.ppo.scoring_models import can_share_base
 from tests.models.adapters import CARD, IDS, response_logits, save_reward, states, trainable
@@ -130,7 +130,7 @@ def test_a_separate_critic_trains_its_adapter_alone_at_its_rate(sharp_folders, l
     assert trainable(loaded.backbone) == policy.keys() | critic.keys()
     assert not any("base_layer" in key for key in trainable(loaded.backbone))
     of_critic = {f"backbone.model.{key}" for key in critic}
-    assert module.critic_weights() == of_critic | {"value_head.linear.weight", "value_head.linear.bias"}
+    assert critic_weights(module) == of_critic | {"value_head.linear.weight", "value_head.linear.bias"}
 
 
 def test_adapters_that_change_their_base_are_not_mounted_on_the_policys(load_sharp, tmp_path):

@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 
 from align.core.errors import UserError
-from align.core.seeds import RngStream
+from align.core.seeds import RngStream, row_seeds
 from align.ppo import PPOConfig, run_ppo
-from align.sampling.generation import row_seeds
 from tests.launch.compared import metrics
 from tests.sampling.rewards import PROMPTS
 

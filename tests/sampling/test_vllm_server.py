@@ -16,9 +16,9 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from align.core.errors import UserError
-from align.core.seeds import RngStream
+from align.core.seeds import RngStream, row_seeds
 from align.ppo import PPOConfig, run_ppo
-from align.sampling.generation import SamplingParams, row_seeds
+from align.sampling.generation import SamplingParams
 from tests.launch.compared import metrics
 from tests.launch.launcher import ROOT, free_port
 from tests.sampling.rewards import PROMPTS

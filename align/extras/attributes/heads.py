@@ -15,8 +15,7 @@ from align.extras.attributes.model import AttributeModel, Head, head_losses, in_
 from align.extras.rules.judgments import JudgedResponse, ScoredJudgment, encoded_responses, rule_metrics
 from align.extras.rules.train import JudgmentForm
 from align.models.backbone import require_classifier
-from align.models.heads import freeze_unused_lm_head
-from align.models.loading import LoadedModel
+from align.models.loading import LoadedModel, freeze_unused_lm_head
 from align.reward.loss import pairs_of, ranking_loss
 from align.reward.rankings import reward_rankings
 from align.runtime.distributed import run_on_main

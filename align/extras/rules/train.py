@@ -32,8 +32,8 @@ from align.extras.rules.judgments import (
 )
 from align.models.backbone import flops_profile
 from align.models.checkpoint import weights_of
-from align.models.heads import RewardModel, freeze_unused_lm_head
-from align.models.loading import LoadedModel
+from align.models.heads import RewardModel
+from align.models.loading import LoadedModel, freeze_unused_lm_head
 from align.models.roles import REWARD_ADAPTER
 from align.reward.checkpoint import RULE, initial_head, require_savable_classifier, save_reward_model
 from align.reward.rankings import group_flops, group_sizes, reward_rankings, score_rankings

@@ -11,8 +11,7 @@ from align.models.checkpoint import save_model, weights_of
 from align.models.loading import load
 from align.runtime.distributed import compute_dtype
 from align.training.checkpoint.files import integrity_error, latest_valid_checkpoint
-from align.training.checkpoint.state import StoredState
-from align.training.engine import AVERAGE
+from align.training.checkpoint.state import AVERAGE, StoredState
 from align.training.run_folder import read_settings
 
 PLACE = "backbone.model."

@@ -20,6 +20,8 @@ from align.core.errors import UserError
 
 STATE_FILE = "state.safetensors"
 """The file of a state that is not sharded."""
+AVERAGE = "average"
+"""The name of the averaged weights in a checkpoint, next to those of the optimizer's state."""
 SHARDS = "shards"
 """The key in a file's header: JSON of each tensor's name to its shard's start and the full shape."""
 
@@ -127,3 +129,20 @@ def shapes_of(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
     if isinstance(tensors, StoredState):
         return tensors.shapes
     return {name: tuple(value.shape) for name, value in tensors.items()}
+
+
+def require_same_weights(tensors: Mapping[str, Tensor], expected: Mapping[str, tuple[int, ...]]) -> None:
+    """Refuse the state of another module.
+
+    Args:
+        tensors: a stored state.
+        expected: the whole shapes of this module's weights by name.
+
+    Raises:
+        UserError: if the checkpoint's weights have other names or shapes.
+    """
+    shapes = shapes_of(tensors)
+    stored = {name.removeprefix("master/"): shape for name, shape in shapes.items() if name.startswith("master/")}
+    different = [name for name in sorted(stored.keys() | expected.keys()) if stored.get(name) != expected.get(name)]
+    if different:
+        raise UserError(f"the checkpoint belongs to another model or other settings ('{different[0]}' does not match)")
