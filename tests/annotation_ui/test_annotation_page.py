@@ -1,6 +1,5 @@
 """docs/annotation.md is held against the app: its commands run, its tables are whole, its numbers are the code's."""
 
-import json
 import re
 import shlex
 from pathlib import Path
@@ -20,6 +19,7 @@ from annotation_ui.store.leases import ATTENTION_EVERY, Leases
 from annotation_ui.store.schema import User
 from annotation_ui.tasks import TASKS, fields
 from tests.annotation_ui.running import ROOT, do
+from tests.files import read_rows, write_rows
 
 PAGE = (ROOT / "docs" / "annotation.md").read_text(encoding="utf-8")
 FLAT = re.sub(r"\s+", " ", PAGE)
@@ -42,7 +42,7 @@ def rows_of_table(first):
 def test_the_first_commands_lead_from_samples_to_a_file_for_training(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     samples = [{"prompt": f"P{n}", "responses": ["a", "b", "c"], "model": ["m"] * 3, "id": f"s{n}"} for n in range(2)]
-    Path("samples.jsonl").write_text("".join(json.dumps(row) + "\n" for row in samples))
+    write_rows(Path("samples.jsonl"), samples)
     *before, export = commands(1)
     assert [main(words) for words in before] == [0, 0, 0]
     assert "new database: " in capsys.readouterr().err
@@ -54,7 +54,7 @@ def test_the_first_commands_lead_from_samples_to_a_file_for_training(tmp_path, m
             do(Judgments(Leases(database)), user, "rank", {"ranks": [1, 2, 3], "ratings": [None] * 3, "flags": [[]] * 3})
     database.close()
     assert main(export) == 0
-    rows = [json.loads(line) for line in Path("rankings.jsonl").read_text().splitlines()]
+    rows = read_rows(Path("rankings.jsonl"))
     assert [(row["id"], row["ranks"]) for row in rows] == [(f"s{n}", [1, 2, 3]) for n in (0, 0, 1, 1)]
     assert Path("rankings.jsonl.manifest.json").is_file()
     assert [main(words) for words in commands(3)] == [0, 0, 0]  # a new password, shut out, and in again as a lead

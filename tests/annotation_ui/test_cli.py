@@ -1,6 +1,5 @@
 """`align annotate` on the shell."""
 
-import json
 import socket
 
 import pytest
@@ -13,6 +12,7 @@ from annotation_ui.server.auth import Auth
 from annotation_ui.store.database import Database, sqlite_url
 from annotation_ui.store.importing import parse_rows
 from annotation_ui.store.schema import Batch
+from tests.files import write_rows
 
 
 @pytest.fixture
@@ -113,7 +113,7 @@ def test_a_port_that_is_taken_is_refused_before_anything_is_made(tmp_path, capsy
 
 def test_users_batches_and_a_backup_on_the_shell(run, tmp_path):
     rows = [{"prompt": "p", "responses": ["a", "b"]}, {"prompt": "q", "responses": ["a", "b"], "gold": {"ranks": [1, 2]}}]
-    (tmp_path / "s.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_rows(tmp_path / "s.jsonl", rows)
     copy = ("backup", str(tmp_path / "copy.db"))
     assert run(*copy)[0] == 2  # there is no database yet
     assert run("create-user", "ann")[0] == run("create-user", "boss", "--role", "lead")[0] == 0

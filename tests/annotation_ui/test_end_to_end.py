@@ -9,6 +9,7 @@ from align import cli
 from annotation_ui.cli import main
 from tests.annotation_ui.pages import open_rank, shown_texts, submit, type_order
 from tests.annotation_ui.running import rank_rows
+from tests.files import read_rows
 
 QUIET = ["--report_to", "none", "--dtype", "float32"]
 TINY = ["--model", "tiny-llama", *QUIET]
@@ -17,7 +18,7 @@ TINY = ["--model", "tiny-llama", *QUIET]
 def export(server, folder, record, path, batch):
     words = ["--database", server.database_url, "--data-dir", str(folder), "export", record, str(path), "--batch", batch]
     assert main(words) == 0
-    return [json.loads(line) for line in path.read_text().splitlines()]
+    return read_rows(path)
 
 
 def random_tiers(rng, size):
@@ -77,7 +78,7 @@ def test_clicks_train_a_rule_model_that_ppo_obeys(server, browser, tmp_path):
     )
     ppo = ["--rules.model", str(output / "model"), "--output_dir", str(tmp_path / "ppo"), "--total_updates", "2"]
     cli.main(["ppo", *TINY, *ppo, "--rollout_batch_size", "4", "--max_new_tokens", "6", "--rules.budgets", "0.1"])
-    last = json.loads((tmp_path / "ppo" / "metrics.jsonl").read_text().splitlines()[-1])
+    last = read_rows(tmp_path / "ppo" / "metrics.jsonl")[-1]
     for rule in ("no-digits", "no-exclamation-marks"):
         assert 0 < last[f"reward/rule/{rule}"] < 1
         assert last[f"rule_multiplier/{rule}"] > 0

@@ -40,7 +40,7 @@ from align.sampling.generation import SamplingParams, row_uniforms, sample
 from align.sft import SFTConfig, run_sft
 from align.tokenization import encode_demonstration
 from tests.badly_behaved.specimens import SPECIMENS, Specimen, write
-from tests.files import write_rows
+from tests.files import read_rows, write_rows
 
 QUESTIONS = ("Name a moon of Mars.", "Is ice warm?", "Add 2 and 2.", "Say hello.")
 ANSWERS = ("Phobos.", "No, ice is cold.", "4", "Hello!")
@@ -139,7 +139,7 @@ def encoded(tokenization, question: str, answer: str):
 @pytest.mark.parametrize("trained", every(TRAINED), indirect=True)
 class TestTrainedFromSpecimens:
     def test_the_first_ratio_is_one_and_the_first_kl_is_zero(self, trained: Trained) -> None:
-        first = json.loads((trained.ppo.parent / "metrics.jsonl").read_text().splitlines()[0])
+        first = read_rows(trained.ppo.parent / "metrics.jsonl")[0]
         assert first["kl/k1"] == pytest.approx(0, abs=1e-5)
         assert first["kl/k3"] == pytest.approx(0, abs=1e-5)
 

@@ -1,6 +1,5 @@
 """Records within the limits: what is too long, what becomes of it, and that an error names the record."""
 
-import json
 from functools import partial
 from types import SimpleNamespace
 
@@ -10,6 +9,7 @@ from align.batches.encoding import encode_demonstration_row, encode_demonstratio
 from align.batches.limits import Limits
 from align.batches.streams import ExampleStream
 from align.core.errors import UserError
+from tests.files import write_rows
 from tests.refusals import refusal
 
 LIMITS = Limits(3, 2)
@@ -35,12 +35,7 @@ def test_too_long_can_be_dropped_or_truncated():
 
 @pytest.fixture
 def write(tmp_path):
-    def write_rows(*rows):
-        path = tmp_path / "rows.jsonl"
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        return str(path)
-
-    return write_rows
+    return lambda *rows: write_rows(tmp_path / "rows.jsonl", rows)
 
 
 def test_prompts_keep_what_was_read_and_leave_room_for_the_response(load_sharp, write):

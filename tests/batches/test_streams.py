@@ -14,6 +14,7 @@ from align import cli
 from align.batches.streams import ExampleStream, StreamedBatches
 from align.core.errors import UserError
 from align.sft import SFTConfig, SFTTrainer
+from tests.files import read_rows, write_rows
 
 ALONE = SimpleNamespace(num_processes=1, process_index=0)
 
@@ -27,13 +28,10 @@ def number_of(row):
 
 @pytest.fixture
 def write(tmp_path):
-    def write_rows(count, name="rows.jsonl", **fields):
-        path = tmp_path / name
-        with path.open("w") as file:
-            file.writelines(json.dumps({"n": n, **fields}) + "\n" for n in range(count))
-        return str(path)
+    def write(count, name="rows.jsonl", **fields):
+        return write_rows(tmp_path / name, ({"n": n, **fields} for n in range(count)))
 
-    return write_rows
+    return write
 
 
 def stream(source, block=4, key=(0, 0), accelerator=ALONE, encode=lambda row: [row.row["n"]], **more):
@@ -144,9 +142,7 @@ ROWS = [{"prompt": f"Name the number {n}.", "completion": f"It is {n}."} for n i
 
 @pytest.fixture
 def demonstrations(tmp_path):
-    path = tmp_path / "demonstrations.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
-    return str(path)
+    return write_rows(tmp_path / "demonstrations.jsonl", ROWS)
 
 
 def test_fine_tuning_on_a_stream(demonstrations, tmp_path, capsys):
@@ -154,7 +150,7 @@ def test_fine_tuning_on_a_stream(demonstrations, tmp_path, capsys):
     words += f" --dtype float32 --report_to none --learning_rate 1e-2 --output_dir {tmp_path / 'run'} --save_steps 7"
     cli.main(["sft", *words.split()])
     assert "a stream of examples to learn from" in capsys.readouterr().err
-    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    rows = read_rows(tmp_path / "run" / "metrics.jsonl")
     assert [row["update"] for row in rows] == list(range(8))  # 0 is the evaluation before the first
     assert rows[-1]["loss"] < rows[1]["loss"]
     trainer = json.loads((tmp_path / "run" / "checkpoints" / "update-000007" / "trainer.json").read_text())
@@ -186,7 +182,7 @@ def test_a_resumed_stream_goes_on_to_the_same_bits(demonstrations, tmp_path):
     def run(folder, **more):
         config = SFTConfig(output_dir=str(tmp_path / folder), **shared, **more)
         SFTTrainer("tiny-llama", demonstrations, config).train()
-        rows = [json.loads(line) for line in (tmp_path / folder / "metrics.jsonl").read_text().splitlines()]
+        rows = read_rows(tmp_path / folder / "metrics.jsonl")
         keys = ("update", "loss", "tokens/read", "grad_norm")
         return [[row[key] for key in keys] for row in rows[1:]]
 

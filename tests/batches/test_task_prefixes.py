@@ -1,7 +1,5 @@
 """A text for each source of training data that names its task: where it stands, and that it is read wherever data is."""
 
-import json
-
 import pytest
 from accelerate import Accelerator
 
@@ -15,6 +13,7 @@ from align.extras.plan_work import sft_work
 from align.reward import RewardConfig
 from align.sft import SFTConfig
 from align.sft.train import open_stream
+from tests.files import write_rows
 
 GERMAN, NEWS = "translate English to German: ", "summarize: "
 LIMITS = Limits(200, 200)
@@ -22,12 +21,7 @@ LIMITS = Limits(200, 200)
 
 @pytest.fixture
 def write(tmp_path):
-    def write_rows(name, *rows):
-        path = tmp_path / name
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        return str(path)
-
-    return write_rows
+    return lambda name, *rows: write_rows(tmp_path / name, rows)
 
 
 @pytest.fixture

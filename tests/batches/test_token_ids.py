@@ -15,6 +15,7 @@ from align.core.errors import UserError
 from align.data import Prompt, Ranking, check_data, read_records
 from align.data.formats import convert_row
 from align.ppo import PPOConfig, PPOTrainer
+from tests.files import read_rows
 from tests.refusals import refusal
 
 TEXTS = ["Name a moon.", "Hi", "Why is the sky blue?"]
@@ -164,7 +165,7 @@ def test_ppo_on_token_ids_shows_their_text_to_functions_and_in_samples(load_shar
     data = tokenized(loaded).with_format("torch")
     PPOTrainer(loaded, [reward], data, config, data).train()
     assert seen == set(TEXTS)
-    samples = [json.loads(line) for line in (tmp_path / "run" / "samples.jsonl").read_text().splitlines()]
+    samples = read_rows(tmp_path / "run" / "samples.jsonl")
     assert {row["prompt"][0]["content"] for row in samples} == set(TEXTS)
 
 

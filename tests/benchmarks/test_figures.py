@@ -1,11 +1,11 @@
 """The figures of the benchmarks' tables, against numbers worked out by hand."""
 
-import json
 import math
 
 from benchmarks.measuring import finish_line
 from benchmarks.results import best_variant, memory, row, summarize, update_readme, value
 from benchmarks.workloads import ALL, SCALES, WORKS, scaled
+from tests.files import write_rows
 
 
 def line(work, side, seconds, pair=1, variant="auto", tokens=(), gib=1.0, **figures):
@@ -73,7 +73,7 @@ def test_the_readme_changes_between_its_markers_alone(tmp_path):
     readme, results = tmp_path / "README.md", tmp_path / "cpu.jsonl"
     readme.write_text("before\n<!-- cpu: begin -->\nold\n<!-- cpu: end -->\nafter\n")
     lines = [{"machine": MACHINE}, line("ppo", "ours", [2.0], mfu=0.3), line("ppo", "peer", [8.0], variant="float32")]
-    results.write_text("".join(json.dumps(each) + "\n" for each in lines))
+    write_rows(results, lines)
     update_readme(readme, results, "cpu")
     text = readme.read_text()
     assert text.startswith("before\n<!-- cpu: begin -->\nModel smollm2-135m. a processor, 2 cores")

@@ -1,7 +1,5 @@
 """Each side of each kind of work at a tiny size. TRL 1.12.0's PPO needs an environment of its own and is not among them."""
 
-import json
-
 import pytest
 import torch
 from transformers import LlamaForCausalLM
@@ -10,6 +8,7 @@ from benchmarks import ours
 from benchmarks.data import llama_1b, make_model, make_reward_model, make_texts
 from benchmarks.measuring import examples, measure
 from benchmarks.workloads import ALL, SCALES, scaled
+from tests.files import read_rows
 
 TINY = SCALES["tiny"]
 NAMES = ("ppo", "ppo_lora", "reward_k4", "reward_long", "sft", "sampling_32", "time_to_reward")
@@ -32,7 +31,7 @@ def folder(tmp_path_factory):
 def test_texts_have_the_lengths_that_were_asked_for(folder, name):
     work = scaled(ALL[name], TINY)
     listed = examples(folder, work)
-    texts = [json.loads(line) for line in (folder / f"{name}.jsonl").read_text().splitlines()]
+    texts = read_rows(folder / f"{name}.jsonl")
     assert len(listed) == len(texts) == work.rows * (work.warmup + work.measured + 1)
     for row in listed:
         assert work.prompt[0] <= len(row["prompt"]) <= work.prompt[1]

@@ -22,6 +22,7 @@ from align.core.errors import UserError
 from align.core.seeds import RngStream
 from align.sampling.generation import SamplingParams, row_uniforms, sample
 from tests.commands.words import words_of
+from tests.files import write_rows
 
 GREEDY = {"temperature": 0, "max_new_tokens": 10, "dtype": "float32"}
 
@@ -159,7 +160,7 @@ def test_log_ratios_are_differences_of_log_probs(sharp_folders):
 @pytest.mark.parametrize("policy", ["tiny-llama", "tiny-t5"])
 def test_the_last_value_is_the_reward(policy, sharp_folders, tmp_path):
     rows = [{"prompt": f"{i}?", "responses": ["yes", "no"], "ranks": [1, 2]} for i in range(8)]
-    (tmp_path / "ranked.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_rows(tmp_path / "ranked.jsonl", rows)
     (tmp_path / "shown.jsonl").write_text(json.dumps({"prompt": "Hi", "completion": "Hello"}) + "\n")
     settings = {"train_data": tmp_path / "ranked.jsonl", "demonstrations": tmp_path / "shown.jsonl", "report_to": "none"}
     cli.main(["reward", *words_of(model=sharp_folders["tiny-gpt2"], output_dir=tmp_path / "run", **settings)])

@@ -1,6 +1,5 @@
 """The page of `align chat --web` in a browser: streaming, figures, stop, keys, and items for labelers."""
 
-import json
 import re
 import socket
 
@@ -15,6 +14,7 @@ from align.commands.chat_web import start
 from align.core.errors import UserError
 from annotation_ui.store.schema import Batch, Item
 from tests.commands.words import words_of
+from tests.files import write_rows
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -29,9 +29,9 @@ def free_port():
 def models(tmp_path_factory, sharp_folders):
     """An adapter of the sharp Llama and a reward model."""
     folder = tmp_path_factory.mktemp("models")
-    (folder / "sft.jsonl").write_text("".join(json.dumps({"prompt": f"{i}?", "completion": "yes"}) + "\n" for i in range(8)))
+    write_rows(folder / "sft.jsonl", ({"prompt": f"{i}?", "completion": "yes"} for i in range(8)))
     ranked = [{"prompt": f"{i}?", "responses": ["yes", "no"], "ranks": [1, 2]} for i in range(8)]
-    (folder / "ranked.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ranked))
+    write_rows(folder / "ranked.jsonl", ranked)
     shared = {"batch_size": 4, "report_to": "none", "dtype": "float32", "model": sharp_folders["tiny-llama"]}
     cli.main(
         [

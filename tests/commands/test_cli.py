@@ -1,6 +1,5 @@
 """The command line: what each word does, how mistakes are told, and that a run is the same however it is started."""
 
-import json
 import os
 import runpy
 import signal
@@ -19,7 +18,7 @@ from align import __version__, cli
 from align.core.errors import UserError
 from align.model_registry.registry import registered_models
 from tests.commands.words import words_of
-from tests.files import read_rows
+from tests.files import read_rows, write_rows
 
 ROOT = Path(__file__).resolve().parents[2]
 ALIGN = [sys.executable, "-m", "align.cli"]
@@ -158,7 +157,7 @@ SMALL = words_of(
 @pytest.fixture(scope="module")
 def demonstrations(tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("data") / "demonstrations.jsonl"
-    path.write_text("".join(json.dumps({"prompt": f"Is {i} odd?", "completion": "Yes."}) + "\n" for i in range(4)))
+    write_rows(path, ({"prompt": f"Is {i} odd?", "completion": "Yes."} for i in range(4)))
     return path
 
 

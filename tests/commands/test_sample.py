@@ -1,6 +1,5 @@
 """`align sample`: its rows, what they depend on, the best of several, and its mistakes."""
 
-import json
 import re
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from align.models.loading import load
 from align.reward.checkpoint import load_reward_model
 from align.tokenization.encoded import EncodedPrompt
 from tests.commands.words import words_of
-from tests.files import read_rows
+from tests.files import read_rows, write_rows
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -27,7 +26,7 @@ def prompts(tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("prompts") / "prompts.jsonl"
     talk = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}, {"role": "user", "content": "?"}]
     rows = [{"prompt": "What is rain?", "id": "p1", "category": "truth"}, {"prompt": talk}, {"prompt": "A longer one. " * 5}]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_rows(path, rows)
     return path
 
 
@@ -35,7 +34,7 @@ def prompts(tmp_path_factory) -> Path:
 def reward_folder(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("reward")
     rows = [{"prompt": f"{i}?", "responses": ["yes", "no", "what"], "ranks": [1, 2, 2]} for i in range(8)]
-    (folder / "rankings.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_rows(folder / "rankings.jsonl", rows)
     settings = words_of(model="tiny-gpt2", train_data=folder / "rankings.jsonl", output_dir=folder / "run", report_to="none")
     cli.main(["reward", *settings, "--demonstrations", str(ROOT / "data" / "demonstrations_heldout.jsonl")])
     return folder / "run" / "model"

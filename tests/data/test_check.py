@@ -1,6 +1,5 @@
 """The text of `align data check`, by a file small enough to count by hand."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -9,6 +8,7 @@ from align.cli import main
 from align.core.errors import UserError
 from align.data import AttributeJudgment, Demonstration, Prompt, Ranking, RuleJudgment, check_data, read_records
 from align.data.check import convert_data, guess_kind
+from tests.files import write_rows
 
 TURNS = [
     {"role": "user", "content": "one two"},
@@ -25,12 +25,7 @@ RANKINGS = [
 
 @pytest.fixture
 def write(tmp_path):
-    def write(rows):
-        path = tmp_path / "rows.jsonl"
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        return str(path)
-
-    return write
+    return lambda rows: write_rows(tmp_path / "rows.jsonl", rows)
 
 
 def test_rankings(write):

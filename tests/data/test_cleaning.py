@@ -1,7 +1,6 @@
 """C4's rules, one by one."""
 
 import functools
-import json
 import sys
 
 import pytest
@@ -10,6 +9,7 @@ from py3langid.langid import LanguageIdentifier
 from align import cli
 from align.core.errors import UserError
 from align.data.cleaning import Cleaner, split_sentences
+from tests.files import read_rows, write_rows
 
 PAGE = "The first sentence is here. The second one follows.\nA third comes now! Is the fourth long? Then a fifth ends it."
 
@@ -114,10 +114,10 @@ def test_sentences_end_behind_their_quotation_marks():
 def test_the_command_writes_what_is_left_and_says_why(tmp_path, capsys):
     source, target, words = tmp_path / "raw.jsonl", tmp_path / "clean.jsonl", tmp_path / "bad.txt"
     rows = [{"text": PAGE, "id": "a"}, {"text": f"{other(1)}\nmenu"}, {"text": "{}"}, {"text": f"Ugly words.\n{other(2)}"}]
-    source.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    write_rows(source, rows)
     words.write_text("Ugly\n", encoding="utf-8")
     cli.main(["data", "clean", str(source), "--output", str(target), "--bad-words", str(words)])
-    written = [json.loads(line) for line in target.read_text(encoding="utf-8").splitlines()]
+    written = read_rows(target)
     assert written == [{"text": PAGE, "id": "a"}, {"text": other(1)}]
     said = capsys.readouterr().out
     assert "2 of 4 pages" in said

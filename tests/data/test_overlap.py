@@ -7,6 +7,7 @@ import pytest
 
 from align.commands.tools import data_command
 from align.data.overlap import find_overlap
+from tests.files import write_rows
 
 NINETEEN = (
     "one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen end"
@@ -18,7 +19,7 @@ WORDS = NINETEEN.split()
 def compare(tmp_path):
     def compare(training, evaluation):
         for name, rows in (("a.jsonl", training), ("b.jsonl", evaluation)):
-            (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+            write_rows(tmp_path / name, rows)
         return find_overlap(tmp_path / "a.jsonl", tmp_path / "b.jsonl")
 
     return compare

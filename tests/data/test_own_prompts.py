@@ -1,6 +1,5 @@
 """The prompts under data/: layout, categories in equal parts, no row twice or in two files, checkable constraints."""
 
-import json
 import re
 from itertools import combinations
 from pathlib import Path
@@ -10,6 +9,7 @@ import pytest
 from align.data.readers import read_records
 from align.data.records import Prompt, Ranking
 from align.eval.instructions import Constraint
+from tests.files import read_rows
 
 DATA = Path(__file__).parents[2] / "data"
 FILES = {"prompts": 420, "prompts_round2": 210, "prompts_heldout": 120, "prompts_validation": 48}
@@ -19,7 +19,7 @@ NEAR = 0.8
 
 
 def read(name):
-    return [json.loads(line) for line in (DATA / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()]
+    return read_rows(DATA / f"{name}.jsonl")
 
 
 def words_of(prompt):

@@ -15,6 +15,7 @@ from align.models.loading import load
 from align.reward.rankings import group_sizes
 from align.tokenization.encoded import EncodedRanking
 from align.training.start import build_engine
+from tests.files import read_rows
 from tests.models.losses import assert_invariant, loss_of_rows, rankings
 
 
@@ -89,7 +90,7 @@ def test_the_margin_is_that_of_the_rewards(sharp_folders, tmp_path):
     rows = [{"prompt": f"Hi {number}", "chosen": "Yes, please.", "rejected": "No."} for number in range(4)]
     config = DPOConfig(output_dir=str(tmp_path), dtype="float32", report_to=["none"], batch_size=2, learning_rate=1e-3)
     DPOTrainer(sharp_folders["tiny-llama"], rows, config).train()
-    last = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[-1])
+    last = read_rows(tmp_path / "metrics.jsonl")[-1]
     assert last["rewards/margin"] == pytest.approx(last["rewards/chosen"] - last["rewards/rejected"], abs=1e-5)
     assert last["rewards/margin"] != 0.0
 

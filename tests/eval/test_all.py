@@ -10,7 +10,7 @@ from align.core.settings_parser import parse
 from align.eval import TASKS
 from align.eval.all import AllConfig, run_all, task_arguments
 from align.eval.reward import RewardEvalConfig
-from tests.eval.files import write_rows
+from tests.files import write_rows
 
 ROOT = Path(__file__).parents[2]
 

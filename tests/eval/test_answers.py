@@ -1,6 +1,5 @@
 """The models of an evaluation: names, run folders, fingerprints, one at a time; and what they read before a prompt."""
 
-import json
 import shutil
 
 import pytest
@@ -15,7 +14,7 @@ from align.eval.store import fingerprint
 from align.eval.toxicity import ToxicityConfig
 from align.eval.winrate import WinrateConfig
 from align.sampling.generation import SamplingParams, row_uniforms
-from tests.eval.files import write_rows
+from tests.files import read_rows, write_rows
 
 
 def open_both(config):
@@ -191,6 +190,6 @@ def test_sample_reads_the_examples_and_writes_the_prompt_alone(few_shot_data, tm
     rows = []
     for name, more in (("plain", {}), ("few_shot", {"num_few_shot": 2, "few_shot_data": few_shot_data})):
         path = run_sample(SampleConfig(output=str(tmp_path / f"{name}.jsonl"), **settings, **more))
-        rows.append([json.loads(line) for line in path.read_text().splitlines()])
+        rows.append(read_rows(path))
     assert [row["prompt"] for row in rows[0]] == [row["prompt"] for row in rows[1]]
     assert [row["responses"] for row in rows[0]] != [row["responses"] for row in rows[1]]

@@ -10,7 +10,8 @@ from align.eval.results import read_evaluations
 from align.eval.reward import RewardEvalConfig, run_reward_eval
 from align.eval.toxicity import ToxicityConfig, run_toxicity
 from align.eval.truthfulness import TruthfulnessConfig, run_truthfulness
-from tests.eval.files import stored_rows, write_rows
+from tests.eval.files import stored_rows
+from tests.files import write_rows
 from tests.launch.launcher import launch_in_turn
 
 pytestmark = pytest.mark.slow

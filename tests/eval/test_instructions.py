@@ -12,7 +12,8 @@ from align.eval.instructions import (
     run_instructions,
 )
 from align.eval.results import read_evaluations
-from tests.eval.files import stored_rows, write_rows
+from tests.eval.files import stored_rows
+from tests.files import write_rows
 
 
 def test_figures_by_hand():

@@ -10,7 +10,7 @@ from align.core.errors import UserError
 from align.eval import lm_eval_harness
 from align.eval.lm_eval_harness import LMEvalConfig, lost_measurement, metric_measurement, require_lm_eval, run_lm_eval_tasks
 from align.eval.results import read_evaluations
-from tests.eval.files import write_rows
+from tests.files import write_rows
 
 RECORDED = Path(__file__).with_name("lm_eval_0.4.13.json")
 """What lm-eval 0.4.13 found, see the file's `command`."""

@@ -18,7 +18,8 @@ from align.eval.reward import (
 from align.models.heads import RewardModel, ScalarHead
 from align.reward.checkpoint import LoadedReward
 from align.tokenization.encoded import EncodedPrompt
-from tests.eval.files import stored_rows, write_rows
+from tests.eval.files import stored_rows
+from tests.files import write_rows
 
 PROMPT = "How many fish are there in the sea, and who has counted them?"
 ANSWERS = ["Many.", "Nobody has counted them all.", "Three", "I do not know!"]

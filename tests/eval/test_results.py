@@ -19,6 +19,7 @@ from align.eval.results import (
 )
 from align.eval.store import compute_once, content_hash
 from tests.eval.files import stored_rows
+from tests.files import read_rows
 
 
 def evaluations():
@@ -108,7 +109,7 @@ def test_rows_are_computed_once(fill):
     asked.clear()
     assert fill(items, lambda chunk: asked.extend(chunk) or double(chunk)) == [2, 4, 6]
     assert asked == [2, 3]
-    assert [json.loads(line) for line in fill.path.read_text().splitlines()] == [
+    assert read_rows(fill.path) == [
         {"settings": {"seed": 1, "top_p": 0.9}},
         {"item": "x", "value": 2},
         {"item": "y", "value": 4},

@@ -34,7 +34,8 @@ from align.models.loading import load
 from align.ppo import PPOConfig, run_ppo
 from align.reward.checkpoint import load_reward_model
 from align.sampling.generation import SamplingParams
-from tests.eval.files import stored_rows, write_rows
+from tests.eval.files import stored_rows
+from tests.files import write_rows
 
 RANKINGS = [
     {"prompt": "Hi", "responses": ["a", "bb", "ccc"], "ranks": [1, 2, 3], "category": "x"},

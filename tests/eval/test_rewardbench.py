@@ -9,7 +9,8 @@ from align.core.tensor_ops import Padded
 from align.eval.reward import RewardEvalConfig, run_reward_eval
 from align.eval.rewardbench import good_response_wins, read_benchmark, section_scores, ties_score
 from align.reward.checkpoint import load_reward_model
-from tests.eval.files import values, write_rows
+from tests.eval.files import values
+from tests.files import write_rows
 
 PAIRS = [
     {"id": 1, "prompt": "Hi", "chosen": "Hello!", "rejected": "Go", "subset": "alpacaeval-easy"},

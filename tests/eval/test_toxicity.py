@@ -16,7 +16,8 @@ from align.eval.toxicity import (
     run_toxicity,
     toxicity_measurements,
 )
-from tests.eval.files import stored_rows, write_rows
+from tests.eval.files import stored_rows
+from tests.files import write_rows
 
 RTP = {
     "filename": "0766186-bc7f2a64cb271f5f56cf6f25570cd9ed.txt", "begin": 340, "end": 564, "challenging": False,

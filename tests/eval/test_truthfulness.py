@@ -25,7 +25,8 @@ from align.eval.truthfulness_judge import JudgeConfig, run_train_judge
 from align.models.loading import LoadedModel
 from align.tokenization import Tokenization
 from align.tokenization.encoded import PromptResponses
-from tests.eval.files import stored_rows, write_rows
+from tests.eval.files import stored_rows
+from tests.files import write_rows
 
 ROOT = Path(__file__).parents[2]
 

@@ -22,7 +22,7 @@ from align.eval.truthfulness_judge import (
     split_by_question,
     word_features,
 )
-from tests.eval.files import write_rows
+from tests.files import write_rows
 from tests.models.encoders import write_encoder
 
 OWN = Path(__file__).parents[3] / "shared" / "data" / "truthfulqa-finetune-truth.jsonl.gz"

@@ -26,7 +26,8 @@ from annotation_ui.store.judgments import Judgments
 from annotation_ui.store.leases import Leases
 from annotation_ui.tasks import TASKS
 from tests.annotation_ui.running import add_users, do
-from tests.eval.files import values, write_rows
+from tests.eval.files import values
+from tests.files import write_rows
 
 YES, NO, UNSURE = "follows", "violates", "unsure"
 V, U, F = "violates", "unsure", "follows"

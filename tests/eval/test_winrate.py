@@ -21,7 +21,8 @@ from align.eval.winrate import (
 from align.ppo import PPOConfig
 from align.runtime.endpoint import EndpointConfig
 from annotation_ui.tasks.compare import Compare
-from tests.eval.files import stored_rows, values, write_rows
+from tests.eval.files import stored_rows, values
+from tests.files import write_rows
 
 
 @pytest.fixture

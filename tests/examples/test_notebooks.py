@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.files import read_rows
+
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 SECONDS = 600
@@ -40,7 +42,7 @@ def test_the_notebook_runs(path, tmp_path, monkeypatch):
     outputs = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
     assert any("image/png" in output.get("data", {}) for output in outputs), "a plot"
     if path.stem == "ppo_on_your_own_reward":
-        rows = [json.loads(line) for line in next(tmp_path.glob("align-*/ppo/metrics.jsonl")).read_text().splitlines()]
+        rows = read_rows(next(tmp_path.glob("align-*/ppo/metrics.jsonl")))
         rewards = [row["reward/share_of_e"] for row in rows]
         assert sum(rewards[-3:]) / 3 > sum(rewards[:3]) / 3 + 0.1
     else:

@@ -1,6 +1,5 @@
 """The Python code of docs/howto/use-the-model.md runs on models that the stages have saved."""
 
-import json
 import re
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from align import cli
 from align.core.settings import ModelConfig
 from align.models.loading import load
 from align.reward.checkpoint import load_reward_model
+from tests.files import write_rows
 
 ROOT = Path(__file__).resolve().parents[2]
 CODE = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "howto" / "use-the-model.md").read_text(encoding="utf-8"), re.S)
@@ -30,7 +30,7 @@ def trained(tmp_path):
         sft = [{"prompt": f"{i}?", "completion": "yes"} for i in range(8)]
         ranked = [{"prompt": f"{i}?", "responses": ["yes", "no"], "ranks": [1, 2]} for i in range(8)]
         data = tmp_path / f"{stage}.jsonl"
-        data.write_text("".join(json.dumps(row) + "\n" for row in (sft if stage == "sft" else ranked)))
+        write_rows(data, (sft if stage == "sft" else ranked))
         settings = ["--model", model, "--train_data", str(data), "--output_dir", str(tmp_path / "run")]
         settings += ["--batch_size", "4", "--report_to", "none", "--dtype", "float32"]
         cli.main([stage, *settings, *(["--demonstrations", ""] if stage == "reward" else []), *words])

@@ -1,11 +1,12 @@
 """What several processes trained beside what one trained: the largest differences of figures and of saved weights."""
 
-import json
 import math
 from pathlib import Path
 from typing import NamedTuple
 
 from safetensors.torch import load_file
+
+from tests.files import read_rows
 
 CLOCKS = ("seconds", "time/", "speed/", "memory/")
 """Metrics that name a time or memory, not a number."""
@@ -30,7 +31,7 @@ class Apart(NamedTuple):
 
 def metrics(folder: Path) -> list[dict[str, float]]:
     """The metrics of a run, without those that tell the time."""
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    rows = read_rows(folder / "metrics.jsonl")
     return [{key: value for key, value in row.items() if not key.startswith(CLOCKS)} for row in rows]
 
 

@@ -1,11 +1,10 @@
 """How the runs of one and of several processes are compared, by numbers typed in."""
 
-import json
-
 import pytest
 import torch
 from safetensors.torch import save_file
 
+from tests.files import write_rows
 from tests.launch.compared import Apart, compare
 
 ROWS = [{"update": 1, "loss": 200.0, "tokens/read": 9, "seconds": 4.0}, {"update": 2, "loss": 0.5, "tokens/read": 8}]
@@ -16,7 +15,7 @@ WEIGHTS = {"a": [1.0, 2.0], "b": [0.0]}
 def write(tmp_path):
     def write_run(name, rows, weights):
         (tmp_path / name / "model").mkdir(parents=True)
-        (tmp_path / name / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        write_rows(tmp_path / name / "metrics.jsonl", rows)
         tensors = {key: torch.tensor(value) for key, value in weights.items()}
         save_file(tensors, tmp_path / name / "model" / "model.safetensors")
         return tmp_path / name

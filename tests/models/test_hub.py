@@ -18,6 +18,7 @@ from align.core.settings import ModelConfig
 from align.models.checkpoint import without_paths
 from align.models.hub import push_model
 from align.models.loading import load
+from tests.files import write_rows
 from tests.hub_stand_in import hub as stand_in
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -36,7 +37,7 @@ def hub(monkeypatch):
 @pytest.fixture
 def data(tmp_path):
     rows = [{"prompt": f"{i}?", "completion": "yes"} for i in range(8)]
-    (tmp_path / "demonstrations.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_rows(tmp_path / "demonstrations.jsonl", rows)
     return tmp_path / "demonstrations.jsonl"
 
 
@@ -169,7 +170,7 @@ def test_names_lose_their_folders(tmp_path):
 @pytest.mark.slow
 def test_a_reward_model_and_a_policy_are_pushed_by_their_stages(hub, tmp_path):
     rows = [{"prompt": f"{i}?", "responses": ["yes", "no"], "ranks": [1, 2]} for i in range(8)]
-    (tmp_path / "rankings.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_rows(tmp_path / "rankings.jsonl", rows)
     shared = ["--model", "tiny-llama", "--report_to", "none", "--dtype", "float32", "--push_to_hub", "ann/moons"]
     ranked = ["--train_data", str(tmp_path / "rankings.jsonl"), "--validation_data", "", "--batch_size", "4"]
     cli.main(["reward", *shared, *ranked, "--demonstrations", "", "--output_dir", str(tmp_path / "reward")])

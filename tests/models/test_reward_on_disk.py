@@ -32,6 +32,7 @@ from align.reward.checkpoint import is_reward_model, load_head, load_reward_mode
 from align.reward.scoring import RewardModelScorer, RewardService
 from align.tokenization import Tokenization
 from align.tokenization.encoded import SampledResponse
+from tests.files import read_rows
 from tests.models.adapters import PROMPT, PROMPTS, RESPONSE, RESPONSES, save_reward
 from tests.refusals import refusal
 
@@ -281,7 +282,7 @@ def test_preferences_are_scored_to_the_end_of_a_turn_too(foreign, tmp_path):
             expected.append(float(classifier(input_ids=ids).logits))
     settings = {"preferences": str(tmp_path / "rows.jsonl"), "output": str(tmp_path / "out"), "dtype": "float32"}
     run_reward_eval(RewardEvalConfig(reward_model=folder, **settings))
-    row = json.loads((tmp_path / "out" / "reward-tiny-llama.jsonl").read_text().splitlines()[1])
+    row = read_rows(tmp_path / "out" / "reward-tiny-llama.jsonl")[1]
     assert row["rewards"] == pytest.approx(expected, abs=1e-5)
 
 

@@ -1,6 +1,5 @@
 """Every file under configs/: it parses, what it names is there, and the stages of a model fit together."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -10,6 +9,7 @@ from accelerate.commands.launch import _validate_launch_command, launch_command_
 from align.cli import stage_configs
 from align.core.settings_parser import parse
 from align.model_registry.registry import registered_models
+from tests.files import read_rows
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIGS = ROOT / "configs"
@@ -114,7 +114,7 @@ def test_the_shipped_attributes_are_what_the_app_makes_of_the_rankings(name, sou
     from annotation_ui.tasks.rankings import ranking_attributes
 
     def read(file):
-        return [json.loads(line) for line in (ROOT / "data" / f"{file}.jsonl").read_text(encoding="utf-8").splitlines()]
+        return read_rows(ROOT / "data" / f"{file}.jsonl")
 
     assert read(name) == [row for judgment in read(source)[:rows] for row in ranking_attributes([judgment])]
 

@@ -16,6 +16,7 @@ from align.core.plugins import import_object
 from align.core.settings import block_paths
 from align.data import FORMATS, KINDS, Ranking, check_data, read_records
 from align.data.formats import find_format
+from tests.files import write_rows
 from tests.project.markdown import DOCS, ROOT, code_in, page, section
 from tests.refusals import refusal
 
@@ -63,7 +64,7 @@ def count_prompts(rows):
 def test_each_example_is_read_as_what_it_promises_and_each_layout_has_one(tmp_path):
     path, shown = tmp_path / "rows.jsonl", set()
     for rows, kinds in examples():
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+        write_rows(path, rows)
         readable = []
         for name, kind in KINDS.items():
             grouped = f"{name} (one per prompt)"

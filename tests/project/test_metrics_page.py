@@ -8,6 +8,7 @@ from functools import partial
 import pytest
 
 from align.cli import stage_configs
+from tests.files import write_rows
 from tests.project.markdown import code_in, page, section, table
 
 STAGES = {
@@ -48,7 +49,7 @@ def write_data(folder):
     }
     data = {name: folder / f"{name}.jsonl" for name in rows}
     for name, path in data.items():
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows[name]))
+        write_rows(path, rows[name])
     return {name: str(path) for name, path in data.items()}
 
 

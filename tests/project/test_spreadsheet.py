@@ -1,11 +1,11 @@
 """The page of the way from a spreadsheet to a reward model: its sheet, and its commands with a tiny model."""
 
-import json
 import re
 import shlex
 
 from align.cli import main
 from align.data import Ranking, read_records
+from tests.files import read_rows
 from tests.project.markdown import page, section, table
 
 
@@ -35,7 +35,7 @@ def test_the_commands_make_a_reward_model(tmp_path, monkeypatch, capfd, caplog):
     assert "answers.jsonl: left out 1 ranking with all responses tied: ties add nothing to a loss" in caplog.messages
     folder = tmp_path / "runs" / "answers" / "reward"
     assert (folder / "model").is_dir()
-    metrics = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    metrics = read_rows(folder / "metrics.jsonl")
     assert any("validation/accuracy" in line for line in metrics)
 
 
@@ -47,7 +47,7 @@ def test_the_other_sheets_are_read(tmp_path):
         options = re.search(r"`(\[.*?\])`", brackets).group(1)
         output = tmp_path / f"out-{len(found)}.jsonl"
         main(["data", "convert", f"{path}{options}", str(output)])
-        found.append(json.loads(output.read_text().splitlines()[0]))
+        found.append(read_rows(output)[0])
     assert found == [
         {"prompt": "Hi", "responses": ["a", "b"], "ranks": [2, 1]},
         {"prompt": "Hi", "responses": ["c", "d"], "ranks": [1, 2]},

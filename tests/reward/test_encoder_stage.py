@@ -18,6 +18,7 @@ from align.reward.checkpoint import RULE, load_reward_model
 from align.reward.rankings import reward_rankings
 from align.sft import SFTConfig, run_sft
 from tests.extras.rules.planted import RULES
+from tests.files import read_rows
 from tests.models.encoders import CONFIGS, write_encoder
 
 COMMON = {"dtype": "float32", "report_to": ["none"], "max_prompt_tokens": 160}
@@ -58,7 +59,7 @@ def assert_the_same_scores(memory, disk, examples):
 
 
 def last_row(folder):
-    return json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])
+    return read_rows(folder / "metrics.jsonl")[-1]
 
 
 def metrics_of_ppo(folder, reward, **judge):

@@ -1,9 +1,8 @@
 """PPO with vLLM: the settings of its runs, and an engine alone."""
 
-import json
-
 import pytest
 
+from tests.files import write_rows
 from tests.sampling.rewards import PROMPTS
 
 
@@ -11,7 +10,7 @@ from tests.sampling.rewards import PROMPTS
 def common_settings(tmp_path, sharp_folders):
     """What all runs with vLLM share; the rate is so high that an update shows in every weight."""
     path = tmp_path / "prompts.jsonl"
-    path.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in PROMPTS))
+    write_rows(path, ({"prompt": text} for text in PROMPTS))
     return {
         "model": sharp_folders["tiny-llama"],
         "dtype": "float32",

@@ -1,6 +1,5 @@
 """PPO with a vLLM server: TRL's client over HTTP to a stand-in server, weights by name, seeds, bad servers."""
 
-import json
 import math
 import os
 import re
@@ -19,6 +18,7 @@ from align.core.errors import UserError
 from align.core.seeds import RngStream, row_seeds
 from align.ppo import PPOConfig, run_ppo
 from align.sampling.generation import SamplingParams
+from tests.files import read_rows
 from tests.launch.compared import metrics
 from tests.launch.launcher import ROOT, free_port
 from tests.sampling.rewards import PROMPTS
@@ -170,7 +170,7 @@ def test_a_server_that_stays_away_leaves_what_it_gave(serve, settings, tmp_path)
     with pytest.raises(UserError, match=r"the (\d+) of 200 responses that it gave are in .*unfinished.jsonl") as caught:
         run_ppo(PPOConfig(**at(settings, dying.url)))
     count = int(re.search(r"the (\d+) of 200", str(caught.value))[1])
-    rows = [json.loads(line) for line in (tmp_path / "run" / "unfinished.jsonl").read_text().splitlines()]
+    rows = read_rows(tmp_path / "run" / "unfinished.jsonl")
     assert len(rows) == count > 0
     assert all(row["update"] == 1 and any(text in row["prompt"] for text in PROMPTS) for row in rows)
 

@@ -1,6 +1,5 @@
 """The lead's tabs by mouse: users, import, batches and an aggregated export, from one end to the other."""
 
-import json
 import re
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from annotation_ui.store.schema import Batch
 from tests.annotation_ui.conftest import SCREENSHOTS
 from tests.annotation_ui.pages import answers_awaited, choose, labeler, open_rank, open_tab, press, sign_in
 from tests.annotation_ui.running import do, rank_rows
+from tests.files import read_rows, write_rows
 
 BLANK = {"ratings": [None] * 4, "flags": [[]] * 4}
 
@@ -58,7 +58,7 @@ def test_a_labeler_is_added_shut_out_after_a_question_let_in_and_made_a_lead(ser
 
 def test_a_batch_is_imported_changed_ranked_twice_and_exported_as_one_row_per_item(server, browser, tmp_path):
     path = tmp_path / "from the page.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for _, row in rank_rows(3)))
+    write_rows(path, (row for _, row in rank_rows(3)))
     page = server.page(browser, "office", "lead")
     page.goto("/lead/")
     panel = open_tab(page, "Import")
@@ -102,7 +102,7 @@ def test_a_batch_is_imported_changed_ranked_twice_and_exported_as_one_row_per_it
     page.screenshot(path=SCREENSHOTS / "lead-export.png")
     with page.expect_download() as download:
         link.click()
-    rows = [json.loads(line) for line in Path(download.value.path()).read_text().splitlines()]
+    rows = read_rows(Path(download.value.path()))
     assert [row["prompt"] for row in rows] == ["Prompt 0", "Prompt 1", "Prompt 2"]
     # Both put the first before the middle two, which they order differently, and those before the last.
     assert [row["ranks"] for row in rows] == [[1, 2, 2, 3]] * 3

@@ -1,6 +1,5 @@
 """Corrected answers: entered in a browser, exported as demonstrations and pairs, and trained on."""
 
-import json
 import random
 import re
 from html import unescape
@@ -30,6 +29,7 @@ from tests.annotation_ui.pages import (
     type_order,
 )
 from tests.annotation_ui.running import Client
+from tests.files import read_rows
 
 BOTH = in_pairs(("sqlite", "mouse"), ("postgresql", "keyboard"))
 ORIGINAL = "Paris is the capital of Spain.\n\nIt is **old**."
@@ -134,7 +134,7 @@ def test_corrections_train_a_policy_and_a_reward_model(server, browser, tmp_path
         assert main([*words, "--batch", batch]) == 0
         assert len(path.read_text().splitlines()) == 4
         cli.main([stage, "--model", "tiny-gpt2", "--train_data", str(path), "--output_dir", str(output), *quiet])
-        metrics = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
+        metrics = read_rows(output / "metrics.jsonl")
         assert any(0 < row.get("loss", 0) < 20 for row in metrics)
         assert list(output.rglob("*.safetensors"))
 

@@ -1,6 +1,5 @@
 """A new kind of labeling is a Python file, a JavaScript file and a line in the registry."""
 
-import json
 import re
 
 from playwright.sync_api import expect
@@ -14,6 +13,7 @@ from tests.annotation_ui import stars
 from tests.annotation_ui.conftest import SCREENSHOTS
 from tests.annotation_ui.pages import open_tab
 from tests.annotation_ui.running import ROOT, Client, Server
+from tests.files import write_rows
 
 
 def test_each_task_has_its_module():
@@ -32,7 +32,7 @@ def test_a_new_task_runs_from_the_import_to_the_export(tmp_path, monkeypatch, br
     monkeypatch.setitem(TASKS, "stars", stars.Stars())
     rows = [{"prompt": f"P{n}", "response": f"R{n}", "id": f"s{n}"} for n in range(2)]
     rows.append({"prompt": "T", "response": "R", "gold": {"stars": 4}, "training": True, "explanation": "It is good."})
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_rows(tmp_path / "rows.jsonl", rows)
     server = Server(f"sqlite:///{tmp_path / 'annotations.db'}", tmp_path, setup=stars.register)
     words = ["import", str(tmp_path / "rows.jsonl"), "--task", "stars", "--most", "4", "--labelers-per-item", "2"]
     assert main(["--database", server.database_url, *words]) == 0

@@ -1,6 +1,5 @@
 """Marked errors: entered by mouse and keyboard, with offsets in code points, imported, shown and exported unchanged."""
 
-import json
 import time
 
 import pytest
@@ -17,6 +16,7 @@ from annotation_ui.tasks.spans import marked_characters
 from tests.annotation_ui.conftest import SCREENSHOTS, in_pairs
 from tests.annotation_ui.pages import handed_in, open_task, press
 from tests.annotation_ui.running import Client
+from tests.files import read_rows
 
 TYPES = "Irrelevant, Wrong-Grounding, Redundant"
 TEXT = "👍 Paris is old. It has 3 rivers. It has 3 rivers."
@@ -266,5 +266,5 @@ def test_marked_errors_train_a_model_that_rewards_each_sentence(server, tmp_path
     ]
     reward = ["--attributes.model", str(tmp_path / "errors" / "model"), "--attributes.reward", "1-wrong"]
     cli.main(["ppo", *tiny, *ppo, "--max_new_tokens", "8", *reward, "--attributes.segments", "true"])
-    metrics = json.loads((tmp_path / "ppo" / "metrics.jsonl").read_text().splitlines()[-1])
+    metrics = read_rows(tmp_path / "ppo" / "metrics.jsonl")[-1]
     assert metrics["reward/attributes"] > 0

@@ -8,7 +8,7 @@ from pathlib import Path
 from align.eval.report.data import StageRun
 from align.eval.results import Evaluation, Measurement, save_evaluations
 from align.reward.rankings import ScoredRanking
-from tests.eval.files import write_rows
+from tests.files import write_rows
 
 HOSTILE = "</script><script>alert('x')</script><img src=http://evil.example/x.png onerror=alert(1)>\u202e\ud800\x00"
 PROMPTS = ["What is two and two?", "Name a color.", "Who are you?", "Say hello."]

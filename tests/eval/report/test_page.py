@@ -16,8 +16,8 @@ from align.ppo import PPOConfig, run_ppo
 from align.reward import RewardConfig, run_reward
 from align.sft import SFTConfig, run_sft
 from tests import chromium
-from tests.eval.files import write_rows
 from tests.eval.report.example_run import Page, make_runs, write_lines
+from tests.files import write_rows
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,5 @@
 """Rules: counts, rates and agreement by hand, people and a scorer on the same cases, and a service that misbehaves."""
 
-import json
 import runpy
 import sys
 
@@ -13,6 +12,7 @@ from align.eval.results import read_evaluations
 from align.extras.rules import evaluation
 from align.extras.rules.evaluation import RuleCase, RulesConfig, agreement_measurements, count_violations, run_rules, verdict
 from annotation_ui.tasks import TASKS
+from tests.files import write_rows
 
 V, U, F = "violates", "unsure", "follows"
 
@@ -78,7 +78,7 @@ def settings(tmp_path):
         for rule, votes in zip(("no-insults", "on-topic"), both, strict=True)
         for number, vote in enumerate(votes)
     ]
-    (tmp_path / "judged.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_rows(tmp_path / "judged.jsonl", rows)
     (tmp_path / "rules.yaml").write_text(RULES)
 
     def make(**more):
@@ -99,7 +99,7 @@ def test_rows_of_the_labeling_app(settings, tmp_path):
     answer = {"verdicts": {"no-insults": {"verdict": V, "note": "rude"}, "on-topic": {"verdict": F, "note": ""}}}
     rows = TASKS["rules"].rows({"prompt": talk, "response": "r"}, answer)
     path = tmp_path / "export.jsonl"
-    path.write_text("".join(json.dumps({**row, "labeler": "blue fox", "id": "item-1"}) + "\n" for row in rows))
+    write_rows(path, ({**row, "labeler": "blue fox", "id": "item-1"} for row in rows))
     (found,) = run_rules(settings(judgments=[str(path)]))
     assert values(found)["agreement: accuracy"] == (0.5, 2)
 
@@ -124,7 +124,7 @@ def test_responses_of_models_by_a_scorer(settings, tmp_path):
         {"prompt": "p", "responses": ["ab", "abcd"], "model": ["a", "b"]},
         {"prompt": "q", "responses": ["abcdef"], "model": ["a"]},
     ]
-    (tmp_path / "answers.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_rows(tmp_path / "answers.jsonl", rows)
     config = settings(judgments=[], responses=[str(tmp_path / "answers.jsonl")])
     first, second = run_rules(config)
     assert (first.model, second.model) == ("a", "b")
