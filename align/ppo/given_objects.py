@@ -128,9 +128,16 @@ def with_reference_adapter(policy: LoadedModel, name: PreTrainedModel | str | No
 
 
 def attach_callbacks(
-    callbacks: "TrainerCallbacks", run: Run, policy: LoadedModel, engine: TrainEngine, total: int, epochs_per_update: float
+    callbacks: "TrainerCallbacks | None",
+    run: Run,
+    policy: LoadedModel,
+    engine: TrainEngine,
+    total: int,
+    epochs_per_update: float,
 ) -> None:
-    """Let a run call callbacks; arguments as for `TrainerCallbacks.attach`."""
+    """Let a run call callbacks, if there are any; arguments as for `TrainerCallbacks.attach`."""
+    if callbacks is None:
+        return
     objects: dict[str, Any] = {"model": policy.backbone.peft or policy.backbone.model, "optimizer": engine.optimizer}
     objects["processing_class"] = policy.tokenization.tokenizer
     callbacks.attach(run.config, run.accelerator, objects, total, epochs_per_update)

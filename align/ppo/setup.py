@@ -121,9 +121,8 @@ def prepare(
     # Models: the policy with its critic and all adapters in one module, a reference, and separate reward models.
     critic: Critic = config.critic if config.has_critic else "none"
     sizes = (updates, config.critic_warmup, samples, config.max_prompt_tokens, length)
-    context = TrainingContext(
-        run, policy, encoded, every_prompt, *sizes, config.missing_eos_penalty, config.missing_eos_score
-    )
+    missing_eos = (config.missing_eos_penalty, config.missing_eos_score)
+    context = TrainingContext(run, policy, encoded, every_prompt, *sizes, *missing_eos)
     with sharded_loading(run.accelerator):
         reference, value_model = reference_and_value_model(
             policy, given, every_prompt, length, config.gradient_checkpointing, config.has_critic
@@ -143,9 +142,8 @@ def prepare(
     rewards = Rewards(scorers, functions, config.reward_ensemble, config.uncertainty_weight, run.accelerator, extensions)
     for extension in extensions:
         extension.start(engine, roles)
-    if given.callbacks:
-        share = config.rollout_batch_size / samples / len(encoded)
-        attach_callbacks(given.callbacks, run, policy, engine, updates, share)
+    epochs_per_update = config.rollout_batch_size / samples / len(encoded)
+    attach_callbacks(given.callbacks, run, policy, engine, updates, epochs_per_update)
     selects = bool(held_out) and config.save_best_policy
     report(run, policy, (len(encoded), len(held_out)), (updates, config.rollout_batch_size, samples), selects, extensions)
     sampler, sampling = build_sampler(config, config, run, policy, engine, every_prompt)
