@@ -357,6 +357,11 @@ class RunConfig(OptimizationConfig):
 
 
 @dataclass(kw_only=True)
+class StageConfig(ModelConfig, RunConfig):
+    """The settings that all stages share: a model, how it is trained, and a run."""
+
+
+@dataclass(kw_only=True)
 class MixtureConfig(Settings):
     """How several sources of training data are mixed, see `align.training.data_order.DataOrder`."""
 

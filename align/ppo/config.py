@@ -5,11 +5,10 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from align.core.settings import (
-    ModelConfig,
-    RunConfig,
     Schedule,
     Settings,
     SplitConfig,
+    StageConfig,
     UnsetFloat,
     block,
     option,
@@ -112,7 +111,7 @@ class EvaluationConfig(Settings):
 
 
 @dataclass(kw_only=True)
-class PPOConfig(KLConfig, LossConfig, ResponseConfig, EvaluationConfig, SplitConfig, ModelConfig, EngineConfig, RunConfig):
+class PPOConfig(KLConfig, LossConfig, ResponseConfig, EvaluationConfig, SplitConfig, EngineConfig, StageConfig):
     """Clipped-ratio PPO with a KL penalty to the reference, the initial policy."""
 
     adam_epsilon: float = option(1e-5, "epsilon of AdamW (the N implementation details of RLHF with PPO: 1e-5)")

@@ -250,7 +250,7 @@ def report(
         selects: whether evaluations select the policy to keep.
     """
     updates, responses, samples = sizes
-    run.print(f"ppo: {counted(prompts[0], 'prompt')}, {prompts[1]} held out; model {run.model_config.model}")
+    run.print(f"ppo: {counted(prompts[0], 'prompt')}, {prompts[1]} held out; model {run.config.model}")
     episodes = counted(updates * responses, "episode")
     run.print(f"{counted(updates, 'update')} of {counted(responses, 'response')} ({episodes})")
     warn_if_prompts_are_reread(run, policy.backbone, [samples])

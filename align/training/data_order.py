@@ -13,7 +13,7 @@ from align.batches.mixtures import MixedExamples
 from align.batches.streams import examples_digest, require_same_examples
 from align.core.errors import UserError
 from align.core.seeds import RngStream, generator
-from align.core.settings import MixtureConfig, ModelConfig, RunConfig, option
+from align.core.settings import MixtureConfig, StageConfig, option
 
 Example = TypeVar("Example")
 Other = TypeVar("Other")
@@ -23,7 +23,7 @@ PLANNED_UPDATES = 200
 
 
 @dataclass(kw_only=True)
-class EpochConfig(ModelConfig, RunConfig):
+class EpochConfig(StageConfig):
     """Settings of the stages that make passes over fixed examples."""
 
     help_title = "passes over the data"

@@ -18,7 +18,7 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 
 from align.core.errors import UserError
-from align.core.settings import ModelConfig, RunConfig
+from align.core.settings import StageConfig
 from align.model_registry.registry import resolve_model
 from align.models.backbone import Backbone, cache_elements_per_token, model_class
 from align.models.configs import base_of, load_config
@@ -112,8 +112,7 @@ class Memory:
         resident_bytes: weights, masters and optimizer state, once `check` has counted them.
     """
 
-    def __init__(self, accelerator: Accelerator, config: RunConfig) -> None:
-        assert isinstance(config, ModelConfig)
+    def __init__(self, accelerator: Accelerator, config: StageConfig) -> None:
         self.accelerator, self.device, self.limit = accelerator, accelerator.device, config.memory_limit
         self.model, self.lora_r, self.dtype = config.model, config.lora_r, config.dtype
         self.optimizer, self.in_background = config.optimizer, config.checkpoint_in_background

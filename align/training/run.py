@@ -12,7 +12,7 @@ import torch
 
 from align.core.errors import UserError, counted, without_secrets
 from align.core.files import append_line, clear_leftovers, read_json, write_json, write_text
-from align.core.settings import ModelConfig, RunConfig, dump
+from align.core.settings import StageConfig, dump
 from align.core.signals import Stopped, StopRequest
 from align.models.hub import make_repo, push_command, push_model
 from align.runtime.distributed import (
@@ -65,7 +65,7 @@ class Run:
     """One run of a stage. Its folder is written when the first result is: an error before that leaves no files.
 
     Args:
-        config: the stage's settings; must hold the fields of both `ModelConfig` and `RunConfig`.
+        config: the stage's settings, which the folder keeps.
         stage: `sft`, `reward`, `rules`, `attributes`, `ppo`, `dpo` or `distill`.
 
     Raises:
@@ -73,8 +73,7 @@ class Run:
             model, or if another process is writing one there.
     """
 
-    def __init__(self, config: RunConfig, stage: str) -> None:
-        assert isinstance(config, ModelConfig)
+    def __init__(self, config: StageConfig, stage: str) -> None:
         self.config, self.stage = config, stage
         self.folder = Path(config.output_dir)
         self.dtype = compute_dtype(config.dtype)
@@ -123,12 +122,6 @@ class Run:
         self._update_start: _UpdateStart | None = None
         torch.manual_seed(config.seed)  # for new heads and adapters alone; training draws from `align.core.seeds`
         self.started, self.tokens_per_second = time.monotonic(), 0.0
-
-    @property
-    def model_config(self) -> ModelConfig:
-        """The settings of the model."""
-        assert isinstance(self.config, ModelConfig)
-        return self.config
 
     def _find_results(self) -> _Results:
         metrics_bytes = self.metrics_file.stat().st_size if self.metrics_file.exists() else 0

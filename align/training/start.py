@@ -13,7 +13,7 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 
 from align.batches.mixtures import TrainingData, data_name
 from align.core.errors import UserError
-from align.core.settings import ModelConfig, RunConfig
+from align.core.settings import StageConfig
 from align.core.tensor_ops import Padded
 from align.model_registry.registry import resolve_model
 from align.models.backbone import Backbone
@@ -34,7 +34,7 @@ Model = str | Path | PreTrainedModel | PeftModel | LoadedModel
 
 
 def open_run(
-    config: RunConfig,
+    config: StageConfig,
     stage: str,
     model: Model,
     tokenizer: PreTrainedTokenizerBase | None = None,
@@ -56,7 +56,6 @@ def open_run(
     Raises:
         UserError: if the folder holds another run, or the model cannot be loaded or does not fit.
     """
-    assert isinstance(config, ModelConfig)
     if tokenizer is not None and not isinstance(model, PreTrainedModel | PeftModel):
         raise UserError("tokenizer: only a transformers model in memory takes one; leave it out")
     peft_settings = _peft_config_of(model, peft_config)
@@ -64,7 +63,7 @@ def open_run(
         config = with_lora_settings(config, peft_settings, peft_config is not None, _config_of(model).model_type)
     if isinstance(model, str | Path):
         model = str(model)
-        run = Run(replace(config, model=model), stage)  # type: ignore[call-arg]
+        run = Run(replace(config, model=model), stage)
         # One process of a machine makes a built-in model. An error is raised below, on all of them.
         with run.accelerator.local_main_process_first(), suppress(UserError, OSError):
             resolve_model(model)
@@ -95,21 +94,19 @@ def _config_of(model: Model) -> PreTrainedConfig:
 
 
 def _run_from_objects(
-    config: RunConfig,
+    config: StageConfig,
     stage: str,
     model: PreTrainedModel | PeftModel,
     tokenizer: PreTrainedTokenizerBase | None,
     adapter: str,
     peft_config: PeftConfig | None,
 ) -> tuple[Run, LoadedModel]:
-    assert isinstance(config, ModelConfig)
     if tokenizer is None:
         raise UserError("a transformers model in memory needs its tokenizer: give tokenizer=...")
     name = model.config.name_or_path or "a model in memory"
-    dtype = str(model.dtype).removeprefix("torch.")
-    if dtype not in ("float32", "bfloat16"):
-        raise UserError(f"the model is in {dtype}: convert it to float32 or bfloat16")
-    config = replace(config, model=name, dtype=dtype)  # type: ignore[call-arg]
+    if model.dtype not in (torch.float32, torch.bfloat16):
+        raise UserError(f"the model is in {str(model.dtype).removeprefix('torch.')}: convert it to float32 or bfloat16")
+    config = replace(config, model=name, dtype="float32" if model.dtype == torch.float32 else "bfloat16")
     run = Run(config, stage)
     with sharded_loading(run.accelerator):  # transformers has sharded the model under the launcher of ZeRO-3
         return run, from_objects(model, tokenizer, config, adapter, peft_config)
@@ -155,7 +152,7 @@ TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.1}
 """By how much states may differ, as a share of their largest: what another order of sums changes in a few layers."""
 
 
-Config = TypeVar("Config", bound=RunConfig)
+Config = TypeVar("Config", bound=StageConfig)
 
 
 def with_data_names(config: Config, **data: TrainingData) -> Config:

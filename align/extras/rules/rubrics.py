@@ -199,7 +199,7 @@ class RubricRewards(Extension):
         self.settings = settings
 
     def load(self, context: TrainingContext) -> None:
-        run, dtype = context.run, context.run.model_config.dtype
+        run, dtype = context.run, context.run.config.dtype
         self.rubrics, self.judge = load_rubrics(self.settings, run.accelerator, dtype, run.config.micro_batch_tokens)
         self.modules = [self.judge.module] if isinstance(self.judge, LocalJudge) else []
         for rubric in self.rubrics:
