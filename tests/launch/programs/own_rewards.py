@@ -49,21 +49,21 @@ def trainer(name, function, **more):
     return PPOTrainer("tiny-gpt2", [function], words, config, words, selection_reward_model=judge)
 
 
-states = []
+evaluators = []
 
 
-class SeenState(train.PPOState):
-    def __init__(self, *settings):
-        super().__init__(*settings)
-        states.append(self)
+class SeenEvaluator(train.Evaluator):
+    def __init__(self, *given):
+        super().__init__(*given)
+        evaluators.append(self)
 
 
-train.PPOState = SeenState
+train.Evaluator = SeenEvaluator
 made = trainer("noisy", noisy)
 made.train()
 seen = {
-    "selection": states[0].selection.state_dict(),
-    "drift": states[0].drift.state_dict(),
+    "selection": evaluators[0].selection.state_dict(),
+    "drift": evaluators[0].drift.state_dict(),
     "judge": made.setup.extensions[-1].state_dict(),
     "calls": dict(calls),
 }
