@@ -217,6 +217,13 @@ class Evaluator:
         """Return the stateful objects by their names in a checkpoint."""
         return {"drift": self.drift, "best_policy": self.selection}
 
+    def begin(self, done: int) -> None:
+        """Take over the best policy of a run that this one continues; evaluate and log the initial policy of a new run."""
+        if self.config.save_best_policy:
+            take_over_best_policy(self.setup.run, self.selection)
+        if not done and self.is_due(0):
+            self.setup.run.log(0, self.evaluate(0))
+
     def is_due(self, update: int) -> bool:
         """Return whether the policy is evaluated after an update (0: before the first)."""
         return bool(self.setup.validation) and (update % self.config.eval_steps == 0 or update == self.total_updates)

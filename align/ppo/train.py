@@ -31,7 +31,7 @@ from align.core.seeds import RngStream
 from align.core.tensor_ops import length_mask, whiten
 from align.ppo.advantages import add_kl_penalty, estimate_advantages
 from align.ppo.config import PPOConfig
-from align.ppo.evaluation import Evaluator, take_over_best_policy
+from align.ppo.evaluation import Evaluator
 from align.ppo.extensions import configured_extensions
 from align.ppo.flops import rollout_lengths, update_flops
 from align.ppo.losses import KLController, kl_estimate, ppo_loss
@@ -84,10 +84,7 @@ def train(config: PPOConfig, setup: PPOSetup) -> Path:
         experience, rows, minibatch_tokens, padded_tokens = largest_micro_batch(setup, *sizes, config.has_critic)
         with measure_peak_memory(setup.engine, rows, padded_tokens):
             setup.engine.backward(*micro_batch_loss(config, setup, experience, rows, minibatch_tokens))
-    if config.save_best_policy:
-        take_over_best_policy(run, evaluator.selection)
-    if not done and evaluator.is_due(0):
-        run.log(0, evaluator.evaluate(0))
+    evaluator.begin(done)
     run.open()  # locks the folder, unless a result above has been written to it already
     updates = run.updates(done + 1, config.total_updates, checkpoint)
     for update in extensions.updates(updates, done):  # extensions: resume, early stop
