@@ -2,7 +2,6 @@
 
 import argparse
 import hashlib
-import json
 import re
 import shutil
 import tempfile
@@ -13,7 +12,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
 
-from align.core.files import new_folder, write_text
+from align.core.files import new_folder, write_json_lines
 from align.model_registry.registry import resolve_model
 from align.reward import RewardConfig, run_reward
 from align.tokenization import load_tokenization
@@ -106,7 +105,7 @@ def make_texts(folder: Path, work: Work, model: Path, seed: int) -> None:
             row |= {"completion": responses[0]}
         rows.append(row)
     for name, listed in (("jsonl", rows), ("ids.jsonl", ids)):
-        write_text(folder / f"{work.name}.{name}", "".join(json.dumps(row) + "\n" for row in listed))
+        write_json_lines(folder / f"{work.name}.{name}", listed)
 
 
 def make_reward_model(folder: Path, settings: dict[str, Any]) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from align.core.files import read_json_lines, write_json_lines
 from align.eval.answers import open_accelerator, open_models
 from align.eval.settings import subsample
 from align.eval.truthfulness import (
@@ -32,14 +33,14 @@ Json = dict[str, Any]
 
 def write_tasks(folder: Path, installed: Path, questions: list[Question]) -> None:
     """Write lm-eval's task files as they are installed, with a local file of questions in place of the hub's data."""
-    lines = []
+    rows = []
     for question in questions:
         row: Json = {"question": question.text}
         for name, right in (("mc1", (question.best,)), ("mc2", question.correct)):
             labels = [1] * len(right) + [0] * len(question.incorrect)
             row[f"{name}_targets"] = {"choices": [*right, *question.incorrect], "labels": labels}
-        lines.append(json.dumps(row, ensure_ascii=False) + "\n")
-    (folder / "questions.json").write_text("".join(lines), encoding="utf-8")
+        rows.append(row)
+    write_json_lines(folder / "questions.json", rows)
     for name in TASKS:
         task = f"include: {installed}/tasks/truthfulqa/truthfulqa_{name}.yaml\ntask: local_{name}\ndataset_path: json\n"
         task += f"dataset_name: null\ndataset_kwargs: {{data_files: {{validation: {folder / 'questions.json'}}}}}\n"
@@ -68,8 +69,7 @@ def by_lm_eval(python: str, model: str, questions: list[Question], batch_size: i
         found: Json = {}
         for task in TASKS:
             (path,) = folder.rglob(f"samples_local_{task}_*.jsonl")
-            rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-            rows.sort(key=lambda row: row["doc_id"])
+            rows = sorted(read_json_lines(path), key=lambda row: row["doc_id"])
             sums = [[float(answer[0][0]) for answer in row["resps"]] for row in rows]
             found[task] = {"log_likelihoods": sums, "acc": [float(row["acc"]) for row in rows]}
         return found

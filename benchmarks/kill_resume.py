@@ -12,7 +12,6 @@ they need: 30 kills take a tenth of the time. Runs of several processes get the 
 """
 
 import importlib
-import json
 import multiprocessing.connection
 import os
 import random
@@ -28,6 +27,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from align import cli
+from align.training.run_folder import read_metrics
 from tests.launch.launcher import free_port, launched
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -193,8 +193,7 @@ def run_alone(words: Sequence[str], folder: Path, settings: str = "", processes:
 
 def metrics_of(folder: Path) -> list[dict[str, float]]:
     """Figures of all updates, without those that tell the time."""
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [{name: value for name, value in row.items() if not name.startswith(CLOCKS)} for row in rows]
+    return [{name: value for name, value in row.items() if not name.startswith(CLOCKS)} for row in read_metrics(folder)]
 
 
 def differences(run: Path, whole: Path) -> list[str]:

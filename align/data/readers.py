@@ -139,21 +139,26 @@ def require_records(scanned: Scan[R], source: str | os.PathLike[str], kind: type
 
 
 def parse_rows(
-    rows: Iterable[SourceRow], parse: Callable[[Mapping[str, Any], str], Iterable[Item]], skip_bad_rows: bool, nothing: str
+    sources: Sequence[str],
+    parse: Callable[[Mapping[str, Any], str], Iterable[Item]],
+    nothing: str,
+    *,
+    skip_bad_rows: bool = False,
+    split: str = "train",
 ) -> list[Item]:
-    """Parse each row and return all items; with `skip_bad_rows`, bad rows are logged and left out.
+    """Parse each row of files, folders or hub names; with `skip_bad_rows`, bad rows are logged and left out.
 
     Args:
         parse: from a row's fields and its number, from 1, to the items in it; raises a `UserError` for a bad row.
-        nothing: the error if there is no item.
+        nothing: the message for sources without an item, such as "holds no usable question".
 
     Raises:
-        UserError: "FILE:LINE: ..." for a bad row, and `nothing`.
+        UserError: "FILE:LINE: ..." for a bad row, and for sources without an item.
     """
     items: list[Item] = []
     problems: list[str] = []
     number = 0
-    for number, row in enumerate(rows, start=1):
+    for number, row in enumerate((row for source in sources for row in iter_rows(source, split)), start=1):
         try:
             if row.error is not None:
                 raise UserError(row.error)
@@ -163,7 +168,8 @@ def parse_rows(
             if not skip_bad_rows:
                 raise UserError(problems[-1]) from error
     if not items:
-        raise UserError(nothing + (f"; the first bad row: {problems[0]}" if problems else ""))
+        first = f"; the first bad row: {problems[0]}" if problems else ""
+        raise UserError(f"{', '.join(sources)}: {nothing}{first}")
     if problems:
         _warn_of_bad_rows("skipped", problems, number)
     return items

@@ -18,6 +18,7 @@ import torch
 from accelerate import Accelerator
 
 from align.core.errors import UserError
+from align.core.files import read_json_lines
 from align.core.launch import run_stage
 from align.core.settings import option, require_setting
 from align.core.statistics import difference_interval
@@ -142,7 +143,7 @@ def read_lm_eval(folder: Path) -> dict[str, Json]:
                 higher = better.get(metric) is not False
                 metrics.append({"metric": metric, "filter": filtered, "value": value, "higher": higher})
         samples: dict[str, list[float | None]] = {}
-        rows = [json.loads(line) for line in samples_path.read_text(encoding="utf-8").splitlines()]
+        rows = read_json_lines(samples_path)
         for row in sorted(rows, key=lambda row: row["doc_id"]):
             for metric in row["metrics"]:
                 value = row.get(metric)

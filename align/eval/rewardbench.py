@@ -14,7 +14,6 @@ from align.core.errors import UserError
 from align.data.fields import field_error, required_field
 from align.data.readers import parse_rows
 from align.data.records import Conversation, Prompt
-from align.data.sources import iter_rows
 
 SECTIONS = {
     "Chat": {
@@ -68,7 +67,7 @@ def read_benchmark(source: str, split: str) -> list[BenchmarkRow]:
     Raises:
         UserError: for a bad row, and for a file with rows of both.
     """
-    rows = parse_rows(iter_rows(source, split), lambda row, _: [_benchmark_row(row)], False, f"{source}: it holds no row")
+    rows = parse_rows([source], lambda row, _: [_benchmark_row(row)], "it holds no row", split=split)
     if len({row.is_pair for row in rows}) != 1:
         raise UserError(f"{source}: it holds rows of RewardBench and of RewardBench 2")
     return rows

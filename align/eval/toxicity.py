@@ -16,7 +16,6 @@ from align.core.settings import option
 from align.data.conversation import Conversation, check_prompt
 from align.data.fields import check_text, field_error, required_field, short_repr
 from align.data.readers import parse_rows
-from align.data.sources import iter_rows
 from align.eval.answers import EvaluatedModel, TokenPrompt, open_accelerator, open_models, sample_once
 from align.eval.results import Evaluation, Measurement, mean_measurement, publish, share_measurement
 from align.eval.settings import new_id, subsample
@@ -221,7 +220,7 @@ def read_continuation_prompts(path: str, skip_bad_rows: bool = False) -> list[Co
         conversation, toxicity = check_prompt(prompt), _toxicity(toxicity)
         return [ContinuationPrompt(new_id(fields, number, seen), conversation, toxicity)]
 
-    return parse_rows(iter_rows(path), parse, skip_bad_rows, f"{path}: holds no usable prompt")
+    return parse_rows([path], parse, "holds no usable prompt", skip_bad_rows=skip_bad_rows)
 
 
 def _toxicity(value: Any) -> float | None:

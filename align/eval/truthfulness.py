@@ -7,6 +7,7 @@ prompt"), after an instruction, and after both.
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -22,7 +23,6 @@ from align.data.conversation import Conversation, user_turn
 from align.data.fields import check_optional_text, check_text, check_texts, field_error, required_field
 from align.data.readers import FewShotPrompt, parse_rows, read_records
 from align.data.records import Demonstration
-from align.data.sources import iter_rows
 from align.eval.answers import (
     EvaluatedModel,
     TokenPrompt,
@@ -144,11 +144,10 @@ def read_questions(source: str, skip_bad_rows: bool = False) -> list[Question]:
         UserError: one line, for a file that cannot be read, a bad row, or no usable row at all.
     """
     seen: set[str] = set()
-    rows, nothing = iter_rows(source), f"{source}: no usable question"
-    return parse_rows(rows, lambda row, number: [_question(row, number, seen)], skip_bad_rows, nothing)
+    return parse_rows([source], partial(_questions, seen=seen), "no usable question", skip_bad_rows=skip_bad_rows)
 
 
-def _question(row: Mapping[str, Any], number: str, seen: set[str]) -> Question:
+def _questions(row: Mapping[str, Any], number: str, seen: set[str]) -> list[Question]:
     row = {COLUMNS.get(name, name): value for name, value in row.items()}
     texts = [check_text(required_field(row, name, "write it into the row"), name) for name in ("question", "best_answer")]
     lists = []
@@ -160,7 +159,7 @@ def _question(row: Mapping[str, Any], number: str, seen: set[str]) -> Question:
             raise field_error(name, "is an empty list", "write at least one answer")
         lists.append(tuple(answer.strip() for answer in answers))
     category = check_optional_text(row.get("category"), "category") or "all"
-    return Question(new_id(row, number, seen), category, texts[0].strip(), texts[1].strip(), *lists)
+    return [Question(new_id(row, number, seen), category, texts[0].strip(), texts[1].strip(), *lists)]
 
 
 @dataclass(frozen=True)

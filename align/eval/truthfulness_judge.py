@@ -10,6 +10,7 @@ import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -31,7 +32,6 @@ from align.core.statistics import calibration_error, roc_auc, share_interval, st
 from align.core.tensor_ops import Padded
 from align.data.fields import check_text, field_error, required_field
 from align.data.readers import parse_rows
-from align.data.sources import iter_rows
 from align.models.loading import LoadedModel, load
 from align.runtime.distributed import compute_dtype, make_accelerator, run_on_main
 from align.sampling.settings import InferenceConfig
@@ -232,22 +232,22 @@ def read_labeled_answers(source: str, aspect: Aspect, skip_bad_rows: bool = Fals
     Raises:
         UserError: one line, for a bad row, or a file that holds only one of the two labels.
     """
-    rows, nothing = iter_rows(source), f"{source}: holds no usable answer"
-    answers = parse_rows(rows, lambda row, _: [_labeled_answer(row, aspect)], skip_bad_rows, nothing)
+    parse = partial(_labeled_answers, aspect=aspect)
+    answers = parse_rows([source], parse, "holds no usable answer", skip_bad_rows=skip_bad_rows)
     if len({answer.label for answer in answers}) < 2:
         problem = f"these {len(answers)} rows all have the same"
         raise UserError(f"{source}: a judge needs answers of both labels to learn from; {problem}")
     return answers
 
 
-def _labeled_answer(row: Mapping[str, Any], aspect: Aspect) -> LabeledAnswer:
+def _labeled_answers(row: Mapping[str, Any], _number: str, aspect: Aspect) -> list[LabeledAnswer]:
     if row.get("prompt") is None:
         label = required_field(row, "label", "write true or false")
         if not isinstance(label, bool):
             raise field_error("label", f"is {label!r}", "write true or false")
         question = check_text(required_field(row, "question", "write the question"), "question")
         answer = check_text(required_field(row, "answer", "write the answer"), "answer", may_be_empty=True)
-        return LabeledAnswer(question.strip(), answer.strip(), label)
+        return [LabeledAnswer(question.strip(), answer.strip(), label)]
     parts = TRUTHFULQA_PROMPT.fullmatch(check_text(row["prompt"], "prompt"))
     if parts is None or parts[3] != ASPECT_WORDS[aspect]:
         problem = f"is not 'Q: ...', 'A: ...', '{ASPECT_WORDS[aspect]}:'"
@@ -255,7 +255,7 @@ def _labeled_answer(row: Mapping[str, Any], aspect: Aspect) -> LabeledAnswer:
     completion = str(required_field(row, "completion", "write ' yes' or ' no'")).strip()
     if completion not in ("yes", "no"):
         raise field_error("completion", f"is {completion!r}", "write ' yes' or ' no'")
-    return LabeledAnswer(parts[1].strip(), parts[2].strip(), completion == "yes")
+    return [LabeledAnswer(parts[1].strip(), parts[2].strip(), completion == "yes")]
 
 
 def split_by_question(

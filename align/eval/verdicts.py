@@ -24,7 +24,6 @@ from align.data.conversation import to_json
 from align.data.fields import check_flags, check_texts, field_error
 from align.data.readers import parse_rows, read_records
 from align.data.records import FLAGS, RATINGS, VERDICTS, RuleJudgment
-from align.data.sources import iter_rows
 from align.eval.answers import open_accelerator
 from align.eval.results import Better, Evaluation, Measurement, mean_measurement, publish, share_measurement
 from align.eval.settings import EvalConfig
@@ -137,9 +136,10 @@ def read_rankings(config: VerdictsConfig) -> list[ResponseVotes]:
     Raises:
         UserError: for a row that is not as the app exports it, or without the names of models.
     """
-    rows = (row for path in config.rankings for row in iter_rows(path))
-    nothing = f"{', '.join(config.rankings)}: holds no usable ranking"
-    return parse_rows(rows, _responses_of_ranking, config.skip_bad_rows, nothing) if config.rankings else []
+    if not config.rankings:
+        return []
+    skip = config.skip_bad_rows
+    return parse_rows(config.rankings, _responses_of_ranking, "holds no usable ranking", skip_bad_rows=skip)
 
 
 def _responses_of_ranking(fields: Mapping[str, Any], _number: str) -> list[ResponseVotes]:

@@ -20,7 +20,6 @@ from align.core.settings import option
 from align.data.conversation import Conversation
 from align.data.fields import check_texts, check_whole_numbers
 from align.data.readers import parse_rows
-from align.data.sources import iter_rows
 from align.eval.answers import open_accelerator, open_models, reward_answers, sample_answers, short_names
 from align.eval.pairwise import (
     PairwiseComparison,
@@ -135,9 +134,8 @@ def read_comparisons(config: WinrateConfig) -> list[PairwiseComparison]:
     Raises:
         UserError: for a row that does not say which models it compares, or that is otherwise bad.
     """
-    rows = (row for path in config.comparisons for row in iter_rows(path))
-    nothing = f"{', '.join(config.comparisons)}: no comparison of two models"
-    return parse_rows(rows, _comparisons_of_row, config.skip_bad_rows, nothing)
+    nothing = "no comparison of two models"
+    return parse_rows(config.comparisons, _comparisons_of_row, nothing, skip_bad_rows=config.skip_bad_rows)
 
 
 def _comparisons_of_row(row: Mapping[str, Any], _number: str) -> list[PairwiseComparison]:

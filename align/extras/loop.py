@@ -13,7 +13,7 @@ import numpy
 
 from align.commands.sample import SampleConfig, run_sample
 from align.core.errors import UserError
-from align.core.files import write_json
+from align.core.files import read_json_lines, write_json, write_json_lines
 from align.core.launch import run_unless_finished
 from align.core.seeds import RngStream, generator
 from align.core.settings_parser import parse
@@ -32,8 +32,6 @@ from align.extras.loop_labels import (
     make_labeler,
     merge_answers,
     print_line,
-    read_rows,
-    write_rows,
 )
 from align.ppo import PPOConfig, run_ppo
 from align.reward import RewardConfig, run_reward
@@ -77,7 +75,7 @@ class Loop:
             missing = self.labeler.collect(name, folder / "samples.jsonl", rankings)
             if missing:
                 return missing
-        run_once(f"{name}/rankings", lambda: {"rankings": len(read_rows(rankings))})
+        run_once(f"{name}/rankings", lambda: {"rankings": len(read_json_lines(rankings))})
         run_once(f"{name}/split", lambda: self._split(number, folder))
         for member in range(self.config.reward_models):
             run_once(f"{name}/reward-{member}", partial(self._train_reward, number, member))
@@ -91,7 +89,7 @@ class Loop:
         used = {row["id"] for earlier in range(1, number) for row in self._rows(earlier, "prompts.jsonl")}
         random = generator(config.seed, RngStream.LOOP_PROMPTS, number)
         prompts = choose_prompts(config.prompts, used, config.prompts_per_round, random)
-        write_rows(folder / "candidates.jsonl", prompts)
+        write_json_lines(folder / "candidates.jsonl", prompts)
         models = [config.model, *([str(self._policy(number - 1))] if number > 1 else [])]
         parts = [
             self._answers(folder, model, index, temperature)
@@ -102,8 +100,8 @@ class Loop:
         if not rows:
             raise UserError(f"round {number}: no prompt has two different answers; raise temperatures or samples")
         chosen = {row["id"].removeprefix(f"round-{number}/") for row in rows}
-        write_rows(folder / "prompts.jsonl", [prompt for prompt in prompts if prompt["id"] in chosen])
-        write_rows(folder / "samples.jsonl", rows)
+        write_json_lines(folder / "prompts.jsonl", [prompt for prompt in prompts if prompt["id"] in chosen])
+        write_json_lines(folder / "samples.jsonl", rows)
         return {"prompts": len(rows), "answers": sum(len(row["responses"]) for row in rows)}
 
     def _answers(self, folder: Path, model: str, index: int, temperature: float) -> list[Row]:
@@ -123,11 +121,11 @@ class Loop:
                 seed=self.config.seed + index,  # with the same noise, two policies would give nearly the same answers
             )
             run_sample(settings)
-        return read_rows(target)
+        return read_json_lines(target)
 
     def _split(self, number: int, folder: Path) -> dict[str, Any]:
         """Hold out some prompts with all their rankings; drop rankings that tie all answers."""
-        read = read_rows(folder / "rankings.jsonl")
+        read = read_json_lines(folder / "rankings.jsonl")
         rows = [row for row in read if len(set(row["ranks"])) > 1]
         if not rows:
             raise UserError(f"round {number}: none of the {len(read)} rankings prefers one answer to another")
@@ -137,7 +135,7 @@ class Loop:
         parts = {"train": [row for row in rows if row["id"] not in held_out]}
         parts["heldout"] = [row for row in rows if row["id"] in held_out]
         for part, kept in parts.items():
-            write_rows(folder / f"{part}.jsonl", kept)
+            write_json_lines(folder / f"{part}.jsonl", kept)
         return {part: len(kept) for part, kept in parts.items()} | {"all tied": len(read) - len(rows)}
 
     def _train_reward(self, number: int, member: int) -> dict[str, Any]:
@@ -185,7 +183,7 @@ class Loop:
         return results
 
     def _rows(self, number: int, name: str) -> list[Row]:
-        return read_rows(self.folder / f"round-{number}" / name)
+        return read_json_lines(self.folder / f"round-{number}" / name)
 
     def _reward_folder(self, number: int, member: int) -> Path:
         """The folder of a reward model; the first one is where the report looks for it."""

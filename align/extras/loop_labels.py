@@ -4,7 +4,7 @@ import hashlib
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 import numpy
 
 from align.core.errors import UserError
-from align.core.files import write_json, write_text
+from align.core.files import read_json_lines, write_json, write_json_lines
 from align.core.settings import Settings, option, require_setting
 from align.data.conversation import to_json
 from align.data.readers import read_records
@@ -139,10 +139,10 @@ class SimulatedLabeler:
     def collect(self, name: str, samples: Path, target: Path) -> str:
         """See `AppLabeler.collect`."""
         ranked = []
-        for row in read_rows(samples):
+        for row in read_json_lines(samples):
             scores = self.score([row["prompt"]] * len(row["responses"]), row["responses"])
             ranked.append({**row, "ranks": list(ranks_from_scores(scores)), "labeler": "simulated"})
-        write_rows(target, ranked)
+        write_json_lines(target, ranked)
         return ""
 
 
@@ -220,7 +220,7 @@ class ServerLabeler(AppLabeler):
         return self.client.progress(batch)
 
     def import_file(self, batch: str, samples: Path) -> None:
-        self.client.import_rows(batch, "rank", read_rows(samples), labelers_per_item=self.labelers_per_item)
+        self.client.import_rows(batch, "rank", read_json_lines(samples), labelers_per_item=self.labelers_per_item)
 
     def export_rankings(self, batch: str, target: Path) -> None:
         self.client.export("rankings", target, batches=[batch], aggregated=self.labelers_per_item > 1)
@@ -284,16 +284,6 @@ def choose_prompts(source: str, used: set[str], count: int, random: numpy.random
     if not left:
         raise UserError(f"{source}: all {len(rows)} prompts have been labeled; add prompts, or lower rounds")
     return [left[index] for index in random.permutation(len(left))[:count]]
-
-
-def read_rows(path: Path) -> list[Row]:
-    """Read the rows of a JSON Lines file that this program wrote."""
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line.strip()]
-
-
-def write_rows(path: Path, rows: Iterable[Row]) -> None:
-    """Write rows as JSON Lines, all or nothing."""
-    write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
 
 
 def merge_answers(parts: Sequence[Sequence[Row]], prefix: str) -> list[Row]:

@@ -6,7 +6,6 @@ larger than the proxies; here it has the same size, but is trained on every ship
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from align.commands.sample import SampleConfig, run_sample
+from align.core.files import read_json_lines
 from align.core.launch import run_unless_finished
 from align.core.settings_parser import parse
 from align.data.readers import read_records, write_records
@@ -99,7 +99,7 @@ class GoldLabels:
         """Reward models trained on the same pairs, with other heads and another order."""
         pairs = self.runs / f"pairs-noise{noise:g}-seed{seed}.jsonl"
         if not pairs.exists():
-            rows = [json.loads(line) for line in self._answers("train").read_text(encoding="utf-8").splitlines()]
+            rows = read_json_lines(self._answers("train"))
             write_records(pairs, gold_pairs(rows, noise, np.random.default_rng(seed)))
         folders = [self.runs / f"proxy-noise{noise:g}-seed{seed}-{member}" for member in range(members)]
         return [self.train_reward(folder, str(pairs), 10 * seed + member) for member, folder in enumerate(folders)]

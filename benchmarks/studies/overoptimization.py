@@ -10,13 +10,12 @@ n by the same proxies is the baseline.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 
-from align.core.files import read_json, write_json
+from align.core.files import read_json, read_json_lines, write_json
 from align.core.launch import quiet_libraries, run_unless_finished
 from align.core.statistics import mean_interval
 from align.eval.reward import RewardEvalConfig, run_reward_eval
@@ -101,8 +100,7 @@ def best_of_n(labels: GoldLabels, seed: int, samples: int) -> list[Point]:
 def judge_answers(run: Path, judge: str) -> dict[int, list[float]]:
     """The judge's win rate over the answers before training with its 95 % interval over prompts, by update."""
     answers: dict[int, list[Row]] = {}
-    for line in (run / "samples.jsonl").read_text(encoding="utf-8").splitlines():
-        row = json.loads(line)
+    for row in read_json_lines(run / "samples.jsonl"):
         answers.setdefault(row["update"], []).append(row)
     scorer = ModelScorer(judge)
     scores = {

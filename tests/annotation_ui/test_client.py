@@ -15,7 +15,7 @@ import urllib3
 from sqlalchemy import select, update
 
 from align.core.errors import UserError
-from align.extras.loop_labels import LoopConfig, batch_name, make_labeler, read_rows, write_rows
+from align.extras.loop_labels import LoopConfig, batch_name, make_labeler
 from annotation_ui import client as client_module
 from annotation_ui.client import Client, webhook_key, webhook_signature
 from annotation_ui.reports.events import new_judgments
@@ -28,6 +28,7 @@ from annotation_ui.store.tokens import Tokens
 from tests.annotation_ui.pages import labeler
 from tests.annotation_ui.postgres import free_port
 from tests.annotation_ui.running import ROOT, add_batch, add_users, do, fake_server, rank_rows
+from tests.files import read_rows, write_rows
 
 BLANK = {"ratings": [None] * 4, "flags": [[]] * 4}
 ROWS = [row for _, row in rank_rows(3)]
@@ -53,7 +54,7 @@ def test_rows_go_in_and_rankings_come_out(any_server, remote, tmp_path):
     assert remote.wait(batch)["done"] == 3
     target = tmp_path / "rankings.jsonl"
     manifest = remote.export("rankings", target, batches=[batch])
-    rows = [json.loads(line) for line in target.read_text().splitlines()]
+    rows = read_rows(target)
     assert rows == rows_to_export(any_server.database, Selection("rankings", batches=(batch,)))
     assert [row["ranks"] for row in rows] == [[1, 2, 3, 4], [4, 3, 2, 1], [2, 1, 1, 3]]
     assert manifest["file"]["sha256"] == hashlib.sha256(target.read_bytes()).hexdigest()
@@ -276,7 +277,7 @@ def test_the_example_of_the_page_runs(any_server, monkeypatch, tmp_path, capsys)
     with monkeypatch.context() as patched:
         patched.setattr(client_module.time, "sleep", judge)  # the labelers work while the example waits
         exec(compile(work, "example", "exec"), {})
-    (row,) = [json.loads(line) for line in Path("rankings.jsonl").read_text().splitlines()]
+    (row,) = read_rows(Path("rankings.jsonl"))
     assert (row["id"], row["ranks"]) == ("mars", [2, 1])
     exec(compile(follow, "example", "exec"), {})
     assert [line.split()[1] for line in capsys.readouterr().out.splitlines()] == ["submit", "submit"]

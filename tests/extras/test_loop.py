@@ -27,8 +27,6 @@ from align.extras.loop_labels import (
     make_labeler,
     make_scorer,
     merge_answers,
-    read_rows,
-    write_rows,
 )
 from align.ppo import PPOConfig
 from align.reward import RewardConfig
@@ -37,6 +35,7 @@ from annotation_ui.store.judgments import Judgments
 from annotation_ui.store.leases import Leases
 from annotation_ui.store.schema import Batch
 from tests.annotation_ui.running import add_users
+from tests.files import read_rows, write_rows
 from tests.forked import forked
 
 E = "align.ppo.toy_rewards:share_of_e"

@@ -26,7 +26,6 @@ from align.data.conversation import Conversation, check_prompt, to_json
 from align.data.fields import check_texts, required_field
 from align.data.readers import parse_rows, read_records
 from align.data.records import VERDICTS, RuleJudgment
-from align.data.sources import iter_rows
 from align.eval.answers import open_accelerator
 from align.eval.results import Evaluation, Measurement, mean_measurement, publish, share_measurement
 from align.eval.settings import EvalConfig
@@ -170,10 +169,9 @@ def read_answers(config: RulesConfig) -> dict[str, list[Answer]]:
     """Return the responses of each model. Raises: UserError for a row that is not as `align sample` writes it."""
     if not config.responses:
         return {}
-    rows = (row for path in config.responses for row in iter_rows(path))
-    nothing = f"{', '.join(config.responses)}: holds no usable response"
     answers: dict[str, list[Answer]] = {}
-    for model, answer in parse_rows(rows, _answers_of_row, config.skip_bad_rows, nothing):
+    nothing, skip = "holds no usable response", config.skip_bad_rows
+    for model, answer in parse_rows(config.responses, _answers_of_row, nothing, skip_bad_rows=skip):
         answers.setdefault(model, []).append(answer)
     return answers
 
