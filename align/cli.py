@@ -11,6 +11,7 @@ from align import __version__
 from align.commands import launch, tools
 from align.core.errors import UserError, nearest_name_hint
 from align.core.launch import Stage, one_line_errors, quiet_libraries, run_stage
+from align.core.plugins import require_extra
 
 TRAINING_STAGES = {
     "sft": Stage("fine-tune a model on demonstrations", "align.sft:SFTConfig", "align.sft:run_sft"),
@@ -144,13 +145,8 @@ def _eval(words: list[str]) -> None:
 
 
 def _annotate(words: list[str]) -> None:
-    try:
+    with require_extra("ui"):
         from annotation_ui.cli import main as annotate
-    except ModuleNotFoundError as error:
-        extra = "pip install 'align-rlhf[ui]'"
-        raise UserError(
-            f"the labeling app cannot start: {error.name} is not installed; install the extra: {extra}"
-        ) from error
     code = annotate(words)
     if code:
         raise SystemExit(code)

@@ -14,14 +14,13 @@ from align.commands.sample import scorer_of
 from align.core.errors import UserError
 from align.core.plugins import import_object
 from align.core.seeds import RngStream
-from align.core.settings import ModelConfig, Settings, option, require_setting
+from align.core.settings import Settings, option, require_setting
 from align.core.tensor_ops import Padded
 from align.data.conversation import Conversation, Message, check_conversation
 from align.models.backbone import Backbone
-from align.models.loading import LoadedModel, load
+from align.models.loading import load_frozen
 from align.reward.checkpoint import LoadedReward, load_reward_model, require_reward_model
 from align.reward.scoring import RewardModelScorer
-from align.runtime.distributed import compute_dtype
 from align.sampling.generation import SamplingParams, draw, row_uniforms, warpers_of
 from align.tokenization import Tokenization
 from align.tokenization.encoded import SampledResponse
@@ -107,9 +106,7 @@ class Speaker:
 
     def __init__(self, name: str, dtype: str = "auto", chat_template: str = "auto", seed: int = 0) -> None:
         self.name, self.seed, self._numbers = name, seed, count()
-        settings = ModelConfig(model=name, chat_template=chat_template, dtype=dtype)  # type: ignore[arg-type]
-        self.loaded: LoadedModel = load(settings, compute_dtype(dtype))
-        self.loaded.backbone.to("cuda" if torch.cuda.is_available() else "cpu").eval().requires_grad_(False)
+        self.loaded = load_frozen(name, dtype, chat_template)
 
     def answer(self, messages: Sequence[Message], sampling: SamplingParams) -> Iterator[ChatAnswer]:
         """Yield the answer to a conversation, longer with every token; closing the iterator stops it."""

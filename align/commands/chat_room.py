@@ -12,6 +12,7 @@ import torch
 
 from align.commands.chat import ChatAnswer, ChatConfig, Scorer, Speaker
 from align.core.errors import UserError
+from align.core.plugins import require_extra
 from align.core.tensor_ops import Padded
 from align.data.conversation import Conversation, Message, check_conversation, to_json
 from align.model_registry.registry import resolve_model
@@ -174,10 +175,8 @@ def open_database(place: str) -> "Database":
     Args:
         place: a URL, an SQLite file, or the folder of `align annotate --data-dir`.
     """
-    try:
+    with require_extra("ui"):
         from annotation_ui.store.database import Database, sqlite_url
-    except ModuleNotFoundError as error:
-        raise UserError(f"{error.name} is not installed; install the extra: pip install 'align-rlhf[ui]'") from error
     kind, _, file = place.partition(":///")
     path = Path(file if kind == "sqlite" else place)
     if (kind == "sqlite" or ":" not in place) and not path.exists():

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from align.commands.chat import ChatAnswer, ChatConfig
 from align.commands.chat_room import ChatRoom, Figures, Histories, TokenFigures
 from align.core.errors import UserError
+from align.core.plugins import require_extra
 from align.model_registry.registry import registered_name
 
 os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")  # read when Gradio is imported
@@ -25,10 +26,8 @@ ESCAPE = """<script>document.addEventListener("keydown", (event) => {
 
 def serve(config: ChatConfig) -> None:
     """Serve the page until Ctrl-C."""
-    try:
+    with require_extra("ui"):
         import gradio  # noqa: F401  # before models are loaded
-    except ModuleNotFoundError as error:
-        raise UserError(f"{error.name} is not installed; install the extra: pip install 'align-rlhf[ui]'") from error
     page = start(ChatRoom(config))
     try:
         page.block_thread()

@@ -7,7 +7,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from align.core.errors import UserError
 from align.core.launch import Stage
-from align.core.plugins import import_object
+from align.core.plugins import import_object, require_extra
 from align.core.settings import block_paths
 
 
@@ -18,10 +18,8 @@ def completion_command(words: Sequence[str], stages: Mapping[str, Stage], others
         stages: the commands with settings; a task of `align eval` as `eval TASK`.
         others: further commands with their line of help; their options are not completed.
     """
-    try:
+    with require_extra("completion"):
         import shtab
-    except ModuleNotFoundError as error:
-        raise UserError("align completion needs shtab: pip install 'align-rlhf[completion]'") from error
     if {"-h", "--help"} & set(words):
         shells = "|".join(shtab.SUPPORTED_SHELLS)
         print(f"usage: align completion {shells}\n\nPrint a script that completes commands and settings in a shell.")

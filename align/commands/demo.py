@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from accelerate import Accelerator
 
 from align.core.errors import UserError
 from align.core.files import package_data_root, write_json
@@ -35,11 +34,10 @@ from align.eval.policy_comparison import (
 )
 from align.eval.report.page import summary_table, write_report
 from align.model_registry.registry import resolve_model
-from align.models.loading import load
+from align.models.loading import load_frozen
 from align.ppo import PPOConfig, run_ppo
 from align.reward import RewardConfig, run_reward
 from align.reward.checkpoint import LoadedReward, load_reward_model
-from align.runtime.distributed import compute_dtype, computes_on_cpu
 from align.sampling.generation import SamplingParams, row_uniforms, sample
 from align.sft import SFTConfig, run_sft
 from align.training.run_folder import read_metrics
@@ -83,8 +81,7 @@ class PartTimes:
 
 def sample_answers(model: ModelConfig, prompts: Sequence[Prompt], sampling: SamplingParams, seed: int) -> list[str]:
     """Sample one answer of a model to each prompt."""
-    loaded = load(ModelConfig(model=model.model, chat_template=model.chat_template), compute_dtype(model.dtype))
-    loaded.backbone.requires_grad_(False).to(Accelerator(cpu=computes_on_cpu()).device)
+    loaded = load_frozen(model.model, model.dtype, model.chat_template)
     ids = [loaded.tokenization.prompt_ids(prompt.prompt) for prompt in prompts]
     uniforms = row_uniforms(len(ids), sampling, seed, RngStream.POLICY_COMPARISON)
     responses = sample(loaded.backbone, ids, uniforms, sampling, loaded.tokenization.end_ids)

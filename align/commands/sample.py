@@ -13,12 +13,12 @@ from align.core.errors import UserError, counted
 from align.core.files import write_json_lines
 from align.core.plugins import import_object
 from align.core.seeds import RngStream
-from align.core.settings import ModelConfig, block, option, require_setting
+from align.core.settings import block, option, require_setting
 from align.data.conversation import to_json
-from align.models.loading import LoadedModel, load
+from align.models.loading import LoadedModel, load_frozen
 from align.reward.checkpoint import LoadedReward, load_reward_model, require_reward_model
 from align.reward.scoring import RewardModelScorer
-from align.runtime.distributed import compute_dtype, computes_on_cpu
+from align.runtime.distributed import computes_on_cpu
 from align.runtime.progress import ProgressDisplay, console
 from align.sampling.generation import row_uniforms, sample
 from align.sampling.settings import AnsweringConfig, FewShotSettings
@@ -166,9 +166,7 @@ def sample_rows(config: SampleConfig) -> list[Row | None]:
     if config.reward_model:
         require_reward_model(config.reward_model)
     scorers = [import_object(path)(given) for name, path in SCORERS.items() if (given := getattr(config, name))]
-    settings = ModelConfig(model=config.model[0], chat_template=config.chat_template, dtype=config.dtype)
-    loaded = load(settings, compute_dtype(config.dtype))
-    loaded.backbone.to("cuda" if torch.cuda.is_available() else "cpu").eval().requires_grad_(False)
+    loaded = load_frozen(config.model[0], config.dtype, config.chat_template)
     limits = Limits(config.max_prompt_tokens, config.max_new_tokens, config.overlong)
     prompts = encode_prompts(config.prompt or config.prompts, loaded, limits, config.skip_bad_rows)
     copies = config.samples_per_prompt * config.best_of

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from align.core.errors import UserError
+from align.core.plugins import require_extra
 from align.core.settings import Settings, option
 from align.reward.checkpoint import load_reward_model
 from align.reward.scoring import RewardService
@@ -33,11 +34,9 @@ class ServeRewardConfig(Settings):
 
 def run_serve_reward(config: ServeRewardConfig) -> None:
     """Load the reward model and answer requests until the process is stopped."""
-    try:
+    with require_extra("serve"):
         import fastapi  # noqa: F401
         import uvicorn
-    except ModuleNotFoundError as error:
-        raise UserError(f"{error.name} is not installed; install the extra: pip install 'align-rlhf[serve]'") from error
     service = RewardService(load_reward_model(config.reward_model, config.dtype), config.batch_tokens)
     api = make_api(service, config.reward_model)
     server = uvicorn.Server(uvicorn.Config(api, config.host, config.port, log_level="warning"))

@@ -3,7 +3,8 @@
 import importlib
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,16 @@ def import_object(path: str) -> Any:
     """Import a part of this package, named as "module:name"."""
     module, name = path.split(":")
     return getattr(importlib.import_module(module), name)
+
+
+@contextmanager
+def require_extra(extra: str) -> Iterator[None]:
+    """Turn a missing module inside into a UserError that names the extra to install."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        install = f"pip install 'align-rlhf[{extra}]'"
+        raise UserError(f"{error.name} is not installed; install the extra: {install}") from error
 
 
 def import_function(path: str, purpose: str, form: str = "module:function") -> Callable[..., Any]:

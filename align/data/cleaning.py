@@ -9,6 +9,7 @@ from pathlib import Path
 
 from align.core.errors import UserError
 from align.core.files import new_file
+from align.core.plugins import require_extra
 from align.data.readers import Text, read_texts
 
 SENTENCES, WORDS = 5, 3
@@ -108,10 +109,8 @@ class Cleaner:
 
 def language_detector(language: str) -> Callable[[str], float]:
     """Return how likely a text is in a language, by py3langid, whose model comes with it."""
-    try:
+    with require_extra("clean"):
         from py3langid.langid import MODEL_FILE, LanguageIdentifier
-    except ImportError as error:
-        raise UserError("--language needs py3langid; install the extra: pip install 'align-rlhf[clean]'") from error
     identifier = LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
     if language not in identifier.labels:
         raise UserError(f"--language: {language!r} is not known; give one of {', '.join(sorted(identifier.labels))}")

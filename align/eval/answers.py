@@ -12,7 +12,6 @@ from torch import Tensor
 from align.batches.encoding import ApplyLimits, Limits, encode_prompt, encode_records
 from align.core.errors import UserError
 from align.core.seeds import RngStream
-from align.core.settings import ModelConfig
 from align.data.conversation import Conversation
 from align.data.readers import FewShotPrompt
 from align.data.records import Prompt
@@ -21,7 +20,7 @@ from align.eval.store import Json, compute_once, content_hash, fingerprint
 from align.model_registry.registry import resolve_model
 from align.models.backbone import Backbone
 from align.models.heads import response_log_probs
-from align.models.loading import LoadedModel, load
+from align.models.loading import LoadedModel, load_frozen
 from align.reward.checkpoint import LoadedReward
 from align.reward.rankings import pack_rankings, score_rankings
 from align.reward.scoring import RewardModelScorer
@@ -89,9 +88,7 @@ def open_models(config: EvalConfig, accelerator: Accelerator) -> Iterator[Evalua
     ]
     sources = [str(resolve_model(model)) for model in models]
     for name, model, source, prompt in zip(short_names(config.models), models, sources, prompts, strict=True):
-        settings = ModelConfig(model=model, chat_template=config.chat_template, dtype=config.dtype)
-        loaded = load(settings, compute_dtype(config.dtype))
-        loaded.backbone.to(accelerator.device).eval().requires_grad_(False)
+        loaded = load_frozen(model, config.dtype, config.chat_template, accelerator.device)
         version = fingerprint(source) or str(getattr(loaded.backbone.model.config, "_commit_hash", None))
         if prompt != FewShotPrompt():
             version += f"{FEW_SHOT_SUFFIX}-{content_hash([prompt.instruction, prompt.examples])}"

@@ -11,15 +11,14 @@ from accelerate import Accelerator
 
 from align.batches.micro_batches import group_tokens, map_groups, pack_groups, prompt_groups
 from align.core.seeds import RngStream, SeedKey
-from align.core.settings import ModelConfig
 from align.core.statistics import mean_interval
 from align.data.records import Prompt
 from align.models.heads import response_log_probs
-from align.models.loading import LoadedModel, load, load_tokenization_of
+from align.models.loading import LoadedModel, load_frozen, load_tokenization_of
 from align.ppo.losses import kl_estimate
 from align.reward.checkpoint import LoadedReward
 from align.reward.scoring import RewardModelScorer
-from align.runtime.distributed import compute_dtype, computes_on_cpu
+from align.runtime.distributed import computes_on_cpu
 from align.runtime.progress import ProgressDisplay
 from align.sampling.generation import SamplingParams, row_uniforms, sample
 from align.tokenization.encoded import SampledResponse
@@ -79,7 +78,7 @@ def compare_policies(
         max_prompt_tokens: longer prompts are left out.
     """
     accelerator = Accelerator(cpu=computes_on_cpu())
-    policies = [_load_policy(name, dtype, accelerator) for name in (before, after)]
+    policies = [load_frozen(name, dtype, device=accelerator.device) for name in (before, after)]
     if max_prompt_tokens is not None:
         encode = policies[0].tokenization.prompt_ids
         prompts = [prompt for prompt in prompts if len(encode(prompt.prompt)) <= max_prompt_tokens]
@@ -96,12 +95,6 @@ def compare_policies(
     return PolicyComparison(list(prompts), samples, first, second, float(difference.mean()), low, high, sum(kl) / len(kl))
 
 
-def _load_policy(name: str, dtype: str, accelerator: Accelerator) -> LoadedModel:
-    loaded = load(ModelConfig(model=name), compute_dtype(dtype))
-    loaded.backbone.requires_grad_(False).to(accelerator.device)
-    return loaded
-
-
 def best_responses(
     policy: str,
     reward: LoadedReward,
@@ -113,7 +106,8 @@ def best_responses(
 ) -> PolicyResponses:
     """The answer with the highest reward among n of a policy, for each prompt: optimization without training."""
     accelerator = Accelerator(cpu=computes_on_cpu())
-    loaded, repeated = _load_policy(policy, dtype, accelerator), [prompt for prompt in prompts for _ in range(n)]
+    loaded = load_frozen(policy, dtype, device=accelerator.device)
+    repeated = [prompt for prompt in prompts for _ in range(n)]
     drawn = sample_and_score(loaded, reward, repeated, sampling, (seed, RngStream.BEST_OF), accelerator)
     best = [i + max(range(n), key=lambda k: drawn.rewards[i + k]) for i in range(0, len(repeated), n)]
     texts, rewards = [drawn.texts[i] for i in best], [drawn.rewards[i] for i in best]

@@ -27,12 +27,12 @@ from align.core.errors import UserError, counted, first_line
 from align.core.files import new_folder, read_json, write_json
 from align.core.launch import run_stage
 from align.core.seeds import RngStream, generator
-from align.core.settings import ModelConfig, option
+from align.core.settings import option
 from align.core.statistics import calibration_error, roc_auc, share_interval, statistic_interval
 from align.core.tensor_ops import Padded
 from align.data.fields import check_text, field_error, required_field
 from align.data.readers import parse_rows
-from align.models.loading import LoadedModel, load
+from align.models.loading import LoadedModel, load_frozen
 from align.runtime.distributed import compute_dtype, make_accelerator, run_on_main
 from align.sampling.settings import InferenceConfig
 
@@ -130,9 +130,7 @@ def run_train_judge(config: JudgeConfig) -> Path:
 def _load_backbone(model: str, dtype: str, accelerator: Accelerator) -> LoadedModel | None:
     if model == "none":
         return None
-    loaded = load(ModelConfig(model=model, chat_template="raw"), compute_dtype(dtype), allow_reward_model=True)
-    loaded.backbone.to(accelerator.device).eval().requires_grad_(False)
-    return loaded
+    return load_frozen(model, dtype, "raw", accelerator.device, allow_reward_model=True)
 
 
 # ------------------------------------------------------------------------------------------------------------- features

@@ -13,6 +13,7 @@ import numpy
 
 from align.core.errors import UserError
 from align.core.files import read_json_lines, write_json, write_json_lines
+from align.core.plugins import require_extra
 from align.core.settings import Settings, option, require_setting
 from align.data.conversation import to_json
 from align.data.readers import read_records
@@ -154,11 +155,8 @@ class AppLabeler:
     """
 
     def __init__(self, address: str, labelers_per_item: int) -> None:
-        try:
+        with require_extra("ui"):
             from annotation_ui.store.database import DATA_DIR, Database, sqlite_url
-        except ModuleNotFoundError as error:
-            extra = "pip install 'align-rlhf[ui]'"
-            raise UserError(f"labeler app: {error.name} is not installed; install the extra: {extra}") from error
         if not address:
             DATA_DIR.mkdir(parents=True, exist_ok=True)
         self.database, self.labelers_per_item = Database(address or sqlite_url(DATA_DIR)), labelers_per_item

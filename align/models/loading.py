@@ -38,7 +38,7 @@ from align.models.configs import (
     valid_generation_config,
 )
 from align.models.lora import START_ADAPTER, new_lora_config, prepared_lora_config, require_same_lora, train_active_adapter
-from align.runtime.distributed import computes_on_cpu
+from align.runtime.distributed import compute_dtype, computes_on_cpu
 from align.runtime.progress import console
 from align.runtime.sharding import Sharder, loading_accelerator, local_shard, min_while_loading, readable
 from align.tokenization import Tokenization, load_tokenization, make_tokenization
@@ -103,6 +103,21 @@ def load(
     require_same_lora(config, model, peft_model.peft_config[START_ADAPTER])
     copy_adapter(peft_model, START_ADAPTER, adapter)
     return _finish(config, LoadedModel(wrap(model, faster_lora(peft_model)), tokenization, base, adapter, START_ADAPTER))
+
+
+def load_frozen(
+    model: str,
+    dtype: str = "auto",
+    chat_template: str = "auto",
+    device: torch.device | None = None,
+    *,
+    allow_reward_model: bool = False,
+) -> LoadedModel:
+    """Load a model without gradients, in evaluation mode, on a device (default: the GPU if there is one)."""
+    settings = ModelConfig(model=model, chat_template=chat_template, dtype=dtype)  # type: ignore[arg-type]
+    loaded = load(settings, compute_dtype(dtype), allow_reward_model=allow_reward_model)
+    loaded.backbone.to(device or ("cuda" if torch.cuda.is_available() else "cpu")).eval().requires_grad_(False)
+    return loaded
 
 
 def load_tokenization_of(model: str) -> Tokenization:
