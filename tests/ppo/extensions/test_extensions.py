@@ -8,10 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from align.core.errors import UserError
 from align.ppo import PPOConfig, run_ppo
-from align.ppo.extensions import EXTENSIONS, Extension, configured_extensions
+from align.ppo.extensions import EXTENSIONS, Extension, Extensions, configured_extensions
 
 ROOT = Path(__file__).parents[3]
 RUN = """
@@ -47,6 +48,77 @@ def test_the_loop_calls_extensions_at_four_marked_lines():
     calls = [line for line in lines if re.search(r"\bextensions\.\w+\(", line)]
     assert calls == [line for line in lines if "  # extensions: " in line]
     assert len(calls) == 4
+
+
+class Fixed(Extension):
+    """Adds to scores and metrics, and records the calls of its hooks."""
+
+    def __init__(self, name, number, stops_after=9):
+        self.name, self.number, self.stops_after, self.calls = name, number, stops_after, []
+
+    @property
+    def should_stop(self):
+        return len(self.calls) > self.stops_after
+
+    def resume(self, update):
+        self.calls.append(update)
+
+    def transform_scores(self, scores, rollout, components):
+        return scores * self.number + 1
+
+    def token_rewards(self, rollout, old):
+        return torch.full((2, 3), self.number)
+
+    def token_weights(self, rollout, old):
+        return torch.full((2, 3), self.number)
+
+    def on_experience(self, update, experience):
+        self.calls.append("experience")
+
+    def extra_loss(self, step_key, count):
+        return {f"loss/{self.name}": self.number * count}
+
+    def flops(self, lengths):
+        return self.number
+
+    def metrics(self):
+        return {self.name: self.number}
+
+    def after_update(self, update, experience):
+        self.calls.append("after")
+
+
+def test_hooks_of_several_extensions_are_combined():
+    both = Extensions([Fixed("a", 2.0), Fixed("b", 3.0)])
+    signal = both.training_signal(torch.tensor([1.0, 2.0]), None, None, {})
+    assert signal.scores.tolist() == [(2 + 1) * 3 + 1, (4 + 1) * 3 + 1]
+    assert signal.token_rewards.unique().item() == 2 + 3
+    assert signal.token_weights.unique().item() == 2 * 3
+    assert both.extra_loss((1, 0, 0), 4) == {"loss/a": 8, "loss/b": 12}
+    with both.learning(1, None, []) as learned:
+        assert [each.calls for each in both] == [["experience"]] * 2
+    assert learned == {"flops": 5.0, "a": 2.0, "b": 3.0}
+    assert [each.calls for each in both] == [["experience", "after"]] * 2
+
+
+def test_without_extensions_nothing_is_added():
+    none, scores = Extensions(), torch.tensor([1.0])
+    assert none.training_signal(scores, None, None, {}) == (scores, None, None)
+    assert none.extra_loss((1, 0, 0), 4) == {}
+    with none.learning(1, None, []) as learned:
+        pass
+    assert learned == {"flops": 0.0}
+    assert list(none.updates(iter([1, 2]), 0)) == [1, 2]
+
+
+def test_an_extension_is_resumed_once_and_may_end_the_updates():
+    one = Fixed("a", 1.0, stops_after=3)
+    seen = []
+    for update in Extensions([one, Fixed("b", 1.0)]).updates(iter(range(5, 20)), 4):
+        one.calls.append("update")
+        seen.append(update)
+    assert one.calls == [4, *["update"] * 3]
+    assert seen == [5, 6, 7]
 
 
 def test_each_extension_has_a_setting():
