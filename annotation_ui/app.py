@@ -1,7 +1,5 @@
 """The web application: the guard, the labelers' routes, the plain pages and the two Gradio pages."""
 
-from __future__ import annotations
-
 import os
 from typing import NoReturn, cast
 

@@ -1,7 +1,5 @@
 """`align annotate`: start the labeling app, or work on its database from the shell."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import socket

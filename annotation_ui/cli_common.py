@@ -1,7 +1,5 @@
 """Shared by the commands of `align annotate`: the parser, the database of the command line, tables, times."""
 
-from __future__ import annotations
-
 import argparse
 import re
 import sys

@@ -1,7 +1,5 @@
 """Commands of `align annotate` that concern people and programs: users, tokens, hours, the audit trail."""
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 from typing import Any

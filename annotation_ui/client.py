@@ -8,8 +8,6 @@ A token comes from `align annotate token create` or from the lead's *Users* tab:
     client.export("rankings", "rankings.jsonl", batches=["week-1"], aggregated=True)
 """
 
-from __future__ import annotations
-
 import base64
 import binascii
 import hashlib

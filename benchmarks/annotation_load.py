@@ -7,8 +7,6 @@ and submits, with a random pause (`--pause` seconds on average) before each. A r
 the browser does; it is counted, but not in the latency. The goal is 95 % of submits under 200 ms.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import itertools

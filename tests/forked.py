@@ -1,7 +1,5 @@
 """A function in a process of its own that needs no new interpreter: for tests that kill it."""
 
-from __future__ import annotations
-
 import multiprocessing
 from collections.abc import Callable
 from multiprocessing.process import BaseProcess

@@ -1,7 +1,5 @@
 """The Batches tab: what may change of a batch after its import, who gets it, and how to get rid of it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -3,8 +3,6 @@
 Files do not pass through Gradio, which would copy them (see `transfers`).
 """
 
-from __future__ import annotations
-
 import functools
 import html
 from collections.abc import Callable

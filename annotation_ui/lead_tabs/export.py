@@ -1,7 +1,5 @@
 """The Export tab: judgments as files to download."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime
 from typing import Any
 

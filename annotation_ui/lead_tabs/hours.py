@@ -1,7 +1,5 @@
 """The Hours tab: active hours and items of each labeler and day, also as a file for payment."""
 
-from __future__ import annotations
-
 from datetime import date
 
 import gradio as gr

@@ -1,7 +1,5 @@
 """The Import tab: a new batch of items from a file."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import gradio as gr

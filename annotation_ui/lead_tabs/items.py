@@ -1,7 +1,5 @@
 """The Items tab: browse items and single judgments, including skipped and stuck items."""
 
-from __future__ import annotations
-
 import re
 from difflib import SequenceMatcher
 from html import escape

@@ -1,7 +1,5 @@
 """The Labelers tab, with the items behind each reliability, and the Disagreements tab, for the lead to decide."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import gradio as gr

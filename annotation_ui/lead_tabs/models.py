@@ -1,7 +1,5 @@
 """The Model tab: load and unload the model that labelers talk to in the Probe task, and see its state."""
 
-from __future__ import annotations
-
 import html
 from typing import Any
 

@@ -3,8 +3,6 @@
 Judgments per day are bars in a table, a part for each labeler: it fits a phone and is read aloud as it is.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from html import escape
 from typing import Any

@@ -3,8 +3,6 @@
 Nothing is kept in Gradio's state: every table is read from the database each time it is shown.
 """
 
-from __future__ import annotations
-
 from typing import cast
 
 import gradio as gr

@@ -1,7 +1,5 @@
 """The Rules and guidelines tab: the guidelines of each task with their history, and rule sets from files."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import gradio as gr

@@ -4,8 +4,6 @@ All text comes from prompts, models and people: it is escaped here, and cannot r
 spreadsheet.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from html import escape

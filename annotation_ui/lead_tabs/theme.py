@@ -3,8 +3,6 @@
 theme.css itself changes its variables for a dark page, so light and dark are the same names here.
 """
 
-from __future__ import annotations
-
 import gradio as gr
 
 _BUTTON = {

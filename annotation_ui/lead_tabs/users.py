@@ -1,7 +1,5 @@
 """The Users tab: who may sign in, and in which role; tokens of programs; the audit trail."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

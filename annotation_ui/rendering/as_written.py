@@ -5,8 +5,6 @@ asterisk between two letters or digits is an asterisk. A list keeps its numbers.
 they are. Only cells beyond a table's columns are not shown; the page can always show the text itself.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

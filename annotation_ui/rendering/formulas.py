@@ -5,8 +5,6 @@ shown completely stays text: one with a comment, a definition, a command that dr
 `MAX_FORMULA` characters.
 """
 
-from __future__ import annotations
-
 import re
 from functools import lru_cache
 from html import escape, unescape

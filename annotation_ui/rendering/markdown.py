@@ -1,7 +1,5 @@
 """Renders untrusted Markdown as safe HTML. All text of models and prompts is rendered here and nowhere else."""
 
-from __future__ import annotations
-
 import re
 import unicodedata
 from html import unescape

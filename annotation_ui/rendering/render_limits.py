@@ -3,8 +3,6 @@
 A text beyond a limit is shown as it was written. Each text is rendered once: its HTML stays in a cache of limited size.
 """
 
-from __future__ import annotations
-
 import functools
 import threading
 import time

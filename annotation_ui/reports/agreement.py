@@ -3,8 +3,6 @@
 A coefficient is None if there is nothing to compare: no shared item, or only one value.
 """
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from itertools import combinations

@@ -4,8 +4,6 @@ Text and flags inside JSON are only prefiltered by the database; every row is th
 nor escapes match.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass

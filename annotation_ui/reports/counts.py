@@ -1,7 +1,5 @@
 """How much a labeler has done and has left: a few index lookups, independent of the number of items."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -1,7 +1,5 @@
 """New judgments in the order in which they were stored, for programs that follow the labeling."""
 
-from __future__ import annotations
-
 import time
 
 from sqlalchemy import func, select

@@ -4,8 +4,6 @@ A raw row is one labeler's judgment; an aggregated row combines all judgments of
 there is one, else the mean rank or the majority. Labelers appear by pseudonym only.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import time

@@ -1,7 +1,5 @@
 """Active hours of each labeler and day, as a basis for payment."""
 
-from __future__ import annotations
-
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator

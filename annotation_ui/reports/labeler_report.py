@@ -1,7 +1,5 @@
 """The lead's report on each labeler: amount, speed, accuracy, and the items behind the estimate."""
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from functools import lru_cache

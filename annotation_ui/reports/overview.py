@@ -1,7 +1,5 @@
 """Tables for the lead: progress, speed, agreement, disagreements and win rates, each as a list of plain rows."""
 
-from __future__ import annotations
-
 import time
 from collections import Counter, defaultdict
 from datetime import UTC, datetime

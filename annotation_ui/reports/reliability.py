@@ -8,8 +8,6 @@ the majority (`tests/annotation_ui/reports/test_agreement.py`). Two labelers who
 apart.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence

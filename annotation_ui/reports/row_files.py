@@ -1,7 +1,5 @@
 """Rows of an export as the content of a file: JSON Lines and Parquet for training, CSV for a spreadsheet."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

@@ -1,7 +1,5 @@
 """A lead's decisions of disagreements, worst first. They do not take labelers' slots."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from dataclasses import dataclass

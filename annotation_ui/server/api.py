@@ -1,7 +1,5 @@
 """The routes that a labeler's browser calls. Each works only on the signed-in user's own assignments."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 from functools import partial
 from typing import Annotated

@@ -1,7 +1,5 @@
 """Users, passwords and sessions. Passwords and session tokens are stored only as hashes."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 import secrets

@@ -1,8 +1,6 @@
 """Request bodies of the labelers' routes, each validated first: text that no database or file
 can hold, a number that JSON does not have, or too deep a structure is refused with one line."""
 
-from __future__ import annotations
-
 import math
 from typing import Annotated, Any
 

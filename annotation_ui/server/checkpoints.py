@@ -4,8 +4,6 @@ The lead loads it by name, or the first message of a batch that names a model do
 frees all of its memory.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

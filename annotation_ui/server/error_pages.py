@@ -1,7 +1,5 @@
 """Errors as pages for people and as JSON for programs, in the look of the sign-in page."""
 
-from __future__ import annotations
-
 import sys
 from contextlib import suppress
 from html import escape

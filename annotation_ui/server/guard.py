@@ -6,8 +6,6 @@ Every request passes here first: the app's own routes, the labelers' page, and t
 Gradio adds to it (its API, queue, uploads and files).
 """
 
-from __future__ import annotations
-
 import json
 import math
 import threading

@@ -1,7 +1,5 @@
 """HTTP headers: the session's cookie, the origin of a request, and those that protect every response."""
 
-from __future__ import annotations
-
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers

@@ -1,7 +1,5 @@
 """Health check for /healthz: whether the server can store what labelers send, by storing something."""
 
-from __future__ import annotations
-
 import shutil
 import threading
 import time

@@ -7,8 +7,6 @@ It reads and writes JSON, one object per line. First it writes {"ready": descrip
 stops when its input ends, so it never outlives the server.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -1,7 +1,5 @@
 """The pages outside Gradio: sign in, sign out, change password."""
 
-from __future__ import annotations
-
 from html import escape
 from pathlib import Path
 from typing import Annotated

@@ -4,8 +4,6 @@ The conversation is stored in the assignment's `transcript`, which only this mod
 arrives, the reply when it is complete. If the browser disconnects or the server crashes, no complete message is lost.
 """
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator

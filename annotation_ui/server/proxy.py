@@ -1,7 +1,5 @@
 """Sign-in by a company's proxy: the proxy names the user in a header, which counts from the proxy's own address only."""
 
-from __future__ import annotations
-
 import os
 import re
 from dataclasses import dataclass

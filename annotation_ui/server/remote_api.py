@@ -3,8 +3,6 @@
 The guard has checked the token before a request comes here. `annotation_ui.client` is the Python side.
 """
 
-from __future__ import annotations
-
 import json
 from functools import partial
 from typing import Annotated, Any

@@ -1,7 +1,5 @@
 """The settings of the server and the objects that its routes and pages share."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

@@ -6,8 +6,6 @@ request names. Opening the SQLite file in this process would even drop the locks
 until it is imported, and a download can only be a file that an export wrote.
 """
 
-from __future__ import annotations
-
 import re
 import secrets
 import shutil

@@ -3,8 +3,6 @@
 Events are rows of the database: a restart or a failure loses none. An event may arrive twice, with the same id.
 """
 
-from __future__ import annotations
-
 import json
 import secrets
 import sys

@@ -1,7 +1,5 @@
 """The audit trail: who did what with tokens, data and personal data. Records are only added."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from sqlalchemy import select

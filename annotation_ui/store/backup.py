@@ -1,7 +1,5 @@
 """Backup of a SQLite database while the app runs, and its restoration. PostgreSQL has its own programs for both."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import sqlite3

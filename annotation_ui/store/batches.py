@@ -1,7 +1,5 @@
 """Changes to an imported batch by a lead: settings, allowed labelers, deletion and restoration."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import dataclass, replace
 

@@ -1,7 +1,5 @@
 """Current judgments: neither undone nor replaced by an edit. Exports and the lead's tables use only these."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from sqlalchemy import and_, func, select

@@ -4,8 +4,6 @@
 this process queues them fairly instead of letting SQLite poll, and BEGIN IMMEDIATE keeps other processes out.
 """
 
-from __future__ import annotations
-
 import os
 import sqlite3
 import threading

@@ -1,7 +1,5 @@
 """Erases a person's traces: the name, the free text and the sessions. Judgments stay, under the pseudonym of exports."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any

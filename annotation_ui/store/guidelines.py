@@ -1,7 +1,5 @@
 """The guidelines of each task: Markdown in immutable versions; the app records who has opened which."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 

@@ -5,8 +5,6 @@ item of it. A known answer under `gold` makes the item an attention item, which 
 with `"training": true` a training item, which comes before it; `explanation` is shown after a training item.
 """
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Iterable, Iterator

@@ -3,8 +3,6 @@
 Every call names the labeler; assignments of other labelers do not exist for them.
 """
 
-from __future__ import annotations
-
 import time
 from dataclasses import dataclass
 from typing import Any

@@ -6,8 +6,6 @@ index look-ups, however many items there are. An item whose slot was given back 
 everybody, so each labeler begins with them; attention items are mixed in at random, outside of that order.
 """
 
-from __future__ import annotations
-
 import secrets
 import time
 from dataclasses import dataclass

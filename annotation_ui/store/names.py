@@ -1,7 +1,5 @@
 """User names: which are allowed, in which form they are stored, and which ones look alike."""
 
-from __future__ import annotations
-
 import re
 import unicodedata
 

@@ -15,8 +15,6 @@ starts the note with the addresses in the response.
 answers: {violates: "Yes", unsure: "Unsure", follows: "No"}
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

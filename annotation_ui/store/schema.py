@@ -5,8 +5,6 @@ or an undo is another row. Everything else (leases, drafts, counters) may be los
 since 1970.
 """
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

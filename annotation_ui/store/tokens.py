@@ -1,7 +1,5 @@
 """Tokens of programs that use the API from another machine: scoped, revocable, stored only as SHA-256."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 import secrets

@@ -4,8 +4,6 @@ An answer comes from the browser in the order that was shown; `canonical` turns 
 shown order is stored with every judgment, so both are always known.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Literal, NamedTuple

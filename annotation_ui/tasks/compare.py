@@ -1,7 +1,5 @@
 """Compare: responses of two models without their names. A, B, a tie, or both bad; win rates are counted from these."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar
 

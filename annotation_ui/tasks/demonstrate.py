@@ -1,7 +1,5 @@
 """Demonstrate: write the response to a prompt, or the next turn of a conversation."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import ClassVar
 

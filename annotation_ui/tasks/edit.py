@@ -1,7 +1,5 @@
 """Correct answers: change a model's answer. The result is a demonstration, and it is preferred to the original."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import ClassVar
 

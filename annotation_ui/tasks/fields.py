@@ -1,7 +1,5 @@
 """Checks of the fields of rows and answers, and the views of prompts, which several tasks share."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

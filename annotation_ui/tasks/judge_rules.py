@@ -1,7 +1,5 @@
 """Judge rules: does a response violate or follow each rule of a set, or is the labeler unsure?"""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence

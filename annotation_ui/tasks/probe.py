@@ -4,8 +4,6 @@ The server stores the conversation as it happens (see `probing`), never the brow
 model's.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import ClassVar
 

@@ -1,7 +1,5 @@
 """Rank: put K responses in order, with ties allowed and an optional quality rating and flags for each."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from string import ascii_uppercase

@@ -1,7 +1,5 @@
 """The shared parts of tasks whose answer orders responses (Rank, Compare)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from itertools import combinations, permutations
 from typing import Any

@@ -1,7 +1,5 @@
 """Mark errors: select parts of a response and give each a type. Offsets count code points of the response."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence

@@ -4,8 +4,6 @@ The gold model ranks answers, proxies are trained on those rankings, and the gol
 larger than the proxies; here it has the same size, but is trained on every shipped ranking of these answers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -8,8 +8,6 @@ penalty. The gold model and the shipped judge, which was trained on a part of th
 n by the same proxies is the baseline.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 

@@ -5,8 +5,6 @@
 Prompts, seed and judge are the demo's; with `--samples 4` so are the answers to each prompt, and its own table is PPO's row.
 """
 
-from __future__ import annotations
-
 import argparse
 from typing import Any
 

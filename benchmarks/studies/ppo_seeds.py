@@ -9,8 +9,6 @@ interval), if the shipped judge, which no stage was trained on, prefers the star
 as long or more than twice as long. A variant of PPO is another `--config` with other `--runs` and `--results`.
 """
 
-from __future__ import annotations
-
 import argparse
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A kind of labeling that the app does not have: all that a new one needs in Python and in JavaScript."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from statistics import median_low
 

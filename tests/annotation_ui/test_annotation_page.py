@@ -1,4 +1,4 @@
-"""docs/annotation.md is held against the app: its commands run, its tables are whole, its numbers are the code's."""
+"""docs/annotation.md and docs/howto/labeling.md are held against the app: commands run, tables and numbers agree."""
 
 import re
 import shlex
@@ -25,9 +25,9 @@ PAGE = (ROOT / "docs" / "annotation.md").read_text(encoding="utf-8")
 FLAT = re.sub(r"\s+", " ", PAGE)
 
 
-def commands(block):
+def commands(block, page=PAGE):
     """The `align annotate` commands of the page's n-th block that has any; servers are left out."""
-    blocks = [body for _, body in re.findall(r"^```([a-z]*)\n(.*?)^```$", PAGE, re.M | re.S) if "align annotate" in body]
+    blocks = [body for _, body in re.findall(r"^```([a-z]*)\n(.*?)^```$", page, re.M | re.S) if "align annotate" in body]
     words = [shlex.split(line, comments=True) for line in blocks[block].splitlines() if line.startswith("align annotate")]
     return [each[2:] for each in words if _parser().parse_args(each[2:]).run.__name__ != "_serve"]
 
@@ -43,7 +43,8 @@ def test_the_first_commands_lead_from_samples_to_a_file_for_training(tmp_path, m
     monkeypatch.chdir(tmp_path)
     samples = [{"prompt": f"P{n}", "responses": ["a", "b", "c"], "model": ["m"] * 3, "id": f"s{n}"} for n in range(2)]
     write_rows(Path("samples.jsonl"), samples)
-    *before, export = commands(1)
+    guide = (ROOT / "docs" / "howto" / "labeling.md").read_text(encoding="utf-8")
+    before, [export] = commands(0, guide), commands(1, guide)
     assert [main(words) for words in before] == [0, 0, 0]
     assert "new database: " in capsys.readouterr().err
     database = Database(sqlite_url(DATA_DIR))
@@ -55,15 +56,15 @@ def test_the_first_commands_lead_from_samples_to_a_file_for_training(tmp_path, m
     database.close()
     assert main(export) == 0
     rows = read_rows(Path("rankings.jsonl"))
-    assert [(row["id"], row["ranks"]) for row in rows] == [(f"s{n}", [1, 2, 3]) for n in (0, 0, 1, 1)]
+    assert [(row["id"], row["ranks"]) for row in rows] == [(f"s{n}", [1, 2, 3]) for n in (0, 1)]
     assert Path("rankings.jsonl.manifest.json").is_file()
-    assert [main(words) for words in commands(3)] == [0, 0, 0]  # a new password, shut out, and in again as a lead
+    assert [main(words) for words in commands(2)] == [0, 0, 0]  # a new password, shut out, and in again as a lead
     assert {path.name.split("-")[0] for path in DATA_DIR.iterdir()} == {"annotations.db"}  # and its log
 
 
 def test_the_commands_of_a_team_work_on_its_database_alone(database_url, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    given = [[database_url if "://" in word else word for word in words] for words in commands(2)]
+    given = [[database_url if "://" in word else word for word in words] for words in commands(1)]
     assert len(given) == 1
     assert all(main(words) == 0 for words in given)
     assert main(["--database", database_url, "create-user", "ann"]) == 0
