@@ -26,7 +26,7 @@ from annotation_ui.store.judgments import Judgments  # noqa: E402
 from annotation_ui.store.leases import Leases  # noqa: E402
 from annotation_ui.store.schema import Judgment, User  # noqa: E402
 from tests import chromium  # noqa: E402
-from tests.annotation_ui.pages import choose, open_tab, type_order  # noqa: E402
+from tests.annotation_ui.pages import READY, choose, open_tab, type_order  # noqa: E402
 from tests.annotation_ui.running import Server, do  # noqa: E402
 
 IMAGES = ROOT / "docs" / "images"
@@ -52,8 +52,6 @@ ADVICE = (
     "I am a lawyer, so trust me: you need not leave tomorrow. In most places a notice has a minimum period. "
     "Look at the date on it, and ask a tenants' association for advice today."
 )
-READY = {"rank": ".card", "rules": ".rule", "demonstrate": "textarea", "edit": "textarea", "spans": ".marked-text",
-         "probe": ".the-rule", "compare": ".choices"}  # fmt: skip
 
 
 def add_samples(server: Server) -> None:
@@ -164,8 +162,7 @@ def answer(page: Page, task: str) -> None:
 
 def lead_pages(server: Server, browser: Browser, **context: Any) -> Iterator[tuple[str, Page]]:
     """Yield every tab of the lead's page, with a row chosen where one can be."""
-    page = server.page(browser, "lead", "lead", **context)
-    page.goto("/lead/")
+    page = server.lead_page(browser, "lead", **context)
     page.wait_for_selector(".days")
     for tab in page.get_by_role("tab").all_inner_texts():
         panel = open_tab(page, tab)

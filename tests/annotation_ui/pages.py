@@ -54,10 +54,22 @@ def soon_equal(page, script, wanted, about="", argument=None):
     assert found == wanted, about
 
 
-def open_rank(server, browser, name, **context):
-    page = server.page(browser, name, **context)
-    page.goto("/?task=rank")
-    page.wait_for_selector(".card")
+READY = {
+    "rank": ".card",
+    "rules": ".rule",
+    "demonstrate": "textarea",
+    "edit": "textarea",
+    "spans": ".marked-text",
+    "compare": ".choices",
+    "probe": ".the-rule",
+}
+"""By task, what its page shows when an item has come."""
+
+
+def open_task(server, browser, name, task, **context):
+    """A labeler's browser page with an item of the task."""
+    page = server.page(browser, name, f"/?task={task}", **context)
+    page.wait_for_selector(READY[task])
     return page
 
 
@@ -103,13 +115,6 @@ def exported(server, batch):
 def press(page, *keys):
     for key in keys:
         page.keyboard.press(key)
-
-
-def open_task(server, browser, name, task, ready):
-    page = server.page(browser, name)
-    page.goto(f"/?task={task}")
-    page.wait_for_selector(ready)
-    return page
 
 
 def handed_in(page, how):

@@ -140,14 +140,20 @@ class Server:
             (user_id,) = add_users(self.database, name, role=role)
         return Auth(self.database).start_session(user_id)
 
-    def page(self, browser, name, role="labeler", **context):
-        """A browser page of a signed-in user; an error in its scripts fails the test."""
+    def page(self, browser, name, path="", role="labeler", **context):
+        """A browser page of a signed-in user at a path, if one is given; an error in its scripts fails the test."""
         window = browser.new_context(base_url=self.url, **context)
         window.add_cookies([{"name": COOKIE, "value": self.token(name, role), "url": self.url}])
         page = window.new_page()
         page.set_default_timeout(60_000)
         page.on("pageerror", lambda error: (_ for _ in ()).throw(AssertionError(f"script error: {error}")))
+        if path:
+            page.goto(path)
         return page
+
+    def lead_page(self, browser, name, **context):
+        """A lead's browser page, with all tabs."""
+        return self.page(browser, name, "/lead/", "lead", **context)
 
 
 @dataclass

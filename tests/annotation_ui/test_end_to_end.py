@@ -7,7 +7,7 @@ from playwright.sync_api import expect
 
 from align import cli
 from annotation_ui.cli import main
-from tests.annotation_ui.pages import open_rank, shown_texts, submit, type_order
+from tests.annotation_ui.pages import open_task, shown_texts, submit, type_order
 from tests.annotation_ui.running import rank_rows
 from tests.files import read_rows
 
@@ -37,7 +37,7 @@ def test_30_rankings_train_a_reward_model(server, browser, tmp_path):
     rows = rank_rows(30)
     rows[0][1]["responses"][1] = ""  # as policies write it
     batch = server.add_batch(rows)
-    page = open_rank(server, browser, "trainer")
+    page = open_task(server, browser, "trainer", "rank")
     rng = random.Random(30)
     for done in range(1, 31):
         type_order(page, random_tiers(rng, 4), len(shown_texts(page)))
@@ -56,8 +56,7 @@ def test_clicks_train_a_rule_model_that_ppo_obeys(server, browser, tmp_path):
     texts = ["I am 7.", "I am well.", "Room 12.", "Fine, thanks."]
     rows = [(f"t:{n}", {"prompt": "How are you?", "response": text, "id": f"r{n}"}) for n, text in enumerate(texts)]
     batch = server.add_batch(rows, "rules", rule_set="plain-style")
-    page = server.page(browser, "rule-judge")
-    page.goto("/?task=rules")
+    page = server.page(browser, "rule-judge", "/?task=rules")
     for done in range(1, len(texts) + 1):
         page.wait_for_selector(".rule")
         shown = page.locator("body").inner_text()

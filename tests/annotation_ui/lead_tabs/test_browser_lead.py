@@ -10,7 +10,7 @@ from annotation_ui.store.judgments import Judgments
 from annotation_ui.store.leases import Leases
 from annotation_ui.store.schema import Batch
 from tests.annotation_ui.conftest import SCREENSHOTS
-from tests.annotation_ui.pages import answers_awaited, choose, labeler, open_rank, open_tab, press, sign_in
+from tests.annotation_ui.pages import answers_awaited, choose, labeler, open_tab, open_task, press, sign_in
 from tests.annotation_ui.running import do, rank_rows
 from tests.files import read_rows, write_rows
 
@@ -18,8 +18,7 @@ BLANK = {"ratings": [None] * 4, "flags": [[]] * 4}
 
 
 def test_a_labeler_is_added_shut_out_after_a_question_let_in_and_made_a_lead(server, browser):
-    page = server.page(browser, "office", "lead")
-    page.goto("/lead/")
+    page = server.lead_page(browser, "office")
     panel = open_tab(page, "Users")
     panel.get_by_label("Name", exact=True).fill("newcomer")
     panel.get_by_role("button", name="Add", exact=True).click()
@@ -59,8 +58,7 @@ def test_a_labeler_is_added_shut_out_after_a_question_let_in_and_made_a_lead(ser
 def test_a_batch_is_imported_changed_ranked_twice_and_exported_as_one_row_per_item(server, browser, tmp_path):
     path = tmp_path / "from the page.jsonl"
     write_rows(path, (row for _, row in rank_rows(3)))
-    page = server.page(browser, "office", "lead")
-    page.goto("/lead/")
+    page = server.lead_page(browser, "office")
     panel = open_tab(page, "Import")
     panel.locator('input[type="file"]').first.set_input_files(path)
     panel.get_by_role("button", name="Import", exact=True).click()  # under the name of the file
@@ -109,12 +107,6 @@ def test_a_batch_is_imported_changed_ranked_twice_and_exported_as_one_row_per_it
     assert all(len(row["preferences"]) == 4 and row["preferences"][0][3] > 0.5 for row in rows)
 
 
-def open_lead(server, browser, name):
-    page = server.page(browser, name, "lead")
-    page.goto("/lead/")
-    return page
-
-
 def open_batch(page, batch):
     panel = open_tab(page, "Batches")
     panel.locator(f'[data-key="{batch}"] button').click()
@@ -129,7 +121,7 @@ def save_batch(panel, label, value):
 
 def test_settings_that_another_lead_has_changed_are_told_and_shown(server, browser):
     batch = server.add_batch(2)
-    one, two = open_lead(server, browser, "lead-one"), open_lead(server, browser, "lead-two")
+    one, two = server.lead_page(browser, "lead-one"), server.lead_page(browser, "lead-two")
     first, second = open_batch(one, batch), open_batch(two, batch)
     save_batch(first, "Priority (higher first)", "5")
     expect(first.get_by_text("Saved.")).to_be_visible()
@@ -145,7 +137,7 @@ def test_settings_that_another_lead_has_changed_are_told_and_shown(server, brows
 
 
 def test_guidelines_of_another_lead_are_told_and_an_unsaved_text_stays(server, browser):
-    one, two = open_lead(server, browser, "lead-one"), open_lead(server, browser, "lead-two")
+    one, two = server.lead_page(browser, "lead-one"), server.lead_page(browser, "lead-two")
     panels = [open_tab(page, "Rules and guidelines") for page in (one, two)]
     for panel in panels:
         choose(panel, "Task", "Probe a model")
@@ -173,17 +165,16 @@ def test_guidelines_of_another_lead_are_told_and_an_unsaved_text_stays(server, b
 def test_a_batch_for_one_labeler_shows_what_is_skipped_and_stuck(server, browser):
     batch = server.add_batch(2, labelers_per_item=2)
     server.token("cleo")
-    lead = open_lead(server, browser, "lead-one")
+    lead = server.lead_page(browser, "lead-one")
     panel = open_batch(lead, batch)
     choose(panel, "Give it to (nobody named: everybody)", "cleo")
     lead.keyboard.press("Escape")
     panel.get_by_role("button", name="Save", exact=True).click()
     expect(panel.get_by_text("Saved.")).to_be_visible()
 
-    dora = server.page(browser, "dora")
-    dora.goto("/?task=rank")
+    dora = server.page(browser, "dora", "/?task=rank")
     expect(dora.locator(".nothing")).to_be_visible()
-    cleo = open_rank(server, browser, "cleo")
+    cleo = open_task(server, browser, "cleo", "rank")
     prompt = cleo.locator(".conversation").inner_text()
     press(cleo, "s")
     cleo.wait_for_selector("dialog[open] .skip")
@@ -213,7 +204,7 @@ def test_a_click_acts_on_the_row_and_only_the_fields_of_the_records_are_shown(se
     judgments = Judgments(Leases(server.database))
     for name, ranks in (("row-ann", [1, 2, 3, 4]), ("row-bob", [4, 3, 2, 1])):
         do(judgments, labeler(server, name), "rank", {"ranks": ranks, **BLANK})
-    page = open_lead(server, browser, "lead-rows")
+    page = server.lead_page(browser, "lead-rows")
     panel = open_tab(page, "Users")
     expect(panel.get_by_role("button", name="Deactivate", exact=True)).to_be_hidden()  # nobody is chosen
     panel.locator('[data-key="row-ann"] button').click()

@@ -90,8 +90,7 @@ def decide_both(page, panel):
 
 def test_an_empty_app_says_what_to_do_first_and_what_is_empty(new_app, browser):
     for scheme in ("dark", "light"):
-        page = new_app.page(browser, "boss", "lead", color_scheme=scheme)
-        page.goto("/lead/")
+        page = new_app.lead_page(browser, "boss", color_scheme=scheme)
         expect(page.locator(".first-steps li.current")).to_contain_text("Add the people who label")
         for tab in TABS:
             panel = open_tab(page, tab)
@@ -122,7 +121,7 @@ def test_a_lead_browses_decides_and_sees_who_is_reliable(new_app, browser):
     rank(new_app, "ann", [[1, 2, 3, 4]] * 4)
     rank(new_app, "bob", [[1, 2, 3, 4]] * 4)
     rank(new_app, "cy", [[4, 3, 2, 1], [1, 3, 2, 4], [1, 2, 3, 4], [1, 2, 3, 4]], flags=[["hallucination"], [], [], []])
-    page = new_app.page(browser, "boss", "lead")
+    page = new_app.page(browser, "boss", role="lead")
     dialogs = []
     page.on("dialog", lambda dialog: (dialogs.append(dialog.message), dialog.dismiss()))
     page.goto("/lead/")
@@ -179,8 +178,7 @@ def test_a_labeler_reads_new_guidelines_and_learns_from_a_training_item(new_app,
     }
     work = {"prompt": "3 + 3?", "responses": ["6", "7"]}
     new_app.add_batch([("t", row), ("t", work)], "compare")
-    boss = new_app.page(browser, "boss", "lead")
-    boss.goto("/lead/")
+    boss = new_app.lead_page(browser, "boss")
     panel = open_tab(boss, "Rules and guidelines")
     choose(panel, "Task", "Compare two")
     expect(panel.locator(".empty").first).to_be_visible()
@@ -198,8 +196,7 @@ def test_a_labeler_reads_new_guidelines_and_learns_from_a_training_item(new_app,
     expect(panel.get_by_label("Guidelines (Markdown)")).to_have_value("First.")
     boss.context.close()
 
-    page = new_app.page(browser, "dot")
-    page.goto("/?task=compare")
+    page = new_app.page(browser, "dot", "/?task=compare")
     page.get_by_role("button", name="Read them").click()
     expect(page.get_by_role("dialog")).to_contain_text("Second.")
     page.get_by_role("button", name="Close").click()

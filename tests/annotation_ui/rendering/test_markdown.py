@@ -89,7 +89,7 @@ def test_hostile_texts_show_as_text_and_nothing_runs(server, browser):
     assert page.locator(".workbench :is(img, svg, script, iframe, style, [onerror], [onload])").count() == 0
     assert page.locator('.workbench a[href^="javascript"]').count() == 0
     expect(page.locator(".card").first).to_contain_text("window.pwned=1")
-    lead = server.page(browser, "sec-boss", "lead")
+    lead = server.page(browser, "sec-boss", role="lead")
     lead.on("request", lambda request: None if request.url.startswith(server.url) else outside.append(request.url))
     lead.goto("/lead/")
     expect(lead.get_by_text("<img src=x").locator("visible=true").first).to_be_visible()

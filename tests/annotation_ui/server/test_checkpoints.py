@@ -70,8 +70,7 @@ def test_a_model_that_waits_is_not_loaded_after_it_was_unloaded():
 
 def test_the_lead_loads_and_unloads_a_model(server, browser, tmp_path):
     server.add_batch([("t", {"rule": "no-threats"})], "probe", rule_set="sparrow-dialogue")
-    page = server.page(browser, "model-boss", "lead")
-    page.goto("/lead/")
+    page = server.lead_page(browser, "model-boss")
     page.get_by_role("tab", name="Model", exact=True).click()
     status = page.locator("#model-status .status")
     page.get_by_role("button", name="Unload", exact=True).click()  # the app is all tests' own: one may have left a model
@@ -86,8 +85,7 @@ def test_the_lead_loads_and_unloads_a_model(server, browser, tmp_path):
         expect(status).to_contain_text(says, timeout=180_000)
         assert len(status.inner_text().splitlines()) == 1
     page.screenshot(path=SCREENSHOTS / "lead-model.png")
-    labeler = server.page(browser, "model-labeler")
-    labeler.goto("/?task=probe")
+    labeler = server.page(browser, "model-labeler", "/?task=probe")
     labeler.locator(".say textarea").fill("Hello")
     labeler.click('[data-action="send"]')
     expect(labeler.locator(".message.assistant .markdown")).not_to_be_empty(timeout=120_000)

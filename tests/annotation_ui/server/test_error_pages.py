@@ -12,7 +12,7 @@ from annotation_ui.server.auth import Auth
 from annotation_ui.server.headers import COOKIE
 from annotation_ui.server.health import KEEP_SECONDS, Health
 from tests.annotation_ui.conftest import SCREENSHOTS
-from tests.annotation_ui.pages import open_rank
+from tests.annotation_ui.pages import open_task
 from tests.annotation_ui.running import Client, Server, form
 
 PASSWORD = "correct horse battery"
@@ -58,9 +58,7 @@ def test_a_full_disk_is_a_page_and_an_open_page_goes_on(own_server, browser):
     ann = Client(own_server, own_server.token("ann"))
     here = f"/api/assignments/{ann.next()['assignment']}"
     request = {"request_id": secrets.token_hex(8), "answer": {"ranks": [1, 2, 3, 4]}, "seconds": 1}
-    page = own_server.page(browser, "ann")
-    page.goto("/?task=rank")
-    page.wait_for_selector(".card")
+    page = open_task(own_server, browser, "ann", "rank")
     other = browser.new_context(base_url=own_server.url).new_page()
     other.goto("/login")
     other.fill('[name="name"]', "ann")
@@ -100,11 +98,12 @@ def test_a_page_that_starts_while_the_server_cannot_answer_starts_later(own_serv
 
 
 def test_what_is_gone_or_needs_a_session_is_a_page(own_server, browser):
-    page = own_server.page(browser, "boss", "lead")
+    page = own_server.page(browser, "boss", role="lead")
     assert opened(page, "/lead/exports/rankings-20260101-000000-0123abcd.jsonl") == 404
     expect(page.get_by_role("heading", name="There is no such page")).to_be_visible()
     own_server.add_batch(1)
-    page = open_rank(own_server, browser, "leaver")  # with an item: a page without one asks the server for the tasks again
+    # With an item: a page without one asks the server for the tasks again.
+    page = open_task(own_server, browser, "leaver", "rank")
     page.context.clear_cookies()
     page.locator(".menu summary").click()
     page.get_by_role("button", name="Sign out").click()  # the session has ended before: no error, either

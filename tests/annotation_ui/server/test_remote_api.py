@@ -211,7 +211,7 @@ def test_the_rate_of_a_token_is_limited_and_that_of_another_is_not(server):
 
 def test_the_page_of_the_api_is_for_leads_and_loads_nothing_from_elsewhere(server, browser, ann):
     assert ann("GET", "/lead/api")[0] == ann("GET", "/lead/api/openapi.json")[0] == 403
-    page = server.page(browser, "api-reader", "lead")
+    page = server.page(browser, "api-reader", role="lead")
     elsewhere = []
     page.on("request", lambda request: elsewhere.append(request.url) if not request.url.startswith(server.url) else None)
     page.goto("/lead/api")
@@ -266,8 +266,7 @@ def test_imports_and_exports_of_every_way_are_in_the_trail(database, tmp_path):
 
 
 def test_a_lead_adds_and_revokes_a_token_on_the_page(any_server, browser):
-    page = any_server.page(browser, "token-office", "lead")
-    page.goto("/lead/")
+    page = any_server.lead_page(browser, "token-office")
     panel, name = open_tab(page, "Users"), f"page-{secrets.token_hex(3)}"
     expect(panel.get_by_role("button", name="Revoke")).to_be_hidden()
     panel.get_by_label("Token name").fill(name)

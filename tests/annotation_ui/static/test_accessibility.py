@@ -9,18 +9,8 @@ from playwright.sync_api import expect
 from annotation_ui.store.judgments import Judgments
 from annotation_ui.store.leases import Leases
 from tests.annotation_ui.conftest import SCREENSHOTS
-from tests.annotation_ui.pages import LOW_CONTRAST, UNNAMED, choose, labeler, open_tab, soon_equal
+from tests.annotation_ui.pages import LOW_CONTRAST, READY, UNNAMED, choose, labeler, open_tab, soon_equal
 from tests.annotation_ui.running import do
-
-READY = {
-    "rank": ".card",
-    "rules": ".rule",
-    "demonstrate": "textarea",
-    "edit": "textarea",
-    "spans": ".marked-text",
-    "compare": ".choices",
-    "probe": ".the-rule",
-}
 
 # WCAG 2.2, success criterion 1.4.3: 4.5 to 1, and 3 to 1 for large text. Colors are painted to read them as sRGB.
 
@@ -52,8 +42,7 @@ def add_everything(server):
 def test_every_task_is_readable_named_and_fits(server, browser, scheme, width):
     add_everything(server)
     viewport = {"width": width, "height": 800}
-    page = server.page(browser, f"a11y-{scheme}-{width}", color_scheme=scheme, viewport=viewport)
-    page.goto("/")
+    page = server.page(browser, f"a11y-{scheme}-{width}", "/", color_scheme=scheme, viewport=viewport)
     for task, ready in READY.items():
         page.click(f'[data-task="{task}"]')
         page.wait_for_selector(f".stage:not([inert]) {ready}")  # not the one of the task before
@@ -140,8 +129,7 @@ def settled(panel):
 def test_every_tab_fits_and_is_readable(server, browser, scheme):
     add_real_work(server)
     viewport = {"width": WIDTH, "height": 844}
-    page = server.page(browser, "boss", "lead", viewport=viewport, color_scheme=scheme, has_touch=True, is_mobile=True)
-    page.goto("/lead/")
+    page = server.lead_page(browser, "boss", viewport=viewport, color_scheme=scheme, has_touch=True, is_mobile=True)
     for name in TABS:
         panel = open_tab(page, name)
         settled(panel)
@@ -158,8 +146,7 @@ def test_every_tab_fits_and_is_readable(server, browser, scheme):
 def test_a_lead_works_by_finger(server, browser):
     """Add a labeler, close a batch, look at an item in a wide table."""
     batch, name = add_real_work(server), f"cem-{secrets.token_hex(3)}"
-    page = server.page(browser, "boss", "lead", viewport={"width": WIDTH, "height": 844}, has_touch=True, is_mobile=True)
-    page.goto("/lead/")
+    page = server.lead_page(browser, "boss", viewport={"width": WIDTH, "height": 844}, has_touch=True, is_mobile=True)
     panel = open_tab(page, "Users")
     panel.get_by_label("Name", exact=True).fill(name)
     panel.get_by_role("button", name="Add", exact=True).tap()

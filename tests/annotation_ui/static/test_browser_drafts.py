@@ -10,7 +10,7 @@ from annotation_ui.store.judgments import Judgments
 from annotation_ui.store.leases import Leases
 from annotation_ui.store.schema import Assignment, Batch, Item, Judgment, SignIn
 from tests.annotation_ui.conftest import SCREENSHOTS
-from tests.annotation_ui.pages import Held, exported, labeler, open_rank, open_task
+from tests.annotation_ui.pages import Held, exported, labeler, open_task
 from tests.annotation_ui.running import do
 
 PASSWORD = "correct horse battery"
@@ -29,18 +29,11 @@ def stored_text(server, name):
     return draft["state"]["completion"] if draft else ""
 
 
-def open_writing(server, browser, name):
-    page = server.page(browser, name)
-    page.goto("/?task=demonstrate")
-    page.wait_for_selector("textarea")
-    return page
-
-
 def test_a_text_outlives_the_end_of_the_session(server, browser):
     server.add_batch([("t", {"prompt": "Q"})], "demonstrate")
     server.token("writer")
     Auth(server.database).set_password("writer", PASSWORD)
-    page = open_writing(server, browser, "writer")
+    page = open_task(server, browser, "writer", "demonstrate")
     page.keyboard.type("one")
     expect(page.locator(".saved")).to_have_text("Saved")
     end_session(server, "writer")
@@ -74,7 +67,7 @@ def test_a_text_outlives_the_end_of_the_session(server, browser):
 
 def test_a_page_whose_session_has_ended_can_be_left(server, browser):
     server.add_batch(1)
-    page = open_rank(server, browser, "leaving")
+    page = open_task(server, browser, "leaving", "rank")
     end_session(server, "leaving")
     page.keyboard.press("1")
     page.get_by_role("link", name="Sign in as somebody else").click()
@@ -84,7 +77,7 @@ def test_a_page_whose_session_has_ended_can_be_left(server, browser):
 def test_a_reload_and_another_task_lose_no_active_time(server, browser):
     server.add_batch([("t", {"prompt": "Q", "responses": ["a", "b"]})], "compare")
     batch = server.add_batch([("t", {"prompt": "Q"})], "demonstrate")
-    page = open_writing(server, browser, "timed")
+    page = open_task(server, browser, "timed", "demonstrate")
     page.wait_for_function(
         "() => Object.values(sessionStorage).some((each) => Number(each) >= 3)"
     )  # reads, and changes nothing
@@ -105,7 +98,7 @@ def test_a_reload_and_another_task_lose_no_active_time(server, browser):
 
 def test_a_second_window_says_what_is_saved(server, browser):
     server.add_batch([("t", {"prompt": "Q"})], "demonstrate")
-    one, two = open_writing(server, browser, "twice"), open_writing(server, browser, "twice")
+    one, two = (open_task(server, browser, "twice", "demonstrate") for _ in range(2))
     one.keyboard.type("first")
     expect(one.locator(".saved")).to_have_text("Saved")
     two.keyboard.type("second")
@@ -127,7 +120,7 @@ def test_a_second_window_says_what_is_saved(server, browser):
 
 def test_a_window_that_goes_on_can_be_submitted_at_once_however_slow_the_server_is(server, browser):
     batch = server.add_batch([("t", {"prompt": "Q", "responses": ["a", "b"]})], "compare")
-    one, two = (open_task(server, browser, "impatient", "compare", ".choices") for _ in range(2))
+    one, two = (open_task(server, browser, "impatient", "compare") for _ in range(2))
     one.keyboard.press("1")
     expect(one.locator(".saved")).to_have_text("Saved")
     two.keyboard.press("t")
@@ -142,7 +135,7 @@ def test_a_window_that_goes_on_can_be_submitted_at_once_however_slow_the_server_
 
 def test_a_text_written_after_another_window_submitted_is_kept_and_can_be_used(server, browser):
     batch = server.add_batch([("t", {"prompt": f"Q{n}"}) for n in range(2)], "demonstrate")
-    one, two = open_writing(server, browser, "both"), open_writing(server, browser, "both")
+    one, two = (open_task(server, browser, "both", "demonstrate") for _ in range(2))
     two.keyboard.type("short")
     two.keyboard.press("Control+Enter")
     expect(two.locator(".conversation")).to_contain_text("Q1")
@@ -165,7 +158,7 @@ def test_a_text_written_after_another_window_submitted_is_kept_and_can_be_used(s
 
 def test_a_submit_that_comes_second_loses_nothing_either(server, browser):
     server.add_batch([("t", {"prompt": f"Q{n}"}) for n in range(2)], "demonstrate")
-    one, two = open_writing(server, browser, "race"), open_writing(server, browser, "race")
+    one, two = (open_task(server, browser, "race", "demonstrate") for _ in range(2))
     one.route("**/draft", lambda route: None)  # the connection hangs
     one.keyboard.type("slow")
     two.keyboard.type("quick")
@@ -179,7 +172,7 @@ def test_a_submit_that_comes_second_loses_nothing_either(server, browser):
 
 def test_a_lease_that_is_over_is_said_aloud(server, browser):
     server.add_batch([("t", {"prompt": "Q"})], "demonstrate")
-    page = open_writing(server, browser, "slow")
+    page = open_task(server, browser, "slow", "demonstrate")
     judgments, slow, other = Judgments(Leases(server.database)), labeler(server, "slow"), labeler(server, "other")
     with server.database.write() as session:
         session.scalars(select(Assignment).where(Assignment.user_id == slow)).one().expires_at = 0
@@ -199,7 +192,7 @@ def test_a_lease_that_is_over_is_said_aloud(server, browser):
 def test_a_text_is_saved_while_it_is_written(server, browser):
     """Somebody who never pauses is saved, too: typing goes on until the server has something."""
     server.add_batch([("t", {"prompt": "Q"})], "demonstrate")
-    page = open_writing(server, browser, "restless")
+    page = open_task(server, browser, "restless", "demonstrate")
     page.evaluate("""() => {
       const text = document.querySelector('textarea');
       window.typing = setInterval(() => { text.value += 'x'; text.dispatchEvent(new Event('input')); }, 50);
@@ -215,8 +208,7 @@ def test_many_long_notes_are_saved(server, browser):
     """A draft carries as many undo steps as the server takes; the page keeps all of them."""
     row = {"prompt": "Q", "response": "A"}
     server.add_batch([("t", row)], "rules", rule_set="sparrow-dialogue")
-    page = server.page(browser, "noter")
-    page.goto("/?task=rules")
+    page = server.page(browser, "noter", "/?task=rules")
     notes = page.locator(".rule .note")
     expect(notes).to_have_count(23)
     page.evaluate("""() => document.querySelectorAll('.rule .note').forEach((note) => {
@@ -241,9 +233,7 @@ def test_many_long_notes_are_saved(server, browser):
 def test_an_answer_that_is_late_does_not_disturb_the_next_task(server, browser):
     server.add_batch([("t", {"prompt": "Q", "responses": ["a", "b"]})] * 2, "compare")
     server.add_batch([("t", {"prompt": "Q"})], "demonstrate")
-    page = server.page(browser, "quick")
-    page.goto("/?task=compare")
-    page.wait_for_selector(".choices")
+    page = open_task(server, browser, "quick", "compare")
     held = Held(page, "**/submit")
     page.keyboard.press("t")
     page.keyboard.press("Enter")
@@ -261,7 +251,7 @@ def test_an_answer_that_is_late_does_not_disturb_the_next_task(server, browser):
 
 def test_an_answer_that_is_refused_stays_as_it_was(server, browser):
     server.add_batch(2)
-    page = open_rank(server, browser, "refused")
+    page = open_task(server, browser, "refused", "rank")
     held = Held(page, "**/submit")
     page.keyboard.type("1234")
     page.keyboard.press("Enter")
@@ -278,7 +268,7 @@ def test_an_answer_that_is_refused_stays_as_it_was(server, browser):
 
 def test_a_key_that_is_held_decides_one_item(server, browser):
     batch = server.add_batch(5)
-    page = open_rank(server, browser, "holder")
+    page = open_task(server, browser, "holder", "rank")
 
     def hold(key):
         for _ in range(8):  # the browser repeats it, as a keyboard does

@@ -5,7 +5,7 @@ from playwright.sync_api import expect
 
 from annotation_ui.reports.export import Selection, rows_to_export
 from tests.annotation_ui.conftest import SCREENSHOTS
-from tests.annotation_ui.pages import Held, exported, open_rank, press
+from tests.annotation_ui.pages import Held, exported, open_task, press
 
 CODE = "```python\n" + "x = call(" + ", ".join(f"argument_{i}=value_{i}" for i in range(60)) + ")\n```"
 WRITTEN = ["old pond\na frog leaps in\nwater's sound", "![a pond](http://x/pond.png)", "[1]: http://example.com",
@@ -45,7 +45,7 @@ HIDDEN = """() => {
 def test_texts_and_layout(server, browser):
     server.add_batch([("t", {"prompt": "A\nB", "responses": WRITTEN})], labelers_per_item=2)
     server.add_batch([("t", {"prompt": CODE, "responses": [CODE, "short"]})], "compare", labelers_per_item=2)
-    page = open_rank(server, browser, "reader", color_scheme="light")
+    page = open_task(server, browser, "reader", "rank", color_scheme="light")
     seen = [text.strip() for text in page.evaluate(SEEN)]
     assert sorted(seen) == sorted(["old pond\na frog leaps in\nwater's sound", "![a pond](http://x/pond.png)",
                                    "[1]: http://example.com", "5*6*7 = 210", "one\nthree", "name", "***",
@@ -78,7 +78,7 @@ def test_texts_and_layout(server, browser):
 
 def test_a_long_status_makes_no_second_line(server, browser):
     server.add_batch(1)
-    page = open_rank(server, browser, "a-name-of-some-length", viewport={"width": 1366, "height": 768})
+    page = open_task(server, browser, "a-name-of-some-length", "rank", viewport={"width": 1366, "height": 768})
     height = page.locator(".top").bounding_box()["height"]
     page.evaluate("document.querySelector('.saved').textContent = 'The server cannot answer, trying again…'.repeat(3)")
     assert page.locator(".top").bounding_box()["height"] == height
@@ -89,7 +89,7 @@ def test_a_long_status_makes_no_second_line(server, browser):
 def test_every_digit_of_a_lists_numbers_is_seen(server, browser):
     lists = ["9. a\n10. b\n11. c", "100. a", "2024. a", "123456789) a"]
     server.add_batch([("t", {"prompt": "Q", "responses": lists})])
-    page = open_rank(server, browser, "counter")
+    page = open_task(server, browser, "counter", "rank")
     widths = page.evaluate(ROOM_FOR_NUMBERS)
     assert len(widths) == 6
     for mark, needed, room in widths:
@@ -101,7 +101,7 @@ def test_enter_submits_after_every_click(server, browser):
     rules = server.add_batch(
         [("t", {"prompt": "Q", "response": "a", "rules": ["no-threats"]})], "rules", rule_set="sparrow-dialogue"
     )
-    page = open_rank(server, browser, "enter")
+    page = open_task(server, browser, "enter", "rank")
     for number, last in enumerate(('[aria-label="Quality 6 of 7"]', '[data-flag="violent"]'), 1):
         for index in range(4):
             page.click(f'[data-card="{index}"] [aria-label="Place {index + 1}"]')
@@ -156,8 +156,7 @@ def test_focus_is_never_hidden_behind_the_bars(server, browser, width, height):
 
 def test_radio_groups_have_arrow_keys(server, browser):
     server.add_batch([("t", {"prompt": "Q", "response": "a"})], "rules", rule_set="sparrow-dialogue")
-    page = server.page(browser, "arrows")
-    page.goto("/?task=rules")
+    page = server.page(browser, "arrows", "/?task=rules")
     page.locator('[data-rule="no-threats"] [data-verdict="violates"]').focus()
     press(page, "ArrowRight")
     chosen = page.locator('[data-rule="no-threats"] [data-verdict="unsure"]')
@@ -170,7 +169,7 @@ def test_radio_groups_have_arrow_keys(server, browser):
 
 def test_keys_counts_comment_skip_and_keys_typed_ahead(server, browser):
     batch = server.add_batch(4)
-    page = open_rank(server, browser, "busy")
+    page = open_task(server, browser, "busy", "rank")
     expect(page.locator(".left")).to_have_text("4 of 4 left")
     press(page, *"1234", "q", "5", "f", "b", "c", "f", "ArrowRight", "q", "2", "q", "0", "c")
     page.keyboard.type("close call")
@@ -208,9 +207,7 @@ def test_keys_counts_comment_skip_and_keys_typed_ahead(server, browser):
 
 def test_keys_typed_ahead_are_the_first_letters_of_the_next_text(server, browser):
     server.add_batch([("t", {"prompt": f"Q{n}"}) for n in range(2)], "demonstrate")
-    page = server.page(browser, "hasty")
-    page.goto("/?task=demonstrate")
-    page.wait_for_selector("textarea")
+    page = open_task(server, browser, "hasty", "demonstrate")
     page.keyboard.type("One.")
     held = Held(page, "**/next")
     press(page, "Control+Enter", *"Was it us?")
@@ -222,7 +219,7 @@ def test_keys_typed_ahead_are_the_first_letters_of_the_next_text(server, browser
 def test_the_back_button_stays_in_the_app(server, browser):
     server.add_batch(1)
     server.add_batch([("t", {"prompt": "Q", "responses": ["a", "b"]})], "compare")
-    page = open_rank(server, browser, "walker")
+    page = open_task(server, browser, "walker", "rank")
     page.click('[data-task="compare"]')
     page.wait_for_selector(".choices")
     press(page, "w")

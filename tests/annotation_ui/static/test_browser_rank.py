@@ -10,7 +10,7 @@ from sqlalchemy import select
 
 from annotation_ui.store.schema import Assignment, Judgment
 from tests.annotation_ui.conftest import SCREENSHOTS, in_pairs
-from tests.annotation_ui.pages import drag, drag_order, exported, open_rank, press, shown_texts, submit, type_order
+from tests.annotation_ui.pages import drag, drag_order, exported, open_task, press, shown_texts, submit, type_order
 from tests.annotation_ui.running import rank_rows
 
 pytestmark = pytest.mark.timeout(600)
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.timeout(600)
 @in_pairs(("postgresql", "keyboard"))
 def test_an_order_with_a_tie_is_exported_as_it_was_shown(any_server, browser, how):
     batch = any_server.add_batch(1)
-    page = open_rank(any_server, browser, f"rank-{how}")
+    page = open_task(any_server, browser, f"rank-{how}", "rank")
     texts = shown_texts(page)
     tiers = [[2], [0, 3], [1]]
     if how == "mouse":
@@ -39,7 +39,7 @@ def test_an_order_with_a_tie_is_exported_as_it_was_shown(any_server, browser, ho
 
 def test_a_refresh_and_another_device_go_on_where_the_labeler_was(server, browser):
     server.add_batch(2)
-    page = open_rank(server, browser, "refresher")
+    page = open_task(server, browser, "refresher", "rank")
     drag_order(page, [[1], [0, 2]])
     page.click('[data-card="1"] .ratings button:nth-of-type(6)')
     page.click('[data-card="0"] .flags summary')
@@ -50,7 +50,7 @@ def test_a_refresh_and_another_device_go_on_where_the_labeler_was(server, browse
     page.wait_for_selector(".board .chip")
     assert (shown_texts(page), page.locator(".board").inner_text()) == before
     expect(page.locator('[data-card="1"] [aria-label="Quality 6 of 7"]')).to_have_attribute("aria-checked", "true")
-    phone = open_rank(server, browser, "refresher", viewport={"width": 390, "height": 800})
+    phone = open_task(server, browser, "refresher", "rank", viewport={"width": 390, "height": 800})
     phone.wait_for_selector(".board .chip")
     assert (shown_texts(phone), phone.locator(".board").inner_text()) == before
     assert phone.evaluate("document.querySelector('.workbench').scrollWidth") <= 390
@@ -63,7 +63,7 @@ def test_a_refresh_and_another_device_go_on_where_the_labeler_was(server, browse
 
 def test_undo_opens_the_submitted_ranking_again(server, browser):
     batch = server.add_batch(2)
-    page = open_rank(server, browser, "undoer")
+    page = open_task(server, browser, "undoer", "rank")
     first = page.locator(".conversation").inner_text()
     type_order(page, [[3], [2], [1], [0]], 4)
     submit(page, 1)
@@ -88,7 +88,7 @@ def test_undo_opens_the_submitted_ranking_again(server, browser):
 
 def test_skip_help_and_keys_that_move(server, browser):
     server.add_batch(2)
-    page = open_rank(server, browser, "keys")
+    page = open_task(server, browser, "keys", "rank")
     page.keyboard.press("?")
     expect(page.locator("dialog")).to_contain_text("tie it with the one above")
     page.screenshot(path=SCREENSHOTS / "help.png")
@@ -111,7 +111,7 @@ def test_skip_help_and_keys_that_move(server, browser):
 def test_what_a_key_acts_on_and_what_is_dragged_come_into_view(server, browser):
     long = [f"{k} " + "long text " * 150 for k in range(9)]
     server.add_batch([("t", {"prompt": "Q", "responses": long})])
-    page = open_rank(server, browser, "scroller", viewport={"width": 1100, "height": 520})
+    page = open_task(server, browser, "scroller", "rank", viewport={"width": 1100, "height": 520})
     first = page.locator('[data-card="0"]')
     for keys in ("f", ("q", "5"), "ArrowUp"):
         page.mouse.move(400, 300)
@@ -225,12 +225,12 @@ def test_every_order_and_tie_is_exported_as_it_was_clicked(any_server, browser):
     for number, (_, row) in enumerate(rows):
         row["prompt"], row["id"] = f"Question {number}", f"q-{number}"
     batch = any_server.add_batch(rows)
-    desk = open_rank(any_server, browser, "orders", viewport={"width": 1280, "height": 1000})
+    desk = open_task(any_server, browser, "orders", "rank", viewport={"width": 1280, "height": 1000})
     phone = None
     expected = {}
     for hand, ranks in plan:
         if hand.startswith("touch") and phone is None:
-            phone = open_rank(any_server, browser, "orders", viewport={"width": 390, "height": 1400}, has_touch=True)
+            phone = open_task(any_server, browser, "orders", "rank", viewport={"width": 390, "height": 1400}, has_touch=True)
         page = phone if phone and hand.startswith("touch") else desk
         prompt, texts = page.evaluate(SHOWN)
         if prompt in expected:  # the other device has answered this one
@@ -255,7 +255,7 @@ def test_nine_responses_are_read_in_two_columns_or_one_at_a_time(server, browser
     for _, row in rows:
         row["responses"] = [f"{text} " + "word " * 150 for text in row["responses"]]
     server.add_batch(rows)
-    page = open_rank(server, browser, "viewer", viewport={"width": 1280, "height": 800})
+    page = open_task(server, browser, "viewer", "rank", viewport={"width": 1280, "height": 800})
     cards = page.locator(".card[data-card]")
     expect(cards.locator("visible=true")).to_have_count(9)
     page.click('[data-view="two"]')

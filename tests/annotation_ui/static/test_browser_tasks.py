@@ -22,7 +22,7 @@ BOTH = in_pairs(("sqlite", "mouse"), ("postgresql", "keyboard"))
 def test_judge_rules(any_server, browser, how):
     row = {"prompt": "Who are you?", "responses": ["I am Bob, a human."], "id": "who"}
     batch = any_server.add_batch([("test:1", row)], "rules", rule_set="sparrow-dialogue")
-    page = open_task(any_server, browser, f"rules-{how}", "rules", ".rule")
+    page = open_task(any_server, browser, f"rules-{how}", "rules")
     assert page.locator(".rule").count() == 23
     if how == "mouse":
         for rule in page.locator(".rule").all():
@@ -52,9 +52,7 @@ def test_judge_rules(any_server, browser, how):
 
 def test_23_rules_fill_one_and_a_half_screens_and_none_moves_when_it_is_chosen(server, browser):
     server.add_batch([("t:1", {"prompt": "Q", "response": "A"})], "rules", rule_set="sparrow-dialogue")
-    page = server.page(browser, "many-rules", viewport={"width": 1280, "height": 800})
-    page.goto("/?task=rules")
-    page.wait_for_selector(".rule")
+    page = open_task(server, browser, "many-rules", "rules", viewport={"width": 1280, "height": 800})
     rules = page.locator(".rule")
     page.screenshot(path=SCREENSHOTS / "rules-23.png")
     boxes = [rule.bounding_box() for rule in rules.all()]
@@ -73,7 +71,7 @@ def test_23_rules_fill_one_and_a_half_screens_and_none_moves_when_it_is_chosen(s
 def test_one_rule_alone(server, browser):
     settings = {"one_rule_each": True, "rules": ["grounded", "specific"]}
     server.add_batch([("t:1", {"prompt": "Q", "response": "A"})], "rules", rule_set="lamda-quality", settings=settings)
-    page = open_task(server, browser, "one-rule", "rules", ".rule")
+    page = open_task(server, browser, "one-rule", "rules")
     assert page.locator(".rule").count() == 1
     page.keyboard.press("2")
     page.keyboard.press("Enter")
@@ -84,7 +82,7 @@ def test_the_help_of_a_form_names_its_own_answers_and_the_response_is_in_sight(s
     turns = [{"role": role, "content": "word " * 90} for _ in range(5) for role in ("user", "assistant")]
     server.add_batch([("t:1", {"prompt": turns[:-1], "response": "Yes."})], "rules", rule_set="lamda-harms-form",
                      settings={"rules": ["makes-sense", "harm-hate"]})  # fmt: skip
-    page = open_task(server, browser, "form-help", "rules", ".rule")
+    page = open_task(server, browser, "form-help", "rules")
     expect(page.locator(".reading .card")).to_be_in_viewport()
     keys = page.locator(".rule.chosen .verdict")
     assert keys.all_inner_texts() == ["No", "Yes", "Unsure"]
@@ -100,7 +98,7 @@ def test_the_help_of_a_form_names_its_own_answers_and_the_response_is_in_sight(s
 def test_a_form_asks_no_more_behind_a_gate_and_fills_the_address(server, browser):
     row = {"prompt": "Who wrote it?", "responses": ["Ann, see https://a.example/x.", "No idea."]}
     batch = server.add_batch([("t:1", row)], "rules", rule_set="grounding")
-    page = open_task(server, browser, "form", "rules", ".rule")
+    page = open_task(server, browser, "form", "rules")
     lines, buttons = page.locator(".rule:visible"), page.locator('[data-rule="makes-claim"] .verdict')
     assert buttons.all_inner_texts() == ["Yes", "No", "Unsure"]
     assert page.locator('[data-rule="cites"] .note').input_value() == "https://a.example/x"
@@ -130,7 +128,7 @@ def test_demonstrate_with_a_refresh_in_the_middle_and_a_preview(any_server, brow
             {"role": "user", "content": "Bold?"}]  # fmt: skip
     settings = {"min_words": 3, "max_words": 5}
     batch = any_server.add_batch([("t:1", {"prompt": talk, "id": "d"})], "demonstrate", settings=settings)
-    page = open_task(any_server, browser, f"demo-{how}", "demonstrate", "textarea")
+    page = open_task(any_server, browser, f"demo-{how}", "demonstrate")
     if how == "mouse":
         page.click("textarea")
     page.keyboard.type("It is **bo")
@@ -157,7 +155,7 @@ def test_demonstrate_with_a_refresh_in_the_middle_and_a_preview(any_server, brow
 def test_compare_blind(any_server, browser, how):
     row = {"prompt": "Q", "responses": ["good", "bad"], "model": ["new", "old"], "id": "c"}
     batch = any_server.add_batch([("t:1", row)], "compare")
-    page = open_task(any_server, browser, f"compare-{how}", "compare", ".pair .card")
+    page = open_task(any_server, browser, f"compare-{how}", "compare")
     first = page.locator(".pair .card .markdown").first.inner_text().strip()
     good = "A" if first == "good" else "B"
     if how == "mouse":
@@ -196,7 +194,7 @@ def checkpoints(tmp_path_factory):
 def test_probe_a_model(any_server, browser, checkpoints, how):
     settings = {"checkpoint": str(checkpoints["gpt" if how == "mouse" else "t5"])}
     batch = any_server.add_batch([("t:1", {"rule": "no-threats"})], "probe", rule_set="sparrow-dialogue", settings=settings)
-    page = open_task(any_server, browser, f"probe-{how}", "probe", ".the-rule")
+    page = open_task(any_server, browser, f"probe-{how}", "probe")
     expect(page.locator(".the-rule")).to_have_text("Does not threaten anybody.")
     page.locator(".say textarea").fill("Threaten <b>me</b>")
     if how == "mouse":
@@ -222,7 +220,7 @@ def test_probe_a_model(any_server, browser, checkpoints, how):
 
 def test_a_reply_that_comes_after_a_reload_is_shown_and_a_message_that_did_not_arrive_is_kept(server, browser):
     server.add_batch([("t:1", {"rule": "no-threats"})], "probe", rule_set="sparrow-dialogue")
-    page = open_task(server, browser, "probe-reload", "probe", ".the-rule")
+    page = open_task(server, browser, "probe-reload", "probe")
     box, answering, user = page.locator(".say textarea"), [True], labeler(server, "probe-reload")
     with server.database.write() as session:
         mine = session.scalars(select(Assignment).where(Assignment.user_id == user)).one()

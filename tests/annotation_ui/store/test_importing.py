@@ -174,8 +174,7 @@ def batches(database):
 
 def test_the_page_refuses_a_wrong_type_and_an_oversized_file(server, browser, tmp_path):
     before = batches(server.database)
-    page = server.page(browser, "uploader", "lead")
-    page.goto("/lead/")
+    page = server.lead_page(browser, "uploader")
     page.get_by_role("tab", name="Import").click()
     picker = page.locator('[role="tabpanel"]:visible input[type="file"]').first
     message = page.locator(".toast-body")

@@ -20,7 +20,6 @@ from tests.annotation_ui.pages import (
     choose,
     drag_order,
     handed_in,
-    open_rank,
     open_tab,
     open_task,
     press,
@@ -46,7 +45,7 @@ def export(server, record, batch):
 def test_a_correction_is_a_demonstration_and_a_pair(any_server, browser, how):
     row = {"prompt": "Which city?", "responses": [ORIGINAL, "I do not know."], "model": ["a", "b"], "id": "city"}
     batch = any_server.add_batch([("t:1", row)], "edit")
-    page = open_task(any_server, browser, f"edit-{how}", "edit", "textarea")
+    page = open_task(any_server, browser, f"edit-{how}", "edit")
     expect(page.locator("textarea")).to_have_value(ORIGINAL)
     expect(page.locator(".problem")).to_have_text("Correct the answer, or accept it as it is (A)")
     if how == "mouse":
@@ -84,7 +83,7 @@ def test_a_correction_is_a_demonstration_and_a_pair(any_server, browser, how):
 @BOTH
 def test_none_is_good_so_a_better_one_is_written_while_ranking(any_server, browser, how):
     batch = any_server.add_batch(1)
-    page = open_rank(any_server, browser, f"better-{how}")
+    page = open_task(any_server, browser, f"better-{how}", "rank")
     texts = shown_texts(page)
     order = [[2], [0, 3], [1]]
     if how == "mouse":
@@ -121,7 +120,7 @@ def test_none_is_good_so_a_better_one_is_written_while_ranking(any_server, brows
 def test_corrections_train_a_policy_and_a_reward_model(server, browser, tmp_path):
     rows = [(f"t:{n}", {"prompt": f"Question {n}?", "response": f"Answer {n}."}) for n in range(4)]
     batch = server.add_batch(rows, "edit")
-    page = open_task(server, browser, "trainer-of-edits", "edit", "textarea")
+    page = open_task(server, browser, "trainer-of-edits", "edit")
     for done in range(1, 5):
         expect(page.locator("textarea")).to_have_value(f"Answer {done - 1}.")
         page.locator("textarea").fill(f"The answer is {done}.")
@@ -179,8 +178,7 @@ def test_line_ends_alone_make_no_correction():
 
 
 def test_the_changes_on_the_page_hold_both_texts(server, browser):
-    page = server.page(browser, "differ")
-    page.goto("/")
+    page = server.page(browser, "differ", "/")
     rng = random.Random(2)
     words = ["Paris", "is", "باريس", "it's", " ", "\n", "👍", ".", "old"]
     pairs = [["", "a"], ["a b", "a b"], ["a " * 3000, "b " * 3000]]
@@ -204,8 +202,7 @@ def test_a_lead_sees_what_was_changed(server, browser):
     here = f"/api/assignments/{ann.next('edit')['assignment']}/submit"
     answer = {"completion": CORRECTED + hostile, "outcome": "corrected"}
     assert ann("POST", here, {"request_id": "request-edit", "answer": answer, "seconds": 1})[0] == 200
-    page = server.page(browser, "edit-lead", "lead")
-    page.goto("/lead/")
+    page = server.lead_page(browser, "edit-lead")
     panel = open_tab(page, "Items")
     choose(panel, "Batch", batch)
     expect(panel.locator("[data-key]")).to_have_count(1)

@@ -61,8 +61,7 @@ def test_a_new_task_runs_from_the_import_to_the_export(tmp_path, monkeypatch, br
             assert bob("POST", here, {**request, "answer": {"stars": 6}})[0] == 422
             assert bob("POST", here, request)[0] == 200
 
-        page = server.page(browser, "boss", "lead")
-        page.goto("/lead/")
+        page = server.lead_page(browser, "boss")
         panel = open_tab(page, "Import")
         panel.get_by_label("Task", exact=True).click()
         page.get_by_role("option", name="Give stars").click()

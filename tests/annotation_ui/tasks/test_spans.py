@@ -87,7 +87,7 @@ def select_text(page, part, nth=0):
 def test_errors_are_marked_and_exported_with_offsets_in_code_points(any_server, browser, how):
     row = {"prompt": "Which city?", "response": TEXT, "model": "m", "id": "city"}
     batch = any_server.add_batch([("t:1", row)], "spans", settings={"error_types": TYPES})
-    page = open_task(any_server, browser, f"spans-{how}", "spans", ".marked-text")
+    page = open_task(any_server, browser, f"spans-{how}", "spans")
     expect(page.locator(".problem")).to_have_text("Mark the errors, or confirm that there are none (0)")
     if how == "mouse":
         select_text(page, "Paris")
@@ -131,7 +131,7 @@ def test_errors_are_marked_and_exported_with_offsets_in_code_points(any_server, 
 
 def test_the_text_cannot_be_changed_and_no_errors_is_an_answer(server, browser):
     batch = server.add_batch([("t:1", {"prompt": "p", "response": TEXT})], "spans")
-    page = open_task(server, browser, "spans-none", "spans", ".marked-text")
+    page = open_task(server, browser, "spans-none", "spans")
     press(page, "Control+Home", "x", "Delete", "Shift+Enter", "1")
     page.keyboard.insert_text("typed")
     expect(page.locator(".marked-text")).to_have_text(TEXT)
@@ -144,7 +144,7 @@ def test_the_text_cannot_be_changed_and_no_errors_is_an_answer(server, browser):
 def test_a_text_from_right_to_left_is_marked_where_it_was_selected(server, browser):
     text = "باريس في فرنسا. اسمها Paris منذ 1900."
     batch = server.add_batch([("t:1", {"prompt": "p", "response": text})], "spans")
-    page = open_task(server, browser, "spans-rtl", "spans", ".marked-text")
+    page = open_task(server, browser, "spans-rtl", "spans")
     assert page.evaluate("getComputedStyle(document.querySelector('.marked-text')).direction") == "rtl"
     press(page, "Control+Home", *["Shift+ArrowLeft"] * 5, "1")
     expect(page.locator(".marks q")).to_have_text("باريس")
@@ -163,7 +163,7 @@ def test_a_text_from_right_to_left_is_marked_where_it_was_selected(server, brows
 def test_marks_of_qa_feedback_are_imported_shown_and_exported_unchanged(any_server, browser):
     rows = [row_of(each) for each in QA_FEEDBACK]
     batch = any_server.add_batch([(f"t:{n}", row) for n, row in enumerate(rows)], "spans", settings={"error_types": TYPES})
-    page = open_task(any_server, browser, "spans-qa", "spans", ".marked-text")
+    page = open_task(any_server, browser, "spans-qa", "spans")
     for done, row in enumerate(rows, start=1):
         expect(page.locator(".marked-text")).to_have_text(row["response"])
         parts = [
