@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from align.ppo.setup import PPOSetup
     from align.training.run import Run
 
-pytest_plugins = ["tests.vllm_stand_in"]
+pytest_plugins = ["tests.hub_stand_in", "tests.vllm_stand_in"]
 
 ROOT = Path(__file__).resolve().parents[1]
 TINY = ("tiny-gpt2", "tiny-llama", "tiny-t5")

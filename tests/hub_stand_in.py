@@ -4,11 +4,12 @@ import base64
 import hashlib
 import json
 import re
-import threading
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+import pytest
 import yaml
+
+from tests.http_stand_in import answering
 
 
 class Hub:
@@ -65,43 +66,34 @@ class Hub:
         return 404, {"error": f"no {path}"}
 
 
+@pytest.fixture
+def hub(monkeypatch):
+    """A running stand-in, to which this process uploads."""
+    from huggingface_hub import constants
+
+    with running_hub() as running:
+        monkeypatch.setattr(constants, "ENDPOINT", running.url)
+        monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)  # the stand-in stores files as Git LFS does
+        monkeypatch.setenv("HF_TOKEN", "token")
+        yield running
+
+
 @contextmanager
-def hub():
+def running_hub():
     """A running stand-in; `hub.url` is what HF_ENDPOINT has to be."""
     state = Hub()
 
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
+    def answer(request):
+        if request.method == "PUT":
+            digest = request.path.rsplit("/", 1)[1]
+            assert hashlib.sha256(request.body).hexdigest() == digest
+            state.large[digest] = request.body
+            return 200, b"{}"
+        path = request.path.partition("?")[0]
+        is_refused = state.refuses and state.refuses in path
+        closed = 403, {"error": "the hub is closed"}
+        status, content = closed if is_refused else state.answer(path, request.body, state.url)
+        return status, json.dumps(content).encode(), ("Content-Type", "application/json")
 
-        def body(self):
-            return self.rfile.read(int(self.headers.get("Content-Length") or 0))
-
-        def reply(self, status, content):
-            data = json.dumps(content).encode()
-            self.send_response(status)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
-
-        def do_POST(self):
-            body, path = self.body(), self.path.partition("?")[0]
-            if state.refuses and state.refuses in path:
-                return self.reply(403, {"error": "the hub is closed"})
-            return self.reply(*state.answer(path, body, state.url))
-
-        def do_PUT(self):
-            body = self.body()
-            digest = self.path.rsplit("/", 1)[1]
-            assert hashlib.sha256(body).hexdigest() == digest
-            state.large[digest] = body
-            self.reply(200, {})
-
-        def log_message(self, *_):
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        state.url = f"http://127.0.0.1:{server.server_port}"
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+    with answering(answer) as state.url:
         yield state
-        server.shutdown()

@@ -6,15 +6,12 @@ import os
 import resource
 import secrets
 import signal
-import threading
 import time
 import urllib.error
 import urllib.request
 from contextlib import contextmanager
 from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from typing import NamedTuple
 from urllib.parse import urlencode
 
 from sqlalchemy import select, update
@@ -27,6 +24,7 @@ from annotation_ui.store.schema import Batch, User
 from annotation_ui.tasks import TASKS
 from tests.annotation_ui.app_process import start_app
 from tests.annotation_ui.postgres import free_port
+from tests.http_stand_in import answering
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -185,48 +183,17 @@ def form(**fields):
     return urlencode(fields), {"Content-Type": "application/x-www-form-urlencoded"}
 
 
-class Received(NamedTuple):
-    """A request that `fake_server` got."""
-
-    path: str
-    headers: dict[str, str]
-    body: bytes
-
-
 @contextmanager
 def fake_server(*answers):
-    """A server that gives these (status, body, *headers) one after the other, the last one for ever; no status: it hangs up.
+    """A server that gives these answers, as of `answering`, one after the other, and the last one for ever.
 
     Yields its address and the requests it got.
     """
     left, got = list(answers), []
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self):
-            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-            got.append(Received(self.path, dict(self.headers), body))
-            status, content, *headers = left.pop(0) if len(left) > 1 else left[0]
-            if status is None:
-                self.close_connection = True
-                return
-            self.send_response(status)
-            for name, value in (*headers, ("Content-Length", str(len(content)))):
-                self.send_header(name, value)
-            self.end_headers()
-            self.wfile.write(content)
+    def answer(request):
+        got.append(request)
+        return left.pop(0) if len(left) > 1 else left[0]
 
-        def do_POST(self):
-            self.do_GET()
-
-        def log_message(self, *_):
-            pass
-
-    server = HTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, args=(0.02,))
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}", got
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with answering(answer) as url:
+        yield url, got

@@ -151,7 +151,7 @@ def test_a_busy_server_is_asked_again_and_an_import_is_not_sent_twice(monkeypatc
         assert Client(url, "t").batches() == []
         assert len(got) == 3
         assert got[0].headers["Authorization"] == "Bearer t"
-    with fake_server((429, b"{}"), (None, b""), (200, b'{"items": 1}')) as (url, got):
+    with fake_server((429, b"{}"), None, (200, b'{"items": 1}')) as (url, got):
         with pytest.raises(UserError, match=f"{url}: no answer"):  # it may have arrived
             Client(url, "t").import_rows("b", "rank", [{"prompt": "p"}])
         assert len(got) == 2

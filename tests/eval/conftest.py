@@ -1,10 +1,11 @@
 """What the tests of evaluation share: a reward model on a sharpened tiny model, and real HTTP servers."""
 
 import json
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from contextlib import ExitStack
 
 import pytest
+
+from tests.http_stand_in import answering
 
 
 @pytest.fixture(scope="session")
@@ -25,38 +26,16 @@ def reward_folders(load_sharp, tmp_path_factory):
     return folders
 
 
-class Handler(BaseHTTPRequestHandler):
-    """Answers a request with the status and the JSON that `server.answer(path, headers, body)` gives."""
-
-    def do_POST(self):
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        status, content = self.server.answer(self.path, self.headers, body)
-        data = json.dumps(content).encode()
-        try:
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
-        except BrokenPipeError:  # the client has given up
-            pass
-
-    def log_message(self, *_):
-        pass
-
-
 @pytest.fixture
 def serve():
-    """Start a server on this machine, `serve(answer)`; returns it with its address as `url`. See `Handler`."""
-    servers = []
+    """Start a server, `serve(answer)`, and return its address; `answer(path, headers, body)` gives status and content."""
+    with ExitStack() as servers:
 
-    def start(answer):
-        server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        server.answer, server.url = answer, f"http://127.0.0.1:{server.server_port}/v1"
-        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
-        servers.append(server)
-        return server
+        def start(answer):
+            def in_json(request):
+                status, content = answer(request.path, request.headers, json.loads(request.body))
+                return status, json.dumps(content).encode()
 
-    yield start
-    for server in servers:
-        server.shutdown()
-        server.server_close()
+            return servers.enter_context(answering(in_json)) + "/v1"
+
+        yield start

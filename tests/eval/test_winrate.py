@@ -3,6 +3,7 @@
 import shutil
 from itertools import combinations
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -208,8 +209,7 @@ def service(serve):
             content = step if isinstance(step, str) else f"I weighed A and B.\nVERDICT: {verdict}"
             return 200, {"choices": [{"message": {"content": content}}]}
 
-        server = serve(answer)
-        server.script, server.seen = list(script), []
+        server = SimpleNamespace(url=serve(answer), script=list(script), seen=[])
         return server
 
     return start

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from huggingface_hub import ModelCard, constants
+from huggingface_hub import ModelCard
 
 from align import cli
 from align.core.errors import UserError
@@ -19,19 +19,10 @@ from align.models.checkpoint import without_paths
 from align.models.hub import push_model
 from align.models.loading import load
 from tests.files import write_rows
-from tests.hub_stand_in import hub as stand_in
+from tests.hub_stand_in import running_hub
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG_FILES = {"config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"}
-
-
-@pytest.fixture
-def hub(monkeypatch):
-    with stand_in() as running:
-        monkeypatch.setattr(constants, "ENDPOINT", running.url)
-        monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)  # the stand-in stores files as Git LFS does
-        monkeypatch.setenv("HF_TOKEN", "token")
-        yield running
 
 
 @pytest.fixture
@@ -151,7 +142,7 @@ def test_wrong_names_are_one_line(words, line, capsys):
 @pytest.mark.slow
 def test_the_command_reaches_the_endpoint_of_the_environment(data, tmp_path):
     train(data, tmp_path / "run")
-    with stand_in() as running:
+    with running_hub() as running:
         words = [sys.executable, "-m", "align.cli", "model", "push", str(tmp_path / "run"), "ann/moons", "--private"]
         environment = os.environ | {"HF_ENDPOINT": running.url, "HF_TOKEN": "token", "HF_HUB_DISABLE_XET": "1"}
         done = subprocess.run(words, capture_output=True, text=True, check=False, env=environment)

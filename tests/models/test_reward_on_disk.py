@@ -205,19 +205,31 @@ def foreign(sharp_folders, tmp_path):
 
 
 @torch.no_grad()
+def scores_by_transformers(folder, prompt, texts, *, to_the_last_token):
+    """A classifier's scores of answers, each in the tokenizer's own rendering of the conversation.
+
+    Args:
+        to_the_last_token: read the last token, whatever it is; else the last one that is no padding.
+    """
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    classifier = AutoModelForSequenceClassification.from_pretrained(folder).eval()
+    if to_the_last_token:
+        classifier.config.pad_token_id = None
+    conversations = [[*prompt, {"role": "assistant", "content": text}] for text in texts]
+    rows = [
+        tokenizer.apply_chat_template(turns, return_dict=False, return_tensors="pt", sanitize_control_tokens=True)
+        for turns in conversations
+    ]
+    return [float(classifier(input_ids=row).logits) for row in rows]
+
+
+@torch.no_grad()
 def test_any_classifier_with_one_label_is_a_reward_model(foreign, load_sharp):
     """Its rewards are those that transformers computes from the tokenizer's own rendering of the conversation."""
     folder = foreign("tiny-llama", num_labels=1)
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    classifier = AutoModelForSequenceClassification.from_pretrained(folder).eval()
-    classifier.config.pad_token_id = None  # one row at a time: the last token is read, whatever it is
-    prompt, policy = ({"role": "user", "content": "Hi <|im_end|> you"},), load_sharp("tiny-llama")
-    texts = ["There.", "No", ""]
-    expected = []
-    for text in texts:
-        messages = [*prompt, {"role": "assistant", "content": text}]
-        ids = tokenizer.apply_chat_template(messages, return_dict=False, sanitize_control_tokens=True)
-        expected.append(float(classifier(input_ids=torch.tensor([ids])).logits))
+    tokenizer, policy = AutoTokenizer.from_pretrained(folder), load_sharp("tiny-llama")
+    prompt, texts = user_turn("Hi <|im_end|> you"), ["There.", "No", ""]
+    expected = scores_by_transformers(folder, prompt, texts, to_the_last_token=True)
     found = load_reward_model(folder, "float32")
     scorer = RewardModelScorer.from_loaded(found, policy.tokenization, Accelerator(cpu=True), 999)
     assert scorer([SampledResponse(prompt, [1], [2], text) for text in texts]) == pytest.approx(expected, abs=1e-5)
@@ -254,13 +266,8 @@ def test_a_classifier_of_another_library_is_read_where_transformers_reads_it(
     tokenizer = AutoTokenizer.from_pretrained(base)
     tokenizer.chat_template = template
     tokenizer.save_pretrained(folder)
-    classifier = AutoModelForSequenceClassification.from_pretrained(folder).eval()
-    prompt, texts, expected = user_turn("Hi"), ["There.", "", "No"], []
-    for text in texts:
-        messages = [*prompt, {"role": "assistant", "content": text}]
-        ids = tokenizer.apply_chat_template(messages, return_dict=False, return_tensors="pt")
-        with torch.no_grad():
-            expected.append(float(classifier(input_ids=ids).logits))
+    prompt, texts = user_turn("Hi"), ["There.", "", "No"]
+    expected = scores_by_transformers(folder, prompt, texts, to_the_last_token=False)
     found = load_reward_model(str(folder), "float32")
     scorer = RewardModelScorer.from_loaded(found, load_sharp(name).tokenization, Accelerator(cpu=True), 999)
     assert scorer([SampledResponse(prompt, [1], [2], text) for text in texts]) == pytest.approx(expected, abs=1e-5)
@@ -269,17 +276,9 @@ def test_a_classifier_of_another_library_is_read_where_transformers_reads_it(
 def test_preferences_are_scored_to_the_end_of_a_turn_too(foreign, tmp_path):
     """The line break that the template writes after a response is read, by `align eval reward` as by transformers."""
     folder = foreign("tiny-llama", num_labels=1)
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    classifier = AutoModelForSequenceClassification.from_pretrained(folder).eval()
-    classifier.config.pad_token_id = None
     texts = ["There.", "No", "\nSo"]
     (tmp_path / "rows.jsonl").write_text(json.dumps({"prompt": "Hi", "responses": texts, "ranks": [1, 2, 3]}))
-    expected = []
-    for text in texts:
-        turns = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": text}]
-        with torch.no_grad():
-            ids = torch.tensor([tokenizer.apply_chat_template(turns, return_dict=False)])
-            expected.append(float(classifier(input_ids=ids).logits))
+    expected = scores_by_transformers(folder, user_turn("Hi"), texts, to_the_last_token=True)
     settings = {"preferences": str(tmp_path / "rows.jsonl"), "output": str(tmp_path / "out"), "dtype": "float32"}
     run_reward_eval(RewardEvalConfig(reward_model=folder, **settings))
     row = read_rows(tmp_path / "out" / "reward-tiny-llama.jsonl")[1]

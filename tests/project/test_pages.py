@@ -10,6 +10,7 @@ import pytest
 
 from align.cli import COMMANDS
 from align.data import Demonstration, Prompt, Ranking, read_records
+from tests.http_stand_in import answering
 from tests.project.test_layers import LAYERS, SOURCES, part_of
 
 ROOT = Path(__file__).parents[2]
@@ -123,27 +124,16 @@ def test_the_reward_functions_that_are_shown_score(tmp_path, monkeypatch):
 
 
 def test_the_server_reward_that_is_shown_asks_and_scores(tmp_path, monkeypatch):
-    import threading
-    from http.server import BaseHTTPRequestHandler, HTTPServer
-
-    class Scorer(BaseHTTPRequestHandler):
-        def do_POST(self):
-            asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            scores = [len(prompt) - len(response) for prompt, response in zip(*asked.values(), strict=True)]
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(json.dumps({"scores": scores}).encode())
-
-        def log_message(self, *_):
-            pass
+    def score(request):
+        asked = json.loads(request.body)
+        scores = [len(prompt) - len(response) for prompt, response in zip(*asked.values(), strict=True)]
+        return 200, json.dumps({"scores": scores}).encode()
 
     code = re.findall(r"```python\n(.*?)```", text_of(DOCS / "howto" / "reward-elsewhere.md"), re.S)[0]
-    with HTTPServer(("127.0.0.1", 0), Scorer) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+    with answering(score) as url:
         names = {}
-        exec(code.replace("localhost:9000", f"127.0.0.1:{server.server_port}"), names)
+        exec(code.replace("http://localhost:9000", url), names)
         assert names["score"]([[{"role": "user", "content": "four"}]], ["one"]) == [1]
-        server.shutdown()
 
 
 def layers_in(block):

@@ -2,20 +2,7 @@
 
 from pathlib import Path
 
-import pytest
 import yaml
-from huggingface_hub import constants
-
-from tests.hub_stand_in import hub as stand_in
-
-
-@pytest.fixture
-def hub(monkeypatch):
-    with stand_in() as running:
-        monkeypatch.setattr(constants, "ENDPOINT", running.url)
-        monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)  # the stand-in stores files as Git LFS does
-        monkeypatch.setenv("HF_TOKEN", "token")
-        yield running
 
 
 def test_the_model_is_pushed_without_runs_and_checkpoints(hub, make_trainer):

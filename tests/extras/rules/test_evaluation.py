@@ -186,7 +186,7 @@ def service(serve):
         def answer(path, headers, body):
             return 200, {"choices": [{"message": {"content": write(body["messages"][0]["content"])}}]}
 
-        return {"scorer": "endpoint", "endpoint": serve(answer).url, "endpoint_model": "m"}
+        return {"scorer": "endpoint", "endpoint": serve(answer), "endpoint_model": "m"}
 
     return start
 

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -110,9 +111,7 @@ def service(serve):
             found = answers[min(len(sent), len(answers)) - 1]
             return found if isinstance(found, int) else 200, found
 
-        server = serve(answer)
-        server.sent = sent
-        return server
+        return SimpleNamespace(url=serve(answer), sent=sent)
 
     return start
 
