@@ -147,6 +147,22 @@ def _sharpen(model: PreTrainedModel, seed: int = 7) -> PreTrainedModel:
     return model.eval()
 
 
+@pytest.fixture
+def command_error(capsys) -> Callable[..., str]:
+    """`command_error(cli.main, words)`: what a command writes to stderr that a user's mistake ends; without a traceback."""
+
+    def run(command, *arguments, **named):
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            command(*arguments, **named)
+        error = capsys.readouterr().err
+        assert ended.value.code == 2
+        assert "Traceback" not in error
+        return error
+
+    return run
+
+
 @pytest.fixture(scope="session")
 def sharpen() -> Callable[[PreTrainedModel], PreTrainedModel]:
     """Make a model's outputs far from uniform, in place; the same weights every time."""

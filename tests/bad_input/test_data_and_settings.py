@@ -41,12 +41,11 @@ def test_no_such_model(refused, demonstrations):
     assert line.startswith("error: model './nothing/here' is no folder, no hub name and none of the built-in models")
 
 
-def test_a_file_where_the_run_should_be(tmp_path, demonstrations, capsys):
+def test_a_file_where_the_run_should_be(demonstrations, command_error):
     for folder in (demonstrations, demonstrations / "deeper" / "run"):
-        with pytest.raises(SystemExit) as ended:
-            cli.main(["sft", *TINY, "--train_data", str(demonstrations), "--output_dir", str(folder)])
-        assert ended.value.code == 2
-        assert capsys.readouterr().err == f"error: output_dir {folder}: {demonstrations} is a file, not a folder\n"
+        words = ["sft", *TINY, "--train_data", str(demonstrations), "--output_dir", str(folder)]
+        error = f"error: output_dir {folder}: {demonstrations} is a file, not a folder\n"
+        assert command_error(cli.main, words) == error
     assert demonstrations.is_file()
 
 

@@ -59,26 +59,15 @@ def small_disk(request, tmp_path):
         yield make
 
 
-def fails(words, capsys):
-    capsys.readouterr()
-    with pytest.raises(SystemExit) as ended:
-        cli.main(words)
-    printed = capsys.readouterr().err
-    assert ended.value.code == 2
-    assert "Traceback" not in printed
-    assert printed.splitlines()[-1].startswith("error: ")
-    return printed.splitlines()[-1]
-
-
 # tiny-gpt2 in bfloat16 has 300 kB: 120 kB are less than the model, 600 kB less than a checkpoint with Adam's moments.
 @pytest.mark.parametrize("kilobytes", [120, 600])
-def test_a_full_disk(kilobytes, small_disk, finished, capsys):
+def test_a_full_disk(kilobytes, small_disk, finished, command_error):
     """The line names what was being written; no file is cut off; with room again, a resumed run ends as a whole one."""
     disk = small_disk(kilobytes)
     run = disk.folder / "run"
     data = str(finished.parent / "demos.jsonl")
     words = ["sft", *TINY, "--train_data", data, "--num_train_epochs", "2", "--save_steps", "1", "--output_dir", str(run)]
-    line = fails(words, capsys)
+    line = command_error(cli.main, words).splitlines()[-1]
     place = run / ("model" if kilobytes == 120 else "checkpoints/update-000001")
     assert line.startswith(f"error: {place}: cannot be written (")
     assert line.endswith("nothing was changed there")
@@ -97,14 +86,15 @@ def test_a_full_disk(kilobytes, small_disk, finished, capsys):
     assert all(torch.equal(ours[key], theirs[key]) for key in ours)
 
 
-def test_a_disk_that_fills_up_under_the_metrics(small_disk, finished, capsys):
+def test_a_disk_that_fills_up_under_the_metrics(small_disk, finished, command_error):
     """With TensorBoard too, whose writer works in a thread: the lines that are there are whole."""
     disk = small_disk(40)
     data = str(finished.parent / "demos.jsonl")
     # No model fits 40 kB, so the run must end before its first one: it is at the end of an epoch of 4 updates.
     words = ["sft", "--model", "tiny-gpt2", "--train_data", data, "--batch_size", "1", "--eval_steps", "1000000"]
     words += ["--num_train_epochs", "2000", "--output_dir", str(disk.folder / "run")]
-    line = fails(words, capsys)
+    line = command_error(cli.main, words).splitlines()[-1]
+    assert line.startswith("error: ")
     assert str(disk.folder / "run") in line
     rows = (disk.folder / "run" / "metrics.jsonl").read_text().splitlines()
     updates = [json.loads(row)["update"] for row in rows]

@@ -115,11 +115,8 @@ def test_a_mistake_keeps_the_conversation(lines, settings, line, sharp_folders, 
         (["tiny-gpt2", "--reward_model", "/nowhere"], "/nowhere: neither a reward model of this package"),
     ],
 )
-def test_wrong_settings_are_one_line(words, line, capsys):
-    with pytest.raises(SystemExit) as ended:
-        cli.main(["chat", *words])
-    assert ended.value.code == 2
-    assert line in capsys.readouterr().err
+def test_wrong_settings_are_one_line(words, line, command_error):
+    assert line in command_error(cli.main, ["chat", *words])
 
 
 @pytest.mark.parametrize("prefix", ["", "sqlite:///"])

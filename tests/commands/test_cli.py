@@ -43,11 +43,8 @@ def test_help_waits_for_no_heavy_import():
     assert done.stdout.splitlines()[-1] == "HEAVY []"
 
 
-def test_no_words_show_the_help_and_fail(capsys):
-    with pytest.raises(SystemExit) as ended:
-        cli.main([])
-    assert ended.value.code == 2
-    assert capsys.readouterr().err.startswith("usage: align COMMAND")
+def test_no_words_show_the_help_and_fail(command_error):
+    assert command_error(cli.main, []).startswith("usage: align COMMAND")
 
 
 @pytest.mark.parametrize(
@@ -67,11 +64,8 @@ def test_no_words_show_the_help_and_fail(capsys):
         (["sample"], "error: model is [], but must be given"),
     ],
 )
-def test_a_wrong_word_is_one_line(words, line, capsys):
-    with pytest.raises(SystemExit) as ended:
-        cli.main(words)
-    assert ended.value.code == 2
-    assert capsys.readouterr().err == line + "\n"
+def test_a_wrong_word_is_one_line(words, line, command_error):
+    assert command_error(cli.main, words) == line + "\n"
 
 
 def test_version(capsys):
@@ -97,12 +91,9 @@ def test_model_list_and_fetch(capsys):
     assert (Path(capsys.readouterr().out.strip()) / "config.json").is_file()
 
 
-def test_annotate_without_its_packages_names_the_extra(monkeypatch, capsys):
+def test_annotate_without_its_packages_names_the_extra(monkeypatch, command_error):
     monkeypatch.setitem(sys.modules, "annotation_ui.cli", None)  # what an import finds where a package is missing
-    with pytest.raises(SystemExit) as ended:
-        cli.main(["annotate"])
-    assert ended.value.code == 2
-    assert capsys.readouterr().err.endswith("install the extra: pip install 'align-rlhf[ui]'\n")
+    assert command_error(cli.main, ["annotate"]).endswith("install the extra: pip install 'align-rlhf[ui]'\n")
 
 
 @dataclass(kw_only=True)

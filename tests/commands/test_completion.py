@@ -9,11 +9,8 @@ from align import cli
 
 
 @pytest.mark.parametrize("words", [["completion"], ["completion", "cmd"]])
-def test_an_unknown_shell_is_one_line(words, capsys):
-    with pytest.raises(SystemExit) as ended:
-        cli.main(words)
-    assert ended.value.code == 2
-    assert capsys.readouterr().err.startswith("error: align completion: give one of bash, zsh")
+def test_an_unknown_shell_is_one_line(words, command_error):
+    assert command_error(cli.main, words).startswith("error: align completion: give one of bash, zsh")
 
 
 def complete(script, *words):

@@ -117,19 +117,14 @@ def test_scores_are_those_of_one_row_at_a_time(policy, reward_folder):
         ({"reward_model": "/nowhere"}, "error: /nowhere: neither a reward model of this package"),
     ],
 )
-def test_sample_refuses(settings, line, tmp_path, prompts, capsys):
-    with pytest.raises(SystemExit) as ended:
-        sampled(tmp_path, prompts, **settings)
-    assert ended.value.code == 2
-    assert line in capsys.readouterr().err
+def test_sample_refuses(settings, line, tmp_path, prompts, command_error):
+    assert line in command_error(sampled, tmp_path, prompts, **settings)
     assert not (tmp_path / "out.jsonl").exists()
 
 
-def test_sample_overwrites_nothing(tmp_path, prompts, capsys):
+def test_sample_overwrites_nothing(tmp_path, prompts, command_error):
     (tmp_path / "out.jsonl").write_text("precious")
-    with pytest.raises(SystemExit):
-        sampled(tmp_path, prompts)
-    assert "already exists" in capsys.readouterr().err
+    assert "already exists" in command_error(sampled, tmp_path, prompts)
     assert (tmp_path / "out.jsonl").read_text() == "precious"
 
 
@@ -182,8 +177,5 @@ def test_responses_to_a_prompt_can_be_written(tmp_path, capsys):
         (["tiny-gpt2", "--prompt", ""], "prompts in memory: item 1: field 'prompt'"),
     ],
 )
-def test_sample_names_what_is_missing(words, line, capsys):
-    with pytest.raises(SystemExit) as ended:
-        cli.main(["sample", *words])
-    assert ended.value.code == 2
-    assert line in capsys.readouterr().err
+def test_sample_names_what_is_missing(words, line, command_error):
+    assert line in command_error(cli.main, ["sample", *words])

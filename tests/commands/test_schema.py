@@ -23,11 +23,8 @@ def test_the_schema_of_a_command(capsys):
         (["schema", "demo"], "error: align schema: give a command with settings, or --all FOLDER, not 'demo'"),
     ],
 )
-def test_a_mistake_is_one_line(words, line, capsys):
-    with pytest.raises(SystemExit) as ended:
-        cli.main(words)
-    assert ended.value.code == 2
-    assert capsys.readouterr().err.startswith(line)
+def test_a_mistake_is_one_line(words, line, command_error):
+    assert command_error(cli.main, words).startswith(line)
 
 
 @pytest.mark.parametrize("command", ["schema", "completion"])

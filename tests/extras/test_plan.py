@@ -172,12 +172,10 @@ def test_sampling_is_as_slow_as_memory(runs):
     assert plan.hours["sampling"] * 3600 == pytest.approx(floor)
 
 
-def test_mistakes_are_one_line(tmp_path, capsys):
+def test_mistakes_are_one_line(tmp_path, command_error):
     for words, said in (
         ([], "nothing to plan"),
         (["--flops", "1e20", "--gpu", "B9"], "gpu is 'B9'"),
         (["--flops", "1e20", "--measured", str(tmp_path)], "metrics"),
     ):
-        with pytest.raises(SystemExit):
-            cli.main(["plan", *words])
-        assert said in capsys.readouterr().err
+        assert said in command_error(cli.main, ["plan", *words])

@@ -114,11 +114,9 @@ def test_a_failed_push_loses_nothing(hub, data, tmp_path, capsys):
     assert hub.commits[-1][0] == "ann/moons"
 
 
-def test_a_hub_that_refuses_ends_a_run_before_it_starts(hub, data, tmp_path, capsys):
+def test_a_hub_that_refuses_ends_a_run_before_it_starts(hub, data, tmp_path, command_error):
     hub.refuses = "/repos/create"
-    with pytest.raises(SystemExit):
-        train(data, tmp_path / "run", "--push_to_hub", "ann/moons")
-    line = capsys.readouterr().err
+    line = command_error(train, data, tmp_path / "run", "--push_to_hub", "ann/moons")
     assert "error: hub: cannot create 'ann/moons'" in line
     assert "log in with `hf auth login`" in line
     assert not (tmp_path / "run" / "model").exists()
@@ -132,11 +130,8 @@ def test_a_hub_that_refuses_ends_a_run_before_it_starts(hub, data, tmp_path, cap
         (["sft", "--push_to_hub", "moons"], "push_to_hub is 'moons', but must be a repository on the hub, as user/name"),
     ],
 )
-def test_wrong_names_are_one_line(words, line, capsys):
-    with pytest.raises(SystemExit) as ended:
-        cli.main(words)
-    assert ended.value.code == 2
-    assert line in capsys.readouterr().err
+def test_wrong_names_are_one_line(words, line, command_error):
+    assert line in command_error(cli.main, words)
 
 
 @pytest.mark.slow

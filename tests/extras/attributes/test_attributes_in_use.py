@@ -61,7 +61,5 @@ def test_the_same_expression_is_a_reward(judge, tmp_path):
         ("rank rating<1", "rank 'rating<1': write numbers"),
     ],
 )
-def test_a_bad_expression_is_told_before_anything_is_sampled(judge, tmp_path, capsys, words, says):
-    with pytest.raises(SystemExit):
-        sampled(tmp_path, judge, "bad", f"--attributes.{words}")
-    assert f"error: attributes.{says}" in capsys.readouterr().err
+def test_a_bad_expression_is_told_before_anything_is_sampled(judge, tmp_path, command_error, words, says):
+    assert f"error: attributes.{says}" in command_error(sampled, tmp_path, judge, "bad", f"--attributes.{words}")

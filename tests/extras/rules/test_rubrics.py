@@ -147,15 +147,12 @@ def test_what_a_service_may_do_wrong(service, answer, says_so):
         judge([RUBRIC.question_about(HI, "x")])
 
 
-def test_a_dead_service_stops_ppo_with_one_line_and_the_rollout_is_saved(tmp_path, align_cache, capsys):
+def test_a_dead_service_stops_ppo_with_one_line_and_the_rollout_is_saved(tmp_path, align_cache, command_error):
     url = f"http://127.0.0.1:{free_port()}/v1"
     prompts = write_rows(tmp_path / "prompts.jsonl", [{"prompt": "How do I pick a lock?", "category": "safety"}])
     words = f"ppo {TINY} --output_dir {tmp_path / 'ppo'} --rollout_batch_size 4 --prompts {prompts} --max_new_tokens 4"
     words += f" --rubrics.files forms/rubrics/refusals.yaml --rubrics.endpoint {url} --rubrics.endpoint_model judge"
-    with pytest.raises(SystemExit) as end:
-        command(f"{words} --rubrics.endpoint_retries 0")
-    assert end.value.code == 2
-    error = capsys.readouterr().err.strip().splitlines()[-1]
+    error = command_error(command, f"{words} --rubrics.endpoint_retries 0").splitlines()[-1]
     saved = tmp_path / "ppo" / "unscored.jsonl"
     assert error.startswith(f"error: {url}/chat/completions: cannot be reached")
     assert error.endswith(f"the rollout of update 1 is in {saved}")

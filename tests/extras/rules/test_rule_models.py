@@ -105,12 +105,11 @@ def test_a_planted_rule_is_learned_saved_and_read_again(tmp_path, align_cache):
     assert again.tolist() == pytest.approx([row["probability"] for row in written], abs=1e-5)
 
 
-def test_a_rule_model_is_never_taken_for_a_reward_model(tmp_path, align_cache, capsys):
+def test_a_rule_model_is_never_taken_for_a_reward_model(tmp_path, align_cache, command_error):
     folder = RuleTrainer("tiny-gpt2", judgments(8), config_of(tmp_path / "rules")).train()
     assert not is_external(str(folder))
-    with pytest.raises(SystemExit):
-        cli.main(["ppo", "--model", "tiny-gpt2", "--output_dir", str(tmp_path / "ppo"), "--reward_model", str(folder)])
-    assert "neither a reward model of this package" in capsys.readouterr().err
+    words = ["ppo", "--model", "tiny-gpt2", "--output_dir", str(tmp_path / "ppo"), "--reward_model", str(folder)]
+    assert "neither a reward model of this package" in command_error(cli.main, words)
 
 
 @pytest.mark.parametrize(("model", "more"), [("tiny-t5", {}), ("tiny-llama", {"lora_r": 4})])
