@@ -3,8 +3,8 @@
 import base64
 import json
 import secrets
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import pytest
@@ -154,11 +154,9 @@ def test_two_servers_on_one_database_send_an_event_once(database):
         add_batch(database, 1)
         do(judgments, ann, "rank", ANSWER)
     with receiver(200) as (url, got):
-        threads = [threading.Thread(target=Webhook(database, url, webhook_key(SECRET)).look) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        webhooks = [Webhook(database, url, webhook_key(SECRET)) for _ in range(4)]
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(Webhook.look, webhooks))
     assert len(got) == len({each.headers["webhook-id"] for each in got}) == 5
 
 
