@@ -18,6 +18,7 @@ from align.core.errors import UserError
 from align.data import Demonstration, Prompt, Ranking, check_data, read_records
 from align.data.readers import scan
 from tests.data.rows import RECORDS, ROWS, assistant, error_of, lines, user, write_parquet
+from tests.refusals import refusal
 
 
 def gz(data):
@@ -62,10 +63,8 @@ def test_a_text_file_has_a_prompt_on_each_line(tmp_path):
 def test_a_decimal_comma_is_answered_with_a_point(tmp_path):
     path = tmp_path / "stars.csv"
     path.write_text("prompt;response;rating\nWhy?;Because.;4,5\n")
-    with pytest.raises(UserError) as caught:
-        read_records(path, Ranking)
-    line = "field 'rating': is '4,5'; write 4.5, with a decimal point, in the whole column"
-    assert str(caught.value) == f"{path}: row 1: {line}"
+    problem = "field 'rating': is '4,5'; write 4.5, with a decimal point, in the whole column"
+    assert refusal(read_records, path, Ranking) == f"{path}: row 1: {problem}"
 
 
 def test_several_sources_are_read_one_after_the_other(tmp_path):

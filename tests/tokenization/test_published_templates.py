@@ -15,6 +15,7 @@ from align.data.records import Demonstration
 from align.model_registry.tiny import BOS, EOS, byte_tokenizer
 from align.models.loading import LoadedModel
 from align.tokenization import DroppedTextError, Tokenization, encode_demonstration, set_template_date
+from tests.refusals import refusal
 
 SYSTEM, USER = {"role": "system", "content": "Be kind."}, {"role": "user", "content": "What is 2 + 2?"}
 ANSWER = "It is 4."
@@ -287,12 +288,9 @@ def test_a_system_turn_that_the_template_leaves_out_is_refused(load_sharp):
     start = load_sharp("tiny-gpt2")
     loaded = LoadedModel(start.backbone, found, start.base)
     rows = [{"prompt": [USER], "completion": ANSWER}, {"prompt": [SYSTEM, USER], "completion": ANSWER}]
-    with pytest.raises(UserError) as error:
-        encode_demonstrations(rows, loaded, Limits(100, 100), False)
-    line = str(error.value)
+    line = refusal(encode_demonstrations, rows, loaded, Limits(100, 100), False)
     assert line.startswith("demonstrations in memory: record 2: the chat template leaves out the system turn of ")
     assert "chat_template" in line
-    assert "\n" not in line
     with pytest.raises(DroppedTextError):
         found.prompt_ids((SYSTEM, USER))
     with pytest.raises(DroppedTextError):

@@ -19,6 +19,7 @@ from annotation_ui.store.schema import Batch, Item
 from annotation_ui.tasks import TASKS
 from tests.annotation_ui.conftest import SCREENSHOTS
 from tests.annotation_ui.running import ROOT, add_batch, add_users, do, rank_rows
+from tests.refusals import refusal
 
 
 @pytest.mark.parametrize(
@@ -39,10 +40,9 @@ from tests.annotation_ui.running import ROOT, add_batch, add_users, do, rank_row
 def test_a_bad_row_is_refused_with_its_line_and_nothing_is_kept(database, tmp_path, line, says):
     path = tmp_path / "rows.jsonl"
     path.write_text('{"prompt": "p", "responses": ["a", "b"]}\n\n' + line + "\n")
-    with pytest.raises(UserError) as error:
-        import_file(database, NewBatch("b", "rank"), path)
-    assert str(error.value).startswith(f"{path}:3: ")
-    assert says in str(error.value)
+    line = refusal(import_file, database, NewBatch("b", "rank"), path)
+    assert line.startswith(f"{path}:3: ")
+    assert says in line
     with database.read() as session:
         assert overview.progress(session) == []
 
@@ -93,11 +93,9 @@ GOLD = {"prompt": "p", "response": "r", "rules": ["no-threats"]}
 )
 def test_what_a_task_cannot_use_is_refused_in_one_line(tmp_path, task, row, says):
     rules = [{"id": "no-threats", "text": "Does not threaten anybody."}, {"id": "no-insults", "text": "No insults."}]
-    with pytest.raises(UserError) as error:
-        list(importing._items(TASKS[task], Batch(labelers_per_item=1, settings={}), rules, [("f:1", row)]))
-    assert str(error.value).startswith("f:1: ")
-    assert says in str(error.value)
-    assert "\n" not in str(error.value)
+    line = refusal(list, importing._items(TASKS[task], Batch(labelers_per_item=1, settings={}), rules, [("f:1", row)]))
+    assert line.startswith("f:1: ")
+    assert says in line
 
 
 def test_gold_of_single_rules_stays_with_the_item_that_asks_about_the_rule(database):
@@ -206,16 +204,12 @@ def test_files_are_refused_without_the_page_too(database, tmp_path):
         (large, "large.jsonl: larger than 256 MiB; split it into several batches"),
         (tmp_path / "binary.jsonl", "binary.jsonl: not UTF-8 text"),
     ):
-        with pytest.raises(UserError) as error:
-            import_file(database, NewBatch("b", "rank"), path, path.name)
-        assert str(error.value) == line
+        assert refusal(import_file, database, NewBatch("b", "rank"), path, path.name) == line
     (tmp_path / "rules.py").write_text("import os")
     for path, line in (
         (tmp_path / "rules.py", "rules.py: not a .yaml file"),
         (sparse(tmp_path / "rules.yaml", rule_sets.MAX_BYTES + 1), "rules.yaml: larger than 1 MiB"),
     ):
-        with pytest.raises(UserError) as error:
-            rule_sets.read(path, path.name)
-        assert str(error.value) == line
+        assert refusal(rule_sets.read, path, path.name) == line
     assert batches(database) == 0
     assert importing.MAX_BYTES < MAX_UPLOAD_BODY

@@ -2,13 +2,13 @@
 
 import pytest
 
-from align.core.errors import UserError
 from annotation_ui.reports import overview
 from annotation_ui.reports.export import Selection, rows_to_export
 from annotation_ui.store import guidelines, rule_sets
 from annotation_ui.store.importing import NewBatch, import_rows
 from annotation_ui.tasks import TASKS, BadInputError
 from tests.annotation_ui.running import add_users, do
+from tests.refusals import refusal
 
 
 def test_shipped_rule_sets_are_whole():
@@ -46,10 +46,9 @@ def test_shipped_rule_sets_are_whole():
     ],
 )
 def test_a_bad_rule_file_is_refused_with_its_line(text, line, says):
-    with pytest.raises(UserError) as error:
-        rule_sets.parse(text, "own.yaml")
-    assert str(error.value).startswith(f"own.yaml:{line}: "), error.value
-    assert says in str(error.value)
+    error = refusal(rule_sets.parse, text, "own.yaml")
+    assert error.startswith(f"own.yaml:{line}: ")
+    assert says in error
 
 
 def test_the_version_of_the_rules_goes_with_the_judgment(database, judgments):
