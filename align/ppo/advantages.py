@@ -13,6 +13,7 @@ from align.core.tensor_ops import length_mask, whiten
 
 AdvantageEstimator = Literal["gae", "rloo", "grpo", "reinforce++"]
 NEEDS_CRITIC = ("gae",)
+"""Estimators that read values, and return the returns that values learn. Others return None for these."""
 NEEDS_GROUPS = ("rloo", "grpo")
 """Estimators that compare a response with the others to its prompt: `samples_per_prompt` is at least 2."""
 

@@ -147,7 +147,7 @@ class PPOConfig(KLConfig, LossConfig, ResponseConfig, EvaluationConfig, SplitCon
     gamma: float = option(1.0, "discount of later rewards", ge=0, le=1)
     lam: float = option(0.95, "lambda of generalized advantage estimation", ge=0, le=1)
     whiten_rewards: bool = option(
-        False, "scale rewards to unit variance, keeping their mean; only with advantage_estimator gae"
+        False, "scale rewards to unit variance, keeping their mean; only with a critic (see advantage_estimator)"
     )
     missing_eos_penalty: float | None = option(
         None, "subtracted from the score of a response without an end token; replaces missing_eos_score; none: nothing", ge=0
@@ -270,12 +270,6 @@ class PPOConfig(KLConfig, LossConfig, ResponseConfig, EvaluationConfig, SplitCon
             reason = f"because advantage_estimator {self.advantage_estimator} has no critic"
             require_setting(self, "critic", self.critic == "shared", f"shared, {reason}")
             require_setting(self, "critic_warmup", self.critic_warmup == 0, f"0, {reason}")
-        # Keeping the mean adds the same number to each token, whose sum over a response is a reward for its length. A
-        # critic learns that part as a baseline; the other estimators make an advantage of it.
-        learned = not self.whiten_rewards or self.advantage_estimator == "gae"
-        require_setting(
-            self,
-            "whiten_rewards",
-            learned,
-            f"false with advantage_estimator {self.advantage_estimator}: only gae may whiten them",
-        )
+            # Keeping the mean adds the same number to each token, whose sum over a response is a reward for its length. A
+            # critic learns that part as a baseline; the other estimators make an advantage of it.
+            require_setting(self, "whiten_rewards", not self.whiten_rewards, f"false, {reason}")

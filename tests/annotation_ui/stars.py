@@ -10,7 +10,7 @@ from annotation_ui.tasks.fields import prompt_field, prompt_view, text_field
 
 
 class Stars(Task):
-    """One to five stars for a response."""
+    """One star or more for a response, up to the setting `most`."""
 
     name = "stars"
     title = "Give stars"
@@ -19,17 +19,17 @@ class Stars(Task):
     records = {"stars": list}  # noqa: RUF012
 
     def contents(self, row, settings, rules):
-        return [{"prompt": prompt_field(row), "response": text_field(row, "response")}]
+        return [{"prompt": prompt_field(row), "response": text_field(row, "response"), "most": settings.get("most", 5)}]
 
     def known_answers(self, gold, contents):
         return [self.check(gold, contents[0], [])]
 
     def view(self, content, order, settings, rules):
-        most = settings.get("most", 5)
-        return {"prompt": prompt_view(content["prompt"]), "response": text_view(content["response"]), "most": most}
+        response = text_view(content["response"])
+        return {"prompt": prompt_view(content["prompt"]), "response": response, "most": content["most"]}
 
     def check(self, answer, content, rules):
-        require(answer.get("stars") in range(1, 6), "stars: must be 1 to 5")
+        require(answer.get("stars") in range(1, content["most"] + 1), f"stars: must be 1 to {content['most']}")
         return {"stars": answer["stars"]}
 
     def summary(self, answer: Json, rules: Sequence[Json] = ()) -> str:

@@ -58,7 +58,7 @@ def test_a_new_task_runs_from_the_import_to_the_export(tmp_path, monkeypatch, br
         for number, given in enumerate((4, 2, 1)):
             here = f"/api/assignments/{bob.next('stars')['assignment']}/submit"
             request = {"request_id": f"request-{number}", "answer": {"stars": given}, "seconds": 1}
-            assert bob("POST", here, {**request, "answer": {"stars": 6}})[0] == 422
+            assert bob("POST", here, {**request, "answer": {"stars": 5}})[0] == 422
             assert bob("POST", here, request)[0] == 200
 
         page = server.lead_page(browser, "boss")
