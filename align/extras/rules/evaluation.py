@@ -32,7 +32,7 @@ from align.eval.settings import EvalConfig
 from align.eval.store import Json, compute_once, content_hash
 from align.eval.verdicts import FOLLOWS, UNSURE, VIOLATES, ResponseVotes, verdict_table, violation_measurements
 from align.extras.rules.judgments import read_rules
-from align.extras.rules.rubrics import load_rubrics
+from align.extras.rules.rubrics import LetterJudge, Rubric, load_rubrics
 from align.runtime.distributed import map_across_processes
 from align.runtime.endpoint import RESUME_HINT, EndpointConfig, request_verdicts
 
@@ -120,6 +120,7 @@ def run_rules(config: RulesConfig) -> list[Evaluation]:
         for model, answers in answers_of_model.items()
     }
     cases = list(dict.fromkeys([*by_people, *(case for cases in cases_of_model.values() for case in cases)]))
+    loaded = load_rubrics(config.rubrics, accelerator, config.dtype, config.batch_tokens) if config.rubrics else None
     by_scorer, scorer = _verdicts_of_scorer(config, cases, accelerator) if config.scorer else ({}, "")
     settings = {**config.result_settings("endpoint_timeout", "endpoint_retries", "endpoint_parallel"), "scorer": scorer}
     evaluations = []
@@ -130,7 +131,7 @@ def run_rules(config: RulesConfig) -> list[Evaluation]:
         name = " + ".join(Path(path).stem for path in config.judgments)
         evaluations.append(Evaluation(TASK, name, settings, measurements, tables))
     for model, answers in answers_of_model.items():
-        measurements, tables = rubric_measurements(config, answers, accelerator), {}
+        measurements, tables = rubric_measurements(config, *loaded, answers) if loaded else [], {}
         if config.scorer:
             counted, tables["Verdicts by rule"] = count_violations(by_scorer, cases_of_model[model], scorer)
             measurements = [*counted, *measurements]
@@ -284,12 +285,11 @@ def confusion(by_people: Verdicts, by_scorer: Verdicts) -> list[Json]:
     return [{"people": first, **{f"scorer {second}": pairs[first, second] for second in VERDICTS}} for first in VERDICTS]
 
 
-def rubric_measurements(config: RulesConfig, answers: Sequence[Answer], accelerator: Accelerator) -> list[Measurement]:
+def rubric_measurements(
+    config: RulesConfig, rubrics: Sequence[Rubric], judge: LetterJudge, answers: Sequence[Answer]
+) -> list[Measurement]:
     """The mean reward of a model's responses by each rubric, over the prompts that it applies to."""
-    if not config.rubrics:
-        return []
     measurements, nothing = [], "no prompt of its categories"
-    rubrics, judge = load_rubrics(config.rubrics, accelerator, config.dtype, config.batch_tokens)
     for rubric in rubrics:
         covered = [answer for answer in answers if rubric.applies(answer.category)]
         rewards = rubric.rewards(judge, *map(list, zip(*covered, strict=True))) if covered else []
