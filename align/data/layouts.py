@@ -16,9 +16,9 @@ from align.data.conversation import (
     check_prompt,
 )
 from align.data.fields import (
-    check_list,
     check_scores,
     check_text,
+    check_texts,
     field_error,
     id_or_none,
     required_field,
@@ -175,12 +175,6 @@ def hh_prompt(row: Row) -> dict[str, Any]:
 
 def sampled_demonstrations(row: Row) -> list[Record]:
     """A demonstration for each response of a row of `align sample`, such as the best of n answers."""
-    texts = [check_text(text, f"responses[{place}]") for place, text in enumerate(check_list(row["responses"], "responses"))]
-    return [
-        Demonstration(
-            prompt=check_prompt(row["prompt"]),
-            continuation=check_continuation(text, "responses"),
-            **id_and_category(row),
-        )
-        for text in texts
-    ]
+    prompt, more = check_prompt(row["prompt"]), id_and_category(row)
+    texts = check_texts(row["responses"], "responses")
+    return [Demonstration(prompt=prompt, continuation=check_continuation(text, "responses"), **more) for text in texts]
