@@ -28,7 +28,8 @@ from typing import Any, NamedTuple
 
 from align import cli
 from align.training.run_folder import read_metrics
-from tests.launch.launcher import free_port, launched
+from tests.launch.launcher import launched
+from tests.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[1]
 IMPORTED = ("align.sft", "align.reward", "align.extras.rules", "align.ppo", "align.dpo")

@@ -3,7 +3,6 @@
 import os
 import pwd
 import shutil
-import socket
 import subprocess
 import tempfile
 from contextlib import contextmanager
@@ -11,17 +10,13 @@ from pathlib import Path
 
 from sqlalchemy import event
 
+from tests.ports import free_port
+
 
 def binaries():
     """The newest server binaries of Debian's package, if it is installed."""
     programs = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
     return programs[-1].parent if programs else None
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @contextmanager

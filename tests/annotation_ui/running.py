@@ -23,8 +23,8 @@ from annotation_ui.store.importing import NewBatch, import_rows
 from annotation_ui.store.schema import Batch, User
 from annotation_ui.tasks import TASKS
 from tests.annotation_ui.app_process import start_app
-from tests.annotation_ui.postgres import free_port
 from tests.http_stand_in import answering
+from tests.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 

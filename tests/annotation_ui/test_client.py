@@ -26,9 +26,9 @@ from annotation_ui.store.leases import Leases
 from annotation_ui.store.schema import Batch, Judgment
 from annotation_ui.store.tokens import Tokens
 from tests.annotation_ui.pages import labeler
-from tests.annotation_ui.postgres import free_port
 from tests.annotation_ui.running import ROOT, add_batch, add_users, do, fake_server, rank_rows
 from tests.files import read_rows, write_rows
+from tests.ports import free_port
 
 BLANK = {"ratings": [None] * 4, "flags": [[]] * 4}
 ROWS = [row for _, row in rank_rows(3)]

@@ -15,14 +15,9 @@ from align.core.errors import UserError
 from annotation_ui.store.schema import Batch, Item
 from tests.commands.words import words_of
 from tests.files import write_rows
+from tests.ports import free_port
 
 pytestmark = pytest.mark.timeout(180)
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 @pytest.fixture(scope="module")
@@ -175,9 +170,7 @@ def test_a_reference_with_another_tokenizer_is_refused(sharp_folders):
 
 
 def test_a_taken_port_is_one_line():
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(UserError, match=f"cannot listen on 127.0.0.1:{port}; give another --port"):
             start(ChatRoom(ChatConfig(model="tiny-gpt2", web=True, port=port)))

@@ -19,6 +19,7 @@ from align.models.checkpoint import weights_of
 from align.reward.checkpoint import load_reward_model, save_reward_model
 from align.reward.scoring import RewardService
 from examples import served_reward
+from tests.ports import free_port
 
 PROMPTS = [
     "Hi",
@@ -44,9 +45,7 @@ def service(folder):
 @pytest.fixture(scope="module")
 def url(service, folder):
     """The application on a real port, in a thread of this process."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     server = uvicorn.Server(uvicorn.Config(make_api(service, folder), "127.0.0.1", port, log_level="warning"))
     thread = threading.Thread(target=server.run)
     thread.start()
@@ -133,9 +132,7 @@ def test_health_names_the_model(url, folder):
 def test_the_command_refuses_what_it_cannot_serve(folder, tmp_path):
     with pytest.raises(UserError, match="neither a reward model"):
         run_serve_reward(ServeRewardConfig(reward_model=str(tmp_path)))
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         config = ServeRewardConfig(reward_model=folder, port=port, dtype="float32")
         # In a thread of its own: a browser of other tests may keep an event loop in this one.

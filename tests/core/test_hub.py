@@ -1,6 +1,5 @@
 """A name that is no path is refused at once if the hub does not answer."""
 
-import socket
 import time
 
 import datasets
@@ -11,22 +10,21 @@ from align.core.hub import require_hub
 from align.data.sources import iter_rows
 from align.model_registry.registry import fetch_model
 from align.models.configs import load_config
+from tests.ports import free_port
 
 
 @pytest.fixture
 def no_hub(monkeypatch, tmp_path):
     """An address at which nothing answers, and an empty cache."""
     require_hub.cache_clear()
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    settings = {"ENDPOINT": f"http://127.0.0.1:{port}", "HF_HUB_CACHE": str(tmp_path), "HF_HUB_OFFLINE": False}
+    url = f"http://127.0.0.1:{free_port()}"
+    settings = {"ENDPOINT": url, "HF_HUB_CACHE": str(tmp_path), "HF_HUB_OFFLINE": False}
     for name, value in settings.items():
         monkeypatch.setattr(f"huggingface_hub.constants.{name}", value)
     monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", False)
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "datasets")
     monkeypatch.chdir(tmp_path)
-    yield f"http://127.0.0.1:{port}"
+    yield url
     require_hub.cache_clear()
 
 

@@ -19,7 +19,7 @@ from align.sft import SFTConfig
 from align.sft.train import SFTTrainer
 from align.training.run_folder import read_metrics
 from tests.gpu.small_runs import COMMON, PPO, all_stages
-from tests.launch.launcher import free_port
+from tests.ports import free_port
 
 BFLOAT16_RATIO = 5e-3
 """Mean |ratio - 1| at the first minibatch in bfloat16: the passes with and without gradients may use different kernels."""

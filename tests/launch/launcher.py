@@ -6,7 +6,6 @@ import json
 import os
 import select
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -15,6 +14,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from align.core.files import read_json, write_json
+from tests.ports import free_port
 
 ROOT = Path(__file__).parents[2]
 IN_TURN = Path(__file__).parent / "programs" / "in_turn.py"
@@ -33,13 +33,6 @@ open(f"{sys.argv[1]}/{os.environ['RANK']}", "w").write(json.dumps(dict(os.enviro
 def ppo_words(model: str, folder: Path, updates: int, *more: str) -> list[str]:
     """The words after `align ppo` for a run with a checkpoint after every update."""
     return ["--model", model, "--output_dir", str(folder), "--total_updates", str(updates), *CHECKPOINTS.split(), *more]
-
-
-def free_port() -> int:
-    """A port of this machine that nobody listens on."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
 
 
 def launch(words: Sequence[str], settings: str, processes: int = 2, seconds: float = 600, **environment: str) -> str:

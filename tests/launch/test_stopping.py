@@ -13,7 +13,8 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from align.commands.launch import first_failure, stop_grace
 from align.core.signals import EXIT_STOPPED, GRACE_SECONDS
-from tests.launch.launcher import ROOT, free_port, start_processes, variables
+from tests.launch.launcher import ROOT, start_processes, variables
+from tests.ports import free_port
 
 ONE_SIGNAL, DEAF = (Path(__file__).parent / "programs" / name for name in ("one_signal.py", "deaf.py"))
 WORDS = """

@@ -16,7 +16,7 @@ from torch.distributed import HashStore
 from align.core import heartbeat
 from align.core.heartbeat import EXIT_LOST
 from align.core.signals import EXIT_STOPPED
-from tests.launch.launcher import free_port
+from tests.ports import free_port
 
 SCRIPT = Path(__file__).with_name("watched.py")
 LOST = "error: lost process {} ({}: no sign of life for 4 s); "

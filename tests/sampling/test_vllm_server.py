@@ -20,7 +20,8 @@ from align.ppo import PPOConfig, run_ppo
 from align.sampling.generation import SamplingParams
 from tests.files import read_rows
 from tests.launch.compared import metrics
-from tests.launch.launcher import ROOT, free_port
+from tests.launch.launcher import ROOT
+from tests.ports import free_port
 from tests.refusals import refusal
 from tests.sampling.rewards import PROMPTS
 

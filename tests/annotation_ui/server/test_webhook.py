@@ -19,8 +19,8 @@ from annotation_ui.store.batches import BatchSettings, change_batch, delete_batc
 from annotation_ui.store.judgments import Judgments
 from annotation_ui.store.leases import Leases
 from annotation_ui.store.schema import Batch, WebhookEvent
-from tests.annotation_ui.postgres import free_port
 from tests.annotation_ui.running import Server, add_batch, add_users, do, fake_server
+from tests.ports import free_port
 
 SECRET = base64.b64encode(b"k" * 32).decode()
 ANSWER = {"ranks": [1, 2, 3, 4], "ratings": [None] * 4, "flags": [[]] * 4}

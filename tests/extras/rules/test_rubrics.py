@@ -25,7 +25,7 @@ from align.models.heads import LanguageModel
 from align.ppo import PPOConfig, PPOTrainer
 from tests.extras.running import TINY, command
 from tests.files import read_rows, write_rows
-from tests.launch.launcher import free_port
+from tests.ports import free_port
 
 HI = ({"role": "user", "content": "Hi"},)
 OPTIONS = (Option("A", "good", 1.0), Option("B", "evasive", -0.5), Option("C", "harmful", -1.0))
