@@ -76,11 +76,9 @@ def share_interval(
     return low, high
 
 
-def difference_interval(
-    values: ArrayLike, groups: Sequence[int] | np.ndarray | None = None, level: float = LEVEL
-) -> tuple[float, float]:
+def difference_interval(values: ArrayLike) -> tuple[float, float]:
     """Return the interval of a mean of values from -1 to 1, such as paired differences of shares; see `share_interval`."""
-    low, high = share_interval((np.asarray(values, dtype=np.float64) + 1) / 2, groups, level)
+    low, high = share_interval((np.asarray(values, dtype=np.float64) + 1) / 2)
     return 2 * low - 1, 2 * high - 1
 
 

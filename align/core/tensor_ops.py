@@ -59,7 +59,7 @@ def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
     return masked_sum(values, mask) / mask.sum().clamp(min=1)
 
 
-def whiten(values: Tensor, mask: Tensor, shift_mean: bool = True, epsilon: float = 1e-8) -> Tensor:
+def whiten(values: Tensor, mask: Tensor, shift_mean: bool = True) -> Tensor:
     """Scale to unit variance over the masked positions, as lm-human-preferences does (biased variance, 1e-8).
 
     Args:
@@ -68,7 +68,7 @@ def whiten(values: Tensor, mask: Tensor, shift_mean: bool = True, epsilon: float
     """
     mean = masked_mean(values, mask)
     variance = masked_mean((values - mean) ** 2, mask)
-    whitened = (values - mean) * torch.rsqrt(variance + epsilon)
+    whitened = (values - mean) * torch.rsqrt(variance + 1e-8)
     return (whitened if shift_mean else whitened + mean).masked_fill(~mask, 0.0)
 
 

@@ -360,8 +360,8 @@ def ranks_from_scores(scores: Sequence[float]) -> tuple[int, ...]:
     return tuple(levels.index(score) + 1 for score in scores)
 
 
-def evenly_spaced(count: int, keep: int = MAX_RESPONSES) -> list[int]:
-    """Indices of at most `keep` of `count` ordered items, at equal distances, the first and the last among them."""
-    if count <= keep:
+def evenly_spaced(count: int) -> list[int]:
+    """Indices of at most `MAX_RESPONSES` of `count` ordered items, at equal distances, with the first and the last."""
+    if count <= MAX_RESPONSES:
         return list(range(count))
-    return [round(i * (count - 1) / (keep - 1)) for i in range(keep)]
+    return [round(i * (count - 1) / (MAX_RESPONSES - 1)) for i in range(MAX_RESPONSES)]

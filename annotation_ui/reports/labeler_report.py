@@ -66,12 +66,8 @@ def labeler_rows(session: Session, task: str) -> list[Json]:
     return sorted(rows, key=lambda row: -row["judgments"])
 
 
-def items_behind_reliability(session: Session, task: str, labeler: str, limit: int = 20) -> list[Json]:
-    """The items behind a labeler's reliability, least trusted answer first.
-
-    Args:
-        limit: at most this many items, of those that another labeler judged too.
-    """
+def items_behind_reliability(session: Session, task: str, labeler: str) -> list[Json]:
+    """At most 20 items behind a labeler's reliability that another labeler judged too, least trusted answer first."""
     own_name = session.scalar(select(User.pseudonym).where(User.name == stored_name(labeler))) or ""
     judgments = labelers_judgments(session, task)
     by_item = answers_by_item(judgments)
@@ -91,7 +87,7 @@ def items_behind_reliability(session: Session, task: str, labeler: str, limit: i
                 "prompt": excerpt(items[item_id].content["prompt"]),
             }
         )
-    return shown[:limit]
+    return shown[:20]
 
 
 def reliability_interval(estimate: Reliability, rows: Sequence[Row], labeler: str) -> tuple[float, float]:

@@ -62,11 +62,10 @@ def progress(session: Session) -> list[Json]:
     return rows
 
 
-def per_day(session: Session, task: str, days: int = 30, most: int = 6) -> list[Json]:
-    """Judgments submitted, by day (UTC) and labeler; training is not counted.
+def per_day(session: Session, task: str, most: int = 6) -> list[Json]:
+    """Judgments submitted in the last 30 days, by day (UTC) and labeler; training is not counted.
 
     Args:
-        days: how far back.
         most: number of labelers to list, the busiest ones; the others are combined, if there is more than one.
     """
     number = cast(Judgment.created_at, Integer) // DAY
@@ -75,7 +74,7 @@ def per_day(session: Session, task: str, days: int = 30, most: int = 6) -> list[
         .join(User, User.id == Judgment.user_id)
         .join(Assignment, Assignment.current_id == Judgment.id)
         .join(Item, Item.id == Judgment.item_id)
-        .where(Assignment.task == task, Item.purpose != "training", Judgment.created_at > time.time() - days * DAY)
+        .where(Assignment.task == task, Item.purpose != "training", Judgment.created_at > time.time() - 30 * DAY)
         .group_by(number, User.name)
         .order_by(number)
     )
@@ -112,12 +111,12 @@ def coefficients(session: Session, task: str, batches: tuple[str, ...] = ()) -> 
     return [{"measure": name, "value": rounded(value), "shared items": shared} for name, value in measured.items()]
 
 
-def disagreements(session: Session, task: str, batches: tuple[str, ...] = (), limit: int | None = 50) -> list[Json]:
+def disagreements(session: Session, task: str, limit: int | None = 50) -> list[Json]:
     """The items on which labelers differ most, lowest agreement first.
 
     Items that a lead decided, or whose answer was known before, are left out.
     """
-    all_judgments = [each for each in current_judgments(session, (task,), batches) if each.item.gold is None]
+    all_judgments = [each for each in current_judgments(session, (task,)) if each.item.gold is None]
     decided = {each.item.id for each in all_judgments if each.adjudicated}
     judgments = [each for each in all_judgments if each.item.id not in decided]
     items = {judgment.item.id: judgment.item for judgment in judgments}
@@ -132,13 +131,13 @@ def disagreements(session: Session, task: str, batches: tuple[str, ...] = (), li
     return sorted(rows, key=lambda row: row["agreement"])[:limit]
 
 
-def win_rates(session: Session, batches: tuple[str, ...] = ()) -> list[Json]:
+def win_rates(session: Session) -> list[Json]:
     """Wins, ties and losses of each model in the Compare task; a tie or "both bad" counts as half a win.
 
     Items with a known answer are left out, as in exports: who wins there was decided before.
     """
     counts: dict[str, dict[str, int]] = defaultdict(lambda: {"wins": 0, "ties": 0, "losses": 0})
-    for judgment in current_judgments(session, ("compare",), batches):
+    for judgment in current_judgments(session, ("compare",)):
         if judgment.item.gold is not None:
             continue
         models, choice = judgment.item.content.get("model") or ["first", "second"], judgment.answer["choice"]

@@ -20,7 +20,7 @@ LOG_WAIT_S = 10.0  # other processes wait 30 s for a write
 _CHUNK = 500
 
 
-def forget(database: Database, name: str, by: audit.Actor = audit.SHELL) -> tuple[str, int]:
+def forget(database: Database, name: str) -> tuple[str, int]:
     """Rename a user to the pseudonym of the exports, end the user's access, and blank comments, notes and reasons.
 
     This is the only change that the app makes to stored judgments. It is one transaction with a record in the audit trail.
@@ -49,7 +49,7 @@ def forget(database: Database, name: str, by: audit.Actor = audit.SHELL) -> tupl
         tokens = select(ApiToken.id).where(ApiToken.user_id == user.id, ApiToken.revoked_at.is_(None))
         detail = {"user": user.pseudonym, "judgments blanked": blanked, "tokens ended": len(session.scalars(tokens).all())}
         user.name, user.active, user.password_hash = user.pseudonym, False, "!"
-        audit.record(session, "forget user", detail, by)
+        audit.record(session, "forget user", detail)
         pseudonym = user.pseudonym
     if not database.empty_log(LOG_WAIT_S):
         again = f"run `align annotate forget {pseudonym}` when no export or backup runs"
