@@ -130,7 +130,8 @@ def collect_experience(config: PPOConfig, setup: PPOSetup, state: PPOState, upda
     budget = config.micro_batch_tokens
     old = forward_all_roles(setup.roles, rollout, minibatches, backbone, config.temperature, budget, run.accelerator)
     # 4. Compute advantages.
-    signal = setup.extensions.training_signal(scores, rollout, old, components)  # extensions: scores and token rewards
+    with save_if_scoring_fails(run, rollout, update):
+        signal = setup.extensions.training_signal(scores, rollout, old, components)  # extensions: scores and token rewards
     missing_eos = (rollout.ended_mask, config.missing_eos_penalty, config.missing_eos_score)
     scores, training_scores = apply_missing_eos(scores, *missing_eos), apply_missing_eos(signal.scores, *missing_eos)
     run.print(state.missing_eos.check(training_scores, rollout.ended_mask))

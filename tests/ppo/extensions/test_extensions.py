@@ -161,8 +161,8 @@ def settings(prompts, folder, **more):
     return PPOConfig(**config | more)
 
 
-def rows_of(folder):
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+def rows_of(folder, name="metrics"):
+    return [json.loads(line) for line in (folder / f"{name}.jsonl").read_text().splitlines()]
 
 
 def test_the_extension_of_the_page_changes_training_scores_alone(prompts, tmp_path, monkeypatch, align_cache):
@@ -206,6 +206,19 @@ class Rival(Extension):
 def test_a_reward_of_an_extension_replaces_no_other(prompts, tmp_path, align_cache):
     with pytest.raises(UserError, match=r"extension '.*:Rival': there is a reward 'share_of_e' already; give its own"):
         run_ppo(settings(prompts, tmp_path / "run", total_updates=1, extensions=f"{__name__}:Rival"))
+
+
+class Failing(Extension):
+    """Cannot change the scores."""
+
+    def transform_scores(self, scores, rollout, components):
+        raise UserError("no table of scores")
+
+
+def test_the_rollout_of_an_extension_that_fails_is_kept(prompts, tmp_path, align_cache):
+    with pytest.raises(UserError, match=r"no table of scores; the rollout of update 1 is in .*unscored\.jsonl"):
+        run_ppo(settings(prompts, tmp_path / "run", total_updates=1, extensions=f"{__name__}:Failing"))
+    assert {row["prompt"][0]["content"] for row in rows_of(tmp_path / "run", "unscored")} == {"Hi"}
 
 
 @pytest.mark.parametrize(
