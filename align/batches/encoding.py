@@ -7,11 +7,11 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
-from align.batches.limits import EncodedRow, Limits, OverlongCounts
+from align.batches.limits import Limits, OverlongCounts
 from align.batches.mixtures import Data, data_name, split_prefix
 from align.core.errors import UserError, counted
 from align.data.conversation import user_turn
-from align.data.formats import convert_row, kind_name
+from align.data.formats import kind_name
 from align.data.readers import read_records, report_single, scan_rows
 from align.data.records import Conversation, Demonstration, Prompt, Ranking, Record
 from align.data.sources import SourceRow
@@ -74,9 +74,9 @@ def encode_records(
     counts, spelled = OverlongCounts(limits), SpelledTokens(loaded.tokenization)
     for number, record in enumerate(records_of(data, kind, skip_bad_rows), start=1):
         spelled.add(record)
-        row = _encode_record(record, f"{source}: record {record.id or number}", loaded, limits, encode_one)
-        counts.add(row.over, len(row.examples))
-        encoded += row.examples
+        examples, over = _encode_record(record, f"{source}: record {record.id or number}", loaded, limits, encode_one)
+        counts.add(over, len(examples))
+        encoded += examples
     spelled.report(source, name)
     counts.report(source, name)
     if encoded:
@@ -94,7 +94,8 @@ def _encode_record(
     loaded: LoadedModel,
     limits: Limits,
     encode_one: Callable[[R, ApplyLimits], Iterable[Example]],
-) -> EncodedRow[Example]:
+) -> tuple[list[Example], set[str]]:
+    """Return a record's examples, and the settings of the limits that it exceeds."""
     over: set[str] = set()
 
     def apply_limits(prompt: list[int], response: list[int] | None) -> PromptResponse | None:
@@ -106,7 +107,7 @@ def _encode_record(
         return kept
 
     try:
-        return EncodedRow(list(encode_one(record, apply_limits)), tuple(sorted(over)))
+        return list(encode_one(record, apply_limits)), over
     except ConversationError as error:
         raise UserError(f"{where}: {error}") from error
 
@@ -183,36 +184,6 @@ def encode_demonstrations(
 ) -> list[EncodedDemonstration]:
     """Return the assistant's turns of demonstrations as examples; raises as `encode_records`."""
     return encode_records(data, Demonstration, loaded, limits, skip_bad_rows, partial(_encode_demonstration, loaded))
-
-
-def encode_demonstration_row(
-    loaded: LoadedModel, limits: Limits, row: SourceRow, prefix: str = ""
-) -> EncodedRow[EncodedDemonstration]:
-    """Return the examples of one row of a stream, see `encode_demonstrations`; none if it is dropped.
-
-    The first row that spells a special token is reported: rows of a stream cannot be counted beforehand.
-
-    Raises:
-        UserError: for a bad row, or one beyond the limits.
-    """
-    if row.error is not None:
-        raise UserError(f"{row.where}: {row.error}")
-    try:
-        records = [record for record in convert_row(row.row, Demonstration)[1] if isinstance(record, Demonstration)]
-    except UserError as error:
-        raise UserError(f"{row.where}: {error}") from error
-    tokenization, examples, over = loaded.tokenization, list[EncodedDemonstration](), set[str]()
-    spelled = SpelledTokens(tokenization)
-    for record in records:
-        if not tokenization.warned_of_spelled_tokens:
-            spelled.add(record)
-        record = _with_prefix(record, prefix) if prefix else record
-        found = _encode_record(record, row.where, loaded, limits, partial(_encode_demonstration, loaded))
-        examples += found.examples
-        over.update(found.over)
-    spelled.report(f"{row.where}, the first such row", "demonstration")
-    tokenization.warned_of_spelled_tokens |= spelled.found > 0
-    return EncodedRow(examples, tuple(sorted(over)))
 
 
 def _encode_demonstration(

@@ -5,14 +5,12 @@ import os
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
 
 from align.core.errors import UserError
 from align.core.settings import Overlong
 from align.tokenization.encoded import PromptResponse
 
 logger = logging.getLogger(__name__)
-Example = TypeVar("Example")
 MIN_KEPT = 0.1
 """Smallest share of the records that `overlong: drop` may keep. With less, the limits rather than the data are wrong."""
 
@@ -68,14 +66,6 @@ class Limits:
         return PromptResponse(prompt, response)
 
 
-@dataclass(frozen=True, slots=True)
-class EncodedRow(Generic[Example]):
-    """The examples of one row, and the settings of the limits that it exceeded."""
-
-    examples: Sequence[Example]
-    over: tuple[str, ...] = ()
-
-
 class OverlongCounts:
     """Counts records by the limits that they exceed: all, those of which nothing is left, those that were shortened."""
 
@@ -87,12 +77,12 @@ class OverlongCounts:
     def add(self, over: Collection[str], kept: int) -> None:
         """Count a record that exceeds the limits of the settings `over`, and of which `kept` examples are left."""
         self.records += 1
-        self.over.update(set(over))
+        self.over.update(over)
         self.dropped += bool(over and not kept)
         self.cut += bool(over and kept)
 
     def report(self, source: str, kind: str) -> None:
-        """Log how many records were dropped or truncated; `kind` is the name of a record, in the singular.
+        """Log on the first process how many records were dropped or truncated; `kind` names a record, in the singular.
 
         Raises:
             UserError: if dropping leaves less than `MIN_KEPT` of the records.
@@ -104,10 +94,6 @@ class OverlongCounts:
         if self.dropped and left < MIN_KEPT * self.records:
             wrong = f"overlong drop leaves {left} of {self.records} {kind}s ({self._over_which()}), less than {MIN_KEPT:.0%}"
             raise UserError(f"{source}: {wrong}; raise the limit, set overlong to truncate, or remove the long rows")
-        self.log(source, kind)
-
-    def log(self, source: str, kind: str) -> None:
-        """Log how many records were dropped or truncated, on the first process only."""
         if not self.over or os.environ.get("RANK", "0") != "0":
             return
         overlong = self.limits.overlong

@@ -45,9 +45,7 @@ class RngStream(IntEnum):
     """The tokens of answers of which the best is chosen, to compare a policy with."""
     DISTILLED_RESPONSES = 16
     """Which responses of a batch a student writes, and the tokens of those that it or its teacher writes."""
-    STREAM_ORDER = 17
-    """The order of the rows of a block of streamed training data."""
-    # 18 and 19 are not in use.
+    # 17 to 19 are not in use.
     HELD_OUT_CONVERSATIONS = 20
     """Which conversations are held out when a model learns from judgments."""
     CHAT = 21

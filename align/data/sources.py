@@ -12,7 +12,7 @@ import gzip
 import json
 import re
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any
@@ -41,40 +41,6 @@ class SourceRow:
     where: str
     row: Any = None
     error: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class RawRow:
-    """One row before parsing, for skipping rows cheaply.
-
-    Attributes:
-        content: a line of JSON, or the row itself from a file of another kind, as a `SourceRow` if it is broken.
-        columns: names to change when the row is read.
-    """
-
-    where: str
-    content: Any
-    columns: Columns | None = None
-
-    def read(self) -> SourceRow:
-        """The row as a value, with its columns renamed."""
-        found = self._parse()
-        if not self.columns or not isinstance(found.row, Mapping):
-            return found
-        try:
-            return replace(found, row=rename(found.row, self.columns))
-        except UserError as error:
-            return SourceRow(self.where, error=str(error))
-
-    def _parse(self) -> SourceRow:
-        if isinstance(self.content, SourceRow):
-            return self.content
-        if not isinstance(self.content, bytes):
-            return SourceRow(self.where, row=self.content)
-        try:
-            return SourceRow(self.where, row=json.loads(self.content.rstrip().decode("utf-8")))
-        except (ValueError, RecursionError) as error:
-            return SourceRow(self.where, error=_json_error_message(error))
 
 
 def split_sources(sources: str | Path) -> list[str]:
@@ -126,17 +92,11 @@ def iter_rows(sources: str | Path, split: str = "train") -> Iterator[SourceRow]:
         sources: the path, or the name of a hub data set, with options in brackets; several are separated by commas.
         split: for folders and hub names without this option.
     """
-    for raw in iter_raw_rows(sources, split):
-        yield raw.read()
-
-
-def iter_raw_rows(sources: str | Path, split: str = "train") -> Iterator[RawRow]:
-    """`iter_rows`, unparsed."""
     for source in split_sources(sources):
         yield from _rows_of_source(source, split)
 
 
-def _rows_of_source(source: str, split: str) -> Iterator[RawRow]:
+def _rows_of_source(source: str, split: str) -> Iterator[SourceRow]:
     options = parse_source(source)
     name, split = options.name, options.split or split
     path = resolve_path(name)
@@ -148,13 +108,20 @@ def _rows_of_source(source: str, split: str) -> Iterator[RawRow]:
                 raise UserError(f"{source}: a file has no {option}; leave {option}={value} out, or rename the column")
         rows = _file_rows(path, name, options.columns)
     else:
-        rows = _hub_rows(name, split, options.subset)
+        rows = _renamed(_hub_rows(name, split, options.subset), options.columns)
+    yield from rows
+
+
+def _renamed(rows: Iterable[SourceRow], columns: Columns) -> Iterator[SourceRow]:
+    """Rows with their columns renamed; a row without such a column becomes a bad row."""
     for row in rows:
-        renamed = not options.columns or isinstance(row.content, SourceRow)
-        yield row if renamed else RawRow(row.where, row.content, options.columns)
+        try:
+            yield replace(row, row=rename(row.row, columns)) if columns and isinstance(row.row, Mapping) else row
+        except UserError as error:
+            yield SourceRow(row.where, error=str(error))
 
 
-def _file_rows(path: Path, label: str, columns: Columns) -> Iterator[RawRow]:
+def _file_rows(path: Path, label: str, columns: Columns) -> Iterator[SourceRow]:
     name = path.name.lower()
     if not name.endswith((*ENDINGS, TEXT_ENDING)):
         endings = ", ".join(ENDINGS)
@@ -164,44 +131,44 @@ def _file_rows(path: Path, label: str, columns: Columns) -> Iterator[RawRow]:
         if path.stat().st_size == 0:
             raise UserError(f"{label}: the file is empty; write one record per line")
         if name.endswith(".parquet"):
-            yield from _parquet_rows(path, label)
+            yield from _renamed(_parquet_rows(path, label), columns)
         elif name.endswith(".xlsx"):
             yield from _table_rows(excel_rows(path, label, columns), label)
         else:
             with gzip.open(path, "rb") if name.endswith(".gz") else path.open("rb") as stream:
                 if name.endswith(TEXT_ENDING):
-                    yield from _text_rows(stream, label)  # type: ignore[arg-type]
+                    yield from _renamed(_text_rows(stream, label), columns)  # type: ignore[arg-type]
                 elif name.endswith(CSV_ENDINGS):
                     yield from _table_rows(csv_rows(stream, label, columns), label)  # type: ignore[arg-type]
                 else:
-                    yield from _json_rows(stream, label)  # type: ignore[arg-type]
+                    yield from _renamed(_json_rows(stream, label), columns)  # type: ignore[arg-type]
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise UserError(f"{label}: broken gzip file ({error}); copy or compress it again") from error
     except OSError as error:
         raise UserError(f"{label}: cannot be read ({error.strerror or error}); check the file") from error
 
 
-def _table_rows(rows: Iterator[dict[str, Any] | str], label: str) -> Iterator[RawRow]:
+def _table_rows(rows: Iterator[dict[str, Any] | str], label: str) -> Iterator[SourceRow]:
     """Rows whose columns are renamed already, because a cell is read by the name of its field."""
     for number, row in enumerate(rows, 1):
         where = f"{label}: row {number}"
-        yield RawRow(where, SourceRow(where, error=row) if isinstance(row, str) else SourceRow(where, row))
+        yield SourceRow(where, error=row) if isinstance(row, str) else SourceRow(where, row)
 
 
-def _text_rows(stream: IO[bytes], label: str) -> Iterator[RawRow]:
+def _text_rows(stream: IO[bytes], label: str) -> Iterator[SourceRow]:
     """A prompt for each line that is not empty."""
     for number, line in enumerate(stream, 1):
         where = f"{label}:{number}"
         try:
             text = line.decode("utf-8-sig" if number == 1 else "utf-8").strip("\r\n")
         except UnicodeDecodeError as error:
-            yield RawRow(where, SourceRow(where, error=_json_error_message(error)))
+            yield SourceRow(where, error=_json_error_message(error))
             continue
         if text.strip():
-            yield RawRow(where, {"prompt": text})
+            yield SourceRow(where, {"prompt": text})
 
 
-def _json_rows(stream: IO[bytes], label: str) -> Iterator[RawRow]:
+def _json_rows(stream: IO[bytes], label: str) -> Iterator[SourceRow]:
     # Lines are split on b"\n" alone: str.splitlines would also cut at U+2028, which JSON allows in strings.
     seen_content = False
     for number, line in enumerate(stream, 1):
@@ -215,17 +182,21 @@ def _json_rows(stream: IO[bytes], label: str) -> Iterator[RawRow]:
             yield from _array_rows(line + stream.read(), label, number)
             return
         seen_content = True
-        yield RawRow(f"{label}:{number}", line)
+        where = f"{label}:{number}"
+        try:
+            yield SourceRow(where, json.loads(line.rstrip().decode("utf-8")))
+        except (ValueError, RecursionError) as error:
+            yield SourceRow(where, error=_json_error_message(error))
 
 
-def _array_rows(text: bytes, label: str, number_of_first_line: int) -> Iterator[RawRow]:
+def _array_rows(text: bytes, label: str, number_of_first_line: int) -> Iterator[SourceRow]:
     try:
         rows = json.loads(text.decode("utf-8"))
     except (ValueError, RecursionError) as error:
         line = number_of_first_line + getattr(error, "lineno", 1) - 1
         raise UserError(f"{label}:{line}: {_json_error_message(error)}") from error
     for number, row in enumerate(rows, 1):
-        yield RawRow(f"{label}: row {number}", row)
+        yield SourceRow(f"{label}: row {number}", row)
 
 
 def _json_error_message(error: Exception) -> str:
@@ -236,7 +207,7 @@ def _json_error_message(error: Exception) -> str:
     return f"broken JSON ({error}); write one JSON object per line"
 
 
-def _parquet_rows(path: Path, label: str) -> Iterator[RawRow]:
+def _parquet_rows(path: Path, label: str) -> Iterator[SourceRow]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -246,14 +217,14 @@ def _parquet_rows(path: Path, label: str) -> Iterator[RawRow]:
             for batch in file.iter_batches(batch_size=1000):
                 for row in batch.to_pylist():
                     number += 1
-                    yield RawRow(f"{label}: row {number}", row)
+                    yield SourceRow(f"{label}: row {number}", row)
     except pa.ArrowException as error:
         raise UserError(f"{label}: not a readable Parquet file ({first_line(error)}); write it again") from error
 
 
-def _folder_rows(folder: Path, label: str, split: str, columns: Columns) -> Iterator[RawRow]:
+def _folder_rows(folder: Path, label: str, split: str, columns: Columns) -> Iterator[SourceRow]:
     if (folder / "dataset_dict.json").exists() or (folder / "state.json").exists():
-        yield from _saved_rows(folder, label, split)
+        yield from _renamed(_saved_rows(folder, label, split), columns)
         return
     files = [path for path in sorted(folder.rglob("*")) if _is_data(path, folder)]
     if not files:
@@ -280,7 +251,7 @@ def _path_words(path: Path, folder: Path) -> set[str]:
     return set(re.split(r"[^a-z0-9]+", str(path.relative_to(folder)).lower())) | {path.name.lower().split(".")[0]}
 
 
-def _saved_rows(folder: Path, label: str, split: str) -> Iterator[RawRow]:
+def _saved_rows(folder: Path, label: str, split: str) -> Iterator[SourceRow]:
     import datasets
 
     try:
@@ -293,10 +264,10 @@ def _saved_rows(folder: Path, label: str, split: str) -> Iterator[RawRow]:
             raise UserError(f"{label}: no split '{split}'; the folder has {', '.join(saved)}")
         saved = saved[split]
     for number, row in enumerate(saved, 1):
-        yield RawRow(f"{label}: row {number}", row)
+        yield SourceRow(f"{label}: row {number}", row)
 
 
-def _hub_rows(name: str, split: str, subset: str | None) -> Iterator[RawRow]:
+def _hub_rows(name: str, split: str, subset: str | None) -> Iterator[SourceRow]:
     missing = f"{name}: no such file or folder"
     if not HUB_NAME.fullmatch(name) or name.lower().endswith((*ENDINGS, TEXT_ENDING, *OTHER_ENDINGS)):
         raise UserError(f"{missing}; check the path")
@@ -312,4 +283,4 @@ def _hub_rows(name: str, split: str, subset: str | None) -> Iterator[RawRow]:
         remedy = "check the path, or the name and the network"
         raise UserError(f"{missing} here, and the hub {why} ({first_line(error)}); {remedy}") from error
     for number, row in enumerate(rows, 1):
-        yield RawRow(f"{name}: row {number}", row)
+        yield SourceRow(f"{name}: row {number}", row)

@@ -75,8 +75,6 @@ def sft_work(config: SFTConfig) -> StageWork:
     Raises:
         UserError: for a mistake in the settings, the model or the data.
     """
-    if config.stream_updates:
-        raise UserError("stream_updates: a plan reads all data; plan a streamed run on a part, with stream_updates 0")
     loaded = load_on_meta(config, compute_dtype(config.dtype))
     require_prompt_in_row(loaded, config.prompt_loss_weight)
     read = partial(encode_demonstrations, loaded=loaded, limits=config.limits, skip_bad_rows=config.skip_bad_rows)

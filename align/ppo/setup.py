@@ -10,7 +10,6 @@ from torch import nn
 
 from align.batches.encoding import Data, Limits, encode_prompts
 from align.batches.mixtures import is_given, split_by_opening
-from align.batches.streams import examples_digest, require_same_examples
 from align.core.errors import UserError, counted
 from align.models.backbone import Backbone
 from align.models.heads import LanguageModel, ScalarHead
@@ -34,7 +33,7 @@ from align.sampling.generation import SamplingParams
 from align.sampling.settings import EngineConfig
 from align.tokenization.encoded import EncodedPrompt
 from align.training.checkpoint import Stateful
-from align.training.data_order import PLANNED_UPDATES
+from align.training.data_order import PLANNED_UPDATES, examples_digest, require_same_examples
 from align.training.engine import TrainEngine
 from align.training.memory import FLOAT32_BYTES
 from align.training.optimizer import ParamGroup

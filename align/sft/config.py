@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from align.core.settings import MixtureConfig, SequenceConfig, SplitConfig, option, require_setting
+from align.core.settings import MixtureConfig, SequenceConfig, SplitConfig, option
 from align.training.data_order import EpochConfig
 
 
@@ -24,18 +24,3 @@ class SFTConfig(MixtureConfig, SplitConfig, SequenceConfig, EpochConfig):
         ge=0,
     )
     max_response_tokens: int = option(1024, "longest response, in tokens; in a conversation all turns after the first")
-    stream_updates: int = option(
-        0,
-        "number of updates, with streamed train_data, for data larger than memory; 0: read all data before training, for "
-        "`num_train_epochs` passes",
-        ge=0,
-    )
-    stream_block: int = option(2000, "with stream_updates: rows of each source in memory at a time, shuffled", gt=0)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.stream_updates:
-            defaults = {"mixing_cap": 0, "mixing_temperature": 1, "num_train_epochs": 1, "validation_split": 0}
-            for name, default in defaults.items():
-                wanted = f"{default} with stream_updates"
-                require_setting(self, name, getattr(self, name) == default, wanted)

@@ -9,15 +9,13 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from accelerate import Accelerator
 from peft import PeftConfig
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
-from align.batches.encoding import Data, encode_demonstration_row, encode_demonstrations, split_prefix
+from align.batches.encoding import Data, encode_demonstrations
 from align.batches.micro_batches import micro_batches
-from align.batches.mixtures import TrainingData, encode_split, is_given, mixture_of
-from align.batches.streams import ExampleStream, StreamedBatches
+from align.batches.mixtures import TrainingData, encode_split
 from align.core.errors import UserError, counted
 from align.core.launch import run_stage
 from align.core.tensor_ops import Padded
@@ -35,15 +33,12 @@ from align.training.engine import TrainEngine
 from align.training.epoch_loop import EpochLoop
 from align.training.start import Model, build_engine, open_run, share_sequences, with_data_names
 
-Batches = DataOrder[EncodedDemonstration] | StreamedBatches[EncodedDemonstration]
-"""The examples of each update: all in memory, or read while the model trains."""
-
 
 def train(
     config: SFTConfig,
     loaded: LoadedModel,
     engine: TrainEngine,
-    batches: Batches,
+    batches: DataOrder[EncodedDemonstration],
     held_out: list[EncodedDemonstration],
 ) -> Path:
     """Fine-tune a model from the last checkpoint on; return the folder of the best model.
@@ -160,27 +155,6 @@ def save(loaded: LoadedModel, engine: TrainEngine, data: str, metrics: dict[str,
     run_on_main(lambda: save_model(run.folder / "model", loaded, weights, card), run.accelerator)
 
 
-def open_stream(
-    config: SFTConfig, loaded: LoadedModel, data: TrainingData, accelerator: Accelerator
-) -> StreamedBatches[EncodedDemonstration]:
-    """Return the batches of data that are read while the model trains.
-
-    Raises:
-        UserError: for data in memory, or a source that is not there.
-    """
-    mixture, streams = mixture_of(data, config.task_prefixes), []
-    for number, (source, prefix) in enumerate(map(split_prefix, mixture.sources)):
-        if not isinstance(source, str):
-            raise UserError("stream_updates is for data on the disk or the hub: records in memory need none")
-        encode_row = partial(encode_demonstration_row, loaded, config.limits, prefix=prefix)
-        key = (config.seed, number)
-        block, skip = config.stream_block, config.skip_bad_rows
-        streams.append(ExampleStream(source, encode_row, block, key, accelerator, skip, config.limits))
-    prompt, response = config.max_prompt_tokens, config.max_response_tokens
-    longest = EncodedDemonstration([0] * prompt, [0] * response, [True] * response)
-    return StreamedBatches(config.seed, config.batch_size, config.stream_updates, streams, mixture.weights, longest)
-
-
 def require_prompt_in_row(loaded: LoadedModel, prompt_weight: float) -> None:
     """Raise a UserError if the prompt is to be learned by a model that does not predict it."""
     if prompt_weight and not loaded.backbone.causal:
@@ -224,15 +198,10 @@ class SFTTrainer:
         share_sequences(run, loaded.backbone, config.sequence_parallel)
         require_prompt_in_row(loaded, config.prompt_loss_weight)
         encode = partial(encode_demonstrations, loaded=loaded, limits=config.limits, skip_bad_rows=config.skip_bad_rows)
-        self.batches: Batches
-        if config.stream_updates:
-            self.batches, number = open_stream(config, loaded, train_data, run.accelerator), "a stream of examples"
-            self.held_out = encode(validation_data) if is_given(validation_data) else []
-        else:
-            data = (train_data, validation_data)
-            mixed, self.held_out = encode_split(*data, encode, config.task_prefixes, config.validation_split)
-            self.batches = DataOrder(mixed, config.seed, config.batch_size, config)
-            number = counted(len(mixed.examples), "example")
+        data = (train_data, validation_data)
+        mixed, self.held_out = encode_split(*data, encode, config.task_prefixes, config.validation_split)
+        self.batches = DataOrder(mixed, config.seed, config.batch_size, config)
+        number = counted(len(mixed.examples), "example")
         run.print(f"sft: {number} to learn from, {len(self.held_out)} held out; model {run.config.model}")
         module = LanguageModel(loaded.backbone, loaded.adapter)
         run.print(run.memory.check(module))

@@ -123,7 +123,6 @@ class ChatRenderer:
         # models write `<think>`.
         self._control_tokens = _any_of(text for text, special in spellings.items() if special or text in template)
         self._special_tokens = _any_of(text for text, special in spellings.items() if special)
-        self.warned_of_spelled_tokens = False
         self._dropped: dict[tuple[str, ...], str] = {}
         tokenizer.chat_template = self._complete(template)
         self.require_turns(({"role": "user", "content": "Hi"},))

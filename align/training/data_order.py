@@ -1,8 +1,10 @@
 """The examples of each update: passes over one set of examples, or over a mixture of several."""
 
 import copy
+import hashlib
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar, cast
 
@@ -10,7 +12,6 @@ import numpy
 
 from align.batches.encoding import Limits
 from align.batches.mixtures import MixedExamples
-from align.batches.streams import examples_digest, require_same_examples
 from align.core.errors import UserError
 from align.core.seeds import RngStream, generator
 from align.core.settings import MixtureConfig, StageConfig, option
@@ -137,3 +138,44 @@ def _counts(sizes: list[int], weights: Sequence[float], mixing: MixtureConfig) -
             "raise its weight, or mixing_temperature"
         )
     return counts
+
+
+def examples_digest(examples: Iterable[Any]) -> str:
+    """Return a digest of examples in their order: token ids of prompts and responses, and other values as text."""
+    digest = hashlib.sha256()
+    for example in examples:
+        lists = list(_contents(example))
+        digest.update(array("q", [len(lists), *map(len, lists)]).tobytes())
+        for values in lists:
+            digest.update(array("q", values).tobytes())
+    return digest.hexdigest()
+
+
+def _contents(example: Any) -> Iterator[Sequence[int]]:
+    for part in getattr(example, "parts", (example,)):
+        if hasattr(part, "prompt"):
+            yield part.prompt
+            yield from part.responses if hasattr(part, "responses") else [part.response]
+        else:
+            yield list(repr(part).encode())
+
+
+def require_same_examples(what: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Refuse to resume on other examples than those of the checkpoint.
+
+    Args:
+        what: the examples, for the message.
+        before: their description in the checkpoint; `examples` is their number.
+        now: the same of this run.
+
+    Raises:
+        UserError: if they differ.
+    """
+    if dict(before) == dict(now):
+        return
+    counts = [values.get("examples", "unknown") for values in (before, now)]
+    how = f"then {counts[0]}, now {counts[1]}" if counts[0] != counts[1] else "others, or in another order"
+    raise UserError(
+        f"{what} are not those that this run began with ({how}); resume it with the same data, limits and weights of "
+        "sources, or give another output_dir"
+    )

@@ -1,13 +1,9 @@
 """Records within the limits: what is too long, what becomes of it, and that an error names the record."""
 
-from functools import partial
-from types import SimpleNamespace
-
 import pytest
 
-from align.batches.encoding import encode_demonstration_row, encode_demonstrations, encode_prompts, encode_rankings
+from align.batches.encoding import encode_demonstrations, encode_prompts, encode_rankings
 from align.batches.limits import Limits
-from align.batches.streams import ExampleStream
 from align.core.errors import UserError
 from tests.files import write_rows
 from tests.refusals import refusal
@@ -107,21 +103,6 @@ def test_turns_that_drop_takes_from_a_conversation_are_counted(load_sharp, caplo
     assert caplog.messages[0].startswith(
         "demonstrations in memory: overlong drop dropped turns of 1 of 1 demonstrations (1 over max_response_tokens 10)"
     )
-
-
-def test_what_a_stream_loses_is_counted(load_sharp, write, caplog):
-    loaded, alone = load_sharp("tiny-gpt2"), SimpleNamespace(num_processes=1, process_index=0)
-    source = write(*({"prompt": "Hi", "completion": "x" * n} for n in (1, 50, 60, 2)))
-    limits = Limits(90, 40, "drop")
-    encode = partial(encode_demonstration_row, loaded, limits)
-    stream = ExampleStream(source, encode, 4, (0, 0), alone, limits=limits)
-    line = f"{source}: {{}}: overlong drop left out 2 of 4 rows (2 over max_response_tokens 40)"
-    assert caplog.messages == [line.format("first block")]
-    stream.take(3)
-    assert caplog.messages[1:] == [line.format("pass")]
-    tight = Limits(90, 1, "drop")
-    with pytest.raises(UserError, match=r"first block: no row is left within the limits; raise them"):
-        ExampleStream(source, partial(encode_demonstration_row, loaded, tight), 4, (0, 0), alone, limits=tight)
 
 
 def test_nothing_is_reported_where_all_records_fit_and_by_other_processes(load_sharp, caplog, monkeypatch):

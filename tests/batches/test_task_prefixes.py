@@ -1,7 +1,6 @@
 """A text for each source of training data that names its task: where it stands, and that it is read wherever data is."""
 
 import pytest
-from accelerate import Accelerator
 
 from align.batches.encoding import encode_demonstrations, encode_prompts, encode_rankings
 from align.batches.limits import Limits
@@ -12,7 +11,6 @@ from align.data.conversation import user_turn
 from align.extras.plan_work import sft_work
 from align.reward import RewardConfig
 from align.sft import SFTConfig
-from align.sft.train import open_stream
 from tests.files import write_rows
 
 GERMAN, NEWS = "translate English to German: ", "summarize: "
@@ -68,17 +66,6 @@ def test_only_the_first_user_turn_gets_it_and_no_source_has_to(write, loaded):
     ]
     assert rankings[0].prompt == loaded.tokenization.prompt_ids(tuple(named))
     assert rankings[0].responses == rankings[1].responses
-
-
-def test_a_stream_reads_what_is_read_whole(sources, load_sharp):
-    loaded = load_sharp("tiny-llama")
-    config = SFTConfig(train_data=sources, task_prefixes=[GERMAN, NEWS], stream_updates=1, batch_size=4)
-    mixed = encode_mixture(
-        sources, lambda data: encode_demonstrations(data, loaded, config.limits, False), config.task_prefixes
-    )
-    streams = open_stream(config, loaded, sources, Accelerator(cpu=True)).streams
-    read = [sorted(map(repr, stream.take(size))) for stream, size in zip(streams, mixed.sizes, strict=True)]
-    assert read == [sorted(map(repr, mixed.examples[:1])), sorted(map(repr, mixed.examples[1:]))]
 
 
 def test_a_plan_counts_it(sources, tmp_path):

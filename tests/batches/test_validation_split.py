@@ -95,7 +95,7 @@ def test_every_stage_holds_out_the_same_prompts(load_sharp, tmp_path):
 
 @pytest.mark.parametrize(
     ("config", "more"),
-    [(SFTConfig, {"validation_data": "x"}), (PPOConfig, {"validation_prompts": "x"}), (SFTConfig, {"stream_updates": 5})],
+    [(SFTConfig, {"validation_data": "x"}), (PPOConfig, {"validation_prompts": "x"})],
 )
 def test_settings_that_exclude_a_split(config, more):
     with pytest.raises(UserError, match=r"validation_split is 0.1, but must be 0 with "):

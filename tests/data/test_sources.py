@@ -13,7 +13,6 @@ import datasets
 import pandas
 import pytest
 
-from align.batches.streams import ExampleStream
 from align.core.errors import UserError
 from align.data import Demonstration, Prompt, Ranking, check_data, read_records
 from align.data.readers import scan
@@ -290,12 +289,3 @@ def test_rows_are_checked_as_in_other_files(tmp_path):
 def test_broken_csv_files(tmp_path, data, message):
     (tmp_path / "rows.csv").write_bytes(data)
     assert error_of(tmp_path / "rows.csv", Ranking) == f"{tmp_path / 'rows.csv'}: {message}"
-
-
-def test_csv_can_be_streamed(tmp_path):
-    class Alone:
-        num_processes, process_index = 1, 0
-
-    pandas.DataFrame({"prompt": [str(n) for n in range(10)]}).to_csv(tmp_path / "rows.csv", index=False)
-    stream = ExampleStream(str(tmp_path / "rows.csv"), lambda row: [row.row["prompt"]], 4, (0, 0), Alone)
-    assert sorted(stream.take(10)) == [str(n) for n in range(10)]

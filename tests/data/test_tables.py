@@ -9,11 +9,11 @@ import pandas
 import pytest
 
 from align.batches.mixtures import mixture_of
-from align.batches.streams import ExampleStream
 from align.core.errors import UserError
 from align.core.settings_parser import parse
 from align.data import Prompt, Ranking, check_data, read_records
 from align.data.fields import SCORES
+from align.data.sources import iter_rows
 from align.reward import RewardConfig
 from tests.data.rows import HI, error_of, lines, write_parquet
 
@@ -75,15 +75,10 @@ def test_columns_in_a_settings_file(tmp_path):
     assert read_records(parse(RewardConfig, ["--config", str(tmp_path / "a.yaml")]).train_data, Ranking) == EXPECTED
 
 
-def test_columns_of_a_folder_and_of_a_stream(tmp_path):
-    class Alone:
-        num_processes, process_index = 1, 0
-
+def test_columns_of_a_folder(tmp_path):
     write_own(tmp_path / "train.jsonl")
     assert read_records(f"{tmp_path}{COLUMNS}", Ranking) == EXPECTED
-    source = f"{tmp_path}/train.jsonl[prompt=better]"
-    stream = ExampleStream(source, lambda row: [row.row["prompt"]], 4, (0, 0), Alone)
-    assert sorted(stream.take(2)) == ["B", "tie"]
+    assert [row.row["prompt"] for row in iter_rows(f"{tmp_path}[prompt=better]")] == ["B", "tie"]
 
 
 def test_a_renamed_column_takes_the_place_of_the_field(tmp_path):

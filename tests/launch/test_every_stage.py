@@ -21,7 +21,7 @@ OF_TWO = {
 }
 """Each stage once; the full run has all cases under all settings."""
 OF_FOUR = (
-    *("streamed-sft/tiny-llama/0", "sft/tiny-t5/4", "reward/tiny-llama/0", "reward/encoder/4", "dpo/tiny-t5/0"),
+    *("sft/tiny-t5/4", "reward/tiny-llama/0", "reward/encoder/4", "dpo/tiny-t5/0"),
     *("ppo/tiny-llama/0", "ppo/tiny-t5/4"),
 )
 """For four processes, each kind once: they share what two have to themselves."""

@@ -15,7 +15,7 @@ from align.sft import SFTConfig, run_sft
 
 MODELS = ("tiny-llama", "tiny-t5")
 CASES = [f"{stage}/{model}/{rank}" for model in MODELS for rank in (0, 4) for stage in ("sft", "reward", "dpo", "ppo")]
-CASES += ["reward/encoder/0", "reward/encoder/4", "streamed-sft/tiny-llama/0", "ptx/tiny-llama/4"]
+CASES += ["reward/encoder/0", "reward/encoder/4", "ptx/tiny-llama/4"]
 SETTINGS = ("cpu2", "zero1", "zero2", "zero3", "zero3-offload")
 """Files in configs/accelerate: each whole, and what is sharded. cpu2 is DDP's on processors."""
 TOLERANCE = 1e-5
@@ -62,11 +62,6 @@ def run_case(case: str, folder: Path, shared: Path, updates: int) -> None:
                 missing_eos_score=None,
             )
         )
-        return
-    if stage == "streamed-sft":  # two files at different rates, in blocks that a batch does not divide
-        sources = "data/demonstrations_heldout.jsonl,data/demonstrations.jsonl=2"
-        streams = {"train_data": sources, "stream_updates": max(4, updates), "stream_block": 7}
-        run_sft(SFTConfig(**common, **streams, batch_size=6, max_response_tokens=32))
         return
     config, run, data, size, an_epoch = {
         "sft": (SFTConfig, run_sft, "demonstrations_heldout", 6, 4),
