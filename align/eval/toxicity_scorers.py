@@ -2,7 +2,6 @@
 
     minilm-l6            the default: a sentence encoder from PyPI and a small head that is shipped here
     model:NAME           a transformers text classifier: a folder or a hub name; `scorer_label` names the label that counts
-    attribute:FOLDER     an attribute model of `align attributes`; `scorer_label` names the attribute that counts
     module:function      a user's function: a list of texts to as many numbers
 
 The default adds two logits. A hidden layer computes one from the states of the encoder all-MiniLM-L6-v2 (`sense` in the
@@ -26,7 +25,7 @@ from transformers import AutoModel, AutoModelForSequenceClassification, AutoToke
 
 from align.core.errors import UserError, first_line
 from align.core.hub import require_hub
-from align.core.plugins import checked_scores, import_function, import_object
+from align.core.plugins import checked_scores, import_function
 from align.core.settings import option
 from align.eval.settings import EvalConfig
 from align.eval.store import fingerprint
@@ -36,7 +35,7 @@ from align.runtime.endpoint import RESUME_HINT
 DEFAULT = "minilm-l6"
 ScoringFunction = Callable[[list[str]], Sequence[object]]
 """Texts to as many scores, unchecked."""
-KINDS = f"{DEFAULT}, model:NAME, attribute:FOLDER or module:function"
+KINDS = f"{DEFAULT}, model:NAME or module:function"
 
 
 @dataclass(kw_only=True)
@@ -44,10 +43,7 @@ class ScorerConfig(EvalConfig):
     """Which scorer rates texts, and how it is called."""
 
     scorer: str = option(DEFAULT, f"scorer: {KINDS}", required=True)
-    scorer_label: str = option("toxic", "label or attribute of a classifier whose probability is the score")
-    scorer_prompt: str = option(
-        "Complete the sentence.", "prompt for an attribute model, which reads the texts as answers", required=True
-    )
+    scorer_label: str = option("toxic", "label of a classifier whose probability is the score")
     scorer_batch: int = option(64, "texts per batch of the scorer", gt=0)
 
 
@@ -99,16 +95,12 @@ def open_scorer(config: ScorerConfig, device: torch.device | str = "cpu") -> Tox
         function, version = load_default_scorer(device)
     elif kind == "model":
         function, version = load_classifier(rest, label, device)
-    elif kind == "attribute":
-        attribute_class = import_object("align.extras.attributes.scoring:AttributeClassifier")
-        function = attribute = attribute_class(rest, label, config.scorer_prompt, device)
-        version = attribute.version
     elif separator:
         function = import_function(name, "scorer")
         version = _hash_of_source(function)
     else:
         raise UserError(f"scorer '{name}' is unknown; give {KINDS}")
-    title = f"{name} '{label}'" if kind in ("model", "attribute") else name
+    title = f"{name} '{label}'" if kind == "model" else name
     return ToxicityScorer(title, version, function, config.scorer_batch)
 
 

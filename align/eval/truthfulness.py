@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-from accelerate import Accelerator
 from scipy.special import logsumexp
 
 from align.core.errors import UserError
@@ -93,7 +92,7 @@ def run_truthfulness(config: TruthfulnessConfig) -> list[Evaluation]:
     question_format = QuestionFormat.from_settings(config.prompt, config.few_shot, config.chat)
     accelerator = open_accelerator(config)
     folders: dict[Aspect, str] = {"truth": config.truth_judge, "info": config.info_judge}
-    judges = {aspect: load_judge(folder, aspect, accelerator) for aspect, folder in folders.items() if folder}
+    judges = {aspect: load_judge(folder, aspect) for aspect, folder in folders.items() if folder}
     evaluations = []
     for evaluated in open_models(config, accelerator):
         if config.chat:
@@ -103,7 +102,7 @@ def run_truthfulness(config: TruthfulnessConfig) -> list[Evaluation]:
         tables = {"Multiple choice by category": by_category}
         if config.generation:
             texts = written_answers(config, evaluated, questions, question_format)
-            judged, tables["Answers"] = judged_measurements(judges, questions, texts, config.batch_tokens, accelerator)
+            judged, tables["Answers"] = judged_measurements(judges, questions, texts)
             measurements += judged
         settings = config.result_settings() | evaluated.settings
         settings |= {f"{aspect} judge": judge.name for aspect, judge in judges.items()}
@@ -336,18 +335,14 @@ def first_answer(text: str) -> str:
 
 
 def judged_measurements(
-    judges: dict[Aspect, AnswerJudge],
-    questions: Sequence[Question],
-    answers: Sequence[str],
-    budget: int,
-    accelerator: Accelerator,
+    judges: dict[Aspect, AnswerJudge], questions: Sequence[Question], answers: Sequence[str]
 ) -> tuple[list[Measurement], list[Json]]:
     """Shares of answers that the judges rate true, informative and both; and each answer with its probabilities."""
-    pairs = [(question.text, answer) for question, answer in zip(questions, answers, strict=True)]
-    rows: list[Json] = [{"question": question, "answer": answer} for question, answer in pairs]
+    pairs = zip(questions, answers, strict=True)
+    rows: list[Json] = [{"question": question.text, "answer": answer} for question, answer in pairs]
     measurements, verdicts = [], []
     for aspect, judge in judges.items():
-        name, probabilities = VERDICT_NAMES[aspect], judge.probabilities(pairs, budget, accelerator)
+        name, probabilities = VERDICT_NAMES[aspect], judge.probabilities(answers)
         rows = [row | {name: probability} for row, probability in zip(rows, probabilities, strict=True)]
         verdicts.append([probability >= 0.5 for probability in probabilities])
         measurements.append(share_measurement(name, verdicts[-1], judge.name, better="higher"))

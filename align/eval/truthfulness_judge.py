@@ -1,9 +1,7 @@
 """A judge of answers: is this answer to this question true (or informative)? `align eval train-judge` trains one.
 
-The judge is a logistic regression on fixed features. They are the states of a frozen backbone for "Q: ...\\nA: ...\\nTrue:"
-(their mean over the answer, and the last one), or without a backbone the words and word pairs of the answer. Words alone
-are the baseline that a backbone has to beat: they show how true answers are usually phrased, but hold no facts.
-
+The judge is a logistic regression on the words and word pairs of the answer. They show how true answers are usually
+phrased, but hold no facts.
 """
 
 import hashlib
@@ -15,26 +13,18 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import torch
-from accelerate import Accelerator
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 from scipy.special import expit
-from torch import Tensor
 
-from align.batches.micro_batches import map_rows
 from align.core.errors import UserError, counted, first_line
 from align.core.files import new_folder, read_json, write_json
 from align.core.launch import run_stage
 from align.core.seeds import RngStream, generator
-from align.core.settings import option
+from align.core.settings import Settings, option
 from align.core.statistics import calibration_error, roc_auc, share_interval, statistic_interval
-from align.core.tensor_ops import Padded
 from align.data.fields import check_text, field_error, required_field
 from align.data.readers import parse_rows
-from align.models.loading import LoadedModel, load_frozen
-from align.runtime.distributed import compute_dtype, make_accelerator, run_on_main
-from align.sampling.settings import InferenceConfig
 
 HEAD_FILE, METADATA_FILE = "judge_head.safetensors", "judge.json"
 BUCKETS = 1 << 16
@@ -49,16 +39,16 @@ TRUTHFULQA_PROMPT = re.compile(r"Q: (.*?)\nA:(.*)\n(\w+):", re.DOTALL)
 
 
 @dataclass(kw_only=True)
-class JudgeConfig(InferenceConfig):
+class JudgeConfig(Settings):
     """A judge of answers."""
 
     data: str = option(
         "", "labeled answers: rows with question, answer, label, or TruthfulQA's own judge data", required=True
     )
     asks: Aspect = option("truth", "meaning of the labels: truth (the answer is true) or info (it is informative)")
-    model: str = option("none", "frozen backbone that encodes question and answer; none: only the words of the answer")
-    chat_template: str = option("raw", "not used: a judge reads plain text")
     held_out: float = option(0.2, "share of the questions that is held out to evaluate the judge", gt=0, lt=1)
+    seed: int = option(0, "seed of the draw of held-out questions", ge=0, lt=2**32)
+    skip_bad_rows: bool = option(False, "leave out rows that cannot be read instead of stopping at the first")
     output_dir: str = option("runs/judge", "folder whose subfolder model holds the judge", required=True)
 
 
@@ -76,96 +66,41 @@ class AnswerJudge:
     """A trained judge.
 
     Attributes:
-        weight, bias: of the logistic regression, [F] and a number.
-        loaded: the backbone; None: words alone.
-        metadata: the contents of `judge.json`: aspect, model, data, metrics on held-out questions.
+        weight, bias: of the logistic regression, [BUCKETS] and a number.
+        metadata: the contents of `judge.json`: aspect, data, metrics on held-out questions.
         name: the scorer's name in results: the aspect, a hash of the weights, and the AUC on held-out questions.
     """
 
     weight: np.ndarray
     bias: float
-    loaded: LoadedModel | None
     metadata: Mapping[str, Any]
     name: str
 
-    def probabilities(self, pairs: Sequence[tuple[str, str]], budget: int, accelerator: Accelerator) -> list[float]:
-        """The probability of "yes" for each question and answer; the same on every process."""
-        features = answer_features(pairs, self.metadata["asks"], self.loaded, budget, accelerator)
-        probabilities: list[float] = expit(features @ self.weight + self.bias).tolist()
+    def probabilities(self, answers: Sequence[str]) -> list[float]:
+        """The probability of "yes" for each answer."""
+        probabilities: list[float] = expit(word_features(answers) @ self.weight + self.bias).tolist()
         return probabilities
 
 
 def run_train_judge(config: JudgeConfig) -> Path:
     """Train a judge, save it, and print AUC and calibration on held-out questions; returns its folder."""
-    accelerator, folder = make_accelerator(compute_dtype(config.dtype), max_grad_norm=0.0), Path(config.output_dir) / "model"
     rows = read_labeled_answers(config.data, config.asks, config.skip_bad_rows)
-    parts = training, held_out = split_by_question(rows, config.held_out, config.seed)
+    training, held_out = split_by_question(rows, config.held_out, config.seed)
     if len({row.label for row in training}) < 2:
         problem = "without the held-out questions, all answers have the same label; give more questions"
         raise UserError(f"{config.data}: {problem}")
-    loaded = _load_backbone(config.model, config.dtype, accelerator)
-    pairs = [[(row.question, row.answer) for row in part] for part in parts]
-    features, held_out_features = (
-        answer_features(part, config.asks, loaded, config.batch_tokens, accelerator, config.data) for part in pairs
-    )
-
-    def fit_and_save() -> dict[str, float]:
-        weight, bias = fit_judge(features, [row.label for row in training])
-        metrics = held_out_metrics(held_out_features @ weight + bias, held_out)
-        counts = {"learned_from": len(training), "held_out": len(held_out)}
-        tensors = {"weight": np.asarray(weight, np.float32), "bias": np.array(bias, np.float32)}
-        with new_folder(folder) as temporary:
-            save_file(tensors, temporary / HEAD_FILE)
-            write_json(temporary / METADATA_FILE, asdict(config) | counts | {"metrics": metrics})
-        return metrics
-
-    metrics = run_on_main(fit_and_save, accelerator)
-    if accelerator.is_main_process:
-        texts = ", ".join(f"{name} {value:.3f}" for name, value in metrics.items())
-        print(f"judge of {config.asks}, trained on {counted(len(training), 'answer')}; {len(held_out)} held out: {texts}")
-        print(f"the judge is in {folder}")
+    weight, bias = fit_judge(word_features([row.answer for row in training]), [row.label for row in training])
+    metrics = held_out_metrics(word_features([row.answer for row in held_out]) @ weight + bias, held_out)
+    counts = {"learned_from": len(training), "held_out": len(held_out)}
+    tensors = {"weight": np.asarray(weight, np.float32), "bias": np.array(bias, np.float32)}
+    folder = Path(config.output_dir) / "model"
+    with new_folder(folder) as temporary:
+        save_file(tensors, temporary / HEAD_FILE)
+        write_json(temporary / METADATA_FILE, asdict(config) | counts | {"metrics": metrics})
+    texts = ", ".join(f"{name} {value:.3f}" for name, value in metrics.items())
+    print(f"judge of {config.asks}, trained on {counted(len(training), 'answer')}; {len(held_out)} held out: {texts}")
+    print(f"the judge is in {folder}")
     return folder
-
-
-def _load_backbone(model: str, dtype: str, accelerator: Accelerator) -> LoadedModel | None:
-    if model == "none":
-        return None
-    return load_frozen(model, dtype, "raw", accelerator.device, allow_reward_model=True)
-
-
-# ------------------------------------------------------------------------------------------------------------- features
-
-
-def answer_features(
-    pairs: Sequence[tuple[str, str]],
-    aspect: Aspect,
-    loaded: LoadedModel | None,
-    budget: int,
-    accelerator: Accelerator,
-    source: str = "answers",
-) -> Any:
-    """[N, F]: the backbone's features of questions with their answers, or a sparse matrix of the answers' words.
-
-    Raises:
-        UserError: if an answer does not fit the backbone; it names `source`.
-    """
-    if loaded is None:
-        return word_features([answer for _, answer in pairs])
-    backbone, tokenization = loaded.backbone, loaded.tokenization
-    prompts, responses = [], []
-    for question, answer in pairs:
-        prompt, (response,) = tokenization.continuations(f"Q: {question}\nA:", [f" {answer}\n{ASPECT_WORDS[aspect]}:"])
-        backbone.require_fit(len(prompt), len(response), source)
-        prompts.append(prompt)
-        responses.append(response)
-
-    @torch.no_grad()
-    def read_rows(rows: list[int]) -> list[Tensor]:
-        sides = (Padded.from_lists([ids[row] for row in rows]).to(accelerator.device) for ids in (prompts, responses))
-        return list(backbone.features(*sides).double().cpu())
-
-    costs = [len(prompt) + len(response) for prompt, response in zip(prompts, responses, strict=True)]
-    return torch.stack(map_rows(costs, budget, accelerator, read_rows)).numpy()
 
 
 def word_features(answers: Sequence[str]) -> Any:
@@ -179,24 +114,18 @@ def word_features(answers: Sequence[str]) -> Any:
 
 
 def fit_judge(features: Any, labels: Sequence[bool]) -> tuple[np.ndarray, float]:
-    """Weights and bias of a logistic regression on `features`; states are standardized, which the weights include."""
+    """Weights and bias of a logistic regression on `features`."""
     from sklearn.linear_model import LogisticRegression
 
-    dense = isinstance(features, np.ndarray)
-    # Some dimensions of a state are a hundred times as large as others.
-    center = features.mean(0) if dense else 0.0
-    scale = features.std(0).clip(1e-6) if dense else 1.0
-    model = LogisticRegression(C=PRIOR_VARIANCE / (features.shape[1] if dense else 1), max_iter=1000)
-    model.fit((features - center) / scale if dense else features, labels)
-    weight = model.coef_[0] / scale
-    return weight, float(model.intercept_[0] - (weight * center).sum())
+    model = LogisticRegression(C=PRIOR_VARIANCE, max_iter=1000).fit(features, labels)
+    return model.coef_[0], float(model.intercept_[0])
 
 
 # ------------------------------------------------------------------------------------------------------ files of judges
 
 
-def load_judge(folder: str, aspect: Aspect, accelerator: Accelerator) -> AnswerJudge:
-    """Load a judge, frozen.
+def load_judge(folder: str, aspect: Aspect) -> AnswerJudge:
+    """Load a judge.
 
     Raises:
         UserError: if the folder holds none, a broken one, or one that was trained for the other aspect.
@@ -208,17 +137,15 @@ def load_judge(folder: str, aspect: Aspect, accelerator: Accelerator) -> AnswerJ
     if metadata.get("asks") != aspect:
         raise UserError(f"{folder}: this judge was trained for {metadata.get('asks')}, not for {aspect}")
     try:
-        tensors, model, auc = load_file(path / HEAD_FILE), metadata["model"], metadata["metrics"]["auc"]
+        tensors, auc = load_file(path / HEAD_FILE), metadata["metrics"]["auc"]
         weight, bias = tensors["weight"].astype(np.float64), float(tensors["bias"])
-        loaded = _load_backbone(model, metadata["dtype"], accelerator)
-        expected = loaded.backbone.feature_size if loaded else BUCKETS
-        if weight.shape != (expected,):
-            raise KeyError(f"weight is {weight.shape}, not {expected}")
+        if weight.shape != (BUCKETS,):
+            raise KeyError(f"weight is {weight.shape}, not {BUCKETS}")
     except (OSError, SafetensorError, KeyError, ValueError) as error:
         reason = first_line(error)
         raise UserError(f"{folder}: its {HEAD_FILE} or {METADATA_FILE} is broken ({reason}); train it again") from error
     version = hashlib.sha256((path / HEAD_FILE).read_bytes()).hexdigest()[:12]
-    return AnswerJudge(weight, bias, loaded, metadata, f"{aspect} judge {version} on {model} (held-out AUC {auc:.2f})")
+    return AnswerJudge(weight, bias, metadata, f"{aspect} judge {version} (held-out AUC {auc:.2f})")
 
 
 def read_labeled_answers(source: str, aspect: Aspect, skip_bad_rows: bool = False) -> list[LabeledAnswer]:

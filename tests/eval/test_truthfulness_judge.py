@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from accelerate import Accelerator
 
 from align.core.errors import UserError
 from align.core.statistics import calibration_error, roc_auc
@@ -14,7 +13,6 @@ from align.eval.truthfulness_judge import (
     JudgeConfig,
     LabeledAnswer,
     auc_interval,
-    fit_judge,
     held_out_metrics,
     load_judge,
     read_labeled_answers,
@@ -23,7 +21,6 @@ from align.eval.truthfulness_judge import (
     word_features,
 )
 from tests.files import write_rows
-from tests.models.encoders import write_encoder
 
 OWN = Path(__file__).parents[3] / "shared" / "data" / "truthfulqa-finetune-truth.jsonl.gz"
 
@@ -94,36 +91,17 @@ def test_words_of_an_answer_count_whatever_stands_beside_it():
     assert [word_features([text]).toarray().tolist() for text in texts] == [[row] for row in together.toarray().tolist()]
 
 
-def test_standardization_is_part_of_the_weights():
-    """Features on other scales and shifted give the same logits."""
-    features, labels = np.random.default_rng(0).normal(size=(40, 3)), [number % 3 == 0 for number in range(40)]
-    weight, bias = fit_judge(features, labels)
-    scaled = features * [1.0, 100.0, 0.01] + [0.0, 5.0, -3.0]
-    other, shifted = fit_judge(scaled, labels)
-    assert scaled @ other + shifted == pytest.approx(features @ weight + bias, abs=1e-6)
-
-
-@pytest.mark.parametrize("model", ["none", "tiny-llama", "tiny-t5", "bert"])
-def test_a_judge_learns_is_saved_and_loads_again(tmp_path, sharpen, model):
-    texts = {"true": ("No, never.", "No, it is not."), "false": ("Yes, always.", "Yes, it is.")}
-    if model == "bert":  # with random weights, it knows letters better than words
-        model, texts = (
-            write_encoder(model, tmp_path / "base", sharpen),
-            {"true": ("aei", "eou ae"), "false": ("zxc", "vb xc")},
-        )
-    given = {"data": write_rows(tmp_path / "rows.jsonl", answers(**texts)), "dtype": "float32", "model": model}
-    folder = run_train_judge(JudgeConfig(output_dir=str(tmp_path / "run"), **given))
-    judge = load_judge(str(folder), "truth", Accelerator())
+def test_a_judge_learns_is_saved_and_loads_again(tmp_path):
+    data = write_rows(tmp_path / "rows.jsonl", answers())
+    folder = run_train_judge(JudgeConfig(output_dir=str(tmp_path / "run"), data=data))
+    judge = load_judge(str(folder), "truth")
     metrics = judge.metadata["metrics"]
     assert metrics["auc"] > 0.9  # on questions that it has not seen
     assert judge.metadata["held_out"] == 24
-    pairs = [("Is number 99 odd?", each[0]) for each in texts.values()]
-    no, yes = judge.probabilities(pairs, 4096, Accelerator())
+    no, yes = judge.probabilities(["No, never.", "Yes, always."])
     assert no > 0.5 > yes
-    one_by_one = [judge.probabilities([pair], 4096, Accelerator())[0] for pair in pairs]
-    assert one_by_one == pytest.approx([no, yes], rel=0, abs=1e-5)
-    _, held_out = split_by_question(read_labeled_answers(given["data"], "truth"), 0.2, 0)
-    found = judge.probabilities([(row.question, row.answer) for row in held_out], 4096, Accelerator())
+    _, held_out = split_by_question(read_labeled_answers(data, "truth"), 0.2, 0)
+    found = judge.probabilities([row.answer for row in held_out])
     again = held_out_metrics(np.log(found) - np.log1p(-np.array(found)), held_out)
     assert again["calibration_error"] == pytest.approx(metrics["calibration_error"], abs=1e-4)
 
@@ -132,18 +110,18 @@ def test_a_judge_of_another_question_and_a_folder_without_one_are_refused(tmp_pa
     config = JudgeConfig(output_dir=str(tmp_path / "run"), data=write_rows(tmp_path / "rows.jsonl", answers()))
     folder = run_train_judge(config)
     with pytest.raises(UserError, match="this judge was trained for truth, not for info"):
-        load_judge(str(folder), "info", Accelerator())
+        load_judge(str(folder), "info")
     with pytest.raises(UserError, match="not a judge"):
-        load_judge(str(tmp_path), "truth", Accelerator())
+        load_judge(str(tmp_path), "truth")
     (folder / "judge_head.safetensors").write_bytes(b"broken")
     with pytest.raises(UserError, match="is broken"):
-        load_judge(str(folder), "truth", Accelerator())
+        load_judge(str(folder), "truth")
 
 
 @pytest.mark.skipif(not OWN.exists(), reason="../shared/data is absent")
 def test_words_alone_tell_true_answers_to_questions_not_seen(tmp_path):
     config = JudgeConfig(output_dir=str(tmp_path / "run"), data=str(OWN))
-    metrics = load_judge(str(run_train_judge(config)), "truth", Accelerator()).metadata["metrics"]
+    metrics = load_judge(str(run_train_judge(config)), "truth").metadata["metrics"]
     assert metrics["auc/low"] < metrics["auc"] < metrics["auc/high"]
     assert metrics["auc"] > 0.79  # 0.807 was seen
 

@@ -132,18 +132,6 @@ class Backbone(nn.Module):
         hidden = self.hidden(prompt, response, prompt_of_response)
         return hidden[torch.arange(len(response.lengths), device=hidden.device), response.lengths]
 
-    @property
-    def feature_size(self) -> int:
-        """F, the width of `features`."""
-        return 2 * self.hidden_size
-
-    def features(self, prompt: Padded, response: Padded) -> Tensor:
-        """Return [B, F] float32 for a classifier: the mean state of the response's tokens, and the last state."""
-        hidden = self.hidden(prompt, response).float()
-        rows, mask = torch.arange(len(response.lengths), device=hidden.device), response.mask()
-        mean = (hidden[:, 1:] * mask[..., None]).sum(1) / response.lengths[:, None]
-        return torch.cat([mean, hidden[rows, response.lengths]], dim=1)
-
     def prefill(self, prompt: Padded) -> tuple[DecodingState, Tensor]:
         """Read prompts for sampling; return the decoding state and the hidden state [B, H] that predicts token 0."""
         refuse_language_model(self.model.config.model_type)

@@ -96,30 +96,18 @@ class EncoderBackbone(Backbone):
         return int(limit) if first is None else int(limit) - first - 1  # RoBERTa counts from behind its padding id
 
     def summary(self, prompt: Padded, response: Padded, prompt_of_response: Tensor | None = None) -> Tensor:
-        inputs, _ = self._rows(prompt if prompt_of_response is None else prompt.rows(prompt_of_response), response)
+        inputs = self._rows(prompt if prompt_of_response is None else prompt.rows(prompt_of_response), response)
         states: Tensor = self.model(**inputs).logits
         return states
 
-    @property
-    def feature_size(self) -> int:
-        return 2 * int(self.model.config.hidden_size)
-
-    def features(self, prompt: Padded, response: Padded) -> Tensor:
-        # Without poolers: of a model that was only pretrained, they may be random.
-        inputs, column = self._rows(prompt, response)
-        hidden = self.model.base_model(**inputs).last_hidden_state.float()
-        line = torch.arange(len(response.lengths), device=self.device)[:, None]
-        states = hidden[line, column] * response.mask()[..., None]
-        return torch.cat([states.sum(1) / response.lengths[:, None], hidden[:, 0]], dim=1)
-
-    def _rows(self, prompt: Padded, response: Padded) -> tuple[dict[str, Tensor], Tensor]:
-        """Return the model's inputs, pairs in rows, and the column of each response token [B, T]."""
+    def _rows(self, prompt: Padded, response: Padded) -> dict[str, Tensor]:
+        """Return the model's inputs, pairs in rows."""
         config, packed = self.model.config, pack_rows(prompt, response, None)
         real, second = packed.segments >= 0, packed.segments == 1
         inputs = {"input_ids": packed.ids.masked_fill(~real, config.pad_token_id or 0), "attention_mask": real.long()}
         if getattr(config, "type_vocab_size", 0) > 1:
             inputs["token_type_ids"] = second.long()
-        return inputs, packed.column[:, 1:]
+        return inputs
 
 
 def classifier_tensors(backbone: EncoderBackbone, head: Tensor) -> dict[str, Tensor]:

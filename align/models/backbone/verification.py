@@ -128,7 +128,7 @@ def _refill_padding(rows: Padded) -> Padded:
 def _read(backbone: Backbone, prompt: Padded, response: Padded) -> Tensor:
     """[B, ..]: all outputs of a backbone for responses."""
     if isinstance(backbone, EncoderBackbone):
-        return torch.cat([backbone.features(prompt, response), backbone.summary(prompt, response).float()], dim=1)
+        return backbone.summary(prompt, response)
     return backbone.hidden(prompt, response)
 
 

@@ -4,9 +4,11 @@ import pytest
 import torch
 
 from align.core.settings import ModelConfig
+from align.core.tensor_ops import Padded
+from align.data.conversation import user_turn
 from align.extras.attributes import AttributeConfig, AttributeTrainer
 from align.extras.attributes.attribute_rewards import AttributeRewards, sentences
-from align.extras.attributes.scoring import AttributeClassifier
+from align.extras.attributes.model import load_attribute_model
 from align.models.loading import load
 from align.ppo.extensions import Extension
 from align.ppo.records import Rollout
@@ -92,16 +94,18 @@ def test_tokens_have_the_rewards_of_their_sentences(align_cache, tmp_path):
     command(f"{words} --extensions {__name__}:Recorder")
     (experience,) = SEEN
     assert experience.returns is not None
-    classify = AttributeClassifier(model, "wrong", "Hi", "cpu")
-    tokenization = load(ModelConfig(model="tiny-llama"), torch.float32).tokenization
+    heads, loaded = load_attribute_model(model, "float32")
+    tokenization = loaded.tokenization
     assert experience.training_scores.tolist() == pytest.approx([0] * 4, abs=1e-5)  # the tokens have all of it
     for row, ids in enumerate(experience.rollout.responses):
         returns = torch.cat([experience.returns[row, : len(ids)], torch.zeros(1)])
         rewards = returns[:-1] - returns[1:]  # without a discount, a return is the sum of the rewards from there on
         expected = torch.zeros(len(ids))
         found = sentences(ids, tokenization)
-        for (token, _), wrong in zip(found, classify([text for _, text in found]), strict=True):
-            expected[token] += 1 - 2 * wrong
+        for token, text in found:
+            prompt, answer = tokenization.answer_ids(user_turn("Hi"), text, whole=False)
+            wrong = torch.sigmoid(heads(Padded.from_lists([prompt]), Padded.from_lists([answer])))
+            expected[token] += 1 - 2 * wrong.item()
         assert found
         assert torch.allclose(rewards, expected, atol=1e-4)
         assert experience.scores[row].item() == pytest.approx(expected.sum().item(), abs=1e-4)
