@@ -2,30 +2,24 @@
 
 accelerate and torch end a failed or stopped launch with a traceback and exit code 1. They kill processes 30 seconds after a
 request to stop, and a launch of one process does not forward signals. With `align launch`, the exit code is that of the
-process that failed first, or 75 after a request to stop, and processes have 5 seconds more than their `stop_grace` to save.
+process that failed first, or 75 after a request to stop, and processes have the time of `align.core.signals` to save.
 """
 
-import argparse
-import math
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
 from types import FrameType
 from typing import TYPE_CHECKING
 
-import yaml
-
 from align.core.errors import UserError, first_line
-from align.core.files import resolve_path
-from align.core.signals import EXIT_STOPPED, GRACE_SECONDS, SIGNALS
+from align.core.signals import EXIT_STOPPED, SIGNALS, WARNING_SECONDS
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
-AFTER_GRACE_SECONDS = 5
-"""From the end of `stop_grace` to the launcher's SIGKILL."""
+SHUTDOWN_SECONDS = int(WARNING_SECONDS) + 5
+"""From a request to stop to the launcher's SIGKILL. A process that cannot save ends before it."""
 HELP = "start a stage in several processes, with the arguments of accelerate launch"
 
 
@@ -38,7 +32,7 @@ def main(arguments: list[str]) -> None:
     options = launch_command_parser().parse_args(arguments)
     # torch's agent hands these to its processes; without the last one, SIGUSR1 would kill it and leave them behind.
     options.signals_to_handle = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"
-    options.shutdown_timeout = math.ceil(stop_grace(options.training_script_args)) + AFTER_GRACE_SECONDS
+    options.shutdown_timeout = SHUTDOWN_SECONDS
     for number in SIGNALS:  # the agent sets its own; a launch of one process keeps these
         signal.signal(number, _forward_signal)
     try:
@@ -58,23 +52,6 @@ def main(arguments: list[str]) -> None:
         raise SystemExit(_shell_exit_code(first.exitcode)) from None
     except subprocess.CalledProcessError as error:
         raise SystemExit(_shell_exit_code(error.returncode)) from None
-
-
-def stop_grace(words: Sequence[str]) -> float:
-    """Read `stop_grace` from a stage's words: the command line's, or that of its last config file, or the default.
-
-    A wrong value or file gives the default; the stage refuses it.
-    """
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    parser.add_argument("--config", action="append", default=[])
-    parser.add_argument("--stop_grace", "--stop-grace")
-    try:
-        given, _ = parser.parse_known_args(list(words))
-        files = [yaml.safe_load(resolve_path(path).read_text(encoding="utf-8")) for path in given.config]
-        found = [settings["stop_grace"] for settings in files if "stop_grace" in settings]
-        return max(1.0, float(given.stop_grace or [GRACE_SECONDS, *found][-1]))
-    except (argparse.ArgumentError, OSError, ValueError, TypeError, yaml.YAMLError):
-        return GRACE_SECONDS
 
 
 def first_failure(failures: "dict[int, ProcessFailure]") -> "tuple[int, ProcessFailure]":

@@ -125,7 +125,6 @@ def model_command(arguments: list[str]) -> None:
     push = actions.add_parser("push", help="push a saved model to the Hugging Face Hub")
     push.add_argument("folder", metavar="FOLDER", type=Path, help="a model's folder, or that of its run")
     push.add_argument("repo", metavar="USER/NAME", help="repository on the hub; created if it is missing")
-    push.add_argument("--private", action="store_true", help="create it as a private repository")
     push.set_defaults(run=_push)
     whole = actions.add_parser("consolidate", help="write the policy of a checkpoint as a folder that loads elsewhere")
     whole.add_argument("source", metavar="RUN_OR_CHECKPOINT", help="a run's folder (its last checkpoint), or a checkpoint")
@@ -157,7 +156,7 @@ def _push(options: Namespace) -> None:
         raise UserError(f"align model push: {options.repo!r} is not a repository on the hub; write user/name")
     from align.models.hub import push_model
 
-    print(push_model(options.folder, options.repo, options.private))
+    print(push_model(options.folder, options.repo))
 
 
 def _consolidate(source: Path, output: Path) -> None:

@@ -24,8 +24,10 @@ GRACE_SECONDS = 5.0
 """From the loss of a process to the end of the others. A launcher ends the processes of its machine sooner, and their
 errors are printed first."""
 BEAT_SECONDS = 1.0
+LOST_AFTER = 45.0
+"""Seconds without a heartbeat after which a process counts as lost."""
 LOST_AFTER_ERROR = 8.0
-"""Seconds without a heartbeat that count after an exchange has failed, in place of a longer `peer_timeout`."""
+"""The same, after an exchange has failed."""
 TELL_SECONDS = 5.0
 """How long a process that ends waits for the store, which has gone or hangs with its process."""
 LEFT, VERDICT, HEARD = b"left", "verdict", "heard"
@@ -38,11 +40,10 @@ class Watch:
     Args:
         store: with a connection that no other thread uses.
         processes: number of all processes.
-        peer_timeout: seconds without a heartbeat after which a process counts as lost.
     """
 
-    def __init__(self, store: "Store", rank: int, processes: int, peer_timeout: float) -> None:
-        self.store, self.rank, self.processes, self.peer_timeout = store, rank, processes, peer_timeout
+    def __init__(self, store: "Store", rank: int, processes: int) -> None:
+        self.store, self.rank, self.processes, self.lost_after = store, rank, processes, LOST_AFTER
         self.watched = range(1, processes) if rank == 0 else range(1)
         self.finished = threading.Event()
         self.exchanging: threading.Thread | None = None
@@ -98,7 +99,7 @@ class Watch:
 
     def watch_all(self) -> None:
         """Watch all other processes with less patience: an exchange has failed, and the first process may not know it."""
-        self.peer_timeout = min(self.peer_timeout, LOST_AFTER_ERROR)
+        self.lost_after = min(self.lost_after, LOST_AFTER_ERROR)
         self.seen |= dict.fromkeys(set(range(self.processes)) - set(self.watched), time.monotonic())  # not read until now
         self.watched = range(self.processes)
 
@@ -132,7 +133,7 @@ class Watch:
             if now - before > 2 * BEAT_SECONDS:  # this process was suspended itself, perhaps with all others
                 self.seen = {rank: seen + now - before for rank, seen in self.seen.items()}
             before = now
-            lost = [r for r in self.watched if r != self.rank and self._silence(r, now) > self.peer_timeout]
+            lost = [r for r in self.watched if r != self.rank and self._silence(r, now) > self.lost_after]
             if lost and not self.verdict:
                 self.verdict = f"{EXIT_LOST} {', '.join(map(self._describe, lost))}"
             if self.verdict:
@@ -145,7 +146,7 @@ class Watch:
 
     def _describe(self, rank: int) -> str:
         host = self.beats.get(rank, b"?").split()[0].decode(errors="replace")
-        return f"process {rank} ({host}: no sign of life for {self.peer_timeout:g} s)"
+        return f"process {rank} ({host}: no sign of life for {self.lost_after:g} s)"
 
     def _end(self) -> None:
         """Print which process is lost, and end this one: it may wait for that one in a call that nothing interrupts."""
@@ -162,14 +163,11 @@ _left: Watch | None = None
 _started = 0
 
 
-def start_watching(
-    store: "Store", rank: int, processes: int, peer_timeout: float, wait_for_everyone: Callable[[], None]
-) -> None:
+def start_watching(store: "Store", rank: int, processes: int, wait_for_everyone: Callable[[], None]) -> None:
     """Begin to watch the other processes, unless this process does so already.
 
     Args:
         store: the run's store; the watch opens a separate connection to it.
-        peer_timeout: seconds without a heartbeat after which a process counts as lost.
         wait_for_everyone: a barrier of all processes.
     """
     from torch.distributed import PrefixStore
@@ -178,7 +176,7 @@ def start_watching(
     if _watch is None:
         _started += 1  # a process may watch several runs one after another
         own = store.clone()  # type: ignore[attr-defined]  # which torch's stubs lack
-        _watch = Watch(PrefixStore(f"alive-{_started}", own), rank, processes, peer_timeout)
+        _watch = Watch(PrefixStore(f"alive-{_started}", own), rank, processes)
         wait_for_everyone()
         _watch.start()
 

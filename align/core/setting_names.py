@@ -63,7 +63,6 @@ TABLES = {
         judge_model: selection.reward_model
         judge_patience: selection.early_stopping_patience
         selection.patience: selection.early_stopping_patience
-        lost_after: peer_timeout
         student_share: on_policy_fraction
         student_start: student
         held_out_share: validation_split

@@ -6,7 +6,6 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
-from datetime import date
 from functools import cache
 from numbers import Integral, Real
 from types import NoneType
@@ -17,7 +16,6 @@ import yaml
 from align.core.errors import UserError, without_secrets
 from align.core.plugins import import_object
 from align.core.setting_names import describe_unknown
-from align.core.signals import GRACE_SECONDS
 
 Schedule = Literal["cosine", "linear", "inverse_sqrt", "constant"]
 Overlong = Literal["error", "drop", "truncate"]
@@ -325,35 +323,20 @@ class RunConfig(OptimizationConfig):
     report_to: list[str] = option(
         ["tensorboard"], "trackers in addition to metrics.jsonl", choices=("tensorboard", "wandb", "trackio", "none")
     )
-    memory_limit: float = option(
-        0.0, "memory limit of a process for the estimate before the start, in GiB; 0: all free memory", ge=0
-    )
     save_steps: int = option(0, "updates between checkpoints; 0: only after a request to stop", ge=0)
     save_total_limit: int = option(2, "number of checkpoints that are kept; 0: all", ge=0)
     checkpoint_in_background: bool = option(
         False, "continue training while a checkpoint is written (AdamW: 12 bytes of main memory per trained weight)"
     )
-    peer_timeout: float = option(
-        45.0, "seconds without a heartbeat of another process after which the run ends; 0: never", ge=5, off=0
-    )
     collective_timeout: float = option(1800.0, "time limit of a collective operation, in seconds", ge=1, le=86_400)
-    stop_grace: float = option(
-        GRACE_SECONDS,
-        "seconds to save and exit after a request to stop; set it below the kill delay of your cluster",
-        ge=1,
-        le=86_400,
-    )
-    template_date: str = option("", "date for chat templates with a date, such as 2026-11-25; empty: the start of the run")
     skip_bad_rows: bool = option(False, "skip bad rows of the data instead of stopping at the first")
     overlong: Overlong = option("error", "text beyond the limits: an error, or drop the record, or truncate the text")
-    push_to_hub: str = option("", "repository on the Hugging Face Hub for the final model: user/name")
-    hub_private: bool = option(False, "create a private repository")
+    push_to_hub: str = option("", "repository on the Hugging Face Hub for the final model: user/name; created as private")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         is_repo = not self.push_to_hub or HUB_REPO.fullmatch(self.push_to_hub) is not None
         require_setting(self, "push_to_hub", is_repo, "a repository on the hub, as user/name")
-        require_setting(self, "template_date", not self.template_date or is_date(self.template_date), "a date as 2026-11-25")
 
 
 @dataclass(kw_only=True)
@@ -415,14 +398,6 @@ def require_setting(config: object, name: str, valid: bool, expected: str) -> No
     """Refuse the value of a setting unless it is valid; the message ends with the expected value."""
     if not valid:
         raise UserError(f"{name} is {getattr(config, name)!r}, but must be {expected}")
-
-
-def is_date(text: str) -> bool:
-    try:
-        date.fromisoformat(text)
-    except ValueError:
-        return False
-    return True
 
 
 def dump(config: RunConfig) -> str:

@@ -1,7 +1,7 @@
 """Requests to stop: SIGTERM (a cluster takes the machine back), SIGUSR1 (it will soon) and SIGINT (Ctrl-C).
 
-A run ends at the next place where its state can be saved, and saves. After `stop_grace` seconds it ends without saving: what
-asked it to stop would kill it.
+A run ends at the next place where its state can be saved, and saves. If that takes too long (`grace_seconds`), it ends
+without saving, because what asked it to stop would kill it.
 """
 
 import os
@@ -16,8 +16,11 @@ from typing import Any
 
 EXIT_STOPPED = 75
 """Exit code of a run that was asked to stop and can be resumed: EX_TEMPFAIL of sysexits.h, "try again later"."""
-GRACE_SECONDS, SECOND_CTRL_C = 25.0, 2.0
-"""The default of `stop_grace`; clusters and torch's launcher kill 30 seconds after they asked, unless told otherwise."""
+GRACE_SECONDS = 25.0
+"""The time to save after SIGTERM or Ctrl-C. Clusters kill 30 seconds after SIGTERM, unless told otherwise."""
+WARNING_SECONDS = 270.0
+"""The time to save after SIGUSR1, which configs/cluster/slurm.sbatch requests 300 seconds before the time limit."""
+SECOND_CTRL_C = 2.0
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGUSR1") if hasattr(signal, name))
 
 
@@ -33,11 +36,16 @@ class Stopped(KeyboardInterrupt):
         self.everywhere = everywhere
 
 
-class StopRequest:
-    """Whether this process was asked to stop; it must have ended within `grace` seconds after a signal."""
+def grace_seconds(number: int) -> float:
+    """Return the time from a signal to the end of a process that could not save."""
+    return WARNING_SECONDS if signal.Signals(number).name == "SIGUSR1" else GRACE_SECONDS
 
-    def __init__(self, grace: float = GRACE_SECONDS) -> None:
-        self.grace, self.saves = grace, False
+
+class StopRequest:
+    """Whether this process was asked to stop."""
+
+    def __init__(self) -> None:
+        self.saves = False
         self.signal, self.since = "", 0.0
         """The name of the signal and when it came; "" before one came."""
 
@@ -54,7 +62,7 @@ class StopRequest:
     def listening(self) -> Iterator[None]:
         """Note signals instead of dying from them, in a program's main thread.
 
-        A second Ctrl-C, 2 seconds later, interrupts at once. After `grace` seconds the process ends.
+        A second Ctrl-C, 2 seconds later, interrupts at once. After `grace_seconds` the process ends.
         """
         if threading.current_thread() is not threading.main_thread() or os.name != "posix":
             yield
@@ -89,16 +97,14 @@ class StopRequest:
     def _end_after_grace(self, reader: int, done: threading.Event) -> None:
         """Wait for a signal, until 0 comes; end the process if it still runs after the time of grace."""
         while number := os.read(reader, 1)[0]:
-            if number in SIGNALS and not done.wait(self.grace):
-                print(f"stopped by {signal.Signals(number).name} {self._left_undone()}", file=sys.stderr, flush=True)
+            if number in SIGNALS and not done.wait(seconds := grace_seconds(number)):
+                undone = self._left_undone(seconds)
+                print(f"stopped by {signal.Signals(number).name} {undone}", file=sys.stderr, flush=True)
                 os._exit(EXIT_STOPPED)
 
-    def _left_undone(self) -> str:
+    def _left_undone(self, seconds: float) -> str:
         if self.saves:
-            return (
-                f"while a checkpoint was being written, which takes longer than stop_grace ({self.grace:g} s): the one "
-                "before it counts; raise stop_grace"
-            )
+            return f"while a checkpoint was being written, which takes longer than {seconds:g} s: the one before it counts"
         return "within an update, without saving: the last checkpoint counts"
 
 

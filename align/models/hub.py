@@ -23,19 +23,22 @@ MARKERS = ("config.json", "adapter_config.json")
 BASE = "base_model_name_or_path"
 
 
-def push_command(folder: Path, repo: str, private: bool) -> str:
+def push_command(folder: Path, repo: str) -> str:
     """Return the command that pushes a folder."""
-    return f"align model push {folder} {repo}" + " --private" * private
+    return f"align model push {folder} {repo}"
 
 
-def make_repo(repo: str, private: bool, token: str | None = None) -> str:
-    """Create a model repository on the hub, unless it exists, and return its full name. A run calls it before training.
+def make_repo(repo: str, token: str | None = None) -> str:
+    """Create a private model repository on the hub, unless it exists. A run calls it before training.
+
+    Returns:
+        The full name of the repository.
 
     Raises:
         UserError: if the hub cannot be reached or refuses, without a token for example.
     """
     try:
-        return HfApi(token=token).create_repo(repo, private=private or None, exist_ok=True).repo_id
+        return HfApi(token=token).create_repo(repo, private=True, exist_ok=True).repo_id
     except Exception as error:  # the hub's client raises its own errors, and those of the network's library
         raise UserError(
             f"hub: cannot create '{repo}' ({_reason(error)}); check the network, or log in with `hf auth login`"
@@ -45,7 +48,6 @@ def make_repo(repo: str, private: bool, token: str | None = None) -> str:
 def push_model(
     folder: Path,
     repo: str,
-    private: bool = False,
     message: str = "",
     token: str | None = None,
     revision: str | None = None,
@@ -55,8 +57,7 @@ def push_model(
 
     Args:
         folder: of a model, or of a run, whose `model` folder is meant.
-        repo: name on the hub, as user/name; it is created if missing. A name alone is one of the token's owner.
-        private: create it as a private repository.
+        repo: name on the hub, as user/name; it is created as private if missing. A name alone is one of the token's owner.
         message: of the commit.
         token: None: that of `hf auth login`.
         revision: the branch; None: main.
@@ -67,7 +68,7 @@ def push_model(
     """
     folder = _model_folder(folder)
     operations = [entry for entry in _operations(folder) if names is None or entry.path_in_repo in names]
-    repo = make_repo(repo, private, token)
+    repo = make_repo(repo, token)
     try:
         api = HfApi(token=token)
         api.create_commit(repo, operations, commit_message=message or f"Upload {_title(folder)}", revision=revision)

@@ -126,15 +126,11 @@ def limit_collectives(timeout: timedelta | None = None) -> None:
             c10d._set_pg_timeout(_timeout, group)
 
 
-def watch_other_processes(accelerator: Accelerator, peer_timeout: float) -> None:
-    """From now on, end this process with a line that names any other one that is lost, see `align.core.heartbeat`.
-
-    Args:
-        peer_timeout: seconds without a heartbeat after which a process counts as lost; 0: do not watch.
-    """
-    if accelerator.num_processes > 1 and peer_timeout:
+def watch_other_processes(accelerator: Accelerator) -> None:
+    """From now on, end this process with a line that names any other one that is lost, see `align.core.heartbeat`."""
+    if accelerator.num_processes > 1:
         rank, barrier = accelerator.process_index, accelerator.wait_for_everyone
-        heartbeat.start_watching(c10d._get_default_store(), rank, accelerator.num_processes, peer_timeout, barrier)
+        heartbeat.start_watching(c10d._get_default_store(), rank, accelerator.num_processes, barrier)
 
 
 def zero_stage(accelerator: Accelerator) -> int:

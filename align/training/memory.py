@@ -5,7 +5,6 @@ The memory of weights, gradients and optimizer state follows from shapes. That o
 """
 
 import gc
-import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -113,7 +112,7 @@ class Memory:
     """
 
     def __init__(self, accelerator: Accelerator, config: StageConfig) -> None:
-        self.accelerator, self.device, self.limit = accelerator, accelerator.device, config.memory_limit
+        self.accelerator, self.device = accelerator, accelerator.device
         self.model, self.lora_r, self.dtype = config.model, config.lora_r, config.dtype
         self.optimizer, self.in_background = config.optimizer, config.checkpoint_in_background
         self.batch_tokens, self.recomputes = config.micro_batch_tokens, config.gradient_checkpointing
@@ -127,10 +126,7 @@ class Memory:
         self._reset_peak()
 
     def free(self) -> int:
-        """Bytes that this process could hold in total, including the bytes that it holds already; `memory_limit` where
-        that is set."""
-        if self.limit:
-            return int(self.limit * GIB)
+        """Bytes that this process could hold in total, including the bytes that it holds already."""
         if self.device.type == "cuda":
             return torch.cuda.mem_get_info(self.device)[0] + torch.cuda.memory_reserved(self.device)
         held, local_processes = psutil.Process().memory_info().rss, int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
@@ -268,8 +264,7 @@ class Memory:
             raise UserError(
                 f"model '{self.model}': training needs about {estimate.total / GIB:.1f} GiB per process before "
                 f"activations, but {free / GIB:.1f} GiB are free on {self.device}; to reduce it, the largest saving first: "
-                f"{'; '.join(suggestions(estimate, self.lora_r, self.sharding))}; "
-                f"memory_limit {math.ceil(estimate.total / GIB)} starts it anyway"
+                f"{'; '.join(suggestions(estimate, self.lora_r, self.sharding))}"
             )
 
 

@@ -4,7 +4,6 @@ import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
@@ -85,7 +84,7 @@ class Run:
             log_with=self.trackers or None,
             project_dir=str(self.folder),
         )
-        watch_other_processes(self.accelerator, config.peer_timeout)
+        watch_other_processes(self.accelerator)
         run_on_all(lambda: require_usable(self.folder, self.trackers), self.accelerator)  # machines may differ
         self.memory = Memory(self.accelerator, config)
         self.background = BackgroundWork(self.accelerator, config.collective_timeout)
@@ -106,18 +105,17 @@ class Run:
                 f"{self.folder} already holds a run; set resume_from_checkpoint auto to continue it, or choose another "
                 "output_dir"
             )
-        day = run_on_main(lambda: template_date(config.template_date, resumed), self.accelerator)
-        set_template_date(day)
-        self.config = config = replace(config, template_date=day)
+        self.template_date = run_on_main(lambda: template_date(resumed), self.accelerator)
+        set_template_date(self.template_date)
         if resumed:
             self.print(compare_settings(dump(config), self.folder if self.continues_own else resumed))
         elif has_results:
             self.print(f"{self.folder} holds no checkpoint to resume from (see save_steps): starting with the first update")
         if config.push_to_hub and not config.dry_run:
-            run_on_main(lambda: make_repo(config.push_to_hub, config.hub_private), self.accelerator)
+            run_on_main(lambda: make_repo(config.push_to_hub), self.accelerator)
         self.accelerator.wait_for_everyone()  # every process has looked before one of them writes
         self.opened = False
-        self.stop = StopRequest(config.stop_grace)
+        self.stop = StopRequest()
         self.callbacks: TrainerCallbacks | None = None
         self._update_start: _UpdateStart | None = None
         torch.manual_seed(config.seed)  # for new heads and adapters alone; training draws from `align.core.seeds`
@@ -157,7 +155,7 @@ class Run:
                     self.print(line)
                 rotate_checkpoints(self.folder, self.config.save_total_limit)
             write_text(self.folder / "config.yaml", dump(self.config))
-            write_json(self.folder / "environment.json", environment())
+            write_json(self.folder / "environment.json", environment() | {"template_date": self.template_date})
             done = read_json(self.checkpoint / "trainer.json")["update"] if self.checkpoint else -1
             if self.metrics_file.exists():  # updates after the checkpoint will be logged again
                 lines = self.metrics_file.read_text(encoding="utf-8").splitlines(keepends=True)
@@ -335,11 +333,10 @@ class Run:
 
     def _push(self) -> None:
         """Push the final model, if `push_to_hub` is set; a failure is one line with the command to repeat it."""
-        repo, private = self.config.push_to_hub, self.config.hub_private
-        folder = self.folder / "model"
+        repo, folder = self.config.push_to_hub, self.folder / "model"
         if not (self.is_main and self.opened and repo and folder.exists()):
             return
         try:
-            self.print(f"pushed to {push_model(folder, repo, private)}")
+            self.print(f"pushed to {push_model(folder, repo)}")
         except UserError as error:
-            self.print(f"warning: {error}; the model is in {folder}; repeat with: {push_command(folder, repo, private)}")
+            self.print(f"warning: {error}; the model is in {folder}; repeat with: {push_command(folder, repo)}")

@@ -22,7 +22,7 @@ import torch
 import yaml
 
 from align.core.errors import UserError
-from align.core.files import PARTIAL
+from align.core.files import PARTIAL, read_json
 
 try:
     import fcntl
@@ -85,7 +85,7 @@ def _taken(folder: Path) -> UserError:
 
 # A checkpoint cannot be resumed with other values: its weights, the reference of PPO's KL and the kept model depend on them.
 MODEL_SETTINGS = (
-    *("model", "chat_template", "template_date", "lora_r", "lora_alpha", "lora_target_modules", "lora"),
+    *("model", "chat_template", "lora_r", "lora_alpha", "lora_target_modules", "lora"),
     *("optimizer", "critic", "reference_refresh", "save_best_policy"),
 )
 # The number of an update decides which examples it reads. With other values it would read examples again and skip others.
@@ -95,15 +95,16 @@ ORDER_SETTINGS = (
 )
 SAME_ON_RESUME = (*MODEL_SETTINGS, *ORDER_SETTINGS)
 FREE_ON_RESUME = (
-    *("dry_run", "resume_from_checkpoint", "output_dir", "report_to", "memory_limit", "save_total_limit"),
-    *("collective_timeout", "peer_timeout", "stop_grace", "checkpoint_in_background", "push_to_hub", "hub_private"),
+    *("dry_run", "resume_from_checkpoint", "output_dir", "report_to", "save_total_limit"),
+    *("collective_timeout", "checkpoint_in_background", "push_to_hub"),
 )
 
 
-def template_date(given: str, resumed: Path | None) -> str:
-    """The date that a run's chat templates read: the given one, or that of the run in `resumed`, or today."""
-    stored = (read_settings(resumed / "config.yaml") or {}).get("template_date") if resumed else None
-    return given or stored or date.today().isoformat()
+def template_date(resumed: Path | None) -> str:
+    """The date that a run's chat templates read: that of the run in `resumed`, from its `environment.json`, or today."""
+    path = resumed / "environment.json" if resumed else None
+    stored = read_json(path).get("template_date") if path and path.exists() else None
+    return str(stored or date.today().isoformat())
 
 
 def compare_settings(settings: str, folder: Path) -> str:

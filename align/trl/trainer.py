@@ -156,8 +156,7 @@ class PPOTrainer:
         self.eval_prompts = eval_prompts(eval_dataset, data_collator, pad_id, self.setup.policy, args.response_length)
         self.hub_model_id: str | None = None
         if args.push_to_hub:
-            named = (self._repository(), bool(args.hub_private_repo), args.hub_token)
-            self.hub_model_id = run_on_main(lambda: make_repo(*named), self.accelerator)
+            self.hub_model_id = run_on_main(lambda: make_repo(self._repository(), args.hub_token), self.accelerator)
 
     # ------------------------------------------------------------------------------------------------------- training
 
@@ -248,9 +247,8 @@ class PPOTrainer:
     ) -> str:
         """Push the files of the policy; other files of the folder are the user's own."""
         args = self.args
-        target = (self.hub_model_id or self._repository(), bool(args.hub_private_repo), message)
-        access = (token or args.hub_token, revision or args.hub_revision)
-        return run_on_main(lambda: push_model(folder, *target, *access, names=names), self.accelerator)
+        target = (self.hub_model_id or self._repository(), message, token or args.hub_token, revision or args.hub_revision)
+        return run_on_main(lambda: push_model(folder, *target, names=names), self.accelerator)
 
     def create_model_card(
         self, model_name: str | None = None, dataset_name: str | None = None, tags: str | list[str] | None = None

@@ -132,6 +132,7 @@ ADVICE = {
     "use transformers.logging.set_verbosity": "log_level log_level_replica log_on_each_node",
     "each update is logged": "logging_steps logging_strategy logging_first_step",
     "a resumed run continues exactly": "ignore_data_skip restore_callback_states_from_checkpoint",
+    "a new repository is private; its page on the hub makes it public": "hub_private_repo",
     "save_model and push_to_hub upload the final model": "hub_strategy hub_always_push",
     "set total_episodes": "max_steps",
     "a GPU is used where there is one; hide it by CUDA_VISIBLE_DEVICES=''": "use_cpu",
@@ -192,7 +193,7 @@ def defaults_of(settings: type[PPOConfig]) -> dict[str, Any]:
 def _differs(args: PPOConfig, name: str, default: Any) -> bool:
     """Whether a setting asks for something that does not happen."""
     value = getattr(args, name)
-    happens = {"logging_steps": 1, "activation_checkpointing_kwargs": {"use_reentrant": False}}
+    happens = {"logging_steps": 1, "hub_private_repo": True, "activation_checkpointing_kwargs": {"use_reentrant": False}}
     if name in happens and value == happens[name]:
         return False
     if name == "use_cpu":

@@ -11,8 +11,8 @@ import psutil
 import pytest
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
-from align.commands.launch import first_failure, stop_grace
-from align.core.signals import EXIT_STOPPED, GRACE_SECONDS
+from align.commands.launch import SHUTDOWN_SECONDS, first_failure
+from align.core.signals import EXIT_STOPPED, GRACE_SECONDS, WARNING_SECONDS
 from tests.launch.launcher import ROOT, start_processes, variables
 from tests.ports import free_port
 
@@ -24,12 +24,12 @@ WORDS = """
 """
 
 
-def launch(processes: int, *words: str) -> "subprocess.Popen[str]":
-    """`align launch` of a script, as its user starts it."""
+def launch(processes: int, *words: str, before: str = "") -> "subprocess.Popen[str]":
+    """`align launch` of a script, as its user starts it, after a line of Python."""
     settings = "cpu2" if processes == 2 else "one-process"
     launcher = ["launch", "--config_file", f"configs/accelerate/{settings}.yaml"]
     launcher += ["--num_processes", str(processes), "--main_process_port", str(free_port())]
-    program = [sys.executable, "-c", "from align.cli import main; main()", *launcher, *words]
+    program = [sys.executable, "-c", f"{before}\nfrom align.cli import main; main()", *launcher, *words]
     return subprocess.Popen(program, cwd=ROOT, env=variables(), stderr=subprocess.PIPE, text=True)
 
 
@@ -110,28 +110,14 @@ def test_the_launcher_names_the_process_that_failed_first(codes, first):
     assert first_failure(failures) == (first, failures[first])
 
 
-@pytest.mark.parametrize(
-    ("words", "seconds"),
-    [
-        ("", GRACE_SECONDS),
-        ("--stop_grace 270", 270),
-        ("--config FILE", 90),
-        ("--config=FILE --stop-grace=7.5", 7.5),
-        ("--config FILE --config OTHER", 90),
-        ("--config no-such-file.yaml", GRACE_SECONDS),
-        ("--stop_grace soon", GRACE_SECONDS),
-    ],
-)
-def test_the_launcher_reads_how_long_a_save_may_take(words, seconds, tmp_path):
-    (tmp_path / "file.yaml").write_text("stop_grace: 90\n")
-    (tmp_path / "other.yaml").write_text("seed: 1\n")
-    named = words.replace("FILE", str(tmp_path / "file.yaml")).replace("OTHER", str(tmp_path / "other.yaml"))
-    assert stop_grace(["--model", "tiny-gpt2", *named.split()]) == seconds
+def test_the_launcher_waits_for_every_time_of_grace():
+    assert SHUTDOWN_SECONDS > WARNING_SECONDS > GRACE_SECONDS
 
 
-def test_the_launcher_kills_5_seconds_after_stop_grace(tmp_path):
+def test_the_launcher_kills_processes_that_do_not_stop(tmp_path):
     """torch's own limit is 30 seconds; a large model may need more to save, and these processes never end."""
-    process = launch(2, str(DEAF), str(tmp_path), "--stop_grace", "2")
+    shorter = "import align.commands.launch as it; it.SHUTDOWN_SECONDS = 7"
+    process = launch(2, str(DEAF), str(tmp_path), before=shorter)
     while process.poll() is None and len(list(tmp_path.iterdir())) < 2:
         time.sleep(0.05)
     process.send_signal(signal.SIGTERM)

@@ -37,8 +37,9 @@ def start(host: Host, folder: Path, scripts: list[list[str]]) -> "subprocess.Pop
     launcher += ["--main_process_ip", "10.77.0.1", "--machine_rank", str(host.number)]
     program = [*host.before, sys.executable, "-c", "from align.cli import main; main()", *launcher, str(IN_TURN), str(path)]
     printed = open(folder / f"printed-{host.number}.txt", "w", encoding="utf-8")  # noqa: SIM115
+    environment = variables() | host.environment | {"LOST_AFTER": str(LOST_AFTER)}
     with printed:
-        return subprocess.Popen(program, cwd=ROOT, env=variables() | host.environment, stdout=printed, stderr=printed)
+        return subprocess.Popen(program, cwd=ROOT, env=environment, stdout=printed, stderr=printed)
 
 
 def wait_for_update(folder: Path, update: int, processes: list["subprocess.Popen[str]"]) -> None:
@@ -69,8 +70,6 @@ def test_two_machines_lose_a_process_and_the_cable_and_end_with_the_same_weights
     more = [
         "--resume_from_checkpoint",
         "auto",
-        "--peer_timeout",
-        str(LOST_AFTER),
         "--collective_timeout",
         "120",
         "--save_total_limit",

@@ -51,7 +51,7 @@ def require_public(files, *local):
 
 
 def test_a_stage_pushes_its_final_model(hub, data, tmp_path, capsys):
-    train(data, tmp_path / "run", "--push_to_hub", "ann/moons", "--hub_private", "true")
+    train(data, tmp_path / "run", "--push_to_hub", "ann/moons")
     ((repo, files, summary),) = hub.commits
     assert (repo, hub.repos, summary) == ("ann/moons", {"ann/moons": True}, "Upload Supervised fine-tuned model")
     assert files.keys() >= {*CONFIG_FILES, "model.safetensors", "README.md"}
@@ -84,7 +84,7 @@ def test_other_files_of_the_folder_stay(hub, tmp_path, data):
         (folder / name).write_text("secret")
     (folder / "checkpoint-1").mkdir()
     (folder / "checkpoint-1" / "config.json").write_text("{}")
-    cli.main(["model", "push", str(tmp_path / "run"), "ann/moons", "--private"])
+    cli.main(["model", "push", str(tmp_path / "run"), "ann/moons"])
     assert hub.repos == {"ann/moons": True}
     assert all(b"secret" not in content for content in hub.files.values())
     assert all("/" not in name for name in hub.files)
@@ -138,7 +138,7 @@ def test_wrong_names_are_one_line(words, line, command_error):
 def test_the_command_reaches_the_endpoint_of_the_environment(data, tmp_path):
     train(data, tmp_path / "run")
     with running_hub() as running:
-        words = [sys.executable, "-m", "align.cli", "model", "push", str(tmp_path / "run"), "ann/moons", "--private"]
+        words = [sys.executable, "-m", "align.cli", "model", "push", str(tmp_path / "run"), "ann/moons"]
         environment = os.environ | {"HF_ENDPOINT": running.url, "HF_TOKEN": "token", "HF_HUB_DISABLE_XET": "1"}
         done = subprocess.run(words, capture_output=True, text=True, check=False, env=environment)
         assert (done.returncode, done.stdout) == (0, f"{running.url}/ann/moons\n"), done.stderr

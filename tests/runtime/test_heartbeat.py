@@ -100,14 +100,14 @@ def judged(monkeypatch: pytest.MonkeyPatch) -> Callable[[heartbeat.Watch], str]:
 
 
 def test_a_failed_exchange_blames_no_process_whose_heartbeat_was_not_read_before(judged) -> None:
-    watch = heartbeat.Watch(HashStore(), 1, 3, 45.0)
+    watch = heartbeat.Watch(HashStore(), 1, 3)
     watch.seen = {0: time.monotonic()} | dict.fromkeys((1, 2), time.monotonic() - 3600)  # as an hour after the start
     watch.watch_all()
     assert not judged(watch)
 
 
 def test_a_process_that_was_suspended_blames_nobody_when_it_wakes(judged, monkeypatch: pytest.MonkeyPatch) -> None:
-    watch = heartbeat.Watch(HashStore(), 1, 3, 45.0)
+    watch = heartbeat.Watch(HashStore(), 1, 3)
     watch.seen = dict.fromkeys(range(3), time.monotonic())
     times = iter([time.monotonic()])
     awake = time.monotonic
@@ -163,7 +163,7 @@ def test_a_heartbeat_that_is_being_written_does_not_replace_the_last_one(monkeyp
 
     monkeypatch.setattr(heartbeat.Watch, "_beat", slow)
     store.set("0", "here 0")
-    watch = heartbeat.Watch(store, 1, 2, 45.0)
+    watch = heartbeat.Watch(store, 1, 2)
     watch.start()
     assert begun.wait(10)
     watch.leave("", 0)
@@ -192,7 +192,7 @@ def test_all_that_end_by_the_same_error_say_nothing_more(three: list[subprocess.
 
 
 def test_the_first_process_prints_its_error_before_a_launcher_ends_it() -> None:
-    watch = heartbeat.Watch(HashStore(), 0, 2, 45.0)
+    watch = heartbeat.Watch(HashStore(), 0, 2)
     begun = time.monotonic()
     watch.leave("a mistake", 2)
     assert time.monotonic() < begun + heartbeat.BEAT_SECONDS

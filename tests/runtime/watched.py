@@ -11,8 +11,8 @@ from torch.distributed import TCPStore
 
 from align.core import heartbeat
 
-heartbeat.GRACE_SECONDS, heartbeat.BEAT_SECONDS, heartbeat.LOST_AFTER_ERROR = 0.3, 0.1, 1.0
-LOST_AFTER = 4.0
+heartbeat.GRACE_SECONDS, heartbeat.BEAT_SECONDS = 0.3, 0.1
+heartbeat.LOST_AFTER, heartbeat.LOST_AFTER_ERROR = 4.0, 1.0
 rank, port = map(int, sys.argv[1:])
 store = TCPStore("127.0.0.1", port, 3, is_master=rank == 0, wait_for_workers=True)
 
@@ -23,7 +23,7 @@ def wait_for_everyone() -> None:
         time.sleep(0.05)
 
 
-heartbeat.start_watching(store, rank, 3, LOST_AFTER, wait_for_everyone)
+heartbeat.start_watching(store, rank, 3, wait_for_everyone)
 print("watching", flush=True)
 for line in sys.stdin:
     if line.strip() == "exchange":

@@ -85,22 +85,22 @@ LLAMA_7B = {
 }
 
 
-def test_a_model_of_7b_is_refused_before_it_is_read(tmp_path):
+def test_a_model_of_7b_is_refused_before_it_is_read(tmp_path, monkeypatch):
     """6.74 billion weights: 18 bytes each in bfloat16 with AdamW are 113 GiB. There is no file of weights to read."""
     (tmp_path / "config.json").write_text(json.dumps(LLAMA_7B))
     settings = {"model": str(tmp_path), "output_dir": str(tmp_path / "run"), "report_to": ["none"], "dtype": "bfloat16"}
+    monkeypatch.setattr(memory.Memory, "free", lambda _: 24 * GIB)
     with pytest.raises(UserError) as error:
-        run_sft(SFTConfig(**settings, memory_limit=24))
+        run_sft(SFTConfig(**settings))
     text = str(error.value)
     needed = float(text.split("needs about ")[1].split(" ")[0])
     assert 112 < needed < 118  # the process itself is there too
     assert "but 24.0 GiB are free" in text
     assert "to reduce it, the largest saving first: lora_r 16 (about 100.4 GiB)" in text
-    limit = int(text.split("memory_limit ")[1].split(" starts it anyway")[0])
-    assert needed - 0.05 <= limit < needed + 1.05  # whole GiB above the need, which the text rounds to a tenth
     assert not (tmp_path / "run").exists()
-    with pytest.raises(UserError, match="weights"):  # the limit lets it pass; then the missing weights are an error
-        run_sft(SFTConfig(**settings, memory_limit=200))
+    monkeypatch.setattr(memory.Memory, "free", lambda _: 200 * GIB)
+    with pytest.raises(UserError, match="weights"):  # it fits; then the missing weights are an error
+        run_sft(SFTConfig(**settings))
 
 
 def test_free_memory_is_what_is_left_and_what_is_held(make_run, monkeypatch):
@@ -185,8 +185,9 @@ def test_a_micro_batch_that_does_not_fit_is_refused_with_advice(stage, more, tmp
     monkeypatch.chdir(Path(__file__).parents[2])
     monkeypatch.setattr(memory, "ALWAYS_FITS_BYTES", 0)
     monkeypatch.setattr(memory.Memory, "_require", lambda *_: None)  # the arithmetic lets it pass
+    monkeypatch.setattr(memory.Memory, "free", lambda _: GIB // 100)
     with pytest.raises(SystemExit):
-        cli.main([stage, *options(stage, tmp_path / "run", "--memory_limit", "0.01", *more)])
+        cli.main([stage, *options(stage, tmp_path / "run", *more)])
     line = capsys.readouterr().err.splitlines()[-1]
     assert "the largest micro-batch (" in line
     assert "but 0.0 GiB are free on cpu: lower micro_batch_tokens to " in line

@@ -2,15 +2,10 @@
 
 import json
 
-import pytest
-import yaml
 from transformers import AutoTokenizer
 
 from align import cli
-from align.core.errors import UserError
-from align.core.settings_parser import parse
 from align.model_registry.tiny import byte_tokenizer
-from align.sft import SFTConfig
 from align.training import run_folder
 
 DATED = "{{ 'Today: ' + strftime_now('%d %b %Y') + '\n' }}"
@@ -31,7 +26,7 @@ def dated_template(tmp_path):
     return str(path)
 
 
-def test_a_run_keeps_its_date_when_it_is_resumed_on_another_day(tmp_path, monkeypatch, capsys):
+def test_a_run_keeps_its_date_when_it_is_resumed_on_another_day(tmp_path, monkeypatch):
     monkeypatch.setattr(run_folder, "date", Day)
     rows = tmp_path / "rows.jsonl"
     rows.write_text("".join(json.dumps({"prompt": f"Hi {n}", "completion": "Hello"}) + "\n" for n in range(4)))
@@ -40,22 +35,10 @@ def test_a_run_keeps_its_date_when_it_is_resumed_on_another_day(tmp_path, monkey
     words += ["--chat_template", dated_template(tmp_path), "--batch_size", "2", "--save_steps", "2", "--seed", "0"]
     words += ["--dtype", "float32"]
     cli.main([*words, "--num_train_epochs", "1"])
-    assert yaml.safe_load((run / "config.yaml").read_text())["template_date"] == "2026-07-01"
+    assert json.loads((run / "environment.json").read_text())["template_date"] == "2026-07-01"
     monkeypatch.setattr(Day, "number", 2)
     cli.main([*words, "--num_train_epochs", "2", "--resume_from_checkpoint", "true"])
-    assert yaml.safe_load((run / "config.yaml").read_text())["template_date"] == "2026-07-01"
+    assert json.loads((run / "environment.json").read_text())["template_date"] == "2026-07-01"
     elsewhere = AutoTokenizer.from_pretrained(run / "model")
     text = elsewhere.apply_chat_template(TURNS, tokenize=False, add_generation_prompt=True)
     assert text == "Today: 01 Jul 2026\nUser: Hi\nAssistant: "
-    with pytest.raises(SystemExit):
-        cli.main([*words, "--num_train_epochs", "3", "--resume_from_checkpoint", "true", "--template_date", "2026-07-03"])
-    assert "this run has template_date '2026-07-01', not '2026-07-03'" in capsys.readouterr().err
-
-
-def test_a_date_is_read_from_settings(tmp_path):
-    path = tmp_path / "config.yaml"
-    path.write_text("template_date: 2026-07-04\n")
-    assert parse(SFTConfig, ["--config", str(path)]).template_date == "2026-07-04"
-    assert parse(SFTConfig, ["--template_date", "2026-07-04"]).template_date == "2026-07-04"
-    with pytest.raises(UserError, match="template_date is 'today', but must be a date as 2026-11-25"):
-        SFTConfig(template_date="today")

@@ -198,7 +198,7 @@ def test_defaults_and_script_settings_give_no_warning():
     assert unsupported_settings(PPOConfig(output_dir="o")) == []
     quiet = {"eval_strategy": "steps", "use_cpu": True, "sft_model_path": "a", "dataset_num_proc": 2, "do_train": True}
     assert unsupported_settings(PPOConfig(output_dir="o", **quiet)) == []
-    done = {"logging_steps": 1, "gradient_checkpointing_kwargs": {"use_reentrant": False}}
+    done = {"logging_steps": 1, "gradient_checkpointing_kwargs": {"use_reentrant": False}, "hub_private_repo": True}
     assert unsupported_settings(PPOConfig(output_dir="o", **done)) == []
     (line,) = unsupported_settings(PPOConfig(output_dir="o", gradient_checkpointing_kwargs={"use_reentrant": True}))
     assert line.startswith("activation_checkpointing_kwargs is {'use_reentrant': True} and has no effect")
@@ -213,6 +213,7 @@ WITHOUT_EFFECT = {
     "ds3_gather_for_generation": False,
     "logging_steps": 3,
     "load_best_model_at_end": True,
+    "hub_private_repo": False,
 }
 
 

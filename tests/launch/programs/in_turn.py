@@ -1,6 +1,7 @@
 """Several scripts, one after another, in the processes that a launcher started: their imports are paid for once.
 
-Usage: in_turn.py FILE [compile], with a JSON list of command lines, each of which begins with a script's path.
+Usage: in_turn.py FILE [compile], with a JSON list of command lines, each of which begins with a script's path. LOST_AFTER in
+the environment replaces the seconds without a heartbeat after which a process counts as lost.
 """
 
 import json
@@ -14,6 +15,7 @@ from typing import NoReturn
 
 import torch
 
+from align.core import heartbeat
 from align.core.launch import end_process_group
 
 
@@ -48,6 +50,7 @@ def run_scripts(scripts: Sequence[Sequence[str]]) -> NoReturn:
 
 
 if __name__ == "__main__":
+    heartbeat.LOST_AFTER = float(os.environ.get("LOST_AFTER", heartbeat.LOST_AFTER))
     if sys.argv[2:] != ["compile"]:
         avoid_compiling()
     run_scripts(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))

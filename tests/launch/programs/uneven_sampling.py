@@ -36,8 +36,8 @@ if __name__ == "__main__":
     engine = build_engine(run, LanguageModel(loaded.backbone, loaded.adapter), 1)
     found, printed = {}, []
     run.print = printed.append
-    for kind, limit in (("whole", run.memory.limit), ("layers", 1e-6)):  # in a kilobyte nothing fits
-        run.memory.limit = limit
+    for kind, free in (("whole", run.memory.free), ("layers", lambda: 1_000)):  # in a kilobyte nothing fits
+        run.memory.free = free
         sampler = TransformersEngine(engine, loaded)
         found[kind] = [sampler.sample(PROMPTS[:count], sampling(count), SEED).ids for count in COUNTS]
     if run.is_main:
