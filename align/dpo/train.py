@@ -44,7 +44,9 @@ from align.tokenization.encoded import EncodedRanking
 from align.training.data_order import DataOrder
 from align.training.engine import TrainEngine
 from align.training.epoch_loop import EpochLoop
-from align.training.start import Model, build_engine, open_run, warn_if_prompts_are_reread, with_data_names
+from align.training.model_source import Model, ModelSource
+from align.training.run import Run
+from align.training.start import build_engine, warn_if_prompts_are_reread, with_data_names
 
 
 class PairLoss(NamedTuple):
@@ -260,7 +262,9 @@ class DPOTrainer:
         peft_config: PeftConfig | None = None,
     ) -> None:
         self.config = config = with_data_names(config, train_data=train_data, validation_data=validation_data)
-        self.run, self.loaded = run, loaded = open_run(config, "dpo", policy, tokenizer, peft_config=peft_config)
+        source = ModelSource(policy, tokenizer, peft_config)
+        self.run = run = Run(source.settings(config), "dpo")
+        self.loaded = loaded = source.load(run)
         encode = partial(encode_rankings, loaded=loaded, limits=config.limits, skip_bad_rows=config.skip_bad_rows)
         data = (train_data, validation_data)
         mixed, self.held_out = encode_split(*data, encode, config.task_prefixes, config.validation_split)

@@ -36,9 +36,10 @@ from align.training.checkpoint import Stateful
 from align.training.data_order import PLANNED_UPDATES, examples_digest, require_same_examples
 from align.training.engine import TrainEngine
 from align.training.memory import FLOAT32_BYTES
+from align.training.model_source import Model, ModelSource
 from align.training.optimizer import ParamGroup
 from align.training.run import Run
-from align.training.start import Model, build_engine, open_run, warn_if_prompts_are_reread
+from align.training.start import build_engine, warn_if_prompts_are_reread
 
 
 @dataclass(frozen=True)
@@ -109,8 +110,9 @@ def prepare(
     """
     require_rewards(reward_models, functions, extensions)
     copies = reference_copies(given, any(extension.updates_reference for extension in extensions))
-    run, policy = open_run(config, "ppo", model, given.tokenizer, frozen_copies=copies, peft_config=given.peft_config)
-    policy = with_reference_adapter(policy, given.reference)
+    source = ModelSource(model, given.tokenizer, given.peft_config)
+    run = Run(source.settings(config), "ppo")
+    policy = with_reference_adapter(source.load(run, frozen_copies=copies), given.reference)
     # The functions below receive values or a group of settings: only this one and the loop read the stage's settings.
     samples, length, updates = config.samples_per_prompt, config.max_new_tokens, config.total_updates
     limits = Limits(config.max_prompt_tokens, length, config.overlong)

@@ -24,7 +24,7 @@ from align.ppo.scoring_models import RewardModelLike
 from align.ppo.setup import prepare
 from align.ppo.train import train
 from align.reward.checkpoint import LoadedReward
-from align.training.start import Model
+from align.training.model_source import Model
 
 if TYPE_CHECKING:
     from transformers import TrainerCallback

@@ -47,10 +47,10 @@ from align.tokenization.encoded import EncodedRanking
 from align.training.data_order import DataOrder
 from align.training.engine import TrainEngine
 from align.training.epoch_loop import EpochLoop
+from align.training.model_source import Model, ModelSource
+from align.training.run import Run
 from align.training.start import (
-    Model,
     build_engine,
-    open_run,
     share_sequences,
     warn_if_prompts_are_reread,
     with_data_names,
@@ -285,9 +285,9 @@ class RewardTrainer:
     ) -> None:
         names = {"train_data": train_data, "validation_data": validation_data, "demonstrations": demonstrations}
         self.config = config = with_data_names(config, **names)
-        self.run, self.loaded = run, loaded = open_run(
-            config, "reward", model, tokenizer, REWARD_ADAPTER, True, peft_config=peft_config
-        )
+        source = ModelSource(model, tokenizer, peft_config)
+        self.run = run = Run(source.settings(config), "reward")
+        self.loaded = loaded = source.load(run, REWARD_ADAPTER, allow_reward_model=True)
         run_on_main(lambda: require_savable_classifier(loaded), run.accelerator)
         share_sequences(run, loaded.backbone, config.sequence_parallel)
         encode = partial(encode_rankings, loaded=loaded, limits=config.limits, skip_bad_rows=config.skip_bad_rows)

@@ -31,7 +31,9 @@ from align.tokenization.encoded import EncodedDemonstration
 from align.training.data_order import DataOrder
 from align.training.engine import TrainEngine
 from align.training.epoch_loop import EpochLoop
-from align.training.start import Model, build_engine, open_run, share_sequences, with_data_names
+from align.training.model_source import Model, ModelSource
+from align.training.run import Run
+from align.training.start import build_engine, share_sequences, with_data_names
 
 
 def train(
@@ -194,7 +196,9 @@ class SFTTrainer:
         peft_config: PeftConfig | None = None,
     ) -> None:
         self.config = config = with_data_names(config, train_data=train_data, validation_data=validation_data)
-        self.run, self.loaded = run, loaded = open_run(config, "sft", model, tokenizer, peft_config=peft_config)
+        source = ModelSource(model, tokenizer, peft_config)
+        self.run = run = Run(source.settings(config), "sft")
+        self.loaded = loaded = source.load(run)
         share_sequences(run, loaded.backbone, config.sequence_parallel)
         require_prompt_in_row(loaded, config.prompt_loss_weight)
         encode = partial(encode_demonstrations, loaded=loaded, limits=config.limits, skip_bad_rows=config.skip_bad_rows)

@@ -8,7 +8,8 @@ from align.dpo import DPOConfig, DPOTrainer
 from align.ppo import PPOConfig, PPOTrainer
 from align.reward import RewardConfig, RewardTrainer
 from align.sft import SFTConfig, SFTTrainer
-from align.training.start import open_run
+from align.training.model_source import ModelSource
+from align.training.run import Run
 
 SIZES = {"vocab_size": 264, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
 SIZES |= {"pad_token_id": 0, "eos_token_id": 1}
@@ -24,7 +25,9 @@ def test_longrope_is_named(sharpen, sharp_folders, tmp_path, capsys, longrope):
         change = (model(long[:, :4]).logits[0] - model(long).logits[0, :4]).abs().max()
     assert (change > 1e-3) == longrope
     tokenizer = AutoTokenizer.from_pretrained(sharp_folders["tiny-llama"])
-    open_run(SFTConfig(train_data="-", output_dir=str(tmp_path / "run"), report_to=["none"]), "sft", model, tokenizer)
+    config = SFTConfig(train_data="-", output_dir=str(tmp_path / "run"), report_to=["none"])
+    source = ModelSource(model, tokenizer)
+    source.load(Run(source.settings(config), "sft"))
     line = "model type 'phi3' has LongRoPE: a row of more than 16 tokens changes the log-probs"
     assert (line in " ".join(capsys.readouterr().err.split())) == longrope
 

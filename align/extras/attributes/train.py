@@ -25,7 +25,9 @@ from align.extras.rules.judgments import JudgedResponse, mean_judgments, split_j
 from align.extras.rules.train import JudgmentConfig, train
 from align.models.roles import REWARD_ADAPTER
 from align.training.data_order import DataOrder
-from align.training.start import Model, build_engine, open_run, with_data_names
+from align.training.model_source import Model, ModelSource
+from align.training.run import Run
+from align.training.start import build_engine, with_data_names
 
 BOUNDS = {"binary": (0.0, 1.0), "scale": SCALE}
 
@@ -141,8 +143,9 @@ class AttributeTrainer:
         held_out = read(validation_data) if has_validation else [item for part in split for item in part.validation]
         heads = choose_heads(config.heads, [item for part in parts for item in part] + held_out, is_given(rankings))
         generative = config.form == "generative"
-        adapter = "policy" if generative else REWARD_ADAPTER
-        run, loaded = open_run(config, "attributes", model, tokenizer, adapter, allow_reward_model=not generative)
+        source = ModelSource(model, tokenizer)
+        run = Run(source.settings(config), "attributes")
+        loaded = source.load(run, "policy" if generative else REWARD_ADAPTER, allow_reward_model=not generative)
         form = GenerativeForm(loaded, heads, config.generator_filter) if generative else HeadForm(loaded, heads)
         module = form.build_module()
         encoded = [form.encode(part.train, config.limits) for part in split]

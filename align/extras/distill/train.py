@@ -33,7 +33,9 @@ from align.tokenization.encoded import EncodedDemonstration
 from align.training.data_order import DataOrder, EpochConfig
 from align.training.engine import TrainEngine
 from align.training.epoch_loop import EpochLoop
-from align.training.start import Model, build_engine, open_run, with_data_names
+from align.training.model_source import Model, ModelSource
+from align.training.run import Run
+from align.training.start import build_engine, with_data_names
 
 
 @dataclass(kw_only=True)
@@ -269,7 +271,9 @@ class DistillTrainer:
         tokenizer: PreTrainedTokenizerBase | None = None,
     ) -> None:
         self.config = config = with_data_names(config, train_data=train_data, validation_data=validation_data)
-        self.run, self.teacher = run, loaded = open_run(config, "distill", teacher, tokenizer)
+        source = ModelSource(teacher, tokenizer)
+        self.run = run = Run(source.settings(config), "distill")
+        self.teacher = loaded = source.load(run)
         if run.accelerator.state.deepspeed_plugin is not None:
             raise UserError("align distill runs without DeepSpeed: launch it with configs/accelerate/ddp.yaml")
         if loaded.adapter:

@@ -42,7 +42,9 @@ from align.tokenization.encoded import EncodedJudgments
 from align.training.data_order import DataOrder, EpochConfig
 from align.training.engine import TrainEngine
 from align.training.epoch_loop import EpochLoop
-from align.training.start import Model, build_engine, open_run, warn_if_prompts_are_reread, with_data_names
+from align.training.model_source import Model, ModelSource
+from align.training.run import Run
+from align.training.start import build_engine, warn_if_prompts_are_reread, with_data_names
 
 
 @dataclass(kw_only=True)
@@ -255,7 +257,9 @@ class RuleTrainer:
         self.config = config = with_data_names(config, train_data=train_data, validation_data=validation_data)
         rules = read_rules(config.rules)
         split = split_data(config, train_data, validation_data, rules)
-        run, loaded = open_run(config, "rules", model, tokenizer, REWARD_ADAPTER, True)
+        source = ModelSource(model, tokenizer)
+        run = Run(source.settings(config), "rules")
+        loaded = source.load(run, REWARD_ADAPTER, allow_reward_model=True)
         run_on_main(lambda: require_savable_classifier(loaded), run.accelerator)
         learned, self.held_out, unseen = [encode_judgments(part, rules, loaded, config.limits) for part in split]
         if not learned:

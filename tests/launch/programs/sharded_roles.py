@@ -20,7 +20,8 @@ from align.ppo import PPOConfig
 from align.ppo.actor_critic import build_actor_critic, copy_backbone
 from align.reward.checkpoint import load_reward_model
 from align.runtime.sharding import full_nbytes, gathered_parameters, is_sharded, local_shard, sharded_loading
-from align.training.start import open_run
+from align.training.model_source import ModelSource
+from align.training.run import Run
 
 
 def own_memory() -> int:
@@ -57,7 +58,8 @@ run_of_nothing = torch.nn.Linear(64, 64)(torch.zeros(1, 64))  # what torch alloc
 peaks = {}
 peak = Peak()
 try:
-    run, loaded = open_run(config, "ppo", model)
+    run = Run(config, "ppo")
+    loaded = ModelSource(model).load(run)
 except UserError as error:
     (folder / f"{torch.distributed.get_rank()}.json").write_text(json.dumps({"error": str(error)}))
     sys.exit()

@@ -14,7 +14,9 @@ from align.models.heads import LanguageModel
 from align.sampling.engines import TransformersEngine
 from align.sampling.generation import SamplingParams
 from align.sft import SFTConfig
-from align.training.start import build_engine, open_run
+from align.training.model_source import ModelSource
+from align.training.run import Run
+from align.training.start import build_engine
 
 PROMPTS = [[20, 30, 40], [50, 60, 70, 80, 90, 100], [21, 31], [51, 61, 71]]
 COUNTS = (1, 3, 4)  # a process without a row, one with twice the rows of the other, as many on each
@@ -31,7 +33,8 @@ def sampling(count: int) -> SamplingParams:
 if __name__ == "__main__":
     model, folder = sys.argv[1], Path(sys.argv[2])
     config = SFTConfig(model=model, output_dir=str(folder / "run"), report_to=["none"], dtype="float32")
-    run, loaded = open_run(config, "sft", model)
+    run = Run(config, "sft")
+    loaded = ModelSource(model).load(run)
     loaded.tokenization.end_ids |= ENDS
     engine = build_engine(run, LanguageModel(loaded.backbone, loaded.adapter), 1)
     found, printed = {}, []

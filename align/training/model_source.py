@@ -1,0 +1,135 @@
+"""The model that a stage trains, before it is loaded: a name or folder, or objects in memory."""
+
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+from peft import PeftConfig, PeftModel
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+from align.core.errors import UserError
+from align.core.settings import StageConfig
+from align.model_registry.registry import resolve_model
+from align.models.backbone import Backbone
+from align.models.checkpoint import require_savable
+from align.models.configs import base_of, load_config
+from align.models.loading import LoadedModel, from_objects, load
+from align.models.lora import with_lora_settings
+from align.runtime.distributed import run_on_all, run_on_main
+from align.runtime.sharding import sharded_loading
+from align.training.run import Run
+
+Model = str | Path | PreTrainedModel | PeftModel | LoadedModel
+"""A trainer's model: a name or folder, a transformers model in memory, alone or in a `PeftModel`, or one that is loaded."""
+
+Config = TypeVar("Config", bound=StageConfig)
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """A trainer's model with its tokenizer and the settings of its adapter.
+
+    A stage takes its settings first, opens its `Run` with them, and loads it last:
+
+        run = Run(source.settings(config), "sft")
+        loaded = source.load(run)
+
+    Attributes:
+        tokenizer: of a transformers model in memory.
+        peft_config: of the adapter that is trained, in place of the settings of LoRA.
+
+    Raises:
+        UserError: if they do not belong together, or the model's number format cannot be trained.
+    """
+
+    model: Model
+    tokenizer: PreTrainedTokenizerBase | None = None
+    peft_config: PeftConfig | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse objects that do not belong together."""
+        model = self.model
+        if self.tokenizer is not None and not isinstance(model, PreTrainedModel | PeftModel):
+            raise UserError("tokenizer: only a transformers model in memory takes one; leave it out")
+        if isinstance(model, LoadedModel):
+            if self.peft_config is not None:
+                raise UserError("a LoadedModel has its adapter already: leave out peft_config")
+        elif not isinstance(model, str | Path):
+            if self.tokenizer is None:
+                raise UserError("a transformers model in memory needs its tokenizer: give tokenizer=...")
+            if model.dtype not in (torch.float32, torch.bfloat16):
+                number_format = str(model.dtype).removeprefix("torch.")
+                raise UserError(f"the model is in {number_format}: convert it to float32 or bfloat16")
+
+    def settings(self, config: Config) -> Config:
+        """Return a stage's settings with the model's name, and its number format and adapter if they are given.
+
+        Raises:
+            UserError: if the settings describe an adapter too, or it is not supported.
+        """
+        model, adapter = self.model, self.peft_config
+        if isinstance(model, PeftModel):
+            adapter = model.peft_config[model.active_adapters[0]]
+        if adapter is not None:
+            config = with_lora_settings(config, adapter, self.peft_config is not None, self._model_type())
+        if isinstance(model, str | Path):
+            return replace(config, model=str(model))
+        if isinstance(model, LoadedModel):
+            return config
+        name = model.config.name_or_path or "a model in memory"
+        return replace(config, model=name, dtype="float32" if model.dtype == torch.float32 else "bfloat16")
+
+    def _model_type(self) -> str:
+        """Return the type in the model's config, without loading its weights."""
+        config: PreTrainedConfig
+        if isinstance(self.model, str | Path):
+            config = load_config(base_of(str(resolve_model(self.model)))[0])
+        else:
+            config = self.model.backbone.model.config if isinstance(self.model, LoadedModel) else self.model.config
+        return str(config.model_type)
+
+    def load(
+        self, run: Run, adapter: str = "policy", allow_reward_model: bool = False, frozen_copies: int = 0
+    ) -> LoadedModel:
+        """Load the model with the settings of a run, or take the one in memory.
+
+        Args:
+            adapter: name of the trained adapter.
+            allow_reward_model: whether the model may lack a vocabulary matrix.
+            frozen_copies: copies of the model that the stage will keep; counted before it is loaded.
+
+        Raises:
+            UserError: if the model cannot be loaded or does not fit.
+        """
+        model, config = self.model, run.config
+        if isinstance(model, LoadedModel):
+            loaded = model
+        elif isinstance(model, str | Path):
+            # One process of a machine makes a built-in model. An error is raised below, on all of them.
+            with run.accelerator.local_main_process_first(), suppress(UserError, OSError):
+                resolve_model(str(model))
+            run_on_all(lambda: run.memory.check_before_load(frozen_copies), run.accelerator)
+            with sharded_loading(run.accelerator):
+                loaded = load(config, run.dtype, adapter, allow_reward_model, self.peft_config)
+        else:
+            assert self.tokenizer is not None
+            with sharded_loading(run.accelerator):  # transformers has sharded the model under the launcher of ZeRO-3
+                loaded = from_objects(model, self.tokenizer, config, adapter, self.peft_config)
+        run_on_main(lambda: require_savable(loaded), run.accelerator)
+        run.print(long_rows_warning(loaded.backbone))
+        return loaded
+
+
+def long_rows_warning(backbone: Backbone) -> str:
+    """A line for models with LongRoPE (Phi-3.5, arXiv 2402.13753): a batch's longest row sets the frequencies of all."""
+    config = backbone.model.config
+    settings = getattr(config, "rope_parameters", None) or {}
+    original = settings.get("original_max_position_embeddings")
+    if settings.get("rope_type") != "longrope" or not original:
+        return ""
+    return (
+        f"model type '{config.model_type}' has LongRoPE: a row of more than {original} tokens changes the log-probs of "
+        f"every row in its batch; limit prompts and responses to {original} tokens together"
+    )
