@@ -1,37 +1,30 @@
 """The command `align plan`: model size for a compute budget, and hours and memory of each stage, before training starts."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-import yaml
 
 from align.core.errors import UserError
 from align.core.settings import Settings, option
 from align.core.settings_parser import parse
-from align.extras.plan_work import HeldModel, StageWork, ppo_work, reward_work, sft_work
+from align.extras.plan_work import StageWork, ppo_work, reward_work, sft_work
 from align.ppo.config import PPOConfig
 from align.reward.config import RewardConfig
 from align.runtime.distributed import compute_dtype
 from align.runtime.flops import PEAKS, peak_flops
 from align.sft.config import SFTConfig
-from align.training.memory import Sharding, resident_memory
-from align.training.run_folder import read_metrics
+from align.training.memory import GIB, Sharding, resident_memory
 
 FLOPS_PER_WEIGHT = 6
 """FLOPs of training for each weight and token: 2 forward, 4 backward (Kaplan et al. 2020, section 2.1)."""
 SMALLEST, LARGEST = (400e6, 1.92e19), (10e12, 1.30e28)
 """Parameters and FLOPs in the first and the last row of Chinchilla's table 3: sizes between them lie on a power law."""
-GIB = 2**30
-
 USABLE = 0.8
 """Share of a device's memory that a plan fills. The rest is for activations, its context, communication and fragments."""
-STAGE_OF_SETTING = {"prompt_loss_weight": "sft", "centering_weight": "reward", "rollout_batch_size": "ppo"}
-"""A setting that only one of the planned stages has: it identifies the stage of a run."""
 
 
 class Device(NamedTuple):
@@ -69,30 +62,18 @@ class PlanConfig(Settings):
     gpus: int = option(1, "number of devices", gt=0)
     mfu: float = option(
         0.4,
-        "expected share of the devices' peak (PaLM: 0.462, table 3 there); small models and batches reach less",
+        "expected share of the devices' peak (PaLM: 0.462, table 3 there), such as `speed/mfu` of a short run",
         gt=0,
         le=1,
-    )
-    measured: list[str] = option(
-        [],
-        "runs on the same devices: their FLOP/s is used instead of mfu; a stage's own run if there is one",
     )
 
 
 class Layout(NamedTuple):
-    """A way to place a stage on devices, by a file in configs/accelerate/.
-
-    Attributes:
-        roles: bytes on a device that each role holds permanently, including gradients.
-        total: bytes at the peak.
-        fits: whether a device has that much.
-    """
+    """A way to place a stage on devices, by a file in configs/accelerate/, and the bytes that it needs on each."""
 
     name: str
     launcher: str
-    roles: dict[str, int]
-    total: int
-    fits: bool
+    needed: int
 
 
 class StagePlan(NamedTuple):
@@ -102,15 +83,6 @@ class StagePlan(NamedTuple):
     work: StageWork
     hours: dict[str, float]
     layouts: list[Layout]
-
-
-class Measured(NamedTuple):
-    """A run's stage, FLOPs and seconds, and the mean length of its responses as a share of max_new_tokens, 0 without any."""
-
-    stage: str
-    flops: float
-    seconds: float
-    response_share: float
 
 
 def run_plan(config: PlanConfig) -> None:
@@ -123,8 +95,7 @@ def run_plan(config: PlanConfig) -> None:
         budget = f"N = {count(size)} parameters on D = {count(tokens)} tokens ({tokens / size:.1f} a parameter)"
         parts.append(f"{config.flops:.3g} FLOPs by Chinchilla's table 3: {budget}")
     if stages:
-        parts.append(hours_table(config, stages))
-    parts += [memory_table(stage, config.gpu, config.gpus) for stage in stages]
+        parts += [hours_table(config, stages), memory_table(config, stages)]
     print("\n\n".join(parts))
 
 
@@ -140,13 +111,10 @@ def allocate(flops: float) -> tuple[float, float]:
 
 def plan_stages(config: PlanConfig) -> list[StagePlan]:
     """Plan each stage that the settings name."""
-    runs = [read_speed(folder) for folder in config.measured]
-    shares = [run.response_share for run in runs if run.response_share] or [1.0]
-    share = sum(shares) / len(shares)
     kinds: dict[str, tuple[str, type, Callable[[Any], StageWork]]] = {
         "sft": (config.sft, SFTConfig, sft_work),
         "reward": (config.reward, RewardConfig, reward_work),
-        "ppo": (config.ppo, PPOConfig, partial(ppo_work, devices=config.gpus, response_share=share)),
+        "ppo": (config.ppo, PPOConfig, partial(ppo_work, devices=config.gpus)),
     }
     plans = []
     for name, (file, kind, count_work) in kinds.items():
@@ -154,22 +122,17 @@ def plan_stages(config: PlanConfig) -> list[StagePlan]:
             settings: Any = parse(kind, ["--config", file, *(["--model", config.model] if config.model else [])])
             if config.gpu != "cpu" and settings.dtype == "auto":
                 settings = replace(settings, dtype="bfloat16")
-            plans.append(_plan_stage(config, name, count_work(settings), runs))
+            plans.append(_plan_stage(config, name, count_work(settings)))
     return plans
 
 
-def _plan_stage(config: PlanConfig, name: str, work: StageWork, runs: Sequence[Measured]) -> StagePlan:
-    """Plan a stage at the speed of measured runs of that stage, else of all measured runs, else at the settings' MFU."""
-    device = find_device(config.gpu, compute_dtype(work.config.dtype))
-    chosen = [run for run in runs if run.stage == name] or runs
-    rate = sum(run.flops for run in chosen) / sum(run.seconds for run in chosen) if chosen else 0.0
-    hours = {}
+def _plan_stage(config: PlanConfig, name: str, work: StageWork) -> StagePlan:
+    device, hours = find_device(config.gpu, compute_dtype(work.config.dtype)), {}
     for phase, flops in work.flops.items():
-        # Sampling a token reads every weight: on small batches memory bandwidth is the limit. Measured speeds include it.
-        floor = 0.0 if rate else work.decoded.get(phase, 0.0) / device.bandwidth
-        hours[phase] = max(flops / (rate or config.gpus * device.peak * config.mfu), floor) / 3600
-    placed = layouts(work.roles, work.config.optimizer, device.memory, config.gpu, config.gpus)
-    return StagePlan(name, work, hours, placed)
+        # Sampling a token reads every weight: on small batches memory bandwidth is the limit.
+        floor = work.decoded.get(phase, 0.0) / device.bandwidth
+        hours[phase] = max(flops / (config.gpus * device.peak * config.mfu), floor) / 3600
+    return StagePlan(name, work, hours, layouts(work, config.gpu, config.gpus))
 
 
 def hours_table(config: PlanConfig, stages: Sequence[StagePlan]) -> str:
@@ -180,23 +143,25 @@ def hours_table(config: PlanConfig, stages: Sequence[StagePlan]) -> str:
         if len(parts) > 1:
             parts.append(("all", sum(stage.work.flops.values()), sum(stage.hours.values())))
         rows += [[stage.name, phase, f"{flops:.3g}", f"{spent:.4g}"] for phase, flops, spent in parts]
-    speed = f"the speed of {', '.join(config.measured)}" if config.measured else f"{config.mfu:.0%} of their peak"
-    return f"{config.gpus} x {config.gpu}, at {speed}\n" + _table(["stage", "phase", "FLOPs", "hours"], rows)
+    return f"{config.gpus} x {config.gpu}, at {config.mfu:.0%} of their peak\n" + _table(
+        ["stage", "phase", "FLOPs", "hours"], rows
+    )
 
 
-def memory_table(stage: StagePlan, gpu: str, devices: int) -> str:
-    """GiB on a device of each role for each way to place the stage, and the launcher's file that is enough."""
-    roles = list(stage.layouts[0].roles)
-    rows = []
-    for layout in stage.layouts:
-        sizes = [f"{size / GIB:.2f}" for size in (*(layout.roles[role] for role in roles), layout.total)]
-        rows.append([layout.name, *sizes, "yes" if layout.fits else "no"])
-    chosen = next((layout for layout in stage.layouts if layout.fits), None)  # the simplest
-    advice = "none fits: take more devices, LoRA or a smaller model"
-    if chosen:
-        advice = f"take configs/accelerate/{chosen.launcher} with num_processes {devices}"
-    table = _table(["placed", *roles, "peak", "fits"], rows)
-    return f"{stage.name}: GiB on each {gpu}, all the time by role, and at the peak\n{table}\n{advice}"
+def memory_table(config: PlanConfig, stages: Sequence[StagePlan]) -> str:
+    """GiB on a device for each way to place each stage, and the launcher's file of the first way that fits."""
+    dtypes = [compute_dtype(stage.work.config.dtype) for stage in stages]
+    lines = []
+    for stage, dtype in zip(stages, dtypes, strict=True):
+        usable = USABLE * find_device(config.gpu, dtype).memory
+        chosen = next((layout for layout in stage.layouts if layout.needed <= usable), None)  # the simplest
+        advice = "none fits: take more devices, LoRA or a smaller model"
+        if chosen:
+            advice = f"take configs/accelerate/{chosen.launcher} with num_processes {config.gpus}"
+        lines.append(f"{stage.name}: {advice}")
+    rows = [[stage.name, *(f"{layout.needed / GIB:.2f}" for layout in stage.layouts)] for stage in stages]
+    table = _table(["stage", *(layout.name for layout in stages[0].layouts)], rows)
+    return "\n".join([f"GiB on each {config.gpu}, before activations", table, *lines])
 
 
 def count(number: float) -> str:
@@ -227,28 +192,6 @@ def find_device(name: str, dtype: torch.dtype) -> Device:
     return Device(peak_flops(torch.device("cpu"), dtype), float(psutil.virtual_memory().total), float("inf"))
 
 
-def read_speed(folder: str) -> Measured:
-    """Read the speed that a run reached; its first update, which warms up kernels and caches, counts only if it is alone.
-
-    Raises:
-        UserError: if the folder is no run of a planned stage, or holds no update.
-    """
-    path = Path(folder)
-    lines = [line for line in read_metrics(path) if line.get("flops") and line.get("time/update")]
-    if not lines:
-        raise UserError(f"{path}: no update in its metrics.jsonl; give the folder of a run of sft, reward or ppo")
-    try:
-        settings = yaml.safe_load((path / "config.yaml").read_text(encoding="utf-8"))
-        stage = next(stage for name, stage in STAGE_OF_SETTING.items() if name in settings)
-    except (OSError, yaml.YAMLError, TypeError, StopIteration) as error:
-        raise UserError(f"{path}: its config.yaml is not that of a run of sft, reward or ppo") from error
-    lines = lines[1:] or lines
-    # Validation is in the time of an update, but not in its FLOPs.
-    seconds = sum(line["time/update"] * (1 - line.get("time/validate", 0.0)) for line in lines)
-    lengths = [line["response/length"] / settings["max_new_tokens"] for line in lines if "response/length" in line]
-    return Measured(stage, sum(line["flops"] for line in lines), seconds, sum(lengths) / len(lengths) if lengths else 0.0)
-
-
 def placements(gpu: str, devices: int) -> list[tuple[str, str, Sharding]]:
     """List the ways to place a stage on devices, with the launcher's file, the simplest first."""
     if gpu == "cpu":
@@ -262,12 +205,10 @@ def placements(gpu: str, devices: int) -> list[tuple[str, str, Sharding]]:
     return [("whole", "ddp.yaml", Sharding()), *sharded, offload]
 
 
-def layouts(roles: Mapping[str, HeldModel], optimizer: str, memory: float, gpu: str, devices: int) -> list[Layout]:
-    """Compute the memory that each way to place a stage needs, on devices with `memory` bytes."""
+def layouts(work: StageWork, gpu: str, devices: int) -> list[Layout]:
+    """Compute the bytes that each way to place a stage needs on each device."""
     found = []
     for name, launcher, sharding in placements(gpu, devices):
-        parts = {role: resident_memory(optimizer, held.trained, held.weights, sharding) for role, held in roles.items()}
-        bytes_of = {role: sum(part.resident.values()) + part.gradients for role, part in parts.items()}
-        total = sum(bytes_of.values())
-        found.append(Layout(name, launcher, bytes_of, total, total <= USABLE * memory))
+        needed = resident_memory(work.config.optimizer, work.trained, work.weights, sharding).total
+        found.append(Layout(name, launcher, needed))
     return found

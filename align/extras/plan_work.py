@@ -40,31 +40,19 @@ DRAWN_EXAMPLES = 200
 """Examples of ptx that are drawn to estimate the mean."""
 
 
-class HeldModel(NamedTuple):
-    """A model in memory during a stage: the bytes of all its weights, and those of its weights that are trained."""
-
-    weights: int
-    trained: Sequence[Tensor] = ()
-
-
-def trained_model(backbone: Backbone, only_trained: bool = False) -> HeldModel:
-    """Return a model that is trained; with `only_trained`, another model holds the frozen weights (adapters on one base)."""
-    trained = [weight for weight in backbone.parameters() if weight.requires_grad]
-    held = sum(weight.numel() * weight.element_size() for weight in trained) if only_trained else weights_bytes([backbone])
-    return HeldModel(held, trained)
-
-
 class StageWork(NamedTuple):
     """A stage that is planned.
 
     Attributes:
         flops: of each phase, over the whole run and all devices.
-        roles: the models that it keeps, by role.
+        weights: bytes of the weights of all models that it keeps.
+        trained: the weights that are trained.
         decoded: bytes of weights that one device reads for sampling, by phase: each token of a batch reads all of them.
     """
 
     flops: dict[str, float]
-    roles: dict[str, HeldModel]
+    weights: int
+    trained: Sequence[Tensor]
     config: SFTConfig | RewardConfig | PPOConfig
     decoded: Mapping[str, float] = MappingProxyType({})
 
@@ -96,16 +84,17 @@ def reward_work(config: RewardConfig) -> StageWork:
     return _learning(config, epochs, learned, loaded)
 
 
-def ppo_work(config: PPOConfig, devices: int, response_share: float = 1.0) -> StageWork:
-    """Count sampling, scoring, learning, ptx and evaluation. Raises: as `sft_work`.
+def ppo_work(config: PPOConfig, devices: int) -> StageWork:
+    """Count sampling, scoring, learning, ptx and evaluation, with every response as long as it may be.
 
     A reward model that does not exist yet is taken to have the policy's shape.
 
     Args:
         devices: the number of devices that share the work.
-        response_share: length of every response as a share of max_new_tokens.
+
+    Raises:
+        UserError: as `sft_work`.
     """
-    response_tokens = min(max(1, round(response_share * config.max_new_tokens)), config.max_new_tokens)
     loaded = load_on_meta(config, compute_dtype(config.dtype))
     limits, backbone = Limits(config.max_prompt_tokens, config.max_new_tokens, config.overlong), loaded.backbone
     every_prompt = encode_prompts(config.prompts, loaded, limits, config.skip_bad_rows)
@@ -113,19 +102,19 @@ def ppo_work(config: PPOConfig, devices: int, response_share: float = 1.0) -> St
     if config.validation_prompts:
         fixed = encode_prompts(config.validation_prompts, loaded, limits, config.skip_bad_rows)
     policy = flops_profile(backbone, loaded.adapter)
-    rewards = {f"reward {n}": _reward_model(name, loaded) for n, name in enumerate(config.reward_model, start=1)}
+    rewards = [_reward_model(name, loaded) for name in config.reward_model]
     separate = config.critic == "separate"
     profiles = RoleFlopsProfiles(
         policy,
         flops_profile(backbone, loaded.initial_adapter),
         policy if separate else None,
-        tuple(flops_profile(model.backbone, model.adapter) for model in rewards.values()),
+        tuple(flops_profile(model.backbone, model.adapter) for model in rewards),
         initial=policy if config.reference_refresh else None,
     )
     counted = min(config.total_updates, COUNTED_UPDATES)
     samples = config.samples_per_prompt
     drawn = (config.rollout_batch_size // samples, samples, config.seed)
-    groups = (_work(config, backbone, prompts_of_update(prompts, n, *drawn), response_tokens) for n in range(1, counted + 1))
+    groups = (_work(config, backbone, prompts_of_update(prompts, n, *drawn)) for n in range(1, counted + 1))
     work = [group for update in groups for group in update]
     of_counted = phase_flops(profiles, work, config.num_ppo_epochs)
     phases = {name: flops * config.total_updates / counted for name, flops in of_counted.items()}
@@ -138,28 +127,31 @@ def ppo_work(config: PPOConfig, devices: int, response_share: float = 1.0) -> St
     if fixed:
         times = 2 + (config.total_updates - 1) // config.eval_steps  # before the first update, and after the last
         judges = profiles._replace(critic=None)
-        once = phase_flops(judges, _work(config, backbone, fixed, response_tokens), epochs=0)
+        once = phase_flops(judges, _work(config, backbone, fixed), epochs=0)
         phases["evaluation"] = times * sum(once.values())
         rollouts["evaluation"] = [len(fixed)] * times
     row_tokens = max(len(prompt.ids) for prompt in prompts) + config.max_new_tokens
-    token_bytes = weights_bytes([backbone]) * response_tokens
+    token_bytes = weights_bytes([backbone]) * config.max_new_tokens
     decoded: dict[str, float] = {
         name: token_bytes * sum(_batches(rows, devices, row_tokens) for rows in sizes) for name, sizes in rollouts.items()
     }
-    return StageWork(phases, _ppo_roles(config, loaded, rewards), config, decoded)
+    return StageWork(phases, *_ppo_weights(config, loaded, rewards), config, decoded)
 
 
-def _ppo_roles(config: PPOConfig, loaded: LoadedModel, rewards: Mapping[str, LoadedModel]) -> dict[str, HeldModel]:
-    """The models that PPO holds, by role."""
-    frozen_copy = HeldModel(0 if loaded.adapter else weights_bytes([loaded.backbone]))
-    roles = {"policy": trained_model(loaded.backbone), "reference": frozen_copy}
+def _trained(loaded: LoadedModel) -> list[Tensor]:
+    return [weight for weight in loaded.backbone.parameters() if weight.requires_grad]
+
+
+def _ppo_weights(config: PPOConfig, loaded: LoadedModel, rewards: Sequence[LoadedModel]) -> tuple[int, list[Tensor]]:
+    """The bytes of all weights that PPO holds, and the weights that it trains."""
+    trained, own = _trained(loaded), weights_bytes([loaded.backbone])
+    frozen_copy = 0 if loaded.adapter else own  # with adapters, one base serves the reference too
+    weights = own + frozen_copy * (2 if config.reference_refresh else 1)
     if config.critic == "separate":
-        roles["critic"] = trained_model(loaded.backbone, only_trained=bool(loaded.adapter))
-    if config.reference_refresh:
-        roles["start"] = frozen_copy
-    for name, model in rewards.items():
-        roles[name] = HeldModel(0 if model is loaded else weights_bytes([model.backbone]))
-    return roles
+        weights += sum(weight.numel() * weight.element_size() for weight in trained)
+        trained = trained * 2
+    weights += sum(weights_bytes([model.backbone]) for model in rewards if model is not loaded)
+    return weights, trained
 
 
 def _mixture(
@@ -177,7 +169,8 @@ def _learning(
     for size, count in zip(epochs.sizes, epochs.counts, strict=True):
         epoch += count * sum(flops[start : start + size]) / size
         start += size
-    return StageWork({"learning": config.num_train_epochs * epoch}, {"model": trained_model(loaded.backbone)}, config)
+    phases = {"learning": config.num_train_epochs * epoch}
+    return StageWork(phases, weights_bytes([loaded.backbone]), _trained(loaded), config)
 
 
 def _reward_model(name: str, policy: LoadedModel) -> LoadedModel:
@@ -192,11 +185,9 @@ def _reward_model(name: str, policy: LoadedModel) -> LoadedModel:
     return load_on_meta(ModelConfig(model=name), dtype, REWARD_ADAPTER, allow_reward_model=True)
 
 
-def _work(
-    config: PPOConfig, backbone: Backbone, prompts: Sequence[EncodedPrompt], response_tokens: int
-) -> list[tuple[int, list[int]]]:
+def _work(config: PPOConfig, backbone: Backbone, prompts: Sequence[EncodedPrompt]) -> list[tuple[int, list[int]]]:
     """Tokens of each prompt and of its responses, as `phase_flops` takes them."""
-    ids = [prompt.ids for prompt in prompts]
+    ids, response_tokens = [prompt.ids for prompt in prompts], config.max_new_tokens
     responses = [[0] * response_tokens] * len(ids)
     groups = prompt_groups(backbone, ids, responses, range(len(ids)), config.micro_batch_tokens)
     return [(len(ids[group[0]]), [response_tokens] * len(group)) for group in groups]
