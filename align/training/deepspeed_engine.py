@@ -37,7 +37,6 @@ class DeepSpeedEngine(TrainEngine):
     module: Any
     """The engine; DeepSpeed ships no types."""
     keeps_shards = True
-    supports_backward_without_step = False
 
     def __init__(
         self,
@@ -49,7 +48,7 @@ class DeepSpeedEngine(TrainEngine):
     ) -> None:
         if run.config.optimizer != "adamw":
             raise UserError(f"optimizer {run.config.optimizer}: not possible under DeepSpeed; use adamw")
-        self.run, self.total_steps, self.clock, self.accelerator = run, total_steps, Clock(), run.accelerator
+        self.run, self.accelerator, self.total_steps, self.clock = run, run.accelerator, total_steps, Clock()
         if any(map(is_sharded, module.parameters())):  # the engine takes a module that was loaded sharded as it is
             _convert_new_weights(module, run.dtype)
         self.trainable = {name: weight for name, weight in module.named_parameters() if weight.requires_grad}
@@ -78,10 +77,6 @@ class DeepSpeedEngine(TrainEngine):
     def _backward(self, loss: Tensor) -> None:
         # The engine averages gradients over processes, but losses are shares of a sum.
         self.module.backward(loss * self.accelerator.num_processes)
-
-    def _optimizer_groups(self) -> list[dict[str, Any]]:
-        groups: list[dict[str, Any]] = self.module.optimizer.param_groups
-        return groups
 
     def _apply(self) -> float:
         self.module.step()
@@ -144,10 +139,10 @@ class DeepSpeedEngine(TrainEngine):
         steps = (float(tensors[key]) for key in tensors.shapes if key.startswith("step/"))
         self._set_steps(max(steps, default=0.0))
 
-    def compute_with_masters(self) -> None:
+    def copy_masters_to_weights(self) -> None:
         if zero_stage(self.accelerator) == 3:
             for weight in self.trainable.values():
-                _compute_with_master(weight)
+                _copy_master_to_weight(weight)
         else:
             self.module.optimizer.update_lp_params()
 
@@ -212,8 +207,8 @@ def _set_local_shard(weight: Tensor, tensors: StoredState, name: str, moment: st
         safe_set_local_optimizer_state(weight, padded, moment)
 
 
-def _compute_with_master(weight: Tensor) -> None:
-    """Under ZeRO-3, round this process's part of the master to the weight that computes."""
+def _copy_master_to_weight(weight: Tensor) -> None:
+    """Under ZeRO-3, round this process's part of the master to its part of the weight."""
     state: Any = weight
     if state.ds_status is ZeroParamStatus.AVAILABLE:  # a small one that stays gathered
         state.partition()

@@ -14,7 +14,7 @@ of processes never change a gradient. A "master" is the float32 copy of a bfloat
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -24,8 +24,15 @@ from align.batches.micro_batches import MicroBatch
 from align.core.errors import UserError
 from align.runtime.distributed import GradientReduction, sum_across_processes
 from align.runtime.flops import Clock
-from align.training.engine_state import EngineState
-from align.training.optimizer import ParamGroup, WeightAverage, build_optimizer, complete_groups
+from align.training.checkpoint.state import FlatTensorSlice, load_optimizer_state, optimizer_state
+from align.training.optimizer import (
+    ParamGroup,
+    WeightAverage,
+    build_optimizer,
+    complete_groups,
+    copy_weights,
+    float32_master,
+)
 from align.training.run import Run
 
 Sums = Mapping[str, Tensor | float]
@@ -36,7 +43,7 @@ class NotFiniteError(UserError):
     """A loss or a gradient became NaN or infinite; the update was not applied."""
 
 
-class TrainEngine(EngineState):
+class TrainEngine:
     """The trainable weights of one module under one optimizer.
 
     Weights in bfloat16 have float32 masters, which keep small updates: a gradient is added to its master's as soon as it is
@@ -50,12 +57,18 @@ class TrainEngine(EngineState):
 
     Attributes:
         clock: ends its laps `learn` and `step` in each step. `EpochLoop` replaces it in each update; PPO has another clock.
+        trainable: the trained weights of `module` by name.
+        masters: their float32 copies, or they themselves.
+        average: the mean of the masters, if one is kept.
         sums: the loss and the metrics of the last `micro_batches`, summed over micro-batches and processes.
     """
 
+    module: Any
+    optimizer: torch.optim.Optimizer
+    average: WeightAverage | None
     reduction: GradientReduction | None = None
-    supports_backward_without_step = True
-    """Whether `backward_without_step` is possible; DeepSpeed expects a step after a backward pass."""
+    keeps_shards = False
+    """Whether `state` returns this process's parts of tensors, not whole ones."""
 
     def __init__(
         self,
@@ -65,11 +78,10 @@ class TrainEngine(EngineState):
         groups: Sequence[ParamGroup] = (),
         average_decay: float = 0.0,
     ) -> None:
-        self.run, self.total_steps, self.clock = run, total_steps, Clock()
-        self.accelerator = run.accelerator
+        self.run, self.accelerator, self.total_steps, self.clock = run, run.accelerator, total_steps, Clock()
         self.module = module.to(run.accelerator.device)
         self.trainable = {name: weight for name, weight in module.named_parameters() if weight.requires_grad}
-        self.masters = {name: _float32_master(weight) for name, weight in self.trainable.items()}
+        self.masters = {name: float32_master(weight) for name, weight in self.trainable.items()}
         self.groups = complete_groups(run.config, self.trainable, groups)
         self.optimizer = build_optimizer(run.config, self.masters, self.groups)
         self.average = WeightAverage(self.masters, average_decay) if average_decay else None
@@ -124,16 +136,13 @@ class TrainEngine(EngineState):
             NotFiniteError: if the gradient norm is not finite; nothing was updated.
         """
         rates = {group.metric: group.rate(self.run.config, number, self.total_steps) for group in self.groups}
-        for group in self._optimizer_groups():
+        for group in self.optimizer.param_groups:
             group["lr"] = rates[group["metric"]]
         self.run.weights_changed()
         self.clock.lap("learn")
         norm = self._apply()
         self.clock.lap("step")
         return rates | {"grad_norm": norm}
-
-    def _optimizer_groups(self) -> list[dict[str, Any]]:
-        return self.optimizer.param_groups
 
     def _apply(self) -> float:
         for master in self.masters.values():
@@ -147,10 +156,7 @@ class TrainEngine(EngineState):
             raise NotFiniteError("the gradient is not a finite number")
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        with torch.no_grad():
-            for name, weight in self.trainable.items():
-                if self.masters[name] is not weight:
-                    weight.copy_(self.masters[name])
+        self.copy_masters_to_weights()
         if self.average:
             self.average.add(self.masters)
         return norm
@@ -172,6 +178,8 @@ class TrainEngine(EngineState):
     def backward_without_step(self, rows: list[int]) -> Iterator[None]:
         """Let `backward` inside hold all gradients in memory, and drop them afterward. torch's random state is restored.
 
+        DeepSpeed does not support this: it expects a step after a backward pass.
+
         Args:
             rows: of the micro-batch that is run.
         """
@@ -183,18 +191,26 @@ class TrainEngine(EngineState):
             yield
         self._drop_gradients()
 
+    def copy_masters_to_weights(self) -> None:
+        """Round the masters to the weights that compute. After `load_state`, call this on all processes."""
+        copy_weights(self.masters, self.trainable)
 
-def _float32_master(weight: nn.Parameter) -> Tensor:
-    """The float32 tensor that the optimizer updates: the weight itself, or a copy that collects its gradients."""
-    if weight.dtype == torch.float32:
-        return weight
-    master = weight.detach().float().clone()
+    def averaged_weights(self) -> AbstractContextManager[None]:
+        """Let the module compute with the mean of its weights inside, if one is kept."""
+        return self.average.in_place_of(self.trainable) if self.average else nullcontext()
 
-    def add_gradient_to_master(parameter: Tensor) -> None:
-        assert parameter.grad is not None
-        gradient = parameter.grad.float()
-        master.grad = gradient if master.grad is None else master.grad.add_(gradient)
-        parameter.grad = None
+    def state(self) -> tuple[Mapping[str, Tensor | FlatTensorSlice], dict[str, float]]:
+        """Return masters and optimizer state by name: tensors, or this process's parts of them, and numbers."""
+        return optimizer_state(self.masters, self.optimizer, self.average.values if self.average else {})
 
-    weight.register_post_accumulate_grad_hook(add_gradient_to_master)
-    return master
+    def load_state(self, tensors: Mapping[str, Tensor], numbers: Mapping[str, float]) -> None:
+        """Restore what `state` returned. Each process reads its part, and exchanges nothing.
+
+        Raises:
+            UserError: if names or shapes differ from this module's: a checkpoint of another model or other settings.
+        """
+        load_optimizer_state(tensors, numbers, self.masters, self.optimizer, self.average.values if self.average else {})
+
+    def model_state(self) -> dict[str, Tensor]:
+        """Return all weights of the module, unsharded, for saving."""
+        return dict(self.module.state_dict())

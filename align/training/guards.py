@@ -40,11 +40,12 @@ def examples_as_text(examples: Sequence[Any], tokenization: Tokenization) -> lis
 def should_measure_memory(engine: TrainEngine) -> bool:
     """Whether the largest micro-batch can be run before the first update, and the model is so large that it may not fit.
 
-    Processes that share rows exchange within a pass: one that lacks memory would leave the others waiting.
+    DeepSpeed expects a step after a backward pass. Processes that share rows exchange within a pass: one that lacks memory
+    would leave the others waiting.
     """
-    if sequence_size(engine.accelerator) > 1:
-        return False
-    return bool(engine.run.memory.estimate) and engine.supports_backward_without_step
+    accelerator = engine.accelerator
+    can_run = accelerator.state.deepspeed_plugin is None and sequence_size(accelerator) == 1
+    return can_run and bool(engine.run.memory.estimate)
 
 
 @contextmanager
@@ -61,7 +62,7 @@ def measure_peak_memory(engine: TrainEngine, rows: list[int], tokens: int) -> It
     run = engine.run
     size = f"{tokens} tokens in {len(rows)} rows"
     run.print(f"running the largest micro-batch: {size}")
-    with run.memory.measuring(size, engine.has_state), engine.backward_without_step(rows):
+    with run.memory.measuring(size, bool(engine.optimizer.state)), engine.backward_without_step(rows):
         yield
     peak, free = run.memory.expected_bytes / GIB, run.memory.free() / GIB
     run.print(f"memory, GiB per process: {peak:.2f} at the peak of the largest micro-batch ({size}), {free:.2f} free")

@@ -1,4 +1,4 @@
-"""AdamW or Adafactor over groups of weights, the learning rate of each update, and the mean of the weights over steps."""
+"""AdamW or Adafactor over groups of weights, learning rates, float32 masters, and the mean of the weights over steps."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers.optimization import Adafactor
 
 from align.core.settings import OptimizationConfig, Schedule
@@ -94,6 +94,22 @@ def build_optimizer(
     return torch.optim.AdamW(ordered, lr=config.learning_rate, betas=betas, eps=config.adam_epsilon, fused=True)
 
 
+def float32_master(weight: nn.Parameter) -> Tensor:
+    """Return the float32 tensor that the optimizer updates: the weight itself, or a copy that collects its gradients."""
+    if weight.dtype == torch.float32:
+        return weight
+    master = weight.detach().float().clone()
+
+    def add_gradient_to_master(parameter: Tensor) -> None:
+        assert parameter.grad is not None
+        gradient = parameter.grad.float()
+        master.grad = gradient if master.grad is None else master.grad.add_(gradient)
+        parameter.grad = None
+
+    weight.register_post_accumulate_grad_hook(add_gradient_to_master)
+    return master
+
+
 class WeightAverage:
     """An exponential mean of float32 weights over steps, in which each step counts `decay` times as much as the next one.
 
@@ -112,20 +128,21 @@ class WeightAverage:
 
     def restart(self, weights: Mapping[str, Tensor]) -> None:
         """Let the mean be `weights`."""
-        _copy(weights, self.values)
+        copy_weights(weights, self.values)
 
     @contextmanager
     def in_place_of(self, weights: Mapping[str, Tensor]) -> Iterator[None]:
         """Let `weights` hold the mean inside."""
         held = {name: weight.detach().clone() for name, weight in weights.items()}
-        _copy(self.values, weights)
+        copy_weights(self.values, weights)
         try:
             yield
         finally:
-            _copy(held, weights)
+            copy_weights(held, weights)
 
 
 @torch.no_grad()
-def _copy(source: Mapping[str, Tensor], target: Mapping[str, Tensor]) -> None:
+def copy_weights(source: Mapping[str, Tensor], target: Mapping[str, Tensor]) -> None:
+    """Copy tensors in place, by name; the target may have another number format."""
     for name, weight in target.items():
         weight.copy_(source[name])

@@ -177,7 +177,7 @@ def test_a_trial_leaves_no_gradient_and_no_trace_in_random_numbers(toy_run):
     assert held == [True, True], "gradients of earlier micro-batches would be there"
     assert torch.equal(torch.get_rng_state(), before)
     assert all(tensor.grad is None for tensor in (*engine.masters.values(), *engine.module.parameters()))
-    assert not engine.has_state
+    assert not engine.optimizer.state
 
 
 @pytest.mark.parametrize(("stage", "more"), [("sft", []), ("ppo", ["--gradient_checkpointing", "true"])])

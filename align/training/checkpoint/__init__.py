@@ -159,7 +159,7 @@ class Checkpoint:
             return stored
 
         stored = run_on_all(read, run.accelerator)[0]
-        self.engine.compute_with_masters()  # copies the float32 masters into the model under ZeRO
+        self.engine.copy_masters_to_weights()  # under ZeRO, processes exchange them
         with restoring(run):
             for name, state in stored["states"].items():
                 if name not in self.stateful:

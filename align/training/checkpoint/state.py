@@ -146,3 +146,46 @@ def require_same_weights(tensors: Mapping[str, Tensor], expected: Mapping[str, t
     different = [name for name in sorted(stored.keys() | expected.keys()) if stored.get(name) != expected.get(name)]
     if different:
         raise UserError(f"the checkpoint belongs to another model or other settings ('{different[0]}' does not match)")
+
+
+def optimizer_state(
+    masters: Mapping[str, Tensor], optimizer: torch.optim.Optimizer, average: Mapping[str, Tensor]
+) -> tuple[dict[str, Tensor], dict[str, float]]:
+    """Return masters, the mean of the weights (it may be empty) and the optimizer's state by name: tensors, and numbers."""
+    tensors = {f"master/{name}": master.detach() for name, master in masters.items()}
+    tensors |= {f"{AVERAGE}/{name}": value for name, value in average.items()}
+    numbers: dict[str, float] = {}
+    for name, master in masters.items():
+        for key, value in optimizer.state[master].items():
+            if isinstance(value, Tensor):
+                tensors[f"{key}/{name}"] = value
+            elif value is not None:
+                numbers[f"{key}/{name}"] = value
+    return tensors, numbers
+
+
+def load_optimizer_state(
+    tensors: Mapping[str, Tensor],
+    numbers: Mapping[str, float],
+    masters: Mapping[str, Tensor],
+    optimizer: torch.optim.Optimizer,
+    average: Mapping[str, Tensor],
+) -> None:
+    """Restore what `optimizer_state` returned, in place.
+
+    Raises:
+        UserError: if the stored weights have other names or shapes.
+    """
+    require_same_weights(tensors, shapes_of(masters))
+    with torch.no_grad():
+        for name, master in masters.items():
+            master.copy_(tensors[f"master/{name}"])
+        for name, value in average.items():  # one that was not kept before starts from here
+            value.copy_(tensors.get(f"{AVERAGE}/{name}", masters[name]))
+    for stored in (tensors, numbers):
+        for path in stored:
+            key, name = path.split("/", 1)
+            if key not in ("master", AVERAGE):
+                value = stored[path]
+                kept = value.to(masters[name].device, copy=True) if isinstance(value, Tensor) else value
+                optimizer.state[masters[name]][key] = kept
