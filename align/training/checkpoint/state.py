@@ -180,8 +180,8 @@ def load_optimizer_state(
     with torch.no_grad():
         for name, master in masters.items():
             master.copy_(tensors[f"master/{name}"])
-        for name, value in average.items():  # one that was not kept before starts from here
-            value.copy_(tensors.get(f"{AVERAGE}/{name}", masters[name]))
+        for name, mean in average.items():  # one that was not kept before starts from here
+            mean.copy_(tensors.get(f"{AVERAGE}/{name}", masters[name]))
     for stored in (tensors, numbers):
         for path in stored:
             key, name = path.split("/", 1)
