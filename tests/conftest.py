@@ -301,7 +301,7 @@ def make_ppo(make_run) -> Callable[..., HandPPO]:
     from align.models.backbone import flops_profile
     from align.ppo.actor_critic import build_actor_critic
     from align.ppo.config import PPOConfig
-    from align.ppo.extensions import Extensions, TrainingContext, configured_extensions
+    from align.ppo.extensions import TrainingContext, configured_extensions
     from align.ppo.flops import RoleFlopsProfiles
     from align.ppo.rewards import Rewards
     from align.ppo.setup import PPOSetup, build_engine_and_roles
@@ -315,16 +315,14 @@ def make_ppo(make_run) -> Callable[..., HandPPO]:
         sizes = (config.samples_per_prompt, config.max_prompt_tokens, config.max_new_tokens)
         scoring = (config.missing_eos_penalty, config.missing_eos_score)
         context = TrainingContext(run, loaded, [], [], config.total_updates, config.critic_warmup, *sizes, *scoring)
-        for extension in extensions:
-            extension.load(context)
+        extensions.load(context)
         critic, adapters = config.critic if config.has_critic else "none", [reward_adapter] if reward_adapter else []
         module = build_actor_critic(loaded, critic, reward_adapter, adapters, config.ent_coef > 0)
         engine, roles = build_engine_and_roles(run, loaded, module, [], extensions, 1, [])
-        for extension in extensions:
-            extension.start(engine, roles)
+        extensions.start(engine, roles)
         sampler, sampling = TransformersEngine(engine, loaded), SamplingParams(config.max_new_tokens)
         profiles = RoleFlopsProfiles(policy, flops_profile(loaded.backbone, None))
-        parts = (run, loaded, engine, roles, sampler, sampling, Rewards([]), [], [], profiles, Extensions(extensions), {})
+        parts = (run, loaded, engine, roles, sampler, sampling, Rewards([]), [], [], profiles, extensions, {})
         return HandPPO(config, PPOSetup(*parts))
 
     return make

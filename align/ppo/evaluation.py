@@ -210,8 +210,7 @@ class Evaluator:
         self.folder, self.drift = setup.run.folder / "model", DriftWatch()
         evaluations = len(range(0, total_updates, config.eval_steps)) + 1
         limits = (config.best_policy_confidence, evaluations, config.max_kl, critic_warmup)
-        score_name = "".join(extension.selects_by for extension in setup.extensions)
-        self.selection = PolicySelection(*limits, score_name or "reward")
+        self.selection = PolicySelection(*limits, setup.extensions.selects_by or "reward")
 
     def stateful(self) -> dict[str, Stateful]:
         """Return the stateful objects by their names in a checkpoint."""
@@ -237,16 +236,15 @@ class Evaluator:
             rollout = sample_rollout(setup.sampler, setup.policy.tokenization, setup.validation, setup.sampling, key)
             with save_if_scoring_fails(run, rollout, update):
                 evaluation = PolicyEvaluation(update, rollout, setup.rewards(rollout)[0])
-                for extension in setup.extensions:
-                    extension.evaluate(evaluation)
+                setup.extensions.evaluate(evaluation)
             scores = evaluation.final_scores(*self.missing_eos)
             how = (setup.policy.backbone, setup.sampling.temperature, run.config.micro_batch_tokens, run.accelerator)
             outputs = forward_all_roles(setup.roles, rollout, [list(range(len(rollout)))], *how)
             metrics = evaluation_metrics(evaluation, scores, outputs)
             for warning in self.drift.check(metrics):
                 run.print(f"warning: reward rose, but {warning}: read the samples before trusting it")
-            for extension in setup.extensions:
-                run.print(extension.after_evaluation(update, metrics))
+            for line in setup.extensions.after_evaluation(update, metrics):
+                run.print(line)
             run.record("samples", sample_rows(evaluation, scores), update)
             chosen = scores if evaluation.selection_scores is None else evaluation.selection_scores
             candidate = Candidate(update, chosen.tolist(), evaluation.violated_constraint)

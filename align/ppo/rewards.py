@@ -4,25 +4,23 @@ Each reward is logged separately. A reward sees prompts and responses, as texts 
 """
 
 import itertools
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal
 
 import torch
 from accelerate import Accelerator
 from torch import Tensor
 
-from align.core.errors import UserError
 from align.data.records import Conversation
 from align.ppo.records import Rollout
 from align.ppo.reward_functions import WeightedFunction, call_reward_function
 from align.runtime.distributed import run_on_main
 from align.tokenization.encoded import SampledResponse
 
-if TYPE_CHECKING:
-    from align.ppo.extensions import Extension
-
 ResponseScorer = Callable[[Sequence[SampledResponse]], list[float]]
 """Responses to rewards: a `RewardModelScorer`."""
+FurtherRewards = Callable[[Rollout, Mapping[str, Tensor]], dict[str, Tensor]]
+"""A rollout and the rewards so far to further rewards [B], by name: `Extensions.score`."""
 
 RESERVED = ("attributes", "mean", "std", "length_slope", "disagreement", "kl_penalized")
 """Metrics of the score itself, `reward/mean` for one: a function of that name is logged as `reward/mean_2`."""
@@ -35,6 +33,7 @@ class Rewards:
         ensemble: how the rewards of several models are combined, see `combine_rewards`.
         uncertainty_weight: see `combine_rewards`.
         accelerator: processes that score together. The first one calls the functions. All get the scores or raise its error.
+        further: adds rewards to those of models and functions.
     """
 
     def __init__(
@@ -44,9 +43,9 @@ class Rewards:
         ensemble: Literal["mean", "wco", "uwo"] = "mean",
         uncertainty_weight: float = 0.0,
         accelerator: Accelerator | None = None,
-        extensions: Sequence["Extension"] = (),
+        further: FurtherRewards = lambda rollout, rewards: {},
     ) -> None:
-        self.models, self.functions, self.extensions = list(models), list(functions), extensions
+        self.models, self.functions, self.further = list(models), list(functions), further
         self.ensemble, self.uncertainty_weight = ensemble, uncertainty_weight
         self.accelerator = accelerator
 
@@ -54,7 +53,7 @@ class Rewards:
         """Return the scores [B]; by name each weighted reward [B], and of several models each one's and their disagreement.
 
         Raises:
-            UserError: if a reward fails, or an extension uses a name that is taken.
+            UserError: if a reward fails, or a further one has a name that is taken.
         """
         rewards, members = self._of_models(rollout)
         conversations = [prompt.conversation for prompt in rollout.prompts]
@@ -63,13 +62,7 @@ class Rewards:
             taken = {*RESERVED, *rewards, *members}
             name = next(name for name in itertools.chain([reward.name], numbered) if name not in taken)
             rewards[name] = reward.weight * torch.tensor(scores)
-        for extension in self.extensions:
-            more = extension.score(rollout)
-            if same := sorted(rewards.keys() & more.keys()):
-                raise UserError(
-                    f"extension '{extension.name}': there is a reward '{same[0]}' already; give its own another name"
-                )
-            rewards |= more
+        rewards |= self.further(rollout, rewards)
         nothing = torch.zeros(len(rollout))  # rules alone may be the training signal
         return torch.stack([*rewards.values(), nothing]).sum(0), rewards | members
 

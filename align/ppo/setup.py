@@ -17,7 +17,7 @@ from align.models.loading import LoadedModel, vocabulary_rows
 from align.models.roles import ActorCritic, Roles
 from align.ppo.actor_critic import Critic, build_actor_critic, copy_backbone, param_groups
 from align.ppo.config import PPOConfig, ResponseConfig
-from align.ppo.extensions import Extension, Extensions, TrainingContext
+from align.ppo.extensions import Extensions, TrainingContext
 from align.ppo.flops import RoleFlopsProfiles, flops_profiles
 from align.ppo.given_objects import GivenObjects, attach_callbacks, reference_and_value_model, with_reference_adapter
 from align.ppo.records import Experience, RoleOutputs, Rollout
@@ -64,11 +64,6 @@ class PPOSetup:
     card: dict[str, str]
     """The lines of the model card that do not change during training."""
 
-    @property
-    def corrects_sampling(self) -> bool:
-        """Whether an extension corrects for a sampling engine that differs from the policy."""
-        return any(extension.corrects_sampling for extension in self.extensions)
-
     def stateful(self) -> dict[str, Stateful]:
         """Return the stateful objects of the setup by their names in a checkpoint."""
         own = {extension.name: extension for extension in self.extensions if extension.has_state}
@@ -98,7 +93,7 @@ def prepare(
     functions: Sequence[WeightedFunction],
     prompts: Data,
     validation: Data,
-    extensions: Sequence[Extension],
+    extensions: Extensions,
     given: GivenObjects = GivenObjects(),  # noqa: B008  # it is frozen
 ) -> PPOSetup:
     """Open the run's folder, load all models and data, and build the engines. Raise a UserError for a mistake in either.
@@ -109,7 +104,7 @@ def prepare(
         given: objects in memory beside the policy.
     """
     require_rewards(reward_models, functions, extensions)
-    copies = reference_copies(given, any(extension.updates_reference for extension in extensions))
+    copies = reference_copies(given, extensions.updates_reference)
     source = ModelSource(model, given.tokenizer, given.peft_config)
     run = Run(source.settings(config), "ppo")
     policy = with_reference_adapter(source.load(run, frozen_copies=copies), given.reference)
@@ -129,8 +124,7 @@ def prepare(
             policy, given, every_prompt, length, config.gradient_checkpointing, config.has_critic
         )
         sources = load_rewards(reward_models, policy, config.dtype, config.chat_template)
-        for extension in extensions:
-            extension.load(context)
+        extensions.load(context)
         module = build_module(policy, sources, extensions, critic, value_model, with_entropy=config.ent_coef > 0)
     # Engine and rewards.
     steps = config.num_ppo_epochs * config.num_mini_batches
@@ -140,9 +134,9 @@ def prepare(
         run, policy, module, sources, extensions, updates * steps, groups, config.ema_decay, reference
     )
     scorers = [make_scorer(source, run, policy, roles, every_prompt, length) for source in sources]
-    rewards = Rewards(scorers, functions, config.reward_ensemble, config.uncertainty_weight, run.accelerator, extensions)
-    for extension in extensions:
-        extension.start(engine, roles)
+    weight = config.uncertainty_weight
+    rewards = Rewards(scorers, functions, config.reward_ensemble, weight, run.accelerator, extensions.score)
+    extensions.start(engine, roles)
     epochs_per_update = config.rollout_batch_size / samples / len(encoded)
     attach_callbacks(given.callbacks, run, policy, engine, updates, epochs_per_update)
     selects = bool(held_out) and config.save_best_policy
@@ -150,15 +144,15 @@ def prepare(
     sampler, sampling = build_sampler(config, config, run, policy, engine, every_prompt)
     profiles = flops_profiles(policy, module, rewards, roles.reference_is_updated, reference)
     card = model_card(config.prompts, config.reward_model, config.reward_functions, selects, extensions)
-    data = (encoded, held_out, profiles, Extensions(extensions), card)
+    data = (encoded, held_out, profiles, extensions, card)
     return PPOSetup(run, policy, engine, roles, sampler, sampling, rewards, *data)
 
 
 def require_rewards(
-    models: Sequence[RewardModelLike], functions: Sequence[WeightedFunction], extensions: Sequence[Extension]
+    models: Sequence[RewardModelLike], functions: Sequence[WeightedFunction], extensions: Extensions
 ) -> None:
     """Raise a UserError for a run without a reward, or with a folder that is not a reward model."""
-    if not (models or functions or any(extension.gives_scores for extension in extensions)):
+    if not (models or functions or extensions.gives_scores):
         kinds = "reward_model, reward_functions, rules, rubrics, attributes, or several of them"
         raise UserError(f"PPO needs a reward: set {kinds}")
     for model in models:
@@ -184,7 +178,7 @@ def encode_all_prompts(
 def build_module(
     policy: LoadedModel,
     sources: Sequence[RewardSource],
-    extensions: Sequence[Extension],
+    extensions: Extensions,
     critic: Critic,
     value_model: tuple[Backbone, ScalarHead] | None,
     with_entropy: bool,
@@ -193,7 +187,7 @@ def build_module(
     adapters = [source.adapter_on_policy for source in sources if source.adapter_on_policy]
     adapters += [adapter for extension in extensions for adapter in extension.adapters]
     critic_init = (sources[0].adapter_on_policy or sources[0].loaded) if sources else None
-    reference_is_updated = any(extension.updates_reference for extension in extensions)
+    reference_is_updated = extensions.updates_reference
     return build_actor_critic(policy, critic, critic_init, adapters, with_entropy, reference_is_updated, value_model)
 
 
@@ -202,7 +196,7 @@ def build_engine_and_roles(
     policy: LoadedModel,
     module: ActorCritic,
     sources: Sequence[RewardSource],
-    extensions: Sequence[Extension],
+    extensions: Extensions,
     total_steps: int,
     groups: Sequence[ParamGroup],
     average_decay: float = 0.0,
@@ -217,7 +211,7 @@ def build_engine_and_roles(
         reference: a model that takes the place of the copy.
     """
     accelerator = run.accelerator
-    reference_is_updated = any(extension.updates_reference for extension in extensions)
+    reference_is_updated = extensions.updates_reference
     if reference_is_updated and zero_stage(accelerator) == 3:
         raise UserError("reference_refresh is not possible under ZeRO-3, which shards the weights: use ZeRO-1 or 2")
     copies = 0 if policy.adapter or reference else 2 if reference_is_updated else 1
@@ -241,7 +235,7 @@ def report(
     prompts: tuple[int, int],
     sizes: tuple[int, int, int],
     selects: bool,
-    extensions: Sequence[Extension],
+    extensions: Extensions,
 ) -> None:
     """Print the data that the run trains on.
 
@@ -255,14 +249,14 @@ def report(
     episodes = counted(updates * responses, "episode")
     run.print(f"{counted(updates, 'update')} of {counted(responses, 'response')} ({episodes})")
     warn_if_prompts_are_reread(run, policy.backbone, [samples])
-    if selects and not any(extension.selects_by for extension in extensions):
+    if selects and not extensions.selects_by:
         run.print(
             "the best policy is chosen by the reward that it is trained on; selection.reward_model lets another one choose"
         )
 
 
 def model_card(
-    prompts: str, reward_models: Sequence[str], functions: Sequence[str], selects: bool, extensions: Sequence[Extension]
+    prompts: str, reward_models: Sequence[str], functions: Sequence[str], selects: bool, extensions: Extensions
 ) -> dict[str, str]:
     """Return the lines of the model card that do not change during training; arguments are names, and as for `report`."""
     card = {"data": prompts, "reward model": ", ".join(reward_models) or "none"}

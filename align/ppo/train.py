@@ -94,7 +94,7 @@ def train(config: PPOConfig, setup: PPOSetup) -> Path:
         with extensions.learning(update, experience, lengths) as learned:  # extensions: records, metrics, after the update
             clock.lap("record")
             penalty = config.kl_estimator if config.kl_in == "reward" else None
-            metrics = rollout_metrics(experience, penalty, setup.corrects_sampling)
+            metrics = rollout_metrics(experience, penalty, setup.extensions.corrects_sampling)
             metrics |= update_policy(config, setup, experience, update)  # step 5
         setup.sampler.weights_changed()
         clock.lap("learn")

@@ -96,7 +96,8 @@ class PPOTrainer:
             patience = config.selection.early_stopping_patience if config.selection else 0
             names["selection"] = {"reward_model": reward_name(selection_reward_model), "early_stopping_patience": patience}
         self.config = replace(config, prompts=data_name(prompts), validation_prompts=data_name(validation_prompts), **names)
-        extensions = [*configured_extensions(vars(self.config), **objects), *given_optimizers(*optimizers)]
+        extensions = configured_extensions(vars(self.config), **objects)
+        extensions.extend(given_optimizers(*optimizers))
         data, given = (
             (prompts, validation_prompts),
             GivenObjects(tokenizer, reference, value_model, trainer_callbacks(callbacks), peft_config),

@@ -30,6 +30,7 @@ from align.core.seeds import RngStream
 from align.models.checkpoint import model_card, save_model_into
 from align.models.hub import make_repo, push_model
 from align.ppo.evaluation import save_policy
+from align.ppo.extensions import Extensions
 from align.ppo.given_objects import GivenObjects
 from align.ppo.reward_functions import RewardFunction
 from align.ppo.rollout import sample_rollout
@@ -144,7 +145,7 @@ class PPOTrainer:
             model.set_adapter(args.model_adapter_name)
         reference = reference_of(args, model, ref_model, peft_config)
         given = GivenObjects(processing_class, reference, value_model, self.callbacks, peft_config)
-        self.setup = prepare(self.core_config, model, *rewards, prompts, (), [self.hooks], given)
+        self.setup = prepare(self.core_config, model, *rewards, prompts, (), Extensions([self.hooks]), given)
         atexit.unregister(end_processes)
         atexit.register(end_processes)
         self.model = PolicyAndValueModel(self.setup.policy.backbone.peft or model, value_model)

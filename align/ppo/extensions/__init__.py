@@ -1,7 +1,7 @@
-"""Optional parts of PPO, one file each: `Extension` has the hooks, and `Extensions` calls a hook of all of them.
+"""Optional parts of PPO, one file each: `Extension` has the hooks, and `Extensions` calls them.
 
-The loop calls `Extensions` at its four lines marked `# extensions`. A setting switches an extension on; its module is
-imported only then.
+The loop calls `Extensions` at its four lines marked `# extensions`. `prepare` calls it before the loop, and `Rewards` and
+`Evaluator` call it in evaluations. A setting switches an extension on; its module is imported only then.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -193,7 +193,66 @@ class TrainingSignal(NamedTuple):
 
 
 class Extensions(list[Extension]):
-    """The extensions of a run, in the order in which their hooks are called. Each method calls hooks of all of them."""
+    """The extensions of a run, in the order in which their hooks are called. Each method calls hooks of all of them.
+
+    `updates`, `training_signal`, `learning` and `extra_loss` belong to the loop.
+    """
+
+    @property
+    def updates_reference(self) -> bool:
+        """Whether one changes the reference during training."""
+        return any(each.updates_reference for each in self)
+
+    @property
+    def gives_scores(self) -> bool:
+        """Whether one is a reward."""
+        return any(each.gives_scores for each in self)
+
+    @property
+    def corrects_sampling(self) -> bool:
+        """Whether one corrects for a sampling engine that differs from the policy."""
+        return any(each.corrects_sampling for each in self)
+
+    @property
+    def selects_by(self) -> str:
+        """The name of the scores by which one selects the policy to keep; empty: none does."""
+        return next((each.selects_by for each in self if each.selects_by), "")
+
+    def load(self, context: TrainingContext) -> None:
+        """Call `load`, before memory is checked and the training engine is built."""
+        for each in self:
+            each.load(context)
+
+    def start(self, engine: TrainEngine, roles: Roles) -> None:
+        """Call `start`, before a checkpoint is loaded."""
+        for each in self:
+            each.start(engine, roles)
+
+    def score(self, rollout: Rollout, rewards: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the rewards [B] of every `score`, in training and in evaluations.
+
+        Args:
+            rewards: by name, those of others.
+
+        Raises:
+            UserError: if a name is taken.
+        """
+        found: dict[str, Tensor] = {}
+        for each in self:
+            more = each.score(rollout)
+            if same := sorted((rewards.keys() | found.keys()) & more.keys()):
+                raise UserError(f"extension '{each.name}': there is a reward '{same[0]}' already; give its own another name")
+            found |= more
+        return found
+
+    def evaluate(self, evaluation: PolicyEvaluation) -> None:
+        """Call `evaluate`, before the metrics of an evaluation are computed."""
+        for each in self:
+            each.evaluate(evaluation)
+
+    def after_evaluation(self, update: int, metrics: dict[str, float]) -> list[str]:
+        """Return the lines of every `after_evaluation`."""
+        return [each.after_evaluation(update, metrics) for each in self]
 
     def updates(self, updates: Iterable[int], done: int) -> Iterator[int]:
         """Call `resume` after the last finished update `done`, then yield updates until `should_stop` of one is true."""
@@ -253,7 +312,7 @@ EXTENSIONS = {
 """The extension that each setting switches on, in the order in which hooks are called. It takes the setting's value."""
 
 
-def configured_extensions(settings: Mapping[str, Any], **objects: Any) -> list[Extension]:
+def configured_extensions(settings: Mapping[str, Any], **objects: Any) -> Extensions:
     """Make the configured extensions in the order in which their hooks are called; the user's own come last.
 
     Args:
@@ -263,7 +322,7 @@ def configured_extensions(settings: Mapping[str, Any], **objects: Any) -> list[E
     Raises:
         UserError: for an invalid setting, or an extension that cannot be imported.
     """
-    found: list[Extension] = []
+    found = Extensions()
     for name, path in EXTENSIONS.items():
         if value := settings[name]:
             found.append(import_object(path)(value, *([objects[name]] if name in objects else [])))

@@ -1,5 +1,6 @@
 """Extensions: what is imported, what is configured, the user's own as the page shows it, and their state in checkpoints."""
 
+import inspect
 import json
 import os
 import re
@@ -48,6 +49,22 @@ def test_the_loop_calls_extensions_at_four_marked_lines():
     calls = [line for line in lines if re.search(r"\bextensions\.\w+\(", line)]
     assert calls == [line for line in lines if "  # extensions: " in line]
     assert len(calls) == 4
+
+
+def test_the_page_lists_where_hooks_are_called():
+    """Each method of `Extensions` that calls hooks is called at one place, and each hook by one method."""
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    table = re.search(r"^\| method of `Extensions`.*\n\| ---.*\n((?:\|.*\n)+)", page, re.M).group(1)
+    rows = [[cell.strip() for cell in row.strip("|").split("|")] for row in table.splitlines()]
+    methods = [name for row in rows for name in re.findall(r"`(\w+)`", row[0])]
+    hooks = [name for row in rows for name in re.findall(r"`(\w+)`", row[1])]
+    assert sorted(methods) == sorted(name for name, value in vars(Extensions).items() if inspect.isfunction(value))
+    optional = {"has_state", "state_dict", "load_state_dict"}
+    defined = {name for name, value in vars(Extension).items() if inspect.isfunction(value) or isinstance(value, property)}
+    assert sorted(hooks) == sorted(defined - optional)
+    code = {path.name: path.read_text() for path in (ROOT / "align" / "ppo").glob("*.py")}
+    calls = [name for text in code.values() for name in re.findall(r"\bextensions\.(\w+)\b", text) if name in methods]
+    assert sorted(calls) == sorted(methods)
 
 
 class Fixed(Extension):
