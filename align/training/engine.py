@@ -25,14 +25,7 @@ from align.core.errors import UserError
 from align.runtime.distributed import GradientReduction, sum_across_processes
 from align.runtime.flops import Clock
 from align.training.checkpoint.state import FlatTensorSlice, load_optimizer_state, optimizer_state
-from align.training.optimizer import (
-    ParamGroup,
-    WeightAverage,
-    build_optimizer,
-    complete_groups,
-    copy_weights,
-    float32_master,
-)
+from align.training.optimizer import ParamGroup, WeightAverage, build_optimizer, complete_groups, copy_weights, make_master
 from align.training.run import Run
 
 Sums = Mapping[str, Tensor | float]
@@ -64,8 +57,6 @@ class TrainEngine:
     """
 
     module: Any
-    optimizer: torch.optim.Optimizer
-    average: WeightAverage | None
     reduction: GradientReduction | None = None
     keeps_shards = False
     """Whether `state` returns this process's parts of tensors, not whole ones."""
@@ -81,7 +72,7 @@ class TrainEngine:
         self.run, self.accelerator, self.total_steps, self.clock = run, run.accelerator, total_steps, Clock()
         self.module = module.to(run.accelerator.device)
         self.trainable = {name: weight for name, weight in module.named_parameters() if weight.requires_grad}
-        self.masters = {name: float32_master(weight) for name, weight in self.trainable.items()}
+        self.masters = {name: make_master(weight) for name, weight in self.trainable.items()}
         self.groups = complete_groups(run.config, self.trainable, groups)
         self.optimizer = build_optimizer(run.config, self.masters, self.groups)
         self.average = WeightAverage(self.masters, average_decay) if average_decay else None

@@ -94,8 +94,8 @@ def build_optimizer(
     return torch.optim.AdamW(ordered, lr=config.learning_rate, betas=betas, eps=config.adam_epsilon, fused=True)
 
 
-def float32_master(weight: nn.Parameter) -> Tensor:
-    """Return the float32 tensor that the optimizer updates: the weight itself, or a copy that collects its gradients."""
+def make_master(weight: nn.Parameter) -> Tensor:
+    """Return the float32 tensor that the optimizer updates: the weight, or a copy that collects its gradients."""
     if weight.dtype == torch.float32:
         return weight
     master = weight.detach().float().clone()
