@@ -10,7 +10,7 @@ from align.cli import stage_configs
 from align.commands.chat import ChatConfig
 from align.commands.sample import SampleConfig
 from align.core.plugins import import_object
-from align.core.setting_names import FORMER, NAMES
+from align.core.setting_names import NAMES
 from align.core.settings import (
     MixtureConfig,
     ModelConfig,
@@ -159,7 +159,7 @@ def names_page() -> str:
     """The table of names that are no settings here, for the stages that train."""
     known = {name for config_class in stage_configs().values() for name in setting_names(config_class)}
     grouped: dict[tuple[str, str, str], list[str]] = {}
-    for other in (each for each in NAMES if each.source != FORMER):
+    for other in NAMES:
         parts = dict.fromkeys(part for part in other.here.split("|") if set(part.split()) <= known)
         here = " or ".join(", ".join(f"`{name}`" for name in part.split()) for part in parts)
         grouped.setdefault((other.source, here or "-", other.note), []).append(f"`{other.name}`")

@@ -143,9 +143,8 @@ def hours_table(config: PlanConfig, stages: Sequence[StagePlan]) -> str:
         if len(parts) > 1:
             parts.append(("all", sum(stage.work.flops.values()), sum(stage.hours.values())))
         rows += [[stage.name, phase, f"{flops:.3g}", f"{spent:.4g}"] for phase, flops, spent in parts]
-    return f"{config.gpus} x {config.gpu}, at {config.mfu:.0%} of their peak\n" + _table(
-        ["stage", "phase", "FLOPs", "hours"], rows
-    )
+    table = _table(["stage", "phase", "FLOPs", "hours"], rows)
+    return f"{config.gpus} x {config.gpu}, at {config.mfu:.0%} of their peak\n{table}"
 
 
 def memory_table(config: PlanConfig, stages: Sequence[StagePlan]) -> str:
