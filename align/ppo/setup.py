@@ -3,12 +3,13 @@
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
-from align.batches.encoding import Data, Limits, encode_prompts
+from align.batches.encoding import Limits, encode_prompts
 from align.batches.mixtures import is_given, split_by_opening
 from align.core.errors import UserError, counted
 from align.models.backbone import Backbone
@@ -19,7 +20,7 @@ from align.ppo.actor_critic import Critic, build_actor_critic, copy_backbone, pa
 from align.ppo.config import PPOConfig, ResponseConfig
 from align.ppo.extensions import Extensions, TrainingContext
 from align.ppo.flops import RoleFlopsProfiles, flops_profiles
-from align.ppo.given_objects import GivenObjects, attach_callbacks, reference_and_value_model, with_reference_adapter
+from align.ppo.inputs import PPOInputs, attach_callbacks, reference_and_value_model, with_reference_adapter
 from align.ppo.records import Experience, RoleOutputs, Rollout
 from align.ppo.reward_functions import WeightedFunction
 from align.ppo.rewards import Rewards
@@ -36,7 +37,6 @@ from align.training.checkpoint import Stateful
 from align.training.data_order import PLANNED_UPDATES, examples_digest, require_same_examples
 from align.training.engine import TrainEngine
 from align.training.memory import FLOAT32_BYTES
-from align.training.model_source import Model, ModelSource
 from align.training.optimizer import ParamGroup
 from align.training.run import Run
 from align.training.start import build_engine, warn_if_prompts_are_reread
@@ -86,33 +86,19 @@ class PPOSetup:
         self.sampler.weights_changed()
 
 
-def prepare(
-    config: PPOConfig,
-    model: Model,
-    reward_models: Sequence[RewardModelLike],
-    functions: Sequence[WeightedFunction],
-    prompts: Data,
-    validation: Data,
-    extensions: Extensions,
-    given: GivenObjects = GivenObjects(),  # noqa: B008  # it is frozen
-) -> PPOSetup:
-    """Open the run's folder, load all models and data, and build the engines. Raise a UserError for a mistake in either.
-
-    Args:
-        model: of the policy; a transformers model needs `given.tokenizer`.
-        validation: fixed prompts for evaluations; may be empty.
-        given: objects in memory beside the policy.
-    """
-    require_rewards(reward_models, functions, extensions)
-    copies = reference_copies(given, extensions.updates_reference)
-    source = ModelSource(model, given.tokenizer, given.peft_config)
-    run = Run(source.settings(config), "ppo")
-    policy = with_reference_adapter(source.load(run, frozen_copies=copies), given.reference)
+def prepare(config: PPOConfig, inputs: PPOInputs, extensions: Extensions) -> PPOSetup:
+    """Open the run's folder, load all models and data, and build the engines. Raise a UserError for a mistake in them."""
+    require_rewards(inputs.reward_models, inputs.functions, extensions)
+    copies = reference_copies(inputs, extensions.updates_reference)
+    run = Run(inputs.policy.settings(config), "ppo")
+    policy = with_reference_adapter(inputs.policy.load(run, frozen_copies=copies), inputs.reference)
     # The functions below receive values or a group of settings: only this one and the loop read the stage's settings.
     samples, length, updates = config.samples_per_prompt, config.max_new_tokens, config.total_updates
     limits = Limits(config.max_prompt_tokens, length, config.overlong)
-    share, skip = config.validation_split, config.skip_bad_rows
-    encoded, held_out = encode_all_prompts(prompts, validation, policy, limits, share, skip)
+    encode = partial(encode_prompts, loaded=policy, limits=limits, skip_bad_rows=config.skip_bad_rows)
+    encoded, held_out = split_by_opening(encode(inputs.prompts), config.validation_split)
+    if is_given(inputs.validation):
+        held_out = encode(inputs.validation)
     every_prompt = [*encoded, *held_out]
     # Models: the policy with its critic and all adapters in one module, a reference, and separate reward models.
     critic: Critic = config.critic if config.has_critic else "none"
@@ -121,9 +107,9 @@ def prepare(
     context = TrainingContext(run, policy, encoded, every_prompt, *sizes, *missing_eos)
     with sharded_loading(run.accelerator):
         reference, value_model = reference_and_value_model(
-            policy, given, every_prompt, length, config.gradient_checkpointing, config.has_critic
+            policy, inputs, every_prompt, length, config.gradient_checkpointing, config.has_critic
         )
-        sources = load_rewards(reward_models, policy, config.dtype, config.chat_template)
+        sources = load_rewards(inputs.reward_models, policy, config.dtype, config.chat_template)
         extensions.load(context)
         module = build_module(policy, sources, extensions, critic, value_model, with_entropy=config.ent_coef > 0)
     # Engine and rewards.
@@ -135,10 +121,10 @@ def prepare(
     )
     scorers = [make_scorer(source, run, policy, roles, every_prompt, length) for source in sources]
     weight = config.uncertainty_weight
-    rewards = Rewards(scorers, functions, config.reward_ensemble, weight, run.accelerator, extensions.score)
+    rewards = Rewards(scorers, inputs.functions, config.reward_ensemble, weight, run.accelerator, extensions.score)
     extensions.start(engine, roles)
     epochs_per_update = config.rollout_batch_size / samples / len(encoded)
-    attach_callbacks(given.callbacks, run, policy, engine, updates, epochs_per_update)
+    attach_callbacks(inputs.callbacks, run, policy, engine, updates, epochs_per_update)
     selects = bool(held_out) and config.save_best_policy
     report(run, policy, (len(encoded), len(held_out)), (updates, config.rollout_batch_size, samples), selects, extensions)
     sampler, sampling = build_sampler(config, config, run, policy, engine, every_prompt)
@@ -160,19 +146,11 @@ def require_rewards(
             require_reward_model(model)
 
 
-def reference_copies(given: GivenObjects, reference_is_updated: bool) -> int:
+def reference_copies(inputs: PPOInputs, reference_is_updated: bool) -> int:
     """Return how many frozen copies of the policy a run keeps. Raise a UserError for a given reference that would change."""
-    if reference_is_updated and given.reference is not None:
+    if reference_is_updated and inputs.reference is not None:
         raise UserError("reference_refresh copies the policy into the reference; leave out reference, or set it to 0")
-    return 0 if given.reference else 2 if reference_is_updated else 1
-
-
-def encode_all_prompts(
-    prompts: Data, validation: Data, policy: LoadedModel, limits: Limits, validation_split: float, skip_bad_rows: bool
-) -> tuple[list[EncodedPrompt], list[EncodedPrompt]]:
-    """Return the prompts of training and those of evaluations, which may be a part of the given ones."""
-    encoded, split = split_by_opening(encode_prompts(prompts, policy, limits, skip_bad_rows), validation_split)
-    return encoded, encode_prompts(validation, policy, limits, skip_bad_rows) if is_given(validation) else split
+    return 0 if inputs.reference else 2 if reference_is_updated else 1
 
 
 def build_module(

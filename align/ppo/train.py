@@ -34,6 +34,7 @@ from align.ppo.config import PPOConfig
 from align.ppo.evaluation import Evaluator
 from align.ppo.extensions import configured_extensions
 from align.ppo.flops import rollout_lengths, update_flops
+from align.ppo.inputs import PPOInputs
 from align.ppo.losses import KLController, kl_estimate, ppo_loss
 from align.ppo.metrics import MissingEosWatch, NegativeKLWatch, check_ratio, response_kl, rollout_metrics
 from align.ppo.records import Experience, RoleOutputs
@@ -52,6 +53,7 @@ from align.runtime.flops import Clock
 from align.training.checkpoint import Checkpoint, Stateful
 from align.training.engine import NotFiniteError
 from align.training.guards import measure_peak_memory, should_measure_memory, stop_on_nan
+from align.training.model_source import ModelSource
 
 
 class PPOState:
@@ -208,9 +210,9 @@ def micro_batch_loss(
 
 def run_ppo(config: PPOConfig) -> Path:
     """Train a policy by PPO; return the best policy's folder. Raise a UserError for a mistake in settings or data."""
-    functions, extensions = load_functions(config.reward_functions), configured_extensions(vars(config))
-    prompts, validation = config.prompts, config.validation_prompts
-    setup = prepare(config, config.model, config.reward_model, functions, prompts, validation, extensions)
+    policy, functions = ModelSource(config.model), load_functions(config.reward_functions)
+    inputs = PPOInputs(policy, config.reward_model, functions, config.prompts, config.validation_prompts)
+    setup = prepare(config, inputs, configured_extensions(vars(config)))
     folder = train(config, setup)
     setup.close()
     return folder

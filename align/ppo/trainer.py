@@ -18,13 +18,13 @@ from align.models.checkpoint import save_model_into
 from align.ppo.config import PPOConfig
 from align.ppo.evaluation import save_policy
 from align.ppo.extensions import Extension, configured_extensions
-from align.ppo.given_objects import GivenObjects
+from align.ppo.inputs import PPOInputs
 from align.ppo.reward_functions import RewardFunction, WeightedFunction
 from align.ppo.scoring_models import RewardModelLike
 from align.ppo.setup import prepare
 from align.ppo.train import train
 from align.reward.checkpoint import LoadedReward
-from align.training.model_source import Model
+from align.training.model_source import Model, ModelSource
 
 if TYPE_CHECKING:
     from transformers import TrainerCallback
@@ -98,11 +98,17 @@ class PPOTrainer:
         self.config = replace(config, prompts=data_name(prompts), validation_prompts=data_name(validation_prompts), **names)
         extensions = configured_extensions(vars(self.config), **objects)
         extensions.extend(given_optimizers(*optimizers))
-        data, given = (
-            (prompts, validation_prompts),
-            GivenObjects(tokenizer, reference, value_model, trainer_callbacks(callbacks), peft_config),
+        inputs = PPOInputs(
+            ModelSource(policy, tokenizer, peft_config),
+            models,
+            functions,
+            prompts,
+            validation_prompts,
+            reference,
+            value_model,
+            trainer_callbacks(callbacks),
         )
-        self.setup = prepare(self.config, policy, models, functions, *data, extensions, given)
+        self.setup = prepare(self.config, inputs, extensions)
         self.run = self.setup.run
         if self.run.callbacks:
             self.run.print(unfired_events(self.run.callbacks))

@@ -12,7 +12,7 @@ from transformers import DataCollatorWithPadding, PreTrainedModel
 from align.batches.encoding import Limits, encode_prompts
 from align.models.backbone.kinds import has_separate_encoder
 from align.models.loading import LoadedModel
-from align.ppo.given_objects import BASE_REFERENCE
+from align.ppo.inputs import BASE_REFERENCE
 from align.tokenization.encoded import EncodedPrompt
 from align.trl.config import InvalidArgumentError, PPOConfig
 from align.trl.value_head import PreTrainedModelWrapper

@@ -31,7 +31,7 @@ from align.models.checkpoint import model_card, save_model_into
 from align.models.hub import make_repo, push_model
 from align.ppo.evaluation import save_policy
 from align.ppo.extensions import Extensions
-from align.ppo.given_objects import GivenObjects
+from align.ppo.inputs import PPOInputs
 from align.ppo.reward_functions import RewardFunction
 from align.ppo.rollout import sample_rollout
 from align.ppo.setup import PPOSetup, prepare
@@ -40,6 +40,7 @@ from align.ppo.trainer import reward_settings, split_rewards
 from align.runtime.distributed import run_on_main
 from align.runtime.progress import console
 from align.tokenization.encoded import EncodedPrompt
+from align.training.model_source import ModelSource
 from align.trl.arguments import check_context, check_models, data_sets, eval_prompts, prompt_rows, reference_of
 from align.trl.config import InvalidArgumentError, PPOConfig, set_batch_sizes, stop_token_of
 from align.trl.hooks import OnlineTrainerState, TrainerHooks, TRLCallbacks
@@ -144,8 +145,9 @@ class PPOTrainer:
         if isinstance(model, PeftModel) and args.model_adapter_name:
             model.set_adapter(args.model_adapter_name)
         reference = reference_of(args, model, ref_model, peft_config)
-        given = GivenObjects(processing_class, reference, value_model, self.callbacks, peft_config)
-        self.setup = prepare(self.core_config, model, *rewards, prompts, (), Extensions([self.hooks]), given)
+        policy = ModelSource(model, processing_class, peft_config)
+        inputs = PPOInputs(policy, *rewards, prompts, (), reference, value_model, self.callbacks)
+        self.setup = prepare(self.core_config, inputs, Extensions([self.hooks]))
         atexit.unregister(end_processes)
         atexit.register(end_processes)
         self.model = PolicyAndValueModel(self.setup.policy.backbone.peft or model, value_model)

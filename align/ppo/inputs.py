@@ -1,20 +1,23 @@
-"""Objects in memory that take part in a PPO run: a tokenizer, further models, an adapter's settings and callbacks."""
+"""The inputs of a PPO run: policy, rewards and prompts by name or in memory; further models and callbacks in memory."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from peft import PeftConfig
 from torch import nn
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel
 
+from align.batches.encoding import Data
 from align.core.errors import UserError
 from align.models.backbone import Backbone, classifier_head, has_separate_encoder, is_classifier
 from align.models.heads import ScalarHead
 from align.models.loading import LoadedModel, read_by_ids_of
 from align.models.lora import START_ADAPTER
+from align.ppo.reward_functions import WeightedFunction
+from align.ppo.scoring_models import RewardModelLike
 from align.tokenization.encoded import EncodedPrompt
 from align.training.engine import TrainEngine
+from align.training.model_source import ModelSource
 from align.training.run import Run
 
 if TYPE_CHECKING:
@@ -25,19 +28,25 @@ BASE_REFERENCE = "base"
 
 
 @dataclass(frozen=True)
-class GivenObjects:
-    """Objects in memory that take part in a run, see `PPOTrainer`; None: the settings decide."""
+class PPOInputs:
+    """The models, rewards and data of a run, each by its name or as an object in memory; see `PPOTrainer`."""
 
-    tokenizer: PreTrainedTokenizerBase | None = None
+    policy: ModelSource
+    reward_models: Sequence[RewardModelLike]
+    functions: Sequence[WeightedFunction]
+    prompts: Data
+    validation: Data = ()
+    """Fixed prompts for evaluations; may be empty."""
     reference: PreTrainedModel | str | None = None
+    """None: the initial policy."""
     value_model: nn.Module | None = None
+    """None: `critic` decides."""
     callbacks: "TrainerCallbacks | None" = None
-    peft_config: PeftConfig | None = None
 
 
 def reference_and_value_model(
     policy: LoadedModel,
-    given: GivenObjects,
+    inputs: PPOInputs,
     prompts: Sequence[EncodedPrompt],
     new_tokens: int,
     gradient_checkpointing: bool,
@@ -56,16 +65,16 @@ def reference_and_value_model(
         UserError: if one of them is the policy, cannot read all prompts and responses, or has no head for values.
     """
     longest = (max(len(prompt.ids) for prompt in prompts), new_tokens)
-    reference = None if isinstance(given.reference, str) else _second_model(policy, given.reference, "reference", longest)
-    if given.value_model is None:
+    reference = None if isinstance(inputs.reference, str) else _second_model(policy, inputs.reference, "reference", longest)
+    if inputs.value_model is None:
         return reference, None
     if not has_critic:
         raise UserError("value_model: this estimator of advantages has no critic; leave the model out")
     # A language model with a value head holds the model whose states the head reads.
-    body: Any = getattr(given.value_model, "pretrained_model", given.value_model)
+    body: Any = getattr(inputs.value_model, "pretrained_model", inputs.value_model)
     backbone = _second_model(policy, body, "value_model", longest, gradient_checkpointing)
     assert backbone is not None
-    return reference, (backbone, _value_head(given.value_model, backbone))
+    return reference, (backbone, _value_head(inputs.value_model, backbone))
 
 
 def _second_model(
