@@ -53,7 +53,7 @@ TABLES = {
         fp16: dtype (there is no float16; dtype bfloat16)
         torch_dtype: dtype
         use_peft: lora_r (above 0)
-        use_vllm: engine (vllm-server or vllm-colocate)
+        use_vllm: engine (vllm-server)
         logging_steps: (each update is logged)
         eval_strategy: eval_steps
         deepspeed: ({LAUNCHER})

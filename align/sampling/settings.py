@@ -68,14 +68,13 @@ class AnsweringConfig(InferenceConfig):
 
 @dataclass(kw_only=True)
 class VLLMSettings(Settings):
-    """How vLLM is reached or run."""
+    """How a vLLM server is reached."""
 
     url: str = option("http://localhost:8000", "address of the vLLM server")
     timeout: float = option(
         300.0, "seconds to wait for the vLLM server to start, and for each of its answers", gt=0, le=1500
     )
     retries: int = option(3, "number of times that a rollout waits up to timeout for a vLLM server that failed", ge=0)
-    memory_share: float = option(0.3, "share of a GPU's memory that vllm-colocate takes (TRL's GRPO: 0.3)", gt=0, lt=1)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -88,9 +87,8 @@ class EngineConfig(Settings):
 
     help_title = "sampling engine"
 
-    engine: Literal["transformers", "vllm-server", "vllm-colocate"] = option(
+    engine: Literal["transformers", "vllm-server"] = option(
         "transformers",
-        "sampling engine: transformers with the trained model, a vLLM server on separate GPUs, or vLLM inside the training "
-        "processes",
+        "sampling engine: transformers with the trained model, or a vLLM server on separate GPUs",
     )
-    vllm: VLLMSettings = group(VLLMSettings, "vLLM, for the engines vllm-server and vllm-colocate")
+    vllm: VLLMSettings = group(VLLMSettings, "the server of the engine vllm-server")
