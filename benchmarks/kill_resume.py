@@ -69,7 +69,7 @@ VARIANTS = {
     "ppo-background": ("ppo", f"{LLAMA} {PPO} --checkpoint_in_background true"),
     "ppo-ema": ("ppo", f"{LLAMA} {PPO} --ema_decay 0.9 --keep_policies true"),
     "ppo-ensemble": ("ppo", f"{LLAMA} {PPO} --reward_model {{reward-a}} {{reward-b}} --reward_ensemble uwo"),
-    "ppo-rules": ("ppo", f"{LLAMA} {PPO} --rules.model {{rules}} --rules.budgets 0.3"),
+    "ppo-rules": ("ppo", f"{LLAMA} {PPO} --rules.model {{rules}}"),
     "rules": ("rules", f"{LLAMA} {RULES}"),
     "dpo": ("dpo", f"{LLAMA} --train_data data/rankings_heldout.jsonl --batch_size 4 --max_response_tokens 16"),
 }
