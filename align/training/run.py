@@ -1,16 +1,15 @@
-"""The folder of a run: settings, package versions, metrics, samples, and checkpoints to resume from."""
+"""A run: processes, memory, log, updates and stops; `run_folder` has its files."""
 
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import torch
 
 from align.core.errors import UserError, counted, without_secrets
-from align.core.files import append_line, clear_leftovers, read_json, write_json, write_text
+from align.core.files import append_line
 from align.core.settings import StageConfig, dump
 from align.core.signals import Stopped, StopRequest
 from align.models.hub import make_repo, push_command, push_model
@@ -27,17 +26,15 @@ from align.runtime.flops import peak_flops
 from align.runtime.progress import ProgressDisplay, console
 from align.tokenization import set_template_date
 from align.training.checkpoint import BackgroundWork, Checkpoint
-from align.training.checkpoint.files import checkpoint_to_resume, checkpoints_in, quarantine_later, rotate_checkpoints
+from align.training.checkpoint.files import checkpoint_to_resume
 from align.training.memory import GIB, Memory
 from align.training.run_folder import (
+    RunFolder,
     compare_settings,
     environment,
-    refuse_other_run,
+    naming_disk_errors,
     release_lock,
-    require_usable,
-    take_lock,
     template_date,
-    update_of,
 )
 
 if TYPE_CHECKING:
@@ -50,14 +47,6 @@ class _UpdateStart(NamedTuple):
     checkpoint: Checkpoint
     update: int
     states: dict[str, Any]
-
-
-class _Results(NamedTuple):
-    """What runs have left in a folder: a model, the size of metrics.jsonl, and the updates of checkpoints."""
-
-    model: bool
-    metrics_bytes: int
-    checkpoints: tuple[int, ...]
 
 
 class Run:
@@ -73,9 +62,9 @@ class Run:
     """
 
     def __init__(self, config: StageConfig, stage: str) -> None:
-        self.config, self.stage = config, stage
-        self.folder = Path(config.output_dir)
-        self.dtype = compute_dtype(config.dtype)
+        self.config, self.stage, self.dtype = config, stage, compute_dtype(config.dtype)
+        files = RunFolder(Path(config.output_dir))
+        self.files, self.folder = files, files.path
         self.trackers = [name for name in config.report_to if name != "none"]
         self.accelerator = make_accelerator(
             self.dtype,
@@ -85,32 +74,14 @@ class Run:
             project_dir=str(self.folder),
         )
         watch_other_processes(self.accelerator)
-        run_on_all(lambda: require_usable(self.folder, self.trackers), self.accelerator)  # machines may differ
+        run_on_all(lambda: files.require_usable(self.trackers), self.accelerator)  # machines may differ
         self.memory = Memory(self.accelerator, config)
         self.background = BackgroundWork(self.accelerator, config.collective_timeout)
         self.is_main = self.accelerator.is_main_process
         if torch.backends.mps.is_available():
             self.print("Apple's GPU (MPS) has no float64, which sums need here: this run is on the CPU")
-        self.metrics_file = self.folder / "metrics.jsonl"
-        run_on_main(lambda: refuse_other_run(self.folder), self.accelerator)
-        self.results = run_on_main(self._find_results, self.accelerator)
-        self.checkpoint, faults = checkpoint_to_resume(config.resume_from_checkpoint, self.folder, self.accelerator)
-        for fault in faults:
-            self.print(f"warning: {fault}: resuming from {self.checkpoint}")
-        resumed = self.checkpoint.resolve().parents[1] if self.checkpoint else None
-        self.continues_own = resumed == self.folder.resolve()
-        has_results = self.results.model or self.results.metrics_bytes > 0
-        if has_results and not (config.resume_from_checkpoint is True or self.continues_own):
-            raise UserError(
-                f"{self.folder} already holds a run; set resume_from_checkpoint auto to continue it, or choose another "
-                "output_dir"
-            )
-        self.template_date = run_on_main(lambda: template_date(resumed), self.accelerator)
-        set_template_date(self.template_date)
-        if resumed:
-            self.print(compare_settings(dump(config), self.folder if self.continues_own else resumed))
-        elif has_results:
-            self.print(f"{self.folder} holds no checkpoint to resume from (see save_steps): starting with the first update")
+        self.results = run_on_main(files.results, self.accelerator)
+        self._find_checkpoint(config.resume_from_checkpoint)
         if config.push_to_hub and not config.dry_run:
             run_on_main(lambda: make_repo(config.push_to_hub), self.accelerator)
         self.accelerator.wait_for_everyone()  # every process has looked before one of them writes
@@ -121,9 +92,29 @@ class Run:
         torch.manual_seed(config.seed)  # for new heads and adapters alone; training draws from `align.core.seeds`
         self.started, self.tokens_per_second = time.monotonic(), 0.0
 
-    def _find_results(self) -> _Results:
-        metrics_bytes = self.metrics_file.stat().st_size if self.metrics_file.exists() else 0
-        return _Results((self.folder / "model").exists(), metrics_bytes, tuple(checkpoints_in(self.folder)))
+    def _find_checkpoint(self, choice: bool | str) -> None:
+        """Set the checkpoint that the run continues and the date of its chat templates; `choice` as `checkpoint_to_resume`.
+
+        Raises:
+            UserError: if the checkpoint is damaged or has other settings, or a run without one would overwrite results.
+        """
+        self.checkpoint, faults = checkpoint_to_resume(choice, self.folder, self.accelerator)
+        for fault in faults:
+            self.print(f"warning: {fault}: resuming from {self.checkpoint}")
+        resumed = self.checkpoint.resolve().parents[1] if self.checkpoint else None
+        self.continues_own = resumed == self.folder.resolve()
+        has_results = self.results.model or self.results.metrics_bytes > 0
+        if has_results and not (choice is True or self.continues_own):
+            raise UserError(
+                f"{self.folder} already holds a run; set resume_from_checkpoint auto to continue it, or choose another "
+                "output_dir"
+            )
+        self.template_date = run_on_main(lambda: template_date(resumed), self.accelerator)
+        set_template_date(self.template_date)
+        if resumed:
+            self.print(compare_settings(dump(self.config), self.folder if self.continues_own else resumed))
+        elif has_results:
+            self.print(f"{self.folder} holds no checkpoint to resume from (see save_steps): starting with the first update")
 
     def open(self) -> None:
         """Lock the folder and write the files that precede all results. All processes call this before they write there.
@@ -133,41 +124,17 @@ class Run:
         """
         if self.opened:
             return
-        run_on_main(self._write_run_files, self.accelerator)
+        for line in run_on_main(self._write_run_files, self.accelerator):
+            self.print(line)
         self.opened = True
         if self.trackers:
-            with self._naming_disk_errors(self.folder):
+            with naming_disk_errors(self.folder):
                 self.accelerator.init_trackers(self.stage)
 
-    def _write_run_files(self) -> None:
-        with self._naming_disk_errors(self.folder):
-            take_lock(self.folder)
-            if self._find_results() != self.results:
-                release_lock(self.folder)
-                raise UserError(
-                    f"{self.folder}: another run has written there since this one started; set resume_from_checkpoint "
-                    "auto to continue it, or choose another output_dir"
-                )
-            clear_leftovers(self.folder)
-            if self.checkpoint and self.continues_own:
-                # Later checkpoints are damaged.
-                for line in quarantine_later(self.folder, self.checkpoint):
-                    self.print(line)
-                rotate_checkpoints(self.folder, self.config.save_total_limit)
-            write_text(self.folder / "config.yaml", dump(self.config))
-            write_json(self.folder / "environment.json", environment() | {"template_date": self.template_date})
-            done = read_json(self.checkpoint / "trainer.json")["update"] if self.checkpoint else -1
-            if self.metrics_file.exists():  # updates after the checkpoint will be logged again
-                lines = self.metrics_file.read_text(encoding="utf-8").splitlines(keepends=True)
-                write_text(self.metrics_file, "".join(line for line in lines if update_of(line) <= done))
-
-    @contextmanager
-    def _naming_disk_errors(self, path: Path) -> Iterator[None]:
-        """Turn an error of the disk into a UserError that names `path`."""
-        try:
-            yield
-        except OSError as error:
-            raise UserError(f"{path}: cannot be written ({error.strerror or error})") from error
+    def _write_run_files(self) -> list[str]:
+        facts = environment() | {"template_date": self.template_date}
+        previous = (self.checkpoint, self.continues_own)
+        return self.files.begin(self.results, dump(self.config), facts, *previous, self.config.save_total_limit)
 
     def print(self, message: str) -> None:
         """Print a line on the terminal, on the main process only."""
@@ -184,9 +151,9 @@ class Run:
             return
         row = {"update": update, "seconds": round(time.monotonic() - self.started, 3)}
         row |= {name: float(f"{value:.7g}") for name, value in metrics.items()}
-        with self._naming_disk_errors(self.metrics_file):
-            append_line(self.metrics_file, json.dumps(row) + "\n")
-        with self._naming_disk_errors(self.folder / self.stage):
+        with naming_disk_errors(self.files.metrics):
+            append_line(self.files.metrics, json.dumps(row) + "\n")
+        with naming_disk_errors(self.folder / self.stage):
             self.accelerator.log(metrics, step=update)
 
     def trace(self, update: int, conversations: Sequence[tuple[list[dict[str, str]], dict[str, Any]]]) -> None:
@@ -197,7 +164,7 @@ class Run:
         import trackio
 
         traces = [trackio.Trace(messages=turns, metadata=metadata) for turns, metadata in conversations]
-        with self._naming_disk_errors(self.folder / self.stage):
+        with naming_disk_errors(self.folder / self.stage):
             self.accelerator.get_tracker("trackio").log({"rollouts": traces}, step=update)
 
     def card(self, title: str, data: str, metrics: Mapping[str, float], **more: str) -> dict[str, str]:
@@ -215,13 +182,8 @@ class Run:
     def record(self, name: str, rows: list[dict[str, Any]], update: int) -> None:
         """Append rows (samples, for example) to `name`.jsonl in the run folder, each with its update."""
         self.open()
-        if not self.is_main:
-            return
-        path = self.folder / f"{name}.jsonl"
-        old = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
-        kept = [line for line in old if update_of(line) < update]
-        new = [json.dumps({"update": update, **row}, ensure_ascii=False) + "\n" for row in rows]
-        write_text(path, "".join(kept + new))
+        if self.is_main:
+            self.files.write_rows(name, rows, update)
 
     def updates(self, first: int, total: int, checkpoint: Checkpoint) -> Iterator[int]:
         """Count updates from `first` to `total` (both included), with a progress bar, or lines in a log file.
@@ -307,7 +269,7 @@ class Run:
         if self.callbacks and self.opened:
             self.callbacks.end()
         self.accelerator.wait_for_everyone()
-        with self._naming_disk_errors(self.folder / self.stage):
+        with naming_disk_errors(self.folder / self.stage):
             for tracker in self.accelerator.trackers if self.opened and self.trackers else ():
                 tracker.finish()
         self._push()

@@ -1,4 +1,4 @@
-"""The folder of a run: its lock, the settings that may change on resume, and its metrics file.
+"""The folder of a run: its files, its lock, and the settings that may change on resume.
 
 The lock is the kernel's on a file and ends with its process. A record lock (`lockf`) works over NFS, and a child process
 does not inherit it.
@@ -12,17 +12,20 @@ import os
 import platform
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import date
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import yaml
 
 from align.core.errors import UserError
-from align.core.files import PARTIAL, read_json
+from align.core.files import PARTIAL, clear_leftovers, read_json, write_json, write_text
+from align.training.checkpoint.files import checkpoints_in, quarantine_later, rotate_checkpoints
 
 try:
     import fcntl
@@ -153,32 +156,6 @@ def read_settings(path: Path) -> dict[str, Any] | None:
     return found
 
 
-def require_usable(folder: Path, trackers: Sequence[str]) -> None:
-    """Refuse a folder that cannot be written and trackers that are not installed, before a large model is loaded.
-
-    Raises:
-        UserError: if a file or a broken link is in the way, a name is too long, or there is no permission to write, or a
-            tracker is not installed.
-    """
-    for name in trackers:
-        if importlib.util.find_spec(name) is None:
-            raise UserError(f"report_to: {name} is not installed; install it: pip install {name}")
-    try:
-        nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists() or path.is_symlink())
-        # The longest path that a run writes, and each name: the system refuses to look for those that are too long.
-        longest = folder / "checkpoints" / f".update-000000-00000000{PARTIAL}" / f"state-00000-of-00000.safetensors{PARTIAL}"
-        for path in (longest, *(nearest / name for name in folder.parts)):
-            path.exists()
-    except OSError as error:
-        raise UserError(f"output_dir {folder}: {error.strerror}") from error
-    if not nearest.exists():
-        raise UserError(f"output_dir {folder}: {nearest} is a link to {os.readlink(nearest)}, which does not exist")
-    if not nearest.is_dir():
-        raise UserError(f"output_dir {folder}: {nearest} is a file, not a folder")
-    if not os.access(nearest, os.W_OK | os.X_OK):
-        raise UserError(f"output_dir {folder}: no permission to write in {nearest}")
-
-
 def update_of(line: str) -> float:
     """The update of a line of metrics; infinity for a line that was cut short by a kill, because it is dropped as well."""
     try:
@@ -198,6 +175,118 @@ def read_metrics(folder: Path) -> list[dict[str, float]]:
         return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     except (OSError, ValueError) as error:
         raise UserError(f"{path}: not the metrics of a run ({error})") from error
+
+
+@contextmanager
+def naming_disk_errors(path: Path) -> Iterator[None]:
+    """Turn an error of the disk into a UserError that names `path`."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written ({error.strerror or error})") from error
+
+
+class Results(NamedTuple):
+    """What runs have left in a folder: a model, the size of metrics.jsonl, and the updates of checkpoints."""
+
+    model: bool
+    metrics_bytes: int
+    checkpoints: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """The files of a run, as one process sees them. `Run` decides which process calls a method."""
+
+    path: Path
+
+    @property
+    def metrics(self) -> Path:
+        """The file of metrics: a line of JSON for each logged update."""
+        return self.path / "metrics.jsonl"
+
+    def require_usable(self, trackers: Sequence[str]) -> None:
+        """Refuse a folder that cannot be written and trackers that are not installed, before a large model is loaded.
+
+        Raises:
+            UserError: if a file or a broken link is in the way, a name is too long, or there is no permission to write, or a
+                tracker is not installed.
+        """
+        for name in trackers:
+            if importlib.util.find_spec(name) is None:
+                raise UserError(f"report_to: {name} is not installed; install it: pip install {name}")
+        folder = self.path
+        try:
+            nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists() or path.is_symlink())
+            # The longest path that a run writes, and each name: the system refuses to look for those that are too long.
+            longest = (
+                folder / "checkpoints" / f".update-000000-00000000{PARTIAL}" / f"state-00000-of-00000.safetensors{PARTIAL}"
+            )
+            for path in (longest, *(nearest / name for name in folder.parts)):
+                path.exists()
+        except OSError as error:
+            raise UserError(f"output_dir {folder}: {error.strerror}") from error
+        if not nearest.exists():
+            raise UserError(f"output_dir {folder}: {nearest} is a link to {os.readlink(nearest)}, which does not exist")
+        if not nearest.is_dir():
+            raise UserError(f"output_dir {folder}: {nearest} is a file, not a folder")
+        if not os.access(nearest, os.W_OK | os.X_OK):
+            raise UserError(f"output_dir {folder}: no permission to write in {nearest}")
+
+    def results(self) -> Results:
+        """Return what earlier runs have left. Raise a UserError if another process is writing there."""
+        refuse_other_run(self.path)
+        metrics_bytes = self.metrics.stat().st_size if self.metrics.exists() else 0
+        return Results((self.path / "model").exists(), metrics_bytes, tuple(checkpoints_in(self.path)))
+
+    def begin(
+        self,
+        earlier: Results,
+        settings: str,
+        facts: Mapping[str, Any],
+        checkpoint: Path | None,
+        is_own: bool,
+        save_total_limit: int,
+    ) -> list[str]:
+        """Lock the folder and write the files that precede all results; return lines about checkpoints that are set aside.
+
+        Args:
+            earlier: the results that the run has found.
+            settings: of the run, as YAML.
+            facts: for environment.json.
+            checkpoint: that the run continues; `is_own` if it is in this folder.
+
+        Raises:
+            UserError: if another run writes there, has written there since, or the disk does not take the files.
+        """
+        lines: list[str] = []
+        with naming_disk_errors(self.path):
+            take_lock(self.path)
+            if self.results() != earlier:
+                release_lock(self.path)
+                raise UserError(
+                    f"{self.path}: another run has written there since this one started; set resume_from_checkpoint "
+                    "auto to continue it, or choose another output_dir"
+                )
+            clear_leftovers(self.path)
+            if checkpoint and is_own:
+                lines = quarantine_later(self.path, checkpoint)  # later checkpoints are damaged
+                rotate_checkpoints(self.path, save_total_limit)
+            write_text(self.path / "config.yaml", settings)
+            write_json(self.path / "environment.json", facts)
+            done = read_json(checkpoint / "trainer.json")["update"] if checkpoint else -1
+            if self.metrics.exists():  # updates after the checkpoint will be logged again
+                logged = self.metrics.read_text(encoding="utf-8").splitlines(keepends=True)
+                write_text(self.metrics, "".join(line for line in logged if update_of(line) <= done))
+        return lines
+
+    def write_rows(self, name: str, rows: Sequence[Mapping[str, Any]], update: int) -> None:
+        """Append the rows of an update to `name`.jsonl, in place of those of this update and later ones."""
+        path = self.path / f"{name}.jsonl"
+        old = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
+        kept = [line for line in old if update_of(line) < update]
+        new = [json.dumps({"update": update, **row}, ensure_ascii=False) + "\n" for row in rows]
+        write_text(path, "".join(kept + new))
 
 
 PACKAGES = ("align-rlhf", "torch", "transformers", "trl", "peft", "accelerate", "datasets", "deepspeed", "numpy")
