@@ -1,4 +1,8 @@
-"""Settings: one dataclass per stage, made of the groups here; each option declares its default, help text and limits."""
+"""Settings: one dataclass per stage, made of groups; each option declares its default, help text and limits.
+
+A group derives from `Settings` and a stage's settings from its groups, side by side. `ModelConfig`, `RunConfig` and
+`OptimizationConfig` are the groups of every stage.
+"""
 
 import json
 import math
@@ -119,6 +123,7 @@ def group(settings: type[Any], help: str) -> Any:
     return field(default_factory=settings, metadata={"help": help.replace("%", "%%"), "block": path})
 
 
+@dataclass(kw_only=True)
 class Settings:
     """Base of all settings: checks type and limits of a value when it is set.
 
@@ -128,7 +133,7 @@ class Settings:
 
     def __new__(cls, *values: Any, **given: Any) -> Self:
         """Refuse arguments that are no settings, before the dataclass does with a `TypeError` that names no other."""
-        names = [item.name for item in fields(cls)]  # type: ignore[arg-type]
+        names = [item.name for item in fields(cls)]
         if not given.keys() <= set(names):
             known, listed = setting_names(cls), f"help({cls.__name__}) lists the valid names"
             unknown = [describe_unknown(f"setting {name}", name, known, "", listed) for name in given if name not in names]
@@ -306,8 +311,8 @@ class OptimizationConfig(Settings):
 
 
 @dataclass(kw_only=True)
-class RunConfig(OptimizationConfig):
-    """Where a run writes, how its weights are optimized, and how it is saved and resumed."""
+class RunConfig(Settings):
+    """Where a run writes, and how it is saved and resumed."""
 
     help_title = "output, checkpoints and processes"
 
@@ -330,18 +335,12 @@ class RunConfig(OptimizationConfig):
     )
     collective_timeout: float = option(1800.0, "time limit of a collective operation, in seconds", ge=1, le=86_400)
     skip_bad_rows: bool = option(False, "skip bad rows of the data instead of stopping at the first")
-    overlong: Overlong = option("error", "text beyond the limits: an error, or drop the record, or truncate the text")
     push_to_hub: str = option("", "repository on the Hugging Face Hub for the final model: user/name; created as private")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         is_repo = not self.push_to_hub or HUB_REPO.fullmatch(self.push_to_hub) is not None
         require_setting(self, "push_to_hub", is_repo, "a repository on the hub, as user/name")
-
-
-@dataclass(kw_only=True)
-class StageConfig(ModelConfig, RunConfig):
-    """The settings that all stages share: a model, how it is trained, and a run."""
 
 
 @dataclass(kw_only=True)
@@ -400,6 +399,6 @@ def require_setting(config: object, name: str, valid: bool, expected: str) -> No
         raise UserError(f"{name} is {getattr(config, name)!r}, but must be {expected}")
 
 
-def dump(config: RunConfig) -> str:
+def dump(config: Settings) -> str:
     """The resolved settings as YAML that `--config` can read again; secrets in addresses of servers are left out."""
     return without_secrets(yaml.safe_dump(json.loads(json.dumps(asdict(config))), sort_keys=False, allow_unicode=True))

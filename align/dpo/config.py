@@ -3,12 +3,20 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from align.core.settings import MixtureConfig, SplitConfig, option, require_setting
+from align.core.settings import (
+    MixtureConfig,
+    ModelConfig,
+    OptimizationConfig,
+    RunConfig,
+    SplitConfig,
+    option,
+    require_setting,
+)
 from align.training.data_order import EpochConfig
 
 
 @dataclass(kw_only=True)
-class DPOConfig(MixtureConfig, SplitConfig, EpochConfig):
+class DPOConfig(MixtureConfig, SplitConfig, EpochConfig, ModelConfig, RunConfig, OptimizationConfig):
     """A policy that learns from rankings without a reward model; the reference is the initial policy."""
 
     learning_rate: float = option(1e-6, "peak learning rate (1e-6 for all weights: DPO, appendix B; some 1e-5 with LoRA)")

@@ -269,7 +269,7 @@ class DPOTrainer:
         data = (train_data, validation_data)
         mixed, self.held_out = encode_split(*data, encode, config.task_prefixes, config.validation_split)
         counts = f"{counted(len(mixed.examples), 'ranking')} to learn from, {len(self.held_out)} held out"
-        run.print(f"dpo: {counts}; model {run.config.model}")
+        run.print(f"dpo: {counts}; model {run.model_config.model}")
         module = LanguageModel(loaded.backbone, loaded.adapter)
         warn_if_prompts_are_reread(run, loaded.backbone, (len(ranking.responses) for ranking in mixed.examples))
         self.order = DataOrder(mixed, config.seed, config.batch_size, config)

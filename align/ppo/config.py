@@ -5,10 +5,13 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from align.core.settings import (
+    ModelConfig,
+    OptimizationConfig,
+    Overlong,
+    RunConfig,
     Schedule,
     Settings,
     SplitConfig,
-    StageConfig,
     UnsetFloat,
     block,
     option,
@@ -75,6 +78,7 @@ class ResponseConfig(Settings):
         "sample each response to max_new_tokens; one with an end token counts as ended (see missing_eos_score)",
     )
     max_prompt_tokens: int = option(512, "longest prompt, in tokens", gt=0)
+    overlong: Overlong = option("error", "a longer prompt: an error, or drop the prompt, or truncate its beginning")
     temperature: float = option(1.0, "sampling temperature, also of the log-probs of policy and reference", gt=0)
 
     @property
@@ -111,7 +115,17 @@ class EvaluationConfig(Settings):
 
 
 @dataclass(kw_only=True)
-class PPOConfig(KLConfig, LossConfig, ResponseConfig, EvaluationConfig, SplitConfig, EngineConfig, StageConfig):
+class PPOConfig(
+    KLConfig,
+    LossConfig,
+    ResponseConfig,
+    EvaluationConfig,
+    SplitConfig,
+    EngineConfig,
+    ModelConfig,
+    RunConfig,
+    OptimizationConfig,
+):
     """Clipped-ratio PPO with a KL penalty to the reference, the initial policy."""
 
     adam_epsilon: float = option(1e-5, "epsilon of AdamW (the N implementation details of RLHF with PPO: 1e-5)")

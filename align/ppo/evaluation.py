@@ -238,7 +238,7 @@ class Evaluator:
                 evaluation = PolicyEvaluation(update, rollout, setup.rewards(rollout)[0])
                 setup.extensions.evaluate(evaluation)
             scores = evaluation.final_scores(*self.missing_eos)
-            how = (setup.policy.backbone, setup.sampling.temperature, run.config.micro_batch_tokens, run.accelerator)
+            how = (setup.policy.backbone, setup.sampling.temperature, run.optimization.micro_batch_tokens, run.accelerator)
             outputs = forward_all_roles(setup.roles, rollout, [list(range(len(rollout)))], *how)
             metrics = evaluation_metrics(evaluation, scores, outputs)
             for warning in self.drift.check(metrics):

@@ -149,5 +149,5 @@ def attach_callbacks(
         return
     objects: dict[str, Any] = {"model": policy.backbone.peft or policy.backbone.model, "optimizer": engine.optimizer}
     objects["processing_class"] = policy.tokenization.tokenizer
-    callbacks.attach(run.config, run.accelerator, objects, total, epochs_per_update)
+    callbacks.attach(run.config, run.optimization, run.accelerator, objects, total, epochs_per_update)
     run.callbacks = callbacks

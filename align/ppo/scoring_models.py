@@ -140,10 +140,10 @@ def make_scorer(
     source: RewardSource, run: Run, policy: LoadedModel, roles: Roles, prompts: Sequence[EncodedPrompt], max_new_tokens: int
 ) -> RewardModelScorer:
     """Return the scorer of a model that can read all prompts and responses; report if it reads other token ids."""
-    scorer = source.scorer(policy, roles, run.accelerator, run.config.micro_batch_tokens)
+    scorer = source.scorer(policy, roles, run.accelerator, run.optimization.micro_batch_tokens)
     reads_ids = scorer.reads_given_ids and all(prompt.given_as_ids for prompt in prompts)
     if scorer.tokenization and not reads_ids:
-        template = "" if source.loaded is None or source.loaded.has_template else run.config.chat_template
+        template = "" if source.loaded is None or source.loaded.has_template else run.model_config.chat_template
         form = f", which has no chat template and reads chat_template {template}" if template else ""
         run.print(f"{source.name}: reads other token ids than the policy; texts are tokenized again for it{form}")
     require_readable(source.name, scorer, prompts, max_new_tokens, policy)

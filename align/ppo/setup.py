@@ -223,7 +223,7 @@ def report(
         selects: whether evaluations select the policy to keep.
     """
     updates, responses, samples = sizes
-    run.print(f"ppo: {counted(prompts[0], 'prompt')}, {prompts[1]} held out; model {run.config.model}")
+    run.print(f"ppo: {counted(prompts[0], 'prompt')}, {prompts[1]} held out; model {run.model_config.model}")
     episodes = counted(updates * responses, "episode")
     run.print(f"{counted(updates, 'update')} of {counted(responses, 'response')} ({episodes})")
     warn_if_prompts_are_reread(run, policy.backbone, [samples])
@@ -281,13 +281,14 @@ def largest_micro_batch(
     Returns:
         An experience of zeros, rows of it, the response tokens of their minibatch, and the padded tokens of the rows.
     """
-    config, accelerator, length = setup.run.config, setup.run.accelerator, setup.sampling.max_new_tokens
+    accelerator, length = setup.run.accelerator, setup.sampling.max_new_tokens
+    seed, budget = setup.run.config.seed, setup.run.optimization.micro_batch_tokens
     found: list[tuple[int, Rollout, list[int], list[int]]] = []
     for update in range(1, min(updates, PLANNED_UPDATES) + 1):
-        prompts = prompts_of_update(setup.prompts, update, responses // samples, samples, config.seed)
+        prompts = prompts_of_update(setup.prompts, update, responses // samples, samples, seed)
         rollout = Rollout(prompts, [[0] * length] * responses, [], [])
-        for minibatch in shuffled_minibatches(responses, samples, minibatches, update, 0, config.seed):
-            for batch in plan_minibatch(rollout, minibatch, setup.policy.backbone, config.micro_batch_tokens, accelerator):
+        for minibatch in shuffled_minibatches(responses, samples, minibatches, update, 0, seed):
+            for batch in plan_minibatch(rollout, minibatch, setup.policy.backbone, budget, accelerator):
                 longest = max(len(prompts[row].ids) for row in batch.rows)
                 found.append((batch.group_count * longest + len(batch.rows) * length, rollout, minibatch, batch.rows))
     padded_tokens, rollout, minibatch, rows = max(found, key=lambda batch: batch[0])

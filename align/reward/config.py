@@ -2,12 +2,20 @@
 
 from dataclasses import dataclass
 
-from align.core.settings import MixtureConfig, SequenceConfig, SplitConfig, option
+from align.core.settings import (
+    MixtureConfig,
+    ModelConfig,
+    OptimizationConfig,
+    RunConfig,
+    SequenceConfig,
+    SplitConfig,
+    option,
+)
 from align.training.data_order import EpochConfig
 
 
 @dataclass(kw_only=True)
-class RewardConfig(MixtureConfig, SplitConfig, SequenceConfig, EpochConfig):
+class RewardConfig(MixtureConfig, SplitConfig, SequenceConfig, EpochConfig, ModelConfig, RunConfig, OptimizationConfig):
     """A reward model on rankings of 2 to 9 responses."""
 
     train_data: str = option(

@@ -298,7 +298,7 @@ class RewardTrainer:
         self.demonstrated: list[EncodedRanking] = []
         if is_given(demonstrations):
             self.demonstrated = encode_demonstrated(demonstrations, loaded, config.limits, config.skip_bad_rows)
-        name = run.config.model
+        name = run.model_config.model
         rankings = counted(len(mixed.examples), "ranking")
         run.print(f"reward: {rankings} to learn from, {len(self.held_out)} held out; model {name}")
         module = build_module(loaded, initial_head(name, loaded.backbone), name, config.lm_loss_weight > 0)

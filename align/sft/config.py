@@ -2,12 +2,20 @@
 
 from dataclasses import dataclass
 
-from align.core.settings import MixtureConfig, SequenceConfig, SplitConfig, option
+from align.core.settings import (
+    MixtureConfig,
+    ModelConfig,
+    OptimizationConfig,
+    RunConfig,
+    SequenceConfig,
+    SplitConfig,
+    option,
+)
 from align.training.data_order import EpochConfig
 
 
 @dataclass(kw_only=True)
-class SFTConfig(MixtureConfig, SplitConfig, SequenceConfig, EpochConfig):
+class SFTConfig(MixtureConfig, SplitConfig, SequenceConfig, EpochConfig, ModelConfig, RunConfig, OptimizationConfig):
     """Supervised fine-tuning on demonstrations."""
 
     train_data: str = option(

@@ -206,7 +206,7 @@ class SFTTrainer:
         mixed, self.held_out = encode_split(*data, encode, config.task_prefixes, config.validation_split)
         self.batches = DataOrder(mixed, config.seed, config.batch_size, config)
         number = counted(len(mixed.examples), "example")
-        run.print(f"sft: {number} to learn from, {len(self.held_out)} held out; model {run.config.model}")
+        run.print(f"sft: {number} to learn from, {len(self.held_out)} held out; model {run.model_config.model}")
         module = LanguageModel(loaded.backbone, loaded.adapter)
         run.print(run.memory.check(module))
         self.engine = build_engine(run, module, self.batches.updates(config.num_train_epochs))

@@ -16,7 +16,7 @@ from transformers.trainer_callback import CallbackHandler, DefaultFlowCallback, 
 
 from align.core.errors import UserError
 from align.core.files import write_json
-from align.core.settings import RunConfig
+from align.core.settings import OptimizationConfig, RunConfig
 from align.runtime.distributed import computes_on_cpu, max_across_processes
 
 STATE_FILE = "trainer_state.json"
@@ -65,6 +65,7 @@ class TrainerCallbacks:
     def attach(
         self,
         config: RunConfig,
+        optimization: OptimizationConfig,
         accelerator: Accelerator,
         objects: Mapping[str, Any],
         total: int,
@@ -79,7 +80,7 @@ class TrainerCallbacks:
         """
         self.accelerator, self.epochs_per_update = accelerator, epochs_per_update
         self.path = Path(config.output_dir) / STATE_FILE
-        self.args = self.args or training_arguments(config, total)
+        self.args = self.args or training_arguments(config, optimization, total)
         for name, value in objects.items():
             setattr(self.handler, name, value)
         self.state.max_steps = total
@@ -153,18 +154,18 @@ class TrainerCallbacks:
             write_json(self.path, asdict(self.state))
 
 
-def training_arguments(config: RunConfig, total: int) -> TrainingArguments:
+def training_arguments(config: RunConfig, optimization: OptimizationConfig, total: int) -> TrainingArguments:
     """Return a run's settings as the arguments of a transformers `Trainer`, for callbacks that read them."""
     return TrainingArguments(
         output_dir=config.output_dir,
         max_steps=total,
         seed=config.seed,
-        learning_rate=config.learning_rate,
-        weight_decay=config.weight_decay,
-        adam_beta1=config.adam_beta1,
-        adam_beta2=config.adam_beta2,
-        adam_epsilon=config.adam_epsilon,
-        max_grad_norm=config.max_grad_norm,
+        learning_rate=optimization.learning_rate,
+        weight_decay=optimization.weight_decay,
+        adam_beta1=optimization.adam_beta1,
+        adam_beta2=optimization.adam_beta2,
+        adam_epsilon=optimization.adam_epsilon,
+        max_grad_norm=optimization.max_grad_norm,
         logging_steps=1,
         save_strategy="steps" if config.save_steps else "no",
         save_steps=config.save_steps or 500,

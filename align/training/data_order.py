@@ -14,7 +14,7 @@ from align.batches.encoding import Limits
 from align.batches.mixtures import MixedExamples
 from align.core.errors import UserError
 from align.core.seeds import RngStream, generator
-from align.core.settings import MixtureConfig, StageConfig, option
+from align.core.settings import MixtureConfig, Overlong, Settings, option
 
 Example = TypeVar("Example")
 Other = TypeVar("Other")
@@ -24,7 +24,7 @@ PLANNED_UPDATES = 200
 
 
 @dataclass(kw_only=True)
-class EpochConfig(StageConfig):
+class EpochConfig(Settings):
     """Settings of the stages that make passes over fixed examples."""
 
     help_title = "passes over the data"
@@ -33,6 +33,7 @@ class EpochConfig(StageConfig):
     batch_size: int = option(16, "examples in one update, over all processes", gt=0)
     max_prompt_tokens: int = option(1024, "longest prompt, in tokens", gt=0)
     max_response_tokens: int = option(1024, "longest response, in tokens", gt=0)
+    overlong: Overlong = option("error", "text beyond the limits: an error, or drop the record, or truncate the text")
     eval_steps: int = option(0, "updates between evaluations; 0: at the end of each epoch", ge=0)
 
     @property

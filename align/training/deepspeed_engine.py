@@ -46,14 +46,14 @@ class DeepSpeedEngine(TrainEngine):
         groups: Sequence[ParamGroup] = (),
         average_decay: float = 0.0,
     ) -> None:
-        if run.config.optimizer != "adamw":
-            raise UserError(f"optimizer {run.config.optimizer}: not possible under DeepSpeed; use adamw")
+        if run.optimization.optimizer != "adamw":
+            raise UserError(f"optimizer {run.optimization.optimizer}: not possible under DeepSpeed; use adamw")
         self.run, self.accelerator, self.total_steps, self.clock = run, run.accelerator, total_steps, Clock()
         if any(map(is_sharded, module.parameters())):  # the engine takes a module that was loaded sharded as it is
             _convert_new_weights(module, run.dtype)
         self.trainable = {name: weight for name, weight in module.named_parameters() if weight.requires_grad}
-        self.groups = complete_groups(run.config, self.trainable, groups)
-        optimizer = build_optimizer(run.config, self.trainable, self.groups)
+        self.groups = complete_groups(run.optimization, self.trainable, groups)
+        optimizer = build_optimizer(run.optimization, self.trainable, self.groups)
         gather_chosen_parts_together(module)
         self.module, self.optimizer = run.accelerator.prepare(module, optimizer)
         limit_collectives()

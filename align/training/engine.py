@@ -73,8 +73,8 @@ class TrainEngine:
         self.module = module.to(run.accelerator.device)
         self.trainable = {name: weight for name, weight in module.named_parameters() if weight.requires_grad}
         self.masters = {name: make_master(weight) for name, weight in self.trainable.items()}
-        self.groups = complete_groups(run.config, self.trainable, groups)
-        self.optimizer = build_optimizer(run.config, self.masters, self.groups)
+        self.groups = complete_groups(run.optimization, self.trainable, groups)
+        self.optimizer = build_optimizer(run.optimization, self.masters, self.groups)
         self.average = WeightAverage(self.masters, average_decay) if average_decay else None
         if self.accelerator.num_processes > 1:
             self.reduction = GradientReduction(self.masters)
@@ -126,7 +126,7 @@ class TrainEngine:
         Raises:
             NotFiniteError: if the gradient norm is not finite; nothing was updated.
         """
-        rates = {group.metric: group.rate(self.run.config, number, self.total_steps) for group in self.groups}
+        rates = {group.metric: group.rate(self.run.optimization, number, self.total_steps) for group in self.groups}
         for group in self.optimizer.param_groups:
             group["lr"] = rates[group["metric"]]
         self.run.weights_changed()
@@ -140,7 +140,7 @@ class TrainEngine:
             if master.grad is None:
                 # DeepSpeed's flat groups step every weight. Here too: moments and weight decay are then the same everywhere.
                 master.grad = torch.zeros_like(master)
-        limit = self.run.config.max_grad_norm or float("inf")
+        limit = self.run.optimization.max_grad_norm or float("inf")
         norm = float(torch.nn.utils.clip_grad_norm_(list(self.masters.values()), limit))
         if not math.isfinite(norm):
             self._drop_gradients()

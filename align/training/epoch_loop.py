@@ -68,7 +68,9 @@ class EpochLoop:
             return
         found: tuple[int, list[Example], list[int]] = (0, [], [])
         for batch, lengths in batches:
-            for part in micro_batches(range(len(batch)), lengths, self.run.config.micro_batch_tokens, self.run.accelerator):
+            for part in micro_batches(
+                range(len(batch)), lengths, self.run.optimization.micro_batch_tokens, self.run.accelerator
+            ):
                 tokens = len(part.rows) * max(lengths[row] for row in part.rows)
                 if tokens > found[0]:
                     found = tokens, batch, part.rows

@@ -17,7 +17,7 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 
 from align.core.errors import UserError
-from align.core.settings import StageConfig
+from align.core.settings import ModelConfig, OptimizationConfig
 from align.model_registry.registry import resolve_model
 from align.models.backbone import Backbone, cache_elements_per_token, model_class
 from align.models.configs import base_of, load_config
@@ -111,11 +111,13 @@ class Memory:
         resident_bytes: weights, masters and optimizer state, once `check` has counted them.
     """
 
-    def __init__(self, accelerator: Accelerator, config: StageConfig) -> None:
+    def __init__(
+        self, accelerator: Accelerator, model: ModelConfig, optimization: OptimizationConfig, in_background: bool
+    ) -> None:
         self.accelerator, self.device = accelerator, accelerator.device
-        self.model, self.lora_r, self.dtype = config.model, config.lora_r, config.dtype
-        self.optimizer, self.in_background = config.optimizer, config.checkpoint_in_background
-        self.batch_tokens, self.recomputes = config.micro_batch_tokens, config.gradient_checkpointing
+        self.model, self.lora_r, self.dtype = model.model, model.lora_r, model.dtype
+        self.optimizer, self.in_background = optimization.optimizer, in_background
+        self.batch_tokens, self.recomputes = optimization.micro_batch_tokens, model.gradient_checkpointing
         self.sharding = Sharding.from_accelerator(accelerator)
         gc.collect()  # what an earlier run in this process left
         release_freed_memory()

@@ -10,7 +10,7 @@ from peft import PeftConfig, PeftModel
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from align.core.errors import UserError
-from align.core.settings import StageConfig
+from align.core.settings import ModelConfig
 from align.model_registry.registry import resolve_model
 from align.models.backbone import Backbone
 from align.models.checkpoint import require_savable
@@ -24,7 +24,7 @@ from align.training.run import Run
 Model = str | Path | PreTrainedModel | PeftModel | LoadedModel
 """A trainer's model: a name or folder, a transformers model in memory, alone or in a `PeftModel`, or one that is loaded."""
 
-Config = TypeVar("Config", bound=StageConfig)
+Config = TypeVar("Config", bound=ModelConfig)
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class ModelSource:
         Raises:
             UserError: if the model cannot be loaded or does not fit.
         """
-        model, config = self.model, run.config
+        model, config = self.model, run.model_config
         if isinstance(model, LoadedModel):
             loaded = model
         elif isinstance(model, str | Path):

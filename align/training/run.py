@@ -10,7 +10,7 @@ import torch
 
 from align.core.errors import UserError, counted, without_secrets
 from align.core.files import append_line
-from align.core.settings import StageConfig, dump
+from align.core.settings import ModelConfig, OptimizationConfig, RunConfig, dump
 from align.core.signals import Stopped, StopRequest
 from align.models.hub import make_repo, push_command, push_model
 from align.runtime.distributed import (
@@ -53,7 +53,7 @@ class Run:
     """One run of a stage. Its folder is written when the first result is: an error before that leaves no files.
 
     Args:
-        config: the stage's settings, which the folder keeps.
+        config: the stage's settings, which the folder keeps; they have the three groups of the attributes.
         stage: `sft`, `reward`, `rules`, `attributes`, `ppo`, `dpo` or `distill`.
 
     Raises:
@@ -61,8 +61,11 @@ class Run:
             model, or if another process is writing one there.
     """
 
-    def __init__(self, config: StageConfig, stage: str) -> None:
-        self.config, self.stage, self.dtype = config, stage, compute_dtype(config.dtype)
+    def __init__(self, config: Any, stage: str) -> None:
+        self.config: RunConfig = config
+        self.model_config: ModelConfig = config
+        self.optimization: OptimizationConfig = config
+        self.stage, self.dtype = stage, compute_dtype(config.dtype)
         files = RunFolder(Path(config.output_dir))
         self.files, self.folder = files, files.path
         self.trackers = [name for name in config.report_to if name != "none"]
@@ -75,7 +78,7 @@ class Run:
         )
         watch_other_processes(self.accelerator)
         run_on_all(lambda: files.require_usable(self.trackers), self.accelerator)  # machines may differ
-        self.memory = Memory(self.accelerator, config)
+        self.memory = Memory(self.accelerator, config, config, config.checkpoint_in_background)
         self.background = BackgroundWork(self.accelerator, config.collective_timeout)
         self.is_main = self.accelerator.is_main_process
         if torch.backends.mps.is_available():

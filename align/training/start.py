@@ -9,7 +9,7 @@ from torch import nn
 
 from align.batches.mixtures import TrainingData, data_name
 from align.core.errors import UserError
-from align.core.settings import StageConfig
+from align.core.settings import RunConfig
 from align.core.tensor_ops import Padded
 from align.models.backbone import Backbone
 from align.models.backbone.attention import SDPA
@@ -47,7 +47,7 @@ TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.1}
 """By how much states may differ, as a share of their largest: what another order of sums changes in a few layers."""
 
 
-Config = TypeVar("Config", bound=StageConfig)
+Config = TypeVar("Config", bound=RunConfig)
 
 
 def with_data_names(config: Config, **data: TrainingData) -> Config:

@@ -71,7 +71,7 @@ def test_path_objects_are_arguments_of_trainers(tmp_path):
     trainer = SFTTrainer(model, tmp_path / "d.jsonl", config, validation_data=tmp_path / "d.jsonl")
     assert len(trainer.held_out) == 1
     assert trainer.config.train_data == str(tmp_path / "d.jsonl")
-    assert trainer.run.config.model == str(model)
+    assert trainer.run.model_config.model == str(model)
     trainer.run.close()
 
 

@@ -127,7 +127,7 @@ def test_dropout_is_set_to_0_with_a_line(base, trainer, capsys):
     given = trainer(GPT, base(GPT), peft_config=lora)
     assert "lora_dropout 0.05 is set to 0" in capsys.readouterr().err
     assert lora.lora_dropout == 0.05
-    assert (given.run.config.lora_r, given.run.config.lora_target_modules) == (2, "c_attn")
+    assert (given.run.model_config.lora_r, given.run.model_config.lora_target_modules) == (2, "c_attn")
     given.train()
 
 
@@ -141,8 +141,8 @@ CHANGES = (
 def test_fields_of_a_lora_config_must_stay_on_resume(base, trainer):
     lora = {"r": 2, "lora_alpha": 8}
     first = trainer(LLAMA, base(LLAMA), {"save_steps": 1}, peft_config=LoraConfig(**lora))
-    assert first.run.config.lora_target_modules == "q_proj,v_proj"  # PEFT's choice for Llama
-    assert first.run.config.lora is None
+    assert first.run.model_config.lora_target_modules == "q_proj,v_proj"  # PEFT's choice for Llama
+    assert first.run.model_config.lora is None
     first.train()
     further = {"save_steps": 1, "total_updates": 2, "resume_from_checkpoint": True}
     for change in CHANGES:
@@ -165,7 +165,7 @@ def test_further_fields_of_a_lora_config_are_in_the_settings_of_the_run(base, tr
         lora_bias=True,
         init_lora_weights=False,
     )
-    found = trainer(LLAMA, base(LLAMA), peft_config=lora).run.config.lora
+    found = trainer(LLAMA, base(LLAMA), peft_config=lora).run.model_config.lora
     expected = {"use_rslora": True, "use_dora": False, "modules_to_save": ["lm_head"], "layers_to_transform": [1]}
     expected |= {"exclude_modules": ["c", "k_proj"], "rank_pattern": ["q_proj=3"], "alpha_pattern": ["v_proj=5"]}
     assert vars(found) == expected | {"lora_bias": True, "init_lora_weights": "false"}

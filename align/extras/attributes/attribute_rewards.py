@@ -49,8 +49,8 @@ class AttributeRewards(Extension):
 
     def load(self, context: TrainingContext) -> None:
         run, self.policy = context.run, context.policy.tokenization
-        place = (self.policy, run.accelerator, run.config.micro_batch_tokens)
-        self.scorer = AttributeScorer(self.folder, context.run.config.dtype, *place)
+        place = (self.policy, run.accelerator, run.optimization.micro_batch_tokens)
+        self.scorer = AttributeScorer(self.folder, context.run.model_config.dtype, *place)
         self.modules = [self.scorer.module]
         model, after = self.scorer.scorer, self.scorer.question_tokens
         new_tokens = context.max_new_tokens + self.by_segment  # the end token behind a sentence

@@ -16,9 +16,10 @@ from align.batches.micro_batches import map_rows
 from align.core.errors import UserError
 from align.core.tensor_ops import Padded
 from align.extras.attributes.expressions import Condition
-from align.extras.attributes.heads import HeadForm, encoded_ratings
+from align.extras.attributes.heads import attribute_metrics, encoded_ratings, save_result
 from align.extras.attributes.model import SCALE, Head
 from align.extras.rules.judgments import JudgedResponse
+from align.extras.rules.train import JudgmentForm
 from align.models.backbone import Backbone
 from align.models.heads import LanguageModel, response_log_probs
 from align.models.loading import LoadedModel
@@ -169,17 +170,20 @@ def encode_texts(
     return found
 
 
-class GenerativeForm(HeadForm):
+class GenerativeForm(JudgmentForm):
     """A language model learns to write the responses that pass `generator_filter`, and to rate all."""
 
     def __init__(self, loaded: LoadedModel, heads: list[Head], generator_filter: str) -> None:
-        super().__init__(loaded, heads)
-        self.generator_filter, self.questions = generator_filter, Questions(heads, loaded.tokenization)
+        super().__init__(loaded)
+        self.heads, self.questions = heads, Questions(heads, loaded.tokenization)
+        self.generator_filter = generator_filter
 
     def build_module(self) -> nn.Module:
+        """Return the module that is trained."""
         return GenerativeModel(self.loaded.backbone, self.questions, self.loaded.adapter)
 
     def encode(self, rated: Sequence[JudgedResponse], limits: Limits) -> list[RatedText]:
+        """Return rated responses as examples."""
         return encode_texts(rated, self.questions, self.loaded, limits, self.generator_filter)
 
     def sizes(self, examples: Sequence[RatedText]) -> list[int]:
@@ -194,6 +198,7 @@ class GenerativeForm(HeadForm):
     def batch_loss(
         self, model: nn.Module, device: torch.device, examples: Sequence[RatedText], batch: Sequence[RatedText]
     ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return a micro-batch's share of the loss, that of each head, and that of the generator."""
         counts = torch.zeros(len(self.heads))  # as in the head form, every head has the same weight
         for item in batch:
             for number in item.rated_part.attributes:
@@ -205,9 +210,20 @@ class GenerativeForm(HeadForm):
         sums = {f"head/{head.name}": mean for head, mean in zip(self.heads, means, strict=True)}
         return means.sum() + generator, sums | {"loss/generator": generator}
 
+    @torch.no_grad()
+    def evaluate(self, engine: TrainEngine, held_out: list[RatedText], budget: int) -> dict[str, float]:
+        """Return metrics on held-out responses, equal on every process."""
+        return attribute_metrics(self.heads, held_out, *self.judge(engine, held_out, budget)) if held_out else {}
+
+    def save(self, engine: TrainEngine, data: str, metrics: dict[str, float]) -> None:
+        """Save the model as the run's result."""
+        save_result(engine, self.loaded, self.heads, "generative", data, metrics)
+
     def judge(
         self, engine: TrainEngine, examples: Sequence[RatedText], budget: int
     ) -> tuple[Tensor, Tensor, dict[str, float]]:
+        """Return the model's predictions for rated responses, on every process, as `attribute_metrics` takes them."""
+
         def read_rows(rows: list[int]) -> list[tuple[list[float], list[float], float]]:
             items = [examples[row] for row in rows]
             answers, numbers, of_questions, of_texts = compute_texts(engine.module, items, engine.accelerator.device)

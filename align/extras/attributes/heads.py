@@ -11,7 +11,7 @@ from torch.nn.functional import one_hot
 from align.batches.encoding import Data, Limits, encode_rankings
 from align.batches.micro_batches import map_rows
 from align.core.statistics import correlation
-from align.extras.attributes.model import AttributeModel, Head, head_losses, in_label_units, save_attribute_model
+from align.extras.attributes.model import AttributeModel, Form, Head, head_losses, in_label_units, save_attribute_model
 from align.extras.rules.judgments import JudgedResponse, ScoredJudgment, encoded_responses, rule_metrics
 from align.extras.rules.train import JudgmentForm
 from align.models.backbone import require_classifier
@@ -74,28 +74,10 @@ class HeadForm(JudgmentForm):
     @torch.no_grad()
     def evaluate(self, engine: TrainEngine, held_out: list[Any], budget: int) -> dict[str, float]:
         """Return metrics on held-out responses, equal on every process."""
-        if not held_out:
-            return {}
-        predicted, losses, extra_losses = self.judge(engine, held_out, budget)
-        targets = targets_of(held_out, self.heads)
-        judged = ~targets.isnan()
-        counts = judged.sum(0)
-        metrics = {"validation/loss": float((losses / counts.clamp(min=1)).sum()) + sum(extra_losses.values())}
-        metrics |= {f"validation/{name}": value for name, value in extra_losses.items()}
-        for number, head in enumerate(self.heads):
-            rows = judged[:, number]
-            if rows.any():
-                found = head_metrics(head, predicted[rows, number], targets[rows, number])
-                metrics |= {f"validation/head/{head.name}/{name}": value for name, value in found.items()}
-        return metrics
+        return attribute_metrics(self.heads, held_out, *self.judge(engine, held_out, budget)) if held_out else {}
 
     def judge(self, engine: TrainEngine, examples: Sequence[Any], budget: int) -> tuple[Tensor, Tensor, dict[str, float]]:
-        """Return the model's predictions for rated responses, on every process.
-
-        Returns:
-            Predictions in labelers' units [B, n], the loss of each head summed over the responses it was judged on [n], and
-            further losses that count in the choice of the best model, by name.
-        """
+        """Return the model's predictions for rated responses, on every process, as `attribute_metrics` takes them."""
 
         def score_rows(rows: list[int]) -> list[list[float]]:
             part = [examples[row] for row in rows]
@@ -106,15 +88,49 @@ class HeadForm(JudgmentForm):
         losses = head_losses(outputs, targets_of_responses(examples, self.heads), self.binary)
         return in_label_units(outputs, self.heads), losses, {}
 
-    def save(self, engine: TrainEngine, config: Any, metrics: dict[str, float]) -> None:
+    def save(self, engine: TrainEngine, data: str, metrics: dict[str, float]) -> None:
         """Save the model as the run's result."""
-        run, state = engine.run, engine.model_state()
+        save_result(engine, self.loaded, self.heads, "heads", data, metrics)
 
-        def write() -> None:
-            card = run.card("Attribute model", ", ".join(filter(None, (config.train_data, config.rankings))), metrics)
-            save_attribute_model(run.folder / "model", self.loaded, state, self.heads, config.form, card)
 
-        run_on_main(write, run.accelerator)
+def attribute_metrics(
+    heads: Sequence[Head], held_out: Sequence[Any], predicted: Tensor, losses: Tensor, extra_losses: Mapping[str, float]
+) -> dict[str, float]:
+    """Return the metrics of an attribute model on held-out responses.
+
+    Args:
+        predicted: [B, n] in labelers' units.
+        losses: [n] of each head, summed over the responses it was judged on.
+        extra_losses: further losses that count in the choice of the best model, by name.
+    """
+    targets = targets_of(held_out, heads)
+    judged = ~targets.isnan()
+    counts = judged.sum(0)
+    metrics = {"validation/loss": float((losses / counts.clamp(min=1)).sum()) + sum(extra_losses.values())}
+    metrics |= {f"validation/{name}": value for name, value in extra_losses.items()}
+    for number, head in enumerate(heads):
+        rows = judged[:, number]
+        if rows.any():
+            found = head_metrics(head, predicted[rows, number], targets[rows, number])
+            metrics |= {f"validation/head/{head.name}/{name}": value for name, value in found.items()}
+    return metrics
+
+
+def save_result(
+    engine: TrainEngine, loaded: LoadedModel, heads: list[Head], form: Form, data: str, metrics: dict[str, float]
+) -> None:
+    """Save an attribute model as the run's result.
+
+    Args:
+        data: the name of the training data.
+    """
+    run, state = engine.run, engine.model_state()
+
+    def write() -> None:
+        card = run.card("Attribute model", data, metrics)
+        save_attribute_model(run.folder / "model", loaded, state, heads, form, card)
+
+    run_on_main(write, run.accelerator)
 
 
 def head_metrics(head: Head, predicted: Tensor, targets: Tensor) -> dict[str, float]:

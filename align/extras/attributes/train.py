@@ -16,7 +16,7 @@ from align.batches.encoding import Data, records_of
 from align.batches.mixtures import MixedExamples, Mixture, TrainingData, encode_mixture, is_given, mixture_of
 from align.core.errors import UserError, counted, nearest_name_hint
 from align.core.launch import run_stage
-from align.core.settings import MixtureConfig, option, require_setting
+from align.core.settings import MixtureConfig, ModelConfig, OptimizationConfig, RunConfig, option, require_setting
 from align.data.records import AttributeJudgment
 from align.extras.attributes.generative import GenerativeForm
 from align.extras.attributes.heads import HeadForm, encode_preferences
@@ -24,7 +24,7 @@ from align.extras.attributes.model import PREFERENCE, SCALE, Form, Head
 from align.extras.rules.judgments import JudgedResponse, mean_judgments, split_judgments
 from align.extras.rules.train import JudgmentConfig, train
 from align.models.roles import REWARD_ADAPTER
-from align.training.data_order import DataOrder
+from align.training.data_order import DataOrder, EpochConfig
 from align.training.model_source import Model, ModelSource
 from align.training.run import Run
 from align.training.start import build_engine, with_data_names
@@ -33,7 +33,7 @@ BOUNDS = {"binary": (0.0, 1.0), "scale": SCALE}
 
 
 @dataclass(kw_only=True)
-class AttributeConfig(MixtureConfig, JudgmentConfig):
+class AttributeConfig(MixtureConfig, JudgmentConfig, EpochConfig, ModelConfig, RunConfig, OptimizationConfig):
     """Several heads on one trunk: attributes of responses, and a preference (MT-DNN, Liu et al. 2019)."""
 
     train_data: str = option(
@@ -169,7 +169,8 @@ class AttributeTrainer:
 
     def train(self) -> Path:
         """Train from the last checkpoint on; return the folder of the best model."""
-        return train(self.config, self.form, self.engine, self.order, self.held_out)
+        data = ", ".join(filter(None, (self.config.train_data, self.config.rankings)))
+        return train(self.form, self.engine, self.order, self.held_out, data, self.config.eval_steps)
 
 
 def run_attribute_model(config: AttributeConfig) -> Path:

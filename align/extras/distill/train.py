@@ -20,7 +20,7 @@ from align.batches.mixtures import TrainingData, encode_mixture, is_given
 from align.core.errors import UserError, counted
 from align.core.launch import run_stage
 from align.core.seeds import RngStream, SeedKey
-from align.core.settings import MixtureConfig, ModelConfig, option, require_setting
+from align.core.settings import MixtureConfig, ModelConfig, OptimizationConfig, RunConfig, option, require_setting
 from align.core.tensor_ops import Padded, entropy_of, log_probs_of
 from align.extras.distill.loss import LossWeights, cosine_distance, distillation_loss, soft_cross_entropy
 from align.models.backbone import Backbone, flops_profile, with_every_layer, wrap
@@ -41,7 +41,7 @@ from align.training.start import build_engine, with_data_names
 
 
 @dataclass(kw_only=True)
-class DistillConfig(MixtureConfig, EpochConfig):
+class DistillConfig(MixtureConfig, EpochConfig, ModelConfig, RunConfig, OptimizationConfig):
     """A student that learns from a teacher's predictions, by default as DistilBERT did (Sanh et al. 2019)."""
 
     model: str = option("smollm2-135m", "the teacher: a folder, a LoRA adapter, a hub name or a built-in model")
@@ -275,7 +275,7 @@ def save(student: LoadedModel, teacher: LoadedModel, engine: TrainEngine, data: 
     run = engine.run
     state = weights_of(student.backbone, engine.model_state())
     sizes = [parameter_count(each.backbone) for each in (student, teacher)]
-    made = {"teacher": run.config.model, "parameters": f"{sizes[0]:,} of {sizes[1]:,}"}
+    made = {"teacher": run.model_config.model, "parameters": f"{sizes[0]:,} of {sizes[1]:,}"}
     card = run.card("Distilled model", data, metrics, **made)
     run_on_main(lambda: save_model(run.folder / "model", student, state, card), run.accelerator)
 
@@ -322,7 +322,7 @@ class DistillTrainer:
         small, large = (parameter_count(each.backbone) / 1e6 for each in (self.loaded, loaded))
         run.print(
             f"distill: {counted(len(mixed.examples), 'example')} to learn from, {len(self.held_out)} held out; "
-            f"teacher {run.config.model}\n"
+            f"teacher {run.model_config.model}\n"
             f"student of {small:.1f} million parameters, {small / large:.0%} of the teacher's {large:.1f}"
         )
         place_frozen_model(loaded.backbone, run.accelerator)

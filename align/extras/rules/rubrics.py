@@ -199,8 +199,8 @@ class RubricRewards(Extension):
         self.settings = settings
 
     def load(self, context: TrainingContext) -> None:
-        run, dtype = context.run, context.run.config.dtype
-        self.rubrics, self.judge = load_rubrics(self.settings, run.accelerator, dtype, run.config.micro_batch_tokens)
+        run, dtype = context.run, context.run.model_config.dtype
+        self.rubrics, self.judge = load_rubrics(self.settings, run.accelerator, dtype, run.optimization.micro_batch_tokens)
         self.modules = [self.judge.module] if isinstance(self.judge, LocalJudge) else []
         for rubric in self.rubrics:
             if not any(rubric.applies(prompt.category) for prompt in context.training_prompts):

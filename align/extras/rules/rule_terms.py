@@ -122,7 +122,7 @@ class RuleRewards(RuleTerms, Extension):
 
     def load(self, context: TrainingContext) -> None:
         self.context = context
-        self.source = load_source(self.settings.model, context.policy, context.run.config.dtype, RULE_ADAPTER, RULE)
+        self.source = load_source(self.settings.model, context.policy, context.run.model_config.dtype, RULE_ADAPTER, RULE)
         self.adapters = [self.source.adapter_on_policy] if self.source.adapter_on_policy else []
         self.modules = [self.source.loaded.model] if self.source.loaded else []
 

@@ -20,7 +20,7 @@ from align.batches.mixtures import MixedExamples, is_given
 from align.core.errors import UserError, counted, nearest_name_hint
 from align.core.files import write_json
 from align.core.launch import run_stage
-from align.core.settings import option, require_setting
+from align.core.settings import ModelConfig, OptimizationConfig, RunConfig, Settings, option, require_setting
 from align.extras.rules.judgments import (
     ScoredJudgment,
     SplitJudgments,
@@ -48,7 +48,7 @@ from align.training.start import build_engine, warn_if_prompts_are_reread, with_
 
 
 @dataclass(kw_only=True)
-class JudgmentConfig(EpochConfig):
+class JudgmentConfig(Settings):
     """Settings of the stages that learn from judgments of single responses."""
 
     validation_split: float = option(
@@ -60,7 +60,7 @@ class JudgmentConfig(EpochConfig):
 
 
 @dataclass(kw_only=True)
-class RuleConfig(JudgmentConfig):
+class RuleConfig(JudgmentConfig, EpochConfig, ModelConfig, RunConfig, OptimizationConfig):
     """A rule model (Sparrow, Glaese et al. 2022): it reads a conversation, a response and a rule, and predicts how likely
     the response violates the rule."""
 
@@ -105,16 +105,18 @@ class JudgmentForm:
         return sums
 
 
-def train(config: JudgmentConfig, form: Any, engine: TrainEngine, order: DataOrder[Any], held_out: list[Any]) -> Path:
+def train(form: Any, engine: TrainEngine, order: DataOrder[Any], held_out: list[Any], data: str, eval_steps: int) -> Path:
     """Train a rule model or an attribute model from the last checkpoint on; return the folder of the best model.
 
     Args:
         form: a `RuleForm`, a `HeadForm` or a `GenerativeForm`; the engine has its module.
         held_out: responses that choose the best model; may be empty.
+        data: the name of the training data, for the card of the model.
+        eval_steps: updates between evaluations; 0: at the end of each epoch.
     """
-    run, budget = engine.run, config.micro_batch_tokens
-    loop = EpochLoop(engine, order, config.eval_steps)
-    if config.dry_run:
+    run, budget = engine.run, engine.run.optimization.micro_batch_tokens
+    loop = EpochLoop(engine, order, eval_steps)
+    if run.config.dry_run:
         return loop.end_dry_run()
     loss_of = partial(form.batch_loss, engine.module, run.accelerator.device)
     loop.measure_largest_micro_batch(((batch, form.sizes(batch)) for batch in order.first_batches()), loss_of)
@@ -132,13 +134,13 @@ def train(config: JudgmentConfig, form: Any, engine: TrainEngine, order: DataOrd
         if loop.evaluates(update):
             metrics |= form.evaluate(engine, held_out, budget)
             if loop.is_best(metrics):
-                form.save(engine, config, metrics)
+                form.save(engine, data, metrics)
         loop.log(update, metrics)
 
     if loop.needs_evaluation():
         metrics = form.evaluate(engine, held_out, budget)
         if loop.is_best(metrics):
-            form.save(engine, config, metrics)
+            form.save(engine, data, metrics)
     run.close()
     return run.folder / "model"
 
@@ -196,14 +198,14 @@ class RuleForm(JudgmentForm):
             for row in zip(item.rules, probabilities, item.targets, strict=True)
         ]
 
-    def save(self, engine: TrainEngine, config: RuleConfig, metrics: dict[str, float]) -> None:
+    def save(self, engine: TrainEngine, data: str, metrics: dict[str, float]) -> None:
         """Save the model as the run's result."""
         run, state, loaded = engine.run, engine.model_state(), self.loaded
 
         def write() -> None:
             weights = weights_of(loaded.backbone, state)
             write_json(run.folder / "validation.json", [item._asdict() for item in self.scored])
-            metadata, card = {"rules": self.rules, "mean": 0.0}, run.card("Rule model", config.train_data, metrics)
+            metadata, card = {"rules": self.rules, "mean": 0.0}, run.card("Rule model", data, metrics)
             save_reward_model(run.folder / "model", loaded, weights, state["head.linear.weight"], metadata, card, RULE)
 
         run_on_main(write, run.accelerator)
@@ -267,10 +269,10 @@ class RuleTrainer:
         trained = sorted({rule for item in learned for rule in item.rules})
         run.print(
             f"rules: {counted(len(learned), 'response')} judged by {counted(len(trained), 'rule')} to learn from, "
-            f"{len(self.held_out)} held out, {len(unseen)} judged by held-out rules; model {run.config.model}"
+            f"{len(self.held_out)} held out, {len(unseen)} judged by held-out rules; model {run.model_config.model}"
         )
         freeze_unused_lm_head(loaded.backbone)
-        module = RewardModel(loaded.backbone, initial_head(run.config.model, loaded.backbone, RULE), loaded.adapter)
+        module = RewardModel(loaded.backbone, initial_head(run.model_config.model, loaded.backbone, RULE), loaded.adapter)
         warn_if_prompts_are_reread(run, loaded.backbone, (len(example.responses) for example in learned))
         self.form = RuleForm(loaded, unseen, {rule: rules[rule] for rule in trained})
         self.order = DataOrder(MixedExamples(learned, [len(learned)], [1.0]), config.seed, config.batch_size)
@@ -279,7 +281,8 @@ class RuleTrainer:
 
     def train(self) -> Path:
         """Train from the last checkpoint on; return the folder of the best model."""
-        return train(self.config, self.form, self.engine, self.order, self.held_out)
+        config = self.config
+        return train(self.form, self.engine, self.order, self.held_out, config.train_data, config.eval_steps)
 
 
 def run_rule_model(config: RuleConfig) -> Path:

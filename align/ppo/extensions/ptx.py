@@ -132,8 +132,8 @@ class PtxLoss(Extension):
         self.settings, self.flops_since_update = settings, 0.0
 
     def load(self, context: TrainingContext) -> None:
-        config = context.run.config
-        self.budget, limits = config.micro_batch_tokens, (context.max_prompt_tokens, config.seed, config.skip_bad_rows)
+        config, self.budget = context.run.config, context.run.optimization.micro_batch_tokens
+        limits = (context.max_prompt_tokens, config.seed, config.skip_bad_rows)
         self.examples = PtxExamples(self.settings, context.policy, *limits)
 
     def start(self, engine: TrainEngine, roles: Roles) -> None:

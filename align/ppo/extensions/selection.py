@@ -57,7 +57,7 @@ class RewardModelSelection(Extension):
             )
         if isinstance(self.reward_model, WeightedFunction):
             return
-        model = context.run.config
+        model = context.run.model_config
         (self.source,) = load_rewards([self.reward_model], context.policy, model.dtype, model.chat_template, "selection")
         self.adapters = [self.source.adapter_on_policy] if self.source.adapter_on_policy else []
         self.modules = [self.source.loaded.model] if self.source.loaded else []
