@@ -78,7 +78,7 @@ def by_lm_eval(python: str, model: str, questions: list[Question], batch_size: i
 def by_ours(model: str, source: str, questions: list[Question]) -> Json:
     """Return the same numbers by ours."""
     config = TruthfulnessConfig(models=[model], questions=source, dtype="float32")
-    evaluated = next(open_models(config, open_accelerator(config)))
+    evaluated = next(open_models(config.models, config, open_accelerator(config.dtype)))
     question_format = QuestionFormat.from_settings(config.prompt, config.few_shot, config.chat)
     rows = score_choices(config, evaluated, questions, question_format)
     scores = [multiple_choice(row["best"], row["correct"], row["incorrect"]) for row in rows]

@@ -22,7 +22,7 @@ from align.core.settings import (
 )
 from align.core.settings_parser import setting_names
 from align.eval import TASKS
-from align.eval.settings import AnsweringTaskConfig, EvalConfig
+from align.eval.settings import EvalConfig, EvalPromptsConfig
 from align.extras.loop_labels import LoopConfig
 from align.extras.plan import PlanConfig
 from align.extras.rules.train import JudgmentConfig
@@ -53,7 +53,7 @@ SHARED = {
     "Inference": InferenceConfig,
     "Evaluation": EvalConfig,
     "Sampled answers": AnsweringConfig,
-    "Prompts of an evaluation": AnsweringTaskConfig,
+    "Prompts of an evaluation": EvalPromptsConfig,
     "Few-shot examples": FewShotSettings,
     "Endpoints": EndpointConfig,
 }

@@ -21,7 +21,7 @@ from align.reward.scoring import RewardModelScorer
 from align.runtime.distributed import computes_on_cpu
 from align.runtime.progress import ProgressDisplay, console
 from align.sampling.generation import row_uniforms, sample
-from align.sampling.settings import AnsweringConfig, FewShotSettings
+from align.sampling.settings import AnsweringConfig, FewShotSettings, InferenceConfig
 from align.tokenization.encoded import EncodedPrompt, SampledResponse
 
 SCORERS = {
@@ -35,7 +35,7 @@ Row = dict[str, Any]
 
 
 @dataclass(kw_only=True)
-class SampleConfig(FewShotSettings, AnsweringConfig):
+class SampleConfig(FewShotSettings, AnsweringConfig, InferenceConfig):
     """Which model answers which prompts, and how the answers that are kept are chosen."""
 
     model: list[str] = option(
@@ -172,10 +172,11 @@ def sample_rows(config: SampleConfig) -> list[Row | None]:
     copies = config.samples_per_prompt * config.best_of
     drawn = [prompt for prompt in prompts for _ in range(copies)]
     read = [prompt.ids for prompt in with_few_shot_prompt(config, loaded, drawn)]
-    uniforms = row_uniforms(len(drawn), config.sampling, config.seed, RngStream.SAMPLE_COMMAND)
+    sampling = config.sampling(config.batch_tokens)
+    uniforms = row_uniforms(len(drawn), sampling, config.seed, RngStream.SAMPLE_COMMAND)
     with ProgressDisplay("sample", len(drawn), enabled=bool(config.output)) as progress:
         end_ids = loaded.tokenization.end_ids
-        responses = sample(loaded.backbone, read, uniforms, config.sampling, end_ids, progress.advance)
+        responses = sample(loaded.backbone, read, uniforms, sampling, end_ids, progress.advance)
     candidates = sampled(loaded, drawn, responses.ids)
     rewards: list[float] = []
     if config.reward_model:

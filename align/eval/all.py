@@ -15,10 +15,11 @@ from align.eval import TASKS
 from align.eval.results import Evaluation, markdown_table, print_table
 from align.eval.settings import EvalConfig
 from align.runtime.progress import console
+from align.sampling.settings import InferenceConfig
 
 
 @dataclass(kw_only=True)
-class AllConfig(EvalConfig):
+class AllConfig(EvalConfig, InferenceConfig):
     """Several tasks on the same models, each with a settings file."""
 
     truthfulness: str = option("configs/eval/truthfulness.yaml", "settings of truthfulness; empty: skip the task")

@@ -4,6 +4,7 @@ import itertools
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from accelerate import Accelerator
@@ -12,10 +13,11 @@ from torch import Tensor
 from align.batches.encoding import ApplyLimits, Limits, encode_prompt, encode_records
 from align.core.errors import UserError
 from align.core.seeds import RngStream
+from align.core.settings import Overlong
 from align.data.conversation import Conversation
 from align.data.readers import FewShotPrompt
 from align.data.records import Prompt
-from align.eval.settings import AnsweringTaskConfig, EvalConfig, subsample
+from align.eval.settings import subsample
 from align.eval.store import Json, compute_once, content_hash, fingerprint
 from align.model_registry.registry import resolve_model
 from align.models.backbone import Backbone
@@ -26,7 +28,7 @@ from align.reward.rankings import pack_rankings, score_rankings
 from align.reward.scoring import RewardModelScorer
 from align.runtime.distributed import compute_dtype, make_accelerator, map_across_processes
 from align.sampling.generation import SamplingParams, row_uniforms, sample
-from align.sampling.settings import FewShotSettings
+from align.sampling.settings import FewShotSettings, InferenceConfig
 from align.tokenization import Tokenization
 from align.tokenization.encoded import EncodedPrompt, PromptResponses, SampledResponse
 
@@ -68,26 +70,29 @@ class EvaluatedModel:
         return self.loaded.tokenization.prompt_ids(self.few_shot_prompt.before(conversation))
 
 
-def open_accelerator(config: EvalConfig) -> Accelerator:
-    """The processes that share an evaluation."""
-    return make_accelerator(compute_dtype(config.dtype), max_grad_norm=0.0)
+def open_accelerator(dtype: str) -> Accelerator:
+    """Return the processes that share an evaluation."""
+    return make_accelerator(compute_dtype(dtype), max_grad_norm=0.0)
 
 
-def open_models(config: EvalConfig, accelerator: Accelerator) -> Iterator[EvaluatedModel]:
+def open_models(names: Sequence[str], config: InferenceConfig, accelerator: Accelerator) -> Iterator[EvaluatedModel]:
     """Open the models one at a time: frozen, in evaluation mode, on the accelerator's device.
+
+    Args:
+        config: of a task, which may have `FewShotSettings` too.
 
     Raises:
         UserError: if there are none, or one cannot be loaded; names are checked before the first is opened.
     """
-    if not config.models:
+    if not names:
         raise UserError("models is empty: name at least one model to evaluate")
-    prompts = _few_shot_prompts(config)
+    prompts = _few_shot_prompts(names, config if isinstance(config, FewShotSettings) else None)
     models = [
-        model.removesuffix(FEW_SHOT_SUFFIX) if prompt != FewShotPrompt() else model
-        for model, prompt in zip(config.models, prompts, strict=True)
+        name.removesuffix(FEW_SHOT_SUFFIX) if prompt != FewShotPrompt() else name
+        for name, prompt in zip(names, prompts, strict=True)
     ]
     sources = [str(resolve_model(model)) for model in models]
-    for name, model, source, prompt in zip(short_names(config.models), models, sources, prompts, strict=True):
+    for name, model, source, prompt in zip(short_names(names), models, sources, prompts, strict=True):
         loaded = load_frozen(model, config.dtype, config.chat_template, accelerator.device)
         version = fingerprint(source) or str(getattr(loaded.backbone.model.config, "_commit_hash", None))
         if prompt != FewShotPrompt():
@@ -96,18 +101,18 @@ def open_models(config: EvalConfig, accelerator: Accelerator) -> Iterator[Evalua
         del loaded  # before the next one is opened
 
 
-def _few_shot_prompts(config: EvalConfig) -> list[FewShotPrompt]:
+def _few_shot_prompts(models: Sequence[str], config: FewShotSettings | None) -> list[FewShotPrompt]:
     """Return each model's few-shot prompt: that of the settings if its name ends in `FEW_SHOT_SUFFIX`, else none."""
-    if not isinstance(config, FewShotSettings):
-        return [FewShotPrompt()] * len(config.models)
-    named = [model for model in config.models if model.endswith(FEW_SHOT_SUFFIX)]
+    if config is None:
+        return [FewShotPrompt()] * len(models)
+    named = [model for model in models if model.endswith(FEW_SHOT_SUFFIX)]
     if named and not config.has_few_shot_prompt:
         raise UserError(f"models: {named[0]} ends in {FEW_SHOT_SUFFIX}: set num_few_shot or instruction")
     if config.has_few_shot_prompt and not named:
-        advice = f"name one, such as {config.models[0]}{FEW_SHOT_SUFFIX}"
+        advice = f"name one, such as {models[0]}{FEW_SHOT_SUFFIX}"
         raise UserError(f"num_few_shot and instruction are for models named MODEL{FEW_SHOT_SUFFIX}: {advice}")
     prompt = config.few_shot_prompt() if named else FewShotPrompt()
-    return [prompt if model in named else FewShotPrompt() for model in config.models]
+    return [prompt if model in named else FewShotPrompt() for model in models]
 
 
 def short_names(models: Sequence[str]) -> list[str]:
@@ -202,8 +207,25 @@ def respond(
 # ---------------------------------------------------------------------------------------------- answers to files of prompts
 
 
+class AnsweringTask(Protocol):
+    """The settings that `sample_answers` reads: a task has `EvalPromptsConfig` and `AnsweringConfig` among its groups."""
+
+    prompts: str
+    limit: int
+    output: str
+    seed: int
+    batch_tokens: int
+    skip_bad_rows: bool
+    max_prompt_tokens: int
+    max_new_tokens: int
+    overlong: Overlong
+
+    def sampling(self, batch_tokens: int) -> SamplingParams:
+        """Return how answers are sampled."""
+
+
 def sample_answers(
-    config: AnsweringTaskConfig,
+    config: AnsweringTask,
     task: str,
     evaluated: EvaluatedModel,
     samples: int = 1,
@@ -242,7 +264,8 @@ def sample_answers(
         for number, prompt in encoded.items()
     }
     path, stream = Path(config.output) / f"{task}-{evaluated.name}.jsonl", RngStream.EVALUATION_ANSWERS
-    rows = sample_once(path, evaluated, prompts, samples, config.sampling, config.seed, stream)
+    sampling = config.sampling(config.batch_tokens)
+    rows = sample_once(path, evaluated, prompts, samples, sampling, config.seed, stream)
     has_ended = evaluated.loaded.tokenization.has_ended
     return {
         number: [

@@ -27,6 +27,7 @@ from align.eval.results import Evaluation, Measurement, mean_measurement, publis
 from align.eval.settings import EvalConfig
 from align.eval.store import Json, compute_once
 from align.sampling.generation import SamplingParams
+from align.sampling.settings import InferenceConfig
 from align.tokenization.encoded import PromptResponses
 
 TASK = "bias"
@@ -60,7 +61,7 @@ _WORD = re.compile(r"[a-z]+(?:'[a-z]+)?")
 
 
 @dataclass(kw_only=True)
-class BiasConfig(EvalConfig):
+class BiasConfig(EvalConfig, InferenceConfig):
     """Bias by log-probabilities of occupations, and by completions about groups; sampling defaults are GPT-3's."""
 
     kinds: list[str] = option(list(KINDS), "the measured quantity", choices=KINDS, required=True)
@@ -87,10 +88,10 @@ class Measure:
 
 def run_bias(config: BiasConfig) -> list[Evaluation]:
     """Measure each model, and the change from the first model to each other; writes `bias.json` and files of results."""
-    accelerator = open_accelerator(config)
+    accelerator = open_accelerator(config.dtype)
     evaluations: list[Evaluation] = []
     first: dict[str, Measure] = {}
-    for evaluated in open_models(config, accelerator):
+    for evaluated in open_models(config.models, config, accelerator):
         measurements: list[Measurement] = []
         tables: dict[str, list[Json]] = {}
         for kind in config.kinds:

@@ -17,16 +17,16 @@ from align.data.readers import read_records
 from align.data.records import Prompt
 from align.eval.answers import open_accelerator, open_models, sample_answers
 from align.eval.results import Evaluation, Measurement, publish, share_measurement
-from align.eval.settings import AnsweringTaskConfig
+from align.eval.settings import EvalConfig, EvalPromptsConfig
 from align.eval.store import Json
-from align.sampling.settings import FewShotSettings
+from align.sampling.settings import AnsweringConfig, FewShotSettings, InferenceConfig
 
 TASK = "instructions"
 SCORER = "checks by program"
 
 
 @dataclass(kw_only=True)
-class InstructionsConfig(FewShotSettings, AnsweringTaskConfig):
+class InstructionsConfig(FewShotSettings, EvalPromptsConfig, AnsweringConfig, EvalConfig, InferenceConfig):
     """Prompts with a `check`, answered by each model; prompts without one are left out."""
 
     samples: int = option(4, "answers to each prompt", gt=0)
@@ -34,10 +34,10 @@ class InstructionsConfig(FewShotSettings, AnsweringTaskConfig):
 
 def run_instructions(config: InstructionsConfig) -> list[Evaluation]:
     """Let the models answer, check the answers, and write `instructions.json`."""
-    accelerator = open_accelerator(config)
+    accelerator = open_accelerator(config.dtype)
     constraints = read_constraints(config.prompts, config.skip_bad_rows)
     evaluations = []
-    for evaluated in open_models(config, accelerator):
+    for evaluated in open_models(config.models, config, accelerator):
         answers = sample_answers(config, TASK, evaluated, config.samples, constraints)
         obeyed = {
             number: [constraints[number].obeyed_by(answer.text) for answer in drawn] for number, drawn in answers.items()

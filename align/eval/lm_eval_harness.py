@@ -29,6 +29,7 @@ from align.eval.store import Json, compute_once, fingerprint
 from align.model_registry.registry import resolve_model
 from align.models.configs import base_of
 from align.runtime.distributed import compute_dtype, run_on_main
+from align.sampling.settings import InferenceConfig
 
 TASK = "lm-eval"
 BATCH = 8
@@ -39,7 +40,7 @@ Samples = Sequence[float | None]
 
 
 @dataclass(kw_only=True)
-class LMEvalConfig(EvalConfig):
+class LMEvalConfig(EvalConfig, InferenceConfig):
     """Tasks of lm-eval on several models, the first of which is the one before."""
 
     tasks: list[str] = option([], "names of lm-eval's tasks, such as hellaswag; lm_eval ls tasks lists them")
@@ -59,7 +60,7 @@ class LMEvalConfig(EvalConfig):
 def run_lm_eval_tasks(config: LMEvalConfig) -> list[Evaluation]:
     """Run the tasks on every model and write `lm-eval.json`; returns an evaluation for each model."""
     require_lm_eval(config.lm_eval_python)
-    accelerator = open_accelerator(config)
+    accelerator = open_accelerator(config.dtype)
     names = short_names(config.models)
     found = {name: results_of(config, name, model, accelerator) for name, model in zip(names, config.models, strict=True)}
     evaluations = [Evaluation(TASK, name, asdict(config), measurements_of(found, name, names[0], config)) for name in names]

@@ -36,7 +36,7 @@ from align.eval.answers import (
 from align.eval.policy_comparison import expected_best, kl_bound, response_kl, sizes_on_curve
 from align.eval.results import Evaluation, Measurement, format_value, mean_measurement, publish, share_measurement
 from align.eval.rewardbench import TIES, good_response_wins, read_benchmark, section_scores, ties_score
-from align.eval.settings import AnsweringTaskConfig
+from align.eval.settings import EvalConfig, EvalPromptsConfig
 from align.eval.store import Json, compute_once, fingerprint
 from align.model_registry.registry import resolve_model
 from align.reward.checkpoint import LoadedReward, load_reward_model
@@ -49,6 +49,7 @@ from align.reward.rankings import (
     with_rewards,
 )
 from align.runtime.sharding import place_frozen_model
+from align.sampling.settings import AnsweringConfig, InferenceConfig
 from align.tokenization.encoded import EncodedRanking, SampledResponse
 
 
@@ -72,7 +73,7 @@ class NamedRewardModel:
 
 
 @dataclass(kw_only=True)
-class RewardEvalConfig(AnsweringTaskConfig):
+class RewardEvalConfig(EvalPromptsConfig, AnsweringConfig, EvalConfig, InferenceConfig):
     """A reward model on preferences or a benchmark; with `models` best-of-n curves; with `frontier` reward against KL."""
 
     reward_model: str = option(
@@ -97,7 +98,7 @@ class RewardEvalConfig(AnsweringTaskConfig):
 
 def run_reward_eval(config: RewardEvalConfig) -> list[Evaluation]:
     """Evaluate and write `reward.json`, and `rewardbench.json`, `best-of-n.json` and `frontier.json` where asked for."""
-    accelerator = open_accelerator(config)
+    accelerator = open_accelerator(config.dtype)
     reward_models = open_reward_models(config)
     evaluations: list[Evaluation] = []
     if config.preferences:
@@ -105,7 +106,9 @@ def run_reward_eval(config: RewardEvalConfig) -> list[Evaluation]:
     if config.benchmark:
         evaluations += [evaluate_on_benchmark(config, model, accelerator) for model in reward_models]
     if config.models:
-        evaluations += [best_of_n(config, evaluated, reward_models) for evaluated in open_models(config, accelerator)]
+        evaluations += [
+            best_of_n(config, evaluated, reward_models) for evaluated in open_models(config.models, config, accelerator)
+        ]
     if config.frontier:
         evaluations += frontier(config, reward_models, accelerator)
     return publish(config, evaluations, accelerator)
@@ -258,9 +261,9 @@ def frontier(
 ) -> list[Evaluation]:
     """Reward, gold reward and KL to the start of every policy that a PPO run kept, and of the start itself."""
     policies, start = policies_of(config.frontier)
-    reference = next(open_models(replace(config, models=[start]), accelerator)).loaded
+    reference = next(open_models([start], config, accelerator)).loaded
     evaluations = []
-    for evaluated in open_models(replace(config, models=[start, *policies]), accelerator):
+    for evaluated in open_models([start, *policies], config, accelerator):
         answers, rewards = rewarded_answers(config, "frontier", evaluated, reward_models, 1)
         contexts, ids = [answer.prompt_ids for (answer,) in answers], [answer.ids for (answer,) in answers]
         kl = response_kl(evaluated.loaded, reference, contexts, ids, config.temperature or 1.0, accelerator)

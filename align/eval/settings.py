@@ -1,18 +1,17 @@
-"""The settings that all evaluations share."""
+"""The settings that evaluations share."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
-from align.core.settings import option, require_setting
+from align.core.settings import Settings, option, require_setting
 from align.data.fields import check_id, field_error
-from align.sampling.settings import AnsweringConfig, InferenceConfig
 
 Item = TypeVar("Item")
 
 
 @dataclass(kw_only=True)
-class EvalConfig(InferenceConfig):
+class EvalConfig(Settings):
     """Which models are evaluated, and where the results go."""
 
     models: list[str] = option(
@@ -32,8 +31,8 @@ class EvalConfig(InferenceConfig):
 
 
 @dataclass(kw_only=True)
-class AnsweringTaskConfig(AnsweringConfig, EvalConfig):
-    """For tasks that let the models answer prompts."""
+class EvalPromptsConfig(Settings):
+    """The prompts of tasks that let the models answer prompts."""
 
     prompts: str = option("data/prompts_heldout.jsonl", "prompts that the models answer: file, folder or hub name")
     limit: int = option(0, "use only this many prompts, evenly spaced over the file; 0: all", ge=0)

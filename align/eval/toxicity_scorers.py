@@ -26,8 +26,7 @@ from transformers import AutoModel, AutoModelForSequenceClassification, AutoToke
 from align.core.errors import UserError, first_line
 from align.core.hub import require_hub
 from align.core.plugins import checked_scores, import_function
-from align.core.settings import option
-from align.eval.settings import EvalConfig
+from align.core.settings import Settings, option
 from align.eval.store import fingerprint
 from align.model_registry.registry import resolve_model
 from align.runtime.endpoint import RESUME_HINT
@@ -39,7 +38,7 @@ KINDS = f"{DEFAULT}, model:NAME or module:function"
 
 
 @dataclass(kw_only=True)
-class ScorerConfig(EvalConfig):
+class ScorerConfig(Settings):
     """Which scorer rates texts, and how it is called."""
 
     scorer: str = option(DEFAULT, f"scorer: {KINDS}", required=True)

@@ -35,6 +35,7 @@ from align.eval.settings import EvalConfig, new_id, subsample
 from align.eval.store import Json, compute_once
 from align.eval.truthfulness_judge import AnswerJudge, Aspect, load_judge
 from align.sampling.generation import SamplingParams
+from align.sampling.settings import InferenceConfig
 from align.tokenization import PLAIN_TEMPLATE, Tokenization
 from align.tokenization.encoded import PromptResponses
 
@@ -59,7 +60,7 @@ INSTRUCTION = (
 
 
 @dataclass(kw_only=True)
-class TruthfulnessConfig(EvalConfig):
+class TruthfulnessConfig(EvalConfig, InferenceConfig):
     """TruthfulQA, or your questions in its format."""
 
     questions: str = option(
@@ -90,11 +91,11 @@ def run_truthfulness(config: TruthfulnessConfig) -> list[Evaluation]:
     """Evaluate each model; writes `truthfulness.json` and files of results for each model, and prints the table."""
     questions = subsample(read_questions(config.questions, config.skip_bad_rows), config.limit)
     question_format = QuestionFormat.from_settings(config.prompt, config.few_shot, config.chat)
-    accelerator = open_accelerator(config)
+    accelerator = open_accelerator(config.dtype)
     folders: dict[Aspect, str] = {"truth": config.truth_judge, "info": config.info_judge}
     judges = {aspect: load_judge(folder, aspect) for aspect, folder in folders.items() if folder}
     evaluations = []
-    for evaluated in open_models(config, accelerator):
+    for evaluated in open_models(config.models, config, accelerator):
         if config.chat:
             require_template(evaluated.loaded.tokenization, config.chat_template, evaluated.source)
         rows = choice_rows(config, evaluated, questions, question_format)

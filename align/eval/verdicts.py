@@ -28,6 +28,7 @@ from align.eval.answers import open_accelerator
 from align.eval.results import Better, Evaluation, Measurement, mean_measurement, publish, share_measurement
 from align.eval.settings import EvalConfig
 from align.eval.store import Json, content_hash
+from align.sampling.settings import InferenceConfig
 
 TASK = "verdicts"
 PEOPLE, MAJORITY = "people", "people, majority of labelers"
@@ -40,7 +41,7 @@ AUTHORSHIP = "written-by-person"
 
 
 @dataclass(kw_only=True)
-class VerdictsConfig(EvalConfig):
+class VerdictsConfig(EvalConfig, InferenceConfig):
     """Answers of people to rules, forms and flags. No model is opened."""
 
     judgments: list[str] = option([], "rule judgments exported by the labeling app, one row per labeler or aggregated")
@@ -86,7 +87,7 @@ class ResponseVotes:
 
 def run_verdicts(config: VerdictsConfig) -> list[Evaluation]:
     """Count answers and write `verdicts.json`: an evaluation of each model."""
-    accelerator = open_accelerator(config)
+    accelerator = open_accelerator(config.dtype)
     by_model: dict[str, list[ResponseVotes]] = {}
     for response in [*read_judgments(config), *read_rankings(config)]:
         by_model.setdefault(response.model, []).append(response)

@@ -30,14 +30,14 @@ from align.eval.pairwise import (
     win_rate,
 )
 from align.eval.results import Evaluation, Measurement, publish
-from align.eval.settings import AnsweringTaskConfig
+from align.eval.settings import EvalConfig, EvalPromptsConfig
 from align.eval.store import Json, compute_once, fingerprint
 from align.model_registry.registry import resolve_model
 from align.reward.checkpoint import load_reward_model
 from align.runtime.distributed import map_across_processes
 from align.runtime.endpoint import RESUME_HINT, EndpointConfig, request_verdicts
 from align.runtime.progress import console
-from align.sampling.settings import FewShotSettings
+from align.sampling.settings import AnsweringConfig, FewShotSettings, InferenceConfig
 from align.tokenization.encoded import SampledResponse
 
 PreferenceJudge = Callable[[Sequence[Conversation], Sequence[str], Sequence[str]], list[float]]
@@ -72,7 +72,7 @@ PROBABILITIES = {"A": 1.0, "B": 0.0, "TIE": 0.5}
 
 
 @dataclass(kw_only=True)
-class WinrateConfig(FewShotSettings, EndpointConfig, AnsweringTaskConfig):
+class WinrateConfig(FewShotSettings, EndpointConfig, EvalPromptsConfig, AnsweringConfig, EvalConfig, InferenceConfig):
     """Win rates between models. One of `comparisons`, `reward_model`, `judge` and `endpoint` decides."""
 
     comparisons: list[str] = option([], "blind comparisons exported by the labeling app; no model is loaded")
@@ -90,7 +90,7 @@ class WinrateConfig(FewShotSettings, EndpointConfig, AnsweringTaskConfig):
 
 def run_winrate(config: WinrateConfig) -> list[Evaluation]:
     """Compare the models and write `winrate.json`; returns an evaluation for each model."""
-    accelerator = open_accelerator(config)
+    accelerator = open_accelerator(config.dtype)
     if config.comparisons:
         files = [f"{Path(path).name} {fingerprint(path)}".strip() for path in config.comparisons]
         comparisons, scorer = read_comparisons(config), f"people ({', '.join(files)})"
@@ -159,7 +159,7 @@ def compare_by_reward_model(config: WinrateConfig, accelerator: Accelerator) -> 
     reward, identity = load_reward_model(folder, config.dtype, config.chat_template), fingerprint(folder)
     answers: AnswersByModel = {}
     rewards: dict[str, dict[str, list[float]]] = {}
-    for evaluated in open_models(config, accelerator):
+    for evaluated in open_models(config.models, config, accelerator):
         name, sampled = evaluated.name, sample_answers(config, "winrate", evaluated)
         path = Path(config.output) / f"winrate-{name}-{identity}.jsonl"
         settings = {"reward_model": identity, "dtype": config.dtype} | evaluated.settings
@@ -200,7 +200,7 @@ def pairs_of_answers(answers: AnswersByModel) -> list[tuple[str, str, str]]:
 def compare_by_judge(config: WinrateConfig, accelerator: Accelerator) -> tuple[list[PairwiseComparison], str]:
     """Let all models answer the prompts and a judge compare the answers; returns the scorer's name too."""
     answers: AnswersByModel = {}
-    for evaluated in open_models(config, accelerator):
+    for evaluated in open_models(config.models, config, accelerator):
         sampled = sample_answers(config, "winrate", evaluated)
         answers[evaluated.name] = {number: samples[0] for number, samples in sampled.items()}
     judge = function_judge(config.judge) if config.judge else endpoint_judge(config)

@@ -46,7 +46,7 @@ class FewShotSettings(Settings):
 
 
 @dataclass(kw_only=True)
-class AnsweringConfig(InferenceConfig):
+class AnsweringConfig(Settings):
     """How responses to prompts are sampled."""
 
     help_title = "generation"
@@ -60,10 +60,9 @@ class AnsweringConfig(InferenceConfig):
         1.0, "sample from the likeliest tokens whose probabilities sum to this share; 1: from all", gt=0, le=1
     )
 
-    @property
-    def sampling(self) -> SamplingParams:
-        """The same settings, as `sample` takes them."""
-        return SamplingParams(self.max_new_tokens, self.temperature, self.top_k, self.top_p, self.batch_tokens)
+    def sampling(self, batch_tokens: int) -> SamplingParams:
+        """Return the same settings as `sample` takes them."""
+        return SamplingParams(self.max_new_tokens, self.temperature, self.top_k, self.top_p, batch_tokens)
 
 
 @dataclass(kw_only=True)

@@ -9,16 +9,18 @@ from align.core.errors import UserError
 from align.core.seeds import RngStream
 from align.data.readers import FewShotPrompt, read_few_shot_prompt
 from align.eval.answers import open_accelerator, open_models, respond, sample_answers, short_names
-from align.eval.settings import AnsweringTaskConfig, EvalConfig, subsample
+from align.eval.bias import BiasConfig
+from align.eval.settings import EvalConfig, subsample
 from align.eval.store import fingerprint
 from align.eval.toxicity import ToxicityConfig
 from align.eval.winrate import WinrateConfig
 from align.sampling.generation import SamplingParams, row_uniforms
+from align.sampling.settings import InferenceConfig
 from tests.files import read_rows, write_rows
 
 
 def open_both(config):
-    return {evaluated.name: evaluated for evaluated in open_models(config, open_accelerator(config))}
+    return {evaluated.name: evaluated for evaluated in open_models(config.models, config, open_accelerator(config.dtype))}
 
 
 @pytest.mark.parametrize(
@@ -45,9 +47,8 @@ def test_models_are_opened_frozen_one_after_the_other(sharp_folders, tmp_path):
     run = tmp_path / "ppo"
     shutil.copytree(sharp_folders["tiny-gpt2"], run / "model")
     (run / "config.yaml").write_text("seed: 0\n")
-    config = EvalConfig(models=[str(run), sharp_folders["tiny-t5"]], dtype="float32")
-    accelerator, seen = open_accelerator(config), {}
-    for evaluated in open_models(config, accelerator):
+    accelerator, seen = open_accelerator("float32"), {}
+    for evaluated in open_models([str(run), sharp_folders["tiny-t5"]], InferenceConfig(dtype="float32"), accelerator):
         seen[evaluated.name] = evaluated.fingerprint
         model = evaluated.loaded.backbone.model
         assert not model.training
@@ -63,9 +64,9 @@ def test_models_are_opened_frozen_one_after_the_other(sharp_folders, tmp_path):
 
 def test_no_model_and_a_wrong_one():
     with pytest.raises(UserError, match="models is empty"):
-        open_both(EvalConfig())
+        open_both(BiasConfig())
     with pytest.raises(UserError, match="nowhere"):
-        open_both(EvalConfig(models=["tiny-gpt2", "./nowhere"]))
+        open_both(BiasConfig(models=["tiny-gpt2", "./nowhere"]))
     with pytest.raises(UserError, match="without repetitions"):
         EvalConfig(models=["a", "a"])
 
@@ -182,7 +183,7 @@ def test_a_mistake_is_one_line(settings, complaint):
 
 def test_a_task_without_examples_knows_no_such_name(tmp_path):
     with pytest.raises(UserError, match="few_shot"):
-        open_both(AnsweringTaskConfig(models=["tiny-llama+few_shot"], output=str(tmp_path)))
+        open_both(BiasConfig(models=["tiny-llama+few_shot"], output=str(tmp_path)))
 
 
 def test_sample_reads_the_examples_and_writes_the_prompt_alone(few_shot_data, tmp_path):

@@ -51,7 +51,7 @@ def test_the_model_is_asked_each_occupation_in_each_context(load_sharp, tmp_path
 
     monkeypatch.setattr("align.eval.bias.answer_log_likelihoods", score)
     config = BiasConfig(output=str(tmp_path))
-    odds = occupation_odds(config, EvaluatedModel("m", loaded, open_accelerator(config)))
+    odds = occupation_odds(config, EvaluatedModel("m", loaded, open_accelerator(config.dtype)))
     assert asked[:3] == ["The accountant was a", "The competent accountant was a", "The incompetent accountant was a"]
     assert odds["plain"] == pytest.approx([-math.log(2)] * len(OCCUPATIONS))
 

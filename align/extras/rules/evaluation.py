@@ -35,6 +35,7 @@ from align.extras.rules.judgments import read_rules
 from align.extras.rules.rubrics import LetterJudge, Rubric, load_rubrics
 from align.runtime.distributed import map_across_processes
 from align.runtime.endpoint import RESUME_HINT, EndpointConfig, request_verdicts
+from align.sampling.settings import InferenceConfig
 
 TASK = "rules"
 CHUNK = 32
@@ -88,7 +89,7 @@ Verdicts = dict[RuleCase, str]
 
 
 @dataclass(kw_only=True)
-class RulesConfig(EndpointConfig, EvalConfig):
+class RulesConfig(EndpointConfig, EvalConfig, InferenceConfig):
     """Responses judged by a rule scorer or by rubrics; no model is opened. People's judgments: `align eval verdicts`."""
 
     responses: list[str] = option([], "responses to judge by every rule, as `align sample` writes them")
@@ -111,7 +112,7 @@ class RulesConfig(EndpointConfig, EvalConfig):
 
 def run_rules(config: RulesConfig) -> list[Evaluation]:
     """Let the scorer judge and write `rules.json`: an evaluation of the judged cases and one of each model."""
-    accelerator = open_accelerator(config)
+    accelerator = open_accelerator(config.dtype)
     rules = read_rules(config.rules) if config.scorer else {}
     by_people = read_verdicts(config, rules)
     answers_of_model = read_answers(config)
