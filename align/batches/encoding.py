@@ -38,7 +38,9 @@ class SpelledTokens:
         """Count a record."""
         is_read = getattr(record, "ids", None) is None
         turns = (*(record.prompt if is_read else ()), *getattr(record, "continuation", ()))
-        token = self.tokenization.spelled_token([*(turn["content"] for turn in turns), *getattr(record, "responses", ())])
+        token = self.tokenization.chat.spelled_token(
+            [*(turn["content"] for turn in turns), *getattr(record, "responses", ())]
+        )
         self.records, self.found, self.example = self.records + 1, self.found + bool(token), self.example or token or ""
 
     def report(self, source: str, kind: str) -> None:

@@ -267,7 +267,7 @@ def require_vocabulary(model: PreTrainedModel, tokenization: Tokenization, name:
     beyond = {id: token for token, id in tokenization.tokenizer.get_vocab().items() if id >= rows}
     if not beyond:
         return
-    never_read = tokenization.special_ids - tokenization.written_ids()
+    never_read = tokenization.chat.special_ids - tokenization.written_ids()
     missing = beyond.keys() - never_read
     if missing:
         first = min(missing)

@@ -51,7 +51,7 @@ def can_share_base(folder: str, policy: LoadedModel, kind: HeadType = REWARD) ->
     same_base = same_base and reads_prompts_whole(folder) == is_prefix_lm(policy.backbone.model.config)
     if not same_base:
         return False
-    tokenization = load_tokenization(folder, encoder_decoder=policy.tokenization.encoder_decoder)
+    tokenization = load_tokenization(folder, encoder_decoder=policy.tokenization.chat.encoder_decoder)
     return tokenization.reads_alike(policy.tokenization)
 
 
@@ -168,7 +168,7 @@ def require_readable(
             if scorer.reads_given_ids and prompt.given_as_ids:
                 continue
             try:
-                scorer.tokenization.require_turns((*prompt.conversation, {"role": "assistant", "content": ""}))
+                scorer.tokenization.chat.require_turns((*prompt.conversation, {"role": "assistant", "content": ""}))
             except ConversationError as error:
                 raise UserError(f"{name}: {error}") from error
     scorer.require_context(name, prompts, max_new_tokens, policy.tokenization, after)

@@ -54,7 +54,7 @@ def knows_tokens_of(own: Tokenization, policy: Tokenization) -> bool:
 
     def only_pad(tokenization: Tokenization, vocabulary: Mapping[str, int]) -> bool:
         ids = {vocabulary[token] for token in changed & vocabulary.keys()}
-        return ids <= tokenization.special_ids and ids.isdisjoint(tokenization.written_ids())
+        return ids <= tokenization.chat.special_ids and ids.isdisjoint(tokenization.written_ids())
 
     return only_pad(own, first) and only_pad(policy, second)
 
@@ -147,7 +147,7 @@ class RewardModelScorer:
         longest = sorted(prompts, key=lambda prompt: len(prompt.ids))[-PROMPTS_TRIED:]
         if self.tokenization is not None:
             text = "\n".join(message["content"] for prompt in longest for message in prompt.conversation)
-            ratio = len(self.tokenization.template_ids(text)) / max(1, len(policy.template_ids(text)))
+            ratio = len(self.tokenization.chat.template_ids(text)) / max(1, len(policy.chat.template_ids(text)))
             new_tokens = math.ceil(new_tokens * ratio)
         for prompt in longest:
             nothing = SampledResponse(prompt.conversation, prompt.ids, [], "", given_as_ids=prompt.given_as_ids)

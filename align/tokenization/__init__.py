@@ -6,8 +6,6 @@ from align.tokenization.rendering import (
     NAMED_TEMPLATES,
     PLAIN_TEMPLATE,
     ConversationError,
-    DroppedTextError,
-    SpecialTokenError,
     set_template_date,
 )
 
@@ -15,9 +13,7 @@ __all__ = [
     "NAMED_TEMPLATES",
     "PLAIN_TEMPLATE",
     "ConversationError",
-    "DroppedTextError",
     "PairTokenization",
-    "SpecialTokenError",
     "Tokenization",
     "encode_demonstration",
     "load_tokenization",

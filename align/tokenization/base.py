@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerBase
 from align.core.errors import UserError
 from align.data.records import Conversation, Demonstration, Message
 from align.tokenization.encoded import EncodedDemonstration
-from align.tokenization.rendering import ChatRenderer, DroppedTextError, SpecialTokenError
+from align.tokenization.rendering import ChatRenderer, ConversationError
 
 LONGEST_CHARACTER = 4
 """Most bytes, and so tokens, of a character in UTF-8."""
@@ -24,11 +24,14 @@ JOINED = ("The answer is 4.", "4")
 MARKER = "The answer."
 
 
-class Tokenization(ChatRenderer):
+class Tokenization:
     """A tokenizer with its chat template and end tokens; arguments as for `ChatRenderer`.
 
     Args:
         extra_end_ids: more ids that end a response, from the model's generation config.
+
+    Attributes:
+        chat: renders conversations.
     """
 
     def __init__(
@@ -45,7 +48,7 @@ class Tokenization(ChatRenderer):
                 "the tokenizer has no end-of-sequence token: finished and unfinished responses would look the same"
             )
         self.has_own_template = bool(tokenizer.chat_template)
-        super().__init__(tokenizer, chat_template, encoder_decoder)
+        self.chat = ChatRenderer(tokenizer, chat_template, encoder_decoder, self.reads_pairs)
         self.end_id = self._find_end_of_turn()
         self.end_ids = frozenset({self.end_id, tokenizer.eos_token_id, *extra_end_ids})
         # Padding is never read, because lengths define where text ends: any id will do.
@@ -53,12 +56,15 @@ class Tokenization(ChatRenderer):
         self._end_texts = tokenizer.convert_ids_to_tokens(sorted(self.end_ids))
         self._tails: dict[tuple[str, ...], str] = {}
         self._closings: dict[str, int | None] = {}
-        asked = self.render(({"role": "user", "content": "Hi"},))
+        asked = self.chat.render(({"role": "user", "content": "Hi"},))
         # SentencePiece puts a space before the first word of a text, but not after a line break.
         self._joins = all(
-            self.template_ids(asked + text) == self.template_ids(asked) + self.template_ids(text) for text in JOINED
+            self.chat.template_ids(asked + text) == self.chat.template_ids(asked) + self.chat.template_ids(text)
+            for text in JOINED
         )
 
+    reads_pairs = False
+    """Whether the model reads prompt and response as a pair of texts."""
     fixed_before, fixed_after = 0, 0
     """Tokens at a prompt's beginning and a response's end that truncation must keep; only pairs have any."""
 
@@ -67,14 +73,14 @@ class Tokenization(ChatRenderer):
 
     def _find_end_of_turn(self) -> int:
         """Return the token that the template puts after an assistant's message, or end-of-sequence."""
-        text = self.render(({"role": "user", "content": "Hi"}, {"role": "assistant", "content": MARKER}), False)
+        text = self.chat.render(({"role": "user", "content": "Hi"}, {"role": "assistant", "content": MARKER}), False)
         if MARKER not in text:
-            raise DroppedTextError(
+            raise ConversationError(
                 "the chat template leaves out the assistant's turns; mend it, or give another by chat_template: plain, raw "
                 "or the path of a Jinja file"
             )
-        after = self.template_ids(text.rsplit(MARKER, 1)[-1])
-        return int(after[0] if after and after[0] in self.special_ids else self.tokenizer.eos_token_id)
+        after = self.chat.template_ids(text.rsplit(MARKER, 1)[-1])
+        return int(after[0] if after and after[0] in self.chat.special_ids else self.tokenizer.eos_token_id)
 
     def prompt_ids(self, prompt: Conversation) -> list[int]:
         """Return the prompt up to the beginning of the assistant's turn, as sampling reads it.
@@ -83,8 +89,8 @@ class Tokenization(ChatRenderer):
             ConversationError: if the template drops a turn, or a message spells a special token that the tokenizer cannot
                 read as plain characters.
         """
-        self.require_turns(prompt)
-        return self._conversation_ids(prompt)
+        self.chat.require_turns(prompt)
+        return self.chat.conversation_ids(prompt)
 
     def head_length(self, prompt: Conversation) -> int:
         """Return the number of tokens before the text of the first user turn: start token and system turn."""
@@ -115,16 +121,18 @@ class Tokenization(ChatRenderer):
         self, prompt: Conversation, texts: Sequence[str], whole: bool = True
     ) -> tuple[list[int], list[list[int]]]:
         """Return a prompt and several recorded answers, see `answer_ids`; the prompt is the part that all of them share."""
-        self.require_turns(prompt)
-        asked = self.render(prompt)
-        opening = self._conversation_ids(prompt) if self.spells_special_token(prompt) else self.template_ids(asked)
-        if self.encoder_decoder:
+        self.chat.require_turns(prompt)
+        asked = self.chat.render(prompt)
+        opening = (
+            self.chat.conversation_ids(prompt) if self.chat.spells_special_token(prompt) else self.chat.template_ids(asked)
+        )
+        if self.chat.encoder_decoder:
             return opening, [self.response_ids(text) for text in texts]
         found: list[tuple[list[int], list[int]]] = []
         for text in texts:
             messages: Conversation = (*prompt, {"role": "assistant", "content": text})
-            self.require_turns(messages)
-            told = self.render(messages, False)
+            self.chat.require_turns(messages)
+            told = self.chat.render(messages, False)
             response = self._plain_continuation(asked, told, text)
             found.append((opening, response) if response else self._cut_answer(messages, opening, whole))
         shared = min(len(ids) for ids, _ in found)
@@ -141,7 +149,7 @@ class Tokenization(ChatRenderer):
             return None
         tail = told[len(asked) + len(text) :]
         if tail not in self._closings:
-            after = self.template_ids(tail)
+            after = self.chat.template_ids(tail)
             ends = [token for token in after if token in self.end_ids] or [self.end_id]
             self._closings[tail] = ends[0] if after[:1] == ends[:1] or ends[0] not in after else None
         closing = self._closings[tail]
@@ -149,26 +157,26 @@ class Tokenization(ChatRenderer):
 
     def _cut_answer(self, messages: Conversation, opening: list[int], whole: bool) -> tuple[list[int], list[int]]:
         """Return prompt and last answer of a conversation, cut from its rendering."""
-        asked, told = self.render(messages[:-1]), self.render(messages, False)
+        asked, told = self.chat.render(messages[:-1]), self.chat.render(messages, False)
         tail = self._tail(messages)
         head, _ = self._split_tail(told, tail)
         if whole and not _letters(head).endswith(_letters(messages[-1]["content"])):
-            raise DroppedTextError(
+            raise ConversationError(
                 f"the chat template leaves out or changes a part of the answer {messages[-1]['content'][:40]!r}...; remove "
                 "that part, or give a template that writes answers whole by chat_template"
             )
-        spelled = self.spells_special_token(messages)
+        spelled = self.chat.spells_special_token(messages)
         if spelled:
-            marked = self._marked(messages)
-            asked, told = self.render(marked[:-1]), self.render(marked, False)
+            marked = self.chat.marked(messages)
+            asked, told = self.chat.render(marked[:-1]), self.chat.render(marked, False)
         head, tail = self._split_tail(told, tail)
         ends = [tail.find(text) + len(text) for text in self._end_texts if text in tail]
         text, closing = head + tail[: min(ends, default=0)], [] if ends else [self.end_id]
-        ids = [*self._marked_ids(text, spelled), *closing]
+        ids = [*self.chat.marked_ids(text, spelled), *closing]
         shared = _shared(opening, ids)
         if told.startswith(asked) and shared < len(opening):
             # A token spans the border, which never happens in sampling.
-            return opening, [*self._marked_ids(text[len(asked) :], spelled), *closing]
+            return opening, [*self.chat.marked_ids(text[len(asked) :], spelled), *closing]
         shared = min(shared, len(ids) - 1)
         return ids[:shared], ids[shared:]
 
@@ -177,7 +185,7 @@ class Tokenization(ChatRenderer):
         roles = tuple(message["role"] for message in messages)
         if roles not in self._tails:
             marked: Conversation = (*messages[:-1], {"role": "assistant", "content": MARKER})
-            self._tails[roles] = self.render(marked, False).rsplit(MARKER, 1)[-1]
+            self._tails[roles] = self.chat.render(marked, False).rsplit(MARKER, 1)[-1]
         return self._tails[roles]
 
     def _split_tail(self, told: str, tail: str) -> tuple[str, str]:
@@ -191,12 +199,12 @@ class Tokenization(ChatRenderer):
         """Return the ids of a message or of a plain text outside conversations, none of them special.
 
         Raises:
-            SpecialTokenError: if the tokenizer makes a special token nevertheless, as SentencePiece may.
+            ConversationError: if the tokenizer makes a special token nevertheless, as SentencePiece may.
         """
         ids: list[int] = self.tokenizer(text, add_special_tokens=False, split_special_tokens=True).input_ids
-        special = self.special_ids.intersection(ids)
+        special = self.chat.special_ids.intersection(ids)
         if special:
-            raise SpecialTokenError(
+            raise ConversationError(
                 f"the text contains the special token {self.tokenizer.decode([min(special)])!r}, which this tokenizer "
                 "cannot read as plain characters; remove it"
             )
@@ -204,7 +212,7 @@ class Tokenization(ChatRenderer):
 
     def as_whole_text(self, ids: list[int]) -> list[int]:
         """Add the special tokens that the tokenizer puts before every text, and for an encoder-decoder after it."""
-        return [*self.opening_ids, *ids, *self.closing_ids]
+        return [*self.chat.opening_ids, *ids, *self.chat.closing_ids]
 
     def response_ids(self, text: str) -> list[int]:
         """Return an answer tokenized alone and the end token; `answer_ids` reads it after its prompt."""
@@ -218,8 +226,8 @@ class Tokenization(ChatRenderer):
         """Return the ids that the template and the tokenizer write around messages, and all end tokens."""
         asked: Conversation = ({"role": "user", "content": "a"},)
         answered: Conversation = (*asked, {"role": "assistant", "content": "a"})
-        ids = {*self.prompt_ids(asked), *self.response_ids("a"), *self._conversation_ids(answered, False), *self.end_ids}
-        ids.update(*self._automatic_tokens())
+        ids = {*self.prompt_ids(asked), *self.response_ids("a"), *self.chat.conversation_ids(answered, False), *self.end_ids}
+        ids.update(*self.chat.automatic_tokens())
         with suppress(UserError):  # some templates take no system turn
             ids.update(self.prompt_ids(({"role": "system", "content": "a"}, *answered, *asked)))
         return ids
@@ -232,9 +240,9 @@ class Tokenization(ChatRenderer):
         Args:
             to_the_end: keep the response as it is, as reward models of other libraries read it.
         """
-        prompt_ids, ids = self.template_ids(prompt), self.template_ids(response)
-        if self.closing_ids and prompt_ids[-len(self.closing_ids) :] != self.closing_ids:
-            prompt_ids += self.closing_ids  # T5's `</s>`
+        prompt_ids, ids = self.chat.template_ids(prompt), self.chat.template_ids(response)
+        if self.chat.closing_ids and prompt_ids[-len(self.chat.closing_ids) :] != self.chat.closing_ids:
+            prompt_ids += self.chat.closing_ids  # T5's `</s>`
         end = next((number for number, token in enumerate(ids) if token in self.end_ids), None)
         if not to_the_end:
             ids = [*ids, self.end_id] if end is None else ids[: end + 1]
@@ -252,8 +260,8 @@ class Tokenization(ChatRenderer):
             ConversationError: as `prompt_ids`.
         """
         messages: Conversation = (*prompt, {"role": "assistant", "content": text})
-        self.require_turns(messages)
-        ids = self._conversation_ids(messages, generation_prompt=False, unfinished=not ended)
+        self.chat.require_turns(messages)
+        ids = self.chat.conversation_ids(messages, generation_prompt=False, unfinished=not ended)
         shared = min(_shared(self.prompt_ids(prompt), ids), len(ids) - 1)
         return ids[:shared], ids[shared:]
 
@@ -267,7 +275,7 @@ class Tokenization(ChatRenderer):
             UserError: if a continuation adds no token.
         """
         asked, encode = self.text_ids(text), self.text_ids
-        encoded = [encode(more) if self.encoder_decoder else encode(text + more)[len(asked) :] for more in following]
+        encoded = [encode(more) if self.chat.encoder_decoder else encode(text + more)[len(asked) :] for more in following]
         for more, ids in zip(following, encoded, strict=True):
             if not ids:
                 raise UserError(f"{more!r} adds no token after {text[-20:]!r}: nothing could be predicted")
@@ -303,7 +311,7 @@ class Tokenization(ChatRenderer):
         return (
             self.tokenizer.get_vocab() == other.tokenizer.get_vocab()
             and self.tokenizer.chat_template == other.tokenizer.chat_template
-            and self._conversation_ids(probe) == other._conversation_ids(probe)
+            and self.chat.conversation_ids(probe) == other.chat.conversation_ids(probe)
             and self.end_id == other.end_id
         )
 
@@ -333,7 +341,7 @@ def encode_demonstration(
     turns = [tokenization.answer_ids(messages[:place], messages[place]["content"]) for place in places]
     rows = [[*prompt, *response] for prompt, response in turns]
     # Between two answers, text with a spelled special token would mix template and message.
-    apart = not one_row or len(turns) == 1 or tokenization.spells_special_token(messages)
+    apart = not one_row or len(turns) == 1 or tokenization.chat.spells_special_token(messages)
     if apart or any(rows[-1][: len(row)] != row for row in rows):
         return [EncodedDemonstration(prompt, response, [True] * len(response)) for prompt, response in turns]
     start, learn = len(turns[0][0]), [False] * len(rows[-1])

@@ -9,7 +9,7 @@ from align.core.errors import UserError, first_line
 from align.data.records import Conversation
 from align.model_registry.registry import resolve_model
 from align.tokenization.base import Tokenization
-from align.tokenization.rendering import RAW_TEMPLATE, ConversationError
+from align.tokenization.rendering import ConversationError
 
 EndIds = Callable[[PreTrainedTokenizerBase], tuple[int, ...]]
 """Further ids that end a response, given the tokenizer."""
@@ -65,13 +65,14 @@ class PairTokenization(Tokenization):
     reads the prompt's plain text.
     """
 
-    default_template = RAW_TEMPLATE
+    reads_pairs = True
 
     def _prepare(self) -> None:
         tokenizer = self.tokenizer
         if tokenizer.eos_token is None and tokenizer.sep_token is not None:
             tokenizer.eos_token = tokenizer.sep_token  # BERT's tokenizer names no EOS
-        first, second, both = self.template_ids("a"), self.template_ids("b"), tokenizer("a", "b").input_ids
+        first, second = (tokenizer(text, add_special_tokens=False).input_ids for text in ("a", "b"))
+        both = tokenizer("a", "b").input_ids
         start = _find(both, first, 0)
         between = _find(both, second, start + len(first))
         self._before, self._middle = both[:start], both[start + len(first) : between]
@@ -80,15 +81,12 @@ class PairTokenization(Tokenization):
             raise UserError("the tokenizer writes no mark between two texts: an encoder could not tell prompt from response")
         self.fixed_before, self.fixed_after = len(self._before), len(self._after)
 
-    def _complete(self, template: str) -> str:
-        return template
-
     def _find_end_of_turn(self) -> int:
         return int(self._after[0])
 
     def prompt_ids(self, prompt: Conversation) -> list[int]:
-        self.require_turns(prompt)
-        return [*self._before, *self._conversation_ids(prompt), *self._middle]
+        self.chat.require_turns(prompt)
+        return [*self._before, *self.chat.conversation_ids(prompt), *self._middle]
 
     def answer_ids(
         self, prompt: Conversation, text: str, whole: bool = True, ended: bool = True
@@ -104,7 +102,10 @@ class PairTokenization(Tokenization):
         return [*self.text_ids(text), *self._after]
 
     def rendered_ids(self, prompt: str, response: str, to_the_end: bool = False) -> tuple[list[int], list[int]]:
-        return [*self._before, *self.template_ids(prompt), *self._middle], [*self.template_ids(response), *self._after]
+        return [*self._before, *self.chat.template_ids(prompt), *self._middle], [
+            *self.chat.template_ids(response),
+            *self._after,
+        ]
 
     def whole_turn_ids(self, prompt: Conversation, text: str, ended: bool = True) -> tuple[list[int], list[int]]:
         return self.prompt_ids(prompt), self.response_ids(text)
@@ -137,7 +138,7 @@ def with_unread_padding(tokenization: Tokenization, rows: int) -> PreTrainedToke
     pad, ends = tokenizer.pad_token_id, tokenization.end_ids
     if pad is not None and pad not in ends and pad < rows:
         return tokenizer
-    special = {token: id for token, id in vocabulary.items() if id in tokenization.special_ids}
+    special = {token: id for token, id in vocabulary.items() if id in tokenization.chat.special_ids}
     ordered = sorted(special, key=lambda token: ("pad" not in token.lower(), token != tokenizer.unk_token, special[token]))
     known = [token for token in (*ordered, *_NO_UTF8) if token in vocabulary]
     fitting = [token for token in known if vocabulary[token] not in ends and vocabulary[token] < rows]

@@ -76,15 +76,10 @@ def _literal(text: str) -> str:
 
 
 class ConversationError(UserError):
-    """A conversation that the tokenizer or its chat template cannot represent; the caller names its record."""
+    """A text that the tokenizer or its chat template cannot represent; the caller names its record.
 
-
-class SpecialTokenError(ConversationError):
-    """A text spells a special token, and the tokenizer cannot read it as plain characters."""
-
-
-class DroppedTextError(ConversationError):
-    """The chat template drops a turn or a part of an answer."""
+    The template may drop a turn or a part of an answer, or a text may spell a special token.
+    """
 
 
 class ChatRenderer:
@@ -97,22 +92,22 @@ class ChatRenderer:
     Args:
         chat_template: `auto` (the tokenizer's own, else `plain`), `plain`, `raw`, or the path of a Jinja file.
         encoder_decoder: whether an encoder reads the prompt.
+        reads_pairs: whether the model reads pairs of texts: the template defaults to `raw` and is not completed.
 
     Raises:
         UserError: if the template cannot be read or drops a turn.
     """
 
-    default_template = PLAIN_TEMPLATE
-    """For a tokenizer without a chat template."""
-
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, chat_template: str, encoder_decoder: bool) -> None:
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, chat_template: str, encoder_decoder: bool, reads_pairs: bool
+    ) -> None:
         self.tokenizer, self.encoder_decoder = tokenizer, encoder_decoder
         own = tokenizer.chat_template
         if isinstance(own, dict):  # one for each use
             own = own.get("default")
-        template = choose_template(own or self.default_template, chat_template)
+        template = choose_template(own or (RAW_TEMPLATE if reads_pairs else PLAIN_TEMPLATE), chat_template)
         tokenizer.chat_template = template
-        self.opening_ids, after = self._automatic_tokens()
+        self.opening_ids, after = self.automatic_tokens()
         self.closing_ids = after if encoder_decoder else []
         added = tokenizer.added_tokens_decoder
         # Some tokenizers (Llama 3, Phi 3) list the end of a turn only among the added tokens.
@@ -124,10 +119,10 @@ class ChatRenderer:
         self._control_tokens = _any_of(text for text, special in spellings.items() if special or text in template)
         self._special_tokens = _any_of(text for text, special in spellings.items() if special)
         self._dropped: dict[tuple[str, ...], str] = {}
-        tokenizer.chat_template = self._complete(template)
+        tokenizer.chat_template = template if reads_pairs else self._complete(template)
         self.require_turns(({"role": "user", "content": "Hi"},))
 
-    def _automatic_tokens(self) -> tuple[list[int], list[int]]:
+    def automatic_tokens(self) -> tuple[list[int], list[int]]:
         """Return the ids that the tokenizer puts before and after every text (Llama: `<s>` before; T5: `</s>` after)."""
         plain, full = self.template_ids("a"), self.tokenizer("a").input_ids
         start = next((i for i in range(len(full)) if full[i : i + len(plain)] == plain), 0)
@@ -197,7 +192,7 @@ class ChatRenderer:
             missing = [role for role, marker in zip(roles, markers, strict=True) if marker not in text]
             self._dropped[roles] = missing[0] if missing else ""
         if dropped := self._dropped[roles]:
-            raise DroppedTextError(
+            raise ConversationError(
                 f"the chat template leaves out the {dropped} turn of a conversation of {_roles(messages)}; remove such "
                 "turns, or give another template by chat_template: plain, raw or the path of a Jinja file"
             )
@@ -219,33 +214,33 @@ class ChatRenderer:
     def _controls(self, role: str) -> re.Pattern[str]:
         return self._special_tokens if role == "assistant" else self._control_tokens
 
-    def _conversation_ids(
+    def conversation_ids(
         self, messages: Conversation, generation_prompt: bool = True, unfinished: bool = False
     ) -> list[int]:
         """Return the ids of a rendered conversation; special tokens spelled in messages are read as plain characters."""
         spelled = self.spells_special_token(messages)
-        messages = self._marked(messages) if spelled else messages
-        return self._marked_ids(self.render(messages, generation_prompt, unfinished), spelled)
+        messages = self.marked(messages) if spelled else messages
+        return self.marked_ids(self.render(messages, generation_prompt, unfinished), spelled)
 
-    def _marked(self, messages: Conversation) -> Conversation:
+    def marked(self, messages: Conversation) -> Conversation:
         """Mark the special tokens that messages spell, to tell them from the template's."""
         return tuple(
             {"role": turn["role"], "content": mark_control_tokens(turn["content"], self._controls(turn["role"]))}
             for turn in messages
         )
 
-    def _marked_ids(self, text: str, spelled: bool = True) -> list[int]:
+    def marked_ids(self, text: str, spelled: bool = True) -> list[int]:
         """Return the ids of rendered marked messages.
 
         Raises:
-            SpecialTokenError: if the tokenizer cannot read a spelled special token as plain characters.
+            ConversationError: if the tokenizer cannot read a spelled special token as plain characters.
         """
         if not spelled:
             return self.template_ids(text)
         try:
             ids: list[int] = self.tokenizer(text, add_special_tokens=False, sanitize_control_tokens=True).input_ids
         except ValueError as error:
-            raise SpecialTokenError(f"{first_line(error)}; remove it") from error
+            raise ConversationError(f"{first_line(error)}; remove it") from error
         return ids
 
 

@@ -194,7 +194,7 @@ def test_an_encoder_in_memory_needs_the_class_of_a_classifier():
 def test_a_text_is_shortened_inside_its_marks(load_encoder):
     for family, (before, between, after) in {"bert": ([2], [1], [1]), "roberta": ([2], [1, 1], [1])}.items():
         loaded = load_encoder(family)
-        text = loaded.tokenization.template_ids
+        text = loaded.tokenization.chat.template_ids
         (whole, _), (short, _) = (
             encode_rankings(ROWS, loaded, limits, False) for limits in (Limits(99, 99), Limits(6, 5, "truncate"))
         )

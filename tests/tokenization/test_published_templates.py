@@ -14,7 +14,7 @@ from align.core.errors import UserError
 from align.data.records import Demonstration
 from align.model_registry.tiny import BOS, EOS, byte_tokenizer
 from align.models.loading import LoadedModel
-from align.tokenization import DroppedTextError, Tokenization, encode_demonstration, set_template_date
+from align.tokenization import ConversationError, Tokenization, encode_demonstration, set_template_date
 from tests.refusals import refusal
 
 SYSTEM, USER = {"role": "system", "content": "Be kind."}, {"role": "user", "content": "What is 2 + 2?"}
@@ -160,7 +160,7 @@ def test_a_thought_that_is_recorded_is_read_as_the_model_writes_it():
 def test_a_thought_that_the_template_leaves_out_is_refused_in_data_and_read_without_it_in_scoring():
     found = Tokenization(published(DEEPSEEK_R1))
     text = "<think>\nTwo and two.\n</think>It is 4."
-    with pytest.raises(DroppedTextError, match=r"leaves out or changes a part of the answer '<think>"):
+    with pytest.raises(ConversationError, match=r"leaves out or changes a part of the answer '<think>"):
         found.answer_ids((USER,), text)
     assert shown(found, found.answer_ids((USER,), text, whole=False)[1]) == "It is 4.<|end|>"
 
@@ -291,23 +291,23 @@ def test_a_system_turn_that_the_template_leaves_out_is_refused(load_sharp):
     line = refusal(encode_demonstrations, rows, loaded, Limits(100, 100), False)
     assert line.startswith("demonstrations in memory: record 2: the chat template leaves out the system turn of ")
     assert "chat_template" in line
-    with pytest.raises(DroppedTextError):
+    with pytest.raises(ConversationError, match="leaves out the system turn"):
         found.prompt_ids((SYSTEM, USER))
-    with pytest.raises(DroppedTextError):
+    with pytest.raises(ConversationError, match="leaves out the system turn"):
         found.whole_turn_ids((SYSTEM, USER), ANSWER)
 
 
 @pytest.mark.parametrize("role", ["user", "assistant"])
 def test_a_template_that_leaves_out_a_user_or_an_assistant_is_refused_on_loading(role):
     template = "{% for m in messages %}{% if m.role != '" + role + "' %}{{ m.content }}{% endif %}{% endfor %}"
-    with pytest.raises(DroppedTextError, match=f"leaves out the {role}"):
+    with pytest.raises(ConversationError, match=f"leaves out the {role}"):
         Tokenization(published(template))
 
 
 def test_a_template_of_the_last_turn_alone_is_refused_for_conversations():
     found = Tokenization(published("{{ messages[-1].content }}"))
     assert shown(found, found.prompt_ids((USER,))) == USER["content"]
-    with pytest.raises(DroppedTextError, match="leaves out the user turn of a conversation of user, assistant, user"):
+    with pytest.raises(ConversationError, match="leaves out the user turn of a conversation of user, assistant, user"):
         found.prompt_ids((USER, *MORE))
 
 

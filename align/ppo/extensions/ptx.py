@@ -20,7 +20,7 @@ from align.models.roles import Roles
 from align.ppo.extensions import Extension, TrainingContext
 from align.reward.rankings import group_flops, pack_rankings
 from align.sft.loss import demonstration_loss
-from align.tokenization import SpecialTokenError
+from align.tokenization import ConversationError
 from align.training.engine import TrainEngine
 
 FITTED_EXAMPLES = 16
@@ -164,7 +164,7 @@ def _documents(data: str, policy: LoadedModel, skip_bad_rows: bool) -> Iterator[
     for number, text in enumerate(read_texts(data, skip_bad_rows), start=1):
         try:
             yield policy.tokenization.text_ids(text.text)
-        except SpecialTokenError as error:
+        except ConversationError as error:
             raise UserError(f"{data}: text {text.id or number}: {error}") from error
 
 
