@@ -4,7 +4,7 @@ import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol
 
 import torch
 
@@ -25,7 +25,7 @@ from align.runtime.distributed import (
 from align.runtime.flops import peak_flops
 from align.runtime.progress import ProgressDisplay, console
 from align.tokenization import set_template_date
-from align.training.checkpoint import BackgroundWork, Checkpoint
+from align.training.background import BackgroundWork
 from align.training.checkpoint.files import checkpoint_to_resume
 from align.training.memory import GIB, Memory
 from align.training.run_folder import (
@@ -41,10 +41,20 @@ if TYPE_CHECKING:
     from align.training.callbacks import TrainerCallbacks
 
 
+class Savable(Protocol):
+    """The state of a stage that is saved between updates: a `Checkpoint`."""
+
+    def states(self) -> dict[str, Any]:
+        """Return the current states of the stage's parts."""
+
+    def save(self, update: int, states: dict[str, Any] | None = None) -> None:
+        """Write the state after an update; `states` of the parts, if not the current ones."""
+
+
 class _UpdateStart(NamedTuple):
     """The state at the beginning of an update: a stop saves it as long as the update has changed no weight."""
 
-    checkpoint: Checkpoint
+    checkpoint: Savable
     update: int
     states: dict[str, Any]
 
@@ -188,7 +198,7 @@ class Run:
         if self.is_main:
             self.files.write_rows(name, rows, update)
 
-    def updates(self, first: int, total: int, checkpoint: Checkpoint) -> Iterator[int]:
+    def updates(self, first: int, total: int, checkpoint: Savable) -> Iterator[int]:
         """Count updates from `first` to `total` (both included), with a progress bar, or lines in a log file.
 
         Args:
@@ -242,13 +252,13 @@ class Run:
             checkpoint, update, states = self._update_start
             self._save_and_stop(checkpoint, update - 1, states)
 
-    def _save(self, checkpoint: Checkpoint, update: int, states: dict[str, Any] | None = None) -> None:
+    def _save(self, checkpoint: Savable, update: int, states: dict[str, Any] | None = None) -> None:
         checkpoint.save(update, states)
         self.saved = update
         if self.callbacks:
             self.callbacks.saved()
 
-    def _save_and_stop(self, checkpoint: Checkpoint, update: int, states: dict[str, Any] | None = None) -> NoReturn:
+    def _save_and_stop(self, checkpoint: Savable, update: int, states: dict[str, Any] | None = None) -> NoReturn:
         """Save an update, unless it is saved, and raise `Stopped`."""
         with self.stop.saving():
             if update != self.saved:
