@@ -54,18 +54,13 @@ class ChatConfig(Settings):
     reference: str = option(
         "", "with web: model that token log-probs are compared with; empty: the base of an adapter, else none"
     )
-    value_model: str = option(
-        "", "with web: reward model or critic that is evaluated after every token; empty: the reward model"
-    )
-    annotate: str = option("", "with web: database of the labeling app that answers are sent to, a URL or an SQLite file")
     host: str = option("127.0.0.1", "with web: address to listen on; 0.0.0.0: every network, without a password")
     port: int = option(7861, "with web: port to listen on", gt=0, lt=65536)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require_setting(self, "model", len(self.model) <= MODELS, "one or two models")
-        for name in ("reference", "value_model", "annotate"):
-            require_setting(self, name, self.web or not getattr(self, name), "left out without --web")
+        require_setting(self, "reference", self.web or not self.reference, "left out without --web")
 
     @property
     def sampling(self) -> SamplingParams:

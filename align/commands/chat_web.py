@@ -3,14 +3,20 @@
 import os
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from align.commands.chat import ChatAnswer, ChatConfig
-from align.commands.chat_room import ChatRoom, Figures, Histories, TokenFigures
+import torch
+
+from align.commands.chat import ChatAnswer, ChatConfig, Scorer, Speaker
 from align.core.errors import UserError
 from align.core.plugins import require_extra
-from align.model_registry.registry import registered_name
+from align.core.tensor_ops import Padded
+from align.data.conversation import Conversation, Message, check_conversation
+from align.model_registry.registry import registered_name, resolve_model
+from align.models.configs import base_of
+from align.models.heads import LanguageModel
+from align.sampling.generation import SamplingParams
 
 os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")  # read when Gradio is imported
 if TYPE_CHECKING:
@@ -22,6 +28,114 @@ FULL_COLOR = 2.0
 ESCAPE = """<script>document.addEventListener("keydown", (event) => {
   if (event.key === "Escape") document.querySelector("#stop")?.click();
 });</script>"""
+
+
+class TokenFigures(NamedTuple):
+    """The texts of an answer's tokens, "" for a part of a character, and a number for each."""
+
+    texts: list[str]
+    values: list[float]
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Figures of one answer; None where no model gives them."""
+
+    reward: float | None = None
+    ratios: TokenFigures | None = None
+
+
+@dataclass
+class Histories:
+    """The turns of each model's conversation, without the system message."""
+
+    turns: list[list[Message]]
+    answers: list[ChatAnswer | None] = field(default_factory=list)
+    """The last answer of each model; None where there is none."""
+
+
+class ChatRoom:
+    """One or two models with their reference and a reward model."""
+
+    def __init__(self, config: ChatConfig) -> None:
+        self.config = config
+        self._loaded: dict[str, Speaker] = {}
+        self.speakers = [self._speaker(name) for name in config.model]
+        self.references = [self._reference(speaker) for speaker in self.speakers]
+        self.scorer = Scorer(config.reward_model, config.dtype) if config.reward_model else None
+
+    def _speaker(self, name: str) -> Speaker:
+        """A model, loaded once even if it is also a reference."""
+        if name not in self._loaded:
+            self._loaded[name] = Speaker(name, self.config.dtype, self.config.chat_template, self.config.seed)
+        return self._loaded[name]
+
+    def _reference(self, speaker: Speaker) -> Speaker | None:
+        base, is_adapter = base_of(str(resolve_model(speaker.name)))
+        name = self.config.reference or (base if is_adapter else "")
+        if not name or name == speaker.name:
+            return None
+        reference = self._speaker(name)
+        require_comparable(speaker, reference)
+        return reference
+
+    def empty(self) -> Histories:
+        """Return the beginning of a conversation."""
+        return Histories([[] for _ in self.speakers], [None] * len(self.speakers))
+
+    def ask(self, histories: Histories, system: str, text: str, sampling: SamplingParams) -> Iterator[Histories]:
+        """Yield the histories with the answers of all models to a message, longer with every token."""
+        asked: list[list[Message]] = []
+        for turns in histories.turns:  # the reader may have stopped a model before it began to answer
+            answered = turns[:-1] if turns and turns[-1]["role"] == "user" else turns
+            asked.append([*answered, {"role": "user", "content": text}])
+        found: list[ChatAnswer | None] = [None] * len(self.speakers)
+        yield Histories(asked, list(found))
+        pairs = zip(self.speakers, asked, strict=True)
+        streams = {i: speaker.answer(_conversation(system, turns), sampling) for i, (speaker, turns) in enumerate(pairs)}
+        while streams:
+            for number, stream in list(streams.items()):
+                answer = next(stream, None)
+                if answer is None:
+                    del streams[number]
+                else:
+                    found[number] = answer
+            yield Histories([_with_answer(*pair) for pair in zip(asked, found, strict=True)], list(found))
+
+    def figures(self, number: int, answer: ChatAnswer) -> Figures:
+        """Return the figures of an answer of model `number`."""
+        speaker, reference = self.speakers[number], self.references[number]
+        return Figures(
+            self.scorer.score(speaker, answer) if self.scorer else None,
+            log_ratios(speaker, reference, answer) if reference else None,
+        )
+
+
+def _conversation(system: str, turns: Sequence[Message]) -> Conversation:
+    begin: list[Message] = [{"role": "system", "content": system}] if system.strip() else []
+    return check_conversation([*begin, *turns], "messages")
+
+
+def _with_answer(asked: list[Message], answer: ChatAnswer | None) -> list[Message]:
+    return [*asked, {"role": "assistant", "content": answer.text}] if answer and answer.text else asked
+
+
+def require_comparable(speaker: Speaker, reference: Speaker) -> None:
+    """Raise a UserError unless the reference reads the token ids of the model."""
+    if not speaker.loaded.tokenization.reads_alike(reference.loaded.tokenization):
+        raise UserError(
+            f"reference {reference.name}: its tokenizer or chat template differs from that of {speaker.name}; give the "
+            "model that training started from"
+        )
+
+
+@torch.no_grad()
+def log_ratios(speaker: Speaker, reference: Speaker, answer: ChatAnswer) -> TokenFigures:
+    """Return log pi(token) - log pi_ref(token) in nats at temperature 1; their sum is an estimate of the KL divergence."""
+    prompt, response = Padded.from_lists([answer.prompt]), Padded.from_lists([answer.ids])
+    models = [each.loaded.backbone for each in (speaker, reference)]
+    ours, theirs = (LanguageModel(each)(prompt.to(each.device), response.to(each.device))[0].cpu() for each in models)
+    return TokenFigures(speaker.loaded.tokenization.token_texts(answer.ids), (ours - theirs).tolist())
 
 
 def serve(config: ChatConfig) -> None:
@@ -68,7 +182,6 @@ class Column(NamedTuple):
     chat: Any
     facts: Any
     ratios: Any
-    values: Any
 
 
 def build_page(room: ChatRoom) -> "gr.Blocks":
@@ -88,7 +201,6 @@ def build_page(room: ChatRoom) -> "gr.Blocks":
             send = gr.Button("Send", variant="primary")
             stop = gr.Button("Stop", variant="stop", elem_id="stop")
             reset = gr.Button("New conversation")
-            label = gr.Button("Send to labelers", visible=room.database is not None)
         with gr.Accordion("Settings", open=False):
             system = gr.Textbox(label="System message", value=config.system)
             with gr.Row():
@@ -104,11 +216,9 @@ def build_page(room: ChatRoom) -> "gr.Blocks":
         # One concurrency_id: these events run one after the other.
         options: dict[str, Any] = {"show_progress": "hidden", "concurrency_id": "models", "api_visibility": "private"}
         asked = [event(handlers.ask, [box, *given], outputs, **options) for event in (box.submit, send.click)]
-        labeled = label.click(handlers.send_to_labelers, given, [status], **options)
-        running: list[Any] = [*asked, labeled]
-        stop.click(None, cancels=running)
+        stop.click(None, cancels=asked)
         for event in (reset.click, *(column.chat.clear for column in columns)):
-            event(handlers.reset, None, outputs, cancels=running, **options)  # after the answer that it cancels
+            event(handlers.reset, None, outputs, cancels=asked, **options)  # after the answer that it cancels
     return cast("gr.Blocks", page)
 
 
@@ -125,12 +235,7 @@ def _column(room: ChatRoom, number: int) -> Column:
             visible=reference is not None,
             elem_id=f"ratios-{number}",
         )
-        values = gr.HighlightedText(
-            label="reward up to each token (violet: positive, red: negative; full color at the largest)",
-            visible=room.value_scorer is not None,
-            elem_id=f"values-{number}",
-        )
-    return Column(chat, facts, ratios, values)
+    return Column(chat, facts, ratios)
 
 
 class Handlers:
@@ -159,21 +264,13 @@ class Handlers:
             kept = now.turns if any(now.answers) and now is not histories else histories.turns
             yield self._shown(replace(now, turns=kept)) | {self.status: f"**{error}**"}
 
-    def send_to_labelers(self, histories: Histories, system: str, *controls: float) -> dict[Any, Any]:
-        """Send the last answers to the labeling app."""
-        try:
-            name = self.room.send(histories, system, self._sampling(controls))
-        except UserError as error:
-            return {self.status: f"**{error}**"}
-        return {self.status: f"Sent to labelers as batch “{name}”."}
-
     def reset(self) -> dict[Any, Any]:
         """Begin a new conversation."""
         return self._shown(self.room.empty()) | self._without_figures()
 
     def _without_figures(self) -> dict[Any, Any]:
-        figures = {part: None for column in self.columns for part in (column.ratios, column.values)}
-        return figures | {column.facts: "" for column in self.columns} | {self.status: ""}
+        empty = {part: value for column in self.columns for part, value in ((column.ratios, None), (column.facts, ""))}
+        return empty | {self.status: ""}
 
     def _sampling(self, controls: Sequence[float]) -> Any:
         temperature, top_p, top_k, longest = controls
@@ -195,13 +292,11 @@ class Handlers:
         if figures.ratios:
             total = sum(figures.ratios.values)
             facts.append(f"log-ratio {total:.2f} nats over {len(figures.ratios.values)} tokens")
-            shown[column.ratios] = colored(figures.ratios, FULL_COLOR)
-        if figures.values:
-            shown[column.values] = colored(figures.values, max(map(abs, figures.values.values), default=1.0) or 1.0)
+            shown[column.ratios] = colored(figures.ratios)
         return {column.facts: " · ".join(facts)} | shown
 
 
-def colored(figures: TokenFigures, full: float) -> list[tuple[str, float]]:
-    """Return the tokens with numbers from -1 to 1; `full` and more is 1."""
+def colored(figures: TokenFigures) -> list[tuple[str, float]]:
+    """Return the tokens with numbers from -1 to 1; `FULL_COLOR` and more is 1."""
     pairs = zip(figures.texts, figures.values, strict=True)
-    return [(text, max(-1.0, min(1.0, value / full))) for text, value in pairs if text]
+    return [(text, max(-1.0, min(1.0, value / FULL_COLOR))) for text, value in pairs if text]

@@ -1,7 +1,6 @@
 """`align chat`: turns, commands, two models, rewards, figures of tokens, and the keys of a real terminal."""
 
 import io
-import json
 import os
 import pty
 import re
@@ -16,13 +15,12 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from align import cli
-from align.commands.chat import Scorer, Speaker
-from align.commands.chat_room import log_ratios, open_database, require_comparable, token_values
+from align.commands.chat import Speaker
+from align.commands.chat_web import log_ratios, require_comparable
 from align.core.errors import UserError
 from align.core.seeds import RngStream
 from align.sampling.generation import SamplingParams, row_uniforms, sample
 from tests.commands.words import words_of
-from tests.files import write_rows
 
 GREEDY = {"temperature": 0, "max_new_tokens": 10, "dtype": "float32"}
 
@@ -111,21 +109,12 @@ def test_a_mistake_keeps_the_conversation(lines, settings, line, sharp_folders, 
     [
         (["a", "b", "c"], "model is ['a', 'b', 'c'], but must be one or two models"),
         ([], "model is [], but must be given"),
-        (["a", "--annotate", "x.db"], "annotate is 'x.db', but must be left out without --web"),
+        (["a", "--reference", "b"], "reference is 'b', but must be left out without --web"),
         (["tiny-gpt2", "--reward_model", "/nowhere"], "/nowhere: neither a reward model of this package"),
     ],
 )
 def test_wrong_settings_are_one_line(words, line, command_error):
     assert line in command_error(cli.main, ["chat", *words])
-
-
-@pytest.mark.parametrize("prefix", ["", "sqlite:///"])
-def test_a_mistyped_database_is_not_created(prefix, tmp_path):
-    pytest.importorskip("annotation_ui.store.database")
-    place = tmp_path / "anotate.db"
-    with pytest.raises(UserError, match="no such file or folder; give the folder of align annotate --data-dir"):
-        open_database(f"{prefix}{place}")
-    assert not place.exists()
 
 
 ASKED = [{"role": "user", "content": "Hi"}]
@@ -152,21 +141,6 @@ def test_log_ratios_are_differences_of_log_probs(sharp_folders):
     assert len(figures.texts) == len(figures.values) == len(answer.ids)
     assert max(map(abs, figures.values)) > 0.1
     assert log_ratios(speaker, speaker, answer).values == [0.0] * len(answer.ids)
-
-
-@pytest.mark.parametrize("policy", ["tiny-llama", "tiny-t5"])
-def test_the_last_value_is_the_reward(policy, sharp_folders, tmp_path):
-    rows = [{"prompt": f"{i}?", "responses": ["yes", "no"], "ranks": [1, 2]} for i in range(8)]
-    write_rows(tmp_path / "ranked.jsonl", rows)
-    (tmp_path / "shown.jsonl").write_text(json.dumps({"prompt": "Hi", "completion": "Hello"}) + "\n")
-    settings = {"train_data": tmp_path / "ranked.jsonl", "demonstrations": tmp_path / "shown.jsonl", "report_to": "none"}
-    cli.main(["reward", *words_of(model=sharp_folders["tiny-gpt2"], output_dir=tmp_path / "run", **settings)])
-    speaker, scorer = Speaker(sharp_folders[policy], "float32"), Scorer(str(tmp_path / "run"), "float32")
-    answer = answer_of(speaker)
-    figures = token_values(speaker, scorer, answer)
-    assert scorer.reward.mean != 0.0
-    assert figures.values[-1] == pytest.approx(scorer.score(speaker, answer), abs=1e-5)
-    assert len(figures.texts) == len(figures.values)
 
 
 def test_models_with_other_tokens_are_not_compared():

@@ -1,18 +1,15 @@
-"""The page of `align chat --web` in a browser: streaming, figures, stop, keys, and items for labelers."""
+"""The page of `align chat --web` in a browser: streaming, figures, stop and keys."""
 
 import re
 import socket
 
 import pytest
 from playwright.sync_api import expect
-from sqlalchemy import select
 
 from align import cli
 from align.commands.chat import ChatConfig, Speaker
-from align.commands.chat_room import ChatRoom
-from align.commands.chat_web import start
+from align.commands.chat_web import ChatRoom, start
 from align.core.errors import UserError
-from annotation_ui.store.schema import Batch, Item
 from tests.commands.words import words_of
 from tests.files import write_rows
 from tests.ports import free_port
@@ -79,52 +76,23 @@ def bubbles(page, number, role):
     return page.locator(f"#chat-{number} .message.{role}")
 
 
-def test_two_models_answer_with_rewards_and_colored_tokens(models, sharp_folders, open_chat, tmp_path):
+def test_two_models_answer_with_rewards_and_colored_tokens(models, sharp_folders, open_chat):
     lora, base = str(models / "lora" / "model"), sharp_folders["tiny-llama"]
-    (tmp_path / "a.db").touch()
-    more = {"reward_model": str(models / "reward"), "annotate": str(tmp_path / "a.db")}
-    room, page = open_chat(model=[lora, base], temperature=0.0, **more)
+    room, page = open_chat(model=[lora, base], temperature=0.0, reward_model=str(models / "reward"))
     assert room.references == [room.speakers[1], None], "the base of the adapter, which is loaded once"
     ask(page, "Name a moon.")
     for number in (0, 1):
         expect(bubbles(page, number, "user")).to_have_text("Name a moon.")
         expect(page.locator(f"#facts-{number}")).to_contain_text(re.compile(r"reward -?\d+\.\d{3}"))
-        expect(page.locator(f"#values-{number}")).to_be_visible()
     expect(page.locator("#facts-0")).to_contain_text("log-ratio")
-    for part in ("ratios", "values"):
-        tokens = page.locator(f"#{part}-0 .score-token")
-        expect(tokens.first).to_be_visible()
-        styles = [token.get_attribute("style") for token in tokens.all()]
-        assert any(not style.endswith(", 0);") for style in styles), "some token has a color"
+    tokens = page.locator("#ratios-0 .score-token")
+    expect(tokens.first).to_be_visible()
+    styles = [token.get_attribute("style") for token in tokens.all()]
+    assert any(not style.endswith(", 0);") for style in styles), "some token has a color"
     expect(page.locator("#ratios-1")).to_be_hidden()
     ask(page, "And another?")
     expect(bubbles(page, 0, "user")).to_have_count(2)
     expect(page.locator("#facts-1")).to_contain_text("reward")
-
-    page.get_by_role("button", name="Send to labelers").click()
-    expect(page.locator("#status")).to_contain_text("Sent to labelers as batch")
-    with room.database.read() as session:
-        (batch,) = session.scalars(select(Batch))
-        items = list(session.scalars(select(Item).order_by(Item.position)))
-    assert (batch.task, batch.open) == ("rank", True)
-    for item in items:
-        assert [turn["role"] for turn in item.content["prompt"]] == ["user", "assistant", "user"]
-        assert len(set(item.content["responses"])) == 2
-        assert item.content["model"][:1] in ([lora], [base])
-
-
-def test_one_model_gives_a_second_answer_to_rank(open_chat, tmp_path):
-    room, page = open_chat(model=["tiny-llama"], annotate=str(tmp_path))
-    page.get_by_role("button", name="Send to labelers").click()
-    expect(page.locator("#status")).to_have_text("there is no answer yet")
-    ask(page, "Hi")
-    expect(bubbles(page, 0, "bot")).to_have_count(1)
-    expect(page.locator("#status")).to_have_text("")
-    page.get_by_role("button", name="Send to labelers").click()
-    expect(page.locator("#status")).to_contain_text("Sent to labelers as batch")
-    with room.database.read() as session:
-        (item,) = session.scalars(select(Item))
-    assert (item.content["prompt"], item.content["model"]) == ("Hi", ["tiny-llama", "tiny-llama"])
 
 
 @pytest.mark.parametrize("how", ["button", "Escape"])
