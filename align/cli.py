@@ -36,7 +36,7 @@ TRAINING_STAGES = {
 }
 OTHER_STAGES = {
     "sample": Stage(
-        "MODEL --prompt TEXT: print a model's responses, or write those to a file of prompts",
+        "MODEL --prompt TEXT: print responses; --prompts FILE --output FILE: answer a file of prompts",
         "align.commands.sample:SampleConfig",
         "align.commands.sample:sample_command",
         "model",
@@ -134,7 +134,7 @@ def _eval(words: list[str]) -> None:
 
     if not words or words[0] in ("--help", "-h"):
         width = max(map(len, TASKS))
-        print("usage: align eval TASK --config FILE --key value ...\n\ntasks:")
+        print("usage: align eval TASK [--config FILE.yaml ...] [--SETTING VALUE ...]\n\ntasks:")
         print("\n".join(f"  {name:<{width}}  {task.help}" for name, task in TASKS.items()))
         print("\nalign eval TASK --help lists a task's settings")
         return

@@ -34,7 +34,7 @@ UNFINISHED = "\ufffd"
 
 @dataclass(kw_only=True)
 class ChatConfig(Settings):
-    """Which models answer, how they are sampled, and which figures are shown."""
+    """Chat with one or two models."""
 
     model: list[str] = option([], "one or two models: folders, hub names or built-in models", required=True)
     system: str = option("", "system message before each conversation; empty: none")

@@ -29,7 +29,9 @@ def main(arguments: list[str]) -> None:
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-    options = launch_command_parser().parse_args(arguments)
+    parser = launch_command_parser()
+    parser.prog = "align launch"
+    options = parser.parse_args(arguments)
     # torch's agent hands these to its processes; without the last one, SIGUSR1 would kill it and leave them behind.
     options.signals_to_handle = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"
     options.shutdown_timeout = SHUTDOWN_SECONDS

@@ -36,7 +36,7 @@ Row = dict[str, Any]
 
 @dataclass(kw_only=True)
 class SampleConfig(FewShotSettings, AnsweringConfig, InferenceConfig):
-    """Which model answers which prompts, and how the answers that are kept are chosen."""
+    """Sample responses to prompts, optionally the best of n."""
 
     model: list[str] = option(
         [], "model to sample from: a folder, a hub name or a built-in model; with prompt several", required=True

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True)
 class ServeRewardConfig(Settings):
-    """Settings of `align serve-reward`."""
+    """Serve a reward model's scores over HTTP."""
 
     reward_model: str = option(
         "", "folder of a reward model, or of any transformers classifier with one label", required=True

@@ -27,7 +27,7 @@ class OneLineParser(argparse.ArgumentParser):
 
 def report_command(arguments: list[str]) -> None:
     """Write the requested files, and print the path of each."""
-    parser = OneLineParser(prog="align report", allow_abbrev=False, description=REPORT_HELP)
+    parser = OneLineParser(prog="align report", allow_abbrev=False, description="Write the report of a run.")
     parser.add_argument(
         "runs",
         metavar="RUN",
@@ -55,7 +55,7 @@ def data_command(arguments: list[str]) -> None:
     """Describe a file, convert it to this project's layout, or clean raw text."""
     from align.data import KINDS, cleaning
 
-    parser = OneLineParser(prog="align data", allow_abbrev=False, description=DATA_HELP)
+    parser = OneLineParser(prog="align data", allow_abbrev=False, description="Inspect, convert and clean data files.")
     actions = parser.add_subparsers(metavar="check|convert|clean", required=True)
     check = actions.add_parser("check", help="describe a file: records, lengths, ties, repeated prompts, bad rows")
     convert = actions.add_parser("convert", help="write a file in this project's layout, as JSON Lines")
@@ -111,7 +111,7 @@ def _clean(options: Namespace) -> None:
 
 def model_command(arguments: list[str]) -> None:
     """List the built-in models, or print the folder of one model after making, downloading or consolidating it."""
-    parser = OneLineParser(prog="align model", allow_abbrev=False, description=MODEL_HELP)
+    parser = OneLineParser(prog="align model", allow_abbrev=False, description="List, fetch, push and consolidate models.")
     actions = parser.add_subparsers(metavar="list|fetch|push|consolidate", required=True)
     actions.add_parser("list", help="list the models that need no hub").set_defaults(run=lambda _: _print_builtin_models())
     fetch = actions.add_parser("fetch", help="make or download a model, and print its folder")

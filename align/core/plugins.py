@@ -23,8 +23,12 @@ def require_extra(extra: str) -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        install = f"pip install 'align-rlhf[{extra}]'"
-        raise UserError(f"{error.name} is not installed; install the extra: {install}") from error
+        raise UserError(f"{error.name} is not installed; {install_hint(extra)}") from error
+
+
+def install_hint(extra: str) -> str:
+    """The part of an error message with the command that installs an extra."""
+    return f"install the extra {extra} in the clone: pip install -c constraints.txt -e '.[{extra}]'"
 
 
 def import_function(path: str, purpose: str, form: str = "module:function") -> Callable[..., Any]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from align.core.errors import UserError, first_line, nearest_name_hint
+from align.core.plugins import install_hint
 from align.data.fields import SCORES
 
 STRUCTURED = {
@@ -75,7 +76,7 @@ def excel_rows(path: Path, label: str, columns: Columns) -> Iterator[dict[str, A
     try:
         from openpyxl import load_workbook
     except ModuleNotFoundError as error:
-        remedy = "install it with pip install 'align-rlhf[xlsx]', or save the sheet as CSV UTF-8"
+        remedy = f"save the sheet as CSV UTF-8, or {install_hint('xlsx')}"
         raise UserError(f"{label}: Excel files need openpyxl; {remedy}") from error
     try:
         book = load_workbook(path, read_only=True, data_only=True)

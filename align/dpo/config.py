@@ -19,7 +19,7 @@ from align.training.data_order import EpochConfig
 class DPOConfig(MixtureConfig, SplitConfig, EpochConfig, ModelConfig, RunConfig, OptimizationConfig):
     """A policy that learns from rankings without a reward model; the reference is the initial policy."""
 
-    learning_rate: float = option(1e-6, "peak learning rate (1e-6 for all weights: DPO, appendix B; some 1e-5 with LoRA)")
+    learning_rate: float = option(1e-6, "peak learning rate (1e-6 for all weights: DPO, appendix B; 1e-5 to 1e-4 with LoRA)")
     train_data: str = option(
         "data/rankings.jsonl",
         "rankings or pairs to learn from: file, folder or hub name; several are separated by commas, each as NAME or "

@@ -19,6 +19,7 @@ from transformers.integrations import unset_hf_deepspeed_config
 
 from align.core import heartbeat
 from align.core.errors import OtherProcessError, UserError, reason
+from align.core.plugins import install_hint
 from align.runtime.process import keep_freed_memory, return_freed_memory
 
 Item = TypeVar("Item")
@@ -88,7 +89,7 @@ def make_accelerator(
             **kwargs,
         )
     except ImportError as error:
-        raise UserError("DeepSpeed is not installed; install the extra: pip install 'align-rlhf[deepspeed]'") from error
+        raise UserError(f"DeepSpeed is not installed; {install_hint('deepspeed')}") from error
     limit_collectives(timeout)
     if zero_stage(accelerator) < 3:
         keep_freed_memory()

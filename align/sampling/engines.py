@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Protocol
 
 from align.core.errors import UserError
+from align.core.plugins import install_hint
 from align.core.seeds import SeedKey
 from align.models.backbone import Backbone
 from align.models.loading import LoadedModel
@@ -113,7 +114,7 @@ def make_engine(config: EngineConfig, train_engine: TrainEngine, loaded: LoadedM
     if importlib.util.find_spec("vllm") is None:
         raise UserError(
             f"engine {config.engine}: vLLM is not installed where the training runs (it carries the weights to the server "
-            "too); pip install 'align-rlhf[vllm]', or use engine transformers"
+            f"too); use engine transformers, or {install_hint('vllm')}"
         )
     if not loaded.backbone.causal:
         kind = "a prefix language model" if loaded.backbone.prompt_in_row else "an encoder-decoder"

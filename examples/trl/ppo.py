@@ -3,10 +3,9 @@
     python examples/trl/ppo.py --output_dir runs/trl --total_episodes 64 --learning_rate 1e-3
 
 The models and the prompts are made locally: a tiny Llama with random weights, and questions about colors. With your own,
-give --sft_model_path and --reward_model_path, and load your data set in `data_of`.
+give --sft_model_path and --reward_model_path, and load your data set in `data_of`. A folder with an earlier run is refused.
 """
 
-import shutil
 import sys
 
 import torch
@@ -45,7 +44,6 @@ def main(words: list[str] | None = None) -> PPOTrainer:
     tiny = ["--sft_model_path", str(resolve_model("tiny-llama")), "--reward_model_path", str(resolve_model("tiny-llama"))]
     given = sys.argv[1:] if words is None else words
     script_args, training_args, model_args = parser.parse_args_into_dataclasses([*tiny, *given])
-    shutil.rmtree(training_args.output_dir, ignore_errors=True)
 
     tokenizer = AutoTokenizer.from_pretrained(training_args.sft_model_path, padding_side="left")
     tokenizer.add_special_tokens({"pad_token": "[PAD]"})

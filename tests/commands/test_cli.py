@@ -93,7 +93,7 @@ def test_model_list_and_fetch(capsys):
 
 def test_annotate_without_its_packages_names_the_extra(monkeypatch, command_error):
     monkeypatch.setitem(sys.modules, "annotation_ui.cli", None)  # what an import finds where a package is missing
-    assert command_error(cli.main, ["annotate"]).endswith("install the extra: pip install 'align-rlhf[ui]'\n")
+    assert command_error(cli.main, ["annotate"]).endswith("pip install -c constraints.txt -e '.[ui]'\n")
 
 
 @dataclass(kw_only=True)

@@ -188,5 +188,6 @@ def test_preferences_of_a_table_are_numbers(tmp_path):
 def test_excel_without_its_library(tmp_path, monkeypatch):
     (tmp_path / "a.xlsx").write_bytes(b"x")
     monkeypatch.setitem(sys.modules, "openpyxl", None)
-    remedy = "install it with pip install 'align-rlhf[xlsx]', or save the sheet as CSV UTF-8"
+    command = "pip install -c constraints.txt -e '.[xlsx]'"
+    remedy = f"save the sheet as CSV UTF-8, or install the extra xlsx in the clone: {command}"
     assert error_of(tmp_path / "a.xlsx") == f"{tmp_path}/a.xlsx: Excel files need openpyxl; {remedy}"
