@@ -215,7 +215,7 @@ def require_template(tokenization: Tokenization, chat_template: str, model: str)
     Raises:
         UserError: if the tokenizer has none and the settings name none.
     """
-    if chat_template == "auto" and PLAIN_TEMPLATE in tokenization.tokenizer.chat_template:
+    if chat_template == "auto" and PLAIN_TEMPLATE in tokenization.chat.template:
         raise UserError(
             f"model '{model}' has no chat template, which chat needs; set chat to false, or chat_template to plain or a file"
         )

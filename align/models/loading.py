@@ -1,5 +1,6 @@
 """Loading of models: folders, hub names, built-in models, LoRA adapters, models in memory; never by pickle."""
 
+import copy
 import os
 from collections.abc import Iterable
 from contextlib import nullcontext
@@ -168,6 +169,7 @@ def from_objects(
 
     The model is changed in place: dropout off, attention kernel chosen, adapters added, generation settings without effect
     unset. Its number format is kept. Of a `PeftModel` the active adapter is trained, and a frozen copy of it is the start.
+    The tokenizer is copied: it gets another chat template.
 
     Args:
         peft_config: of a new adapter, in place of the config's LoRA settings.
@@ -192,7 +194,7 @@ def from_objects(
         model.generation_config = generation
     ends = partial(end_ids, generation, model.config)
     tokenization = make_tokenization(
-        tokenizer, config.chat_template, is_encoder(model.config), ends, has_separate_encoder(model.config)
+        copy.deepcopy(tokenizer), config.chat_template, is_encoder(model.config), ends, has_separate_encoder(model.config)
     )
     base = model.config.name_or_path or "a model in memory"
     require_vocabulary(model, tokenization, base)

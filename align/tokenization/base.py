@@ -310,7 +310,7 @@ class Tokenization:
         probe: Conversation = tuple({"role": role, "content": "a"} for role in roles)
         return (
             self.tokenizer.get_vocab() == other.tokenizer.get_vocab()
-            and self.tokenizer.chat_template == other.tokenizer.chat_template
+            and self.chat.template == other.chat.template
             and self.chat.conversation_ids(probe) == other.chat.conversation_ids(probe)
             and self.end_id == other.end_id
         )

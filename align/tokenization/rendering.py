@@ -85,9 +85,9 @@ class ConversationError(UserError):
 class ChatRenderer:
     """A tokenizer with a chat template that gives the same token ids in every program.
 
-    The tokenizer's `chat_template` is completed in place, because other programs prompt a saved model through it: a named
-    template gets the tokens that the tokenizer puts before every text (Llama: `<s>`), the template of an encoder-decoder
-    those after it (T5: `</s>`).
+    The template is completed: a named template gets the tokens that the tokenizer puts before every text (Llama: `<s>`), the
+    template of an encoder-decoder those after it (T5: `</s>`). It becomes the tokenizer's default `chat_template`, in place,
+    because other programs prompt a saved model through it.
 
     Args:
         chat_template: `auto` (the tokenizer's own, else `plain`), `plain`, `raw`, or the path of a Jinja file.
@@ -105,8 +105,7 @@ class ChatRenderer:
         own = tokenizer.chat_template
         if isinstance(own, dict):  # one for each use
             own = own.get("default")
-        template = choose_template(own or (RAW_TEMPLATE if reads_pairs else PLAIN_TEMPLATE), chat_template)
-        tokenizer.chat_template = template
+        template = self.template = choose_template(own or (RAW_TEMPLATE if reads_pairs else PLAIN_TEMPLATE), chat_template)
         self.opening_ids, after = self.automatic_tokens()
         self.closing_ids = after if encoder_decoder else []
         added = tokenizer.added_tokens_decoder
@@ -119,7 +118,9 @@ class ChatRenderer:
         self._control_tokens = _any_of(text for text, special in spellings.items() if special or text in template)
         self._special_tokens = _any_of(text for text, special in spellings.items() if special)
         self._dropped: dict[tuple[str, ...], str] = {}
-        tokenizer.chat_template = template if reads_pairs else self._complete(template)
+        self.template = template if reads_pairs else self._complete(template)
+        named = tokenizer.chat_template
+        tokenizer.chat_template = {**named, "default": self.template} if isinstance(named, dict) else self.template
         self.require_turns(({"role": "user", "content": "Hi"},))
 
     def automatic_tokens(self) -> tuple[list[int], list[int]]:
@@ -148,7 +149,7 @@ class ChatRenderer:
         return "".join(self.tokenizer.convert_ids_to_tokens(ids))
 
     def _rendering_ids(self, messages: Conversation, template: str) -> list[int]:
-        self.tokenizer.chat_template = template
+        self.template = template
         return self.template_ids(self.render(messages))
 
     def render(self, messages: Conversation, generation_prompt: bool = True, unfinished: bool = False) -> str:
@@ -164,6 +165,7 @@ class ChatRenderer:
         try:
             text = self.tokenizer.apply_chat_template(
                 [{"role": message["role"], "content": message["content"]} for message in messages],
+                chat_template=self.template,
                 tokenize=False,
                 add_generation_prompt=generation_prompt,
                 continue_final_message=unfinished,

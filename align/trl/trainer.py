@@ -148,10 +148,13 @@ class PPOTrainer:
         policy = ModelSource(model, processing_class, peft_config)
         inputs = PPOInputs(policy, *rewards, prompts, (), reference, value_model, self.callbacks)
         self.setup = prepare(self.core_config, inputs, Extensions([self.hooks]))
+        # Prompts are token ids: no template is applied to them, and the policy is saved with that of its tokenizer.
+        self.setup.policy.tokenization.tokenizer.chat_template = processing_class.chat_template
         atexit.unregister(end_processes)
         atexit.register(end_processes)
         self.model = PolicyAndValueModel(self.setup.policy.backbone.peft or model, value_model)
         self.callback_handler.model, self.callback_handler.lr_scheduler = self.model, self.lr_scheduler
+        self.callback_handler.processing_class = processing_class
         if ref_model is None and (copied := self.setup.roles.reference_model) is not None:
             self.ref_model = copied.backbone.model
         for line in [*unsupported_settings(args), *number_format_hint(args, model.dtype, self.accelerator.device)]:

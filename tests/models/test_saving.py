@@ -219,3 +219,11 @@ def test_weights_that_a_model_has_no_place_for_are_named(folder_with, capsys):
     err = capsys.readouterr().err
     assert err.count("\n") == 1
     assert "are not read: v_head.summary.bias, v_head.summary.weight" in err
+
+
+def test_a_tokenizer_in_memory_stays_as_it_is(sharp_folders, tmp_path):
+    tokenizer, model = (auto.from_pretrained(sharp_folders["tiny-llama"]) for auto in (AutoTokenizer, AutoModelForCausalLM))
+    own = tokenizer.chat_template
+    trainer = SFTTrainer(model, DEMONSTRATIONS, SFTConfig(**settings_of(tmp_path, chat_template="raw")), tokenizer=tokenizer)
+    assert trainer.loaded.tokenization.chat.template != own
+    assert tokenizer.chat_template == own

@@ -188,3 +188,13 @@ def test_t5_reads_every_earlier_turn_with_its_encoder(sharp_folders):
 def test_a_tokenizer_that_is_missing_is_one_line(tmp_path):
     (tmp_path / "config.json").write_text("{}")
     assert refusal(load_tokenization, str(tmp_path)).startswith(f"model '{tmp_path}': its tokenizer cannot be loaded (")
+
+
+def test_a_completed_template_leaves_the_tokenizers_other_templates():
+    tokenizer = byte_tokenizer()
+    own, tools = tokenizer.chat_template, "{{ messages }}"
+    tokenizer.chat_template = {"default": own, "tool_use": tools}
+    found = Tokenization(tokenizer)
+    assert found.prompt_ids(TALK) == tokenization().prompt_ids(TALK)
+    assert tokenizer.chat_template == {"default": own, "tool_use": tools}
+    assert found.reads_alike(tokenization())
