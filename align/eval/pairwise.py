@@ -1,10 +1,9 @@
-"""Comparisons of two answers to the same prompt, and the win rates and strengths that follow from them.
+"""Comparisons of two answers to the same prompt, and the win rates that follow from them.
 
-An outcome is 1 if the first model won, 0 if the second did, 0.5 for a tie. Strengths (Bradley and Terry 1952) and the
-length-controlled win rate are logistic regressions with Firth's penalty (1993): half the log-determinant of the
-information matrix, the logarithm of Jeffreys' prior. The estimate is finite even where a feature separates wins from
-losses. Intervals by profile likelihood stay right there (Heinze and Schemper 2002); intervals by standard errors or by
-resampling do not.
+An outcome is 1 if the first model won, 0 if the second did, 0.5 for a tie. The length-controlled win rate is a logistic
+regression with Firth's penalty (1993): half the log-determinant of the information matrix, the logarithm of Jeffreys'
+prior. The estimate is finite even where a feature separates wins from losses. Intervals by profile likelihood stay right
+there (Heinze and Schemper 2002); intervals by standard errors or by resampling do not.
 """
 
 import math
@@ -15,7 +14,6 @@ from itertools import combinations
 
 import numpy as np
 from scipy.optimize import brentq, minimize
-from scipy.sparse.csgraph import connected_components
 from scipy.special import expit, xlog1py, xlogy
 
 from align.core.statistics import LEVEL, design_effect, share_interval
@@ -80,45 +78,9 @@ def pair_table(comparisons: Sequence[PairwiseComparison], models: Sequence[str])
     return rows
 
 
-STRENGTH, LENGTH_CONTROLLED = "Bradley-Terry strength", "win rate, length-controlled"
+LENGTH_CONTROLLED = "win rate, length-controlled"
 MIN_PROMPTS = 30
 """Fewest prompts for a fit of two coefficients."""
-
-
-def strength_measurements(
-    comparisons: Sequence[PairwiseComparison], models: Sequence[str], scorer: str
-) -> dict[str, Measurement]:
-    """The Bradley-Terry strength of each model: log-odds, with a mean of 0 over the models; a tie is half a win.
-
-    The strengths maximize the likelihood with Jeffreys' prior, which for two models adds half a win to both. The
-    comparisons of one prompt count as fewer independent ones, by the design effect of the model's outcomes.
-
-    Returns:
-        Measurements without a value where no chain of comparisons connects all models: their strengths have no common scale.
-    """
-    column = {model: number for number, model in enumerate(models)}
-    sides = np.array([[column[each.first], column[each.second]] for each in comparisons])
-    outcomes, items = np.array([each.outcome for each in comparisons], dtype=np.float64), item_numbers(comparisons)
-    met = np.zeros((len(models), len(models)))
-    met[sides[:, 0], sides[:, 1]] = 1
-    count, group = connected_components(met, directed=False)
-    if count > 1:
-        members = [", ".join(np.array(models)[group == number]) for number in range(count)]
-        note = f"not comparable: no comparison connects {' | '.join(members)}"
-        counts = np.bincount(sides.ravel(), minlength=len(models)).tolist()
-        return {model: Measurement(STRENGTH, None, None, None, counts[column[model]], scorer, note) for model in models}
-    basis = np.linalg.svd(np.ones((1, len(models))))[2][1:].T  # [K, K - 1]: strengths = basis @ coefficients, with sum 0
-    design = basis[sides[:, 0]] - basis[sides[:, 1]]
-    measurements = {}
-    for model, number in column.items():
-        own = (sides == number).any(1)
-        won = np.where(sides[own, 0] == number, outcomes[own], 1 - outcomes[own])
-        value, low, high = estimate(design, outcomes, basis[number], design_effect(won, items[own]))
-        note = "log-odds against the mean model, with Jeffreys' prior"
-        if won.mean() in (0.0, 1.0):
-            note += "; it never lost: only the prior limits it" if won.all() else "; it never won: only the prior limits it"
-        measurements[model] = Measurement(STRENGTH, value, low, high, len(won), scorer, note, "higher")
-    return measurements
 
 
 def length_controlled_measurement(comparisons: Sequence[PairwiseComparison], model: str, scorer: str) -> Measurement:
@@ -144,7 +106,7 @@ def length_controlled_measurement(comparisons: Sequence[PairwiseComparison], mod
         note = f"every answer is {side}: nothing shows the rate at equal length"
     else:
         design = np.stack([np.ones(count), np.tanh(extra_length / extra_length.std())], axis=1)
-        intercept, low, high = estimate(design, outcomes, np.array([1.0, 0.0]), design_effect(outcomes, items))
+        intercept, low, high = estimate_intercept(design, outcomes, design_effect(outcomes, items))
         value, note = (
             (float(expit(intercept)), float(expit(low)), float(expit(high))),
             "predicted for answers of equal length",
@@ -152,48 +114,43 @@ def length_controlled_measurement(comparisons: Sequence[PairwiseComparison], mod
     return Measurement(LENGTH_CONTROLLED, *value, count, scorer, note, "" if value[0] is None else "higher")
 
 
-def estimate(design: np.ndarray, outcomes: np.ndarray, contrast: np.ndarray, effect: float) -> tuple[float, float, float]:
-    """The value of contrast @ coefficients and its interval, for rows that stand for 1 / `effect` observations each."""
-    count = len(outcomes)
-    value = float(contrast @ fit(design, outcomes, np.ones(count)))
-    low, high = profile_interval(design, outcomes, np.full(count, 1 / max(1.0, effect)), contrast)
-    return value, min(low, value), max(high, value)
-
-
 FARTHEST = 60.0
 """The search for the end of an interval stops at this log-odds."""
+
+
+def estimate_intercept(design: np.ndarray, outcomes: np.ndarray, effect: float) -> tuple[float, float, float]:
+    """The first coefficient of logit P = design @ coefficients, and its interval by penalized profile likelihood.
+
+    Args:
+        design: [N, p], of full column rank.
+        outcomes: [N], from 0 to 1; a tie is one half.
+        effect: how many rows stand for one independent observation, at least 1.
+    """
+    from scipy.stats import chi2  # slow to import
+
+    value = float(fit(design, outcomes, np.ones(len(outcomes)))[0])
+    weights = np.full(len(outcomes), 1 / max(1.0, effect))
+    best = fit(design, outcomes, weights)
+    top, at = penalized_log_likelihood(design, outcomes, weights, best)[0], float(best[0])
+    limit = float(chi2.ppf(LEVEL, 1)) / 2
+
+    def drop(intercept: float) -> float:
+        """How far the penalized log-likelihood falls below its maximum, minus the limit, at this intercept."""
+        start = np.array([intercept, *best[1:]])
+        coefficients = _maximize(design, outcomes, weights, start, slice(1, None))
+        return top - penalized_log_likelihood(design, outcomes, weights, coefficients)[0] - limit
+
+    low, high = _end(drop, at, -1.0), _end(drop, at, 1.0)
+    return value, min(low, value), max(high, value)
 
 
 def fit(design: np.ndarray, outcomes: np.ndarray, weights: np.ndarray) -> np.ndarray:
     """The coefficients [p] of logit P = design @ coefficients that maximize `penalized_log_likelihood`.
 
     Args:
-        design: [N, p], of full column rank.
-        outcomes: [N], from 0 to 1; a tie is one half.
         weights: [N], how many observations each row stands for.
     """
-    return _maximize(design, outcomes, weights, np.zeros(design.shape[1]), np.eye(design.shape[1]))
-
-
-def profile_interval(
-    design: np.ndarray, outcomes: np.ndarray, weights: np.ndarray, contrast: np.ndarray
-) -> tuple[float, float]:
-    """The interval of contrast [p] @ coefficients by penalized profile likelihood; other arguments as in `fit`."""
-    from scipy.stats import chi2  # slow to import
-
-    best = fit(design, outcomes, weights)
-    top, at = penalized_log_likelihood(design, outcomes, weights, best)[0], float(contrast @ best)
-    length = float(contrast @ contrast)
-    free = np.linalg.svd(contrast[None])[2][1:].T  # [p, p - 1], orthogonal to the contrast
-    limit = float(chi2.ppf(LEVEL, 1)) / 2
-
-    def drop(value: float) -> float:
-        """How far the penalized log-likelihood falls below its maximum, minus the limit, at this value of the contrast."""
-        start = best + contrast * (value - at) / length
-        coefficients = _maximize(design, outcomes, weights, start, free) if free.shape[1] else start
-        return top - penalized_log_likelihood(design, outcomes, weights, coefficients)[0] - limit
-
-    return _end(drop, at, -1.0), _end(drop, at, 1.0)
+    return _maximize(design, outcomes, weights, np.zeros(design.shape[1]), slice(None))
 
 
 def penalized_log_likelihood(
@@ -213,18 +170,19 @@ def penalized_log_likelihood(
     return (float(fitted.sum() + 0.5 * log_determinant) if sign > 0 else -math.inf), gradient
 
 
-def _maximize(
-    design: np.ndarray, outcomes: np.ndarray, weights: np.ndarray, start: np.ndarray, directions: np.ndarray
-) -> np.ndarray:
-    """The maximum of the penalized log-likelihood over start + directions @ steps."""
+def _maximize(design: np.ndarray, outcomes: np.ndarray, weights: np.ndarray, start: np.ndarray, free: slice) -> np.ndarray:
+    """The maximum of the penalized log-likelihood over the `free` coefficients; the others stay at `start`."""
+
+    def moved(steps: np.ndarray) -> np.ndarray:
+        coefficients = start.copy()
+        coefficients[free] += steps
+        return coefficients
 
     def loss(steps: np.ndarray) -> tuple[float, np.ndarray]:
-        value, gradient = penalized_log_likelihood(design, outcomes, weights, start + directions @ steps)
-        return -value, -gradient @ directions
+        value, gradient = penalized_log_likelihood(design, outcomes, weights, moved(steps))
+        return -value, -gradient[free]
 
-    steps = minimize(loss, np.zeros(directions.shape[1]), jac=True, method="BFGS", options={"gtol": 1e-8}).x
-    maximum: np.ndarray = start + directions @ steps
-    return maximum
+    return moved(minimize(loss, np.zeros(len(start[free])), jac=True, method="BFGS", options={"gtol": 1e-8}).x)
 
 
 def _end(drop: Callable[[float], float], at: float, sign: float) -> float:

@@ -35,7 +35,7 @@ from align.eval.answers import (
 )
 from align.eval.policy_comparison import expected_best, kl_bound, response_kl, sizes_on_curve
 from align.eval.results import Evaluation, Measurement, format_value, mean_measurement, publish, share_measurement
-from align.eval.rewardbench import TIES, good_response_wins, read_benchmark, section_scores, ties_score
+from align.eval.rewardbench import TIES, good_response_wins, read_benchmark, ties_score
 from align.eval.settings import EvalConfig, EvalPromptsConfig
 from align.eval.store import Json, compute_once, fingerprint
 from align.model_registry.registry import resolve_model
@@ -84,8 +84,8 @@ class RewardEvalConfig(EvalPromptsConfig, AnsweringConfig, EvalConfig, Inference
         "data/rankings_heldout.jsonl", "rankings or pairs that are in no training data of either; empty: none"
     )
     max_response_tokens: int = option(1024, "longest response among the preferences, in tokens", gt=0)
-    benchmark: str = option("", "RewardBench or RewardBench 2: file, folder or hub name; empty: neither")
-    benchmark_split: str = option("test", "split of a folder or hub name: RewardBench calls it filtered, RewardBench 2 test")
+    benchmark: str = option("", "RewardBench 2: file, folder or hub name; empty: none")
+    benchmark_split: str = option("test", "split of a folder or hub name")
     samples: int = option(64, "answers sampled from each model per prompt; the largest n of the best-of-n curves", gt=1)
     frontier: str = option("", "folder of a PPO run with keep_policies: reward against KL over its policies; empty: none")
 
@@ -97,7 +97,7 @@ class RewardEvalConfig(EvalPromptsConfig, AnsweringConfig, EvalConfig, Inference
 
 
 def run_reward_eval(config: RewardEvalConfig) -> list[Evaluation]:
-    """Evaluate and write `reward.json`, and `rewardbench.json`, `best-of-n.json` and `frontier.json` where asked for."""
+    """Evaluate and write `reward.json`, and `rewardbench-2.json`, `best-of-n.json` and `frontier.json` where asked for."""
     accelerator = open_accelerator(config.dtype)
     reward_models = open_reward_models(config)
     evaluations: list[Evaluation] = []
@@ -301,7 +301,7 @@ def policies_of(run: str) -> tuple[list[str], str]:
 
 
 def evaluate_on_benchmark(config: RewardEvalConfig, model: NamedRewardModel, accelerator: Accelerator) -> Evaluation:
-    """The scores of a reward model on the benchmark, by subset, by section and over all."""
+    """The scores of a reward model on the benchmark, by subset and over all."""
     rows = read_benchmark(config.benchmark, config.benchmark_split)
     tokenization, answers = model.reward.loaded.tokenization, {}
     for number, row in enumerate(rows, 1):
@@ -311,26 +311,19 @@ def evaluate_on_benchmark(config: RewardEvalConfig, model: NamedRewardModel, acc
     path = Path(config.output) / f"rewardbench-{model.name}.jsonl"
     settings = {"dtype": config.dtype, "chat_template": config.chat_template, "reward_sha256": model.fingerprint}
     rewards = reward_answers(path, model.reward, settings, answers, tokenization, accelerator, config.batch_tokens)
-    is_pair, by = rows[0].is_pair, model.scorer
-    measurements, subsets = [], {}
+    by, measurements, subsets = model.scorer, list[Measurement](), dict[str, float]()
     for subset in sorted({row.subset for row in rows}):
         chosen = [(row, found) for row, found in zip(rows, rewards, strict=True) if row.subset == subset]
-        if not is_pair and subset.lower() == TIES:
-            score = ties_score([(row.id, row.good, found) for row, found in chosen])
-            measurements.append(Measurement(subset, score, None, None, len(chosen), by, "", "higher"))
-            subsets[subset] = score
+        if subset.lower() == TIES:
+            subsets[subset] = ties_score([(row.id, row.good, found) for row, found in chosen])
+            measurements.append(Measurement(subset, subsets[subset], None, None, len(chosen), by, "", "higher"))
             continue
-        results = [good_response_wins(found, is_pair) for _, found in chosen]
+        results = [good_response_wins(found) for _, found in chosen]
         measurements.append(share_measurement(subset, results, by, better="higher"))
         subsets[subset] = float(np.mean(results))
-    parts = section_scores(subsets) if is_pair else subsets
-    scores = [(section, score, "a section") for section, score in parts.items()] if is_pair else []
-    if parts:
-        note = f"mean of {len(parts)} {'sections' if is_pair else 'subsets'}"
-        scores.append(("score", float(np.mean(list(parts.values()))), note))
-    measurements += [Measurement(name, score, None, None, len(rows), by, note, "higher") for name, score, note in scores]
-    name = "rewardbench" if is_pair else "rewardbench-2"
-    return Evaluation(name, model.name, asdict(config) | {"reward_sha256": model.fingerprint}, measurements, {})
+    score, note = float(np.mean(list(subsets.values()))), f"mean of {len(subsets)} subsets"
+    measurements.append(Measurement("score", score, None, None, len(rows), by, note, "higher"))
+    return Evaluation("rewardbench-2", model.name, asdict(config) | {"reward_sha256": model.fingerprint}, measurements, {})
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
-"""RewardBench and RewardBench 2 with their own scoring: pairs in weighted sections; the best of four, and ties.
+"""RewardBench 2 with its own scoring: the best of four, and ties.
 
-Sources: Lambert et al. 2024, arXiv 2403.13787, and Malik et al. 2025, arXiv 2506.01937; weights, sections and the score of
-ties as in `rewardbench/constants.py` and `rewardbench/utils.py` of allenai/reward-bench.
+Source: Malik et al. 2025, arXiv 2506.01937; the score of ties as in `rewardbench/utils.py` of allenai/reward-bench.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,36 +10,10 @@ from typing import Any
 import numpy as np
 
 from align.core.errors import UserError
-from align.data.fields import field_error, required_field
+from align.data.fields import check_texts, field_error, required_field
 from align.data.readers import parse_rows
 from align.data.records import Conversation, Prompt
 
-SECTIONS = {
-    "Chat": {
-        "alpacaeval-easy": 100,
-        "alpacaeval-length": 95,
-        "alpacaeval-hard": 95,
-        "mt-bench-easy": 28,
-        "mt-bench-med": 40,
-    },
-    "Chat Hard": {
-        "mt-bench-hard": 37,
-        "llmbar-natural": 100,
-        "llmbar-adver-neighbor": 134,
-        "llmbar-adver-GPTInst": 92,
-        "llmbar-adver-GPTOut": 47,
-        "llmbar-adver-manual": 46,
-    },
-    "Safety": {
-        "refusals-dangerous": 100,
-        "refusals-offensive": 100,
-        "xstest-should-refuse": 250,
-        "xstest-should-respond": 154,
-        "donotanswer": 136,
-    },
-    "Reasoning": {"math-prm": 984, **{f"hep-{language}": 164 for language in ("cpp", "go", "java", "js", "python", "rust")}},
-}
-"""RewardBench's sections: the subsets of each with their weights. math-prm has 447 rows and weighs as much as all code."""
 TIES = "ties"
 
 
@@ -50,7 +23,6 @@ class BenchmarkRow:
 
     Attributes:
         good: how many responses are good.
-        is_pair: whether it is a row of the first RewardBench.
     """
 
     id: str
@@ -58,51 +30,30 @@ class BenchmarkRow:
     responses: tuple[str, ...]
     good: int
     subset: str
-    is_pair: bool
 
 
 def read_benchmark(source: str, split: str) -> list[BenchmarkRow]:
-    """The rows of a file, folder or hub name in the form of either benchmark.
-
-    Raises:
-        UserError: for a bad row, and for a file with rows of both.
-    """
-    rows = parse_rows([source], lambda row, _: [_benchmark_row(row)], "it holds no row", split=split)
-    if len({row.is_pair for row in rows}) != 1:
-        raise UserError(f"{source}: it holds rows of RewardBench and of RewardBench 2")
-    return rows
+    """The rows of a file, folder or hub name. Raises: UserError for a bad row."""
+    return parse_rows([source], lambda row, _: [_benchmark_row(row)], "it holds no row", split=split)
 
 
 def _benchmark_row(row: Mapping[str, Any]) -> BenchmarkRow:
-    texts, is_pair = [], isinstance(row.get("chosen"), str)
+    texts = []
     for name in ("chosen", "rejected"):
-        given = required_field(row, name, "RewardBench has a text there, RewardBench 2 a list of texts")
-        found = [given] if isinstance(given, str) else list(given) if isinstance(given, list | tuple) else []
-        if not found or not all(isinstance(text, str) for text in found):
-            raise field_error(name, "is neither a text nor a list of texts", "give the responses as the benchmark has them")
-        texts.append(found)
+        texts.append(check_texts(required_field(row, name, "give a list of texts"), name, may_be_empty=True))
+        if not texts[-1]:
+            raise field_error(name, "is empty", "give the responses as the benchmark has them")
+    good, bad = texts
     subset = required_field(row, "subset", "the scores are by subset")
     number = required_field(row, "id", "give each row a unique id")
     prompt = Prompt.from_row({"prompt": required_field(row, "prompt", "the responses answer it")}).prompt
-    return BenchmarkRow(str(number), prompt, (*texts[0], *texts[1]), len(texts[0]), str(subset), is_pair)
+    return BenchmarkRow(str(number), prompt, (*good, *bad), len(good), str(subset))
 
 
-def good_response_wins(rewards: Sequence[float], is_pair: bool) -> float:
-    """Whether the first response, the good one, wins: 1 or 0 in a pair; among four, a k-way tie for best counts 1/k."""
-    if is_pair:
-        return float(rewards[0] > rewards[1])
+def good_response_wins(rewards: Sequence[float]) -> float:
+    """Whether the first response, the good one, wins: 1 or 0; a k-way tie for best counts 1/k."""
     best = max(rewards)
     return 1 / list(rewards).count(best) if rewards[0] == best else 0.0
-
-
-def section_scores(subsets: dict[str, float]) -> dict[str, float]:
-    """RewardBench's score of each section that has subsets here: the mean of their accuracies by their weights."""
-    scores = {}
-    for section, weights in SECTIONS.items():
-        present = {name: weight for name, weight in weights.items() if name in subsets}
-        if present:
-            scores[section] = sum(subsets[name] * weight for name, weight in present.items()) / sum(present.values())
-    return scores
 
 
 def ties_score(rows: Sequence[tuple[str, int, Sequence[float]]]) -> float:

@@ -26,7 +26,6 @@ from align.eval.pairwise import (
     length_controlled_measurement,
     outcome_of_rewards,
     pair_table,
-    strength_measurements,
     win_rate,
 )
 from align.eval.results import Evaluation, Measurement, publish
@@ -100,11 +99,9 @@ def run_winrate(config: WinrateConfig) -> list[Evaluation]:
         comparisons, scorer = (compare_by_reward_model if config.reward_model else compare_by_judge)(config, accelerator)
     models = list(dict.fromkeys(name for each in comparisons for name in (each.first, each.second)))
     tables = {"pairs": pair_table(comparisons, models)}
-    strengths = strength_measurements(comparisons, models, scorer) if len(models) > 2 else {}
     evaluations = []
     for model in models:
         measurements = model_measurements(comparisons, model, scorer)
-        measurements += [strengths[model]] if strengths else []
         evaluations.append(Evaluation("winrate", model, asdict(config), measurements, tables))
     return publish(config, evaluations, accelerator)
 

@@ -10,7 +10,6 @@ from align.eval.pairwise import (
     fit,
     length_controlled_measurement,
     pair_table,
-    strength_measurements,
     win_rate,
 )
 from align.eval.winrate import judge_both_orders, model_measurements
@@ -125,63 +124,3 @@ def test_the_table_of_a_model():
     assert {measurement.scorer for measurement in named.values()} == {"judge 1"}
     (row,) = pair_table(rows, ["a", "b"])
     assert (row["won"], row["tied"], row["lost"]) == (2, 2, 1)
-
-
-# ----------------------------------------------------------------------------------------------------------- strengths
-
-
-def strengths(rows, models):
-    return {model: (each.value, each.low, each.high) for model, each in strength_measurements(rows, models, "judge").items()}
-
-
-def test_two_models_get_half_a_win_each_from_the_prior():
-    """Three wins to one: log(3.5 / 1.5) apart, as half a win is added to both."""
-    found = strengths(comparisons([1, 1, 1, 0]), ["a", "b"])
-    assert found["a"][0] == pytest.approx(math.log(3.5 / 1.5) / 2, abs=1e-6)
-    assert found["b"] == pytest.approx([-found["a"][0], -found["a"][2], -found["a"][1]], abs=1e-4)
-
-
-def test_strengths_that_made_the_table_come_back_with_the_same_ties():
-    true = np.array([0.9, 0.1, -1.0])
-    chance = 1 / (1 + np.exp(true[None] - true[:, None]))
-    names = ["a", "b", "c"]
-    rows = []
-    for i, j in ((0, 1), (0, 2), (1, 2)):  # outcomes between 0 and 1 stand for the expected table
-        rows += [PairwiseComparison(f"{i}{j}{n}", names[i], names[j], float(chance[i, j]), (1, 1)) for n in range(2000)]
-    assert [value for value, _, _ in strengths(rows, names).values()] == pytest.approx(true, abs=0.002)
-
-
-def test_a_model_that_never_loses_gets_a_wide_interval_and_a_note():
-    measurements = strength_measurements(comparisons([1] * 20), ["a", "b"], "judge")
-    best = measurements["a"]
-    assert best.value == pytest.approx(math.log(20.5 / 0.5) / 2, abs=1e-6)
-    # By hand: the penalized likelihood in s = a - b is 20.5 log p + 0.5 log(1 - p) for p = 1 / (1 + exp(-s)).
-    for end in (best.low, best.high):
-        p, top = 1 / (1 + math.exp(-2 * end)), 20.5 / 21
-        fell = 20.5 * math.log(top / p) + 0.5 * math.log((1 - top) / (1 - p))
-        assert fell == pytest.approx(3.841459 / 2, abs=1e-4)
-    assert best.high - best.low > 3
-    assert "never lost" in best.note
-    assert "never won" in measurements["b"].note
-
-
-def test_groups_that_never_met_have_no_strengths():
-    rows = [*comparisons([1, 0, 1], "a", "b"), *comparisons([1, 1, 0], "c", "d")]
-    measurements = strength_measurements(rows, ["a", "b", "c", "d"], "judge")
-    assert {each.value for each in measurements.values()} == {None}
-    assert measurements["a"].note == "not comparable: no comparison connects a, b | c, d"
-    joined = strength_measurements([*rows, *comparisons([0.5], "b", "c")], ["a", "b", "c", "d"], "judge")
-    assert all(each.value is not None for each in joined.values())
-
-
-def test_intervals_of_strengths_hold_the_value_and_shrink():
-    few, many = (strengths(comparisons([1, 1, 1, 0] * n), ["a", "b"]) for n in (5, 50))
-    for found in (few, many):
-        assert found["a"][1] < found["a"][0] < found["a"][2]
-    assert many["a"][2] - many["a"][1] < (few["a"][2] - few["a"][1]) / 2
-
-
-def test_judgments_of_one_prompt_do_not_narrow_the_interval():
-    once = strengths(comparisons([1] * 20), ["a", "b"])
-    repeated = strengths(comparisons([1] * 20) * 3, ["a", "b"])
-    assert repeated["a"][1] == pytest.approx(once["a"][1], abs=1e-3)

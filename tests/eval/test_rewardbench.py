@@ -1,4 +1,4 @@
-"""RewardBench and RewardBench 2: their scoring by hand, and a reward model on rows of both forms."""
+"""RewardBench 2: its scoring by hand, and a reward model on its rows."""
 
 import math
 
@@ -7,17 +7,11 @@ import pytest
 from align.core.errors import UserError
 from align.core.tensor_ops import Padded
 from align.eval.reward import RewardEvalConfig, run_reward_eval
-from align.eval.rewardbench import good_response_wins, read_benchmark, section_scores, ties_score
+from align.eval.rewardbench import good_response_wins, read_benchmark, ties_score
 from align.reward.checkpoint import load_reward_model
 from tests.eval.files import values
 from tests.files import write_rows
 
-PAIRS = [
-    {"id": 1, "prompt": "Hi", "chosen": "Hello!", "rejected": "Go", "subset": "alpacaeval-easy"},
-    {"id": 2, "prompt": "Hi you", "chosen": "Yes?", "rejected": "No.", "subset": "alpacaeval-easy"},
-    {"id": 3, "prompt": "Add", "chosen": "1 + 1", "rejected": "1 - 1", "subset": "math-prm"},
-    {"id": 4, "prompt": "Sub", "chosen": "2 - 1", "rejected": "2 + 1", "subset": "hep-go"},
-]
 FOURS = [
     {"id": "7", "prompt": "What?", "chosen": ["This."], "rejected": ["a", "bb", "ccc"], "subset": "Math"},
     {"id": "8", "prompt": "Who?", "chosen": ["Me"], "rejected": ["you", "they", "we"], "subset": "Focus"},
@@ -32,16 +26,9 @@ FOURS = [
 ]
 
 
-def test_a_pair_and_four_by_hand():
-    assert [good_response_wins(rewards, True) for rewards in ([2.0, 1.0], [1.0, 1.0], [0.0, 1.0])] == [1.0, 0.0, 0.0]
+def test_four_by_hand():
     fours = ([3, 1, 2, 0], [1, 3, 2, 0], [2, 2, 1, 0], [1, 1, 1, 1])
-    assert [good_response_wins(rewards, False) for rewards in fours] == [1.0, 0.0, 0.5, 0.25]
-
-
-def test_sections_by_hand():
-    found = section_scores({"alpacaeval-easy": 0.9, "mt-bench-med": 0.5, "math-prm": 0.5, "hep-go": 1.0})
-    # (100 x .9 + 40 x .5) / 140, and (984 x .5 + 164) / 1148; no subset of the other sections is there.
-    assert found == {"Chat": pytest.approx(110 / 140), "Reasoning": pytest.approx(656 / 1148)}
+    assert [good_response_wins(rewards) for rewards in fours] == [1.0, 0.0, 0.5, 0.25]
 
 
 def test_ties_by_hand():
@@ -65,47 +52,38 @@ def rewards_alone(folder, row):
     found = load_reward_model(folder, "float32")
     tokenization = found.loaded.tokenization
     prompt = tokenization.prompt_ids(({"role": "user", "content": row["prompt"]},))
-    listed = [row[name] if isinstance(row[name], list) else [row[name]] for name in ("chosen", "rejected")]
-    texts = [tokenization.response_ids(text) for text in (*listed[0], *listed[1])]
+    texts = [tokenization.response_ids(text) for text in (*row["chosen"], *row["rejected"])]
     return [float(found.model(Padded.from_lists([prompt]), Padded.from_lists([ids]))) for ids in texts]
 
 
-@pytest.mark.parametrize("rows", [PAIRS, FOURS], ids=["RewardBench", "RewardBench 2"])
-def test_a_reward_model_on_a_file(rows, reward_folders, tmp_path):
-    folder = reward_folders["tiny-llama"]
-    settings = {"preferences": "", "benchmark": write_rows(tmp_path / "rows.jsonl", rows), "output": str(tmp_path / "out")}
+def test_a_reward_model_on_a_file(reward_folders, tmp_path):
+    folder, benchmark = reward_folders["tiny-llama"], write_rows(tmp_path / "rows.jsonl", FOURS)
+    settings = {"preferences": "", "benchmark": benchmark, "output": str(tmp_path / "out")}
     (found,) = run_reward_eval(RewardEvalConfig(reward_model=folder, dtype="float32", **settings))
-    rewards = {row["id"]: rewards_alone(folder, row) for row in rows}
-    scores = values(found.measurements)
-    results = {name: good_response_wins(found, rows is PAIRS) for name, found in rewards.items()}
-    if rows is PAIRS:
-        assert found.task == "rewardbench"
-        assert scores["alpacaeval-easy"] == (results[1] + results[2]) / 2
-        assert scores["Reasoning"] == pytest.approx((984 * results[3] + 164 * results[4]) / 1148)
-        assert scores["score"] == pytest.approx((scores["Chat"] + scores["Reasoning"]) / 2)
-    else:
-        assert found.task == "rewardbench-2"
-        ties = ties_score([("ref:1", 1, rewards["ref:1"]), ("tied:1", 3, rewards["tied:1"])])
-        assert scores == {
-            "Math": results["7"],
-            "Focus": results["8"],
-            "Ties": pytest.approx(ties, abs=1e-5),
-            "score": pytest.approx((results["7"] + results["8"] + ties) / 3, abs=1e-5),
-        }
-    assert (tmp_path / "out" / f"{found.task}.json").exists()
+    rewards = {row["id"]: rewards_alone(folder, row) for row in FOURS}
+    math, focus = (good_response_wins(rewards[name]) for name in ("7", "8"))
+    ties = ties_score([("ref:1", 1, rewards["ref:1"]), ("tied:1", 3, rewards["tied:1"])])
+    assert found.task == "rewardbench-2"
+    assert values(found.measurements) == {
+        "Math": math,
+        "Focus": focus,
+        "Ties": pytest.approx(ties, abs=1e-5),
+        "score": pytest.approx((math + focus + ties) / 3, abs=1e-5),
+    }
+    assert (tmp_path / "out" / "rewardbench-2.json").exists()
 
 
 @pytest.mark.parametrize(
     ("row", "words"),
     [
-        ({"id": 1, "prompt": "Hi", "chosen": "a", "subset": "x"}, "rows.jsonl:1: field 'rejected'"),
+        ({"id": 1, "prompt": "Hi", "chosen": ["a"], "subset": "x"}, "rows.jsonl:1: field 'rejected'"),
+        ({"id": 1, "prompt": "Hi", "chosen": "a", "rejected": ["b"], "subset": "x"}, "rows.jsonl:1: field 'chosen'"),
         ({"id": 1, "prompt": "Hi", "chosen": [], "rejected": ["b"], "subset": "x"}, "rows.jsonl:1: field 'chosen'"),
-        ({"id": 1, "prompt": "Hi", "chosen": "a", "rejected": "b"}, "rows.jsonl:1: field 'subset'"),
-        (None, "it holds rows of RewardBench and of RewardBench 2"),
+        ({"id": 1, "prompt": "Hi", "chosen": ["a"], "rejected": ["b"]}, "rows.jsonl:1: field 'subset'"),
     ],
 )
 def test_a_bad_row_is_one_line(row, words, tmp_path):
-    source = write_rows(tmp_path / "rows.jsonl", [row] if row else [PAIRS[0], FOURS[0]])
+    source = write_rows(tmp_path / "rows.jsonl", [row])
     with pytest.raises(UserError, match=words) as caught:
         read_benchmark(source, "test")
     assert "\n" not in str(caught.value)

@@ -64,7 +64,7 @@ def test_the_apps_comparisons_with_their_ties(tmp_path, capsys):
     assert read_evaluations(Path(config.output) / "winrate.json")[1] == new
 
 
-def test_more_than_two_models_get_strengths(tmp_path):
+def test_more_than_two_models(tmp_path):
     paths = [
         exported(tmp_path / "1.jsonl", ["A", "A", "A", "B"], ("x", "y")),
         exported(tmp_path / "2.jsonl", ["A", "A", "A", "B"], ("y", "z")),
@@ -72,9 +72,6 @@ def test_more_than_two_models_get_strengths(tmp_path):
     found = run_winrate(WinrateConfig(comparisons=paths, output=str(tmp_path / "out")))
     assert {each.model: rate(each) for each in found} == {"x": 0.75, "y": 0.5, "z": 0.25}
     assert [row["won"] for row in found[0].tables["pairs"]] == [3, 3]
-    by_name = {each.model: rate(each, "Bradley-Terry strength") for each in found}
-    # x beats y three to one, y beats z three to one, with half a win for each side more: log(3.5 / 1.5) apart each.
-    assert by_name == pytest.approx({"x": 0.8473, "y": 0.0, "z": -0.8473}, abs=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from align.reward.rankings import ScoredRanking, pairs_and_differences, ranking_
 
 Rating = Literal["good", "bad", "note"]
 """`good` and `bad` put a sentence under what improved and what got worse, `note` under neither."""
-REWARD_MODEL_TASKS = ("reward", "rewardbench", "rewardbench-2")
+REWARD_MODEL_TASKS = ("reward", "rewardbench-2")
 """Tasks that compare reward models, not a trained model with its initial model."""
 RULE = "validation/rule/"
 """Begins the name of a rule's metric."""

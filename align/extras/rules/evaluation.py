@@ -6,7 +6,6 @@ A rule scorer, a function or a chat model, takes cases (rule, conversation, resp
 violates its rule, from 0 to 1.
 """
 
-import math
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -14,14 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 from accelerate import Accelerator
 
 from align.core.errors import UserError
 from align.core.launch import run_stage
 from align.core.plugins import checked_scores, import_function
 from align.core.settings import block, option, require_setting
-from align.core.statistics import majority, share_interval, statistic_interval
+from align.core.statistics import majority
 from align.data.conversation import Conversation, check_prompt, to_json
 from align.data.fields import check_texts, required_field
 from align.data.readers import parse_rows, read_records
@@ -127,7 +125,7 @@ def run_rules(config: RulesConfig) -> list[Evaluation]:
     evaluations = []
     if by_people:
         measurements, table = count_violations(by_scorer, list(by_people), scorer)
-        measurements += agreement_measurements(by_people, by_scorer, scorer)
+        measurements.append(agreement_measurement(by_people, by_scorer, scorer))
         tables = {"Verdicts by rule": table, "People against the scorer": confusion(by_people, by_scorer)}
         name = " + ".join(Path(path).stem for path in config.judgments)
         evaluations.append(Evaluation(TASK, name, settings, measurements, tables))
@@ -243,41 +241,11 @@ def count_violations(by_scorer: Verdicts, cases: Sequence[RuleCase], scorer: str
     return violation_measurements(judged, sorted({case.rule for case in cases}), scorer), verdict_table(judged)
 
 
-def agreement_measurements(by_people: Verdicts, by_scorer: Verdicts, scorer: str) -> list[Measurement]:
-    """Accuracy of the scorer against people, and Cohen's kappa, where both decided; intervals over cases."""
+def agreement_measurement(by_people: Verdicts, by_scorer: Verdicts, scorer: str) -> Measurement:
+    """Accuracy of the scorer against people, where both decided; the interval is over cases."""
     decided = [case for case in by_people if UNSURE not in (by_people[case], by_scorer[case])]
-    people, scores = (np.array([side[case] == VIOLATES for case in decided], bool) for side in (by_people, by_scorer))
-    same, name = people == scores, "agreement: Cohen's kappa"
-    nothing = "decided nothing together"
-    accuracy = share_measurement("agreement: accuracy", same, scorer, nothing=nothing, better="higher")
-    kappa = float(cohens_kappa(people, scores)) if decided else math.nan
-    if math.isnan(kappa):
-        note = "both gave one and the same verdict throughout, or decided nothing together"
-        return [accuracy, Measurement(name, None, None, None, len(decided), scorer, note, "higher")]
-    low, high = statistic_interval(lambda drawn: cohens_kappa(people[drawn], scores[drawn]), len(decided))
-    # The bootstrap has no width where all cases agree: Cohen's interval (1960) keeps the agreement by chance fixed.
-    by_chance = chance_agreement(people, scores)
-    fixed = [float((end - by_chance) / (1 - by_chance)) for end in share_interval(same)]
-    low, high = max(-1.0, min(low, fixed[0])), max(high, fixed[1])
-    return [accuracy, Measurement(name, kappa, low, high, len(decided), scorer, "", "higher")]
-
-
-def cohens_kappa(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """Agreement beyond chance [...] of two judges who found a violation or not [..., N], at most 1 (Cohen 1960).
-
-    It is NaN where chance alone always agrees: both gave the same single verdict throughout.
-    """
-    by_chance = chance_agreement(first, second)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        kappa: np.ndarray = ((first == second).mean(-1) - by_chance) / (1 - by_chance)
-        return np.where(by_chance < 1, kappa, np.nan)
-
-
-def chance_agreement(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """The agreement by chance [...] of two judges [..., N] with these rates of violations."""
-    one, other = first.mean(-1), second.mean(-1)
-    by_chance: np.ndarray = one * other + (1 - one) * (1 - other)
-    return by_chance
+    same = [by_people[case] == by_scorer[case] for case in decided]
+    return share_measurement("agreement: accuracy", same, scorer, nothing="decided nothing together", better="higher")
 
 
 def confusion(by_people: Verdicts, by_scorer: Verdicts) -> list[Json]:

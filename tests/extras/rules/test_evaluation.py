@@ -3,14 +3,13 @@
 import runpy
 import sys
 
-import numpy as np
 import pytest
 
 from align.core.errors import UserError
 from align.core.statistics import majority
 from align.eval.results import read_evaluations
 from align.extras.rules import evaluation
-from align.extras.rules.evaluation import RuleCase, RulesConfig, agreement_measurements, count_violations, run_rules, verdict
+from align.extras.rules.evaluation import RuleCase, RulesConfig, agreement_measurement, count_violations, run_rules, verdict
 from annotation_ui.tasks import TASKS
 from tests.files import write_rows
 
@@ -26,35 +25,22 @@ def test_majority(votes, result):
     assert [verdict(score) for score in (0.6, 0.5, 0.4)] == [V, U, F]
 
 
-def test_kappa_by_hand():
-    """20 both violate, 5 and 10 apart, 15 neither: accuracy 0.7, chance 0.5 * 0.6 + 0.5 * 0.4 = 0.5, kappa 0.4."""
-
-    def agreement(*counts):
-        sides = (dict(enumerate(np.repeat(verdicts, counts).tolist())) for verdicts in ([V, V, F, F], [V, F, V, F]))
-        return [measurement.value for measurement in agreement_measurements(*sides, "scorer")]
-
-    assert agreement(20, 5, 10, 15) == pytest.approx([0.7, 0.4])
-    assert agreement(0, 3, 3, 0)[1] == pytest.approx(-1)
-    assert agreement(4, 0, 0, 0) == [1.0, None]
-    assert agreement(0, 0, 0, 0) == [None, None]
-
-
 def test_agreement_counts_what_both_decided():
     """One both violate, one the first alone, one the second alone, one neither; the unsure ones do not count."""
     first, second = {1: V, 2: V, 3: F, 4: U, 5: F, 6: V}, {1: V, 2: F, 3: V, 4: V, 5: F, 6: U, 7: V}
-    accuracy, kappa = agreement_measurements(first, second, "scorer")
-    assert (accuracy.value, accuracy.n, kappa.value, kappa.n) == (0.5, 4, 0.0, 4)
+    accuracy = agreement_measurement(first, second, "scorer")
+    assert (accuracy.value, accuracy.n) == (0.5, 4)
+    assert agreement_measurement({}, {}, "scorer").value is None
 
 
 def test_the_figures_of_rules_state_their_direction():
     cases = [RuleCase("r", "", ({"role": "user", "content": str(n)},), "x") for n in range(10)]
     people = {case: "violates" if n < 5 else "follows" for n, case in enumerate(cases)}
     (rate, *_), _ = count_violations(people, cases, "scorer")
-    accuracy, kappa = agreement_measurements(people, people, "scorer")
-    assert (rate.better, accuracy.better, kappa.better) == ("lower", "higher", "higher")
-    # All ten agree: accuracy 0.6915 to 1 by Clopper and Pearson; kappa by it at a chance agreement of one half.
+    accuracy = agreement_measurement(people, people, "scorer")
+    assert (rate.better, accuracy.better) == ("lower", "higher")
+    # All ten agree: 0.6915 to 1 by Clopper and Pearson.
     assert (accuracy.low, accuracy.high) == pytest.approx((0.025**0.1, 1.0))
-    assert (kappa.value, kappa.low, kappa.high) == pytest.approx((1.0, (0.025**0.1 - 0.5) / 0.5, 1.0))
 
 
 # ----------------------------------------------------------------------------------------------------------------- runs
@@ -111,7 +97,6 @@ def test_people_against_a_scorer(settings):
     assert measurements["overall violation rate"] == (0.5, 4)
     # one: V-F, F-F; two: F-F, F-F; three: unsure, V-V; four: F-V, unsure -> 1 both, 1 people alone, 1 scorer alone, 3 none
     assert measurements["agreement: accuracy"] == (pytest.approx(4 / 6), 6)
-    assert measurements["agreement: Cohen's kappa"] == (pytest.approx((4 / 6 - 5 / 9) / (4 / 9)), 6)
     assert found.tables["People against the scorer"] == [
         {"people": V, "scorer violates": 1, "scorer unsure": 0, "scorer follows": 1},
         {"people": U, "scorer violates": 2, "scorer unsure": 0, "scorer follows": 0},
