@@ -330,9 +330,6 @@ class RunConfig(Settings):
     )
     save_steps: int = option(0, "updates between checkpoints; 0: only after a request to stop", ge=0)
     save_total_limit: int = option(2, "number of checkpoints that are kept; 0: all", ge=0)
-    checkpoint_in_background: bool = option(
-        False, "continue training while a checkpoint is written (AdamW: 12 bytes of main memory per trained weight)"
-    )
     collective_timeout: float = option(1800.0, "time limit of a collective operation, in seconds", ge=1, le=86_400)
     skip_bad_rows: bool = option(False, "skip bad rows of the data instead of stopping at the first")
     push_to_hub: str = option("", "repository on the Hugging Face Hub for the final model: user/name; created as private")

@@ -200,8 +200,7 @@ def build_engine_and_roles(
     scoring += [model for extension in extensions for model in extension.modules]
     trained = sum(full_numel(weight) for weight in module.parameters() if weight.requires_grad)
     mean = FLOAT32_BYTES * trained if average_decay else 0
-    saved_reference = trained * policy.backbone.model.dtype.itemsize if reference_is_updated else 0  # in checkpoints
-    run.print(run.memory.check(module, [*references, *scoring], {"mean of the weights": mean}, mean + saved_reference))
+    run.print(run.memory.check(module, [*references, *scoring], {"mean of the weights": mean}))
     frozen, initial, *_ = [*(place_frozen_model(model, accelerator) for model in references), None, None]
     engine = build_engine(run, module, total_steps, groups, average_decay)
     return engine, Roles(engine.module, frozen, initial, reference_is_updated)

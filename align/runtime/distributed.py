@@ -140,21 +140,9 @@ def zero_stage(accelerator: Accelerator) -> int:
     return plugin.zero_stage if plugin is not None else 0
 
 
-def gather_rows(
-    rows: Sequence[Item], accelerator: Accelerator, group: torch.distributed.ProcessGroup | None = None
-) -> list[Item]:
-    """The rows (plain Python objects) of all processes, in the order of ranks, on every process.
-
-    Args:
-        group: of all processes, for a thread that exchanges rows while the main thread works; None: the run's group.
-    """
-    if accelerator.num_processes == 1:
-        return list(rows)
-    if group is None:
-        return list(gather_object(list(rows)))
-    everywhere: list[Any] = [None] * accelerator.num_processes
-    torch.distributed.all_gather_object(everywhere, list(rows), group=group)
-    return [row for found in everywhere for row in found]
+def gather_rows(rows: Sequence[Item], accelerator: Accelerator) -> list[Item]:
+    """The rows (plain Python objects) of all processes, in the order of ranks, on every process."""
+    return list(rows) if accelerator.num_processes == 1 else list(gather_object(list(rows)))
 
 
 def shard_of_process(items: Sequence[Item], accelerator: Accelerator) -> list[Item]:
@@ -190,9 +178,7 @@ def run_on_main(work: Callable[[], Item], accelerator: Accelerator) -> Item:
     return cast(Item, _result_of(shared[0], error))
 
 
-def run_on_all(
-    work: Callable[[], Item], accelerator: Accelerator, group: torch.distributed.ProcessGroup | None = None
-) -> list[Item]:
+def run_on_all(work: Callable[[], Item], accelerator: Accelerator) -> list[Item]:
     """Call `work`, which exchanges nothing, on every process; return all results in the order of ranks.
 
     An error of one process is raised on all, as by `run_on_main`: none waits for it in a later exchange.
@@ -200,7 +186,7 @@ def run_on_all(
     if accelerator.num_processes == 1:
         return [work()]
     own, error = _outcome(work, accelerator.process_index)
-    outcomes = gather_rows([own], accelerator, group)
+    outcomes = gather_rows([own], accelerator)
     _result_of(next((outcome for outcome in outcomes if outcome.fault is not None), own), error)
     return [cast(Item, outcome.result) for outcome in outcomes]
 

@@ -111,13 +111,11 @@ class Memory:
         resident_bytes: weights, masters and optimizer state, once `check` has counted them.
     """
 
-    def __init__(
-        self, accelerator: Accelerator, model: ModelConfig, optimization: OptimizationConfig, in_background: bool
-    ) -> None:
+    def __init__(self, accelerator: Accelerator, model: ModelConfig, optimization: OptimizationConfig) -> None:
         self.accelerator, self.device = accelerator, accelerator.device
         self.model, self.lora_r, self.dtype = model.model, model.lora_r, model.dtype
-        self.optimizer, self.in_background = optimization.optimizer, in_background
-        self.batch_tokens, self.recomputes = optimization.micro_batch_tokens, model.gradient_checkpointing
+        self.optimizer, self.batch_tokens = optimization.optimizer, optimization.micro_batch_tokens
+        self.recomputes = model.gradient_checkpointing
         self.sharding = Sharding.from_accelerator(accelerator)
         gc.collect()  # what an earlier run in this process left
         release_freed_memory()
@@ -174,14 +172,12 @@ class Memory:
         module: nn.Module,
         frozen: Sequence[nn.Module] = (),
         more: Mapping[str, int] | None = None,
-        in_checkpoints: int = 0,
     ) -> str:
         """Count the bytes of a run with loaded models, before its optimizer is made. Raise a UserError if it does not fit.
 
         Args:
             frozen: models that are kept beside the trained `module`.
             more: other bytes that are held all the time, by name.
-            in_checkpoints: bytes of a checkpoint in addition to masters and the optimizer's state.
 
         Returns:
             The estimate as a line; "" for a model that fits anywhere.
@@ -192,8 +188,6 @@ class Memory:
         trained = [weight for weight in module.parameters() if weight.requires_grad]
         estimate = self._estimate(trained, weights)
         resident = estimate.resident | dict(more or {})
-        if "checkpoint" in resident:
-            resident["checkpoint"] += in_checkpoints
         self.estimate = estimate = replace(estimate, resident=resident)
         self.resident_bytes = sum(resident.values())
         run_on_all(lambda: self._require(estimate), self.accelerator)  # what is free differs by process
@@ -211,9 +205,7 @@ class Memory:
             UserError: on all processes, if one lacks memory.
         """
         assert self.estimate is not None
-        to_come = {name: self.estimate.resident.get(name, 0) for name in ("optimizer", "checkpoint")}
-        if has_optimizer_state:
-            to_come["optimizer"] = 0
+        to_come = 0 if has_optimizer_state else self.estimate.resident["optimizer"]
         self.earlier_peak = self.peak()
         self._reset_peak()
         error: Exception | None = None
@@ -228,7 +220,7 @@ class Memory:
         def conclude() -> None:
             if error:
                 raise error
-            self.expected_bytes = self._current_peak() + sum(to_come.values())
+            self.expected_bytes = self._current_peak() + to_come
             if self.expected_bytes > self.free():
                 raise self._does_not_fit(size, f"{self.expected_bytes / GIB:.1f} GiB per process")
 
@@ -253,12 +245,7 @@ class Memory:
 
     def _estimate(self, trained: Sequence[Tensor], weights: int) -> MemoryEstimate:
         estimate = resident_memory(self.optimizer, trained, weights, self.sharding)
-        resident = estimate.resident | {"process": self.start_bytes}
-        if self.device.type == "cpu" and self.in_background:
-            masters = sum(FLOAT32_BYTES * full_numel(weight) for weight in trained)
-            shares = self.sharding.processes if self.sharding.stage else 1
-            resident["checkpoint"] = masters // shares + resident["optimizer"]
-        return replace(estimate, resident=resident)
+        return replace(estimate, resident=estimate.resident | {"process": self.start_bytes})
 
     def _require(self, estimate: MemoryEstimate) -> None:
         free = self.free()

@@ -25,7 +25,6 @@ from align.runtime.distributed import (
 from align.runtime.flops import peak_flops
 from align.runtime.progress import ProgressDisplay, console
 from align.tokenization import set_template_date
-from align.training.background import BackgroundWork
 from align.training.checkpoint.files import checkpoint_to_resume
 from align.training.memory import GIB, Memory
 from align.training.run_folder import (
@@ -88,8 +87,7 @@ class Run:
         )
         watch_other_processes(self.accelerator)
         run_on_all(lambda: files.require_usable(self.trackers), self.accelerator)  # machines may differ
-        self.memory = Memory(self.accelerator, config, config, config.checkpoint_in_background)
-        self.background = BackgroundWork(self.accelerator, config.collective_timeout)
+        self.memory = Memory(self.accelerator, config, config)
         self.is_main = self.accelerator.is_main_process
         if torch.backends.mps.is_available():
             self.print("Apple's GPU (MPS) has no float64, which sums need here: this run is on the CPU")
@@ -221,7 +219,6 @@ class Run:
                     in_update = False
                     self.memory.release_excess_memory()
                     self.progress.advance()
-                    self.background.check()
                     save, stop = self.callbacks.step_end(update) if self.callbacks else (False, False)
                     if save or (self.config.save_steps and update % self.config.save_steps == 0):
                         with self.stop.saving():
@@ -263,7 +260,6 @@ class Run:
         with self.stop.saving():
             if update != self.saved:
                 self._save(checkpoint, update, states)
-            self.background.finish()
         by = self.stop.signal or "a signal"
         raise Stopped(f"stopped by {by} after update {update}; --resume_from_checkpoint auto continues it", everywhere=True)
 
@@ -278,7 +274,6 @@ class Run:
 
     def close(self) -> None:
         """Finish checkpoint and trackers. The process group stays open for later runs of this process."""
-        self.background.finish()
         if self.callbacks and self.opened:
             self.callbacks.end()
         self.accelerator.wait_for_everyone()

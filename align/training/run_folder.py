@@ -99,7 +99,7 @@ ORDER_SETTINGS = (
 SAME_ON_RESUME = (*MODEL_SETTINGS, *ORDER_SETTINGS)
 FREE_ON_RESUME = (
     *("dry_run", "resume_from_checkpoint", "output_dir", "report_to", "save_total_limit"),
-    *("collective_timeout", "checkpoint_in_background", "push_to_hub"),
+    *("collective_timeout", "push_to_hub"),
 )
 
 

@@ -33,21 +33,17 @@ def states(update, *runs):
     ("settings", "fails"),
     [("zero3", 1), *(pytest.param(name, rank, marks=pytest.mark.slow) for name, rank in (("zero1", 1), ("cpu2", 0)))],
 )
-def test_two_processes_save_in_the_background_what_they_save_in_the_foreground(settings, fails, tmp_path):
-    launch_in_turn([[str(PROGRAMS / "background_saves.py"), str(tmp_path), str(fails)]], tmp_path, settings)
+def test_two_processes_of_which_one_cannot_write_keep_the_checkpoint_before(settings, fails, tmp_path):
+    launch_in_turn([[str(PROGRAMS / "failing_save.py"), str(tmp_path), str(fails)]], tmp_path, settings)
     results = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1)]
     checkpoints = tmp_path / "run" / "checkpoints"
     for one in results:
-        assert one["sums"] == [3.0], "the exchanges of the training are not mixed up with those of the threads"
-        assert one["error"].startswith(f"{checkpoints.absolute() / 'update-000003'}: cannot be written (")
+        assert one["error"].startswith(f"{checkpoints.absolute() / 'update-000002'}: cannot be written (")
     assert results[0]["error"] == results[1]["error"]
-    first, second = (checkpoints / f"update-{update:06d}" for update in (1, 2))
-    assert sorted(checkpoints.iterdir()) == [first, second], "nothing is left of the third"
-    assert integrity_error(first) == integrity_error(second) == ""
-    names = sorted(path.name for path in first.iterdir())
-    assert sum(name.startswith("state") for name in names) == (1 if settings == "cpu2" else 3)
-    for name in (name for name in names if name.endswith(".safetensors")):
-        assert (first / name).read_bytes() == (second / name).read_bytes()
+    (first,) = checkpoints.iterdir()  # nothing is left of the second
+    assert first.name == "update-000001"
+    assert integrity_error(first) == ""
+    assert sum(path.name.startswith("state") for path in first.iterdir()) == (1 if settings == "cpu2" else 3)
 
 
 def test_a_zero3_checkpoint_resumes_on_one_process(tmp_path, monkeypatch, capsys):

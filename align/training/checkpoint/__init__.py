@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from torch.distributed import ProcessGroup
 
 from align.core.errors import UserError, reason
 from align.core.files import new_folder, read_json, write_json
@@ -45,16 +44,6 @@ class _Contents(NamedTuple):
     files: Mapping[str, Mapping[str, Tensor]]
     """Whole tensors by file name; only on the first process."""
     trainer: Mapping[str, Any]
-
-    def copied(self) -> "_Contents":
-        """A copy in main memory, which training does not change."""
-        shards = self.shards and {name: shard._replace(values=_copy(shard.values)) for name, shard in self.shards.items()}
-        files = {name: {key: _copy(value) for key, value in tensors.items()} for name, tensors in self.files.items()}
-        return _Contents(shards, files, copy.deepcopy(self.trainer))
-
-
-def _copy(tensor: Tensor) -> Tensor:
-    return tensor.detach().to("cpu", copy=True)
 
 
 class Stateful(Protocol):
@@ -93,28 +82,20 @@ class Checkpoint:
     def save(self, update: int, states: Mapping[str, Any] | None = None) -> None:
         """Write a checkpoint under a temporary name and rename it. Each process writes its part of a sharded state.
 
-        All files are read back from the disk and compared. Only then are checkpoints beyond `save_total_limit` removed. With
-        `checkpoint_in_background` this returns as soon as the state is copied.
+        All files are read back from the disk and compared. Only then are checkpoints beyond `save_total_limit` removed.
 
         Args:
             states: of the parts, if not the current ones.
         """
         run = self.run
-        run.background.finish()  # before there is a second copy
         target = run.folder / "checkpoints" / f"update-{update:06d}"
-        in_background = run.config.checkpoint_in_background
         collected: list[_Contents] = []
 
         def collect() -> None:
-            found = self._contents(update, self.states() if states is None else states)
-            collected.append(found.copied() if in_background else found)
+            collected.append(self._contents(update, self.states() if states is None else states))
 
-        _on_all(collect, run, target, None)
-        if in_background:
-            group = run.background.group()
-            run.background.start(lambda: _write(run, target, collected[0], group))
-        else:
-            _write(run, target, collected[0], None)
+        _on_all(collect, run, target)
+        _write(run, target, collected[0])
 
     def _contents(self, update: int, states: Mapping[str, Any]) -> _Contents:
         state, numbers = self.engine.state()
@@ -177,15 +158,15 @@ def _tensors_in(state: Any) -> dict[str, Tensor]:
     return {key: value for key, value in state.items() if isinstance(value, Tensor)} if isinstance(state, dict) else {}
 
 
-def _write(run: "Run", target: Path, contents: _Contents, group: ProcessGroup | None) -> None:
+def _write(run: "Run", target: Path, contents: _Contents) -> None:
     """Write a checkpoint with all processes; no step begins before the previous one has ended on every process."""
     with ExitStack() as unnamed:
 
         def make() -> str:
             return str(unnamed.enter_context(new_folder(target)).absolute()) if run.is_main else ""
 
-        folder = Path(_on_all(make, run, target, group)[0])
-        written = _on_all(lambda: _write_own(run, folder, contents), run, target, group)
+        folder = Path(_on_all(make, run, target)[0])
+        written = _on_all(lambda: _write_own(run, folder, contents), run, target)
 
         def finish() -> None:
             if run.is_main:
@@ -194,10 +175,10 @@ def _write(run: "Run", target: Path, contents: _Contents, group: ProcessGroup | 
                 unnamed.close()
                 rotate_checkpoints(run.folder, run.config.save_total_limit)
 
-        _on_all(finish, run, target, group)
+        _on_all(finish, run, target)
 
 
-def _on_all(step: Callable[[], Item], run: "Run", target: Path, group: ProcessGroup | None) -> list[Item]:
+def _on_all(step: Callable[[], Item], run: "Run", target: Path) -> list[Item]:
     """Run a step on every process; an error of one becomes a UserError that names `target` on all."""
 
     def named() -> Item:
@@ -209,7 +190,7 @@ def _on_all(step: Callable[[], Item], run: "Run", target: Path, group: ProcessGr
             what = getattr(error, "strerror", None) or reason(error)
             raise UserError(f"{target}: cannot be written ({what}); nothing was changed there") from error
 
-    return run_on_all(named, run.accelerator, group)
+    return run_on_all(named, run.accelerator)
 
 
 def _write_own(run: "Run", folder: Path, contents: _Contents) -> dict[str, dict[str, Any]]:
