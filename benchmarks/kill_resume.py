@@ -65,7 +65,7 @@ VARIANTS = {
     "ppo-ptx": ("ppo", f"{LLAMA} {PPO} --ptx.data data/demonstrations_heldout.jsonl"),
     "ppo-kl": ("ppo", f"{LLAMA} {PPO} --kl_target 1"),
     "ppo-samples": ("ppo", f"{LLAMA} {PPO} --samples_per_prompt 2 --advantage_estimator rloo"),
-    "ppo-ema": ("ppo", f"{LLAMA} {PPO} --ema_decay 0.9 --keep_policies true"),
+    "ppo-ema": ("ppo", f"{LLAMA} {PPO} --ema_decay 0.9"),
     "ppo-ensemble": ("ppo", f"{LLAMA} {PPO} --reward_model {{reward-a}} {{reward-b}} --reward_ensemble uwo"),
     "ppo-rules": ("ppo", f"{LLAMA} {PPO} --rules.model {{rules}}"),
     "rules": ("rules", f"{LLAMA} {RULES}"),

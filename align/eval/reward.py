@@ -3,8 +3,10 @@
 A second reward model, called gold, shows over-optimization: answers that the first one prefers and the second does not.
 """
 
-from collections.abc import Callable, Sequence
+import shutil
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -48,9 +50,11 @@ from align.reward.rankings import (
     score_rankings,
     with_rewards,
 )
+from align.runtime.distributed import run_on_main
 from align.runtime.sharding import place_frozen_model
 from align.sampling.settings import AnsweringConfig, InferenceConfig
 from align.tokenization.encoded import EncodedRanking, SampledResponse
+from align.training.checkpoint.consolidation import consolidate
 
 
 @dataclass(frozen=True)
@@ -87,7 +91,7 @@ class RewardEvalConfig(EvalPromptsConfig, AnsweringConfig, EvalConfig, Inference
     benchmark: str = option("", "RewardBench 2: file, folder or hub name; empty: none")
     benchmark_split: str = option("test", "split of a folder or hub name")
     samples: int = option(64, "answers sampled from each model per prompt; the largest n of the best-of-n curves", gt=1)
-    frontier: str = option("", "folder of a PPO run with keep_policies: reward against KL over its policies; empty: none")
+    frontier: str = option("", "PPO run with all checkpoints (save_total_limit 0): its reward against KL; empty: none")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -259,11 +263,12 @@ def best_of_n(config: RewardEvalConfig, evaluated: EvaluatedModel, reward_models
 def frontier(
     config: RewardEvalConfig, reward_models: Sequence[NamedRewardModel], accelerator: Accelerator
 ) -> list[Evaluation]:
-    """Reward, gold reward and KL to the start of every policy that a PPO run kept, and of the start itself."""
-    policies, start = policies_of(config.frontier)
+    """Reward, gold reward and KL to the start of the policy in each checkpoint of a PPO run, and of the start itself."""
+    checkpoints, start = checkpoints_of(config.frontier)
     reference = next(open_models([start], config, accelerator)).loaded
     evaluations = []
-    for evaluated in open_models([start, *policies], config, accelerator):
+    for policy in chain([start], policies_of(checkpoints, Path(config.output), accelerator)):
+        (evaluated,) = open_models([policy], config, accelerator)
         answers, rewards = rewarded_answers(config, "frontier", evaluated, reward_models, 1)
         contexts, ids = [answer.prompt_ids for (answer,) in answers], [answer.ids for (answer,) in answers]
         kl = response_kl(evaluated.loaded, reference, contexts, ids, config.temperature or 1.0, accelerator)
@@ -280,21 +285,31 @@ def frontier(
     return [replace(evaluation, tables={"reward against KL": curve}) for evaluation in evaluations]
 
 
-def policies_of(run: str) -> tuple[list[str], str]:
-    """The folders of the policies that a PPO run kept, in the order of updates, and the model that it started from.
+def checkpoints_of(run: str) -> tuple[list[Path], str]:
+    """The checkpoints of a PPO run, in the order of updates, and the model that it started from.
 
     Raises:
         UserError: if the folder is not such a run.
     """
     folder = Path(run)
-    policies = [str(path) for path in numbered_paths(folder / "policies", "update-").values()]
-    if not policies:
-        raise UserError(f"frontier {run}: no policies/ in it; train with keep_policies")
+    checkpoints = list(numbered_paths(folder / "checkpoints", "update-").values())
+    if not checkpoints:
+        raise UserError(f"frontier {run}: no checkpoints in it; train with save_steps and save_total_limit 0")
     try:
         settings = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
-        return policies, str(settings["model"])
+        return checkpoints, str(settings["model"])
     except (OSError, ValueError, yaml.YAMLError, KeyError, TypeError) as error:
         raise UserError(f"{folder / 'config.yaml'}: not the settings of a PPO run") from error
+
+
+def policies_of(checkpoints: Sequence[Path], output: Path, accelerator: Accelerator) -> Iterator[str]:
+    """The policies of checkpoints as folders of models in `output`, each of which is removed before the next is written."""
+    for checkpoint in checkpoints:
+        folder = output / checkpoint.name
+        run_on_main(lambda source=checkpoint, target=folder: consolidate(source, target), accelerator)
+        yield str(folder)
+        accelerator.wait_for_everyone()
+        run_on_main(lambda target=folder: shutil.rmtree(target), accelerator)
 
 
 # ---------------------------------------------------------------------------------------------------------- benchmarks

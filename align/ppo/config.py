@@ -101,17 +101,9 @@ class EvaluationConfig(Settings):
         "selection reward; with rules.budgets: within its budgets, if any policy is)",
         gt=0,
     )
-    best_policy_confidence: float = option(
-        0.0,
-        "confidence of a paired test over validation_prompts at which a policy replaces the saved one, at first the initial "
-        "policy (such as 0.95); 0: save the trained policy with the highest mean",
-        ge=0,
-        lt=1,
-    )
     save_best_policy: bool = option(
         True, "with validation_prompts, the final model is the policy of the best evaluation; false: the last policy"
     )
-    keep_policies: bool = option(False, "keep the policy of every evaluation in policies/, for reward against KL")
 
 
 @dataclass(kw_only=True)
@@ -255,8 +247,6 @@ class PPOConfig(
         shorter = self.critic_warmup < self.total_updates
         require_setting(self, "critic_warmup", shorter, f"below total_updates ({self.total_updates})")
         self._check_objective()
-        tested = self.save_best_policy or not self.best_policy_confidence
-        require_setting(self, "best_policy_confidence", tested, "0 where save_best_policy is false")
         stops = not (self.ignore_eos and self.stop_token_ids)
         require_setting(self, "ignore_eos", stops, "false where stop_token_ids is given")
         divides = self.rollout_batch_size % self.samples_per_prompt == 0

@@ -2,10 +2,9 @@
 
 import math
 import shutil
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import NormalDist, fmean, stdev
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -37,56 +36,26 @@ class Candidate:
     """Such as "over the rule budgets": a policy that violates none is better."""
 
 
-def is_better(candidate: Candidate, best: Candidate | None, confidence: float = 0.0, evaluations: int = 1) -> bool:
-    """Whether a policy is better than the best one so far: by constraints, then by scores; arguments as `is_new_best`."""
-    if best is None or bool(candidate.violated_constraint) == bool(best.violated_constraint):
-        return is_new_best(candidate.scores, best.scores if best else None, confidence, evaluations)
-    return not candidate.violated_constraint and math.isfinite(fmean(candidate.scores))
-
-
-def is_new_best(
-    scores: Sequence[float], best: Sequence[float] | None, confidence: float = 0.0, evaluations: int = 1
-) -> bool:
-    """Whether the policy of an evaluation is better than the best one so far.
-
-    The test is paired, because both answered the same prompts. Its level is divided by the number of evaluations
-    (Bonferroni): the best of many noisy means is often luck.
-
-    Args:
-        scores: of the policy's responses to the fixed prompts [B].
-        best: those of the best policy so far [B], None for none; of equal means the first stays.
-        confidence: that the mean is higher, by a one-sided paired test (normal approximation) which errs at most
-            once in 1 / (1 - confidence) runs; 0: any higher mean will do.
-        evaluations: of the whole run.
-    """
-    if best is None:
-        return math.isfinite(fmean(scores))
-    differences = [new - old for new, old in zip(scores, best, strict=True)]
-    mean = fmean(differences)
-    if not confidence or len(differences) < 2:
-        return mean > 0
-    quantile = NormalDist().inv_cdf(1 - (1 - confidence) / evaluations)
-    return mean > quantile * stdev(differences) / math.sqrt(len(differences))
+def is_better(candidate: Candidate, best: Candidate | None) -> bool:
+    """Whether a policy is better than the best one so far: by constraints, then by mean score; of equals the first stays."""
+    if best is None or (best.violated_constraint and not candidate.violated_constraint):
+        return math.isfinite(fmean(candidate.scores))
+    if candidate.violated_constraint and not best.violated_constraint:
+        return False
+    return fmean(new - old for new, old in zip(candidate.scores, best.scores, strict=True)) > 0
 
 
 class PolicySelection:
-    """The best policy so far.
-
-    Without a test (`confidence` 0), the best of the trained policies is kept; with one, the initial policy is kept first.
+    """The best trained policy so far.
 
     Args:
-        confidence: see `is_new_best`.
-        evaluations: of the whole run.
         max_kl: largest KL to the initial policy, in nats per response, of a policy that is kept.
         critic_warmup: first updates, in which the policy does not change.
         score_name: a name of the scores, for warnings.
     """
 
-    def __init__(
-        self, confidence: float, evaluations: int, max_kl: float, critic_warmup: int = 0, score_name: str = "reward"
-    ) -> None:
-        self.confidence, self.evaluations, self.max_kl = confidence, evaluations, max_kl
-        self.critic_warmup, self.score_name = critic_warmup, score_name
+    def __init__(self, max_kl: float, critic_warmup: int = 0, score_name: str = "reward") -> None:
+        self.max_kl, self.critic_warmup, self.score_name = max_kl, critic_warmup, score_name
         self.initial: Candidate | None = None
         self.best: Candidate | None = None
 
@@ -96,9 +65,7 @@ class PolicySelection:
             return False
         if candidate.update == 0:
             self.initial = candidate
-        if candidate.update <= self.critic_warmup and not (self.confidence and candidate.update == 0):
-            return False
-        if not is_better(candidate, self.best, self.confidence, self.evaluations):
+        if candidate.update <= self.critic_warmup or not is_better(candidate, self.best):
             return False
         self.best = candidate
         return True
@@ -110,9 +77,6 @@ class PolicySelection:
             return ""
         constraint = best.violated_constraint
         suffix = f"; it is {constraint}, as every policy that was evaluated" if constraint else ""
-        if best.update == 0:
-            level = f"best_policy_confidence {self.confidence:g}"
-            return f"warning: no policy was better than the initial policy at {level}: that is what was kept{suffix}"
         if is_better(best, initial):
             return f"warning: the policy of update {best.update} was kept{suffix}" if suffix else ""
         means = f"{fmean(best.scores):.3g}, that of the initial policy {fmean(initial.scores):.3g}"
@@ -208,9 +172,7 @@ class Evaluator:
     ) -> None:
         self.setup, self.config, self.total_updates, self.missing_eos = setup, config, total_updates, missing_eos
         self.folder, self.drift = setup.run.folder / "model", DriftWatch()
-        evaluations = len(range(0, total_updates, config.eval_steps)) + 1
-        limits = (config.best_policy_confidence, evaluations, config.max_kl, critic_warmup)
-        self.selection = PolicySelection(*limits, setup.extensions.selects_by or "reward")
+        self.selection = PolicySelection(config.max_kl, critic_warmup, setup.extensions.selects_by or "reward")
 
     def stateful(self) -> dict[str, Stateful]:
         """Return the stateful objects by their names in a checkpoint."""
@@ -252,8 +214,6 @@ class Evaluator:
                 if config.save_best_policy:
                     save_policy(setup, self.folder, metrics | {"update": update})
                 metrics["is_best"] = 1.0
-            if update and config.keep_policies:
-                save_policy(setup, run.folder / "policies" / f"update-{update:06d}", metrics | {"update": update})
         return {f"validation/{name}": value for name, value in metrics.items()}
 
     def finish(self) -> Path:

@@ -25,8 +25,8 @@ from align.eval.policy_comparison import (
 from align.eval.results import read_evaluations
 from align.eval.reward import (
     RewardEvalConfig,
+    checkpoints_of,
     interval_over_rankings,
-    policies_of,
     run_reward_eval,
 )
 from align.models.heads import response_log_probs
@@ -118,8 +118,8 @@ def test_reward_against_kl_over_the_policies_of_a_run(settings, sharp_folders, t
         total_updates=2,
         rollout_batch_size=4,
         max_new_tokens=5,
-        eval_steps=1,
-        keep_policies=True,
+        save_steps=1,
+        save_total_limit=0,
         learning_rate=1e-3,
         dtype="float32",
         report_to=["none"],
@@ -133,6 +133,7 @@ def test_reward_against_kl_over_the_policies_of_a_run(settings, sharp_folders, t
     assert min(kl[1:]) > 1e-5
     assert all({"reward", "gold"} <= measurements(each).keys() for each in found)
     assert found[0].tables["reward against KL"][0]["policy"] == "tiny-llama"
+    assert not list(Path(settings["output"]).glob("update-*")), "the policies are removed"
 
 
 def test_mistakes(settings, tmp_path):
@@ -140,11 +141,11 @@ def test_mistakes(settings, tmp_path):
         RewardEvalConfig()
     with pytest.raises(UserError, match=r"gold_model is .* another model than reward_model"):
         RewardEvalConfig(reward_model="a", gold_model="a")
-    with pytest.raises(UserError, match="no policies/ in it; train with keep_policies"):
-        policies_of(str(tmp_path))
-    shutil.copytree(settings["reward_model"], tmp_path / "policies" / "update-000001")
+    with pytest.raises(UserError, match="no checkpoints in it; train with save_steps"):
+        checkpoints_of(str(tmp_path))
+    shutil.copytree(settings["reward_model"], tmp_path / "checkpoints" / "update-000001")
     with pytest.raises(UserError, match="not the settings of a PPO run"):
-        policies_of(str(tmp_path))
+        checkpoints_of(str(tmp_path))
 
 
 def test_intervals_draw_whole_rankings_again():

@@ -7,7 +7,6 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
 
-from align.core.errors import UserError
 from align.ppo import PPOConfig, PPOTrainer
 
 PROMPTS = ["red", "green, blue", "one", "two"]
@@ -117,8 +116,3 @@ def test_a_second_run_takes_over_the_best_policy_of_the_first(first, sharp_folde
     assert f"| update | {update} |" in (folder / "README.md").read_text()
     assert not same(folder, policy_of(made))
     assert best is None or same(folder, best)
-
-
-def test_a_confidence_without_a_best_policy_is_refused():
-    with pytest.raises(UserError, match=r"best_policy_confidence is 0\.9, but must be 0 where save_best_policy is false"):
-        PPOConfig(save_best_policy=False, best_policy_confidence=0.9)

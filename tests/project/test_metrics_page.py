@@ -104,7 +104,6 @@ def runs(tmp_path_factory, serve):
         num_mini_batches=2,
         length_adjustment=0.5,
         eval_steps=1,
-        keep_policies=True,
         engine="vllm-server",
         importance_cap=2.0,
         reference_refresh=1,
