@@ -243,12 +243,14 @@ def load_sharp(sharp_folders) -> Callable[..., LoadedModel]:
 
         return check
 
-    def load_one(name: str, adapter: str = "policy", fresh_adapter: bool = False, **settings) -> LoadedModel:
+    def load_one(
+        name: str, adapter: str = "policy", fresh_adapter: bool = False, prefix_lm: bool = False, **settings
+    ) -> LoadedModel:
         config = ModelConfig(model=sharp_folders[name], dtype="float32", **settings)
         torch.manual_seed(0)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(kinds, "verify", verify_once((name, *sorted(settings.items()))))
-            loaded = load(config, torch.float32, adapter=adapter)
+            patch.setattr(kinds, "verify", verify_once((name, prefix_lm, *sorted(settings.items()))))
+            loaded = load(config, torch.float32, adapter=adapter, prefix_lm=prefix_lm)
         if loaded.adapter and not fresh_adapter:
             for key, weight in loaded.backbone.model.named_parameters():
                 if f"lora_B.{adapter}" in key:

@@ -32,7 +32,8 @@ TABLES = {
         init_kl_coef: kl_coef
         target: kl_target
         horizon: kl_horizon
-        steps: total_episodes
+        total_episodes: total_updates (total_episodes / rollout_batch_size)
+        steps: total_updates (steps / rollout_batch_size)
         epsilon: cliprange
         epsilon_high: cliprange_high
         reward_funcs: reward_functions
@@ -55,6 +56,7 @@ TABLES = {
         use_peft: lora_r (above 0)
         use_vllm: engine (vllm-server)
         logging_steps: (each update is logged)
+        hub_private_repo: (a new repository is private; its page on the hub makes it public)
         eval_strategy: eval_steps
         deepspeed: ({LAUNCHER})
         dataset_train_split: {DATA} ({SPLIT})

@@ -277,10 +277,6 @@ class ModelConfig(Settings):
     lora_alpha: float = option(32.0, "LoRA scale: updates are multiplied by alpha / rank (LoRA paper, section 4.1)")
     lora_target_modules: str = option("all-linear", "modules that get an adapter: all-linear, or names separated by commas")
     lora: Any = block("align.models.lora:LoraSettings", "further fields of PEFT's LoraConfig for a new adapter")
-    prefix_lm: bool = option(
-        False,
-        "attend to a decoder's whole prompt in both directions (T5's prefix language model); saved with the model",
-    )
     block_attention: bool = option(
         False,
         "on a GPU, read rows of several responses by FlexAttention; decoders only; it has not run on a GPU yet",

@@ -63,7 +63,7 @@ def sft_work(config: SFTConfig) -> StageWork:
     Raises:
         UserError: for a mistake in the settings, the model or the data.
     """
-    loaded = load_on_meta(config, compute_dtype(config.dtype))
+    loaded = load_on_meta(config, compute_dtype(config.dtype), prefix_lm=config.prefix_lm)
     require_prompt_in_row(loaded, config.prompt_loss_weight)
     read = partial(encode_demonstrations, loaded=loaded, limits=config.limits, skip_bad_rows=config.skip_bad_rows)
     examples, epochs = _mixture(config, read)

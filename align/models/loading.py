@@ -68,6 +68,7 @@ def load(
     adapter: str = "policy",
     allow_reward_model: bool = False,
     peft_config: PeftConfig | None = None,
+    prefix_lm: bool = False,
 ) -> LoadedModel:
     """Load a model and its tokenizer, with a trainable adapter if the config asks for one.
 
@@ -78,6 +79,7 @@ def load(
         adapter: name of the trained adapter.
         allow_reward_model: accept encoders and saved reward models, which have no LM head.
         peft_config: of a new adapter, in place of the config's LoRA settings.
+        prefix_lm: make the model a prefix language model; one that was saved as such needs no argument.
 
     Raises:
         UserError: if the model cannot be loaded, its architecture is not supported, or it is an adapter with other LoRA
@@ -90,7 +92,7 @@ def load(
     model = load_weights(base, dtype)
     if model.get_output_embeddings() is None and not allow_reward_model:
         raise UserError(f"model '{config.model}': it is a reward model without an LM head, so it cannot generate text")
-    if config.prefix_lm or (is_adapter and reads_prompts_whole(source)):
+    if prefix_lm or (is_adapter and reads_prompts_whole(source)):
         make_prefix_lm(model.config, config.model)
     tokenization = _load_tokenization(config, model, source, base)
     if not is_adapter:
@@ -129,7 +131,11 @@ def load_tokenization_of(model: str) -> Tokenization:
 
 
 def load_on_meta(
-    config: ModelConfig, dtype: torch.dtype, adapter: str = "policy", allow_reward_model: bool = False
+    config: ModelConfig,
+    dtype: torch.dtype,
+    adapter: str = "policy",
+    allow_reward_model: bool = False,
+    prefix_lm: bool = False,
 ) -> LoadedModel:
     """Return a model as `load` would, with shapes and no data: for estimates of models of any size.
 
@@ -143,7 +149,7 @@ def load_on_meta(
     settings = load_config(base)
     if not allow_reward_model:
         require_language_model(settings, config.model)
-    if config.prefix_lm or (is_adapter and reads_prompts_whole(source)):
+    if prefix_lm or (is_adapter and reads_prompts_whole(source)):
         make_prefix_lm(settings, config.model)
     try:
         with torch.device("meta"):
@@ -164,6 +170,7 @@ def from_objects(
     config: ModelConfig,
     adapter: str = "policy",
     peft_config: PeftConfig | None = None,
+    prefix_lm: bool = False,
 ) -> LoadedModel:
     """Take a transformers model in memory, as `load` would have loaded it from its folder.
 
@@ -173,6 +180,7 @@ def from_objects(
 
     Args:
         peft_config: of a new adapter, in place of the config's LoRA settings.
+        prefix_lm: make the model a prefix language model.
 
     Raises:
         UserError: if the architecture or the adapter is not supported.
@@ -186,7 +194,7 @@ def from_objects(
         raise UserError("the model carries PEFT adapters of transformers: give a PeftModel, or save it and give its folder")
     assert isinstance(model, PreTrainedModel)
     _prepare_object(model)
-    if config.prefix_lm:
+    if prefix_lm:
         make_prefix_lm(model.config, model.config.name_or_path or "in memory")
     prepare_model(model)
     generation = valid_generation_config(model.generation_config) if model.can_generate() else None

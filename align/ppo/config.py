@@ -138,11 +138,6 @@ class PPOConfig(
         [], "reward functions, each module:function or module:function=weight, added to the reward model's score"
     )
     total_updates: int = option(100, "number of rollouts", gt=0)
-    total_episodes: int = option(
-        0,
-        "number of responses; sets total_updates to total_episodes / rollout_batch_size, rounded up; 0: not used",
-        ge=0,
-    )
     rollout_batch_size: int = option(64, "responses in one rollout, over all processes (lm-human-preferences: 512)", gt=0)
     samples_per_prompt: int = option(1, "responses to each prompt of a rollout", gt=0)
     num_ppo_epochs: int = option(4, "passes over a rollout (summarize_from_feedback_details: 4, InstructGPT: 1)", gt=0)
@@ -179,11 +174,6 @@ class PPOConfig(
         ge=0,
         lt=1,
     )
-    rollout_updates: int = option(
-        100,
-        "number of rollouts that are written to rollouts/ (64 responses each), evenly spaced over the run; 0: none",
-        ge=0,
-    )
     length_adjustment: float = option(
         0.0,
         "share of the length-correlated part of the training scores to remove, by linear regression among answers to the "
@@ -193,13 +183,6 @@ class PPOConfig(
     )
     reference_refresh: int = option(
         0, "updates between copies of the policy to the reference; 0: the reference is the initial policy", ge=0
-    )
-    importance_cap: float = option(
-        0.0,
-        "with a separate engine (vLLM): weight each token's policy loss by min(p(policy) / p(engine), importance_cap) "
-        "and continue despite any mismatch (Yao et al. 2025: 2); 0: no weights",
-        ge=1,
-        off=0,
     )
     ptx: Any = block(
         "align.ppo.extensions.ptx:PtxSettings", "a language-model loss on demonstrations or raw text (InstructGPT's ptx)"
@@ -237,9 +220,6 @@ class PPOConfig(
     def __post_init__(self) -> None:
         super().__post_init__()
         self.reward_model = [name for name in self.reward_model if name]  # --reward_model "" takes a file's away
-        if self.total_episodes:
-            self.total_updates = math.ceil(self.total_episodes / self.rollout_batch_size)
-            self.total_episodes = 0  # a resumed run reads total_updates, which may then be raised
         if self.missing_eos_penalty is not None and isinstance(self.missing_eos_score, UnsetFloat):
             self.missing_eos_score = None
         one = self.missing_eos_penalty is None or self.missing_eos_score is None
@@ -257,8 +237,6 @@ class PPOConfig(
 
     def _check_objective(self) -> None:
         """Check settings of advantages and losses that exclude each other."""
-        own = self.importance_cap == 0 or self.engine != "transformers"
-        require_setting(self, "importance_cap", own, "0, because engine transformers samples from the policy itself")
         alone = self.samples_per_prompt == 1
         grouped = self.advantage_estimator in NEEDS_GROUPS
         require_setting(

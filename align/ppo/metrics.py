@@ -80,7 +80,7 @@ def engine_metrics(experience: Experience, corrected: bool = False) -> dict[str,
         raise UserError(
             f"the engine samples from a different distribution than the policy ({mismatch:.2g} nats per token): does it "
             "serve the policy's architecture and configuration, and does it report log-probs at the sampling temperature "
-            "(--logprobs-mode processed_logprobs)? If that is intended, as with quantized weights, importance_cap 2 "
+            "(--logprobs-mode processed_logprobs)? If that is intended, as with quantized weights, vllm.importance_cap 2 "
             "corrects for it"
         )
     return {"sampling/engine_kl": mismatch}

@@ -26,7 +26,7 @@ row leaves it, one layer is there twice, and torch keeps freed blocks of sizes t
 class SamplingEngine(Protocol):
     """Samples from the current policy.
 
-    PPO learns from the policy's own log-probs. Those that the engine reports are used for a metric and by `importance_cap`.
+    PPO learns from the policy's own log-probs. Those that the engine reports are used for a metric and importance weights.
     """
 
     def sample(self, prompts: Sequence[list[int]], sampling: SamplingParams, seed: SeedKey) -> Responses:

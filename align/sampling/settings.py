@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from align.core.errors import UserError
 from align.core.settings import Overlong, Settings, group, option, require_setting
 from align.data.readers import FewShotPrompt, read_few_shot_prompt
 from align.sampling.generation import SamplingParams
@@ -74,6 +75,13 @@ class VLLMSettings(Settings):
         300.0, "seconds to wait for the vLLM server to start, and for each of its answers", gt=0, le=1500
     )
     retries: int = option(3, "number of times that a rollout waits up to timeout for a vLLM server that failed", ge=0)
+    importance_cap: float = option(
+        0.0,
+        "weight each token's policy loss by min(p(policy) / p(vLLM), importance_cap) and continue despite any mismatch "
+        "(Yao et al. 2025: 2); 0: no weights",
+        ge=1,
+        off=0,
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -91,3 +99,8 @@ class EngineConfig(Settings):
         "sampling engine: transformers with the trained model, or a vLLM server on separate GPUs",
     )
     vllm: VLLMSettings = group(VLLMSettings, "the server of the engine vllm-server")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.vllm.importance_cap and self.engine == "transformers":
+            raise UserError("vllm.importance_cap must be 0, because engine transformers samples from the policy itself")

@@ -32,3 +32,7 @@ class SFTConfig(MixtureConfig, SplitConfig, SequenceConfig, EpochConfig, ModelCo
         ge=0,
     )
     max_response_tokens: int = option(1024, "longest response, in tokens; in a conversation all turns after the first")
+    prefix_lm: bool = option(
+        False,
+        "attend to a decoder's whole prompt in both directions (T5's prefix language model); saved with the model",
+    )

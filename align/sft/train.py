@@ -198,7 +198,7 @@ class SFTTrainer:
         self.config = config = with_data_names(config, train_data=train_data, validation_data=validation_data)
         source = ModelSource(model, tokenizer, peft_config)
         self.run = run = Run(source.settings(config), "sft")
-        self.loaded = loaded = source.load(run)
+        self.loaded = loaded = source.load(run, prefix_lm=config.prefix_lm)
         share_sequences(run, loaded.backbone, config.sequence_parallel)
         require_prompt_in_row(loaded, config.prompt_loss_weight)
         encode = partial(encode_demonstrations, loaded=loaded, limits=config.limits, skip_bad_rows=config.skip_bad_rows)

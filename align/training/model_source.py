@@ -91,7 +91,12 @@ class ModelSource:
         return str(config.model_type)
 
     def load(
-        self, run: Run, adapter: str = "policy", allow_reward_model: bool = False, frozen_copies: int = 0
+        self,
+        run: Run,
+        adapter: str = "policy",
+        allow_reward_model: bool = False,
+        frozen_copies: int = 0,
+        prefix_lm: bool = False,
     ) -> LoadedModel:
         """Load the model with the settings of a run, or take the one in memory.
 
@@ -99,6 +104,7 @@ class ModelSource:
             adapter: name of the trained adapter.
             allow_reward_model: whether the model may lack a vocabulary matrix.
             frozen_copies: copies of the model that the stage will keep; counted before it is loaded.
+            prefix_lm: make it a prefix language model.
 
         Raises:
             UserError: if the model cannot be loaded or does not fit.
@@ -112,11 +118,11 @@ class ModelSource:
                 resolve_model(str(model))
             run_on_all(lambda: run.memory.check_before_load(frozen_copies), run.accelerator)
             with sharded_loading(run.accelerator):
-                loaded = load(config, run.dtype, adapter, allow_reward_model, self.peft_config)
+                loaded = load(config, run.dtype, adapter, allow_reward_model, self.peft_config, prefix_lm)
         else:
             assert self.tokenizer is not None
             with sharded_loading(run.accelerator):  # transformers has sharded the model under the launcher of ZeRO-3
-                loaded = from_objects(model, self.tokenizer, config, adapter, self.peft_config)
+                loaded = from_objects(model, self.tokenizer, config, adapter, self.peft_config, prefix_lm)
         run_on_main(lambda: require_savable(loaded), run.accelerator)
         run.print(long_rows_warning(loaded.backbone))
         return loaded

@@ -68,7 +68,6 @@ def core_config(args: PPOConfig, longest_prompt: int, stop_token_id: int | None)
             missing_eos_score=None,
             critic="separate",
             save_best_policy=False,
-            rollout_updates=0,
         )
     except UserError as error:
         raise InvalidArgumentError(

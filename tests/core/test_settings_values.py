@@ -160,7 +160,6 @@ RANGES = {
         ("temperature", [0.0, -1.0], [0.7]),
         ("missing_eos_score", [math.nan], [-1.0, None]),
         ("missing_eos_penalty", [-1.0, math.nan], [None]),
-        ("total_episodes", [-1], [0]),
         ("kl_horizon", [0], [1]),
         ("max_kl", [0.0], [0.1]),
         ("eval_steps", [0], [1]),
@@ -170,7 +169,6 @@ RANGES = {
         ("samples_per_prompt", [0, 3, 128], [1, 4, 64]),
         ("num_mini_batches", [0, 65], [1, 64]),
         ("value_learning_rate", [-1e-6], [0.0]),
-        ("rollout_updates", [-1], [0, 2]),
         *((name, [-0.1], [0.0, 0.3]) for name in ("uncertainty_weight", "cliprange_high", "ent_coef")),
         ("ema_decay", [-0.1, 1.0], [0.0, 0.992]),
         ("critic_warmup", [-1, 100], [0, 99]),
@@ -228,12 +226,6 @@ def test_a_penalty_for_a_missing_end_switches_the_default_score_off():
     assert (make(PPOConfig).missing_eos_penalty, make(PPOConfig).missing_eos_score) == (None, -1.0)
     lowered = make(PPOConfig, missing_eos_penalty=2)
     assert (lowered.missing_eos_penalty, lowered.missing_eos_score) == (2.0, None)
-
-
-def test_episodes_are_converted_to_updates():
-    assert make(PPOConfig, total_episodes=129, rollout_batch_size=64).total_updates == 3  # 2.02, rounded up
-    config = make(PPOConfig, total_episodes=128, rollout_batch_size=64, total_updates=9)
-    assert (config.total_updates, config.total_episodes) == (2, 0)
 
 
 def test_ipo_has_no_smoothing():

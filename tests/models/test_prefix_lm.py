@@ -117,10 +117,10 @@ def test_a_conversation_is_an_example_of_each_turn(load_sharp, tmp_path):
 
 
 def test_what_reads_a_prompt_whole_as_it_is_needs_no_setting(sharp_folders):
-    config = ModelConfig(model=sharp_folders["tiny-t5"], prefix_lm=True)
+    config = ModelConfig(model=sharp_folders["tiny-t5"])
     for loads in (load, load_on_meta):
         with pytest.raises(UserError, match=r"^prefix_lm: model '.*tiny-t5' has an encoder.*; leave it off$"):
-            loads(config, torch.float32)
+            loads(config, torch.float32, prefix_lm=True)
     with pytest.raises(UserError, match="has an encoder"):
         make_prefix_lm(BertConfig(), "it")
 

@@ -219,7 +219,7 @@ def test_token_rewards_of_extensions_are_added_on_response_tokens_alone() -> Non
 
 
 def test_no_part_of_the_state_has_the_name_of_an_extension(make_ppo, load_sharp) -> None:
-    ppo = make_ppo(load_sharp("tiny-gpt2"), rollout_updates=0)
+    ppo = make_ppo(load_sharp("tiny-gpt2"))
     evaluator = Evaluator(ppo.setup, ppo.config, 1, 0, (None, None))
     names = ppo.setup.stateful() | PPOState(ppo.config).stateful() | evaluator.stateful()
     assert names.keys() == {"prompts", "kl", "negative_kl", "drift", "best_policy"}

@@ -1,5 +1,6 @@
 """Every file under configs/: it parses, what it names is there, and the stages of a model fit together."""
 
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,16 @@ HUB = {
     "t5-3b": "google-t5/t5-3b",
 }
 SMALL = ("tiny-llama", "smollm2-135m")
+
+
+MOST_OWN_SETTINGS, MOST_SETTINGS = 45, 80
+"""Of PPO: declared by its class, and with those of its groups. A new setting takes the place of one that no user changes."""
+
+
+def test_ppo_has_few_settings():
+    config = CLASSES["ppo"]
+    assert len(config.__annotations__) <= MOST_OWN_SETTINGS
+    assert len(fields(config)) <= MOST_SETTINGS
 
 
 def settings(stage, name):

@@ -105,9 +105,8 @@ def runs(tmp_path_factory, serve):
         length_adjustment=0.5,
         eval_steps=1,
         engine="vllm-server",
-        importance_cap=2.0,
         reference_refresh=1,
-        vllm={"url": serve(start).url},
+        vllm={"url": serve(start).url, "importance_cap": 2.0},
     )
     run_ppo(ppo)
     return {stage: root / stage for stage in STAGES}

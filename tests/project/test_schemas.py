@@ -57,12 +57,12 @@ def test_each_shipped_file_names_its_schema_and_obeys_it(path):
     ("settings", "valid"),
     [
         ({"learning_rate": 1e-5, "ptx": {"data": "x"}, "report_to": "none", "reward_model": ["a", "b"]}, True),
-        ({"missing_eos_score": None, "resume_from_checkpoint": "auto", "importance_cap": 0, "prompts": 7}, True),
+        ({"missing_eos_score": None, "resume_from_checkpoint": "auto", "vllm": {"importance_cap": 0}, "prompts": 7}, True),
         ({"learning_rat": 1e-5}, False),
         ({"learning_rate": "fast"}, False),
         ({"learning_rate": 0}, False),  # a limit that a base class declares
         ({"gamma": 1.5}, False),
-        ({"importance_cap": 0.5}, False),
+        ({"vllm": {"importance_cap": 0.5}}, False),
         ({"advantage_estimator": "ga"}, False),
         ({"report_to": "tensorbord"}, False),
         ({"ptx": {"dat": "x"}}, False),

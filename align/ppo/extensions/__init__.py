@@ -303,13 +303,17 @@ EXTENSIONS = {
     "attributes": "align.extras.attributes.attribute_rewards:AttributeRewards",
     "rules": "align.extras.rules.rule_terms:RuleRewards",
     "length_adjustment": "align.ppo.extensions.length_adjustment:LengthAdjustment",
-    "importance_cap": "align.ppo.extensions.importance_weights:ImportanceWeights",
+    "vllm.importance_cap": "align.ppo.extensions.importance_weights:ImportanceWeights",
     "ptx": "align.ppo.extensions.ptx:PtxLoss",
     "reference_refresh": "align.ppo.extensions.reference_refresh:ReferenceRefresh",
-    "rollout_updates": "align.ppo.extensions.rollout_files:RolloutFiles",
     "selection": "align.ppo.extensions.selection:RewardModelSelection",
 }
-"""The extension that each setting switches on, in the order in which hooks are called. It takes the setting's value."""
+"""The extension that each setting switches on, in the order in which hooks are called. It takes the setting's value.
+
+`block.setting` is a setting in a block.
+"""
+RECORDER = "align.ppo.extensions.rollout_files:RolloutFiles"
+"""The extension that every run has."""
 
 
 def configured_extensions(settings: Mapping[str, Any], **objects: Any) -> Extensions:
@@ -324,9 +328,12 @@ def configured_extensions(settings: Mapping[str, Any], **objects: Any) -> Extens
     """
     found = Extensions()
     for name, path in EXTENSIONS.items():
-        if value := settings[name]:
+        block, _, own_name = name.rpartition(".")
+        if value := getattr(settings[block], own_name) if block else settings[name]:
             found.append(import_object(path)(value, *([objects[name]] if name in objects else [])))
             found[-1].name = name
+    found.append(import_object(RECORDER)())
+    found[-1].name = "rollouts"
     for path in settings["extensions"]:
         own = import_function(path, "extension", "module:Class")()
         if not isinstance(own, Extension):

@@ -21,6 +21,8 @@ from align.tokenization import Tokenization
 FOLDER = "rollouts"
 REWARD_PREFIX = "reward/"
 """Prefix of the columns of reward parts, as of their metrics."""
+UPDATES = 100
+"""Updates whose rollouts are written, evenly spread over the run."""
 ROWS = 64
 """Responses of a rollout that are written, the first ones: prompts come in random order."""
 TRACES = 8
@@ -80,14 +82,11 @@ def rows_of(update: int, experience: Experience, tokenization: Tokenization, cou
 
 
 class RolloutFiles(Extension):
-    """Writes the rollouts of `count` updates, evenly spread over the run."""
-
-    def __init__(self, count: int) -> None:
-        self.count = count
+    """Writes the rollouts of `UPDATES` updates. Every run has this extension."""
 
     def load(self, context: TrainingContext) -> None:
         self.run, self.tokenization = context.run, context.policy.tokenization
-        self.recorded = recorded_updates(context.total_updates, self.count)
+        self.recorded = recorded_updates(context.total_updates, UPDATES)
 
     def resume(self, update: int) -> None:
         """Remove files that a killed run wrote after the checkpoint that it resumes from."""

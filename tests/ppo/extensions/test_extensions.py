@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from align.core.errors import UserError
+from align.core.settings import setting_names
 from align.ppo import PPOConfig, run_ppo
 from align.ppo.extensions import EXTENSIONS, Extension, Extensions, configured_extensions
 
@@ -20,11 +21,9 @@ RUN = """
 import sys
 from align.ppo import PPOConfig, run_ppo
 
-for recorded in (0, 1):
-    run_ppo(PPOConfig(model="tiny-llama", prompts=sys.argv[1], output_dir=f"{sys.argv[2]}-{recorded}", report_to="none",
-        total_updates=1, rollout_batch_size=2, max_new_tokens=2, reward_functions="align.ppo.toy_rewards:share_of_e",
-        rollout_updates=recorded))
-    print("imported", *(name for name in sys.modules if name.startswith(("align.ppo.extensions.", "align.extras"))))
+run_ppo(PPOConfig(model="tiny-llama", prompts=sys.argv[1], output_dir=sys.argv[2], report_to="none", total_updates=1,
+    rollout_batch_size=2, max_new_tokens=2, reward_functions="align.ppo.toy_rewards:share_of_e"))
+print("imported", *(name for name in sys.modules if name.startswith(("align.ppo.extensions.", "align.extras"))))
 """
 
 
@@ -40,7 +39,7 @@ def test_an_extension_is_imported_where_it_is_configured(prompts, tmp_path, alig
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, env=os.environ, timeout=240, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     found = [line for line in done.stdout.splitlines() if line.startswith("imported")]
-    assert found == ["imported", "imported align.ppo.extensions.rollout_files"]
+    assert found == ["imported align.ppo.extensions.rollout_files"], "every run records rollouts"
 
 
 def test_the_loop_calls_extensions_at_four_marked_lines():
@@ -139,13 +138,13 @@ def test_an_extension_is_resumed_once_and_may_end_the_updates():
 
 
 def test_each_extension_has_a_setting():
-    assert [extension.name for extension in configured_extensions(vars(PPOConfig()))] == ["rollout_updates"]
-    assert all(hasattr(PPOConfig(), name) for name in EXTENSIONS)
+    assert [extension.name for extension in configured_extensions(vars(PPOConfig()))] == ["rollouts"]
+    assert set(setting_names(PPOConfig)) >= EXTENSIONS.keys()
     config = PPOConfig(length_adjustment=0.5, samples_per_prompt=2, reference_refresh=3, ptx={"data": "texts.jsonl"})
     found = configured_extensions(vars(config))
     order = list(EXTENSIONS)
     assert order.index("rules") < order.index("length_adjustment"), "rules are part of the scores that are adjusted"
-    assert [each.name for each in found] == ["length_adjustment", "ptx", "reference_refresh", "rollout_updates"]
+    assert [each.name for each in found] == ["length_adjustment", "ptx", "reference_refresh", "rollouts"]
     assert [each.name for each in found if each.has_state] == ["reference_refresh"]
 
 

@@ -45,7 +45,7 @@ def test_without_a_cap_the_expected_gradient_is_that_of_the_policys_own_samples(
 @pytest.fixture
 def found(make_ppo, load_sharp, hand_rollout):
     """A trainer, and a rollout that an engine sampled which finds each token e^0.5 or e^-1 times as likely, in turn."""
-    trainer = make_ppo(load_sharp("tiny-llama"), engine="vllm-server", importance_cap=2.0)
+    trainer = make_ppo(load_sharp("tiny-llama"), engine="vllm-server", vllm={"importance_cap": 2.0})
     roles = role_outputs(trainer, hand_rollout)
     offset = torch.tensor([0.5, -1.0]).repeat(5)[: roles.log_probs.shape[1]]
     rows = zip(roles.log_probs + offset, hand_rollout.responses, strict=True)
@@ -58,7 +58,7 @@ def test_the_loss_and_its_gradient_by_hand(found) -> None:
     experience = experience_of(trainer, rollout, scores, roles)
     weights = torch.tensor([math.exp(-0.5), 2.0]).repeat(5)[: experience.mask.shape[1]]  # e^1 is cut to 2
     torch.testing.assert_close(experience.token_weights[experience.mask], weights.expand(6, -1)[experience.mask])
-    figures = engine_metrics(experience, corrected=True) | trainer.extensions["importance_cap"].metrics()
+    figures = engine_metrics(experience, corrected=True) | trainer.extensions["vllm.importance_cap"].metrics()
     even, odd = int(experience.mask[:, 0::2].sum()), int(experience.mask[:, 1::2].sum())
     assert figures["sampling/importance_clipfrac"] == pytest.approx(odd / (even + odd))
     assert figures["sampling/importance_weight"] == pytest.approx((even * math.exp(-0.5) + odd * 2) / (even + odd), rel=1e-5)
@@ -77,10 +77,10 @@ def test_the_loss_and_its_gradient_by_hand(found) -> None:
 
 def test_without_weights_a_mismatch_stops_the_run(found) -> None:
     trainer, rollout, roles = found
-    trainer.extensions.pop("importance_cap")
+    trainer.extensions.pop("vllm.importance_cap")
     experience = experience_of(trainer, rollout, torch.zeros(6), roles)
     assert experience.token_weights is None
-    with pytest.raises(UserError, match=r"samples from a different distribution .* importance_cap 2 corrects for it"):
+    with pytest.raises(UserError, match=r"samples from a different distribution .* vllm.importance_cap 2 corrects for it"):
         engine_metrics(experience)
     own = experience_of(trainer, dataclasses.replace(rollout, log_probs=None), torch.zeros(6), roles)
     assert engine_metrics(own) == {}
@@ -88,5 +88,5 @@ def test_without_weights_a_mismatch_stops_the_run(found) -> None:
 
 @pytest.mark.parametrize(("cap", "engine"), [(0.5, "vllm-server"), (-1.0, "vllm-server"), (2.0, "transformers")])
 def test_settings_that_cannot_be_meant(cap: float, engine: str) -> None:
-    with pytest.raises(UserError, match="importance_cap is"):
-        PPOConfig(importance_cap=cap, engine=engine)
+    with pytest.raises(UserError, match=r"^vllm\.importance_cap "):
+        PPOConfig(vllm={"importance_cap": cap}, engine=engine)
