@@ -53,8 +53,6 @@ class PolicyEvaluation:
     rollout: Rollout
     scores: Tensor
     """[B] rewards, before the penalty for a missing EOS."""
-    penalty: float = 0.0
-    """Subtracted from all scores, after the penalty for a missing EOS."""
     selection_scores: Tensor | None = None
     """[B] by which the policy to keep is selected; None: `scores`."""
     columns: dict[str, Tensor] = field(default_factory=dict)
@@ -63,8 +61,8 @@ class PolicyEvaluation:
     """Further metrics, which are logged as `validation/<name>`."""
 
     def final_scores(self, missing_eos_penalty: float | None, missing_eos_score: float | None) -> Tensor:
-        """Return scores [B] with the penalty for a missing EOS, which must not replace `penalty`."""
-        return apply_missing_eos(self.scores, self.rollout.ended_mask, missing_eos_penalty, missing_eos_score) - self.penalty
+        """Return scores [B] with the penalty for a missing EOS."""
+        return apply_missing_eos(self.scores, self.rollout.ended_mask, missing_eos_penalty, missing_eos_score)
 
 
 class Extension:
