@@ -13,6 +13,7 @@ from align.models.backbone import Backbone, classifier_head, has_separate_encode
 from align.models.heads import ScalarHead
 from align.models.loading import LoadedModel, read_by_ids_of
 from align.models.lora import START_ADAPTER
+from align.ppo.extensions import Extensions
 from align.ppo.reward_functions import WeightedFunction
 from align.ppo.scoring_models import RewardModelLike
 from align.tokenization.encoded import EncodedPrompt
@@ -29,11 +30,12 @@ BASE_REFERENCE = "base"
 
 @dataclass(frozen=True)
 class PPOInputs:
-    """The models, rewards and data of a run, each by its name or as an object in memory; see `PPOTrainer`."""
+    """The models, rewards, extensions and data of a run, by name or as objects in memory; see `PPOTrainer`."""
 
     policy: ModelSource
     reward_models: Sequence[RewardModelLike]
     functions: Sequence[WeightedFunction]
+    extensions: Extensions
     prompts: Data
     validation: Data = ()
     """Fixed prompts for evaluations; may be empty."""

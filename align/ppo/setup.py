@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -86,8 +85,9 @@ class PPOSetup:
         self.sampler.weights_changed()
 
 
-def prepare(config: PPOConfig, inputs: PPOInputs, extensions: Extensions) -> PPOSetup:
+def prepare(config: PPOConfig, inputs: PPOInputs) -> PPOSetup:
     """Open the run's folder, load all models and data, and build the engines. Raise a UserError for a mistake in them."""
+    extensions = inputs.extensions
     require_rewards(inputs.reward_models, inputs.functions, extensions)
     copies = reference_copies(inputs, extensions.updates_reference)
     run = Run(inputs.policy.settings(config), "ppo")
@@ -95,10 +95,10 @@ def prepare(config: PPOConfig, inputs: PPOInputs, extensions: Extensions) -> PPO
     # The functions below receive values or a group of settings: only this one and the loop read the stage's settings.
     samples, length, updates = config.samples_per_prompt, config.max_new_tokens, config.total_updates
     limits = Limits(config.max_prompt_tokens, length, config.overlong)
-    encode = partial(encode_prompts, loaded=policy, limits=limits, skip_bad_rows=config.skip_bad_rows)
-    encoded, held_out = split_by_opening(encode(inputs.prompts), config.validation_split)
+    given = encode_prompts(inputs.prompts, policy, limits, config.skip_bad_rows)
+    encoded, held_out = split_by_opening(given, config.validation_split)
     if is_given(inputs.validation):
-        held_out = encode(inputs.validation)
+        held_out = encode_prompts(inputs.validation, policy, limits, config.skip_bad_rows)
     every_prompt = [*encoded, *held_out]
     # Models: the policy with its critic and all adapters in one module, a reference, and separate reward models.
     critic: Critic = config.critic if config.has_critic else "none"

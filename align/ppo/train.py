@@ -210,9 +210,9 @@ def micro_batch_loss(
 
 def run_ppo(config: PPOConfig) -> Path:
     """Train a policy by PPO; return the best policy's folder. Raise a UserError for a mistake in settings or data."""
-    policy, functions = ModelSource(config.model), load_functions(config.reward_functions)
-    inputs = PPOInputs(policy, config.reward_model, functions, config.prompts, config.validation_prompts)
-    setup = prepare(config, inputs, configured_extensions(vars(config)))
+    rewards = (config.reward_model, load_functions(config.reward_functions), configured_extensions(vars(config)))
+    inputs = PPOInputs(ModelSource(config.model), *rewards, config.prompts, config.validation_prompts)
+    setup = prepare(config, inputs)
     folder = train(config, setup)
     setup.close()
     return folder

@@ -102,13 +102,14 @@ class PPOTrainer:
             ModelSource(policy, tokenizer, peft_config),
             models,
             functions,
+            extensions,
             prompts,
             validation_prompts,
             reference,
             value_model,
             trainer_callbacks(callbacks),
         )
-        self.setup = prepare(self.config, inputs, extensions)
+        self.setup = prepare(self.config, inputs)
         self.run = self.setup.run
         if self.run.callbacks:
             self.run.print(unfired_events(self.run.callbacks))

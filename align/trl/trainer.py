@@ -146,8 +146,8 @@ class PPOTrainer:
             model.set_adapter(args.model_adapter_name)
         reference = reference_of(args, model, ref_model, peft_config)
         policy = ModelSource(model, processing_class, peft_config)
-        inputs = PPOInputs(policy, *rewards, prompts, (), reference, value_model, self.callbacks)
-        self.setup = prepare(self.core_config, inputs, Extensions([self.hooks]))
+        inputs = PPOInputs(policy, *rewards, Extensions([self.hooks]), prompts, (), reference, value_model, self.callbacks)
+        self.setup = prepare(self.core_config, inputs)
         # Prompts are token ids: no template is applied to them, and the policy is saved with that of its tokenizer.
         self.setup.policy.tokenization.tokenizer.chat_template = processing_class.chat_template
         atexit.unregister(end_processes)
