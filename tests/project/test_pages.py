@@ -153,6 +153,13 @@ def rows_of(text, headed):
     return [[cell.strip() for cell in line.strip("| ").split(" | ")] for line in body.splitlines()]
 
 
+def test_the_path_from_a_prompt_to_a_weight_update_is_short():
+    files = [row[0].strip("`") for row in rows_of(text_of(DOCS / "architecture.md"), "file | contribution")]
+    assert {"align/ppo/train.py", "align/training/engine.py"} <= set(files)
+    assert len(files) <= 10
+    assert sum(len(text_of(ROOT / name).splitlines()) for name in files) <= 1600
+
+
 def test_the_speeds_are_those_of_the_benchmarks():
     measured = rows_of(text_of(ROOT / "benchmarks" / "README.md"), "work | unit | ours")
     shown = rows_of(text_of(DOCS / "comparison.md"), "work | times as fast as TRL")
