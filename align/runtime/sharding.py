@@ -1,7 +1,7 @@
 """Weights under ZeRO-3: loaded from a file straight into shards, and gathered again to be read.
 
 Each process keeps one part of every flattened weight. A sharded weight has an empty tensor where its numbers were;
-`full_shape` still returns its shape. `align.runtime.sharding` brings the numbers back to be read.
+`full_shape` still returns its shape. `gathered_parameters` and `LayerGathering` bring the numbers back to be read.
 """
 
 import math

@@ -105,7 +105,7 @@ class DeepSpeedEngine(TrainEngine):
         if isinstance(self.module.optimizer.optimizer, DeepSpeedCPUAdam):
             count_up(self.module.optimizer.optimizer, int(count))
 
-    def _drop_gradients(self) -> None:
+    def drop_gradients(self) -> None:
         self.module.zero_grad()
 
     def state(self) -> tuple[Mapping[str, Tensor | FlatTensorSlice], dict[str, float]]:

@@ -14,7 +14,7 @@ of processes never change a gradient. A "master" is the float32 copy of a bfloat
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -70,6 +70,7 @@ class TrainEngine:
         average_decay: float = 0.0,
     ) -> None:
         self.run, self.accelerator, self.total_steps, self.clock = run, run.accelerator, total_steps, Clock()
+        self._loss_weight, self._totals = 1.0, dict[str, Tensor | float]()
         self.module = module.to(run.accelerator.device)
         self.trainable = {name: weight for name, weight in module.named_parameters() if weight.requires_grad}
         self.masters = {name: make_master(weight) for name, weight in self.trainable.items()}
@@ -88,21 +89,21 @@ class TrainEngine:
         Raises:
             NotFiniteError: if the loss is not a number on any process; the gradients are dropped.
         """
-        self._totals: dict[str, Tensor | float] = {}
+        self._totals = {}
         if self.reduction:
             self.reduction.begin()
         for batch in plan:
             if self.accelerator.num_processes == 1:  # several must agree, which they do below
-                self.run.raise_if_stop_requested(self._drop_gradients)
-            self._batch = batch
+                self.run.raise_if_stop_requested(self.drop_gradients)
+            self._loss_weight = batch.loss_weight
             yield batch.rows
         if self.reduction:
             self.reduction.finish()
         self.sums = self._sums_of_all_processes()
         if not math.isfinite(self.sums["loss"]):
-            self._drop_gradients()
+            self.drop_gradients()
             raise NotFiniteError("the loss is not a finite number")
-        self.run.raise_if_stop_requested(self._drop_gradients)
+        self.run.raise_if_stop_requested(self.drop_gradients)
 
     def backward(self, loss: Tensor, sums: Sums | None = None) -> None:
         """Add the gradients of the current micro-batch, and its metrics.
@@ -111,7 +112,7 @@ class TrainEngine:
             loss: this micro-batch's share of the global loss.
             sums: this micro-batch's shares of metrics.
         """
-        weight = self._batch.loss_weight
+        weight = self._loss_weight
         self._backward(loss * weight)
         for name, value in {"loss": loss, **(sums or {})}.items():
             share = (value.detach().double() if isinstance(value, Tensor) else value) * weight
@@ -143,7 +144,7 @@ class TrainEngine:
         limit = self.run.optimization.max_grad_norm or float("inf")
         norm = float(torch.nn.utils.clip_grad_norm_(list(self.masters.values()), limit))
         if not math.isfinite(norm):
-            self._drop_gradients()
+            self.drop_gradients()
             raise NotFiniteError("the gradient is not a finite number")
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
@@ -155,7 +156,7 @@ class TrainEngine:
     def _backward(self, loss: Tensor) -> None:
         loss.backward()
 
-    def _drop_gradients(self) -> None:
+    def drop_gradients(self) -> None:
         """Discard accumulated gradients: a NaN must not reach the next update if the caller continues."""
         for tensor in (*self.masters.values(), *self.trainable.values()):
             tensor.grad = None
@@ -164,23 +165,6 @@ class TrainEngine:
         device, names = self.accelerator.device, sorted(self._totals)
         values = [torch.as_tensor(self._totals[name], dtype=torch.float64, device=device).reshape(()) for name in names]
         return dict(zip(names, sum_across_processes(torch.stack(values), self.accelerator).tolist(), strict=True))
-
-    @contextmanager
-    def backward_without_step(self, rows: list[int]) -> Iterator[None]:
-        """Let `backward` inside hold all gradients in memory, and drop them afterward. torch's random state is restored.
-
-        DeepSpeed does not support this: it expects a step after a backward pass.
-
-        Args:
-            rows: of the micro-batch that is run.
-        """
-        devices = [self.accelerator.device] if self.accelerator.device.type == "cuda" else []
-        with torch.random.fork_rng(devices=devices):
-            for master in self.masters.values():  # as those of earlier micro-batches are
-                master.grad = torch.zeros_like(master)
-            self._totals, self._batch = {}, MicroBatch(rows, 1.0)
-            yield
-        self._drop_gradients()
 
     def copy_masters_to_weights(self) -> None:
         """Round the masters to the weights that compute. After `load_state`, call this on all processes."""

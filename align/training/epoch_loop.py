@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from torch import Tensor
 
@@ -13,7 +13,8 @@ from align.batches.micro_batches import micro_batches
 from align.runtime.distributed import run_on_main
 from align.runtime.flops import Clock
 from align.tokenization import Tokenization
-from align.training.checkpoint import Checkpoint, Stateful
+from align.training.checkpoint import Checkpoint
+from align.training.data_order import DataOrder
 from align.training.engine import NotFiniteError, Sums, TrainEngine
 from align.training.guards import examples_as_text, measure_peak_memory, should_measure_memory, stop_on_nan
 from align.training.run_folder import read_metrics
@@ -25,19 +26,13 @@ LEAST_FALL = 0.01
 """Share by which the training loss of a run should fall."""
 
 
-class Batches(Stateful, Protocol):
-    """The batches of a run, see `DataOrder`."""
-
-    updates_per_epoch: int
-
-
 class EpochLoop:
     """The updates of a run that makes passes over examples, from the last checkpoint on.
 
     The model with the lowest validation loss is the best; without validation data, the newest one.
 
     Args:
-        batches: the examples of each update.
+        order: the examples of each update.
         eval_steps: updates between evaluations; 0: at the end of each epoch.
 
     Attributes:
@@ -45,12 +40,12 @@ class EpochLoop:
         total: updates in all.
     """
 
-    def __init__(self, engine: TrainEngine, batches: Batches, eval_steps: int) -> None:
+    def __init__(self, engine: TrainEngine, order: DataOrder[Any], eval_steps: int) -> None:
         self.engine, self.run, self.clock = engine, engine.run, Clock()
-        self.total, self.eval_steps = engine.total_steps, eval_steps or batches.updates_per_epoch
+        self.total, self.eval_steps = engine.total_steps, eval_steps or order.updates_per_epoch
         self.best, self.is_missing = math.inf, False
         self.evaluated: int | None = None
-        self.checkpoint = Checkpoint(self.run, engine, {"batches": batches, "best": self})
+        self.checkpoint = Checkpoint(self.run, engine, {"batches": order, "best": self})
         self.done = self.checkpoint.load()
 
     def measure_largest_micro_batch(

@@ -15,6 +15,7 @@ from align.models.backbone.decoder import DecoderBackbone
 from align.sft import SFTConfig, run_sft
 from align.training import memory
 from align.training.engine import TrainEngine
+from align.training.guards import without_step
 from align.training.memory import GIB, MemoryEstimate, Sharding, cache_bytes, resident_memory, suggestions, weights_bytes
 from tests.launch.compared import metrics
 from tests.training.test_resume import options
@@ -171,7 +172,7 @@ def test_a_trial_leaves_no_gradient_and_no_trace_in_random_numbers(toy_run):
     before = torch.get_rng_state()
     held = []
 
-    with engine.backward_without_step([0, 1]):
+    with without_step(engine):
         held.extend(master.grad is not None for master in engine.masters.values())
         engine.backward(engine.module(torch.ones(2, 4, dtype=torch.bfloat16)).float().sum())
     assert held == [True, True], "gradients of earlier micro-batches would be there"
