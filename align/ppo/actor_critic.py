@@ -48,9 +48,7 @@ def build_actor_critic(
     value_head = ScalarHead(hidden_size, start_at_zero=True).requires_grad_(critic != "none")
     model, critic_adapter = None, None
     if value_model:
-        model, value_head = value_model
-        model.requires_grad_(True)
-        value_head.requires_grad_(True)
+        model, value_head = value_model  # weights that the caller froze stay frozen
         freeze_unused_lm_head(model)
     elif critic == "separate" and policy.adapter:
         assert backbone.peft is not None

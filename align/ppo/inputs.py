@@ -1,7 +1,8 @@
 """The inputs of a PPO run: policy, rewards and prompts by name or in memory; further models and callbacks in memory."""
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -16,6 +17,7 @@ from align.models.lora import START_ADAPTER
 from align.ppo.extensions import Extensions
 from align.ppo.reward_functions import WeightedFunction
 from align.ppo.scoring_models import RewardModelLike
+from align.reward.checkpoint import LoadedReward
 from align.tokenization.encoded import EncodedPrompt
 from align.training.engine import TrainEngine
 from align.training.model_source import ModelSource
@@ -46,6 +48,28 @@ class PPOInputs:
     callbacks: "TrainerCallbacks | None" = None
 
 
+def sharing_pair(models: Sequence[tuple[str, object]], trained: Container[str]) -> tuple[str, str] | None:
+    """Return the names of the first two models that share weights of which training changes one; None if there are none.
+
+    Args:
+        models: with their names. What is no model in memory, such as a folder or a function, has no weights.
+        trained: names of those that are trained.
+    """
+    weights = [(name, _addresses(model)) for name, model in models]
+    pairs = ((first[0], second[0]) for first, second in combinations(weights, 2) if first[1] & second[1])
+    return next(((first, second) for first, second in pairs if first in trained or second in trained), None)
+
+
+def _addresses(model: object) -> set[int]:
+    """Return where the weights of a model are in memory."""
+    if isinstance(model, LoadedModel):
+        model = model.backbone.model
+    elif isinstance(model, LoadedReward):
+        model = model.model
+    found = model.parameters() if isinstance(model, nn.Module) else ()
+    return {weight.data_ptr() or id(weight) for weight in found}  # a weight that ZeRO-3 has sharded is empty
+
+
 def reference_and_value_model(
     policy: LoadedModel,
     inputs: PPOInputs,
@@ -64,7 +88,8 @@ def reference_and_value_model(
         has_critic: whether the estimator of advantages uses values.
 
     Raises:
-        UserError: if one of them is the policy, cannot read all prompts and responses, or has no head for values.
+        UserError: if one of them cannot read all prompts and responses, or the value model has no head, or no weight that
+            is trained.
     """
     longest = (max(len(prompt.ids) for prompt in prompts), new_tokens)
     reference = None if isinstance(inputs.reference, str) else _second_model(policy, inputs.reference, "reference", longest)
@@ -76,6 +101,8 @@ def reference_and_value_model(
     body: Any = getattr(inputs.value_model, "pretrained_model", inputs.value_model)
     backbone = _second_model(policy, body, "value_model", longest, gradient_checkpointing)
     assert backbone is not None
+    if not any(weight.requires_grad for weight in inputs.value_model.parameters()):
+        raise UserError("value_model: all its weights are frozen; call requires_grad_(True) on it, or on a part of it")
     return reference, (backbone, _value_head(inputs.value_model, backbone))
 
 
@@ -88,8 +115,6 @@ def _second_model(
 ) -> Backbone | None:
     if model is None:
         return None
-    if model is policy.backbone.model:
-        raise UserError(f"{role}: it is the policy's own model, which training changes; give a copy or leave it out")
     backbone = read_by_ids_of(policy, model, role, gradient_checkpointing)
     backbone.require_fit(*longest, role)
     return backbone

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from peft import PeftConfig
+from peft import PeftConfig, PeftModel
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
@@ -18,7 +18,7 @@ from align.models.checkpoint import save_model_into
 from align.ppo.config import PPOConfig
 from align.ppo.evaluation import save_policy
 from align.ppo.extensions import Extension, configured_extensions
-from align.ppo.inputs import PPOInputs
+from align.ppo.inputs import PPOInputs, sharing_pair
 from align.ppo.reward_functions import RewardFunction, WeightedFunction
 from align.ppo.scoring_models import RewardModelLike
 from align.ppo.setup import prepare
@@ -87,8 +87,7 @@ class PPOTrainer:
         optimizers: tuple[Optimizer | None, LRScheduler | None] = (None, None),
         callbacks: "Sequence[TrainerCallback | type[TrainerCallback]] | TrainerCallbacks" = (),
     ) -> None:
-        if value_model is not None and any(shares_weights(each, value_model) for each in (*reward, selection_reward_model)):
-            raise UserError("value_model: it is the reward model, whose rewards training would change; give a copy")
+        require_separate_weights(policy, reference, (*reward, selection_reward_model), value_model)
         models, functions = split_rewards(reward)
         names, objects = reward_settings(models, functions), {}
         if selection_reward_model:
@@ -176,19 +175,23 @@ def split_rewards(rewards: Sequence[Reward]) -> tuple[list[RewardModelLike], lis
         elif isinstance(reward, WeightedFunction):
             functions.append(reward)
         elif isinstance(reward, nn.Module):
-            raise UserError(
-                f"reward: {type(reward).__name__} is a model, but no transformers classifier: give a function that calls it"
-            )
+            remedy = "merge its adapter first, by merge_and_unload()"
+            remedy = remedy if isinstance(reward, PeftModel) else "give a function that calls it"
+            raise UserError(f"reward: {type(reward).__name__} is a model, but no transformers classifier: {remedy}")
+        elif not callable(reward):
+            raise UserError(f"reward: {reward!r} is no reward model, nor a function; give one of them")
         else:
             functions.append(WeightedFunction(function_name(reward), 1.0, reward))
     return models, functions
 
 
-def shares_weights(reward: Reward | None, model: nn.Module) -> bool:
-    """Return whether a reward is a model in memory that has weights of another one."""
-    scoring = reward.model if isinstance(reward, LoadedReward) else reward
-    own = set(map(id, model.parameters()))
-    return isinstance(scoring, nn.Module) and any(id(weight) in own for weight in scoring.parameters())
+def require_separate_weights(policy: object, reference: object, rewards: Sequence[object], value_model: object) -> None:
+    """Raise a UserError if the policy or the value model shares weights with another model in memory."""
+    rewards_by_name = [("reward", reward) for reward in rewards]
+    models = [("policy", policy), ("reference", reference), *rewards_by_name, ("value_model", value_model)]
+    if pair := sharing_pair(models, trained=("policy", "value_model")):
+        other = {"policy": "policy's own model", "reward": "reward model"}.get(pair[0], pair[0])
+        raise UserError(f"{pair[1]}: it is the {other}, or shares weights with it, which training changes; give a copy")
 
 
 def reward_settings(models: Sequence[RewardModelLike], functions: Sequence[WeightedFunction]) -> dict[str, Any]:

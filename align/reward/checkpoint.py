@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from peft import PeftModel
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
@@ -260,6 +261,8 @@ def reward_that_reads_ids_of(policy: LoadedModel, model: PreTrainedModel) -> Loa
 
 
 def _require_classifier_class(model: PreTrainedModel) -> None:
+    if isinstance(model, PeftModel):
+        raise UserError(f"{type(model).__name__} has an adapter: merge it by merge_and_unload()")
     if not type(model).__name__.endswith(CLASSIFIER):
         raise UserError(f"{type(model).__name__} is no sequence classifier: a reward model has one label")
 

@@ -97,6 +97,7 @@ class ModelSource:
         allow_reward_model: bool = False,
         frozen_copies: int = 0,
         prefix_lm: bool = False,
+        is_trained: bool = True,
     ) -> LoadedModel:
         """Load the model with the settings of a run, or take the one in memory.
 
@@ -105,9 +106,10 @@ class ModelSource:
             allow_reward_model: whether the model may lack a vocabulary matrix.
             frozen_copies: copies of the model that the stage will keep; counted before it is loaded.
             prefix_lm: make it a prefix language model.
+            is_trained: False for a teacher, whose weights may be frozen.
 
         Raises:
-            UserError: if the model cannot be loaded or does not fit.
+            UserError: if the model cannot be loaded, does not fit, or has no trainable weight.
         """
         model, config = self.model, run.model_config
         if isinstance(model, LoadedModel):
@@ -123,9 +125,25 @@ class ModelSource:
             assert self.tokenizer is not None
             with sharded_loading(run.accelerator):  # transformers has sharded the model under the launcher of ZeRO-3
                 loaded = from_objects(model, self.tokenizer, config, adapter, self.peft_config, prefix_lm)
+        if is_trained:
+            run.print(frozen_warning(loaded.backbone, gets_head=allow_reward_model))
         run_on_main(lambda: require_savable(loaded), run.accelerator)
         run.print(long_rows_warning(loaded.backbone))
         return loaded
+
+
+def frozen_warning(backbone: Backbone, gets_head: bool) -> str:
+    """A line for a model without a trainable weight, of which only a new head is trained; "" for other models.
+
+    Raises:
+        UserError: if it gets no head.
+    """
+    if any(weight.requires_grad for weight in backbone.model.parameters()):
+        return ""
+    frozen = "all weights of the model are frozen, as merge_and_unload() leaves them"
+    if not gets_head:
+        raise UserError(f"{frozen}: call requires_grad_(True) on it")
+    return f"warning: {frozen}: only its head is trained"
 
 
 def long_rows_warning(backbone: Backbone) -> str:

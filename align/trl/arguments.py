@@ -12,13 +12,13 @@ from transformers import DataCollatorWithPadding, PreTrainedModel
 from align.batches.encoding import Limits, encode_prompts
 from align.models.backbone.kinds import has_separate_encoder
 from align.models.loading import LoadedModel
-from align.ppo.inputs import BASE_REFERENCE
+from align.ppo.inputs import BASE_REFERENCE, sharing_pair
 from align.tokenization.encoded import EncodedPrompt
 from align.trl.config import InvalidArgumentError, PPOConfig
 from align.trl.value_head import PreTrainedModelWrapper
 
 
-def check_models(args: PPOConfig, models: Mapping[str, nn.Module | None], train_dataset: Any, peft_config: Any) -> None:
+def check_models(args: PPOConfig, models: Mapping[str, Any], train_dataset: Any, peft_config: Any) -> None:
     """Raise an `InvalidArgumentError` for arguments that exclude each other, or that are of a kind that cannot be used.
 
     Args:
@@ -44,6 +44,10 @@ def check_models(args: PPOConfig, models: Mapping[str, nn.Module | None], train_
     if ref_model is model:
         raise InvalidArgumentError(
             "`model` and `ref_model` cannot be the same object: give a copy, or None for a copy of the initial policy"
+        )
+    if pair := sharing_pair(list(models.items()), trained=("model", "value_model")):
+        raise InvalidArgumentError(
+            f"`{pair[0]}` and `{pair[1]}` share weights, which training changes: give a copy of one, copy.deepcopy(model)"
         )
     if peft_config is not None and not isinstance(peft_config, PeftConfig):
         raise InvalidArgumentError(f"`peft_config` must be a `peft.PeftConfig`, not {type(peft_config).__name__}")

@@ -116,7 +116,7 @@ class PPOTrainer:
         peft_config: PeftConfig | None = None,
     ) -> None:
         models = {"model": model, "ref_model": ref_model, "value_model": value_model}
-        check_models(args, models, train_dataset, peft_config)
+        check_models(args, {**models, "reward_model": reward_model}, train_dataset, peft_config)
         self.has_trained = False
         self.args, self.processing_class = args, processing_class
         self.ref_model, self.reward_model = ref_model, reward_model

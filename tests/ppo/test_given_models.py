@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoModelForSequenceClassification, AutoTokenizer
 
 import align.trl
@@ -188,6 +189,15 @@ def test_objects_in_a_wrong_role_are_refused(trainer, language_model, classifier
         trainer(policy, value_model=language_model("tiny-gpt2", seed=1))
     with pytest.raises(UserError, match=r"reference: the model is in torch.float16; convert it"):
         trainer(policy, reference=language_model("tiny-gpt2").half())
+    with pytest.raises(UserError, match=r"value_model: all its weights are frozen; call requires_grad_\(True\) on it"):
+        trainer(policy, value_model=classifier("tiny-llama").requires_grad_(False))
+    with pytest.raises(UserError, match="reward: None is no reward model, nor a function"):
+        trainer(policy, [None])
+    adapted = get_peft_model(model, LoraConfig(r=2, task_type="SEQ_CLS"))
+    with pytest.raises(UserError, match=r"reward: PeftModelForSeq.* merge its adapter first, by merge_and_unload"):
+        trainer(policy, [adapted])
+    with pytest.raises(UserError, match="PeftModelForSequenceClassification has an adapter: merge it by merge_and_unload"):
+        reward_of_classifier(adapted, tokenizer)
     with pytest.raises(UserError, match="reward: Linear is a model, but no transformers classifier"):
         trainer(policy, [torch.nn.Linear(2, 1)])
     short_context = AutoModelForCausalLM.from_pretrained(
@@ -195,6 +205,35 @@ def test_objects_in_a_wrong_role_are_refused(trainer, language_model, classifier
     )
     with pytest.raises(UserError, match=r"reference: .* do not fit the model's context of 32"):
         trainer(policy, reference=short_context, config={"max_new_tokens": 30})
+
+
+@pytest.mark.parametrize("lora_r", [0, 2])
+def test_a_model_that_shares_weights_with_a_trained_one_is_refused(lora_r, trainer, language_model, classifier):
+    config = {"lora_r": lora_r}
+    for role in ("reward", "value_model", "reference", "selection_reward_model"):
+        policy = language_model("tiny-llama")
+        given = language_model("tiny-llama") if role == "reference" else classifier("tiny-llama")
+        given.model.layers[0] = policy.model.layers[0]
+        name = "reward" if role == "selection_reward_model" else role
+        with pytest.raises(UserError, match=f"{name}: it is the policy's own model, or shares weights with it, which"):
+            trainer(policy, name="tiny-llama", config=config, **{role: [given] if role == "reward" else given})
+    reference, value_model = language_model("tiny-llama"), classifier("tiny-llama")
+    value_model.load_state_dict(reference.state_dict(), assign=True, strict=False)  # other parameters, the same memory
+    with pytest.raises(UserError, match="value_model: it is the reference, or shares weights with it"):
+        trainer(language_model("tiny-llama"), name="tiny-llama", reference=reference, value_model=value_model, config=config)
+
+
+def test_frozen_models_that_share_weights_score_together(trainer, language_model, classifier):
+    reward, reference = classifier("tiny-llama"), language_model("tiny-llama")
+    reward.model = reference.model
+    trainer(language_model("tiny-llama"), [reward, reward], "tiny-llama", reference=reference).train()
+
+
+def test_a_policy_whose_weights_are_all_frozen_is_refused(trainer, language_model):
+    merged = get_peft_model(language_model("tiny-gpt2"), LoraConfig(r=2, task_type="CAUSAL_LM")).merge_and_unload()
+    with pytest.raises(UserError, match=r"all weights of the model are frozen, as merge_and_unload\(\) leaves them: call"):
+        trainer(merged)
+    trainer(merged.requires_grad_(True))
 
 
 def test_a_classifier_without_a_linear_score_is_refused(trainer, language_model, sharp_folders):

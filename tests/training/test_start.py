@@ -1,9 +1,10 @@
-"""What a run that starts says of its model: LongRoPE, and prompts that are read again for each response."""
+"""What a run that starts says of its model: LongRoPE, frozen weights, and prompts that are read again for each response."""
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, Phi3Config
 
+from align.core.errors import UserError
 from align.dpo import DPOConfig, DPOTrainer
 from align.ppo import PPOConfig, PPOTrainer
 from align.reward import RewardConfig, RewardTrainer
@@ -56,3 +57,18 @@ def test_it_is_said_where_a_prompt_has_several_responses(stage, load_sharp, tmp_
         TRAINERS[stage](loaded, dtype="float32", report_to=["none"], output_dir=str(tmp_path / str(shares)))
         warned.append("cannot read several responses in one row" in capsys.readouterr().err)
     assert warned == [False, stage in ("dpo", "reward", "ppo")]
+
+
+@pytest.mark.parametrize("stage", ["dpo", "reward", "ppo", "sft"])
+def test_a_model_whose_weights_are_all_frozen_trains_a_head_or_is_refused(stage, load_sharp, tmp_path, capsys):
+    loaded = load_sharp("tiny-llama")
+    loaded.backbone.model.requires_grad_(False)
+    settings = {"dtype": "float32", "report_to": ["none"], "output_dir": str(tmp_path / "run")}
+    frozen = "all weights of the model are frozen, as merge_and_unload() leaves them"
+    if stage == "reward":
+        TRAINERS[stage](loaded, **settings)
+        assert f"warning: {frozen}: only its head is trained" in " ".join(capsys.readouterr().err.split())
+        return
+    with pytest.raises(UserError) as raised:
+        TRAINERS[stage](loaded, **settings)
+    assert str(raised.value) == f"{frozen}: call requires_grad_(True) on it"

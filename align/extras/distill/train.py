@@ -309,7 +309,7 @@ class DistillTrainer:
         self.config = config = with_data_names(config, train_data=train_data, validation_data=validation_data)
         source = ModelSource(teacher, tokenizer)
         self.run = run = Run(source.settings(config), "distill")
-        self.teacher = loaded = source.load(run)
+        self.teacher = loaded = source.load(run, is_trained=False)
         if run.accelerator.state.deepspeed_plugin is not None:
             raise UserError("align distill runs without DeepSpeed: launch it with configs/accelerate/ddp.yaml")
         if loaded.adapter:
