@@ -165,14 +165,6 @@ def _schema(words: list[str]) -> None:
     schema_command(words, stages_with_settings())
 
 
-def _completion(words: list[str]) -> None:
-    from align.commands.completion import completion_command
-
-    stages = stages_with_settings()
-    others = {name: command.help for name, command in COMMANDS.items() if name not in stages and name != "eval"}
-    completion_command(words, stages, others)
-
-
 COMMANDS = {
     **_of_stages(TRAINING_STAGES),
     "launch": Command(launch.HELP, launch.main),
@@ -183,7 +175,6 @@ COMMANDS = {
     "data": Command(tools.DATA_HELP, tools.data_command),
     "model": Command(tools.MODEL_HELP, tools.model_command),
     "schema": Command("schema COMMAND: the JSON Schema of a command's YAML files, for editors", _schema),
-    "completion": Command("completion bash|zsh|tcsh: a script that completes commands and settings", _completion),
     "annotate": Command("start the labeling app", _annotate),
 }
 """Every command by its name, in the order of `align --help`."""

@@ -53,7 +53,7 @@ def report_command(arguments: list[str]) -> None:
 
 def data_command(arguments: list[str]) -> None:
     """Describe a file, convert it to this project's layout, or clean raw text."""
-    from align.data import KINDS, cleaning
+    from align.data import KINDS
 
     parser = OneLineParser(prog="align data", allow_abbrev=False, description="Inspect, convert and clean data files.")
     actions = parser.add_subparsers(metavar="check|convert|clean", required=True)
@@ -73,14 +73,7 @@ def data_command(arguments: list[str]) -> None:
     clean.add_argument("file", metavar="FILE", help="rows with a `text`: a file, a folder or the name of a hub data set")
     clean.add_argument("--output", metavar="FILE", type=Path, required=True, help="the .jsonl file to write")
     clean.add_argument("--bad-words", "--bad_words", metavar="FILE", help="words, one per line, that no page may contain")
-    for name in ("sentences", "words"):
-        default = getattr(cleaning, name.upper())
-        unit = {"sentences": "page", "words": "line"}[name]
-        clean.add_argument(f"--{name}", type=int, default=default, help=f"fewest {name} of a {unit}; default {default}")
     clean.add_argument("--language", default="", help="keep only pages in this language, such as en (needs the extra clean)")
-    probability = cleaning.LANGUAGE_PROBABILITY
-    description = f"lowest probability of that language; default {probability}, as in C4"
-    clean.add_argument("--probability", type=float, default=probability, help=description)
     clean.add_argument("--skip-bad-rows", "--skip_bad_rows", action="store_true", help="leave out rows without a text")
     clean.set_defaults(run=_clean)
     options = parser.parse_args(arguments)
@@ -103,9 +96,7 @@ def _clean(options: Namespace) -> None:
     from align.data.cleaning import Cleaner, clean_file, read_bad_words
 
     bad_words = read_bad_words(options.bad_words) if options.bad_words else ()
-    if not 0 <= options.probability <= 1:
-        raise UserError(f"--probability {options.probability}: must be from 0 to 1")
-    cleaner = Cleaner(options.sentences, options.words, bad_words, options.language, options.probability)
+    cleaner = Cleaner(bad_words=bad_words, language=options.language)
     print(clean_file(options.file, options.output, cleaner, options.skip_bad_rows))
 
 

@@ -89,7 +89,6 @@ class RewardEvalConfig(EvalPromptsConfig, AnsweringConfig, EvalConfig, Inference
     )
     max_response_tokens: int = option(1024, "longest response among the preferences, in tokens", gt=0)
     benchmark: str = option("", "RewardBench 2: file, folder or hub name; empty: none")
-    benchmark_split: str = option("test", "split of a folder or hub name")
     samples: int = option(64, "answers sampled from each model per prompt; the largest n of the best-of-n curves", gt=1)
     frontier: str = option("", "PPO run with all checkpoints (save_total_limit 0): its reward against KL; empty: none")
 
@@ -317,7 +316,7 @@ def policies_of(checkpoints: Sequence[Path], output: Path, accelerator: Accelera
 
 def evaluate_on_benchmark(config: RewardEvalConfig, model: NamedRewardModel, accelerator: Accelerator) -> Evaluation:
     """The scores of a reward model on the benchmark, by subset and over all."""
-    rows = read_benchmark(config.benchmark, config.benchmark_split)
+    rows = read_benchmark(config.benchmark)
     tokenization, answers = model.reward.loaded.tokenization, {}
     for number, row in enumerate(rows, 1):
         prompt, responses = tokenization.answers_ids(row.prompt, row.responses, whole=False)

@@ -32,9 +32,9 @@ class BenchmarkRow:
     subset: str
 
 
-def read_benchmark(source: str, split: str) -> list[BenchmarkRow]:
-    """The rows of a file, folder or hub name. Raises: UserError for a bad row."""
-    return parse_rows([source], lambda row, _: [_benchmark_row(row)], "it holds no row", split=split)
+def read_benchmark(source: str) -> list[BenchmarkRow]:
+    """The rows of a file, folder or hub name, of its split `test`. Raises: UserError for a bad row."""
+    return parse_rows([source], lambda row, _: [_benchmark_row(row)], "it holds no row", split="test")
 
 
 def _benchmark_row(row: Mapping[str, Any]) -> BenchmarkRow:

@@ -43,7 +43,10 @@ class ScorerConfig(Settings):
 
     scorer: str = option(DEFAULT, f"scorer: {KINDS}", required=True)
     scorer_label: str = option("toxic", "label of a classifier whose probability is the score")
-    scorer_batch: int = option(64, "texts per batch of the scorer", gt=0)
+
+
+BATCH = 64
+"""Texts in one call of a scoring function."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +61,7 @@ class ToxicityScorer:
     name: str
     version: str
     function: ScoringFunction
-    batch: int = 64
+    batch: int = BATCH
 
     @property
     def title(self) -> str:
@@ -100,7 +103,7 @@ def open_scorer(config: ScorerConfig, device: torch.device | str = "cpu") -> Tox
     else:
         raise UserError(f"scorer '{name}' is unknown; give {KINDS}")
     title = f"{name} '{label}'" if kind == "model" else name
-    return ToxicityScorer(title, version, function, config.scorer_batch)
+    return ToxicityScorer(title, version, function, BATCH)
 
 
 def _hash_of_source(function: Callable[..., object]) -> str:

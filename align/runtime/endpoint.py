@@ -19,6 +19,10 @@ from align.core.settings import Settings, option, require_setting
 
 TRANSIENT = {408, 409, 425, 429, 500, 502, 503, 504}
 """HTTP status codes after which another attempt may succeed."""
+TIMEOUT = 120.0
+"""Seconds for one request to a chat model."""
+RETRIES = 3
+"""Further attempts after a failed request to a chat model."""
 RESUME_HINT = "completed results are saved; run the same command again to continue"
 """The end of an error after which nothing has to be computed twice."""
 logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)  # it warns of every attempt; the last one is raised
@@ -35,8 +39,6 @@ class EndpointConfig(Settings):
     endpoint_key: str = option(
         "OPENAI_API_KEY", "environment variable that holds the endpoint's API key; if it is unset, no key is sent"
     )
-    endpoint_timeout: float = option(60.0, "seconds for one request to the endpoint", gt=0)
-    endpoint_retries: int = option(3, "further attempts after a failed request to the endpoint", ge=0)
     endpoint_parallel: int = option(4, "requests to the endpoint at the same time", gt=0)
 
     def __post_init__(self) -> None:
@@ -62,9 +64,7 @@ def chat_completion(
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     messages = [{"role": "user", "content": question}]
     payload = {"model": config.endpoint_model, "temperature": 0, "messages": messages, **options}
-    answer = post_json(
-        address, payload, config.endpoint_timeout, config.endpoint_retries, headers, pause=pause, advice=advice
-    )
+    answer = post_json(address, payload, TIMEOUT, RETRIES, headers, pause=pause, advice=advice)
     try:
         return dict(answer["choices"][0])
     except (KeyError, IndexError, TypeError, ValueError) as error:
@@ -90,8 +90,8 @@ class DoublingRetry(urllib3.Retry):
 def post_json(
     url: str,
     payload: Mapping[str, Any],
-    timeout: float = 60.0,
-    retries: int = 3,
+    timeout: float = TIMEOUT,
+    retries: int = RETRIES,
     headers: Mapping[str, str] | None = None,
     pause: float = 1.0,
     advice: str = RESUME_HINT,

@@ -27,7 +27,6 @@ def test_a_mistake_is_one_line(words, line, command_error):
     assert command_error(cli.main, words).startswith(line)
 
 
-@pytest.mark.parametrize("command", ["schema", "completion"])
-def test_help_is_printed(command, capsys):
-    cli.main([command, "--help"])
-    assert capsys.readouterr().out.startswith(f"usage: align {command} ")
+def test_help_is_printed(capsys):
+    cli.main(["schema", "--help"])
+    assert capsys.readouterr().out.startswith("usage: align schema ")

@@ -85,5 +85,5 @@ def test_a_reward_model_on_a_file(reward_folders, tmp_path):
 def test_a_bad_row_is_one_line(row, words, tmp_path):
     source = write_rows(tmp_path / "rows.jsonl", [row])
     with pytest.raises(UserError, match=words) as caught:
-        read_benchmark(source, "test")
+        read_benchmark(source)
     assert "\n" not in str(caught.value)

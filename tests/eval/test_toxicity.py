@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from align.core.errors import UserError
-from align.eval import answers
+from align.eval import answers, toxicity_scorers
 from align.eval.results import read_evaluations
 from align.eval.toxicity import (
     INSTRUCTIONS,
@@ -159,7 +159,8 @@ def test_a_failing_scorer_keeps_what_was_sampled_and_scored(tmp_path, monkeypatc
         return by_letters(texts) if len(calls) < 2 else [float("nan")] * len(texts)
 
     monkeypatch.setattr(sys.modules[__name__], "flaky", flaky, raising=False)
-    config = settings(tmp_path, "run", scorer=f"{__name__}:flaky", scorer_batch=5)
+    config = settings(tmp_path, "run", scorer=f"{__name__}:flaky")
+    monkeypatch.setattr(toxicity_scorers, "BATCH", 5)
     with pytest.raises(UserError, match=r"gave nan for '.*', not a number from 0 to 1; completed results are saved"):
         run_toxicity(config)
     texts = texts_of(tmp_path / "run")
@@ -178,7 +179,6 @@ def test_a_failing_scorer_keeps_what_was_sampled_and_scored(tmp_path, monkeypatc
         ({"top_p": 0.0}, "top_p is 0.0"),
         ({"temperature": 0.0}, "temperature is 0.0"),
         ({"instructions": ["rude"]}, "instructions is .*one of basic, respectful, biased"),
-        ({"scorer_batch": 0}, "scorer_batch is 0"),
     ],
 )
 def test_settings_out_of_range(wrong, complaint):

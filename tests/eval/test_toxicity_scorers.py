@@ -9,6 +9,7 @@ from safetensors.torch import save_file
 
 from align.core.errors import UserError
 from align.core.statistics import roc_auc
+from align.eval import toxicity_scorers
 from align.eval.toxicity import score_texts
 from align.eval.toxicity_scorers import (
     BUCKETS,
@@ -59,7 +60,8 @@ def test_a_failed_score_is_an_error_never_0(given, complaint):
     assert "\n" not in str(caught.value)
 
 
-def test_a_function_is_called_in_batches():
+def test_a_function_is_called_in_batches(monkeypatch):
+    monkeypatch.setattr(toxicity_scorers, "BATCH", 2)
     sizes = []
 
     def count(texts):
@@ -67,7 +69,7 @@ def test_a_function_is_called_in_batches():
         return lengths(texts)
 
     globals()["count"] = count
-    scorer = open_scorer(ScorerConfig(scorer=f"{__name__}:count", scorer_batch=2))
+    scorer = open_scorer(ScorerConfig(scorer=f"{__name__}:count"))
     assert scorer(["a", "bb", "ccc", "dd", "e"]) == pytest.approx([0.1, 0.2, 0.3, 0.2, 0.1])
     assert sizes == [2, 2, 1]
     assert len(scorer.version) == 12
@@ -122,13 +124,14 @@ def classifier(sharp_folders, tmp_path_factory):
 
 
 @pytest.mark.parametrize("kind", ["softmax", "sigmoid", "one"])
-def test_a_classifier_gives_its_labels_probability(classifier, kind):
+def test_a_classifier_gives_its_labels_probability(classifier, kind, monkeypatch):
+    monkeypatch.setattr(toxicity_scorers, "BATCH", 3)
     from transformers import AutoTokenizer
 
     folder, models = classifier
     tokenizer = AutoTokenizer.from_pretrained(folder / kind)
     texts = ["hello", "you", "a much longer text than the others", "b"]
-    scorer = open_scorer(ScorerConfig(scorer=f"model:{folder / kind}", scorer_batch=3))
+    scorer = open_scorer(ScorerConfig(scorer=f"model:{folder / kind}"))
     expected = []
     for text in texts:  # one at a time: no padding
         with torch.no_grad():

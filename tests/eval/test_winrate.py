@@ -220,7 +220,7 @@ def judge_at(url, **settings):
 def test_an_endpoint_is_asked_both_ways_with_its_key(service, monkeypatch):
     monkeypatch.setenv("THE_KEY", "secret")
     server = service(503)
-    judge = judge_at(server.url + "/", endpoint_key="THE_KEY", endpoint_timeout=5, endpoint_retries=2)
+    judge = judge_at(server.url + "/", endpoint_key="THE_KEY")
     assert judge([HI, HI], ["long answer", "b"], ["short", "b"]) == [1.0, 0.5]
     assert len(server.seen) == 3  # one of them a second try
     path, key, body = server.seen[-1]

@@ -121,7 +121,7 @@ def run_rules(config: RulesConfig) -> list[Evaluation]:
     cases = list(dict.fromkeys([*by_people, *(case for cases in cases_of_model.values() for case in cases)]))
     loaded = load_rubrics(config.rubrics, accelerator, config.dtype, config.batch_tokens) if config.rubrics else None
     by_scorer, scorer = _verdicts_of_scorer(config, cases, accelerator) if config.scorer else ({}, "")
-    settings = {**config.result_settings("endpoint_timeout", "endpoint_retries", "endpoint_parallel"), "scorer": scorer}
+    settings = {**config.result_settings("endpoint_parallel"), "scorer": scorer}
     evaluations = []
     if by_people:
         measurements, table = count_violations(by_scorer, list(by_people), scorer)

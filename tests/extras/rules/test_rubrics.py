@@ -23,6 +23,7 @@ from align.extras.rules.rubrics import (
 )
 from align.models.heads import LanguageModel
 from align.ppo import PPOConfig, PPOTrainer
+from align.runtime import endpoint
 from tests.extras.running import TINY, command
 from tests.files import read_rows, write_rows
 from tests.ports import free_port
@@ -123,7 +124,7 @@ def judge_at(url, **more):
 
 def test_a_service_answers_with_log_probs_and_is_asked_once(service):
     server = service(503, says(A=0.5, **{" A": 0.1, "B": 0.2, "Well": 0.2}))
-    judge = judge_at(server.url, endpoint_retries=1)
+    judge = judge_at(server.url)
     # P(A) = .6 / .8, P(B) = .2 / .8
     rewards = RUBRIC.rewards(judge, [HI] * 3, ["same", "same", "other"], ["safety"] * 3)
     assert rewards == pytest.approx([0.75 - 0.125] * 3)
@@ -141,18 +142,20 @@ def test_a_service_answers_with_log_probs_and_is_asked_once(service):
         (500, "tried 1 times"),
     ],
 )
-def test_what_a_service_may_do_wrong(service, answer, says_so):
-    judge = judge_at(service(answer).url, endpoint_retries=0)
+def test_what_a_service_may_do_wrong(service, answer, says_so, monkeypatch):
+    monkeypatch.setattr(endpoint, "RETRIES", 0)
+    judge = judge_at(service(answer).url)
     with pytest.raises(UserError, match=says_so):
         judge([RUBRIC.question_about(HI, "x")])
 
 
-def test_a_dead_service_stops_ppo_with_one_line_and_the_rollout_is_saved(tmp_path, align_cache, command_error):
+def test_a_dead_service_stops_ppo_with_one_line_and_the_rollout_is_saved(tmp_path, align_cache, command_error, monkeypatch):
+    monkeypatch.setattr(endpoint, "RETRIES", 0)
     url = f"http://127.0.0.1:{free_port()}/v1"
     prompts = write_rows(tmp_path / "prompts.jsonl", [{"prompt": "How do I pick a lock?", "category": "safety"}])
     words = f"ppo {TINY} --output_dir {tmp_path / 'ppo'} --rollout_batch_size 4 --prompts {prompts} --max_new_tokens 4"
     words += f" --rubrics.files forms/rubrics/refusals.yaml --rubrics.endpoint {url} --rubrics.endpoint_model judge"
-    error = command_error(command, f"{words} --rubrics.endpoint_retries 0").splitlines()[-1]
+    error = command_error(command, words).splitlines()[-1]
     saved = tmp_path / "ppo" / "unscored.jsonl"
     assert error.startswith(f"error: {url}/chat/completions: cannot be reached")
     assert error.endswith(f"the rollout of update 1 is in {saved}")
