@@ -56,7 +56,7 @@ $(VENV)/.ui: pyproject.toml constraints.txt | $(VENV)/bin/python
 
 $(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/bin/python
 	@echo "installing into $(VENV) with the development tools (a few minutes)"
-	@$(PIP) -e '.[ui,serve,clean,deepspeed,dev]' && touch $@
+	@$(PIP) -e '.[ui,clean,deepspeed,dev]' && touch $@
 
 $(VENV)/.docs: pyproject.toml constraints.txt | $(VENV)/bin/python
 	@echo "installing into $(VENV) (a minute or two)"

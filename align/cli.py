@@ -57,11 +57,6 @@ OTHER_STAGES = {
         "align.extras.plan:PlanConfig",
         "align.extras.plan:run_plan",
     ),
-    "serve-reward": Stage(
-        "answer HTTP requests with a reward model's scores",
-        "align.commands.serve_reward:ServeRewardConfig",
-        "align.commands.serve_reward:run_serve_reward",
-    ),
 }
 
 

@@ -22,7 +22,7 @@ COPY configs configs
 COPY data data
 COPY forms forms
 # Editable: launch files and scripts are named by their paths in the repository, such as align/ppo/train.py.
-RUN pip install --no-cache-dir -c constraints.txt -e '.[deepspeed,serve,clean]' \
+RUN pip install --no-cache-dir -c constraints.txt -e '.[deepspeed,clean]' \
     && install -d -o align /workspace/runs /home/align/.cache
 
 USER 10001

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy
 
+from align.commands.sample import scorer_of
 from align.core.errors import UserError
 from align.core.files import read_json_lines, write_json, write_json_lines
 from align.core.plugins import require_extra
@@ -20,8 +21,8 @@ from align.data.readers import read_records
 from align.data.records import MAX_RESPONSES, Prompt, ranks_from_scores
 from align.ppo.reward_functions import call_reward_function, load_functions
 from align.reward.checkpoint import is_reward_model, load_reward_model
-from align.reward.scoring import RewardService
 from align.runtime.progress import console
+from align.tokenization.encoded import SampledResponse
 
 BATCH_TOKENS = 8192
 CHANGEABLE_SETTINGS = ("rounds", "poll_seconds")
@@ -259,10 +260,17 @@ class ModelScorer:
     """Scores by a reward model, whatever its tokenizer."""
 
     def __init__(self, folder: str) -> None:
-        self.service = RewardService(load_reward_model(folder), BATCH_TOKENS)
+        reward = load_reward_model(folder)
+        self.tokenization = reward.loaded.tokenization
+        self.scorer = scorer_of(reward.loaded, reward, BATCH_TOKENS)
 
     def __call__(self, prompts: Sequence[Any], responses: Sequence[str]) -> list[float]:
-        return self.service.rewards([self.service.encode(*row) for row in zip(prompts, responses, strict=True)])
+        rows = []
+        for prompt, response in zip(prompts, responses, strict=True):
+            conversation = Prompt.from_row({"prompt": prompt}).prompt
+            ids = self.tokenization.answer_ids(conversation, response, whole=False)
+            rows.append(SampledResponse(conversation, *ids, response))
+        return self.scorer(rows)
 
 
 def choose_prompts(source: str, used: set[str], count: int, random: numpy.random.Generator) -> list[Row]:

@@ -1,22 +1,17 @@
 """Scoring responses of any policy with a reward model that may have another tokenizer."""
 
 import math
-import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from accelerate import Accelerator
 
 from align.batches.micro_batches import group_tokens, map_groups, pack_groups, prompt_groups
 from align.core.errors import UserError
-from align.data.conversation import user_turn
-from align.data.records import Prompt
 from align.models.backbone import Backbone, flops_profile
 from align.reward.checkpoint import LoadedReward
 from align.reward.rankings import RewardFunctionOfTokens
-from align.runtime.distributed import computes_on_cpu
 from align.runtime.flops import FlopsProfile
 from align.runtime.sharding import place_frozen_model
 from align.tokenization import PairTokenization, Tokenization
@@ -158,48 +153,3 @@ class RewardModelScorer:
                     f"{name}: its context of {self.backbone.context_length} tokens is too short for a prompt of {read} and "
                     f"a response of {new_tokens}{more}; lower max_prompt_tokens or max_new_tokens"
                 )
-
-
-class RewardService:
-    """Scores rows of many callers with one reward model, one call after the other.
-
-    Args:
-        batch_tokens: padded tokens that are read at once.
-    """
-
-    def __init__(self, reward: LoadedReward, batch_tokens: int) -> None:
-        accelerator = Accelerator(cpu=computes_on_cpu())
-        self.tokenization: Tokenization = reward.loaded.tokenization
-        self._reads_whole_turns = reward.reads_whole_turns
-        encoded = replace(reward, reads_whole_turns=False)  # rows come as the model reads them
-        self._score = RewardModelScorer.from_loaded(encoded, self.tokenization, accelerator, batch_tokens)
-        self._encoding = threading.Lock()  # a tokenizer stores settings of the current call
-        self._scoring = threading.Lock()
-
-    def rewards(self, rows: list[SampledResponse]) -> list[float]:
-        """The rewards of `RewardModelScorer`; waits for earlier calls."""
-        with self._scoring:
-            return self._score(rows)
-
-    def encode(self, prompt: Any, response: str) -> SampledResponse:
-        """A prompt, as text or as a list of turns, and a response, both without any markup."""
-        conversation = Prompt.from_row({"prompt": prompt}).prompt
-        with self._encoding:
-            if self._reads_whole_turns:
-                ids = self.tokenization.whole_turn_ids(conversation, response)
-            else:
-                ids = self.tokenization.answer_ids(conversation, response, whole=False)
-            return SampledResponse(conversation, *ids, response)
-
-    def encode_rendered(self, prompt: str, query: str) -> SampledResponse:
-        """A prompt as a chat template wrote it, special tokens included, and the same followed by its response.
-
-        Raises:
-            UserError: if the query does not begin with the prompt.
-        """
-        if not prompt or not query.startswith(prompt):
-            raise UserError("a query has to begin with its prompt, which must not be empty")
-        response = query[len(prompt) :]
-        with self._encoding:
-            prompt_ids, response_ids = self.tokenization.rendered_ids(prompt, response, self._reads_whole_turns)
-        return SampledResponse(user_turn(prompt), prompt_ids, response_ids, response)

@@ -232,22 +232,6 @@ class Tokenization:
             ids.update(self.prompt_ids(({"role": "system", "content": "a"}, *answered, *asked)))
         return ids
 
-    def rendered_ids(self, prompt: str, response: str, to_the_end: bool = False) -> tuple[list[int], list[int]]:
-        """Return the ids of a prompt and a response that a chat template has rendered, special tokens included.
-
-        The response is cut after its first end token, or gets one.
-
-        Args:
-            to_the_end: keep the response as it is, as reward models of other libraries read it.
-        """
-        prompt_ids, ids = self.chat.template_ids(prompt), self.chat.template_ids(response)
-        if self.chat.closing_ids and prompt_ids[-len(self.chat.closing_ids) :] != self.chat.closing_ids:
-            prompt_ids += self.chat.closing_ids  # T5's `</s>`
-        end = next((number for number, token in enumerate(ids) if token in self.end_ids), None)
-        if not to_the_end:
-            ids = [*ids, self.end_id] if end is None else ids[: end + 1]
-        return prompt_ids, ids
-
     def whole_turn_ids(self, prompt: Conversation, text: str, ended: bool = True) -> tuple[list[int], list[int]]:
         """Return prompt and response whose concatenation is `apply_chat_template` of the conversation.
 

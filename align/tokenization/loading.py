@@ -101,12 +101,6 @@ class PairTokenization(Tokenization):
     def response_ids(self, text: str) -> list[int]:  # the mark closes the pair, not the response
         return [*self.text_ids(text), *self._after]
 
-    def rendered_ids(self, prompt: str, response: str, to_the_end: bool = False) -> tuple[list[int], list[int]]:
-        return [*self._before, *self.chat.template_ids(prompt), *self._middle], [
-            *self.chat.template_ids(response),
-            *self._after,
-        ]
-
     def whole_turn_ids(self, prompt: Conversation, text: str, ended: bool = True) -> tuple[list[int], list[int]]:
         return self.prompt_ids(prompt), self.response_ids(text)
 

@@ -29,9 +29,8 @@ def test_a_reward_model_of_rankings_orders_answers_in_plain_transformers(tmp_pat
 
 
 def test_every_script_is_tested():
-    """`served_reward` is no script but functions for other programs: tests/commands/test_serve_reward.py calls them."""
     tested = Path(__file__).read_text()
-    names = [path.stem for path in EXAMPLES.glob("*.py") if path.stem != "served_reward"]
+    names = [path.stem for path in EXAMPLES.glob("*.py")]
     assert len(names) == 3
     assert [name for name in names if f'main_of("{name}")' not in tested] == []
 

@@ -7,9 +7,12 @@ import pytest
 import torch
 
 from align import cli
+from align.commands.sample import scorer_of
 from align.core.settings import ModelConfig
+from align.data.conversation import user_turn
 from align.models.loading import load
 from align.reward.checkpoint import load_reward_model
+from align.tokenization.encoded import SampledResponse
 from tests.files import write_rows
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -75,8 +78,7 @@ def test_a_classifier_gives_the_scores_of_its_reward_model(trained, capsys):
     folder = trained("reward", "tiny-llama")
     names, _ = run(code_with("AutoModelForSequenceClassification.from", folder), capsys)
     reward = load_reward_model(str(folder), "float32")
-    from align.reward.scoring import RewardService
-
-    service = RewardService(reward, 1000)
-    (expected,) = service.rewards([service.encode("Name a moon of Mars.", "Phobos.")])
+    asked = user_turn("Name a moon of Mars.")
+    ids = reward.loaded.tokenization.answer_ids(asked, "Phobos.", whole=False)
+    (expected,) = scorer_of(reward.loaded, reward, 1000)([SampledResponse(asked, *ids, "Phobos.")])
     assert names["score"] == pytest.approx(expected, abs=1e-5)

@@ -29,7 +29,7 @@ from align.data.conversation import user_turn
 from align.eval.reward import RewardEvalConfig, run_reward_eval
 from align.models.loading import load
 from align.reward.checkpoint import is_reward_model, load_head, load_reward_model, require_reward_model
-from align.reward.scoring import RewardModelScorer, RewardService
+from align.reward.scoring import RewardModelScorer
 from align.tokenization import Tokenization
 from align.tokenization.encoded import SampledResponse
 from tests.files import read_rows
@@ -227,7 +227,7 @@ def scores_by_transformers(folder, prompt, texts, *, to_the_last_token):
 def test_any_classifier_with_one_label_is_a_reward_model(foreign, load_sharp):
     """Its rewards are those that transformers computes from the tokenizer's own rendering of the conversation."""
     folder = foreign("tiny-llama", num_labels=1)
-    tokenizer, policy = AutoTokenizer.from_pretrained(folder), load_sharp("tiny-llama")
+    policy = load_sharp("tiny-llama")
     prompt, texts = user_turn("Hi <|im_end|> you"), ["There.", "No", ""]
     expected = scores_by_transformers(folder, prompt, texts, to_the_last_token=True)
     found = load_reward_model(folder, "float32")
@@ -235,14 +235,6 @@ def test_any_classifier_with_one_label_is_a_reward_model(foreign, load_sharp):
     assert scorer([SampledResponse(prompt, [1], [2], text) for text in texts]) == pytest.approx(expected, abs=1e-5)
     assert len({round(reward, 3) for reward in expected}) == 3
     require_reward_model(folder)
-    service = RewardService(found, 999)
-    assert service.rewards([service.encode(prompt, text) for text in texts]) == pytest.approx(expected, abs=1e-5)
-    plain = [{"role": "user", "content": "Hi"}]
-    answered = [*plain, {"role": "assistant", "content": "There."}]
-    opening = tokenizer.apply_chat_template(plain, tokenize=False, add_generation_prompt=True)
-    rendered = service.encode_rendered(opening, tokenizer.apply_chat_template(answered, tokenize=False))
-    other = service.encode(plain, "There.")
-    assert (rendered.prompt_ids, rendered.ids) == (other.prompt_ids, other.ids)
 
 
 # An end token and a line break after a turn, the end token alone, and a template that does not open an answer.
