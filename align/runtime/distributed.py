@@ -1,8 +1,7 @@
 """Processes and devices: one laptop, several GPUs, or DeepSpeed, all through accelerate's launcher."""
 
 import os
-import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from functools import cache
@@ -13,13 +12,13 @@ from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from accelerate.utils import InitProcessGroupKwargs, broadcast_object_list, gather_object
 from torch import Tensor, nn
-from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 from torch.distributed import distributed_c10d as c10d
 from transformers.integrations import unset_hf_deepspeed_config
 
 from align.core import heartbeat
 from align.core.errors import OtherProcessError, UserError, reason
 from align.core.plugins import install_hint
+from align.runtime.compiling import prepare_compiling
 from align.runtime.process import keep_freed_memory, return_freed_memory
 
 Item = TypeVar("Item")
@@ -240,92 +239,3 @@ def max_across_processes(number: int, accelerator: Accelerator) -> int:
 def sum_across_processes(values: Tensor, accelerator: Accelerator) -> Tensor:
     """Sum of a tensor over all processes."""
     return accelerator.reduce(values, reduction="sum") if accelerator.num_processes > 1 else values
-
-
-BUCKET_BYTES = 25 * 2**20
-"""Gradients that travel together: DistributedDataParallel's 25 MiB. A bucket is in memory twice while it is summed."""
-
-
-class GradientReduction:
-    """Sums the gradients of all processes in float32 masters, once for each loss instead of once for each micro-batch.
-
-    Args:
-        masters: the tensors that hold each weight's gradient after a backward pass, by name.
-        bucket_bytes: of float32 gradients in a bucket, at least.
-    """
-
-    def __init__(self, masters: Mapping[str, Tensor], bucket_bytes: int = BUCKET_BYTES) -> None:
-        self.masters = list(masters.values())
-        self.buckets: list[list[int]] = []
-        size = bucket_bytes
-        for number in reversed(range(len(self.masters))):
-            if size >= bucket_bytes:
-                self.buckets.append([])
-                size = 0
-            self.buckets[-1].append(number)
-            size += 4 * self.masters[number].numel()
-        self._earlier: list[Tensor | None] = []
-
-    def begin(self) -> None:
-        """Put the complete gradients of the update's earlier losses aside."""
-        self._earlier = [master.grad for master in self.masters]
-        for master in self.masters:
-            master.grad = None
-
-    def finish(self) -> None:
-        """Give each master the sum of its gradients over passes and processes.
-
-        A weight without a gradient on every process has none afterward, as on one process; the engine's step takes 0 for it.
-        """
-        present = torch.tensor([float(master.grad is not None) for master in self.masters], device=self.masters[0].device)
-        torch.distributed.all_reduce(present)
-        found = (present > 0).tolist()
-        for bucket in self.buckets:
-            masters = [self.masters[number] for number in bucket]
-            flat = _flatten_dense_tensors([torch.zeros_like(one) if one.grad is None else one.grad for one in masters])
-            for master in masters:  # its gradient is in `flat` now
-                master.grad = None
-            torch.distributed.all_reduce(flat)
-            for number, master, total in zip(bucket, masters, _unflatten_dense_tensors(flat, masters), strict=True):
-                earlier = self._earlier[number]
-                master.grad = (total if earlier is None else earlier.add_(total)) if found[number] else earlier
-        self._earlier = []
-
-
-try:
-    import fcntl
-except ImportError:  # Windows, where DeepSpeed compiles nothing
-    fcntl = None  # type: ignore[assignment]
-
-
-class OperatorLock:
-    """Replaces torch's `FileBaton`: one process compiles DeepSpeed's operators at a time, and a dead one holds no lock.
-
-    torch waits as long as a file exists, which a killed process leaves behind: every later run would hang. This lock is the
-    kernel's, on another file beside torch's `path`; the process that waited compiles the remaining operators.
-    """
-
-    def __init__(self, path: str, **options: float | None) -> None:
-        self.path, self.descriptor = f"{path}.align", -1
-
-    def try_acquire(self) -> bool:
-        """Wait for the lock; return True, which lets the caller compile."""
-        self.descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
-        with suppress(OSError):  # a file system without locks
-            fcntl.lockf(self.descriptor, fcntl.LOCK_EX)
-        return True
-
-    def release(self) -> None:
-        """Let the next process look."""
-        os.close(self.descriptor)
-
-
-def prepare_compiling() -> None:
-    """Let torch compile under an `OperatorLock`, and find the ninja of an environment that is not activated."""
-    programs = os.path.dirname(sys.executable)
-    if programs not in os.environ.get("PATH", "").split(os.pathsep):
-        os.environ["PATH"] = os.pathsep.join([programs, os.environ.get("PATH", "")])
-    if fcntl is not None:
-        import torch.utils.cpp_extension  # a quarter of a second, which only runs with DeepSpeed need
-
-        torch.utils.cpp_extension.FileBaton = OperatorLock  # type: ignore[misc,assignment]

@@ -22,10 +22,11 @@ from torch import Tensor, nn
 
 from align.batches.micro_batches import MicroBatch
 from align.core.errors import UserError
-from align.runtime.distributed import GradientReduction, sum_across_processes
+from align.runtime.distributed import sum_across_processes
 from align.runtime.flops import Clock
 from align.training.checkpoint.state import FlatTensorSlice, load_optimizer_state, optimizer_state
 from align.training.optimizer import ParamGroup, WeightAverage, build_optimizer, complete_groups, copy_weights, make_master
+from align.training.reduction import GradientReduction
 from align.training.run import Run
 
 Sums = Mapping[str, Tensor | float]
