@@ -215,7 +215,7 @@ def build_page(room: ChatRoom) -> "gr.Blocks":
         given, outputs = [histories, system, *controls], [histories, status, box, *shown]
         # One concurrency_id: these events run one after the other.
         options: dict[str, Any] = {"show_progress": "hidden", "concurrency_id": "models", "api_visibility": "private"}
-        asked = [event(handlers.ask, [box, *given], outputs, **options) for event in (box.submit, send.click)]
+        asked: list[Any] = [event(handlers.ask, [box, *given], outputs, **options) for event in (box.submit, send.click)]
         stop.click(None, cancels=asked)
         for event in (reset.click, *(column.chat.clear for column in columns)):
             event(handlers.reset, None, outputs, cancels=asked, **options)  # after the answer that it cancels

@@ -6,6 +6,7 @@ A second reward model, called gold, shows over-optimization: answers that the fi
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 
@@ -305,10 +306,10 @@ def policies_of(checkpoints: Sequence[Path], output: Path, accelerator: Accelera
     """The policies of checkpoints as folders of models in `output`, each of which is removed before the next is written."""
     for checkpoint in checkpoints:
         folder = output / checkpoint.name
-        run_on_main(lambda source=checkpoint, target=folder: consolidate(source, target), accelerator)
+        run_on_main(partial(consolidate, checkpoint, folder), accelerator)
         yield str(folder)
         accelerator.wait_for_everyone()
-        run_on_main(lambda target=folder: shutil.rmtree(target), accelerator)
+        run_on_main(partial(shutil.rmtree, folder), accelerator)
 
 
 # ---------------------------------------------------------------------------------------------------------- benchmarks
