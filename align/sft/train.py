@@ -196,12 +196,12 @@ class SFTTrainer:
         peft_config: PeftConfig | None = None,
     ) -> None:
         self.config = config = with_data_names(config, train_data=train_data, validation_data=validation_data)
-        source = ModelSource(model, tokenizer, peft_config)
+        source = ModelSource(model, tokenizer, peft_config, config.prefix_lm)
         self.run = run = Run(source.settings(config), "sft")
-        self.loaded = loaded = source.load(run, prefix_lm=config.prefix_lm)
+        self.loaded = loaded = source.load(run)
         share_sequences(run, loaded.backbone, config.sequence_parallel)
         require_prompt_in_row(loaded, config.prompt_loss_weight)
-        encode = partial(encode_demonstrations, loaded=loaded, limits=config.limits, skip_bad_rows=config.skip_bad_rows)
+        encode = partial(encode_demonstrations, limits=config.limits, skip_bad_rows=config.skip_bad_rows, loaded=loaded)
         data = (train_data, validation_data)
         mixed, self.held_out = encode_split(*data, encode, config.task_prefixes, config.validation_split)
         self.batches = DataOrder(mixed, config.seed, config.batch_size, config)

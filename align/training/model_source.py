@@ -39,6 +39,7 @@ class ModelSource:
     Attributes:
         tokenizer: of a transformers model in memory.
         peft_config: of the adapter that is trained, in place of the settings of LoRA.
+        prefix_lm: whether the model becomes a prefix language model.
 
     Raises:
         UserError: if they do not belong together, or the model's number format cannot be trained.
@@ -47,6 +48,7 @@ class ModelSource:
     model: Model
     tokenizer: PreTrainedTokenizerBase | None = None
     peft_config: PeftConfig | None = None
+    prefix_lm: bool = False
 
     def __post_init__(self) -> None:
         """Refuse objects that do not belong together."""
@@ -96,7 +98,6 @@ class ModelSource:
         adapter: str = "policy",
         allow_reward_model: bool = False,
         frozen_copies: int = 0,
-        prefix_lm: bool = False,
         is_trained: bool = True,
     ) -> LoadedModel:
         """Load the model with the settings of a run, or take the one in memory.
@@ -105,7 +106,6 @@ class ModelSource:
             adapter: name of the trained adapter.
             allow_reward_model: whether the model may lack a vocabulary matrix.
             frozen_copies: copies of the model that the stage will keep; counted before it is loaded.
-            prefix_lm: make it a prefix language model.
             is_trained: False for a teacher, whose weights may be frozen.
 
         Raises:
@@ -120,11 +120,11 @@ class ModelSource:
                 resolve_model(str(model))
             run_on_all(lambda: run.memory.check_before_load(frozen_copies), run.accelerator)
             with sharded_loading(run.accelerator):
-                loaded = load(config, run.dtype, adapter, allow_reward_model, self.peft_config, prefix_lm)
+                loaded = load(config, run.dtype, adapter, allow_reward_model, self.peft_config, self.prefix_lm)
         else:
             assert self.tokenizer is not None
             with sharded_loading(run.accelerator):  # transformers has sharded the model under the launcher of ZeRO-3
-                loaded = from_objects(model, self.tokenizer, config, adapter, self.peft_config, prefix_lm)
+                loaded = from_objects(model, self.tokenizer, config, adapter, self.peft_config, self.prefix_lm)
         if is_trained:
             run.print(frozen_warning(loaded.backbone, gets_head=allow_reward_model))
         run_on_main(lambda: require_savable(loaded), run.accelerator)

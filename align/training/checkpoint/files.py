@@ -3,7 +3,8 @@
 import hashlib
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -102,13 +103,14 @@ def latest_valid_checkpoint(folder: Path, accelerator: Accelerator | None = None
     Raises:
         UserError: on every process, if all checkpoints are damaged.
     """
-    faults: list[str] = []
     paths = list(checkpoints_in(folder).values())
+    fault_of: Callable[[Path], str] = integrity_error
     if accelerator is not None:
         paths = run_on_main(lambda: list(checkpoints_in(folder).values()), accelerator)
+        fault_of = partial(_fault_on_any, accelerator=accelerator)
+    faults: list[str] = []
     for path in reversed(paths):
-        fault = integrity_error(path) if accelerator is None else _fault_on_any(path, accelerator)
-        if not fault:
+        if not (fault := fault_of(path)):
             return path, faults
         faults.append(f"{path}: {fault}")
     if faults:
@@ -116,45 +118,40 @@ def latest_valid_checkpoint(folder: Path, accelerator: Accelerator | None = None
     return None, []
 
 
-def checkpoint_to_resume(
-    choice: bool | str, folder: Path, accelerator: Accelerator | None = None
-) -> tuple[Path | None, list[str]]:
-    """Return the checkpoint that a run continues from, if any, and the faults of newer ones.
+def checkpoint_to_resume(choice: bool | str, folder: Path, accelerator: Accelerator) -> tuple[Path | None, list[str]]:
+    """Return the checkpoint that a run continues from, if any, and the faults of newer ones. All processes call this.
 
     Args:
         choice: `resume_from_checkpoint`: whether to take the last one in `folder`, or the path of one.
         folder: of the run.
-        accelerator: see `latest_valid_checkpoint`.
 
     Raises:
         UserError: on every process, if the checkpoint does not exist or is damaged, or if `folder` has a newer one.
     """
-    if isinstance(choice, bool):
-        return latest_valid_checkpoint(folder, accelerator) if choice else (None, [])
-    path = Path(choice)
-    if path.resolve().parent == (folder / "checkpoints").resolve():
-        found, faults = latest_valid_checkpoint(folder, accelerator)
-        if found is None:
+    if choice is False:
+        return None, []
+    given = None if choice is True else Path(choice)
+    if given and given.resolve().parent != (folder / "checkpoints").resolve():
+        if not run_on_main(given.is_dir, accelerator):
             raise UserError(
-                f"resume_from_checkpoint {path}: {folder} has no checkpoint to resume from (save_only_model and "
-                "save_strategy 'no' write none)"
+                f"resume_from_checkpoint {given}: there is no such folder; give auto, or a checkpoint such as "
+                "runs/ppo/checkpoints/update-000010"
             )
-        if found.name != path.name:
-            raise UserError(
-                f"resume_from_checkpoint {path}: it is not the newest checkpoint in {folder}, whose model and metrics are "
-                "later; choose another output_dir to continue from it"
-            )
-        return found, faults
-    exists = path.is_dir() if accelerator is None else run_on_main(path.is_dir, accelerator)
-    if not exists:
+        if fault := _fault_on_any(given, accelerator):
+            raise UserError(f"resume_from_checkpoint {given}: {fault}")
+        return given, []
+    found, faults = latest_valid_checkpoint(folder, accelerator)
+    if given and found is None:
         raise UserError(
-            f"resume_from_checkpoint {path}: there is no such folder; give auto, or a checkpoint such as "
-            "runs/ppo/checkpoints/update-000010"
+            f"resume_from_checkpoint {given}: {folder} has no checkpoint to resume from (save_only_model and "
+            "save_strategy 'no' write none)"
         )
-    fault = integrity_error(path) if accelerator is None else _fault_on_any(path, accelerator)
-    if fault:
-        raise UserError(f"resume_from_checkpoint {path}: {fault}")
-    return path, []
+    if given and found and found.name != given.name:
+        raise UserError(
+            f"resume_from_checkpoint {given}: it is not the newest checkpoint in {folder}, whose model and metrics are "
+            "later; choose another output_dir to continue from it"
+        )
+    return found, faults
 
 
 def _fault_on_any(path: Path, accelerator: Accelerator) -> str:
