@@ -28,7 +28,7 @@ from align.extras.plan import PlanConfig
 from align.extras.rules.train import JudgmentConfig
 from align.ppo import PPOConfig
 from align.runtime.endpoint import EndpointConfig
-from align.sampling.settings import AnsweringConfig, FewShotSettings, InferenceConfig
+from align.sampling.settings import AnsweringConfig, FewShotConfig, InferenceConfig
 from align.training.data_order import EpochConfig
 
 PAGE = Path(__file__).parent / "settings.md"
@@ -54,7 +54,7 @@ SHARED = {
     "Evaluation": EvalConfig,
     "Sampled answers": AnsweringConfig,
     "Prompts of an evaluation": EvalPromptsConfig,
-    "Few-shot examples": FewShotSettings,
+    "Few-shot examples": FewShotConfig,
     "Endpoints": EndpointConfig,
 }
 """Base classes of several commands' settings, by the heading of their table."""

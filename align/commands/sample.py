@@ -21,7 +21,7 @@ from align.reward.scoring import RewardModelScorer
 from align.runtime.distributed import computes_on_cpu
 from align.runtime.progress import ProgressDisplay, console
 from align.sampling.generation import row_uniforms, sample
-from align.sampling.settings import AnsweringConfig, FewShotSettings, InferenceConfig
+from align.sampling.settings import AnsweringConfig, FewShotConfig, InferenceConfig
 from align.tokenization.encoded import EncodedPrompt, SampledResponse
 
 SCORERS = {
@@ -35,7 +35,7 @@ Row = dict[str, Any]
 
 
 @dataclass(kw_only=True)
-class SampleConfig(FewShotSettings, AnsweringConfig, InferenceConfig):
+class SampleConfig(FewShotConfig, AnsweringConfig, InferenceConfig):
     """Sample responses to prompts, optionally the best of n."""
 
     model: list[str] = option(

@@ -1,7 +1,8 @@
 """Settings: one dataclass per stage, made of groups; each option declares its default, help text and limits.
 
 A group derives from `Settings` and a stage's settings from its groups, side by side. `ModelConfig`, `RunConfig` and
-`OptimizationConfig` are the groups of every stage.
+`OptimizationConfig` are the groups of every stage. Classes of groups and commands end in `Config`, those of blocks in
+`Settings`.
 """
 
 import json

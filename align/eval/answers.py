@@ -28,7 +28,7 @@ from align.reward.rankings import pack_rankings, score_rankings
 from align.reward.scoring import RewardModelScorer
 from align.runtime.distributed import compute_dtype, make_accelerator, map_across_processes
 from align.sampling.generation import SamplingParams, row_uniforms, sample
-from align.sampling.settings import FewShotSettings, InferenceConfig
+from align.sampling.settings import FewShotConfig, InferenceConfig
 from align.tokenization import Tokenization
 from align.tokenization.encoded import EncodedPrompt, PromptResponses, SampledResponse
 
@@ -79,14 +79,14 @@ def open_models(names: Sequence[str], config: InferenceConfig, accelerator: Acce
     """Open the models one at a time: frozen, in evaluation mode, on the accelerator's device.
 
     Args:
-        config: of a task, which may have `FewShotSettings` too.
+        config: of a task, which may have `FewShotConfig` too.
 
     Raises:
         UserError: if there are none, or one cannot be loaded; names are checked before the first is opened.
     """
     if not names:
         raise UserError("models is empty: name at least one model to evaluate")
-    prompts = _few_shot_prompts(names, config if isinstance(config, FewShotSettings) else None)
+    prompts = _few_shot_prompts(names, config if isinstance(config, FewShotConfig) else None)
     models = [
         name.removesuffix(FEW_SHOT_SUFFIX) if prompt != FewShotPrompt() else name
         for name, prompt in zip(names, prompts, strict=True)
@@ -101,7 +101,7 @@ def open_models(names: Sequence[str], config: InferenceConfig, accelerator: Acce
         del loaded  # before the next one is opened
 
 
-def _few_shot_prompts(models: Sequence[str], config: FewShotSettings | None) -> list[FewShotPrompt]:
+def _few_shot_prompts(models: Sequence[str], config: FewShotConfig | None) -> list[FewShotPrompt]:
     """Return each model's few-shot prompt: that of the settings if its name ends in `FEW_SHOT_SUFFIX`, else none."""
     if config is None:
         return [FewShotPrompt()] * len(models)

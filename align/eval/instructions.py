@@ -19,14 +19,14 @@ from align.eval.answers import open_accelerator, open_models, sample_answers
 from align.eval.results import Evaluation, Measurement, publish, share_measurement
 from align.eval.settings import EvalConfig, EvalPromptsConfig
 from align.eval.store import Json
-from align.sampling.settings import AnsweringConfig, FewShotSettings, InferenceConfig
+from align.sampling.settings import AnsweringConfig, FewShotConfig, InferenceConfig
 
 TASK = "instructions"
 SCORER = "checks by program"
 
 
 @dataclass(kw_only=True)
-class InstructionsConfig(FewShotSettings, EvalPromptsConfig, AnsweringConfig, EvalConfig, InferenceConfig):
+class InstructionsConfig(FewShotConfig, EvalPromptsConfig, AnsweringConfig, EvalConfig, InferenceConfig):
     """Prompts with a `check`, answered by each model; prompts without one are left out."""
 
     samples: int = option(4, "answers to each prompt", gt=0)

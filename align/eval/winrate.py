@@ -36,7 +36,7 @@ from align.reward.checkpoint import load_reward_model
 from align.runtime.distributed import map_across_processes
 from align.runtime.endpoint import RESUME_HINT, EndpointConfig, request_verdicts
 from align.runtime.progress import console
-from align.sampling.settings import AnsweringConfig, FewShotSettings, InferenceConfig
+from align.sampling.settings import AnsweringConfig, FewShotConfig, InferenceConfig
 from align.tokenization.encoded import SampledResponse
 
 PreferenceJudge = Callable[[Sequence[Conversation], Sequence[str], Sequence[str]], list[float]]
@@ -71,7 +71,7 @@ PROBABILITIES = {"A": 1.0, "B": 0.0, "TIE": 0.5}
 
 
 @dataclass(kw_only=True)
-class WinrateConfig(FewShotSettings, EndpointConfig, EvalPromptsConfig, AnsweringConfig, EvalConfig, InferenceConfig):
+class WinrateConfig(FewShotConfig, EndpointConfig, EvalPromptsConfig, AnsweringConfig, EvalConfig, InferenceConfig):
     """Win rates between models. One of `comparisons`, `reward_model`, `judge` and `endpoint` decides."""
 
     comparisons: list[str] = option([], "blind comparisons exported by the labeling app; no model is loaded")

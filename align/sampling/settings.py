@@ -27,7 +27,7 @@ class InferenceConfig(Settings):
 
 
 @dataclass(kw_only=True)
-class FewShotSettings(Settings):
+class FewShotConfig(Settings):
     """Examples and an instruction that a model reads before each prompt."""
 
     num_few_shot: int = option(
