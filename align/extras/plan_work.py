@@ -157,7 +157,7 @@ def _mixture(
     config: SFTConfig | RewardConfig, read: Callable[[Any], list[Example]]
 ) -> tuple[list[Example], DataOrder[Example]]:
     mixed, _ = hold_out(encode_mixture(config.train_data, read, config.task_prefixes), config.validation_split)
-    return mixed.examples, DataOrder(mixed, config.seed, config.batch_size, config)
+    return mixed.examples, DataOrder(mixed, config.seed, config.batch_size, config.mixing_cap, config.mixing_temperature)
 
 
 def _learning(

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from align.models.heads import LanguageModel, ScalarHead
 from align.models.loading import LoadedModel, vocabulary_rows
 from align.models.roles import ActorCritic, Roles
 from align.ppo.actor_critic import Critic, build_actor_critic, copy_backbone, param_groups
-from align.ppo.config import PPOConfig, ResponseConfig
+from align.ppo.config import PPOConfig
 from align.ppo.extensions import Extensions, TrainingContext
 from align.ppo.flops import RoleFlopsProfiles, flops_profiles
 from align.ppo.inputs import PPOInputs, attach_callbacks, reference_and_value_model, with_reference_adapter
@@ -127,7 +127,8 @@ def prepare(config: PPOConfig, inputs: PPOInputs) -> PPOSetup:
     attach_callbacks(inputs.callbacks, run, policy, engine, updates, epochs_per_update)
     selects = bool(held_out) and config.save_best_policy
     report(run, policy, (len(encoded), len(held_out)), (updates, config.rollout_batch_size, samples), selects, extensions)
-    sampler, sampling = build_sampler(config, config, run, policy, engine, every_prompt)
+    wanted = SamplingParams(length, config.temperature, stop_ids=config.stop_ids)
+    sampler, sampling = build_sampler(wanted, config, run, policy, engine, every_prompt)
     profiles = flops_profiles(policy, module, rewards, roles.reference_is_updated, reference)
     card = model_card(config.prompts, config.reward_model, config.reward_functions, selects, extensions)
     data = (encoded, held_out, profiles, extensions, card)
@@ -246,7 +247,7 @@ def model_card(
 
 
 def build_sampler(
-    generation: ResponseConfig,
+    wanted: SamplingParams,
     kind: EngineConfig,
     run: Run,
     policy: LoadedModel,
@@ -255,17 +256,20 @@ def build_sampler(
 ) -> tuple[SamplingEngine, SamplingParams]:
     """Return the sampling engine and its parameters: as many responses at once as the smallest process's memory holds.
 
+    Args:
+        wanted: the parameters, whose `batch_tokens` is not read.
+        prompts: all that will be sampled for.
+
     Raises:
         UserError: if the model has no token with one of `stop_token_ids`.
     """
-    highest, rows = max(generation.stop_ids or [0]), vocabulary_rows(policy.backbone.model)
+    highest, rows = max(wanted.stop_ids or [0]), vocabulary_rows(policy.backbone.model)
     if highest >= rows:
         raise UserError(f"stop_token_ids: there is no token {highest}; the model has tokens 0 to {rows - 1}")
-    length, stops = generation.max_new_tokens, generation.stop_ids
-    longest = max(len(prompt.ids) for prompt in prompts) + length
+    longest = max(len(prompt.ids) for prompt in prompts) + wanted.max_new_tokens
     sampler = make_engine(kind, engine, policy, longest)
     at_once = -max_across_processes(-sampling_tokens(run.memory, policy.backbone, longest), run.accelerator)
-    return sampler, SamplingParams(length, generation.temperature, batch_tokens=at_once, stop_ids=stops)
+    return sampler, replace(wanted, batch_tokens=at_once)
 
 
 def largest_micro_batch(

@@ -204,7 +204,7 @@ class SFTTrainer:
         encode = partial(encode_demonstrations, limits=config.limits, skip_bad_rows=config.skip_bad_rows, loaded=loaded)
         data = (train_data, validation_data)
         mixed, self.held_out = encode_split(*data, encode, config.task_prefixes, config.validation_split)
-        self.batches = DataOrder(mixed, config.seed, config.batch_size, config)
+        self.batches = DataOrder(mixed, config.seed, config.batch_size, config.mixing_cap, config.mixing_temperature)
         number = counted(len(mixed.examples), "example")
         run.print(f"sft: {number} to learn from, {len(self.held_out)} held out; model {run.model_config.model}")
         module = LanguageModel(loaded.backbone, loaded.adapter)

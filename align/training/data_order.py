@@ -14,7 +14,7 @@ from align.batches.encoding import Limits
 from align.batches.mixtures import MixedExamples
 from align.core.errors import UserError
 from align.core.seeds import RngStream, generator
-from align.core.settings import MixtureConfig, Overlong, Settings, option
+from align.core.settings import Overlong, Settings, option
 
 Example = TypeVar("Example")
 Other = TypeVar("Other")
@@ -53,6 +53,8 @@ class DataOrder(Generic[Example]):
     Args:
         mixed: the examples of all sources.
         batch_size: examples of one update.
+        cap: examples above which a larger source gets no larger share; 0: none.
+        temperature: of the shares; 1: as large as the sources are.
 
     Attributes:
         counts: examples of each source in an epoch.
@@ -62,12 +64,12 @@ class DataOrder(Generic[Example]):
     """
 
     def __init__(
-        self, mixed: MixedExamples[Example], seed: int, batch_size: int, mixing: MixtureConfig | None = None
+        self, mixed: MixedExamples[Example], seed: int, batch_size: int, cap: int = 0, temperature: float = 1.0
     ) -> None:
         self.examples, self.sizes, weights = mixed
         self.seed, self.batch_size = seed, batch_size
         self.updates_per_epoch = math.ceil(len(self.examples) / batch_size)
-        self.counts = _counts(self.sizes, weights, mixing or MixtureConfig())
+        self.counts = _counts(self.sizes, weights, cap, temperature)
         self.digest = examples_digest(self.examples)
 
     def updates(self, epochs: int) -> int:
@@ -122,12 +124,12 @@ class DataOrder(Generic[Example]):
         return numpy.concatenate(parts) + sum(self.sizes[:source])
 
 
-def _counts(sizes: list[int], weights: Sequence[float], mixing: MixtureConfig) -> list[int]:
+def _counts(sizes: list[int], weights: Sequence[float], cap: int, temperature: float) -> list[int]:
     """Examples of each source in an epoch, by the method of largest remainders."""
-    if len(set(weights)) == 1 and not mixing.mixing_cap and mixing.mixing_temperature == 1:
+    if len(set(weights)) == 1 and not cap and temperature == 1:
         return sizes
-    capped = [min(size, mixing.mixing_cap or size) for size in sizes]
-    rates = [(w * size) ** (1 / mixing.mixing_temperature) for w, size in zip(weights, capped, strict=True)]
+    capped = [min(size, cap or size) for size in sizes]
+    rates = [(w * size) ** (1 / temperature) for w, size in zip(weights, capped, strict=True)]
     exact = [sum(sizes) * rate / sum(rates) for rate in rates]
     counts = [int(share) for share in exact]
     by_remainder = sorted(range(len(sizes)), key=lambda i: (counts[i] - exact[i], i))

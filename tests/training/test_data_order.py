@@ -10,15 +10,19 @@ from hypothesis import strategies as st
 from align.batches.mixtures import MixedExamples, Mixture, encode_mixture
 from align.core.errors import UserError
 from align.core.seeds import RngStream, generator
-from align.core.settings import MixtureConfig
 from align.training.data_order import DataOrder
 
 
 def order_of(
-    seed: int, batch_size: int, sizes: list[int], weights: Sequence[float] = (1.0,), mixing: MixtureConfig | None = None
+    seed: int,
+    batch_size: int,
+    sizes: list[int],
+    weights: Sequence[float] = (1.0,),
+    cap: int = 0,
+    temperature: float = 1.0,
 ) -> DataOrder[int]:
     """The order of as many numbers as the sources have examples."""
-    return DataOrder(MixedExamples(list(range(sum(sizes))), sizes, list(weights)), seed, batch_size, mixing)
+    return DataOrder(MixedExamples(list(range(sum(sizes))), sizes, list(weights)), seed, batch_size, cap, temperature)
 
 
 def epoch_of(epochs: DataOrder[int], number: int) -> list[int]:
@@ -51,8 +55,7 @@ def test_two_sources_without_rates_are_one_that_is_as_long_as_both():
     ],
 )
 def test_rates_by_hand(sizes, weights, cap, temperature, counts):
-    mixing = MixtureConfig(mixing_cap=cap, mixing_temperature=temperature)
-    assert order_of(0, 8, sizes, weights, mixing).counts == counts
+    assert order_of(0, 8, sizes, weights, cap, temperature).counts == counts
 
 
 @settings(deadline=None, max_examples=60)
@@ -65,7 +68,7 @@ def test_rates_by_hand(sizes, weights, cap, temperature, counts):
 def test_a_source_is_seen_evenly_over_any_number_of_epochs(sizes, weight, cap, epochs):
     weights = [weight] + [1.0] * (len(sizes) - 1)
     try:
-        order = order_of(1, 7, sizes, weights, MixtureConfig(mixing_cap=cap))
+        order = order_of(1, 7, sizes, weights, cap)
     except UserError:
         return  # a source without an example
     assert sum(order.counts) == sum(sizes)
