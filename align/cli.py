@@ -155,7 +155,7 @@ def stages_with_settings() -> dict[str, Stage]:
 
 
 def _schema(words: list[str]) -> None:
-    from align.commands.schema import schema_command
+    from align.commands.tools import schema_command
 
     schema_command(words, stages_with_settings())
 

@@ -9,9 +9,9 @@ from accelerate import Accelerator
 
 from align.commands.sample import CandidateScorer, scorer_of
 from align.core.settings import Settings, option
+from align.extras.attributes.attribute_rewards import AttributeScorer
 from align.extras.attributes.expressions import Condition, Expression, choose
 from align.extras.attributes.model import heads_of
-from align.extras.attributes.scoring import AttributeScorer
 from align.extras.rules.judgments import RuleModelSettings, RuleScorer, rules_of_model
 from align.extras.rules.rubrics import Rubric, RubricSettings, load_rubrics
 from align.models.loading import LoadedModel

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import Any, ClassVar
 
-from align.data.segments import segment_ends
+from align.data.conversation import segment_ends
 from annotation_ui.rendering.markdown import text_view
 from annotation_ui.tasks.base import BadInputError, Json, Setting, Task, Value, require
 from annotation_ui.tasks.fields import prompt_view, response_fields, text_field

@@ -9,7 +9,7 @@ import yaml
 from jsonschema import Draft7Validator
 
 from align import cli
-from align.commands.schema import schema_files
+from align.commands.tools import schema_files
 from align.core.errors import UserError
 from align.core.settings_parser import parse
 

@@ -9,9 +9,9 @@ from accelerate import Accelerator
 
 from align.core.errors import UserError
 from align.extras.attributes import AttributeConfig, AttributeTrainer
+from align.extras.attributes.attribute_rewards import AttributeScorer
 from align.extras.attributes.expressions import Condition, Expression, choose
 from align.extras.attributes.model import Head, head_losses, heads_of, load_attribute_model
-from align.extras.attributes.scoring import AttributeScorer
 from align.extras.attributes.train import choose_heads, read_ratings
 from align.extras.rules.judgments import JudgedResponse
 from align.reward.checkpoint import is_external

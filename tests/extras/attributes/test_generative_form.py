@@ -11,9 +11,9 @@ from align.batches.encoding import Limits
 from align.core.errors import UserError
 from align.core.tensor_ops import Padded
 from align.extras.attributes import AttributeConfig, AttributeTrainer
+from align.extras.attributes.attribute_rewards import AttributeScorer
 from align.extras.attributes.generative import AttributeText, GenerativeModel, Questions, encode_texts
 from align.extras.attributes.model import Head, heads_of
-from align.extras.attributes.scoring import AttributeScorer
 from align.extras.attributes.train import read_ratings
 from align.extras.rules.judgments import JudgedResponse, split_judgments
 from align.reward.rankings import pack_rankings

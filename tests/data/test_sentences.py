@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from align.data.segments import segment_ends
+from align.data.conversation import segment_ends
 
 
 @pytest.mark.parametrize(
