@@ -17,7 +17,7 @@ from tests.models.architectures import (  # noqa: E402
 from tests.models.encoders import CONFIGS, EXAMPLES  # noqa: E402
 
 PAGE = ROOT / "docs" / "models.md"
-HEAD = """# Architectures
+HEAD = """# Supported models
 
 This page lists the supported architectures and their roles. The tests use tiny models with the published structure and
 random weights. No published weights were loaded, except those of the built-in models. Every model passes the following

@@ -74,8 +74,11 @@ def test_an_adapter_is_merged(trained, tmp_path, monkeypatch, capsys):
     torch.testing.assert_close(merged(ids).logits, ours(ids).logits, atol=1e-5, rtol=0)
 
 
-def test_a_classifier_gives_the_scores_of_its_reward_model(trained, capsys):
-    folder = trained("reward", "tiny-llama")
+@pytest.mark.parametrize("words", [[], ["--lora_r", "2"]], ids=["all weights", "adapter"])
+def test_a_classifier_gives_the_scores_of_its_reward_model(trained, tmp_path, capsys, words):
+    trained("sft", "tiny-llama")
+    (tmp_path / "run").rename(tmp_path / "base")
+    folder = trained("reward", str(tmp_path / "base" / "model"), *words)
     names, _ = run(code_with("AutoModelForSequenceClassification.from", folder), capsys)
     reward = load_reward_model(str(folder), "float32")
     asked = user_turn("Name a moon of Mars.")

@@ -1,4 +1,4 @@
-"""Instructions to install use one name of the package, and extras that exist."""
+"""Instructions to install are of the clone, and name extras that exist."""
 
 import re
 import subprocess
@@ -27,7 +27,7 @@ def test_extras_are_named_with_the_package_and_exist():
         for package, extras in re.findall(r"pip install [^`\n]*?'([\w.-]*)\[([\w,-]+)\]", text_of(name)):
             found.setdefault((package, extras), []).append(name)
     own = {key: names for key, names in found.items() if key[0] in (PROJECT["name"], ".", "align")}
-    assert {package for package, _ in own} == {PROJECT["name"]}, own
+    assert {package for package, _ in own} == {"."}, own  # not the name on PyPI, where the package is not
     assert {extra for _, extras in own for extra in extras.split(",")} <= PROJECT["optional-dependencies"].keys()
 
 
