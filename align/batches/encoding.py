@@ -268,9 +268,14 @@ def encode_prompt(record: Prompt, loaded: LoadedModel, apply_limits: ApplyLimits
     kept = apply_limits(list(record.ids), None)
     if kept is None:
         return None
-    text = tokenizer.decode(kept.prompt, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-    conversation = record.prompt or user_turn(str(text))
+    conversation = record.prompt or decoded_turn(kept.prompt, loaded.tokenization)
     return EncodedPrompt(conversation, kept.prompt, record.category, record.id, given_as_ids=True)
+
+
+def decoded_turn(ids: list[int], tokenization: Tokenization) -> Conversation:
+    """Return one user turn with the text of a prompt of token ids, without special tokens."""
+    text = tokenization.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    return user_turn(str(text))
 
 
 def encode_response(

@@ -9,6 +9,7 @@ from accelerate import Accelerator
 from peft import PeftConfig
 from transformers import PreTrainedModel
 
+from align.batches.encoding import decoded_turn
 from align.core.errors import UserError
 from align.models.adapters import add_adapter, changes_base
 from align.models.backbone import flops_profile, is_prefix_lm
@@ -27,7 +28,7 @@ from align.reward.checkpoint import (
     scorer_folder,
 )
 from align.reward.scoring import RewardModelScorer
-from align.tokenization import ConversationError, load_tokenization
+from align.tokenization import ConversationError, Tokenization, load_tokenization
 from align.tokenization.encoded import EncodedPrompt
 from align.training.run import Run
 
@@ -145,7 +146,8 @@ def make_scorer(
     if scorer.tokenization and not reads_ids:
         template = "" if source.loaded is None or source.loaded.has_template else run.model_config.chat_template
         form = f", which has no chat template and reads chat_template {template}" if template else ""
-        run.print(f"{source.name}: reads other token ids than the policy; texts are tokenized again for it{form}")
+        turn = "; the decoded text of a prompt of token ids is one user turn" if any(p.given_as_ids for p in prompts) else ""
+        run.print(f"{source.name}: reads other token ids than the policy; texts are tokenized again for it{form}{turn}")
     require_readable(source.name, scorer, prompts, max_new_tokens, policy)
     return scorer
 
@@ -167,8 +169,28 @@ def require_readable(
         for prompt in prompts:
             if scorer.reads_given_ids and prompt.given_as_ids:
                 continue
+            if prompt.given_as_ids and (token := markup_in_text(prompt, policy.tokenization)):
+                raise UserError(
+                    f"{name}: reads texts, but a prompt of token ids contains {token!r}, as a chat template writes it; give "
+                    "the turns of such prompts beside input_ids, in the field prompt or messages"
+                )
             try:
                 scorer.tokenization.chat.require_turns((*prompt.conversation, {"role": "assistant", "content": ""}))
             except ConversationError as error:
                 raise UserError(f"{name}: {error}") from error
     scorer.require_context(name, prompts, max_new_tokens, policy.tokenization, after)
+
+
+def markup_in_text(prompt: EncodedPrompt, policy: Tokenization) -> str | None:
+    """Return a special token inside the text of a prompt of token ids, or None.
+
+    The text is given beside the ids, or decoded from them. A decoded text has lost the special tokens, and another template
+    would put the roles that they marked, such as `user`, into the user's message.
+    """
+    if prompt.conversation != decoded_turn(prompt.ids, policy):
+        return policy.chat.spelled_token(turn["content"] for turn in prompt.conversation)
+    special = policy.chat.special_ids - {policy.tokenizer.unk_token_id}
+    places = [place for place, token in enumerate(prompt.ids) if token not in special]
+    inside = prompt.ids[places[0] : places[-1]] if places else []
+    found = next((token for token in inside if token in special), None)
+    return None if found is None else str(policy.tokenizer.decode([found]))

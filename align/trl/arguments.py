@@ -17,6 +17,9 @@ from align.tokenization.encoded import EncodedPrompt
 from align.trl.config import InvalidArgumentError, PPOConfig
 from align.trl.value_head import PreTrainedModelWrapper
 
+TURN_COLUMNS = ("prompt", "messages")
+"""Columns of the prompts' texts, beside those of their token ids."""
+
 
 def check_models(args: PPOConfig, models: Mapping[str, Any], train_dataset: Any, peft_config: Any) -> None:
     """Raise an `InvalidArgumentError` for arguments that exclude each other, or that are of a kind that cannot be used.
@@ -118,9 +121,10 @@ def eval_prompts(
     pad_id: int | None,
     policy: LoadedModel,
     response_length: int,
+    with_turns: bool,
 ) -> list[EncodedPrompt]:
     """Return the prompts of the sample tables; empty without data."""
-    rows = [row for part in data_sets(dataset) for row in prompt_rows(part, collator, pad_id)]
+    rows = [row for part in data_sets(dataset) for row in prompt_rows(part, collator, pad_id, with_turns)]
     if not rows:
         return []
     check_context(rows, {"model": policy.backbone.model}, response_length)
@@ -129,13 +133,14 @@ def eval_prompts(
 
 
 def prompt_rows(
-    dataset: Dataset, collator: DataCollatorWithPadding | None, pad_id: int | None
-) -> list[dict[str, list[int]]]:
+    dataset: Dataset, collator: DataCollatorWithPadding | None, pad_id: int | None, with_turns: bool
+) -> list[dict[str, Any]]:
     """Return the token ids of each prompt, with its attention mask if it has one.
 
     Args:
         collator: a user's, which may change rows.
         pad_id: is left out of rows without an attention mask; None: no token is padding.
+        with_turns: keep the columns `prompt` and `messages`, for rewards that read texts.
 
     Raises:
         InvalidArgumentError: if there are no rows, or no token ids.
@@ -150,6 +155,15 @@ def prompt_rows(
         rows.append({name: torch.as_tensor(row[name]).tolist() for name in names})
         if "attention_mask" not in rows[-1]:
             rows[-1]["input_ids"] = [token for token in rows[-1]["input_ids"] if token != pad_id]
+        if with_turns:
+            rows[-1] |= {name: row[name] for name in TURN_COLUMNS if has_turns(row.get(name))}
     if not rows:
         raise InvalidArgumentError("the data set has no rows")
     return rows
+
+
+def has_turns(value: object) -> bool:
+    """Return whether the value of a column is a text or a list of turns."""
+    if isinstance(value, str):
+        return bool(value.strip())
+    return isinstance(value, list) and bool(value) and all(isinstance(turn, Mapping) and "role" in turn for turn in value)

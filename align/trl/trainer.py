@@ -125,7 +125,8 @@ class PPOTrainer:
         self.stop_token_id = stop_token_of(args, processing_class.eos_token_id)
         set_batch_sizes(args, self.train_dataset_len, int(os.environ.get("WORLD_SIZE", "1")))
         pad_id = None if processing_class.pad_token_id == processing_class.eos_token_id else processing_class.pad_token_id
-        prompts = prompt_rows(train_dataset, data_collator, pad_id)
+        reads_texts = not isinstance(reward_model, PreTrainedModel)
+        prompts = prompt_rows(train_dataset, data_collator, pad_id, reads_texts)
         check_context(prompts, models, args.response_length)
         longest = max(len(row["input_ids"]) for row in prompts)
         self.hooks = TrainerHooks(args, processing_class.eos_token_id, *optimizers)
@@ -159,7 +160,8 @@ class PPOTrainer:
             self.ref_model = copied.backbone.model
         for line in [*unsupported_settings(args), *number_format_hint(args, model.dtype, self.accelerator.device)]:
             self.setup.run.print(f"warning: {line}")
-        self.eval_prompts = eval_prompts(eval_dataset, data_collator, pad_id, self.setup.policy, args.response_length)
+        of_eval = (eval_dataset, data_collator, pad_id)
+        self.eval_prompts = eval_prompts(*of_eval, self.setup.policy, args.response_length, reads_texts)
         self.hub_model_id: str | None = None
         if args.push_to_hub:
             self.hub_model_id = run_on_main(lambda: make_repo(self._repository(), args.hub_token), self.accelerator)

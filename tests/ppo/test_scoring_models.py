@@ -14,7 +14,7 @@ from align.ppo.actor_critic import build_actor_critic
 from align.ppo.scoring_models import load_rewards
 from align.reward.checkpoint import LoadedReward, load_reward_model, reward_of_classifier
 from align.reward.scoring import RewardModelScorer
-from align.tokenization import make_tokenization
+from align.tokenization import load_tokenization, make_tokenization
 from align.tokenization.encoded import SampledResponse
 
 CHATML = (
@@ -171,6 +171,32 @@ def test_a_scoring_template_that_drops_a_turn_of_the_prompts_is_refused_before_t
     with pytest.raises(UserError, match=r"classifier: the chat template .*system"):
         PPOTrainer(sharp_folders["tiny-llama"], [folder], [asked, told], config)
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
+@pytest.mark.parametrize("prompt", ["Name a moon.", ASKED, None, "a<eos>b"])
+def test_markup_of_token_ids_is_no_text_for_another_vocabulary(prompt, classifier, sharp_folders, tmp_path):
+    folder, _, _ = classifier(CHATML, added=["moon"])
+    policy = load_tokenization(sharp_folders["tiny-llama"])
+    row = {"input_ids": policy.chat.template_ids("User: Name a moon.<eos>Assistant: "), "prompt": prompt}
+    config = PPOConfig(
+        output_dir=str(tmp_path / "run"), report_to=["none"], dtype="float32", total_updates=1, max_new_tokens=4
+    )
+    if prompt in ("Name a moon.", ASKED):
+        PPOTrainer(sharp_folders["tiny-llama"], [folder], [row], config)
+        return
+    with pytest.raises(UserError, match=r"classifier: reads texts, but a prompt of token ids contains '<eos>', as a chat"):
+        PPOTrainer(sharp_folders["tiny-llama"], [folder], [row], config)
+
+
+def test_special_tokens_around_a_prompt_of_token_ids_are_no_markup(classifier, sharp_folders, tmp_path):
+    folder, _, _ = classifier(CHATML, added=["moon"])
+    policy = load_tokenization(sharp_folders["tiny-llama"])
+    ids = [policy.end_id, *policy.chat.template_ids("Name a moon."), policy.end_id]
+    config = PPOConfig(
+        output_dir=str(tmp_path / "run"), report_to=["none"], dtype="float32", total_updates=1, max_new_tokens=4
+    )
+    trainer = PPOTrainer(sharp_folders["tiny-llama"], [folder], [ids], config)
+    assert trainer.setup.prompts[0].conversation == ASKED
 
 
 def test_a_model_in_memory_needs_its_tokenizer_unless_it_has_the_policys_vocabulary(classifier, sharp_folders, tmp_path):

@@ -4,8 +4,13 @@ import copy
 
 import pytest
 import torch
+from datasets import Dataset
 from peft import LoraConfig, get_peft_model
 from transformers import AutoTokenizer
+
+from align.core.errors import UserError
+from align.reward.checkpoint import reward_of_classifier
+from align.tokenization.encoded import SampledResponse
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -71,3 +76,50 @@ def test_a_frozen_body_of_the_value_model_stays_frozen(make_trainer, models):
     make_trainer({"learning_rate": 1e-3}).train()
     changed = [name for name, weight in value_model.state_dict().items() if not torch.equal(weight, before[name])]
     assert changed == ["score.weight"]
+
+
+TURNS = [{"role": "system", "content": "Be nice."}, {"role": "user", "content": "Hi"}]
+
+
+@pytest.fixture
+def chat_prompts(tokenizer):
+    """Prompts that the policy's chat template has rendered; `chat_prompts(prompt=...)` adds a column to the token ids."""
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>"]})
+    tokenizer.chat_template = CHATML
+    ids = tokenizer.apply_chat_template(TURNS, add_generation_prompt=True, return_dict=False)
+    return lambda **columns: Dataset.from_list([{"input_ids": ids, **columns}] * 4)
+
+
+@pytest.fixture
+def other_reward(models, folder):
+    """A reward model of another vocabulary and template."""
+    other = AutoTokenizer.from_pretrained(folder)
+    other.add_tokens(["moon"])
+    other.chat_template = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+    models["reward_model"].resize_token_embeddings(len(other), mean_resizing=False)
+    models["reward_model"] = reward_of_classifier(models["reward_model"], other)
+    return models["reward_model"]
+
+
+@pytest.mark.parametrize("column", ["prompt", "messages"])
+def test_a_reward_model_of_another_vocabulary_reads_the_turns_of_the_data(
+    column, make_trainer, models, chat_prompts, other_reward
+):
+    answer = [{"role": "assistant", "content": "Ho"}] if column == "messages" else []
+    for name in ("model", "ref_model", "value_model"):
+        models[name].resize_token_embeddings(267, mean_resizing=False)
+    trainer = make_trainer(train_dataset=chat_prompts(**{column: [*TURNS, *answer]}), eval_dataset=None)
+    (scorer,) = trainer.setup.rewards.models
+    prompt = trainer.setup.prompts[0]
+    response = SampledResponse(prompt.conversation, prompt.ids, [20, 21], "It", given_as_ids=True)
+    ids = scorer.encode(response)
+    text = other_reward.loaded.tokenization.tokenizer.decode([*ids.prompt, *ids.response])
+    assert text == "[system]Be nice.[user]Hi[assistant]It"
+    trainer.train()
+
+
+def test_markup_of_a_chat_template_is_no_text_of_a_prompt(make_trainer, models, chat_prompts, tokenizer, other_reward):
+    rendered = tokenizer.apply_chat_template(TURNS, add_generation_prompt=True, tokenize=False)
+    for columns in ({}, {"prompt": rendered}, {"prompt": 3}):
+        with pytest.raises(UserError, match=r"a prompt of token ids contains '<\|im_(start|end)\|>', as a chat template"):
+            make_trainer(train_dataset=chat_prompts(**columns))
