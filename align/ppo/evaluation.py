@@ -17,6 +17,7 @@ from align.ppo.config import EvaluationConfig
 from align.ppo.extensions import PolicyEvaluation
 from align.ppo.metrics import DriftWatch, mean_and_error, response_metrics
 from align.ppo.records import RoleOutputs
+from align.ppo.rewards import apply_missing_eos
 from align.ppo.rollout import forward_all_roles, sample_rollout
 from align.ppo.setup import PPOSetup, save_if_scoring_fails
 from align.runtime.distributed import run_on_main
@@ -191,7 +192,7 @@ class Evaluator:
             with save_if_scoring_fails(run, rollout, update):
                 evaluation = PolicyEvaluation(update, rollout, setup.rewards(rollout)[0])
                 setup.extensions.evaluate(evaluation)
-            scores = evaluation.final_scores(*self.missing_eos)
+            scores = apply_missing_eos(evaluation.scores, rollout.ended_mask, *self.missing_eos)
             how = (setup.policy.backbone, setup.sampling.temperature, run.optimization.micro_batch_tokens, run.accelerator)
             outputs = forward_all_roles(setup.roles, rollout, [list(range(len(rollout)))], *how)
             metrics = evaluation_metrics(evaluation, scores, outputs)

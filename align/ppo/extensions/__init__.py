@@ -1,7 +1,8 @@
 """Optional parts of PPO, one file each: `Extension` has the hooks, and `Extensions` calls them.
 
-The loop calls `Extensions` at its four lines marked `# extensions`. `prepare` calls it before the loop, and `Rewards` and
-`Evaluator` call it in evaluations. A setting switches an extension on; its module is imported only then.
+The loop calls `Extensions` at its four lines marked `# extensions`. `prepare` calls `load` and `start` before the loop,
+`Rewards` has `score` as a function, and `Evaluator` calls `evaluate` and `after_evaluation`. A setting switches an extension
+on; its module is imported only then.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -18,7 +19,6 @@ from align.core.plugins import import_function, import_object
 from align.models.loading import LoadedModel
 from align.models.roles import Roles
 from align.ppo.records import Experience, RoleOutputs, Rollout
-from align.ppo.rewards import apply_missing_eos
 from align.ppo.scoring_models import RewardAdapter
 from align.tokenization.encoded import EncodedPrompt
 from align.training.engine import TrainEngine
@@ -30,7 +30,7 @@ class TrainingContext:
     """The run that an extension belongs to, and values of PPO's settings."""
 
     run: Run
-    """Its `config` has the settings that all stages share."""
+    """Its `config`, `model_config` and `optimization` have the settings that all stages share."""
     policy: LoadedModel
     training_prompts: Sequence[EncodedPrompt]
     prompts: Sequence[EncodedPrompt]
@@ -59,10 +59,6 @@ class PolicyEvaluation:
     """[B] each: further columns of samples.jsonl."""
     metrics: dict[str, float] = field(default_factory=dict)
     """Further metrics, which are logged as `validation/<name>`."""
-
-    def final_scores(self, missing_eos_penalty: float | None, missing_eos_score: float | None) -> Tensor:
-        """Return scores [B] with the penalty for a missing EOS."""
-        return apply_missing_eos(self.scores, self.rollout.ended_mask, missing_eos_penalty, missing_eos_score)
 
 
 class Extension:
