@@ -1,5 +1,7 @@
 """TRL's `PPOTrainer` and `PPOConfig` on this library: change one import of a script that was written for TRL 1.12."""
 
+from typing import Any
+
 from align.trl.config import PPOConfig
 from align.trl.trainer import PPOTrainer
 from align.trl.value_head import (
@@ -15,3 +17,12 @@ __all__ = [
     "PPOTrainer",
     "PreTrainedModelWrapper",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Explain trainers and settings that are not here; `from align.trl import NAME` shows the message."""
+    if name.startswith("PPOv2"):
+        raise ImportError(f"align.trl has no {name}: it is {name.replace('PPOv2', 'PPO')} since TRL 0.12")
+    if name.endswith(("Trainer", "Config")):
+        raise ImportError(f"align.trl has no {name}: import it from trl, whose PPO alone is replaced here")
+    raise AttributeError(f"module 'align.trl' has no attribute {name!r}")

@@ -1,10 +1,10 @@
 """Checks of the trainer's arguments, and the prompts and the reference that they stand for."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
-from datasets import Dataset, IterableDataset
+from datasets import Dataset, DatasetDict, IterableDataset
 from peft import PeftConfig, PeftModel
 from torch import nn
 from transformers import DataCollatorWithPadding, PreTrainedModel
@@ -27,8 +27,18 @@ def check_models(args: PPOConfig, models: Mapping[str, Any], train_dataset: Any,
     Args:
         models: by the names of the trainer's arguments; `model` is the policy.
     """
+    if not isinstance(args, PPOConfig):
+        raise InvalidArgumentError(f"`args` must be an `align.trl.PPOConfig`, not {type(args).__name__}")
+    for name in ("model", "value_model"):
+        if not isinstance(models[name], nn.Module):
+            raise InvalidArgumentError(f"`{name}` must be a loaded model, not {models[name]!r}")
     if train_dataset is None:
         raise InvalidArgumentError("`train_dataset` is required")
+    if isinstance(train_dataset, DatasetDict):
+        raise InvalidArgumentError(
+            f"`train_dataset` is a `DatasetDict` of {', '.join(train_dataset)}: give one of them, such as "
+            f"train_dataset[{next(iter(train_dataset))!r}]"
+        )
     if isinstance(train_dataset, IterableDataset):
         raise InvalidArgumentError(
             "`train_dataset` is an `IterableDataset`, which has no length: give a `Dataset`, such as "
@@ -132,6 +142,41 @@ def eval_prompts(
     return encode_prompts(rows, policy, limits, skip_bad_rows=False)
 
 
+def token_list(name: str, value: Any) -> list[int]:
+    """Return a column's value of one row as a list of integers.
+
+    Raises:
+        InvalidArgumentError: for another kind of value.
+    """
+    if isinstance(value, Mapping):
+        raise InvalidArgumentError(
+            f"`{name}` of a row is a dict with {', '.join(value)}: call apply_chat_template with return_dict=False"
+        )
+    found = torch.as_tensor(value)
+    if found.dim() != 1:
+        raise InvalidArgumentError(f"`{name}` of a row is nested: tokenize each row without return_tensors")
+    return cast(list[int], found.tolist())
+
+
+def padding_hint(rows: Sequence[Mapping[str, Sequence[int]]], eos_token_id: int | None) -> list[str]:
+    """Return a line if rows without an attention mask seem to be padded with the EOS token, which is then read as text."""
+    padded = sum(
+        "attention_mask" not in row and eos_token_id in (*_run(row["input_ids"][:2]), *_run(row["input_ids"][-2:]))
+        for row in rows
+    )
+    if not padded:
+        return []
+    return [
+        f"{padded} of {len(rows)} prompts begin or end with several EOS tokens and have no attention mask, so that these "
+        "are read as text: keep the tokenizer's column attention_mask"
+    ]
+
+
+def _run(ids: Sequence[int]) -> Sequence[int]:
+    """The token that two ids have in common."""
+    return ids[:1] if len(ids) == 2 and ids[0] == ids[1] else []
+
+
 def prompt_rows(
     dataset: Dataset, collator: DataCollatorWithPadding | None, pad_id: int | None, with_turns: bool
 ) -> list[dict[str, Any]]:
@@ -152,7 +197,7 @@ def prompt_rows(
         if "input_ids" not in row:
             raise InvalidArgumentError("the data set has no column `input_ids`: map the tokenizer over its prompts first")
         names = [name for name in ("input_ids", "attention_mask") if row.get(name) is not None]
-        rows.append({name: torch.as_tensor(row[name]).tolist() for name in names})
+        rows.append({name: token_list(name, row[name]) for name in names})
         if "attention_mask" not in rows[-1]:
             rows[-1]["input_ids"] = [token for token in rows[-1]["input_ids"] if token != pad_id]
         if with_turns:

@@ -1,13 +1,14 @@
 """Settings of PPO by the names and with the defaults of TRL 1.12."""
 
 import math
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal, Self
 
 from transformers import TrainingArguments
 from transformers.utils import is_torch_bf16_gpu_available
 
 from align.core.errors import UserError
+from align.trl.old_names import unknown_settings
 
 
 class InvalidArgumentError(UserError, ValueError):
@@ -67,6 +68,12 @@ class PPOConfig(TrainingArguments):
     lam: float = setting(0.95, "Lambda of generalized advantage estimation.")
     ds3_gather_for_generation: bool = setting(True, "Under ZeRO-3, gather the policy's weights for generation.")
 
+    def __new__(cls, *values: Any, **given: Any) -> Self:
+        """Refuse settings of earlier releases by a line that names what takes their place."""
+        if message := unknown_settings(given, [item.name for item in fields(cls)]):
+            raise InvalidArgumentError(message)
+        return super().__new__(cls)
+
     def __post_init__(self) -> None:
         self.bf16_was_given = self.bf16 is not None
         if self.bf16 is None:
@@ -95,8 +102,10 @@ def stop_token_of(args: PPOConfig, eos_token_id: int | None) -> int | None:
     return eos_token_id
 
 
-def set_batch_sizes(args: PPOConfig, rows: int, processes: int) -> None:
+def set_batch_sizes(args: PPOConfig, rows: int, processes: int) -> list[str]:
     """Compute the sizes of updates, minibatches and the run, and store them in `args` as TRL does.
+
+    Return a line for each size that was given with another value.
 
     Args:
         rows: of the training data.
@@ -104,6 +113,7 @@ def set_batch_sizes(args: PPOConfig, rows: int, processes: int) -> None:
     Raises:
         InvalidArgumentError: if minibatches would differ in size.
     """
+    given = {name: getattr(args, name) for name in ("batch_size", "mini_batch_size", "local_batch_size")}
     if args.total_episodes is None:
         args.total_episodes = int(args.num_train_epochs * rows)
     args.world_size = processes
@@ -118,3 +128,9 @@ def set_batch_sizes(args: PPOConfig, rows: int, processes: int) -> None:
     args.mini_batch_size = args.batch_size // args.num_mini_batches
     args.local_mini_batch_size = args.local_batch_size // args.num_mini_batches
     args.num_total_batches = math.ceil(args.total_episodes / args.batch_size)
+    return [
+        f"{name} is {value} and has no effect: it is {getattr(args, name)}, which follows from per_device_train_batch_size, "
+        "gradient_accumulation_steps, num_mini_batches and the number of processes"
+        for name, value in given.items()
+        if value not in (None, getattr(args, name))
+    ]

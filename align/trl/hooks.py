@@ -167,6 +167,7 @@ class TRLCallbacks(TrainerCallbacks):
         args: the trainer's settings.
         hooks: has the metrics and the scheduler.
         rows: of the training data; makes epochs of episodes.
+        write_log: the trainer's `log`, which a subclass may override.
         save_checkpoint: writes `checkpoint-N` for an update.
         show_samples: prints a table of samples.
     """
@@ -180,11 +181,13 @@ class TRLCallbacks(TrainerCallbacks):
         args: PPOConfig,
         hooks: TrainerHooks,
         rows: int,
+        write_log: Callable[[dict[str, float]], None],
         save_checkpoint: Callable[[int], None],
         show_samples: Callable[[], None],
     ) -> None:
         super().__init__(callbacks, args, OnlineTrainerState())
-        self.hooks, self.rows, self.save_checkpoint, self.show_samples = hooks, rows, save_checkpoint, show_samples
+        self.hooks, self.rows, self.write_log = hooks, rows, write_log
+        self.save_checkpoint, self.show_samples = save_checkpoint, show_samples
 
     def begin(self, done: int) -> None:
         assert self.args.total_episodes is not None
@@ -203,6 +206,10 @@ class TRLCallbacks(TrainerCallbacks):
             "episode": self.state.episode,
             "epoch": self.state.epoch,
         }
+
+    def log(self, update: int, metrics: Mapping[str, float]) -> None:
+        self.state.global_step, self.state.epoch = update, update * self.epochs_per_update
+        self.write_log(self.logs(metrics))
 
     def step_end(self, update: int) -> Decisions:
         self.hooks.lr_scheduler.step()

@@ -1,23 +1,19 @@
 """TRL's `PPOTrainer` on this library's PPO."""
 
 import atexit
-import importlib.util
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from accelerate.state import AcceleratorState
 from datasets import Dataset
 from huggingface_hub import ModelCard
 from peft import PeftConfig, PeftModel
-from rich.table import Table
-from rich.text import Text
-from torch import nn
 from torch.utils.data import DataLoader
 from transformers import DataCollatorWithPadding, PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
 from transformers.integrations import get_reporting_integration_callbacks
@@ -26,52 +22,32 @@ from transformers.trainer_utils import rotate_checkpoints
 
 from align.batches.mixtures import data_name
 from align.core.launch import end_process_group
-from align.core.seeds import RngStream
 from align.models.checkpoint import model_card, save_model_into
 from align.models.hub import make_repo, push_model
 from align.ppo.evaluation import save_policy
 from align.ppo.extensions import Extensions
 from align.ppo.inputs import PPOInputs
 from align.ppo.reward_functions import RewardFunction
-from align.ppo.rollout import sample_rollout
-from align.ppo.setup import PPOSetup, prepare
+from align.ppo.setup import prepare
 from align.ppo.train import train
 from align.ppo.trainer import reward_settings, split_rewards
 from align.runtime.distributed import run_on_main
-from align.runtime.progress import console
-from align.tokenization.encoded import EncodedPrompt
 from align.training.model_source import ModelSource
-from align.trl.arguments import check_context, check_models, data_sets, eval_prompts, prompt_rows, reference_of
+from align.trl.arguments import check_context, check_models, data_sets, eval_prompts, padding_hint, prompt_rows, reference_of
+from align.trl.completions import complete_prompts, log_completions_to_wandb, print_completions
 from align.trl.config import InvalidArgumentError, PPOConfig, set_batch_sizes, stop_token_of
 from align.trl.hooks import OnlineTrainerState, TrainerHooks, TRLCallbacks
-from align.trl.translation import core_config, number_format_hint, unsupported_settings
-from align.trl.value_head import PreTrainedModelWrapper
+from align.trl.old_names import MEMBERS, renamed_arguments
+from align.trl.translation import core_config, number_format_hint, uncalled_methods, unsupported_settings
+from align.trl.value_head import PolicyAndValueModel, PreTrainedModelWrapper
 
 STATE_FILE = "trainer_state.json"
-COMPLETION_TEMPERATURE = 0.01
-COMPLETION_COLUMNS = ("query", "model response", "score")
-SHOWN_COMPLETIONS = 5
-"""Rows of a printed table."""
 
 
 def end_processes() -> None:
     """End the process group of a script that ends without an error; under ZeRO-3 the process would abort at exit."""
     if getattr(sys, "last_value", None) is None:
         end_process_group()
-
-
-class PolicyAndValueModel(nn.Module):
-    """The trained models, under the names that TRL gives them.
-
-    Args:
-        policy: the language model.
-        value_model: the model that predicts returns.
-    """
-
-    def __init__(self, policy: nn.Module, value_model: nn.Module) -> None:
-        super().__init__()
-        self.policy, self.value_model = policy, value_model
-        self.config: Any = policy.config
 
 
 class PPOTrainer:
@@ -100,6 +76,12 @@ class PPOTrainer:
         UserError: for models or data that cannot be used.
     """
 
+    def __new__(cls, *values: Any, **given: Any) -> Self:
+        """Refuse the argument names of earlier releases, unless a subclass has arguments of its own."""
+        if cls.__init__ is PPOTrainer.__init__ and (message := renamed_arguments(given)):
+            raise InvalidArgumentError(message)
+        return super().__new__(cls)
+
     def __init__(
         self,
         args: PPOConfig,
@@ -123,17 +105,19 @@ class PPOTrainer:
         self.train_dataset, self.eval_dataset, self.train_dataset_len = train_dataset, eval_dataset, len(train_dataset)
         self.data_collator = data_collator or DataCollatorWithPadding(processing_class)
         self.stop_token_id = stop_token_of(args, processing_class.eos_token_id)
-        set_batch_sizes(args, self.train_dataset_len, int(os.environ.get("WORLD_SIZE", "1")))
+        notes = set_batch_sizes(args, self.train_dataset_len, int(os.environ.get("WORLD_SIZE", "1")))
         pad_id = None if processing_class.pad_token_id == processing_class.eos_token_id else processing_class.pad_token_id
         reads_texts = not isinstance(reward_model, PreTrainedModel)
         prompts = prompt_rows(train_dataset, data_collator, pad_id, reads_texts)
+        if pad_id is None:
+            notes += padding_hint(prompts, processing_class.eos_token_id)
         check_context(prompts, models, args.response_length)
         longest = max(len(row["input_ids"]) for row in prompts)
         self.hooks = TrainerHooks(args, processing_class.eos_token_id, *optimizers)
         reporters = get_reporting_integration_callbacks(args.report_to)
         self.callbacks = TRLCallbacks(
             [*reporters, *(callbacks or []), PrinterCallback],
-            *(args, self.hooks, self.train_dataset_len, self._save_checkpoint, self._show_samples),
+            *(args, self.hooks, self.train_dataset_len, self.log, self._save_checkpoint, self._show_samples),
         )
         rewards = split_rewards([reward_model])
         config = core_config(args, longest, self.stop_token_id)
@@ -158,7 +142,8 @@ class PPOTrainer:
         self.callback_handler.processing_class = processing_class
         if ref_model is None and (copied := self.setup.roles.reference_model) is not None:
             self.ref_model = copied.backbone.model
-        for line in [*unsupported_settings(args), *number_format_hint(args, model.dtype, self.accelerator.device)]:
+        notes += [*unsupported_settings(args), *uncalled_methods(type(self))]
+        for line in [*notes, *number_format_hint(args, model.dtype, self.accelerator.device)]:
             self.setup.run.print(f"warning: {line}")
         of_eval = (eval_dataset, data_collator, pad_id)
         self.eval_prompts = eval_prompts(*of_eval, self.setup.policy, args.response_length, reads_texts)
@@ -202,7 +187,7 @@ class PPOTrainer:
 
     # --------------------------------------------------------------------------------------------------------- saving
 
-    def save_model(self, output_dir: str | None = None) -> None:
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Save the policy and its tokenizer, and upload them if `args.push_to_hub` is set.
 
         Args:
@@ -328,6 +313,31 @@ class PPOTrainer:
         """The scheduler of the learning rate, which advances once in each update."""
         return self.hooks.lr_scheduler
 
+    @property
+    def policy_model(self) -> Any:
+        """The trained policy."""
+        return self.model.policy
+
+    @property
+    def dataloader(self) -> DataLoader[Any]:
+        """A loader of the training prompts."""
+        return self.get_train_dataloader()
+
+    @property
+    def eval_dataloader(self) -> DataLoader[Any]:
+        """A loader of the evaluation prompts."""
+        return self.get_eval_dataloader()
+
+    @property
+    def is_peft_model(self) -> bool:
+        """Whether an adapter is trained."""
+        return isinstance(self.model.policy, PeftModel)
+
+    def __getattr__(self, name: str) -> Any:
+        """Explain members of earlier releases."""
+        instead = f": {MEMBERS[name]}" if name in MEMBERS else ""
+        raise AttributeError(f"{type(self).__name__!r} has no member {name!r}{instead}")
+
     def is_world_process_zero(self) -> bool:
         """Return whether this is the first process."""
         return bool(self.accelerator.is_main_process)
@@ -371,36 +381,3 @@ class PPOTrainer:
         backbone, loaded = self.setup.policy.backbone, self.setup.policy
         with backbone.adapter(loaded.initial_adapter) if loaded.adapter else nullcontext():
             yield
-
-
-# ------------------------------------------------------ tables of sample completions, nearly greedy, with their scores
-
-
-def complete_prompts(setup: PPOSetup, prompts: Sequence[EncodedPrompt], seed: int) -> list[tuple[str, str, float]]:
-    """Return prompt, response and score of the current policy's completions; equal on all processes."""
-    tokenizer = setup.policy.tokenization.tokenizer
-    sampling = replace(setup.sampling, temperature=COMPLETION_TEMPERATURE)
-    key = (seed, RngStream.VALIDATION_SAMPLES)
-    rollout = sample_rollout(setup.sampler, setup.policy.tokenization, list(prompts), sampling, key)
-    scores, _ = setup.rewards(rollout)
-    queries = tokenizer.batch_decode([prompt.ids for prompt in prompts], skip_special_tokens=True)
-    responses = tokenizer.batch_decode(rollout.responses)
-    return list(zip(queries, responses, scores.tolist(), strict=True))
-
-
-def print_completions(rows: Sequence[tuple[str, str, float]]) -> None:
-    """Print the first rows."""
-    table = Table(*COMPLETION_COLUMNS, show_lines=True)
-    for query, response, score in rows[:SHOWN_COMPLETIONS]:
-        table.add_row(Text(query), Text(response), f"{score:.4g}")  # text may look like markup
-    console.print(table)
-
-
-def log_completions_to_wandb(rows: Sequence[tuple[str, str, float]]) -> None:
-    """Log a table to the active run of Weights & Biases; do nothing without one."""
-    if importlib.util.find_spec("wandb") is None:
-        return
-    import wandb
-
-    if wandb.run is not None:
-        wandb.log({"completions": wandb.Table(columns=list(COMPLETION_COLUMNS), data=[list(row) for row in rows])})

@@ -169,6 +169,20 @@ def unsupported_settings(args: PPOConfig) -> list[str]:
     return lines
 
 
+NEVER_CALLED = (
+    *("create_optimizer", "create_scheduler", "create_optimizer_and_scheduler"),
+    *("get_train_dataloader", "compute_loss", "training_step"),
+)
+"""Methods of transformers' `Trainer` that the training of `PPOTrainer` does not call."""
+
+
+def uncalled_methods(trainer: type[Any]) -> list[str]:
+    """Return a line for each method of a trainer's subclass that would be called in TRL and is not here."""
+    bases = [base for base in trainer.__mro__ if not base.__module__.startswith("align.") and base is not object]
+    names = [name for name in NEVER_CALLED if any(name in vars(base) for base in bases)]
+    return [f"{trainer.__name__}.{name} is never called; give the trainer `optimizers` or `callbacks`" for name in names]
+
+
 def number_format_hint(args: PPOConfig, dtype: torch.dtype, device: torch.device) -> list[str]:
     """Return a line if `bf16` is on and the policy is in float32, which decides; on a CPU only if `bf16` was given."""
     if not args.bf16 or dtype != torch.float32 or (device.type == "cpu" and not args.bf16_was_given):

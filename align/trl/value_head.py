@@ -181,3 +181,30 @@ class AutoModelForSeq2SeqLMWithValueHead(PreTrainedModelWrapper):
     """An encoder-decoder with a value head on its decoder."""
 
     transformers_parent_class = AutoModelForSeq2SeqLM
+
+
+class PolicyAndValueModel(nn.Module):
+    """The trained models, under the names that TRL gives them.
+
+    Args:
+        policy: the language model.
+        value_model: the model that predicts returns.
+    """
+
+    def __init__(self, policy: nn.Module, value_model: nn.Module) -> None:
+        super().__init__()
+        self.policy, self.value_model = policy, value_model
+        self.config: Any = policy.config
+
+    @property
+    def is_gradient_checkpointing(self) -> bool:
+        """Whether the policy recomputes activations; TRL's `unwrap_model_for_generation` reads it."""
+        return bool(getattr(self.policy, "is_gradient_checkpointing", False))
+
+    def gradient_checkpointing_enable(self, *values: Any, **given: Any) -> None:
+        """Let the policy recompute activations."""
+        self.policy.gradient_checkpointing_enable(*values, **given)  # type: ignore[operator]
+
+    def gradient_checkpointing_disable(self) -> None:
+        """Let the policy keep activations."""
+        self.policy.gradient_checkpointing_disable()  # type: ignore[operator]

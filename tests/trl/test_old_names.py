@@ -1,0 +1,132 @@
+"""What a script for an earlier TRL is told, and what its subclasses and data are told."""
+
+import pytest
+from datasets import Dataset, DatasetDict
+
+from align.trl import PPOConfig, PPOTrainer
+from align.trl.config import InvalidArgumentError, set_batch_sizes
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "instead"),
+    [
+        ("init_kl_coef", 0.2, "use `kl_coef`"),
+        ("log_with", "wandb", "use `report_to`"),
+        ("warmup_ratio", 0.0, "warmup_steps; a value below 1 is a share"),
+        ("model_name", "gpt2", "give the model to PPOTrainer"),
+        ("no_such", 1, "`no_such` is no setting"),
+    ],
+)
+def test_a_setting_of_an_earlier_release_names_what_takes_its_place(name, value, instead):
+    with pytest.raises(InvalidArgumentError) as caught:
+        PPOConfig(output_dir="o", **{name: value})
+    assert instead in str(caught.value)
+    assert f"`{name}`" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_arguments_of_an_earlier_release_name_those_of_today():
+    with pytest.raises(InvalidArgumentError, match="`config`: use `args`; `tokenizer`: use `processing_class`"):
+        PPOTrainer(config=None, tokenizer=None)
+
+
+def test_a_subclass_may_have_arguments_of_its_own():
+    class Own(PPOTrainer):
+        def __init__(self, config, **given):
+            self.own = config
+            super().__init__(**given)
+
+    with pytest.raises(TypeError, match="missing"):  # Python's own check: `config` is not taken for an earlier name
+        Own(config=3)
+
+
+def test_the_loop_of_an_earlier_release_is_explained(make_trainer):
+    with pytest.raises(AttributeError, match=r"'step': call train\(\)"):
+        make_trainer().step([], [], [])
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("SFTTrainer", "import it from trl"), ("PPOv2Trainer", "it is PPOTrainer since TRL 0.12"), ("nothing", "cannot import")],
+)
+def test_an_import_that_is_not_here_says_where_it_is(name, message):
+    with pytest.raises(ImportError, match=message):
+        exec(f"from align.trl import {name}")
+
+
+def test_given_sizes_that_do_not_count_are_one_line_each():
+    args = PPOConfig(output_dir="o", per_device_train_batch_size=4, batch_size=16, mini_batch_size=4)
+    (line,) = set_batch_sizes(args, rows=8, processes=1)
+    assert line.startswith("batch_size is 16 and has no effect: it is 4")
+    assert set_batch_sizes(args, rows=8, processes=1) == []
+
+
+def test_overridden_methods_are_called_or_named(make_trainer, capsys, monkeypatch):
+    seen = []
+
+    class Own(PPOTrainer):
+        def log(self, logs):
+            seen.append(dict(logs))
+            super().log(logs | {"mine": 1.0})
+
+        def create_optimizer(self):
+            raise NotImplementedError
+
+    import align.trl
+
+    monkeypatch.setattr(align.trl, "PPOTrainer", Own)
+    trainer = make_trainer()
+    assert "Own.create_optimizer is never called" in capsys.readouterr().err
+    trainer.train()
+    assert len(seen) == 2
+    history = [row for row in trainer.state.log_history if "mine" in row]
+    assert [row["step"] for row in history] == [1, 2]
+    assert all(row["epoch"] > 0 for row in history)
+
+
+def test_rows_that_are_padded_with_eos_are_named(make_trainer, tokenizer, capsys):
+    tokenizer.pad_token = tokenizer.eos_token
+    eos = tokenizer.eos_token_id
+    padded = Dataset.from_list([{"input_ids": [eos, eos, 65, 66]}, {"input_ids": [65, 66, 67, eos]}] * 4)
+    make_trainer(train_dataset=padded, eval_dataset=None)
+    assert "4 of 8 prompts begin or end with several EOS tokens" in capsys.readouterr().err
+
+
+def test_ends_of_one_eos_are_text(make_trainer, tokenizer, prompts, capsys):
+    tokenizer.pad_token = tokenizer.eos_token
+    make_trainer(train_dataset=prompts.remove_columns("attention_mask"), eval_dataset=None)
+    assert "EOS tokens" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"train_dataset": Dataset.from_list([{"input_ids": {"input_ids": [1], "attention_mask": [1]}}])}, "return_dict=False"),
+        ({"train_dataset": Dataset.from_list([{"input_ids": [[5, 6]]}])}, "nested: tokenize each row without return_tensors"),
+        ({"train_dataset": DatasetDict(test=Dataset.from_list([{"input_ids": [5]}]))}, r"such as train_dataset\['test'\]"),
+        ({"model": "gpt2"}, "`model` must be a loaded model, not 'gpt2'"),
+        ({"value_model": None}, "`value_model` must be a loaded model, not None"),
+        ({"args": None}, "`args` must be an `align.trl.PPOConfig`, not NoneType"),
+    ],
+)
+def test_a_wrong_argument_is_one_line(make_trainer, changes, message):
+    with pytest.raises(InvalidArgumentError, match=message):
+        make_trainer(**changes)
+
+
+def test_trl_generates_with_the_models_of_the_trainer(make_trainer, tokenizer):
+    from trl.models.utils import unwrap_model_for_generation
+
+    trainer = make_trainer()
+    with unwrap_model_for_generation(trainer.model, trainer.accelerator) as unwrapped:
+        assert unwrapped.policy is trainer.policy_model
+        ids = unwrapped.policy.generate(**tokenizer(["a"], return_tensors="pt"), max_new_tokens=2, do_sample=False)
+    assert ids.shape[0] == 1
+
+
+def test_attributes_of_trl(make_trainer, models, prompts):
+    trainer = make_trainer()
+    assert trainer.policy_model is models["model"]
+    assert not trainer.is_peft_model
+    assert trainer.args.local_batch_size == len(next(iter(trainer.dataloader))["input_ids"])
+    assert sum(len(batch["input_ids"]) for batch in trainer.eval_dataloader) == len(prompts)
