@@ -7,7 +7,7 @@ import torch
 from datasets import Dataset, DatasetDict, IterableDataset
 from peft import PeftConfig, PeftModel
 from torch import nn
-from transformers import DataCollatorWithPadding, PreTrainedModel
+from transformers import DataCollatorWithPadding, EarlyStoppingCallback, PreTrainedModel
 
 from align.batches.encoding import Limits, encode_prompts
 from align.models.backbone.kinds import has_separate_encoder
@@ -70,6 +70,15 @@ def check_models(args: PPOConfig, models: Mapping[str, Any], train_dataset: Any,
             "there, or merge it first by merge_and_unload()"
         )
     check_adapter_names(args, model, ref_model)
+
+
+def check_callbacks(callbacks: Sequence[Any]) -> None:
+    """Raise an `InvalidArgumentError` for a callback that reads evaluations, which this trainer does not make."""
+    if any(isinstance(each, EarlyStoppingCallback) or each is EarlyStoppingCallback for each in callbacks):
+        raise InvalidArgumentError(
+            "`callbacks`: EarlyStoppingCallback reads evaluations, which TRL's trainer does not make; set "
+            "`control.should_training_stop` in a callback of your own, or use selection.early_stopping_patience of `align ppo`"
+        )
 
 
 def check_adapter_names(args: PPOConfig, model: nn.Module, ref_model: nn.Module | None) -> None:

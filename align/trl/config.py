@@ -20,8 +20,20 @@ def setting(default: Any, help: str) -> Any:
     return field(default=default, metadata={"help": help})
 
 
+class KnownSettings:
+    """Refuses keyword arguments that are no settings, by a line that names what takes their place.
+
+    This is a class of its own because `inspect.signature` of a class with `__new__` would not show its `__init__`.
+    """
+
+    def __new__(cls, *values: Any, **given: Any) -> Self:
+        if message := unknown_settings(given, [item.name for item in fields(cls)]):  # type: ignore[arg-type]
+            raise InvalidArgumentError(message)
+        return super().__new__(cls)
+
+
 @dataclass
-class PPOConfig(TrainingArguments):
+class PPOConfig(KnownSettings, TrainingArguments):
     """Settings of `align.trl.PPOTrainer`: those of `transformers.TrainingArguments`, and those of TRL's `PPOConfig`.
 
     `learning_rate`, `logging_steps` and `gradient_checkpointing` have TRL's defaults. `bf16` is on unless `fp16` is set or
@@ -67,12 +79,6 @@ class PPOConfig(TrainingArguments):
     gamma: float = setting(1.0, "Discount factor.")
     lam: float = setting(0.95, "Lambda of generalized advantage estimation.")
     ds3_gather_for_generation: bool = setting(True, "Under ZeRO-3, gather the policy's weights for generation.")
-
-    def __new__(cls, *values: Any, **given: Any) -> Self:
-        """Refuse settings of earlier releases by a line that names what takes their place."""
-        if message := unknown_settings(given, [item.name for item in fields(cls)]):
-            raise InvalidArgumentError(message)
-        return super().__new__(cls)
 
     def __post_init__(self) -> None:
         self.bf16_was_given = self.bf16 is not None

@@ -4,11 +4,59 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from transformers import GenerationConfig
+from transformers.utils import ModelOutput
 
 from align.trl.config import PPOConfig
+from align.trl.hooks import OnlineTrainerState
 from align.trl.trainer import PPOTrainer
+from align.trl.value_head import PolicyAndValueModel
 
-__all__ = ["PPOConfig", "PPOTrainer", "batch_generation", "masked_mean", "masked_var", "masked_whiten"]
+PolicyAndValueWrapper = PolicyAndValueModel
+
+__all__ = [
+    "OnlineTrainerState",
+    "PPOConfig",
+    "PPOTrainer",
+    "PolicyAndValueWrapper",
+    "batch_generation",
+    "exact_div",
+    "forward",
+    "masked_mean",
+    "masked_var",
+    "masked_whiten",
+    "truncate_response",
+]
+
+
+def exact_div(dividend: int, divisor: int, message: str = "") -> int:
+    """Return a quotient without remainder.
+
+    Raises:
+        ValueError: if there is a remainder.
+    """
+    quotient, remainder = divmod(dividend, divisor)
+    if remainder:
+        raise ValueError(f"{message}, inexact division: {dividend} / {divisor}")
+    return quotient
+
+
+def truncate_response(stop_token_id: int, pad_token_id: int, responses: Tensor) -> Tensor:
+    """Replace the tokens after the first stop token of each response, [B, T] ids, by padding."""
+    stops = responses == stop_token_id
+    return responses.masked_fill(stops.cumsum(1) - stops.long() > 0, pad_token_id)
+
+
+def forward(model: nn.Module, query_responses: Tensor, pad_token_id: int) -> ModelOutput:
+    """Call a model on [B, L] ids with padding on either side; the output has the states of all layers."""
+    mask = query_responses != pad_token_id
+    output: ModelOutput = model(
+        input_ids=query_responses.masked_fill(~mask, 0),  # a padding token may be outside of the embeddings
+        attention_mask=mask,
+        position_ids=mask.cumsum(1) - mask.long(),
+        return_dict=True,
+        output_hidden_states=True,
+    )
+    return output
 
 
 def masked_mean(values: Tensor, mask: Tensor, axis: int | None = None) -> Tensor:

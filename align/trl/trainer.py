@@ -33,7 +33,16 @@ from align.ppo.train import train
 from align.ppo.trainer import reward_settings, split_rewards
 from align.runtime.distributed import run_on_main
 from align.training.model_source import ModelSource
-from align.trl.arguments import check_context, check_models, data_sets, eval_prompts, padding_hint, prompt_rows, reference_of
+from align.trl.arguments import (
+    check_callbacks,
+    check_context,
+    check_models,
+    data_sets,
+    eval_prompts,
+    padding_hint,
+    prompt_rows,
+    reference_of,
+)
 from align.trl.completions import complete_prompts, log_completions_to_wandb, print_completions
 from align.trl.config import InvalidArgumentError, PPOConfig, set_batch_sizes, stop_token_of
 from align.trl.hooks import OnlineTrainerState, TrainerHooks, TRLCallbacks
@@ -50,7 +59,16 @@ def end_processes() -> None:
         end_process_group()
 
 
-class PPOTrainer:
+class KnownArguments:
+    """Refuses the argument names of earlier releases, unless a subclass has arguments of its own."""
+
+    def __new__(cls, *values: Any, **given: Any) -> Self:
+        if cls.__init__ is PPOTrainer.__init__ and (message := renamed_arguments(given)):
+            raise InvalidArgumentError(message)
+        return super().__new__(cls)
+
+
+class PPOTrainer(KnownArguments):
     """PPO with the arguments, attributes and files of TRL 1.12's `PPOTrainer`; docs/migrate-from-trl.md lists differences.
 
     The given models are trained in place.
@@ -76,12 +94,6 @@ class PPOTrainer:
         UserError: for models or data that cannot be used.
     """
 
-    def __new__(cls, *values: Any, **given: Any) -> Self:
-        """Refuse the argument names of earlier releases, unless a subclass has arguments of its own."""
-        if cls.__init__ is PPOTrainer.__init__ and (message := renamed_arguments(given)):
-            raise InvalidArgumentError(message)
-        return super().__new__(cls)
-
     def __init__(
         self,
         args: PPOConfig,
@@ -99,6 +111,7 @@ class PPOTrainer:
     ) -> None:
         models = {"model": model, "ref_model": ref_model, "value_model": value_model}
         check_models(args, {**models, "reward_model": reward_model}, train_dataset, peft_config)
+        check_callbacks(callbacks or [])
         self.has_trained = False
         self.args, self.processing_class = args, processing_class
         self.ref_model, self.reward_model = ref_model, reward_model

@@ -45,14 +45,17 @@ def prompts(tokenizer):
 
 @pytest.fixture
 def make_trainer(tokenizer, models, prompts, tmp_path):
-    """`make_trainer({"stop_token": "eos"}, callbacks=[...])`: a trainer with these settings and arguments."""
+    """`make_trainer({"stop_token": "eos"}, callbacks=[...])`: a trainer with these settings and arguments.
+
+    `trainer`: a subclass.
+    """
     from align.trl import PPOConfig, PPOTrainer
 
-    def make(settings=None, **arguments):
+    def make(settings=None, trainer=PPOTrainer, **arguments):
         few = {"per_device_train_batch_size": 4, "per_device_eval_batch_size": 2, "num_ppo_epochs": 2}
         few |= {"response_length": 6, "total_episodes": 8, "report_to": "none", "num_sample_generations": 0}
         args = PPOConfig(**{"output_dir": str(tmp_path / "out")} | few | (settings or {}))
         given = {"args": args, "processing_class": tokenizer, "train_dataset": prompts, "eval_dataset": prompts}
-        return PPOTrainer(**given | models | arguments)
+        return trainer(**given | models | arguments)
 
     return make

@@ -2,7 +2,10 @@
 
 import pytest
 from datasets import Dataset, DatasetDict
+from torch import nn
+from transformers import EarlyStoppingCallback
 
+from align.core.errors import UserError
 from align.trl import PPOConfig, PPOTrainer
 from align.trl.config import InvalidArgumentError, set_batch_sizes
 
@@ -47,7 +50,11 @@ def test_the_loop_of_an_earlier_release_is_explained(make_trainer):
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    [("SFTTrainer", "import it from trl"), ("PPOv2Trainer", "it is PPOTrainer since TRL 0.12"), ("nothing", "cannot import")],
+    [
+        ("SFTTrainer", "import it from trl"),
+        ("PPOv2Trainer", "it is PPOTrainer since TRL 0.12"),
+        ("nothing", "cannot import"),
+    ],
 )
 def test_an_import_that_is_not_here_says_where_it_is(name, message):
     with pytest.raises(ImportError, match=message):
@@ -61,7 +68,7 @@ def test_given_sizes_that_do_not_count_are_one_line_each():
     assert set_batch_sizes(args, rows=8, processes=1) == []
 
 
-def test_overridden_methods_are_called_or_named(make_trainer, capsys, monkeypatch):
+def test_overridden_methods_are_called_or_named(make_trainer, capsys):
     seen = []
 
     class Own(PPOTrainer):
@@ -72,10 +79,7 @@ def test_overridden_methods_are_called_or_named(make_trainer, capsys, monkeypatc
         def create_optimizer(self):
             raise NotImplementedError
 
-    import align.trl
-
-    monkeypatch.setattr(align.trl, "PPOTrainer", Own)
-    trainer = make_trainer()
+    trainer = make_trainer(trainer=Own)
     assert "Own.create_optimizer is never called" in capsys.readouterr().err
     trainer.train()
     assert len(seen) == 2
@@ -101,11 +105,18 @@ def test_ends_of_one_eos_are_text(make_trainer, tokenizer, prompts, capsys):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"train_dataset": Dataset.from_list([{"input_ids": {"input_ids": [1], "attention_mask": [1]}}])}, "return_dict=False"),
-        ({"train_dataset": Dataset.from_list([{"input_ids": [[5, 6]]}])}, "nested: tokenize each row without return_tensors"),
+        (
+            {"train_dataset": Dataset.from_list([{"input_ids": {"input_ids": [1], "attention_mask": [1]}}])},
+            "return_dict=False",
+        ),
+        (
+            {"train_dataset": Dataset.from_list([{"input_ids": [[5, 6]]}])},
+            "nested: tokenize each row without return_tensors",
+        ),
         ({"train_dataset": DatasetDict(test=Dataset.from_list([{"input_ids": [5]}]))}, r"such as train_dataset\['test'\]"),
         ({"model": "gpt2"}, "`model` must be a loaded model, not 'gpt2'"),
         ({"value_model": None}, "`value_model` must be a loaded model, not None"),
+        ({"callbacks": [EarlyStoppingCallback()]}, "EarlyStoppingCallback reads evaluations"),
         ({"args": None}, "`args` must be an `align.trl.PPOConfig`, not NoneType"),
     ],
 )
@@ -130,3 +141,15 @@ def test_attributes_of_trl(make_trainer, models, prompts):
     assert not trainer.is_peft_model
     assert trainer.args.local_batch_size == len(next(iter(trainer.dataloader))["input_ids"])
     assert sum(len(batch["input_ids"]) for batch in trainer.eval_dataloader) == len(prompts)
+
+
+def test_a_value_model_of_ones_own_is_refused(make_trainer, models):
+    class Own(nn.Module):
+        base_model_prefix = "backbone"
+
+        def __init__(self, backbone):
+            super().__init__()
+            self.backbone, self.score = backbone, nn.Linear(4, 1)
+
+    with pytest.raises(UserError, match="value_model: Own is no model of transformers"):
+        make_trainer(value_model=Own(models["value_model"].model))

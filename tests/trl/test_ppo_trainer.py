@@ -4,7 +4,15 @@ import pytest
 import torch
 from transformers import GenerationConfig
 
-from align.trl.ppo_trainer import batch_generation, masked_mean, masked_var, masked_whiten
+from align.trl.ppo_trainer import (
+    batch_generation,
+    exact_div,
+    forward,
+    masked_mean,
+    masked_var,
+    masked_whiten,
+    truncate_response,
+)
 
 VALUES, MASK = torch.tensor([1.0, 2.0, 4.0, 9.0]), torch.tensor([0.0, 1.0, 1.0, 0.0])
 
@@ -35,3 +43,23 @@ def test_batches_are_generated_as_each_row_alone(models, tokenizer, size):
         expected = policy.generate(alone, generation_config=config)[0, alone.shape[1] :]
         assert torch.equal(ids[row, queries.shape[1] :], expected)
         assert torch.equal(logits[row].argmax(-1), expected)
+
+
+def test_a_response_ends_at_its_first_stop_token():
+    responses = torch.tensor([[5, 1, 6, 1], [5, 6, 7, 8], [1, 5, 5, 5]])
+    assert truncate_response(1, 0, responses).tolist() == [[5, 1, 0, 0], [5, 6, 7, 8], [1, 0, 0, 0]]
+
+
+def test_padding_on_the_left_does_not_change_logits(models):
+    model = models["model"].eval()
+    ids = torch.tensor([[0, 0, 7, 8, 9]])
+    padded = forward(model, ids, 0)
+    alone = model(input_ids=ids[:, 2:])
+    torch.testing.assert_close(padded.logits[:, 2:], alone.logits)
+    assert len(padded.hidden_states) == model.config.num_hidden_layers + 1
+
+
+def test_a_remainder_is_refused():
+    assert exact_div(8, 4) == 2
+    with pytest.raises(ValueError, match="size, inexact division: 8 / 3"):
+        exact_div(8, 3, "size")
