@@ -227,9 +227,7 @@ def read_by_ids_of(policy: LoadedModel, model: PreTrainedModel, role: str, gradi
     if isinstance(model, PeftModel) or getattr(model, "peft_config", None):
         raise UserError(f"{role}: the model carries PEFT adapters; merge them first, by merge_and_unload()")
     if not isinstance(model, PreTrainedModel):
-        raise UserError(
-            f"{role}: {type(model).__name__} is no model of transformers; a module of one's own is not supported"
-        )
+        raise UserError(f"{role}: {type(model).__name__} is no model of transformers, and other modules are not supported")
     if model.dtype not in (torch.float32, torch.bfloat16):
         raise UserError(f"{role}: the model is in {model.dtype}; convert it to float32 or bfloat16")
     if is_encoder(model.config):

@@ -76,8 +76,8 @@ def check_callbacks(callbacks: Sequence[Any]) -> None:
     """Raise an `InvalidArgumentError` for a callback that reads evaluations, which this trainer does not make."""
     if any(isinstance(each, EarlyStoppingCallback) or each is EarlyStoppingCallback for each in callbacks):
         raise InvalidArgumentError(
-            "`callbacks`: EarlyStoppingCallback reads evaluations, which TRL's trainer does not make; set "
-            "`control.should_training_stop` in a callback of your own, or use selection.early_stopping_patience of `align ppo`"
+            "`callbacks`: EarlyStoppingCallback reads evaluations, which this trainer does not make; write one that sets "
+            "`control.should_training_stop`, or use selection.early_stopping_patience of `align ppo`"
         )
 
 

@@ -23,7 +23,7 @@ def setting(default: Any, help: str) -> Any:
 class KnownSettings:
     """Refuses keyword arguments that are no settings, by a line that names what takes their place.
 
-    This is a class of its own because `inspect.signature` of a class with `__new__` would not show its `__init__`.
+    It is a separate class because `inspect.signature` of a class with `__new__` would not show its `__init__`.
     """
 
     def __new__(cls, *values: Any, **given: Any) -> Self:

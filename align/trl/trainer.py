@@ -60,7 +60,7 @@ def end_processes() -> None:
 
 
 class KnownArguments:
-    """Refuses the argument names of earlier releases, unless a subclass has arguments of its own."""
+    """Refuses the argument names of earlier releases, unless a subclass defines the arguments."""
 
     def __new__(cls, *values: Any, **given: Any) -> Self:
         if cls.__init__ is PPOTrainer.__init__ and (message := renamed_arguments(given)):

@@ -52,7 +52,7 @@ def test_defaults_in_the_table_are_those_of_the_code():
 @pytest.mark.parametrize("title", ["From LLaMA-Factory's PPO", "From the loop `step(queries, responses, rewards)`"])
 def test_settings_in_the_other_tables_exist(title):
     known = defaults(align.ppo.config.PPOConfig)
-    theirs = {"batch_size", "mini_batch_size"}
+    theirs = {"batch_size", "mini_batch_size", "steps"}
     named = {name for row in rows(title) for name in re.findall(r"`(\w+)`", row[1])}
     assert len(named) > 5
     assert named - theirs - known.keys() == set()
