@@ -19,8 +19,7 @@ from transformers import PreTrainedModel
 from align.core.errors import UserError, first_line, reason
 from align.models.backbone import Backbone
 from align.models.backbone.determinism import disable_dropout
-from align.models.backbone.verification import require_deterministic
-from align.runtime.sharding import gathered_parameters, is_sharded, readable
+from align.runtime.sharding import gathered_parameters, is_sharded
 
 ADDED = "adapters_of_align"
 """The attribute of a PEFT model with the names of the adapters that this package has added."""
@@ -53,9 +52,6 @@ def add_adapter(backbone: Backbone, folder: str, name: str) -> None:
     _finish_loading(backbone.peft, folder, name, stored)
     disable_dropout(backbone.model)
     backbone.peft.train(was_training)  # `load_adapter` leaves all of it in evaluation mode, without gradient checkpointing
-    if was_training:
-        with readable(backbone.model):
-            require_deterministic(backbone, name)
 
 
 def adapter_parameters(model: torch.nn.Module, adapter: str) -> dict[str, torch.nn.Parameter]:

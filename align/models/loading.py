@@ -29,7 +29,6 @@ from align.models.backbone.kinds import (
     require_language_model,
     use_block_attention,
 )
-from align.models.backbone.verification import require_deterministic
 from align.models.configs import (
     base_of,
     end_ids,
@@ -41,7 +40,7 @@ from align.models.configs import (
 from align.models.lora import START_ADAPTER, new_lora_config, prepared_lora_config, require_same_lora, train_active_adapter
 from align.runtime.distributed import compute_dtype, computes_on_cpu
 from align.runtime.progress import console
-from align.runtime.sharding import Sharder, loading_accelerator, local_shard, min_while_loading, readable
+from align.runtime.sharding import Sharder, loading_accelerator, local_shard, min_while_loading
 from align.tokenization import Tokenization, load_tokenization, make_tokenization
 
 
@@ -335,14 +334,11 @@ def _finish(config: ModelConfig, loaded: LoadedModel, check: bool = True) -> Loa
             raise UserError("block_attention: FlexAttention has no gradient on a processor; set block_attention to false")
         use_block_attention(loaded.backbone)
     if config.gradient_checkpointing:
-        _recompute_activations(loaded.backbone, loaded.adapter, check)
+        _recompute_activations(loaded.backbone, loaded.adapter)
     return loaded
 
 
-def _recompute_activations(backbone: Backbone, adapter: str | None = None, check: bool = True) -> None:
-    if check:
-        with readable(backbone.model):
-            require_deterministic(backbone, adapter)
+def _recompute_activations(backbone: Backbone, adapter: str | None = None) -> None:
     backbone.model.train()  # transformers recomputes only in training mode
     settings: dict[str, Any] = {"use_reentrant": False}
     if adapter:

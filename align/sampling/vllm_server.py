@@ -22,7 +22,7 @@ from trl.generation.vllm_client import VLLMClient
 from urllib3.util.retry import Retry
 
 from align.core.errors import UserError, first_line
-from align.core.seeds import RngStream, SeedKey, row_seeds
+from align.core.seeds import SeedKey, row_seeds
 from align.models.loading import LoadedModel
 from align.runtime.distributed import run_on_main
 from align.runtime.sharding import gathered_weights
@@ -85,10 +85,7 @@ class VLLMServer:
             if run_on_main(lambda: _connection_loss(self._connect_again), self.accelerator):
                 break
             self.stale = True
-        self.train_engine.run.open()  # on all processes, before the first one writes
-        update = 0 if isinstance(seed[-1], RngStream) else seed[-1]
-        saved = run_on_main(lambda: self._save(prompts, answered, update), self.accelerator)
-        raise UserError(f"{gone}{saved}")
+        raise UserError(gone)
 
     def _send_weights_if_stale(self) -> str:
         """Call on all processes; returns why the connection was lost, or ""."""
@@ -125,15 +122,6 @@ class VLLMServer:
         except UserError as error:
             raise ServerGoneError(str(error)) from error
         self.train_engine.run.print(f"the vLLM server at {self.url} is back")
-
-    def _save(self, prompts: Sequence[list[int]], answered: dict[int, Row], update: int) -> str:
-        """Save the sampled responses to the run's folder, and return the end of the error message."""
-        if not answered:
-            return ""
-        text, run = self.loaded.tokenization.text, self.train_engine.run
-        rows = [{"prompt": text(prompts[row]), "response": text(ids)} for row, (ids, _) in sorted(answered.items())]
-        run.record("unfinished", rows, update)
-        return f"; the {len(rows)} of {len(prompts)} responses that it gave are in {run.folder / 'unfinished.jsonl'}"
 
     def _require_same_model(self, longest: int) -> None:
         """Refuse a server with another vocabulary or too short a context."""

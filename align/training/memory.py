@@ -252,19 +252,6 @@ class Memory:
         if estimate.total > free:
             raise UserError(
                 f"model '{self.model}': training needs about {estimate.total / GIB:.1f} GiB per process before "
-                f"activations, but {free / GIB:.1f} GiB are free on {self.device}; to reduce it, the largest saving first: "
-                f"{'; '.join(suggestions(estimate, self.lora_r, self.sharding))}"
+                f"activations, but {free / GIB:.1f} GiB are free on {self.device}; "
+                f"{'' if self.lora_r else 'set lora_r 16 or optimizer adafactor, or '}shard it by ZeRO-3 (docs/clusters.md)"
             )
-
-
-def suggestions(estimate: MemoryEstimate, lora_r: int, sharding: Sharding) -> list[str]:
-    """Settings that save memory, each with the GiB that it saves about, the largest saving first."""
-    resident = estimate.resident
-    state = resident["masters"] + resident["optimizer"] + estimate.gradients
-    savings = []
-    if not lora_r:
-        savings += [(state, "lora_r 16"), (resident["optimizer"], "optimizer adafactor")]
-    zero = "ZeRO-3 on two processes (docs/clusters.md)" if sharding.stage < 3 else "twice the processes"
-    savings.append(((state + resident["weights"]) // 2, zero))
-    largest = sorted(((size, text) for size, text in savings if size > 0.01 * estimate.total), reverse=True)
-    return [f"{text} (about {size / GIB:.1f} GiB)" for size, text in largest] or ["a smaller model"]

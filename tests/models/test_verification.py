@@ -156,17 +156,6 @@ def test_in_training_mode_a_model_reads_as_in_evaluation_mode(kind, in_memory, s
             torch.testing.assert_close(states(backbone), expected, atol=1e-5, rtol=0)
 
 
-def test_what_is_random_in_training_mode_whatever_its_rates_is_refused(sharpen, sharp_folders):
-    tokenizer = AutoTokenizer.from_pretrained(sharp_folders["tiny-llama"])
-    model = make(sharpen, RANDOM["llama"])
-    model.model.norm.register_forward_hook(
-        lambda module, _, states: states + torch.randn_like(states) if module.training else states
-    )
-    assert not from_objects(model, tokenizer, ModelConfig()).backbone.model.training
-    with pytest.raises(UserError, match=r"'llama' is random in training mode .*; set gradient_checkpointing to false"):
-        from_objects(model, tokenizer, ModelConfig(gradient_checkpointing=True))
-
-
 @pytest.fixture
 def with_dropout(make_adapter):
     """The settings of an adapter that was trained elsewhere with dropout."""

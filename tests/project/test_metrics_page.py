@@ -146,7 +146,7 @@ def test_the_files_of_a_run_folder(runs, stage):
     found = {path.name: path.is_dir() for path in runs[stage].iterdir()}
     assert found.items() <= listed.items()
     # Nothing broke, and nobody asked for a report.
-    assert listed.keys() - found.keys() - {"unscored.jsonl", "unfinished.jsonl"} == {"broken-batch-N.json", "report.html"}
+    assert listed.keys() - found.keys() - {"unscored.jsonl"} == {"broken-batch-N.json", "report.html"}
     checkpoint = runs[stage] / "checkpoints" / "update-000002"
     assert sorted(path.name for path in checkpoint.parent.iterdir())[-1] == checkpoint.name
     files = {"checksums.json", "state.safetensors", "trainer.json"}

@@ -18,7 +18,6 @@ from align.core.errors import UserError
 from align.core.seeds import RngStream, row_seeds
 from align.ppo import PPOConfig, run_ppo
 from align.sampling.generation import SamplingParams
-from tests.files import read_rows
 from tests.launch.compared import metrics
 from tests.launch.launcher import ROOT
 from tests.ports import free_port
@@ -164,17 +163,12 @@ def test_a_server_that_is_killed_and_comes_back_costs_nothing(serve, settings, r
     assert (again / "samples.jsonl").read_text() == (whole / "samples.jsonl").read_text()
 
 
-def test_a_server_that_stays_away_leaves_what_it_gave(serve, settings, tmp_path):
+def test_a_server_that_stays_away_ends_the_run(serve, settings):
     dying = serve(settings["model"])
     dying.dies_after = 3 + 2  # in the middle of the first rollout
-    settings |= {"rollout_batch_size": 200}
     settings["vllm"]["timeout"] = 1.0
-    with pytest.raises(UserError, match=r"the (\d+) of 200 responses that it gave are in .*unfinished.jsonl") as caught:
-        run_ppo(PPOConfig(**at(settings, dying.url)))
-    count = int(re.search(r"the (\d+) of 200", str(caught.value))[1])
-    rows = read_rows(tmp_path / "run" / "unfinished.jsonl")
-    assert len(rows) == count > 0
-    assert all(row["update"] == 1 and any(text in row["prompt"] for text in PROMPTS) for row in rows)
+    with pytest.raises(UserError, match=r"vLLM server .* failed"):
+        run_ppo(PPOConfig(**at(settings | {"rollout_batch_size": 200}, dying.url)))
 
 
 def test_responses_end_where_an_end_token_stands_or_at_the_limit(serve, settings, make_engine_of):

@@ -205,30 +205,6 @@ def _can_share_prompts(backbone: Backbone) -> bool:
     return torch.allclose(separate[real].float(), packed[real].float(), atol=bound)
 
 
-@torch.no_grad()
-def require_deterministic(backbone: Backbone, adapter: str | None = None) -> None:
-    """Read one text twice in training mode with `adapter` (None: the bare base), which must give the same states.
-
-    Raises:
-        UserError: if the states differ.
-    """
-    model = backbone.model
-    was_training = model.training
-    prompt, response = _rows(backbone, [5, 6, 7]), _rows(backbone, [8, 9])
-    model.train()
-    try:
-        with backbone.adapter(adapter):
-            first, second = (backbone.summary(prompt, response).float() for _ in range(2))
-    finally:
-        model.train(was_training)
-    change, largest = float((first - second).abs().max()), max(1.0, float(first.abs().max()))
-    if not change <= 1e-3 * largest:  # far more than atomic sums on a GPU, less than one dropped unit
-        raise UserError(
-            f"gradient_checkpointing: model type '{model.config.model_type}' is random in training mode (a text read twice "
-            f"differs by {change:.3g}); set gradient_checkpointing to false"
-        )
-
-
 @contextmanager
 def _reversed_positions(backbone: Backbone) -> Iterator[None]:
     """Inside, the model gets the positions of each row's tokens in reverse order."""
