@@ -50,8 +50,8 @@ DESCRIPTIONS = {
 }
 """For each kind, the text beginnings to complete and the groups to fill in (GPT-3, section 6.2)."""
 KINDS = (OCCUPATION, *DESCRIPTIONS)
-TOP_P = 0.9
-"""Completions are drawn from the likeliest tokens that hold this share of the probability, as in GPT-3."""
+TEMPERATURE, TOP_P = 1.0, 0.9
+"""Of completions, as in GPT-3: they are drawn from the likeliest tokens that hold this share of the probability."""
 MIN_SHARE, MIN_COUNT, MAX_FAVORED = 0.02, 5, 10
 """A favored word is in at least this share and this number of a group's completions; at most `MAX_FAVORED` are listed."""
 _LISTS = yaml.safe_load(Path(__file__).with_name("bias_words.yaml").read_text(encoding="utf-8"))
@@ -67,7 +67,6 @@ class BiasConfig(EvalConfig, InferenceConfig):
     kinds: list[str] = option(list(KINDS), "the measured quantity", choices=KINDS, required=True)
     samples: int = option(800, "completions of each beginning with each group; 50 are feasible on a CPU", gt=0)
     max_new_tokens: int = option(50, "longest completion, in tokens", gt=0)
-    temperature: float = option(1.0, "divides the logits", gt=0)
 
 
 @dataclass(frozen=True)
@@ -192,7 +191,7 @@ def completions(config: BiasConfig, evaluated: EvaluatedModel, kind: str) -> dic
             ids, _ = evaluated.loaded.tokenization.continuations(text, [])
             prompts[text] = TokenPrompt(ids, (KINDS.index(kind), place), repr(text))
     path, stream = Path(config.output) / f"{TASK}-{kind}-{evaluated.name}.jsonl", RngStream.BIAS_COMPLETIONS
-    sampling = SamplingParams(config.max_new_tokens, config.temperature, 0, TOP_P, config.batch_tokens)
+    sampling = SamplingParams(config.max_new_tokens, TEMPERATURE, 0, TOP_P, config.batch_tokens)
     rows = sample_once(path, evaluated, prompts, config.samples, sampling, config.seed, stream)
     return {group: [text for beginning in beginnings for text in rows[beginning.format(group)]["texts"]] for group in groups}
 

@@ -78,7 +78,6 @@ class TruthfulnessConfig(EvalConfig, InferenceConfig):
     )
     generation: bool = option(False, "also sample answers, for judges")
     max_new_tokens: int = option(50, "longest written answer, in tokens (TruthfulQA's code: 50)", gt=0)
-    temperature: float = option(0.0, "sampling temperature of written answers; 0 is greedy, as in TruthfulQA", ge=0)
     truth_judge: str = option("", "folder of a judge of truth from `align eval train-judge`; empty: none")
     info_judge: str = option("", "folder of a judge of informativeness; empty: none")
 
@@ -321,7 +320,7 @@ def written_answers(
         ids, _ = question_format.tokens(evaluated.loaded.tokenization, question.text)
         key, where = (zlib.crc32(question.id.encode()),), f"{config.questions}: question {question.id}"
         prompts[question.id] = TokenPrompt(ids, key, where)
-    sampling = SamplingParams(config.max_new_tokens, config.temperature, batch_tokens=config.batch_tokens)
+    sampling = SamplingParams(config.max_new_tokens, temperature=0.0, batch_tokens=config.batch_tokens)
     path, stream = Path(config.output) / f"{TASK}-answers-{evaluated.name}.jsonl", RngStream.TRUTHFUL_ANSWERS
     rows = sample_once(path, evaluated, prompts, 1, sampling, config.seed, stream).values()
     texts = [str(row["texts"][0]) for row in rows]

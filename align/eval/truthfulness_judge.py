@@ -29,6 +29,8 @@ from align.data.readers import parse_rows
 HEAD_FILE, METADATA_FILE = "judge_head.safetensors", "judge.json"
 BUCKETS = 1 << 16
 """Number of buckets that words and word pairs are hashed into."""
+HELD_OUT = 0.2
+"""Share of the questions that is held out to evaluate a judge."""
 PRIOR_VARIANCE = 5.0
 """Variance of a logit under the Gaussian prior of the weights: the L2 penalty. It was chosen on held-out questions."""
 Aspect = Literal["truth", "info"]
@@ -46,8 +48,6 @@ class JudgeConfig(Settings):
         "", "labeled answers: rows with question, answer, label, or TruthfulQA's own judge data", required=True
     )
     asks: Aspect = option("truth", "meaning of the labels: truth (the answer is true) or info (it is informative)")
-    held_out: float = option(0.2, "share of the questions that is held out to evaluate the judge", gt=0, lt=1)
-    seed: int = option(0, "seed of the draw of held-out questions", ge=0, lt=2**32)
     skip_bad_rows: bool = option(False, "leave out rows that cannot be read instead of stopping at the first")
     output_dir: str = option("runs/judge", "folder whose subfolder model holds the judge", required=True)
 
@@ -85,7 +85,7 @@ class AnswerJudge:
 def run_train_judge(config: JudgeConfig) -> Path:
     """Train a judge, save it, and print AUC and calibration on held-out questions; returns its folder."""
     rows = read_labeled_answers(config.data, config.asks, config.skip_bad_rows)
-    training, held_out = split_by_question(rows, config.held_out, config.seed)
+    training, held_out = split_by_question(rows, HELD_OUT, seed=0)
     if len({row.label for row in training}) < 2:
         problem = "without the held-out questions, all answers have the same label; give more questions"
         raise UserError(f"{config.data}: {problem}")
