@@ -25,16 +25,9 @@ from align.runtime.distributed import (
 from align.runtime.flops import peak_flops
 from align.runtime.progress import ProgressDisplay, console
 from align.tokenization import set_template_date
-from align.training.checkpoint.files import checkpoint_to_resume
 from align.training.memory import GIB, Memory
-from align.training.run_folder import (
-    RunFolder,
-    compare_settings,
-    environment,
-    naming_disk_errors,
-    release_lock,
-    template_date,
-)
+from align.training.resume import find_start
+from align.training.run_folder import RunFolder, environment, naming_disk_errors, release_lock
 
 if TYPE_CHECKING:
     from align.training.callbacks import TrainerCallbacks
@@ -92,7 +85,11 @@ class Run:
         if torch.backends.mps.is_available():
             self.print("Apple's GPU (MPS) has no float64, which sums need here: this run is on the CPU")
         self.results = run_on_main(files.results, self.accelerator)
-        self._find_checkpoint(config.resume_from_checkpoint)
+        start = find_start(
+            self.folder, self.results, config.resume_from_checkpoint, dump(config), self.accelerator, self.print
+        )
+        self.checkpoint, self.continues_own, self.template_date = start
+        set_template_date(self.template_date)
         if config.push_to_hub and not config.dry_run:
             run_on_main(lambda: make_repo(config.push_to_hub), self.accelerator)
         self.accelerator.wait_for_everyone()  # every process has looked before one of them writes
@@ -102,30 +99,6 @@ class Run:
         self._update_start: _UpdateStart | None = None
         torch.manual_seed(config.seed)  # for new heads and adapters alone; training draws from `align.core.seeds`
         self.started, self.tokens_per_second = time.monotonic(), 0.0
-
-    def _find_checkpoint(self, choice: bool | str) -> None:
-        """Set the checkpoint that the run continues and the date of its chat templates; `choice` as `checkpoint_to_resume`.
-
-        Raises:
-            UserError: if the checkpoint is damaged or has other settings, or a run without one would overwrite results.
-        """
-        self.checkpoint, faults = checkpoint_to_resume(choice, self.folder, self.accelerator)
-        for fault in faults:
-            self.print(f"warning: {fault}: resuming from {self.checkpoint}")
-        resumed = self.checkpoint.resolve().parents[1] if self.checkpoint else None
-        self.continues_own = resumed == self.folder.resolve()
-        has_results = self.results.model or self.results.metrics_bytes > 0
-        if has_results and not (choice is True or self.continues_own):
-            raise UserError(
-                f"{self.folder} already holds a run; set resume_from_checkpoint auto to continue it, or choose another "
-                "output_dir"
-            )
-        self.template_date = run_on_main(lambda: template_date(resumed), self.accelerator)
-        set_template_date(self.template_date)
-        if resumed:
-            self.print(compare_settings(dump(self.config), self.folder if self.continues_own else resumed))
-        elif has_results:
-            self.print(f"{self.folder} holds no checkpoint to resume from (see save_steps): starting with the first update")
 
     def open(self) -> None:
         """Lock the folder and write the files that precede all results. All processes call this before they write there.

@@ -1,4 +1,4 @@
-"""The folder of a run: its files, its lock, and the settings that may change on resume.
+"""The folder of a run: its files and its lock.
 
 The lock is the kernel's on a file and ends with its process. A record lock (`lockf`) works over NFS, and a child process
 does not inherit it.
@@ -15,13 +15,11 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import date
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-import yaml
 
 from align.core.errors import UserError
 from align.core.files import PARTIAL, clear_leftovers, read_json, write_json, write_text
@@ -84,76 +82,6 @@ def _taken(folder: Path) -> UserError:
     except (OSError, ValueError, KeyError, TypeError):
         who = "another process"
     return UserError(f"{folder}: {who} is writing a run there; wait for its end, or choose another output_dir")
-
-
-# A checkpoint cannot be resumed with other values: its weights, the reference of PPO's KL and the kept model depend on them.
-MODEL_SETTINGS = (
-    *("model", "chat_template", "lora_r", "lora_alpha", "lora_target_modules", "lora"),
-    *("optimizer", "critic", "reference_refresh", "save_best_policy"),
-)
-# The number of an update decides which examples it reads. With other values it would read examples again and skip others.
-ORDER_SETTINGS = (
-    *("seed", "batch_size", "mixing_cap"),
-    *("rollout_batch_size", "samples_per_prompt"),
-)
-SAME_ON_RESUME = (*MODEL_SETTINGS, *ORDER_SETTINGS)
-FREE_ON_RESUME = (
-    *("dry_run", "resume_from_checkpoint", "output_dir", "report_to", "save_total_limit"),
-    *("collective_timeout", "push_to_hub"),
-)
-
-
-def template_date(resumed: Path | None) -> str:
-    """The date that a run's chat templates read: that of the run in `resumed`, from its `environment.json`, or today."""
-    path = resumed / "environment.json" if resumed else None
-    stored = read_json(path).get("template_date") if path and path.exists() else None
-    return str(stored or date.today().isoformat())
-
-
-def compare_settings(settings: str, folder: Path) -> str:
-    """Refuse to resume with settings that do not fit the checkpoint.
-
-    Args:
-        settings: of this run, as YAML.
-        folder: of the run that it continues.
-
-    Returns:
-        A line that names the other settings that have changed, or nothing.
-
-    Raises:
-        UserError: if a setting of `SAME_ON_RESUME` has changed, or the run's settings cannot be read.
-    """
-    path = folder / "config.yaml"
-    before = read_settings(path)
-    if before is None:  # `checkpoint.load` still compares the names of all weights
-        return f"warning: {path} is missing: whether this run has the same settings is not checked"
-    now = yaml.safe_load(settings)
-    changed = [key for key, value in now.items() if key not in FREE_ON_RESUME and before.get(key, value) != value]
-    for key in changed:
-        if key in SAME_ON_RESUME:
-            raise UserError(
-                f"{path}: this run has {key} {before[key]!r}, not {now[key]!r}; resume it with that, or give another "
-                "output_dir"
-            )
-    changes = ", ".join(f"{key} {now[key]} (was {before[key]})" for key in changed)
-    return f"{folder} continues with other settings: {changes}" if changed else ""
-
-
-def read_settings(path: Path) -> dict[str, Any] | None:
-    """The settings of a run from its `config.yaml`; None if there is no such file.
-
-    Raises:
-        UserError: if the file cannot be read, or holds no settings.
-    """
-    try:
-        found = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise UserError(f"{path}: not the settings of a run ({' '.join(str(error).split())})") from error
-    if not isinstance(found, dict):
-        raise UserError(f"{path}: not the settings of a run: it must contain `key: value` lines; restore or remove it")
-    return found
 
 
 def update_of(line: str) -> float:

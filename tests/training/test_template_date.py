@@ -6,13 +6,13 @@ from transformers import AutoTokenizer
 
 from align import cli
 from align.model_registry.tiny import byte_tokenizer
-from align.training import run_folder
+from align.training import resume
 
 DATED = "{{ 'Today: ' + strftime_now('%d %b %Y') + '\n' }}"
 TURNS = [{"role": "user", "content": "Hi"}]
 
 
-class Day(run_folder.date):
+class Day(resume.date):
     number = 1
 
     @classmethod
@@ -27,7 +27,7 @@ def dated_template(tmp_path):
 
 
 def test_a_run_keeps_its_date_when_it_is_resumed_on_another_day(tmp_path, monkeypatch):
-    monkeypatch.setattr(run_folder, "date", Day)
+    monkeypatch.setattr(resume, "date", Day)
     rows = tmp_path / "rows.jsonl"
     rows.write_text("".join(json.dumps({"prompt": f"Hi {n}", "completion": "Hello"}) + "\n" for n in range(4)))
     run = tmp_path / "run"
