@@ -38,6 +38,7 @@ from align.models.configs import (
     valid_generation_config,
 )
 from align.models.lora import START_ADAPTER, new_lora_config, prepared_lora_config, require_same_lora, train_active_adapter
+from align.models.vocabulary import require_rows, require_vocabulary, require_vocabulary_of, rows_of_texts, vocabulary_rows
 from align.runtime.distributed import compute_dtype, computes_on_cpu
 from align.runtime.progress import console
 from align.runtime.sharding import Sharder, loading_accelerator, local_shard, min_while_loading
@@ -213,12 +214,19 @@ def from_objects(
     return _finish(config, LoadedModel(backbone, tokenization, base, name, START_ADAPTER))
 
 
-def read_by_ids_of(policy: LoadedModel, model: PreTrainedModel, role: str, gradient_checkpointing: bool = False) -> Backbone:
+def read_by_ids_of(
+    policy: LoadedModel,
+    model: PreTrainedModel,
+    role: str,
+    gradient_checkpointing: bool = False,
+    reads_text_alone: bool = False,
+) -> Backbone:
     """Take a second model in memory, which reads the policy's token ids. The model is changed in place as by `from_objects`.
 
     Args:
         role: names the model in errors.
         gradient_checkpointing: for a model that is trained.
+        reads_text_alone: whether ids without a text, which its embedding matrix may lack, are left out for it.
 
     Raises:
         UserError: if its vocabulary or its context is too small, or its architecture or number format is not supported.
@@ -232,13 +240,9 @@ def read_by_ids_of(policy: LoadedModel, model: PreTrainedModel, role: str, gradi
     if is_encoder(model.config):
         raise UserError(f"{role}: {type(model).__name__} is an encoder, which cannot read the policy's token ids")
     _prepare_object(model)
-    rows, read = vocabulary_rows(model), vocabulary_rows(policy.backbone.model)
-    if rows < read:
-        raise UserError(
-            f"{role}: its embedding matrix has {rows} rows, but the policy can sample any id below {read}; call "
-            f"resize_token_embeddings({read}) on the model"
-        )
-    require_vocabulary(model, policy.tokenization, role)
+    require_vocabulary_of(policy.backbone.model, policy.tokenization, model, role)
+    sampled = vocabulary_rows(policy.backbone.model)
+    require_rows(model, rows_of_texts(policy.tokenization, sampled) if reads_text_alone else sampled, role)
     require_finite(model.named_parameters(), role)
     backbone = wrap(model)
     if gradient_checkpointing:
@@ -265,43 +269,11 @@ def _load_tokenization(config: ModelConfig, model: PreTrainedModel, source: str,
     return tokenization
 
 
-def require_vocabulary(model: PreTrainedModel, tokenization: Tokenization, name: str) -> None:
-    """Refuse a tokenizer with ids that the embedding matrix has no rows for.
-
-    Exception: special tokens that neither template nor tokenizer writes around a text, such as a padding token or that of
-    images in Gemma 3 1B. No text contains one.
-
-    Raises:
-        UserError: if a text of model `name` can contain such an id.
-    """
-    rows = vocabulary_rows(model)
-    beyond = {id: token for token, id in tokenization.tokenizer.get_vocab().items() if id >= rows}
-    if not beyond:
-        return
-    never_read = tokenization.chat.special_ids - tokenization.written_ids()
-    missing = beyond.keys() - never_read
-    if missing:
-        first = min(missing)
-        raise UserError(
-            f"model '{name}': its embedding matrix has {rows} rows, but its tokenizer has {len(missing)} tokens beyond "
-            f"them, {beyond[first]!r} (id {first}) for one; call model.resize_token_embeddings(len(tokenizer)) and save "
-            "the model, or remove those tokens"
-        )
-    if tokenization.pad_id in beyond:
-        tokenization.pad_id = tokenization.end_id
-
-
 def freeze_unused_lm_head(backbone: Backbone) -> None:
     """Freeze a vocabulary matrix that is not tied to the embedding: rewards and values give it no gradient."""
     vocabulary, embedding = backbone.model.get_output_embeddings(), backbone.model.get_input_embeddings()
     if vocabulary is not None and vocabulary.weight is not embedding.weight:
         vocabulary.requires_grad_(False)
-
-
-def vocabulary_rows(model: PreTrainedModel) -> int:
-    """Return the number of rows of the embedding matrix."""
-    embeddings: Any = model.get_input_embeddings()
-    return int(getattr(embeddings, "num_embeddings", model.config.get_text_config(decoder=True).vocab_size))
 
 
 def _with_fresh_adapter(

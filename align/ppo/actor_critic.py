@@ -11,6 +11,7 @@ from align.models.backbone import Backbone, is_prefix_lm, wrap
 from align.models.heads import RewardModel, ScalarHead
 from align.models.loading import LoadedModel, freeze_unused_lm_head
 from align.models.roles import REFERENCE_ADAPTER, VALUE_ADAPTER, ActorCritic
+from align.models.vocabulary import vocabulary_rows
 from align.ppo.scoring_models import RewardAdapter
 from align.reward.checkpoint import LoadedReward
 from align.reward.scoring import reads_ids_of
@@ -98,6 +99,8 @@ def _critic_from_reward(loaded: LoadedModel, reward: LoadedReward | None, value_
     alike = policy.model_type == own.model_type and policy.hidden_size == own.hidden_size
     if not alike or is_prefix_lm(policy) != is_prefix_lm(own) or not reads_ids_of(reward, loaded.tokenization):
         return None
+    if vocabulary_rows(reward.loaded.backbone.model) < vocabulary_rows(loaded.backbone.model):
+        return None  # a critic reads each sampled id
     _start_from(reward.model.head, reward.mean, value_head)
     return copy_backbone(reward.model.backbone)
 

@@ -17,6 +17,7 @@ from align.models.configs import base_of, reads_prompts_whole
 from align.models.heads import ScalarHead
 from align.models.loading import LoadedModel
 from align.models.roles import REWARD_ADAPTER, Roles
+from align.models.vocabulary import require_rows, rows_of_texts, vocabulary_rows
 from align.reward.checkpoint import (
     REWARD,
     HeadType,
@@ -148,6 +149,9 @@ def make_scorer(
         form = f", which has no chat template and reads chat_template {template}" if template else ""
         turn = "; the decoded text of a prompt of token ids is one user turn" if any(p.given_as_ids for p in prompts) else ""
         run.print(f"{source.name}: reads other token ids than the policy; texts are tokenized again for it{form}{turn}")
+    if scorer.tokenization is None or (scorer.reads_given_ids and any(prompt.given_as_ids for prompt in prompts)):
+        sampled, asked = vocabulary_rows(policy.backbone.model), (prompt.ids for prompt in prompts)
+        require_rows(scorer.backbone.model, rows_of_texts(policy.tokenization, sampled, asked), source.name)
     require_readable(source.name, scorer, prompts, max_new_tokens, policy)
     return scorer
 

@@ -13,8 +13,9 @@ from align.batches.mixtures import is_given, split_by_opening
 from align.core.errors import UserError, counted
 from align.models.backbone import Backbone
 from align.models.heads import LanguageModel, ScalarHead
-from align.models.loading import LoadedModel, vocabulary_rows
+from align.models.loading import LoadedModel
 from align.models.roles import ActorCritic, Roles
+from align.models.vocabulary import vocabulary_rows
 from align.ppo.actor_critic import Critic, build_actor_critic, copy_backbone, param_groups
 from align.ppo.config import PPOConfig
 from align.ppo.extensions import Extensions, TrainingContext

@@ -35,7 +35,8 @@ from align.models.backbone.classifier import (
 from align.models.checkpoint import finish_folder, require_savable, save_adapter
 from align.models.configs import load_config
 from align.models.heads import RewardModel, ScalarHead
-from align.models.loading import LoadedModel, from_objects, load, read_by_ids_of, vocabulary_rows
+from align.models.loading import LoadedModel, from_objects, load, read_by_ids_of
+from align.models.vocabulary import vocabulary_rows
 from align.runtime.distributed import compute_dtype
 from align.runtime.sharding import gathered_parameters
 from align.tokenization import PairTokenization, make_tokenization, with_unread_padding
@@ -249,14 +250,9 @@ def reward_that_reads_ids_of(policy: LoadedModel, model: PreTrainedModel) -> Loa
         UserError: if it is no classifier with one label, or has another vocabulary than the policy.
     """
     _require_classifier_class(model)
-    rows, own = vocabulary_rows(policy.backbone.model), vocabulary_rows(model)
-    if rows != own:
-        raise UserError(
-            f"reward: {type(model).__name__} is a model, whose {own} tokens are not the {rows} of the policy: give it by "
-            "align.reward.checkpoint.reward_of_classifier(model, tokenizer)"
-        )
     name = "the classifier in memory"
-    loaded = LoadedModel(read_by_ids_of(policy, model, name), policy.tokenization, name)
+    backbone = read_by_ids_of(policy, model, "reward", reads_text_alone=True)
+    loaded = LoadedModel(backbone, policy.tokenization, name)
     return replace(_external_reward(name, loaded), reads_whole_turns=False, reads_policy_ids=True)
 
 

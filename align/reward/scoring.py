@@ -10,6 +10,7 @@ from accelerate import Accelerator
 from align.batches.micro_batches import group_tokens, map_groups, pack_groups, prompt_groups
 from align.core.errors import UserError
 from align.models.backbone import Backbone, flops_profile
+from align.models.vocabulary import vocabulary_rows
 from align.reward.checkpoint import LoadedReward
 from align.reward.rankings import RewardFunctionOfTokens
 from align.runtime.flops import FlopsProfile
@@ -122,7 +123,9 @@ class RewardModelScorer:
     def encode(self, response: SampledResponse) -> PromptResponse:
         """A prompt and a response in the token ids of the reward model."""
         if self.tokenization is None or (self.reads_given_ids and response.given_as_ids):
-            return PromptResponse(response.prompt_ids, response.ids)
+            rows = vocabulary_rows(self.backbone.model)
+            # A padding token that the policy samples, or an id that is no token: the model may have no row for it.
+            return PromptResponse(*([id for id in ids if id < rows] for ids in (response.prompt_ids, response.ids)))
         if self.reads_whole_turns:
             return PromptResponse(*self.tokenization.whole_turn_ids(response.conversation, response.text, response.ended))
         ids = self.tokenization.answer_ids(response.conversation, response.text, whole=False, ended=response.ended)

@@ -1,6 +1,9 @@
 """Reward models from elsewhere in PPO: which ids they read, what a critic may take from them, and what is refused."""
 
+import copy
 import dataclasses
+import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -200,13 +203,16 @@ def test_special_tokens_around_a_prompt_of_token_ids_are_no_markup(classifier, s
 
 
 def test_a_model_in_memory_needs_its_tokenizer_unless_it_has_the_policys_vocabulary(classifier, sharp_folders, tmp_path):
-    _, _, larger = classifier(added=["moon"])
+    _, _, larger = classifier()
+    larger.resize_token_embeddings(264 + 1025, mean_resizing=False)
     folder, tokenizer, model = classifier(CHATML)
     config = PPOConfig(
         output_dir=str(tmp_path / "run"), report_to=["none"], dtype="float32", total_updates=1, rollout_batch_size=4
     )
     for given in ({"reward": [larger]}, {"reward": [model], "selection_reward_model": larger}):
-        with pytest.raises(UserError, match=r"LlamaForSequenceClassification is a model, .*reward_of_classifier"):
+        with pytest.raises(
+            UserError, match=r"reward: Llama.* has another vocabulary than the policy, .*reward_of_classifier"
+        ):
             PPOTrainer(sharp_folders["tiny-llama"], prompts=["Hi"], config=config, **given)
     reward = reward_of_classifier(model, tokenizer)
     policy, accelerator = load_reward_model(folder, "float32"), Accelerator(cpu=True)
@@ -217,3 +223,78 @@ def test_a_model_in_memory_needs_its_tokenizer_unless_it_has_the_policys_vocabul
     PPOTrainer(sharp_folders["tiny-llama"], [reward], ["Hi"], config).train()
     with pytest.raises(UserError, match="is no sequence classifier"):
         reward_of_classifier(AutoModelForCausalLM.from_pretrained(sharp_folders["tiny-llama"]), tokenizer)
+
+
+def policy_with(token, special, classifier):
+    """Add a token to a tokenizer and to a policy; returns both, and a classifier without the token."""
+    folder, tokenizer, model = classifier()
+    policy = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    tokenizer.add_tokens([token], special_tokens=special)
+    if token == "[PAD]":
+        tokenizer.pad_token = token
+    policy.resize_token_embeddings(len(tokenizer), mean_resizing=False)
+    return policy, tokenizer, model, folder
+
+
+@pytest.mark.parametrize("kind", ["in memory", "with its tokenizer", "folder"])
+def test_a_padding_token_that_is_sampled_is_left_out_for_a_reward_model_without_it(kind, classifier, tmp_path):
+    policy, tokenizer, model, folder = policy_with("[PAD]", True, classifier)
+    pad_id, expected = len(tokenizer) - 1, copy.deepcopy(model)
+    rewards = {"in memory": lambda: model, "folder": lambda: folder}
+    rewards["with its tokenizer"] = lambda: reward_of_classifier(model, AutoTokenizer.from_pretrained(folder))
+    config = PPOConfig(
+        output_dir=str(tmp_path / "run"), report_to=["none"], dtype="float32", total_updates=1, max_new_tokens=4
+    )
+    trainer = PPOTrainer(policy, [rewards[kind]()], [{"input_ids": [9, 10, 11]}], config, tokenizer=tokenizer)
+    (scorer,) = trainer.setup.rewards.models
+    response = SampledResponse(ASKED, [9, 10, 11], [20, pad_id, 21, pad_id], "", given_as_ids=True)
+    assert scorer([response]) == pytest.approx(logits(expected, [[9, 10, 11, 20, 21]]), abs=1e-5)
+    assert trainer.setup.policy.tokenization.pad_id == pad_id
+
+
+def test_a_critic_needs_a_row_for_each_id_that_the_policy_samples(classifier, load_sharp):
+    folder, _, _ = classifier()
+    policy = load_sharp("tiny-llama")
+    policy.backbone.model.resize_token_embeddings(265, mean_resizing=False)
+    module = build_actor_critic(policy, "separate", load_reward_model(folder, "float32"))
+    assert module.critic.model.get_input_embeddings().num_embeddings == 265
+    assert not module.value_head.linear.weight.any()
+
+
+@pytest.mark.parametrize(
+    ("token", "special", "kind"), [("moon", False, "in memory"), ("[ASK]", True, "in memory"), ("[ASK]", True, "folder")]
+)
+def test_a_reward_model_without_a_row_for_a_token_of_a_text_is_refused(token, special, kind, classifier, tmp_path):
+    policy, tokenizer, model, folder = policy_with(token, special, classifier)
+    config = PPOConfig(output_dir=str(tmp_path / "run"), report_to=["none"], dtype="float32", max_new_tokens=4)
+    prompts = [{"input_ids": [9, 264] if special else [9]}]
+    line = (
+        r"its embedding matrix has 264 rows, but the policy can sample any id below 265; call resize_token_embeddings\(265\)"
+    )
+    with pytest.raises(UserError, match=line):
+        PPOTrainer(policy, [model if kind == "in memory" else folder], prompts, config, tokenizer=tokenizer)
+
+
+def test_a_reward_model_with_more_rows_of_the_same_vocabulary_reads_the_policys_ids(classifier, sharp_folders, tmp_path):
+    _, _, model = classifier()
+    model.resize_token_embeddings(264 + 128, mean_resizing=False)
+    config = PPOConfig(output_dir=str(tmp_path / "run"), report_to=["none"], dtype="float32", max_new_tokens=4)
+    expected = copy.deepcopy(model)
+    trainer = PPOTrainer(sharp_folders["tiny-llama"], [model], ["Hi"], config)
+    (scorer,) = trainer.setup.rewards.models
+    assert scorer([SampledResponse(ASKED, [9], [20], "")]) == pytest.approx(logits(expected, [[9, 20]]), abs=1e-5)
+
+
+def test_a_model_from_a_folder_with_another_tokenizer_of_the_same_size_is_refused(classifier, sharp_folders, tmp_path):
+    folder, tokenizer, _ = classifier()
+    path = Path(folder) / "tokenizer.json"
+    stored = json.loads(path.read_text())
+    vocabulary, size = stored["model"]["vocab"], len(tokenizer)
+    stored["model"]["vocab"] = {token: size - 1 - id for token, id in vocabulary.items()}
+    path.write_text(json.dumps(stored))
+    model = AutoModelForSequenceClassification.from_pretrained(folder)
+    config = PPOConfig(output_dir=str(tmp_path / "run"), report_to=["none"], dtype="float32")
+    for role in ("reward", "value_model"):
+        given = {"reward": [model]} if role == "reward" else {"reward": [len], "value_model": model}
+        with pytest.raises(UserError, match=f"{role}: Llama.* has another vocabulary than the policy"):
+            PPOTrainer(sharp_folders["tiny-llama"], prompts=["Hi"], config=config, **given)

@@ -123,3 +123,13 @@ def test_markup_of_a_chat_template_is_no_text_of_a_prompt(make_trainer, models, 
     for columns in ({}, {"prompt": rendered}, {"prompt": 3}):
         with pytest.raises(UserError, match=r"a prompt of token ids contains '<\|im_(start|end)\|>', as a chat template"):
             make_trainer(train_dataset=chat_prompts(**columns))
+
+
+def test_a_reward_model_may_lack_a_row_for_padding_that_the_policy_has(make_trainer, models, tokenizer):
+    for name in ("model", "ref_model", "value_model"):
+        models[name].resize_token_embeddings(len(tokenizer), mean_resizing=False)
+    models["model"].lm_head.weight.data[tokenizer.pad_token_id] *= 1e3  # padding is sampled about every second time
+    trainer = make_trainer({"save_steps": 1})
+    trainer.train()
+    trainer.save_model()
+    assert models["reward_model"].get_input_embeddings().num_embeddings == len(tokenizer) - 1

@@ -1,0 +1,114 @@
+"""Vocabularies: rows of embedding matrices, and the token ids that a tokenizer or another model knows."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from align.core.errors import UserError
+from align.tokenization import Tokenization
+
+MOST_UNUSED_ROWS = 1024
+"""Models of one vocabulary round their rows up differently: Qwen 2.5 has 151,936 or 152,064, Pythia 50,304 to 50,688."""
+
+
+def vocabulary_rows(model: PreTrainedModel) -> int:
+    """Return the number of rows of the embedding matrix."""
+    embeddings: Any = model.get_input_embeddings()
+    return int(getattr(embeddings, "num_embeddings", model.config.get_text_config(decoder=True).vocab_size))
+
+
+def require_vocabulary(model: PreTrainedModel, tokenization: Tokenization, name: str) -> None:
+    """Refuse a tokenizer with ids that the embedding matrix has no rows for.
+
+    Exception: special tokens that neither template nor tokenizer writes around a text, such as a padding token or that of
+    images in Gemma 3 1B. No text contains one.
+
+    Raises:
+        UserError: if a text of model `name` can contain such an id.
+    """
+    rows = vocabulary_rows(model)
+    beyond = {id: token for token, id in tokenization.tokenizer.get_vocab().items() if id >= rows}
+    if not beyond:
+        return
+    missing = beyond.keys() - never_read(tokenization)
+    if missing:
+        first = min(missing)
+        raise UserError(
+            f"model '{name}': its embedding matrix has {rows} rows, but its tokenizer has {len(missing)} tokens beyond "
+            f"them, {beyond[first]!r} (id {first}) for one; call model.resize_token_embeddings(len(tokenizer)) and save "
+            "the model, or remove those tokens"
+        )
+    if tokenization.pad_id in beyond:
+        tokenization.pad_id = tokenization.end_id
+
+
+def require_vocabulary_of(policy: PreTrainedModel, tokenization: Tokenization, model: PreTrainedModel, role: str) -> None:
+    """Refuse a model without a tokenizer that reads other tokens by the policy's ids.
+
+    Args:
+        tokenization: of the policy.
+        role: names the model in errors.
+
+    Raises:
+        UserError: if the tokenizer in the folder that the model came from is another one, or the model has many more rows.
+    """
+    stored = stored_tokenizer(model.config.name_or_path)
+    has_more = vocabulary_rows(model) > vocabulary_rows(policy) + MOST_UNUSED_ROWS
+    if has_more or (stored is not None and not same_tokens(stored, tokenization.tokenizer)):
+        raise UserError(
+            f"{role}: {type(model).__name__} has another vocabulary than the policy, whose token ids it would read; give a "
+            "model with the policy's tokenizer, or a reward model by align.reward.checkpoint.reward_of_classifier(model, "
+            "tokenizer)"
+        )
+
+
+def require_rows(model: PreTrainedModel, needed: int, role: str) -> None:
+    """Raise a UserError for a model with fewer rows than the policy's ids need; `role` names it."""
+    rows = vocabulary_rows(model)
+    if rows < needed:
+        raise UserError(
+            f"{role}: its embedding matrix has {rows} rows, but the policy can sample any id below {needed}; call "
+            f"resize_token_embeddings({needed}) on the model"
+        )
+
+
+def rows_of_texts(tokenization: Tokenization, rows: int, prompts: Iterable[Iterable[int]] = ()) -> int:
+    """Return how many of the rows of a policy a reward model needs, which reads the ids of texts alone.
+
+    No text contains an id of no token, or a special token that nothing writes, such as padding. If a policy samples such an
+    id, it is left out for the reward model. TRL leaves out padding.
+
+    Args:
+        prompts: token ids that are needed too.
+    """
+    tokenizer = tokenization.tokenizer
+    unread = never_read(tokenization)
+    needed = {id for id in tokenizer.get_vocab().values() if id < rows and id not in unread}
+    return 1 + max(needed.union(*prompts) - {tokenizer.pad_token_id} | tokenization.end_ids)
+
+
+def never_read(tokenization: Tokenization) -> frozenset[int]:
+    """Return the special tokens that neither template nor tokenizer writes around a text."""
+    return tokenization.chat.special_ids - tokenization.written_ids()
+
+
+def stored_tokenizer(source: str) -> PreTrainedTokenizerBase | None:
+    """Return the tokenizer in the folder or the hub's cache that a model in memory came from, or None."""
+    try:
+        found: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+            source, local_files_only=True, trust_remote_code=False
+        )
+    except Exception:  # a folder from elsewhere can be wrong in any way
+        return None
+    return found
+
+
+def same_tokens(first: PreTrainedTokenizerBase, second: PreTrainedTokenizerBase) -> bool:
+    """Return whether most of the ids that two tokenizers share are the same token.
+
+    A tokenizer in memory may have other added tokens than the stored one of its model.
+    """
+    names = {id: token for token, id in first.get_vocab().items()}
+    alike = [names[id] == token for token, id in second.get_vocab().items() if id in names]
+    return 2 * sum(alike) > len(alike)
