@@ -17,6 +17,8 @@ from align.core.settings import block_paths
 from align.data import FORMATS, KINDS, Ranking, check_data, read_records
 from align.data.formats import find_format
 from tests.files import write_rows
+from tests.models.architectures import DECODERS, ENCODER_DECODERS
+from tests.models.encoders import CONFIGS
 from tests.project.markdown import DOCS, ROOT, code_in, page, section
 from tests.refusals import refusal
 
@@ -121,3 +123,9 @@ def test_the_launch_commands_are_taken():
 def test_the_page_of_architectures_is_that_of_the_list():
     written = runpy.run_path(str(DOCS / "write_models.py"))["page"]()
     assert page("models") == written, "run python docs/write_models.py"
+
+
+def test_readme_counts_the_architectures_that_are_tested():
+    text = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    found = re.search(r"cover (\d+) decoder, (\d+) encoder-decoder and, as reward models, (\d+) encoder", text)
+    assert [int(number) for number in found.groups()] == [len(DECODERS), len(ENCODER_DECODERS), len(CONFIGS)]
