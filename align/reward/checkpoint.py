@@ -38,7 +38,7 @@ from align.models.heads import RewardModel, ScalarHead
 from align.models.loading import LoadedModel, from_objects, load, read_by_ids_of
 from align.models.vocabulary import vocabulary_rows
 from align.runtime.distributed import compute_dtype
-from align.runtime.sharding import gathered_parameters
+from align.runtime.gathering import gathered_parameters
 from align.tokenization import PairTokenization, make_tokenization, with_unread_padding
 
 HEAD = "reward_head.safetensors"

@@ -25,7 +25,7 @@ from align.core.errors import UserError, first_line
 from align.core.seeds import SeedKey, row_seeds
 from align.models.loading import LoadedModel
 from align.runtime.distributed import run_on_main
-from align.runtime.sharding import gathered_weights
+from align.runtime.gathering import gathered_weights
 from align.sampling.generation import Responses, SamplingParams
 from align.sampling.settings import EngineConfig
 from align.sampling.vllm_weights import require_servable, served_weights, weight_layout

@@ -24,7 +24,7 @@ from align.models.backbone.determinism import compute_routers_in_float32, disabl
 from align.models.backbone.encoder import EncoderBackbone, expose_summary, head_modules
 from align.models.backbone.encoder_decoder import EncoderDecoderBackbone
 from align.models.backbone.verification import verify
-from align.runtime.sharding import readable
+from align.runtime.gathering import readable
 
 
 def wrap(model: PreTrainedModel, peft_model: PeftModel | None = None, check: bool = True) -> Backbone:
