@@ -7,8 +7,7 @@ from typing import Any
 
 import torch
 
-from align.core.settings import ModelConfig
-from align.models.loading import load
+from align.models.loading import load_whole
 from align.ppo import PPOConfig, run_ppo
 from align.reward import RewardConfig, run_reward
 from align.runtime.distributed import compute_dtype
@@ -79,7 +78,7 @@ def _supervised(work: Work, folder: Path, seed: int, scratch: Path) -> dict[str,
 
 
 def sampling(work: Work, variant: str, folder: Path, seed: int, scratch: Path) -> Measurement:
-    loaded = load(ModelConfig(model=str(folder / "model"), chat_template="raw"), compute_dtype("auto"))
+    loaded = load_whole(str(folder / "model"), compute_dtype("auto"), "raw")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     loaded.backbone.to(device).eval().requires_grad_(False)
     prompts = [row["prompt"] for row in examples(folder, work)]

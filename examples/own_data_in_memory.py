@@ -6,8 +6,7 @@ python examples/own_data_in_memory.py [MODEL]
 import sys
 
 from align.core.seeds import RngStream
-from align.core.settings import ModelConfig
-from align.models.loading import load
+from align.models.loading import load_whole
 from align.runtime.distributed import compute_dtype
 from align.sampling.generation import SamplingParams, row_uniforms, sample
 from align.sft import SFTConfig, SFTTrainer
@@ -24,7 +23,7 @@ def main(model_name: str = "tiny-gpt2", output_dir: str = "runs/examples/own-dat
     config = SFTConfig(output_dir=output_dir, num_train_epochs=epochs, batch_size=3, learning_rate=3e-3, report_to=["none"])
     folder = SFTTrainer(model_name, DEMONSTRATIONS, config, validation_data=DEMONSTRATIONS).train()
 
-    loaded = load(ModelConfig(model=str(folder)), compute_dtype("auto"))
+    loaded = load_whole(str(folder), compute_dtype("auto"))
     prompt = loaded.tokenization.prompt_ids(({"role": "user", "content": "Name a moon of Mars."},))
     greedy = SamplingParams(max_new_tokens=16, temperature=0.0)
     uniforms = row_uniforms(1, greedy, 0, RngStream.SAMPLE_COMMAND)

@@ -1,30 +1,25 @@
 """Loading of models: folders, hub names, built-in models, LoRA adapters, models in memory; never by pickle."""
 
 import copy
-import os
-from collections.abc import Iterable
-from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from peft import PeftConfig, PeftModel, get_peft_model
-from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from align.core.errors import UserError, first_line, reason
 from align.core.settings import ModelConfig
 from align.model_registry.registry import resolve_model
 from align.models.adapters import copy_adapter, faster_lora, load_adapter, merge_adapter
-from align.models.backbone import Backbone, is_classifier, wrap
+from align.models.backbone import Backbone, wrap
 from align.models.backbone.kinds import (
     attention_kernel,
     has_separate_encoder,
     is_encoder,
     make_prefix_lm,
     model_class,
-    new_modules,
     prepare_model,
     require_language_model,
     use_block_attention,
@@ -39,9 +34,8 @@ from align.models.configs import (
 )
 from align.models.lora import START_ADAPTER, new_lora_config, prepared_lora_config, require_same_lora, train_active_adapter
 from align.models.vocabulary import require_rows, require_vocabulary, require_vocabulary_of, rows_of_texts, vocabulary_rows
+from align.models.weights import load_weights, require_finite
 from align.runtime.distributed import compute_dtype, computes_on_cpu
-from align.runtime.progress import console
-from align.runtime.sharding import Sharder, loading_accelerator, local_shard, min_while_loading
 from align.tokenization import Tokenization, load_tokenization, make_tokenization
 
 
@@ -85,27 +79,61 @@ def load(
         UserError: if the model cannot be loaded, its architecture is not supported, or it is an adapter with other LoRA
             settings than the config has.
     """
-    source = str(resolve_model(config.model))
-    base, is_adapter = base_of(source)
-    if not allow_reward_model:
-        require_language_model(load_config(base), config.model)
-    model = load_weights(base, dtype)
-    if model.get_output_embeddings() is None and not allow_reward_model:
-        raise UserError(f"model '{config.model}': it is a reward model without an LM head, so it cannot generate text")
-    if prefix_lm or (is_adapter and reads_prompts_whole(source)):
-        make_prefix_lm(model.config, config.model)
-    tokenization = _load_tokenization(config, model, source, base)
+    stored = _read(config.model, dtype, config.chat_template, allow_reward_model, prefix_lm)
+    model, tokenization, folder, base, is_adapter = stored
     if not is_adapter:
         return _with_fresh_adapter(model, tokenization, base, config, adapter, peft_config=peft_config)
     if peft_config is not None:
         raise UserError(f"model '{config.model}' is an adapter, which training continues: leave out peft_config")
-    peft_model = load_adapter(model, source, START_ADAPTER if config.lora_r else "merged")
     if not config.lora_r:
-        merged = merge_adapter(peft_model, source).requires_grad_(True)  # PEFT had frozen the base
-        return _finish(config, LoadedModel(wrap(merged), tokenization, base))
+        return _finish(config, _whole(stored))
+    peft_model = load_adapter(model, folder, START_ADAPTER)
     require_same_lora(config, model, peft_model.peft_config[START_ADAPTER])
     copy_adapter(peft_model, START_ADAPTER, adapter)
     return _finish(config, LoadedModel(wrap(model, faster_lora(peft_model)), tokenization, base, adapter, START_ADAPTER))
+
+
+def load_whole(
+    name: str,
+    dtype: torch.dtype,
+    chat_template: str = "auto",
+    allow_reward_model: bool = False,
+) -> LoadedModel:
+    """Load a model without an adapter of its own; a saved adapter is merged into its base. Raises the errors of `load`."""
+    return _whole(_read(name, dtype, chat_template, allow_reward_model))
+
+
+class _Stored(NamedTuple):
+    """A model as it is stored: the weights of its folder, or of the base if the folder is an adapter."""
+
+    model: PreTrainedModel
+    tokenization: Tokenization
+    folder: str
+    base: str
+    is_adapter: bool
+
+
+def _read(
+    name: str, dtype: torch.dtype, chat_template: str, allow_reward_model: bool = False, prefix_lm: bool = False
+) -> _Stored:
+    folder = str(resolve_model(name))
+    base, is_adapter = base_of(folder)
+    if not allow_reward_model:
+        require_language_model(load_config(base), name)
+    model = load_weights(base, dtype)
+    if model.get_output_embeddings() is None and not allow_reward_model:
+        raise UserError(f"model '{name}': it is a reward model without an LM head, so it cannot generate text")
+    if prefix_lm or (is_adapter and reads_prompts_whole(folder)):
+        make_prefix_lm(model.config, name)
+    return _Stored(model, _load_tokenization(model, name, chat_template, folder, base), folder, base, is_adapter)
+
+
+def _whole(stored: _Stored) -> LoadedModel:
+    model = stored.model
+    if stored.is_adapter:
+        merged = merge_adapter(load_adapter(model, stored.folder, "merged"), stored.folder)
+        model = merged.requires_grad_(True)  # PEFT had frozen the base
+    return LoadedModel(wrap(model), stored.tokenization, stored.base)
 
 
 def load_frozen(
@@ -117,8 +145,7 @@ def load_frozen(
     allow_reward_model: bool = False,
 ) -> LoadedModel:
     """Load a model without gradients, in evaluation mode, on a device (default: the GPU if there is one)."""
-    settings = ModelConfig(model=model, chat_template=chat_template, dtype=dtype)  # type: ignore[arg-type]
-    loaded = load(settings, compute_dtype(dtype), allow_reward_model=allow_reward_model)
+    loaded = load_whole(model, compute_dtype(dtype), chat_template, allow_reward_model)
     loaded.backbone.to(device or ("cuda" if torch.cuda.is_available() else "cpu")).eval().requires_grad_(False)
     return loaded
 
@@ -157,7 +184,7 @@ def load_on_meta(
     except Exception as error:  # a config from elsewhere can be wrong in any way
         raise UserError(f"model '{config.model}': its config cannot be used ({reason(error)})") from error
     prepare_model(model)
-    tokenization = _load_tokenization(config, model, source, base)
+    tokenization = _load_tokenization(model, config.model, config.chat_template, source, base)
     with torch.device("meta"):
         loaded = _with_fresh_adapter(model, tokenization, base, config, adapter, check=False)
     loaded.backbone.shares_prompts = not is_encoder(model.config)
@@ -257,15 +284,15 @@ def _prepare_object(model: PreTrainedModel) -> None:
     model.set_attn_implementation(attention_kernel(model.config))
 
 
-def _load_tokenization(config: ModelConfig, model: PreTrainedModel, source: str, base: str) -> Tokenization:
+def _load_tokenization(model: PreTrainedModel, name: str, chat_template: str, source: str, base: str) -> Tokenization:
     """Load the tokenization of a model, with the end tokens of the generation config in its folder, or of its base."""
     generation = stored_generation_config(source)
     if generation is None and base != source:
         generation = stored_generation_config(base)
     ends = partial(end_ids, generation, model.config)
     encoder_decoder = has_separate_encoder(model.config)
-    tokenization = load_tokenization(source, config.chat_template, is_encoder(model.config), ends, encoder_decoder)
-    require_vocabulary(model, tokenization, config.model)
+    tokenization = load_tokenization(source, chat_template, is_encoder(model.config), ends, encoder_decoder)
+    require_vocabulary(model, tokenization, name)
     return tokenization
 
 
@@ -318,62 +345,3 @@ def _recompute_activations(backbone: Backbone, adapter: str | None = None) -> No
     backbone.model.gradient_checkpointing_enable(settings)
     if adapter:
         backbone.model.enable_input_require_grads()
-
-
-def load_weights(source: str, dtype: torch.dtype) -> PreTrainedModel:
-    """Load a transformers model from safetensors in its class.
-
-    Raises:
-        UserError: if the weights are missing, broken, or only there as pickle.
-    """
-    config = load_config(source)
-    accelerator = loading_accelerator()
-    sharder = Sharder(accelerator, dtype) if accelerator else None
-    try:
-        with sharder.shard_on_load() if sharder else nullcontext():
-            model, report = model_class(config).from_pretrained(
-                source,
-                config=config,
-                dtype=dtype,
-                use_safetensors=True,
-                attn_implementation=attention_kernel(config),
-                output_loading_info=True,
-            )
-    except Exception as error:  # an external config or index can be wrong in any way
-        if type(error).__name__ == "SafetensorError":  # a type of its own for a broken file
-            raise UserError(f"model '{source}': its weights are broken ({first_line(error)})") from error
-        raise UserError(f"model '{source}': its weights cannot be loaded ({reason(error)})") from error
-    if sharder:
-        sharder.finish(model)
-    prepare_model(model)
-    # transformers makes up at random what is missing; that is right only for what a task adds to a pretrained encoder.
-    added = () if is_classifier(config) else new_modules(model)
-    missing = [key for key in report["missing_keys"] if not key.startswith(added)]
-    if missing:
-        raise UserError(f"model '{source}': its weights lack '{min(missing)}'")
-    _say_what_is_not_read(source, sorted(report["unexpected_keys"]))
-    require_finite(model.named_parameters(), f"model '{source}'")
-    return cast(PreTrainedModel, model)
-
-
-def _say_what_is_not_read(source: str, names: list[str]) -> None:
-    """Name weights that the model's class has no place for, such as TRL's value head (`v_head`)."""
-    if names and os.environ.get("RANK", "0") == "0":
-        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-        console.print(
-            f"model '{source}': weights that are not part of the model are not read: {', '.join(names[:3])}{more}",
-            highlight=False,
-            markup=False,
-        )
-
-
-@torch.no_grad()
-def require_finite(weights: Iterable[tuple[str, Tensor]], owner: str) -> None:
-    """Raise a UserError that names their `owner` if a number of some weights, given by name, is not finite."""
-    listed = list(weights)
-    shards = (local_shard(weight) for _, weight in listed)  # NaN passes through aminmax
-    bad = (n for n, part in enumerate(shards) if part.numel() and not all(map(torch.isfinite, torch.aminmax(part))))
-    first = min_while_loading(next(bad, len(listed)))  # of a weight that is sharded, each process has seen its part
-    if first < len(listed):
-        name = listed[first][0]
-        raise UserError(f"{owner}: its weight '{name}' holds NaN or infinite numbers; take an earlier checkpoint of it")

@@ -35,7 +35,7 @@ from align.models.backbone.classifier import (
 from align.models.checkpoint import finish_folder, require_savable, save_adapter
 from align.models.configs import load_config
 from align.models.heads import RewardModel, ScalarHead
-from align.models.loading import LoadedModel, from_objects, load, read_by_ids_of
+from align.models.loading import LoadedModel, from_objects, load_whole, read_by_ids_of
 from align.models.vocabulary import vocabulary_rows
 from align.runtime.distributed import compute_dtype
 from align.runtime.gathering import gathered_parameters
@@ -223,7 +223,7 @@ def load_reward_model(
         UserError: if it is not a model of that kind.
     """
     require_reward_model(folder, kind)
-    loaded = load(ModelConfig(model=folder), compute_dtype(dtype), allow_reward_model=True)
+    loaded = load_whole(folder, compute_dtype(dtype), allow_reward_model=True)
     if not is_reward_model(folder, kind):
         return _external_reward(folder, loaded, chat_template)
     head, mean = load_head(folder, loaded.backbone, kind)

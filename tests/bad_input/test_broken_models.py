@@ -94,8 +94,9 @@ def test_a_broken_config(kind, model):
 
 def test_the_memory_check_ends_at_once_for_millions_of_layers(model):
     change(model / "config.json", CONFIGS["millions of layers"])
+    config = SFTConfig(model=str(model), output_dir="run")
     with pytest.raises(UserError, match="num_hidden_layers 5000000, but a model has 1 to"):
-        Memory(Accelerator(cpu=True), SFTConfig(model=str(model), output_dir="run")).check_before_load()
+        Memory(Accelerator(cpu=True), config, config).check_before_load()
 
 
 @pytest.mark.parametrize("kind", ADAPTERS)

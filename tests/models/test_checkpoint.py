@@ -14,8 +14,9 @@ from align.core.errors import UserError
 from align.core.settings import ModelConfig
 from align.models.checkpoint import save_model, weights_of
 from align.models.heads import LanguageModel, ScalarHead
-from align.models.loading import load, load_weights
+from align.models.loading import load
 from align.models.roles import ActorCritic
+from align.models.weights import load_weights
 from tests.models.adapters import PROMPT, PROMPTS, RESPONSE, RESPONSES
 from tests.refusals import refusal
 

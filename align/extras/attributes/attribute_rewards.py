@@ -9,13 +9,13 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor
 
-from align.core.settings import ModelConfig, Settings, option
+from align.core.settings import Settings, option
 from align.data.conversation import segment_ends
 from align.extras.attributes.expressions import Expression
 from align.extras.attributes.generative import GenerativeModel, Questions
 from align.extras.attributes.model import AttributeModel, form_of, heads_of, in_label_units, load_attribute_model
 from align.models.backbone import flops_profile
-from align.models.loading import LoadedModel, load
+from align.models.loading import LoadedModel, load_whole
 from align.ppo.extensions import Extension, TrainingContext
 from align.ppo.records import RoleOutputs, Rollout
 from align.ppo.scoring_models import require_readable
@@ -76,7 +76,7 @@ class AttributeScorer:
 
 def load_generative_model(folder: str, dtype: str) -> tuple[GenerativeModel, LoadedModel]:
     """Load an attribute model of the generative form to score with: adapters merged, nothing trainable."""
-    loaded = load(ModelConfig(model=folder), compute_dtype(dtype))
+    loaded = load_whole(folder, compute_dtype(dtype))
     model = GenerativeModel(loaded.backbone, Questions(heads_of(folder), loaded.tokenization))
     return model.eval().requires_grad_(False), loaded
 

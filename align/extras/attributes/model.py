@@ -12,12 +12,11 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from align.core.errors import UserError, first_line
 from align.core.files import read_json
-from align.core.settings import ModelConfig
 from align.core.tensor_ops import Padded
 from align.models.backbone import Backbone
 from align.models.checkpoint import save_model, weights_of
 from align.models.heads import Float32Linear
-from align.models.loading import LoadedModel, load
+from align.models.loading import LoadedModel, load_whole
 from align.reward.checkpoint import ATTRIBUTE, HEAD, require_reward_model, save_reward_model
 from align.runtime.distributed import compute_dtype
 
@@ -93,7 +92,7 @@ def load_attribute_model(folder: str, dtype: str = "auto") -> tuple[AttributeMod
         UserError: if it is not one, or broken.
     """
     require_reward_model(folder, ATTRIBUTE)
-    loaded = load(ModelConfig(model=folder), compute_dtype(dtype), allow_reward_model=True)
+    loaded = load_whole(folder, compute_dtype(dtype), allow_reward_model=True)
     model = AttributeModel(loaded.backbone, heads_of(folder))
     try:
         stored = load_file(Path(folder) / HEAD)

@@ -17,10 +17,10 @@ from torch import Tensor
 
 from align.core.errors import UserError, first_line
 from align.core.files import resolve_path
-from align.core.settings import ModelConfig, Settings, option
+from align.core.settings import Settings, option
 from align.data.records import Conversation
 from align.models.heads import LanguageModel
-from align.models.loading import LoadedModel, load
+from align.models.loading import LoadedModel, load_whole
 from align.ppo.extensions import Extension, TrainingContext
 from align.ppo.records import Rollout
 from align.reward.rankings import pack_rankings, score_rankings
@@ -170,7 +170,7 @@ def load_rubrics(
     Raises:
         UserError: if a rubric or the model cannot be loaded.
     """
-    loaded = load(ModelConfig(model=settings.model), compute_dtype(dtype))
+    loaded = load_whole(settings.model, compute_dtype(dtype))
     return read_rubrics(settings.files), RubricJudge(loaded, accelerator, budget)
 
 
