@@ -40,7 +40,7 @@ def train(
     config: SFTConfig,
     loaded: LoadedModel,
     engine: TrainEngine,
-    batches: DataOrder[EncodedDemonstration],
+    order: DataOrder[EncodedDemonstration],
     held_out: list[EncodedDemonstration],
 ) -> Path:
     """Fine-tune a model from the last checkpoint on; return the folder of the best model.
@@ -52,13 +52,13 @@ def train(
     run, budget = engine.run, config.micro_batch_tokens
     profile = flops_profile(loaded.backbone, loaded.adapter)
     loss_of = partial(batch_loss, engine.module, device=run.accelerator.device)
-    loop = EpochLoop(engine, batches, config.eval_steps)
-    loop.measure_largest_micro_batch(((batch, token_counts(batch)) for batch in batches.first_batches()), loss_of)
+    loop = EpochLoop(engine, order, config.eval_steps)
+    loop.measure_largest_micro_batch(((batch, token_counts(batch)) for batch in order.first_batches()), loss_of)
     if not loop.done:
         run.log(0, evaluate(engine, held_out, budget))
 
     for update in loop.updates():
-        batch = batches.batch(update)
+        batch = order.batch(update)
         lengths = token_counts(batch)
         plan = micro_batches(range(len(batch)), lengths, budget, run.accelerator)
         with loop.learning(update, batch, loaded.tokenization):
@@ -180,18 +180,18 @@ class SFTTrainer:
         encode = partial(encode_demonstrations, limits=config.limits, skip_bad_rows=config.skip_bad_rows, loaded=loaded)
         data = (train_data, validation_data)
         mixed, self.held_out = encode_split(*data, encode, config.task_prefixes, config.validation_split)
-        self.batches = DataOrder(mixed, config.seed, config.batch_size, config.mixing_cap)
+        self.order = DataOrder(mixed, config.seed, config.batch_size, config.mixing_cap)
         number = counted(len(mixed.examples), "example")
         run.print(f"sft: {number} to learn from, {len(self.held_out)} held out; model {run.model_config.model}")
         module = LanguageModel(loaded.backbone, loaded.adapter)
         run.print(run.memory.check(module))
-        self.engine = build_engine(run, module, self.batches.updates(config.num_train_epochs))
+        self.engine = build_engine(run, module, self.order.updates(config.num_train_epochs))
 
     def train(self) -> Path:
         """Train from the last checkpoint on; return the folder of the best model."""
         if self.config.dry_run:
-            return EpochLoop(self.engine, self.batches, self.config.eval_steps).end_dry_run()
-        return train(self.config, self.loaded, self.engine, self.batches, self.held_out)
+            return EpochLoop(self.engine, self.order, self.config.eval_steps).end_dry_run()
+        return train(self.config, self.loaded, self.engine, self.order, self.held_out)
 
 
 def run_sft(config: SFTConfig) -> Path:
