@@ -93,8 +93,10 @@ def never_read(tokenization: Tokenization) -> frozenset[int]:
     return tokenization.chat.special_ids - tokenization.written_ids()
 
 
-def stored_tokenizer(source: str) -> PreTrainedTokenizerBase | None:
+def stored_tokenizer(source: str | None) -> PreTrainedTokenizerBase | None:
     """Return the tokenizer in the folder or the hub's cache that a model in memory came from, or None."""
+    if not source:
+        return None
     try:
         found: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
             source, local_files_only=True, trust_remote_code=False
