@@ -274,7 +274,7 @@ def backbone(sharp_backbones, tiny_name) -> Backbone:
 
 @pytest.fixture
 def make_run(tmp_path) -> Callable[..., Run]:
-    """`make_run(SFTConfig, "sft", batch_size=4)`: a real run in a fresh folder, float32, without trackers."""
+    """`make_run(SFTConfig, "sft", prompt_loss_weight=0.5)`: a real run in a fresh folder, float32, without trackers."""
     from align.training.run import Run
 
     made = []

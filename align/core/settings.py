@@ -346,6 +346,9 @@ class MixtureConfig(Settings):
     mixing_cap: int = option(
         0, "examples above which a larger source of train_data gets no larger share (T5's K); 0: none", ge=0
     )
+    mixing_temperature: float = option(
+        1.0, "shares of the sources to the power 1 / this (T5's T): 1 as large as they are, 1000 nearly equal", ge=1
+    )
     task_prefixes: list[str] = option(
         [], "a text for each source of train_data that its prompts begin with, such as 'summarize: ' (T5), '' for none"
     )

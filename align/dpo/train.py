@@ -272,7 +272,7 @@ class DPOTrainer:
         run.print(f"dpo: {counts}; model {run.model_config.model}")
         module = LanguageModel(loaded.backbone, loaded.adapter)
         warn_if_prompts_are_reread(run, loaded.backbone, (len(ranking.responses) for ranking in mixed.examples))
-        self.order = DataOrder(mixed, config.seed, config.batch_size, config.mixing_cap)
+        self.order = DataOrder(mixed, config.seed, config.batch_size, config.mixing_cap, config.mixing_temperature)
         run.print(run.memory.check(module))
         self.engine = build_engine(run, module, self.order.updates(config.num_train_epochs))
 

@@ -27,7 +27,7 @@ from align.reward.rankings import group_flops
 from align.runtime.distributed import compute_dtype
 from align.sampling.generation import SamplingParams
 from align.sft.config import SFTConfig
-from align.sft.train import example_flops
+from align.sft.train import example_flops, require_prompt_in_row
 from align.tokenization.encoded import EncodedPrompt
 from align.training.data_order import DataOrder
 from align.training.memory import weights_bytes
@@ -64,10 +64,11 @@ def sft_work(config: SFTConfig) -> StageWork:
         UserError: for a mistake in the settings, the model or the data.
     """
     loaded = load_on_meta(config, compute_dtype(config.dtype), prefix_lm=config.prefix_lm)
+    require_prompt_in_row(loaded, config.prompt_loss_weight)
     read = partial(encode_demonstrations, loaded=loaded, limits=config.limits, skip_bad_rows=config.skip_bad_rows)
     examples, epochs = _mixture(config, read)
     profile = flops_profile(loaded.backbone, loaded.adapter)
-    learned = [example_flops(profile, example) for example in examples]
+    learned = [example_flops(profile, example, config.prompt_loss_weight) for example in examples]
     return _learning(config, epochs, learned, loaded)
 
 
@@ -156,7 +157,7 @@ def _mixture(
     config: SFTConfig | RewardConfig, read: Callable[[Any], list[Example]]
 ) -> tuple[list[Example], DataOrder[Example]]:
     mixed, _ = hold_out(encode_mixture(config.train_data, read, config.task_prefixes), config.validation_split)
-    return mixed.examples, DataOrder(mixed, config.seed, config.batch_size, config.mixing_cap)
+    return mixed.examples, DataOrder(mixed, config.seed, config.batch_size, config.mixing_cap, config.mixing_temperature)
 
 
 def _learning(

@@ -239,7 +239,7 @@ class RewardTrainer:
         freeze_unused_lm_head(loaded.backbone)
         module = RewardModel(loaded.backbone, initial_head(name, loaded.backbone), loaded.adapter)
         warn_if_prompts_are_reread(run, loaded.backbone, (len(ranking.responses) for ranking in mixed.examples))
-        self.order = DataOrder(mixed, config.seed, config.batch_size, config.mixing_cap)
+        self.order = DataOrder(mixed, config.seed, config.batch_size, config.mixing_cap, config.mixing_temperature)
         run.print(run.memory.check(module))
         self.engine = build_engine(run, module, self.order.updates(config.num_train_epochs))
 

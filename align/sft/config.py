@@ -26,6 +26,11 @@ class SFTConfig(MixtureConfig, SplitConfig, SequenceConfig, EpochConfig, ModelCo
     validation_data: str = option("", "held-out demonstrations, which select the best model; empty: none")
     num_train_epochs: int = option(1, "passes over the training data (InstructGPT: 16)")
     batch_size: int = option(32, "examples in one update, over all processes")
+    prompt_loss_weight: float = option(
+        0.0,
+        "weight of a language-model loss on the prompt, added to the loss on the response (GPT-1, section 3.2: 0.5)",
+        ge=0,
+    )
     max_response_tokens: int = option(1024, "longest response, in tokens; in a conversation all turns after the first")
     prefix_lm: bool = option(
         False,

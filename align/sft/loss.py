@@ -5,12 +5,28 @@ from torch import Tensor
 from align.core.tensor_ops import masked_sum
 
 
-def demonstration_loss(log_probs: Tensor, mask: Tensor, count: int) -> Tensor:
-    """Negative log-likelihood of the assistant's tokens: a micro-batch's share of the mean over the global batch.
+def demonstration_loss(
+    log_probs: Tensor,
+    response_mask: Tensor,
+    prompt_mask: Tensor,
+    response_count: int,
+    prompt_count: int,
+    prompt_weight: float,
+) -> Tensor:
+    """Negative log-likelihood of the assistant's tokens, and of the prompt's at a weight.
+
+    With weight lambda this is GPT-1's L3 = L2 + lambda L1 (Radford et al. 2018, equation 5), each a mean over its kind
+    of tokens in the global batch.
 
     Args:
         log_probs: [B, T] of a micro-batch.
-        mask: [B, T] bool, the assistant's tokens.
-        count: tokens of `mask` in the global batch.
+        response_mask: [B, T] bool, the assistant's tokens.
+        prompt_mask: [B, T] bool, the prompt's tokens.
+        response_count: tokens of `response_mask` in the global batch.
+        prompt_count: tokens of `prompt_mask` in the global batch.
+        prompt_weight: lambda; 0 leaves the prompt out.
     """
-    return -masked_sum(log_probs, mask) / max(1, count)
+    loss = -masked_sum(log_probs, response_mask) / max(1, response_count)
+    if prompt_weight:
+        loss = loss - prompt_weight * masked_sum(log_probs, prompt_mask) / max(1, prompt_count)
+    return loss

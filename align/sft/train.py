@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerBase
 from align.batches.encoding import Data, encode_demonstrations
 from align.batches.micro_batches import micro_batches
 from align.batches.mixtures import TrainingData, encode_split
-from align.core.errors import counted
+from align.core.errors import UserError, counted
 from align.core.launch import run_stage
 from align.core.tensor_ops import Padded
 from align.models.backbone import flops_profile
@@ -49,9 +49,9 @@ def train(
         engine: of a `LanguageModel`.
         held_out: demonstrations that choose the best model; may be empty.
     """
-    run, budget = engine.run, config.micro_batch_tokens
+    run, budget, prompt_weight = engine.run, config.micro_batch_tokens, config.prompt_loss_weight
     profile = flops_profile(loaded.backbone, loaded.adapter)
-    loss_of = partial(batch_loss, engine.module, device=run.accelerator.device)
+    loss_of = partial(batch_loss, engine.module, prompt_weight=prompt_weight, device=run.accelerator.device)
     loop = EpochLoop(engine, order, config.eval_steps)
     loop.measure_largest_micro_batch(((batch, token_counts(batch)) for batch in order.first_batches()), loss_of)
     if not loop.done:
@@ -66,7 +66,7 @@ def train(
                 loss, sums = loss_of([batch[row] for row in rows], batch)
                 engine.backward(loss, sums)
             step = engine.step(update)
-        flops = sum(example_flops(profile, example) for example in batch)
+        flops = sum(example_flops(profile, example, prompt_weight) for example in batch)
         metrics = engine.sums | step | loop.costs(sum(lengths), flops)
         if loop.evaluates(update):
             metrics |= evaluate(engine, held_out, budget)
@@ -86,6 +86,7 @@ def batch_loss(
     model: nn.Module,
     examples: Sequence[EncodedDemonstration],
     batch: Sequence[EncodedDemonstration],
+    prompt_weight: float,
     device: torch.device,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Return a micro-batch's share of the loss, and of its metrics.
@@ -94,20 +95,32 @@ def batch_loss(
         model: a `LanguageModel`, or the engine around it.
         examples: of the micro-batch.
         batch: the global batch, whose tokens the loss is a mean over.
+        prompt_weight: weight of the language-model loss on prompts.
     """
-    log_probs, mask = read_log_probs(model, examples, device)
-    loss = demonstration_loss(log_probs, mask, sum(sum(example.loss_mask) for example in batch))
-    return loss, {"tokens/trained": mask.sum()}
+    log_probs, in_response, in_prompt = read_log_probs(model, examples, prompt_weight > 0, device)
+    response_count = sum(sum(example.loss_mask) for example in batch)
+    prompt_count = sum(len(example.prompt) - 1 for example in batch)
+    loss = demonstration_loss(log_probs, in_response, in_prompt, response_count, prompt_count, prompt_weight)
+    return loss, {"tokens/trained": in_response.sum()}
 
 
 def read_log_probs(
-    model: nn.Module, examples: Sequence[EncodedDemonstration], device: torch.device
-) -> tuple[Tensor, Tensor]:
-    """Return log-probs [B, T] of the responses' tokens, and the mask [B, T] of the assistant's tokens that count."""
-    prompt = Padded.from_lists([example.prompt for example in examples]).to(device)
-    response = Padded.from_lists([example.response for example in examples]).to(device)
-    mask = Padded.from_lists([list(map(int, example.loss_mask)) for example in examples]).ids.to(device) > 0
-    return model(prompt, response, mask), mask
+    model: nn.Module, examples: Sequence[EncodedDemonstration], with_prompt: bool, device: torch.device
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return log-probs [B, T], and two masks [B, T]: the assistant's tokens that count, and the prompt's.
+
+    With the prompt in the loss, all of it but its first token is read as if it were part of the response.
+    """
+    cuts = [1 if with_prompt else len(example.prompt) for example in examples]
+    tails = [example.prompt[cut:] for example, cut in zip(examples, cuts, strict=True)]
+    pairs = list(zip(examples, tails, strict=True))
+    prompt = Padded.from_lists([example.prompt[:cut] for example, cut in zip(examples, cuts, strict=True)])
+    response = Padded.from_lists([tail + example.response for example, tail in pairs])
+    of_prompt = [[1] * len(tail) + [0] * len(example.response) for example, tail in pairs]
+    counted = [[0] * len(tail) + list(map(int, example.loss_mask)) for example, tail in pairs]
+    in_prompt, in_response = (Padded.from_lists(mask).ids.to(device) > 0 for mask in (of_prompt, counted))
+    log_probs = model(prompt.to(device), response.to(device), in_response | in_prompt)
+    return log_probs, in_response, in_prompt
 
 
 def token_counts(examples: Sequence[EncodedDemonstration]) -> list[int]:
@@ -115,9 +128,10 @@ def token_counts(examples: Sequence[EncodedDemonstration]) -> list[int]:
     return [len(example.prompt) + len(example.response) for example in examples]
 
 
-def example_flops(profile: FlopsProfile, example: EncodedDemonstration) -> float:
+def example_flops(profile: FlopsProfile, example: EncodedDemonstration, prompt_weight: float) -> float:
     """Return the FLOPs of learning from an example."""
-    return training_flops(profile, len(example.prompt), [len(example.response)], sum(example.loss_mask))
+    predicted = sum(example.loss_mask) + (len(example.prompt) - 1 if prompt_weight else 0)
+    return training_flops(profile, len(example.prompt), [len(example.response)], predicted)
 
 
 @torch.no_grad()
@@ -129,7 +143,7 @@ def evaluate(engine: TrainEngine, held_out: list[EncodedDemonstration], budget: 
     total = torch.zeros(2, dtype=torch.float64, device=accelerator.device)
     for part in micro_batches(range(len(held_out)), token_counts(held_out), budget, accelerator):
         examples = [held_out[row] for row in part.rows]
-        log_probs, mask = read_log_probs(engine.module, examples, accelerator.device)
+        log_probs, mask, _ = read_log_probs(engine.module, examples, False, accelerator.device)
         total += part.loss_weight * torch.stack([-(log_probs * mask).sum(), mask.sum()]).double()
     loss, count = sum_across_processes(total, accelerator).tolist()
     return {"validation/loss": loss / count, "validation/perplexity": math.exp(min(loss / count, 50.0))}
@@ -141,6 +155,15 @@ def save(loaded: LoadedModel, engine: TrainEngine, data: str, metrics: dict[str,
     weights = weights_of(loaded.backbone, engine.model_state())
     card = run.card("Supervised fine-tuned model", data, metrics)
     run_on_main(lambda: save_model(run.folder / "model", loaded, weights, card), run.accelerator)
+
+
+def require_prompt_in_row(loaded: LoadedModel, prompt_weight: float) -> None:
+    """Raise a UserError if the prompt is to be learned by a model that does not predict it."""
+    if prompt_weight and not loaded.backbone.causal:
+        raise UserError(
+            "prompt_loss_weight: this model reads its prompt whole (by an encoder, or prefix_lm) and predicts nothing of "
+            "it; set it to 0"
+        )
 
 
 class SFTTrainer:
@@ -177,10 +200,11 @@ class SFTTrainer:
         self.run = run = Run(source.settings(config), "sft")
         self.loaded = loaded = source.load(run)
         share_sequences(run, loaded.backbone, config.sequence_parallel)
+        require_prompt_in_row(loaded, config.prompt_loss_weight)
         encode = partial(encode_demonstrations, limits=config.limits, skip_bad_rows=config.skip_bad_rows, loaded=loaded)
         data = (train_data, validation_data)
         mixed, self.held_out = encode_split(*data, encode, config.task_prefixes, config.validation_split)
-        self.order = DataOrder(mixed, config.seed, config.batch_size, config.mixing_cap)
+        self.order = DataOrder(mixed, config.seed, config.batch_size, config.mixing_cap, config.mixing_temperature)
         number = counted(len(mixed.examples), "example")
         run.print(f"sft: {number} to learn from, {len(self.held_out)} held out; model {run.model_config.model}")
         module = LanguageModel(loaded.backbone, loaded.adapter)

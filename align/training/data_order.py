@@ -46,14 +46,15 @@ class DataOrder(Generic[Example]):
     """The order of training examples; a part of checkpoints.
 
     An epoch has as many examples as the sources have together. A source's share of it is its rate, as in T5 (Raffel et
-    al. 2020, section 3.5.2): weight x min(examples, cap), divided by the sum over the sources. A source whose share is
-    smaller or larger than itself continues in the next epoch where it stopped in this one, and after its last example starts
-    again in a new order. With the default rates, an epoch is one pass over everything.
+    al. 2020, section 3.5.2): weight x min(examples, cap), to the power 1 / temperature, divided by the sum over the
+    sources. A source whose share is smaller or larger than itself continues in the next epoch where it stopped in this one,
+    and after its last example starts again in a new order. With the default rates, an epoch is one pass over everything.
 
     Args:
         mixed: the examples of all sources.
         batch_size: examples of one update.
         cap: examples above which a larger source gets no larger share; 0: none.
+        temperature: of the shares; 1: as large as the sources are.
 
     Attributes:
         counts: examples of each source in an epoch.
@@ -62,11 +63,13 @@ class DataOrder(Generic[Example]):
         UserError: if a rate is so low that a source would have no example in an epoch.
     """
 
-    def __init__(self, mixed: MixedExamples[Example], seed: int, batch_size: int, cap: int = 0) -> None:
+    def __init__(
+        self, mixed: MixedExamples[Example], seed: int, batch_size: int, cap: int = 0, temperature: float = 1.0
+    ) -> None:
         self.examples, self.sizes, weights = mixed
         self.seed, self.batch_size = seed, batch_size
         self.updates_per_epoch = math.ceil(len(self.examples) / batch_size)
-        self.counts = _counts(self.sizes, weights, cap)
+        self.counts = _counts(self.sizes, weights, cap, temperature)
         self.digest = examples_digest(self.examples)
 
     def updates(self, epochs: int) -> int:
@@ -121,11 +124,12 @@ class DataOrder(Generic[Example]):
         return numpy.concatenate(parts) + sum(self.sizes[:source])
 
 
-def _counts(sizes: list[int], weights: Sequence[float], cap: int) -> list[int]:
+def _counts(sizes: list[int], weights: Sequence[float], cap: int, temperature: float) -> list[int]:
     """Examples of each source in an epoch, by the method of largest remainders."""
-    if len(set(weights)) == 1 and not cap:
+    if len(set(weights)) == 1 and not cap and temperature == 1:
         return sizes
-    rates = [weight * min(size, cap or size) for weight, size in zip(weights, sizes, strict=True)]
+    capped = [min(size, cap or size) for size in sizes]
+    rates = [(w * size) ** (1 / temperature) for w, size in zip(weights, capped, strict=True)]
     exact = [sum(sizes) * rate / sum(rates) for rate in rates]
     counts = [int(share) for share in exact]
     by_remainder = sorted(range(len(sizes)), key=lambda i: (counts[i] - exact[i], i))
@@ -134,7 +138,7 @@ def _counts(sizes: list[int], weights: Sequence[float], cap: int) -> list[int]:
     if 0 in counts:
         raise UserError(
             f"source {counts.index(0) + 1} of the training data would have none of an epoch's {sum(sizes)} examples: "
-            "raise its weight"
+            "raise its weight, or mixing_temperature"
         )
     return counts
 

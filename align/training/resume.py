@@ -21,7 +21,7 @@ MODEL_SETTINGS = (
 )
 # The number of an update decides which examples it reads. With other values it would read examples again and skip others.
 ORDER_SETTINGS = (
-    *("seed", "batch_size", "mixing_cap"),
+    *("seed", "batch_size", "mixing_cap", "mixing_temperature"),
     *("rollout_batch_size", "samples_per_prompt"),
 )
 SAME_ON_RESUME = (*MODEL_SETTINGS, *ORDER_SETTINGS)

@@ -148,9 +148,10 @@ EPOCHS = [
     *((name, [0, -1], [1]) for name in ("num_train_epochs", "batch_size", "max_prompt_tokens", "max_response_tokens")),
     ("eval_steps", [-1], [0]),
     ("mixing_cap", [-1], [0]),
+    ("mixing_temperature", [0.9], [1.0]),
 ]
 RANGES = {
-    SFTConfig: [*EPOCHS, ("sequence_parallel", [0], [1])],
+    SFTConfig: [*EPOCHS, ("prompt_loss_weight", [-0.1], [0.0, 0.5]), ("sequence_parallel", [0], [1])],
     RewardConfig: [*EPOCHS, ("centering_weight", [-0.01], [0.0])],
     DPOConfig: [*EPOCHS, ("beta", [0.0, -0.1, math.nan], [0.01]), ("label_smoothing", [-0.1, 0.5], [0.0, 0.49])],
     PPOConfig: [

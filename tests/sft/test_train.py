@@ -14,14 +14,17 @@ from align.training.start import build_engine
 from tests.models.losses import ADAPTER, assert_invariant, hand_turns, loss_of_rows
 
 
+@pytest.mark.parametrize("weight", [0.0, 0.5])
 @pytest.mark.parametrize("lora_r", [0, ADAPTER])
-def test_the_sft_loss(tiny_name, load_sharp, make_run, hand_rollout, lora_r):
+def test_the_sft_loss(tiny_name, load_sharp, make_run, hand_rollout, weight, lora_r):
+    if weight and not load_sharp(tiny_name).backbone.prompt_in_row:
+        weight = 0.0  # an encoder predicts nothing: refused by `encode`
     loaded = load_sharp(tiny_name, lora_r=lora_r)
-    run = make_run(SFTConfig, "sft")
+    run = make_run(SFTConfig, "sft", prompt_loss_weight=weight)
     engine = build_engine(run, LanguageModel(loaded.backbone, loaded.adapter), 1)
     turns = hand_turns(hand_rollout)
 
-    assert_invariant(engine, token_counts(turns), loss_of_rows(batch_loss, engine, turns))
+    assert_invariant(engine, token_counts(turns), loss_of_rows(batch_loss, engine, turns, prompt_weight=weight))
 
 
 @torch.no_grad()
@@ -36,7 +39,7 @@ def test_the_sft_loss_is_a_mean_over_tokens_not_over_rows(tiny_name, load_sharp,
             sums, count = sums - learn * float(every[place, token]), count + learn
     # Lengths 9, 1, 4, 7, 3, 6 lose 3, 0, 1, 2, 1, 2 tokens: 30 - 9 = 21 are learned.
     assert count == 21
-    loss, sums_of_batch = batch_loss(engine.module, turns, turns, loaded.backbone.device)
+    loss, sums_of_batch = batch_loss(engine.module, turns, turns, 0.0, loaded.backbone.device)
     assert float(sums_of_batch["tokens/trained"]) == 21
     assert float(loss) == pytest.approx(sums / 21, abs=1e-5)
 

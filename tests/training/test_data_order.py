@@ -19,9 +19,10 @@ def order_of(
     sizes: list[int],
     weights: Sequence[float] = (1.0,),
     cap: int = 0,
+    temperature: float = 1.0,
 ) -> DataOrder[int]:
     """The order of as many numbers as the sources have examples."""
-    return DataOrder(MixedExamples(list(range(sum(sizes))), sizes, list(weights)), seed, batch_size, cap)
+    return DataOrder(MixedExamples(list(range(sum(sizes))), sizes, list(weights)), seed, batch_size, cap, temperature)
 
 
 def epoch_of(epochs: DataOrder[int], number: int) -> list[int]:
@@ -43,16 +44,18 @@ def test_two_sources_without_rates_are_one_that_is_as_long_as_both():
 
 
 @pytest.mark.parametrize(
-    ("sizes", "weights", "cap", "counts"),
+    ("sizes", "weights", "cap", "temperature", "counts"),
     [
-        ([100, 300], [1, 1], 0, [100, 300]),
-        ([100, 300], [3, 1], 0, [200, 200]),  # 300 : 300
-        ([100, 300], [1, 1], 100, [200, 200]),  # min(300, 100): equal rates
-        ([3, 3, 3], [1, 1, 2], 0, [2, 2, 5]),  # 2.25, 2.25, 4.5: one is left over, and 0.5 is the largest rest
+        ([100, 300], [1, 1], 0, 1, [100, 300]),
+        ([100, 300], [3, 1], 0, 1, [200, 200]),  # 300 : 300
+        ([100, 300], [1, 1], 100, 1, [200, 200]),  # min(300, 100): equal rates
+        ([100, 400], [1, 1], 0, 2, [167, 333]),  # 10 : 20 of 500
+        ([10, 990], [1, 1], 0, 1e6, [500, 500]),
+        ([3, 3, 3], [1, 1, 2], 0, 1, [2, 2, 5]),  # 2.25, 2.25, 4.5: one is left over, and 0.5 is the largest rest
     ],
 )
-def test_rates_by_hand(sizes, weights, cap, counts):
-    assert order_of(0, 8, sizes, weights, cap).counts == counts
+def test_rates_by_hand(sizes, weights, cap, temperature, counts):
+    assert order_of(0, 8, sizes, weights, cap, temperature).counts == counts
 
 
 @settings(deadline=None, max_examples=60)

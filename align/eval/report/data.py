@@ -14,7 +14,7 @@ from align.eval.results import Evaluation, read_evaluations
 from align.reward.rankings import ScoredRanking
 
 STAGES = {
-    "sft": ("Supervised fine-tuning", "prefix_lm"),
+    "sft": ("Supervised fine-tuning", "prompt_loss_weight"),
     "reward": ("Reward model", "centering_weight"),
     "dpo": ("DPO", "label_smoothing"),
     "ppo": ("PPO", "rollout_batch_size"),

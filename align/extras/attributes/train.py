@@ -163,7 +163,9 @@ class AttributeTrainer:
         listed = ", ".join(f"{head.name} ({head.kind})" for head in heads)
         run.print(f"attributes: {counted(len(examples), 'example')}, {len(self.held_out)} held out; {config.form}: {listed}")
         mixed = MixedExamples(examples, sizes, weights)
-        self.order: DataOrder[Any] = DataOrder(mixed, config.seed, config.batch_size, config.mixing_cap)
+        self.order: DataOrder[Any] = DataOrder(
+            mixed, config.seed, config.batch_size, config.mixing_cap, config.mixing_temperature
+        )
         run.print(run.memory.check(module))
         self.engine = build_engine(run, module, self.order.updates(config.num_train_epochs))
 

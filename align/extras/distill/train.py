@@ -327,7 +327,7 @@ class DistillTrainer:
         )
         place_frozen_model(loaded.backbone, run.accelerator)
         module = Predictor(self.loaded.backbone)
-        self.order = DataOrder(mixed, config.seed, config.batch_size, config.mixing_cap)
+        self.order = DataOrder(mixed, config.seed, config.batch_size, config.mixing_cap, config.mixing_temperature)
         run.print(run.memory.check(module, [loaded.backbone]))
         self.engine = build_engine(run, module, self.order.updates(config.num_train_epochs))
 

@@ -31,7 +31,7 @@ def make_runs(folder: Path) -> Path:
     sft[0] |= {"validation/loss": 3.5, "validation/perplexity": 33.1}
     sft[2] |= {"validation/loss": 1.25, "validation/perplexity": 3.49}
     write_lines(folder / "sft/metrics.jsonl", sft)
-    (folder / "sft/config.yaml").write_text(f"model: tiny-llama\noutput_dir: {folder}/sft\nprefix_lm: false\n")
+    (folder / "sft/config.yaml").write_text(f"model: tiny-llama\noutput_dir: {folder}/sft\nprompt_loss_weight: 0.0\n")
 
     write_lines(
         folder / "reward/metrics.jsonl", [{"update": 1, "ranking_loss": 0.7, "accuracy": 0.5, "validation/loss": 0.6}]
