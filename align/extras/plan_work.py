@@ -23,7 +23,7 @@ from align.ppo.extensions.ptx import PtxExamples
 from align.ppo.flops import RoleFlopsProfiles, phase_flops
 from align.ppo.rollout import prompts_of_update
 from align.reward.config import RewardConfig
-from align.reward.rankings import group_flops
+from align.reward.train import example_flops as ranking_flops
 from align.runtime.distributed import compute_dtype
 from align.sampling.generation import SamplingParams
 from align.sft.config import SFTConfig
@@ -77,9 +77,10 @@ def reward_work(config: RewardConfig) -> StageWork:
     loaded = load_on_meta(config, compute_dtype(config.dtype), REWARD_ADAPTER, allow_reward_model=True)
     read = partial(encode_rankings, loaded=loaded, limits=config.limits, skip_bad_rows=config.skip_bad_rows)
     rankings, epochs = _mixture(config, read)
-    freeze_unused_lm_head(loaded.backbone)
+    if not config.lm_loss_weight:
+        freeze_unused_lm_head(loaded.backbone)
     profile = flops_profile(loaded.backbone, loaded.adapter)
-    learned = [group_flops(loaded.backbone, profile, ranking) for ranking in rankings]
+    learned = [ranking_flops(loaded.backbone, profile, ranking, config.lm_loss_weight) for ranking in rankings]
     return _learning(config, epochs, learned, loaded)
 
 

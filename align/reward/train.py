@@ -19,10 +19,11 @@ from align.batches.mixtures import TrainingData, encode_split, is_given
 from align.core.errors import UserError, counted
 from align.core.files import write_json
 from align.core.launch import run_stage
+from align.core.tensor_ops import Padded
 from align.data.records import Demonstration
 from align.models.backbone import Backbone, flops_profile
 from align.models.checkpoint import weights_of
-from align.models.heads import RewardModel
+from align.models.heads import RewardModel, ScalarHead, response_log_probs
 from align.models.loading import LoadedModel, freeze_unused_lm_head
 from align.models.roles import REWARD_ADAPTER
 from align.reward.checkpoint import initial_head, require_savable_classifier, save_reward_model
@@ -33,12 +34,14 @@ from align.reward.rankings import (
     group_flops,
     group_sizes,
     label_pairs,
+    pack_rankings,
     ranking_metrics,
     reward_rankings,
     score_rankings,
     with_rewards,
 )
 from align.runtime.distributed import run_on_main
+from align.runtime.flops import FlopsProfile
 from align.tokenization import encode_demonstration
 from align.tokenization.encoded import EncodedRanking
 from align.training.data_order import DataOrder
@@ -69,13 +72,14 @@ def train(
         held_out: rankings that choose the best model; may be empty.
         demonstrated: responses whose mean reward becomes 0; may be empty.
     """
-    run, budget, backbone = engine.run, config.micro_batch_tokens, loaded.backbone
+    run, budget, backbone, lm_weight = engine.run, config.micro_batch_tokens, loaded.backbone, config.lm_loss_weight
     profile = flops_profile(backbone, loaded.adapter)
     loss_of = partial(
         batch_loss,
         engine.module,
         soft_targets=config.soft_targets,
         centering_weight=config.centering_weight,
+        lm_weight=lm_weight,
         device=run.accelerator.device,
     )
     loop = EpochLoop(engine, order, config.eval_steps)
@@ -93,7 +97,7 @@ def train(
             step = engine.step(update)
         metrics = dict(engine.sums)
         metrics["reward/mean"] = metrics.pop("reward_sum") / sum(len(ranking.responses) for ranking in batch)
-        flops = sum(group_flops(backbone, profile, ranking) for ranking in batch)
+        flops = sum(example_flops(backbone, profile, ranking, lm_weight) for ranking in batch)
         metrics |= step | loop.costs(sum(sizes), flops)
         if loop.evaluates(update):
             found, scored = evaluate(engine, backbone, held_out, budget)
@@ -116,18 +120,20 @@ def batch_loss(
     batch: Sequence[EncodedRanking],
     soft_targets: bool,
     centering_weight: float,
+    lm_weight: float,
     device: torch.device,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Return a micro-batch's share of the loss, and of its metrics.
 
     Args:
-        model: a `RewardModel`.
+        model: a `RewardModel`, or a `RewardLanguageModel` if `lm_weight` is not 0.
         rankings: of the micro-batch.
         batch: the global batch.
         soft_targets: whether the pairs' probabilities are learned instead of a sure order.
         centering_weight: of the term that keeps rewards near 0.
+        lm_weight: of the language-model loss on the best responses.
     """
-    rewards = reward_rankings(model, rankings, device)
+    rewards, lm_loss = read_rewards(model, rankings, lm_weight > 0, device)
     pairs = label_pairs(rankings, soft_targets).to(device)
     loss = ranking_loss(rewards, pairs)
     is_right = (rewards[pairs.better] > rewards[pairs.worse]).float()
@@ -138,7 +144,49 @@ def batch_loss(
     }
     if centering_weight:
         loss = loss + centering_weight * centering_loss(rewards, pairs)
-    return loss / len(batch), sums
+    loss = loss / len(batch)
+    if lm_loss is not None:
+        sums["lm_loss"] = lm_loss / sum(sum(best_tokens(ranking)) for ranking in batch)
+        loss = loss + lm_weight * sums["lm_loss"]
+    return loss, sums
+
+
+def read_rewards(
+    model: nn.Module, rankings: Sequence[EncodedRanking], with_lm_loss: bool, device: torch.device
+) -> tuple[Tensor, Tensor | None]:
+    """Return rewards [B], and with `with_lm_loss` the sum of -log p over the tokens of the best responses."""
+    if not with_lm_loss:
+        return reward_rankings(model, rankings, device), None
+    prompt, response, prompt_of_response = pack_rankings(rankings, device)
+    is_best = torch.tensor([rank == 1 for item in rankings for rank in item.ranks], device=device)
+    rewards, log_probs = model(prompt, response, prompt_of_response, response.mask() & is_best[:, None])
+    return rewards, -log_probs.sum()
+
+
+class RewardLanguageModel(RewardModel):
+    """A reward model that also predicts tokens, for a language-model loss beside that of its rewards."""
+
+    def forward(  # type: ignore[override]
+        self, prompt: Padded, response: Padded, prompt_of_response: Tensor | None = None, mask: Tensor | None = None
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """Rewards [B]; with `mask` [B, T] bool also the log-probs [B, T] of the response tokens where it holds."""
+        if mask is None:
+            return super().forward(prompt, response, prompt_of_response)
+        with self.backbone.adapter(self.adapter_name):
+            hidden = self.backbone.hidden(prompt, response, prompt_of_response)
+            log_probs = response_log_probs(self.backbone, hidden, response, mask)[0]
+        rows = torch.arange(len(response.lengths), device=hidden.device)
+        return self.head(hidden[rows, response.lengths]), log_probs
+
+
+def best_tokens(ranking: EncodedRanking) -> list[int]:
+    """Return the tokens of each response that the language-model loss is taken on: those of the best responses."""
+    return [len(ids) if rank == 1 else 0 for ids, rank in zip(ranking.responses, ranking.ranks, strict=True)]
+
+
+def example_flops(backbone: Backbone, profile: FlopsProfile, ranking: EncodedRanking, lm_weight: float) -> float:
+    """Return the FLOPs of learning from a ranking."""
+    return group_flops(backbone, profile, ranking, predicted=best_tokens(ranking) if lm_weight else ())
 
 
 def evaluate(
@@ -182,6 +230,23 @@ def save(
         save_reward_model(run.folder / "model", loaded, weights, state["head.linear.weight"], metadata, card)
 
     run_on_main(write, run.accelerator)
+
+
+def build_module(loaded: LoadedModel, head: ScalarHead, name: str, with_lm_loss: bool) -> RewardModel:
+    """Return the module that is trained: with a language-model loss, the vocabulary matrix too.
+
+    Args:
+        name: of the model, for an error.
+
+    Raises:
+        UserError: for a language-model loss on a model without that matrix.
+    """
+    if not with_lm_loss:
+        freeze_unused_lm_head(loaded.backbone)
+        return RewardModel(loaded.backbone, head, loaded.adapter)
+    if loaded.backbone.model.get_output_embeddings() is None:
+        raise UserError(f"lm_loss_weight: model '{name}' has no vocabulary matrix to predict with; set it to 0")
+    return RewardLanguageModel(loaded.backbone, head, loaded.adapter)
 
 
 def encode_demonstrated(data: Data, loaded: LoadedModel, limits: Limits, skip_bad_rows: bool) -> list[EncodedRanking]:
@@ -236,8 +301,7 @@ class RewardTrainer:
         name = run.model_config.model
         rankings = counted(len(mixed.examples), "ranking")
         run.print(f"reward: {rankings} to learn from, {len(self.held_out)} held out; model {name}")
-        freeze_unused_lm_head(loaded.backbone)
-        module = RewardModel(loaded.backbone, initial_head(name, loaded.backbone), loaded.adapter)
+        module = build_module(loaded, initial_head(name, loaded.backbone), name, config.lm_loss_weight > 0)
         warn_if_prompts_are_reread(run, loaded.backbone, (len(ranking.responses) for ranking in mixed.examples))
         self.order = DataOrder(mixed, config.seed, config.batch_size, config.mixing_cap, config.mixing_temperature)
         run.print(run.memory.check(module))

@@ -152,7 +152,7 @@ EPOCHS = [
 ]
 RANGES = {
     SFTConfig: [*EPOCHS, ("prompt_loss_weight", [-0.1], [0.0, 0.5]), ("sequence_parallel", [0], [1])],
-    RewardConfig: [*EPOCHS, ("centering_weight", [-0.01], [0.0])],
+    RewardConfig: [*EPOCHS, *((name, [-0.01], [0.0]) for name in ("centering_weight", "lm_loss_weight"))],
     DPOConfig: [*EPOCHS, ("beta", [0.0, -0.1, math.nan], [0.01]), ("label_smoothing", [-0.1, 0.5], [0.0, 0.49])],
     PPOConfig: [
         *((name, [0, -1], [1]) for name in ("total_updates", "num_ppo_epochs", "max_new_tokens", "max_prompt_tokens")),

@@ -20,7 +20,7 @@ WORDS = {
     "sft": f"{COMMON} --train_data data/demonstrations_heldout.jsonl --validation_data data/demonstrations_heldout.jsonl"
     " --batch_size 10",
     "reward": f"{COMMON} --train_data data/rankings_heldout.jsonl --validation_data data/rankings_heldout.jsonl"
-    " --demonstrations data/demonstrations_heldout.jsonl --batch_size 15",
+    " --demonstrations data/demonstrations_heldout.jsonl --batch_size 15 --lm_loss_weight 0.5",
     "lora": f"{COMMON} --train_data data/demonstrations_heldout.jsonl --batch_size 30 --lora_r 4"
     " --gradient_checkpointing true",
     "experts": f"{COMMON} --train_data data/demonstrations_heldout.jsonl --batch_size 30",

@@ -75,7 +75,7 @@ def runs(tmp_path_factory, serve):
     start = str(run_sft(config["sft"](model="tiny-llama", **learned)))
     run_distill(config["distill"](model=start, **learned))
     learned = {"train_data": rankings, "validation_data": rankings, "batch_size": 1}
-    terms = {"demonstrations": demonstrations, "centering_weight": 0.01}
+    terms = {"demonstrations": demonstrations, "centering_weight": 0.01, "lm_loss_weight": 0.5}
     scorer = str(run_reward(config["reward"](model=start, **terms, **learned)))
     run_dpo(config["dpo"](model=start, **learned))
     rated = {"train_data": data["ratings"], "validation_data": data["ratings"], "batch_size": 4}
