@@ -46,18 +46,20 @@ def cosine_distance(student: Tensor, teacher: Tensor) -> Tensor:
     return 1 - torch.cosine_similarity(student.float(), teacher.float(), dim=-1)
 
 
-def distillation_loss(ce: Tensor, negative_log_probs: Tensor, distances: Tensor, count: int, weights: LossWeights) -> Tensor:
-    """The weighted sum of the three losses, each a mean over the response tokens of the global batch.
+def distillation_loss(
+    ce: Tensor, negative_log_probs: Tensor, distances: Tensor, counts: tuple[int, int], weights: LossWeights
+) -> Tensor:
+    """The weighted sum of the three losses, each a mean over the tokens of the global batch that it counts.
 
     The cross-entropy is multiplied by the temperature squared, by which its gradient shrinks (Hinton et al. 2015, section
     2), as in DistilBERT's code.
 
     Args:
         ce: [n], of `soft_cross_entropy`.
-        negative_log_probs: [n] of the tokens.
+        negative_log_probs: [m] of the tokens that the language-model loss counts.
         distances: [n], of `cosine_distance`; [0] if that has no weight.
-        count: n of the global batch.
+        counts: n and m of the global batch.
     """
-    tokens = max(1, count)
+    tokens, learned = (max(1, count) for count in counts)
     loss = weights.ce * weights.temperature**2 * ce.sum() / tokens
-    return loss + weights.lm * negative_log_probs.sum() / tokens + weights.cosine * distances.sum() / tokens
+    return loss + weights.lm * negative_log_probs.sum() / learned + weights.cosine * distances.sum() / tokens

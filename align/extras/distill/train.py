@@ -3,34 +3,32 @@
 Launch it by `accelerate launch align/extras/distill/train.py --config configs/distill/x.yaml`.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Literal
 
 import torch
-from accelerate import Accelerator
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
 from align.batches.encoding import Data, Limits, encode_demonstrations, encode_prompts
-from align.batches.micro_batches import map_rows, micro_batches
+from align.batches.micro_batches import micro_batches
 from align.batches.mixtures import TrainingData, encode_mixture, is_given
 from align.core.errors import UserError, counted
 from align.core.launch import run_stage
-from align.core.seeds import RngStream, SeedKey
 from align.core.settings import MixtureConfig, ModelConfig, OptimizationConfig, RunConfig, option, require_setting
 from align.core.tensor_ops import Padded, entropy_of, log_probs_of
 from align.extras.distill.loss import LossWeights, cosine_distance, distillation_loss, soft_cross_entropy
-from align.models.backbone import Backbone, flops_profile, with_every_layer, wrap
+from align.extras.distill.students import Predictor, WrittenBatches, WrittenExample, make_student, parameter_count
+from align.models.backbone import flops_profile
 from align.models.checkpoint import require_savable, save_model, weights_of
-from align.models.loading import LoadedModel, load
+from align.models.loading import LoadedModel
 from align.runtime.distributed import run_on_main, sum_across_processes
 from align.runtime.flops import FlopsProfile, forward_flops, sampling_flops, training_flops
 from align.runtime.sharding import place_frozen_model
-from align.sampling.generation import SamplingParams, row_uniforms, sample
-from align.sft.train import token_counts
+from align.sampling.generation import SamplingParams
 from align.tokenization.encoded import EncodedDemonstration
 from align.training.data_order import DataOrder, EpochConfig
 from align.training.engine import TrainEngine
@@ -62,13 +60,21 @@ class DistillConfig(MixtureConfig, EpochConfig, ModelConfig, RunConfig, Optimiza
         "data",
         "source of responses: the data, or samples from the teacher in each update",
     )
+    on_policy_fraction: float = option(
+        0.0,
+        "share of examples with a response sampled from the student in each update (lambda of GKD, Agarwal et al. 2023)",
+        ge=0,
+        le=1,
+    )
     batch_size: int = option(32, "examples in one update, over all processes")
     max_response_tokens: int = option(256, "longest response, in tokens, also of sampled ones")
     temperature: float = option(2.0, "divides the logits of teacher and student in the cross-entropy (DistilBERT: 2)", gt=0)
     ce_weight: float = option(
         5.0, "weight of the cross-entropy with the teacher's distribution, times temperature squared (DistilBERT: 5)", ge=0
     )
-    lm_weight: float = option(2.0, "weight of the language-model loss on responses (DistilBERT: 2)", ge=0)
+    lm_weight: float = option(
+        2.0, "weight of the language-model loss on responses that were not sampled from the student (DistilBERT: 2)", ge=0
+    )
     cosine_weight: float = option(
         1.0, "weight of 1 - the cosine between the last hidden states of student and teacher (DistilBERT: 1)", ge=0
     )
@@ -79,53 +85,10 @@ class DistillConfig(MixtureConfig, EpochConfig, ModelConfig, RunConfig, Optimiza
         weights = ("ce_weight", "lm_weight", "cosine_weight")
         require_setting(self, "ce_weight", any(getattr(self, name) for name in weights), "above 0 unless another weight is")
 
-
-class Predictor(nn.Module):
-    """A backbone that predicts each response token: logits, and the hidden states that they are computed from."""
-
-    def __init__(self, backbone: Backbone) -> None:
-        super().__init__()
-        self.backbone = backbone
-
-    def forward(self, prompt: Padded, response: Padded, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits [n, V] and hidden states [n, H] of the n response tokens where `mask` [B, T] holds."""
-        hidden = self.backbone.hidden(prompt, response)[:, :-1][mask]
-        return self.backbone.logits(hidden), hidden
-
-
-def make_student(
-    teacher: LoadedModel, name: str, keep_every_nth_layer: int, equal_width: bool, settings: ModelConfig
-) -> LoadedModel:
-    """Return the model to train: every `keep_every_nth_layer`-th layer of the teacher, or a named model.
-
-    Args:
-        equal_width: whether hidden states must be as wide as the teacher's.
-        settings: how a named model is loaded.
-
-    Raises:
-        UserError: if it has another tokenizer, or hidden states of another width.
-    """
-    model = teacher.backbone.model
-    if not name:
-        smaller = with_every_layer(model, keep_every_nth_layer)
-        return replace(teacher, backbone=wrap(smaller.requires_grad_(True)))
-    student = load(replace(settings, model=name), model.dtype)
-    vocabularies = [each.tokenization.tokenizer.get_vocab() for each in (teacher, student)]
-    sizes = [each.backbone.model.config.vocab_size for each in (teacher, student)]
-    if vocabularies[0] != vocabularies[1] or sizes[0] != sizes[1]:
-        raise UserError(f"student '{name}' has another vocabulary than its teacher, so it cannot learn its logits")
-    widths = [each.backbone.hidden_size for each in (teacher, student)]
-    if equal_width and widths[0] != widths[1]:
-        raise UserError(
-            f"student '{name}': its hidden states have {widths[1]} numbers, those of the teacher {widths[0]}; set "
-            "cosine_weight to 0"
-        )
-    return student
-
-
-def parameter_count(backbone: Backbone) -> int:
-    """Weights of a model; a matrix that is used twice counts once."""
-    return sum(weight.numel() for weight in backbone.model.parameters())
+    @property
+    def all_written(self) -> bool:
+        """Whether every response is written in training; prompts are enough then."""
+        return self.responses == "teacher" or self.on_policy_fraction == 1
 
 
 def train(
@@ -134,7 +97,7 @@ def train(
     student: LoadedModel,
     engine: TrainEngine,
     order: DataOrder[EncodedDemonstration],
-    held_out: list[EncodedDemonstration],
+    held_out: list[WrittenExample],
 ) -> Path:
     """Train a student from the last checkpoint on; return the folder of the best one on `held_out`, which may be empty."""
     run, budget = engine.run, config.micro_batch_tokens
@@ -143,31 +106,32 @@ def train(
     predictor = Predictor(teacher.backbone)
     loss_of = partial(batch_loss, engine.module, predictor, weights=weights, device=accelerator.device)
     profile, teacher_profile = (flops_profile(model.backbone, None) for model in (student, teacher))
-    samples = config.responses == "teacher"
     sampling = SamplingParams(config.max_response_tokens, batch_tokens=max(budget, config.max_response_tokens))
+    writers = (config.on_policy_fraction, config.responses == "teacher")
+    batches = WrittenBatches(order, teacher, student, *writers, sampling, accelerator)
     loop = EpochLoop(engine, order, config.eval_steps)
-    planned: Iterable[list[EncodedDemonstration]] = order.first_batches()
-    if samples:  # the longest responses that may be written
-        longest = [0] * config.max_response_tokens
-        planned = ([EncodedDemonstration(each.prompt, longest, [True] * len(longest)) for each in some] for some in planned)
+    planned = ([longest(config, example) for example in batch] for batch in order.first_batches())
     loop.measure_largest_micro_batch(((batch, token_counts(batch)) for batch in planned), loss_of)
     if not loop.done:
         run.log(0, evaluate(engine, predictor, held_out, weights, budget))
 
     for update in loop.updates():
-        batch = order.batch(update)
-        if samples:
-            noise = (order.seed, RngStream.DISTILLED_RESPONSES, update, 1)
-            batch = sample_responses(teacher, batch, sampling, noise, accelerator)
+        batch = batches.batch(update)
         lengths = token_counts(batch)
         plan = micro_batches(range(len(batch)), lengths, budget, accelerator)
-        with loop.learning(update, batch, student.tokenization):
+        with loop.learning(update, [item.example for item in batch], student.tokenization):
             for rows in engine.micro_batches(plan):
                 loss, sums = loss_of([batch[row] for row in rows], batch)
                 engine.backward(loss, sums)
             step = engine.step(update)
-        metrics = loss_parts(engine.sums) | {"loss": engine.sums["loss"], "tokens/trained": engine.sums["tokens"]}
-        flops = sum(example_flops(profile, teacher_profile, example, samples) for example in batch)
+        writers_of_batch = [item.writer for item in batch]
+        metrics = loss_parts(engine.sums) | {
+            "loss": engine.sums["loss"],
+            "tokens/trained": engine.sums["tokens"],
+            "on_policy_fraction": writers_of_batch.count("student") / len(batch),
+            "sampled_fraction": (len(batch) - writers_of_batch.count("data")) / len(batch),
+        }
+        flops = sum(example_flops(profile, teacher_profile, item) for item in batch)
         metrics |= step | loop.costs(sum(lengths), flops)
         if loop.evaluates(update):
             metrics |= evaluate(engine, predictor, held_out, weights, budget)
@@ -183,53 +147,37 @@ def train(
     return run.folder / "model"
 
 
-def sample_responses(
-    teacher: LoadedModel,
-    batch: Sequence[EncodedDemonstration],
-    sampling: SamplingParams,
-    noise: SeedKey,
-    accelerator: Accelerator,
-) -> list[EncodedDemonstration]:
-    """Return the prompts of a batch with responses that the teacher samples, by the random stream `noise`."""
-    prompts, uniforms = [example.prompt for example in batch], row_uniforms(len(batch), sampling, *noise)
-
-    def respond(part: list[int]) -> list[list[int]]:
-        asked = [prompts[row] for row in part]
-        return sample(teacher.backbone, asked, uniforms[part], sampling, teacher.tokenization.end_ids).ids
-
-    costs = [len(prompt) + sampling.max_new_tokens for prompt in prompts]
-    responses = map_rows(costs, sampling.batch_tokens, accelerator, respond)
-    return [EncodedDemonstration(prompt, ids, [True] * len(ids)) for prompt, ids in zip(prompts, responses, strict=True)]
-
-
 def batch_loss(
     model: nn.Module,
     teacher: nn.Module,
-    examples: Sequence[EncodedDemonstration],
-    batch: Sequence[EncodedDemonstration],
+    examples: Sequence[WrittenExample],
+    batch: Sequence[WrittenExample],
     weights: LossWeights,
     device: torch.device,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Return a micro-batch's share of the loss, and sums over its own tokens; both models are `Predictor`s.
 
-    The losses are means over the tokens of the global batch.
+    The losses are means over the tokens of the global batch. The language-model loss excludes text of the student.
     """
-    prompt = Padded.from_lists([example.prompt for example in examples]).to(device)
-    response = Padded.from_lists([example.response for example in examples]).to(device)
-    mask = Padded.from_lists([list(map(int, example.loss_mask)) for example in examples]).ids.to(device) > 0
+    prompt = Padded.from_lists([item.example.prompt for item in examples]).to(device)
+    response = Padded.from_lists([item.example.response for item in examples]).to(device)
+    mask = Padded.from_lists([list(map(int, item.example.loss_mask)) for item in examples]).ids.to(device) > 0
+    in_data = torch.tensor([item.writer != "student" for item in examples], device=device)[:, None].expand_as(mask)[mask]
     with torch.no_grad():
         teacher_logits, teacher_states = teacher(prompt, response, mask)
     logits, states = model(prompt, response, mask)
     ce = soft_cross_entropy(logits, teacher_logits, weights.temperature)
-    nll = -log_probs_of(logits, response.ids[mask])
+    nll = -log_probs_of(logits, response.ids[mask])[in_data]
     distances = cosine_distance(states, teacher_states) if weights.cosine else ce.new_zeros(0)
-    tokens = sum(sum(example.loss_mask) for example in batch)
-    return distillation_loss(ce, nll, distances, tokens, weights), {
+    tokens = sum(sum(item.example.loss_mask) for item in batch)
+    learned = sum(sum(item.example.loss_mask) for item in batch if item.writer != "student")
+    return distillation_loss(ce, nll, distances, (tokens, learned), weights), {
         "ce": ce.detach().sum(),
         "entropy": entropy_of(teacher_logits, weights.temperature).sum(),
         "lm": nll.detach().sum(),
         "cosine": distances.detach().sum(),
         "tokens": mask.sum(),
+        "learned": in_data.sum(),
     }
 
 
@@ -238,22 +186,30 @@ def loss_parts(sums: Mapping[str, float]) -> dict[str, float]:
     tokens = max(1.0, sums["tokens"])
     return {
         "loss/ce": sums["ce"] / tokens,
-        "loss/lm": sums["lm"] / tokens,
+        "loss/lm": sums["lm"] / max(1.0, sums["learned"]),
         "loss/cosine": sums["cosine"] / tokens,
         "kl": (sums["ce"] - sums["entropy"]) / tokens,
     }
 
 
-def example_flops(student: FlopsProfile, teacher: FlopsProfile, example: EncodedDemonstration, sampled: bool) -> float:
-    """Return the FLOPs of an example: of the teacher's sampling and pass, and of the student's update."""
+def token_counts(batch: Sequence[WrittenExample]) -> list[int]:
+    """Return the tokens of prompt and response of each example."""
+    return [len(item.example.prompt) + len(item.example.response) for item in batch]
+
+
+def example_flops(student: FlopsProfile, teacher: FlopsProfile, item: WrittenExample) -> float:
+    """Return the FLOPs of sampling an example, of the teacher's pass and of the student's update."""
+    example = item.example
     lengths = len(example.prompt), [len(example.response)], sum(example.loss_mask)
     total = training_flops(student, *lengths) + forward_flops(teacher, *lengths)
-    return total + sampling_flops(teacher, *lengths[:2]) if sampled else total
+    if item.writer == "data":
+        return total
+    return total + sampling_flops(student if item.writer == "student" else teacher, *lengths[:2])
 
 
 @torch.no_grad()
 def evaluate(
-    engine: TrainEngine, teacher: nn.Module, held_out: list[EncodedDemonstration], weights: LossWeights, budget: int
+    engine: TrainEngine, teacher: nn.Module, held_out: list[WrittenExample], weights: LossWeights, budget: int
 ) -> dict[str, float]:
     """Return the losses on held-out demonstrations, equal on every process; nothing without any."""
     if not held_out:
@@ -289,6 +245,14 @@ def encode(
     return [EncodedDemonstration(prompt.ids, [], []) for prompt in encode_prompts(data, loaded, limits, skip_bad_rows)]
 
 
+def longest(config: DistillConfig, example: EncodedDemonstration) -> WrittenExample:
+    """Return the example with the longest response that may be written for it."""
+    length = config.max_response_tokens
+    if len(example.response) < length and (config.all_written or config.on_policy_fraction):
+        example = EncodedDemonstration(example.prompt, [0] * length, [True] * length)
+    return WrittenExample(example, "data")
+
+
 class DistillTrainer:
     """Distillation of a teacher into a student.
 
@@ -317,11 +281,12 @@ class DistillTrainer:
         self.loaded = make_student(loaded, config.student, config.keep_every_nth_layer, config.cosine_weight > 0, config)
         run_on_main(lambda: require_savable(self.loaded), run.accelerator)
         read = partial(encode, loaded=loaded, limits=config.limits, skip_bad_rows=config.skip_bad_rows)
-        mixed = encode_mixture(train_data, partial(read, prompts_only=config.responses == "teacher"), config.task_prefixes)
-        self.held_out = read(validation_data, prompts_only=False) if is_given(validation_data) else []
+        mixed = encode_mixture(train_data, partial(read, prompts_only=config.all_written), config.task_prefixes)
+        held_out = read(validation_data, prompts_only=False) if is_given(validation_data) else []
+        self.held_out = [WrittenExample(example, "data") for example in held_out]
         small, large = (parameter_count(each.backbone) / 1e6 for each in (self.loaded, loaded))
         run.print(
-            f"distill: {counted(len(mixed.examples), 'example')} to learn from, {len(self.held_out)} held out; "
+            f"distill: {counted(len(mixed.examples), 'example')} to learn from, {len(held_out)} held out; "
             f"teacher {run.model_config.model}\n"
             f"student of {small:.1f} million parameters, {small / large:.0%} of the teacher's {large:.1f}"
         )
