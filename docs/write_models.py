@@ -102,7 +102,7 @@ The following models are known to be refused:
 | multimodal models (Gemma 3 from 4B) | their config contains several models; use the text model |
 | an encoder-decoder whose config has no `decoder_start_token_id` | the start of a response is undefined |
 | a classifier with several labels, as a reward model | the reward is undefined |
-| a reward model that requires custom code, such as ArmoRM | code from a model's folder is never run |
+| a reward model that requires custom code, except ArmoRM (see below) | code from a model's folder is never run |
 
 ## Reward models from other libraries
 
@@ -110,6 +110,7 @@ The following models are known to be refused:
 - A decoder without a chat template reads the policy's token ids, or the text of `chat_template` if the vocabularies differ.
   Padding tokens are excluded from this comparison. Prompts given as token ids are passed as ids to every classifier with the
   policy's vocabulary.
+- ArmoRM (`LlamaForRewardModelWithGating`) is computed as in its published code (`align/extras/armo_rm.py`).
 
 The tests of these reward models use random weights.
 """

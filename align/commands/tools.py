@@ -58,7 +58,7 @@ def report_command(arguments: list[str]) -> None:
 
 
 def data_command(arguments: list[str]) -> None:
-    """Describe a file, convert it to this project's layout, or clean raw text."""
+    """Describe a file, list rows of an evaluation that it holds, convert it to this project's layout, or clean raw text."""
     from align.data import KINDS
 
     parser = OneLineParser(prog="align data", allow_abbrev=False, description="Inspect, convert and clean data files.")
@@ -74,6 +74,7 @@ def data_command(arguments: list[str]) -> None:
         "--skip-bad-rows", "--skip_bad_rows", action="store_true", help="leave out rows that cannot be read"
     )
     convert.set_defaults(run=_convert)
+    check.add_argument("--against", metavar="EVALUATION", help="list the rows of this source that share words with FILE")
     check.set_defaults(run=_check)
     clean = actions.add_parser("clean", help="clean raw text by C4's rules")
     clean.add_argument("file", metavar="FILE", help="rows with a `text`: a file, a folder or the name of a hub data set")
@@ -88,8 +89,12 @@ def data_command(arguments: list[str]) -> None:
 
 def _check(options: Namespace) -> None:
     from align.data import check_data
+    from align.data.overlap import describe_overlap
 
-    print(check_data(options.file, options.kind))
+    if options.against:
+        print(describe_overlap(options.file, options.against))
+    else:
+        print(check_data(options.file, options.kind))
 
 
 def _convert(options: Namespace) -> None:

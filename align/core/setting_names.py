@@ -54,7 +54,7 @@ TABLES = {
         fp16: dtype (there is no float16; dtype bfloat16)
         torch_dtype: dtype
         use_peft: lora_r (above 0)
-        use_vllm: engine (vllm-server)
+        use_vllm: engine (vllm-server or vllm-colocate)
         logging_steps: (each update is logged)
         hub_private_repo: (a new repository is private; its page on the hub makes it public)
         eval_strategy: eval_steps

@@ -32,6 +32,7 @@ from align.models.backbone.classifier import (
     require_classifier,
     save_classifier,
 )
+from align.models.backbone.kinds import published_class
 from align.models.checkpoint import finish_folder, require_savable, save_adapter
 from align.models.configs import load_config
 from align.models.heads import RewardModel, ScalarHead
@@ -145,11 +146,12 @@ def is_reward_model(folder: str, kind: HeadType = REWARD) -> bool:
 
 
 def is_external(source: str) -> bool:
-    """Return whether a folder or hub name is a reward model of another library: a transformers classifier."""
+    """Return whether a folder or hub name is a reward model of another library: a classifier, or a published class."""
     if any(is_reward_model(source, kind) for kind in (REWARD, RULE, ATTRIBUTE)):
         return False
     try:
-        return is_classifier(load_config(source))
+        config = load_config(source)
+        return is_classifier(config) or published_class(config) is not None
     except UserError:
         return False
 
@@ -224,6 +226,9 @@ def load_reward_model(
     """
     require_reward_model(folder, kind)
     loaded = load_whole(folder, compute_dtype(dtype), allow_reward_model=True)
+    if published := published_class(loaded.backbone.model.config):
+        model = published.reward_model(loaded.backbone, loaded.tokenization, folder)
+        return LoadedReward(model.eval().requires_grad_(False), loaded, 0.0, reads_whole_turns=True)
     if not is_reward_model(folder, kind):
         return _external_reward(folder, loaded, chat_template)
     head, mean = load_head(folder, loaded.backbone, kind)

@@ -121,9 +121,10 @@ def make_engine(config: EngineConfig, train_engine: TrainEngine, loaded: LoadedM
         kind = "a prefix language model" if loaded.backbone.prompt_in_row else "an encoder-decoder"
         name = loaded.backbone.model.config.model_type
         raise UserError(f"engine {config.engine}: vLLM cannot sample from {kind} ({name}); use engine transformers")
-    from align.sampling.vllm_server import VLLMServer
+    from align.sampling.vllm_engines import VLLMColocate, VLLMServer
 
-    return VLLMServer(config, train_engine, loaded, longest)
+    kind_of_engine = VLLMServer if config.engine == "vllm-server" else VLLMColocate
+    return kind_of_engine(config, train_engine, loaded, longest)
 
 
 def sampling_tokens(memory: Memory, backbone: Backbone, width: int) -> int:

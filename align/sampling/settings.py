@@ -68,7 +68,7 @@ class AnsweringConfig(Settings):
 
 @dataclass(kw_only=True)
 class VLLMSettings(Settings):
-    """How a vLLM server is reached."""
+    """How vLLM is reached or run."""
 
     url: str = option("http://localhost:8000", "address of the vLLM server")
     timeout: float = option(
@@ -82,6 +82,7 @@ class VLLMSettings(Settings):
         ge=1,
         off=0,
     )
+    memory_share: float = option(0.3, "share of a GPU's memory that vllm-colocate takes (TRL's GRPO: 0.3)", gt=0, lt=1)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -94,11 +95,12 @@ class EngineConfig(Settings):
 
     help_title = "sampling engine"
 
-    engine: Literal["transformers", "vllm-server"] = option(
+    engine: Literal["transformers", "vllm-server", "vllm-colocate"] = option(
         "transformers",
-        "sampling engine: transformers with the trained model, or a vLLM server on separate GPUs",
+        "sampling engine: transformers with the trained model, a vLLM server on separate GPUs, or vLLM inside the training "
+        "processes",
     )
-    vllm: VLLMSettings = group(VLLMSettings, "the server of the engine vllm-server")
+    vllm: VLLMSettings = group(VLLMSettings, "vLLM, for the engines vllm-server and vllm-colocate")
 
     def __post_init__(self) -> None:
         super().__post_init__()

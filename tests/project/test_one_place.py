@@ -19,6 +19,7 @@ KNOWS_ARCHITECTURES = {
 BUILDS_ARCHITECTURES = KNOWS_ARCHITECTURES | {
     "align/model_registry/tiny.py",
     "align/model_registry/wheels.py",
+    "align/extras/armo_rm.py",
 }
 TRL_CLASSES = {"align/trl/__init__.py", "align/trl/value_head.py"}
 """TRL's models with a value head, whose names and outputs tell the kinds of models apart."""

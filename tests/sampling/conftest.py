@@ -7,27 +7,35 @@ from tests.sampling.rewards import PROMPTS
 
 
 @pytest.fixture
-def settings(tmp_path, sharp_folders):
-    """A run with a vLLM server, evaluated and saved after every update, at a rate that shows in every weight."""
-    prompts = str(write_rows(tmp_path / "prompts.jsonl", ({"prompt": text} for text in PROMPTS)))
+def common_settings(tmp_path, sharp_folders):
+    """What all runs with vLLM share; the rate is so high that an update shows in every weight."""
+    path = tmp_path / "prompts.jsonl"
+    write_rows(path, ({"prompt": text} for text in PROMPTS))
     return {
         "model": sharp_folders["tiny-llama"],
         "dtype": "float32",
         "report_to": ["none"],
         "reward_functions": ["tests.sampling.rewards:letters"],
-        "prompts": prompts,
-        "validation_prompts": prompts,
-        "eval_steps": 1,
+        "prompts": str(path),
         "total_updates": 2,
-        "rollout_batch_size": 4,
         "num_ppo_epochs": 1,
         "learning_rate": 1e-2,
+        "missing_eos_score": None,
+        "output_dir": str(tmp_path / "run"),
+    }
+
+
+@pytest.fixture
+def settings(common_settings):
+    """A run with a vLLM server, which is evaluated and saved after every update."""
+    return common_settings | {
+        "validation_prompts": common_settings["prompts"],
+        "eval_steps": 1,
+        "rollout_batch_size": 4,
         "max_new_tokens": 6,
         "temperature": 0.8,
-        "missing_eos_score": None,
         "save_steps": 1,
         "seed": 3,
-        "output_dir": str(tmp_path / "run"),
         "engine": "vllm-server",
         "vllm": {"timeout": 20.0},
     }

@@ -372,7 +372,7 @@ def test_log_probs_of_another_distribution_stop_the_run(serve, settings, monkeyp
     ],
 )
 def test_an_impossible_answer_is_refused(stand_in_vllm, load_sharp, row, part):
-    from align.sampling.vllm_server import require_answer
+    from align.sampling.vllm_engines import require_answer
 
     loaded = load_sharp("tiny-llama")
     loaded.tokenization.end_ids = frozenset({1})
@@ -387,11 +387,12 @@ def test_without_vllm_the_engine_is_refused_with_what_to_install(settings, monke
         run_ppo(PPOConfig(**settings))
 
 
-def test_an_encoder_decoder_is_refused(stand_in_vllm, make_ppo, load_sharp):
+@pytest.mark.parametrize("engine", ["vllm-server", "vllm-colocate"])
+def test_an_encoder_decoder_is_refused(stand_in_vllm, make_ppo, load_sharp, engine):
     from align.sampling.engines import make_engine
 
-    trainer = make_ppo(load_sharp("tiny-t5"), engine="vllm-server")
-    with pytest.raises(UserError, match=r"engine vllm-server: .* encoder-decoder \(t5\); use engine transformers"):
+    trainer = make_ppo(load_sharp("tiny-t5"), engine=engine)
+    with pytest.raises(UserError, match=rf"engine {engine}: .* encoder-decoder \(t5\); use engine transformers"):
         make_engine(trainer.config, trainer.engine, trainer.loaded, 16)
 
 
@@ -402,7 +403,7 @@ def test_nobody_at_the_address(stand_in_vllm, make_engine_of):
         make_engine_of("http://127.0.0.1:9", timeout=0.3)
 
 
-@pytest.mark.parametrize(("key", "value"), [("url", "host:8000"), ("timeout", 0)])
+@pytest.mark.parametrize(("key", "value"), [("url", "host:8000"), ("timeout", 0), ("memory_share", 1.0)])
 def test_settings_out_of_range(key, value):
     with pytest.raises(UserError, match=f"vllm.{key}"):
         PPOConfig(reward_functions=["a:b"], vllm={key: value})

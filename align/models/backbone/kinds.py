@@ -16,6 +16,7 @@ from transformers.models.auto.auto_factory import _get_model_class
 from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
 from align.core.errors import UserError, reason
+from align.core.plugins import import_object
 from align.models.backbone.attention import SDPA, best_kernel
 from align.models.backbone.classifier import is_classifier
 from align.models.backbone.contract import Backbone, refuse_language_model
@@ -25,6 +26,9 @@ from align.models.backbone.encoder import EncoderBackbone, expose_summary, head_
 from align.models.backbone.encoder_decoder import EncoderDecoderBackbone
 from align.models.backbone.verification import verify
 from align.runtime.gathering import readable
+
+PUBLISHED_CLASSES = {"LlamaForRewardModelWithGating": "align.extras.armo_rm:GatedLlama"}
+"""Classes of published models that transformers lacks, by their name in `architectures`, and what replaces their code."""
 
 
 def wrap(model: PreTrainedModel, peft_model: PeftModel | None = None, check: bool = True) -> Backbone:
@@ -95,8 +99,16 @@ def require_language_model(config: PreTrainedConfig, name: str) -> None:
         refuse_language_model(config.model_type, name)
 
 
+def published_class(config: PreTrainedConfig) -> Any:
+    """Return this package's class for a published model that transformers has no class for; None: transformers has one."""
+    name = next((name for name in config.architectures or [] if name in PUBLISHED_CLASSES), None)
+    return import_object(PUBLISHED_CLASSES[name]) if name else None
+
+
 def model_class(config: PreTrainedConfig) -> Any:
     """Return the class that loads a checkpoint."""
+    if found := published_class(config):
+        return found
     if config.is_encoder_decoder:
         return AutoModelForSeq2SeqLM
     if is_classifier(config) or is_encoder(config):
@@ -106,6 +118,8 @@ def model_class(config: PreTrainedConfig) -> Any:
 
 def attention_kernel(config: PreTrainedConfig) -> str:
     """Return the attention implementation of transformers to load a model with."""
+    if published_class(config):
+        return best_kernel(_get_model_class(config, AutoModelForCausalLM._model_mapping), config)
     mapping = model_class(config)._model_mapping
     return best_kernel(_get_model_class(config, mapping), config) if type(config) in mapping else "eager"
 

@@ -4,8 +4,8 @@ It generates one row at a time from the row's own seed, reports the log-probs of
 `server.py` speaks the part of vLLM's HTTP protocol that TRL's client uses, as vLLM 0.31.0 does.
 """
 
+from vllm.model import LLM, RequestOutput
 from vllm.sampling_params import SamplingParams
 
 __version__ = "0.31.0"
 __all__ = ["LLM", "RequestOutput", "SamplingParams"]
-LLM = RequestOutput = object  # imported by TRL, used by nothing here

@@ -1,6 +1,7 @@
-"""The model behind the stand-in."""
+"""The model behind the stand-in, and `LLM`, which holds it in the caller's process."""
 
 import threading
+from types import SimpleNamespace
 
 import torch
 from transformers import AutoModelForCausalLM
@@ -35,3 +36,39 @@ class Model:
                 ids.append(int(torch.multinomial(log_probs.exp(), 1, generator=generator)))
                 seen.append(float(log_probs[ids[-1]]))
         return ids[len(prompt) :], seen
+
+
+class RequestOutput(SimpleNamespace):
+    """`prompt_token_ids` and `outputs`, as vLLM has them."""
+
+
+MADE = []
+"""Each `LLM` that was made, for tests to look at."""
+
+
+class LLM:
+    """vLLM in the caller's process."""
+
+    def __init__(self, model: str, **settings) -> None:
+        self.settings, self.model, self.seeds, self.loaded, self.resets = settings, Model(model), [], [], 0
+        self.states: list[str] = []  # what it was told, in order
+        runner = SimpleNamespace(model=SimpleNamespace(load_weights=self._load))
+        self.llm_engine = SimpleNamespace(model_executor=SimpleNamespace(driver_worker=SimpleNamespace(model_runner=runner)))
+        MADE.append(self)
+
+    def _load(self, named) -> None:
+        self.loaded += [name for name, _ in named]
+        self.model.load_weights(named)
+
+    def reset_prefix_cache(self) -> None:
+        self.resets += 1
+
+    def generate(self, prompts, sampling_params, use_tqdm: bool) -> list[RequestOutput]:
+        found = []
+        self.states.append("generate")
+        for prompt, settings in zip(prompts, sampling_params, strict=True):
+            self.seeds.append(settings.seed)
+            ids, seen = self.model.generate(prompt["prompt_token_ids"], settings)
+            logprobs = [{id: SimpleNamespace(logprob=value, rank=1)} for id, value in zip(ids, seen, strict=True)]
+            found.append(RequestOutput(outputs=[SimpleNamespace(token_ids=ids, logprobs=logprobs)]))
+        return found

@@ -1,4 +1,4 @@
-"""Sampling by a vLLM server on separate GPUs, through TRL's client.
+"""Sampling by vLLM through TRL: by a server on separate GPUs, or inside the training processes.
 
 The policy's weights are sent before each rollout, by the names of a plain checkpoint. Each row has its own seed.
 """
@@ -18,13 +18,14 @@ from typing import Any
 
 import requests
 from requests.adapters import HTTPAdapter
+from torch import Tensor, nn
 from trl.generation.vllm_client import VLLMClient
 from urllib3.util.retry import Retry
 
 from align.core.errors import UserError, first_line
 from align.core.seeds import SeedKey, row_seeds
 from align.models.loading import LoadedModel
-from align.runtime.distributed import run_on_main
+from align.runtime.distributed import map_across_processes, run_on_main
 from align.runtime.gathering import gathered_weights
 from align.sampling.generation import Responses, SamplingParams
 from align.sampling.settings import EngineConfig
@@ -292,6 +293,110 @@ class _TimeoutAdapter(HTTPAdapter):
     def send(self, request: requests.PreparedRequest, *args: Any, **settings: Any) -> requests.Response:
         settings["timeout"] = settings.get("timeout") or self.limit
         return super().send(request, *args, **settings)
+
+
+class VLLMColocate:
+    """vLLM inside the training processes, on their GPUs.
+
+    Each process holds a full copy of the policy in vLLM, in addition to the trained one, and samples its share of the rows.
+
+    Args:
+        longest: tokens of the longest prompt and response together.
+
+    Raises:
+        UserError: if vLLM cannot be started here.
+    """
+
+    def __init__(self, config: EngineConfig, train_engine: TrainEngine, loaded: LoadedModel, longest: int) -> None:
+        self.train_engine, self.loaded, self.stale = train_engine, loaded, True
+        require_servable(loaded.backbone, loaded.adapter)
+        advice = "is there a GPU with memory for a second copy of the model (vllm.memory_share)?"
+        with _vllm_errors("cannot start", advice):
+            from trl.generation.vllm_generation import VLLMGeneration  # it loads vLLM, which a server's client does not need
+
+            self.vllm = VLLMGeneration(
+                _ServedModel(loaded),  # type: ignore[arg-type]  # it reads only the model's name and named weights
+                train_engine.accelerator,
+                loaded.tokenization.tokenizer,
+                mode="colocate",
+                gpu_memory_utilization=config.vllm.memory_share,
+                max_model_length=longest,
+                max_num_seqs=ROWS_AT_ONCE,
+            )
+
+    def sample(self, prompts: Sequence[list[int]], sampling: SamplingParams, seed: SeedKey) -> Responses:
+        accelerator, seeds = self.train_engine.accelerator, row_seeds(len(prompts), *seed)
+        if self.stale:
+            advice = "does it know this architecture and number format (it cannot on a CPU, where it packs weights)?"
+            with gathered_weights(self.train_engine.module, accelerator), _vllm_errors("does not take the weights", advice):
+                self.vllm.sync_weights()
+            self.stale = False
+
+        def generate_rows(rows: list[int]) -> list[Row]:
+            return self._generate([prompts[row] for row in rows], sampling, [seeds[row] for row in rows])
+
+        rows = map_across_processes(range(len(prompts)), generate_rows, accelerator)
+        return _responses(rows, sampling.stops(self.loaded.tokenization.end_ids))
+
+    def _generate(self, prompts: list[list[int]], sampling: SamplingParams, seeds: list[int]) -> list[Row]:
+        import vllm
+
+        if not prompts:
+            return []
+        stops = sampling.stops(self.loaded.tokenization.end_ids)
+        settings = [
+            vllm.SamplingParams(
+                temperature=sampling.temperature,
+                top_p=sampling.top_p,
+                top_k=sampling.top_k,
+                max_tokens=sampling.max_new_tokens,
+                logprobs=0,
+                seed=seed,
+                # Only these end ids: vLLM would add those of the checkpoint's generation_config.json.
+                ignore_eos=True,
+                stop_token_ids=sorted(stops),
+                detokenize=False,
+            )
+            for seed in seeds
+        ]
+        requests = [{"prompt_token_ids": ids} for ids in prompts]
+        with _vllm_errors("cannot sample", "lower rollout_batch_size or raise vllm.memory_share if memory ran out"):
+            outputs = self.vllm.llm.generate(requests, sampling_params=settings, use_tqdm=False)
+        with _vllm_errors("gave a wrong answer", "is this version of vLLM one that this package knows?"):
+            rows = []
+            for output in (row.outputs[0] for row in outputs):
+                pairs = zip(output.token_ids, output.logprobs, strict=True)
+                rows.append((list(output.token_ids), [seen[id].logprob for id, seen in pairs]))
+                require_answer(rows[-1], sampling.max_new_tokens, self.loaded, stops)
+        return rows
+
+    def weights_changed(self) -> None:
+        self.stale = True
+
+    def close(self) -> None:
+        pass
+
+
+@contextmanager
+def _vllm_errors(what: str, advice: str) -> Iterator[None]:
+    """Turn any error inside vLLM, which raises all kinds, into a UserError."""
+    try:
+        yield
+    except Exception as error:
+        raise UserError(f"engine vllm-colocate: vLLM {what} ({first_line(error)}); {advice}") from error
+
+
+class _ServedModel(nn.Module):
+    """The part of a model that `VLLMGeneration` uses: its folder, and its weights as vLLM loads them."""
+
+    def __init__(self, loaded: LoadedModel) -> None:
+        super().__init__()
+        self.name_or_path = loaded.base
+        self._loaded = [loaded]  # in a list: not registered as a submodule
+
+    def named_parameters(self, *_: object, **__: object) -> Iterator[tuple[str, Tensor]]:  # type: ignore[override]
+        loaded = self._loaded[0]
+        return served_weights(loaded.backbone, loaded.adapter)
 
 
 def _responses(rows: list[Row], stops: frozenset[int]) -> Responses:

@@ -1,0 +1,108 @@
+"""The published reward model ArmoRM: a Llama with a layer of attributes, and a gate that weighs them by the prompt.
+
+Source: Wang et al. 2024, arXiv 2406.12845, and `modeling_custom.py` of RLHFlow/ArmoRM-Llama3-8B-v0.1. This file replaces
+that class, because no code from a model's folder is executed.
+"""
+
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from transformers import LlamaModel, LlamaPreTrainedModel, PreTrainedConfig
+
+from align.core.errors import UserError
+from align.core.tensor_ops import Padded
+from align.data.conversation import user_turn
+from align.models.backbone import Backbone
+from align.models.heads import Float32Linear
+from align.tokenization import Tokenization
+
+
+class GatingNetwork(nn.Module):
+    """Compute the weights of attributes from a prompt's state; names and sizes are those of the published code."""
+
+    def __init__(self, config: PreTrainedConfig, attributes: int) -> None:
+        super().__init__()
+        inner = [getattr(config, "gating_hidden_dim", 1024)] * getattr(config, "gating_n_hidden", 3)
+        widths = [config.hidden_size, *inner, attributes]
+        self.temperature = float(getattr(config, "gating_temperature", 10))
+        self.logit_scale = nn.Parameter(torch.ones(1))
+        self.layers = nn.ModuleList(Float32Linear(*pair) for pair in zip(widths, widths[1:], strict=False))
+
+    def forward(self, states: Tensor) -> Tensor:
+        """[B, H] -> [B, n] float32."""
+        for layer in self.layers[:-1]:
+            states = torch.relu(layer(states))
+        return torch.softmax(self.layers[-1](states) / self.temperature, -1) * self.logit_scale.float()
+
+
+class GatedLlama(LlamaPreTrainedModel):
+    """The published model; `rewards` is its head."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        attributes = getattr(config, "num_objectives", 19)
+        self.model = LlamaModel(config)
+        self.regression_layer = Float32Linear(config.hidden_size, attributes, bias=False)
+        self.reward_transform_matrix = nn.Parameter(torch.eye(attributes))
+        self.gating = GatingNetwork(config, attributes)
+        self.post_init()  # type: ignore[no-untyped-call]
+
+    @classmethod
+    def from_config(cls, config: PreTrainedConfig, **settings: Any) -> "GatedLlama":
+        """A model without trained weights, as transformers' auto classes make one."""
+        model: GatedLlama = cls._from_config(config, **settings)  # type: ignore[no-untyped-call]
+        return model
+
+    @staticmethod
+    def reward_model(backbone: Backbone, tokenization: Tokenization, name: str) -> "GatedRewardModel":
+        """Return the reward model around a loaded `GatedLlama`. Raises: UserError if its template opens no answer."""
+        asked = user_turn("Hi")
+        asking = tokenization.template_ids(tokenization.render(asked, generation_prompt=False))
+        opening = tokenization.template_ids(tokenization.render(asked))[len(asking) :]
+        if not opening:
+            raise UserError(f"{name}: its chat template does not open an answer, and its gate reads where that begins")
+        return GatedRewardModel(backbone, opening)
+
+    def rewards(self, prompt: Tensor, response: Tensor) -> Tensor:
+        """Rewards [B] in float32 from the states [B, H] of the last tokens of the last message and of the response."""
+        attributes: Tensor = self.regression_layer(response) @ self.reward_transform_matrix.float()
+        weights: Tensor = self.gating(prompt)
+        return (weights * attributes).sum(-1)
+
+
+class GatedRewardModel(nn.Module):
+    """A backbone whose attributes, read at the end of a response, are weighed by the prompt.
+
+    The gate reads the state of the token before `opening`, by which the template opens an answer.
+    """
+
+    def __init__(self, backbone: Backbone, opening: list[int]) -> None:
+        super().__init__()
+        self.backbone, self.opening = backbone, opening
+
+    def forward(self, prompt: Padded, response: Padded, prompt_of_response: Tensor | None = None) -> Tensor:
+        """Rewards [B] of B responses to P prompts; `prompt_of_response` [B] names each response's prompt."""
+        prompts = prompt.tolists()
+        ends = [last_place(ids, self.opening) for ids in prompts]
+        owner = range(len(prompts)) if prompt_of_response is None else prompt_of_response.tolist()
+        read = [ids[:end] for ids, end in zip(prompts, ends, strict=True)]
+        written = [[*prompts[n][ends[n] :], *ids] for n, ids in zip(owner, response.tolists(), strict=True)]
+        device = prompt.ids.device
+        prompt, response = Padded.from_lists(read).to(device), Padded.from_lists(written).to(device)
+        hidden = self.backbone.hidden(prompt, response, prompt_of_response)
+        rows = torch.arange(len(written), device=device)
+        return cast(GatedLlama, self.backbone.model).rewards(hidden[:, 0], hidden[rows, response.lengths])
+
+
+def last_place(ids: list[int], part: list[int]) -> int:
+    """Where `part` begins in `ids` for the last time, without its last token, which may join the following text.
+
+    Raises:
+        UserError: if it is not there, or nothing stands before it.
+    """
+    part = part[:-1] or part
+    for place in range(len(ids) - len(part), 0, -1):
+        if ids[place : place + len(part)] == part:
+            return place
+    raise UserError("the reward model's prompt was shortened, or does not open an answer as its chat template does")
