@@ -58,8 +58,8 @@ class GatedLlama(LlamaPreTrainedModel):
     def reward_model(backbone: Backbone, tokenization: Tokenization, name: str) -> "GatedRewardModel":
         """Return the reward model around a loaded `GatedLlama`. Raises: UserError if its template opens no answer."""
         asked = user_turn("Hi")
-        asking = tokenization.template_ids(tokenization.render(asked, generation_prompt=False))
-        opening = tokenization.template_ids(tokenization.render(asked))[len(asking) :]
+        asking = tokenization.chat.template_ids(tokenization.chat.render(asked, generation_prompt=False))
+        opening = tokenization.chat.template_ids(tokenization.chat.render(asked))[len(asking) :]
         if not opening:
             raise UserError(f"{name}: its chat template does not open an answer, and its gate reads where that begins")
         return GatedRewardModel(backbone, opening)

@@ -63,7 +63,8 @@ class KnownArguments:
     """Refuses the argument names of earlier releases, unless a subclass defines the arguments."""
 
     def __new__(cls, *values: Any, **given: Any) -> Self:
-        if cls.__init__ is PPOTrainer.__init__ and (message := renamed_arguments(given)):
+        inherited: Any = cls.__init__
+        if inherited is PPOTrainer.__init__ and (message := renamed_arguments(given)):
             raise InvalidArgumentError(message)
         return super().__new__(cls)
 

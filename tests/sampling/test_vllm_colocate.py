@@ -56,7 +56,7 @@ def test_a_vllm_that_cannot_start_is_one_line(stand_in_vllm, settings, monkeypat
 @pytest.mark.parametrize("engine", ["vllm-server", "vllm-colocate"])
 def test_without_vllm_its_engines_are_refused_with_what_to_install(settings, monkeypatch, engine):
     monkeypatch.setitem(sys.modules, "vllm", None)  # Python's own way of saying that there is none
-    with pytest.raises(UserError, match=rf"engine {engine}: vLLM is not installed .* pip install 'align-rlhf\[vllm\]'"):
+    with pytest.raises(UserError, match=rf"engine {engine}: vLLM is not installed .* pip install .* '\.\[vllm\]'"):
         run_ppo(PPOConfig(**settings | {"engine": engine}))
 
 

@@ -381,12 +381,6 @@ def test_an_impossible_answer_is_refused(stand_in_vllm, load_sharp, row, part):
         require_answer(row, 4, loaded)
 
 
-def test_without_vllm_the_engine_is_refused_with_what_to_install(settings, monkeypatch):
-    monkeypatch.setitem(sys.modules, "vllm", None)  # Python's own way of saying that there is none
-    with pytest.raises(UserError, match=r"engine vllm-server: vLLM is not installed .* pip install .* '\.\[vllm\]'"):
-        run_ppo(PPOConfig(**settings))
-
-
 @pytest.mark.parametrize("engine", ["vllm-server", "vllm-colocate"])
 def test_an_encoder_decoder_is_refused(stand_in_vllm, make_ppo, load_sharp, engine):
     from align.sampling.engines import make_engine
