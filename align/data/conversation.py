@@ -92,6 +92,11 @@ def check_answer(value: object, field: str, *, may_be_empty: bool = False) -> st
     return turns[0]["content"]
 
 
+def as_paragraphs(conversation: Conversation) -> str:
+    """The turns as paragraphs of `role: text`, as a judge reads them."""
+    return "\n\n".join(f"{turn['role']}: {turn['content']}" for turn in conversation)
+
+
 def to_json(conversation: Conversation) -> Any:
     """The form for a file: text for a single user turn, otherwise a list of {role, content}."""
     if len(conversation) == 1 and conversation[0]["role"] == "user":

@@ -17,7 +17,7 @@ from align.core.errors import UserError
 from align.core.launch import run_stage
 from align.core.plugins import checked_scores, import_function
 from align.core.settings import option
-from align.data.conversation import Conversation
+from align.data.conversation import Conversation, as_paragraphs
 from align.data.fields import check_texts, check_whole_numbers
 from align.data.readers import parse_rows
 from align.eval.answers import open_accelerator, open_models, reward_answers, sample_answers, short_names
@@ -245,8 +245,7 @@ def endpoint_judge(config: EndpointConfig, pause: float = 1.0) -> PreferenceJudg
     def judge(prompts: Sequence[Conversation], firsts: Sequence[str], seconds: Sequence[str]) -> list[float]:
         questions = []
         for prompt, first, second in zip(prompts, firsts, seconds, strict=True):
-            conversation = "\n\n".join(f"{turn['role']}: {turn['content']}" for turn in prompt)
-            questions.append(QUESTION.format(conversation=conversation, first=first, second=second))
+            questions.append(QUESTION.format(conversation=as_paragraphs(prompt), first=first, second=second))
         return request_verdicts(config, questions, PROBABILITIES, pause)
 
     return judge

@@ -20,7 +20,7 @@ from align.core.launch import run_stage
 from align.core.plugins import checked_scores, import_function
 from align.core.settings import block, option, require_setting
 from align.core.statistics import majority
-from align.data.conversation import Conversation, check_prompt, to_json
+from align.data.conversation import Conversation, as_paragraphs, check_prompt, to_json
 from align.data.fields import check_texts, required_field
 from align.data.readers import parse_rows, read_records
 from align.data.records import VERDICTS, RuleJudgment
@@ -69,11 +69,6 @@ class RuleCase:
 
     def __hash__(self) -> int:  # a conversation's turns are dicts, which cannot be hashed
         return hash((self.rule, self.response))
-
-    @property
-    def dialogue(self) -> str:
-        """The conversation as paragraphs of `role: text`."""
-        return "\n\n".join(f"{turn['role']}: {turn['content']}" for turn in self.conversation)
 
     @property
     def key(self) -> str:
@@ -224,9 +219,10 @@ def rule_endpoint(config: EndpointConfig) -> CaseScorer:
     """Return a rule scorer that asks a chat model; see `request_verdicts`."""
 
     def score_cases(cases: Sequence[RuleCase]) -> list[float]:
-        questions = [
-            QUESTION.format(rule=case.rule_text, conversation=case.dialogue, response=case.response) for case in cases
-        ]
+        questions = []
+        for case in cases:
+            conversation = as_paragraphs(case.conversation)
+            questions.append(QUESTION.format(rule=case.rule_text, conversation=conversation, response=case.response))
         return request_verdicts(config, questions, PROBABILITIES)
 
     return score_cases
@@ -236,7 +232,7 @@ def count_violations(by_scorer: Verdicts, cases: Sequence[RuleCase], scorer: str
     """The rates of violation by the scorer's verdicts on some cases, and a table of the verdicts."""
     votes: dict[tuple[str, str], dict[str, list[str]]] = {}
     for case in cases:
-        votes.setdefault((case.dialogue, case.response), {})[case.rule] = [by_scorer[case]]
+        votes.setdefault((as_paragraphs(case.conversation), case.response), {})[case.rule] = [by_scorer[case]]
     judged = [ResponseVotes("", dialogue, of_response) for (dialogue, _), of_response in votes.items()]
     return violation_measurements(judged, sorted({case.rule for case in cases}), scorer), verdict_table(judged)
 

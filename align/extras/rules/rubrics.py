@@ -18,7 +18,7 @@ from torch import Tensor
 from align.core.errors import UserError, first_line
 from align.core.files import resolve_path
 from align.core.settings import Settings, option
-from align.data.records import Conversation
+from align.data.conversation import Conversation, as_paragraphs
 from align.models.heads import LanguageModel
 from align.models.loading import LoadedModel, load_whole
 from align.ppo.extensions import Extension, TrainingContext
@@ -80,7 +80,7 @@ class Rubric:
 
     def question_about(self, conversation: Conversation, response: str) -> RubricQuestion:
         """The question that a model is asked about a response."""
-        dialogue = "\n\n".join(f"{turn['role']}: {turn['content']}" for turn in conversation)
+        dialogue = as_paragraphs(conversation)
         options = "\n".join(f"{option.letter}: {option.text}" for option in self.options)
         text = FORM.format(conversation=dialogue, response=response, question=self.question, options=options)
         return RubricQuestion(text, tuple(option.letter for option in self.options))
