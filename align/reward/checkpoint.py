@@ -161,9 +161,11 @@ def require_reward_model(source: str, kind: HeadType = REWARD) -> None:
     if not is_reward_model(source, kind) and not (kind is REWARD and is_external(source)):
         nor = ", nor a transformers classifier" if kind is REWARD else ""
         neither = "neither" if nor else "not"
+        is_adapter = (Path(source) / "adapter_config.json").exists()
+        merge = "merge its adapter into its classifier by merge_and_unload() and save that, or " if is_adapter else ""
         raise UserError(
             f"{source}: {neither} a {kind.name} of this package ({kind.metadata_file} is missing){nor}; "
-            f"train one with `align {kind.command}`"
+            f"{merge}train one with `align {kind.command}`"
         )
 
 

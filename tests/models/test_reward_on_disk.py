@@ -7,7 +7,7 @@ import pytest
 import torch
 from accelerate import Accelerator
 from datasets import Dataset
-from peft import PeftModel
+from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models
 from tokenizers.pre_tokenizers import ByteLevel
@@ -303,3 +303,10 @@ def test_a_policy_is_no_reward_model(sharp_folders, tmp_path, saved_reward):
     save_file({"weight": torch.ones(1, 63)}, tmp_path / "reward" / "reward_head.safetensors")
     with pytest.raises(UserError, match="its head is made for states of width 63, the model's have 64"):
         load_reward_model(str(tmp_path / "reward"), "float32")
+
+
+def test_an_adapter_of_another_library_is_to_be_merged(sharp_folders, tmp_path):
+    model = AutoModelForSequenceClassification.from_pretrained(sharp_folders["tiny-llama"], num_labels=1)
+    get_peft_model(model, LoraConfig(r=2, task_type="SEQ_CLS")).save_pretrained(tmp_path)
+    with pytest.raises(UserError, match=r"merge its adapter .* by merge_and_unload\(\) and save"):
+        load_reward_model(str(tmp_path), "float32")
