@@ -174,15 +174,12 @@ def _log_sum_exp_(scaled: Tensor) -> Tensor:
     return scaled.sub_(top).exp_().sum(-1).log_().add_(top.squeeze(-1))
 
 
-def cut_by_tokens(
-    lengths: Sequence[int], budget: int, largest: int | None = None, padding: int | None = None
-) -> Iterator[list[int]]:
+def cut_by_tokens(lengths: Sequence[int], budget: int, padding: int | None = None) -> Iterator[list[int]]:
     """Cut rows into batches of at most `budget` padded tokens, after sorting by length to reduce padding.
 
     Args:
         lengths: tokens of each row.
         budget: padded tokens a batch may hold (rows x longest row); a longer row is a batch by itself.
-        largest: most rows in one batch.
         padding: most tokens of padding in one batch; None: as many as the budget allows.
 
     Yields:
@@ -196,7 +193,7 @@ def cut_by_tokens(
         width = lengths[batch[0]] if batch else lengths[row]
         padded += width - lengths[row]
         full = width * (len(batch) + 1) > budget or (padding is not None and padded > padding)
-        if batch and (full or (largest is not None and len(batch) >= largest)):
+        if batch and full:
             yield batch
             batch, padded = [], 0
         batch.append(row)

@@ -141,11 +141,9 @@ def load_frozen(
     dtype: str = "auto",
     chat_template: str = "auto",
     device: torch.device | None = None,
-    *,
-    allow_reward_model: bool = False,
 ) -> LoadedModel:
     """Load a model without gradients, in evaluation mode, on a device (default: the GPU if there is one)."""
-    loaded = load_whole(model, compute_dtype(dtype), chat_template, allow_reward_model)
+    loaded = load_whole(model, compute_dtype(dtype), chat_template)
     loaded.backbone.to(device or ("cuda" if torch.cuda.is_available() else "cpu")).eval().requires_grad_(False)
     return loaded
 
