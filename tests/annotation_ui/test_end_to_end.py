@@ -76,7 +76,7 @@ def test_clicks_train_a_rule_model_that_ppo_obeys(server, browser, tmp_path):
         ["rules", *TINY, "--train_data", str(path), "--rules", style, "--output_dir", str(output), "--validation_split", "0"]
     )
     ppo = ["--rules.model", str(output / "model"), "--output_dir", str(tmp_path / "ppo"), "--total_updates", "2"]
-    cli.main(["ppo", *TINY, *ppo, "--rollout_batch_size", "4", "--max_new_tokens", "6"])
+    cli.main(["ppo", *TINY, *ppo, "--rollout_batch_size", "4", "--max_new_tokens", "6", "--rules.budgets", "0.1"])
     last = read_rows(tmp_path / "ppo" / "metrics.jsonl")[-1]
     for rule in ("no-digits", "no-exclamation-marks"):
         assert 0 < last[f"reward/rule/{rule}"] < 1
