@@ -192,7 +192,7 @@ class Evaluator:
             with save_if_scoring_fails(run, rollout, update):
                 evaluation = PolicyEvaluation(update, rollout, setup.rewards(rollout)[0])
                 setup.extensions.evaluate(evaluation)
-            scores = apply_missing_eos(evaluation.scores, rollout.ended_mask, *self.missing_eos)
+            scores = apply_missing_eos(evaluation.scores, rollout.ended_mask, *self.missing_eos) - evaluation.penalty
             how = (setup.policy.backbone, setup.sampling.temperature, run.optimization.micro_batch_tokens, run.accelerator)
             outputs = forward_all_roles(setup.roles, rollout, [list(range(len(rollout)))], *how)
             metrics = evaluation_metrics(evaluation, scores, outputs)
