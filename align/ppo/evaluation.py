@@ -33,12 +33,16 @@ class Candidate:
     """0: the initial policy."""
     scores: list[float]
     """Of its responses to the fixed prompts [B]."""
+    violated_constraint: str = ""
+    """Such as "over the rule budgets": a policy that violates none is better."""
 
 
 def is_better(candidate: Candidate, best: Candidate | None) -> bool:
-    """Whether the mean score of a policy is higher than that of the best one so far."""
-    if best is None:
+    """Whether a policy is better than the best one so far: by constraints, then by mean score; of equals the first stays."""
+    if best is None or (best.violated_constraint and not candidate.violated_constraint):
         return math.isfinite(fmean(candidate.scores))
+    if candidate.violated_constraint and not best.violated_constraint:
+        return False
     return fmean(new - old for new, old in zip(candidate.scores, best.scores, strict=True)) > 0
 
 
@@ -68,13 +72,17 @@ class PolicySelection:
         return True
 
     def warning(self) -> str:
-        """A warning if the kept policy is not better than the initial policy; else ""."""
+        """A warning if the kept policy violates a constraint or is not better than the initial policy; else ""."""
         initial, best = self.initial, self.best
-        if initial is None or best is None or is_better(best, initial):
+        if initial is None or best is None:
             return ""
+        constraint = best.violated_constraint
+        suffix = f"; it is {constraint}, as every policy that was evaluated" if constraint else ""
+        if is_better(best, initial):
+            return f"warning: the policy of update {best.update} was kept{suffix}" if suffix else ""
         means = f"{fmean(best.scores):.3g}, that of the initial policy {fmean(initial.scores):.3g}"
         what = f"the kept policy, of update {best.update}, is no better than the initial policy"
-        return f"warning: {what}: its {self.score_name} is {means}"
+        return f"warning: {what}: its {self.score_name} is {means}{suffix}"
 
     def state_dict(self) -> dict[str, Any]:
         """Return the evaluations of the kept policy and of the initial policy."""
@@ -202,7 +210,7 @@ class Evaluator:
                 run.print(line)
             run.record("samples", sample_rows(evaluation, scores), update)
             chosen = scores if evaluation.selection_scores is None else evaluation.selection_scores
-            candidate = Candidate(update, chosen.tolist())
+            candidate = Candidate(update, chosen.tolist(), evaluation.violated_constraint)
             if self.selection.update(candidate, metrics["kl"]):
                 if config.save_best_policy:
                     save_policy(setup, self.folder, metrics | {"update": update})

@@ -1,4 +1,4 @@
-"""Which policy a run keeps: the one with the highest mean."""
+"""Which policy a run keeps: one within the rule budgets before any other, then the one with the highest mean."""
 
 import math
 from pathlib import Path
@@ -47,3 +47,14 @@ def test_any_higher_mean_will_do() -> None:
     assert is_better(Candidate(2, [1.0, 3.1]), kept)
     assert not is_better(Candidate(2, [1.0, 3.0]), kept)  # of equal means the first stays
     assert not is_better(Candidate(2, [math.nan, 9.0]), kept)
+
+
+def test_budgets_come_before_scores() -> None:
+    low, high = Candidate(1, [0.0, 0.1]), Candidate(2, [5.0, 5.1])
+    over = Candidate(3, [9.0, 9.1], violated_constraint="over")
+    assert is_better(high, low)
+    assert not is_better(over, low)
+    assert is_better(low, over)
+    assert not is_better(Candidate(4, [math.nan, 0.0]), over)
+    assert is_better(over, Candidate(5, [8.0, 8.1], violated_constraint="over"))
+    assert is_better(over, None)
