@@ -112,7 +112,7 @@ def test_the_launch_commands_are_taken():
     text = "\n".join([page("clusters"), page("howto/cluster"), (ROOT / "README.md").read_text(encoding="utf-8")])
     joined = re.sub(r" \\\n +", " ", text)  # lines that end in a backslash go on
     launched = [line.split() for line in re.findall(r"^ *(?:[A-Z_]+=\S* )?accelerate launch (.*)$", joined, re.M)]
-    assert len(launched) >= 9
+    assert len(launched) >= 10
     with contextlib.chdir(ROOT):
         for words in launched:
             given = _validate_launch_command(launch_command_parser().parse_args(words))[0]

@@ -88,7 +88,7 @@ def runs(tmp_path_factory, serve):
         model=start,
         reward_model=[scorer, scorer],
         selection={"reward_model": scorer},
-        rules={"model": str(judge)},
+        rules={"model": str(judge), "budgets": ["0.1"]},
         kl_in="loss",
         kl_estimator="k3",
         ent_coef=0.01,
