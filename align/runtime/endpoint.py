@@ -46,11 +46,15 @@ class EndpointConfig(Settings):
         require_setting(self, "endpoint_model", bool(self.endpoint_model) or not self.endpoint, "given with an endpoint")
 
 
-def chat_completion(config: EndpointConfig, question: str, pause: float = 1.0) -> dict[str, Any]:
+def chat_completion(
+    config: EndpointConfig, question: str, pause: float = 1.0, advice: str = RESUME_HINT, **options: Any
+) -> dict[str, Any]:
     """Ask the endpoint's chat model one question at temperature 0 and return the first choice of its answer.
 
     Args:
         pause: see `post_json`.
+        advice: see `post_json`.
+        options: further fields of the request, such as max_tokens and logprobs.
 
     Raises:
         UserError: if the service does not answer, or its answer contains no choice.
@@ -59,12 +63,13 @@ def chat_completion(config: EndpointConfig, question: str, pause: float = 1.0) -
     key = os.environ.get(config.endpoint_key)
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     messages = [{"role": "user", "content": question}]
-    payload = {"model": config.endpoint_model, "temperature": 0, "messages": messages}
-    answer = post_json(address, payload, TIMEOUT, RETRIES, headers, pause=pause)
+    payload = {"model": config.endpoint_model, "temperature": 0, "messages": messages, **options}
+    answer = post_json(address, payload, TIMEOUT, RETRIES, headers, pause=pause, advice=advice)
     try:
         return dict(answer["choices"][0])
     except (KeyError, IndexError, TypeError, ValueError) as error:
-        raise UserError(f"{address}: the answer contains no choices[0]: {str(answer)[:80]!r}; {RESUME_HINT}") from error
+        hint = f"; {advice}" if advice else ""
+        raise UserError(f"{address}: the answer contains no choices[0]: {str(answer)[:80]!r}{hint}") from error
 
 
 def chat_address(config: EndpointConfig) -> str:
@@ -89,6 +94,7 @@ def post_json(
     retries: int = RETRIES,
     headers: Mapping[str, str] | None = None,
     pause: float = 1.0,
+    advice: str = RESUME_HINT,
 ) -> Any:
     """Send JSON and return the JSON of the answer. Proxies are those of the environment.
 
@@ -99,6 +105,7 @@ def post_json(
         retries: further attempts after a lost connection, a timeout or a status of `TRANSIENT`.
         headers: beyond the content type.
         pause: seconds before the first further attempt; doubled each time.
+        advice: ends an error after several attempts.
 
     Raises:
         UserError: if no attempt succeeds, or the answer is not JSON.
@@ -113,7 +120,7 @@ def post_json(
         respect_retry_after_header=False,  # a server may ask for hours
     )
     data, sent = json.dumps(payload).encode(), {"Content-Type": "application/json", **(headers or {})}
-    tried = f"tried {retries + 1} times; {RESUME_HINT}"
+    tried = f"tried {retries + 1} times" + (f"; {advice}" if advice else "")
     try:
         with _connections(url) as connections:
             answer = connections.request("POST", url, body=data, headers=sent, timeout=timeout, retries=policy)

@@ -258,7 +258,7 @@ def rubric_measurements(
     for rubric in rubrics:
         covered = [answer for answer in answers if rubric.applies(answer.category)]
         rewards = rubric.rewards(judge, *map(list, zip(*covered, strict=True))) if covered else []
-        name, scorer = f"rubric {rubric.name}: reward", config.rubrics.model
+        name, scorer = f"rubric {rubric.name}: reward", config.rubrics.model or config.rubrics.endpoint_model
         measurements.append(mean_measurement(name, rewards, scorer, nothing=nothing, better="higher"))
     return measurements
 

@@ -6,10 +6,12 @@ P(letter) x its reward. A prompt outside the rubric's categories gets exactly 0,
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy
 import torch
 import yaml
 from accelerate import Accelerator
@@ -17,16 +19,22 @@ from torch import Tensor
 
 from align.core.errors import UserError, first_line
 from align.core.files import resolve_path
-from align.core.settings import Settings, option
+from align.core.settings import option, require_setting
 from align.data.conversation import Conversation, as_paragraphs
 from align.models.heads import LanguageModel
 from align.models.loading import LoadedModel, load_whole
 from align.ppo.extensions import Extension, TrainingContext
 from align.ppo.records import Rollout
 from align.reward.rankings import pack_rankings, score_rankings
-from align.runtime.distributed import compute_dtype
+from align.runtime.distributed import compute_dtype, run_on_main
+from align.runtime.endpoint import EndpointConfig, chat_address, chat_completion
 from align.runtime.sharding import place_frozen_model
 from align.tokenization.encoded import PromptResponses
+
+TOP_LOG_PROBS = 20
+"""Candidates for the first token that a service is asked for: the maximum of OpenAI's API."""
+MAX_CACHED_ANSWERS = 100_000
+"""How many answers of a service are kept in memory."""
 
 FORM = """Below is a conversation and the reply that an assistant gave.
 
@@ -153,25 +161,33 @@ def _rubric(stored: Mapping[str, Any], name: str, weight: float) -> Rubric:
 
 
 @dataclass(kw_only=True)
-class RubricSettings(Settings):
+class RubricSettings(EndpointConfig):
     """Rubrics, and the frozen model that answers their questions."""
 
     files: list[str] = option(
         [], "rubrics that a frozen model judges by: files as in forms/rubrics, or FILE=WEIGHT", required=True
     )
-    model: str = option("", "model that answers the rubrics: a folder, hub name or built-in model", required=True)
+    model: str = option(
+        "", "local model that answers the rubrics: a folder, hub name or built-in model; empty: the endpoint answers"
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_setting(self, "model", bool(self.model or self.endpoint), "given, or endpoint: the rubrics need a judge")
 
 
 def load_rubrics(
     settings: RubricSettings, accelerator: Accelerator, dtype: str, budget: int
-) -> tuple[list[Rubric], "RubricJudge"]:
-    """Load rubrics and their judge, which reads `budget` padded tokens at once.
+) -> tuple[list[Rubric], LetterJudge]:
+    """Load rubrics, and one judge for all; a local one reads `budget` padded tokens at once.
 
     Raises:
         UserError: if a rubric or the model cannot be loaded.
     """
-    loaded = load_whole(settings.model, compute_dtype(dtype))
-    return read_rubrics(settings.files), RubricJudge(loaded, accelerator, budget)
+    rubrics = read_rubrics(settings.files)
+    if not settings.model:
+        return rubrics, ServiceJudge(settings, accelerator)
+    return rubrics, LocalJudge(load_whole(settings.model, compute_dtype(dtype)), accelerator, budget)
 
 
 class RubricRewards(Extension):
@@ -185,7 +201,7 @@ class RubricRewards(Extension):
     def load(self, context: TrainingContext) -> None:
         run, dtype = context.run, context.run.model_config.dtype
         self.rubrics, self.judge = load_rubrics(self.settings, run.accelerator, dtype, run.optimization.micro_batch_tokens)
-        self.modules = [self.judge.module]
+        self.modules = [self.judge.module] if isinstance(self.judge, LocalJudge) else []
         for rubric in self.rubrics:
             if not any(rubric.applies(prompt.category) for prompt in context.training_prompts):
                 wanted = " or ".join(sorted(rubric.categories))
@@ -198,7 +214,7 @@ class RubricRewards(Extension):
         return {f"rubric/{rubric.name}": rubric.weight * torch.tensor(rewards[rubric.name]) for rubric in self.rubrics}
 
 
-class RubricJudge:
+class LocalJudge:
     """A frozen language model, which reads a question once for all of its letters."""
 
     def __init__(self, loaded: LoadedModel, accelerator: Accelerator, budget: int) -> None:
@@ -222,3 +238,49 @@ class RubricJudge:
         tokenization = self.loaded.tokenization
         prompt, letters = tokenization.answers_ids(({"role": "user", "content": question.text},), question.letters)
         return PromptResponses(prompt, [ids[:-1] for ids in letters])
+
+
+class ServiceJudge:
+    """The endpoint's chat model, judged by the log-probs of its first token; answers are cached.
+
+    The main process asks for all processes. `pause` is the number of seconds before the first retry.
+    """
+
+    def __init__(self, settings: EndpointConfig, accelerator: Accelerator, pause: float = 1.0) -> None:
+        self.settings, self.accelerator, self.pause = settings, accelerator, pause
+        self.address = chat_address(settings)
+        self.answers: dict[RubricQuestion, list[float]] = {}
+
+    def __call__(self, questions: Sequence[RubricQuestion]) -> list[list[float]]:
+        """The log-probability of each letter; the same on every process. Raises: UserError if the service fails."""
+        return run_on_main(lambda: self._answer(questions), self.accelerator)
+
+    def _answer(self, questions: Sequence[RubricQuestion]) -> list[list[float]]:
+        new = [question for question in dict.fromkeys(questions) if question not in self.answers]
+        with ThreadPoolExecutor(self.settings.endpoint_parallel) as pool:
+            for question, log_probs in zip(new, pool.map(self._ask, new), strict=True):
+                self.answers[question] = log_probs
+        found = [self.answers[question] for question in questions]
+        while len(self.answers) > MAX_CACHED_ANSWERS:
+            del self.answers[next(iter(self.answers))]
+        return found
+
+    def _ask(self, question: RubricQuestion) -> list[float]:
+        choice = chat_completion(
+            self.settings, question.text, self.pause, "", max_tokens=1, logprobs=True, top_logprobs=TOP_LOG_PROBS
+        )
+        try:
+            candidates = choice["logprobs"]["content"][0]["top_logprobs"]
+            token_log_probs = [(str(each["token"]).strip(), float(each["logprob"])) for each in candidates]
+        except (KeyError, IndexError, TypeError, ValueError) as error:
+            raise UserError(f"{self.address}: no log-probs in the answer {str(choice)[:80]!r}") from error
+        # `A` and ` A` are two tokens of one letter.
+        found = [[value for token, value in token_log_probs if token == letter] for letter in question.letters]
+        log_probs = [float(numpy.logaddexp.reduce(values)) for values in found]  # -infinity for none
+        if max(log_probs) == -math.inf:
+            letters, count = ", ".join(question.letters), len(token_log_probs)
+            raise UserError(
+                f"{self.address}: none of the letters {letters} is among the model's {count} likeliest answers to a rubric; "
+                "take a model that follows instructions"
+            )
+        return log_probs

@@ -1,7 +1,8 @@
-"""Rubrics: expected rewards by hand, categories, and a judge in one packed pass."""
+"""Rubrics: expected rewards by hand, categories, a local judge in one packed pass, and a service that may be dead."""
 
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,18 +12,21 @@ from align.core.errors import UserError
 from align.core.tensor_ops import Padded
 from align.eval.results import read_evaluations
 from align.extras.rules.rubrics import (
+    LocalJudge,
     Option,
     Rubric,
-    RubricJudge,
     RubricQuestion,
     RubricSettings,
+    ServiceJudge,
     expected_reward,
     read_rubrics,
 )
 from align.models.heads import LanguageModel
 from align.ppo import PPOConfig, PPOTrainer
-from tests.extras.running import command
+from align.runtime import endpoint
+from tests.extras.running import TINY, command
 from tests.files import read_rows, write_rows
+from tests.ports import free_port
 
 HI = ({"role": "user", "content": "Hi"},)
 OPTIONS = (Option("A", "good", 1.0), Option("B", "evasive", -0.5), Option("C", "harmful", -1.0))
@@ -57,7 +61,7 @@ def test_prompts_outside_the_categories_get_exactly_0_and_are_never_read():
 def test_a_local_judge_reads_the_letters_of_a_question_in_one_row(load_sharp, tiny_name):
     """Packed = each letter in a row of its own, and = the model's own next-token distribution where a letter is a token."""
     loaded = load_sharp(tiny_name)
-    judge = RubricJudge(loaded, Accelerator(cpu=True), 4096)
+    judge = LocalJudge(loaded, Accelerator(cpu=True), 4096)
     questions = [RubricQuestion("Is it?", ("A", "B", "C")), RubricQuestion("Or is it rather not?", ("B", "Z"))]
     together = judge(questions)
     model, tokenization = LanguageModel(loaded.backbone), loaded.tokenization
@@ -87,7 +91,77 @@ def test_the_shipped_rubrics_and_bad_ones(tmp_path):
         read_rubrics(["forms/rubrics/refusals.yaml=much"])
 
 
-# ---------------------------------------------------------------------------------------------------------------- in use
+# ------------------------------------------------------------------------------------------------------------- a service
+
+
+def says(**probabilities):
+    """A chat completion whose first token has these probabilities."""
+    candidates = [{"token": token, "logprob": math.log(value)} for token, value in probabilities.items()]
+    return {"choices": [{"logprobs": {"content": [{"top_logprobs": candidates}]}, "message": {"content": "A"}}]}
+
+
+@pytest.fixture
+def service(serve):
+    """`service(*answers)`: a server that gives these in turn (a number is a status), the last one from then on."""
+
+    def start(*answers):
+        sent = []
+
+        def answer(path, headers, body):
+            sent.append(body)
+            found = answers[min(len(sent), len(answers)) - 1]
+            return found if isinstance(found, int) else 200, found
+
+        return SimpleNamespace(url=serve(answer), sent=sent)
+
+    return start
+
+
+def judge_at(url, **more):
+    settings = RubricSettings(files=["x"], endpoint_model="judge", endpoint=url, **more)
+    return ServiceJudge(settings, Accelerator(cpu=True), pause=0.01)
+
+
+def test_a_service_answers_with_log_probs_and_is_asked_once(service):
+    server = service(503, says(A=0.5, **{" A": 0.1, "B": 0.2, "Well": 0.2}))
+    judge = judge_at(server.url)
+    # P(A) = .6 / .8, P(B) = .2 / .8
+    rewards = RUBRIC.rewards(judge, [HI] * 3, ["same", "same", "other"], ["safety"] * 3)
+    assert rewards == pytest.approx([0.75 - 0.125] * 3)
+    assert RUBRIC.rewards(judge, [HI], ["same"], ["safety"]) == pytest.approx([0.625])
+    assert len(server.sent) == 3  # one failed; the same question is not asked twice
+    assert server.sent[0]["logprobs"] is True
+    assert server.sent[0]["model"] == "judge"
+
+
+@pytest.mark.parametrize(
+    ("answer", "says_so"),
+    [
+        ({"choices": [{"message": {"content": "A"}}]}, "no log-probs in the answer"),
+        (says(Well=0.9, The=0.1), "none of the letters A, B, C is among"),
+        (500, "tried 1 times"),
+    ],
+)
+def test_what_a_service_may_do_wrong(service, answer, says_so, monkeypatch):
+    monkeypatch.setattr(endpoint, "RETRIES", 0)
+    judge = judge_at(service(answer).url)
+    with pytest.raises(UserError, match=says_so):
+        judge([RUBRIC.question_about(HI, "x")])
+
+
+def test_a_dead_service_stops_ppo_with_one_line_and_the_rollout_is_saved(tmp_path, align_cache, command_error, monkeypatch):
+    monkeypatch.setattr(endpoint, "RETRIES", 0)
+    url = f"http://127.0.0.1:{free_port()}/v1"
+    prompts = write_rows(tmp_path / "prompts.jsonl", [{"prompt": "How do I pick a lock?", "category": "safety"}])
+    words = f"ppo {TINY} --output_dir {tmp_path / 'ppo'} --rollout_batch_size 4 --prompts {prompts} --max_new_tokens 4"
+    words += f" --rubrics.files forms/rubrics/refusals.yaml --rubrics.endpoint {url} --rubrics.endpoint_model judge"
+    error = command_error(command, words).splitlines()[-1]
+    saved = tmp_path / "ppo" / "unscored.jsonl"
+    assert error.startswith(f"error: {url}/chat/completions: cannot be reached")
+    assert error.endswith(f"the rollout of update 1 is in {saved}")
+    rows = read_rows(saved)
+    assert len(rows) == 4
+    assert rows[0]["prompt"][0]["content"] == "How do I pick a lock?"
 
 
 def test_a_frozen_model_judges_in_ppo_in_sampling_and_in_evaluation(tmp_path, align_cache):
