@@ -80,7 +80,7 @@ def by_ours(model: str, source: str, questions: list[Question]) -> Json:
     config = TruthfulnessConfig(models=[model], questions=source, dtype="float32")
     evaluated = next(open_models(config.models, config, open_accelerator(config.dtype)))
     question_format = QuestionFormat.from_settings(config.prompt, config.few_shot, config.chat)
-    rows = score_choices(config, evaluated, questions, question_format)
+    rows = score_choices(evaluated, questions, question_format, config.batch_tokens, source)
     scores = [multiple_choice(row["best"], row["correct"], row["incorrect"]) for row in rows]
     return {
         "mc1": {"log_likelihoods": [[r["best"], *r["incorrect"]] for r in rows], "acc": [s.mc1 for s in scores]},

@@ -63,7 +63,9 @@ def run_lm_eval_tasks(config: LMEvalConfig) -> list[Evaluation]:
     accelerator = open_accelerator(config.dtype)
     names = short_names(config.models)
     found = {name: results_of(config, name, model, accelerator) for name, model in zip(names, config.models, strict=True)}
-    evaluations = [Evaluation(TASK, name, asdict(config), measurements_of(found, name, names[0], config)) for name in names]
+    evaluations = [
+        Evaluation(TASK, name, asdict(config), measurements_of(found, name, names[0], config.tasks)) for name in names
+    ]
     return publish(config, evaluations, accelerator)
 
 
@@ -154,10 +156,10 @@ def read_lm_eval(folder: Path) -> dict[str, Json]:
     return found
 
 
-def measurements_of(found: dict[str, Json], name: str, before: str, config: LMEvalConfig) -> list[Measurement]:
+def measurements_of(found: dict[str, Json], name: str, before: str, tasks: Sequence[str]) -> list[Measurement]:
     """A model's metrics and, except for the first model, its loss in each."""
     measurements = []
-    for task in config.tasks:
+    for task in tasks:
         row, scorer = found[name][task]["result"], f"lm-eval {found[name][task]['version']}"
         for metric in row["metrics"]:
             key = f"{metric['metric']},{metric['filter']}"

@@ -98,7 +98,7 @@ def run_truthfulness(config: TruthfulnessConfig) -> list[Evaluation]:
         if config.chat:
             require_template(evaluated.loaded.tokenization, config.chat_template, evaluated.source)
         rows = choice_rows(config, evaluated, questions, question_format)
-        measurements, by_category = choice_measurements(config, questions, rows)
+        measurements, by_category = choice_measurements(questions, rows, config.prompt, config.chat)
         tables = {"Multiple choice by category": by_category}
         if config.generation:
             texts = written_answers(config, evaluated, questions, question_format)
@@ -256,16 +256,23 @@ def choice_rows(
         Path(config.output) / f"{TASK}-choice-{evaluated.name}.jsonl",
         {"dtype": config.dtype, "chat": config.chat} | evaluated.settings,
         {question.id: question for question in questions},
-        lambda chunk: score_choices(config, evaluated, chunk, question_format),
+        lambda chunk: score_choices(evaluated, chunk, question_format, config.batch_tokens, config.questions),
         evaluated.accelerator,
         content=content,
     )
 
 
 def score_choices(
-    config: TruthfulnessConfig, evaluated: EvaluatedModel, questions: Sequence[Question], question_format: QuestionFormat
+    evaluated: EvaluatedModel,
+    questions: Sequence[Question],
+    question_format: QuestionFormat,
+    batch_tokens: int,
+    source: str,
 ) -> list[Json]:
     """For each question the log-likelihoods of its best, correct and incorrect answers.
+
+    Args:
+        source: of the questions, for errors.
 
     Raises:
         UserError: if a question with its longest answer does not fit the model.
@@ -274,9 +281,9 @@ def score_choices(
     choices = []
     for question in questions:
         prompt, answers = question_format.tokens(tokenization, question.text, question.answers)
-        backbone.require_fit(len(prompt), max(map(len, answers)), f"{config.questions}: question {question.id}")
+        backbone.require_fit(len(prompt), max(map(len, answers)), f"{source}: question {question.id}")
         choices.append(PromptResponses(prompt, answers))
-    log_likelihoods = answer_log_likelihoods(backbone, choices, config.batch_tokens, evaluated.accelerator)
+    log_likelihoods = answer_log_likelihoods(backbone, choices, batch_tokens, evaluated.accelerator)
     rows: list[Json] = []
     for question, values in zip(questions, log_likelihoods, strict=True):
         found = dict(zip(question.answers, values, strict=True))
@@ -286,7 +293,7 @@ def score_choices(
 
 
 def choice_measurements(
-    config: TruthfulnessConfig, questions: Sequence[Question], rows: Sequence[Json]
+    questions: Sequence[Question], rows: Sequence[Json], prompt: str, chat: bool
 ) -> tuple[list[Measurement], list[Json]]:
     """MC1, MC2 and MC3 over all questions, and a table of them by category."""
     scores = [multiple_choice(row["best"], row["correct"], row["incorrect"])._asdict() for row in rows]
@@ -297,7 +304,7 @@ def choice_measurements(
     measurements = []
     for name in scores[0]:
         guessed = sum(each[name] for each in by_guessing) / len(questions)
-        note = f"prompt {config.prompt}{' in chat' if config.chat else ''}; guessing gives {guessed:.3f}"
+        note = f"prompt {prompt}{' in chat' if chat else ''}; guessing gives {guessed:.3f}"
         values = [score[name] for score in scores]
         measurements.append(share_measurement(name, values, "log-likelihood", note, better="higher"))
     table = []

@@ -89,9 +89,10 @@ def run_verdicts(config: VerdictsConfig) -> list[Evaluation]:
     """Count answers and write `verdicts.json`: an evaluation of each model."""
     accelerator = open_accelerator(config.dtype)
     by_model: dict[str, list[ResponseVotes]] = {}
-    for response in [*read_judgments(config), *read_rankings(config)]:
+    skip = config.skip_bad_rows
+    for response in [*read_judgments(config.judgments, skip), *read_rankings(config.rankings, skip)]:
         by_model.setdefault(response.model, []).append(response)
-    by_author = texts_by_author(config, by_model)
+    by_author = texts_by_author(by_model, config.person, config.control, ", ".join(config.judgments))
     evaluations = []
     for model, responses in by_model.items():
         rules = sorted({rule for response in responses for rule in response.votes} - QUESTIONS)
@@ -113,34 +114,33 @@ def run_verdicts(config: VerdictsConfig) -> list[Evaluation]:
 # ---------------------------------------------------------------------------------------------------------------- input
 
 
-def read_judgments(config: VerdictsConfig) -> list[ResponseVotes]:
+def read_judgments(files: Sequence[str], skip_bad_rows: bool) -> list[ResponseVotes]:
     """The responses that rule judgments are about; without a model, they stand under the names of the files.
 
     Raises:
         UserError: for a bad row, or an answer on authorship without an author.
     """
-    files = " + ".join(Path(path).stem for path in config.judgments)
+    names = " + ".join(Path(path).stem for path in files)
     votes: dict[tuple[str, str, str], dict[str, list[str]]] = {}
-    for path in config.judgments:
-        for record in read_records(path, RuleJudgment, skip_bad_rows=config.skip_bad_rows):
+    for path in files:
+        for record in read_records(path, RuleJudgment, skip_bad_rows=skip_bad_rows):
             if record.rule == AUTHORSHIP and record.model is None:
                 text, advice = repr(record.response[:40]), "import the texts with their author under model"
                 raise UserError(f"{path}: field 'model' is missing for {text}: {advice}")
-            key = record.model or files, content_hash(to_json(record.prompt)), record.response
+            key = record.model or names, content_hash(to_json(record.prompt)), record.response
             votes.setdefault(key, {}).setdefault(record.rule, []).append(record.verdict)
     return [ResponseVotes(model, prompt, of_response) for (model, prompt, _), of_response in votes.items()]
 
 
-def read_rankings(config: VerdictsConfig) -> list[ResponseVotes]:
+def read_rankings(files: Sequence[str], skip_bad_rows: bool) -> list[ResponseVotes]:
     """The responses of rankings with their flags; a response that two people ranked is there twice.
 
     Raises:
         UserError: for a row that is not as the app exports it, or without the names of models.
     """
-    if not config.rankings:
+    if not files:
         return []
-    skip = config.skip_bad_rows
-    return parse_rows(config.rankings, _responses_of_ranking, "holds no usable ranking", skip_bad_rows=skip)
+    return parse_rows(files, _responses_of_ranking, "holds no usable ranking", skip_bad_rows=skip_bad_rows)
 
 
 def _responses_of_ranking(fields: Mapping[str, Any], _number: str) -> list[ResponseVotes]:
@@ -270,23 +270,29 @@ def grounding_measurements(responses: Sequence[ResponseVotes]) -> list[Measureme
 # ----------------------------------------------------- written by a model or a person: GPT-3, Brown et al. 2020, 3.9.4
 
 
-def texts_by_author(config: VerdictsConfig, by_model: Mapping[str, list[ResponseVotes]]) -> dict[str, list[ResponseVotes]]:
+def texts_by_author(
+    by_model: Mapping[str, list[ResponseVotes]], people: Sequence[str], control: str, where: str
+) -> dict[str, list[ResponseVotes]]:
     """The texts whose authorship was judged, by author; empty if none was.
+
+    Args:
+        people: the authors that are no models.
+        control: the model that others are compared with; empty: none.
+        where: names the files in errors.
 
     Raises:
         UserError: if people, models or the control wrote none of them.
     """
     texts = {model: [each for each in responses if AUTHORSHIP in each.votes] for model, responses in by_model.items()}
     texts = {author: found for author, found in texts.items() if found}
-    models = [author for author in texts if author not in config.person]
-    where = ", ".join(config.judgments)
-    if config.control and not texts:
+    models = [author for author in texts if author not in people]
+    if control and not texts:
         raise UserError(f"{where}: has no answer to rule {AUTHORSHIP}; label with forms/rules/authorship.yaml")
     if texts and not 0 < len(models) < len(texts):
-        missing = " or ".join(config.person) if models else "a model"
+        missing = " or ".join(people) if models else "a model"
         raise UserError(f"{where}: no text by {missing}; the authors are {', '.join(texts)}")
-    if config.control and config.control not in models:
-        raise UserError(f"{where}: no text by the control {config.control!r}; the models are {', '.join(models)}")
+    if control and control not in models:
+        raise UserError(f"{where}: no text by the control {control!r}; the models are {', '.join(models)}")
     return texts
 
 

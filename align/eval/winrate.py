@@ -92,7 +92,7 @@ def run_winrate(config: WinrateConfig) -> list[Evaluation]:
     accelerator = open_accelerator(config.dtype)
     if config.comparisons:
         files = [f"{Path(path).name} {fingerprint(path)}".strip() for path in config.comparisons]
-        comparisons, scorer = read_comparisons(config), f"people ({', '.join(files)})"
+        comparisons, scorer = read_comparisons(config.comparisons, config.skip_bad_rows), f"people ({', '.join(files)})"
     elif len(config.models) < 2:
         raise UserError("models needs two or more models to compare")
     else:
@@ -125,14 +125,13 @@ def model_measurements(comparisons: Sequence[PairwiseComparison], model: str, sc
 # -------------------------------------------------------------------------------------------------------------- who decides
 
 
-def read_comparisons(config: WinrateConfig) -> list[PairwiseComparison]:
+def read_comparisons(files: Sequence[str], skip_bad_rows: bool) -> list[PairwiseComparison]:
     """Comparisons from rows with `prompt`, `responses`, `ranks` and `model`, as the app exports them; ties are kept.
 
     Raises:
         UserError: for a row that does not say which models it compares, or that is otherwise bad.
     """
-    nothing = "no comparison of two models"
-    return parse_rows(config.comparisons, _comparisons_of_row, nothing, skip_bad_rows=config.skip_bad_rows)
+    return parse_rows(files, _comparisons_of_row, "no comparison of two models", skip_bad_rows=skip_bad_rows)
 
 
 def _comparisons_of_row(row: Mapping[str, Any], _number: str) -> list[PairwiseComparison]:

@@ -95,7 +95,7 @@ def run_plan(config: PlanConfig) -> None:
         budget = f"N = {count(size)} parameters on D = {count(tokens)} tokens ({tokens / size:.1f} a parameter)"
         parts.append(f"{config.flops:.3g} FLOPs by Chinchilla's table 3: {budget}")
     if stages:
-        parts += [hours_table(config, stages), memory_table(config, stages)]
+        parts += [hours_table(stages, config.gpu, config.gpus, config.mfu), memory_table(stages, config.gpu, config.gpus)]
     print("\n\n".join(parts))
 
 
@@ -122,20 +122,20 @@ def plan_stages(config: PlanConfig) -> list[StagePlan]:
             settings: Any = parse(kind, ["--config", file, *(["--model", config.model] if config.model else [])])
             if config.gpu != "cpu" and settings.dtype == "auto":
                 settings = replace(settings, dtype="bfloat16")
-            plans.append(_plan_stage(config, name, count_work(settings)))
+            plans.append(_plan_stage(name, count_work(settings), config.gpu, config.gpus, config.mfu))
     return plans
 
 
-def _plan_stage(config: PlanConfig, name: str, work: StageWork) -> StagePlan:
-    device, hours = find_device(config.gpu, compute_dtype(work.config.dtype)), {}
+def _plan_stage(name: str, work: StageWork, gpu: str, gpus: int, mfu: float) -> StagePlan:
+    device, hours = find_device(gpu, compute_dtype(work.config.dtype)), {}
     for phase, flops in work.flops.items():
         # Sampling a token reads every weight: on small batches memory bandwidth is the limit.
         floor = work.decoded.get(phase, 0.0) / device.bandwidth
-        hours[phase] = max(flops / (config.gpus * device.peak * config.mfu), floor) / 3600
-    return StagePlan(name, work, hours, layouts(work, config.gpu, config.gpus))
+        hours[phase] = max(flops / (gpus * device.peak * mfu), floor) / 3600
+    return StagePlan(name, work, hours, layouts(work, gpu, gpus))
 
 
-def hours_table(config: PlanConfig, stages: Sequence[StagePlan]) -> str:
+def hours_table(stages: Sequence[StagePlan], gpu: str, gpus: int, mfu: float) -> str:
     """FLOPs and hours of each phase of each stage."""
     rows = []
     for stage in stages:
@@ -144,23 +144,23 @@ def hours_table(config: PlanConfig, stages: Sequence[StagePlan]) -> str:
             parts.append(("all", sum(stage.work.flops.values()), sum(stage.hours.values())))
         rows += [[stage.name, phase, f"{flops:.3g}", f"{spent:.4g}"] for phase, flops, spent in parts]
     table = _table(["stage", "phase", "FLOPs", "hours"], rows)
-    return f"{config.gpus} x {config.gpu}, at {config.mfu:.0%} of their peak\n{table}"
+    return f"{gpus} x {gpu}, at {mfu:.0%} of their peak\n{table}"
 
 
-def memory_table(config: PlanConfig, stages: Sequence[StagePlan]) -> str:
+def memory_table(stages: Sequence[StagePlan], gpu: str, gpus: int) -> str:
     """GiB on a device for each way to place each stage, and the launcher's file of the first way that fits."""
     dtypes = [compute_dtype(stage.work.config.dtype) for stage in stages]
     lines = []
     for stage, dtype in zip(stages, dtypes, strict=True):
-        usable = USABLE * find_device(config.gpu, dtype).memory
+        usable = USABLE * find_device(gpu, dtype).memory
         chosen = next((layout for layout in stage.layouts if layout.needed <= usable), None)  # the simplest
         advice = "none fits: take more devices, LoRA or a smaller model"
         if chosen:
-            advice = f"take configs/accelerate/{chosen.launcher} with num_processes {config.gpus}"
+            advice = f"take configs/accelerate/{chosen.launcher} with num_processes {gpus}"
         lines.append(f"{stage.name}: {advice}")
     rows = [[stage.name, *(f"{layout.needed / GIB:.2f}" for layout in stage.layouts)] for stage in stages]
     table = _table(["stage", *(layout.name for layout in stages[0].layouts)], rows)
-    return "\n".join([f"GiB on each {config.gpu}, before activations", table, *lines])
+    return "\n".join([f"GiB on each {gpu}, before activations", table, *lines])
 
 
 def count(number: float) -> str:

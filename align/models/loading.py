@@ -99,7 +99,7 @@ def load_whole(
     chat_template: str = "auto",
     allow_reward_model: bool = False,
 ) -> LoadedModel:
-    """Load a model without an adapter of its own; a saved adapter is merged into its base. Raises the errors of `load`."""
+    """Load a model that gets no adapter; a saved one is merged into its base. Raises the errors of `load`."""
     return _whole(_read(name, dtype, chat_template, allow_reward_model))
 
 

@@ -52,7 +52,7 @@ class DeepSpeedEngine(TrainEngine):
         if any(map(is_sharded, module.parameters())):  # the engine takes a module that was loaded sharded as it is
             _convert_new_weights(module, run.dtype)
         self.trainable = {name: weight for name, weight in module.named_parameters() if weight.requires_grad}
-        self.groups = complete_groups(run.optimization, self.trainable, groups)
+        self.groups = complete_groups(run.optimization.learning_rate, self.trainable, groups)
         optimizer = build_optimizer(run.optimization, self.trainable, self.groups)
         gather_chosen_parts_together(module)
         self.module, self.optimizer = run.accelerator.prepare(module, optimizer)

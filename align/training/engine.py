@@ -75,7 +75,7 @@ class TrainEngine:
         self.module = module.to(run.accelerator.device)
         self.trainable = {name: weight for name, weight in module.named_parameters() if weight.requires_grad}
         self.masters = {name: make_master(weight) for name, weight in self.trainable.items()}
-        self.groups = complete_groups(run.optimization, self.trainable, groups)
+        self.groups = complete_groups(run.optimization.learning_rate, self.trainable, groups)
         self.optimizer = build_optimizer(run.optimization, self.masters, self.groups)
         self.average = WeightAverage(self.masters, average_decay) if average_decay else None
         if self.accelerator.num_processes > 1:

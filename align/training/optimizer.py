@@ -63,10 +63,10 @@ def learning_rate(config: OptimizationConfig, update: int, total: int, peak: flo
     return peak * decay[config.lr_scheduler_type]
 
 
-def complete_groups(config: OptimizationConfig, weights: Iterable[str], groups: Sequence[ParamGroup]) -> list[ParamGroup]:
-    """The groups, preceded by one at `learning_rate` for all weights that they do not name."""
+def complete_groups(peak: float, weights: Iterable[str], groups: Sequence[ParamGroup]) -> list[ParamGroup]:
+    """The groups, preceded by one with the learning rate `peak` for all weights that they do not name."""
     named = frozenset().union(*(group.weights for group in groups))
-    others = ParamGroup("", frozenset(weights) - named, config.learning_rate)
+    others = ParamGroup("", frozenset(weights) - named, peak)
     return [group for group in (others, *groups) if group.weights]
 
 

@@ -22,7 +22,8 @@ def test_every_answer_and_every_figure_is_lm_evals(tmp_path):
     config = TruthfulnessConfig(models=[str(build(tmp_path / "model"))], questions=str(CSV), dtype="float32")
     accelerator = open_accelerator(config.dtype)
     question_format = QuestionFormat.from_settings(config.prompt, config.few_shot, config.chat)
-    rows = score_choices(config, next(open_models(config.models, config, accelerator)), questions, question_format)
+    evaluated = next(open_models(config.models, config, accelerator))
+    rows = score_choices(evaluated, questions, question_format, config.batch_tokens, config.questions)
     for number, row in enumerate(rows):
         assert [row["best"], *row["incorrect"]] == pytest.approx(expected["mc1"]["log_likelihoods"][number], rel=0, abs=1e-3)
         both = [*row["correct"], *row["incorrect"]]

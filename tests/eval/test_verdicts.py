@@ -140,7 +140,7 @@ def test_the_interval_draws_prompts_with_all_their_responses():
 def test_the_majority_decides_and_a_tie_is_unsure(tmp_path):
     given = {"makes-claim": [YES, YES, NO], "supported": [YES, NO]}
     rows = [row("r", rule, verdict) for rule, verdicts in given.items() for verdict in verdicts]
-    (only,) = read_judgments(VerdictsConfig(judgments=[write_rows(tmp_path / "j.jsonl", rows)]))
+    (only,) = read_judgments([str(write_rows(tmp_path / "j.jsonl", rows))], False)
     assert only.verdicts == {"makes-claim": YES, "supported": UNSURE}
 
 

@@ -86,7 +86,7 @@ def test_a_bad_comparison_names_its_line(tmp_path, change, message):
     row = {"prompt": "Hi", "responses": ["a", "b"], "ranks": [1, 2], "model": ["x", "y"]} | change
     path = write_rows(tmp_path / "c.jsonl", [row])
     with pytest.raises(UserError, match=message):
-        read_comparisons(WinrateConfig(comparisons=[path]))
+        read_comparisons([str(path)], False)
 
 
 @pytest.mark.parametrize("ways", [{}, {"judge": "a:b", "reward_model": "x"}])

@@ -79,7 +79,7 @@ def test_the_simplest_way_that_fits_is_taken(monkeypatch):
 
     def advice(bytes_per_weight):
         monkeypatch.setitem(DEVICES, "H100", Device(1.0, bytes_per_weight * 1000 / USABLE, 1.0))
-        return memory_table(PlanConfig(gpu="H100", gpus=8), [stage]).splitlines()[-1]
+        return memory_table([stage], "H100", 8).splitlines()[-1]
 
     found = [advice(size) for size in (20, 10, 6, 2.5, 1)]
     names = ["ddp", "zero1", "zero2", "zero3", "zero3-offload"]

@@ -107,14 +107,15 @@ def run_rules(config: RulesConfig) -> list[Evaluation]:
     """Let the scorer judge and write `rules.json`: an evaluation of the judged cases and one of each model."""
     accelerator = open_accelerator(config.dtype)
     rules = read_rules(config.rules) if config.scorer else {}
-    by_people = read_verdicts(config, rules)
-    answers_of_model = read_answers(config)
+    by_people = read_verdicts(config.judgments, rules, config.rules, config.skip_bad_rows)
+    answers_of_model = read_answers(config.responses, config.skip_bad_rows)
     cases_of_model = {
         model: [RuleCase(rule, text, answer.prompt, answer.response) for answer in answers for rule, text in rules.items()]
         for model, answers in answers_of_model.items()
     }
     cases = list(dict.fromkeys([*by_people, *(case for cases in cases_of_model.values() for case in cases)]))
     loaded = load_rubrics(config.rubrics, accelerator, config.dtype, config.batch_tokens) if config.rubrics else None
+    judge = config.rubrics.model or config.rubrics.endpoint_model if config.rubrics else ""
     by_scorer, scorer = _verdicts_of_scorer(config, cases, accelerator) if config.scorer else ({}, "")
     settings = {**config.result_settings("endpoint_parallel"), "scorer": scorer}
     evaluations = []
@@ -125,7 +126,7 @@ def run_rules(config: RulesConfig) -> list[Evaluation]:
         name = " + ".join(Path(path).stem for path in config.judgments)
         evaluations.append(Evaluation(TASK, name, settings, measurements, tables))
     for model, answers in answers_of_model.items():
-        measurements, tables = rubric_measurements(config, *loaded, answers) if loaded else [], {}
+        measurements, tables = rubric_measurements(*loaded, answers, judge) if loaded else [], {}
         if config.scorer:
             counted, tables["Verdicts by rule"] = count_violations(by_scorer, cases_of_model[model], scorer)
             measurements = [*counted, *measurements]
@@ -133,20 +134,21 @@ def run_rules(config: RulesConfig) -> list[Evaluation]:
     return publish(config, evaluations, accelerator)
 
 
-def read_verdicts(config: RulesConfig, rules: Mapping[str, str]) -> Verdicts:
+def read_verdicts(judgments: Sequence[str], rules: Mapping[str, str], files: Sequence[str], skip_bad_rows: bool) -> Verdicts:
     """Return the verdict of the majority of labelers on each case.
 
     Args:
-        rules: texts by id; empty where no scorer has to read them.
+        judgments: files of labelers' verdicts.
+        rules: texts by id, from `files`; empty where no scorer has to read them.
 
     Raises:
         UserError: for a bad row, or a rule that is in no file of rules.
     """
     verdicts: dict[RuleCase, list[str]] = {}
-    for path in config.judgments:
-        for record in read_records(path, RuleJudgment, skip_bad_rows=config.skip_bad_rows):
+    for path in judgments:
+        for record in read_records(path, RuleJudgment, skip_bad_rows=skip_bad_rows):
             if rules and record.rule not in rules:
-                raise UserError(f"{path}: rule '{record.rule}' is not in {', '.join(config.rules)}; add its file to rules")
+                raise UserError(f"{path}: rule '{record.rule}' is not in {', '.join(files)}; add its file to rules")
             case = RuleCase(record.rule, rules.get(record.rule, ""), record.prompt, record.response)
             verdicts.setdefault(case, []).append(record.verdict)
     return {case: majority(votes, tie=UNSURE) for case, votes in verdicts.items()}
@@ -160,13 +162,12 @@ class Answer(NamedTuple):
     category: str | None
 
 
-def read_answers(config: RulesConfig) -> dict[str, list[Answer]]:
+def read_answers(files: Sequence[str], skip_bad_rows: bool) -> dict[str, list[Answer]]:
     """Return the responses of each model. Raises: UserError for a row that is not as `align sample` writes it."""
-    if not config.responses:
+    if not files:
         return {}
     answers: dict[str, list[Answer]] = {}
-    nothing, skip = "holds no usable response", config.skip_bad_rows
-    for model, answer in parse_rows(config.responses, _answers_of_row, nothing, skip_bad_rows=skip):
+    for model, answer in parse_rows(files, _answers_of_row, "holds no usable response", skip_bad_rows=skip_bad_rows):
         answers.setdefault(model, []).append(answer)
     return answers
 
@@ -251,14 +252,18 @@ def confusion(by_people: Verdicts, by_scorer: Verdicts) -> list[Json]:
 
 
 def rubric_measurements(
-    config: RulesConfig, rubrics: Sequence[Rubric], judge: LetterJudge, answers: Sequence[Answer]
+    rubrics: Sequence[Rubric], judge: LetterJudge, answers: Sequence[Answer], scorer: str
 ) -> list[Measurement]:
-    """The mean reward of a model's responses by each rubric, over the prompts that it applies to."""
+    """The mean reward of a model's responses by each rubric, over the prompts that it applies to.
+
+    Args:
+        scorer: names the judge.
+    """
     measurements, nothing = [], "no prompt of its categories"
     for rubric in rubrics:
         covered = [answer for answer in answers if rubric.applies(answer.category)]
         rewards = rubric.rewards(judge, *map(list, zip(*covered, strict=True))) if covered else []
-        name, scorer = f"rubric {rubric.name}: reward", config.rubrics.model or config.rubrics.endpoint_model
+        name = f"rubric {rubric.name}: reward"
         measurements.append(mean_measurement(name, rewards, scorer, nothing=nothing, better="higher"))
     return measurements
 
