@@ -25,6 +25,7 @@ from align.extras.rules.rule_terms import (
 from align.ppo.evaluation import Candidate, PolicySelection
 from align.ppo.extensions import PolicyEvaluation
 from align.ppo.records import Rollout
+from align.ppo.rewards import apply_missing_eos
 from align.tokenization.encoded import EncodedPrompt
 
 
@@ -247,7 +248,8 @@ def test_a_policy_within_its_budgets_is_kept_before_any_other(policies, kept, ha
     for update, (_, _, ends) in enumerate(policies, 1):
         evaluation = PolicyEvaluation(update, dataclasses.replace(hand_rollout, ended=[ends] * 6), next(wanted))
         rules.evaluate(evaluation)
-        scores = evaluation.final_scores("replace", -1.0)
+        ended = evaluation.rollout.ended_mask
+        scores = apply_missing_eos(evaluation.scores, ended, None, -1.0) - evaluation.penalty  # as `Evaluator` reads them
         selection.update(Candidate(update, scores.tolist(), evaluation.violated_constraint), kl=0.0)
     state = json.loads(json.dumps(selection.state_dict()))["best"]
     assert state["update"] == kept[0]
