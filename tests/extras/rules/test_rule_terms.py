@@ -244,7 +244,7 @@ def test_a_policy_within_its_budgets_is_kept_before_any_other(policies, kept, ha
     rules = extension([torch.full((1, 6), violation) for _, violation, _ in policies], budgets=["0.05"])
     spread = torch.tensor([-1.0, 1.0] * 3)
     wanted = iter([spread + mean for mean, _, _ in policies])
-    selection = PolicySelection(0.0, len(policies), 25.0)
+    selection = PolicySelection(25.0)
     for update, (_, _, ends) in enumerate(policies, 1):
         evaluation = PolicyEvaluation(update, dataclasses.replace(hand_rollout, ended=[ends] * 6), next(wanted))
         rules.evaluate(evaluation)
