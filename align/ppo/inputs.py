@@ -16,7 +16,7 @@ from align.models.loading import LoadedModel, read_by_ids_of
 from align.models.lora import START_ADAPTER
 from align.ppo.extensions import Extensions
 from align.ppo.reward_functions import WeightedFunction
-from align.ppo.scoring_models import RewardModelLike
+from align.ppo.scoring_models import RewardModels
 from align.reward.checkpoint import LoadedReward
 from align.tokenization.encoded import EncodedPrompt
 from align.training.engine import TrainEngine
@@ -35,7 +35,7 @@ class PPOInputs:
     """The models, rewards, extensions and data of a run, by name or as objects in memory; see `PPOTrainer`."""
 
     policy: ModelSource
-    reward_models: Sequence[RewardModelLike]
+    reward_models: RewardModels
     functions: Sequence[WeightedFunction]
     extensions: Extensions
     prompts: Data

@@ -1,6 +1,7 @@
 """The frozen models that score responses in a PPO run, as adapters on the policy's base or as separate models."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -93,26 +94,28 @@ class RewardSource(NamedTuple):
         return RewardModelScorer.from_loaded(self.loaded, policy.tokenization, accelerator, budget)
 
 
-def load_rewards(
-    models: Sequence[RewardModelLike],
-    policy: LoadedModel,
-    dtype: str,
-    chat_template: str = "auto",
-    adapter: str = REWARD_ADAPTER,
-) -> list[RewardSource]:
-    """Load reward models as `load_source` does, with numbered adapters.
+@dataclass(frozen=True)
+class RewardModels:
+    """The reward models of a run, before they are loaded.
 
-    Args:
+    Attributes:
+        dtype: number format of those that are given by name.
         chat_template: the policy's, for classifiers without a template.
     """
 
-    def source_of(model: RewardModelLike, number: int) -> RewardSource:
+    models: Sequence[RewardModelLike]
+    dtype: str
+    chat_template: str = "auto"
+
+    def load(self, policy: LoadedModel, adapter: str = REWARD_ADAPTER) -> list[RewardSource]:
+        """Load them as `load_source` does, with numbered adapters."""
+        return [self._load_one(model, policy, f"{adapter}_{number}") for number, model in enumerate(self.models, 1)]
+
+    def _load_one(self, model: RewardModelLike, policy: LoadedModel, adapter: str) -> RewardSource:
         if isinstance(model, str):
-            return load_source(model, policy, dtype, f"{adapter}_{number}", chat_template=chat_template)
+            return load_source(model, policy, self.dtype, adapter, chat_template=self.chat_template)
         loaded = model if isinstance(model, LoadedReward) else reward_that_reads_ids_of(policy, model)
         return RewardSource(loaded.loaded.base, loaded=loaded)
-
-    return [source_of(model, number) for number, model in enumerate(models, 1)]
 
 
 def load_source(

@@ -25,7 +25,7 @@ from align.ppo.records import Experience, RoleOutputs, Rollout
 from align.ppo.reward_functions import WeightedFunction
 from align.ppo.rewards import Rewards
 from align.ppo.rollout import plan_minibatch, prompts_of_update, shuffled_minibatches
-from align.ppo.scoring_models import RewardModelLike, RewardSource, load_rewards, make_scorer
+from align.ppo.scoring_models import RewardModelLike, RewardSource, make_scorer
 from align.reward.checkpoint import require_reward_model
 from align.runtime.distributed import max_across_processes, zero_stage
 from align.runtime.sharding import full_numel, place_frozen_model, sharded_loading
@@ -89,7 +89,7 @@ class PPOSetup:
 def prepare(config: PPOConfig, inputs: PPOInputs) -> PPOSetup:
     """Open the run's folder, load all models and data, and build the engines. Raise a UserError for a mistake in them."""
     extensions = inputs.extensions
-    require_rewards(inputs.reward_models, inputs.functions, extensions)
+    require_rewards(inputs.reward_models.models, inputs.functions, extensions)
     copies = reference_copies(inputs, extensions.updates_reference)
     run = Run(inputs.policy.settings(config), "ppo")
     policy = with_reference_adapter(inputs.policy.load(run, frozen_copies=copies), inputs.reference)
@@ -110,7 +110,7 @@ def prepare(config: PPOConfig, inputs: PPOInputs) -> PPOSetup:
         reference, value_model = reference_and_value_model(
             policy, inputs, every_prompt, length, config.gradient_checkpointing, config.has_critic
         )
-        sources = load_rewards(inputs.reward_models, policy, config.dtype, config.chat_template)
+        sources = inputs.reward_models.load(policy)
         extensions.load(context)
         module = build_module(policy, sources, extensions, critic, value_model, with_entropy=config.ent_coef > 0)
     # Engine and rewards.

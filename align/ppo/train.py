@@ -48,6 +48,7 @@ from align.ppo.rollout import (
     sample_rollout,
     shuffled_minibatches,
 )
+from align.ppo.scoring_models import RewardModels
 from align.ppo.setup import PPOSetup, largest_micro_batch, prepare, save_if_scoring_fails
 from align.runtime.flops import Clock
 from align.training.checkpoint import Checkpoint, Stateful
@@ -210,7 +211,8 @@ def micro_batch_loss(
 
 def run_ppo(config: PPOConfig) -> Path:
     """Train a policy by PPO; return the best policy's folder. Raise a UserError for a mistake in settings or data."""
-    rewards = (config.reward_model, load_functions(config.reward_functions), configured_extensions(vars(config)))
+    models = RewardModels(config.reward_model, config.dtype, config.chat_template)
+    rewards = (models, load_functions(config.reward_functions), configured_extensions(vars(config)))
     inputs = PPOInputs(ModelSource(config.model), *rewards, config.prompts, config.validation_prompts)
     setup = prepare(config, inputs)
     folder = train(config, setup)

@@ -20,7 +20,7 @@ from align.ppo.evaluation import save_policy
 from align.ppo.extensions import Extension, configured_extensions
 from align.ppo.inputs import PPOInputs, sharing_pair
 from align.ppo.reward_functions import RewardFunction, WeightedFunction
-from align.ppo.scoring_models import RewardModelLike
+from align.ppo.scoring_models import RewardModelLike, RewardModels
 from align.ppo.setup import prepare
 from align.ppo.train import train
 from align.reward.checkpoint import LoadedReward
@@ -99,7 +99,7 @@ class PPOTrainer:
         extensions.extend(given_optimizers(*optimizers))
         inputs = PPOInputs(
             ModelSource(policy, tokenizer, peft_config),
-            models,
+            RewardModels(models, config.dtype, config.chat_template),
             functions,
             extensions,
             prompts,

@@ -28,6 +28,7 @@ from align.ppo.evaluation import save_policy
 from align.ppo.extensions import Extensions
 from align.ppo.inputs import PPOInputs
 from align.ppo.reward_functions import RewardFunction
+from align.ppo.scoring_models import RewardModels
 from align.ppo.setup import prepare
 from align.ppo.train import train
 from align.ppo.trainer import reward_settings, split_rewards
@@ -133,9 +134,9 @@ class PPOTrainer(KnownArguments):
             [*reporters, *(callbacks or []), PrinterCallback],
             *(args, self.hooks, self.train_dataset_len, self.log, self._save_checkpoint, self._show_samples),
         )
-        rewards = split_rewards([reward_model])
+        models_of_reward, functions = split_rewards([reward_model])
         config = core_config(args, longest, self.stop_token_id)
-        self.core_config = replace(config, prompts=data_name(prompts), **reward_settings(*rewards))
+        self.core_config = replace(config, prompts=data_name(prompts), **reward_settings(models_of_reward, functions))
         # transformers' settings have started the state of accelerate, on CPUs under DeepSpeed as that of a single process.
         AcceleratorState._reset_state(reset_partial_state=True)
         # The tokenizer's padding counts, as in TRL: the classifier's own may be the EOS token, at which the score is read.
@@ -144,8 +145,9 @@ class PPOTrainer(KnownArguments):
         if isinstance(model, PeftModel) and args.model_adapter_name:
             model.set_adapter(args.model_adapter_name)
         reference = reference_of(args, model, ref_model, peft_config)
+        rewards = RewardModels(models_of_reward, config.dtype, config.chat_template), functions, Extensions([self.hooks])
         policy = ModelSource(model, processing_class, peft_config)
-        inputs = PPOInputs(policy, *rewards, Extensions([self.hooks]), prompts, (), reference, value_model, self.callbacks)
+        inputs = PPOInputs(policy, *rewards, prompts, (), reference, value_model, self.callbacks)
         self.setup = prepare(self.core_config, inputs)
         # Prompts are token ids: no template is applied to them, and the policy is saved with that of its tokenizer.
         self.setup.policy.tokenization.tokenizer.chat_template = processing_class.chat_template

@@ -11,7 +11,7 @@ from align.ppo.extensions import Extension, PolicyEvaluation, TrainingContext
 from align.ppo.metrics import mean_and_error
 from align.ppo.reward_functions import WeightedFunction
 from align.ppo.rewards import Rewards
-from align.ppo.scoring_models import RewardModelLike, load_rewards, make_scorer
+from align.ppo.scoring_models import RewardModelLike, RewardModels, make_scorer
 from align.reward.checkpoint import require_reward_model
 from align.training.engine import TrainEngine
 
@@ -58,7 +58,8 @@ class RewardModelSelection(Extension):
         if isinstance(self.reward_model, WeightedFunction):
             return
         model = context.run.model_config
-        (self.source,) = load_rewards([self.reward_model], context.policy, model.dtype, model.chat_template, "selection")
+        models = RewardModels([self.reward_model], model.dtype, model.chat_template)
+        (self.source,) = models.load(context.policy, "selection")
         self.adapters = [self.source.adapter_on_policy] if self.source.adapter_on_policy else []
         self.modules = [self.source.loaded.model] if self.source.loaded else []
 
