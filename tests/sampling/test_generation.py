@@ -20,7 +20,6 @@ from align.sampling.generation import SamplingParams, draw, row_uniforms, sample
 PROMPTS = [[30, 31, 32, 33, 34, 35, 36], [40], [50, 51, 52], [60, 61], [70, 71, 72, 73], [80, 81, 82]]
 # A tenth of the vocabulary ends a response: rows end early, late and not at all.
 ENDS = frozenset(range(1, 264, 10))
-ENDS_SOON = frozenset(range(1, 264, 3))
 
 
 def draws(backbone, sampling, prompts=PROMPTS, ends=ENDS, seed=3, **more):
