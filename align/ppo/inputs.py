@@ -49,25 +49,33 @@ class PPOInputs:
 
 
 def sharing_pair(models: Sequence[tuple[str, object]], trained: Container[str]) -> tuple[str, str] | None:
-    """Return the names of the first two models that share weights of which training changes one; None if there are none.
+    """Return the names of the first two models that share what training changes in one of them; None if there are none.
+
+    They may share frozen weights, as TRL's `create_reference_model` makes them, but no layers, which adapters change.
 
     Args:
         models: with their names. What is no model in memory, such as a folder or a function, has no weights.
         trained: names of those that are trained.
     """
-    weights = [(name, _addresses(model)) for name, model in models]
-    pairs = ((first[0], second[0]) for first, second in combinations(weights, 2) if first[1] & second[1])
-    return next(((first, second) for first, second in pairs if first in trained or second in trained), None)
+    parts = [(name, _layers_and_weights(model)) for name, model in models]
+    for (first, one), (second, other) in combinations(parts, 2):
+        shared = one.keys() & other.keys()
+        if any((first in trained and one[place]) or (second in trained and other[place]) for place in shared):
+            return first, second
+    return None
 
 
-def _addresses(model: object) -> set[int]:
-    """Return where the weights of a model are in memory."""
+def _layers_and_weights(model: object) -> dict[int, bool]:
+    """Return the places in memory of weights and of the layers that hold them, and whether training can change each."""
     if isinstance(model, LoadedModel):
         model = model.backbone.model
     elif isinstance(model, LoadedReward):
         model = model.model
-    found = model.parameters() if isinstance(model, nn.Module) else ()
-    return {weight.data_ptr() or id(weight) for weight in found}  # a weight that ZeRO-3 has sharded is empty
+    if not isinstance(model, nn.Module):
+        return {}
+    layers = {id(layer): True for layer in model.modules() if any(True for _ in layer.parameters(recurse=False))}
+    # A weight that ZeRO-3 has sharded is empty.
+    return layers | {weight.data_ptr() or id(weight): weight.requires_grad for weight in model.parameters()}
 
 
 def reference_and_value_model(

@@ -7,6 +7,7 @@ import torch
 from datasets import Dataset
 from peft import LoraConfig, get_peft_model
 from transformers import AutoTokenizer
+from trl.experimental.utils import create_reference_model
 
 from align.core.errors import UserError
 from align.reward.checkpoint import reward_of_classifier
@@ -58,10 +59,25 @@ def test_models_that_share_weights_of_a_trained_one_are_refused(kept, other, is_
         make_trainer()
 
 
+def test_a_reference_may_share_frozen_layers_with_the_policy(make_trainer, models):
+    models["ref_model"] = create_reference_model(models["model"], num_shared_layers=1)
+    shared, own = (models["model"].model.layers[place].mlp.up_proj.weight for place in (0, 1))
+    before = shared.clone(), own.clone()
+    assert models["ref_model"].model.layers[0].mlp.up_proj.weight.data_ptr() == shared.data_ptr()
+    make_trainer({"learning_rate": 1e-3}).train()
+    assert torch.equal(shared, before[0])
+    assert not torch.equal(own, before[1])
+    assert torch.equal(models["ref_model"].model.layers[1].mlp.up_proj.weight, before[1])
+
+
 def test_a_model_in_two_trained_roles_is_refused_and_its_copy_is_not(make_trainer, models):
     reward_model = models["reward_model"]
     with pytest.raises(ValueError, match="`value_model` and `reward_model` share weights"):
         make_trainer(value_model=reward_model)
+    models["value_model"].model = models["model"].requires_grad_(False).model  # a new adapter would be in both
+    with pytest.raises(ValueError, match="`model` and `value_model` share weights"):
+        make_trainer(ref_model=None, peft_config=LoraConfig(r=4, task_type="CAUSAL_LM"))
+    models["value_model"].model = copy.deepcopy(models["model"].requires_grad_(True).model)
     before = copy.deepcopy(reward_model.state_dict())
     value_model = copy.deepcopy(reward_model)
     make_trainer({"learning_rate": 1e-3}, value_model=value_model, ref_model=None).train()
