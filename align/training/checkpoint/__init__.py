@@ -14,7 +14,7 @@ import copy
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
@@ -34,16 +34,8 @@ if TYPE_CHECKING:
 Item = TypeVar("Item")
 NOT_REQUIRED = ("callbacks",)
 """Objects without which a run resumes: their states change no weight."""
-
-
-class _Contents(NamedTuple):
-    """The files that this process writes into a checkpoint."""
-
-    shards: Mapping[str, FlatTensorSlice] | None
-    """Its parts of a sharded state; None if the state is not sharded."""
-    files: Mapping[str, Mapping[str, Tensor]]
-    """Whole tensors by file name; only on the first process."""
-    trainer: Mapping[str, Any]
+Files = dict[str, tuple[Mapping[str, Tensor], dict[str, str] | None]]
+"""The files that one process writes, by name: tensors, and the metadata in their header."""
 
 
 class Stateful(Protocol):
@@ -89,33 +81,30 @@ class Checkpoint:
         """
         run = self.run
         target = run.folder / "checkpoints" / f"update-{update:06d}"
-        collected: list[_Contents] = []
+        collected: list[tuple[Files, dict[str, Any]]] = []
 
         def collect() -> None:
             collected.append(self._contents(update, self.states() if states is None else states))
 
         _on_all(collect, run, target)
-        _write(run, target, collected[0])
+        _write(run, target, *collected[0])
 
-    def _contents(self, update: int, states: Mapping[str, Any]) -> _Contents:
+    def _contents(self, update: int, states: Mapping[str, Any]) -> tuple[Files, dict[str, Any]]:
+        """Return the files of this process, and the contents of trainer.json."""
         state, numbers = self.engine.state()
-        shards = {name: value for name, value in state.items() if isinstance(value, FlatTensorSlice)}
-        files = {STATE_FILE: {name: value for name, value in state.items() if isinstance(value, Tensor)}}
+        whole = {STATE_FILE: {name: value for name, value in state.items() if isinstance(value, Tensor)}}
         json_states = dict(states)
         for name, values in states.items():
             if tensors := _tensors_in(values):
-                files[f"{name}.safetensors"] = tensors
+                whole[f"{name}.safetensors"] = tensors
                 json_states[name] = {key: value for key, value in values.items() if key not in tensors}
-        return _Contents(
-            shards if self.engine.keeps_shards else None,
-            files if self.run.is_main else {},
-            {
-                "update": update,
-                "numbers": numbers,
-                "states": json_states,
-                "with_tensors": sorted(files.keys() - {STATE_FILE}),
-            },
-        )
+        files: Files = {name: (tensors, None) for name, tensors in whole.items()} if self.run.is_main else {}
+        if self.engine.keeps_shards:
+            accelerator = self.run.accelerator
+            shards = {name: value for name, value in state.items() if isinstance(value, FlatTensorSlice)}
+            files[shard_file(accelerator.process_index, accelerator.num_processes)] = tensors_of_shards(shards)
+        with_tensors = sorted(whole.keys() - {STATE_FILE})
+        return files, {"update": update, "numbers": numbers, "states": json_states, "with_tensors": with_tensors}
 
     def load(self) -> int:
         """Restore the run's last complete checkpoint; return the update after which it was written, 0 if there is none.
@@ -158,7 +147,7 @@ def _tensors_in(state: Any) -> dict[str, Tensor]:
     return {key: value for key, value in state.items() if isinstance(value, Tensor)} if isinstance(state, dict) else {}
 
 
-def _write(run: "Run", target: Path, contents: _Contents) -> None:
+def _write(run: "Run", target: Path, files: Files, trainer: Mapping[str, Any]) -> None:
     """Write a checkpoint with all processes; no step begins before the previous one has ended on every process."""
     with ExitStack() as unnamed:
 
@@ -166,12 +155,12 @@ def _write(run: "Run", target: Path, contents: _Contents) -> None:
             return str(unnamed.enter_context(new_folder(target)).absolute()) if run.is_main else ""
 
         folder = Path(_on_all(make, run, target)[0])
-        written = _on_all(lambda: _write_own(run, folder, contents), run, target)
+        written = _on_all(lambda: _write_own(folder, files), run, target)
 
         def finish() -> None:
             if run.is_main:
-                write_json(folder / "trainer.json", contents.trainer)
-                write_checksums(folder, {name: sums for files in written for name, sums in files.items()})
+                write_json(folder / "trainer.json", trainer)
+                write_checksums(folder, {name: sums for each in written for name, sums in each.items()})
                 unnamed.close()
                 rotate_checkpoints(run.folder, run.config.save_total_limit)
 
@@ -193,14 +182,8 @@ def _on_all(step: Callable[[], Item], run: "Run", target: Path) -> list[Item]:
     return run_on_all(named, run.accelerator)
 
 
-def _write_own(run: "Run", folder: Path, contents: _Contents) -> dict[str, dict[str, Any]]:
+def _write_own(folder: Path, files: Files) -> dict[str, dict[str, Any]]:
     """Write this process's files, read them back and compare; return their checksums by name."""
-    files: dict[str, tuple[Mapping[str, Tensor], dict[str, str] | None]] = {
-        name: (tensors, None) for name, tensors in contents.files.items()
-    }
-    if contents.shards is not None:
-        name = shard_file(run.accelerator.process_index, run.accelerator.num_processes)
-        files[name] = tensors_of_shards(contents.shards)
     for name, (tensors, metadata) in files.items():
         save_file({key: value.contiguous() for key, value in tensors.items()}, folder / name, metadata=metadata)
         drop_page_cache(folder / name)
