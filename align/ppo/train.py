@@ -146,20 +146,20 @@ def collect_experience(config: PPOConfig, setup: PPOSetup, state: PPOState, upda
 
 def compute_advantages(
     config: PPOConfig,
-    scores: Tensor,
+    training_scores: Tensor,
     old: RoleOutputs,
     lengths: Tensor,
     kl_coef: float,
     extra_token_rewards: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """Return advantages [B, T] from training scores [B] and the KL penalty, and returns [B, T] if there is a critic.
+    """Return advantages [B, T] from `training_scores` [B] and the KL penalty, and returns [B, T] if there is a critic.
 
     Args:
         extra_token_rewards: [B, T] further rewards of tokens, of extensions; None: none.
     """
     coef = kl_coef if config.kl_in == "reward" else 0.0
     kl = kl_estimate(old.log_probs, old.ref_log_probs, config.kl_estimator)
-    token_rewards = add_kl_penalty(scores, kl, lengths, coef)
+    token_rewards = add_kl_penalty(training_scores, kl, lengths, coef)
     mask = length_mask(lengths, token_rewards.shape[1])
     if extra_token_rewards is not None:
         token_rewards = token_rewards + extra_token_rewards.masked_fill(~mask, 0.0)
