@@ -16,7 +16,11 @@ ROOT = Path(__file__).resolve().parents[2]
 CONFIGS = ROOT / "configs"
 CLASSES = {{"rules": "rule-model"}.get(stage, stage): made for stage, made in stage_configs().items()}
 """The class of the settings in each folder."""
-FILES = [path for path in sorted(CONFIGS.rglob("*.yaml")) if path.parent.name in CLASSES and "demo" not in path.parts]
+FILES = [
+    path
+    for path in sorted(CONFIGS.rglob("*.yaml"))
+    if path.parent.name in CLASSES and "demo" not in path.relative_to(CONFIGS).parts
+]
 HUB = {
     "gpt2": "openai-community/gpt2",
     "llama-7b-lora": "meta-llama/Llama-2-7b-hf",
