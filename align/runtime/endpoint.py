@@ -19,7 +19,7 @@ from align.core.settings import Settings, option, require_setting
 
 TRANSIENT = {408, 409, 425, 429, 500, 502, 503, 504}
 """HTTP status codes after which another attempt may succeed."""
-TIMEOUT = 120.0
+TIMEOUT = 60.0
 """Seconds for one request to a chat model."""
 RETRIES = 3
 """Further attempts after a failed request to a chat model."""

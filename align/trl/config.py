@@ -1,7 +1,8 @@
 """Settings of PPO by the names and with the defaults of TRL 1.12."""
 
+import inspect
 import math
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any, Literal, Self
 
 from transformers import TrainingArguments
@@ -27,7 +28,9 @@ class KnownSettings:
     """
 
     def __new__(cls, *values: Any, **given: Any) -> Self:
-        if message := unknown_settings(given, [item.name for item in fields(cls)]):  # type: ignore[arg-type]
+        known = inspect.signature(cls.__init__).parameters  # a subclass may have arguments of its own
+        takes_any = any(each.kind is each.VAR_KEYWORD for each in known.values())
+        if not takes_any and (message := unknown_settings(given, known)):
             raise InvalidArgumentError(message)
         return super().__new__(cls)
 

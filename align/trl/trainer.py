@@ -351,8 +351,9 @@ class PPOTrainer(KnownArguments):
 
     def __getattr__(self, name: str) -> Any:
         """Explain members of earlier releases."""
-        instead = f": {MEMBERS[name]}" if name in MEMBERS else ""
-        raise AttributeError(f"{type(self).__name__!r} has no member {name!r}{instead}")
+        if name in MEMBERS:
+            raise AttributeError(f"{type(self).__name__!r} has no member {name!r}: {MEMBERS[name]}")
+        return self.__getattribute__(name)  # raises again, which keeps the error inside a property
 
     def is_world_process_zero(self) -> bool:
         """Return whether this is the first process."""

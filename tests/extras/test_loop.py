@@ -8,12 +8,14 @@ from pathlib import Path
 
 import numpy
 import pytest
+import torch
 import yaml
 from sqlalchemy import update
 
 from align import cli
 from align.core.errors import UserError
 from align.core.settings_parser import parse
+from align.core.tensor_ops import Padded
 from align.data.records import Prompt
 from align.eval.policy_comparison import PolicyComparison, PolicyResponses
 from align.extras.loop import labeler_measurements, run_loop
@@ -28,8 +30,10 @@ from align.extras.loop_labels import (
     make_scorer,
     merge_answers,
 )
+from align.models.checkpoint import weights_of
 from align.ppo import PPOConfig
 from align.reward import RewardConfig
+from align.reward.checkpoint import load_reward_model, save_reward_model
 from annotation_ui.store.database import Database
 from annotation_ui.store.judgments import Judgments
 from annotation_ui.store.leases import Leases
@@ -213,6 +217,25 @@ def test_a_simulated_labeler_ties_equal_scores(tmp_path):
     (row,) = read_rows(tmp_path / "rankings.jsonl")
     assert row["ranks"] == [2, 1, 2, 3]
     assert row["model"] == ["m"] * 4
+
+
+def test_a_reward_model_labels_as_it_scores(load_sharp, tmp_path):
+    """Rewards of the model itself, one text at a time."""
+    folder = tmp_path / "model"
+    turns = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes?"}, {"role": "user", "content": "Go"}]
+    prompts, responses = ["Hi", turns], ["Hello there.", "Where to?"]
+    loaded = load_sharp("tiny-llama")
+    head = torch.randn(1, loaded.backbone.hidden_size, generator=torch.Generator().manual_seed(3))
+    described = ({"mean": 0.5}, {"title": "R", "stage": "reward"})
+    save_reward_model(folder, loaded, weights_of(loaded.backbone), head, *described)
+    found = load_reward_model(str(folder))
+    expected = []
+    for prompt, response in zip(prompts, responses, strict=True):
+        asked, answered = found.loaded.tokenization.answer_ids(Prompt.from_row({"prompt": prompt}).prompt, response)
+        with torch.no_grad():
+            expected.append(float(found.model(Padded.from_lists([asked]), Padded.from_lists([answered]))[0]) - 0.5)
+    assert make_scorer(str(folder))(prompts, responses) == pytest.approx(expected, abs=1e-5)
+    assert abs(expected[0] - expected[1]) > 0.01
 
 
 def test_labels_from_the_app_are_waited_for_and_trained_on(settings, tmp_path, capsys):

@@ -28,6 +28,15 @@ def test_a_setting_of_an_earlier_release_names_what_takes_its_place(name, value,
     assert "\n" not in str(caught.value)
 
 
+def test_a_subclass_may_have_settings_of_its_own():
+    class Own(PPOConfig):
+        def __init__(self, *values, extra=1, **given):
+            super().__init__(*values, **given)
+            self.extra = extra
+
+    assert Own(output_dir="o", extra=3, kl_coef=0.5).extra == 3
+
+
 def test_arguments_of_an_earlier_release_name_those_of_today():
     with pytest.raises(InvalidArgumentError, match="`config`: use `args`; `tokenizer`: use `processing_class`"):
         PPOTrainer(config=None, tokenizer=None)
@@ -86,6 +95,16 @@ def test_overridden_methods_are_called_or_named(make_trainer, capsys):
     history = [row for row in trainer.state.log_history if "mine" in row]
     assert [row["step"] for row in history] == [1, 2]
     assert all(row["epoch"] > 0 for row in history)
+
+
+def test_an_error_inside_a_property_is_not_hidden(make_trainer):
+    class Own(PPOTrainer):
+        @property
+        def mine(self):
+            return {}.foo
+
+    with pytest.raises(AttributeError, match="'dict' object has no attribute 'foo'"):
+        make_trainer(trainer=Own).mine  # noqa: B018
 
 
 def test_rows_that_are_padded_with_eos_are_named(make_trainer, tokenizer, capsys):
