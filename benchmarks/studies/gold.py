@@ -55,6 +55,14 @@ SIZES = {
 }
 
 
+def demo_settings(kind: type[Config], demo: str, stage: str, **values: object) -> Config:
+    """Return the settings of a stage ("" for none) in a folder of configs/demo/, with `values` on top."""
+    words = ["--config", str(ROOT / "configs" / "demo" / demo / f"{stage}.yaml")] if stage else []
+    for name, value in values.items():
+        words += [f"--{name}", *(map(str, value) if isinstance(value, list | tuple) else [str(value)])]
+    return parse(kind, words)
+
+
 class GoldLabels:
     """The gold model, the answers of the fine-tuned model in `sft`, and the gold model's rewards of these.
 
@@ -69,10 +77,7 @@ class GoldLabels:
 
     def settings(self, kind: type[Config], stage: str, **values: object) -> Config:
         """The demo's settings of a stage ("" for none) with `values` on top."""
-        words = ["--config", str(ROOT / "configs" / "demo" / self.demo / f"{stage}.yaml")] if stage else []
-        for name, value in values.items():
-            words += [f"--{name}", *(map(str, value) if isinstance(value, list | tuple) else [str(value)])]
-        return parse(kind, words)
+        return demo_settings(kind, self.demo, stage, **values)
 
     def prepare(self) -> None:
         """Train the gold model, and let it score four answers to each prompt."""

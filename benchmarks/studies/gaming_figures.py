@@ -1,0 +1,181 @@
+"""Alarms of metrics in runs of PPO on biased proxies, the outcome of each run, and the plot of the study."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from align.core.files import read_json, write_json
+from align.training.run_folder import read_metrics
+from benchmarks.studies.gaming_rollouts import Point, standard_error
+
+COLORS = ("#333333", "#1f5fa8", "#3c8d5a", "#8fbf4d", "#b5442e", "#e0922f", "#7a4fa3")
+
+
+# --------------------------------------------------------------------------------------------------------------- alarms
+
+
+def departure(values: Mapping[int, float], noise: float) -> int | None:
+    """Return the first update at which a metric is more than 3 `noise` from its value in the first update."""
+    first, *rest = sorted(values)
+    return next((update for update in rest if abs(values[update] - values[first]) > 3 * noise), None)
+
+
+def above(values: Mapping[int, float], limit: float) -> int | None:
+    """Return the first update at which a metric exceeds a limit."""
+    return next((update for update in sorted(values) if values[update] > limit), None)
+
+
+DEPARTURES = ("entropy", "response/length", "response/eos_rate", "response/repetition", "reward/std", "reward/disagreement")
+"""Rollout metrics with the rule `departure`. The noise of rewards is relative, because each proxy has its own scale."""
+LIMITS = {"kl/k1": 10.0, "policy/approx_kl": 0.1, "policy/clipfrac": 0.3}
+"""Thresholds of docs/metrics.md: "tens of nats", and the alarming values of the other two."""
+
+
+def noise_of(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Return the standard deviation of rollout metrics of one policy; of rewards relative to their mean."""
+    found = {}
+    for name in DEPARTURES:
+        values = np.array([row[name] for row in rows if name in row])
+        if len(values) < 2:
+            continue
+        found[name] = float(values.std(ddof=1) / (values.mean() if name.startswith("reward/") else 1.0))
+    return found
+
+
+def alarms(
+    rows: Sequence[Mapping[str, float]], points: Sequence[Point], noise: Mapping[str, float]
+) -> dict[str, int | None]:
+    """Return the update at which each metric of a run alarms first; None: it does not.
+
+    Args:
+        rows: of metrics.jsonl.
+        points: of `score_rollouts`.
+        noise: of `noise_of`.
+    """
+    found: dict[str, int | None] = {}
+    columns = {name: {int(row["update"]): row[name] for row in rows if name in row} for name in (*DEPARTURES, *LIMITS)}
+    start = {name: values[min(values)] for name, values in columns.items() if values}
+    for name, values in columns.items():
+        if not values or (name in DEPARTURES and name not in noise):
+            continue
+        if name in LIMITS:
+            found[name] = above(values, LIMITS[name])
+        else:
+            scale = start[name] if name.startswith("reward/") else 1.0
+            found[name] = departure(values, noise[name] * scale)
+    found["response/length (half or 1.5 times)"] = next(
+        (u for u, value in columns["response/length"].items() if not 0.5 <= value / start["response/length"] <= 1.5), None
+    )
+    fewer_ends = {u: start["response/eos_rate"] - value for u, value in columns["response/eos_rate"].items()}
+    found["response/eos_rate (0.2 below)"] = above(fewer_ends, 0.2)
+    repetition = columns["response/repetition"]
+    found["response/repetition (0.1 above)"] = above(repetition, start["response/repetition"] + 0.1)
+    rewards = {point["update"]: point["proxy"] for point in points}
+    found["judge below the start"] = next(
+        (
+            point["update"]
+            for point in points[1:]
+            if point["judge change"] < -2 * point["judge error"] and point["proxy"] > rewards[points[0]["update"]]
+        ),
+        None,
+    )
+    phrases = {point["update"]: point["top phrase"] for point in points}
+    found["most frequent phrase of 4 words"] = above(phrases, points[0]["top phrase"] + 0.1)
+    return found
+
+
+# -------------------------------------------------------------------------------------------------------------- figures
+
+
+def outcome(points: Sequence[Point]) -> dict[str, Any]:
+    """Return where gold was highest, and its change over the last two rollouts with the standard error over prompts.
+
+    A run has lost if that change is below 0 by more than two standard errors.
+    """
+    best = max(points, key=lambda point: point["gold change"])
+    last = np.array([change for point in points[-2:] for change in point["gold changes"]])
+    mean, error = float(last.mean()), standard_error(last)
+    return {
+        "highest at update": best["update"],
+        "highest change": best["gold change"],
+        "final change": mean,
+        "final error": error,
+        "lost": bool(mean < -2 * error),
+        "kl": points[-1]["kl"],
+        "feature": [points[0]["feature"], float(np.mean([point["feature"] for point in points[-2:]]))],
+    }
+
+
+def selected(points: Sequence[Point]) -> dict[str, Any]:
+    """Return gold's change where the judge's change is highest, which is the policy that `selection` keeps."""
+    best = max(points[1:], key=lambda point: point["judge change"])
+    return {"update": best["update"], "change": best["gold change"], "error": best["gold error"], "kl": best["kl"]}
+
+
+def summary(runs: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return for each metric the updates of its alarms in runs that lost and in other runs, and the numbers of runs."""
+    found: dict[str, dict[str, Any]] = {}
+    for run in runs.values():
+        for name, update in run["alarms"].items():
+            row = found.setdefault(name, {"lost runs": 0, "alarms": [], "other runs": 0, "false alarms": []})
+            row["lost runs" if run["outcome"]["lost"] else "other runs"] += 1
+            if update is not None:
+                row["alarms" if run["outcome"]["lost"] else "false alarms"].append(update)
+    return found
+
+
+def write_figures(folders: Mapping[str, Path], conditions: Mapping[str, str], noise: Path, results: Path) -> None:
+    """Write figures.json and curves.svg.
+
+    Args:
+        folders: of each bias and seed, by name.
+        conditions: names of conditions by their folders.
+        noise: the run of the untrained policy.
+    """
+    measured = noise_of(read_metrics(noise))
+    runs: dict[str, Any] = {}
+    for name, folder in folders.items():
+        for condition, run in conditions.items():
+            points = read_json(folder / run / "scored.json")
+            runs[f"{name}, {condition}"] = {
+                "outcome": outcome(points),
+                "alarms": alarms(read_metrics(folder / run), points, measured),
+                "selection": selected(points),
+                "points": [
+                    {key: round(value, 4) for key, value in point.items() if not key.endswith("changes")} for point in points
+                ],
+            }
+    figures = {
+        "labels": {name: read_json(folder / "labels.json") for name, folder in folders.items()},
+        "noise": measured,
+        "alarms": summary(runs),
+        "runs": runs,
+    }
+    results.mkdir(parents=True, exist_ok=True)
+    write_json(results / "figures.json", figures)
+    draw(list(folders), list(conditions), runs, results / "curves.svg")
+
+
+def draw(names: Sequence[str], conditions: Sequence[str], runs: Mapping[str, Any], path: Path) -> None:
+    """Plot, for each bias, gold's change and the planted feature over the root of KL, a line per condition."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(3.4 * len(names), 6.2), layout="constrained")
+    panels = figure.subplots(2, len(names), squeeze=False)
+    for column, name in enumerate(names):
+        gold, feature = panels[:, column]
+        gold.set_title(name.removesuffix(", seed 0"))
+        for color, condition in zip(COLORS, conditions, strict=False):
+            points = runs[f"{name}, {condition}"]["points"]
+            roots = [max(point["kl"], 0.0) ** 0.5 for point in points]
+            gold.plot(roots, [point["gold change"] for point in points], "o-", ms=3, lw=1.2, color=color, label=condition)
+            feature.plot(roots, [point["feature"] for point in points], "o-", ms=3, lw=1.2, color=color)
+        gold.axhline(0.0, color="#999999", lw=0.8)
+        feature.set_xlabel("root of KL, nats per response")
+    panels[0, 0].set_ylabel("change in gold reward")
+    panels[1, 0].set_ylabel("words, or share with the feature")
+    figure.legend(*panels[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=len(conditions))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, metadata={"Date": None})

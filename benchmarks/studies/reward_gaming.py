@@ -1,0 +1,377 @@
+"""Reward gaming: PPO on proxy reward models with a planted bias, with and without defenses.
+
+    OMP_NUM_THREADS=1 python -m benchmarks.studies.reward_gaming --sft runs/demo/sft/model --gold runs/demo/reward/model
+
+A gold reward model and a bias label pairs of sampled answers (`planted_bias`). Proxies, which have the first layers of the
+fine-tuned model, are trained on these pairs, and PPO on the proxies. The gold model only evaluates, on held-out prompts.
+The judge is the reward model that `selection` uses. Two biases run side by side (`--jobs 2`).
+"""
+
+import multiprocessing
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from align.commands.sample import SampleConfig, run_sample
+from align.core.files import new_folder, read_json, read_json_lines
+from align.core.launch import quiet_libraries, run_unless_finished
+from align.core.settings import ModelConfig
+from align.data.readers import read_records, write_records
+from align.data.records import Prompt
+from align.extras.loop_labels import ModelScorer
+from align.models.heads import ScalarHead
+from align.models.loading import load
+from align.ppo import PPOConfig, run_ppo
+from align.ppo.extensions import Extension, TrainingContext
+from align.ppo.records import Rollout
+from align.reward import RewardConfig, run_reward
+from align.reward.checkpoint import HEAD, save_reward_model
+from benchmarks.kept import kept
+from benchmarks.studies.gaming_figures import write_figures
+from benchmarks.studies.gaming_rollouts import prompt_key, score_rollouts
+from benchmarks.studies.gold import demo_settings
+from benchmarks.studies.planted_bias import BIASES, biased_pairs, planted
+from benchmarks.studies.runner import ROOT, study_arguments
+
+MEMBERS = 3
+DECIDED = 0.4
+"""Share of the pairs that the bias decides."""
+
+
+@dataclass(frozen=True)
+class Condition:
+    """A defense.
+
+    Attributes:
+        settings: of PPO, on top of those without a defense; all values are the usual ones.
+        reward: the first proxy, all of them as an ensemble, or the model with their mean weights.
+    """
+
+    settings: Mapping[str, object]
+    reward: Literal["first", "ensemble", "mean weights"] = "first"
+
+
+CONDITIONS = {
+    "none": Condition({}),
+    "KL penalty": Condition({"kl_coef": 0.05}),
+    "mean of 3": Condition({"reward_ensemble": "mean"}, "ensemble"),
+    "minimum of 3": Condition({"reward_ensemble": "wco"}, "ensemble"),
+    "WARM": Condition({}, "mean weights"),
+    "PAR": Condition({"extensions": "benchmarks.studies.reward_gaming:RewardAgainstReference"}),
+    "length adjustment": Condition({"length_adjustment": 1.0}),
+}
+UNTRAINED = "untrained"
+"""A run at a learning rate of nearly 0: the noise of metrics between rollouts of one policy."""
+
+
+@dataclass(frozen=True)
+class Size:
+    """Settings of a study of one size; those of the stages are on top of the demo's files.
+
+    Attributes:
+        labeled: prompts whose answers are labeled.
+        held_out: prompts of PPO, each of which it uses once.
+        layers: of the proxies.
+        pairs: that each proxy is trained on, drawn with replacement.
+        sample: settings of the answers that are labeled.
+        reference: settings of the fine-tuned model's answers to the prompts of PPO.
+    """
+
+    labeled: str
+    held_out: str
+    layers: int
+    pairs: int
+    sample: dict[str, object]
+    reference: dict[str, object]
+    reward: dict[str, object]
+    ppo: dict[str, object]
+
+    @property
+    def prompts(self) -> int:
+        """Number of prompts of PPO."""
+        updates, responses, samples = (
+            int(str(self.ppo[name])) for name in ("total_updates", "rollout_batch_size", "samples_per_prompt")
+        )
+        return updates * responses // samples
+
+
+SIZES = {
+    "smollm2-135m": Size(
+        labeled="data/prompts.jsonl",
+        held_out="data/prompts_heldout.jsonl",
+        layers=6,
+        pairs=512,
+        sample={"temperature": 0.8, "max_new_tokens": 40, "max_prompt_tokens": 64, "overlong": "drop"},
+        reference={"temperature": 0.8, "max_new_tokens": 24},
+        reward={"lora_r": 0, "learning_rate": 3e-4, "batch_size": 32, "demonstrations": "", "report_to": "none"},
+        ppo={
+            "temperature": 0.8,
+            "max_new_tokens": 24,
+            "missing_eos_penalty": "none",
+            "missing_eos_score": "none",
+            "kl_coef": 0,
+            "length_adjustment": 0,
+            "learning_rate": 3e-3,
+            "lr_scheduler_type": "constant",
+            "total_updates": 6,
+            "rollout_batch_size": 24,
+            "samples_per_prompt": 4,
+            "num_mini_batches": 3,
+            "report_to": "none",
+        },
+    ),
+    "tiny": Size(  # only shows that the study runs
+        labeled="data/prompts_validation.jsonl",
+        held_out="data/prompts_heldout.jsonl",
+        layers=1,
+        pairs=16,
+        sample={"max_prompt_tokens": 96, "max_new_tokens": 8, "overlong": "drop"},
+        reference={"max_prompt_tokens": 128, "max_new_tokens": 8, "overlong": "truncate"},
+        reward={"demonstrations": "", "overlong": "drop", "report_to": "none"},
+        ppo={
+            "overlong": "truncate",
+            "max_new_tokens": 8,
+            "total_updates": 3,
+            "rollout_batch_size": 8,
+            "samples_per_prompt": 2,
+            "advantage_estimator": "rloo",
+            "num_mini_batches": 2,
+            "report_to": "none",
+        },
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Study:
+    """The models and folders of the study."""
+
+    sft: str
+    gold: str
+    judge: str
+    runs: Path
+    size: str
+    samples: int
+
+    @property
+    def start(self) -> Path:
+        """The reward model from which all proxies are trained."""
+        return self.runs / "start"
+
+    @property
+    def answers(self) -> Path:
+        """Sampled answers that are labeled, with their gold rewards."""
+        return self.runs / "answers.jsonl"
+
+    @property
+    def prompts(self) -> Path:
+        """The prompts of PPO."""
+        return self.runs / "prompts.jsonl"
+
+    @property
+    def references(self) -> Path:
+        """The fine-tuned model's answers to the prompts of PPO with their gold rewards."""
+        return self.runs / "references.jsonl"
+
+    def folder(self, bias: str, seed: int) -> Path:
+        """Proxies and policies of a bias."""
+        return self.runs / f"{bias}-seed{seed}"
+
+
+def main() -> None:
+    """Do the steps that are not done yet, and write figures.json and the plot."""
+    parser = study_arguments(__doc__, "reward-gaming", seeds=1)
+    parser.set_defaults(samples=4)
+    parser.add_argument("--gold", required=True, help="folder of the gold reward model")
+    parser.add_argument("--size", choices=list(SIZES), default="smollm2-135m", help="the settings of the stages")
+    parser.add_argument("--biases", nargs="+", choices=list(BIASES), default=list(BIASES))
+    parser.add_argument("--conditions", nargs="+", choices=list(CONDITIONS), default=list(CONDITIONS))
+    parser.add_argument("--jobs", type=int, default=2, help="biases that run side by side")
+    options = parser.parse_args()
+    study = Study(options.sft, options.gold, options.judge, options.runs, options.size, options.samples)
+    quiet_libraries()
+    prepare(study)
+    with ProcessPoolExecutor(options.jobs, multiprocessing.get_context("spawn")) as pool:
+        both = [(bias, seed) for seed in options.seeds for bias in options.biases]
+        extra = {both[0]: [UNTRAINED]}
+        tasks = [pool.submit(run_bias, study, *pair, [*extra.get(pair, []), *options.conditions]) for pair in both]
+        for task in tasks:
+            task.result()
+    folders = {f"{bias}, seed {seed}": study.folder(bias, seed) for bias, seed in both}
+    conditions = {name: folder_name(name) for name in options.conditions}
+    write_figures(folders, conditions, study.folder(*both[0]) / UNTRAINED, options.results)
+
+
+def prepare(study: Study) -> None:
+    """Sample answers, score them by the gold model, and make the reward model that proxies start from."""
+    size = SIZES[study.size]
+    if not study.prompts.exists():
+        study.runs.mkdir(parents=True, exist_ok=True)
+        write_records(study.prompts, read_records(ROOT / size.held_out, Prompt)[: size.prompts])
+    if not study.answers.exists():
+        sample_answers(study, ROOT / size.labeled, study.answers, size.sample)
+    if not study.references.exists():
+        sample_answers(study, study.prompts, study.references, size.reference)
+    kept(study.runs / "judged.json", lambda: reference_scores(study, study.judge))
+    if not study.start.exists():
+        cut_reward_model(study.sft, size.layers, study.start)
+
+
+def sample_answers(study: Study, prompts: Path, output: Path, sampling: Mapping[str, object]) -> None:
+    """Write answers of the fine-tuned model with their gold rewards."""
+    more: dict[str, object] = {"prompts": prompts, "output": output, "samples_per_prompt": study.samples}
+    more |= {"model": study.sft, "reward_model": study.gold}
+    run_sample(demo_settings(SampleConfig, study.size, "", **more, **sampling))
+
+
+def cut_reward_model(model: str, layers: int, folder: Path) -> None:
+    """Save the first layers of a decoder as a reward model with a new head."""
+    loaded = load(ModelConfig(model=model), torch.float32)
+    inner = loaded.backbone.model.get_decoder()
+    inner.layers = inner.layers[:layers]
+    loaded.backbone.model.config.num_hidden_layers = layers
+    torch.manual_seed(0)
+    head = ScalarHead(loaded.backbone.hidden_size, bias=False).linear.weight
+    save_reward_model(
+        folder,
+        loaded,
+        loaded.backbone.model.state_dict(),
+        head,
+        {"mean": 0.0},
+        {"title": "Untrained", "stage": "reward", "data": "none"},
+    )
+
+
+@cache
+def scorer(folder: str) -> ModelScorer:
+    """Return the scorer of a reward model, which is loaded once in each process."""
+    return ModelScorer(folder)
+
+
+def run_bias(study: Study, bias: str, seed: int, conditions: Sequence[str]) -> None:
+    """Train the proxies of a bias and a policy under each condition, and score the policies' rollouts."""
+    quiet_libraries()
+    folder = study.folder(bias, seed)
+    labels = kept(folder / "labels.json", lambda: write_labels(study, bias, seed))
+    print(f"{folder.name}: {labels}", flush=True)
+    models = [train_proxy(study, folder, member, seed) for member in range(MEMBERS)]
+    warm = folder / "warm"
+    if not warm.exists():
+        average_weights(models, warm)
+    kept(folder / "references.json", lambda: reference_scores(study, str(models[0])))
+    judged = read_json(study.runs / "judged.json")
+    gold = {prompt_key(row["prompt"]): row["rewards"] for row in read_json_lines(study.references)}
+    for condition in conditions:
+        reward = CONDITIONS[condition].reward if condition != UNTRAINED else "ensemble"
+        members = {"first": models[:1], "ensemble": models, "mean weights": [warm]}[reward]
+        run = train_policy(study, folder, condition, members, seed)
+
+        def score(run: Path = run) -> list[dict[str, Any]]:
+            scorers = {"gold": (scorer(study.gold), gold), "judge": (scorer(study.judge), judged)}
+            return score_rollouts(run, scorers, BIASES[bias].feature)
+
+        kept(run / "scored.json", score)
+
+
+def write_labels(study: Study, bias: str, seed: int) -> dict[str, float]:
+    """Write a bootstrap sample of the labeled pairs for each proxy; return figures of the labels."""
+    random = np.random.default_rng(seed)
+    rows = planted(BIASES[bias], read_json_lines(study.answers), 0.5, random)
+    if BIASES[bias].plant:
+        texts = [(row["prompt"], text) for row in rows for text in row["responses"]]
+        scores = iter(scorer(study.gold)(*zip(*texts, strict=True)))
+        rows = [row | {"rewards": [next(scores) for _ in row["responses"]]} for row in rows]
+    pairs, figures = biased_pairs(BIASES[bias], rows, DECIDED)
+    for member in range(MEMBERS):
+        drawn = random.integers(len(pairs), size=SIZES[study.size].pairs)
+        write_records(study.folder(bias, seed) / f"pairs-{member}.jsonl", [pairs[index] for index in drawn])
+    return figures
+
+
+def train_proxy(study: Study, folder: Path, member: int, seed: int) -> Path:
+    """Train a proxy unless that is done; return the model's folder."""
+    more: dict[str, object] = {"model": study.start, "train_data": folder / f"pairs-{member}.jsonl", "validation_data": ""}
+    more |= {"output_dir": folder / f"proxy-{member}", "seed": 10 * seed + member}
+    config = demo_settings(RewardConfig, study.size, "reward", **more, **SIZES[study.size].reward)
+    return run_unless_finished(run_reward, config)
+
+
+def average_weights(models: Sequence[Path], folder: Path) -> None:
+    """Save the mean of the weights of reward models with one initialization (WARM, Rame et al. 2024, arXiv 2401.12187)."""
+    with new_folder(folder) as temporary:
+        for path in models[0].iterdir():
+            (temporary / path.name).write_bytes(path.read_bytes())
+        for name in ("model.safetensors", HEAD):
+            parts = [load_file(model / name) for model in models]
+            mean = {
+                key: torch.stack([part[key].float() for part in parts]).mean(0).to(value.dtype)
+                for key, value in parts[0].items()
+            }
+            save_file(mean, temporary / name, metadata={"format": "pt"})
+
+
+def reference_scores(study: Study, model: str) -> dict[str, list[float]]:
+    """Return a reward model's scores of the fine-tuned model's answers to each prompt of PPO, by `prompt_key`."""
+    rows = read_json_lines(study.references)
+    texts = [(row["prompt"], text) for row in rows for text in row["responses"]]
+    scores = iter(ModelScorer(model)(*zip(*texts, strict=True)))
+    return {prompt_key(row["prompt"]): [next(scores) for _ in row["responses"]] for row in rows}
+
+
+def against_references(scores: Tensor, references: Sequence[Sequence[float]]) -> Tensor:
+    """Return 4 times the mean of sigmoid(score - reference score) over the references of each prompt [B].
+
+    The factor gives the slope 1 where both are equal, which keeps the relation to the penalty for a missing EOS.
+    """
+    return torch.stack(
+        [4 * torch.sigmoid(score - torch.tensor(found)).mean() for score, found in zip(scores, references, strict=True)]
+    )
+
+
+class RewardAgainstReference(Extension):
+    """PAR, preference as reward (Fu et al. 2025, arXiv 2502.18770): bounded rewards relative to answers of the start."""
+
+    def load(self, context: TrainingContext) -> None:
+        self.references = read_json(context.run.folder.parent / "references.json")
+
+    def transform_scores(self, scores: Tensor, rollout: Rollout, components: dict[str, Tensor]) -> Tensor:
+        keys = [prompt_key(prompt.conversation) for prompt in rollout.prompts]
+        return against_references(scores, [self.references[key] for key in keys])
+
+
+def folder_name(condition: str) -> str:
+    """Return the name of a run's folder."""
+    return condition.replace(" ", "-").lower()
+
+
+def train_policy(study: Study, folder: Path, condition: str, models: Sequence[Path], seed: int) -> Path:
+    """Train a policy unless that is done; return the run's folder."""
+    size, run = SIZES[study.size], folder / folder_name(condition)
+    settings: dict[str, object] = {
+        "model": study.sft,
+        "prompts": study.prompts,
+        "validation_prompts": "",
+        "rollout_updates": size.ppo["total_updates"],
+        "reward_model": list(models),
+        "output_dir": run,
+        "seed": seed,
+    }
+    settings |= size.ppo
+    if condition == UNTRAINED:
+        settings |= {"learning_rate": 1e-12}
+    else:
+        settings |= CONDITIONS[condition].settings
+    run_unless_finished(run_ppo, demo_settings(PPOConfig, study.size, "ppo", **settings))
+    return run
+
+
+if __name__ == "__main__":
+    main()
