@@ -10,7 +10,7 @@ from align.core.files import read_json, write_json
 from align.training.run_folder import read_metrics
 from benchmarks.studies.gaming_rollouts import Point, standard_error
 
-COLORS = ("#333333", "#1f5fa8", "#3c8d5a", "#8fbf4d", "#b5442e", "#e0922f", "#7a4fa3")
+COLORS = ("#333333", "#1f5fa8", "#3c8d5a", "#8fbf4d", "#b5442e", "#e0922f", "#7a4fa3", "#00a6a6")
 
 
 # --------------------------------------------------------------------------------------------------------------- alarms
@@ -90,21 +90,25 @@ def alarms(
 
 
 def outcome(points: Sequence[Point]) -> dict[str, Any]:
-    """Return where gold was highest, and its change over the last two rollouts with the standard error over prompts.
+    """Return where gold was highest, and its change over the second half of the rollouts with its standard error.
 
-    A run has lost if that change is below 0 by more than two standard errors.
+    A run has lost if that change is below 0 by more than two standard errors, or if answers have half of the words or less.
     """
     best = max(points, key=lambda point: point["gold change"])
-    last = np.array([change for point in points[-2:] for change in point["gold changes"]])
+    half = points[len(points) // 2 :]
+    last = np.array([change for point in half for change in point["gold changes"]])
     mean, error = float(last.mean()), standard_error(last)
+    words = [points[0]["words"], float(np.mean([point["words"] for point in half]))]
     return {
         "highest at update": best["update"],
         "highest change": best["gold change"],
         "final change": mean,
         "final error": error,
-        "lost": bool(mean < -2 * error),
+        "lost": bool(mean < -2 * error or words[1] <= words[0] / 2),
+        "words": words,
         "kl": points[-1]["kl"],
-        "feature": [points[0]["feature"], float(np.mean([point["feature"] for point in points[-2:]]))],
+        "proxy": [points[0]["proxy"], float(np.mean([point["proxy"] for point in half]))],
+        "feature": [points[0]["feature"], float(np.mean([point["feature"] for point in half]))],
     }
 
 
@@ -127,7 +131,7 @@ def summary(runs: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
 
 
 def write_figures(folders: Mapping[str, Path], conditions: Mapping[str, str], noise: Path, results: Path) -> None:
-    """Write figures.json and curves.svg.
+    """Write figures.json and curves.svg, of all runs that are finished.
 
     Args:
         folders: of each bias and seed, by name.
@@ -138,6 +142,8 @@ def write_figures(folders: Mapping[str, Path], conditions: Mapping[str, str], no
     runs: dict[str, Any] = {}
     for name, folder in folders.items():
         for condition, run in conditions.items():
+            if not (folder / run / "scored.json").exists():
+                continue
             points = read_json(folder / run / "scored.json")
             runs[f"{name}, {condition}"] = {
                 "outcome": outcome(points),
@@ -148,7 +154,7 @@ def write_figures(folders: Mapping[str, Path], conditions: Mapping[str, str], no
                 ],
             }
     figures = {
-        "labels": {name: read_json(folder / "labels.json") for name, folder in folders.items()},
+        "labels": {name: read_json(folder / "labels.json") for name, folder in folders.items() if folder.exists()},
         "noise": measured,
         "alarms": summary(runs),
         "runs": runs,
@@ -168,6 +174,8 @@ def draw(names: Sequence[str], conditions: Sequence[str], runs: Mapping[str, Any
         gold, feature = panels[:, column]
         gold.set_title(name.removesuffix(", seed 0"))
         for color, condition in zip(COLORS, conditions, strict=False):
+            if f"{name}, {condition}" not in runs:
+                continue
             points = runs[f"{name}, {condition}"]["points"]
             roots = [max(point["kl"], 0.0) ** 0.5 for point in points]
             gold.plot(roots, [point["gold change"] for point in points], "o-", ms=3, lw=1.2, color=color, label=condition)

@@ -3,8 +3,8 @@
     OMP_NUM_THREADS=1 python -m benchmarks.studies.reward_gaming --sft runs/demo/sft/model --gold runs/demo/reward/model
 
 A gold reward model and a bias label pairs of sampled answers (`planted_bias`). Proxies, which have the first layers of the
-fine-tuned model, are trained on these pairs, and PPO on the proxies. The gold model only evaluates, on held-out prompts.
-The judge is the reward model that `selection` uses. Two biases run side by side (`--jobs 2`).
+fine-tuned model, are trained on these pairs, and PPO on the proxies. PPO uses each prompt once, and none that was labeled: the
+gold model and the judge score its rollouts (`gaming_rollouts`). Two biases run side by side (`--jobs 2`).
 """
 
 import multiprocessing
@@ -52,11 +52,11 @@ class Condition:
 
     Attributes:
         settings: of PPO, on top of those without a defense; all values are the usual ones.
-        reward: the first proxy, all of them as an ensemble, or the model with their mean weights.
+        reward: the first proxy, all of them as an ensemble, the model with their mean weights, or the gold model.
     """
 
     settings: Mapping[str, object]
-    reward: Literal["first", "ensemble", "mean weights"] = "first"
+    reward: Literal["first", "ensemble", "mean weights", "gold"] = "first"
 
 
 CONDITIONS = {
@@ -68,8 +68,11 @@ CONDITIONS = {
     "PAR": Condition({"extensions": "benchmarks.studies.reward_gaming:RewardAgainstReference"}),
     "length adjustment": Condition({"length_adjustment": 1.0}),
 }
-UNTRAINED = "untrained"
-"""A run at a learning rate of nearly 0: the noise of metrics between rollouts of one policy."""
+CONTROLS = {
+    "gold": Condition({}, "gold"),
+    "untrained": Condition({"learning_rate": 1e-12}, "ensemble"),
+}
+"""Runs of the first bias only: the gold model as the reward, and the noise of metrics between rollouts of one policy."""
 
 
 @dataclass(frozen=True)
@@ -201,13 +204,13 @@ def main() -> None:
     prepare(study)
     with ProcessPoolExecutor(options.jobs, multiprocessing.get_context("spawn")) as pool:
         both = [(bias, seed) for seed in options.seeds for bias in options.biases]
-        extra = {both[0]: [UNTRAINED]}
-        tasks = [pool.submit(run_bias, study, *pair, [*extra.get(pair, []), *options.conditions]) for pair in both]
+        controls = {both[0]: list(CONTROLS)}
+        tasks = [pool.submit(run_bias, study, *pair, [*controls.get(pair, []), *options.conditions]) for pair in both]
         for task in tasks:
             task.result()
     folders = {f"{bias}, seed {seed}": study.folder(bias, seed) for bias, seed in both}
-    conditions = {name: folder_name(name) for name in options.conditions}
-    write_figures(folders, conditions, study.folder(*both[0]) / UNTRAINED, options.results)
+    conditions = {name: folder_name(name) for name in (*options.conditions, "gold")}
+    write_figures(folders, conditions, study.folder(*both[0]) / "untrained", options.results)
 
 
 def prepare(study: Study) -> None:
@@ -221,6 +224,7 @@ def prepare(study: Study) -> None:
     if not study.references.exists():
         sample_answers(study, study.prompts, study.references, size.reference)
     kept(study.runs / "judged.json", lambda: reference_scores(study, study.judge))
+    kept(study.runs / "gold.json", lambda: reference_scores(study, study.gold))
     if not study.start.exists():
         cut_reward_model(study.sft, size.layers, study.start)
 
@@ -267,12 +271,11 @@ def run_bias(study: Study, bias: str, seed: int, conditions: Sequence[str]) -> N
     if not warm.exists():
         average_weights(models, warm)
     kept(folder / "references.json", lambda: reference_scores(study, str(models[0])))
-    judged = read_json(study.runs / "judged.json")
-    gold = {prompt_key(row["prompt"]): row["rewards"] for row in read_json_lines(study.references)}
+    judged, gold = (read_json(study.runs / f"{name}.json") for name in ("judged", "gold"))
     for condition in conditions:
-        reward = CONDITIONS[condition].reward if condition != UNTRAINED else "ensemble"
-        members = {"first": models[:1], "ensemble": models, "mean weights": [warm]}[reward]
-        run = train_policy(study, folder, condition, members, seed)
+        members = {"first": models[:1], "ensemble": models, "mean weights": [warm], "gold": [Path(study.gold)]}
+        reward = members[(CONDITIONS | CONTROLS)[condition].reward]
+        run = train_policy(study, folder, condition, reward, seed)
 
         def score(run: Path = run) -> list[dict[str, Any]]:
             scorers = {"gold": (scorer(study.gold), gold), "judge": (scorer(study.judge), judged)}
@@ -364,11 +367,7 @@ def train_policy(study: Study, folder: Path, condition: str, models: Sequence[Pa
         "output_dir": run,
         "seed": seed,
     }
-    settings |= size.ppo
-    if condition == UNTRAINED:
-        settings |= {"learning_rate": 1e-12}
-    else:
-        settings |= CONDITIONS[condition].settings
+    settings |= size.ppo | dict((CONDITIONS | CONTROLS)[condition].settings)
     run_unless_finished(run_ppo, demo_settings(PPOConfig, study.size, "ppo", **settings))
     return run
 

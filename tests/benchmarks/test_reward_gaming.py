@@ -82,7 +82,7 @@ def test_a_change_is_relative_to_the_answers_to_the_same_prompt():
 
 
 def point(update, *gold, **more):
-    found = {"update": update, "kl": 1.0, "proxy": float(update), "feature": 0.5, "top phrase": 0.0}
+    found = {"update": update, "kl": 1.0, "proxy": float(update), "feature": 0.5, "words": 9.0, "top phrase": 0.0}
     found |= {"gold change": float(np.mean(gold)), "gold error": 0.1, "gold changes": list(gold)}
     return found | {"judge change": 0.0, "judge error": 0.1} | more
 
@@ -120,6 +120,7 @@ def test_a_run_has_lost_if_gold_is_below_the_start():
     found = outcome(points)
     assert (found["highest at update"], found["lost"], outcome(points[:3])["lost"]) == (2, True, False)
     assert found["final change"] == pytest.approx(-1.0)
+    assert outcome([point(1, 0.0, 0.1), point(2, 0.1, 0.2, words=4.0)])["lost"] is True
     points[1]["judge change"] = 0.5
     assert selected(points)["update"] == 2
 
@@ -153,7 +154,7 @@ def test_the_study_runs_and_continues_where_it_stopped(tmp_path, sharp_folders, 
         return json.loads((tmp_path / "results" / "figures.json").read_text())
 
     found = figures()
-    assert set(found["runs"]) == {f"flattery, seed 0, {name}" for name in ("none", "minimum of 3", "WARM", "PAR")}
+    assert set(found["runs"]) == {f"flattery, seed 0, {name}" for name in ("none", "minimum of 3", "WARM", "PAR", "gold")}
     run = found["runs"]["flattery, seed 0, minimum of 3"]
     assert [point["update"] for point in run["points"]] == [1, 2, 3]
     assert run["points"][0]["kl"] == pytest.approx(0, abs=1e-6)
