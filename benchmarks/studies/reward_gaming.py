@@ -3,8 +3,8 @@
     OMP_NUM_THREADS=1 python -m benchmarks.studies.reward_gaming --sft runs/demo/sft/model --gold runs/demo/reward/model
 
 A gold reward model and a bias label pairs of sampled answers (`planted_bias`). Proxies, which have the first layers of the
-fine-tuned model, are trained on these pairs, and PPO on the proxies. PPO uses each prompt once, and none that was labeled: the
-gold model and the judge score its rollouts (`gaming_rollouts`). Two biases run side by side (`--jobs 2`).
+fine-tuned model, are trained on these pairs, and PPO on the proxies. PPO uses each prompt once, and none that was labeled.
+The gold model and the judge score its rollouts (`gaming_rollouts`). Two biases run side by side (`--jobs 2`).
 """
 
 import multiprocessing
