@@ -362,7 +362,6 @@ def train_policy(study: Study, folder: Path, condition: str, models: Sequence[Pa
         "model": study.sft,
         "prompts": study.prompts,
         "validation_prompts": "",
-        "rollout_updates": size.ppo["total_updates"],
         "reward_model": list(models),
         "output_dir": run,
         "seed": seed,
