@@ -4,7 +4,9 @@ A run ends at the next place where its state can be saved, and saves. If that ta
 without saving, because what asked it to stop would kill it.
 """
 
+import math
 import os
+import select
 import signal
 import sys
 import threading
@@ -69,16 +71,14 @@ class StopRequest:
             return
         reader, writer = os.pipe()
         os.set_blocking(writer, False)
-        done = threading.Event()
         before = {number: signal.signal(number, self._note) for number in SIGNALS}
         # The kernel's signal reaches the pipe even while the main thread is inside a long computation or waits for others.
         wakeup = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-        watcher = threading.Thread(target=self._end_after_grace, args=(reader, done), daemon=True)
+        watcher = threading.Thread(target=self._end_after_grace, args=(reader,), daemon=True)
         watcher.start()
         try:
             yield
         finally:
-            done.set()
             signal.set_wakeup_fd(wakeup)
             for number, handler in before.items():
                 signal.signal(number, handler or signal.SIG_DFL)
@@ -94,13 +94,19 @@ class StopRequest:
             return
         self.signal, self.since = signal.Signals(number).name, time.monotonic()
 
-    def _end_after_grace(self, reader: int, done: threading.Event) -> None:
-        """Wait for a signal, until 0 comes; end the process if it still runs after the time of grace."""
-        while number := os.read(reader, 1)[0]:
-            if number in SIGNALS and not done.wait(seconds := grace_seconds(number)):
-                undone = self._left_undone(seconds)
-                print(f"stopped by {signal.Signals(number).name} {undone}", file=sys.stderr, flush=True)
-                os._exit(EXIT_STOPPED)
+    def _end_after_grace(self, reader: int) -> None:
+        """Wait for signals, until 0 comes; end the process if it still runs after the time of grace of one of them."""
+        poll = select.poll()
+        poll.register(reader, select.POLLIN)
+        by, end = 0, math.inf
+        while poll.poll(None if end == math.inf else max(0.0, end - time.monotonic()) * 1000):
+            number = os.read(reader, 1)[0]
+            if not number:
+                return
+            if number in SIGNALS and time.monotonic() + grace_seconds(number) < end:  # SIGTERM after SIGUSR1 leaves less
+                by, end = number, time.monotonic() + grace_seconds(number)
+        print(f"stopped by {signal.Signals(by).name} {self._left_undone(grace_seconds(by))}", file=sys.stderr, flush=True)
+        os._exit(EXIT_STOPPED)
 
     def _left_undone(self, seconds: float) -> str:
         if self.saves:

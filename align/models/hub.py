@@ -17,7 +17,7 @@ from huggingface_hub import CommitOperationAdd, HfApi, ModelCard, constants
 from align.core.errors import UserError, first_line
 from align.model_registry.registry import published_name
 
-PATTERNS = ("*.safetensors", "*.json", "*.jinja", "*.model", "*.txt", "README.md")
+PATTERNS = ("*.safetensors", "*.json", "*.jinja", "additional_chat_templates/*.jinja", "*.model", "*.txt", "README.md")
 """The files that are pushed."""
 MARKERS = ("config.json", "adapter_config.json")
 BASE = "base_model_name_or_path"
@@ -92,7 +92,7 @@ def _operations(folder: Path) -> Iterator[CommitOperationAdd]:
             content = _public_card(path).encode()
         elif path.name == "adapter_config.json":
             content = _public_adapter_config(path).encode()
-        yield CommitOperationAdd(path.name, content)
+        yield CommitOperationAdd(path.relative_to(folder).as_posix(), content)
 
 
 def _public_card(path: Path) -> str:

@@ -250,8 +250,12 @@ class Memory:
     def _require(self, estimate: MemoryEstimate) -> None:
         free = self.free()
         if estimate.total > free:
+            advice = [] if self.lora_r else ["set lora_r 16"]
+            if not (self.lora_r or self.optimizer == "adafactor" or self.accelerator.state.deepspeed_plugin):
+                advice.append("set optimizer adafactor")  # DeepSpeed takes AdamW alone
+            at_stage_3 = self.sharding.stage == 3
+            advice.append("shard it over more processes" if at_stage_3 else "shard it by ZeRO-3 (docs/clusters.md)")
             raise UserError(
                 f"model '{self.model}': training needs about {estimate.total / GIB:.1f} GiB per process before "
-                f"activations, but {free / GIB:.1f} GiB are free on {self.device}; "
-                f"{'' if self.lora_r else 'set lora_r 16 or optimizer adafactor, or '}shard it by ZeRO-3 (docs/clusters.md)"
+                f"activations, but {free / GIB:.1f} GiB are free on {self.device}; {', or '.join(advice)}"
             )

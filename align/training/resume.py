@@ -16,7 +16,7 @@ from align.training.run_folder import Results
 
 # A checkpoint cannot be resumed with other values: its weights, the reference of PPO's KL and the kept model depend on them.
 MODEL_SETTINGS = (
-    *("model", "chat_template", "lora_r", "lora_alpha", "lora_target_modules", "lora"),
+    *("model", "chat_template", "prefix_lm", "lora_r", "lora_alpha", "lora_target_modules", "lora"),
     *("optimizer", "critic", "reference_refresh", "save_best_policy"),
 )
 # The number of an update decides which examples it reads. With other values it would read examples again and skip others.

@@ -246,7 +246,7 @@ class Run:
         self.progress.set_text(f"{text}, {self.tokens_per_second:,.0f} tokens/s")
 
     def close(self) -> None:
-        """Finish checkpoint and trackers. The process group stays open for later runs of this process."""
+        """Finish callbacks and trackers, push the model and release the folder. The process group stays open."""
         if self.callbacks and self.opened:
             self.callbacks.end()
         self.accelerator.wait_for_everyone()

@@ -11,6 +11,7 @@ import pytest
 import torch
 import yaml
 from huggingface_hub import ModelCard
+from transformers import AutoTokenizer
 
 from align import cli
 from align.core.errors import UserError
@@ -88,6 +89,16 @@ def test_other_files_of_the_folder_stay(hub, tmp_path, data):
     assert hub.repos == {"ann/moons": True}
     assert all(b"secret" not in content for content in hub.files.values())
     assert all("/" not in name for name in hub.files)
+
+
+def test_further_chat_templates_are_pushed(hub, tmp_path, data):
+    train(data, tmp_path / "run")
+    model = tmp_path / "run" / "model"
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    tokenizer.chat_template = {"default": "{{ 1 }}", "tool_use": "{{ 2 }}"}
+    tokenizer.save_pretrained(model)
+    push_model(model, "ann/moons", "again")
+    assert hub.commits[-1][1]["additional_chat_templates/tool_use.jinja"] == b"{{ 2 }}"
 
 
 def test_a_base_that_is_no_hub_name_is_removed_from_a_card(hub, tmp_path, data):

@@ -22,6 +22,7 @@ from align.sampling.engines import make_engine
 from align.sampling.settings import EngineConfig
 from align.sft import SFTConfig, run_sft
 from align.sft.train import require_prompt_in_row
+from align.training.checkpoint.consolidation import consolidate
 from tests.files import metrics_of, write_rows
 from tests.models.architectures import make_model
 
@@ -75,9 +76,12 @@ def test_three_stages_that_are_told_once_and_go_on_where_they_stopped(rank, tmp_
     pairs = write_rows(tmp_path / "pairs.jsonl", [{"prompt": text, "chosen": "Yes", "rejected": "No, no"} for text in TEXTS])
     prompts = write_rows(tmp_path / "prompts.jsonl", [{"prompt": text} for text in TEXTS])
     settings = common | {"model": "tiny-llama", "train_data": demonstrations, "batch_size": 4, "prefix_lm": True}
+    settings |= {"save_steps": 1}
     sft = run_sft(SFTConfig(**settings, output_dir=str(tmp_path / "sft")))
     found = load(ModelConfig(model=str(sft), lora_r=rank), torch.float32)
     assert not found.backbone.causal
+    consolidate(tmp_path / "sft", tmp_path / "whole")
+    assert not load(ModelConfig(model=str(tmp_path / "whole"), lora_r=rank), torch.float32).backbone.causal
     settings = common | {"model": str(sft), "output_dir": str(tmp_path / "reward")}
     reward = run_reward(RewardConfig(**settings, train_data=pairs, batch_size=4))
     assert not load_reward_model(str(reward), "float32").loaded.backbone.causal

@@ -79,7 +79,7 @@ def test_the_first_pod_is_found_by_its_name(resources):
 
 def test_a_pod_has_time_to_save(resources):
     pod = resources["Job"]["spec"]["template"]["spec"]
-    assert pod["terminationGracePeriodSeconds"] > GRACE_SECONDS
+    assert pod["terminationGracePeriodSeconds"] >= GRACE_SECONDS + 5
 
 
 def run_script(tmp_path, code, saves=False, restarts=0):

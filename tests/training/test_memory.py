@@ -88,7 +88,7 @@ def test_a_model_of_7b_is_refused_before_it_is_read(tmp_path, monkeypatch):
     needed = float(text.split("needs about ")[1].split(" ")[0])
     assert 112 < needed < 118  # the process itself is there too
     assert "but 24.0 GiB are free" in text
-    assert "set lora_r 16 or optimizer adafactor, or shard it by ZeRO-3 (docs/clusters.md)" in text
+    assert "set lora_r 16, or set optimizer adafactor, or shard it by ZeRO-3 (docs/clusters.md)" in text
     assert not (tmp_path / "run").exists()
     monkeypatch.setattr(memory.Memory, "free", lambda _: 200 * GIB)
     with pytest.raises(UserError, match="weights"):  # it fits; then the missing weights are an error
