@@ -27,9 +27,9 @@ from align.models.hub import make_repo, push_model
 from align.ppo.evaluation import save_policy
 from align.ppo.extensions import Extensions
 from align.ppo.inputs import PPOInputs
-from align.ppo.reward_functions import RewardFunction
-from align.ppo.scoring_models import RewardModels
-from align.ppo.setup import prepare
+from align.ppo.reward_functions import RewardFunction, WeightedFunction
+from align.ppo.scoring_models import RewardModelLike, RewardModels
+from align.ppo.setup import PPOSetup, prepare
 from align.ppo.train import train
 from align.ppo.trainer import reward_settings, split_rewards
 from align.runtime.distributed import run_on_main
@@ -134,25 +134,10 @@ class PPOTrainer(KnownArguments):
             [*reporters, *(callbacks or []), PrinterCallback],
             *(args, self.hooks, self.train_dataset_len, self.log, self._save_checkpoint, self._show_samples),
         )
-        models_of_reward, functions = split_rewards([reward_model])
+        rewards = split_rewards([reward_model])
         config = core_config(args, longest, self.stop_token_id)
-        self.core_config = replace(config, prompts=data_name(prompts), **reward_settings(models_of_reward, functions))
-        # transformers' settings have started the state of accelerate, on CPUs under DeepSpeed as that of a single process.
-        AcceleratorState._reset_state(reset_partial_state=True)
-        # The tokenizer's padding counts, as in TRL: the classifier's own may be the EOS token, at which the score is read.
-        if isinstance(reward_model, PreTrainedModel):
-            reward_model.config.pad_token_id = processing_class.pad_token_id
-        if isinstance(model, PeftModel) and args.model_adapter_name:
-            model.set_adapter(args.model_adapter_name)
-        reference = reference_of(args, model, ref_model, peft_config)
-        rewards = RewardModels(models_of_reward, config.dtype, config.chat_template), functions, Extensions([self.hooks])
-        policy = ModelSource(model, processing_class, peft_config)
-        inputs = PPOInputs(policy, *rewards, prompts, (), reference, value_model, self.callbacks)
-        self.setup = prepare(self.core_config, inputs)
-        # Prompts are token ids: no template is applied to them, and the policy is saved with that of its tokenizer.
-        self.setup.policy.tokenization.tokenizer.chat_template = processing_class.chat_template
-        atexit.unregister(end_processes)
-        atexit.register(end_processes)
+        self.core_config = replace(config, prompts=data_name(prompts), **reward_settings(*rewards))
+        self.setup = self._prepare(ModelSource(model, processing_class, peft_config), rewards, prompts, value_model)
         self.model = PolicyAndValueModel(self.setup.policy.backbone.peft or model, value_model)
         self.callback_handler.model, self.callback_handler.lr_scheduler = self.model, self.lr_scheduler
         self.callback_handler.processing_class = processing_class
@@ -166,6 +151,34 @@ class PPOTrainer(KnownArguments):
         self.hub_model_id: str | None = None
         if args.push_to_hub:
             self.hub_model_id = run_on_main(lambda: make_repo(self._repository(), args.hub_token), self.accelerator)
+
+    def _prepare(
+        self,
+        policy: ModelSource,
+        rewards: tuple[list[RewardModelLike], list[WeightedFunction]],
+        prompts: list[dict[str, Any]],
+        value_model: PreTrainedModel | PreTrainedModelWrapper,
+    ) -> PPOSetup:
+        """Make the objects that PPO needs from the given models."""
+        args, processing_class, model = self.args, self.processing_class, policy.model
+        assert isinstance(model, PreTrainedModel | PeftModel)
+        # transformers' settings have started the state of accelerate, on CPUs under DeepSpeed as that of a single process.
+        AcceleratorState._reset_state(reset_partial_state=True)
+        # The tokenizer's padding counts, as in TRL: the classifier's own may be the EOS token, at which the score is read.
+        if isinstance(self.reward_model, PreTrainedModel):
+            self.reward_model.config.pad_token_id = processing_class.pad_token_id
+        if isinstance(model, PeftModel) and args.model_adapter_name:
+            model.set_adapter(args.model_adapter_name)
+        reference = reference_of(args, model, self.ref_model, policy.peft_config)
+        models, functions = rewards
+        reward_models = RewardModels(models, self.core_config.dtype, self.core_config.chat_template)
+        given = (policy, reward_models, functions, Extensions([self.hooks]))
+        setup = prepare(self.core_config, PPOInputs(*given, prompts, (), reference, value_model, self.callbacks))
+        # Prompts are token ids: no template is applied to them, and the policy is saved with that of its tokenizer.
+        setup.policy.tokenization.tokenizer.chat_template = processing_class.chat_template
+        atexit.unregister(end_processes)
+        atexit.register(end_processes)
+        return setup
 
     # ------------------------------------------------------------------------------------------------------- training
 
