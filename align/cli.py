@@ -42,7 +42,7 @@ OTHER_STAGES = {
         "model",
     ),
     "chat": Stage(
-        "MODEL [MODEL]: talk to one or two models on the terminal, or on a web page with --web",
+        "MODEL [MODEL]: talk to one or two models on the terminal",
         "align.commands.chat:ChatConfig",
         "align.commands.chat:run_chat",
         "model",

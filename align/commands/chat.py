@@ -1,7 +1,7 @@
-"""`align chat`: talk to one or two models on the terminal, or on a web page with `--web`."""
+"""`align chat`: talk to one or two models on the terminal."""
 
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
@@ -12,22 +12,21 @@ from torch import Tensor
 
 from align.commands.sample import scorer_of
 from align.core.errors import UserError
-from align.core.plugins import import_object
 from align.core.seeds import RngStream
 from align.core.settings import Settings, option, require_setting
 from align.core.tensor_ops import Padded
-from align.data.conversation import Conversation, Message, check_conversation
+from align.data.conversation import Message, check_conversation
 from align.models.backbone import Backbone
 from align.models.loading import load_frozen
 from align.reward.checkpoint import LoadedReward, load_reward_model, require_reward_model
-from align.reward.scoring import RewardModelScorer
 from align.sampling.generation import SamplingParams, draw, row_uniforms, warpers_of
-from align.tokenization import Tokenization
 from align.tokenization.encoded import SampledResponse
 
 HELP = "/reset starts a new conversation, /system TEXT sets the system message, Ctrl-C stops an answer, Ctrl-D ends"
 MODELS = 2
 """Most models that answer side by side."""
+REWARD_TOKENS = 8192
+"""Padded tokens that the reward model reads at once."""
 UNFINISHED = "\ufffd"
 """The character that a decoder writes for a part of a character."""
 
@@ -50,46 +49,10 @@ class ChatConfig(Settings):
     )
     chat_template: str = option("auto", "chat template: auto, plain, raw, or the path of a Jinja file")
     reward_model: str = option("", "folder of a reward model that scores each answer; empty: none")
-    web: bool = option(False, "open a web page instead of the terminal (needs the extra ui)")
-    reference: str = option(
-        "", "with web: model that token log-probs are compared with; empty: the base of an adapter, else none"
-    )
-    host: str = option("127.0.0.1", "with web: address to listen on; 0.0.0.0: every network, without a password")
-    port: int = option(7861, "with web: port to listen on", gt=0, lt=65536)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require_setting(self, "model", len(self.model) <= MODELS, "one or two models")
-        require_setting(self, "reference", self.web or not self.reference, "left out without --web")
-
-    @property
-    def sampling(self) -> SamplingParams:
-        """The same settings, as the sampler takes them."""
-        return SamplingParams(self.max_new_tokens, self.temperature, self.top_k, self.top_p)
-
-
-@dataclass(frozen=True)
-class ChatAnswer:
-    """An answer so far.
-
-    Attributes:
-        conversation: the turns before it.
-        prompt: the same as token ids.
-        ids: the answer's token ids.
-        text: the answer without special tokens.
-        ended: whether the model has ended it.
-    """
-
-    conversation: Conversation
-    prompt: list[int]
-    ids: list[int]
-    text: str
-    ended: bool
-
-    @property
-    def row(self) -> SampledResponse:
-        """The answer as reward models take it."""
-        return SampledResponse(self.conversation, self.prompt, self.ids, self.text, self.ended)
 
 
 class Speaker:
@@ -103,8 +66,11 @@ class Speaker:
         self.name, self.seed, self._numbers = name, seed, count()
         self.loaded = load_frozen(name, dtype, chat_template)
 
-    def answer(self, messages: Sequence[Message], sampling: SamplingParams) -> Iterator[ChatAnswer]:
-        """Yield the answer to a conversation, longer with every token; closing the iterator stops it."""
+    def answer(self, messages: Sequence[Message], sampling: SamplingParams) -> Iterator[SampledResponse]:
+        """Yield the answer to a conversation, longer with every token; closing the iterator stops it.
+
+        Before the last one, the text does not contain a character at the end that is incomplete.
+        """
         conversation = check_conversation(list(messages), "messages")
         tokenization, backbone = self.loaded.tokenization, self.loaded.backbone
         prompt = tokenization.prompt_ids(conversation)
@@ -114,37 +80,23 @@ class Speaker:
                 f"context of {self.name} ({backbone.context_length}); start a new conversation, or lower max_new_tokens"
             )
         uniforms = row_uniforms(1, sampling, self.seed, RngStream.CHAT, next(self._numbers))
-        tokens = stream_tokens(backbone, prompt, uniforms, sampling, tokenization.end_ids)
-        for ids, text in stream_text(tokenization, tokens):
-            yield ChatAnswer(conversation, prompt, ids, text, tokenization.has_ended(ids))
-
-
-class Scorer:
-    """Scores answers of any model with one reward model."""
-
-    def __init__(self, folder: str, dtype: str = "auto") -> None:
-        require_reward_model(folder)
-        self.reward: LoadedReward = load_reward_model(folder, dtype)
-
-    def of(self, speaker: Speaker) -> RewardModelScorer:
-        """Return the scorer of a model's answers."""
-        return scorer_of(speaker.loaded, self.reward, 8192)
-
-    def score(self, speaker: Speaker, answer: ChatAnswer) -> float:
-        """Return the reward of an answer."""
-        return self.of(speaker)([answer.row])[0]
+        ids: list[int] = []
+        for token in stream_tokens(backbone, prompt, uniforms, sampling, tokenization.end_ids):
+            ids.append(token)
+            yield SampledResponse(conversation, prompt, list(ids), tokenization.text(ids).rstrip(UNFINISHED), False)
+        yield SampledResponse(conversation, prompt, ids, tokenization.text(ids), tokenization.has_ended(ids))
 
 
 def run_chat(config: ChatConfig) -> None:
-    """Talk on the terminal until Ctrl-D, or serve the web page until Ctrl-C."""
-    if config.web:
-        import_object("align.commands.chat_web:serve")(config)
-        return
-    scorer = Scorer(config.reward_model, config.dtype) if config.reward_model else None
+    """Talk on the terminal until Ctrl-D."""
+    if config.reward_model:
+        require_reward_model(config.reward_model)
+    reward = load_reward_model(config.reward_model, config.dtype) if config.reward_model else None
     speakers = [Speaker(name, config.dtype, config.chat_template, config.seed) for name in config.model]
     with suppress(ImportError):
         import readline  # noqa: F401  # the arrow keys edit the line
-    Terminal(speakers, config.sampling, config.system, scorer).run()
+    sampling = SamplingParams(config.max_new_tokens, config.temperature, config.top_k, config.top_p)
+    Terminal(speakers, sampling, config.system, reward).run()
 
 
 class Terminal:
@@ -152,13 +104,13 @@ class Terminal:
 
     Args:
         system: system message; empty: none.
-        scorer: of answers; None: they are not scored.
+        reward: scores answers; None: they are not scored.
     """
 
     def __init__(
-        self, speakers: Sequence[Speaker], sampling: SamplingParams, system: str = "", scorer: Scorer | None = None
+        self, speakers: Sequence[Speaker], sampling: SamplingParams, system: str, reward: LoadedReward | None
     ) -> None:
-        self.speakers, self.sampling, self.scorer = speakers, sampling, scorer
+        self.speakers, self.sampling, self.reward = speakers, sampling, reward
         self.reset(system)
 
     def reset(self, system: str) -> None:
@@ -206,15 +158,16 @@ class Terminal:
             else:
                 history.append({"role": "assistant", "content": answer.text})
 
-    def _stream(self, speaker: Speaker, history: list[Message]) -> ChatAnswer | None:
+    def _stream(self, speaker: Speaker, history: list[Message]) -> SampledResponse | None:
         """Print an answer while it is written; return it, as far as it came before Ctrl-C or an error."""
         answer, printed = None, 0
         try:
             for answer in speaker.answer(history, self.sampling):
                 print(answer.text[printed:], end="", flush=True)
                 printed = max(printed, len(answer.text))
-            if self.scorer and answer:
-                print(f"\n(reward {self.scorer.score(speaker, answer):.3f})", end="")
+            if self.reward and answer:
+                (score,) = scorer_of(speaker.loaded, self.reward, REWARD_TOKENS)([answer])
+                print(f"\n(reward {score:.3f})", end="")
         except KeyboardInterrupt:
             print(" (stopped)", end="")
         except UserError as error:
@@ -251,12 +204,3 @@ def stream_tokens(
         if token in end_ids or step + 1 == sampling.max_new_tokens:
             return
         hidden = backbone.decode_step(state, chosen)
-
-
-def stream_text(tokenization: Tokenization, tokens: Iterable[int]) -> Iterator[tuple[list[int], str]]:
-    """Yield the token ids so far and their text; before the last one, without a character at the end that is incomplete."""
-    ids: list[int] = []
-    for token in tokens:
-        ids.append(token)
-        yield list(ids), tokenization.text(ids).rstrip(UNFINISHED)
-    yield ids, tokenization.text(ids)

@@ -1,4 +1,4 @@
-"""`align chat`: turns, commands, two models, rewards, figures of tokens, and the keys of a real terminal."""
+"""`align chat`: turns, commands, two models, rewards, and the keys of a real terminal."""
 
 import io
 import os
@@ -12,12 +12,9 @@ from contextlib import suppress
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
 
 from align import cli
 from align.commands.chat import Speaker
-from align.commands.chat_web import log_ratios, require_comparable
-from align.core.errors import UserError
 from align.core.seeds import RngStream
 from align.sampling.generation import SamplingParams, row_uniforms, sample
 from tests.commands.words import words_of
@@ -84,7 +81,7 @@ def test_a_stream_has_the_tokens_of_a_batch(sharp_folders):
     answers = [list(speaker.answer([{"role": "user", "content": "Hi"}], sampling))[-1] for _ in range(2)]
     for number, answer in enumerate(answers):
         uniforms = row_uniforms(1, sampling, 5, RngStream.CHAT, number)
-        drawn = sample(speaker.loaded.backbone, [answer.prompt], uniforms, sampling, speaker.loaded.tokenization.end_ids)
+        drawn = sample(speaker.loaded.backbone, [answer.prompt_ids], uniforms, sampling, speaker.loaded.tokenization.end_ids)
         assert drawn.ids == [answer.ids]
         assert drawn.ended == [answer.ended]
     assert answers[0].ids != answers[1].ids
@@ -109,43 +106,11 @@ def test_a_mistake_keeps_the_conversation(lines, settings, line, sharp_folders, 
     [
         (["a", "b", "c"], "model is ['a', 'b', 'c'], but must be one or two models"),
         ([], "model is [], but must be given"),
-        (["a", "--reference", "b"], "reference is 'b', but must be left out without --web"),
         (["tiny-gpt2", "--reward_model", "/nowhere"], "/nowhere: neither a reward model of this package"),
     ],
 )
 def test_wrong_settings_are_one_line(words, line, command_error):
     assert line in command_error(cli.main, ["chat", *words])
-
-
-ASKED = [{"role": "user", "content": "Hi"}]
-
-
-def answer_of(speaker):
-    *_, answer = speaker.answer(ASKED, SamplingParams(8, temperature=1.0))
-    return answer
-
-
-def test_log_ratios_are_differences_of_log_probs(sharp_folders):
-    speaker, reference = Speaker(sharp_folders["tiny-gpt2"], "float32"), Speaker("tiny-gpt2", "float32")
-    require_comparable(speaker, reference)
-    answer = answer_of(speaker)
-    figures = log_ratios(speaker, reference, answer)
-    rows, ids = torch.tensor([answer.prompt + answer.ids]), torch.tensor(answer.ids)
-    chosen = []
-    for each in (speaker, reference):
-        model = AutoModelForCausalLM.from_pretrained(each.loaded.base, dtype=torch.float32).eval()
-        with torch.no_grad():
-            logits = model(rows).logits[0, len(answer.prompt) - 1 : -1]
-        chosen.append(logits.log_softmax(-1)[range(len(ids)), ids])
-    assert figures.values == pytest.approx((chosen[0] - chosen[1]).tolist(), abs=1e-4)
-    assert len(figures.texts) == len(figures.values) == len(answer.ids)
-    assert max(map(abs, figures.values)) > 0.1
-    assert log_ratios(speaker, speaker, answer).values == [0.0] * len(answer.ids)
-
-
-def test_models_with_other_tokens_are_not_compared():
-    with pytest.raises(UserError, match="its tokenizer or chat template differs from that of tiny-gpt2"):
-        require_comparable(Speaker("tiny-gpt2", "float32"), Speaker("tiny-t5", "float32"))
 
 
 class RealTerminal:
