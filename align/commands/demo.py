@@ -19,11 +19,10 @@ from align.core.launch import run_unless_finished
 from align.core.seeds import RngStream
 from align.core.settings import ModelConfig
 from align.core.settings_parser import parse
-from align.core.statistics import difference_interval, mean_interval, share_interval
+from align.core.statistics import mean_interval, share_interval
 from align.data.readers import read_records
 from align.data.records import Prompt
 from align.eval.all import AllConfig, run_all
-from align.eval.instructions import Constraint
 from align.eval.policy_comparison import (
     PolicyComparison,
     PolicyResponses,
@@ -254,30 +253,6 @@ def summary_rows(folder: Path, comparison: PolicyComparison) -> list[dict[str, A
         ),
         before_after_row("tokens a response", lengths, note=f"{lengths[1] / lengths[0]:.2f} times as long"),
         before_after_row("responses that end by themselves", ended),
-        *instruction_rows(comparison),
-    ]
-
-
-def instruction_rows(comparison: PolicyComparison) -> list[dict[str, Any]]:
-    """Share of answers that obey an instruction a program can check (`align eval instructions`); no row without any."""
-    checked = [(i, Constraint.from_row(prompt.check)) for i, prompt in enumerate(comparison.prompts) if prompt.check]
-    if not checked:
-        return []
-    samples = comparison.samples
-
-    def obeyed(texts: Sequence[str]) -> np.ndarray:
-        answers = ((check, texts[i * samples : (i + 1) * samples]) for i, check in checked)
-        return np.array([np.mean([check.obeyed_by(text) for text in drawn]) for check, drawn in answers])
-
-    before, after = obeyed(comparison.before.texts), obeyed(comparison.after.texts)
-    low, high = difference_interval(after - before)
-    return [
-        before_after_row(
-            "instructions obeyed, of those that a program can check",
-            [f"{before.mean():.0%}", f"{after.mean():.0%}"],
-            f"gain {(after - before).mean():+.1%} ({low:+.1%} to {high:+.1%})",
-            f"{len(checked)} prompts, {samples} answers each; 95 % interval over prompts",
-        )
     ]
 
 

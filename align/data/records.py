@@ -253,14 +253,12 @@ class Prompt(Record):
         prompt: ends with a user turn; may be empty if the prompt is given as token ids.
         ids: token ids for the model's own tokenizer, of a prompt that was tokenized before: the model reads them, and reward
             functions the text of `prompt`; None: the model reads that text.
-        check: the requirement on an answer as given in the row (`align.eval.instructions`), if any.
     """
 
     prompt: Conversation = ()
     ids: tuple[int, ...] | None = None
     id: str | None = None
     category: str | None = None
-    check: object = field(default=None, hash=False)
 
     def __post_init__(self) -> None:
         if self.ids is None or self.prompt:
@@ -270,9 +268,9 @@ class Prompt(Record):
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> Self:
-        """From `prompt` or `input_ids` or both, and `id`, `category` and `check` if given; other fields are ignored."""
+        """From `prompt` or `input_ids` or both, and `id` and `category` if given; other fields are ignored."""
         row = check_row(row)
-        more: dict[str, Any] = {name: row.get(name) for name in ("id", "category", "check")}
+        more: dict[str, Any] = {name: row.get(name) for name in ("id", "category")}
         if row.get("input_ids") is not None:
             more["ids"] = attended_ids(row["input_ids"], row.get("attention_mask"))
             return cls(prompt=row.get("prompt") or (), **more)

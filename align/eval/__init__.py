@@ -18,11 +18,6 @@ TASKS = {
         "align.eval.toxicity:ToxicityConfig",
         "align.eval.toxicity:run_toxicity",
     ),
-    "instructions": Stage(
-        "how many answers obey a constraint that a program can check",
-        "align.eval.instructions:InstructionsConfig",
-        "align.eval.instructions:run_instructions",
-    ),
     "rules": Stage(
         "how often each rule is broken, as judged by a function, a chat model or rubrics",
         "align.extras.rules.evaluation:RulesConfig",

@@ -10,7 +10,6 @@ from align.commands.demo import (
     before_after_row,
     best_of_row,
     evaluate_start_and_end,
-    instruction_rows,
     print_answers,
     sample_answers,
 )
@@ -36,19 +35,6 @@ def test_the_rows_state_n_and_interval(tmp_path, sharp_folders):
     assert [row["before"], row["after"]] == [round(value, 2) for value in values]
     assert row["note"].startswith("4 items")
     assert " to " in row["interval"]
-
-
-def test_instructions_that_were_obeyed_by_hand():
-    checks = [{"kind": "word_count", "value": 2}, None, {"kind": "one_of", "value": ["Yes", "No"]}]
-    prompts = [Prompt.from_row({"prompt": "Hi", "check": check}) for check in checks]
-    before = PolicyResponses(["a b", "a", "-", "-", "maybe", "no idea"], [], [], [])
-    after = PolicyResponses(["a b", "c d", "-", "-", "Yes.", "perhaps"], [], [], [])
-    (row,) = instruction_rows(PolicyComparison(prompts, 2, before, after, 0, 0, 0, 0))
-    assert (row["before"], row["after"]) == ("25%", "75%")  # 1 of 2 and 0 of 2; 2 of 2 and 1 of 2
-    # Both prompts gain one half. Two prompts do not exclude a loss.
-    low, high = re.match(r"gain \+50\.0% \((\S+)% to (\S+)%\)", row["interval"]).groups()
-    assert float(low) < 0 < 90 < float(high) < 100
-    assert instruction_rows(PolicyComparison(prompts[1:2], 2, before, after, 0, 0, 0, 0)) == []
 
 
 def test_best_of_n_stands_beside_ppo_by_hand():
