@@ -1,5 +1,7 @@
 """The text of --help is short, grouped and true; --help-all has every setting."""
 
+from dataclasses import fields
+
 import pytest
 
 from align.cli import OTHER_STAGES, TRAINING_STAGES
@@ -36,11 +38,16 @@ def test_help_fits_on_a_page(name, monkeypatch):
 
 
 @pytest.mark.parametrize("name", STAGES)
-def test_all_settings_are_in_groups(name):
+def test_all_settings_are_in_groups_and_explained(name):
     config = STAGES[name].load()[0]
     lines = help_text(config, f"align {name}", everything=True).splitlines()
     shown = [line.split()[0][2:] for line in lines if line.startswith("  --")]
     assert sorted(shown) == sorted(all_of(config))
+    text = "".join(lines).replace(" ", "").replace("-", "")  # lines may be broken at a hyphen
+    for item in fields(config):
+        help_of_item = item.metadata["help"].replace("%%", "%")
+        assert len(help_of_item) > 10
+        assert help_of_item.replace(" ", "").replace("-", "") in text, item.name
 
 
 def test_each_basic_setting_is_one_of_a_command():

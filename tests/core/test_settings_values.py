@@ -24,7 +24,7 @@ from align.ppo import PPOConfig, run_ppo
 from align.ppo.trainer import split_rewards
 from align.reward import RewardConfig
 from align.sft import SFTConfig, SFTTrainer
-from tests.core.reading import STAGES, refused
+from tests.core.reading import STAGES, MixSettings, WithBlock, refused
 
 QUICK = settings(deadline=None, max_examples=40)
 
@@ -35,33 +35,29 @@ def make(stage, **values):
     return stage(**(needed | values))
 
 
-@pytest.fixture
-def home(monkeypatch, tmp_path):
+def test_the_home_folder_is_expanded_in_every_path_and_in_no_text(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
-    return str(tmp_path)
-
-
-def test_the_home_folder_is_expanded_in_every_path(home, tmp_path):
-    config = PPOConfig(output_dir="~/x", model="~/m", prompts="~/p.jsonl", reward_model=["~/a", "~/b"], ptx={"data": "~"})
-    assert (config.output_dir, config.model, config.prompts) == (f"{home}/x", f"{home}/m", f"{home}/p.jsonl")
+    home = str(tmp_path)
+    config = PPOConfig(output_dir="~/x", model="~/m", reward_model=["~/a", "~/b"], ptx={"data": "~"})
+    assert (config.output_dir, config.model, config.ptx.data) == (f"{home}/x", f"{home}/m", home)
     assert config.reward_model == [f"{home}/a", f"{home}/b"]
-    assert config.ptx.data == home
     assert parse(SFTConfig, ["--output_dir=~/y"]).output_dir == f"{home}/y"
     (tmp_path / "c.yaml").write_text("output_dir: ~/z\n")
     assert parse(SFTConfig, ["--config", str(tmp_path / "c.yaml")]).output_dir == f"{home}/z"
     assert ToxicityConfig(models=["m"], scorer="model:~/clf").scorer == f"model:{home}/clf"
-    assert (
-        SampleConfig(model="m", output="~/o.jsonl", instruction="~ means home", num_few_shot=1).output == f"{home}/o.jsonl"
-    )
     assert SampleConfig(model="m", output="o.jsonl", instruction="~/ is home", num_few_shot=1).instruction == "~/ is home"
     assert str(resolve_path("~nobody-of-this-name/x")) == "~nobody-of-this-name/x"
 
 
-def test_path_objects_are_settings():
-    config = SFTConfig(output_dir=Path("runs/x"), model=Path("m"), train_data=Path("d.jsonl"))
-    assert (config.output_dir, config.model, config.train_data) == ("runs/x", "m", "d.jsonl")
+def test_path_objects_are_settings_and_one_value_of_a_list_may_stand_alone():
+    config = SFTConfig(output_dir=Path("runs/x"), model=Path("m"), report_to="none")
+    assert (config.output_dir, config.model, config.report_to) == ("runs/x", "m", ["none"])
     config.output_dir = Path("runs/y")
     assert config.output_dir == "runs/y"
+    assert PPOConfig(reward_model=Path("a")).reward_model == ["a"]
+    models, functions = split_rewards([Path("runs/reward"), len])
+    assert models == ["runs/reward"]
+    assert [function.name for function in functions] == ["len"]
 
 
 def test_path_objects_are_arguments_of_trainers(tmp_path):
@@ -75,21 +71,6 @@ def test_path_objects_are_arguments_of_trainers(tmp_path):
     trainer.run.close()
 
 
-def test_a_path_among_rewards_is_a_reward_model():
-    models, functions = split_rewards([Path("runs/reward"), len])
-    assert models == ["runs/reward"]
-    assert [function.name for function in functions] == ["len"]
-
-
-def test_one_value_of_a_list_may_stand_alone():
-    assert SFTConfig(report_to="none").report_to == ["none"]
-    assert PPOConfig(reward_model=Path("a")).reward_model == ["a"]
-    with pytest.raises(
-        UserError, match="report_to is \\['nothing'\\], but must be one of tensorboard, wandb, trackio, none"
-    ):
-        SFTConfig(report_to="nothing")
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -100,6 +81,7 @@ def test_one_value_of_a_list_may_stand_alone():
         ({"resume_from_checkpoint": 3}, "resume_from_checkpoint is 3 \\(int\\), but must be auto, true, false or a path"),
         ({"model": 3}, "model is 3 \\(int\\), but must be text or a path"),
         ({"reward_model": [1]}, "reward_model is 1 \\(int\\), but must be text or a path"),
+        ({"report_to": "nothing"}, "report_to is \\['nothing'\\], but must be one of tensorboard, wandb, trackio, none"),
         (
             {"lr_scheduler_type": "cosin"},
             "lr_scheduler_type is 'cosin', but must be one of cosine, linear, inverse_sqrt, constant",
@@ -134,43 +116,22 @@ def test_limits_by_hand(limits, words, good, bad):
 
 ALL = [
     ("learning_rate", [0, -1e-5, math.nan, math.inf], [1e-9]),
-    ("warmup_ratio", [-0.1, 1.0, math.nan], [0.0, 0.99]),
-    *((name, [-0.1, 1.0], [0.0, 0.95]) for name in ("adam_beta1", "adam_beta2")),
-    ("micro_batch_tokens", [0, -1], [1]),
-    *((name, [-1], [0, 8]) for name in ("lora_r", "save_steps", "save_total_limit")),
-    *((name, [-0.1], [0.0]) for name in ("max_grad_norm", "weight_decay", "adam_epsilon")),
-    ("lora_alpha", [math.nan], [-1.0]),
+    ("lora_r", [-1], [0, 8]),
     ("seed", [-1, 2**32], [0, 2**32 - 1]),
-    ("collective_timeout", [0.9, 86_401], [1, 86_400]),
     ("report_to", [["tensorbord"], ["wandb", "x"]], [["none"], ["wandb", "trackio"]]),
 ]
-EPOCHS = [
-    *((name, [0, -1], [1]) for name in ("num_train_epochs", "batch_size", "max_prompt_tokens", "max_response_tokens")),
-    ("eval_steps", [-1], [0]),
-    ("mixing_cap", [-1], [0]),
-    ("mixing_temperature", [0.9], [1.0]),
-]
 RANGES = {
-    SFTConfig: [*EPOCHS, ("prompt_loss_weight", [-0.1], [0.0, 0.5]), ("sequence_parallel", [0], [1])],
-    RewardConfig: [*EPOCHS, *((name, [-0.01], [0.0]) for name in ("centering_weight", "lm_loss_weight"))],
-    DPOConfig: [*EPOCHS, ("beta", [0.0, -0.1, math.nan], [0.01]), ("label_smoothing", [-0.1, 0.5], [0.0, 0.49])],
+    SFTConfig: [("prompt_loss_weight", [-0.1], [0.0, 0.5]), ("validation_split", [-0.1, 1.0], [0.0, 0.5])],
+    RewardConfig: [("lm_loss_weight", [-0.01], [0.0])],
+    DPOConfig: [("beta", [0.0, math.nan], [0.01]), ("label_smoothing", [-0.1, 0.5], [0.0, 0.49])],
     PPOConfig: [
-        *((name, [0, -1], [1]) for name in ("total_updates", "num_ppo_epochs", "max_new_tokens", "max_prompt_tokens")),
-        ("rollout_batch_size", [0, -64], [1]),
         ("temperature", [0.0, -1.0], [0.7]),
         ("missing_eos_score", [math.nan], [-1.0, None]),
         ("missing_eos_penalty", [-1.0, math.nan], [None]),
-        ("kl_horizon", [0], [1]),
-        ("max_kl", [0.0], [0.1]),
-        ("eval_steps", [0], [1]),
-        *((name, [-0.1, math.nan], [0.0]) for name in ("kl_coef", "kl_target", "cliprange", "cliprange_value", "vf_coef")),
-        *((name, [-0.1, 1.1], [0.0, 1.0]) for name in ("gamma", "lam")),
-        ("length_adjustment", [-0.1, 1.1], [0.0]),
+        ("gamma", [-0.1, 1.1], [0.0, 1.0]),
+        # Limits that follow from other settings: rollouts of 64 responses, 100 updates.
         ("samples_per_prompt", [0, 3, 128], [1, 4, 64]),
         ("num_mini_batches", [0, 65], [1, 64]),
-        ("value_learning_rate", [-1e-6], [0.0]),
-        *((name, [-0.1], [0.0, 0.3]) for name in ("uncertainty_weight", "cliprange_high", "ent_coef")),
-        ("ema_decay", [-0.1, 1.0], [0.0, 0.992]),
         ("critic_warmup", [-1, 100], [0, 99]),
     ],
 }
@@ -179,22 +140,14 @@ CASES = [(stage, *case) for stage in STAGES for case in ALL + RANGES[stage]]
 
 @pytest.mark.parametrize(("stage", "name", "bad", "good"), CASES, ids=lambda part: getattr(part, "__name__", str(part)))
 def test_a_value_beyond_its_limits_is_refused_when_it_is_set(stage, name, bad, good):
-    block, _, own = name.rpartition(".")
-
-    def given(value):
-        return make(stage, **({block: {own: value}} if block else {name: value}))
-
-    def holder(config):
-        return getattr(config, block) if block else config
-
     for value in bad:
-        refused(lambda value=value: given(value), f"{name} is {value!r}, but must be")
+        refused(lambda value=value: make(stage, **{name: value}), f"{name} is {value!r}, but must be")
     for value in good:
-        assert getattr(holder(given(value)), own) == value
-    config = holder(make(stage))
-    before = getattr(config, own)
-    refused(lambda: setattr(config, own, bad[0]), f"{own} is {bad[0]!r}, but must be")
-    assert getattr(config, own) == before
+        assert getattr(make(stage, **{name: value}), name) == value
+    config = make(stage)
+    before = getattr(config, name)
+    refused(lambda: setattr(config, name, bad[0]), f"{name} is {bad[0]!r}, but must be")
+    assert getattr(config, name) == before
 
 
 @pytest.mark.parametrize(
@@ -207,6 +160,7 @@ def test_a_value_beyond_its_limits_is_refused_when_it_is_set(stage, name, bad, g
             ["critic is 'separate'", "has no critic"],
         ),
         ({"advantage_estimator": "reinforce++", "critic_warmup": 2}, ["critic_warmup is 2", "has no critic"]),
+        ({"loss": "ipo", "label_smoothing": 0.1}, ["label_smoothing is 0.1", "0 for ipo"]),
         ({"kl_in": "loss"}, ["kl_estimator is 'k1'", "k2 or k3 with kl_in loss"]),
         ({"missing_eos_penalty": 1.0, "missing_eos_score": -1.0}, ["missing_eos_score is -1.0", "with missing_eos_penalty"]),
         *(
@@ -219,17 +173,13 @@ def test_a_value_beyond_its_limits_is_refused_when_it_is_set(stage, name, bad, g
     ],
 )
 def test_settings_that_exclude_each_other(values, parts):
-    refused(lambda: make(PPOConfig, **values), *parts)
+    refused(lambda: make(DPOConfig if "loss" in values else PPOConfig, **values), *parts)
 
 
 def test_a_penalty_for_a_missing_end_switches_the_default_score_off():
     assert (make(PPOConfig).missing_eos_penalty, make(PPOConfig).missing_eos_score) == (None, -1.0)
     lowered = make(PPOConfig, missing_eos_penalty=2)
     assert (lowered.missing_eos_penalty, lowered.missing_eos_score) == (2.0, None)
-
-
-def test_ipo_has_no_smoothing():
-    refused(lambda: make(DPOConfig, loss="ipo", label_smoothing=0.1), "label_smoothing is 0.1", "0 for ipo")
 
 
 def test_ppo_needs_a_reward(tmp_path):
@@ -239,7 +189,9 @@ def test_ppo_needs_a_reward(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "config", [*map(make, STAGES), PPOConfig(reward_model="runs/rm")], ids=lambda one: type(one).__name__
+    "config",
+    [*map(make, STAGES), WithBlock(mix=MixSettings(data="x", weights=["a"], kind="packed", rows=2))],
+    ids=lambda one: type(one).__name__,
 )
 def test_dump_reads_back(config, tmp_path):
     path = tmp_path / "a.yaml"
@@ -267,20 +219,6 @@ def test_dump_round_trip_of_any_values(tmp_path_factory, **values):
     config = SFTConfig(**values)
     path.write_text(dump(config), encoding="utf-8")
     assert asdict(parse(SFTConfig, ["--config", str(path)])) == asdict(config)
-
-
-@pytest.mark.parametrize("stage", STAGES)
-def test_help_explains_every_field_with_its_default(stage, capsys):
-    with pytest.raises(SystemExit) as caught:
-        parse(stage, ["--help-all"], program="align")
-    assert caught.value.code == 0
-    shown = " ".join(capsys.readouterr().out.split())
-    for item in fields(stage):
-        assert (f"{item.name}: " if "block" in item.metadata else f"--{item.name}") in shown
-        text = " ".join(item.metadata["help"].replace("%%", "%").split())
-        plain = shown.replace(" ", "").replace("-", "")  # lines may be broken at a hyphen
-        assert text.replace(" ", "").replace("-", "") in plain, item.name
-        assert len(text) > 10
 
 
 @pytest.mark.parametrize("left", [{"WORLD_SIZE": "2"}, {"LOCAL_RANK": "0"}, {"WORLD_SIZE": "2", "RANK": "0"}])
