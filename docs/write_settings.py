@@ -10,6 +10,7 @@ from align.cli import stage_configs
 from align.commands.chat import ChatConfig
 from align.commands.sample import SampleConfig
 from align.core.plugins import import_object
+from align.core.setting_help import default_of as default_text
 from align.core.setting_names import NAMES
 from align.core.settings import (
     MixtureConfig,
@@ -81,10 +82,7 @@ def kind_of(annotation: Any) -> str:
 
 def default_of(field: dataclasses.Field) -> str:
     """The default as YAML would have it, in code; a dash where it is empty."""
-    default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
-    if isinstance(default, list):
-        default = " ".join(map(str, default))
-    shown = str(default).lower() if isinstance(default, bool | None) else str(default)
+    shown = default_text(field)
     return f"`{shown}`" if shown else "-"
 
 
@@ -100,7 +98,7 @@ def lines_of(config_class: type, names: list[str], prefix: str = "") -> list[str
     lines = []
     for name in names:
         field = fields[name]
-        help_text = field.metadata.get("help", "").replace("%%", "%").replace("|", "\\|")
+        help_text = field.metadata.get("help", "").replace("|", "\\|")
         block = field.metadata.get("block")
         kind, default = ("block", "-") if block else (kind_of(hints[name]), default_of(field))
         kind = f"[block](#block-{name})" if name == SHARED_BLOCK else kind
@@ -160,8 +158,7 @@ def names_page() -> str:
     known = {name for config_class in stage_configs().values() for name in setting_names(config_class)}
     grouped: dict[tuple[str, str, str], list[str]] = {}
     for other in NAMES:
-        parts = dict.fromkeys(part for part in other.here.split("|") if set(part.split()) <= known)
-        here = " or ".join(", ".join(f"`{name}`" for name in part.split()) for part in parts)
+        here = " or ".join(", ".join(f"`{name}`" for name in names) for names in other.here if set(names) <= known)
         grouped.setdefault((other.source, here or "-", other.note), []).append(f"`{other.name}`")
     rows = [f"| {source} | {', '.join(names)} | {here} | {note} |" for (source, here, note), names in grouped.items()]
     return "\n".join(

@@ -210,7 +210,7 @@ def _object_schema(config_class: type[Any]) -> dict[str, Any]:
 
 
 def _setting_schema(item: Field[Any], hint: Any, limits: Range) -> dict[str, Any]:
-    described: dict[str, Any] = {"description": item.metadata["help"].replace("%%", "%")}
+    described: dict[str, Any] = {"description": item.metadata["help"]}
     if block := item.metadata.get("block"):
         return described | {"anyOf": [_object_schema(import_object(block)), {"type": "null"}]}
     default = item.default if item.default_factory is MISSING else item.default_factory()

@@ -1,9 +1,10 @@
 """The text of `align COMMAND --help`: the settings that matter first; with `--help-all` every setting."""
 
 import shutil
-import textwrap
+from argparse import ArgumentParser, HelpFormatter
 from collections.abc import Iterator, Sequence
 from dataclasses import MISSING, Field, fields
+from functools import partial
 from inspect import get_annotations
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -27,31 +28,38 @@ BASIC = {
 """The settings that `--help` shows of a command with many, by group. A command shows those that it has."""
 FEW = 15
 """A command with at most so many settings shows all of them."""
-COLUMN = 30
-"""Where the explanations begin."""
 
 
 def help_text(config_class: type[Any], program: str, everything: bool) -> str:
     """Return the text of `--help`, or of `--help-all`, for a command."""
     width = min(max(shutil.get_terminal_size((100, 24)).columns, 80), 110)
-    declared = {item.name: item for item in fields(config_class)}
-    count = len(declared) + sum(len(fields(import_object(path))) - 1 for path in block_paths(config_class).values())
+    declared, blocks = {item.name: item for item in fields(config_class)}, block_paths(config_class)
+    count = len(declared) + sum(len(fields(import_object(path))) - 1 for path in blocks.values())
     everything = everything or count <= FEW
-    summary = textwrap.wrap(" ".join((config_class.__doc__ or "").split()), width)
-    lines = [f"usage: {program} [--config FILE.yaml ...] [--SETTING VALUE ...]", "", *summary]
-    for title, names in _all_groups(config_class) if everything else _basic_groups(declared):
-        lines += ["", f"{title}:"]
-        for name in names:
-            lines += _entry(name, declared[name], get_type_hints(config_class)[name], width)
-    if everything:
-        for block, path in block_paths(config_class).items():
-            lines += ["", *textwrap.wrap(f"{block}: {declared[block].metadata['help']}", width)]
-            hints = get_type_hints(import_object(path))
-            for item in fields(import_object(path)):
-                lines += _entry(f"{block}.{item.name}", item, hints[item.name], width)
     more = "" if everything else f"{program} --help-all explains all {count} settings. "
-    lines += ["", *textwrap.wrap(f"{more}A file holds lines `setting: value`; the command line overrides it.", width)]
-    return "\n".join(line.replace("%%", "%") for line in lines)
+    parser = ArgumentParser(
+        usage=f"{program} [--config FILE.yaml ...] [--SETTING VALUE ...]",
+        description=config_class.__doc__,
+        epilog=f"{more}A file holds lines `setting: value`; the command line overrides it.",
+        add_help=False,
+        formatter_class=partial(HelpFormatter, max_help_position=30, width=width),
+    )
+    for title, names in _all_groups(config_class) if everything else _basic_groups(declared):
+        _add(parser.add_argument_group(title), config_class, names)
+    for block, path in blocks.items() if everything else ():
+        settings = import_object(path)
+        section = parser.add_argument_group(block, declared[block].metadata["help"])
+        _add(section, settings, [item.name for item in fields(settings)], f"{block}.")
+    return parser.format_help().rstrip()
+
+
+def _add(section: Any, settings: type[Any], names: Sequence[str], prefix: str = "") -> None:
+    """Add settings to a group of argparse's help."""
+    hints, declared = get_type_hints(settings), {item.name: item for item in fields(settings)}
+    for name in names:
+        default, text = default_of(declared[name]), declared[name].metadata["help"]
+        text = f"{text} (default: {default})" if default else text
+        section.add_argument(f"--{prefix}{name}", metavar=kind_of(hints[name]), help=text.replace("%", "%%"))
 
 
 def _basic_groups(declared: dict[str, Field[Any]]) -> Iterator[tuple[str, list[str]]]:
@@ -71,17 +79,6 @@ def _all_groups(config_class: type[Any]) -> Iterator[tuple[str, list[str]]]:
         if "block" not in item.metadata:
             groups.setdefault(owners[item.name], []).append(item.name)
     yield from ((title, names) for title, names in groups.items() if names)
-
-
-def _entry(name: str, item: Field[Any], hint: Any, width: int) -> list[str]:
-    """The lines of a setting."""
-    left = f"  --{name} {kind_of(hint)}".rstrip()
-    default = default_of(item)
-    text = f"{item.metadata['help']} (default: {default})" if default else item.metadata["help"]
-    right = textwrap.wrap(text, width - COLUMN)
-    if len(left) > COLUMN - 2:
-        return [left, *(" " * COLUMN + line for line in right)]
-    return [left.ljust(COLUMN) + right[0], *(" " * COLUMN + line for line in right[1:])]
 
 
 def kind_of(hint: Any) -> str:

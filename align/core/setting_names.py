@@ -6,17 +6,11 @@ from typing import NamedTuple
 
 from align.core.errors import nearest_name_hint
 
-EPOCHS, BATCH = "num_train_epochs | num_ppo_epochs", "batch_size | rollout_batch_size"
-SERVER = "a function that asks the server: docs/howto/reward-elsewhere.md"
+BATCH, DATA = "batch_size | rollout_batch_size", "train_data | prompts"
 LAUNCHER = "set it in the configuration of accelerate, --config_file configs/accelerate/zero2.yaml"
 MINIBATCHES = "a count: rollout_batch_size divided by that size"
-DATA, COLUMNS = "train_data | prompts", "in brackets after the file: FILE[FIELD=COLUMN, ...]"
-BOTH = "max_prompt_tokens max_response_tokens | max_prompt_tokens max_new_tokens"
-SPLIT = "in brackets after the name: NAME[split=...]"
-PER_TOKEN = "in nats per response; it is per token there"
 RESPONSES = "it counts responses: prompts x samples_per_prompt"
 ROLLOUTS = "rollouts, not passes over the prompts"
-GLOBAL = "over all processes: per-device size x accumulation steps x processes"
 MEMORY = "a limit on memory that changes no result"
 
 TABLES = {
@@ -29,23 +23,21 @@ TABLES = {
         reward_model_path: reward_model
         model_name_or_path: model
         dataset_name: {DATA}
+        dataset_train_split: {DATA} (in brackets after the name: NAME[split=...])
         init_kl_coef: kl_coef
-        target: kl_target
+        adap_kl_ctrl: kl_target (above 0: kl_coef is adapted)
         horizon: kl_horizon
+        ppo_epochs: num_ppo_epochs
         total_episodes: total_updates (total_episodes / rollout_batch_size)
         steps: total_updates (steps / rollout_batch_size)
         epsilon: cliprange
-        epsilon_high: cliprange_high
         reward_funcs: reward_functions
-        center_rewards_coefficient: centering_weight
         loss_type: loss
         optim: optimizer
         beta: kl_coef (its default is 0 in GRPO)
-        adap_kl_ctrl: kl_target (above 0: kl_coef is adapted)
         stop_token: stop_token_ids (ids instead of a word; eos is the default)
-        stop_token_id: stop_token_ids
         max_length: max_prompt_tokens max_response_tokens (a limit each)
-        per_device_train_batch_size: {BATCH} ({GLOBAL})
+        per_device_train_batch_size: {BATCH} (over all processes: per-device size x accumulation steps x processes)
         mini_batch_size: num_mini_batches ({MINIBATCHES})
         gradient_accumulation_steps: micro_batch_tokens ({MEMORY})
         warmup_steps: warmup_ratio (as a share of all updates)
@@ -56,71 +48,49 @@ TABLES = {
         use_peft: lora_r (above 0)
         use_vllm: engine (vllm-server or vllm-colocate)
         logging_steps: (each update is logged)
-        hub_private_repo: (a new repository is private; its page on the hub makes it public)
         eval_strategy: eval_steps
         deepspeed: ({LAUNCHER})
-        dataset_train_split: {DATA} ({SPLIT})
     """,
     "OpenRLHF": f"""
-        eps_clip: cliprange
-        lambd: lam
-        n_samples_per_prompt: samples_per_prompt
-        generate_max_len: max_new_tokens
-        prompt_max_len: max_prompt_tokens
         pretrain: model
         reward_pretrain: reward_model
+        save_path: output_dir
         prompt_data: prompts
         dataset: {DATA}
-        actor_learning_rate: learning_rate
-        critic_learning_rate: value_learning_rate
-        freezing_actor_steps: critic_warmup
-        ptx_coef: ptx.coef
-        save_path: output_dir
-        target_modules: lora_target_modules
-        max_epochs: {EPOCHS}
-        num_episodes: total_updates ({ROLLOUTS})
+        input_key: {DATA} (in brackets after the file: FILE[FIELD=COLUMN, ...])
+        prompt_max_len: max_prompt_tokens
+        generate_max_len: max_new_tokens
+        n_samples_per_prompt: samples_per_prompt
         rollout.batch_size: rollout_batch_size ({RESPONSES})
-        algo.kl.target: kl_target ({PER_TOKEN})
         train_batch_size: num_mini_batches | batch_size | rollout_batch_size (num_mini_batches is a count, not a size)
         micro_train_batch_size: micro_batch_tokens ({MEMORY})
+        max_epochs: num_train_epochs | num_ppo_epochs
+        num_episodes: total_updates ({ROLLOUTS})
+        actor_learning_rate: learning_rate
+        critic_learning_rate: value_learning_rate
+        eps_clip: cliprange
+        lambd: lam
         use_kl_loss: kl_in (kl_in loss)
-        remote_rm_url: reward_functions ({SERVER})
+        ptx_coef: ptx.coef
+        remote_rm_url: reward_functions (a function that asks the server: docs/howto/reward-elsewhere.md)
         zero_stage: ({LAUNCHER})
-        input_key: {DATA} ({COLUMNS})
     """,
     "verl": f"""
-        algorithm.kl_ctrl.kl_coef: kl_coef
         algorithm.adv_estimator: advantage_estimator
+        algorithm.kl_ctrl.kl_coef: kl_coef
+        algorithm.use_kl_in_reward: kl_in (kl_in reward)
         actor_rollout_ref.model.path: model
         actor_rollout_ref.actor.optim.lr: learning_rate
-        actor_rollout_ref.actor.clip_ratio: cliprange
+        actor_rollout_ref.actor.ppo_mini_batch_size: num_mini_batches ({MINIBATCHES})
         actor_rollout_ref.actor.entropy_coeff: ent_coef
-        actor_rollout_ref.actor.ppo_epochs: num_ppo_epochs
-        actor_rollout_ref.rollout.n: samples_per_prompt
-        data.max_response_length: max_new_tokens
-        data.train_files: prompts
-        data.val_files: validation_prompts
-        algorithm.use_kl_in_reward: kl_in (kl_in reward)
         actor_rollout_ref.actor.use_kl_loss: kl_in (kl_in loss)
         actor_rollout_ref.actor.kl_loss_coef: kl_coef (with kl_in loss)
+        actor_rollout_ref.rollout.n: samples_per_prompt
+        data.train_files: prompts
+        data.val_files: validation_prompts
+        data.max_response_length: max_new_tokens
         data.train_batch_size: rollout_batch_size ({RESPONSES})
-        algorithm.kl_ctrl.target_kl: kl_target ({PER_TOKEN})
-        target_kl: kl_target ({PER_TOKEN})
-        actor_rollout_ref.actor.ppo_mini_batch_size: num_mini_batches ({MINIBATCHES})
         trainer.total_epochs: total_updates ({ROLLOUTS})
-    """,
-    "LLaMA-Factory": f"""
-        ppo_epochs: num_ppo_epochs
-        ppo_target: kl_target
-        ppo_whiten_rewards: whiten_rewards
-        lora_target: lora_target_modules
-        pref_beta: beta
-        val_size: validation_split
-        template: chat_template
-        cutoff_len: {BOTH} (a limit each, for prompt and answer)
-        columns: {DATA} ({COLUMNS})
-        finetuning_type: lora_r (above 0 for lora, 0 for full)
-        stage: (the stage is the command: align sft, align reward, align ppo, align dpo)
     """,
 }
 """A line for each name: the settings here, separated by spaces, alternatives for several stages by |, and a note."""
@@ -139,14 +109,14 @@ class OtherName(NamedTuple):
 
     source: str
     name: str
-    here: str
+    here: list[list[str]]
     note: str
 
 
 def _read(source: str, line: str) -> OtherName:
     match = LINE.fullmatch(line.strip())
     assert match, line
-    return OtherName(source, match["name"], match["here"], match["note"] or "")
+    return OtherName(source, match["name"], [part.split() for part in match["here"].split("|")], match["note"] or "")
 
 
 NAMES = tuple(_read(source, line) for source, table in TABLES.items() for line in table.strip().splitlines())
@@ -159,7 +129,8 @@ def explain(name: str, known: Collection[str]) -> str:
         known: the settings of the stage.
     """
     for other in NAMES:
-        if other.name == name and (names := settings_of(other, known)) is not None:
+        names = next((names for names in other.here if set(names) <= set(known)), None)
+        if other.name == name and names is not None:
             if not names:
                 return f"{other.source}'s `{name}` is no setting here: {other.note}"
             note = f" ({other.note})" if other.note else ""
@@ -179,9 +150,3 @@ def describe_unknown(what: str, name: str, known: Collection[str], prefix: str =
         return f"unknown {what}: {explained}"
     hint = nearest_name_hint(name, known, prefix) or (f"; {valid_names}" if valid_names else "")
     return f"unknown {what}{hint}"
-
-
-def settings_of(other: OtherName, known: Collection[str]) -> list[str] | None:
-    """Return the settings that a name stands for; None if none of its alternatives is known to the stage."""
-    alternatives = [part.split() for part in other.here.split("|")]
-    return next((names for names in alternatives if set(names) <= set(known)), None)

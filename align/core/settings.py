@@ -9,7 +9,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from functools import cache
 from numbers import Integral, Real
@@ -34,7 +34,7 @@ Found = TypeVar("Found")
 
 
 def _once_per_class(function: Callable[[type[Any]], Found]) -> Callable[[type[Any]], Found]:
-    """Cache the result of a function for each class. `functools.cache` alone would lose its types."""
+    """`functools.cache`, which takes no `type[Any]` by its types."""
     return cast(Callable[[type[Any]], Found], cache(function))
 
 
@@ -94,7 +94,7 @@ def option(default: Any, help: str, **limits: Any) -> Any:
         limits: the fields of `Range`; a subclass that changes a default inherits them.
     """
     text = f"{help} ({', '.join(limits['choices'])})" if "choices" in limits else help
-    metadata = {"help": text.replace("%", "%%"), "limits": Range(**limits)}
+    metadata = {"help": text, "limits": Range(**limits)}
     if isinstance(default, list):
         return field(default_factory=lambda: list(default), metadata=metadata)
     return field(default=default, metadata=metadata)
@@ -110,7 +110,7 @@ def block(settings: str, help: str) -> Any:
         settings: the dataclass of the block as "module:Class", imported when the block is given.
         help: the text for `--help`.
     """
-    return field(default=None, metadata={"help": help.replace("%", "%%"), "block": settings})
+    return field(default=None, metadata={"help": help, "block": settings})
 
 
 def group(settings: type[Any], help: str) -> Any:
@@ -121,7 +121,7 @@ def group(settings: type[Any], help: str) -> Any:
         help: the text for `--help`.
     """
     path = f"{settings.__module__}:{settings.__qualname__}"
-    return field(default_factory=settings, metadata={"help": help.replace("%", "%%"), "block": path})
+    return field(default_factory=settings, metadata={"help": help, "block": path})
 
 
 @dataclass(kw_only=True)
@@ -134,18 +134,13 @@ class Settings:
 
     def __new__(cls, *values: Any, **given: Any) -> Self:
         """Refuse arguments that are no settings, before the dataclass does with a `TypeError` that names no other."""
-        names = [item.name for item in fields(cls)]
-        if not given.keys() <= set(names):
-            known, listed = setting_names(cls), f"help({cls.__name__}) lists the valid names"
-            unknown = [describe_unknown(f"setting {name}", name, known, "", listed) for name in given if name not in names]
-            raise UserError("; ".join(unknown))
+        _require_names(cls, given)
         return super().__new__(cls)
 
     def __setattr__(self, name: str, value: object) -> None:
         if name in (blocks := block_paths(type(self))):
-            value = _as_block(name, value, blocks[name])
-            if value is None and name in _groups(type(self)):
-                raise UserError(f"{name} is None, but must be a block of settings")
+            if value is not None or not hasattr(type(self), name):  # a group has no default value
+                value = _as_block(name, value, blocks[name])
         elif name in (declared := declarations(type(self))):
             hint, limits = declared[name]
             value = _converted(name, value, hint)
@@ -171,25 +166,23 @@ def setting_names(settings: type[Any]) -> list[str]:
     return names
 
 
-@_once_per_class
-def _groups(settings: type[Any]) -> set[str]:
-    """The names of the blocks that are always there."""
-    return {item.name for item in fields(settings) if "block" in item.metadata and item.default is not None}
+def _require_names(settings: type[Any], given: Iterable[str], prefix: str = "") -> None:
+    """Refuse names that are no settings of a class; `prefix` precedes its names."""
+    own = {item.name for item in fields(settings)}
+    if unknown := [prefix + name for name in given if name not in own]:
+        known = [prefix + name for name in setting_names(settings)]
+        listed = f"help({settings.__name__}) lists the valid names"
+        raise UserError("; ".join(describe_unknown(f"setting {name}", name, known, "", listed) for name in unknown))
 
 
 def _as_block(name: str, value: object, path: str) -> object:
-    """The value of a block: None, or an object of its class."""
-    if value is None:
-        return None
+    """The value of a block as an object of its class."""
     block_class = import_object(path)
     if isinstance(value, block_class):
         return value
     if not isinstance(value, Mapping):
         raise UserError(f"{name} is {value!r}, but must be a block of settings")
-    names = [f"{name}.{item.name}" for item in fields(block_class)]
-    given = [f"{name}.{key}" for key in value]
-    if unknown := [describe_unknown(f"setting {key}", key, names) for key in given if key not in names]:
-        raise UserError("; ".join(unknown))
+    _require_names(block_class, value, f"{name}.")
     try:
         return block_class(**value)
     except UserError as error:
@@ -224,7 +217,7 @@ def _converted(name: str, value: object, hint: Any) -> object:
     if hint == bool | str:
         return _switch_or_path(name, value)
     if hint is int and isinstance(value, Integral) and not is_bool:
-        return value if isinstance(value, int) else int(value)
+        return int(value)
     if hint is float and isinstance(value, Real) and not is_bool:
         try:
             number = float(value)
