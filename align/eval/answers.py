@@ -1,10 +1,9 @@
 """The models under evaluation, opened one after the other, and their answers, stored as they are sampled."""
 
 import itertools
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Protocol
 
 import torch
 from accelerate import Accelerator
@@ -13,17 +12,16 @@ from torch import Tensor
 from align.batches.encoding import ApplyLimits, Limits, encode_prompt, encode_records
 from align.core.errors import UserError
 from align.core.seeds import RngStream
-from align.core.settings import Overlong
 from align.data.conversation import Conversation
 from align.data.readers import FewShotPrompt
 from align.data.records import Prompt
-from align.eval.settings import subsample
+from align.eval.settings import EvalPromptsConfig, subsample
 from align.eval.store import Json, compute_once, content_hash, fingerprint
 from align.model_registry.registry import resolve_model
 from align.models.backbone import Backbone
 from align.models.heads import response_log_probs
 from align.models.loading import LoadedModel, load_frozen
-from align.reward.checkpoint import LoadedReward
+from align.reward.checkpoint import LoadedReward, load_reward_model
 from align.reward.rankings import pack_rankings, score_rankings
 from align.reward.scoring import RewardModelScorer
 from align.runtime.distributed import compute_dtype, make_accelerator, map_across_processes
@@ -86,33 +84,54 @@ def open_models(names: Sequence[str], config: InferenceConfig, accelerator: Acce
     """
     if not names:
         raise UserError("models is empty: name at least one model to evaluate")
-    prompts = _few_shot_prompts(names, config if isinstance(config, FewShotConfig) else None)
-    models = [
-        name.removesuffix(FEW_SHOT_SUFFIX) if prompt != FewShotPrompt() else name
-        for name, prompt in zip(names, prompts, strict=True)
-    ]
+    few_shot, named = FewShotPrompt(), list[str]()
+    if isinstance(config, FewShotConfig):
+        named = [name for name in names if name.endswith(FEW_SHOT_SUFFIX)]
+        if named and not config.has_few_shot_prompt:
+            raise UserError(f"models: {named[0]} ends in {FEW_SHOT_SUFFIX}: set num_few_shot or instruction")
+        if config.has_few_shot_prompt and not named:
+            advice = f"name one, such as {names[0]}{FEW_SHOT_SUFFIX}"
+            raise UserError(f"num_few_shot and instruction are for models named MODEL{FEW_SHOT_SUFFIX}: {advice}")
+        few_shot = config.few_shot_prompt()
+    models = [name.removesuffix(FEW_SHOT_SUFFIX) if name in named else name for name in names]
     sources = [str(resolve_model(model)) for model in models]
-    for name, model, source, prompt in zip(short_names(names), models, sources, prompts, strict=True):
+    for name, short, model, source in zip(names, short_names(names), models, sources, strict=True):
         loaded = load_frozen(model, config.dtype, config.chat_template, accelerator.device)
-        version = fingerprint(source) or str(getattr(loaded.backbone.model.config, "_commit_hash", None))
-        if prompt != FewShotPrompt():
-            version += f"{FEW_SHOT_SUFFIX}-{content_hash([prompt.instruction, prompt.examples])}"
-        yield EvaluatedModel(name, loaded, accelerator, model, version, prompt)
+        version, prompt = weights_version(source, loaded), FewShotPrompt()
+        if name in named:
+            version += f"{FEW_SHOT_SUFFIX}-{content_hash([few_shot.instruction, few_shot.examples])}"
+            prompt = few_shot
+        yield EvaluatedModel(short, loaded, accelerator, model, version, prompt)
         del loaded  # before the next one is opened
 
 
-def _few_shot_prompts(models: Sequence[str], config: FewShotConfig | None) -> list[FewShotPrompt]:
-    """Return each model's few-shot prompt: that of the settings if its name ends in `FEW_SHOT_SUFFIX`, else none."""
-    if config is None:
-        return [FewShotPrompt()] * len(models)
-    named = [model for model in models if model.endswith(FEW_SHOT_SUFFIX)]
-    if named and not config.has_few_shot_prompt:
-        raise UserError(f"models: {named[0]} ends in {FEW_SHOT_SUFFIX}: set num_few_shot or instruction")
-    if config.has_few_shot_prompt and not named:
-        advice = f"name one, such as {models[0]}{FEW_SHOT_SUFFIX}"
-        raise UserError(f"num_few_shot and instruction are for models named MODEL{FEW_SHOT_SUFFIX}: {advice}")
-    prompt = config.few_shot_prompt() if named else FewShotPrompt()
-    return [prompt if model in named else FewShotPrompt() for model in models]
+def weights_version(source: str, loaded: LoadedModel) -> str:
+    """The fingerprint of a model in a folder, or the commit of one from the hub."""
+    return fingerprint(source) or str(getattr(loaded.backbone.model.config, "_commit_hash", None))
+
+
+@dataclass(frozen=True)
+class NamedRewardModel:
+    """A reward model with its short name and the version of its weights."""
+
+    name: str
+    fingerprint: str
+    reward: LoadedReward
+
+    @property
+    def scorer(self) -> str:
+        """The scorer's name in results."""
+        return f"reward model {self.name} {self.fingerprint}"
+
+
+def open_reward_models(names: Sequence[str], config: InferenceConfig) -> list[NamedRewardModel]:
+    """Load reward models; raises a `UserError` if one of them cannot be loaded."""
+    found = []
+    for name, short in zip(names, short_names(names), strict=True):
+        folder = str(resolve_model(name))
+        reward = load_reward_model(folder, config.dtype, config.chat_template)
+        found.append(NamedRewardModel(short, weights_version(folder, reward.loaded), reward))
+    return found
 
 
 def short_names(models: Sequence[str]) -> list[str]:
@@ -207,36 +226,15 @@ def respond(
 # ---------------------------------------------------------------------------------------------- answers to files of prompts
 
 
-class AnsweringTask(Protocol):
-    """The settings that `sample_answers` reads: a task has `EvalPromptsConfig` and `AnsweringConfig` among its groups."""
-
-    prompts: str
-    limit: int
-    output: str
-    seed: int
-    batch_tokens: int
-    skip_bad_rows: bool
-    max_prompt_tokens: int
-    max_new_tokens: int
-    overlong: Overlong
-
-    def sampling(self, batch_tokens: int) -> SamplingParams:
-        """Return how answers are sampled."""
-
-
 def sample_answers(
-    config: AnsweringTask,
-    task: str,
-    evaluated: EvaluatedModel,
-    samples: int = 1,
-    wanted: Container[str] | None = None,
+    config: EvalPromptsConfig, task: str, evaluated: EvaluatedModel, samples: int = 1
 ) -> dict[str, list[SampledResponse]]:
     """Sample answers of a model to each prompt of the settings that fits it.
 
     Reward models and judges see the prompt without the model's few-shot prompt.
 
     Returns:
-        By the prompt's number in the file, from 1, `samples` answers to each prompt (None as `wanted`: to all).
+        By the prompt's number in the file, from 1, `samples` answers to each prompt.
 
     Raises:
         UserError: if a prompt exceeds the limits (see `overlong`) or the model's context.
@@ -258,7 +256,7 @@ def sample_answers(
 
     limits = Limits(config.max_prompt_tokens, config.max_new_tokens, config.overlong)
     found = encode_records(config.prompts, Prompt, evaluated.loaded, limits, config.skip_bad_rows, encode_one)
-    encoded = {number: each for number, each in subsample(found, config.limit) if wanted is None or number in wanted}
+    encoded = dict(subsample(found, config.limit))
     prompts = {
         number: TokenPrompt(ids_of(prompt), (int(number),), f"{config.prompts}: prompt {number}")
         for number, prompt in encoded.items()
@@ -296,22 +294,21 @@ def answer_log_likelihoods(
 
 
 def reward_answers(
-    path: Path,
-    reward: LoadedReward,
-    settings: Json,
+    config: EvalPromptsConfig,
+    name: str,
+    model: NamedRewardModel,
     answers: Mapping[str, list[SampledResponse]],
     policy: Tokenization,
     accelerator: Accelerator,
-    budget: int,
+    settings: Json,
 ) -> list[list[float]]:
-    """Score the answers to each prompt with a reward model; stored in `path`.
+    """Score the answers to each prompt with a reward model; stored in `OUTPUT/<name>-by-<reward model>.jsonl`.
 
     Args:
-        settings: identifies the reward model and the policy.
         policy: tokenization of the answers.
-        budget: padded tokens that are read at once.
+        settings: identifies the policy.
     """
-    scorer = RewardModelScorer.from_loaded(reward, policy, accelerator, budget)
+    scorer = RewardModelScorer.from_loaded(model.reward, policy, accelerator, config.batch_tokens)
 
     def score_chunk(chunk: list[list[SampledResponse]]) -> list[Json]:
         rewards = iter(scorer([answer for group in chunk for answer in group]))
@@ -320,5 +317,6 @@ def reward_answers(
     def content(group: list[SampledResponse]) -> list[object]:
         return [[answer.conversation, answer.prompt_ids, answer.ids, answer.text] for answer in group]
 
-    rows = compute_once(path, settings, answers, score_chunk, accelerator, CHUNK, content)
+    path = Path(config.output) / f"{name}-by-{model.name}-{model.fingerprint}.jsonl"
+    rows = compute_once(path, {"dtype": config.dtype} | settings, answers, score_chunk, accelerator, CHUNK, content)
     return [row["rewards"] for row in rows]

@@ -30,19 +30,18 @@ from align.core.statistics import (
 )
 from align.eval.answers import (
     EvaluatedModel,
+    NamedRewardModel,
     open_accelerator,
     open_models,
+    open_reward_models,
     reward_answers,
     sample_answers,
-    short_names,
 )
 from align.eval.policy_comparison import expected_best, kl_bound, response_kl, sizes_on_curve
 from align.eval.results import Evaluation, Measurement, format_value, mean_measurement, publish, share_measurement
 from align.eval.rewardbench import TIES, good_response_wins, read_benchmark, ties_score
-from align.eval.settings import EvalConfig, EvalPromptsConfig
-from align.eval.store import Json, compute_once, fingerprint
-from align.model_registry.registry import resolve_model
-from align.reward.checkpoint import LoadedReward, load_reward_model
+from align.eval.settings import EvalPromptsConfig
+from align.eval.store import Json, compute_once
 from align.reward.rankings import (
     ScoredRanking,
     pairs_and_differences,
@@ -53,32 +52,15 @@ from align.reward.rankings import (
 )
 from align.runtime.distributed import run_on_main
 from align.runtime.sharding import place_frozen_model
-from align.sampling.settings import AnsweringConfig, InferenceConfig
 from align.tokenization.encoded import EncodedRanking, SampledResponse
 from align.training.checkpoint.consolidation import consolidate
 
-
-@dataclass(frozen=True)
-class NamedRewardModel:
-    """A reward model with its short name and its fingerprint.
-
-    Attributes:
-        role: `reward` for the proxy, `gold` for the gold model; the name of its measurements on curves.
-    """
-
-    name: str
-    fingerprint: str
-    role: str
-    reward: LoadedReward
-
-    @property
-    def scorer(self) -> str:
-        """The scorer's name in results."""
-        return f"reward model {self.name} {self.fingerprint}"
+ROLES = ("reward", "gold")
+"""The measurements of the reward model and of the gold model on curves."""
 
 
 @dataclass(kw_only=True)
-class RewardEvalConfig(EvalPromptsConfig, AnsweringConfig, EvalConfig, InferenceConfig):
+class RewardEvalConfig(EvalPromptsConfig):
     """A reward model on preferences or a benchmark; with `models` best-of-n curves; with `frontier` reward against KL."""
 
     reward_model: str = option(
@@ -103,7 +85,7 @@ class RewardEvalConfig(EvalPromptsConfig, AnsweringConfig, EvalConfig, Inference
 def run_reward_eval(config: RewardEvalConfig) -> list[Evaluation]:
     """Evaluate and write `reward.json`, and `rewardbench-2.json`, `best-of-n.json` and `frontier.json` where asked for."""
     accelerator = open_accelerator(config.dtype)
-    reward_models = open_reward_models(config)
+    reward_models = open_reward_models([name for name in (config.reward_model, config.gold_model) if name], config)
     evaluations: list[Evaluation] = []
     if config.preferences:
         evaluations += [evaluate_on_preferences(config, model, accelerator) for model in reward_models]
@@ -116,20 +98,6 @@ def run_reward_eval(config: RewardEvalConfig) -> list[Evaluation]:
     if config.frontier:
         evaluations += frontier(config, reward_models, accelerator)
     return publish(config, evaluations, accelerator)
-
-
-def open_reward_models(config: RewardEvalConfig) -> list[NamedRewardModel]:
-    """The proxy and, where there is one, the gold model.
-
-    Raises:
-        UserError: if one of them cannot be loaded.
-    """
-    models = [config.reward_model, *([config.gold_model] if config.gold_model else [])]
-    folders = [str(resolve_model(model)) for model in models]
-    return [
-        NamedRewardModel(name, fingerprint(folder), role, load_reward_model(folder, config.dtype, config.chat_template))
-        for name, folder, role in zip(short_names(models), folders, ("reward", "gold"), strict=False)
-    ]
 
 
 # ---------------------------------------------------------------------------------------------------------- preferences
@@ -231,10 +199,8 @@ def rewarded_answers(
     answers = sample_answers(config, task, evaluated, samples)
     rewards = []
     for model in reward_models:
-        path = Path(config.output) / f"{task}-{evaluated.name}-by-{model.name}.jsonl"
-        settings = {"reward_sha256": model.fingerprint, "dtype": config.dtype} | evaluated.settings
-        policy = evaluated.loaded.tokenization
-        found = reward_answers(path, model.reward, settings, answers, policy, evaluated.accelerator, config.batch_tokens)
+        policy, name = evaluated.loaded.tokenization, f"{task}-{evaluated.name}"
+        found = reward_answers(config, name, model, answers, policy, evaluated.accelerator, evaluated.settings)
         rewards.append(np.array(found))
     return list(answers.values()), rewards
 
@@ -242,21 +208,18 @@ def rewarded_answers(
 def best_of_n(config: RewardEvalConfig, evaluated: EvaluatedModel, reward_models: Sequence[NamedRewardModel]) -> Evaluation:
     """The curve of a model: the expected reward of its best of n answers, and the gold model's reward of those."""
     _, rewards = rewarded_answers(config, "best-of-n", evaluated, reward_models, config.samples)
-    proxy_rewards, curve = rewards[0], []
-    by_role: dict[str, list[Measurement]] = {model.role: [] for model in reward_models}
-    for n in sizes_on_curve(config.samples):
-        row: Json = {"n": n, "KL bound": round(kl_bound(n), 4)}
-        for model, values in zip(reward_models, rewards, strict=True):
-            best = [expected_best(proxy_rewards[i], values[i], n) for i in range(len(values))]
+    curve: list[Json] = [{"n": n, "KL bound": round(kl_bound(n), 4)} for n in sizes_on_curve(config.samples)]
+    measurements = []
+    for role, model, values in zip(ROLES, reward_models, rewards, strict=False):
+        for row in curve:
+            n = row["n"]
+            best = [expected_best(*answers, n) for answers in zip(rewards[0], values, strict=True)]
             note = f"KL to the model's own answers at most {kl_bound(n):.2f} nats" if n > 1 else ""
-            role = model.role
             measurement = mean_measurement(f"{role}, best of {n}", best, model.scorer, note, better="higher")
-            by_role[role].append(measurement)
+            measurements.append(measurement)
             ends = {role: measurement.value, f"{role} low": measurement.low, f"{role} high": measurement.high}
             row |= {column: None if value is None else round(value, 4) for column, value in ends.items()}
-        curve.append(row)
     settings = asdict(config) | {"weights": evaluated.fingerprint}
-    measurements = [measurement for of_role in by_role.values() for measurement in of_role]
     return Evaluation("best-of-n", evaluated.name, settings, measurements, {"curve": curve})
 
 
@@ -273,8 +236,8 @@ def frontier(
         contexts, ids = [answer.prompt_ids for (answer,) in answers], [answer.ids for (answer,) in answers]
         kl = response_kl(evaluated.loaded, reference, contexts, ids, config.temperature or 1.0, accelerator)
         measurements = [mean_measurement("KL", kl, note="nats per response")]
-        for model, values in zip(reward_models, rewards, strict=True):
-            measurements.append(mean_measurement(model.role, values[:, 0].tolist(), model.scorer, better="higher"))
+        for role, model, values in zip(ROLES, reward_models, rewards, strict=False):
+            measurements.append(mean_measurement(role, values[:, 0].tolist(), model.scorer, better="higher"))
         settings = asdict(config) | {"weights": evaluated.fingerprint}
         evaluations.append(Evaluation("frontier", evaluated.name, settings, measurements))
     curve = [
@@ -323,9 +286,8 @@ def evaluate_on_benchmark(config: RewardEvalConfig, model: NamedRewardModel, acc
         prompt, responses = tokenization.answers_ids(row.prompt, row.responses, whole=False)
         texts = zip(responses, row.responses, strict=True)
         answers[f"{number}:{row.id}"] = [SampledResponse(row.prompt, prompt, ids, text) for ids, text in texts]
-    path = Path(config.output) / f"rewardbench-{model.name}.jsonl"
-    settings = {"dtype": config.dtype, "chat_template": config.chat_template, "reward_sha256": model.fingerprint}
-    rewards = reward_answers(path, model.reward, settings, answers, tokenization, accelerator, config.batch_tokens)
+    settings = {"chat_template": config.chat_template}
+    rewards = reward_answers(config, "rewardbench", model, answers, tokenization, accelerator, settings)
     by, measurements, subsets = model.scorer, list[Measurement](), dict[str, float]()
     for subset in sorted({row.subset for row in rows}):
         chosen = [(row, found) for row, found in zip(rows, rewards, strict=True) if row.subset == subset]

@@ -20,7 +20,7 @@ from align.core.settings import option
 from align.data.conversation import Conversation, as_paragraphs
 from align.data.fields import check_texts, check_whole_numbers
 from align.data.readers import parse_rows
-from align.eval.answers import open_accelerator, open_models, reward_answers, sample_answers, short_names
+from align.eval.answers import open_accelerator, open_models, open_reward_models, reward_answers, sample_answers
 from align.eval.pairwise import (
     PairwiseComparison,
     length_controlled_measurement,
@@ -29,14 +29,12 @@ from align.eval.pairwise import (
     win_rate,
 )
 from align.eval.results import Evaluation, Measurement, publish
-from align.eval.settings import EvalConfig, EvalPromptsConfig
+from align.eval.settings import EvalPromptsConfig
 from align.eval.store import Json, compute_once, fingerprint
-from align.model_registry.registry import resolve_model
-from align.reward.checkpoint import load_reward_model
 from align.runtime.distributed import map_across_processes
 from align.runtime.endpoint import RESUME_HINT, EndpointConfig, request_verdicts
 from align.runtime.progress import console
-from align.sampling.settings import AnsweringConfig, FewShotConfig, InferenceConfig
+from align.sampling.settings import FewShotConfig
 from align.tokenization.encoded import SampledResponse
 
 PreferenceJudge = Callable[[Sequence[Conversation], Sequence[str], Sequence[str]], list[float]]
@@ -71,7 +69,7 @@ PROBABILITIES = {"A": 1.0, "B": 0.0, "TIE": 0.5}
 
 
 @dataclass(kw_only=True)
-class WinrateConfig(FewShotConfig, EndpointConfig, EvalPromptsConfig, AnsweringConfig, EvalConfig, InferenceConfig):
+class WinrateConfig(FewShotConfig, EndpointConfig, EvalPromptsConfig):
     """Win rates between models. One of `comparisons`, `reward_model`, `judge` and `endpoint` decides."""
 
     comparisons: list[str] = option([], "blind comparisons exported by the labeling app; no model is loaded")
@@ -151,26 +149,23 @@ def _comparisons_of_row(row: Mapping[str, Any], _number: str) -> list[PairwiseCo
 
 def compare_by_reward_model(config: WinrateConfig, accelerator: Accelerator) -> tuple[list[PairwiseComparison], str]:
     """Sample all models' answers and let a reward model compare them; returns the scorer's name too."""
-    folder = str(resolve_model(config.reward_model))
-    reward, identity = load_reward_model(folder, config.dtype, config.chat_template), fingerprint(folder)
+    (judge,) = open_reward_models([config.reward_model], config)
     answers: AnswersByModel = {}
     rewards: dict[str, dict[str, list[float]]] = {}
     for evaluated in open_models(config.models, config, accelerator):
         name, sampled = evaluated.name, sample_answers(config, "winrate", evaluated)
-        path = Path(config.output) / f"winrate-{name}-{identity}.jsonl"
-        settings = {"reward_model": identity, "dtype": config.dtype} | evaluated.settings
-        policy, budget = evaluated.loaded.tokenization, config.batch_tokens
-        found = reward_answers(path, reward, settings, sampled, policy, accelerator, budget)
+        policy = evaluated.loaded.tokenization
+        found = reward_answers(config, f"winrate-{name}", judge, sampled, policy, accelerator, evaluated.settings)
         rewards[name] = dict(zip(sampled, found, strict=True))
         answers[name] = {number: samples[0] for number, samples in sampled.items()}
-        if identity in training_reward_fingerprints(evaluated.source):
+        if judge.fingerprint in training_reward_fingerprints(evaluated.source):
             console.print(f"{name} was trained on this reward model: its win rate measures what it was optimized for")
     comparisons = []
     for number, first, second in pairs_of_answers(answers):
         outcome = outcome_of_rewards(rewards[first][number][0], rewards[second][number][0])
         lengths = len(answers[first][number].text), len(answers[second][number].text)
         comparisons.append(PairwiseComparison(number, first, second, outcome, lengths))
-    return comparisons, f"reward model {short_names([config.reward_model])[0]} {identity}".strip()
+    return comparisons, judge.scorer
 
 
 def training_reward_fingerprints(model: str) -> set[str]:

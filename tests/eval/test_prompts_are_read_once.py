@@ -7,9 +7,8 @@ import torch
 from accelerate import Accelerator
 
 from align.commands.sample import sampled, scorer_of
-from align.eval.answers import EvaluatedModel
+from align.eval.answers import EvaluatedModel, NamedRewardModel
 from align.eval.reward import (
-    NamedRewardModel,
     RewardEvalConfig,
     best_of_n,
     evaluate_on_benchmark,
@@ -70,7 +69,7 @@ def settings(folder, **more):
 
 
 def named(reward):
-    return NamedRewardModel("tiny", "0", "reward", reward)
+    return NamedRewardModel("tiny", "0", reward)
 
 
 def test_of_a_ranking(reward, tmp_path):

@@ -1,10 +1,11 @@
 """The gains and losses of a run: sentences, rows of a table with numbers, and the samples that show it."""
 
-from collections import Counter
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import groupby, zip_longest
-from typing import Literal
+from typing import Any, Literal
 
 from align.core.statistics import mean_interval
 from align.eval.report.data import STAGES, RunData, Sample, StageRun, TableRow, format_number, format_percent
@@ -31,37 +32,25 @@ class SamplePair:
         """Reward after minus reward before; 0 without a response before."""
         return self.after.reward - self.before.reward if self.before else 0.0
 
-    @property
-    def worse(self) -> bool:
-        """Whether the reward fell."""
-        return self.change < 0
-
 
 @dataclass
 class Summary:
     """The outcome of a run.
 
     Attributes:
+        findings: sentences by their rating.
         first, kept: the updates of the first evaluation and of the policy that was kept.
         pairs: samples of two evaluations, the largest gains and losses alternating.
         compared: the updates of those two; the first is None if only one evaluation has samples.
     """
 
     headline: str = ""
-    findings: list[tuple[Rating, str]] = field(default_factory=list)
+    findings: dict[Rating, list[str]] = field(default_factory=lambda: defaultdict(list))
     rows: list[TableRow] = field(default_factory=list)
     first: int | None = None
     kept: int | None = None
     pairs: list[SamplePair] = field(default_factory=list)
     compared: tuple[int | None, int | None] = (None, None)
-
-    def add_finding(self, rating: Rating, text: str) -> None:
-        """Add a sentence."""
-        self.findings.append((rating, text))
-
-    def texts(self, rating: Rating) -> list[str]:
-        """Return the sentences of one kind."""
-        return [text for kind, text in self.findings if kind == rating]
 
     def add_row(
         self,
@@ -73,19 +62,22 @@ class Summary:
         percent: bool = False,
         interval: str = "",
         note: str = "",
+        if_good: str = "",
         if_bad: str = "",
     ) -> None:
-        """Add a row with the change; a bad one also adds a sentence.
+        """Add a row with the change, and a sentence if it is good or bad.
 
         Args:
             percent: whether the values are shares.
-            if_bad: the sentence, in which {} stands for both values.
+            if_good, if_bad: the sentences, in which {} stands for both values.
         """
         show = format_percent if percent else format_number
         change = "" if before is None else show(after - before, sign=True)
         self.rows.append(TableRow(name, show(before), show(after), change, interval, note, rating))
-        if rating == "bad" and if_bad:
-            self.add_finding("bad", if_bad.format(f"{show(before)} to {show(after)}"))
+        kind: Rating
+        for kind, text in (("good", if_good), ("bad", if_bad)):
+            if rating == kind and text:
+                self.findings[kind].append(text.replace("{}", f"{show(before)} to {show(after)}"))
 
 
 def rate(before: float | None, after: float, better: Better, tolerance: float = 0.0) -> str:
@@ -134,10 +126,10 @@ def _add_sft_findings(summary: Summary, stage: StageRun) -> None:
     if rating == "good":
         text = "Fine-tuning taught the model the style of the demonstrations: its loss on held-out ones fell from"
         text += f" {format_number(before)} (update {min(series)}) to {format_number(best)} (update {update})."
-        summary.add_finding("good", text)
+        summary.findings["good"].append(text)
     if last > best * 1.02:
         text = f"Fine-tuning overfits after update {update}: its validation loss ends at {format_number(last)}."
-        summary.add_finding("note", text)
+        summary.findings["note"].append(text)
 
 
 def _add_reward_findings(summary: Summary, rankings: Sequence[ScoredRanking]) -> None:
@@ -173,9 +165,9 @@ def _add_pair_accuracy(
     summary.rows.append(TableRow(title, "50 %", share, change, interval, note, rating))
     text = f"{claim} on {share} of held-out pairs (95 % interval {interval}; chance is 50 %)"
     if rating == "good":
-        summary.add_finding("good", text + ".")
+        summary.findings["good"].append(text + ".")
     else:
-        summary.add_finding(unclear, f"{text}: not clearly better than chance{consequence}.")
+        summary.findings[unclear].append(f"{text}: not clearly better than chance{consequence}.")
     return True
 
 
@@ -216,18 +208,10 @@ def _choose_samples(summary: Summary, run: RunData) -> None:
 
 def pair_samples(before: Sequence[Sample], after: Sequence[Sample]) -> list[SamplePair]:
     """Pair each later response with the earlier one to its prompt; a prompt that comes twice is matched in order."""
-
-    def by_prompt(samples: Sequence[Sample]) -> dict[tuple[object, int], Sample]:
-        """The samples by their prompt and how often it came before."""
-        seen: Counter[object] = Counter()
-        found: dict[tuple[object, int], Sample] = {}
-        for sample in samples:
-            found[sample.prompt, seen[sample.prompt]] = sample
-            seen[sample.prompt] += 1
-        return found
-
-    earlier = by_prompt(before)
-    return [SamplePair(earlier.get(key), sample) for key, sample in by_prompt(after).items()]
+    earlier: dict[object, list[Sample]] = defaultdict(list)
+    for sample in before:
+        earlier[sample.prompt].append(sample)
+    return [SamplePair(earlier[sample.prompt].pop(0) if earlier[sample.prompt] else None, sample) for sample in after]
 
 
 def alternate_gains_and_losses(pairs: Sequence[SamplePair]) -> list[SamplePair]:
@@ -261,15 +245,15 @@ def _add_reward_change(summary: Summary, ppo: StageRun, first: int, kept: int) -
         text += f", at a KL of {format_number(kl)} nats per response from the initial policy"
         if kl > max_kl(ppo):
             limit = format_number(max_kl(ppo))
-            summary.add_finding("bad", f"No policy stayed within the KL limit of {limit}; the last one was kept.")
+            summary.findings["bad"].append(f"No policy stayed within the KL limit of {limit}; the last one was kept.")
     text += "" if clear or not interval else ". The interval includes no change, so this may be chance"
     summary.headline = f"{text}."
     if changes:
         winners, losers = sum(change > 0 for change in changes), sum(change < 0 for change in changes)
         of_all = f"of {len(changes)} held-out prompts got a response with a"
-        summary.add_finding("good" if winners > losers else "note", f"{winners} {of_all} higher reward.")
+        summary.findings["good" if winners > losers else "note"].append(f"{winners} {of_all} higher reward.")
         if losers:
-            summary.add_finding("bad", f"{losers} {of_all} lower reward: see the samples.")
+            summary.findings["bad"].append(f"{losers} {of_all} lower reward: see the samples.")
     _add_caveats(summary, ppo, first, kept)
 
 
@@ -278,12 +262,14 @@ def _add_caveats(summary: Summary, ppo: StageRun, first: int, kept: int) -> None
     later = [update for update in rewards if update > first]
     if len(later) > 1 and not ppo.series("validation/selection_reward"):
         chosen = f"Update {kept} was chosen as the best of {len(later)} evaluations on these same prompts"
-        summary.add_finding("note", f"{chosen}, so its reward is slightly overestimated.")
+        summary.findings["note"].append(f"{chosen}, so its reward is slightly overestimated.")
         text = "The policy was selected by the same reward that it was trained on: there was no independent reward model."
-        summary.add_finding("note", text)
+        summary.findings["note"].append(text)
     last, end = max(rewards.items())
     if last > kept and end < rewards.get(kept, 0.0):
-        summary.add_finding("note", f"After update {kept} the reward fell again, to {format_number(end)} at update {last}.")
+        summary.findings["note"].append(
+            f"After update {kept} the reward fell again, to {format_number(end)} at update {last}."
+        )
 
 
 def _add_ppo_changes(summary: Summary, ppo: StageRun, first: int, kept: int) -> None:
@@ -292,43 +278,35 @@ def _add_ppo_changes(summary: Summary, ppo: StageRun, first: int, kept: int) -> 
     The limits are tighter than those of `align.ppo.metrics.DriftWatch`, which warns during a run.
     """
 
-    def values(metric: str) -> tuple[float, float] | None:
+    def compare(metric: str, name: str, rating: Callable[[float, float], str] = lambda *_: "", **more: Any) -> None:
         before, after = ppo.series(metric).get(first), ppo.series(metric).get(kept)
-        return None if before is None or after is None else (before, after)
+        if before is not None and after is not None:
+            summary.add_row(f"PPO: {name}", before, after, rating(before, after), **more)
 
-    def compare_share(metric: str, name: str, better: Better, tolerance: float, if_bad: str, note: str = "") -> None:
-        if found := values(metric):
-            rating = rate(*found, better, tolerance)
-            summary.add_row(f"PPO: {name}", *found, rating, percent=True, note=note, if_bad=if_bad)
+    def rate_length(before: float, after: float) -> str:
+        return "bad" if before and not 0.67 <= after / before <= 1.5 else ""
 
-    if found := values("validation/selection_reward"):
-        rating = rate(*found, "higher")
-        summary.add_row("PPO: selection reward on held-out prompts", *found, rating, note=f"chose update {kept}")
-        selecting = (ppo.config.get("selection") or {}).get("reward_model", "")
-        chooser = f"The reward model {selecting}, which was not trained on, chose update {kept}"
-        if rating:
-            text = f"{chooser}: from {format_number(found[0])} to {format_number(found[1])}."
-            summary.add_finding("good" if rating == "good" else "bad", text)
-    if found := values("validation/preference"):
-        name, rating = "PPO: preference reward on held-out prompts", rate(*found, "higher")
-        summary.add_row(name, *found, rating, note="without rules")
+    higher, lower = partial(rate, better="higher"), partial(rate, better="lower", tolerance=0.02)
+    selecting = (ppo.config.get("selection") or {}).get("reward_model", "")
+    text = f"The reward model {selecting}, which was not trained on, chose update {kept}: from {{}}."
+    name, note = "selection reward on held-out prompts", f"chose update {kept}"
+    compare("validation/selection_reward", name, higher, note=note, if_good=text, if_bad=text)
+    compare("validation/preference", "preference reward on held-out prompts", higher, note="without rules")
     for metric in sorted({name for row in ppo.metrics.values() for name in row if name.startswith(RULE)}):
         rule = metric.removeprefix(RULE)
-        sentence = f"Rule {rule} is violated more often: {{}}."
-        compare_share(metric, f"violations of {rule}", "lower", 0.02, sentence, "by the rule model")
-    if found := values("validation/length"):
-        sentence = "Response length went from {} tokens: check whether length alone earns reward."
-        rating = "bad" if found[0] and not 0.67 <= found[1] / found[0] <= 1.5 else ""
-        summary.add_row("PPO: response length, tokens", *found, rating, if_bad=sentence)
-    sentence = "Fewer responses end by themselves: from {}."
-    compare_share("validation/eos_rate", "responses that end by themselves", "higher", 0.05, sentence)
-    sentence = "Responses repeat themselves more: from {}."
-    compare_share("validation/repetition", "repeated three-token sequences", "lower", 0.02, sentence)
+        text, note = f"Rule {rule} is violated more often: {{}}.", "by the rule model"
+        compare(metric, f"violations of {rule}", lower, percent=True, note=note, if_bad=text)
+    text = "Response length went from {} tokens: check whether length alone earns reward."
+    compare("validation/length", "response length, tokens", rate_length, if_bad=text)
+    name, text = "responses that end by themselves", "Fewer responses end by themselves: from {}."
+    compare("validation/eos_rate", name, partial(higher, tolerance=0.05), percent=True, if_bad=text)
+    name, text = "repeated three-token sequences", "Responses repeat themselves more: from {}."
+    compare("validation/repetition", name, lower, percent=True, if_bad=text)
     entropy = list(ppo.series("entropy").values())
     if len(entropy) > 1:
         rating, note = "bad" if entropy[0] and entropy[-1] / entropy[0] < 0.5 else "", "first and last rollout"
-        sentence = "Responses became less varied: entropy fell from {} nats per token."
-        summary.add_row("PPO: entropy, nats per token", entropy[0], entropy[-1], rating, note=note, if_bad=sentence)
+        text = "Responses became less varied: entropy fell from {} nats per token."
+        summary.add_row("PPO: entropy, nats per token", entropy[0], entropy[-1], rating, note=note, if_bad=text)
 
 
 # ----------------------------------------------------------------------------------------------------------- evaluations
@@ -352,10 +330,10 @@ def add_evaluation_findings(summary: Summary, evaluations: Sequence[Evaluation])
                 verb = "rose" if direction > 0 else "fell"
                 text = f"{task.capitalize()}: {before.name} {verb} from {before.text} ({first.model}) to {after.text}"
                 rating: Rating = "good" if (direction > 0) == (after.better == "higher") else "bad"
-                summary.add_finding(rating, f"{text} ({last.model}), beyond both 95 % intervals.")
+                summary.findings[rating].append(f"{text} ({last.model}), beyond both 95 % intervals.")
         if pairs and not any(directions):
             text = f"{task.capitalize()}: no measurement of {first.model} and {last.model} differs beyond its 95 % interval"
-            summary.add_finding("note", f"{text} (n = {pairs[0][0].n}).")
+            summary.findings["note"].append(f"{text} (n = {pairs[0][0].n}).")
 
 
 def _clear_direction(before: Measurement, after: Measurement) -> int:

@@ -41,7 +41,6 @@ def test_samples_are_paired_by_prompt_also_when_one_comes_twice() -> None:
     pairs = pair_samples(before, after)
     assert [pair.before and pair.before.reward for pair in pairs] == [2.0, 1.0, 3.0, None]
     assert [pair.change for pair in pairs] == [-0.5, 0.5, -1.5, 0.0]
-    assert [pair.worse for pair in pairs] == [True, False, True, False]
 
 
 def test_gains_and_losses_come_in_turn() -> None:
@@ -62,7 +61,7 @@ def test_the_table_has_the_numbers_of_every_stage(run: Path) -> None:
     # Changes 1, 1, -0.25, 1.25: the mean of four draws lies between the least and the greatest.
     low, high = (float(word.replace("−", "-")) for word in reward.interval.split(" to "))
     assert -0.25 <= low < 0.75 < high <= 1.25
-    bad = " ".join(summary.texts("bad"))
+    bad = " ".join(summary.findings["bad"])
     assert "Response length went from 10 to 20 tokens" in bad
     assert "entropy fell from 4 to 1 nats per token" in bad
 
@@ -81,7 +80,7 @@ def test_every_rule_is_a_line() -> None:
         ("PPO: violations of no-digits", "30.0 %", "5.0 %", "−25.0 points", "good"),
         ("PPO: violations of no-insults", "10.0 %", "20.0 %", "+10.0 points", "bad"),
     ]
-    assert summary.texts("bad") == ["Rule no-insults is violated more often: 10.0 % to 20.0 %."]
+    assert summary.findings["bad"] == ["Rule no-insults is violated more often: 10.0 % to 20.0 %."]
     summary = Summary()
     stage.metrics = {0: {"validation/reward": 1.0}, 1: {"validation/reward": 1.0}}
     _add_ppo_changes(summary, stage, 0, 1)
@@ -107,9 +106,9 @@ def test_a_run_of_dpo_is_a_section_and_its_absence_is_no_problem(run: Path, tmp_
 
 def test_what_differs_beyond_its_interval_is_told_by_its_direction(run: Path) -> None:
     summary = summarize_run(load_run(run))
-    assert "Truthfulness: mc2 rose from 0.400 (0.350 to 0.450) (start) to 0.600" in " ".join(summary.texts("good"))
-    assert "Toxicity: mean toxicity rose from 0.100" in " ".join(summary.texts("bad"))
-    assert not any("mc1" in text for text in [*summary.texts("good"), *summary.texts("bad")])
+    assert "Truthfulness: mc2 rose from 0.400 (0.350 to 0.450) (start) to 0.600" in " ".join(summary.findings["good"])
+    assert "Toxicity: mean toxicity rose from 0.100" in " ".join(summary.findings["bad"])
+    assert not any("mc1" in text for text in [*summary.findings["good"], *summary.findings["bad"]])
 
 
 def test_each_figure_has_its_own_direction() -> None:
@@ -127,9 +126,9 @@ def test_each_figure_has_its_own_direction() -> None:
     ]
     summary = Summary()
     add_evaluation_findings(summary, models)
-    assert len(summary.texts("good")) == 2
-    assert "agreement: accuracy rose" in " ".join(summary.texts("good"))
-    assert not summary.texts("bad")
+    assert len(summary.findings["good"]) == 2
+    assert "agreement: accuracy rose" in " ".join(summary.findings["good"])
+    assert not summary.findings["bad"]
 
 
 def test_nothing_beyond_intervals_is_said_too(run: Path, tmp_path: Path) -> None:
@@ -138,5 +137,5 @@ def test_nothing_beyond_intervals_is_said_too(run: Path, tmp_path: Path) -> None
     save_evaluations(tmp_path / "run/eval", equal)
     (tmp_path / "run/eval/toxicity.json").write_text("{")
     runs = load_run(tmp_path / "run")
-    assert "Truthfulness: no measurement of a and b differs" in " ".join(summarize_run(runs).texts("note"))
+    assert "Truthfulness: no measurement of a and b differs" in " ".join(summarize_run(runs).findings["note"])
     assert any("toxicity.json" in problem for problem in runs.problems)

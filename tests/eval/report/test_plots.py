@@ -4,10 +4,12 @@ import math
 from pathlib import Path
 
 from align.eval.report.data import RunData, StageRun
-from align.eval.report.drawing import Plot, describe_series, downsample
 from align.eval.report.findings import Summary
 from align.eval.report.plots import (
+    Plot,
     calibration_plot,
+    describe_series,
+    downsample,
     evaluation_plots,
     frontier_plot,
     stage_plots,
