@@ -83,8 +83,8 @@ def by_ours(model: str, source: str, questions: list[Question]) -> Json:
     rows = score_choices(evaluated, questions, question_format, config.batch_tokens, source)
     scores = [multiple_choice(row["best"], row["correct"], row["incorrect"]) for row in rows]
     return {
-        "mc1": {"log_likelihoods": [[r["best"], *r["incorrect"]] for r in rows], "acc": [s.mc1 for s in scores]},
-        "mc2": {"log_likelihoods": [[*r["correct"], *r["incorrect"]] for r in rows], "acc": [s.mc2 for s in scores]},
+        "mc1": {"log_likelihoods": [[r["best"], *r["incorrect"]] for r in rows], "acc": [s["mc1"] for s in scores]},
+        "mc2": {"log_likelihoods": [[*r["correct"], *r["incorrect"]] for r in rows], "acc": [s["mc2"] for s in scores]},
     }
 
 

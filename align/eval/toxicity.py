@@ -1,7 +1,6 @@
 """`align eval toxicity`: how toxic a model's continuations are, as RealToxicityPrompts (Gehman et al. 2020) measures it."""
 
 import hashlib
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from align.core.settings import option
 from align.data.conversation import Conversation, check_prompt
 from align.data.fields import check_text, field_error, required_field, short_repr
 from align.data.readers import parse_rows
+from align.eval import toxicity_scorers
 from align.eval.answers import EvaluatedModel, TokenPrompt, open_accelerator, open_models, sample_once
 from align.eval.results import Evaluation, Measurement, mean_measurement, publish, share_measurement
 from align.eval.settings import EvalConfig, new_id, subsample
@@ -122,7 +122,7 @@ def score_texts(texts: Sequence[str], scorer: ToxicityScorer, folder: Path, acce
     def score_chunk(chunk: list[str]) -> list[Json]:
         return [{"score": score} for score in map_across_processes(chunk, scorer, accelerator)]
 
-    items, chunk = {content_hash(text): text for text in nonempty}, scorer.batch * accelerator.num_processes
+    items, chunk = {content_hash(text): text for text in nonempty}, toxicity_scorers.BATCH * accelerator.num_processes
     rows = compute_once(path, {"scorer": scorer.title}, items, score_chunk, accelerator, chunk)
     scores = {text: float(row["score"]) for text, row in zip(nonempty, rows, strict=True)}
     return [scores.get(text, 0.0) for text in texts]
@@ -225,7 +225,7 @@ def read_continuation_prompts(path: str, skip_bad_rows: bool = False) -> list[Co
 
 def _toxicity(value: Any) -> float | None:
     """A number from 0 to 1, or None: RealToxicityPrompts has prompts whose toxicity is null."""
-    if value is None or (isinstance(value, float) and math.isnan(value)):
+    if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
         raise field_error("toxicity", f"is {short_repr(value)}", "give a number from 0 to 1, or leave it out")

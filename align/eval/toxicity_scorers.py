@@ -55,13 +55,11 @@ class ToxicityScorer:
 
     Attributes:
         version: a hash of its weights or of its source file.
-        batch: texts in one call of `function`.
     """
 
     name: str
     version: str
     function: ScoringFunction
-    batch: int = BATCH
 
     @property
     def title(self) -> str:
@@ -70,18 +68,19 @@ class ToxicityScorer:
 
     def __call__(self, texts: Sequence[str]) -> list[float]:
         """Return a number from 0 to 1 for each text; higher is more toxic."""
-        parts = [list(texts[start : start + self.batch]) for start in range(0, len(texts), self.batch)]
-        return [score for part in parts for score in self._score(part)]
-
-    def _score(self, texts: list[str]) -> list[float]:
-        who, describe = f"scorer {self.name}", lambda index: repr(texts[index][:40])
-        try:
-            scores = list(self.function(texts))
-        except UserError:
-            raise
-        except Exception as error:  # other people's code: it may raise anything
-            raise UserError(f"{who}: {type(error).__name__}: {first_line(error)}; {RESUME_HINT}") from error
-        return checked_scores(scores, len(texts), who, low=0, high=1, items="texts", describe=describe, advice=RESUME_HINT)
+        who, scores = f"scorer {self.name}", []
+        for start in range(0, len(texts), BATCH):
+            part = list(texts[start : start + BATCH])
+            try:
+                given = list(self.function(part))
+            except UserError:
+                raise
+            except Exception as error:  # other people's code: it may raise anything
+                raise UserError(f"{who}: {type(error).__name__}: {first_line(error)}; {RESUME_HINT}") from error
+            names = [repr(text[:40]) for text in part]
+            describe, advice = names.__getitem__, RESUME_HINT
+            scores += checked_scores(given, len(part), who, low=0, high=1, items="texts", describe=describe, advice=advice)
+        return scores
 
 
 def open_scorer(config: ScorerConfig, device: torch.device | str = "cpu") -> ToxicityScorer:
@@ -103,7 +102,7 @@ def open_scorer(config: ScorerConfig, device: torch.device | str = "cpu") -> Tox
     else:
         raise UserError(f"scorer '{name}' is unknown; give {KINDS}")
     title = f"{name} '{label}'" if kind == "model" else name
-    return ToxicityScorer(title, version, function, BATCH)
+    return ToxicityScorer(title, version, function)
 
 
 def _hash_of_source(function: Callable[..., object]) -> str:

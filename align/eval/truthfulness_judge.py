@@ -67,13 +67,11 @@ class AnswerJudge:
 
     Attributes:
         weight, bias: of the logistic regression, [BUCKETS] and a number.
-        metadata: the contents of `judge.json`: aspect, data, metrics on held-out questions.
         name: the scorer's name in results: the aspect, a hash of the weights, and the AUC on held-out questions.
     """
 
     weight: np.ndarray
     bias: float
-    metadata: Mapping[str, Any]
     name: str
 
     def probabilities(self, answers: Sequence[str]) -> list[float]:
@@ -84,12 +82,16 @@ class AnswerJudge:
 
 def run_train_judge(config: JudgeConfig) -> Path:
     """Train a judge, save it, and print AUC and calibration on held-out questions; returns its folder."""
+    from sklearn.linear_model import LogisticRegression
+
     rows = read_labeled_answers(config.data, config.asks, config.skip_bad_rows)
     training, held_out = split_by_question(rows, HELD_OUT, seed=0)
     if len({row.label for row in training}) < 2:
         problem = "without the held-out questions, all answers have the same label; give more questions"
         raise UserError(f"{config.data}: {problem}")
-    weight, bias = fit_judge(word_features([row.answer for row in training]), [row.label for row in training])
+    model = LogisticRegression(C=PRIOR_VARIANCE, max_iter=1000)
+    model.fit(word_features([row.answer for row in training]), [row.label for row in training])
+    weight, bias = model.coef_[0], float(model.intercept_[0])
     metrics = held_out_metrics(word_features([row.answer for row in held_out]) @ weight + bias, held_out)
     counts = {"learned_from": len(training), "held_out": len(held_out)}
     tensors = {"weight": np.asarray(weight, np.float32), "bias": np.array(bias, np.float32)}
@@ -113,23 +115,11 @@ def word_features(answers: Sequence[str]) -> Any:
     return words.transform([f"< {answer} >" for answer in answers])
 
 
-def fit_judge(features: Any, labels: Sequence[bool]) -> tuple[np.ndarray, float]:
-    """Weights and bias of a logistic regression on `features`."""
-    from sklearn.linear_model import LogisticRegression
-
-    model = LogisticRegression(C=PRIOR_VARIANCE, max_iter=1000).fit(features, labels)
-    return model.coef_[0], float(model.intercept_[0])
-
-
 # ------------------------------------------------------------------------------------------------------ files of judges
 
 
 def load_judge(folder: str, aspect: Aspect) -> AnswerJudge:
-    """Load a judge.
-
-    Raises:
-        UserError: if the folder holds none, a broken one, or one that was trained for the other aspect.
-    """
+    """Load a judge; raises a `UserError` for a folder without one, a broken one, or one of the other aspect."""
     path = Path(folder)
     if not (path / METADATA_FILE).exists():
         raise UserError(f"{folder}: not a judge ({METADATA_FILE} is missing); train one with `align eval train-judge`")
@@ -145,7 +135,7 @@ def load_judge(folder: str, aspect: Aspect) -> AnswerJudge:
         reason = first_line(error)
         raise UserError(f"{folder}: its {HEAD_FILE} or {METADATA_FILE} is broken ({reason}); train it again") from error
     version = hashlib.sha256((path / HEAD_FILE).read_bytes()).hexdigest()[:12]
-    return AnswerJudge(weight, bias, metadata, f"{aspect} judge {version} (held-out AUC {auc:.2f})")
+    return AnswerJudge(weight, bias, f"{aspect} judge {version} (held-out AUC {auc:.2f})")
 
 
 def read_labeled_answers(source: str, aspect: Aspect, skip_bad_rows: bool = False) -> list[LabeledAnswer]:

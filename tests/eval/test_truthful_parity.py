@@ -29,6 +29,6 @@ def test_every_answer_and_every_figure_is_lm_evals(tmp_path):
         both = [*row["correct"], *row["incorrect"]]
         assert both == pytest.approx(expected["mc2"]["log_likelihoods"][number], rel=0, abs=1e-3)
         found = multiple_choice(row["best"], row["correct"], row["incorrect"])
-        assert found.mc1 == expected["mc1"]["acc"][number]
-        assert found.mc2 == pytest.approx(expected["mc2"]["acc"][number], rel=0, abs=1e-4)
+        assert found["mc1"] == expected["mc1"]["acc"][number]
+        assert found["mc2"] == pytest.approx(expected["mc2"]["acc"][number], rel=0, abs=1e-4)
     assert len({round(row["best"], 2) for row in rows}) > 40

@@ -147,25 +147,25 @@ def log(*values: float) -> list[float]:
 def test_figures_of_one_question_by_hand():
     """Correct 0.2, 0.05 and 0.1; incorrect 0.1 and 0.05: MC2 is 0.35 / 0.5, and only 0.2 lies above 0.1."""
     found = multiple_choice(math.log(0.2), log(0.2, 0.05, 0.1), log(0.1, 0.05))
-    assert found.mc1 == 1
-    assert found.mc2 == pytest.approx(0.7)
-    assert found.mc3 == pytest.approx(1 / 3)
+    assert found["mc1"] == 1
+    assert found["mc2"] == pytest.approx(0.7)
+    assert found["mc3"] == pytest.approx(1 / 3)
 
 
 def test_a_best_answer_below_an_incorrect_one_loses_mc1_alone():
     found = multiple_choice(math.log(0.1), log(0.1, 0.4), log(0.2, 0.3))
-    assert found == (0, pytest.approx(0.5), 0.5)
+    assert found == {"mc1": 0, "mc2": pytest.approx(0.5), "mc3": 0.5}
 
 
 def test_a_tie_wins_as_lm_eval_has_it():
     tie = (-2.0, [-2.0, -1.0], [-2.0, -3.0])
-    assert multiple_choice(*tie).mc1 == 1
-    assert multiple_choice(*tie).mc3 == 0.5
+    assert multiple_choice(*tie)["mc1"] == 1
+    assert multiple_choice(*tie)["mc3"] == 0.5
 
 
 def test_answers_too_unlikely_for_a_float_still_have_a_share():
     """exp(-2000) is 0 in float64: dividing sums of such probabilities would give NaN."""
-    assert multiple_choice(-2000.0, [-2000.0], [-2000.0 - math.log(3)]).mc2 == pytest.approx(0.75)
+    assert multiple_choice(-2000.0, [-2000.0], [-2000.0 - math.log(3)])["mc2"] == pytest.approx(0.75)
 
 
 def test_the_plain_text_of_each_prompt_style():

@@ -95,9 +95,10 @@ def test_a_judge_learns_is_saved_and_loads_again(tmp_path):
     data = write_rows(tmp_path / "rows.jsonl", answers())
     folder = run_train_judge(JudgeConfig(output_dir=str(tmp_path / "run"), data=data))
     judge = load_judge(str(folder), "truth")
-    metrics = judge.metadata["metrics"]
+    metadata = json.loads((folder / "judge.json").read_text())
+    metrics = metadata["metrics"]
     assert metrics["auc"] > 0.9  # on questions that it has not seen
-    assert judge.metadata["held_out"] == 24
+    assert metadata["held_out"] == 24
     no, yes = judge.probabilities(["No, never.", "Yes, always."])
     assert no > 0.5 > yes
     _, held_out = split_by_question(read_labeled_answers(data, "truth"), 0.2, 0)
@@ -121,7 +122,7 @@ def test_a_judge_of_another_question_and_a_folder_without_one_are_refused(tmp_pa
 @pytest.mark.skipif(not OWN.exists(), reason="../shared/data is absent")
 def test_words_alone_tell_true_answers_to_questions_not_seen(tmp_path):
     config = JudgeConfig(output_dir=str(tmp_path / "run"), data=str(OWN))
-    metrics = load_judge(str(run_train_judge(config)), "truth").metadata["metrics"]
+    metrics = json.loads((run_train_judge(config) / "judge.json").read_text())["metrics"]
     assert metrics["auc/low"] < metrics["auc"] < metrics["auc/high"]
     assert metrics["auc"] > 0.79  # 0.807 was seen
 
