@@ -18,7 +18,7 @@ from align.models.loading import LoadedModel, load_frozen, load_tokenization_of
 from align.ppo.losses import kl_estimate
 from align.reward.checkpoint import LoadedReward
 from align.reward.scoring import RewardModelScorer
-from align.runtime.distributed import computes_on_cpu
+from align.runtime.distributed import computes_on_cpu, map_across_processes
 from align.runtime.progress import ProgressDisplay
 from align.sampling.generation import SamplingParams, row_uniforms, sample
 from align.tokenization.encoded import SampledResponse
@@ -150,15 +150,21 @@ def sample_and_score(
     """Sample one answer to each prompt, by the random stream `noise`, and score it."""
     ids = [policy.tokenization.prompt_ids(prompt.prompt) for prompt in prompts]
     uniforms = row_uniforms(len(prompts), sampling, *noise)
-    with ProgressDisplay("responses", len(ids), enabled=accelerator.is_main_process, transient=True) as progress:
-        responses = sample(policy.backbone, ids, uniforms, sampling, policy.tokenization.end_ids, progress.advance)
-    texts = [policy.tokenization.text(response) for response in responses.ids]
+    ends = policy.tokenization.end_ids
+
+    def respond(rows: list[int]) -> list[list[int]]:
+        with ProgressDisplay("responses", len(rows), enabled=accelerator.is_main_process, transient=True) as progress:
+            return sample(policy.backbone, [ids[row] for row in rows], uniforms[rows], sampling, ends, progress.advance).ids
+
+    responses = map_across_processes(range(len(ids)), respond, accelerator)
+    texts = [policy.tokenization.text(response) for response in responses]
+    ended = [policy.tokenization.has_ended(response) for response in responses]
     scorer = RewardModelScorer.from_loaded(reward, policy.tokenization, accelerator, BATCH_TOKENS)
-    rows = zip(prompts, ids, responses.ids, texts, responses.ended, strict=True)
+    rows = zip(prompts, ids, responses, texts, ended, strict=True)
     rewards = scorer(
         [SampledResponse(prompt.prompt, read, response, text, ended) for prompt, read, response, text, ended in rows]
     )
-    return PolicyResponses(texts, rewards, responses.ids, responses.ended)
+    return PolicyResponses(texts, rewards, responses, ended)
 
 
 def response_kl(
