@@ -75,13 +75,3 @@ def compare(one: Path, several: Path) -> Apart:
             raise ValueError(f"the saved '{name}' holds NaN or Inf")
         weight = max(weight, (float((value - theirs[name]).abs().max()), name))
     return Apart(*figure, *weight, len(rows))
-
-
-def assert_close(one: list[dict[str, float]], other: list[dict[str, float]], tolerance: float) -> None:
-    """Every metric of every update, to a relative and absolute tolerance."""
-    assert [row["update"] for row in one] == [row["update"] for row in other]
-    for row, twin in zip(one, other, strict=True):
-        assert row.keys() == twin.keys()
-        for key, value in row.items():
-            close = math.isclose(value, twin[key], rel_tol=tolerance, abs_tol=tolerance)
-            assert close, (row["update"], key, value, twin[key])

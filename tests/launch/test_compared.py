@@ -8,40 +8,28 @@ from tests.files import write_rows
 from tests.launch.compared import Apart, compare
 
 ROWS = [{"update": 1, "loss": 200.0, "tokens/read": 9, "seconds": 4.0}, {"update": 2, "loss": 0.5, "tokens/read": 8}]
+APART = [{"update": 1, "loss": 202.0, "tokens/read": 9, "seconds": 9.0}, {"update": 2, "loss": 0.25, "tokens/read": 8}]
 WEIGHTS = {"a": [1.0, 2.0], "b": [0.0]}
 
 
-@pytest.fixture
-def write(tmp_path):
-    def write_run(name, rows, weights):
-        (tmp_path / name / "model").mkdir(parents=True)
-        write_rows(tmp_path / name / "metrics.jsonl", rows)
-        tensors = {key: torch.tensor(value) for key, value in weights.items()}
-        save_file(tensors, tmp_path / name / "model" / "model.safetensors")
-        return tmp_path / name
-
-    return write_run
-
-
-def test_the_largest_differences_are_named(write):
-    rows = [{"update": 1, "loss": 202.0, "tokens/read": 9, "seconds": 9.0}, {"update": 2, "loss": 0.25, "tokens/read": 8}]
-    one, several = write("one", ROWS, WEIGHTS), write("several", rows, {"a": [1.0, 2.5], "b": [0.125]})
-    assert compare(one, several) == Apart(0.25, "update 2: loss", 0.5, "a", 2)
-    assert compare(one, several).largest == 0.5
-    assert compare(one, one).largest == 0
-
-
 @pytest.mark.parametrize(
-    ("rows", "weights", "why"),
+    ("rows", "weights", "found"),
     [
+        (APART, {"a": [1.0, 2.5], "b": [0.125]}, Apart(0.25, "update 2: loss", 0.5, "a", 2)),
         (ROWS[:1], WEIGHTS, "other updates"),
         ([*ROWS[:1], ROWS[1] | {"tokens/read": 7}], WEIGHTS, "update 2: tokens/read is 7, not 8"),
         ([*ROWS[:1], ROWS[1] | {"loss": float("nan")}], WEIGHTS, "update 2: loss is nan"),
-        (ROWS, {"a": [1.0, 2.0]}, "the saved model has other weights"),
         (ROWS, {"a": [1.0], "b": [0.0]}, "the saved model has other weights"),
     ],
 )
-def test_lost_rows_nan_and_other_weights_are_refused(rows, weights, why, write):
-    one = write("one", ROWS, WEIGHTS)
-    with pytest.raises(ValueError, match=why):
-        compare(one, write("several", rows, weights))
+def test_differences_are_named_and_lost_rows_nan_and_other_weights_refused(rows, weights, found, tmp_path):
+    for name, metrics, tensors in (("one", ROWS, WEIGHTS), ("several", rows, weights)):
+        (tmp_path / name / "model").mkdir(parents=True)
+        write_rows(tmp_path / name / "metrics.jsonl", metrics)
+        tensors = {key: torch.tensor(value) for key, value in tensors.items()}
+        save_file(tensors, tmp_path / name / "model" / "model.safetensors")
+    if isinstance(found, Apart):
+        assert compare(tmp_path / "one", tmp_path / "several") == found
+    else:
+        with pytest.raises(ValueError, match=found):
+            compare(tmp_path / "one", tmp_path / "several")

@@ -14,11 +14,9 @@ from align.model_registry.registry import resolve_model
 from align.models.loading import load
 from align.sampling.generation import row_uniforms, sample
 from tests.launch.launcher import launch_in_turn
-from tests.launch.programs.uneven_sampling import COUNTS, ENDS, PROMPTS, SEED, sampling
+from tests.launch.programs.sharded import COUNTS, ENDS, PROMPTS, SEED, sampling_of
 
-ROOT = Path(__file__).parents[2]
-ROLES = Path(__file__).parent / "programs" / "sharded_roles.py"
-UNEVEN = Path(__file__).parent / "programs" / "uneven_sampling.py"
+PROGRAM = str(Path(__file__).parent / "programs" / "sharded.py")
 MODELS = ("tiny-llama", "tiny-t5")
 OBJECTS = 16e6
 """Bytes for what is no tensor of a model: modules, threads, imports."""
@@ -42,15 +40,15 @@ def sharded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for model in MODELS:
         resolve_model(model)  # two processes cannot make it at once
         (folder / model).mkdir()
-        scripts.append([str(ROLES), model, str(folder / "reward"), str(folder / model), "check"])
-        scripts.append([str(UNEVEN), model, str(folder / model)])
+        scripts.append([PROGRAM, "roles", str(folder / model), model, str(folder / "reward"), "check"])
+        scripts.append([PROGRAM, "sampling", str(folder / model), model])
     launch_in_turn(scripts, folder, "zero3")
     return folder
 
 
 @pytest.mark.parametrize("model", MODELS)
 def test_each_process_keeps_its_part_of_every_role(sharded: Path, model: str) -> None:
-    found = [json.loads((sharded / model / f"{rank}.json").read_text()) for rank in (0, 1)]
+    found = [json.loads((sharded / model / f"roles-{rank}.json").read_text()) for rank in (0, 1)]
     for role in ("policy", "reference", "reward", "critic"):
         parts = [one[role] for one in found]
         assert all(part["sharded"] and part["equal"] for part in parts), role
@@ -65,10 +63,10 @@ def test_processes_that_end_at_other_times_sample_what_one_samples(sharded: Path
     loaded = load(ModelConfig(model=model), torch.float32)
     ends, expected = loaded.tokenization.end_ids | ENDS, []
     for count in COUNTS:
-        uniforms = row_uniforms(count, sampling(count), *SEED)
-        expected.append(sample(loaded.backbone, PROMPTS[:count], uniforms, sampling(count), ends).ids)
+        uniforms = row_uniforms(count, sampling_of(count), *SEED)
+        expected.append(sample(loaded.backbone, PROMPTS[:count], uniforms, sampling_of(count), ends).ids)
     assert len({len(ids) for rows in expected for ids in rows}) > 1, "some rows end before others"
-    found = json.loads((sharded / model / "sampled.json").read_text())
+    found = json.loads((sharded / model / "sampling-0.json").read_text())
     assert found["whole"] == found["layers"] == expected
     kinds = ["whole weights on every process", "weights gathered layer by layer, which is slower"]
     starts = [f"sampling with {kinds[number]}: 0.00 GiB needed for whole ones, " for number in (0, 1)]
@@ -92,10 +90,10 @@ def test_four_processes_never_hold_more_than_a_quarter_and_a_layer(tmp_path: Pat
     for path in resolve_model("tiny-llama").glob("tokenizer*"):
         shutil.copy(path, tmp_path / "model")
     write_classifier(str(tmp_path / "model"), tmp_path / "reward")
-    words = [str(ROLES), str(tmp_path / "model"), str(tmp_path / "reward"), str(tmp_path)]
+    words = [PROGRAM, "roles", str(tmp_path), str(tmp_path / "model"), str(tmp_path / "reward")]
     launch_in_turn([words], tmp_path, "zero3", processes=4)
     for rank in range(4):
-        for role, part in json.loads((tmp_path / f"{rank}.json").read_text()).items():
+        for role, part in json.loads((tmp_path / f"roles-{rank}.json").read_text()).items():
             assert 380e6 < part["whole"] < 450e6
             assert part["own"] <= part["whole"] / 4
             assert part["sharded"], (rank, role)
@@ -110,8 +108,7 @@ def test_nan_in_one_part_is_reported_by_every_process(tmp_path: Path) -> None:
     weights = load_file(source / "model.safetensors")
     weights["model.layers.1.mlp.up_proj.weight"][-1, -1] = float("nan")
     save_file(weights, tmp_path / "model" / "model.safetensors", metadata={"format": "pt"})
-    words = [str(ROLES), str(tmp_path / "model"), "no reward", str(tmp_path)]
-    launch_in_turn([words], tmp_path, "zero3")
+    launch_in_turn([[PROGRAM, "roles", str(tmp_path), str(tmp_path / "model"), "no reward"]], tmp_path, "zero3")
     for rank in (0, 1):
-        error = json.loads((tmp_path / f"{rank}.json").read_text())["error"]
+        error = json.loads((tmp_path / f"roles-{rank}.json").read_text())["error"]
         assert "its weight 'model.layers.1.mlp.up_proj.weight' holds NaN" in error

@@ -14,9 +14,15 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from align.commands.launch import SHUTDOWN_SECONDS, first_failure
 from align.core.signals import EXIT_STOPPED, GRACE_SECONDS, WARNING_SECONDS
 from tests.launch.launcher import ROOT, start_processes, variables
+from tests.launch.programs import cases
 from tests.ports import free_port
 
-ONE_SIGNAL, DEAF = (Path(__file__).parent / "programs" / name for name in ("one_signal.py", "deaf.py"))
+DEAF = """
+import os, pathlib, signal, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+pathlib.Path(__file__).with_name("rank-" + os.environ["RANK"]).touch()
+time.sleep(120)
+"""
 WORDS = """
     --model tiny-gpt2 --dtype float32 --report_to none --overlong truncate --max_prompt_tokens 64
     --num_train_epochs 500 --batch_size 6
@@ -78,7 +84,7 @@ def test_two_processes_one_of_which_is_killed(tmp_path):
 @pytest.mark.parametrize("asked", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_a_request_to_one_of_two_processes_before_the_first_update_ends_both(asked, tmp_path):
     """As when one pod of two is evicted: the other process waits for it in an exchange, and no launcher ends it."""
-    processes = start_processes([str(ONE_SIGNAL), str(asked), str(tmp_path / "run")], "cpu2")
+    processes = start_processes([cases.__file__, "one_signal", str(tmp_path), str(asked)], "cpu2")
     printed = [process.communicate(timeout=240)[1] for process in processes]
     assert [process.returncode for process in processes] == [EXIT_STOPPED, EXIT_STOPPED], printed
     prefixes = ("", "[process 1] ")
@@ -86,12 +92,6 @@ def test_a_request_to_one_of_two_processes_before_the_first_update_ends_both(ask
     host = socket.gethostname()
     lost = f"{prefixes[1 - asked]}error: lost process {asked} ({host}: it ended: stopped by SIGTERM)"
     assert printed[1 - asked].splitlines()[-1].startswith(lost)
-
-
-def failure(code: int, seconds: int) -> ProcessFailure:
-    made = ProcessFailure(local_rank=0, pid=1, exitcode=code, error_file="")
-    made.timestamp = seconds
-    return made
 
 
 @pytest.mark.parametrize(
@@ -106,19 +106,20 @@ def failure(code: int, seconds: int) -> ProcessFailure:
     ],
 )
 def test_the_launcher_names_the_process_that_failed_first(codes, first):
-    failures = {rank: failure(*pair) for rank, pair in enumerate(codes)}
+    failures = {rank: ProcessFailure(rank, 1, code, error_file="") for rank, (code, _) in enumerate(codes)}
+    for rank, (_, seconds) in enumerate(codes):
+        failures[rank].timestamp = seconds
     assert first_failure(failures) == (first, failures[first])
-
-
-def test_the_launcher_waits_for_every_time_of_grace():
-    assert SHUTDOWN_SECONDS > WARNING_SECONDS > GRACE_SECONDS
 
 
 def test_the_launcher_kills_processes_that_do_not_stop(tmp_path):
     """torch's own limit is 30 seconds; a large model may need more to save, and these processes never end."""
+    assert SHUTDOWN_SECONDS > WARNING_SECONDS > GRACE_SECONDS
     shorter = "import align.commands.launch as it; it.SHUTDOWN_SECONDS = 7"
-    process = launch(2, str(DEAF), str(tmp_path), before=shorter)
-    while process.poll() is None and len(list(tmp_path.iterdir())) < 2:
+    deaf = tmp_path / "deaf.py"
+    deaf.write_text(DEAF)
+    process = launch(2, str(deaf), before=shorter)
+    while process.poll() is None and len(list(tmp_path.glob("rank-*"))) < 2:
         time.sleep(0.05)
     process.send_signal(signal.SIGTERM)
     began = time.monotonic()

@@ -1,35 +1,52 @@
 """What one of two processes does, suffers or does not see, both do: they work together, or end together."""
 
 import json
-import runpy
 import subprocess
-import sys
 import time
-from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from align.core.launch import EXIT_LOST
 from tests.launch.compared import compare, metrics
 from tests.launch.launcher import launch_in_turn, start_processes
+from tests.launch.programs import cases
 
-PROGRAMS = Path(__file__).parent / "programs"
 TIMEOUT = 15
 REPORT, SLACK = 16, 60
 """Seconds that an error of an exchange waits for the watch to name a lost process, and what a busy machine may need."""
 
 
-def told_by_both(program, folder, settings):
-    """Run a program in two processes; what each wrote to its RANK.json."""
-    launch_in_turn([[str(PROGRAMS / program), str(folder)]], folder, settings)
-    return [json.loads((folder / f"{rank}.json").read_text()) for rank in (0, 1)]
+def told_by_both(folder, settings, *names, real=False):
+    """Run cases of `cases.py` one after another in two processes; what each process returned, by case."""
+    for name in names:
+        (folder / name).mkdir()
+    scripts = [[cases.__file__, name, str(folder / name)] for name in names]
+    launch_in_turn(scripts, folder, settings, real=real)
+    return [[json.loads((folder / name / f"{rank}.json").read_text()) for rank in (0, 1)] for name in names]
 
 
-@pytest.mark.parametrize("settings", ["zero2", pytest.param("cpu2", marks=pytest.mark.slow)])
-def test_an_error_of_one_process_is_raised_on_both(settings, tmp_path):
-    """The other one waits for nobody; the watch is off here."""
-    first, second = told_by_both("two_ends.py", tmp_path, settings)
-    checkpoint = tmp_path / "run" / "checkpoints" / "update-000001"
+@pytest.mark.parametrize(
+    ("settings", "real"),
+    [("cpu2", True), ("zero2", False), *(pytest.param(name, True, marks=pytest.mark.slow) for name in ("zero1", "zero3"))],
+)
+def test_two_processes_know_each_other_start_from_the_same_weights_and_raise_the_same_error(settings, real, tmp_path):
+    """Adapters and heads are drawn: with another seed on each rank, all of them start with those of the first.
+
+    The process without an error waits for nobody.
+    """
+    known, (first, second) = told_by_both(tmp_path, settings, "same_start", "two_ends", real=real)
+    assert known == 2 * [[[0, 1], 2, "cpu"]]
+    folder = tmp_path / "same_start"
+    drawn, drawn_by_other = (load_file(folder / f"drawn-{rank}.safetensors") for rank in (0, 1))
+    assert {"head.linear.weight"} < drawn.keys(), "an adapter and a head"
+    assert not torch.equal(drawn["head.linear.weight"], drawn_by_other["head.linear.weight"])
+    for rank in (0, 1):
+        trained = load_file(folder / f"{rank}.safetensors")
+        assert trained.keys() == drawn.keys()
+        assert all(torch.equal(trained[key], drawn[key]) for key in drawn)
+    checkpoint = tmp_path / "two_ends" / "run" / "checkpoints" / "update-000001"
     assert first["main, a mistake"] == second["main, a mistake"] == "UserError: no such file"
     assert first["main, a bug"] == "KeyError: 'mean'"
     assert second["main, a bug"] == "OtherProcessError: process 0 failed: KeyError: 'mean'"
@@ -46,38 +63,32 @@ def test_an_error_of_one_process_is_raised_on_both(settings, tmp_path):
     assert first["load again"] == second["load again"] == 1
 
 
-def test_the_first_process_calls_reward_functions_for_both(tmp_path):
-    first, second = told_by_both("own_rewards.py", tmp_path, "cpu2")
+def test_ppo_of_two_processes_shares_rewards_objects_and_what_the_disk_shows(tmp_path):
+    """The first process calls reward functions for both. The value models in memory differ at first: all start with that of
+    the first process. A wish of one callback counts for both. A file that one process does not see ends both runs.
+    """
+    names = ("own_rewards", "given_objects", "stale_disk")
+    (first, second), objects, disk = told_by_both(tmp_path, "cpu2", *names)
     assert first["calls"] == {"noisy": 3 + 4, "judge": 4}, "once for each rollout of 3 updates and 4 evaluations"
     assert second["calls"] == {"noisy": 0, "judge": 0}
     assert first["failing"].startswith("reward function 'failing' failed: ValueError: the service is down (")
     for name in ("selection", "drift", "judge", "failing"):
         assert first[name] == second[name]
 
-
-def test_objects_in_memory_train_as_in_one_process(tmp_path, monkeypatch):
-    """The value models differ at first: all start with that of the first process. A wish of one callback counts for both."""
     (tmp_path / "one").mkdir()
-    monkeypatch.setattr(sys, "argv", ["given_objects.py", str(tmp_path / "one")])
-    runpy.run_path(str(PROGRAMS / "given_objects.py"), run_name="__main__")
-    alone = json.loads((tmp_path / "one" / "0.json").read_text())
-    (tmp_path / "two").mkdir()
-    first, second = told_by_both("given_objects.py", tmp_path / "two", "cpu2")
-    assert first["events"] == second["events"] == alone["events"] == [1, 2, "save", 3, "end"]
-    assert first["head"] == second["head"]
-    assert first["head"] == pytest.approx(alone["head"], abs=1e-5)
-    found = compare(tmp_path / "one" / "run", tmp_path / "two" / "run")
+    alone = cases.given_objects(tmp_path / "one")
+    assert objects[0]["events"] == objects[1]["events"] == alone["events"] == [1, 2, "save", 3, "end"]
+    assert objects[0]["head"] == objects[1]["head"]
+    assert objects[0]["head"] == pytest.approx(alone["head"], abs=1e-5)
+    found = compare(tmp_path / "one" / "run", tmp_path / "given_objects" / "run")
     assert found.largest < 1e-4, found
 
-
-def test_a_process_that_does_not_see_a_file_of_a_shared_disk_ends_as_the_other(tmp_path):
-    found = told_by_both("stale_disk.py", tmp_path, "cpu2")
-    checkpoint = tmp_path / "run" / "checkpoints" / "update-000001"
-    lost = f"error: {checkpoint}: process 1 does not find reference_refresh.safetensors, which the first process does"
-    for (moved, ended), prefix in zip(found, ("", "[process 1] "), strict=True):
+    run = tmp_path / "stale_disk" / "run"
+    lost = f"error: {run}/checkpoints/update-000001: process 1 does not find reference_refresh.safetensors, which the first "
+    for (moved, ended), prefix in zip(disk, ("", "[process 1] "), strict=True):
         assert moved == [False, True]
-        assert ended == [0, 2, f"{prefix}{lost}; all must see output_dir", 0]
-    assert [row["update"] for row in metrics(tmp_path / "run")] == [0, 1, 2]
+        assert ended == [0, 2, f"{prefix}{lost}process does; all must see output_dir", 0]
+    assert [row["update"] for row in metrics(run)] == [0, 1, 2]
 
 
 @pytest.mark.parametrize(
@@ -86,7 +97,7 @@ def test_a_process_that_does_not_see_a_file_of_a_shared_disk_ends_as_the_other(t
 )
 def test_a_stopped_process_ends_the_others_after_collective_timeout(settings, groups, tmp_path):
     """The groups are the world, the one of shared rows, and the one that DeepSpeed clones from the world."""
-    processes = start_processes([str(PROGRAMS / "stopped_process.py"), str(tmp_path), str(TIMEOUT)], settings)
+    processes = start_processes([cases.__file__, "stopped_process", str(tmp_path), str(TIMEOUT)], settings)
     try:
         while not (tmp_path / "1.json").exists():
             assert all(process.poll() is None for process in processes), processes[0].communicate()[1]
