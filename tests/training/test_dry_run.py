@@ -42,21 +42,8 @@ def test_mistakes_are_found(words, parts, refused):  # noqa: F811
     assert all(part in line for part in parts), line
 
 
-def test_a_dry_run_of_a_run_that_would_continue_changes_nothing(tmp_path, capsys, align_cache):
-    data = write_rows(tmp_path / "demos.jsonl", *({"prompt": f"Is {i} odd?", "completion": "Yes."} for i in range(4)))
-    words = ["sft", *TINY, "--train_data", str(data), "--save_steps", "1", "--output_dir", str(tmp_path / "run")]
-    cli.main(words)
-    before = snapshot(tmp_path)
-    cli.main([*words, "--num_train_epochs", "3", "--resume_from_checkpoint", "auto", "--dry_run"])
-    assert (
-        f"dry run: 3 updates, from {tmp_path / 'run'}/checkpoints/update-000001; a checkpoint every 1;"
-        in capsys.readouterr().err
-    )
-    assert snapshot(tmp_path) == before
-
-
 @pytest.mark.parametrize("stage", ["ppo", "sft"])
-def test_the_checkpoint_that_a_dry_run_names_is_compared(stage, tmp_path, capsys, align_cache):
+def test_a_dry_run_of_a_run_that_would_continue_compares_and_changes_nothing(stage, tmp_path, capsys, align_cache):
     data = write_rows(tmp_path / "data.jsonl", *({"prompt": f"Is {i} odd?", "completion": "Yes."} for i in range(4)))
     other = write_rows(tmp_path / "other.jsonl", *({"prompt": f"Is {i} even?", "completion": "No."} for i in range(4)))
     name = "--prompts" if stage == "ppo" else "--train_data"
@@ -70,7 +57,8 @@ def test_the_checkpoint_that_a_dry_run_names_is_compared(stage, tmp_path, capsys
     before = snapshot(tmp_path)
     dry = [*words, "5", "--resume_from_checkpoint", "auto", "--dry_run", name]
     cli.main([*dry, str(data)])
-    assert "; 3 updates left; the model would be in " in capsys.readouterr().err
+    line = f"dry run: 5 updates, from {tmp_path / 'run'}/checkpoints/update-000002; a checkpoint every 1; 3 updates left;"
+    assert line in capsys.readouterr().err
     with pytest.raises(SystemExit) as ended:
         cli.main([*dry, str(other)])
     assert ended.value.code == 2

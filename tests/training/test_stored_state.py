@@ -55,23 +55,17 @@ def test_every_run_is_read_from_every_layout(folders, start, count, name):
         assert torch.equal(StoredState(folder).part(name, start, count), flat[start : start + count])
 
 
-def test_two_parts_at_one_place_are_an_error(tmp_path):
-    """Lengths alone add up to the whole: twice the numbers 0 to 3 of 8."""
-    for process in range(2):
-        write_shards(tmp_path / shard_file(process, 2), {"a": FlatTensorSlice(torch.arange(4.0), 0, (8,))})
-    with pytest.raises(UserError, match="two parts of 'a' overlap"):
-        StoredState(tmp_path)
-
-
-def test_a_gap_that_another_part_makes_up_for_is_an_error(tmp_path):
-    write_shards(tmp_path / shard_file(0, 2), {"a": FlatTensorSlice(torch.arange(3.0), 0, (8,))})
-    write_shards(tmp_path / shard_file(1, 2), {"a": FlatTensorSlice(torch.arange(5.0), 4, (8,))})
-    with pytest.raises(UserError, match="a part of 'a' is missing"):
-        StoredState(tmp_path)
-
-
-def test_a_missing_part_is_an_error(tmp_path):
-    write(tmp_path, [0, 8, 15])
-    (tmp_path / shard_file(1, 2)).unlink()
-    with pytest.raises(UserError, match="a part of 'cube' is missing"):
+@pytest.mark.parametrize(
+    ("parts", "why"),
+    [
+        # Lengths alone add up to the whole in the first two: twice the numbers 0 to 3 of 8, and a gap after 3.
+        ([(4, 0), (4, 0)], "two parts of 'a' overlap"),
+        ([(3, 0), (5, 4)], "a part of 'a' is missing"),
+        ([(5, 0)], "a part of 'a' is missing"),
+    ],
+)
+def test_parts_that_are_not_the_whole_are_an_error(parts, why, tmp_path):
+    for process, (count, start) in enumerate(parts):
+        write_shards(tmp_path / shard_file(process, 2), {"a": FlatTensorSlice(torch.arange(1.0 * count), start, (8,))})
+    with pytest.raises(UserError, match=why):
         StoredState(tmp_path)
