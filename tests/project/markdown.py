@@ -5,10 +5,19 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
+WRITTEN = DOCS / "settings.md"
+"""Written from help texts by docs/write_settings.py in `make docs`: not there before."""
+README = ROOT / "README.md"
+PAGES = [*(ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "SECURITY"))]
+PAGES += sorted(set(DOCS.rglob("*.md")) - {WRITTEN})
+
+
+def text_of(path):
+    return path.read_text(encoding="utf-8")
 
 
 def page(name):
-    return (DOCS / f"{name}.md").read_text(encoding="utf-8")
+    return text_of(DOCS / f"{name}.md")
 
 
 def section(text, title):
@@ -17,8 +26,8 @@ def section(text, title):
 
 
 def table(text, first):
-    """The rows of the table whose first column is headed `first`, each as a list of cells."""
-    body = re.search(rf"^\| {first} \|.*\n\| ---.*\n((?:\|.*\n?)*)", text, re.M).group(1)
+    """The rows of the first table whose header begins with `first`, each as a list of cells."""
+    body = re.search(rf"^\| {re.escape(first)}.*\n\| ---.*\n((?:\|.*\n?)*)", text, re.M).group(1)
     return [[cell.strip() for cell in line.strip("| ").split(" | ")] for line in body.splitlines()]
 
 

@@ -1,6 +1,5 @@
 """What docs/ says is held against the code: functions, defaults, data examples, errors and launch commands in it."""
 
-import ast
 import contextlib
 import dataclasses
 import json
@@ -21,24 +20,6 @@ from tests.models.architectures import DECODERS, ENCODER_DECODERS
 from tests.models.encoders import CONFIGS
 from tests.project.markdown import DOCS, ROOT, code_in, page, section
 from tests.refusals import refusal
-
-
-def names_in(path):
-    """Functions, classes, `Class.method`s and constants of a Python file."""
-    found = set()
-    for node in ast.parse(path.read_text(encoding="utf-8")).body:
-        if isinstance(node, ast.Assign):
-            found |= {target.id for target in node.targets if isinstance(target, ast.Name)}
-        elif isinstance(node, ast.FunctionDef | ast.ClassDef):
-            found.add(node.name)
-            found |= {f"{node.name}.{item.name}" for item in ast.walk(node) if isinstance(item, ast.FunctionDef)}
-    return found
-
-
-def test_each_function_that_is_named_exists():
-    places = re.findall(r"`(align/[\w/]+\.py): ([\w.]+)`", page("details"))
-    assert len(places) > 20
-    assert not [f"{path}: {name}" for path, name in places if name not in names_in(ROOT / path)]
 
 
 def test_each_setting_that_is_named_has_that_default():

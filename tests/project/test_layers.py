@@ -1,13 +1,13 @@
-"""Imports point downwards through the layers of the package, and never in a circle; imports inside functions count too."""
+"""The shape of the packages: imports point downwards and never in a circle, hierarchies of classes are flat."""
 
 import ast
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.project.markdown import ROOT
+
 LAYERS = (
     {"core"},
     {"data", "runtime"},
@@ -27,26 +27,31 @@ LAYERS = (
 LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}
 
 
-def module_name(path):
-    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+def sources_of(package):
+    """Module -> file."""
+    paths = sorted((ROOT / package).rglob("*.py"))
+    return {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path for path in paths}
 
 
-SOURCES = {module_name(path): path for path in sorted((ROOT / "align").rglob("*.py"))}
+SOURCES = sources_of("align")
 
 
 @cache  # not on import: every worker collects this file, and one needs it
+def nodes_of(path):
+    return list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+
+
+@cache
 def imports_of(name):
     """The modules of this package that one imports, `from package import module` resolved to the module."""
     path, found = SOURCES[name], set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in nodes_of(path):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: launching a script breaks relative imports"
             nested = {f"{node.module}.{alias.name}" for alias in node.names}
-            found |= (nested & SOURCES.keys()) or {node.module}
-            if not nested <= SOURCES.keys():
-                found.add(node.module)
+            found |= nested & SOURCES.keys() if nested <= SOURCES.keys() else (nested & SOURCES.keys()) | {node.module}
     return {name for name in found if name in SOURCES}
 
 
@@ -56,19 +61,16 @@ def part_of(module):
 
 
 def test_every_file_has_a_layer_and_every_layer_has_files():
-    parts = {part_of(name) for name in SOURCES} - {""}
-    assert parts - LEVEL.keys() == set()
-    assert LEVEL.keys() - parts == set()
-    assert len(SOURCES) > 80
+    assert {part_of(name) for name in SOURCES} - {""} == LEVEL.keys()
     assert sum(len(imports_of(name)) for name in SOURCES) > 300
 
 
-@pytest.mark.parametrize("name", sorted(set(SOURCES) - {"align"}))
-def test_imports_point_downwards(name):
-    level = LEVEL[part_of(name)]
-    for imported in imports_of(name) - {"align"}:
-        same = part_of(imported) == part_of(name)
-        assert same or LEVEL[part_of(imported)] < level, f"{name} imports {imported}, which stands above or beside it"
+@pytest.mark.parametrize("part", sorted(LEVEL))
+def test_imports_point_downwards(part):
+    for name in (name for name in SOURCES if part_of(name) == part):
+        for imported in imports_of(name) - {"align"}:
+            below = part_of(imported) == part or LEVEL[part_of(imported)] < LEVEL[part]
+            assert below, f"{name} imports {imported}, which stands above or beside it"
 
 
 def test_no_circle():
@@ -81,23 +83,32 @@ def test_no_circle():
         pytest.fail(f"modules import each other in a circle: {' -> '.join(error.args[1])}")
 
 
-def test_a_class_has_a_name_of_its_own():
-    """One name means one thing, also where two modules never meet. `align.trl` repeats the names of TRL's classes."""
-    places = {}
-    for name, path in SOURCES.items():
-        if part_of(name) == "trl":
-            continue
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.ClassDef):
-                places.setdefault(node.name, []).append(name)
-    assert {name: modules for name, modules in places.items() if len(modules) > 1} == {}
+@cache
+def classes():
+    """(package, class) -> the names of its bases; a class of `align` has a name of its own there, but for those of TRL."""
+    found, twice = {}, []
+    for package in ("align", "annotation_ui"):
+        for name, path in sources_of(package).items():
+            for node in nodes_of(path):
+                if isinstance(node, ast.ClassDef) and part_of(name) != "trl":
+                    twice += [node.name] if package == "align" and (package, node.name) in found else []
+                    bases = [ast.unparse(base).split("[")[0].split(".")[-1] for base in node.bases]
+                    found[package, node.name] = [base for base in bases if base != node.name]
+    assert twice == []
+    return found
 
 
-def test_the_core_imports_no_extra():
-    """It names them as "module:name" strings, and imports what a setting asks for."""
-    core = [name for name in SOURCES if part_of(name) != "extras"]
-    assert [name for name in core if any(part_of(imported) == "extras" for imported in imports_of(name))] == []
+def longest_chain(package, name):
+    """A class and the longest chain of its bases in the packages, the first base first."""
+    places = [
+        (place, base) for base in classes()[package, name] for place in {package, "align"} if (place, base) in classes()
+    ]
+    return [*max((longest_chain(*place) for place in places), key=len, default=[]), name]
 
 
-def test_nobody_imports_the_command_line():
-    assert [name for name in SOURCES if "align.cli" in imports_of(name)] == []
+def test_a_class_is_at_most_one_below_its_base():
+    """A command's settings may be two below `Settings`: a base, groups, and classes that list groups."""
+    chains = [longest_chain(*place) for place in classes()]
+    assert len(chains) > 300
+    assert [chain for chain in chains if len(chain) > (3 if chain[0] == "Settings" else 2)] == []
+    assert max(map(len, chains)) == 3, "settings are found"

@@ -1,18 +1,17 @@
-"""Names of code in pages and docstrings: each `Class.attribute`, dotted name of the packages and path exists."""
+"""Names of code in pages and docstrings: each `Class.attribute`, dotted name of the packages, path and link exists."""
 
 import ast
 import functools
 import re
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.project.markdown import DOCS, PAGES, ROOT, WRITTEN, text_of
+
 PACKAGES = ("align", "annotation_ui")
 SOURCES = [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
-PAGES = [*sorted((ROOT / "docs").rglob("*.md")), *(ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "SECURITY"))]
 SPAN = r"(?<!`)`([^`\n]+)`(?!`)(?!\sof commit)"
-FOLDERS = "|".join((*PACKAGES, "tests", "configs", "docs", "data", "forms", "benchmarks", "examples"))
+FOLDERS = "align|annotation_ui|tests|configs|docs|data|forms"
 SUFFIXES = (".py", ".yaml", ".json", ".jsonl", ".md", ".js", "/")
 
 
@@ -21,21 +20,8 @@ def tree(path):
     return ast.parse(path.read_text(encoding="utf-8"))
 
 
-@functools.cache
-def classes():
-    """Class name -> its names, those of its bases included."""
-    nodes = [node for path in SOURCES for node in ast.walk(tree(path)) if isinstance(node, ast.ClassDef)]
-    own = {node.name: names_of_class(node) for node in nodes}
-    bases = {node.name: {ast.unparse(base).split("[")[0].split(".")[-1] for base in node.bases} for node in nodes}
-
-    def every(name):
-        return own.get(name, set()).union(*(every(base) for base in bases.get(name, ())))
-
-    return {name: every(name) for name in own}
-
-
-def names_of_class(node):
-    """Methods, fields and attributes that a class or its methods assign."""
+def names_in(node):
+    """Names that a module or a class defines, imports or assigns, those of its attributes included."""
     found = set()
     for item in ast.walk(node):
         if isinstance(item, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
@@ -44,61 +30,67 @@ def names_of_class(node):
             found.add(item.id)
         elif isinstance(item, ast.Attribute) and isinstance(item.ctx, ast.Store) and ast.unparse(item.value) == "self":
             found.add(item.attr)
+        elif isinstance(item, ast.ImportFrom | ast.Import):
+            found |= {alias.asname or alias.name for alias in item.names}
     return found
 
 
 @functools.cache
-def names_in_module(path):
-    """Names that a module defines or imports."""
-    found = set()
-    for node in ast.walk(tree(path)):
-        if isinstance(node, ast.FunctionDef | ast.ClassDef):
-            found.add(node.name)
-        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            found.add(node.id)
-        elif isinstance(node, ast.ImportFrom | ast.Import):
-            found |= {alias.asname or alias.name for alias in node.names}
-    return found
+def classes():
+    """Class name -> its names, those of its bases included."""
+    nodes = [node for path in SOURCES for node in ast.walk(tree(path)) if isinstance(node, ast.ClassDef)]
+    own = {node.name: names_in(node) for node in nodes}
+    bases = {node.name: {ast.unparse(base).split("[")[0].split(".")[-1] for base in node.bases} for node in nodes}
+
+    def every(name):
+        return own.get(name, set()).union(*(every(base) for base in bases.get(name, ())))
+
+    return {name: every(name) for name in own}
 
 
 def exists(dotted):
     """Whether a dotted name of a package is a module, a name in one, or an attribute of a class in one."""
     parts = dotted.split(".")
     for count in range(len(parts), 0, -1):
-        base = ROOT.joinpath(*parts[:count])
+        base, rest = ROOT.joinpath(*parts[:count]), parts[count:]
         module = base.with_suffix(".py") if base.with_suffix(".py").is_file() else base / "__init__.py"
         if module.is_file() or base.is_dir():
-            rest = parts[count:]
-            if not rest:
-                return True
-            known = module.is_file() and rest[0] in names_in_module(module)
-            return known and (len(rest) == 1 or rest[1] in classes().get(rest[0], set()))
+            known = not rest or (module.is_file() and rest[0] in names_in(tree(module)))
+            return known and (len(rest) < 2 or rest[1] in classes().get(rest[0], set()))
     return False
 
 
-def is_file_name(span):
-    """Whether a code span is the path of a file of this repository, without a part that the reader replaces."""
-    path = re.fullmatch(rf"({FOLDERS})(/[\w.-]+)+/?", span)
-    return path is not None and span.endswith(SUFFIXES) and "NAME" not in span
-
-
 def wrong_names(text):
-    """The code spans of a text that name a class's attribute, a name of the packages or a path that does not exist."""
+    """What a text names and does not exist: a class's attribute, a name of the packages, `path.py: name`, or a path."""
     for span in re.findall(SPAN, text):
         if match := re.fullmatch(r"([A-Z]\w*)\.(\w+)(\(.*\))?", span):
             owner, name, _ = match.groups()
             if owner in classes() and name not in classes()[owner]:
                 yield span
-        elif re.fullmatch(rf"({'|'.join(PACKAGES)})(\.\w+)+", span):
-            if not exists(span):
+        elif re.fullmatch(rf"({'|'.join(PACKAGES)})((\.\w+)+|[\w/]+\.py: [\w.]+)", span):
+            if not exists(span.replace(".py: ", ".").replace("/", ".")):
                 yield span
-        elif is_file_name(span) and not (ROOT / span).exists():
+        elif re.fullmatch(rf"({FOLDERS}|benchmarks|examples)(/[\w.-]+)+/?", span) and not is_file(span):
             yield span
 
 
-@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())
-def test_pages_name_code_that_exists(path):
-    assert list(wrong_names(path.read_text(encoding="utf-8"))) == []
+def is_file(name):
+    """Whether a path is there, has a part that the reader replaces, or is none of this repository."""
+    return not name.endswith(SUFFIXES) or "NAME" in name or (ROOT / name).exists()
+
+
+@pytest.mark.parametrize("path", [*PAGES, ROOT / "CHANGELOG.md"], ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_pages_name_code_and_link_to_places_that_exist(path):
+    text = text_of(path)
+    assert list(wrong_names(text)) == []
+    assert [name for name in re.findall(rf"\b((?:{FOLDERS}|\.ci)/[\w./-]*\w\.\w+)\b", text) if not is_file(name)] == []
+    for link in re.findall(r"\]\((?!https?:)([^)\s]+)\)", text):
+        file, _, anchor = link.partition("#")
+        target = (path.parent / file) if file else path
+        assert target.exists() or target.resolve() == WRITTEN, link
+        if anchor and target.suffix == ".md":
+            titles = [re.sub(r"[^\w\s-]", "", title).strip() for title in re.findall(r"^#+ (.*)$", text_of(target), re.M)]
+            assert anchor in {re.sub(r"[\s-]+", "-", title.lower()) for title in titles}, link
 
 
 @pytest.mark.parametrize("package", PACKAGES)
@@ -116,4 +108,6 @@ def test_docstrings_name_code_that_exists(package):
 
 def test_wrong_names_are_found():
     text = "`Rollout.texts`, `Rollout.gone`, `align.ppo.train.train`, `align.ppo.gone`, `align/ppo/gone.py`, `Trainer.x`"
-    assert list(wrong_names(text)) == ["Rollout.gone", "align.ppo.gone", "align/ppo/gone.py"]
+    text += ", `align/core/files.py: write_text`, `align/core/files.py: gone`"
+    assert list(wrong_names(text)) == ["Rollout.gone", "align.ppo.gone", "align/ppo/gone.py", "align/core/files.py: gone"]
+    assert len(re.findall(r"`align/[\w/]+\.py: [\w.]+`", text_of(DOCS / "details.md"))) > 20

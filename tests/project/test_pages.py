@@ -4,27 +4,14 @@ import ast
 import json
 import re
 import shlex
-from pathlib import Path
 
 import pytest
 
 from align.cli import COMMANDS
 from align.data import Demonstration, Prompt, Ranking, read_records
 from tests.http_stand_in import answering
+from tests.project.markdown import DOCS, PAGES, README, ROOT, page, table, text_of
 from tests.project.test_layers import LAYERS, SOURCES, part_of
-
-ROOT = Path(__file__).parents[2]
-DOCS = ROOT / "docs"
-WRITTEN = DOCS / "settings.md"
-"""Written by docs/write_settings.py in `make docs`: not there before."""
-README = ROOT / "README.md"
-PAGES = [*sorted(set(DOCS.rglob("*.md")) - {WRITTEN}), README, ROOT / "CONTRIBUTING.md"]
-FOR_GITHUB = [ROOT / "SECURITY.md", ROOT / "CHANGELOG.md"]
-SUFFIXES = (".py", ".yaml", ".json", ".jsonl", ".md")
-
-
-def text_of(path):
-    return path.read_text(encoding="utf-8")
 
 
 def blocks(path, languages):
@@ -111,11 +98,11 @@ def test_code_is_whole_and_its_imports_and_settings_exist(block):
 def test_the_reward_functions_that_are_shown_score(tmp_path, monkeypatch):
     from align.ppo.reward_functions import call_reward_function, load_functions
 
-    page = text_of(DOCS / "howto" / "own-reward.md")
-    (tmp_path / "my_rewards.py").write_text(re.search(r"```python\n(.*?)```", page, re.S).group(1))
+    text = page("howto/own-reward")
+    (tmp_path / "my_rewards.py").write_text(re.search(r"```python\n(.*?)```", text, re.S).group(1))
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    named = re.search(r"--reward_functions (.*)", page).group(1).split()
+    named = re.search(r"--reward_functions (.*)", text).group(1).split()
     polite, short = load_functions(named)
     prompts = [({"role": "user", "content": "Hi"},)] * 2
     assert (polite.weight, short.weight) == (0.5, 1.0)
@@ -129,40 +116,29 @@ def test_the_server_reward_that_is_shown_asks_and_scores(tmp_path, monkeypatch):
         scores = [len(prompt) - len(response) for prompt, response in zip(*asked.values(), strict=True)]
         return 200, json.dumps({"scores": scores}).encode()
 
-    code = re.findall(r"```python\n(.*?)```", text_of(DOCS / "howto" / "reward-elsewhere.md"), re.S)[0]
+    code = re.findall(r"```python\n(.*?)```", page("howto/reward-elsewhere"), re.S)[0]
     with answering(score) as url:
         names = {}
         exec(code.replace("http://localhost:9000", url), names)
         assert names["score"]([[{"role": "user", "content": "four"}]], ["one"]) == [1]
 
 
-def layers_in(block):
-    """The rows of a drawing of the layers, from the ground up."""
-    return [set(re.findall(r"[\w.]+", line)) for line in reversed(block.strip().splitlines())]
-
-
 def test_the_layers_that_are_drawn_are_those_of_the_code():
-    found = re.search(r"```layers\n(.*?)```", text_of(DOCS / "architecture.md"), re.S)
-    there = {part_of(name) for name in SOURCES} - {""}
-    assert layers_in(found.group(1)) == [layer & there for layer in LAYERS]
-
-
-def rows_of(text, headed):
-    """Rows of the first table whose header begins with these words, as lists of cells."""
-    body = re.search(rf"^\| {re.escape(headed)}.*\n\| ---.*\n((?:\|.*\n)+)", text, re.M).group(1)
-    return [[cell.strip() for cell in line.strip("| ").split(" | ")] for line in body.splitlines()]
+    drawn = re.search(r"```layers\n(.*?)```", page("architecture"), re.S).group(1).strip().splitlines()
+    there = {part_of(name) for name in SOURCES}
+    assert [set(re.findall(r"[\w.]+", line)) for line in reversed(drawn)] == [layer & there for layer in LAYERS]
 
 
 def test_the_path_from_a_prompt_to_a_weight_update_is_short():
-    files = [row[0].strip("`") for row in rows_of(text_of(DOCS / "architecture.md"), "file | contribution")]
+    files = [row[0].strip("`") for row in table(page("architecture"), "file | contribution")]
     assert {"align/ppo/train.py", "align/training/engine.py"} <= set(files)
     assert len(files) <= 10
     assert sum(len(text_of(ROOT / name).splitlines()) for name in files) <= 1600
 
 
 def test_the_speeds_are_those_of_the_benchmarks():
-    measured = rows_of(text_of(ROOT / "benchmarks" / "README.md"), "work | unit | ours")
-    shown = rows_of(text_of(DOCS / "comparison.md"), "work | times as fast as TRL")
+    measured = table(text_of(ROOT / "benchmarks" / "README.md"), "work | unit | ours")
+    shown = table(page("comparison"), "work | times as fast as TRL")
     assert [(row[1], row[2]) for row in shown] == [(row[4].split()[0], row[7]) for row in measured[: len(shown)]]
     speeds = re.search(r"\*\*Speed\*\*.*?\n\n", text_of(ROOT / "README.md"), re.S).group(0)
     stated = {float(number) for number in re.findall(r"(\d+(?:\.\d+)?) times", " ".join(speeds.split()))}
@@ -171,22 +147,9 @@ def test_the_speeds_are_those_of_the_benchmarks():
 
 
 def test_the_rows_of_the_short_comparison_are_those_of_the_whole_one():
-    whole, short = (rows_of(text_of(path), "| align-rlhf") for path in (DOCS / "comparison.md", README))
+    whole, short = (table(text_of(path), "| align-rlhf") for path in (DOCS / "comparison.md", README))
     assert len(short) == 5
     assert [row for row in short if row not in whole] == []
-
-
-@pytest.mark.parametrize("path", [*PAGES, *FOR_GITHUB], ids=lambda path: path.relative_to(ROOT).as_posix())
-def test_links_and_files_that_are_named_exist(path):
-    named = re.findall(r"\b((?:align|tests|configs|docs|data|forms|annotation_ui|\.ci)/[\w./-]*\w\.\w+)\b", text_of(path))
-    assert not [name for name in named if name.endswith(SUFFIXES) and "NAME" not in name and not (ROOT / name).exists()]
-    for link in re.findall(r"\]\((?!https?:)([^)\s]+)\)", text_of(path)):
-        file, _, anchor = link.partition("#")
-        target = (path.parent / file) if file else path
-        assert target.exists() or target.resolve() == WRITTEN, link
-        if anchor and target.suffix == ".md":
-            titles = [re.sub(r"[^\w\s-]", "", title).strip() for title in re.findall(r"^#+ (.*)$", text_of(target), re.M)]
-            assert anchor in {re.sub(r"[\s-]+", "-", title.lower()) for title in titles}, link
 
 
 def test_readme_names_commands_targets_and_folders_that_are_there():

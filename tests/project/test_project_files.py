@@ -1,9 +1,8 @@
 """The files that describe the project to others: continuous integration, hooks, citation, changelog, the site's map."""
 
 import ast
-import dataclasses
 import re
-import runpy
+import subprocess
 import sys
 import tomllib
 from importlib.metadata import packages_distributions
@@ -62,24 +61,6 @@ def test_the_site_shows_every_page_once():
     assert sorted(pages(read("mkdocs.yml")["nav"])) == sorted(there | {written})
 
 
-def test_the_page_of_settings_has_every_setting_of_every_command():
-    from align.cli import stage_configs, stages_with_settings
-
-    module = runpy.run_path(str(ROOT / "docs" / "write_settings.py"))
-    text = module["page"]()
-    sections = dict(re.findall(r"^## (.*?)\n(.*?)(?=^## |\Z)", text, re.M | re.S))
-    shared = {module["anchor"](title): body for title, body in re.findall(r"^### (.*)\n\n((?:\|.*\n)+)", text, re.M)}
-    commands = [*stage_configs(), "sample", "chat", "loop", "plan", *(f"eval {name}" for name in module["TASKS"])]
-    assert sorted(sections) == sorted([*(f"align {command}" for command in commands), "Shared settings", "Other names"])
-    for command in commands:
-        body = sections[f"align {command}"]
-        linked = [shared[name] for name in re.findall(r"\]\(#((?!block-).*?)\)", body)]
-        names = set(re.findall(r"^ *\| `(\w+)`", "".join([body, *linked]), re.M))
-        assert names == {field.name for field in dataclasses.fields(stages_with_settings()[command].load()[0])}
-    assert len(re.findall(r"^\| `learning_rate`", sections["align ppo"], re.M)) == 1
-    assert "| `cliprange` | number | `0.2` | epsilon of the policy's ratio clip |" in text
-
-
 def names_of(requirements):
     """The names of packages in a list of requirements, written as pip compares them."""
     return {re.split(r"[<>=\[;]", entry)[0].strip().lower().replace("_", "-") for entry in requirements}
@@ -103,3 +84,34 @@ def test_every_package_that_is_imported_is_declared(folder):
     sources, modules = packages_distributions(), set(imported_modules(folder)) - own
     assert len(modules) > 10
     assert {module for module in modules if not names_of(sources.get(module, [module])) & declared} == set()
+
+
+TRACKED = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False).stdout.split("\n")
+SOURCES = [name for name in TRACKED if name.endswith((".md", ".py", ".ipynb", ".yaml")) and not name.startswith("tests/")]
+FROM_THE_CLONE = {"README.md", "constraints.txt"}
+"""Files that may install the clone; all others add extras to what is installed."""
+
+
+def text_of(name):
+    path = ROOT / name
+    return path.read_text(encoding="utf-8") if path.exists() else ""
+
+
+@pytest.mark.skipif(len(SOURCES) < 2, reason="not a git checkout")
+def test_extras_are_named_with_the_package_and_exist():
+    found = {}
+    for name in SOURCES:
+        for package, extras in re.findall(r"pip install [^`\n]*?'([\w.-]*)\[([\w,-]+)\]", text_of(name)):
+            found.setdefault((package, extras), []).append(name)
+    own = {key: names for key, names in found.items() if key[0] in (PROJECT["name"], ".", "align")}
+    assert {package for package, _ in own} == {"."}, own  # not the name on PyPI, where the package is not
+    assert {extra for _, extras in own for extra in extras.split(",")} <= PROJECT["optional-dependencies"].keys()
+
+
+@pytest.mark.skipif(len(SOURCES) < 2, reason="not a git checkout")
+def test_one_page_tells_how_to_install_the_clone():
+    assert {name for name in SOURCES if re.search(r"pip install [^`\n]*-e \.", text_of(name))} <= FROM_THE_CLONE
+    assert PROJECT["scripts"] == {"align": "align.cli:main"}
+    extras = set(re.findall(r"`(\w[\w-]*)`", text_of("README.md").split("Extras add")[1].split("[Container")[0]))
+    for_users = PROJECT["optional-dependencies"].keys() - {"dev", "docs", "lm-eval"}
+    assert for_users <= extras

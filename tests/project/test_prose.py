@@ -5,16 +5,11 @@ The limits are counts per 10,000 words, as found in the documentation of PyTorch
 
 import ast
 import re
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
-DOCS = ROOT / "docs"
-ROOT_PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")]
-WRITTEN = {DOCS / "settings.md"}
-"""Pages made of help texts."""
-PAGES = [*ROOT_PAGES, *sorted(set(DOCS.rglob("*.md")) - WRITTEN)]
+from tests.project.markdown import PAGES, ROOT
+
 PACKAGES = sorted(path.parent.name for path in (ROOT / "align").glob("*/__init__.py"))
 
 LONGEST_SENTENCE = 35
@@ -98,42 +93,6 @@ def counts(paths):
 def over_the_limits(paths):
     total, found, _ = counts(paths)
     return {name: len(found[name]) for name, (_, limit) in LIMITS.items() if len(found[name]) > limit * total / 10_000}
-
-
-PAGE = """# Title
-
-One `a b`
-line. Two.
-
-    code here
-
-- item
-  more
-- item
-
-| a | b |
-| --- | --- |
-| c d | e |
-"""
-CODE = '''"""A. B."""
-x = option(1, "help")
-def f():
-    """F.
-
-        a table    of words
-
-    Args:
-        a: first
-        b: second
-    """
-'''
-
-
-def test_units_are_found():
-    expected = ["Title", "One `a b` line. Two.", "item more", "item", "a", "b", "c d", "e"]
-    assert [unit for unit in units_of_page(PAGE) if words(unit)] == expected
-    assert sentences("One `a. B`\nline. Two (x). Three") == ["One CODE\nline.", "Two (x).", "Three"]
-    assert sorted(filter(None, units_of_code(CODE))) == ["A. B.", "Args:", "F.", "a: first", "b: second", "help"]
 
 
 def test_pages_stay_below_the_limits():
