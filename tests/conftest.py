@@ -55,10 +55,17 @@ def pytest_make_collect_report(collector):
 
 
 LONGEST = (
-    *("test_resume", "test_browser_tasks", "test_checkpoints", "test_gradio_files", "test_launch"),
+    *("test_resume", "test_browser_tasks", "test_checkpoints", "test_gradio_files", "test_two_processes"),
     *("test_losses_in_batches", "test_browser_lead_work", "test_adapters", "test_accessibility", "test_stop"),
     *("test_browser_rank", "test_browser_labeler", "test_crash", "test_layers", "test_loop", "test_examples"),
-    *("test_sequence_parallel", "test_heartbeat", "test_limits", "test_sharded", "test_browser_lead"),
+    *(
+        "test_checkpoints_of_two",
+        "test_sequence_parallel",
+        "test_heartbeat",
+        "test_limits",
+        "test_sharded",
+        "test_browser_lead",
+    ),
 )
 """Files that are tested first, or workers that share out whole files would wait for one of them at the end."""
 

@@ -90,13 +90,10 @@ def test_a_broken_chat_template(kind, model, tmp_path):
 def test_a_broken_config(kind, model):
     change(model / "config.json", CONFIGS[kind])
     assert str(model) in refused(model)
-
-
-def test_the_memory_check_ends_at_once_for_millions_of_layers(model):
-    change(model / "config.json", CONFIGS["millions of layers"])
-    config = SFTConfig(model=str(model), output_dir="run")
-    with pytest.raises(UserError, match="num_hidden_layers 5000000, but a model has 1 to"):
-        Memory(Accelerator(cpu=True), config, config).check_before_load()
+    if kind == "millions of layers":  # the memory check ends at once
+        config = SFTConfig(model=str(model), output_dir="run")
+        with pytest.raises(UserError, match="num_hidden_layers 5000000, but a model has 1 to"):
+            Memory(Accelerator(cpu=True), config, config).check_before_load()
 
 
 @pytest.mark.parametrize("kind", ADAPTERS)
@@ -120,17 +117,14 @@ def spoil(path, part, value):
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_a_model_with_nan_is_named_with_its_weight(value, model):
-    spoil(model / "model.safetensors", "h.1.mlp.c_fc.weight", value)
-    line = refused(model)
-    assert line.startswith(f"model '{model}': its weight 'transformer.h.1.mlp.c_fc.weight' holds NaN or infinite numbers")
-
-
-def test_an_adapter_with_nan_is_named_with_its_weight(adapter):
-    spoil(adapter / "adapter_model.safetensors", "lora_A.weight", math.nan)
+def test_a_model_or_an_adapter_with_nan_is_named_with_its_weight(value, model, adapter):
+    spoil(adapter / "adapter_model.safetensors", "lora_A.weight", value)
     line = refused(adapter)
     assert line.startswith(f"adapter '{adapter}': its weight '")
     assert "holds NaN" in line
+    spoil(model / "model.safetensors", "h.1.mlp.c_fc.weight", value)
+    line = refused(model)
+    assert line.startswith(f"model '{model}': its weight 'transformer.h.1.mlp.c_fc.weight' holds NaN or infinite numbers")
 
 
 def test_a_reward_head_with_nan_is_named(tmp_path):

@@ -24,22 +24,8 @@ def reward_model(tmp_path_factory):
 
 def test_an_existing_run_without_resume(finished, demonstrations, refused):
     line = refused("sft", *TINY, "--train_data", demonstrations, output=finished)
-    assert (
-        line
-        == f"error: {finished} already holds a run; set resume_from_checkpoint auto to continue it, or "
-        + "choose another output_dir"
-    )
-
-
-@pytest.mark.parametrize(
-    ("key", "value", "old"),
-    [("model", "tiny-llama", "'tiny-gpt2'"), ("lora_r", "4", "0"), ("optimizer", "adafactor", "")],
-)
-def test_resuming_another_model(key, value, old, finished, demonstrations, refused):
-    line = refused(
-        "sft", *TINY, "--train_data", demonstrations, "--resume_from_checkpoint", f"--{key}", value, output=finished
-    )
-    assert line.startswith(f"error: {finished}/config.yaml: this run has {key} {old}")
+    told = f"error: {finished} already holds a run; set resume_from_checkpoint auto to continue it, or choose another"
+    assert line == f"{told} output_dir"
 
 
 @pytest.mark.parametrize("text", ["", "- a\n- list\n", "just words", "a: [1,", "key: \x00"])

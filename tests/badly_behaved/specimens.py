@@ -1,6 +1,7 @@
 """Badly behaved models: tiny models with the habits of published ones that the well-behaved built-in models lack.
 
-Each specimen changes one built-in model, its tokenizer or the files of its folder. `write` makes the folder.
+Each changes one built-in model, its tokenizer or the files of its folder. Habits of templates alone are in
+tests/tokenization/test_published_templates.py.
 """
 
 import json
@@ -28,32 +29,10 @@ CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-THINKING = CHATML.replace("assistant\n{%", "assistant\n<think>\n{%")
-"""DeepSeek-R1 and QwQ: the generation prompt opens a thought that recorded answers do not have."""
-EMPTY_THOUGHT = (
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
-    "{% if m.role == 'assistant' and loop.last %}<think>\n\n</think>\n\n{% endif %}{{ m.content }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+EMPTY_THOUGHT = CHATML.replace(
+    "\n{{ m.content }}", "\n{% if m.role == 'assistant' and loop.last %}<think>\n\n</think>\n\n{% endif %}{{ m.content }}"
 )
 """Qwen 3: the last recorded answer begins with an empty thought, which the generation prompt does not write."""
-CHANNELS = (
-    "{% for m in messages %}<|im_start|>{{ m.role }}{% if m.role == 'assistant' %} final{% endif %}\n"
-    "{{ m.content }}<|im_end|>{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant{% endif %}"
-)
-"""gpt-oss: a recorded answer names its channel in the header, the generation prompt does not."""
-NO_SYSTEM = (
-    "{% for m in messages %}{% if m.role != 'system' %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endif %}"
-    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
-"""Phi-3's first template: system turns are dropped."""
-REFUSES_SYSTEM = (
-    "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
-    "<|im_start|>{{ m.role }}\n{{ m.content | trim }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
-"""Gemma: system turns raise, and white space around a message is cut."""
-DATED = "Today is {{ strftime_now('%d %B %Y %H:%M:%S.%f') }}.\n" + CHATML
-"""Llama 3.2 and SmolLM3, made worse: the text differs at every rendering."""
 
 
 @dataclass(frozen=True)
@@ -63,11 +42,10 @@ class Specimen:
     Attributes:
         base: the built-in model that is changed.
         seen_in: published models that have it.
-        change: edits model and tokenizer in memory and returns the tokenizer that is saved.
+        change: edits model and tokenizer in memory.
         edit: edits the saved folder, for what transformers refuses to save.
         refused: the message with which loading refuses it; empty: every stage trains it.
-        core: whether `make test` takes it too. The habits of templates and tokenizers are in tests/tokenization, those of
-            saved settings and dropout in tests/models.
+        core: whether `make test` takes it too.
     """
 
     name: str
@@ -90,11 +68,13 @@ def write(specimen: Specimen, folder: Path, base: str) -> Path:
     return folder
 
 
-def _with_template(template: str) -> Callable[[PreTrainedModel, PreTrainedTokenizerFast], None]:
+def _with_template(template: str, rows: int | None = None) -> Callable[[PreTrainedModel, PreTrainedTokenizerFast], None]:
+    """A template with its tokens; the embedding has a multiple of so many rows."""
+
     def change(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> None:
-        tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>", END_OF_TURN]})
-        model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
+        tokenizer.add_tokens([AddedToken(text, special=True) for text in ("<|im_start|>", END_OF_TURN)])
         tokenizer.chat_template = template
+        model.resize_token_embeddings(len(tokenizer), pad_to_multiple_of=rows, mean_resizing=False)
 
     return change
 
@@ -104,25 +84,15 @@ def _pad_is_end(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> N
     model.config.pad_token_id = model.generation_config.pad_token_id = EOS
 
 
-def _no_pad(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> None:
-    tokenizer.pad_token = None
+def _no_pad_and_no_template(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> None:
+    tokenizer.pad_token = tokenizer.chat_template = None
     model.config.pad_token_id = model.generation_config.pad_token_id = None
-
-
-def _no_template(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> None:
-    _no_pad(model, tokenizer)
-    tokenizer.chat_template = None
 
 
 def _adds_both_ends(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> None:
     tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
         single="<bos> $A <eos>", pair="<bos> $A <eos> <bos> $B <eos>", special_tokens=[("<bos>", BOS), ("<eos>", EOS)]
     )
-
-
-def _adds_both_ends_without_template(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> None:
-    _adds_both_ends(model, tokenizer)
-    tokenizer.chat_template = None
 
 
 def _list_of_ends(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> None:
@@ -133,58 +103,36 @@ def _list_of_ends(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) ->
 
 
 def _tied_and_padded(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> None:
-    tokenizer.add_tokens([AddedToken("<|im_start|>", special=True), AddedToken(END_OF_TURN, special=True)])
-    tokenizer.chat_template = CHATML
     model.config.tie_word_embeddings = True
-    model.resize_token_embeddings(len(tokenizer), pad_to_multiple_of=64, mean_resizing=False)
+    _with_template(CHATML, 64)(model, tokenizer)
     model.tie_weights()
 
 
-def _dropout(**rates: float) -> Callable[[PreTrainedModel, PreTrainedTokenizerFast], None]:
-    def change(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> None:
-        for name, rate in rates.items():
-            assert hasattr(model.config, name)
-            setattr(model.config, name, rate)
-
-    return change
+def _dropout(name: str) -> Callable[[PreTrainedModel, PreTrainedTokenizerFast], None]:
+    return lambda model, tokenizer: model.config.update({name: 0.3})
 
 
 def _too_many_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> None:
     tokenizer.add_tokens([f"<extra_{number}>" for number in range(9)])
 
 
-def _generation_config(**values: object) -> Callable[[Path], None]:
-    def edit(folder: Path) -> None:
-        path = folder / "generation_config.json"
-        path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
-
-    return edit
+def _unused_settings(folder: Path) -> None:
+    path = folder / "generation_config.json"
+    unused = {"temperature": 0.9, "top_p": 0.6, "top_k": 0, "early_stopping": True, "length_penalty": 2.0}
+    path.write_text(json.dumps(json.loads(path.read_text()) | unused))
 
 
 SPECIMENS = (
-    Specimen("as-built", "tiny-llama", "the control: a model that does nothing unusual"),
     Specimen("t5-as-built", "tiny-t5", "the control of encoder-decoders", core=True),
     Specimen("pad-is-eos", "tiny-llama", "Llama 2 fine-tunes, Mistral", _pad_is_end, core=True),
-    Specimen("no-pad", "tiny-gpt2", "GPT-2, Pythia, Llama", _no_pad),
-    Specimen("no-template", "tiny-gpt2", "GPT-2, Pythia", _no_template),
+    Specimen("no-pad-no-template", "tiny-gpt2", "GPT-2, Pythia", _no_pad_and_no_template),
     Specimen("adds-bos-and-eos", "tiny-llama", "Llama with add_eos_token", _adds_both_ends),
-    Specimen("adds-both-without-template", "tiny-llama", "Llama bases", _adds_both_ends_without_template),
     Specimen("t5-without-template", "tiny-t5", "T5, Flan-T5", lambda m, t: setattr(t, "chat_template", None)),
     Specimen("eos-list", "tiny-llama", "Llama 3 Instruct, Qwen 2.5", _list_of_ends, core=True),
-    Specimen("opens-a-thought", "tiny-llama", "DeepSeek-R1 distillations, QwQ", _with_template(THINKING)),
     Specimen("empty-thought", "tiny-llama", "Qwen 3", _with_template(EMPTY_THOUGHT)),
-    Specimen("channels", "tiny-llama", "gpt-oss", _with_template(CHANNELS)),
-    Specimen("drops-system", "tiny-llama", "Phi-3", _with_template(NO_SYSTEM)),
-    Specimen("refuses-system", "tiny-gpt2", "Gemma", _with_template(REFUSES_SYSTEM)),
-    Specimen("prints-the-time", "tiny-llama", "Llama 3.2, SmolLM3", _with_template(DATED)),
     Specimen("tied-and-padded", "tiny-llama", "Qwen 2.5 0.5B, SmolLM2", _tied_and_padded, core=True),
-    Specimen("functional-dropout", "tiny-llama", "Llama with attention_dropout", _dropout(attention_dropout=0.3)),
-    Specimen("t5-dropout", "tiny-t5", "T5", _dropout(dropout_rate=0.3)),
-    Specimen(
-        "unused-sampling-settings", "tiny-llama", "Vicuna", edit=_generation_config(temperature=0.9, top_p=0.6, top_k=0)
-    ),
-    Specimen("unused-beam-settings", "tiny-t5", "BART", edit=_generation_config(early_stopping=True, length_penalty=2.0)),
-    Specimen(
-        "more-tokens-than-rows", "tiny-llama", "models with tokens added by hand", _too_many_tokens, refused="embedding"
-    ),
+    Specimen("functional-dropout", "tiny-llama", "Llama with attention_dropout", _dropout("attention_dropout")),
+    Specimen("t5-dropout", "tiny-t5", "T5", _dropout("dropout_rate")),
+    Specimen("unused-sampling-settings", "tiny-llama", "Vicuna, BART", edit=_unused_settings),
+    Specimen("more-tokens-than-rows", "tiny-llama", "tokens added by hand", _too_many_tokens, refused="embedding"),
 )

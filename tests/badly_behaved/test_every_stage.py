@@ -1,6 +1,5 @@
 """Every stage, export and evaluation over badly behaved models, against transformers on the saved folders."""
 
-import json
 import re
 from collections.abc import Callable
 from functools import cache
@@ -167,8 +166,8 @@ class TestTrainedFromSpecimens:
             prompts = [loaded.tokenization.prompt_ids(({"role": "user", "content": text},)) for text in QUESTIONS]
             uniforms = row_uniforms(len(prompts), settings, 0, RngStream.SAMPLE_COMMAND)
             found = sample(loaded.backbone, prompts, uniforms, settings, loaded.tokenization.end_ids)
-            ends = GenerationConfig.from_pretrained(folder).eos_token_id
-            assert set(ends) >= end_ids_of(trained.source)
+            ends, listed = (GenerationConfig.from_pretrained(each).eos_token_id for each in (folder, trained.source))
+            assert set(ends) >= set(listed if isinstance(listed, list) else [listed])
             for text, prompt, ids in zip(QUESTIONS, prompts, found.ids, strict=True):
                 given = tokenizer.apply_chat_template(
                     [{"role": "user", "content": text}], add_generation_prompt=True, return_tensors="pt", return_dict=True
@@ -188,7 +187,7 @@ class TestTrainedFromSpecimens:
             _, _, example = encoded(reward.loaded.tokenization, question, answer)
             with torch.no_grad():
                 there = float(classifier(input_ids=torch.tensor([example.prompt + example.response])).logits)
-            found = score(reward, example.prompt, example.response)
+                found = float(reward.model(Padded.from_lists([example.prompt]), Padded.from_lists([example.response])))
             assert found == pytest.approx(there, abs=1e-4)
 
     def test_cards_name_no_path(self, trained: Trained) -> None:
@@ -213,18 +212,6 @@ class TestTrainedFromSpecimens:
 def no_toxicity(texts: list[str]) -> list[float]:
     """A scorer for the test above."""
     return [0.0 for _ in texts]
-
-
-def end_ids_of(folder: Path) -> set[int]:
-    """The end tokens that a folder's generation config lists."""
-    ends = json.loads((folder / "generation_config.json").read_text())["eos_token_id"]
-    return set(ends) if isinstance(ends, list) else {ends}
-
-
-@torch.no_grad()
-def score(reward, prompt: list[int], response: list[int]) -> float:
-    """What a reward model gives to token ids, without its mean."""
-    return float(reward.model(Padded.from_lists([prompt]), Padded.from_lists([response])))
 
 
 @pytest.mark.parametrize("stage", ["sft", "reward", "dpo", "ppo"])

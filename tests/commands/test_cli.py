@@ -1,11 +1,9 @@
 """The command line: what each word does, how mistakes are told, and that a run is the same however it is started."""
 
-import os
+import json
 import runpy
-import signal
 import subprocess
 import sys
-import time
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points, version
 from pathlib import Path
@@ -21,12 +19,7 @@ from tests.commands.words import words_of
 from tests.files import read_rows, write_rows
 
 ROOT = Path(__file__).resolve().parents[2]
-ALIGN = [sys.executable, "-m", "align.cli"]
-
-
-def test_the_installed_command_is_this_one():
-    (found,) = entry_points(group="console_scripts", name="align")
-    assert found.value == "align.cli:main"
+SCHEMA = "error: align schema: give a command with settings, or --all FOLDER, not "
 
 
 def test_help_has_one_line_for_each_command(capsys):
@@ -62,16 +55,30 @@ def test_no_words_show_the_help_and_fail(command_error):
         (["report"], "error: align report: the following arguments are required: RUN"),
         (["ppo", "--ptx.dta", "x"], "error: unknown option --ptx.dta; did you mean --ptx.data?"),
         (["sample"], "error: model is [], but must be given"),
+        (["schema", "pp"], f"{SCHEMA}'pp'; did you mean ppo?"),
+        (["schema", "zzzz"], f"{SCHEMA}'zzzz'"),
     ],
 )
 def test_a_wrong_word_is_one_line(words, line, command_error):
     assert command_error(cli.main, words) == line + "\n"
 
 
-def test_version(capsys):
+def test_version_and_entry_point(capsys):
     cli.main(["--version"])
     assert capsys.readouterr().out == f"align {version('align-rlhf')}\n"
     assert version("align-rlhf") == __version__
+    (found,) = entry_points(group="console_scripts", name="align")
+    assert found.value == "align.cli:main"
+
+
+def test_the_schema_of_a_command(capsys):
+    cli.main(["schema", "eval", "toxicity"])
+    found = json.loads(capsys.readouterr().out)
+    assert found["title"] == "Settings of align eval toxicity"
+    top_p = found["properties"]["top_p"]
+    assert top_p == {**top_p, "default": 0.9, "exclusiveMinimum": 0, "maximum": 1, "type": "number"}
+    cli.main(["schema", "--help"])
+    assert capsys.readouterr().out.startswith("usage: align schema ")
 
 
 def test_data_check(capsys):
@@ -169,29 +176,3 @@ def test_command_and_script_do_the_same_and_say_little(tmp_path, demonstrations,
     weights = [load_file(tmp_path / name / "model" / "model.safetensors") for name in ("script", "command")]
     assert weights[0].keys() == weights[1].keys()
     assert all(torch.equal(weights[0][key], weights[1][key]) for key in weights[0])
-
-
-@pytest.mark.slow  # tests/training/test_stop.py ends a process by SIGTERM, and by SIGINT from within
-@pytest.mark.skipif(os.name != "posix", reason="signals")
-def test_control_c_is_one_line(tmp_path, demonstrations):
-    run = tmp_path / "run"
-    words = [*SMALL, "--train_data", str(demonstrations), "--num_train_epochs", "100000", "--output_dir", str(run)]
-    process = subprocess.Popen(
-        [*ALIGN, "sft", *words],
-        stderr=subprocess.PIPE,
-        text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background jobs inherit it ignored
-    )
-    try:
-        # The line of update 0 comes before the first update: until that begins, Ctrl-C ends a run that has nothing to save.
-        metrics, deadline = run / "metrics.jsonl", time.monotonic() + 300
-        while not (metrics.exists() and '"update": 1,' in metrics.read_text()) and time.monotonic() < deadline:
-            assert process.poll() is None, process.communicate()[1]
-            time.sleep(0.05)
-        process.send_signal(signal.SIGINT)
-        printed = process.communicate(timeout=120)[1]
-    finally:
-        process.kill()
-    assert process.returncode == 75  # asked to stop: saved, to be resumed
-    assert "--resume_from_checkpoint" in printed.splitlines()[-1]
-    assert "Traceback" not in printed

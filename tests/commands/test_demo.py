@@ -19,11 +19,8 @@ from align.eval.policy_comparison import PolicyComparison, PolicyResponses
 from align.sampling.generation import SamplingParams
 
 
-def test_a_model_without_settings_gives_no_rows(tmp_path):
-    assert evaluate_start_and_end(tmp_path / "eval.yaml", tmp_path, "tiny-llama", 0) == []
-
-
 def test_the_rows_state_n_and_interval(tmp_path, sharp_folders):
+    assert evaluate_start_and_end(tmp_path / "eval.yaml", tmp_path, "tiny-llama", 0) == [], "without settings there are none"
     (tmp_path / "truth.yaml").write_text("limit: 4\n")
     (tmp_path / "eval.yaml").write_text(f"truthfulness: {tmp_path / 'truth.yaml'}\ntoxicity: ''\n")
     (tmp_path / "ppo").symlink_to(sharp_folders["tiny-llama"])
@@ -46,11 +43,8 @@ def test_best_of_n_stands_beside_ppo_by_hand():
     assert (row["before"], row["after"]) == (1.5, 3.0)
     assert row["interval"].startswith("PPO gains +1.00 more (+0.50 to +1.50")  # 2 - 1.5 and 6 - 4.5
     assert "1.84 nats" in row["note"]  # log 16 - 15 / 16
-
-
-def test_a_value_that_rounds_to_zero_has_no_sign():
     row = before_after_row("reward", [-0.001, 0.004])
-    assert (str(row["before"]), str(row["after"])) == ("0.0", "0.0")
+    assert (str(row["before"]), str(row["after"])) == ("0.0", "0.0"), "a zero has no sign"
 
 
 PROMPTS = [Prompt.from_row({"prompt": text}) for text in ("Name a moon\nof Mars.", "x" * 200)]

@@ -66,13 +66,10 @@ def test_samples_depend_on_the_seed_alone(tmp_path, prompts):
     other = sampled(tmp_path, prompts, "c", samples_per_prompt=3, seed=1)
     assert all(set(a["responses"]).isdisjoint(b["responses"]) for a, b in zip(first, other, strict=True))
     assert all(len(set(row["responses"])) == 3 for row in first)
-
-
-def test_samples_at_temperature_0_are_alike(tmp_path, prompts):
-    rows = sampled(tmp_path, prompts, samples_per_prompt=3, temperature=0)
-    assert all(len(set(row["responses"])) == 1 for row in rows)
+    greedy = sampled(tmp_path, prompts, "greedy", samples_per_prompt=3, temperature=0)
+    assert all(len(set(row["responses"])) == 1 for row in greedy)
     # Truncation to the likeliest token is the same thing.
-    assert rows == sampled(tmp_path, prompts, "k", samples_per_prompt=3, top_k=1)
+    assert greedy == sampled(tmp_path, prompts, "k", samples_per_prompt=3, top_k=1)
 
 
 def test_best_of_keeps_the_best_of_what_it_would_have_drawn(tmp_path, prompts, reward_folder):
@@ -111,21 +108,17 @@ def test_scores_are_those_of_one_row_at_a_time(policy, reward_folder):
     ("settings", "line"),
     [
         ({"best_of": 2}, "error: best_of is 2, but must be 1, unless reward_model, rules, rubrics or attributes is given"),
-        ({"top_p": 0}, "error: top_p is 0.0, but must be above 0 and at most 1"),
         ({"max_new_tokens": 1020}, "do not fit the model's context of 1024"),
         ({"max_prompt_tokens": 20}, "max_prompt_tokens is 20"),
         ({"reward_model": "/nowhere"}, "error: /nowhere: neither a reward model of this package"),
+        ({"name": "prompts"}, "already exists"),
     ],
 )
 def test_sample_refuses(settings, line, tmp_path, prompts, command_error):
+    (tmp_path / "prompts.jsonl").write_text("precious")
     assert line in command_error(sampled, tmp_path, prompts, **settings)
     assert not (tmp_path / "out.jsonl").exists()
-
-
-def test_sample_overwrites_nothing(tmp_path, prompts, command_error):
-    (tmp_path / "out.jsonl").write_text("precious")
-    assert "already exists" in command_error(sampled, tmp_path, prompts)
-    assert (tmp_path / "out.jsonl").read_text() == "precious"
+    assert (tmp_path / "prompts.jsonl").read_text() == "precious"
 
 
 def printed(capsys, *words, **settings) -> str:
@@ -139,6 +132,12 @@ def test_a_prompt_is_answered_on_the_terminal(tmp_path, capsys):
     (tmp_path / "p.jsonl").write_text('{"prompt": "What is rain?"}\n')
     (row,) = sampled(tmp_path, tmp_path / "p.jsonl")
     assert text == row["responses"][0] + "\n"
+    talk = "\n\nHuman: Hi\n\nAssistant: Hello\n\nHuman: What is rain?\n\nAssistant:"
+    text = printed(capsys, "tiny-gpt2", "--prompt", talk, "And snow?")
+    headings = [line for line in text.splitlines() if line.startswith("--- ")]
+    assert headings == ["--- What is rain?", "--- And snow?"], "the last turn"
+    printed(capsys, "tiny-gpt2", "--prompt", "What is rain?", output=tmp_path / "written.jsonl")
+    assert [row["prompt"] for row in read_rows(tmp_path / "written.jsonl")] == ["What is rain?"]
 
 
 def test_several_prompts_models_and_responses_get_headings(capsys, reward_folder):
@@ -150,19 +149,6 @@ def test_several_prompts_models_and_responses_get_headings(capsys, reward_folder
     ]
     assert [heading[:-1] for heading in headings] == expected
     assert all(re.fullmatch(r"reward -?\d+\.\d{3}", heading[-1]) for heading in headings)
-
-
-def test_the_heading_of_a_conversation_is_its_last_turn(capsys):
-    talk = "\n\nHuman: Hi\n\nAssistant: Hello\n\nHuman: What is rain?\n\nAssistant:"
-    text = printed(capsys, "tiny-gpt2", "--prompt", talk, "And snow?")
-    headings = [line for line in text.splitlines() if line.startswith("--- ")]
-    assert headings == ["--- What is rain?", "--- And snow?"]
-
-
-def test_responses_to_a_prompt_can_be_written(tmp_path, capsys):
-    output = tmp_path / "out.jsonl"
-    printed(capsys, "tiny-gpt2", "--prompt", "What is rain?", output=output)
-    assert [row["prompt"] for row in read_rows(output)] == ["What is rain?"]
 
 
 @pytest.mark.parametrize(

@@ -11,16 +11,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from align.core.errors import UserError
 from align.core.files import new_folder, numbered_paths, read_json, write_json, write_text
 from tests.refusals import refusal
-
-QUICK = settings(deadline=None, max_examples=40)
 
 
 def names(folder):
@@ -31,30 +27,19 @@ def tree(folder):
     return {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*") if path.is_file()}
 
 
-def run(code, folder):
-    """A process of its own that runs `code` with `folder` as its working directory."""
-    return subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)], cwd=folder, capture_output=True, text=True, timeout=300
-    )
-
-
 def test_new_folder_appears_whole_with_what_lies_deep_in_it(tmp_path):
     target = tmp_path / "deep" / "er" / "model"
     with new_folder(target) as folder:
         (folder / "a.txt").write_text("a")
         (folder / "sub").mkdir()
         (folder / "sub" / "b.txt").write_text("b")
+        (folder / "a.txt").chmod(0o600)
         assert not target.exists()
         assert folder.parent == target.parent, "a rename must not cross file systems"
     assert tree(target) == {"a.txt": "a", "sub/b.txt": "b"}
     assert names(target.parent) == ["model"]
-
-
-def test_what_is_written_can_be_read_by_others(tmp_path):
-    with new_folder(tmp_path / "model") as folder:
-        (folder / "secretive.txt").touch(0o600)
-    assert stat.S_IMODE((tmp_path / "model").stat().st_mode) == 0o755
-    assert stat.S_IMODE((tmp_path / "model" / "secretive.txt").stat().st_mode) == 0o644
+    assert stat.S_IMODE(target.stat().st_mode) == 0o755, "others read it too"
+    assert stat.S_IMODE((target / "a.txt").stat().st_mode) == 0o644
 
 
 class BrokenError(Exception):
@@ -133,22 +118,16 @@ def test_a_process_that_dies_in_the_middle_leaves_the_old_folder(tmp_path):
             (folder / "weights").write_text("half")
             os._exit(9)
     """
-    assert run(code, tmp_path).returncode == 9
+    assert subprocess.run([sys.executable, "-c", textwrap.dedent(code)], cwd=tmp_path, timeout=300).returncode == 9
     assert tree(tmp_path / "model") == {"weights": "old"}
-    with new_folder(tmp_path / "model") as folder:  # what the dead process left is in nobody's way
-        (folder / "weights").write_text("new")
-    assert tree(tmp_path / "model") == {"weights": "new"}
-
-
-def test_what_an_earlier_death_between_the_renames_left_is_in_nobodys_way(tmp_path):
-    leftover = tmp_path / ".model.replaced"
+    leftover = tmp_path / ".model.replaced"  # of a death between the renames
     leftover.mkdir()
     (leftover / "weights").write_text("older")
-    for text in ("one", "two"):
+    for text in ("new", "newer"):  # what dead processes left is in the way of none
         with new_folder(tmp_path / "model") as folder:
             (folder / "weights").write_text(text)
         assert tree(tmp_path / "model") == {"weights": text}
-    assert names(tmp_path) == ["model"]
+    assert not leftover.exists()
 
 
 def test_a_failed_rename_puts_the_old_folder_back(tmp_path, monkeypatch):
@@ -175,9 +154,7 @@ def test_a_failed_rename_puts_the_old_folder_back(tmp_path, monkeypatch):
 @pytest.mark.parametrize("write", [lambda path: new_folder(path).__enter__(), lambda path: write_text(path, "x")])
 def test_a_path_through_a_file_is_one_line(tmp_path, write):
     (tmp_path / "file").write_text("kept")
-    with pytest.raises(UserError, match="file/x/model: cannot be written") as caught:
-        write(tmp_path / "file" / "x" / "model")
-    assert "\n" not in str(caught.value)
+    assert "file/x/model: cannot be written" in refusal(write, tmp_path / "file" / "x" / "model")
     assert tree(tmp_path) == {"file": "kept"}
 
 
@@ -189,37 +166,17 @@ def test_write_text_makes_folders_replaces_and_leaves_nothing_beside(tmp_path):
     assert names(target.parent) == ["b.txt"]
 
 
-JSON = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.floats(allow_nan=False)
-    | st.text(st.characters(exclude_categories=["Cs"])),
-    lambda inner: (
-        st.lists(inner, max_size=3) | st.dictionaries(st.text(st.characters(exclude_categories=["Cs"])), inner, max_size=3)
-    ),
-    max_leaves=8,
-)
-
-
-@QUICK
-@given(JSON)
-def test_json_round_trip(tmp_path_factory, value):
-    path = tmp_path_factory.getbasetemp() / "round-trip.json"
-    write_json(path, value)
-    assert read_json(path) == value
-
-
 @pytest.mark.parametrize(
     ("content", "why"),
     [(b"", "not valid JSON"), (b"{", "not valid JSON"), (b"\xff\xfe", "not valid JSON"), (None, "No such")],
 )
 def test_broken_json_names_its_file_in_one_line(tmp_path, content, why):
+    write_json(tmp_path / "a.json", {"ü": [1, 0.5, None]})
+    assert read_json(tmp_path / "a.json") == {"ü": [1, 0.5, None]}
+    (tmp_path / "a.json").unlink()
     if content is not None:
         (tmp_path / "a.json").write_bytes(content)
-    with pytest.raises(UserError, match=rf"a\.json: {why}") as caught:
-        read_json(tmp_path / "a.json")
-    assert "\n" not in str(caught.value)
+    assert refusal(read_json, tmp_path / "a.json").startswith(f"{tmp_path}/a.json: {why}")
 
 
 def test_a_file_system_that_cannot_sync_folders(tmp_path, monkeypatch):

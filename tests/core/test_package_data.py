@@ -16,11 +16,8 @@ BUILT_FROM = ("align", "annotation_ui", "configs", "data", "forms")
 BUILT_FROM += ("pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE")
 
 
-def test_the_checkout_is_its_own_source():
-    assert package_data_root() == ROOT
-
-
 def test_a_path_means_the_working_directory_first(tmp_path, monkeypatch):
+    assert package_data_root() == ROOT, "the checkout is its own source"
     monkeypatch.chdir(tmp_path)
     assert resolve_path("data/prompts.jsonl") == ROOT / "data" / "prompts.jsonl"
     (tmp_path / "data").mkdir()
@@ -35,11 +32,6 @@ def test_a_path_means_the_working_directory_first(tmp_path, monkeypatch):
 def test_other_paths_stay_as_they_are(path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert resolve_path(path) == Path(path)
-
-
-def test_the_home_folder_is_expanded(monkeypatch):
-    monkeypatch.setenv("HOME", "/somewhere")
-    assert resolve_path("~/data/prompts.jsonl") == Path("/somewhere/data/prompts.jsonl")
 
 
 @pytest.fixture(scope="module")
@@ -96,14 +88,10 @@ print(*sorted(path.stem for path in folder.glob("*.yaml")))
 
 
 @pytest.mark.slow
-def test_the_installed_demo_and_app_run_from_any_folder(run_installed, tmp_path):
+def test_the_installed_demo_app_and_rules_run_from_any_folder(run_installed, tmp_path):
     assert "usage: align annotate" in run_installed("-m", "align.cli", "annotate", "--help")
     run_installed("-m", "align.cli", "demo", "--model", "tiny-llama", "--output_dir", "demo")
     assert (tmp_path / "demo" / "report.html").is_file()
-
-
-@pytest.mark.slow  # installs the package
-def test_installed_rules_are_found_by_their_path(run_installed, tmp_path):
     row = {"prompt": "Hi", "responses": ["Hello", "Go away"], "model": ["a", "b"]}
     (tmp_path / "responses.jsonl").write_text(json.dumps(row) + "\n")
     (tmp_path / "scorers.py").write_text("def half(cases):\n    return [0.25] * len(cases)\n")

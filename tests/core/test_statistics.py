@@ -31,12 +31,6 @@ def test_groups_are_drawn_whole():
     assert high - low > 0.5
 
 
-@pytest.mark.parametrize("values", [[], [1.0, float("nan")], [float("inf")]])
-def test_what_is_not_finite_is_refused(values):
-    with pytest.raises(UserError, match="finite"):
-        mean_interval(values)
-
-
 def test_any_statistic_and_samples_without_one():
     values = np.array([1.0, 2.0, 3.0, 4.0])
     assert statistic_interval(lambda drawn: values[drawn].max(1), 4) == (2.0, 4.0)
@@ -84,26 +78,24 @@ def test_a_share_is_covered_at_least_as_often_as_stated(n, share):
     assert covered >= 0.95
 
 
-@pytest.mark.parametrize(("win", "tie"), [(0.45, 0.1), (0.1, 0.8), (0.3, 0.65), (0.02, 0.96)])
-def test_a_win_rate_with_ties_is_covered(win, tie):
-    generator, covered = np.random.default_rng(1), 0
+@pytest.mark.parametrize(
+    ("win", "tie", "alike"),
+    [
+        *((win, tie, 0) for win, tie in ((0.45, 0.1), (0.1, 0.8), (0.3, 0.65), (0.02, 0.96))),
+        *((share, 0, alike) for share in (0.1, 0.5, 0.95) for alike in (0.3, 0.99)),
+    ],
+)
+def test_win_rates_with_ties_and_shares_of_grouped_values_are_covered(win, tie, alike):
+    """16 comparisons, or 12 rankings of 4 pairs with the intraclass correlation `alike`."""
+    generator, covered, group, scale = np.random.default_rng(1), 0, np.repeat(np.arange(12), 4), 1 / (alike or 1) - 1
     for _ in range(400):
-        low, high = share_interval(generator.choice([1.0, 0.5, 0.0], size=16, p=[win, tie, 1 - win - tie]))
+        if alike:
+            values = generator.random(48) < generator.beta(win * scale, (1 - win) * scale, 12)[group]
+        else:
+            values = generator.choice([1.0, 0.5, 0.0], size=16, p=[win, tie, 1 - win - tie])
+        low, high = share_interval(values, group if alike else None)
         covered += low <= win + tie / 2 <= high
     assert covered / 400 >= 0.93  # 0.95 less two standard errors
-
-
-@pytest.mark.parametrize("alike", [0.3, 0.99])
-@pytest.mark.parametrize("share", [0.1, 0.5, 0.95])
-def test_a_share_of_grouped_values_is_covered(alike, share):
-    """12 rankings of 4 pairs with the intraclass correlation `alike`."""
-    generator, covered, group = np.random.default_rng(2), 0, np.repeat(np.arange(12), 4)
-    scale = 1 / alike - 1
-    for _ in range(300):
-        of_group = generator.beta(share * scale, (1 - share) * scale, 12)
-        low, high = share_interval(generator.random(48) < of_group[group], group)
-        covered += low <= share <= high
-    assert covered / 300 >= 0.93
 
 
 def test_groups_that_agree_within_count_once():
@@ -121,7 +113,13 @@ def test_a_difference_of_shares_without_a_difference_has_a_width():
     assert difference_interval([1.0] * 10) == pytest.approx((2 * 0.025**0.1 - 1, 1.0))
 
 
-@pytest.mark.parametrize("values", [[], [0.5, 1.1], [-0.1], [float("nan")]])
-def test_a_share_needs_values_from_0_to_1(values):
-    with pytest.raises(UserError, match="from 0 to 1"):
-        share_interval(values)
+@pytest.mark.parametrize(
+    ("interval", "values", "why"),
+    [
+        *((mean_interval, values, "finite") for values in ([], [1.0, math.nan], [math.inf])),
+        *((share_interval, values, "from 0 to 1") for values in ([], [0.5, 1.1], [-0.1], [math.nan])),
+    ],
+)
+def test_values_without_an_interval_are_refused(interval, values, why):
+    with pytest.raises(UserError, match=why):
+        interval(values)

@@ -12,7 +12,6 @@ from align.core.tensor_ops import (
     Padded,
     cut_by_tokens,
     entropy_of,
-    length_mask,
     log_probs_of,
     masked_mean,
     masked_sum,
@@ -54,10 +53,6 @@ def test_padded_rows_cuts_the_columns_that_nobody_uses(rows, data):
     assert torch.equal(part.ids, Padded.from_lists(rows).rows(torch.tensor(chosen)).ids)
 
 
-def test_length_mask():
-    assert length_mask(torch.tensor([0, 2, 3]), 3).int().tolist() == [[0, 0, 0], [1, 1, 0], [1, 1, 1]]
-
-
 VALUES = [[1.0, 2.0, NAN], [6.0, INF, -INF]]
 MASK = torch.tensor([[True, True, False], [True, False, False]])
 
@@ -66,9 +61,6 @@ def test_masked_sum_and_mean_by_hand():
     assert masked_sum(doubles(VALUES), MASK).item() == 9.0  # 1 + 2 + 6
     # (1 + 2 + 6) / 3 = 3; a mean of the rows' means would be (1.5 + 6) / 2 = 3.75
     assert masked_mean(doubles(VALUES), MASK).item() == 3.0
-
-
-def test_masked_mean_of_nothing_is_zero():
     assert masked_mean(doubles(VALUES), torch.zeros_like(MASK)).item() == 0.0
 
 
@@ -84,14 +76,11 @@ SPREAD = [[1.0, 3.0, NAN], [5.0, 77.0, INF]]
 SCALED = math.sqrt(1.5)
 
 
-def test_whiten_removes_the_mean():
-    found = whiten(doubles(SPREAD), MASK)
-    torch.testing.assert_close(found, doubles([[-SCALED, 0.0, 0.0], [SCALED, 0.0, 0.0]]), rtol=1e-8, atol=1e-12)
-
-
-def test_whiten_can_keep_the_mean():
-    found = whiten(doubles(SPREAD), MASK, shift_mean=False)
-    torch.testing.assert_close(found, doubles([[3 - SCALED, 3.0, 0.0], [3 + SCALED, 0.0, 0.0]]), rtol=1e-8, atol=1e-12)
+@pytest.mark.parametrize(("shift", "mean"), [(True, 0.0), (False, 3.0)])
+def test_whiten_removes_or_keeps_the_mean(shift, mean):
+    found = whiten(doubles(SPREAD), MASK, shift_mean=shift)
+    expected = doubles([[mean - SCALED, mean, 0.0], [mean + SCALED, 0.0, 0.0]])
+    torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-12)
 
 
 def test_whiten_takes_the_whole_batch_at_once():
@@ -147,48 +136,23 @@ LOGITS = torch.log(torch.tensor([1.0, 2.0, 5.0]))
 
 
 @pytest.mark.parametrize(
-    ("temperature", "token", "expected"),
-    [
-        (1.0, 0, math.log(1 / 8)),
-        (1.0, 1, math.log(1 / 4)),
-        (1.0, 2, math.log(5 / 8)),
-        # Temperature 1/2 squares the weights: 1, 4, 25 with sum 30.
-        (0.5, 0, math.log(1 / 30)),
-        (0.5, 1, math.log(4 / 30)),
-        (0.5, 2, math.log(25 / 30)),
-    ],
-)
-def test_log_probs_of_by_hand(temperature, token, expected):
-    found = log_probs_of(LOGITS[None], torch.tensor([token]), temperature)
-    assert found.item() == pytest.approx(expected, abs=2e-7)
-
-
-@pytest.mark.parametrize(
-    ("temperature", "expected"),
+    ("temperature", "probabilities", "gradient", "entropy"),
     [
         # d log p(1) / d logit = (1 at the token, minus the probabilities): 0 - 1/8, 1 - 1/4, 0 - 5/8.
-        (1.0, [-1 / 8, 3 / 4, -5 / 8]),
-        # With probabilities 1/30, 4/30, 25/30, and 1 / temperature = 2 from the chain rule.
-        (0.5, [-2 / 30, 52 / 30, -50 / 30]),
-    ],
-)
-def test_gradient_of_log_probs_by_hand(temperature, expected):
-    logits = LOGITS.clone().requires_grad_()
-    log_probs_of(logits[None], torch.tensor([1]), temperature).sum().backward()
-    assert logits.grad.tolist() == pytest.approx(expected, abs=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("temperature", "expected"),
-    [
         # 1/8 ln 8 + 1/4 ln 4 + 5/8 ln 8/5 = 0.2599302 + 0.3465736 + 0.2937523
-        (1.0, 0.9002561),
+        (1.0, [1 / 8, 1 / 4, 5 / 8], [-1 / 8, 3 / 4, -5 / 8], 0.9002561),
+        # Temperature 1/2 squares the weights: 1, 4, 25 with sum 30; 1 / temperature = 2 comes from the chain rule.
         # 1/30 ln 30 + 4/30 ln 7.5 + 25/30 ln 1.2 = 0.1133732 + 0.2686537 + 0.1519346
-        (0.5, 0.5339616),
+        (0.5, [1 / 30, 4 / 30, 25 / 30], [-2 / 30, 52 / 30, -50 / 30], 0.5339616),
     ],
 )
-def test_entropy_by_hand(temperature, expected):
-    assert entropy_of(LOGITS[None], temperature).item() == pytest.approx(expected, abs=3e-7)
+def test_log_probs_their_gradient_and_entropy_by_hand(temperature, probabilities, gradient, entropy):
+    logits = LOGITS.clone().requires_grad_()
+    found = log_probs_of(logits.expand(3, 3), torch.arange(3), temperature)
+    assert found.tolist() == pytest.approx([math.log(value) for value in probabilities], abs=2e-7)
+    log_probs_of(logits[None], torch.tensor([1]), temperature).sum().backward()
+    assert logits.grad.tolist() == pytest.approx(gradient, abs=1e-6)
+    assert entropy_of(LOGITS[None], temperature).item() == pytest.approx(entropy, abs=3e-7)
 
 
 def test_extreme_logits_neither_overflow_nor_become_nan():
@@ -243,12 +207,13 @@ def test_bfloat16_logits_are_computed_in_float32():
 @given(st.integers(0, 10**6), st.sampled_from([0.3, 0.7, 1.0, 2.0]))
 def test_log_probs_and_entropy_against_softmax_in_float64(seed, temperature):
     logits = 5 * torch.randn(3, 4, 20, generator=torch.Generator().manual_seed(seed))
-    exact = torch.log_softmax(logits.double() / temperature, -1)
+    exact, kept = torch.log_softmax(logits.double() / temperature, -1), logits.clone()
     every = log_probs_of(logits[:, :, None].expand(3, 4, 20, 20), torch.arange(20).expand(3, 4, 20), temperature)
     torch.testing.assert_close(every.double(), exact, rtol=1e-6, atol=2e-5)
     torch.testing.assert_close(
         entropy_of(logits, temperature).double(), -(exact.exp() * exact).sum(-1), rtol=1e-5, atol=2e-5
     )
+    assert torch.equal(logits, kept), "they are left as they were"
 
 
 def test_log_probs_and_entropy_over_several_chunks_are_those_of_one_row_each(chunks_of_two_rows):
@@ -267,11 +232,3 @@ def test_log_probs_and_entropy_over_several_chunks_are_those_of_one_row_each(chu
     assert logits.grad.argmax(1).tolist() == tokens.tolist()
     own = 2 * (1 - math.exp(found[1].item()))
     assert float(logits.grad[1, 5]) == pytest.approx(own, abs=1e-5)
-
-
-def test_logits_are_left_as_they_were():
-    logits = torch.randn(3, 11, generator=torch.Generator().manual_seed(3))
-    kept = logits.clone()
-    log_probs_of(logits, torch.tensor([1, 2, 3]), 0.5)
-    entropy_of(logits, 0.5)
-    assert torch.equal(logits, kept)

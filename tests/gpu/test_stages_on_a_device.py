@@ -1,15 +1,17 @@
-"""Every stage runs on the device, under ZeRO as without it, within the estimate of memory; its files load on a processor."""
+"""Every stage runs on the device, under ZeRO as without it, resumes, and stays within the estimate of memory."""
 
 import gc
 import json
 import math
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from align.core.settings import ModelConfig
 from align.models.loading import load
@@ -18,6 +20,7 @@ from align.ppo.toy_rewards import share_of_e
 from align.sft import SFTConfig
 from align.sft.train import SFTTrainer
 from align.training.run_folder import read_metrics
+from tests.gpu import small_runs
 from tests.gpu.small_runs import COMMON, PPO, all_stages
 from tests.ports import free_port
 
@@ -53,7 +56,6 @@ def test_every_stage_runs(where, model, settings, dtype, tmp_path, record_proper
 
 ROOT = Path(__file__).parents[2]
 SETTINGS = {"dtype": "float32"}
-COMPARED = {"sft": "loss", "reward": "loss", "dpo": "loss"}
 
 
 @pytest.fixture(scope="module")
@@ -73,10 +75,12 @@ def test_it_learns_the_same(zero, without, tmp_path):
     words = [sys.executable, *launcher, *script]
     done = subprocess.run(words, cwd=ROOT, env=variables, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
-    for stage, name in COMPARED.items():
-        theirs = [row[name] for row in without[stage] if name in row]
+    for stage in ("sft", "reward", "dpo"):
+        ours, theirs = (
+            [row["loss"] for row in rows if "loss" in row] for rows in (read_metrics(tmp_path / stage), without[stage])
+        )
         assert len(theirs) >= 2
-        assert [row[name] for row in read_metrics(tmp_path / stage) if name in row] == pytest.approx(theirs, rel=1e-3)
+        assert ours == pytest.approx(theirs, rel=1e-3)
     assert (tmp_path / "ppo" / "model" / "model.safetensors").exists()
 
 
@@ -111,3 +115,58 @@ def test_the_estimate(stage, settings, tmp_path, record_property):
     record_property("estimate", memory.expected_bytes)
     record_property("peak", memory.peak())
     assert memory.peak() == pytest.approx(memory.expected_bytes, rel=TOLERANCE)
+
+
+REWARD = "align.ppo.toy_rewards:share_of_e"
+RESUMED = {"save_steps": 2, "save_total_limit": 9, "dtype": "bfloat16"}
+CLOSE = 0.05
+"""Of the largest weight: how far two runs of the same settings may end apart where kernels add up in any order."""
+
+
+def resumed(stage, model, tmp_path):
+    """The folders of a whole run, and of a copy that went on from its first checkpoint."""
+    run, more = getattr(small_runs, stage), dict(RESUMED)
+    if stage == "ppo":
+        more |= {"total_updates": 4, "num_ppo_epochs": 2, "num_mini_batches": 2, "reward_functions": [REWARD]}
+    else:
+        more |= {"batch_size": 8, "save_steps": 1}
+    whole, again = tmp_path / "whole", tmp_path / "again"
+    run(model, whole, **more)
+    saved = sorted(whole.glob("checkpoints/update-*"), key=lambda path: int(path.name.removeprefix("update-")))
+    assert len(saved) >= 2
+    shutil.copytree(whole, again)
+    shutil.rmtree(again / "model")
+    for folder in saved[1:]:
+        shutil.rmtree(again / "checkpoints" / folder.name)
+    run(model, again, **more | {"resume_from_checkpoint": True})
+    return whole, again
+
+
+def largest_difference(whole, again):
+    """Over all weights, as a share of the largest."""
+    ours, theirs = (load_file(folder / "model" / "model.safetensors") for folder in (again, whole))
+    assert ours.keys() == theirs.keys()
+    gaps = [float((ours[name].float() - theirs[name].float()).abs().max()) for name in ours]
+    return max(gaps) / max(float(weight.float().abs().max()) for weight in theirs.values())
+
+
+@pytest.mark.slow  # tests/training/test_resume.py resumes on a processor
+@pytest.mark.parametrize("stage", ["sft", "ppo"])
+@pytest.mark.parametrize("model", ["tiny-llama", pytest.param("smollm2-135m", marks=pytest.mark.gpu)])
+def test_deterministic_kernels_give_the_same_bits(stage, model, device, tmp_path, monkeypatch):
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True, warn_only=True)  # cumsum warns on a GPU, of short rows too
+    try:
+        whole, again = resumed(stage, model, tmp_path)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert largest_difference(whole, again) == 0
+    assert [row.get("loss") for row in read_metrics(again)] == [row.get("loss") for row in read_metrics(whole)]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("stage", ["sft", "ppo"])
+def test_what_differs_without_them(stage, tmp_path, record_property):
+    difference = largest_difference(*resumed(stage, "smollm2-135m", tmp_path))
+    record_property("largest_difference", difference)
+    assert difference <= CLOSE

@@ -48,9 +48,10 @@ def test_the_manifest_has_what_its_versions_require(resources):
     assert all(isinstance(entry["value"], str) for entry in container["env"])
 
 
-def test_every_pod_runs_one_machine_of_the_launch(resources):
+def test_every_pod_runs_one_machine_of_the_launch_and_has_time_to_save(resources):
     spec = resources["Job"]["spec"]
     pod = spec["template"]["spec"]
+    assert pod["terminationGracePeriodSeconds"] >= GRACE_SECONDS + 5
     (container,) = pod["containers"]
     assert spec["completionMode"] == "Indexed", "the index is the machine's rank"
     assert container["command"][:2] == ["align", "launch"]
@@ -75,11 +76,6 @@ def test_the_first_pod_is_found_by_its_name(resources):
     assert f"--main_process_ip={name}-0.{service['metadata']['name']}" in pod["spec"]["containers"][0]["command"]
     launcher = yaml.safe_load((ROOT / "configs/accelerate/two-nodes.yaml").read_text())
     assert service["spec"]["ports"][0]["port"] == launcher["main_process_port"]
-
-
-def test_a_pod_has_time_to_save(resources):
-    pod = resources["Job"]["spec"]["template"]["spec"]
-    assert pod["terminationGracePeriodSeconds"] >= GRACE_SECONDS + 5
 
 
 def run_script(tmp_path, code, saves=False, restarts=0):
@@ -118,16 +114,16 @@ def test_the_slurm_script_launches_one_machine_of_two(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("code", "again"), [(EXIT_STOPPED, True), (EXIT_LOST, True), (128 + signal.SIGKILL, True), (1, False), (2, False)]
+    ("code", "saves", "restarts", "again"),
+    [
+        *((code, False, 0, True) for code in (EXIT_STOPPED, EXIT_LOST, 128 + signal.SIGKILL)),
+        *((code, False, 0, False) for code in (1, 2)),  # an error
+        (EXIT_LOST, True, 20, True),
+        (EXIT_LOST, False, 20, False),  # lost again and again without a new checkpoint
+    ],
 )
-def test_the_slurm_script_goes_back_into_the_queue_after_a_loss_and_not_after_an_error(tmp_path, code, again):
-    done, requeued = run_script(tmp_path, code)
+def test_the_slurm_script_goes_back_into_the_queue_after_a_loss(tmp_path, code, saves, restarts, again):
+    done, requeued = run_script(tmp_path, code, saves, restarts)
     assert done.returncode == code
     assert requeued == (["requeue", "17"] if again else [])
-
-
-@pytest.mark.parametrize("saves", [True, False])
-def test_the_slurm_script_ends_a_run_that_is_lost_again_and_again_without_a_new_checkpoint(tmp_path, saves):
-    done, requeued = run_script(tmp_path, EXIT_LOST, saves, restarts=20)
-    assert requeued == (["requeue", "17"] if saves else [])
-    assert ("not requeued" in done.stderr) is not saves
+    assert ("not requeued" in done.stderr) == (restarts > 0 and not again)

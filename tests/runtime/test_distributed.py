@@ -6,7 +6,7 @@ import pytest
 import torch
 from accelerate.state import AcceleratorState, PartialState
 
-from align.runtime.distributed import bfloat16_is_fast, compute_dtype, make_accelerator
+from align.runtime.distributed import bfloat16_is_fast, compute_dtype
 from align.sft import SFTConfig
 from align.training.run import Run
 
@@ -49,11 +49,7 @@ def apple_gpu(monkeypatch):
         state.update(before)
 
 
-def test_a_gpu_without_float64_is_not_taken(apple_gpu):
-    assert make_accelerator(torch.float32, 1.0).device == torch.device("cpu")
-
-
-def test_a_run_says_why_it_is_on_the_processor(apple_gpu, tmp_path, capsys):
+def test_a_gpu_without_float64_is_not_taken_and_the_run_says_so(apple_gpu, tmp_path, capsys):
     run = Run(SFTConfig(output_dir=str(tmp_path / "run"), dtype="float32", report_to=["none"]), "sft")
     assert run.accelerator.device == torch.device("cpu")
     assert "no float64" in capsys.readouterr().err

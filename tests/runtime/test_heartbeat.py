@@ -69,18 +69,13 @@ def test_a_process_that_is_killed_or_stopped_is_named_by_all_others(
         assert end(three[other]) == (EXIT_LOST, f"[process {other}] {lost}" if other else lost)
 
 
-def test_a_failed_exchange_names_the_lost_process_sooner(three: list[subprocess.Popen[str]]) -> None:
-    three[2].kill()
+@pytest.mark.parametrize("killed", [2, 0])  # the first one holds the store
+def test_a_failed_exchange_names_the_lost_process_sooner(three: list[subprocess.Popen[str]], killed: int) -> None:
+    three[killed].kill()
     obey(three[1], "exchange")
     code, printed = end(three[1])
     assert code == EXIT_LOST
-    assert f"lost process 2 ({socket.gethostname()}: no sign of life for 1 s)" in printed
-
-
-def test_a_failed_exchange_names_the_holder_of_the_store_alone(three: list[subprocess.Popen[str]]) -> None:
-    three[0].kill()
-    obey(three[1], "exchange")
-    assert f"lost process 0 ({socket.gethostname()}: no sign of life for 1 s);" in end(three[1])[1]
+    assert f"lost process {killed} ({socket.gethostname()}: no sign of life for 1 s)" in printed
 
 
 @pytest.fixture
@@ -122,6 +117,12 @@ def test_an_end_in_order_ends_nobody(three: list[subprocess.Popen[str]], first: 
     assert three[2].poll() is None
     obey(three[2], "0")
     assert end(three[2]) == (0, "")
+
+
+def test_all_that_end_by_the_same_error_say_nothing_more(three: list[subprocess.Popen[str]]) -> None:
+    for process in three:
+        obey(process, "1.5 2 a mistake")  # it still runs for longer than the time of grace
+    assert [end(process) for process in three] == 3 * [(0, "")]
 
 
 @pytest.mark.parametrize(
@@ -183,12 +184,6 @@ def test_the_first_cause_is_told_by_a_first_process_that_is_asked_to_stop_becaus
     assert code == 2
     assert "error: lost process 1 " in printed
     assert "it ended: a mistake" in printed
-
-
-def test_all_that_end_by_the_same_error_say_nothing_more(three: list[subprocess.Popen[str]]) -> None:
-    for process in three:
-        obey(process, "1.5 2 a mistake")  # it still runs for longer than the time of grace
-    assert [end(process) for process in three] == 3 * [(0, "")]
 
 
 def test_the_first_process_prints_its_error_before_a_launcher_ends_it() -> None:

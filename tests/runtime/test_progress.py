@@ -1,6 +1,5 @@
 """Progress in a log file: which lines are printed, and what a real run, evaluation and demo write there."""
 
-import os
 import re
 import subprocess
 import sys
@@ -44,11 +43,13 @@ def test_the_first_the_last_and_one_step_in_each_interval_get_a_line(clock, caps
     ]
 
 
-def test_hours_are_printed(clock, capsys):
+def test_hours_and_work_that_was_complete_before_are_printed(clock, capsys):
     with ProgressDisplay("sft", total=100) as display:
         clock(61)
         display.advance()
-    assert capsys.readouterr().err == "sft 1/100: 1:40:39 left\n"  # 99 x 61 s = 6039 s
+    with ProgressDisplay("toxicity-a", total=3, completed=3):
+        pass
+    assert capsys.readouterr().err == "sft 1/100: 1:40:39 left\ntoxicity-a 3/3\n"  # 99 x 61 s = 6039 s
 
 
 def test_a_stopped_display_another_process_and_an_error_print_nothing(clock, capsys):
@@ -62,32 +63,15 @@ def test_a_stopped_display_another_process_and_an_error_print_nothing(clock, cap
     assert capsys.readouterr().err == ""
 
 
-def test_work_that_was_complete_before_gets_one_line(capsys):
-    with ProgressDisplay("toxicity-a", total=3, completed=3):
-        pass
-    assert capsys.readouterr().err == "toxicity-a 3/3\n"
-
-
-def log_of(folder, *words):
-    """The lines that a command writes to the standard error stream, as a scheduler would store them."""
-    done = subprocess.run(
-        [sys.executable, "-m", "align.cli", *words],
-        cwd=ROOT,
-        env=dict(os.environ),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "" not in done.stderr.splitlines(), "empty lines"
-    return done.stderr.splitlines()
-
-
 def test_the_log_of_a_ppo_run_has_updates_with_reward_kl_speed_and_remaining_time(tmp_path):
     write_records(tmp_path / "prompts.jsonl", [Prompt.from_row({"prompt": text}) for text in ("Hi", "Who?")])
     words = ["--model", "tiny-gpt2", "--prompts", str(tmp_path / "prompts.jsonl"), "--output_dir", str(tmp_path / "run")]
     words += ["--reward_functions", "align.ppo.toy_rewards:share_of_e", "--total_updates", "3", "--rollout_batch_size", "2"]
-    lines = log_of(tmp_path, "ppo", *words, "--max_new_tokens", "4", *TINY)
+    program = [sys.executable, "-m", "align.cli", "ppo", *words, "--max_new_tokens", "4", *TINY]
+    done = subprocess.run(program, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    lines = done.stderr.splitlines()  # as a scheduler would store them
+    assert "" not in lines, "empty lines"
     updates = [line for line in lines if line.startswith("ppo ")]
     first, last = updates[0], updates[-1]
     numbers = r"reward -?[\d.]+, KL -?[\d.]+, [\d,]+ tokens/s"

@@ -7,8 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import AutoTokenizer
 
 from align import cli
+from align.model_registry.tiny import byte_tokenizer
+from align.training import resume
+from align.training.checkpoint.files import write_checksums
 from tests.bad_input.conftest import TINY, snapshot, write_rows
 
 WORDS = ("--overlong", "truncate", "--max_prompt_tokens", "64", "--learning_rate", "1e-3", "--save_steps", "1")
@@ -59,11 +63,16 @@ def refuse(started, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("setting", "value", "before"), [("batch_size", "4", "2"), ("seed", "1", "0"), ("mixing_cap", "3", "0")]
+    ("setting", "value", "before"),
+    [
+        *(("batch_size", "4", "2"), ("seed", "1", "0"), ("mixing_cap", "3", "0")),
+        *(("model", "tiny-llama", "'tiny-gpt2'"), ("lora_r", "4", "0"), ("optimizer", "adafactor", "'adamw'")),
+    ],
 )
-def test_settings_that_order_the_examples_must_stay(setting, value, before, refuse):
+def test_settings_of_the_weights_and_of_the_order_of_examples_must_stay(setting, value, before, refuse):
     line = refuse(f"--{setting}", value)
-    assert f"config.yaml: this run has {setting} {before}, not {value}; resume it with that, or give another" in line
+    assert f"config.yaml: this run has {setting} {before}, not " in line
+    assert "; resume it with that, or give another" in line
 
 
 @pytest.mark.parametrize("change", ["fewer", "more", "reordered", "edited"])
@@ -78,9 +87,13 @@ def test_other_examples_are_refused(change, started, tmp_path, refuse):
     assert f"update-000004: the training examples are not those that this run began with ({how}); resume it with" in line
 
 
-def test_the_same_examples_at_another_place_are_the_same(started, tmp_path):
+def test_a_finished_run_is_left_as_it_is_and_trains_more_on_the_same_examples_at_another_place(started, tmp_path, capsys):
     folder, data = Path(shutil.copytree(started / "run", tmp_path / "run")), tmp_path / "moved.jsonl"
     shutil.copy(started / "demos.jsonl", data)
+    before = snapshot(folder / "model")
+    cli.main(sft(started / "demos.jsonl", folder, "--resume_from_checkpoint"))
+    assert "evaluating" not in capsys.readouterr().err
+    assert snapshot(folder / "model") == before
     cli.main(sft(data, folder, "--resume_from_checkpoint", "--num_train_epochs", "2"))
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert [row["update"] for row in rows] == list(range(9))
@@ -113,12 +126,29 @@ def test_with_no_update_left_the_last_model_is_saved(stage, tmp_path, monkeypatc
     assert all(torch.equal(saved[name], trained[name]) for name in common)
 
 
-def test_a_finished_run_is_left_as_it_is(started, tmp_path, capsys):
-    folder = Path(shutil.copytree(started / "run", tmp_path / "run"))
-    before = snapshot(folder / "model")
-    cli.main(sft(started / "demos.jsonl", folder, "--resume_from_checkpoint"))
-    assert "evaluating" not in capsys.readouterr().err
-    assert snapshot(folder / "model") == before
+class Day(resume.date):
+    number = 1
+
+    @classmethod
+    def today(cls):
+        return cls(2026, 7, cls.number)
+
+
+def test_a_run_keeps_the_date_of_its_chat_template_when_it_is_resumed_on_another_day(started, tmp_path, monkeypatch):
+    monkeypatch.setattr(resume, "date", Day)
+    run, template = tmp_path / "run", tmp_path / "dated.jinja"
+    template.write_text("{{ 'Today: ' + strftime_now('%d %b %Y') + '\n' }}" + byte_tokenizer().chat_template)
+    cli.main(sft(started / "demos.jsonl", run, "--chat_template", str(template)))
+    assert json.loads((run / "environment.json").read_text())["template_date"] == "2026-07-01"
+    monkeypatch.setattr(Day, "number", 2)
+    more = ["--num_train_epochs", "2", "--resume_from_checkpoint", "true"]
+    cli.main(sft(started / "demos.jsonl", run, "--chat_template", str(template), *more))
+    assert json.loads((run / "environment.json").read_text())["template_date"] == "2026-07-01"
+    turns = [{"role": "user", "content": "Hi"}]
+    text = AutoTokenizer.from_pretrained(run / "model").apply_chat_template(
+        turns, tokenize=False, add_generation_prompt=True
+    )
+    assert text == "Today: 01 Jul 2026\nUser: Hi\nAssistant: "
 
 
 # --------------------------------------------------------------------------------------------------------------- PPO
@@ -152,8 +182,6 @@ def test_ppo_with_other_prompts_or_another_size_is_refused_and_saves_where_nothi
 
 
 def test_a_checkpoint_that_lacks_state_is_one_line(ppo, tmp_path, capsys):
-    from align.training.checkpoint.files import write_checksums
-
     cli.main(ppo)
     checkpoint = tmp_path / "run" / "checkpoints" / "update-000003"
     stored = json.loads((checkpoint / "trainer.json").read_text())

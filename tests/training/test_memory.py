@@ -1,6 +1,5 @@
 """The memory of a run: arithmetic by hand, the largest micro-batch that is run first, and refusals."""
 
-import json
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -8,6 +7,7 @@ import psutil
 import pytest
 import torch
 from torch import nn
+from transformers import LlamaConfig
 
 from align import cli
 from align.core.errors import UserError
@@ -30,6 +30,9 @@ def test_what_stays_by_hand():
     assert found.gradients == 4200
     # Adafactor: 10 rows and 100 columns of the matrix, the whole vector.
     assert resident_memory("adafactor", BF16, 2100, Sharding()).resident["optimizer"] == 4 * (10 + 100 + 50)
+    one, two = nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False)
+    two.weight = one.weight
+    assert weights_bytes([one, two]) == 8 * 8 * 4, "shared weights count once"
     # float32 weights are their own masters.
     assert resident_memory("adamw", [torch.empty(7)], 28, Sharding()).resident == {
         "weights": 28,
@@ -60,26 +63,9 @@ def test_the_cache_by_hand(sharp_backbones):
     assert cache_bytes(sharp_backbones["tiny-t5"], tokens=1, rows=0) == 2 * 2 * 4 * 16 * 4
 
 
-def test_shared_weights_count_once():
-    one, two = nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False)
-    two.weight = one.weight
-    assert weights_bytes([one, two]) == 8 * 8 * 4
-
-
-LLAMA_7B = {
-    "model_type": "llama",
-    "architectures": ["LlamaForCausalLM"],
-    "hidden_size": 4096,
-    "intermediate_size": 11008,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "vocab_size": 32000,
-}
-
-
 def test_a_model_of_7b_is_refused_before_it_is_read(tmp_path, monkeypatch):
     """6.74 billion weights: 18 bytes each in bfloat16 with AdamW are 113 GiB. There is no file of weights to read."""
-    (tmp_path / "config.json").write_text(json.dumps(LLAMA_7B))
+    LlamaConfig(architectures=["LlamaForCausalLM"]).save_pretrained(tmp_path)
     settings = {"model": str(tmp_path), "output_dir": str(tmp_path / "run"), "report_to": ["none"], "dtype": "bfloat16"}
     monkeypatch.setattr(memory.Memory, "free", lambda _: 24 * GIB)
     with pytest.raises(UserError) as error:

@@ -11,24 +11,24 @@ from tests.training.toy_modules import Weights, accumulate, step, vector
 # ---------------------------------------------------------------------------------------------------- optimizers by hand
 
 
-def test_adamw_by_hand(toy_run):
-    engine = TrainEngine(toy_run(), Weights(vector(1.0)), 10)
+@pytest.mark.parametrize(
+    ("betas", "second"),
+    [
+        # m = .9 x .2 + .1 x 1 = .28, corrected by 1 - .81: 1.4736842; v = .999 x .004 + .001 = .004996, corrected by
+        # 1 - .998001: 2.4992496, its root 1.5809015; .9 - .1 x 1.4736842 / 1.5809015
+        ((0.9, 0.999), 0.8067820),
+        # m = .5 x 1 + .5 x 1 = 1, corrected by 1 - .25: 4/3; v = .75 x 1 + .25 = 1, corrected by 1 - .5625: 2.2857143, its
+        # root 1.5118579; 1 - .1 - .1 x 1.3333333 / 1.5118579
+        ((0.5, 0.75), 0.8118084),
+    ],
+)
+def test_adamw_by_hand(toy_run, betas, second):
+    engine = TrainEngine(toy_run(adam_beta1=betas[0], adam_beta2=betas[1]), Weights(vector(1.0)), 10)
     weight = engine.module.w[0]
     step(engine, vector(2.0), update=1)
     assert weight.item() == pytest.approx(0.9, abs=1e-7)  # the first step is rate x sign
     step(engine, vector(1.0), update=2)
-    # m = .9 x .2 + .1 x 1 = .28, corrected by 1 - .81: 1.4736842; v = .999 x .004 + .001 = .004996, corrected by
-    # 1 - .998001: 2.4992496, its root 1.5809015; .9 - .1 x 1.4736842 / 1.5809015
-    assert weight.item() == pytest.approx(0.8067820, abs=1e-6)
-
-
-def test_betas_of_adamw_by_hand(toy_run):
-    engine = TrainEngine(toy_run(adam_beta1=0.5, adam_beta2=0.75), Weights(vector(1.0)), 10)
-    step(engine, vector(2.0), update=1)
-    step(engine, vector(1.0), update=2)
-    # m = .5 x 1 + .5 x 1 = 1, corrected by 1 - .25: 4/3; v = .75 x 1 + .25 = 1, corrected by 1 - .5625: 2.2857143, its
-    # root 1.5118579; 1 - .1 - .1 x 1.3333333 / 1.5118579
-    assert engine.module.w[0].item() == pytest.approx(0.8118084, abs=1e-6)
+    assert weight.item() == pytest.approx(second, abs=1e-6)
 
 
 def test_groups_have_rates_of_their_own_and_one_rests(toy_run):
