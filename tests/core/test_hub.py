@@ -37,10 +37,12 @@ def test_an_unreachable_hub_is_an_error_at_once(no_hub, load, capsys):
     assert capsys.readouterr().err == f"'some/name' is no file or folder here: asking {no_hub}\n"
 
 
-def test_a_path_and_a_cached_name_ask_nothing(no_hub, tmp_path, capsys):
+def test_a_path_a_cached_name_and_with_datasets_offline_a_data_set_ask_nothing(no_hub, tmp_path, monkeypatch, capsys):
     (tmp_path / "models--some--name").mkdir()
     require_hub("some/name", "model")
     require_hub(str(tmp_path), "model")
+    monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
+    require_hub("some/name", "dataset")
     assert capsys.readouterr().err == ""
 
 
@@ -66,9 +68,3 @@ def test_a_data_set_that_datasets_has_prepared_is_read_without_the_hub(no_hub, m
         require_hub("some/MyName", "model")
     monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)  # datasets would ask for half a minute
     assert [row.row for row in iter_rows("some/MyName")] == [{"prompt": "Hi"}]
-
-
-def test_with_datasets_offline_a_data_set_asks_nothing(no_hub, monkeypatch, capsys):
-    monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
-    require_hub("some/name", "dataset")
-    assert capsys.readouterr().err == ""

@@ -21,36 +21,19 @@ MANIFEST = ROOT / "configs" / "cluster" / "kubernetes.yaml"
 SCRIPT = ROOT / "configs" / "cluster" / "slurm.sbatch"
 
 
-@pytest.fixture(scope="module")
-def resources():
-    return {item["kind"]: item for item in yaml.safe_load_all(MANIFEST.read_text())}
-
-
 def launched(words):
     """What the launcher and the stage read from the words after `align launch`."""
     options = launch_command_parser().parse_args(words)
     return options, parse(PPOConfig, options.training_script_args)
 
 
-def test_the_manifest_has_what_its_versions_require(resources):
-    """Fields of Service v1 and Job batch/v1 whose absence or wrong value the API server refuses, or that change the kind."""
-    assert set(resources) == {"Service", "Job"}
-    service, job = resources["Service"], resources["Job"]
-    assert (service["apiVersion"], job["apiVersion"]) == ("v1", "batch/v1")
-    for item in resources.values():
-        assert re.fullmatch(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", item["metadata"]["name"])
-    assert set(job["spec"]) <= {"completionMode", "completions", "parallelism", "backoffLimit", "template"}
-    pod = job["spec"]["template"]["spec"]
-    assert pod["restartPolicy"] == "OnFailure", "a Job allows this or Never; Never would make new pods of one index"
-    (container,) = pod["containers"]
-    assert {"name", "image", "command"} <= set(container)
-    assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in pod["volumes"]}
-    assert all(isinstance(entry["value"], str) for entry in container["env"])
-
-
-def test_every_pod_runs_one_machine_of_the_launch_and_has_time_to_save(resources):
-    spec = resources["Job"]["spec"]
+def test_every_pod_runs_one_machine_of_the_launch_finds_the_first_and_has_time_to_save():
+    items = {item["kind"]: item for item in yaml.safe_load_all(MANIFEST.read_text())}
+    service, job, spec = items["Service"], items["Job"], items["Job"]["spec"]
     pod = spec["template"]["spec"]
+    assert pod["restartPolicy"] == "OnFailure", "a Job allows this or Never; Never would make new pods of one index"
+    assert {mount["name"] for mount in pod["containers"][0]["volumeMounts"]} == {volume["name"] for volume in pod["volumes"]}
+    assert all(isinstance(entry["value"], str) for entry in pod["containers"][0]["env"])
     assert pod["terminationGracePeriodSeconds"] >= GRACE_SECONDS + 5
     (container,) = pod["containers"]
     assert spec["completionMode"] == "Indexed", "the index is the machine's rank"
@@ -64,16 +47,11 @@ def test_every_pod_runs_one_machine_of_the_launch_and_has_time_to_save(resources
     assert config.resume_from_checkpoint
     assert (ROOT / options.config_file).exists()
     assert (ROOT / options.training_script).exists()
-
-
-def test_the_first_pod_is_found_by_its_name(resources):
-    service, job = resources["Service"], resources["Job"]
-    name, pod = job["metadata"]["name"], job["spec"]["template"]
     assert service["spec"]["clusterIP"] == "None"
     assert service["spec"]["publishNotReadyAddresses"], "the pods wait for each other before they are ready"
-    assert pod["spec"]["subdomain"] == service["metadata"]["name"]
-    assert service["spec"]["selector"].items() <= pod["metadata"]["labels"].items()
-    assert f"--main_process_ip={name}-0.{service['metadata']['name']}" in pod["spec"]["containers"][0]["command"]
+    assert pod["subdomain"] == service["metadata"]["name"]
+    assert service["spec"]["selector"].items() <= spec["template"]["metadata"]["labels"].items()
+    assert f"--main_process_ip={job['metadata']['name']}-0.{service['metadata']['name']}" in container["command"]
     launcher = yaml.safe_load((ROOT / "configs/accelerate/two-nodes.yaml").read_text())
     assert service["spec"]["ports"][0]["port"] == launcher["main_process_port"]
 

@@ -1,6 +1,5 @@
 """Every metric and file that a run writes is on the page of metrics, and everything on it is written by a run."""
 
-import json
 import re
 from fnmatch import fnmatch
 from functools import partial
@@ -8,7 +7,7 @@ from functools import partial
 import pytest
 
 from align.cli import stage_configs
-from tests.files import write_rows
+from tests.files import read_rows, write_rows
 from tests.project.markdown import code_in, page, section, table
 
 STAGES = {
@@ -27,30 +26,20 @@ SHARED = {
 }
 
 
-def write_data(folder):
-    """Small data of every kind; the path of each file by its kind."""
-    verdicts = (("Yo", "violates"), ("I am 7.", "follows"))
-    rows = {
-        "judgments": [
-            {"prompt": f"{n}?", "response": text, "rule": rule, "verdict": verdict}
-            for n in range(4)
-            for text, verdict in verdicts
-            for rule in ("no-digits", "no-exclamation-marks")
-        ],
-        "ratings": [
-            {"prompt": f"{n}?", "response": text, "attributes": {"polite": n % 2, "rating": 1 + n}}
-            for n in range(4)
-            for text in ("Yo", "I am 7.")
-        ],
-        "demonstrations": [{"prompt": "Hi", "completion": "Yo"}, {"prompt": "Count.", "completion": "1 2 3"}],
-        # Ranks 1 and 3 apart too, so that more than one distance is written.
-        "rankings": [{"prompt": f"{n}?", "responses": ["a", "bb", "c c"], "ranks": [1, 2, 3]} for n in range(2)],
-        "prompts": [{"prompt": "Hi"}, {"prompt": "Count."}],
-    }
-    data = {name: folder / f"{name}.jsonl" for name in rows}
-    for name, path in data.items():
-        write_rows(path, rows[name])
-    return {name: str(path) for name, path in data.items()}
+ANSWERS = [{"prompt": f"{n}?", "response": text} for n in range(4) for text in ("Yo", "I am 7.")]
+VERDICTS = {"Yo": "violates", "I am 7.": "follows"}
+DATA = {
+    "judgments": [
+        row | {"rule": rule, "verdict": VERDICTS[row["response"]]}
+        for row in ANSWERS
+        for rule in ("no-digits", "no-exclamation-marks")
+    ],
+    "ratings": [row | {"attributes": {"polite": n // 2 % 2, "rating": 1 + n // 2}} for n, row in enumerate(ANSWERS)],
+    "demonstrations": [{"prompt": "Hi", "completion": "Yo"}, {"prompt": "Count.", "completion": "1 2 3"}],
+    # Ranks 1 and 3 apart too, so that more than one distance is written.
+    "rankings": [{"prompt": f"{n}?", "responses": ["a", "bb", "c c"], "ranks": [1, 2, 3]} for n in range(2)],
+    "prompts": [{"prompt": "Hi"}, {"prompt": "Count."}],
+}
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +54,7 @@ def runs(tmp_path_factory, serve):
     from align.sft import run_sft
 
     root = tmp_path_factory.mktemp("docs")
-    data = write_data(root)
+    data = {name: write_rows(root / f"{name}.jsonl", rows) for name, rows in DATA.items()}
     config = {
         stage: partial(made, dtype="float32", report_to=["none"], save_steps=1, output_dir=str(root / stage))
         for stage, made in stage_configs().items()
@@ -119,14 +108,9 @@ def defined(stage):
     return [name for title in titles for row in table(section(text, title), "name") for name in code_in(row[0])]
 
 
-def written(folder):
-    """The names in the lines of metrics.jsonl."""
-    return {name for line in (folder / "metrics.jsonl").read_text().splitlines() for name in json.loads(line)}
-
-
 @pytest.mark.parametrize("stage", STAGES)
 def test_every_metric_is_defined_and_every_definition_is_of_a_metric(runs, stage):
-    names, seen = defined(stage), written(runs[stage])
+    names, seen = defined(stage), {name for row in read_rows(runs[stage] / "metrics.jsonl") for name in row}
     assert len(names) == len(set(names))
     exact = {name for name in names if "*" not in name and "<" not in name}
     patterns = {name: re.sub("<[a-z]+>", "*", name) for name in names if name not in exact}
