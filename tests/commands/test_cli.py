@@ -56,11 +56,13 @@ def test_no_words_show_the_help_and_fail(command_error):
         (["ppo", "--ptx.dta", "x"], "error: unknown option --ptx.dta; did you mean --ptx.data?"),
         (["sample"], "error: model is [], but must be given"),
         (["schema", "pp"], f"{SCHEMA}'pp'; did you mean ppo?"),
-        (["schema", "zzzz"], f"{SCHEMA}'zzzz'"),
+        (["schema", "demo"], f"{SCHEMA}'demo'"),
     ],
 )
 def test_a_wrong_word_is_one_line(words, line, command_error):
-    assert command_error(cli.main, words) == line + "\n"
+    error = command_error(cli.main, words)
+    assert error.startswith(line)
+    assert error.count("\n") == 1
 
 
 def test_version_and_entry_point(capsys):
