@@ -19,20 +19,12 @@ ROOT = Path(__file__).parents[2]
 COMMON = {"model": "tiny-llama", "dtype": "float32", "report_to": ["none"], "overlong": "truncate", "max_prompt_tokens": 64}
 
 
+PPO = {"reward_functions": ["align.ppo.toy_rewards:share_of_e"], "rollout_batch_size": 4, "max_new_tokens": 6}
+
+
 def train(folder: Path, **more) -> Path:
     """PPO of one update, without evaluation: its model is that of the checkpoint."""
-    config = PPOConfig(
-        **COMMON,
-        **more,
-        output_dir=str(folder),
-        reward_functions=["align.ppo.toy_rewards:share_of_e"],
-        total_updates=1,
-        rollout_batch_size=4,
-        max_new_tokens=6,
-        learning_rate=1e-3,
-        save_steps=1,
-    )
-    run_ppo(config)
+    run_ppo(PPOConfig(**COMMON, **PPO, **more, output_dir=str(folder), total_updates=1, learning_rate=1e-3, save_steps=1))
     return folder
 
 
@@ -42,12 +34,10 @@ def in_parts(folder: Path, processes: int) -> None:
     stored = dict(StoredState(checkpoint))
     (checkpoint / "state.safetensors").unlink()
     for process in range(processes):
-        parts = {}
-        for name, value in stored.items():
-            run = value.flatten().tensor_split(processes)[process]
-            if run.numel():
-                start = sum(len(before) for before in value.flatten().tensor_split(processes)[:process])
-                parts[name] = FlatTensorSlice(run, start, tuple(value.shape))
+        cuts = {name: value.flatten().tensor_split(processes) for name, value in stored.items()}
+        starts = {name: sum(map(len, runs[:process])) for name, runs in cuts.items()}
+        kept = {name: runs[process] for name, runs in cuts.items() if runs[process].numel()}
+        parts = {name: FlatTensorSlice(run, starts[name], tuple(stored[name].shape)) for name, run in kept.items()}
         write_shards(checkpoint / shard_file(process, processes), parts)
     (checkpoint / "checksums.json").unlink()
     write_checksums(checkpoint)

@@ -31,6 +31,8 @@ def hold(folder: Path) -> subprocess.Popen:
 
 
 def test_a_folder_that_another_process_holds(tmp_path):
+    refuse_other_run(tmp_path)
+    assert not list(tmp_path.iterdir()), "looking writes nothing"
     holder = hold(tmp_path)
     for refuse in (refuse_other_run, take_lock):
         with pytest.raises(UserError, match=f"process {holder.pid} on .* is writing a run there"):
@@ -53,27 +55,12 @@ def test_a_process_may_take_its_own_folder_again_and_gives_it_up(tmp_path):
     assert subprocess.run(words, **other).stdout == "held\n"
 
 
-def test_looking_writes_nothing(tmp_path):
-    refuse_other_run(tmp_path)
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.fixture
-def prompts(tmp_path) -> Path:
-    return write_rows(tmp_path / "prompts.jsonl", *({"prompt": f"Is {i} odd?"} for i in range(4)))
-
-
-def second_ppo(prompts: Path, folder: Path, validation: str):
-    """PPO in a folder that no other run has touched so far."""
+@pytest.mark.parametrize("validation", [False, True])
+def test_the_rollouts_of_a_run_that_is_going_on_are_not_removed(validation, tmp_path):
+    folder, prompts = tmp_path / "run", [f"Is {i} odd?" for i in range(4)]
     sizes = {"total_updates": 1, "rollout_batch_size": 4, "max_new_tokens": 4}
     config = PPOConfig(dtype="float32", report_to=["none"], output_dir=str(folder), **sizes)
-    return PPOTrainer("tiny-gpt2", [share_of_e], str(prompts), config, validation)
-
-
-@pytest.mark.parametrize("validation", [False, True])
-def test_the_rollouts_of_a_run_that_is_going_on_are_not_removed(validation, prompts, tmp_path):
-    folder = tmp_path / "run"
-    second = second_ppo(prompts, folder, str(prompts) if validation else "")
+    second = PPOTrainer("tiny-gpt2", [share_of_e], prompts, config, prompts if validation else "")
     first = hold(folder)
     try:
         rollouts = folder / "rollouts"
