@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from align.core.errors import UserError, counted
 from align.data.formats import KINDS, find_format
-from align.data.readers import LISTED_PROBLEMS, Scan, require_records, scan, scan_records, write_records
+from align.data.readers import LISTED_PROBLEMS, Scan, require_records, scan_records, scan_rows, write_records
 from align.data.records import AttributeJudgment, Demonstration, Prompt, Ranking, Record, RuleJudgment
 from align.data.sources import iter_rows
 
@@ -29,7 +29,7 @@ def check_data(path: str, kind: str | None = None) -> str:
         The description, one fact per line; bad rows are listed at its end.
     """
     name = find_kind(path, kind)
-    scanned = scan(path, KINDS[name])
+    scanned = scan_rows(iter_rows(path), KINDS[name])
     require_records(scanned, path, KINDS[name])
     records: Sequence[Record] = scanned.records
     entries = [

@@ -28,6 +28,9 @@ def short_repr(value: object) -> str:
 
 
 def check_row(row: object) -> Mapping[str, Any]:
+    """A decoded row; an error in its place is raised."""
+    if isinstance(row, UserError):
+        raise row
     if not isinstance(row, Mapping):
         raise UserError(f"the row is {short_repr(row)}, not a JSON object; write one {{...}} per line")
     return row

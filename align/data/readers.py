@@ -46,29 +46,24 @@ class Scan(Generic[R]):
     single: int = 0
 
 
-def scan(source: str | os.PathLike[str], kind: type[R], *, stop_at_bad: bool = False, split: str = "train") -> Scan[R]:
-    """Read a source to its end, or with `stop_at_bad` to its first bad row, which is then a UserError."""
-    return scan_rows(iter_rows(os.fspath(source), split), kind, stop_at_bad=stop_at_bad)
-
-
 def scan_rows(rows: Iterable[SourceRow], kind: type[R], *, stop_at_bad: bool = False) -> Scan[R]:
-    """`scan` for rows, some of which may be records already. Ratings of single answers become rankings at the end."""
+    """Read rows, some of which may be records already, to their end, or with `stop_at_bad` to the UserError of a bad one.
+
+    Ratings of single answers become rankings at the end.
+    """
     scanned: Scan[R] = Scan()
     rated: list[RatedAnswer] = []
-    for row in rows:
+    for where, row in rows:
         scanned.rows += 1
-        if isinstance(row.row, kind):
-            scanned.records.append(row.row)
+        if isinstance(row, kind):
+            scanned.records.append(row)
             continue
         try:
-            if row.error is not None:
-                raise UserError(row.error)
-            layout, records = convert_row(row.row, kind, scanned.unused)
+            layout, records = convert_row(row, kind, scanned.unused)
         except UserError as error:
-            problem = f"{row.where}: {error}"
+            scanned.problems.append(f"{where}: {error}")
             if stop_at_bad:
-                raise UserError(problem) from error
-            scanned.problems.append(problem)
+                raise UserError(scanned.problems[0]) from error
         else:
             scanned.formats[layout.name] += 1
             rated.extend(record for record in records if isinstance(record, RatedAnswer))
@@ -107,7 +102,7 @@ def scan_records(
     source: str | os.PathLike[str], kind: type[R], *, skip_bad_rows: bool, split: str = "train", token_ids: bool = False
 ) -> Scan[R]:
     """Return the records of a source with counts and problems of its rows; arguments and errors as for `read_records`."""
-    scanned = scan(source, kind, stop_at_bad=not skip_bad_rows, split=split)
+    scanned = scan_rows(iter_rows(os.fspath(source), split), kind, stop_at_bad=not skip_bad_rows)
     require_records(scanned, source, kind)
     report_single(scanned, str(source))
     if not token_ids and any(isinstance(record, Prompt) and not record.prompt for record in scanned.records):
@@ -155,24 +150,33 @@ def parse_rows(
     Raises:
         UserError: "FILE:LINE: ..." for a bad row, and for sources without an item.
     """
-    items: list[Item] = []
+    rows = (row for source in sources for row in iter_rows(source, split))
+    return list(_parse(rows, ", ".join(sources), parse, nothing, skip_bad_rows))
+
+
+def _parse(
+    rows: Iterable[SourceRow],
+    name: str,
+    parse: Callable[[Mapping[str, Any], str], Iterable[Item]],
+    nothing: str,
+    skip_bad_rows: bool,
+) -> Iterator[Item]:
     problems: list[str] = []
-    number = 0
-    for number, row in enumerate((row for source in sources for row in iter_rows(source, split)), start=1):
+    number, is_empty = 0, True
+    for number, (where, row) in enumerate(rows, start=1):
         try:
-            if row.error is not None:
-                raise UserError(row.error)
-            items += parse(check_row(row.row), str(number))
+            items = list(parse(check_row(row), str(number)))
         except UserError as error:
-            problems.append(f"{row.where}: {error}")
+            problems.append(f"{where}: {error}")
             if not skip_bad_rows:
-                raise UserError(problems[-1]) from error
-    if not items:
-        first = f"; the first bad row: {problems[0]}" if problems else ""
-        raise UserError(f"{', '.join(sources)}: {nothing}{first}")
+                raise UserError(problems[0]) from error
+        else:
+            is_empty = is_empty and not items
+            yield from items
+    if is_empty:
+        raise UserError(f"{name}: {nothing}{f'; the first bad row: {problems[0]}' if problems else ''}")
     if problems:
-        _warn_of_bad_rows("skipped", problems, number)
-    return items
+        _warn_of_bad_rows(f"{name}: skipped", problems, number)
 
 
 def _warn_of_bad_rows(skipped: str, problems: Sequence[str], rows: int) -> None:
@@ -229,33 +233,18 @@ def read_texts(source: str | Sequence[str | Mapping[str, Any]], skip_bad_rows: b
     Raises:
         UserError: for a source without any document, and for a bad row unless bad rows are skipped.
     """
-    found = bad = 0
-    for where, row in _rows(source):
-        try:
-            row = check_row(row)
-            written = check_text(required_field(row, "text", "write the document there"), "text")
-            text = Text(written, check_id(row.get("id")))
-        except UserError as error:
-            if not skip_bad_rows:
-                raise UserError(f"{where}: {error}") from error
-            bad += 1
-            continue
-        found += 1
-        yield text
-    name = source if isinstance(source, str) else "texts in memory"
-    if bad:
-        logger.warning("%s: skipped %s", name, counted(bad, "bad row"))
-    if not found:
-        raise UserError(f"{name}: no text in it; each row needs a field 'text'")
+    if isinstance(source, str):
+        name, rows = source, iter_rows(source)
+    else:
+        name = "texts in memory"
+        items = enumerate(({"text": row} if isinstance(row, str) else row for row in source), start=1)
+        rows = (SourceRow(f"{name}: item {number}", row) for number, row in items)
+    return _parse(rows, name, _text_of_row, "no text in it; each row needs a field 'text'", skip_bad_rows)
 
 
-def _rows(source: str | Sequence[str | Mapping[str, Any]]) -> Iterator[tuple[str, Any]]:
-    if not isinstance(source, str):
-        for number, row in enumerate(source, start=1):
-            yield f"texts in memory: item {number}", {"text": row} if isinstance(row, str) else row
-        return
-    for item in iter_rows(source):
-        yield item.where, item.row if item.error is None else {}
+def _text_of_row(row: Mapping[str, Any], number: str) -> Iterator[Text]:
+    text = check_text(required_field(row, "text", "write the document there"), "text")
+    yield Text(text, check_id(row.get("id")))
 
 
 @dataclass(frozen=True)

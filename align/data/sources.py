@@ -13,14 +13,13 @@ import json
 import re
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple, cast
 
 from align.core.errors import UserError, first_line
 from align.core.files import resolve_path
 from align.core.hub import require_hub
-from align.data.tables import Columns, csv_rows, excel_rows, rename
+from align.data.tables import csv_rows, excel_rows, read_cell, rename
 
 JSON_ENDINGS = (".jsonl", ".json", ".ndjson", ".jsonl.gz", ".json.gz", ".ndjson.gz")
 CSV_ENDINGS = (".csv", ".tsv", ".csv.gz", ".tsv.gz")
@@ -34,13 +33,11 @@ HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 OPTIONS = re.compile(r"(?P<name>[^\[\]]+)\[(?P<options>[^\[\]]*)\]\s*")
 
 
-@dataclass(frozen=True, slots=True)
-class SourceRow:
-    """One row and its location (`FILE:LINE` or `FILE: row N`, from 1). A broken row has `error` instead of `row`."""
+class SourceRow(NamedTuple):
+    """One row and its location (`FILE:LINE` or `FILE: row N`, from 1). In place of a broken row stands its `UserError`."""
 
     where: str
-    row: Any = None
-    error: str | None = None
+    row: Any
 
 
 def split_sources(sources: str | Path) -> list[str]:
@@ -52,27 +49,11 @@ def split_sources(sources: str | Path) -> list[str]:
     return [name for part in parts if (name := part.strip())] or [sources]
 
 
-@dataclass(frozen=True, slots=True)
-class SourceOptions:
-    """A source's path or hub name, and its options.
-
-    Attributes:
-        columns: columns to read as fields.
-        split: of a folder or a hub data set; None: the caller's.
-        subset: of a hub data set.
-    """
-
-    name: str
-    columns: Columns = field(default_factory=dict)
-    split: str | None = None
-    subset: str | None = None
-
-
-def parse_source(source: str) -> SourceOptions:
+def _split_options(source: str) -> tuple[str, dict[str, str]]:
     """Separate a source from its options. An existing path with brackets has none."""
     match = OPTIONS.fullmatch(source)
     if match is None or resolve_path(source).exists():
-        return SourceOptions(source)
+        return source, {}
     options: dict[str, str] = {}
     for part in match["options"].split(","):
         name, equals, value = (word.strip() for word in part.partition("="))
@@ -81,8 +62,7 @@ def parse_source(source: str) -> SourceOptions:
         if name in options:
             raise UserError(f"{source}: {name} is given twice; remove one")
         options[name] = value
-    split, subset = options.pop("split", None), options.pop("subset", None)
-    return SourceOptions(match["name"].strip(), options, split, subset)
+    return match["name"].strip(), options
 
 
 def iter_rows(sources: str | Path, split: str = "train") -> Iterator[SourceRow]:
@@ -93,39 +73,43 @@ def iter_rows(sources: str | Path, split: str = "train") -> Iterator[SourceRow]:
         split: for folders and hub names without this option.
     """
     for source in split_sources(sources):
-        yield from _rows_of_source(source, split)
-
-
-def _rows_of_source(source: str, split: str) -> Iterator[SourceRow]:
-    options = parse_source(source)
-    name, split = options.name, options.split or split
-    path = resolve_path(name)
-    if path.is_dir():
-        rows = _folder_rows(path, name, split, options.columns)
-    elif path.exists():
-        for option, value in (("split", options.split), ("subset", options.subset)):
-            if value is not None:
+        name, columns = _split_options(source)
+        given = {option: columns.pop(option) for option in ("split", "subset") if option in columns}
+        path, split_of_source = resolve_path(name), given.get("split", split)
+        if path.is_dir():
+            yield from _folder_rows(path, name, split_of_source, columns)
+        elif path.exists():
+            for option, value in given.items():
                 raise UserError(f"{source}: a file has no {option}; leave {option}={value} out, or rename the column")
-        rows = _file_rows(path, name, options.columns)
-    else:
-        rows = _renamed(_hub_rows(name, split, options.subset), options.columns)
-    yield from rows
+            yield from _file_rows(path, name, columns)
+        else:
+            yield from _renamed(_hub_rows(name, split_of_source, given.get("subset")), columns)
 
 
-def _renamed(rows: Iterable[SourceRow], columns: Columns) -> Iterator[SourceRow]:
-    """Rows with their columns renamed; a row without such a column becomes a bad row."""
-    for row in rows:
-        try:
-            yield replace(row, row=rename(row.row, columns)) if columns and isinstance(row.row, Mapping) else row
-        except UserError as error:
-            yield SourceRow(row.where, error=str(error))
+def _renamed(rows: Iterable[SourceRow], columns: Mapping[str, str], of_cells: bool = False) -> Iterator[SourceRow]:
+    """Rows with the columns named by `columns` under the names of their fields; a row without such a column is a bad row.
+
+    Args:
+        of_cells: the values are texts in cells of a table.
+    """
+    for where, row in rows:
+        if isinstance(row, Mapping):
+            try:
+                row = rename(row, columns) if columns else row
+                row = {field: read_cell(field, cell) for field, cell in row.items()} if of_cells else row
+            except UserError as error:
+                row = error
+        yield SourceRow(where, row)
 
 
-def _file_rows(path: Path, label: str, columns: Columns) -> Iterator[SourceRow]:
+def _numbered(rows: Iterable[Any], label: str) -> Iterator[SourceRow]:
+    return (SourceRow(f"{label}: row {number}", row) for number, row in enumerate(rows, 1))
+
+
+def _file_rows(path: Path, label: str, columns: Mapping[str, str]) -> Iterator[SourceRow]:
     name = path.name.lower()
     if not name.endswith((*ENDINGS, TEXT_ENDING)):
-        endings = ", ".join(ENDINGS)
-        kinds = f"{endings}, or {TEXT_ENDING} for prompts, one per line"
+        kinds = f"{', '.join(ENDINGS)}, or {TEXT_ENDING} for prompts, one per line"
         raise UserError(f"{label}: unknown kind of file; use one that ends in {kinds}")
     try:
         if path.stat().st_size == 0:
@@ -133,42 +117,20 @@ def _file_rows(path: Path, label: str, columns: Columns) -> Iterator[SourceRow]:
         if name.endswith(".parquet"):
             yield from _renamed(_parquet_rows(path, label), columns)
         elif name.endswith(".xlsx"):
-            yield from _table_rows(excel_rows(path, label, columns), label)
+            yield from _renamed(_numbered(excel_rows(path, label), label), columns, of_cells=True)
         else:
-            with gzip.open(path, "rb") if name.endswith(".gz") else path.open("rb") as stream:
-                if name.endswith(TEXT_ENDING):
-                    yield from _renamed(_text_rows(stream, label), columns)  # type: ignore[arg-type]
-                elif name.endswith(CSV_ENDINGS):
-                    yield from _table_rows(csv_rows(stream, label, columns), label)  # type: ignore[arg-type]
-                else:
-                    yield from _renamed(_json_rows(stream, label), columns)  # type: ignore[arg-type]
+            with gzip.open(path, "rb") if name.endswith(".gz") else path.open("rb") as opened:
+                stream, is_table = cast(IO[bytes], opened), name.endswith(CSV_ENDINGS)
+                lines = None if is_table else _line_rows(stream, label, is_json=not name.endswith(TEXT_ENDING))
+                yield from _renamed(lines or _numbered(csv_rows(stream, label), label), columns, is_table)
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise UserError(f"{label}: broken gzip file ({error}); copy or compress it again") from error
     except OSError as error:
         raise UserError(f"{label}: cannot be read ({error.strerror or error}); check the file") from error
 
 
-def _table_rows(rows: Iterator[dict[str, Any] | str], label: str) -> Iterator[SourceRow]:
-    """Rows whose columns are renamed already, because a cell is read by the name of its field."""
-    for number, row in enumerate(rows, 1):
-        where = f"{label}: row {number}"
-        yield SourceRow(where, error=row) if isinstance(row, str) else SourceRow(where, row)
-
-
-def _text_rows(stream: IO[bytes], label: str) -> Iterator[SourceRow]:
-    """A prompt for each line that is not empty."""
-    for number, line in enumerate(stream, 1):
-        where = f"{label}:{number}"
-        try:
-            text = line.decode("utf-8-sig" if number == 1 else "utf-8").strip("\r\n")
-        except UnicodeDecodeError as error:
-            yield SourceRow(where, error=_json_error_message(error))
-            continue
-        if text.strip():
-            yield SourceRow(where, {"prompt": text})
-
-
-def _json_rows(stream: IO[bytes], label: str) -> Iterator[SourceRow]:
+def _line_rows(stream: IO[bytes], label: str, is_json: bool) -> Iterator[SourceRow]:
+    """A JSON value of each line, or of each entry of a JSON array; or a prompt for each line of text."""
     # Lines are split on b"\n" alone: str.splitlines would also cut at U+2028, which JSON allows in strings.
     seen_content = False
     for number, line in enumerate(stream, 1):
@@ -178,28 +140,26 @@ def _json_rows(stream: IO[bytes], label: str) -> Iterator[SourceRow]:
             line = line.removeprefix(codecs.BOM_UTF8)
         if not line.strip():
             continue
-        if not seen_content and line.lstrip().startswith(b"["):
-            yield from _array_rows(line + stream.read(), label, number)
+        if is_json and not seen_content and line.lstrip().startswith(b"["):
+            try:
+                yield from _numbered(json.loads((line + stream.read()).decode("utf-8")), label)
+            except (ValueError, RecursionError) as error:
+                place = number + getattr(error, "lineno", 1) - 1
+                raise UserError(f"{label}:{place}: {_decoding_problem(error)}") from error
             return
         seen_content = True
-        where = f"{label}:{number}"
+        row: Any
         try:
-            yield SourceRow(where, json.loads(line.rstrip().decode("utf-8")))
+            text = line.decode("utf-8").strip("\r\n")
+            if text.isspace():
+                continue
+            row = json.loads(text) if is_json else {"prompt": text}
         except (ValueError, RecursionError) as error:
-            yield SourceRow(where, error=_json_error_message(error))
+            row = UserError(_decoding_problem(error))
+        yield SourceRow(f"{label}:{number}", row)
 
 
-def _array_rows(text: bytes, label: str, number_of_first_line: int) -> Iterator[SourceRow]:
-    try:
-        rows = json.loads(text.decode("utf-8"))
-    except (ValueError, RecursionError) as error:
-        line = number_of_first_line + getattr(error, "lineno", 1) - 1
-        raise UserError(f"{label}:{line}: {_json_error_message(error)}") from error
-    for number, row in enumerate(rows, 1):
-        yield SourceRow(f"{label}: row {number}", row)
-
-
-def _json_error_message(error: Exception) -> str:
+def _decoding_problem(error: Exception) -> str:
     if isinstance(error, UnicodeDecodeError):
         return f"not UTF-8 (byte 0x{error.object[error.start]:02x} at {error.start + 1}); save the file as UTF-8"
     if isinstance(error, json.JSONDecodeError):
@@ -211,18 +171,15 @@ def _parquet_rows(path: Path, label: str) -> Iterator[SourceRow]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    number = 0
     try:
         with pq.ParquetFile(path) as file:
-            for batch in file.iter_batches(batch_size=1000):
-                for row in batch.to_pylist():
-                    number += 1
-                    yield SourceRow(f"{label}: row {number}", row)
+            batches = file.iter_batches(batch_size=1000)
+            yield from _numbered((row for batch in batches for row in batch.to_pylist()), label)
     except pa.ArrowException as error:
         raise UserError(f"{label}: not a readable Parquet file ({first_line(error)}); write it again") from error
 
 
-def _folder_rows(folder: Path, label: str, split: str, columns: Columns) -> Iterator[SourceRow]:
+def _folder_rows(folder: Path, label: str, split: str, columns: Mapping[str, str]) -> Iterator[SourceRow]:
     if (folder / "dataset_dict.json").exists() or (folder / "state.json").exists():
         yield from _renamed(_saved_rows(folder, label, split), columns)
         return
@@ -230,9 +187,7 @@ def _folder_rows(folder: Path, label: str, split: str, columns: Columns) -> Iter
     if not files:
         raise UserError(f"{label}: the folder has no data files; it needs files ending in {', '.join(ENDINGS)}")
     splits = {path: _path_words(path, folder) & (SPLIT_NAMES | {split.lower()}) for path in files}
-    wanted = [path for path in files if split.lower() in splits[path]]
-    if not wanted:
-        wanted = [path for path in files if not splits[path]]
+    wanted = [path for path in files if split.lower() in splits[path]] or [path for path in files if not splits[path]]
     if not wanted:
         available = ", ".join(sorted(set().union(*splits.values())))
         raise UserError(f"{label}: no file of the split '{split}'; the folder has {available}")
@@ -263,8 +218,7 @@ def _saved_rows(folder: Path, label: str, split: str) -> Iterator[SourceRow]:
         if split not in saved:
             raise UserError(f"{label}: no split '{split}'; the folder has {', '.join(saved)}")
         saved = saved[split]
-    for number, row in enumerate(saved, 1):
-        yield SourceRow(f"{label}: row {number}", row)
+    return _numbered(saved, label)
 
 
 def _hub_rows(name: str, split: str, subset: str | None) -> Iterator[SourceRow]:
@@ -282,5 +236,4 @@ def _hub_rows(name: str, split: str, subset: str | None) -> Iterator[SourceRow]:
         why = "could not be reached" if unreachable else "has no data set of that name that could be loaded"
         remedy = "check the path, or the name and the network"
         raise UserError(f"{missing} here, and the hub {why} ({first_line(error)}); {remedy}") from error
-    for number, row in enumerate(rows, 1):
-        yield SourceRow(f"{name}: row {number}", row)
+    return _numbered(rows, name)

@@ -24,12 +24,10 @@ STRUCTURED = {
 TURNS = frozenset(("prompt", "completion", "chosen", "rejected"))
 """Fields whose cells are text, or a JSON list of turns."""
 SEPARATORS = ",;\t"
-Columns = Mapping[str, str]
-"""Names of columns by the fields that they are read as; columns that are not named keep their names."""
 
 
-def rename(row: Mapping[str, Any], columns: Columns) -> dict[str, Any]:
-    """The row with columns under the names of their fields, in place of columns that have these names."""
+def rename(row: Mapping[str, Any], columns: Mapping[str, str]) -> dict[str, Any]:
+    """The row with the columns that `columns` names by field under the names of their fields, in place of any there."""
     for column in columns.values():
         if column not in row:
             known = [str(name) for name in row]
@@ -39,36 +37,34 @@ def rename(row: Mapping[str, Any], columns: Columns) -> dict[str, Any]:
     return {**kept, **{field: row[column] for field, column in columns.items()}}
 
 
-def csv_rows(stream: IO[bytes], label: str, columns: Columns) -> Iterator[dict[str, Any] | str]:
-    """The rows below the header of a CSV file, as spreadsheets and pandas write them, or error messages.
+def csv_rows(stream: IO[bytes], label: str) -> Iterator[dict[str, str | None] | UserError]:
+    """The rows of cells below the header of a CSV file, as spreadsheets and pandas write them, and the errors of bad rows.
 
     The separator is the comma, semicolon or tab that the header holds most of.
 
     Args:
         label: the file's name, for messages.
-        columns: see `Columns`.
     """
     csv.field_size_limit(sys.maxsize)  # the default of 128 KiB is shorter than a long document
     text = io.TextIOWrapper(stream, encoding="utf-8-sig", newline="")  # Excel begins UTF-8 with a byte order mark
     try:
         start = text.readline()
         separator = max(SEPARATORS, key=start.count)
-        names = _header(next(csv.reader([start], delimiter=separator, strict=True), []), label, columns)
+        names = _header(next(csv.reader([start], delimiter=separator, strict=True), []), label)
         for cells in csv.reader(text, delimiter=separator, strict=True):
-            if not cells:
-                continue
-            if len(cells) != len(names):
-                yield f"has {len(cells)} cells, and the header has {len(names)}; put cells with '{separator}' in quotes"
-                continue
-            yield _row(names, cells, columns)
+            if len(cells) == len(names):
+                yield _row(names, cells)
+            elif cells:
+                wrong = f"has {len(cells)} cells, and the header has {len(names)}"
+                yield UserError(f"{wrong}; put cells with '{separator}' in quotes")
     except UnicodeDecodeError as error:
         raise UserError(f"{label}: not UTF-8 (byte 0x{error.object[error.start]:02x}); save it as CSV UTF-8") from error
     except csv.Error as error:
         raise UserError(f"{label}: broken CSV ({error}); write it again, with quotes inside of cells doubled") from error
 
 
-def excel_rows(path: Path, label: str, columns: Columns) -> Iterator[dict[str, Any] | str]:
-    """The rows below the header of the first sheet of an Excel file, or error messages; arguments as for `csv_rows`.
+def excel_rows(path: Path, label: str) -> Iterator[dict[str, str | None] | UserError]:
+    """The rows of cells below the header of the first sheet of an Excel file, and errors, as `csv_rows`.
 
     A cell counts as the text that it holds: "NA" is no gap, and a number in a column of text is its digits. Formulas have
     the value that was saved with them.
@@ -86,43 +82,39 @@ def excel_rows(path: Path, label: str, columns: Columns) -> Iterator[dict[str, A
     except Exception as error:  # of zipfile, of the XML parser, or a KeyError for a part that is not there
         raise UserError(f"{label}: not a readable Excel file ({first_line(error)}); save it again as .xlsx") from error
     try:
-        names = _header([_cell_text(cell.value) for cell in next(found, ())], label, columns)
+        names = _header([_cell_text(cell.value) for cell in next(found, ())], label)
         for cells in found:
             broken = next((cell for cell in cells if cell.data_type == "e"), None)
-            if broken is not None:
-                yield f"cell {broken.coordinate} is the error {broken.value}; correct the formula"
-                continue
             texts = [_cell_text(cell.value) for cell in cells]
-            if any(texts[len(names) :]):
+            if broken is not None:
+                yield UserError(f"cell {broken.coordinate} is the error {broken.value}; correct the formula")
+            elif any(texts[len(names) :]):
                 count = max(number for number, text in enumerate(texts, 1) if text)
-                yield f"has {count} cells, and the header has {len(names)}; name the columns, or remove the cells"
+                wrong = f"has {count} cells, and the header has {len(names)}"
+                yield UserError(f"{wrong}; name the columns, or remove the cells")
             elif any(texts):
-                yield _row(names, [text for text, _ in zip_longest(texts, names, fillvalue="")], columns)
+                yield _row(names, [text for text, _ in zip_longest(texts, names, fillvalue="")])
     finally:
         book.close()
 
 
-def _header(cells: Sequence[str], label: str, columns: Columns) -> list[str]:
+def _header(cells: Sequence[str], label: str) -> list[str]:
     names = [name.strip() for name in cells]
     twice = next((name for name in names if name and names.count(name) > 1), None)
     if twice is not None:
         raise UserError(f"{label}: the header has the column '{twice}' twice; rename one")
-    try:
-        rename(dict.fromkeys(filter(None, names)), columns)
-    except UserError as error:
-        raise UserError(f"{label}: {error}") from error
     return names
 
 
-def _row(names: Sequence[str], cells: Sequence[str], columns: Columns) -> dict[str, Any]:
-    """A row by fields: an empty cell is None, and a column without a name, in which pandas writes the index, is left out."""
-    named = {name: cell or None for name, cell in zip(names, cells, strict=False) if name}
-    return {field: None if cell is None else _value(field, cell) for field, cell in rename(named, columns).items()}
+def _row(names: Sequence[str], cells: Sequence[str]) -> dict[str, str | None]:
+    """An empty cell is None, and a column without a name, in which pandas writes the index, is left out."""
+    return {name: cell or None for name, cell in zip(names, cells, strict=False) if name}
 
 
-def _value(field: str, cell: str) -> Any:
-    is_turns = field in TURNS and cell.lstrip().startswith("[{")
-    if field not in STRUCTURED and not is_turns:
+def read_cell(field: str, cell: str | None) -> Any:
+    """The value of a cell of a table: its text, or what its JSON holds where the field is no text."""
+    is_turns = field in TURNS and cell is not None and cell.lstrip().startswith("[{")
+    if cell is None or (field not in STRUCTURED and not is_turns):
         return cell
     try:
         return json.loads(cell.lower() if cell in ("True", "False", "TRUE", "FALSE") else cell)

@@ -15,7 +15,8 @@ import pytest
 
 from align.core.errors import UserError
 from align.data import Demonstration, Prompt, Ranking, check_data, read_records
-from align.data.readers import scan
+from align.data.readers import scan_rows
+from align.data.sources import iter_rows
 from tests.data.rows import RECORDS, ROWS, assistant, error_of, lines, user, write_parquet
 from tests.refusals import refusal
 
@@ -50,7 +51,7 @@ def test_json_files(tmp_path, name, data):
 def test_a_text_file_has_a_prompt_on_each_line(tmp_path):
     path = tmp_path / "questions.txt"
     path.write_bytes(codecs.BOM_UTF8 + b'Why?\r\n\n  {"a": 1}, "b"\n' + b"caf\xe9")
-    scanned = scan(path, Prompt)
+    scanned = scan_rows(iter_rows(path), Prompt)
     assert [record.prompt[0]["content"] for record in scanned.records] == ["Why?", '  {"a": 1}, "b"']
     assert scanned.problems == [f"{path}:4: not UTF-8 (byte 0xe9 at 4); save the file as UTF-8"]
     with pytest.raises(UserError, match=r"questions.txt:1: the row has the fields prompt, which is no known form"):
