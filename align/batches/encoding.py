@@ -4,7 +4,6 @@ import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any, TypeVar
 
 from align.batches.limits import Limits, OverlongCounts
@@ -24,33 +23,6 @@ R = TypeVar("R", bound=Record)
 Example = TypeVar("Example")
 ApplyLimits = Callable[[list[int], list[int] | None], PromptResponse | None]
 """Applies the limits to a prompt and a response, see `_within_limits`; None: the record is dropped."""
-
-
-class SpelledTokens:
-    """Counts records whose texts spell special tokens: usually a chat template was applied to them before."""
-
-    def __init__(self, tokenization: Tokenization) -> None:
-        self.tokenization = tokenization
-        self.records = self.found = 0
-        self.example = ""
-
-    def add(self, record: Record) -> None:
-        """Count a record."""
-        is_read = getattr(record, "ids", None) is None
-        turns = (*(record.prompt if is_read else ()), *getattr(record, "continuation", ()))
-        token = self.tokenization.chat.spelled_token(
-            [*(turn["content"] for turn in turns), *getattr(record, "responses", ())]
-        )
-        self.records, self.found, self.example = self.records + 1, self.found + bool(token), self.example or token or ""
-
-    def report(self, source: str, kind: str) -> None:
-        """Warn if there was such a record, on the first process only."""
-        if self.found and os.environ.get("RANK", "0") == "0":
-            logger.warning(
-                "%s: %d of %d %ss spell special tokens such as %r, which are read as plain characters; if a chat template "
-                "wrote these texts, give their turns as role and content, or their token ids as input_ids",
-                *(source, self.found, self.records, kind, self.example),
-            )
 
 
 def encode_records(
@@ -73,13 +45,19 @@ def encode_records(
     source, name = split_prefix(data)[0], kind_name(kind)
     source = source if isinstance(source, str) else f"{name}s in memory"
     encoded: list[Example] = []
-    counts, spelled = OverlongCounts(limits), SpelledTokens(loaded.tokenization)
+    spelled: list[str] = []
+    counts = OverlongCounts(limits)
     for number, record in enumerate(records_of(data, kind, skip_bad_rows), start=1):
-        spelled.add(record)
+        spelled += filter(None, [_spelled_token(record, loaded.tokenization)])
         examples, over = _encode_record(record, f"{source}: record {record.id or number}", loaded, limits, encode_one)
         counts.add(over, len(examples))
         encoded += examples
-    spelled.report(source, name)
+    if spelled and os.environ.get("RANK", "0") == "0":
+        logger.warning(
+            "%s: %d of %d %ss spell special tokens such as %r, which are read as plain characters; if a chat template "
+            "wrote these texts, give their turns as role and content, or their token ids as input_ids",
+            *(source, len(spelled), counts.records, name, spelled[0]),
+        )
     counts.report(source, name)
     if encoded:
         return encoded
@@ -88,6 +66,13 @@ def encode_records(
     if not counts.records:
         raise UserError(f"{source}: has no {name}; give at least one")
     raise UserError(f"{source}: no {name} is left within the limits; raise them, or set overlong to truncate")
+
+
+def _spelled_token(record: Record, tokenization: Tokenization) -> str | None:
+    """Return a special token that a record's texts spell: usually a chat template was applied to them before."""
+    prompt = record.prompt if getattr(record, "ids", None) is None else ()
+    texts = [turn["content"] for turn in (*prompt, *getattr(record, "continuation", ()))]
+    return tokenization.chat.spelled_token([*texts, *getattr(record, "responses", ())])
 
 
 def _encode_record(
@@ -185,17 +170,15 @@ def encode_demonstrations(
     data: Data, loaded: LoadedModel, limits: Limits, skip_bad_rows: bool
 ) -> list[EncodedDemonstration]:
     """Return the assistant's turns of demonstrations as examples; raises as `encode_records`."""
-    return encode_records(data, Demonstration, loaded, limits, skip_bad_rows, partial(_encode_demonstration, loaded))
 
+    def encode_one(record: Demonstration, apply_limits: ApplyLimits) -> Iterator[EncodedDemonstration]:
+        for example in encode_demonstration(loaded.tokenization, record, loaded.backbone.causal):
+            kept = apply_limits(example.prompt, example.response)
+            if kept is not None:
+                mask = example.loss_mask[: len(kept.response)]
+                yield EncodedDemonstration(*kept, mask, opening_digest(record.prompt))
 
-def _encode_demonstration(
-    loaded: LoadedModel, record: Demonstration, apply_limits: ApplyLimits
-) -> Iterator[EncodedDemonstration]:
-    for example in encode_demonstration(loaded.tokenization, record, loaded.backbone.causal):
-        kept = apply_limits(example.prompt, example.response)
-        if kept is not None:
-            mask = example.loss_mask[: len(kept.response)]
-            yield EncodedDemonstration(*kept, mask, opening_digest(record.prompt))
+    return encode_records(data, Demonstration, loaded, limits, skip_bad_rows, encode_one)
 
 
 def encode_rankings(
@@ -226,10 +209,8 @@ def encode_rankings(
 
     encoded = encode_records(data, Ranking, loaded, limits, skip_bad_rows, encode_one)
     if tied and os.environ.get("RANK", "0") == "0":
-        source = data_name(data)
-        logger.warning(
-            "%s: left out %s with all responses tied: ties add nothing to a loss", source, counted(tied, "ranking")
-        )
+        left_out = counted(tied, "ranking")
+        logger.warning("%s: left out %s with all responses tied: ties add nothing to a loss", data_name(data), left_out)
     return encoded
 
 
@@ -244,9 +225,8 @@ def _ranking_ids(tokenization: Tokenization, record: Ranking, whole_turns: bool)
 def encode_prompts(data: Data, loaded: LoadedModel, limits: Limits, skip_bad_rows: bool) -> list[EncodedPrompt]:
     """Return prompts to sample responses of up to `limits.response` tokens to; raises as `encode_records`."""
 
-    def encode_one(record: Prompt, apply_limits: ApplyLimits) -> list[EncodedPrompt]:
-        encoded = encode_prompt(record, loaded, apply_limits)
-        return [] if encoded is None else [encoded]
+    def encode_one(record: Prompt, apply_limits: ApplyLimits) -> Iterable[EncodedPrompt]:
+        return filter(None, [encode_prompt(record, loaded, apply_limits)])
 
     return encode_records(data, Prompt, loaded, limits, skip_bad_rows, encode_one)
 

@@ -49,13 +49,10 @@ class Limits:
         """
         too_long = self.exceeded(prompt, response)
         if too_long and self.overlong == "error":
-            name, ids, limit = ("prompt", prompt, self.prompt)
-            if len(prompt) <= self.prompt:
-                name, ids, limit = ("response", response, self.response)
-            raise UserError(
-                f"{where}: the {name} has {len(ids)} tokens, {too_long[0]} is {limit}; raise the limit, or set overlong to "
-                "drop or truncate"
-            )
+            is_prompt = len(prompt) > self.prompt
+            what = f"prompt has {len(prompt)}" if is_prompt else f"response has {len(response)}"
+            limit = f"{too_long[0]} is {self.prompt if is_prompt else self.response}"
+            raise UserError(f"{where}: the {what} tokens, {limit}; raise the limit, or set overlong to drop or truncate")
         if too_long and self.overlong == "drop":
             return None
         before, after = fixed

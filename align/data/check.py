@@ -4,6 +4,7 @@ import math
 import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from align.core.errors import UserError, counted
 from align.data.formats import KINDS, find_format
@@ -96,20 +97,20 @@ MOST_LINES = 8
 def _example_lines(record: Record) -> list[str]:
     """A record as it was read, one line for each turn and response; `*` marks the turns to learn."""
     lines = [f"{turn['role']}: {turn['content']}" for turn in record.prompt]
-    if isinstance(record, Prompt) and record.ids is not None:
-        lines = [f"token ids: {' '.join(map(str, record.ids))}"]
-    elif isinstance(record, Demonstration):
-        learned = ("* " if turn["role"] == "assistant" else "" for turn in record.continuation)
-        turns = zip(learned, record.continuation, strict=True)
-        lines += [f"{mark}{turn['role']}: {turn['content']}" for mark, turn in turns]
-    elif isinstance(record, Ranking):
-        order = sorted(zip(record.ranks, record.responses, strict=True), key=lambda pair: pair[0])
-        lines += [f"rank {rank}: {response}" for rank, response in order]
-    elif isinstance(record, RuleJudgment):
-        lines += [f"response: {record.response}", f"rule {record.rule}: {record.verdict}"]
-    elif isinstance(record, AttributeJudgment):
-        numbers = ", ".join(f"{name} {number:g}" for name, number in record.attributes.items())
-        lines += [f"response: {record.response}", f"attributes: {numbers}"]
+    match record:
+        case Prompt(ids=tuple(ids)):
+            lines = [f"token ids: {' '.join(map(str, ids))}"]
+        case Demonstration():
+            for turn in record.continuation:
+                lines.append(f"{'* ' if turn['role'] == 'assistant' else ''}{turn['role']}: {turn['content']}")
+        case Ranking():
+            order = sorted(zip(record.ranks, record.responses, strict=True), key=lambda pair: pair[0])
+            lines += [f"rank {rank}: {response}" for rank, response in order]
+        case RuleJudgment():
+            lines += [f"response: {record.response}", f"rule {record.rule}: {record.verdict}"]
+        case AttributeJudgment():
+            numbers = ", ".join(f"{name} {number:g}" for name, number in record.attributes.items())
+            lines += [f"response: {record.response}", f"attributes: {numbers}"]
     shown = [" ".join(line.split()) for line in lines[:MOST_LINES]]
     more = [f"and {len(lines) - MOST_LINES} more"] if len(lines) > MOST_LINES else []
     return [line if len(line) <= EXAMPLE_LENGTH else f"{line[:EXAMPLE_LENGTH]}..." for line in shown] + more
@@ -152,37 +153,37 @@ def _prompt_facts(records: Sequence[Record]) -> list[tuple[str, str]]:
     return words + ([("tokens in the prompt", _describe_lengths(map(len, ids)))] if ids else [])
 
 
-def _kind_facts(records: Sequence[Record]) -> list[tuple[str, str]]:
-    rankings = [record for record in records if isinstance(record, Ranking)]
-    judgments = [record for record in records if isinstance(record, RuleJudgment)]
-    if rankings:
-        sizes = Counter(len(record.responses) for record in rankings)
-        histogram = ", ".join(f"{size}: {count}" for size, count in sorted(sizes.items()))
-        pairs = sum(math.comb(len(record.responses), 2) for record in rankings)
-        ties = sum(math.comb(n, 2) for record in rankings for n in Counter(record.ranks).values())
-        return [("responses per ranking", histogram), ("tied pairs", _format_share(ties, pairs))]
-    if judgments:
-        return [
-            ("verdicts", _list_most_common(record.verdict for record in judgments)),
-            ("rules", _list_most_common(record.rule for record in judgments)),
-        ]
-    attributes = [record for record in records if isinstance(record, AttributeJudgment)]
-    if attributes:
-        return [("attributes", _list_most_common(name for record in attributes for name in record.attributes))]
+def _kind_facts(records: Sequence[Any]) -> list[tuple[str, str]]:
+    """Facts of records of one kind that no other kind has."""
+    match records[0]:
+        case Ranking():
+            sizes = Counter(len(record.responses) for record in records)
+            histogram = ", ".join(f"{size}: {count}" for size, count in sorted(sizes.items()))
+            pairs = sum(math.comb(len(record.responses), 2) for record in records)
+            ties = sum(math.comb(n, 2) for record in records for n in Counter(record.ranks).values())
+            return [("responses per ranking", histogram), ("tied pairs", _format_share(ties, pairs))]
+        case RuleJudgment():
+            verdicts, rules = ((getattr(record, name) for record in records) for name in ("verdict", "rule"))
+            return [("verdicts", _list_most_common(verdicts)), ("rules", _list_most_common(rules))]
+        case AttributeJudgment():
+            return [("attributes", _list_most_common(name for record in records for name in record.attributes))]
     return []
 
 
-def _response_facts(records: Sequence[Record]) -> list[tuple[str, str]]:
-    lengths: list[int] = []
-    for record in records:
-        if isinstance(record, Demonstration):
-            lengths += [len(turn["content"].split()) for turn in record.continuation if turn["role"] == "assistant"]
-        elif isinstance(record, Ranking):
-            lengths += [len(response.split()) for response in record.responses]
-        elif isinstance(record, RuleJudgment | AttributeJudgment):
-            lengths.append(len(record.response.split()))
+def _response_facts(records: Sequence[Any]) -> list[tuple[str, str]]:
+    match records[0]:
+        case Prompt():
+            return []
+        case Demonstration():
+            turns = (turn for record in records for turn in record.continuation)
+            texts = [turn["content"] for turn in turns if turn["role"] == "assistant"]
+        case Ranking():
+            texts = [response for record in records for response in record.responses]
+        case _:
+            texts = [record.response for record in records]
+    lengths = [len(text.split()) for text in texts]
     empty = [("empty responses", _format_share(lengths.count(0), len(lengths)))] if 0 in lengths else []
-    return [("words in a response", _describe_lengths(lengths)), *empty] if lengths else []
+    return [("words in a response", _describe_lengths(lengths)), *empty]
 
 
 def _count_repeated(records: Sequence[Record]) -> int:

@@ -57,8 +57,7 @@ class Cleaner:
         """The cleaned page, or None if it is dropped."""
         reason = self._page_problem(text)
         if reason is None:
-            lines = [split_sentences(line) for line in self._kept_lines(text)]
-            lines = self._without_repeated_spans(lines)
+            lines = self._without_repeated_spans([split_sentences(line) for line in self._kept_lines(text)])
             kept = "\n".join(" ".join(line) for line in lines if line)
             if sum(map(len, lines)) < self.sentences:
                 reason = f"pages with fewer than {self.sentences} sentences"

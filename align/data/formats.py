@@ -1,7 +1,7 @@
 """The table of layouts that can be read. The layout of a row is recognized by its fields, given the kind of record."""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,8 +10,8 @@ from align.data import layouts
 from align.data import open_assistant as oasst
 from align.data.conversation import check_conversation
 from align.data.fields import check_meaning, check_row, check_scores, field_error, turns_before
+from align.data.layouts import RatedAnswer
 from align.data.published import PUBLISHED, Format, Reader, Row, has, has_any, is_messages_pair, messages_prompt
-from align.data.ratings import RatedAnswer
 from align.data.records import AttributeJudgment, Demonstration, Prompt, Ranking, Record, RuleJudgment
 
 KINDS: dict[str, type[Record]] = {
@@ -27,15 +27,11 @@ def _is_hh(row: Row) -> bool:
     return isinstance(row.get("chosen"), str) and row.get("prompt") is None
 
 
-def _own(kind: type[Record]) -> Callable[[Row], list[Record]]:
+def _own(kind: type[Record]) -> Callable[[Row], Sequence[Record]]:
     return lambda row: [kind.from_row(row)]
 
 
-def _demonstrations(row: Row) -> list[Record]:
-    return list(Demonstration.all_from_row(row))
-
-
-def _prompt_by(prompt: Reader) -> Callable[[Row], list[Record]]:
+def _prompt_by(prompt: Reader) -> Callable[[Row], Sequence[Record]]:
     return lambda row: [Prompt(**prompt(row))]
 
 
@@ -60,15 +56,9 @@ _is_sampled = has("prompt", "responses", "model", without=("ranks",))
 _ANSWERED: tuple[Format, ...] = (
     # Demonstrations
     Format("OpenAssistant tree", Demonstration, "prompt {replies}", oasst.is_tree, oasst.tree_demonstrations),
-    Format("prompt-completion", Demonstration, "prompt, completion", has("completion"), _demonstrations),
-    Format("messages", Demonstration, "messages", _has_messages, _demonstrations, messages_prompt),
-    Format(
-        "sampled",
-        Demonstration,
-        "prompt, responses, model",
-        _is_sampled,
-        layouts.sampled_demonstrations,
-    ),
+    Format("prompt-completion", Demonstration, "prompt, completion", has("completion"), Demonstration.all_from_row),
+    Format("messages", Demonstration, "messages", _has_messages, Demonstration.all_from_row, messages_prompt),
+    Format("sampled", Demonstration, "prompt, responses, model", _is_sampled, layouts.sampled_demonstrations),
     # Rankings
     Format("OpenAssistant tree", Ranking, "prompt {replies}", oasst.is_tree, oasst.tree_rankings),
     Format("ranking", Ranking, "prompt, responses, ranks", has_any("responses", "ranks"), _own(Ranking)),
@@ -104,7 +94,7 @@ def find_format(row: Row, kind: type[Record]) -> Format | None:
     return next((known for known in FORMATS if known.kind is kind and known.matches(row)), None)
 
 
-def convert_row(row: object, kind: type[Record], unused: Counter[str] | None = None) -> tuple[Format, list[Record]]:
+def convert_row(row: object, kind: type[Record], unused: Counter[str] | None = None) -> tuple[Format, Sequence[Record]]:
     """The layout of a row and its records (usually one); for rankings they may be `RatedAnswer`s, to be ranked together.
 
     Args:
@@ -115,7 +105,9 @@ def convert_row(row: object, kind: type[Record], unused: Counter[str] | None = N
     Raises:
         UserError: that names the bad field, or the fields of the known layouts if none is recognized.
     """
-    row = layouts.with_parsed_prompt(_as_plain_values(check_row(row)))
+    row = check_row(row)
+    arrays = {field: value.tolist() for field, value in row.items() if hasattr(value, "tolist")}  # of formatted `datasets`
+    row = layouts.with_parsed_prompt({**row, **arrays})
     layout = find_format(row, kind)
     if layout is None:
         raise _unrecognized(row, kind)
@@ -128,18 +120,12 @@ def convert_row(row: object, kind: type[Record], unused: Counter[str] | None = N
     if any(before):
         records = [_with_turns_before(record, *before) for record in records]
     if unused is not None:
-        unused.update(watched.unread())
+        unused.update(str(field) for field, value in row.items() if field not in watched.read and value is not None)
     return layout, records
 
 
-def _as_plain_values(row: Row) -> Row:
-    """The row with lists and numbers in place of NumPy arrays and tensors, which formatted `datasets` give."""
-    arrays = {field: value.tolist() for field, value in row.items() if hasattr(value, "tolist")}
-    return {**row, **arrays} if arrays else row
-
-
 class _WatchedRow(dict[str, Any]):
-    """A row that knows which of its fields were read by name."""
+    """A row with the set `read` of the fields that were read by name."""
 
     def __init__(self, row: Row) -> None:
         super().__init__(row)
@@ -150,13 +136,8 @@ class _WatchedRow(dict[str, Any]):
         return super().__getitem__(field)
 
     def get(self, field: str, default: Any = None) -> Any:
-        """The value, which counts as read."""
         self.read.add(field)
         return super().get(field, default)
-
-    def unread(self) -> list[str]:
-        """The fields that hold a value and were not read."""
-        return [str(field) for field, value in self.items() if field not in self.read and value is not None]
 
 
 def _with_turns_before(record: Record, system: str | None, history: list[dict[str, Any]]) -> Record:

@@ -1,11 +1,13 @@
-"""Pairs in TRL's form, transcripts as in HH-RLHF, and rows of `align sample`.
+"""Pairs in TRL's form, transcripts as in HH-RLHF, rows of `align sample`, and ratings of single answers.
 
 A function `..._prompt` returns the fields of a `Prompt`; the others return records.
 """
 
+import math
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
 
 from align.data.conversation import (
     Conversation,
@@ -16,6 +18,7 @@ from align.data.conversation import (
     check_prompt,
 )
 from align.data.fields import (
+    check_score,
     check_scores,
     check_text,
     check_texts,
@@ -24,7 +27,7 @@ from align.data.fields import (
     required_field,
     text_or_none,
 )
-from align.data.records import Demonstration, Ranking, Record
+from align.data.records import Demonstration, Ranking, Record, evenly_spaced, ranks_from_scores, set_checked
 
 Row = Mapping[str, Any]
 
@@ -34,7 +37,7 @@ def id_and_category(row: Row) -> dict[str, Any]:
     return {"id": id_or_none(row.get("id")), "category": text_or_none(row.get("category"))}
 
 
-def pair_ranking(row: Row, prompt: object, chosen: object, rejected: object, *, may_be_empty: bool = False) -> list[Record]:
+def _pair_ranking(row: Row, prompt: object, chosen: object, rejected: object, *, may_be_empty: bool = False) -> list[Record]:
     """A ranking of two responses, a tie if their scores are equal."""
     given = {"chosen": chosen, "rejected": rejected}
     texts = tuple(check_answer(answer, name, may_be_empty=may_be_empty) for name, answer in given.items())
@@ -59,38 +62,37 @@ def pair(row: Row) -> list[Record]:
     """Text or turns; turns of the whole conversation, as in TRL's implicit prompt or UltraFeedback, are split."""
     chosen = required_field(row, "chosen", "a pair has prompt, chosen and rejected")
     rejected = required_field(row, "rejected", "a pair has prompt, chosen and rejected")
-    if is_whole_conversation(chosen) or is_whole_conversation(rejected):
-        prompt, answers = _split_off_answers(check_conversation(chosen, "chosen"), check_conversation(rejected, "rejected"))
-        return pair_ranking(row, prompt, *answers)
+    if _is_whole_conversation(chosen) or _is_whole_conversation(rejected):
+        return _pair_of_conversations(row, check_conversation(chosen, "chosen"), check_conversation(rejected, "rejected"))
     prompt = required_field(row, "prompt", "write the text that both responses answer")
     # as the labeling app exports them: a policy's answer may be empty, and somebody has judged it
-    return pair_ranking(row, prompt, chosen, rejected, may_be_empty=True)
+    return _pair_ranking(row, prompt, chosen, rejected, may_be_empty=True)
 
 
-def is_whole_conversation(turns: object) -> bool:
+def _is_whole_conversation(turns: object) -> bool:
     """Whether a list of turns begins with the prompt, and not with the answer to it."""
     first = turns[0] if isinstance(turns, list | tuple) and turns else None
     return isinstance(first, Mapping) and first.get("role") != "assistant"
 
 
 def is_whole_pair(row: Row) -> bool:
-    return is_whole_conversation(row.get("chosen"))
+    return _is_whole_conversation(row.get("chosen"))
 
 
-def _split_off_answers(chosen: Conversation, rejected: Conversation) -> tuple[Conversation, tuple[str, str]]:
+def _pair_of_conversations(row: Row, chosen: Conversation, rejected: Conversation) -> list[Record]:
+    """A ranking of the last turns of two conversations that are equal before them."""
     for field, turns in (("chosen", chosen), ("rejected", rejected)):
         if turns[-1]["role"] != "assistant":
             raise field_error(field, "ends with a user turn", "end it with the response")
     if chosen[:-1] != rejected[:-1]:
         wrong = "differs from 'chosen' before its last turn"
         raise field_error("rejected", wrong, "give both the same prompt, or remove the row")
-    return chosen[:-1], (chosen[-1]["content"], rejected[-1]["content"])
+    return _pair_ranking(row, chosen[:-1], chosen[-1]["content"], rejected[-1]["content"])
 
 
 def pair_prompt(row: Row) -> dict[str, Any]:
     """The prompt of a pair of whole conversations: the turns of `chosen` before the last."""
-    turns = check_conversation(required_field(row, "chosen", "a pair has prompt, chosen and rejected"), "chosen")
-    return {"prompt": turns[:-1], **id_and_category(row)}
+    return {"prompt": check_conversation(row["chosen"], "chosen")[:-1], **id_and_category(row)}
 
 
 # --- Transcripts, as in HH-RLHF (Bai et al. 2022): "\\n\\nHuman: ...\\n\\nAssistant: ..." ---
@@ -115,15 +117,14 @@ def _joined(turns: Sequence[Message]) -> Conversation:
     joined: list[Message] = []
     for turn in turns:
         if joined and joined[-1]["role"] == turn["role"]:
-            text = f"{joined.pop()['content']}\n\n{turn['content']}".strip()
-            turn = {"role": turn["role"], "content": text}
+            turn = {"role": turn["role"], "content": f"{joined.pop()['content']}\n\n{turn['content']}".strip()}
         joined.append(turn)
     return tuple(joined)
 
 
-def parse_transcript(text: object, field: str) -> Conversation:
+def _transcript(row: Row, field: str) -> Conversation:
     """The turns of a transcript; the last may be empty."""
-    turns = _transcript_turns(check_text(text, field))
+    turns = _transcript_turns(check_text(required_field(row, field, "write the transcript"), field))
     if turns is None:
         wrong = "is neither a transcript that begins with 'Human:' nor an answer to a 'prompt'"
         raise field_error(field, wrong, "add the field prompt")
@@ -158,15 +159,12 @@ def with_parsed_prompt(row: Row) -> Row:
 
 def hh_pair(row: Row) -> list[Record]:
     """Two transcripts that differ in the assistant's last turn (Anthropic/hh-rlhf: `chosen`, `rejected`)."""
-    chosen = parse_transcript(required_field(row, "chosen", "write the transcript"), "chosen")
-    rejected = parse_transcript(required_field(row, "rejected", "write the transcript"), "rejected")
-    prompt, answers = _split_off_answers(chosen, rejected)
-    return pair_ranking(row, prompt, *answers)
+    return _pair_of_conversations(row, _transcript(row, "chosen"), _transcript(row, "rejected"))
 
 
 def hh_prompt(row: Row) -> dict[str, Any]:
     """The turns before the assistant's last one in `chosen`."""
-    turns = parse_transcript(required_field(row, "chosen", "write the transcript"), "chosen")
+    turns = _transcript(row, "chosen")
     return {"prompt": turns[:-1] if turns[-1]["role"] == "assistant" else turns, **id_and_category(row)}
 
 
@@ -178,3 +176,55 @@ def sampled_demonstrations(row: Row) -> list[Record]:
     prompt, more = check_prompt(row["prompt"]), id_and_category(row)
     texts = check_texts(row["responses"], "responses")
     return [Demonstration(prompt=prompt, continuation=check_continuation(text, "responses"), **more) for text in texts]
+
+
+# --- Ratings of single answers, one a row, and the rankings that the answers to one prompt make together ---
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RatedAnswer(Record):
+    """A response and a number for it, such as stars; the highest is the best."""
+
+    prompt: Conversation
+    response: str
+    rating: float
+    id: str | None = None
+    category: str | None = None
+
+    def __post_init__(self) -> None:
+        response = check_answer(self.response, "response", may_be_empty=True)
+        rating = check_score(self.rating, "rating")
+        if not math.isfinite(rating):  # the mean of the ratings of a response may not exist
+            raise field_error("rating", f"is {rating}", "use a finite number")
+        set_checked(self, prompt=check_prompt(self.prompt), response=response, rating=rating)
+
+    @classmethod
+    def from_row(cls, row: Mapping[str, Any]) -> Self:
+        """The same for rows of other projects, whose names of other fields may be similar."""
+        needed = {name: required_field(row, name, "add it") for name in ("prompt", "response", "rating")}
+        return cls(**needed, id=row.get("id"), category=row.get("category"))
+
+
+def rank_ratings(answers: Iterable[RatedAnswer]) -> tuple[list[Ranking], int]:
+    """One ranking for each prompt with two or more responses, and the number of prompts with one.
+
+    A response that occurs more than once, as with several labelers, gets the mean of its ratings. Of more than nine
+    responses, nine evenly spaced by rank are kept.
+    """
+    by_prompt: dict[tuple[tuple[str, str], ...], list[RatedAnswer]] = {}
+    for answer in answers:
+        by_prompt.setdefault(tuple((turn["role"], turn["content"]) for turn in answer.prompt), []).append(answer)
+    rankings: list[Ranking] = []
+    for group in by_prompt.values():
+        ratings: dict[str, list[float]] = {}
+        for answer in group:
+            ratings.setdefault(answer.response, []).append(answer.rating)
+        if len(ratings) < 2:
+            continue
+        means = {text: sum(given) / len(given) for text, given in ratings.items()}
+        order = sorted(means, key=lambda text: -means[text])
+        kept = {order[i] for i in evenly_spaced(len(order))}
+        responses = tuple(text for text in means if text in kept)
+        ranks, first = ranks_from_scores([means[text] for text in responses]), group[0]
+        rankings.append(Ranking(prompt=first.prompt, responses=responses, ranks=ranks, id=first.id, category=first.category))
+    return rankings, len(by_prompt) - len(rankings)

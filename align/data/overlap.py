@@ -2,8 +2,9 @@
 
 import os
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from align.core.errors import counted
 from align.data.sources import iter_rows
@@ -16,8 +17,7 @@ _WORD = re.compile(r"\w+")
 Gram = tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class Match:
+class Match(NamedTuple):
     """An evaluation row, the first training row that shares words with it, and the words."""
 
     evaluation: str
@@ -25,8 +25,7 @@ class Match:
     words: str
 
 
-@dataclass
-class Overlap:
+class Overlap(NamedTuple):
     """What two sources share.
 
     Attributes:
@@ -37,11 +36,11 @@ class Overlap:
         frequent: word sequences of the evaluation that were left out because many training rows have them.
     """
 
-    rows: int = 0
-    too_short: int = 0
-    training_rows: int = 0
-    matches: list[Match] = field(default_factory=list)
-    frequent: int = 0
+    rows: int
+    too_short: int
+    training_rows: int
+    matches: list[Match]
+    frequent: int
 
 
 def find_overlap(training: str | os.PathLike[str], evaluation: str | os.PathLike[str]) -> Overlap:
@@ -53,35 +52,34 @@ def find_overlap(training: str | os.PathLike[str], evaluation: str | os.PathLike
 
     A text of fewer words must match as a whole.
     """
-    found = Overlap()
     rows_of_gram: dict[Gram, list[str]] = {}
     order: list[str] = []
+    too_short = training_rows = 0
     for where, texts in _texts_of_rows(evaluation):
         long = (text for text in texts if len(text) >= FEWEST_WORDS)
         grams = {gram for text in long for gram in _windows(text, min(WORDS, len(text)))}
-        found.rows += 1
-        found.too_short += not grams
+        too_short += not grams
         order.append(where)
         for gram in grams:
             rows_of_gram.setdefault(gram, []).append(where)
     # A text of the evaluation with fewer words can lie anywhere in a training text.
     lengths = sorted({len(gram) for gram in rows_of_gram})
-    counts: dict[Gram, int] = {}
+    counts = Counter[Gram]()
     first: dict[Gram, str] = {}
     for where, texts in _texts_of_rows(training):
-        found.training_rows += 1
-        for gram in {
-            gram for text in texts for length in lengths for gram in _windows(text, length) if gram in rows_of_gram
-        }:
-            counts[gram] = counts.get(gram, 0) + 1
+        training_rows += 1
+        sequences = (gram for text in texts for length in lengths for gram in _windows(text, length))
+        grams = {gram for gram in sequences if gram in rows_of_gram}
+        counts.update(grams)
+        for gram in grams:
             first.setdefault(gram, where)
-    found.frequent = sum(count > FREQUENT for count in counts.values())
     match_of: dict[str, Match] = {}
     for gram in sorted(gram for gram, count in counts.items() if count <= FREQUENT):
         for where in rows_of_gram[gram]:
             match_of.setdefault(where, Match(where, first[gram], " ".join(gram)))
-    found.matches = [match_of[where] for where in order if where in match_of]
-    return found
+    matches = [match_of[where] for where in order if where in match_of]
+    frequent = sum(count > FREQUENT for count in counts.values())
+    return Overlap(len(order), too_short, training_rows, matches, frequent)
 
 
 def describe_overlap(training: str, evaluation: str) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from align.data.conversation import Message, check_conversation, check_prompt
+from align.data.conversation import check_conversation, check_prompt
 from align.data.fields import (
     check_list,
     check_score,
@@ -21,8 +21,7 @@ from align.data.fields import (
     short_repr,
     text_or_none,
 )
-from align.data.layouts import id_and_category, pair
-from align.data.ratings import RatedAnswer
+from align.data.layouts import RatedAnswer, id_and_category, pair
 from align.data.records import Demonstration, Ranking, Record, evenly_spaced, ranks_from_scores
 
 Row = Mapping[str, Any]
@@ -44,7 +43,7 @@ class Format:
     kind: type[Record]
     fields: str
     matches: Matcher
-    convert: Callable[[Row], list[Record]]
+    convert: Callable[[Row], Sequence[Record]]
     prompt: Reader | None = None
 
 
@@ -60,10 +59,10 @@ def published(name: str, kind: type[Record], fields: str, matches: Matcher, prom
         found = prompt(row)
         return messages_prompt(found) if "messages" in found else found
 
-    def convert(row: Row) -> list[Record]:
+    def convert(row: Row) -> Sequence[Record]:
         own = {**prompt(row), **answers(row)}
         if kind is Demonstration:
-            return list(Demonstration.all_from_row(own))
+            return Demonstration.all_from_row(own)
         if "rating" in own:
             return [RatedAnswer.from_row(own)]
         return pair(own) if "chosen" in own else [Ranking.from_row(own)]
@@ -161,10 +160,11 @@ def _sharegpt_turns(row: Row) -> list[Fields]:
 
 
 def _capybara(row: Row) -> Fields:
-    turns: list[Message] = []
-    for i, entry in enumerate(_objects(row["conversation"], "conversation", "{input, output}")):
-        for name, role in (("input", "user"), ("output", "assistant")):
-            turns.append({"role": role, "content": check_text(entry.get(name), f"conversation[{i}].{name}")})
+    turns = [
+        {"role": role, "content": check_text(entry.get(name), f"conversation[{i}].{name}")}
+        for i, entry in enumerate(_objects(row["conversation"], "conversation", "{input, output}"))
+        for name, role in (("input", "user"), ("output", "assistant"))
+    ]
     return {**id_and_category(row), "messages": turns}
 
 
@@ -322,13 +322,10 @@ def _ultrafeedback(row: Row) -> Fields:
     no mean (null, or NaN in the published files), all are ranked by the latter.
     """
     completions = _objects(row["completions"], "completions", "{response, overall_score, ...}")
-    has_means = not any(_is_missing(completion.get("fine-grained_score")) for completion in completions)
+    means = [completion.get("fine-grained_score") for completion in completions]
+    has_means = not any(mean is None or (isinstance(mean, float) and math.isnan(mean)) for mean in means)
     scores = _scores(completions, "completions", "fine-grained_score" if has_means else "overall_score")
     return _ranked(completions, _texts(completions, "completions", "response"), scores)
-
-
-def _is_missing(score: object) -> bool:
-    return score is None or (isinstance(score, float) and math.isnan(score))
 
 
 def _scored_answers(row: Row) -> Fields:
@@ -336,18 +333,15 @@ def _scored_answers(row: Row) -> Fields:
 
     HuggingFaceH4/stack-exchange-preferences: log2 of 1 + votes, 1 more if accepted, -1 for a negative number.
     """
-    answers = _by_row(row["answers"]) if isinstance(row["answers"], Mapping) else row["answers"]
+    answers = row["answers"]
+    if isinstance(answers, Mapping):
+        columns = [check_list(column, f"answers.{name}") for name, column in answers.items()]
+        if len(set(map(len, columns))) > 1:
+            raise field_error("answers", "has columns of different lengths", "give one entry for each answer")
+        answers = [dict(zip(answers, entry, strict=True)) for entry in zip(*columns, strict=True)]
     answers = _objects(answers, "answers", "{text, pm_score}")
     texts = _texts(answers, "answers", "text")
     return _ranked([], texts, _scores(answers, "answers", "pm_score", "score", "votes"))
-
-
-def _by_row(answers: Row) -> list[Row]:
-    columns = {name: check_list(column, f"answers.{name}") for name, column in answers.items()}
-    count = max(map(len, columns.values()), default=0)
-    if any(len(column) != count for column in columns.values()):
-        raise field_error("answers", "has columns of different lengths", "give one entry for each answer")
-    return [{name: column[i] for name, column in columns.items()} for i in range(count)]
 
 
 def _ranked(entries: Sequence[Row], texts: Sequence[str], scores: Sequence[float]) -> Fields:

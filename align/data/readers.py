@@ -16,7 +16,7 @@ from align.core.files import new_file
 from align.data.conversation import Conversation
 from align.data.fields import check_id, check_row, check_text, required_field
 from align.data.formats import convert_row, kind_name
-from align.data.ratings import RatedAnswer, rank_ratings
+from align.data.layouts import RatedAnswer, rank_ratings
 from align.data.records import Demonstration, Message, Prompt, Record
 from align.data.sources import SourceRow, iter_rows
 

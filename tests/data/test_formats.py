@@ -3,7 +3,7 @@
 import pytest
 
 from align.data.formats import FORMATS, KINDS, convert_row
-from align.data.ratings import RatedAnswer
+from align.data.layouts import RatedAnswer
 from align.data.records import AttributeJudgment, Demonstration, Prompt, Ranking, RuleJudgment, evenly_spaced
 from tests.data.rows import (
     ALPACA,

@@ -9,7 +9,7 @@ from align.batches.encoding import encode_rankings
 from align.batches.limits import Limits
 from align.core.errors import UserError
 from align.data.formats import KINDS, convert_row
-from align.data.ratings import RatedAnswer, rank_ratings
+from align.data.layouts import RatedAnswer, rank_ratings
 from align.data.readers import read_records
 from align.data.records import Demonstration, Prompt, Ranking
 from tests.data.rows import HI, assistant, error_of, lines, system, user
@@ -284,7 +284,7 @@ def test_labels_of_kto_make_pairs_or_are_refused(tmp_path):
 
 
 def test_of_many_rated_responses_nine_are_kept():
-    (ranking,) = rank_ratings(rated(n % 17, f"t{n % 17}") for n in range(34)).rankings
+    (ranking,), _ = rank_ratings(rated(n % 17, f"t{n % 17}") for n in range(34))
     assert ranking.responses == ("t0", "t2", "t4", "t6", "t8", "t10", "t12", "t14", "t16")
     assert ranking.ranks == (9, 8, 7, 6, 5, 4, 3, 2, 1)
 
