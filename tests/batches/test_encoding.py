@@ -11,16 +11,12 @@ from tests.refusals import refusal
 LIMITS = Limits(3, 2)
 
 
-def test_too_long_is_an_error_that_names_record_length_limit_and_remedy():
+def test_what_is_too_long_is_an_error_dropped_or_truncated():
     assert refusal(LIMITS.apply, [1, 2, 3, 4], [5], "data.jsonl: record 7") == (
         "data.jsonl: record 7: the prompt has 4 tokens, max_prompt_tokens is 3; "
         "raise the limit, or set overlong to drop or truncate"
     )
-    with pytest.raises(UserError, match="the response has 3 tokens, max_response_tokens is 2"):
-        LIMITS.apply([1], [5, 6, 7], "here")
-
-
-def test_too_long_can_be_dropped_or_truncated():
+    assert "the response has 3 tokens, max_response_tokens is 2" in refusal(LIMITS.apply, [1], [5, 6, 7], "here")
     drop, truncate = Limits(3, 2, "drop"), Limits(3, 2, "truncate")
     assert LIMITS.apply([1, 2, 3], [4, 5], "") == drop.apply([1, 2, 3], [4, 5], "") == ([1, 2, 3], [4, 5])
     assert drop.apply([1, 2, 3, 4], [5], "") is None
@@ -52,17 +48,12 @@ def test_an_error_names_a_record_by_its_id_or_else_by_its_place(load_sharp, writ
         encode_demonstrations(write(long | {"id": "seven"}), loaded, Limits(100, 50), False)
 
 
-def test_a_truncated_turn_keeps_its_mask_in_step(load_sharp, write):
-    source = write({"prompt": "Hi", "completion": "x" * 50})
-    (turn,) = encode_demonstrations(source, load_sharp("tiny-gpt2"), Limits(100, 50, "truncate"), False)
+def test_a_truncated_turn_keeps_its_mask_in_step_and_nothing_left_is_an_error(load_sharp, write):
+    source, loaded = write({"prompt": "Hi", "completion": "x" * 50}), load_sharp("tiny-gpt2")
+    (turn,) = encode_demonstrations(source, loaded, Limits(100, 50, "truncate"), False)
     assert len(turn.response) == len(turn.loss_mask) == 50
-
-
-def test_nothing_left_is_an_error(load_sharp, write):
     with pytest.raises(UserError, match=r"rows.jsonl: no demonstration is left within the limits; raise them"):
-        encode_demonstrations(
-            write({"prompt": "Hi", "completion": "x" * 50}), load_sharp("tiny-gpt2"), Limits(100, 50, "drop"), False
-        )
+        encode_demonstrations(source, loaded, Limits(100, 50, "drop"), False)
 
 
 def prompts_of(lengths):

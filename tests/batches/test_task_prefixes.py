@@ -76,20 +76,10 @@ def test_a_plan_counts_it(sources, tmp_path):
     assert learning("--task_prefixes", GERMAN, NEWS) > 1.2 * learning()
 
 
-@pytest.mark.parametrize(
-    ("kind", "words", "complaint"),
-    [
-        (
-            SFTConfig,
-            ["--task_prefixes", GERMAN, "--overlong", "truncate"],
-            "task_prefixes is .* must be empty with overlong",
-        ),
-        (RewardConfig, ["--task_prefixes", "", NEWS, "--overlong", "truncate"], "must be empty with overlong truncate"),
-    ],
-)
-def test_what_would_be_cut_off_is_refused(kind, words, complaint):
-    with pytest.raises(UserError, match=complaint):
-        parse(kind, words)
+@pytest.mark.parametrize("kind", [SFTConfig, RewardConfig])
+def test_what_would_be_cut_off_is_refused(kind):
+    with pytest.raises(UserError, match=r"task_prefixes is .* must be empty with overlong truncate"):
+        parse(kind, ["--task_prefixes", GERMAN, NEWS, "--overlong", "truncate"])
 
 
 def test_another_number_than_that_of_sources_is_one_line(sources):

@@ -1,7 +1,5 @@
 """Prompts that were tokenized before, as TRL's PPO takes them: read as they are, shown as text."""
 
-import json
-
 import datasets
 import numpy as np
 import pytest
@@ -15,7 +13,7 @@ from align.core.errors import UserError
 from align.data import Prompt, Ranking, check_data, read_records
 from align.data.formats import convert_row
 from align.ppo import PPOConfig, PPOTrainer
-from tests.files import read_rows
+from tests.files import read_rows, write_rows
 from tests.refusals import refusal
 
 TEXTS = ["Name a moon.", "Hi", "Why is the sky blue?"]
@@ -30,7 +28,7 @@ def tokenized(loaded, **more):
 
 
 @pytest.mark.parametrize("form", [None, "numpy", "torch"])
-def test_a_dataset_of_token_ids_is_read_as_it_is(load_sharp, tiny_name, form):
+def test_datasets_are_read_in_every_format(load_sharp, tiny_name, form):
     loaded = load_sharp(tiny_name)
     tokenizer, data = loaded.tokenization.tokenizer, tokenized(loaded).with_format(form)
     found = encode_prompts(data, loaded, LIMITS, False)
@@ -38,14 +36,9 @@ def test_a_dataset_of_token_ids_is_read_as_it_is(load_sharp, tiny_name, form):
     assert all(type(token) is int for prompt in found for token in prompt.ids)
     decoded = [tokenizer.decode(tokenizer(text).input_ids, skip_special_tokens=True) for text in TEXTS]
     assert [prompt.conversation for prompt in found] == [({"role": "user", "content": text},) for text in decoded]
-
-
-@pytest.mark.parametrize("form", [None, "numpy", "torch"])
-def test_datasets_of_other_rows_are_read_in_every_format(load_sharp, form):
-    loaded, turns = load_sharp("tiny-gpt2"), [{"role": "user", "content": "Hi"}]
-    for data in ([{"prompt": text} for text in TEXTS], [{"prompt": turns, "n": 1}]):
-        expected = encode_prompts(data, loaded, LIMITS, False)
-        assert encode_prompts(datasets.Dataset.from_list(data).with_format(form), loaded, LIMITS, False) == expected
+    for rows in ([{"prompt": text} for text in TEXTS], [{"prompt": [{"role": "user", "content": "Hi"}], "n": 1}]):
+        expected = encode_prompts(rows, loaded, LIMITS, False)
+        assert encode_prompts(datasets.Dataset.from_list(rows).with_format(form), loaded, LIMITS, False) == expected
 
 
 def test_token_ids_from_a_file_and_from_a_saved_dataset(load_sharp, tmp_path):
@@ -86,17 +79,12 @@ def test_a_text_beside_token_ids_is_for_reward_functions(text, load_sharp):
     assert (encoded.ids, encoded.conversation, encoded.given_as_ids) == ([5, 6], record.prompt, True)
 
 
-def test_prompts_in_memory_may_be_lists_of_token_ids(load_sharp):
-    loaded = load_sharp("tiny-gpt2")
-    rows = [[5, 6], (7,), torch.tensor([8, 9]), np.array([10])]
-    found = encode_prompts(rows, loaded, LIMITS, False)
-    assert [prompt.ids for prompt in found] == [[5, 6], [7], [8, 9], [10]]
-    assert all(prompt.given_as_ids for prompt in found)
-
-
 @pytest.mark.parametrize("kind", [torch.tensor, np.array])
-def test_prompts_in_memory_may_be_a_matrix_of_token_ids(kind, load_sharp, tmp_path):
+def test_prompts_in_memory_may_be_lists_and_matrices_of_token_ids(kind, load_sharp, tmp_path):
     loaded = load_sharp("tiny-gpt2")
+    found = encode_prompts([[5, 6], (7,), kind([8, 9])], loaded, LIMITS, False)
+    assert [prompt.ids for prompt in found] == [[5, 6], [7], [8, 9]]
+    assert all(prompt.given_as_ids for prompt in found)
     rows = kind([[5, 6], [7, 8]])
     config = PPOConfig(output_dir=str(tmp_path / "run"), report_to=["none"], rollout_batch_size=2, dtype="float32")
     made = PPOTrainer(loaded, [lambda prompts, responses: [0.0] * len(responses)], rows, config, rows[:1])
@@ -125,23 +113,21 @@ def test_bad_token_ids_are_refused(row, message):
 def test_ids_outside_the_vocabulary_are_refused_with_the_record(load_sharp, tmp_path):
     loaded = load_sharp("tiny-gpt2")
     size = len(loaded.tokenization.tokenizer)
-    path = tmp_path / "rows.jsonl"
-    path.write_text(json.dumps({"input_ids": [size - 1]}) + "\n" + json.dumps({"input_ids": [1, size]}) + "\n")
-    assert refusal(encode_prompts, str(path), loaded, LIMITS, False) == (
+    path = write_rows(tmp_path / "rows.jsonl", [{"input_ids": [size - 1]}, {"input_ids": [1, size]}])
+    assert refusal(encode_prompts, path, loaded, LIMITS, False) == (
         f"{path}: record 2: field 'input_ids': has the id {size}, but the model's tokenizer has {size} tokens; "
         "tokenize the prompts with the model's own tokenizer"
     )
 
 
 def test_token_ids_are_refused_where_text_is_needed(load_sharp, tmp_path):
-    path = tmp_path / "rows.jsonl"
-    path.write_text(json.dumps({"input_ids": [5, 6]}) + "\n")
+    path = write_rows(tmp_path / "rows.jsonl", [{"input_ids": [5, 6]}])
     with pytest.raises(UserError, match="holds prompts as token ids"):
         read_records(path, Prompt)
     with pytest.raises(UserError, match="no known form of a ranking"):
         read_records(path, Ranking)
     with pytest.raises(UserError, match="task_prefixes: a prefix cannot be put before prompts that are token ids"):
-        encode_prompts(Prefixed(str(path), "Answer: "), load_sharp("tiny-gpt2"), LIMITS, False)
+        encode_prompts(Prefixed(path, "Answer: "), load_sharp("tiny-gpt2"), LIMITS, False)
 
 
 def test_names_of_splits_and_columns_are_not_prompts(load_sharp):
@@ -174,4 +160,4 @@ def test_sampling_to_token_ids_writes_their_text(load_sharp, sharp_folders, tmp_
     tokenized(load_sharp("tiny-gpt2")).to_json(data)
     words = f"sample --model {sharp_folders['tiny-gpt2']} --prompts {data} --output {output} --max_new_tokens 3"
     cli.main(words.split())
-    assert [json.loads(line)["prompt"] for line in output.read_text().splitlines()] == TEXTS
+    assert [row["prompt"] for row in read_rows(output)] == TEXTS

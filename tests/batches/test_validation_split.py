@@ -38,13 +38,10 @@ def test_a_prompt_is_on_one_side_whatever_else_there_is():
         assert {item.opening for item in validation} <= {item.opening for item in larger}
 
 
-def test_the_share_is_that_of_many_prompts():
+def test_the_share_is_that_of_many_prompts_at_least_one_and_not_all():
     many = [example(str(n)) for n in range(4000)]
     assert len(split_by_opening(many, 0.1)[1]) == pytest.approx(400, abs=60)
     assert split_by_opening(many, 0.0) == (many, [])
-
-
-def test_at_least_one_prompt_is_held_out_and_not_all():
     assert len(split_by_opening([example("a"), example("b")], 1e-9)[1]) == 1
     assert refusal(split_by_opening, [example("a"), example("a")], 1e-9) == (
         "validation_split 1e-09 holds out all 2 examples; lower it, or give more prompts"

@@ -9,7 +9,7 @@ from align.batches.encoding import encode_rankings
 from align.batches.limits import Limits
 from align.core.errors import UserError
 from align.data.formats import KINDS, convert_row
-from align.data.layouts import RatedAnswer, rank_ratings
+from align.data.layouts import RatedAnswer
 from align.data.readers import read_records
 from align.data.records import Demonstration, Prompt, Ranking
 from tests.data.rows import HI, assistant, error_of, lines, system, user
@@ -164,13 +164,6 @@ ROWS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "row", "records"), ROWS, ids=[f"{i}-{row[0]}" for i, row in enumerate(ROWS)])
-def test_the_prompt_of_each_row(name, row, records):
-    (found,) = convert_row(row, Prompt)[1]
-    multi_turn = isinstance(records[0], Demonstration) and len(records[0].continuation) > 1
-    assert found.prompt == ((*records[0].prompt, *records[0].continuation[:-1]) if multi_turn else records[0].prompt)
-
-
 def test_a_conversation_that_waits_for_an_answer_is_a_prompt():
     assert convert_row(SHAREGPT_PROMPT, Prompt)[1] == [Prompt(prompt=(system("s"), *ONE))]
 
@@ -283,10 +276,19 @@ def test_labels_of_kto_make_pairs_or_are_refused(tmp_path):
     assert error_of(path, Ranking) == f"{path}: {wrong}; {remedy}"
 
 
-def test_of_many_rated_responses_nine_are_kept():
-    (ranking,), _ = rank_ratings(rated(n % 17, f"t{n % 17}") for n in range(34))
-    assert ranking.responses == ("t0", "t2", "t4", "t6", "t8", "t10", "t12", "t14", "t16")
-    assert ranking.ranks == (9, 8, 7, 6, 5, 4, 3, 2, 1)
+MANY = [f"t{number}" for number in range(17)]
+NINE = tuple(MANY[::2])
+OF_MANY = {
+    "scores": [{"question": "Hi", "answers": [{"text": text, "pm_score": n} for n, text in enumerate(MANY)]}],
+    "ratings": [{"prompt": "Hi", "response": text, "rating": n} for n, text in enumerate(MANY)],
+}
+
+
+@pytest.mark.parametrize("form", OF_MANY)
+def test_of_many_responses_nine_spread_over_the_order_are_kept(form, tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(lines(OF_MANY[form]))
+    assert read_records(path, Ranking) == [ranked(HI, *NINE, ranks=range(9, 0, -1))]
 
 
 JUNK = [

@@ -31,12 +31,9 @@ def test_a_bad_row_is_named_by_file_and_line(tmp_path, line, message):
     assert error_of(path) == f"{path}:3: {message}"
 
 
-def test_a_folders_bad_row_is_named_by_the_file_in_it(tmp_path):
+def test_bad_rows_of_folders_and_of_parquet_files_are_named(tmp_path):
     (tmp_path / "part.jsonl").write_bytes(b"{}\n")
     assert error_of(tmp_path).startswith(f"{tmp_path / 'part.jsonl'}:1: the row has the fields nothing, which is no")
-
-
-def test_a_bad_parquet_row_is_named_by_its_number(tmp_path):
     path = tmp_path / "a.parquet"
     write_parquet(path, [{"prompt": "Hi"}, {"prompt": " "}])
     assert error_of(path) == f"{path}: row 2: field 'prompt': is empty; write the text, or remove the row"
@@ -89,39 +86,24 @@ def records_that_break_off():
 
 
 @pytest.mark.parametrize("name", ["out.jsonl", "out.jsonl.gz"])
-def test_a_failing_write_leaves_the_old_file_and_no_litter(tmp_path, name):
+def test_a_failing_write_leaves_the_old_file_and_no_litter(tmp_path, monkeypatch, name):
+    """Of a generator, or of a full disk."""
     path = tmp_path / name
     write_records(path, RECORDS)
     before = path.read_bytes()
     with pytest.raises(RuntimeError, match="the database went away"):
         write_records(path, records_that_break_off())
-    assert path.read_bytes() == before
-    assert os.listdir(tmp_path) == [name]
-
-
-@pytest.mark.parametrize("step", ["fsync", "replace"])
-def test_a_full_disk_leaves_the_old_file(tmp_path, monkeypatch, step):
-    path = tmp_path / "out.jsonl"
-    write_records(path, RECORDS)
-    before = path.read_bytes()
 
     def fail(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(os, step, fail)
     message = f"{path}: cannot be written (No space left on device); make the folder writable; an old file is kept as it was"
-    assert refusal(write_records, path, RECORDS[:1]) == message
+    for step in ("fsync", "replace"):
+        with monkeypatch.context() as patch:
+            patch.setattr(os, step, fail)
+            assert refusal(write_records, path, RECORDS[:1]) == message
     assert path.read_bytes() == before
-    assert os.listdir(tmp_path) == ["out.jsonl"]
-
-
-def test_a_file_is_on_disk_before_it_has_its_name(tmp_path, monkeypatch):
-    steps = []
-    fsync, replace = os.fsync, os.replace
-    monkeypatch.setattr(os, "fsync", lambda handle: steps.append("fsync") or fsync(handle))
-    monkeypatch.setattr(os, "replace", lambda a, b: steps.append((Path(a).parent, b)) or replace(a, b))
-    write_records(tmp_path / "out.jsonl", RECORDS)
-    assert steps == ["fsync", (tmp_path, tmp_path / "out.jsonl"), "fsync"]
+    assert os.listdir(tmp_path) == [name]
 
 
 def test_a_link_goes_on_pointing_at_the_file(tmp_path):

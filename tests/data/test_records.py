@@ -179,17 +179,11 @@ NAMES = st.text(string.ascii_letters, min_size=1, max_size=8)
 LABELS = {"id": st.none() | NAMES, "category": st.none() | NAMES}
 
 
-@st.composite
-def prompts(draw):
-    first = [system(draw(st.just("") | TEXTS))] if draw(st.booleans()) else []
-    texts = draw(st.lists(TEXTS, min_size=1, max_size=5).filter(lambda texts: len(texts) % 2 == 1))
-    return (*first, *(assistant(text) if i % 2 else user(text) for i, text in enumerate(texts)))
-
-
-@st.composite
-def continuations(draw):
-    texts = draw(st.lists(TEXTS, min_size=1, max_size=5).filter(lambda texts: len(texts) % 2 == 1))
-    return tuple(user(text) if i % 2 else assistant(text) for i, text in enumerate(texts))
+TURNS = st.lists(TEXTS, min_size=1, max_size=5).filter(lambda texts: len(texts) % 2 == 1)
+CONTINUATIONS = TURNS.map(lambda texts: tuple(user(text) if i % 2 else assistant(text) for i, text in enumerate(texts)))
+SYSTEMS = st.just(()) | (st.just("") | TEXTS).map(lambda text: (system(text),))
+ASKED = TURNS.map(lambda texts: tuple(assistant(text) if i % 2 else user(text) for i, text in enumerate(texts)))
+PROMPTS = st.builds(lambda first, asked: (*first, *asked), SYSTEMS, ASKED)
 
 
 @st.composite
@@ -214,7 +208,7 @@ def rankings(draw):
 
     flags = st.none() | st.lists(NAMES, max_size=3).map(tuple) | each(st.lists(NAMES, max_size=2).map(tuple))
     return Ranking(
-        prompt=draw(prompts()),
+        prompt=draw(PROMPTS),
         responses=responses,
         ranks=draw(each(st.integers(1, 12))),
         preferences=draw(st.none() | preferences(count)),
@@ -228,12 +222,12 @@ def rankings(draw):
 
 
 RECORDS = (
-    st.builds(Demonstration, prompt=prompts(), continuation=continuations(), **LABELS)
+    st.builds(Demonstration, prompt=PROMPTS, continuation=CONTINUATIONS, **LABELS)
     | rankings()
-    | st.builds(Prompt, prompt=prompts(), **LABELS)
+    | st.builds(Prompt, prompt=PROMPTS, **LABELS)
     | st.builds(
         RuleJudgment,
-        prompt=prompts(),
+        prompt=PROMPTS,
         response=TEXTS,
         rule=NAMES,
         verdict=st.sampled_from(["violates", "unsure", "follows"]),

@@ -17,7 +17,7 @@ from align.core.errors import UserError
 from align.data import Demonstration, Prompt, Ranking, check_data, read_records
 from align.data.readers import scan_rows
 from align.data.sources import iter_rows
-from tests.data.rows import RECORDS, ROWS, assistant, error_of, lines, user, write_parquet
+from tests.data.rows import HI, RECORDS, ROWS, assistant, error_of, lines, write_parquet
 from tests.refusals import refusal
 
 
@@ -103,13 +103,12 @@ def test_folder_without_split_names_is_read_whole(tmp_path):
 
 
 def test_folder_saved_by_datasets(tmp_path):
-    datasets = pytest.importorskip("datasets")
     saved = datasets.Dataset.from_list([{**{"id": None, "category": None}, **row} for row in ROWS])
     saved.save_to_disk(tmp_path / "plain")
     datasets.DatasetDict({"train": saved, "test": saved.select([0])}).save_to_disk(tmp_path / "splits")
     assert read_records(tmp_path / "plain", Prompt) == RECORDS
     assert read_records(tmp_path / "splits", Prompt) == RECORDS
-    assert read_records(tmp_path / "splits", Prompt, split="test") == RECORDS[:1]
+    assert read_records(f"{tmp_path}/splits[split=test]", Prompt) == RECORDS[:1]
     assert error_of(tmp_path / "splits", split="dev").endswith("splits: no split 'dev'; the folder has train, test")
 
 
@@ -236,31 +235,31 @@ def test_what_pandas_writes_is_read_to_the_character(tmp_path, name, encoding):
     assert [record.id for record in found] == [str(n) for n in range(len(TEXTS))]
 
 
-@pytest.mark.parametrize("separator", [",", ";", "\t"])
-def test_what_spreadsheets_write(tmp_path, separator):
-    frame = pandas.DataFrame(ROWS)
-    frame.to_csv(tmp_path / "rows.csv", sep=separator, index=False, encoding="utf-8-sig", lineterminator="\r\n")
-    assert read_records(tmp_path / "rows.csv", Prompt) == RECORDS
+def test_what_spreadsheets_and_datasets_write(tmp_path):
+    path = tmp_path / "rows.csv"
+    for separator in (",", ";", "\t"):
+        pandas.DataFrame(ROWS).to_csv(path, sep=separator, index=False, encoding="utf-8-sig", lineterminator="\r\n")
+        assert read_records(path, Prompt) == RECORDS
+    datasets.Dataset.from_list([{"id": None, "category": None, **row} for row in ROWS]).to_csv(path)
+    assert read_records(path, Prompt) == RECORDS
 
 
-def test_what_datasets_writes(tmp_path):
-    datasets.Dataset.from_list([{"id": None, "category": None, **row} for row in ROWS]).to_csv(tmp_path / "rows.csv")
-    assert read_records(tmp_path / "rows.csv", Prompt) == RECORDS
+OF_CELLS = [
+    ({"prompt": "Hi", "responses": '["a", "b"]', "ranks": "[2, 1]", "ratings": "[3, 6]"},
+     Ranking(prompt=HI, responses=("a", "b"), ranks=(2, 1), ratings=(3, 6))),
+    ({"prompt": "Hi", "chosen": "5", "rejected": "7", "margin": 1.5},
+     Ranking(prompt=HI, responses=("5", "7"), ranks=(1, 2), margin=1.5)),
+    ({"context": "Hi", "response1": "a", "response2": "b", "overall_preference": -2},
+     Ranking(prompt=HI, responses=("a", "b"), ranks=(1, 2))),
+    ({"messages": '[{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "2"}]'},
+     Demonstration(prompt=HI, continuation=(assistant("2"),))),
+]  # fmt: skip
 
 
-def test_columns_that_hold_no_text_are_json(tmp_path):
-    rows = [{"prompt": "Hi", "responses": '["a", "b"]', "ranks": "[2, 1]", "ratings": "[3, 6]"}]
-    pandas.DataFrame(rows).to_csv(tmp_path / "rows.csv", index=False)
-    expected = Ranking.from_row({"prompt": "Hi", "responses": ["a", "b"], "ranks": [2, 1], "ratings": [3, 6]})
-    assert read_records(tmp_path / "rows.csv", Ranking) == [expected]
-    pandas.DataFrame([{"prompt": "Hi", "chosen": "5", "rejected": "7", "margin": 1.5}]).to_csv(tmp_path / "b.csv")
-    expected = Ranking.from_row({"prompt": "Hi", "responses": ["5", "7"], "ranks": [1, 2], "margin": 1.5})
-    assert read_records(tmp_path / "b.csv", Ranking) == [expected]
-    turns = [{"messages": '[{"role": "user", "content": "1"}, {"role": "assistant", "content": "2"}]'}]
-    pandas.DataFrame(turns).to_csv(tmp_path / "c.csv")
-    assert read_records(tmp_path / "c.csv", Demonstration) == [
-        Demonstration(prompt=(user("1"),), continuation=(assistant("2"),))
-    ]
+@pytest.mark.parametrize(("row", "record"), OF_CELLS, ids=range(len(OF_CELLS)))
+def test_columns_that_hold_no_text_are_json(row, record, tmp_path):
+    pandas.DataFrame([row]).to_csv(tmp_path / "rows.csv")
+    assert read_records(tmp_path / "rows.csv", type(record)) == [record]
 
 
 def test_rows_are_checked_as_in_other_files(tmp_path):

@@ -88,12 +88,6 @@ def test_a_renamed_column_takes_the_place_of_the_field(tmp_path):
     assert "columns not used:      score\n" in check_data(f"{path}[prompt=question]")
 
 
-def test_a_split_of_a_folder(tmp_path):
-    for name in ("train", "test"):
-        (tmp_path / f"{name}.jsonl").write_bytes(lines([{"prompt": name}]))
-    assert read_records(f"{tmp_path}[split=test]", Prompt)[0].prompt[0]["content"] == "test"
-
-
 @pytest.mark.parametrize("option", ["split=test", "subset=en"])
 def test_a_file_has_no_split_and_no_subset(tmp_path, option):
     (tmp_path / "a.jsonl").write_bytes(lines([{"prompt": "Hi"}]))
@@ -142,6 +136,9 @@ def test_broken_excel_files(tmp_path):
     path = tmp_path / "a.xlsx"
     write_excel(path, [["prompt"], ["Hi"], ["#REF!"]])
     assert error_of(path) == f"{path}: row 2: cell A3 is the error #REF!; correct the formula"
+    write_excel(path, [["prompt", "id"], ["Hi", "1", None, "lost"]])
+    remedy = "name the columns, or remove the cells"
+    assert error_of(path) == f"{path}: row 1: has 4 cells, and the header has 2; {remedy}"
     write_excel(path, [["prompt", "prompt"], ["Hi", "Hi"]])
     assert error_of(path) == f"{path}: the header has the column 'prompt' twice; rename one"
     path.write_bytes(b"PK or so")
@@ -158,13 +155,6 @@ def test_all_rows_of_excel_are_read_where_the_stated_size_is_wrong(tmp_path):
     assert [record.id for record in read_records(wrong, Prompt)] == ["1", "2", "3"]
 
 
-def test_a_cell_beyond_the_header_of_excel_is_one_line(tmp_path):
-    path = tmp_path / "a.xlsx"
-    write_excel(path, [["prompt", "id"], ["Hi", "1", None, "lost"]])
-    remedy = "name the columns, or remove the cells"
-    assert error_of(path) == f"{path}: row 1: has 4 cells, and the header has 2; {remedy}"
-
-
 @pytest.mark.parametrize("pair", SCORES, ids="/".join)
 @pytest.mark.parametrize("ending", ["csv", "xlsx"])
 def test_scores_of_a_table_are_compared(tmp_path, pair, ending):
@@ -176,13 +166,6 @@ def test_scores_of_a_table_are_compared(tmp_path, pair, ending):
         pandas.DataFrame(rows[1:], columns=rows[0]).to_csv(path, index=False)
     with pytest.raises(UserError, match=f"field '{pair[1]}': is 10, higher than {pair[0]}"):
         read_records(path, Ranking)
-
-
-def test_preferences_of_a_table_are_numbers(tmp_path):
-    path = tmp_path / "a.csv"
-    row = {"context": "Hi", "response1": "a", "response2": "b", "overall_preference": -2}
-    pandas.DataFrame([row]).to_csv(path, index=False)
-    assert read_records(path, Ranking) == [Ranking(prompt=HI, responses=("a", "b"), ranks=(1, 2))]
 
 
 def test_excel_without_its_library(tmp_path, monkeypatch):

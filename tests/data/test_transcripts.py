@@ -1,8 +1,11 @@
-"""Transcripts as in HH-RLHF, and text that only looks like one."""
+"""Transcripts as in HH-RLHF, and text that only looks like one; sentences of a text."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from align.core.errors import UserError
+from align.data.conversation import segment_ends
 from align.data.formats import convert_row
 from align.data.records import Demonstration, Prompt, Ranking
 from tests.data.rows import assistant, system, user
@@ -74,3 +77,29 @@ MESSAGES = [
 @pytest.mark.parametrize(("messages", "prompt"), MESSAGES, ids=range(len(MESSAGES)))
 def test_the_prompt_of_messages_ends_with_the_last_user_turn(messages, prompt):
     assert convert_row({"messages": messages}, Prompt)[1] == [Prompt(prompt=prompt)]
+
+
+@pytest.mark.parametrize(
+    ("text", "segments"),
+    [
+        ("A b. C d! E", ["A b.", "C d!", "E"]),
+        ("One.\nTwo\n\n- three (four.) Five.  ", ["One.", "Two", "- three (four.)", "Five."]),
+        ('"Yes." Pi is 3.14...', ['"Yes."', "Pi is 3.14..."]),
+        ("今天。明天！后天", ["今天。", "明天！", "后天"]),
+        ("هل؟ نعم.", ["هل؟", "نعم."]),
+        (" \n ", []),
+        ("", []),
+    ],
+)
+def test_sentences_and_lines(text, segments):
+    ends = segment_ends(text)
+    assert [text[start:end].strip() for start, end in zip([0, *ends], ends, strict=False)] == segments
+
+
+@given(st.text(alphabet=st.sampled_from(list("a.!? \n\"')。\u00a0é")), max_size=60))
+def test_segments_cover_all_that_is_written(text):
+    ends = segment_ends(text)
+    assert ends == sorted(set(ends))
+    assert (ends[-1] if ends else 0) == len(text.rstrip())
+    assert all(text[end - 1].strip() for end in ends)
+    assert all(text[start:end].strip() for start, end in zip([0, *ends], ends, strict=False))

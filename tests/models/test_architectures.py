@@ -9,10 +9,6 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import (
     AutoModelForSequenceClassification,
     BertConfig,
-    MambaConfig,
-    MambaForCausalLM,
-    MBartConfig,
-    MBartForConditionalGeneration,
 )
 
 from align.core.errors import UserError
@@ -190,15 +186,6 @@ def assert_transformers_agrees(found, folder, rank):
     torch.testing.assert_close(
         foreign.model(Padded.from_lists([ids[0]]), Padded.from_lists([ids[1]])), expected, atol=1e-6, rtol=0
     )
-
-
-def test_what_cannot_be_read_is_refused_in_one_line():
-    mamba = MambaForCausalLM(MambaConfig(vocab_size=64, hidden_size=32, num_hidden_layers=2)).eval()
-    with pytest.raises(UserError, match=r"^model type 'mamba': its cache cannot drop rows that ended"):
-        wrap(mamba)
-    config = MBartConfig(vocab_size=64, d_model=32, encoder_layers=1, decoder_layers=1, decoder_start_token_id=None)
-    with pytest.raises(UserError, match="names no decoder_start_token_id, the token that a response follows"):
-        wrap(MBartForConditionalGeneration(config).eval())
 
 
 def test_which_models_are_encoders_is_read_from_their_config():

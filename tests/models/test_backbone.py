@@ -44,14 +44,6 @@ def test_a_prompt_between_others_may_have_no_response():
         torch.testing.assert_close(found[place, : len(ids) + 1], expected, atol=1e-5, rtol=0)
 
 
-def test_a_text_beyond_the_sliding_window_gets_a_row_of_its_own(backbones):
-    # 6 + 7 tokens are beyond the window of 8, 2 + 4 and 2 + 2 are not.
-    windowed, whole = backbones["window"], backbones["no window"]
-    assert windowed.tokens_in_memory(6, [7, 1]) == 2 * (6 + 7)
-    assert windowed.tokens_in_memory(2, [4, 2]) == 2 + 4 + 2
-    assert whole.tokens_in_memory(6, [7, 1]) == 6 + 7 + 1
-
-
 def test_an_architecture_with_logits_of_its_own_kind_is_refused(sharpen):
     """They need more than the last hidden state and the vocabulary matrix."""
     model = sharpen(GPT2LMHeadModel(SHORT_GPT2))
@@ -78,21 +70,26 @@ def test_select_can_also_reorder_rows(backbone):
         torch.testing.assert_close(hidden[place], expected, atol=1e-5, rtol=0)
 
 
-def test_fits_counts_prompt_and_response_where_one_row_holds_both(backbones):
-    short = backbones["gpt2-short"]  # a context of 16
-    assert short.context_length == 16
-    assert short.fits(10, 6)
-    assert not short.fits(10, 7)
-    # ALiBi has no table of positions.
-    assert backbones["bloom"].fits(10_000, 10_000)
-
-
-def test_fits_of_encoder_decoders(backbones):
-    bart, t5 = backbones["bart-short"], backbones["tiny-t5"]  # BART: a table of 16 for each half; T5: relative positions
-    assert bart.fits(16, 15)  # the decoder also reads its start token
-    assert not bart.fits(16, 16)
-    assert not bart.fits(17, 1)
-    assert t5.fits(10_000, 10_000)
+@pytest.mark.parametrize(
+    ("name", "fitting", "too_long"),
+    [
+        ("gpt2-short", [(10, 6)], [(10, 7)]),  # a context of 16 for both
+        ("bloom", [(10_000, 10_000)], []),  # ALiBi has no table of positions
+        (
+            "bart-short",
+            [(16, 15)],
+            [(16, 16), (17, 1)],
+        ),  # a table of 16 each; a start token
+        ("tiny-t5", [(10_000, 10_000)], []),  # relative positions
+    ],
+)
+def test_what_fits_the_context(name, fitting, too_long, backbones):
+    assert all(backbones[name].fits(*lengths) for lengths in fitting)
+    assert not any(backbones[name].fits(*lengths) for lengths in too_long)
+    for lengths in too_long[:1]:
+        line = refusal(backbones[name].require_fit, *lengths, "data.jsonl: record 3")
+        assert line.startswith(f"data.jsonl: record 3: {lengths[0]} prompt and {lengths[1]} response tokens do not fit")
+        assert "context of 16" in line
 
 
 def test_a_text_at_the_limit_can_be_read(backbones):
@@ -102,14 +99,11 @@ def test_a_text_at_the_limit_can_be_read(backbones):
         assert torch.isfinite(hidden).all()
 
 
-def test_require_fit_names_place_lengths_and_remedy(backbones):
-    backbones["gpt2-short"].require_fit(10, 6, "data.jsonl: record 3")
-    line = refusal(backbones["gpt2-short"].require_fit, 10, 7, "data.jsonl: record 3")
-    assert line.startswith("data.jsonl: record 3: 10 prompt and 7 response tokens do not fit")
-    assert "context of 16" in line
-
-
-def test_row_tokens(backbones):
+def test_tokens_in_memory(backbones):
     assert backbones["tiny-gpt2"].tokens_in_memory(10, [3, 5]) == 18  # one row: 10 + 3 + 5
     assert backbones["bloom"].tokens_in_memory(10, [3, 5]) == 30  # two rows of 10 + 5
     assert backbones["tiny-t5"].tokens_in_memory(10, [3, 5]) == 22  # the prompt once, and two rows of a start token and 5
+    windowed, whole = backbones["window"], backbones["no window"]
+    assert windowed.tokens_in_memory(6, [7, 1]) == 2 * (6 + 7)  # beyond the window of 8, each text gets a row
+    assert windowed.tokens_in_memory(2, [4, 2]) == 2 + 4 + 2
+    assert whole.tokens_in_memory(6, [7, 1]) == 6 + 7 + 1

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from pathlib import Path
 
 import pytest
 import torch
@@ -193,13 +192,3 @@ def test_an_adapter_without_weights_is_not_saved(load_sharp, tmp_path):
     with pytest.raises(UserError, match=r"^adapter 'policy' holds no weights: nothing was saved$"):
         save_model(tmp_path / "model", loaded, bare, CARD)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_saving_again_replaces_the_folder_whole(load_sharp, tmp_path):
-    loaded = load_sharp("tiny-gpt2")
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "left-over.txt").write_text("old")
-    save_model(tmp_path / "model", loaded, weights_of(loaded.backbone), CARD)
-    assert not (tmp_path / "model" / "left-over.txt").exists()
-    assert [path.name for path in tmp_path.iterdir()] == ["model"]
-    assert Path(tmp_path / "model" / "model.safetensors").stat().st_mode & 0o777 == 0o644

@@ -1,5 +1,8 @@
 """Models that read in both directions, or read padding, are refused with one line instead of being read wrongly."""
 
+import re
+from itertools import product
+
 import pytest
 import torch
 from transformers import (
@@ -13,14 +16,13 @@ from transformers import (
     GPT2LMHeadModel,
     LlamaConfig,
     M2M100Config,
+    MambaConfig,
+    MBartConfig,
     MiniMaxM2Config,
     OpenAIGPTConfig,
-    OpenAIGPTLMHeadModel,
     OPTConfig,
     RwkvConfig,
-    RwkvForCausalLM,
     T5Config,
-    T5ForConditionalGeneration,
 )
 from transformers.modeling_layers import GradientCheckpointingLayer
 
@@ -35,6 +37,15 @@ from align.ppo.scoring_models import load_reward_adapter
 from align.reward.checkpoint import RULE
 from tests.models.adapters import PROMPT, RESPONSE, save_reward, states
 from tests.models.architectures import make_model
+from tests.refusals import refusal
+
+
+def auto(config):
+    return AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
+
+
+def make(sharpen, config):
+    return sharpen(auto(config).from_config(config))
 
 
 def gpt2(hook=None, sharpen=lambda model: model):
@@ -46,21 +57,25 @@ def gpt2(hook=None, sharpen=lambda model: model):
     return model
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+BOTH_DIRECTIONS = "model type 'gpt2' reads text in both directions: .*can be language models$"
+TOKEN_BY_TOKEN = "model type '(gpt2|rwkv)': a text that is read token by token, as in sampling, has other states"
+FAULTS = {
+    "the next token": (lambda states: states + states.roll(-1, 1), BOTH_DIRECTIONS),
+    "the whole row": (lambda states: states + states.mean(1, keepdim=True), BOTH_DIRECTIONS),
+    "the width of the batch": (lambda states: states + 0.1 * states.shape[1], "model type 'gpt2' reads padding"),
+    "a row of one token": (lambda states: states + 0.1 * (states.shape[1] == 1), TOKEN_BY_TOKEN),
+}
+
+
 @pytest.mark.parametrize(
-    "hook",
-    [lambda states: states + states.roll(-1, 1), lambda states: states + states.mean(1, keepdim=True)],
-    ids=["the next token", "the whole row"],
+    ("fault", "dtype"),
+    [*product(FAULTS, [torch.float32]), ("the next token", torch.bfloat16), ("the whole row", torch.bfloat16)],
+    ids=str,
 )
-def test_a_model_that_reads_in_both_directions_is_refused(hook, dtype):
-    with pytest.raises(UserError, match=r"^model type 'gpt2' reads text in both directions: .*can be language models$"):
-        wrap(gpt2(hook).to(dtype))
-
-
-def test_states_that_depend_on_padding_are_refused():
-    wrap(gpt2())
-    with pytest.raises(UserError, match="reads padding"):
-        wrap(gpt2(lambda states: states + 0.1 * states.shape[1]))  # the width of the batch
+def test_states_that_depend_on_more_than_earlier_tokens_are_refused(fault, dtype, sharpen):
+    hook, message = FAULTS[fault]
+    with pytest.raises(UserError, match=f"^{message}"):
+        wrap(gpt2(hook, sharpen).to(dtype))
 
 
 def test_a_decoder_with_a_score_head_is_still_read():
@@ -68,37 +83,34 @@ def test_a_decoder_with_a_score_head_is_still_read():
     assert wrap(GPT2ForSequenceClassification(config).eval()).shares_prompts
 
 
-def test_a_model_whose_sampling_reads_otherwise_than_training_is_refused(sharpen):
-    sizes = {"vocab_size": 64, "hidden_size": 32, "attention_hidden_size": 32, "num_hidden_layers": 2}
-    recurrent = sharpen(RwkvForCausalLM(RwkvConfig(**sizes, intermediate_size=48)))  # it keeps a state, and no cache
-    forgetful = gpt2(lambda states: states + 0.1 * (states.shape[1] == 1), sharpen)
-    for model in (recurrent, forgetful):
-        with pytest.raises(UserError, match=r"a text that is read token by token, as in sampling, has other states"):
-            wrap(model)
+SIZES = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2}
+OF_TEXT = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 48}
+OF_IMAGES = OF_TEXT | {"image_size": 28, "patch_size": 14}
+REFUSED = {
+    # It keeps a state, and no cache.
+    "rwkv": (RwkvConfig(**SIZES, attention_hidden_size=32, intermediate_size=48), TOKEN_BY_TOKEN),
+    "mamba": (MambaConfig(**SIZES), "model type 'mamba': its cache cannot drop rows that ended"),
+    # GPT-1 of transformers keeps no cache, and adds a mask of another size instead.
+    "openai-gpt": (
+        OpenAIGPTConfig(vocab_size=64, n_embd=32, n_layer=2, n_head=4),
+        r"model type 'openai-gpt' cannot be read \(.*\); this architecture is not",
+    ),
+    "mbart": (
+        MBartConfig(vocab_size=64, d_model=32, encoder_layers=1, decoder_layers=1, decoder_start_token_id=None),
+        "model type 'mbart': .* names no decoder_start_token_id, the token that a response follows",
+    ),
+    "gemma3": (
+        Gemma3Config(text_config=OF_TEXT | {"vocab_size": 64}, vision_config=OF_IMAGES, mm_tokens_per_image=4),
+        "model type 'gemma3' reads images or sound beside text; save the language model",
+    ),
+}
 
 
-def test_an_architecture_that_fails_on_the_way_is_one_line():
-    """GPT-1 of transformers keeps no cache, and adds a mask of another size instead."""
-    model = OpenAIGPTLMHeadModel(OpenAIGPTConfig(vocab_size=64, n_embd=32, n_layer=2, n_head=4)).eval()
-    with pytest.raises(
-        UserError, match=r"^model type 'openai-gpt' cannot be read \(.*\); this architecture is not"
-    ) as caught:
-        wrap(model)
-    assert "\n" not in str(caught.value)
-
-
-def test_a_model_of_images_and_text_is_refused():
-    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 48}
-    vision = sizes | {"image_size": 28, "patch_size": 14}
-    config = Gemma3Config(text_config=sizes | {"vocab_size": 64}, vision_config=vision, mm_tokens_per_image=4)
-    with pytest.raises(UserError, match=r"^model type 'gemma3' reads images or sound beside text; save the language model"):
-        wrap(AutoModelForCausalLM.from_config(config).eval())
-
-
-def test_a_config_that_never_names_a_start_token_is_refused():
-    sizes = {"vocab_size": 64, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 1, "num_heads": 4}
-    with pytest.raises(UserError, match="names no decoder_start_token_id"):
-        wrap(T5ForConditionalGeneration(T5Config(**sizes)).eval())
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_read_is_refused_in_one_line(name, sharpen):
+    config, message = REFUSED[name]
+    model = make(sharpen, config) if name == "rwkv" else auto(config).from_config(config).eval()
+    assert re.match(message, refusal(wrap, model))
 
 
 def test_a_router_that_takes_more_than_states_is_read():
@@ -129,11 +141,6 @@ RANDOM = {
     "opt": OPTConfig(vocab_size=384, hidden_size=32, ffn_dim=48, num_hidden_layers=2, num_attention_heads=4, layerdrop=0.7),
     "llama": LlamaConfig(**WIDTH, attention_dropout=0.3),
 }
-
-
-def make(sharpen, config):
-    auto = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
-    return sharpen(auto.from_config(config))
 
 
 @torch.no_grad()

@@ -16,6 +16,7 @@ from align.model_registry.tiny import BOS, EOS, byte_tokenizer
 from align.models.loading import LoadedModel
 from align.tokenization import ConversationError, Tokenization, encode_demonstration, set_template_date
 from tests.refusals import refusal
+from tests.tokenization.test_tokenization import contexts, shown
 
 SYSTEM, USER = {"role": "system", "content": "Be kind."}, {"role": "user", "content": "What is 2 + 2?"}
 ANSWER = "It is 4."
@@ -90,15 +91,18 @@ def sentencepiece(scheme="always", template=ZEPHYR):
     return PreTrainedTokenizerFast(tokenizer_object=backend, chat_template=template, **special)
 
 
+@pytest.fixture
+def loaded_with(load_sharp):
+    """`loaded_with(tokenization)`: a tiny model that reads by this tokenization."""
+    start = load_sharp("tiny-gpt2")
+    return lambda tokenization: LoadedModel(start.backbone, tokenization, start.base)
+
+
 def rendered_ids(tokenizer, messages, generation_prompt=False):
     """What any other program reads of a conversation."""
     return tokenizer.apply_chat_template(
         list(messages), tokenize=True, add_generation_prompt=generation_prompt, return_dict=False
     )
-
-
-def shown(tokenization, ids):
-    return tokenization.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
 
 CASES = {
@@ -111,34 +115,27 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_an_answer_is_what_the_template_writes_behind_the_prompt(name):
+def test_an_answer_is_what_the_template_writes_behind_the_prompt(name, loaded_with):
     template, eos, prompt_end, answer = CASES[name]
     found = Tokenization(published(template, eos))
     prompt, response = found.answer_ids((USER,), ANSWER)
     assert shown(found, prompt).endswith(prompt_end)
     assert shown(found, response) == answer
-    whole = rendered_ids(found.tokenizer, [USER, {"role": "assistant", "content": ANSWER}])
-    assert prompt + response == whole[: len(prompt) + len(response)]
     completion = [{"role": "assistant", "content": ANSWER}]
+    whole = rendered_ids(found.tokenizer, [USER, *completion])
+    assert prompt + response == whole[: len(prompt) + len(response)]
     by_trl = apply_chat_template({"prompt": [USER], "completion": completion}, found.tokenizer)
     assert (shown(found, prompt), shown(found, response)) == (by_trl["prompt"], by_trl["completion"].rstrip("\n"))
     # Sampling keeps the generation prompt.
     assert found.prompt_ids((USER,)) == rendered_ids(found.tokenizer, [USER], generation_prompt=True)
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_every_stage_reads_a_recorded_answer_so(name, load_sharp):
-    template, eos, _, answer = CASES[name]
-    found = Tokenization(published(template, eos))
-    start = load_sharp("tiny-gpt2")
-    loaded = LoadedModel(start.backbone, found, start.base)
-    limits = Limits(500, 100)
+    # Every stage reads a recorded answer so.
+    loaded, limits = loaded_with(found), Limits(500, 100)
     (demonstration,) = encode_demonstrations([{"prompt": [USER], "completion": ANSWER}], loaded, limits, False)
+    assert (demonstration.prompt, demonstration.response) == (prompt, response)
     row = {"prompt": [USER], "chosen": ANSWER, "rejected": "It is 5."}
     (ranking,) = encode_rankings([row], loaded, limits, False)
-    assert shown(found, demonstration.response) == answer
+    before = shown(found, prompt)
     rest = [shown(found, ranking.prompt + ids) for ids in ranking.responses]
-    before = shown(found, demonstration.prompt)
     assert rest == [before + answer, before + answer.replace("4", "5")]
 
 
@@ -170,11 +167,11 @@ def test_an_answer_that_the_template_trims_is_trimmed():
     assert shown(found, found.answer_ids((USER,), "\nIt is 4. ")[1]) == "It is 4.<|end|>"
 
 
-@pytest.mark.parametrize("text", ["end", "im_end", "assistant", "final", "4"])
-def test_an_answer_may_repeat_what_the_template_writes(text):
+def test_an_answer_may_repeat_what_the_template_writes():
     for template, eos, _, answer in CASES.values():
         found = Tokenization(published(template, eos))
-        assert shown(found, found.answer_ids((USER,), text)[1]) == answer.replace(ANSWER, text)
+        for text in ("end", "im_end", "assistant", "final", "4"):
+            assert shown(found, found.answer_ids((USER,), text)[1]) == answer.replace(ANSWER, text)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -186,15 +183,7 @@ def test_turns_in_one_row_are_those_of_the_renderings(name):
     joined, split = (encode_demonstration(found, demonstration, one_row=one) for one in (True, False))
     # Qwen 3 and gpt-oss write an earlier answer otherwise than the last one.
     assert len(joined) == (2 if name in ("qwen-3", "gpt-oss") else 1)
-    learned = [
-        (tuple(turn.prompt + turn.response[:place]), token)
-        for turn in joined
-        for place, (token, learn) in enumerate(zip(turn.response, turn.loss_mask, strict=True))
-        if learn
-    ]
-    assert learned == [
-        (tuple(turn.prompt + turn.response[:place]), token) for turn in split for place, token in enumerate(turn.response)
-    ]
+    assert contexts(joined) == contexts(split)
     assert shown(found, split[1].response) == answer.replace(ANSWER, "6.")
 
 
@@ -206,14 +195,10 @@ def test_sentencepiece_puts_no_space_before_an_answer_behind_a_line_break(scheme
     assert response[-1] == found.tokenizer.eos_token_id
     whole = rendered_ids(found.tokenizer, [USER, {"role": "assistant", "content": ANSWER}])
     assert prompt + response == whole[: len(prompt) + len(response)]
-    demonstration = Demonstration(prompt=(USER,), continuation=(*MORE, {"role": "assistant", "content": "It is 6."}))
-    (joined,) = encode_demonstration(found, demonstration, one_row=True)
-    assert (
-        joined.prompt + joined.response
-        == rendered_ids(found.tokenizer, [USER, *MORE, {"role": "assistant", "content": "It is 6."}])[
-            : len(joined.prompt) + len(joined.response)
-        ]
-    )
+    turns = (*MORE, {"role": "assistant", "content": "It is 6."})
+    (joined,) = encode_demonstration(found, Demonstration(prompt=(USER,), continuation=turns), one_row=True)
+    ids = joined.prompt + joined.response
+    assert ids == rendered_ids(found.tokenizer, [USER, *turns])[: len(ids)]
 
 
 @pytest.mark.parametrize("template", ["auto", "plain", "raw"])
@@ -267,10 +252,9 @@ def test_raw_continues_the_prompt_in_every_program():
     assert prompt + response == rendered_ids(found.tokenizer, [USER, {"role": "assistant", "content": ANSWER}])
 
 
-def test_truncation_keeps_the_start_token_and_the_system_turn(load_sharp):
+def test_truncation_keeps_the_start_token_and_the_system_turn(loaded_with):
     found = Tokenization(published(DEEPSEEK_R1))
-    start = load_sharp("tiny-gpt2")
-    loaded = LoadedModel(start.backbone, found, start.base)
+    loaded = loaded_with(found)
     prompt = [SYSTEM, {"role": "user", "content": "x" * 50 + "?"}]
     (kept,) = encode_prompts([{"prompt": prompt}], loaded, Limits(30, 5, "truncate"), False)
     assert len(kept.ids) == 30
@@ -280,29 +264,23 @@ def test_truncation_keeps_the_start_token_and_the_system_turn(load_sharp):
         encode_prompts([{"prompt": prompt}], loaded, Limits(10, 5, "truncate"), False)
 
 
-def test_a_system_turn_that_the_template_leaves_out_is_refused(load_sharp):
+def test_a_system_turn_that_the_template_leaves_out_is_refused(loaded_with):
     found = Tokenization(published(PHI_3))  # many models never see a system turn
     assert shown(found, found.prompt_ids((USER,))).endswith("<|Assistant|>\n")
-    start = load_sharp("tiny-gpt2")
-    loaded = LoadedModel(start.backbone, found, start.base)
     rows = [{"prompt": [USER], "completion": ANSWER}, {"prompt": [SYSTEM, USER], "completion": ANSWER}]
-    line = refusal(encode_demonstrations, rows, loaded, Limits(100, 100), False)
+    line = refusal(encode_demonstrations, rows, loaded_with(found), Limits(100, 100), False)
     assert line.startswith("demonstrations in memory: record 2: the chat template leaves out the system turn of ")
     assert "chat_template" in line
-    with pytest.raises(ConversationError, match="leaves out the system turn"):
-        found.prompt_ids((SYSTEM, USER))
-    with pytest.raises(ConversationError, match="leaves out the system turn"):
-        found.whole_turn_ids((SYSTEM, USER), ANSWER)
+    for call, more in ((found.prompt_ids, ()), (found.whole_turn_ids, (ANSWER,))):
+        with pytest.raises(ConversationError, match="leaves out the system turn"):
+            call((SYSTEM, USER), *more)
 
 
-@pytest.mark.parametrize("role", ["user", "assistant"])
-def test_a_template_that_leaves_out_a_user_or_an_assistant_is_refused_on_loading(role):
-    template = "{% for m in messages %}{% if m.role != '" + role + "' %}{{ m.content }}{% endif %}{% endfor %}"
-    with pytest.raises(ConversationError, match=f"leaves out the {role}"):
-        Tokenization(published(template))
-
-
-def test_a_template_of_the_last_turn_alone_is_refused_for_conversations():
+def test_a_template_that_leaves_out_users_assistants_or_earlier_turns_is_refused():
+    for role in ("user", "assistant"):
+        template = "{% for m in messages %}{% if m.role != '" + role + "' %}{{ m.content }}{% endif %}{% endfor %}"
+        with pytest.raises(ConversationError, match=f"leaves out the {role}"):
+            Tokenization(published(template))
     found = Tokenization(published("{{ messages[-1].content }}"))
     assert shown(found, found.prompt_ids((USER,))) == USER["content"]
     with pytest.raises(ConversationError, match="leaves out the user turn of a conversation of user, assistant, user"):

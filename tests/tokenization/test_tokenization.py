@@ -21,7 +21,7 @@ TALK = (
 
 def shown(tokenization, ids):
     """The text of ids, special tokens included."""
-    return tokenization.tokenizer.decode(ids, skip_special_tokens=False)
+    return tokenization.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
 
 def tokenization(template="auto", own=True, append_eos=False, **settings):
@@ -31,32 +31,38 @@ def tokenization(template="auto", own=True, append_eos=False, **settings):
     return Tokenization(tokenizer, template, **settings)
 
 
-def test_auto_takes_the_tokenizers_own_template():
-    found = tokenization()
-    text = "System: Be kind.\nUser: Hi\nAssistant: Hello<eos>\nUser: And?\nAssistant: "
+DIALOGUE = "System:\nBe kind.\n\nHuman:\nHi\n\nAssistant:\nHello<eos>\n\nHuman:\nAnd?\n\nAssistant:\n"
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({}, "System: Be kind.\nUser: Hi\nAssistant: Hello<eos>\nUser: And?\nAssistant: "),  # the tokenizer's own
+        ({"own": False}, DIALOGUE),
+        ({"template": "plain"}, DIALOGUE),
+        ({"template": "raw"}, "Be kind.\nHi\nHello<eos>\nAnd?"),
+    ],
+    ids=str,
+)
+def test_templates(settings, text):
+    found = tokenization(**settings)
     assert shown(found, found.prompt_ids(TALK)) == text
 
 
-def test_auto_without_a_template_and_plain_write_a_dialogue():
-    text = "System:\nBe kind.\n\nHuman:\nHi\n\nAssistant:\nHello<eos>\n\nHuman:\nAnd?\n\nAssistant:\n"
-    for found in (tokenization(own=False), tokenization("plain")):
-        assert shown(found, found.prompt_ids(TALK)) == text
+@pytest.fixture
+def of_file(tmp_path):
+    """`of_file(text)`: the tokenization of a template in a file."""
+
+    def made(text):
+        (tmp_path / "own.jinja").write_text(text)
+        return tokenization(str(tmp_path / "own.jinja"))
+
+    return made
 
 
-def test_raw_writes_the_words_alone():
-    found = tokenization("raw")
-    assert shown(found, found.prompt_ids(USER)) == "Hi"
-    assert shown(found, found.prompt_ids(TALK)) == "Be kind.\nHi\nHello<eos>\nAnd?"
-
-
-def test_a_template_can_come_from_a_file(tmp_path):
-    path = tmp_path / "own.jinja"
-    path.write_text("{% for m in messages %}[{{ m.role }}] {{ m.content }} {% endfor %}>")
-    found = tokenization(str(path))
+def test_a_template_can_come_from_a_file(of_file):
+    found = of_file("{% for m in messages %}[{{ m.role }}] {{ m.content }} {% endfor %}>")
     assert shown(found, found.prompt_ids(USER)) == "[user] Hi >"
-
-
-def test_a_template_file_that_is_missing_is_one_line():
     assert refusal(tokenization, "no/such.jinja").startswith("chat_template 'no/such.jinja': No such file")
 
 
@@ -67,24 +73,15 @@ def test_a_tokenizer_without_an_end_is_refused():
         Tokenization(tokenizer)
 
 
-def test_the_end_of_a_turn_is_what_the_template_puts_behind_it(tmp_path):
-    path = tmp_path / "chatml.jinja"
+def test_the_end_of_a_turn_is_what_the_template_puts_behind_it_or_end_of_sequence(of_file):
     turn = "{{ m.role }}: {{ m.content }}<extra_id_3>\n"
-    path.write_text("{% for m in messages %}" + turn + "{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}")
-    found = tokenization(str(path))
+    opening = "{% if add_generation_prompt %}assistant: {% endif %}"
+    found = of_file("{% for m in messages %}" + turn + "{% endfor %}" + opening)
     ids = found.tokenizer.convert_tokens_to_ids(["<extra_id_3>"])
     assert [found.end_id] == ids
     assert found.end_ids == {ids[0], EOS}
     assert found.response_ids("ok")[-1] == ids[0]
-
-
-def test_the_end_is_end_of_sequence_where_the_template_puts_nothing(tmp_path):
-    path = tmp_path / "bare.jinja"
-    path.write_text("{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}")
-    assert tokenization(str(path)).end_id == EOS
-
-
-def test_more_ends_can_be_given():
+    assert of_file("{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}").end_id == EOS
     assert tokenization(extra_end_ids=(7, EOS)).end_ids == {EOS, 7}
 
 
@@ -104,11 +101,7 @@ def test_a_response_survives_the_way_to_ids_and_back(text):
     assert ids[-1] == EOS
     assert len(ids) == len(text.encode()) + 1  # one token a byte, and the end
     assert found.text(ids) == text
-
-
-def test_text_leaves_out_special_tokens_and_outer_space():
-    found = tokenization()
-    assert found.text([0, BOS, *found.response_ids("  Hello \n"), 0, 0]) == "Hello"
+    assert found.text([0, BOS, *found.response_ids(f"  {text} \n"), 0, 0]) == text  # without special tokens and outer space
 
 
 CONVERSATION = Demonstration(
@@ -149,21 +142,15 @@ def test_one_row_and_split_turns_teach_the_same_tokens_in_the_same_context(templ
     joined, split = (encode_demonstration(found, CONVERSATION, one_row=one_row) for one_row in (True, False))
     assert (len(joined), len(split)) == (rows, 2)
     assert contexts(joined) == contexts(split)
+    if template == "raw":
+        assert [shown(found, turn.prompt) for turn in joined] == ["Be kind.\nHi", "Be kind.\nHi\nHello<eos>\nAnd?"]
 
 
-def test_raw_text_of_several_turns_by_hand():
-    found = tokenization("raw")
-    turns = encode_demonstration(found, CONVERSATION, one_row=True)
-    assert [shown(found, turn.prompt) for turn in turns] == ["Be kind.\nHi", "Be kind.\nHi\nHello<eos>\nAnd?"]
-
-
-def test_turns_are_split_where_the_template_rewrites_earlier_ones(tmp_path):
-    path = tmp_path / "loud.jinja"  # writes earlier answers in capitals
-    path.write_text(
+def test_turns_are_split_where_the_template_rewrites_earlier_ones(of_file):
+    found = of_file(  # writes earlier answers in capitals
         "{% for m in messages %}{{ m.role }}: {{ m.content if m.role == 'user' or loop.last else m.content | upper }} "
         "{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
     )
-    found = tokenization(str(path))
     turns = encode_demonstration(found, CONVERSATION, one_row=True)
     second = "system: BE KIND. user: Hi assistant: HELLO user: And? assistant: "
     assert [shown(found, turn.prompt) for turn in turns] == ["system: BE KIND. user: Hi assistant: ", second]
