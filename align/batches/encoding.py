@@ -106,9 +106,6 @@ def _within_limits(
 
     Args:
         turns: those that `prompt` begins with; empty if the record holds token ids.
-
-    Raises:
-        UserError: if either is too long, or the system turn leaves no room within the limit.
     """
     before = tokenization.fixed_before
     if turns and limits.overlong == "truncate" and len(prompt) > limits.prompt:
@@ -122,11 +119,7 @@ def _within_limits(
 
 
 def records_of(data: Data, kind: type[R], skip_bad_rows: bool) -> Iterator[R]:
-    """Yield the records of a file, or those in memory.
-
-    Raises:
-        UserError: for a row that cannot be read; `skip_bad_rows` leaves such rows of a file out.
-    """
+    """Yield the records of a file, or those in memory."""
     records, prefix = split_prefix(data)
     if isinstance(records, str):
         found: Iterable[R] = read_records(records, kind, skip_bad_rows=skip_bad_rows, token_ids=True)
@@ -232,11 +225,7 @@ def encode_prompts(data: Data, loaded: LoadedModel, limits: Limits, skip_bad_row
 
 
 def encode_prompt(record: Prompt, loaded: LoadedModel, apply_limits: ApplyLimits) -> EncodedPrompt | None:
-    """Return a prompt within the limits, or None if it is dropped. Token ids in the data are kept.
-
-    Raises:
-        ConversationError: for a token id that the tokenizer does not have.
-    """
+    """Return a prompt within the limits, or None if it is dropped. Token ids in the data are kept."""
     if record.ids is None:
         kept = apply_limits(loaded.tokenization.prompt_ids(record.prompt), None)
         return None if kept is None else EncodedPrompt(record.prompt, kept.prompt, record.category, record.id)
@@ -266,9 +255,6 @@ def encode_response(
     Args:
         where: names them in an error.
         counts: counts what exceeds the limits.
-
-    Raises:
-        UserError: if they exceed the limits, or spell a special token.
     """
     try:
         ids = loaded.tokenization.answer_ids(prompt, response)

@@ -43,9 +43,6 @@ class Limits:
         Args:
             where: names the record in an error.
             fixed: numbers of tokens at the prompt's beginning and the response's end that truncation keeps.
-
-        Raises:
-            UserError: with `overlong` as `error`, if either is too long.
         """
         too_long = self.exceeded(prompt, response)
         if too_long and self.overlong == "error":
@@ -79,11 +76,7 @@ class OverlongCounts:
         self.cut += bool(over and kept)
 
     def report(self, source: str, kind: str) -> None:
-        """Log on the first process how many records were dropped or truncated; `kind` names a record, in the singular.
-
-        Raises:
-            UserError: if dropping leaves less than `MIN_KEPT` of the records.
-        """
+        """Log on the first process how many records were dropped or truncated; `kind` names a record, in the singular."""
         left = self.records - self.dropped
         if self.dropped and not left:
             wrong = f"no {kind} is left within the limits; raise them, or set overlong to truncate"

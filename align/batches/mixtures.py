@@ -94,9 +94,6 @@ def split_by_opening(examples: Sequence[Opened], share: float) -> tuple[list[Ope
 
     The digest of a conversation's first user turn decides. A prompt is on the same side in every stage and every run, also
     after rows were added, and conversations that begin alike stay together.
-
-    Raises:
-        UserError: if nothing is left to learn from.
     """
     if not share or not examples:
         return list(examples), []
@@ -108,11 +105,7 @@ def split_by_opening(examples: Sequence[Opened], share: float) -> tuple[list[Ope
 
 
 def hold_out(mixed: MixedExamples[Opened], share: float) -> tuple[MixedExamples[Opened], list[Opened]]:
-    """Return a mixture without the examples that `split_by_opening` holds out, and those of all its sources.
-
-    Raises:
-        UserError: if a source has nothing left to learn from.
-    """
+    """Return a mixture without the examples that `split_by_opening` holds out, and those of all its sources."""
     training, validation = split_by_opening(mixed.examples, share)
     held_out = {example.opening for example in validation}
     sizes = []
@@ -131,9 +124,6 @@ def encode_mixture(
     Args:
         data: one source, several, or the names of several (`split_sources`), each as NAME or NAME=WEIGHT.
         prefixes: see `mixture_of`.
-
-    Raises:
-        UserError: as `mixture_of` and `encode`.
     """
     data = mixture_of(data, prefixes)
     encoded = [encode(source) for source in data.sources]
@@ -163,9 +153,6 @@ def mixture_of(data: TrainingData, prefixes: Sequence[str] = ()) -> Mixture:
 
     Args:
         prefixes: a text for each source that its prompts begin with, "" for none; empty: none has one.
-
-    Raises:
-        UserError: for a weight that is not above 0, and if there are not as many prefixes as sources.
     """
     if isinstance(data, str | Path):
         data = Mixture(*zip(*map(_weighted, split_sources(str(data))), strict=True))

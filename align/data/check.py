@@ -163,8 +163,8 @@ def _kind_facts(records: Sequence[Any]) -> list[tuple[str, str]]:
             ties = sum(math.comb(n, 2) for record in records for n in Counter(record.ranks).values())
             return [("responses per ranking", histogram), ("tied pairs", _format_share(ties, pairs))]
         case RuleJudgment():
-            verdicts, rules = ((getattr(record, name) for record in records) for name in ("verdict", "rule"))
-            return [("verdicts", _list_most_common(verdicts)), ("rules", _list_most_common(rules))]
+            counted_by = {"verdicts": [record.verdict for record in records], "rules": [record.rule for record in records]}
+            return [(name, _list_most_common(values)) for name, values in counted_by.items()]
         case AttributeJudgment():
             return [("attributes", _list_most_common(name for record in records for name in record.attributes))]
     return []

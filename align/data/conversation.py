@@ -56,7 +56,7 @@ def check_prompt(value: object, field: str = "prompt") -> Conversation:
     """A conversation that waits for an answer: it ends with a user turn. Plain text is one user turn."""
     if isinstance(value, str):
         return user_turn(check_text(value, field))
-    turns = check_conversation(_text_or_turns(value, field), field)
+    turns = _turns(value, field)
     if turns[-1]["role"] == "system":
         raise field_error(field, "has only a system turn", "add the user's turn")
     if turns[-1]["role"] != "user":
@@ -68,7 +68,7 @@ def check_continuation(value: object, field: str) -> Conversation:
     """Turns to learn from: the first and the last are the assistant's. Plain text is one assistant turn."""
     if isinstance(value, str):
         return ({"role": "assistant", "content": check_text(value, field)},)
-    turns = check_conversation(_text_or_turns(value, field), field)
+    turns = _turns(value, field)
     if turns[0]["role"] != "assistant":
         raise field_error(field, f"begins with a {turns[0]['role']} turn", "move the turns before the answer to prompt")
     if turns[-1]["role"] != "assistant":
@@ -76,10 +76,10 @@ def check_continuation(value: object, field: str) -> Conversation:
     return turns
 
 
-def _text_or_turns(value: object, field: str) -> object:
+def _turns(value: object, field: str) -> Conversation:
     if not isinstance(value, list | tuple):
         raise field_error(field, f"must be text or a list of turns, not {short_repr(value)}", "write it in quotes")
-    return value
+    return check_conversation(value, field)
 
 
 def check_answer(value: object, field: str, *, may_be_empty: bool = False) -> str:

@@ -10,8 +10,8 @@ from align.data import layouts
 from align.data import open_assistant as oasst
 from align.data.conversation import check_conversation
 from align.data.fields import check_meaning, check_row, check_scores, field_error, turns_before
-from align.data.layouts import RatedAnswer
-from align.data.published import PUBLISHED, Format, Reader, Row, has, has_any, is_messages_pair, messages_prompt
+from align.data.layouts import Format, RatedAnswer, Reader, Row, has, has_any, messages_prompt
+from align.data.published import PUBLISHED, is_messages_pair
 from align.data.records import AttributeJudgment, Demonstration, Prompt, Ranking, Record, RuleJudgment
 
 KINDS: dict[str, type[Record]] = {

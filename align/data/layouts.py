@@ -1,11 +1,11 @@
-"""Pairs in TRL's form, transcripts as in HH-RLHF, rows of `align sample`, and ratings of single answers.
+"""The form of a layout; pairs in TRL's form, transcripts as in HH-RLHF, rows of `align sample`, ratings of answers.
 
 A function `..._prompt` returns the fields of a `Prompt`; the others return records.
 """
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -30,6 +30,35 @@ from align.data.fields import (
 from align.data.records import Demonstration, Ranking, Record, evenly_spaced, ranks_from_scores, set_checked
 
 Row = Mapping[str, Any]
+Fields = dict[str, Any]
+Reader = Callable[[Row], Fields]
+Matcher = Callable[[Row], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """One layout of rows: its fields in words, whether a row has it, and its conversion into records.
+
+    Attributes:
+        prompt: returns the fields of a row's `Prompt`; None if the row has a field `prompt`, or is a tree.
+    """
+
+    name: str
+    kind: type[Record]
+    fields: str
+    matches: Matcher
+    convert: Callable[[Row], Sequence[Record]]
+    prompt: Reader | None = None
+
+
+def has(*fields: str, without: tuple[str, ...] = ()) -> Matcher:
+    """Whether a row has all `fields` and none of `without`; None counts as missing."""
+    return lambda row: all(row.get(f) is not None for f in fields) and all(row.get(f) is None for f in without)
+
+
+def has_any(*fields: str) -> Matcher:
+    """Whether a row has one of its layout's fields: the error then names the missing one."""
+    return lambda row: any(row.get(field) is not None for field in fields)
 
 
 def id_and_category(row: Row) -> dict[str, Any]:
@@ -53,6 +82,17 @@ def _pair_ranking(row: Row, prompt: object, chosen: object, rejected: object, *,
             **id_and_category(row),
         )
     ]
+
+
+def prompt_field(row: Row) -> Fields:
+    return {"prompt": required_field(row, "prompt", "write the text to answer"), **id_and_category(row)}
+
+
+def messages_prompt(row: Row) -> Fields:
+    """All turns up to the user's last one: an answer behind it is not read."""
+    turns = check_conversation(row["messages"], "messages")
+    last = max((i for i, turn in enumerate(turns) if turn["role"] == "user"), default=len(turns) - 1)
+    return {"prompt": turns[: last + 1], **id_and_category(row)}
 
 
 # --- TRL's preference form: prompt, chosen, rejected ---

@@ -7,7 +7,6 @@ A row is converted to the fields of one of this project's layouts: `messages`, `
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from align.data.conversation import check_conversation, check_prompt
@@ -21,30 +20,23 @@ from align.data.fields import (
     short_repr,
     text_or_none,
 )
-from align.data.layouts import RatedAnswer, id_and_category, pair
+from align.data.layouts import (
+    Fields,
+    Format,
+    Matcher,
+    RatedAnswer,
+    Reader,
+    Row,
+    has,
+    has_any,
+    id_and_category,
+    messages_prompt,
+    pair,
+    prompt_field,
+)
 from align.data.records import Demonstration, Ranking, Record, evenly_spaced, ranks_from_scores
 
-Row = Mapping[str, Any]
-Fields = dict[str, Any]
-Reader = Callable[[Row], Fields]
-Matcher = Callable[[Row], bool]
 Entry = tuple[str, str, Matcher, Reader, Reader]
-
-
-@dataclass(frozen=True, slots=True)
-class Format:
-    """One layout of rows: its fields in words, whether a row has it, and its conversion into records.
-
-    Attributes:
-        prompt: returns the fields of a row's `Prompt`; None if the row has a field `prompt`, or is a tree.
-    """
-
-    name: str
-    kind: type[Record]
-    fields: str
-    matches: Matcher
-    convert: Callable[[Row], Sequence[Record]]
-    prompt: Reader | None = None
 
 
 def published(name: str, kind: type[Record], fields: str, matches: Matcher, prompt: Reader, answers: Reader) -> Format:
@@ -68,16 +60,6 @@ def published(name: str, kind: type[Record], fields: str, matches: Matcher, prom
         return pair(own) if "chosen" in own else [Ranking.from_row(own)]
 
     return Format(name, kind, fields, matches, convert, None if prompt is prompt_field else read_prompt)
-
-
-def has(*fields: str, without: tuple[str, ...] = ()) -> Matcher:
-    """Whether a row has all `fields` and none of `without`; None counts as missing."""
-    return lambda row: all(row.get(f) is not None for f in fields) and all(row.get(f) is None for f in without)
-
-
-def has_any(*fields: str) -> Matcher:
-    """Whether a row has one of its layout's fields: the error then names the missing one."""
-    return lambda row: any(row.get(field) is not None for field in fields)
 
 
 IN_PAIR = ("chosen", "rejected")
@@ -107,17 +89,6 @@ def _tag(row: Row) -> Any:
 
 
 # --- Prompts ---
-
-
-def prompt_field(row: Row) -> Fields:
-    return {"prompt": required_field(row, "prompt", "write the text to answer"), **id_and_category(row)}
-
-
-def messages_prompt(row: Row) -> Fields:
-    """All turns up to the user's last one: an answer behind it is not read."""
-    turns = check_conversation(row["messages"], "messages")
-    last = max((i for i, turn in enumerate(turns) if turn["role"] == "user"), default=len(turns) - 1)
-    return {"prompt": turns[: last + 1], **id_and_category(row)}
 
 
 def instruction(extra: str = "", category: str = "category") -> Reader:
@@ -310,8 +281,8 @@ def _scores(entries: Sequence[Row], field: str, *names: str) -> list[float]:
 def _nectar(row: Row) -> Fields:
     """Seven answers with ranks, 1 for the best."""
     answers = _objects(row["answers"], "answers", "{answer, rank}")
-    scores = [-rank for rank in _scores(answers, "answers", "rank")]
-    return _ranked(answers, _texts(answers, "answers", "answer"), scores)
+    texts = _texts(answers, "answers", "answer")
+    return _ranked(answers, texts, [-rank for rank in _scores(answers, "answers", "rank")])
 
 
 def _ultrafeedback(row: Row) -> Fields:
@@ -345,11 +316,7 @@ def _scored_answers(row: Row) -> Fields:
 
 
 def _ranked(entries: Sequence[Row], texts: Sequence[str], scores: Sequence[float]) -> Fields:
-    """Responses by their scores; of more than nine, nine evenly spaced by rank, in the order of the file.
-
-    Args:
-        entries: may have a field `model`.
-    """
+    """Responses by their scores, with the models that the entries name; of more than nine, nine evenly spaced by rank."""
     order = sorted(range(len(texts)), key=lambda i: -scores[i])
     kept = sorted(order[i] for i in evenly_spaced(len(order)))
     models = [text_or_none(entry.get("model")) for entry in entries]
@@ -429,4 +396,3 @@ PUBLISHED = tuple(
     for kind, layouts in ((Ranking, _RANKINGS), (Demonstration, _DEMONSTRATIONS))
     for name, fields, matches, prompt, answers in layouts
 )
-"""The first match counts."""

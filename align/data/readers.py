@@ -1,7 +1,6 @@
 """Readers of records and of raw texts from any source in any known layout, few-shot examples, and a writer of JSON Lines."""
 
 import gzip
-import io
 import json
 import logging
 import os
@@ -9,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from align.core.errors import UserError, counted
 from align.core.files import new_file
@@ -193,31 +192,21 @@ def write_records(path: str | os.PathLike[str], records: Iterable[Record]) -> No
     Args:
         path: a name that ends in .jsonl or .jsonl.gz; its folder is made if it is missing.
         records: may be a generator, which is read while writing.
-
-    Raises:
-        UserError: if the name ends in anything else or the folder cannot be written.
     """
     target = Path(os.path.realpath(path))  # a link is kept, and the file it points to is replaced
     if not target.name.endswith((".jsonl", ".jsonl.gz")):
         raise UserError(f"{path}: records are written as JSON Lines; use a name that ends in .jsonl or .jsonl.gz")
+    lines = ((json.dumps(record.to_row(), ensure_ascii=False) + "\n").encode() for record in records)
     try:
         with new_file(target) as file:
-            _write_lines(file, records, compressed=target.name.endswith(".gz"))
+            if target.name.endswith(".gz"):  # without a name and a time, or equal records would give different bytes
+                with gzip.GzipFile(filename="", mode="wb", fileobj=file, mtime=0) as packed:
+                    packed.writelines(lines)
+            else:
+                file.writelines(lines)
     except OSError as error:
         wrong = f"cannot be written ({error.strerror or error})"
         raise UserError(f"{path}: {wrong}; make the folder writable; an old file is kept as it was") from error
-
-
-def _write_lines(stream: IO[bytes], records: Iterable[Record], *, compressed: bool) -> None:
-    # No name and no time in the gzip header, or equal records would give different bytes.
-    packed = gzip.GzipFile(filename="", mode="wb", fileobj=stream, mtime=0) if compressed else None
-    text = io.TextIOWrapper(packed or stream, encoding="utf-8", newline="\n")
-    for record in records:
-        text.write(json.dumps(record.to_row(), ensure_ascii=False) + "\n")
-    text.flush()
-    text.detach()
-    if packed is not None:
-        packed.close()
 
 
 class Text(NamedTuple):
@@ -268,13 +257,13 @@ class FewShotPrompt:
         """
         asked = conversation[-1]["content"].strip()
         start = 1 if conversation[0]["role"] == "system" else 0
-        turns: list[Message] = [dict(turn) for turn in conversation[:start]]  # type: ignore[misc]
+        turns: list[Message] = [*conversation[:start]]
         for question, answer in self.examples:
             if question.strip() != asked:
                 turns += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
-        turns += [dict(turn) for turn in conversation[start:]]  # type: ignore[misc]
+        turns += conversation[start:]
         if self.instruction:
-            turns[start]["content"] = f"{self.instruction}\n\n{turns[start]['content']}"
+            turns[start] = {"role": turns[start]["role"], "content": f"{self.instruction}\n\n{turns[start]['content']}"}
         return tuple(turns)
 
 

@@ -107,11 +107,7 @@ def delete_added_adapters(peft_model: PeftModel, kept: str) -> None:
 
 
 def merge_adapter(peft_model: PeftModel, folder: str) -> PreTrainedModel:
-    """Add an adapter to its base's weights, one layer at a time if they are sharded; return the base's model.
-
-    Raises:
-        UserError: if the adapter in `folder` cannot be merged.
-    """
+    """Add an adapter to its base's weights, one layer at a time if they are sharded; return the base's model."""
     model = cast(PreTrainedModel, peft_model.get_base_model())
     _untie_adapted_weights(model, folder)
     try:
@@ -180,11 +176,10 @@ def _finish_loading(peft_model: PeftModel, folder: str, name: str, stored: set[s
     base = cast(PreTrainedModel, peft_model.get_base_model())
     peft_model.peft_config[name].base_model_name_or_path = base.config.name_or_path
     expected = get_peft_model_state_dict(peft_model, adapter_name=name, save_embedding_layers=False)
-    missing = sorted(expected.keys() - stored)
     for key, weight in expected.items():
         if not torch.isfinite(weight).all():
             raise UserError(f"adapter '{folder}': its weight '{key}' holds NaN or infinite numbers")
-    if missing:
+    if missing := sorted(expected.keys() - stored):
         raise UserError(
             f"adapter '{folder}': {len(missing)} of its {len(expected)} tensors are not in its file, '{missing[0]}' for one"
         )

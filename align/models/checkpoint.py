@@ -104,8 +104,8 @@ def finish_folder(
     if generation is not None:
         generation = valid_generation_config(generation)
         generation.eos_token_id = sorted(tokenization.end_ids)
-        changed = tokenizer is not None and tokenizer is not tokenization.tokenizer
-        generation.pad_token_id = tokenizer.pad_token_id if tokenizer and changed else tokenization.pad_id
+        is_own = tokenizer is None or tokenizer is tokenization.tokenizer
+        generation.pad_token_id = tokenization.pad_id if is_own else tokenizer.pad_token_id
         generation.save_pretrained(temporary)
     write_text(temporary / "README.md", model_card(card, loaded))
 
@@ -117,9 +117,6 @@ def require_savable(loaded: LoadedModel, write: Callable[[Path], None] | None = 
 
     Args:
         write: writes other files than those of a policy.
-
-    Raises:
-        UserError: if the model could not be saved.
     """
     try:
         with tempfile.TemporaryDirectory() as name:
@@ -149,9 +146,6 @@ def save_adapter(
     Args:
         changes: fields of the adapter's config that differ in the file.
         more: further tensors for the file, under PEFT's full names.
-
-    Raises:
-        UserError: if the adapter has no weights.
     """
     peft_model = loaded.backbone.peft
     assert peft_model is not None
@@ -226,15 +220,12 @@ def without_paths(sources: str) -> str:
     A file keeps its name. A run's model is called by the folder of its run.
     """
     parts = [part.strip() for part in sources.split(",")]
-    is_local = [bool(part) and (Path(part).is_absolute() or Path(part).exists()) for part in parts]
-    if not any(is_local):
-        return sources
-    return ", ".join(_local_name(part) if local else part for part, local in zip(parts, is_local, strict=True))
-
-
-def _local_name(source: str) -> str:
-    path = Path(source)
-    return registered_name(source) or (path.parent.name if path.name == "model" else path.name)
+    local = {part: Path(part) for part in parts if part and (Path(part).is_absolute() or Path(part).exists())}
+    names = {
+        part: registered_name(part) or (path.parent.name if path.name == "model" else path.name)
+        for part, path in local.items()
+    }
+    return ", ".join(names.get(part, part) for part in parts) if names else sources
 
 
 def weights_of(backbone: Backbone, state: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:

@@ -2,6 +2,7 @@
 
 import copy
 import re
+from contextlib import suppress
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
@@ -31,23 +32,17 @@ def base_of(source: str) -> tuple[str, bool]:
         raise UserError(
             f"{source}/adapter_config.json: base_model_name_or_path is empty or no text; name the model under the adapter"
         )
-    if (built_in := _built_in_base(source)) and base == published_name(built_in):
-        return str(resolve_model(built_in)), True
+    # A missing or broken file is reported where the weights are loaded.
+    with suppress(OSError, SafetensorError), safe_open(Path(source) / "adapter_model.safetensors", framework="pt") as stored:
+        built_in = (stored.metadata() or {}).get(BUILT_IN_BASE)  # its weights may differ from the published ones
+        if built_in and base == published_name(built_in):
+            return str(resolve_model(built_in)), True
     if Path(base).exists() or Path(base).is_absolute():
         return str(resolve_model(base)), True
     # The adapter may have been trained in another working directory, with its base next to it: runs/sft, runs/reward.
     candidates = (parent / base for parent in Path(source).resolve().parents)
     existing = next((folder for folder in candidates if (folder / "config.json").exists()), None)
     return str(existing or resolve_model(base)), True
-
-
-def _built_in_base(source: str) -> str | None:
-    """Return the built-in model under an adapter; its weights may differ from the published ones."""
-    try:
-        with safe_open(Path(source) / "adapter_model.safetensors", framework="pt") as stored:
-            return (stored.metadata() or {}).get(BUILT_IN_BASE)
-    except (OSError, SafetensorError):  # a missing or broken file is reported where the weights are loaded
-        return None
 
 
 def reads_prompts_whole(source: str) -> bool:
@@ -57,11 +52,7 @@ def reads_prompts_whole(source: str) -> bool:
 
 
 def load_config(source: str) -> PreTrainedConfig:
-    """Load a model's config and set all dropout rates to 0.
-
-    Raises:
-        UserError: if there is no such model, or the hub cannot be reached.
-    """
+    """Load a model's config and set all dropout rates to 0."""
     require_hub(source, "model")
     try:
         config: PreTrainedConfig = AutoConfig.from_pretrained(source)
@@ -85,11 +76,7 @@ _INVALID = re.compile(r"^- `(\w+)`:", re.MULTILINE)
 
 
 def stored_generation_config(source: str) -> GenerationConfig | None:
-    """Load the generation config of a folder or hub name, or None if there is none.
-
-    Raises:
-        UserError: if the file cannot be read.
-    """
+    """Load the generation config of a folder or hub name, or None if there is none."""
     try:
         return GenerationConfig.from_pretrained(source)
     except Exception as error:  # a file from elsewhere can be wrong in any way
@@ -106,9 +93,6 @@ def end_ids(
 
     Ids that transformers derived from a model's config may be defaults of its class, another token in this vocabulary. They
     count only if they are special tokens.
-
-    Raises:
-        UserError: if they are not whole numbers.
     """
     given = config.get_text_config(decoder=True).eos_token_id if generation is None else generation.eos_token_id
     ids = given if isinstance(given, list) else [] if given is None else [given]
@@ -124,9 +108,6 @@ def valid_generation_config(generation: GenerationConfig) -> GenerationConfig:
     """Return a copy without settings that have no effect, such as a temperature without `do_sample`.
 
     After any change, transformers refuses to save such settings, which `generate` ignores.
-
-    Raises:
-        UserError: if it is invalid for another reason.
     """
     generation = copy.deepcopy(generation)
     try:

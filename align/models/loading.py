@@ -9,7 +9,7 @@ import torch
 from peft import PeftConfig, PeftModel, get_peft_model
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from align.core.errors import UserError, first_line, reason
+from align.core.errors import UserError, first_line
 from align.core.settings import ModelConfig
 from align.model_registry.registry import resolve_model
 from align.models.adapters import copy_adapter, faster_lora, load_adapter, merge_adapter
@@ -19,7 +19,6 @@ from align.models.backbone.kinds import (
     has_separate_encoder,
     is_encoder,
     make_prefix_lm,
-    model_class,
     prepare_model,
     require_language_model,
     use_block_attention,
@@ -34,7 +33,7 @@ from align.models.configs import (
 )
 from align.models.lora import START_ADAPTER, new_lora_config, prepared_lora_config, require_same_lora, train_active_adapter
 from align.models.vocabulary import require_rows, require_vocabulary, require_vocabulary_of, rows_of_texts, vocabulary_rows
-from align.models.weights import load_weights, require_finite
+from align.models.weights import load_weights, make_on_meta, require_finite
 from align.runtime.distributed import compute_dtype, computes_on_cpu
 from align.tokenization import Tokenization, load_tokenization, make_tokenization
 
@@ -114,13 +113,18 @@ class _Stored(NamedTuple):
 
 
 def _read(
-    name: str, dtype: torch.dtype, chat_template: str, allow_reward_model: bool = False, prefix_lm: bool = False
+    name: str,
+    dtype: torch.dtype,
+    chat_template: str,
+    allow_reward_model: bool = False,
+    prefix_lm: bool = False,
+    on_meta: bool = False,
 ) -> _Stored:
     folder = str(resolve_model(name))
     base, is_adapter = base_of(folder)
     if not allow_reward_model:
         require_language_model(load_config(base), name)
-    model = load_weights(base, dtype)
+    model = make_on_meta(base, dtype) if on_meta else load_weights(base, dtype)
     if model.get_output_embeddings() is None and not allow_reward_model:
         raise UserError(f"model '{name}': it is a reward model without an LM head, so it cannot generate text")
     if prefix_lm or (is_adapter and reads_prompts_whole(folder)):
@@ -165,27 +169,11 @@ def load_on_meta(
     """Return a model as `load` would, with shapes and no data: for estimates of models of any size.
 
     Responses are assumed to share the reading of their prompt, unless an encoder reads them.
-
-    Raises:
-        UserError: if there is no such model, its config cannot be used, or its tokenizer is missing.
     """
-    source = str(resolve_model(config.model))
-    base, is_adapter = base_of(source)
-    settings = load_config(base)
-    if not allow_reward_model:
-        require_language_model(settings, config.model)
-    if prefix_lm or (is_adapter and reads_prompts_whole(source)):
-        make_prefix_lm(settings, config.model)
-    try:
-        with torch.device("meta"):
-            model = model_class(settings).from_config(settings, dtype=dtype, attn_implementation=attention_kernel(settings))
-    except Exception as error:  # a config from elsewhere can be wrong in any way
-        raise UserError(f"model '{config.model}': its config cannot be used ({reason(error)})") from error
-    prepare_model(model)
-    tokenization = _load_tokenization(model, config.model, config.chat_template, source, base)
+    stored = _read(config.model, dtype, config.chat_template, allow_reward_model, prefix_lm, on_meta=True)
     with torch.device("meta"):
-        loaded = _with_fresh_adapter(model, tokenization, base, config, adapter, check=False)
-    loaded.backbone.shares_prompts = not is_encoder(model.config)
+        loaded = _with_fresh_adapter(stored.model, stored.tokenization, stored.base, config, adapter, check=False)
+    loaded.backbone.shares_prompts = not is_encoder(stored.model.config)
     return loaded
 
 

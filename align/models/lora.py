@@ -65,35 +65,23 @@ def _as_setting(value: Any) -> Any:
     return [value] if isinstance(value, str | int) else sorted(value)
 
 
-def _settings_of(given: LoraConfig, is_new: bool) -> LoraSettings:
-    """Return the fields of a `LoraConfig` as settings; those of an adapter that exists name no initialization."""
-    values = {item.name: _as_setting(getattr(given, item.name)) for item in fields(LoraSettings)}
-    values["init_lora_weights"] = str(given.init_lora_weights).lower() if is_new else "true"
-    return LoraSettings(**{name: value for name, value in values.items() if value})
-
-
 def _peft_fields(settings: LoraSettings | None) -> dict[str, Any]:
     """Return the settings that are not at their defaults as fields of `LoraConfig`."""
     found = {name: value for name, value in vars(settings).items() if value} if settings else {}
     if found:
         found["init_lora_weights"] = INITIALIZATIONS[found["init_lora_weights"]]
     for name, kind in (("rank_pattern", int), ("alpha_pattern", float)):
-        if name in found:
-            found[name] = _pattern(name, found[name], kind)
+        if name not in found:
+            continue
+        entries = found[name]
+        try:
+            found[name] = {module: kind(number) for module, _, number in (entry.rpartition("=") for entry in entries)}
+        except ValueError:
+            found[name] = {}
+        if not (found[name] and all(found[name]) and min(found[name].values()) > 0):
+            wanted = "a whole number" if kind is int else "a number"
+            raise UserError(f"lora.{name} is {', '.join(entries)}, but each must be MODULE=NUMBER, {wanted} above 0")
     return found
-
-
-def _pattern(name: str, entries: list[str], kind: type[int | float]) -> dict[str, int | float]:
-    """Return the numbers of single modules, each given as MODULE=NUMBER."""
-    parts = [entry.rpartition("=") for entry in entries]
-    try:
-        pattern = {module: kind(number) for module, _, number in parts}
-    except ValueError:
-        pattern = {}
-    if not (pattern and all(pattern) and min(pattern.values()) > 0):
-        wanted = "a whole number" if kind is int else "a number"
-        raise UserError(f"lora.{name} is {', '.join(entries)}, but each must be MODULE=NUMBER, {wanted} above 0")
-    return pattern
 
 
 def new_lora_config(config: ModelConfig, model: PreTrainedModel, base: str) -> LoraConfig:
@@ -101,9 +89,6 @@ def new_lora_config(config: ModelConfig, model: PreTrainedModel, base: str) -> L
 
     Args:
         base: name or folder of the model.
-
-    Raises:
-        UserError: for fields that exclude each other.
     """
     by_default = linear_layers(model) or ALL_LINEAR
     targets = by_default if config.lora_target_modules == ALL_LINEAR else config.lora_target_modules.split(",")
@@ -121,9 +106,6 @@ def require_supported(given: PeftConfig, is_new: bool = True) -> LoraConfig:
 
     Args:
         is_new: whether an adapter will be made with them; its initialization must not change the base.
-
-    Raises:
-        UserError: for anything but LoRA, and for a field that training here does not implement.
     """
     if type(given) is not LoraConfig:
         raise UserError(f"peft_config is a {type(given).__name__}: only LoRA adapters are trained; give a LoraConfig")
@@ -168,17 +150,17 @@ def with_lora_settings(config: Config, given: PeftConfig, is_new: bool, model_ty
     Args:
         is_new: see `require_supported`.
         model_type: of the base, which decides PEFT's own choice of modules.
-
-    Raises:
-        UserError: if the settings describe an adapter themselves.
     """
     if config.lora_r or config.lora:
         raise UserError("peft_config and the settings lora_r and lora describe one adapter: leave the settings at 0")
     settings = require_supported(given, is_new)
     modules = settings.target_modules or TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING.get(model_type, ALL_LINEAR)
     names = modules if isinstance(modules, str) else ",".join(sorted(modules))
-    lora: LoraSettings | None = _settings_of(settings, is_new)
-    lora = None if lora == LoraSettings() else lora
+    values = {item.name: _as_setting(getattr(settings, item.name)) for item in fields(LoraSettings)}
+    # An adapter that exists names no initialization.
+    values["init_lora_weights"] = str(settings.init_lora_weights).lower() if is_new else "true"
+    further = LoraSettings(**{name: value for name, value in values.items() if value})
+    lora = None if further == LoraSettings() else further
     return replace(config, lora_r=settings.r, lora_alpha=float(settings.lora_alpha), lora_target_modules=names, lora=lora)
 
 
@@ -188,31 +170,22 @@ def require_same_lora(config: ModelConfig, model: PreTrainedModel, stored: PeftC
     Args:
         model: with the adapter's layers inside.
         stored: the adapter's settings.
-
-    Raises:
-        UserError: if a setting differs, or the adapter holds biases of the base.
     """
-    start = f"model '{config.model}' is an adapter with"
+    start, merge = f"model '{config.model}' is an adapter with", "set lora_r to 0 to merge the adapter and train all weights"
     layers = {name for name, module in model.named_modules() if isinstance(module, LoraLayer)}
-    targets = config.lora_target_modules
-    adapted = (
-        targets if _wanted_layers(model, targets) == layers else ",".join(sorted({n.rsplit(".", 1)[-1] for n in layers}))
-    )
-    values = {
-        "lora_r": (config.lora_r, getattr(stored, "r", "none")),
-        "lora_alpha": (config.lora_alpha, getattr(stored, "lora_alpha", "none")),
-        "lora_target_modules": (targets, adapted),
-    }
-    for name, (given, actual) in values.items():
+    adapted = config.lora_target_modules
+    if _wanted_layers(model, adapted) != layers:
+        adapted = ",".join(sorted({name.rsplit(".", 1)[-1] for name in layers}))
+    rank, alpha = (getattr(stored, name, "none") for name in ("r", "lora_alpha"))
+    for name, actual in (("lora_r", rank), ("lora_alpha", alpha), ("lora_target_modules", adapted)):
+        given = getattr(config, name)
         if given != actual:
             raise UserError(
-                f"{start} {name} {actual}, which training continues; {name} is {given}: set it to {actual}, or set "
-                "lora_r to 0 to merge the adapter and train all weights"
+                f"{start} {name} {actual}, which training continues; {name} is {given}: set it to {actual}, or {merge}"
             )
     if (bias := getattr(stored, "bias", "none")) != "none":
         raise UserError(
-            f"{start} bias {bias}, which holds biases of its base; only adapters with bias none can be continued: set "
-            "lora_r to 0 to merge the adapter and train all weights"
+            f"{start} bias {bias}, which holds biases of its base; only adapters with bias none can be continued: {merge}"
         )
     for name, value in vars(config.lora).items() if config.lora else ():
         if name == "init_lora_weights" or value == getattr(LoraSettings(), name):  # an adapter that exists has its weights
@@ -238,11 +211,7 @@ def _wanted_layers(model: PreTrainedModel, targets: str) -> set[str]:
 
 
 def train_active_adapter(peft_model: PeftModel) -> str:
-    """Make the active adapter of a PEFT model in memory trainable, add a frozen copy of it as the start, return its name.
-
-    Raises:
-        UserError: if several adapters are active, or the active one is not supported.
-    """
+    """Make the active adapter of a PEFT model in memory trainable, add a frozen copy of it as the start, return its name."""
     active = peft_model.active_adapters
     if len(active) != 1:
         raise UserError(

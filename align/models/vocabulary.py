@@ -1,9 +1,10 @@
 """Vocabularies: rows of embedding matrices, and the token ids that a tokenizer or another model knows."""
 
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any
 
-from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoTokenizer, PreTrainedModel
 
 from align.core.errors import UserError
 from align.tokenization import Tokenization
@@ -23,9 +24,6 @@ def require_vocabulary(model: PreTrainedModel, tokenization: Tokenization, name:
 
     Exception: special tokens that neither template nor tokenizer writes around a text, such as a padding token or that of
     images in Gemma 3 1B. No text contains one.
-
-    Raises:
-        UserError: if a text of model `name` can contain such an id.
     """
     rows = vocabulary_rows(model)
     beyond = {id: token for token, id in tokenization.tokenizer.get_vocab().items() if id >= rows}
@@ -46,16 +44,21 @@ def require_vocabulary(model: PreTrainedModel, tokenization: Tokenization, name:
 def require_vocabulary_of(policy: PreTrainedModel, tokenization: Tokenization, model: PreTrainedModel, role: str) -> None:
     """Refuse a model without a tokenizer that reads other tokens by the policy's ids.
 
+    The tokenizer in the folder or the hub's cache that the model came from tells most of its tokens; one in memory may have
+    other added tokens.
+
     Args:
         tokenization: of the policy.
         role: names the model in errors.
-
-    Raises:
-        UserError: if the tokenizer in the folder that the model came from is another one, or the model has many more rows.
     """
-    stored = stored_tokenizer(model.config.name_or_path)
-    has_more = vocabulary_rows(model) > vocabulary_rows(policy) + MOST_UNUSED_ROWS
-    if has_more or (stored is not None and not same_tokens(stored, tokenization.tokenizer)):
+    is_other = vocabulary_rows(model) > vocabulary_rows(policy) + MOST_UNUSED_ROWS
+    with suppress(Exception):  # there may be none, and a folder from elsewhere can be wrong in any way
+        if source := model.config.name_or_path:
+            stored = AutoTokenizer.from_pretrained(source, local_files_only=True, trust_remote_code=False)
+            names = {id: token for token, id in stored.get_vocab().items()}
+            alike = [names[id] == token for token, id in tokenization.tokenizer.get_vocab().items() if id in names]
+            is_other = is_other or 2 * sum(alike) <= len(alike)
+    if is_other:
         raise UserError(
             f"{role}: {type(model).__name__} has another vocabulary than the policy, whose token ids it would read; give a "
             "model with the policy's tokenizer, or a reward model by align.reward.checkpoint.reward_of_classifier(model, "
@@ -91,26 +94,3 @@ def rows_of_texts(tokenization: Tokenization, rows: int, prompts: Iterable[Itera
 def never_read(tokenization: Tokenization) -> frozenset[int]:
     """Return the special tokens that neither template nor tokenizer writes around a text."""
     return tokenization.chat.special_ids - tokenization.written_ids()
-
-
-def stored_tokenizer(source: str | None) -> PreTrainedTokenizerBase | None:
-    """Return the tokenizer in the folder or the hub's cache that a model in memory came from, or None."""
-    if not source:
-        return None
-    try:
-        found: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-            source, local_files_only=True, trust_remote_code=False
-        )
-    except Exception:  # a folder from elsewhere can be wrong in any way
-        return None
-    return found
-
-
-def same_tokens(first: PreTrainedTokenizerBase, second: PreTrainedTokenizerBase) -> bool:
-    """Return whether most of the ids that two tokenizers share are the same token.
-
-    A tokenizer in memory may have other added tokens than the stored one of its model.
-    """
-    names = {id: token for token, id in first.get_vocab().items()}
-    alike = [names[id] == token for token, id in second.get_vocab().items() if id in names]
-    return 2 * sum(alike) > len(alike)

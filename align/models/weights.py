@@ -48,20 +48,25 @@ def load_weights(source: str, dtype: torch.dtype) -> PreTrainedModel:
     missing = [key for key in report["missing_keys"] if not key.startswith(added)]
     if missing:
         raise UserError(f"model '{source}': its weights lack '{min(missing)}'")
-    _say_what_is_not_read(source, sorted(report["unexpected_keys"]))
+    unread = sorted(report["unexpected_keys"])  # such as TRL's value head (`v_head`)
+    if unread and os.environ.get("RANK", "0") == "0":
+        names = ", ".join(unread[:3]) + (f" and {len(unread) - 3} more" if len(unread) > 3 else "")
+        line = f"model '{source}': weights that are not part of the model are not read: {names}"
+        console.print(line, highlight=False, markup=False)
     require_finite(model.named_parameters(), f"model '{source}'")
     return cast(PreTrainedModel, model)
 
 
-def _say_what_is_not_read(source: str, names: list[str]) -> None:
-    """Name weights that the model's class has no place for, such as TRL's value head (`v_head`)."""
-    if names and os.environ.get("RANK", "0") == "0":
-        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-        console.print(
-            f"model '{source}': weights that are not part of the model are not read: {', '.join(names[:3])}{more}",
-            highlight=False,
-            markup=False,
-        )
+def make_on_meta(source: str, dtype: torch.dtype) -> PreTrainedModel:
+    """Return a model as `load_weights` would, with shapes and no data; a UserError if its config cannot be used."""
+    config = load_config(source)
+    try:
+        with torch.device("meta"):
+            model = model_class(config).from_config(config, dtype=dtype, attn_implementation=attention_kernel(config))
+    except Exception as error:  # a config from elsewhere can be wrong in any way
+        raise UserError(f"model '{source}': its config cannot be used ({reason(error)})") from error
+    prepare_model(model)
+    return cast(PreTrainedModel, model)
 
 
 @torch.no_grad()

@@ -196,11 +196,7 @@ class Tokenization:
         return (told[:place], told[place:]) if place >= 0 else (told.rstrip(), "")
 
     def text_ids(self, text: str) -> list[int]:
-        """Return the ids of a message or of a plain text outside conversations, none of them special.
-
-        Raises:
-            ConversationError: if the tokenizer makes a special token nevertheless, as SentencePiece may.
-        """
+        """Return the ids of a message or of a plain text outside conversations, none of them special."""
         ids: list[int] = self.tokenizer(text, add_special_tokens=False, split_special_tokens=True).input_ids
         special = self.chat.special_ids.intersection(ids)
         if special:
@@ -239,9 +235,6 @@ class Tokenization:
 
         Args:
             ended: False for a response that was cut off: without the text that the template writes after it.
-
-        Raises:
-            ConversationError: as `prompt_ids`.
         """
         messages: Conversation = (*prompt, {"role": "assistant", "content": text})
         self.chat.require_turns(messages)
@@ -254,9 +247,6 @@ class Tokenization:
 
         Both are tokenized together and cut at the length of the text's own ids, as in lm-eval, because a byte-pair tokenizer
         joins a space to the next word. An encoder-decoder reads them apart.
-
-        Raises:
-            UserError: if a continuation adds no token.
         """
         asked, encode = self.text_ids(text), self.text_ids
         encoded = [encode(more) if self.chat.encoder_decoder else encode(text + more)[len(asked) :] for more in following]

@@ -44,11 +44,7 @@ def load_tokenization(
     end_ids: EndIds | None = None,
     encoder_decoder: bool = False,
 ) -> Tokenization:
-    """Load the tokenization of a built-in model, folder or hub name; arguments as for `make_tokenization`.
-
-    Raises:
-        UserError: if the tokenizer cannot be loaded, or its chat template drops turns.
-    """
+    """Load the tokenization of a built-in model, folder or hub name; arguments as for `make_tokenization`."""
     source = resolve_model(model)
     try:
         return make_tokenization(AutoTokenizer.from_pretrained(source), chat_template, of_pairs, end_ids, encoder_decoder)

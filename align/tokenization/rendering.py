@@ -37,11 +37,7 @@ def set_template_date(day: str) -> None:
 
 
 def choose_template(own: str, name: str) -> str:
-    """Return the chat template `name`: `auto` (which is `own`), `plain`, `raw`, or the path of a Jinja file.
-
-    Raises:
-        UserError: if the file cannot be read, or computes the format of a date.
-    """
+    """Return the chat template `name`: `auto` (which is `own`), `plain`, `raw`, or the path of a Jinja file."""
     if name == "auto":
         return _with_fixed_date(own)
     if name in NAMED_TEMPLATES:
@@ -55,11 +51,7 @@ def choose_template(own: str, name: str) -> str:
 
 
 def _with_fixed_date(template: str) -> str:
-    """Replace each call of `strftime_now`, whose text would change tomorrow, by a constant.
-
-    Raises:
-        UserError: if such a call remains because its format is computed.
-    """
+    """Replace each call of `strftime_now`, whose text would change tomorrow, by a constant."""
     now = datetime.combine(_date, datetime.min.time())
     fixed = _CALL_OF_DATE.sub(lambda call: json.dumps(now.strftime(call[1][1:-1]), ensure_ascii=False), template)
     if "strftime_now(" in fixed:
@@ -139,7 +131,8 @@ class ChatRenderer:
             gaps = [gap for gap in ("", " ") if self.template_ids(opening + gap + text) == expected]
             template = _literal(opening + (gaps[0] if gaps else "")) + template
         if self.closing_ids:
-            ids = self._rendering_ids(({"role": "user", "content": "Hi"},), template)
+            self.template = template
+            ids = self.template_ids(self.render(({"role": "user", "content": "Hi"},)))
             if ids[-len(self.closing_ids) :] != self.closing_ids:
                 closing = _literal(self._spelled(self.closing_ids))
                 template += "{% if add_generation_prompt %}" + closing + "{% endif %}"
@@ -148,19 +141,12 @@ class ChatRenderer:
     def _spelled(self, ids: list[int]) -> str:
         return "".join(self.tokenizer.convert_ids_to_tokens(ids))
 
-    def _rendering_ids(self, messages: Conversation, template: str) -> list[int]:
-        self.template = template
-        return self.template_ids(self.render(messages))
-
     def render(self, messages: Conversation, generation_prompt: bool = True, unfinished: bool = False) -> str:
         """Return the text that the template makes of a conversation.
 
         Args:
             generation_prompt: open the assistant's next turn.
             unfinished: stop after the text of the last message.
-
-        Raises:
-            ConversationError: if it cannot be rendered, or the template refuses it.
         """
         try:
             text = self.tokenizer.apply_chat_template(
@@ -182,9 +168,6 @@ class ChatRenderer:
         """Refuse a conversation of which the template drops a turn, as Phi-3's first template does system turns.
 
         Each sequence of roles is rendered once, with a marker in each turn.
-
-        Raises:
-            ConversationError: if a turn is dropped or the template refuses these roles.
         """
         roles = tuple(message["role"] for message in messages)
         if roles not in self._dropped:
@@ -232,11 +215,7 @@ class ChatRenderer:
         )
 
     def marked_ids(self, text: str, spelled: bool = True) -> list[int]:
-        """Return the ids of rendered marked messages.
-
-        Raises:
-            ConversationError: if the tokenizer cannot read a spelled special token as plain characters.
-        """
+        """Return the ids of rendered marked messages."""
         if not spelled:
             return self.template_ids(text)
         try:

@@ -41,8 +41,10 @@ def test_thirteen_words_are_found_in_any_layout_case_and_punctuation(compare):
     assert (found.rows, found.too_short, found.training_rows) == (2, 1, 2)
 
 
-def test_twelve_words_are_none(compare):
+def test_twelve_words_and_words_of_two_texts_are_none(compare):
     assert not compare([{"text": " ".join(WORDS[:12])}], [{"text": NINETEEN}]).matches
+    training = [{"prompt": " ".join(WORDS[:7]), "completion": " ".join(WORDS[7:14])}]
+    assert not compare(training, [{"text": " ".join(WORDS[:14])}]).matches
 
 
 def test_a_shorter_text_has_to_be_shared_as_a_whole(compare):
@@ -51,11 +53,6 @@ def test_a_shorter_text_has_to_be_shared_as_a_whole(compare):
     assert not compare([{"text": " ".join(WORDS[:8])}], [{"prompt": nine}]).matches
     found = compare([{"text": NINETEEN}], [{"prompt": " ".join(WORDS[:7])}])  # seven words prove nothing
     assert (found.matches, found.too_short) == ([], 1)
-
-
-def test_words_of_two_texts_make_no_sequence(compare):
-    training = [{"prompt": " ".join(WORDS[:7]), "completion": " ".join(WORDS[7:14])}]
-    assert not compare(training, [{"text": " ".join(WORDS[:14])}]).matches
 
 
 def test_a_template_that_many_rows_share_is_no_alarm(compare):

@@ -288,7 +288,7 @@ OF_MANY = {
 def test_of_many_responses_nine_spread_over_the_order_are_kept(form, tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_bytes(lines(OF_MANY[form]))
-    assert read_records(path, Ranking) == [ranked(HI, *NINE, ranks=range(9, 0, -1))]
+    assert read_records(path, Ranking) == [ranked(HI, *NINE, ranks=tuple(range(9, 0, -1)))]
 
 
 JUNK = [

@@ -18,15 +18,12 @@ from tests.models.adapters import CARD, IDS, PROMPT, RESPONSE, adapter_weights, 
 from tests.models.losses import experience_of, minibatch_loss, role_outputs
 
 
-def test_without_its_adapters_the_backbone_is_the_base_to_the_bit(lora, backbone):
+def test_without_its_adapters_or_with_a_fresh_one_the_backbone_is_the_base(lora, load_sharp, backbone, tiny_name):
     bare = states(lora.backbone, None)
     assert torch.equal(bare, states(backbone))
     assert (states(lora.backbone, "policy") - bare).abs().max() > 0.1
-
-
-def test_a_fresh_adapter_changes_nothing(load_sharp, backbone, tiny_name):
     fresh = load_sharp(tiny_name, lora_r=4, fresh_adapter=True)
-    torch.testing.assert_close(states(fresh.backbone, "policy"), states(backbone), atol=1e-6, rtol=0)
+    torch.testing.assert_close(states(fresh.backbone, "policy"), bare, atol=1e-6, rtol=0)
 
 
 def test_switching_moves_no_requires_grad_and_is_undone(lora):
@@ -111,15 +108,14 @@ def test_ppo_starts_at_its_reference_with_a_ratio_of_1(beginning, critic, make_p
     experience = experience_of(trainer, hand_rollout, torch.tensor([1.0, -0.5, 0.3, 0.0, 2.0, -1.0]), roles)
     first = shuffled_minibatches(len(hand_rollout), 1, config.num_mini_batches, 1, 0, config.seed)[0]
     place = (trainer.loaded.backbone, config.micro_batch_tokens, trainer.run.accelerator)
+    loss = minibatch_loss(trainer, experience, first)
     for batch in plan_minibatch(hand_rollout, first, *place):
-        assert (
-            float(minibatch_loss(trainer, experience, first)(batch.rows)[1]["ratio/abs_error"]) == 0.0
-        )  # batched as they were scored
+        assert float(loss(batch.rows)[1]["ratio/abs_error"]) == 0.0  # batched as they were scored
     for part in (first, first[:1]):  # log-probs near -16 are known to 2e-6 in float32
-        sums = minibatch_loss(trainer, experience, first)(part)[1]
+        sums = loss(part)[1]
         assert float(sums["ratio/abs_error"]) < 3e-6
-    assert float(minibatch_loss(trainer, experience, first)(first)[1]["ratio/mean"]) == pytest.approx(1.0, abs=1e-6)
-    assert float(sums["policy/clipfrac"]) == 0.0
+        assert float(sums["policy/clipfrac"]) == 0.0
+    assert float(loss(first)[1]["ratio/mean"]) == pytest.approx(1.0, abs=1e-6)
 
 
 def test_learning_moves_the_policy_and_not_the_reference(beginning, make_ppo, hand_rollout):

@@ -59,14 +59,6 @@ def test_a_prompt_is_read_whole_where_the_table_says_so(name, sharpen):
             read_whole()
 
 
-@torch.no_grad()
-def test_a_later_token_changes_no_earlier_state(sharp):
-    first, second = ([*RESPONSES[0], last] for last in (50, 51))
-    states = [sharp.hidden(Padded.from_lists([PROMPTS[0]]), Padded.from_lists([ids])) for ids in (first, second)]
-    torch.testing.assert_close(states[0][:, :8], states[1][:, :8], atol=1e-6, rtol=0)
-    assert (states[0][:, 8] - states[1][:, 8]).abs().max() > 1e-3
-
-
 def ranking_gradients(backbone, shared):
     """Loss and gradients of the ranking loss, with prompts read once or once for every response."""
     backbone = copy.deepcopy(backbone)

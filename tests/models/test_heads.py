@@ -108,17 +108,13 @@ def test_a_head_is_a_dot_product_in_float32():
     assert found.tolist() == [[-3.25, 498.25]]
 
 
-def test_a_reward_head_starts_with_the_standard_deviation_of_its_source():
+def test_how_heads_start():
     torch.manual_seed(0)
     head = ScalarHead(9_999)
     # 1 / sqrt(9999 + 1) = 0.01; of 9999 draws the estimate is good to 0.01 / sqrt(2 * 9999) = 0.00007: 4 of those.
     assert float(head.linear.weight.detach().std()) == pytest.approx(0.01, abs=0.0003)
     assert head.linear.bias.tolist() == [0.0]
-
-
-def test_a_value_head_on_a_shared_trunk_starts_at_zero():
-    head = ScalarHead(5, start_at_zero=True)
-    assert head(torch.randn(3, 2, 5)).abs().max() == 0.0
+    assert ScalarHead(5, start_at_zero=True)(torch.randn(3, 2, 5)).abs().max() == 0.0  # of values on a shared trunk
 
 
 @torch.no_grad()

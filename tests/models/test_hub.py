@@ -38,6 +38,13 @@ def train(data, output, *words):
     cli.main(["sft", *settings, "--batch_size", "4", "--report_to", "none", "--dtype", "float32", *words])
 
 
+@pytest.fixture
+def model(data, tmp_path):
+    """The folder of a trained model."""
+    train(data, tmp_path / "run")
+    return tmp_path / "run" / "model"
+
+
 def require_public(files, *local):
     """No text file names a path of this machine, and the card is one that the hub takes."""
     for name, content in files.items():
@@ -78,22 +85,15 @@ def test_an_adapter_is_pushed_without_its_local_base(hub, data, tmp_path, capsys
     assert stored["base_model_name_or_path"] == str(tmp_path / "sft" / "model"), "on this machine it still loads"
 
 
-def test_other_files_of_the_folder_stay(hub, tmp_path, data):
-    train(data, tmp_path / "run")
-    folder = tmp_path / "run" / "model"
+def test_other_files_of_the_folder_stay_and_further_chat_templates_are_pushed(hub, model):
     for name in ("optimizer.pt", "notes.md", "training_args.bin", "events.out"):
-        (folder / name).write_text("secret")
-    (folder / "checkpoint-1").mkdir()
-    (folder / "checkpoint-1" / "config.json").write_text("{}")
-    cli.main(["model", "push", str(tmp_path / "run"), "ann/moons"])
+        (model / name).write_text("secret")
+    (model / "checkpoint-1").mkdir()
+    (model / "checkpoint-1" / "config.json").write_text("{}")
+    cli.main(["model", "push", str(model.parent), "ann/moons"])
     assert hub.repos == {"ann/moons": True}
     assert all(b"secret" not in content for content in hub.files.values())
     assert all("/" not in name for name in hub.files)
-
-
-def test_further_chat_templates_are_pushed(hub, tmp_path, data):
-    train(data, tmp_path / "run")
-    model = tmp_path / "run" / "model"
     tokenizer = AutoTokenizer.from_pretrained(model)
     tokenizer.chat_template = {"default": "{{ 1 }}", "tool_use": "{{ 2 }}"}
     tokenizer.save_pretrained(model)
@@ -101,15 +101,14 @@ def test_further_chat_templates_are_pushed(hub, tmp_path, data):
     assert hub.commits[-1][1]["additional_chat_templates/tool_use.jinja"] == b"{{ 2 }}"
 
 
-def test_a_base_that_is_no_hub_name_is_removed_from_a_card(hub, tmp_path, data):
-    train(data, tmp_path / "run")
-    card = tmp_path / "run" / "model" / "README.md"
+def test_a_base_that_is_no_hub_name_is_removed_from_a_card(hub, tmp_path, model):
+    card = model / "README.md"
     card.write_text(card.read_text().replace("library_name", f"base_model: {tmp_path}\nlibrary_name", 1))
-    push_model(tmp_path / "run" / "model", "ann/moons")
+    push_model(model, "ann/moons")
     require_public(hub.files, tmp_path)
     card.write_text("---\na: [1\n---\n# x")
     with pytest.raises(UserError, match=r"README.md: its metadata cannot be read \(.*; repair the block at its top"):
-        push_model(tmp_path / "run" / "model", "ann/moons")
+        push_model(model, "ann/moons")
 
 
 def test_a_failed_push_loses_nothing(hub, data, tmp_path, capsys):
@@ -146,10 +145,9 @@ def test_wrong_names_are_one_line(words, line, command_error):
 
 
 @pytest.mark.slow
-def test_the_command_reaches_the_endpoint_of_the_environment(data, tmp_path):
-    train(data, tmp_path / "run")
+def test_the_command_reaches_the_endpoint_of_the_environment(model):
     with running_hub() as running:
-        words = [sys.executable, "-m", "align.cli", "model", "push", str(tmp_path / "run"), "ann/moons"]
+        words = [sys.executable, "-m", "align.cli", "model", "push", str(model), "ann/moons"]
         environment = os.environ | {"HF_ENDPOINT": running.url, "HF_TOKEN": "token", "HF_HUB_DISABLE_XET": "1"}
         done = subprocess.run(words, capture_output=True, text=True, check=False, env=environment)
         assert (done.returncode, done.stdout) == (0, f"{running.url}/ann/moons\n"), done.stderr

@@ -82,12 +82,9 @@ def test_it_is_a_model_like_others(name, tmp_path):
         assert torch.equal(states[0][row, : length + 1], states[1][row, : length + 1])
 
 
-def test_a_single_layer_is_refused():
+def test_what_cannot_be_made_smaller_is_refused():
     with pytest.raises(UserError, match="a single layer"):
         with_every_layer(model_of("Llama", 1), 2)
-
-
-def test_layers_that_cannot_be_told_apart_are_refused():
     model = model_of("GPT-2")
     model.transformer.h = torch.nn.Sequential(*model.transformer.h)
     with pytest.raises(UserError, match="layers of a gpt2 cannot be left out"):

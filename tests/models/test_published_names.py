@@ -82,11 +82,6 @@ def test_a_built_in_model_has_the_name_of_the_published_one(lora_r, published, t
     assert not lora_r or base_of(str(continued)) == (str(resolve_model("tiny-llama")), True)
 
 
-def test_an_adapter_that_was_made_elsewhere_is_on_the_published_model(published, tmp_path):
-    (tmp_path / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": PUBLISHED}))
-    assert base_of(str(tmp_path)) == (PUBLISHED, True)
-
-
 def test_a_further_adapter_asks_nothing_of_the_hub(published, tmp_path):
     folder = save(load(ModelConfig(model="tiny-llama", lora_r=2), torch.float32), tmp_path / "model")
     loaded = load(ModelConfig(model="tiny-llama", lora_r=2), torch.float32)
@@ -97,7 +92,9 @@ def test_a_further_adapter_asks_nothing_of_the_hub(published, tmp_path):
     torch.testing.assert_close(found, logits(load(ModelConfig(model=str(folder)), torch.float32)), atol=1e-5, rtol=0)
 
 
-def test_a_base_that_was_changed_by_hand_is_followed(published, sharp_folders, tmp_path):
+def test_a_base_that_was_named_elsewhere_or_changed_by_hand_is_followed(published, sharp_folders, tmp_path):
+    (tmp_path / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": PUBLISHED}))
+    assert base_of(str(tmp_path)) == (PUBLISHED, True)
     folder = save(load(ModelConfig(model="tiny-llama", lora_r=2), torch.float32), tmp_path / "model")
     settings = json.loads((folder / "adapter_config.json").read_text())
     settings["base_model_name_or_path"] = sharp_folders["tiny-llama"]

@@ -158,7 +158,7 @@ def test_trls_reward_trainer_takes_a_saved_reward_model(saved_reward, tmp_path):
 
 @pytest.mark.parametrize("lora_r", [0, 4])
 @torch.no_grad()
-def test_a_reward_model_comes_back_with_its_mean(tiny_name, lora_r, saved_reward, tmp_path):
+def test_a_reward_model_comes_back_with_its_mean_and_training_can_go_on_from_it(tiny_name, lora_r, saved_reward, tmp_path):
     expected = saved_reward(tiny_name, lora_r, mean=-1.25)
     found = load_reward_model(str(tmp_path / "reward"), "float32")
     # A merged adapter multiplies in another order.
@@ -168,15 +168,11 @@ def test_a_reward_model_comes_back_with_its_mean(tiny_name, lora_r, saved_reward
     assert is_reward_model(str(tmp_path / "reward"))
     shared = found.model(Padded.from_lists([PROMPTS[0]]), Padded.from_lists(RESPONSES), torch.tensor([0, 0]))
     assert float(shared[0]) == pytest.approx(float(expected[0]), abs=1e-4)
-
-
-@pytest.mark.parametrize("lora_r", [0, 4])
-def test_training_can_go_on_from_a_reward_model(tiny_name, lora_r, saved_reward, tmp_path):
-    expected, config = saved_reward(tiny_name, lora_r), ModelConfig(model=str(tmp_path / "reward"), lora_r=lora_r)
+    config = ModelConfig(model=str(tmp_path / "reward"), lora_r=lora_r)
     loaded = load(config, torch.float32, adapter="reward", allow_reward_model=True)
     head, _ = load_head(str(tmp_path / "reward"), loaded.backbone)
     further = save_reward(tmp_path / "further", loaded, head=head)
-    torch.testing.assert_close(further(PROMPT, RESPONSE).detach(), expected, atol=1e-5, rtol=0)
+    torch.testing.assert_close(further(PROMPT, RESPONSE), expected, atol=1e-5, rtol=0)
     again = load_reward_model(str(tmp_path / "further"), "float32")
     torch.testing.assert_close(again.model(PROMPT, RESPONSE), expected, atol=1e-4, rtol=0)
 
@@ -291,15 +287,11 @@ def test_a_classifier_with_code_of_its_own_is_refused_and_its_code_is_not_run(tm
         load_reward_model(str(tmp_path), "float32")
 
 
-def test_a_reward_model_is_no_policy(saved_reward, tmp_path):
+def test_a_reward_model_is_no_policy_and_a_policy_no_reward_model(sharp_folders, tmp_path, saved_reward):
     saved_reward("tiny-gpt2")
     with pytest.raises(UserError, match="is a reward model"):
         load(ModelConfig(model=str(tmp_path / "reward")), torch.float32).backbone.logits(torch.zeros(1, 64))
-
-
-def test_a_policy_is_no_reward_model(sharp_folders, tmp_path, saved_reward):
     assert "neither a reward model of this package" in refusal(load_reward_model, sharp_folders["tiny-gpt2"], "float32")
-    saved_reward("tiny-gpt2")
     save_file({"weight": torch.ones(1, 63)}, tmp_path / "reward" / "reward_head.safetensors")
     with pytest.raises(UserError, match="its head is made for states of width 63, the model's have 64"):
         load_reward_model(str(tmp_path / "reward"), "float32")

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from align.core.errors import UserError
@@ -36,6 +37,12 @@ def folder_with(sharp_folders, tmp_path):
     return copied
 
 
+@pytest.fixture
+def in_memory(sharp_folders):
+    """A model and its tokenizer."""
+    return [auto.from_pretrained(sharp_folders["tiny-llama"]) for auto in (AutoModelForCausalLM, AutoTokenizer)]
+
+
 def settings_of(tmp_path, **more):
     return {"output_dir": str(tmp_path / "run"), "dtype": "float32", "report_to": ["none"], **more}
 
@@ -62,19 +69,17 @@ def test_settings_without_effect_are_left_out_and_all_others_kept(settings, fold
 
 
 @pytest.mark.parametrize("lora_r", [0, 2])
-def test_settings_changed_in_memory_are_saved_too(lora_r, sharp_folders, tmp_path):
-    model = AutoModelForCausalLM.from_pretrained(sharp_folders["tiny-llama"])
+def test_settings_changed_in_memory_are_saved_too(lora_r, in_memory, tmp_path):
+    model, tokenizer = in_memory
     model.generation_config.temperature = 0.7
     config = SFTConfig(**settings_of(tmp_path, lora_r=lora_r))
-    tokenizer = AutoTokenizer.from_pretrained(sharp_folders["tiny-llama"])
     SFTTrainer(model, DEMONSTRATIONS, config, tokenizer=tokenizer).train()
     GenerationConfig.from_pretrained(tmp_path / "run" / "model").validate(strict=True)
 
 
 @pytest.mark.parametrize("part", ["config", "generation config", "tokenizer"])
-def test_what_cannot_be_saved_is_refused_before_training(part, sharp_folders, tmp_path):
-    model = AutoModelForCausalLM.from_pretrained(sharp_folders["tiny-llama"])
-    tokenizer = AutoTokenizer.from_pretrained(sharp_folders["tiny-llama"])
+def test_what_cannot_be_saved_is_refused_before_training(part, in_memory, tmp_path):
+    model, tokenizer = in_memory
     if part == "config":
         model.config.extra = object()  # no JSON
     elif part == "generation config":
@@ -179,12 +184,15 @@ def test_an_adapter_without_a_generation_config_ends_where_its_base_does(folder_
     assert load(ModelConfig(model=str(tmp_path / "saved")), torch.float32).tokenization.end_ids == {1, 30}
 
 
-def test_a_model_in_memory_ends_where_its_generation_config_says(sharp_folders, tmp_path):
-    model = AutoModelForCausalLM.from_pretrained(sharp_folders["tiny-llama"])
+def test_a_model_in_memory_ends_where_its_generation_config_says_and_its_tokenizer_stays_as_it_is(in_memory, tmp_path):
+    model, tokenizer = in_memory
     model.generation_config = GenerationConfig(eos_token_id=[1, 30])
-    tokenizer = AutoTokenizer.from_pretrained(sharp_folders["tiny-llama"])
-    trainer = SFTTrainer(model, DEMONSTRATIONS, SFTConfig(**settings_of(tmp_path)), tokenizer=tokenizer)
+    own = tokenizer.chat_template
+    config = SFTConfig(**settings_of(tmp_path, chat_template="raw"))
+    trainer = SFTTrainer(model, DEMONSTRATIONS, config, tokenizer=tokenizer)
     assert trainer.loaded.tokenization.end_ids == {1, 30}
+    assert trainer.loaded.tokenization.chat.template != own
+    assert tokenizer.chat_template == own
 
 
 def test_a_default_of_a_config_class_is_no_end_in_another_vocabulary(folder_with):
@@ -205,8 +213,6 @@ def test_a_broken_generation_config_is_refused(text, folder_with):
 
 def test_weights_that_a_model_has_no_place_for_are_named(folder_with, capsys):
     """TRL saves its value head next to the policy."""
-    from safetensors.torch import load_file, save_file
-
     base = folder_with({})
     path = Path(base) / "model.safetensors"
     weights = load_file(path)
@@ -219,11 +225,3 @@ def test_weights_that_a_model_has_no_place_for_are_named(folder_with, capsys):
     err = capsys.readouterr().err
     assert err.count("\n") == 1
     assert "are not read: v_head.summary.bias, v_head.summary.weight" in err
-
-
-def test_a_tokenizer_in_memory_stays_as_it_is(sharp_folders, tmp_path):
-    tokenizer, model = (auto.from_pretrained(sharp_folders["tiny-llama"]) for auto in (AutoTokenizer, AutoModelForCausalLM))
-    own = tokenizer.chat_template
-    trainer = SFTTrainer(model, DEMONSTRATIONS, SFTConfig(**settings_of(tmp_path, chat_template="raw")), tokenizer=tokenizer)
-    assert trainer.loaded.tokenization.chat.template != own
-    assert tokenizer.chat_template == own

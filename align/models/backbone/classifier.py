@@ -25,11 +25,7 @@ def is_classifier(config: PreTrainedConfig) -> bool:
 
 
 def classifier_head(backbone: Backbone) -> nn.Linear:
-    """Return the head of a transformers classifier with one label.
-
-    Raises:
-        UserError: if it has another number of labels, or a head that is not one matrix.
-    """
+    """Return the head of a transformers classifier with one label."""
     head, labels = getattr(backbone.model, "score", None), backbone.model.config.num_labels
     if isinstance(backbone, EncoderBackbone):
         head = backbone.summary_state.removed

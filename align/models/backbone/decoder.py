@@ -1,6 +1,7 @@
 """Models of GPT style, and how prompts and responses are packed into their rows."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -54,14 +55,11 @@ class DecoderBackbone(Backbone):
         rows = pack_rows(prompt, response, prompt_of_response, 128 if masked and self.block_attention else 1)
         extra: dict[str, Any] = {}
         if masked:
-            extra = {"position_ids": rows.positions, "attention_mask": self._mask(rows.segments)}
+            make_mask = block_mask if self.block_attention else partial(packed_mask, dtype=self.model.dtype)
+            mask: Any = make_mask(rows.segments, whole_prompt=not self.causal)
+            extra = {"position_ids": rows.positions, "attention_mask": mask}
         states = self._read_shared(rows.ids) if self.sequence else self._read(rows.ids, **extra)
         return states[rows.row, rows.column]
-
-    def _mask(self, segments: Tensor) -> Any:
-        if not self.block_attention:
-            return packed_mask(segments, self.model.dtype, whole_prompt=not self.causal)
-        return block_mask(segments, whole_prompt=not self.causal)
 
     def _read(self, ids: Tensor, **extra: Any) -> Tensor:
         states: Tensor = self.model.base_model(input_ids=ids, use_cache=False, **extra).last_hidden_state

@@ -33,11 +33,7 @@ class SummaryState(nn.Module):
 
 
 def expose_summary(model: PreTrainedModel) -> SummaryState:
-    """Put a `SummaryState` in the place of a classifier's last matrix, unless one is there.
-
-    Raises:
-        UserError: if the model is no `...ForSequenceClassification`.
-    """
+    """Put a `SummaryState` in the place of a classifier's last matrix, unless one is there."""
     for module in model.modules():
         if isinstance(module, SummaryState):
             return module

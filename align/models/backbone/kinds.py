@@ -38,9 +38,6 @@ def wrap(model: PreTrainedModel, peft_model: PeftModel | None = None, check: boo
         model: a causal or sequence-to-sequence language model of transformers, or a sequence classifier.
         peft_model: the PEFT model whose adapter layers are inside `model`.
         check: verify the model, and find out whether rows can share a prompt.
-
-    Raises:
-        UserError: if the model does not fulfil the contract.
     """
     if hasattr(model.config, "text_config"):
         raise UserError(
@@ -77,11 +74,7 @@ def has_separate_encoder(config: PreTrainedConfig) -> bool:
 
 
 def make_prefix_lm(config: PreTrainedConfig, name: str) -> None:
-    """Let a decoder's prompts see themselves whole; the setting is saved with the config.
-
-    Raises:
-        UserError: if model `name` is no decoder, or has a sliding window, which a mask over whole prompts would replace.
-    """
+    """Let a decoder's prompts see themselves whole; the setting is saved with the config."""
     if config.is_encoder_decoder or is_encoder(config):
         raise UserError(f"prefix_lm: model '{name}' has an encoder, which reads prompts whole as it is; leave it off")
     window = sliding_window(config)
@@ -125,11 +118,7 @@ def attention_kernel(config: PreTrainedConfig) -> str:
 
 
 def use_block_attention(backbone: Backbone) -> None:
-    """Read rows that several responses share by FlexAttention instead of a dense mask.
-
-    Raises:
-        UserError: if the model cannot.
-    """
+    """Read rows that several responses share by FlexAttention instead of a dense mask."""
     if not isinstance(backbone, DecoderBackbone):
         raise UserError("block_attention is for decoders, whose responses share a row; set block_attention to false")
     if backbone.model.config._attn_implementation != SDPA:

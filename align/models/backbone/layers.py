@@ -83,9 +83,6 @@ def with_every_layer(model: PreTrainedModel, step: int) -> PreTrainedModel:
     """Return a copy of a model with its first layer and every `step`-th after it, of the encoder and of the decoder.
 
     The first is always kept: T5's holds the positions of all.
-
-    Raises:
-        UserError: if only one layer would be left, or the architecture's layers cannot be told apart.
     """
     stacks = _stacks(model)
     if not stacks:

@@ -1,11 +1,7 @@
 """Dropout off, and checks that a newly wrapped model must pass on a few tokens."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
-
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from align.core.errors import UserError
 from align.core.tensor_ops import Padded, length_mask
@@ -47,21 +43,15 @@ def _require_whole_prompts(backbone: Backbone, shares_prompts: bool) -> None:
     name = f"prefix_lm: {_name(backbone)}"
     if not shares_prompts:
         raise UserError(f"{name} takes no mask over a whole prompt (its positions, as ALiBi's, are part of its attention)")
-    prompts = (_rows(backbone, [5, 6, last]) for last in (7, 9))
-    first, second = (_row_states(backbone, prompt) for prompt in prompts)
-    if torch.equal(first[:, 0], second[:, 0]):
-        raise UserError(f"{name} reads a prompt from left to right whatever its mask says; leave it off")
-
-
-def _row_states(backbone: Backbone, prompt: Padded) -> Tensor:
-    """[B, L+T, H] of all tokens of rows, which `hidden` does not return."""
-    found: list[Tensor] = []
+    found: list[Tensor] = []  # states of all tokens of a row, which `hidden` does not return
     hook = backbone.model.base_model.register_forward_hook(lambda *call: found.append(call[-1].last_hidden_state))
     try:
-        backbone.hidden(prompt, _rows(backbone, [8]))
+        for last in (7, 9):
+            backbone.hidden(_rows(backbone, [5, 6, last]), _rows(backbone, [8]))
     finally:
         hook.remove()
-    return found[0]
+    if torch.equal(found[0][:, 0], found[1][:, 0]):
+        raise UserError(f"{name} reads a prompt from left to right whatever its mask says; leave it off")
 
 
 def _tolerance(backbone: Backbone, states: Tensor) -> float:
@@ -132,23 +122,17 @@ def _read(backbone: Backbone, prompt: Padded, response: Padded) -> Tensor:
     return backbone.hidden(prompt, response)
 
 
-def _own_logits(backbone: Backbone, prompt: Padded, response: Padded) -> Tensor:
-    """Return the model's own logits [B, T, V] for the response tokens; no padding allowed."""
-    logits: Tensor
-    if backbone.prompt_in_row:
-        ids = torch.cat([prompt.ids, response.ids], dim=1)
-        logits = backbone.model(input_ids=ids, use_cache=False).logits
-        return logits[:, prompt.ids.shape[1] - 1 : -1]
-    start = torch.full((1, 1), backbone.model.config.decoder_start_token_id, device=backbone.device)
-    decoder_ids = torch.cat([start, response.ids[:, :-1]], dim=1)
-    logits = backbone.model(input_ids=prompt.ids, decoder_input_ids=decoder_ids, use_cache=False).logits
-    return logits
-
-
 def _require_own_logits(backbone: Backbone) -> None:
+    """The logits for response tokens must be those of the model's own forward pass."""
     prompt, response = _rows(backbone, [5]), _rows(backbone, [6, 7, 8, 9])  # one token is a whole prompt to every model
     computed = backbone.logits(backbone.hidden(prompt, response))[:, :-1].float()
-    own = _own_logits(backbone, prompt, response).float()
+    if backbone.prompt_in_row:
+        ids = torch.cat([prompt.ids, response.ids], dim=1)
+        own = backbone.model(input_ids=ids, use_cache=False).logits[:, :-1].float()
+    else:
+        start = torch.full((1, 1), backbone.model.config.decoder_start_token_id, device=backbone.device)
+        decoder_ids = torch.cat([start, response.ids[:, :-1]], dim=1)
+        own = backbone.model(input_ids=prompt.ids, decoder_input_ids=decoder_ids, use_cache=False).logits.float()
     if not torch.allclose(computed, own, atol=_tolerance(backbone, own)):
         raise UserError(
             f"{_name(backbone)}: its logits are not a plain function of its last hidden state (off by "
@@ -191,9 +175,13 @@ def _can_share_prompts(backbone: Backbone) -> bool:
         packed = backbone.hidden(prompt, responses, prompt_of_response)
         other_first = backbone.hidden(prompt, _rows(backbone, [11, 12, 13], [3, 5]), prompt_of_response)
         if backbone.prompt_in_row and backbone.model.dtype != torch.float32:
-            with _reversed_positions(backbone):
+            reverse = lambda _, args, given: (args, given | {"position_ids": given["position_ids"].flip(1)})  # noqa: E731
+            hook = backbone.model.base_model.register_forward_pre_hook(reverse, with_kwargs=True)
+            try:
                 if torch.equal(backbone.hidden(prompt, responses, prompt_of_response), packed):
                     return False  # the tolerance hides what ALiBi changes where states are large or attention is weak
+            finally:
+                hook.remove()
     except (ValueError, RuntimeError, TypeError, IndexError):
         return False
     finally:
@@ -203,17 +191,3 @@ def _can_share_prompts(backbone: Backbone) -> bool:
     if float((other_first[1] - packed[1])[: int(responses.lengths[1]) + 1].float().abs().max()) > 0.01 * bound:
         return False
     return torch.allclose(separate[real].float(), packed[real].float(), atol=bound)
-
-
-@contextmanager
-def _reversed_positions(backbone: Backbone) -> Iterator[None]:
-    """Inside, the model gets the positions of each row's tokens in reverse order."""
-
-    def reverse(module: nn.Module, args: Any, given: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        return args, given | {"position_ids": given["position_ids"].flip(1)}
-
-    hook = backbone.model.base_model.register_forward_pre_hook(reverse, with_kwargs=True)
-    try:
-        yield
-    finally:
-        hook.remove()
