@@ -104,8 +104,8 @@ def finish_folder(
     if generation is not None:
         generation = valid_generation_config(generation)
         generation.eos_token_id = sorted(tokenization.end_ids)
-        is_own = tokenizer is None or tokenizer is tokenization.tokenizer
-        generation.pad_token_id = tokenization.pad_id if is_own else tokenizer.pad_token_id
+        changed = tokenizer is not None and tokenizer is not tokenization.tokenizer
+        generation.pad_token_id = tokenizer.pad_token_id if tokenizer and changed else tokenization.pad_id
         generation.save_pretrained(temporary)
     write_text(temporary / "README.md", model_card(card, loaded))
 
