@@ -14,13 +14,13 @@ from align.core.settings import ModelConfig
 from align.model_registry.registry import resolve_model
 from align.models.adapters import copy_adapter, faster_lora, load_adapter, merge_adapter
 from align.models.backbone import Backbone, wrap
+from align.models.backbone.contract import refuse_language_model
 from align.models.backbone.kinds import (
     attention_kernel,
     has_separate_encoder,
     is_encoder,
     make_prefix_lm,
     prepare_model,
-    require_language_model,
     use_block_attention,
 )
 from align.models.configs import (
@@ -122,8 +122,8 @@ def _read(
 ) -> _Stored:
     folder = str(resolve_model(name))
     base, is_adapter = base_of(folder)
-    if not allow_reward_model:
-        require_language_model(load_config(base), name)
+    if not allow_reward_model and is_encoder(settings := load_config(base)):
+        refuse_language_model(settings.model_type, name)
     model = make_on_meta(base, dtype) if on_meta else load_weights(base, dtype)
     if model.get_output_embeddings() is None and not allow_reward_model:
         raise UserError(f"model '{name}': it is a reward model without an LM head, so it cannot generate text")

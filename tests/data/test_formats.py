@@ -22,6 +22,7 @@ from tests.data.rows import (
     user,
 )
 from tests.data.test_published import ERRORS as PUBLISHED_ERRORS
+from tests.data.test_published import HELPSTEER_3, SHAREGPT_PROMPT, WEBGPT
 from tests.data.test_published import ROWS as PUBLISHED
 from tests.refusals import refusal
 
@@ -133,6 +134,11 @@ PROMPTS = [
     ({"prompt": list(DIALOGUE), "chosen": [assistant("")], "rejected": None}, Prompt(prompt=DIALOGUE)),
     ({"messages": [system("s"), user("Hi"), assistant("Yo")]}, Prompt(prompt=(system("s"), user("Hi")))),
     ({"messages": [user("Hi")], "id": 3}, Prompt(prompt=HI, id="3")),
+    # up to the last turn of the user
+    ({"messages": [*DIALOGUE]}, Prompt(prompt=DIALOGUE)),
+    ({"messages": [*DIALOGUE, assistant("4")]}, Prompt(prompt=DIALOGUE)),
+    ({"messages": [system("s"), *DIALOGUE, assistant("4"), user("5")]},
+     Prompt(prompt=(system("s"), *DIALOGUE, assistant("4"), user("5")))),
     ({"chosen": [user("Hi"), assistant("yes")]}, Prompt(prompt=HI)),
     (HH, Prompt(prompt=DIALOGUE)),
     ({"chosen": "\n\nHuman: Hi\n\nAssistant:", "rejected": "?"}, Prompt(prompt=HI)),
@@ -142,7 +148,10 @@ PROMPTS = [
     (ULTRAFEEDBACK, Prompt(prompt=HI, category="evol_instruct")),
     (SHP, Prompt(prompt=HI, category="askculinary")),
     (STACK, Prompt(prompt=HI, id="31")),
-]
+    (SHAREGPT_PROMPT, Prompt(prompt=(system("s"), user("1")))),
+    ({**WEBGPT, "score_0": "?", "answer_1": 5}, Prompt(prompt=HI)),
+    ({**HELPSTEER_3, "overall_preference": "?"}, Prompt(prompt=DIALOGUE, category="code")),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("row", "prompt"), PROMPTS, ids=range(len(PROMPTS)))

@@ -11,7 +11,7 @@ from align.core.errors import UserError
 from align.data.formats import KINDS, convert_row
 from align.data.layouts import RatedAnswer
 from align.data.readers import read_records
-from align.data.records import Demonstration, Prompt, Ranking
+from align.data.records import Demonstration, Ranking
 from tests.data.rows import HI, assistant, error_of, lines, system, user
 
 ONE = (user("1"),)
@@ -115,6 +115,9 @@ ROWS = [
     ("ShareGPT", SHAREGPT, [Demonstration(prompt=ONE, continuation=(assistant("2"), user("3"), assistant("4")), id="x_0")]),
     ("ShareGPT", {"conversations": said(("human", "1"), ("gpt", "2")), "system": "s"},
      [Demonstration(prompt=(system("s"), *ONE), continuation=(assistant("2"),))]),
+    ("ShareGPT", {"conversations": [*SHAREGPT["conversations"][:1], {"from": "gpt", "value": "2", "weight": 0},
+                                    *SHAREGPT["conversations"][2:]]},
+     [Demonstration(prompt=THREE, continuation=(assistant("4"),))]),
     ("Capybara", CAPYBARA, [Demonstration(prompt=ONE, continuation=(assistant("2"), user("3"), assistant("4")))]),
     ("OpenOrca", OPENORCA, [Demonstration(prompt=(system("s"), *ONE), continuation=(assistant("2"),), id="cot.1")]),
     ("preferred", {"prompt": "Hi", "response_a": "a", "response_b": "b", "preferred": "B"},
@@ -164,10 +167,6 @@ ROWS = [
 ]  # fmt: skip
 
 
-def test_a_conversation_that_waits_for_an_answer_is_a_prompt():
-    assert convert_row(SHAREGPT_PROMPT, Prompt)[1] == [Prompt(prompt=(system("s"), *ONE))]
-
-
 @pytest.mark.parametrize(
     "row",
     [
@@ -181,19 +180,6 @@ def test_a_label_that_may_be_a_class_makes_no_rating(row):
     with pytest.raises(UserError, match="no known form of a ranking; it looks like a demonstration"):
         convert_row(row, Ranking)
     assert convert_row(row, Demonstration)[1] == [Demonstration(prompt=ONE, continuation=(assistant("a"),))]
-
-
-def test_answers_of_a_prompt_are_not_read():
-    assert convert_row({**WEBGPT, "score_0": "?", "answer_1": 5}, Prompt)[1] == [Prompt(prompt=HI)]
-    assert convert_row({**HELPSTEER_3, "overall_preference": "?"}, Prompt)[1] == [Prompt(prompt=THREE, category="code")]
-
-
-def test_turns_excluded_from_the_loss_stay_excluded():
-    turns = said(("human", "1"), ("gpt", "2"), ("human", "3"), ("gpt", "4"))
-    turns[1]["weight"] = 0
-    assert convert_row({"conversations": turns}, Demonstration)[1] == [
-        Demonstration(prompt=THREE, continuation=(assistant("4"),))
-    ]
 
 
 ERRORS = [

@@ -35,6 +35,9 @@ def test_messages_are_split_before_the_first_assistant_turn():
 def test_ranks_lose_their_gaps_and_keep_their_ties():
     assert ranking(responses=["a", "b", "c", "d"], ranks=[7, 2, 7, 4]).ranks == (3, 1, 3, 2)
     assert ranking(responses=["a", "a", "b"], ranks=[1, 1, 2]).ranks == (1, 1, 2)  # equal responses may share one
+    assert ranking(ranks=[2, 2, 2]).ranks == (1, 1, 1)
+    assert ranking(ranks=[2, 2, 2]).all_tied
+    assert not ranking(ranks=[1, 2, 2]).all_tied
 
 
 def test_all_optional_fields_of_a_ranking_are_kept():
@@ -249,9 +252,3 @@ def test_a_record_comes_back_from_its_row_as_it_was(record):
 def test_a_record_made_in_code_is_checked_too():
     with pytest.raises(UserError, match="field 'ranks'"):
         Ranking(prompt=(user("Hi"),), responses=("a", "b"), ranks=(1,))
-
-
-def test_a_tie_of_all_responses_is_a_ranking():
-    assert ranking(ranks=[2, 2, 2]).ranks == (1, 1, 1)
-    assert ranking(ranks=[2, 2, 2]).all_tied
-    assert not ranking(ranks=[1, 2, 2]).all_tied

@@ -8,7 +8,7 @@ from align.core.errors import UserError
 from align.data.conversation import segment_ends
 from align.data.formats import convert_row
 from align.data.records import Demonstration, Prompt, Ranking
-from tests.data.rows import assistant, system, user
+from tests.data.rows import assistant, user
 
 ONE = (user("Name a moon."),)
 THREE = (user("1"), assistant("2"), user("3"))
@@ -53,30 +53,9 @@ def test_prose_is_one_message(text):
     assert convert_row({"prompt": text}, Prompt)[1] == [Prompt(prompt=(user(text),))]
 
 
-def test_pairs_of_transcripts():
-    before = "\n\nHuman: 1\n\nAssistant: 2\n\nHuman: 3\n\nAssistant:"
-    row = {"chosen": f"{before} yes", "rejected": f"{before} no"}
-    assert convert_row(row, Ranking)[1] == [Ranking(prompt=THREE, responses=("yes", "no"), ranks=(1, 2))]
-    assert convert_row(row, Prompt)[1] == [Prompt(prompt=THREE)]
-
-
 def test_a_transcript_in_which_the_assistant_has_spoken_last_is_refused():
     with pytest.raises(UserError, match="field 'prompt': ends with an assistant turn"):
         convert_row({"prompt": "\n\nHuman: 1\n\nAssistant: 2\n\nAssistant:"}, Prompt)
-
-
-MESSAGES = [
-    ([user("1"), assistant("2"), user("3")], THREE),
-    ([user("1"), assistant("2"), user("3"), assistant("4")], THREE),
-    ([system("s"), user("1"), assistant("2"), user("3"), assistant("4"), user("5")],
-     (system("s"), *THREE, assistant("4"), user("5"))),
-    ([system("s"), user("1"), assistant("2")], (system("s"), user("1"))),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("messages", "prompt"), MESSAGES, ids=range(len(MESSAGES)))
-def test_the_prompt_of_messages_ends_with_the_last_user_turn(messages, prompt):
-    assert convert_row({"messages": messages}, Prompt)[1] == [Prompt(prompt=prompt)]
 
 
 @pytest.mark.parametrize(

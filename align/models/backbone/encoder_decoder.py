@@ -61,39 +61,29 @@ class EncoderDecoderBackbone(Backbone):
     def tokens_in_memory(self, prompt_length: int, response_lengths: Sequence[int]) -> int:
         return prompt_length + len(response_lengths) * (1 + max(response_lengths))
 
-    def encode(self, prompt: Padded) -> Tensor:
-        """Return the encoder's states [P, L, H] of P prompts."""
+    def _encode(self, prompt: Padded) -> Tensor:
+        """[P, L, H] of P prompts."""
         states: Tensor = self.encoder(input_ids=prompt.ids, attention_mask=prompt.mask().long()).last_hidden_state
-        return states
-
-    def decode(self, response_ids: Tensor, encoded: Tensor, prompt_mask: Tensor) -> Tensor:
-        """Return hidden states [B, T+1, H] of responses.
-
-        Args:
-            response_ids: [B, T], padded on the right; the causal decoder needs no mask.
-            encoded: [B, L, H] states of each response's prompt.
-            prompt_mask: [B, L] int64, 1 on real prompt tokens.
-        """
-        states: Tensor = self.decoder(
-            input_ids=torch.cat([self._start_tokens(len(response_ids)), response_ids], dim=1),
-            encoder_hidden_states=encoded,
-            encoder_attention_mask=prompt_mask,
-            use_cache=False,
-        ).last_hidden_state
         return states
 
     def _start_tokens(self, count: int) -> Tensor:
         return torch.full((count, 1), self.model.config.decoder_start_token_id, device=self.device)
 
     def hidden(self, prompt: Padded, response: Padded, prompt_of_response: Tensor | None = None) -> Tensor:
-        encoded, mask = self.encode(prompt), prompt.mask().long()
+        encoded, mask = self._encode(prompt), prompt.mask().long()
         if prompt_of_response is not None:
             encoded, mask = encoded[prompt_of_response], mask[prompt_of_response]
-        return self.decode(response.ids, encoded, mask)
+        states: Tensor = self.decoder(  # causal: padding on the right of responses needs no mask
+            input_ids=torch.cat([self._start_tokens(len(response.ids)), response.ids], dim=1),
+            encoder_hidden_states=encoded,
+            encoder_attention_mask=mask,
+            use_cache=False,
+        ).last_hidden_state
+        return states
 
     def prefill(self, prompt: Padded) -> tuple[DecodingState, Tensor]:
         cache = EncoderDecoderCache(DynamicCache(config=self.model.config), DynamicCache(config=self.model.config))
-        state = DecodingState(cache, prompt.mask().long(), torch.zeros_like(prompt.lengths), self.encode(prompt))
+        state = DecodingState(cache, prompt.mask().long(), torch.zeros_like(prompt.lengths), self._encode(prompt))
         return state, self.decode_step(state, self._start_tokens(len(prompt.lengths))[:, 0])
 
     def decode_step(self, state: DecodingState, tokens: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from align.core.errors import UserError, reason
 from align.core.plugins import import_object
 from align.models.backbone.attention import SDPA, best_kernel
 from align.models.backbone.classifier import is_classifier
-from align.models.backbone.contract import Backbone, refuse_language_model
+from align.models.backbone.contract import Backbone
 from align.models.backbone.decoder import DecoderBackbone, sliding_window
 from align.models.backbone.determinism import compute_routers_in_float32, disable_dropout, routers_of
 from align.models.backbone.encoder import EncoderBackbone, expose_summary, head_modules
@@ -84,12 +84,6 @@ def make_prefix_lm(config: PreTrainedConfig, name: str) -> None:
             "undo; choose a model without a window, or leave it off"
         )
     config.prefix_lm = True
-
-
-def require_language_model(config: PreTrainedConfig, name: str) -> None:
-    """Raise a UserError if model `name` is an encoder."""
-    if is_encoder(config):
-        refuse_language_model(config.model_type, name)
 
 
 def published_class(config: PreTrainedConfig) -> Any:
