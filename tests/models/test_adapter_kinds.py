@@ -1,5 +1,7 @@
 """Adapters of every kind that PEFT trains compute here what they compute in PEFT: continued, merged, saved, or refused."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from peft import PeftModel
@@ -24,6 +26,7 @@ CONTINUED = {
     "tied embedding": ("tiny-gpt2", "c_attn,wte", {}),
     "pissa": ("tiny-llama", "q_proj", {"init_lora_weights": "pissa"}),
     "olora": ("tiny-llama", "q_proj", {"init_lora_weights": "olora"}),
+    "whole vocabulary matrix": ("tiny-llama", "q_proj", {"modules_to_save": ["lm_head"]}),
 }
 MERGED = {
     "bias of B and of the base": ("tiny-gpt2", "c_attn", {"lora_bias": True}),
@@ -39,16 +42,22 @@ def settings_of(folder, targets, rank=2, **more):
     return ModelConfig(model=folder, lora_r=rank, lora_alpha=8, lora_target_modules=targets, **more)
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("kind", CONTINUED)
-def test_a_continued_adapter_starts_as_peft_computes_it_and_is_trained_whole(make_adapter, kind):
+def test_a_continued_adapter_starts_as_in_peft_and_is_trained_whole(make_adapter, sharp_folders, kind, checkpointing):
+    """PEFT's `modules_to_save` keeps whole matrices in an adapter: the base must be read without them."""
     name, targets, settings = CONTINUED[kind]
     folder, expected = make_adapter(name, targets, **settings)
-    loaded = load(settings_of(folder, targets), torch.float32)
+    loaded = load(settings_of(folder, targets, gradient_checkpointing=checkpointing), torch.float32)
     for adapter in ("start", "policy"):
         torch.testing.assert_close(response_logits(loaded.backbone, adapter), expected[0, 2:], atol=5e-5, rtol=0)
-    per_layer = 3 if "lora_bias" in settings else 2
+    if "init_lora_weights" not in settings:  # others change the base
+        bare = AutoModelForCausalLM.from_pretrained(sharp_folders[name])(IDS).logits
+        torch.testing.assert_close(response_logits(loaded.backbone, None), bare[0, 2:], atol=1e-5, rtol=0)
+    per_layer, whole = 3 if "lora_bias" in settings else 2, len(settings.get("modules_to_save", ()))
     layers = 1 + 1 + len(targets.split(",")) - 1  # two layers of attention, and the embedding if it is a target
-    assert len(trainable(loaded.backbone)) == per_layer * layers
+    assert len(trainable(loaded.backbone)) == per_layer * layers + whole
     assert trainable(loaded.backbone) == adapter_parameters(loaded.backbone.model, "policy").keys()
 
 
@@ -74,19 +83,30 @@ def test_a_shared_weight_in_parts_cannot_be_merged(make_adapter, sharp_folders):
         merge_adapter(model, folder)
 
 
-@pytest.mark.parametrize(
-    ("name", "targets", "settings", "rank", "message"),
-    [
-        ("tiny-gpt2", "c_attn", {"bias": "all"}, 2, "adapter with bias all, which .*: set lora_r to 0 to merge"),
-        ("tiny-gpt2", "c_attn", {"bias": "lora_only"}, 2, "adapter with bias lora_only, which .*: set lora_r to 0"),
-        ("tiny-llama", "q_proj", {"lora_bias": True}, 0, "PEFT cannot merge it into its base .*the base layer has no bias"),
-        ("tiny-t5", "q,shared", {}, 0, "adapts one of [34] layers that share a weight and cannot be merged"),
-    ],
-)
-def test_what_cannot_be_continued_or_merged_is_refused(make_adapter, name, targets, settings, rank, message):
+REFUSED = [
+    ("tiny-gpt2", "c_attn", {"bias": "all"}, {}, "adapter with bias all, which .*: set lora_r to 0 to merge"),
+    ("tiny-gpt2", "c_attn", {"bias": "lora_only"}, {}, "adapter with bias lora_only, which .*: set lora_r to 0"),
+    ("tiny-llama", "q_proj", {"lora_bias": True}, {"lora_r": 0}, "PEFT cannot merge it into its base .*layer has no bias"),
+    ("tiny-t5", "q,shared", {}, {"lora_r": 0}, "adapts one of [34] layers that share a weight and cannot be merged"),
+    # Settings that the adapter cannot take
+    ("tiny-llama", "q_proj", {}, {"lora_r": 16}, "is an adapter with lora_r 2, which .*; lora_r is 16: set it to 2, or set"),
+    ("tiny-llama", "q_proj", {}, {"lora_alpha": 4.0}, "is an adapter with lora_alpha 8, .* lora_alpha is 4.0: set it to 8"),
+    (
+        "tiny-llama",
+        "q_proj",
+        {},
+        {"lora_target_modules": "q_proj,v_proj"},
+        "which .* is q_proj,v_proj: set it to q_proj",
+    ),
+    ("tiny-llama", "q_proj", {}, {"lora_target_modules": "all-linear"}, "q_proj, .* is all-linear: set it to q_proj"),
+]
+
+
+@pytest.mark.parametrize(("name", "targets", "settings", "given", "message"), REFUSED, ids=range(len(REFUSED)))
+def test_what_cannot_be_continued_or_merged_is_refused(make_adapter, name, targets, settings, given, message):
     folder, _ = make_adapter(name, targets, **settings)
     with pytest.raises(UserError, match=message):
-        load(settings_of(folder, targets, rank), torch.float32)
+        load(replace(settings_of(folder, targets), **given), torch.float32)
 
 
 @torch.no_grad()

@@ -2,10 +2,8 @@
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from align.core.errors import UserError
 from align.core.settings import ModelConfig
 from align.models.adapters import copy_adapter
 from align.models.checkpoint import save_model, weights_of
@@ -14,7 +12,7 @@ from align.models.loading import load
 from align.models.roles import Role
 from align.ppo.rollout import plan_minibatch, shuffled_minibatches
 from align.ppo.train import update_policy
-from tests.models.adapters import CARD, IDS, PROMPT, RESPONSE, adapter_weights, response_logits, states, trainable
+from tests.models.adapters import CARD, PROMPT, RESPONSE, adapter_weights, states, trainable
 from tests.models.losses import experience_of, minibatch_loss, role_outputs
 
 
@@ -180,24 +178,6 @@ def test_an_adapter_on_the_vocabulary_matrix_does_not_reach_the_reference(load_s
     assert (module(Role.LANGUAGE_MODEL, PROMPT, RESPONSE) - expected).abs().max() > 0.01
 
 
-@pytest.fixture
-def with_own_matrix(make_adapter):
-    """An adapter with a whole vocabulary matrix of its own, and the logits [1, 5, V] that PEFT computes with it."""
-    return make_adapter("tiny-llama", "q_proj", modules_to_save=["lm_head"])
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("checkpointing", [False, True])
-def test_an_adapter_with_whole_modules_of_its_own_is_switched_with_them(with_own_matrix, sharp_folders, checkpointing):
-    """PEFT's `modules_to_save` keeps whole matrices in an adapter: the base must be read without them."""
-    folder, theirs = with_own_matrix
-    lora = {"lora_r": 2, "lora_alpha": 8, "lora_target_modules": "q_proj"}
-    loaded = load(ModelConfig(model=folder, gradient_checkpointing=checkpointing, **lora), torch.float32)
-    bare = AutoModelForCausalLM.from_pretrained(sharp_folders["tiny-llama"])(IDS).logits
-    for adapter, logits in {"start": theirs, "policy": theirs, None: bare}.items():
-        torch.testing.assert_close(response_logits(loaded.backbone, adapter), logits[0, 2:], atol=1e-5, rtol=0)
-
-
 def test_an_adapter_finds_its_base_from_any_working_directory(tmp_path, monkeypatch):
     """A run names its base as it was given, `runs/sft/model`, seen from where it was started."""
     base, adapter = tmp_path / "here" / "runs" / "sft" / "model", tmp_path / "here" / "runs" / "reward" / "model"
@@ -209,32 +189,3 @@ def test_an_adapter_finds_its_base_from_any_working_directory(tmp_path, monkeypa
     assert base_of("runs/reward/model") == ("runs/sft/model", True)
     monkeypatch.chdir(tmp_path / "elsewhere")
     assert base_of("../here/runs/reward/model") == (str(base), True)
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"lora_r": 16}, "is an adapter with lora_r 4, which .*; lora_r is 16: set it to 4, or set"),
-        ({"lora_r": 4, "lora_alpha": 8.0}, "is an adapter with lora_alpha 32.0, .* lora_alpha is 8.0: set it to 32.0"),
-        (
-            {"lora_r": 4, "lora_target_modules": "q_proj,v_proj"},
-            "with lora_target_modules down_proj,.*q_proj.*, which .* is q_proj,v_proj",
-        ),
-    ],
-    ids=["rank", "alpha", "targets"],
-)
-def test_lora_settings_that_an_adapter_cannot_take_are_refused(load_sharp, tmp_path, settings, message):
-    """They were ignored, and config.yaml said what was not so."""
-    loaded = load_sharp("tiny-llama", lora_r=4)
-    save_model(tmp_path / "sft", loaded, weights_of(loaded.backbone), CARD)
-    load(ModelConfig(model=str(tmp_path / "sft"), lora_r=4), torch.float32)
-    with pytest.raises(UserError, match=message):
-        load(ModelConfig(model=str(tmp_path / "sft"), **settings), torch.float32)
-
-
-def test_an_adapter_on_few_modules_names_them_where_all_are_asked_for(with_own_matrix):
-    folder, _ = with_own_matrix
-    with pytest.raises(
-        UserError, match=r"with lora_target_modules q_proj, .* lora_target_modules is all-linear: set it to q_proj"
-    ):
-        load(ModelConfig(model=folder, lora_r=2, lora_alpha=8), torch.float32)
