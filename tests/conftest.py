@@ -324,11 +324,13 @@ def make_ppo(make_run) -> Callable[..., HandPPO]:
         sizes = (config.samples_per_prompt, config.max_prompt_tokens, config.max_new_tokens)
         scoring = (config.missing_eos_penalty, config.missing_eos_score)
         context = TrainingContext(run, loaded, [], [], config.total_updates, config.critic_warmup, *sizes, *scoring)
-        extensions.load(context)
+        for extension in extensions:
+            extension.load(context)
         critic, adapters = config.critic if config.has_critic else "none", [reward_adapter] if reward_adapter else []
         module = build_actor_critic(loaded, critic, reward_adapter, adapters, config.ent_coef > 0)
         engine, roles = build_engine_and_roles(run, loaded, module, [], extensions, 1, [])
-        extensions.start(engine, roles)
+        for extension in extensions:
+            extension.start(engine, roles)
         sampler, sampling = TransformersEngine(engine, loaded), SamplingParams(config.max_new_tokens)
         profiles = RoleFlopsProfiles(policy, flops_profile(loaded.backbone, None))
         parts = (run, loaded, engine, roles, sampler, sampling, Rewards([]), [], [], profiles, extensions, {})

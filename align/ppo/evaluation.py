@@ -173,7 +173,8 @@ class Evaluator:
     ) -> None:
         self.setup, self.config, self.total_updates, self.missing_eos = setup, config, total_updates, missing_eos
         self.folder, self.drift = setup.run.folder / "model", DriftWatch()
-        self.selection = PolicySelection(config.max_kl, critic_warmup, setup.extensions.selects_by or "reward")
+        score_name = next((each.selects_by for each in setup.extensions if each.selects_by), "reward")
+        self.selection = PolicySelection(config.max_kl, critic_warmup, score_name)
 
     def stateful(self) -> dict[str, Stateful]:
         """Return the stateful objects by their names in a checkpoint."""
@@ -199,15 +200,16 @@ class Evaluator:
             rollout = sample_rollout(setup.sampler, setup.policy.tokenization, setup.validation, setup.sampling, key)
             with save_if_scoring_fails(run, rollout, update):
                 evaluation = PolicyEvaluation(update, rollout, setup.rewards(rollout)[0])
-                setup.extensions.evaluate(evaluation)
+                for extension in setup.extensions:
+                    extension.evaluate(evaluation)
             scores = apply_missing_eos(evaluation.scores, rollout.ended_mask, *self.missing_eos) - evaluation.penalty
             how = (setup.policy.backbone, setup.sampling.temperature, run.optimization.micro_batch_tokens, run.accelerator)
             outputs = forward_all_roles(setup.roles, rollout, [list(range(len(rollout)))], *how)
             metrics = evaluation_metrics(evaluation, scores, outputs)
             for warning in self.drift.check(metrics):
                 run.print(f"warning: reward rose, but {warning}: read the samples before trusting it")
-            for line in setup.extensions.after_evaluation(update, metrics):
-                run.print(line)
+            for extension in setup.extensions:
+                run.print(extension.after_evaluation(update, metrics))
             run.record("samples", sample_rows(evaluation, scores), update)
             chosen = scores if evaluation.selection_scores is None else evaluation.selection_scores
             candidate = Candidate(update, chosen.tolist(), evaluation.violated_constraint)

@@ -8,7 +8,6 @@ from align.models.backbone import Backbone, flops_profile
 from align.models.loading import LoadedModel
 from align.models.roles import ActorCritic
 from align.ppo.records import Rollout
-from align.ppo.rewards import Rewards
 from align.reward.scoring import RewardModelScorer
 from align.runtime.flops import FlopsProfile, forward_flops, sampling_flops, training_flops
 
@@ -26,21 +25,24 @@ class RoleFlopsProfiles(NamedTuple):
 
 
 def flops_profiles(
-    policy: LoadedModel, module: ActorCritic, rewards: Rewards, reference_is_updated: bool, reference: Backbone | None = None
+    policy: LoadedModel,
+    module: ActorCritic,
+    scorers: Sequence[RewardModelScorer],
+    reference_is_updated: bool,
+    reference: Backbone | None = None,
 ) -> RoleFlopsProfiles:
     """Return the profile of each role, on which its FLOPs depend.
 
     Args:
         reference: a model that takes the place of the policy's copy.
     """
-    scorers = [model for model in rewards.models if isinstance(model, RewardModelScorer)]
     critic = module.critic or (policy.backbone if module.critic_adapter else None)
     return RoleFlopsProfiles(
         policy=flops_profile(policy.backbone, policy.adapter),
         reference=flops_profile(reference or policy.backbone, None if reference else module.reference_adapter),
         initial=flops_profile(policy.backbone, policy.initial_adapter) if reference_is_updated else None,
         critic=flops_profile(critic, module.critic_adapter) if critic else None,
-        rewards=tuple(scorer.flops_profile for scorer in scorers if scorer.flops_profile),
+        rewards=tuple(scorer.flops_profile for scorer in scorers),
     )
 
 
@@ -49,11 +51,6 @@ def rollout_lengths(rollout: Rollout, backbone: Backbone, budget: int) -> list[t
     prompts = [prompt.ids for prompt in rollout.prompts]
     groups = prompt_groups(backbone, prompts, rollout.responses, range(len(rollout)), budget)
     return [(len(prompts[rows[0]]), [len(rollout.responses[row]) for row in rows]) for rows in groups]
-
-
-def update_flops(profiles: RoleFlopsProfiles, lengths: Sequence[tuple[int, Sequence[int]]], epochs: int) -> float:
-    """Return the FLOPs of one update without those of extensions; arguments as for `phase_flops`."""
-    return sum(phase_flops(profiles, lengths, epochs).values())
 
 
 def phase_flops(profiles: RoleFlopsProfiles, lengths: Sequence[tuple[int, Sequence[int]]], epochs: int) -> dict[str, float]:

@@ -16,12 +16,10 @@ from align.models.loading import LoadedModel, read_by_ids_of
 from align.models.lora import START_ADAPTER
 from align.ppo.extensions import Extensions
 from align.ppo.reward_functions import WeightedFunction
-from align.ppo.scoring_models import RewardModels
+from align.ppo.scoring_models import RewardModelLike
 from align.reward.checkpoint import LoadedReward
 from align.tokenization.encoded import EncodedPrompt
-from align.training.engine import TrainEngine
 from align.training.model_source import ModelSource
-from align.training.run import Run
 
 if TYPE_CHECKING:
     from align.training.callbacks import TrainerCallbacks
@@ -35,7 +33,7 @@ class PPOInputs:
     """The models, rewards, extensions and data of a run, by name or as objects in memory; see `PPOTrainer`."""
 
     policy: ModelSource
-    reward_models: RewardModels
+    reward_models: Sequence[RewardModelLike]
     functions: Sequence[WeightedFunction]
     extensions: Extensions
     prompts: Data
@@ -99,33 +97,25 @@ def reference_and_value_model(
         UserError: if one of them cannot read all prompts and responses, or the value model has no head, or no weight that
             is trained.
     """
-    longest = (max(len(prompt.ids) for prompt in prompts), new_tokens)
-    reference = None if isinstance(inputs.reference, str) else _second_model(policy, inputs.reference, "reference", longest)
+    longest_prompt = max(len(prompt.ids) for prompt in prompts)
+
+    def second_model(model: Any, role: str, recomputes: bool = False) -> Backbone:
+        backbone = read_by_ids_of(policy, model, role, recomputes)
+        backbone.require_fit(longest_prompt, new_tokens, role)
+        return backbone
+
+    is_model = not (inputs.reference is None or isinstance(inputs.reference, str))
+    reference = second_model(inputs.reference, "reference") if is_model else None
     if inputs.value_model is None:
         return reference, None
     if not has_critic:
         raise UserError("value_model: this estimator of advantages has no critic; leave the model out")
     # A language model with a value head holds the model whose states the head reads.
-    body: Any = getattr(inputs.value_model, "pretrained_model", inputs.value_model)
-    backbone = _second_model(policy, body, "value_model", longest, gradient_checkpointing)
-    assert backbone is not None
+    body = getattr(inputs.value_model, "pretrained_model", inputs.value_model)
+    backbone = second_model(body, "value_model", gradient_checkpointing)
     if not any(weight.requires_grad for weight in inputs.value_model.parameters()):
         raise UserError("value_model: all its weights are frozen; call requires_grad_(True) on it, or on a part of it")
     return reference, (backbone, _value_head(inputs.value_model, backbone))
-
-
-def _second_model(
-    policy: LoadedModel,
-    model: PreTrainedModel | None,
-    role: str,
-    longest: tuple[int, int],
-    gradient_checkpointing: bool = False,
-) -> Backbone | None:
-    if model is None:
-        return None
-    backbone = read_by_ids_of(policy, model, role, gradient_checkpointing)
-    backbone.require_fit(*longest, role)
-    return backbone
 
 
 def _value_head(value_model: nn.Module, backbone: Backbone) -> ScalarHead:
@@ -169,20 +159,3 @@ def with_reference_adapter(policy: LoadedModel, name: PreTrainedModel | str | No
     if policy.initial_adapter == START_ADAPTER:
         peft_model.delete_adapter(START_ADAPTER)
     return replace(policy, initial_adapter=None if name == BASE_REFERENCE else name)
-
-
-def attach_callbacks(
-    callbacks: "TrainerCallbacks | None",
-    run: Run,
-    policy: LoadedModel,
-    engine: TrainEngine,
-    total: int,
-    epochs_per_update: float,
-) -> None:
-    """Let a run call callbacks, if there are any; arguments as for `TrainerCallbacks.attach`."""
-    if callbacks is None:
-        return
-    objects: dict[str, Any] = {"model": policy.backbone.peft or policy.backbone.model, "optimizer": engine.optimizer}
-    objects["processing_class"] = policy.tokenization.tokenizer
-    callbacks.attach(run.config, run.optimization, run.accelerator, objects, total, epochs_per_update)
-    run.callbacks = callbacks

@@ -72,9 +72,7 @@ class Rewards:
         def call_all() -> list[list[float]]:
             return [call_reward_function(function, prompts, responses) for function in self.functions]
 
-        if not self.functions or self.accelerator is None or self.accelerator.num_processes == 1:
-            return call_all()
-        return run_on_main(call_all, self.accelerator)
+        return run_on_main(call_all, self.accelerator) if self.functions and self.accelerator else call_all()
 
     def _of_models(self, rollout: Rollout) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """The combined reward of the models; if there are several, also each one's reward and their disagreement."""
@@ -82,7 +80,7 @@ class Rewards:
             return {}, {}
         rewards = torch.stack([torch.tensor(model(rollout.sampled_responses)) for model in self.models])
         members = {f"model_{number}": reward for number, reward in enumerate(rewards, 1)}
-        members["disagreement"] = disagreement(rewards)
+        members["disagreement"] = rewards.std(0, correction=0)
         combined = combine_rewards(rewards, self.ensemble, self.uncertainty_weight)
         return {"model": combined}, members if len(self.models) > 1 else {}
 
@@ -116,8 +114,3 @@ def combine_rewards(rewards: Tensor, ensemble: Literal["mean", "wco", "uwo"], un
         return rewards.amin(0)
     mean = rewards.mean(0)
     return mean - uncertainty_weight * rewards.var(0, correction=0) if ensemble == "uwo" else mean
-
-
-def disagreement(rewards: Tensor) -> Tensor:
-    """Standard deviation [B] over the members of rewards [M, B] (biased)."""
-    return rewards.std(0, correction=0)

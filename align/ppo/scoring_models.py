@@ -1,7 +1,6 @@
 """The frozen models that score responses in a PPO run, as adapters on the policy's base or as separate models."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -89,53 +88,34 @@ class RewardSource(NamedTuple):
         if self.adapter_on_policy is not None:
             _, mean, adapter = self.adapter_on_policy
             module, profile = partial(roles.reward, adapter), flops_profile(policy.backbone, adapter)
-            return RewardModelScorer(module, mean, policy.backbone, accelerator, budget, flops_profile=profile)
+            return RewardModelScorer(module, mean, policy.backbone, accelerator, budget, profile)
         assert self.loaded is not None
         return RewardModelScorer.from_loaded(self.loaded, policy.tokenization, accelerator, budget)
 
 
-@dataclass(frozen=True)
-class RewardModels:
-    """The reward models of a run, before they are loaded.
-
-    Attributes:
-        dtype: number format of those that are given by name.
-        chat_template: the policy's, for classifiers without a template.
-    """
-
-    models: Sequence[RewardModelLike]
-    dtype: str
-    chat_template: str = "auto"
-
-    def load(self, policy: LoadedModel, adapter: str = REWARD_ADAPTER) -> list[RewardSource]:
-        """Load them as `load_source` does, with numbered adapters."""
-        return [self._load_one(model, policy, f"{adapter}_{number}") for number, model in enumerate(self.models, 1)]
-
-    def _load_one(self, model: RewardModelLike, policy: LoadedModel, adapter: str) -> RewardSource:
-        if isinstance(model, str):
-            return load_source(model, policy, self.dtype, adapter, chat_template=self.chat_template)
-        loaded = model if isinstance(model, LoadedReward) else reward_that_reads_ids_of(policy, model)
-        return RewardSource(loaded.loaded.base, loaded=loaded)
-
-
 def load_source(
-    folder: str,
+    model: RewardModelLike,
     policy: LoadedModel,
     dtype: str,
-    adapter: str,
+    adapter: str = REWARD_ADAPTER,
     kind: HeadType = REWARD,
     chat_template: str = "auto",
 ) -> RewardSource:
     """Load a model with a scalar head: as an adapter on the policy's base if possible, else as a separate model.
 
     Args:
+        dtype: number format of a model that is given by name.
         adapter: its name on the policy's base.
         kind: the required kind.
+        chat_template: the policy's, for a classifier without a template.
 
     Raises:
         UserError: if it is not of that kind.
     """
-    folder = scorer_folder(folder)
+    if not isinstance(model, str):
+        loaded = model if isinstance(model, LoadedReward) else reward_that_reads_ids_of(policy, model)
+        return RewardSource(loaded.loaded.base, loaded=loaded)
+    folder = scorer_folder(model)
     if can_share_base(folder, policy, kind):
         return RewardSource(folder, adapter_on_policy=load_reward_adapter(folder, policy, adapter, kind))
     return RewardSource(folder, loaded=load_reward_model(folder, dtype, chat_template, kind))

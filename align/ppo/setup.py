@@ -12,20 +12,19 @@ from align.batches.encoding import Limits, encode_prompts
 from align.batches.mixtures import is_given, split_by_opening
 from align.core.errors import UserError, counted
 from align.models.backbone import Backbone
-from align.models.heads import LanguageModel, ScalarHead
+from align.models.heads import LanguageModel
 from align.models.loading import LoadedModel
-from align.models.roles import ActorCritic, Roles
+from align.models.roles import REWARD_ADAPTER, ActorCritic, Roles
 from align.models.vocabulary import vocabulary_rows
 from align.ppo.actor_critic import Critic, build_actor_critic, copy_backbone, param_groups
 from align.ppo.config import PPOConfig
-from align.ppo.extensions import Extensions, TrainingContext
+from align.ppo.extensions import Extension, Extensions, TrainingContext
 from align.ppo.flops import RoleFlopsProfiles, flops_profiles
-from align.ppo.inputs import PPOInputs, attach_callbacks, reference_and_value_model, with_reference_adapter
+from align.ppo.inputs import PPOInputs, reference_and_value_model, with_reference_adapter
 from align.ppo.records import Experience, RoleOutputs, Rollout
-from align.ppo.reward_functions import WeightedFunction
 from align.ppo.rewards import Rewards
 from align.ppo.rollout import plan_minibatch, prompts_of_update, shuffled_minibatches
-from align.ppo.scoring_models import RewardModelLike, RewardSource, make_scorer
+from align.ppo.scoring_models import RewardSource, load_source, make_scorer
 from align.reward.checkpoint import require_reward_model
 from align.runtime.distributed import max_across_processes, zero_stage
 from align.runtime.sharding import full_numel, place_frozen_model, sharded_loading
@@ -89,10 +88,13 @@ class PPOSetup:
 def prepare(config: PPOConfig, inputs: PPOInputs) -> PPOSetup:
     """Open the run's folder, load all models and data, and build the engines. Raise a UserError for a mistake in them."""
     extensions = inputs.extensions
-    require_rewards(inputs.reward_models.models, inputs.functions, extensions)
-    copies = reference_copies(inputs, extensions.updates_reference)
+    require_rewards(inputs)
+    follows = any(each.updates_reference for each in extensions)
+    if follows and inputs.reference is not None:
+        raise UserError("reference_refresh copies the policy into the reference; leave out reference, or set it to 0")
     run = Run(inputs.policy.settings(config), "ppo")
-    policy = with_reference_adapter(inputs.policy.load(run, frozen_copies=copies), inputs.reference)
+    loaded = inputs.policy.load(run, frozen_copies=0 if inputs.reference else 1 + follows)
+    policy = with_reference_adapter(loaded, inputs.reference)
     # The functions below receive values or a group of settings: only this one and the loop read the stage's settings.
     samples, length, updates = config.samples_per_prompt, config.max_new_tokens, config.total_updates
     limits = Limits(config.max_prompt_tokens, length, config.overlong)
@@ -110,9 +112,16 @@ def prepare(config: PPOConfig, inputs: PPOInputs) -> PPOSetup:
         reference, value_model = reference_and_value_model(
             policy, inputs, every_prompt, length, config.gradient_checkpointing, config.has_critic
         )
-        sources = inputs.reward_models.load(policy)
-        extensions.load(context)
-        module = build_module(policy, sources, extensions, critic, value_model, with_entropy=config.ent_coef > 0)
+        sources = [
+            load_source(model, policy, config.dtype, f"{REWARD_ADAPTER}_{number}", chat_template=config.chat_template)
+            for number, model in enumerate(inputs.reward_models, 1)
+        ]
+        for extension in extensions:
+            extension.load(context)
+        adapters = [source.adapter_on_policy for source in sources if source.adapter_on_policy]
+        adapters += [adapter for extension in extensions for adapter in extension.adapters]
+        critic_init = (sources[0].adapter_on_policy or sources[0].loaded) if sources else None
+        module = build_actor_critic(policy, critic, critic_init, adapters, config.ent_coef > 0, follows, value_model)
     # Engine and rewards.
     steps = config.num_ppo_epochs * config.num_mini_batches
     value_rate = config.value_learning_rate or config.learning_rate
@@ -123,52 +132,32 @@ def prepare(config: PPOConfig, inputs: PPOInputs) -> PPOSetup:
     scorers = [make_scorer(source, run, policy, roles, every_prompt, length) for source in sources]
     weight = config.uncertainty_weight
     rewards = Rewards(scorers, inputs.functions, config.reward_ensemble, weight, run.accelerator, extensions.score)
-    extensions.start(engine, roles)
-    epochs_per_update = config.rollout_batch_size / samples / len(encoded)
-    attach_callbacks(inputs.callbacks, run, policy, engine, updates, epochs_per_update)
+    for extension in extensions:
+        extension.start(engine, roles)
+    if inputs.callbacks:
+        objects = {"model": policy.backbone.peft or policy.backbone.model, "optimizer": engine.optimizer}
+        objects["processing_class"] = policy.tokenization.tokenizer
+        epochs_per_update = config.rollout_batch_size / samples / len(encoded)
+        inputs.callbacks.attach(run.config, run.optimization, run.accelerator, objects, updates, epochs_per_update)
+        run.callbacks = inputs.callbacks
     selects = bool(held_out) and config.save_best_policy
     report(run, policy, (len(encoded), len(held_out)), (updates, config.rollout_batch_size, samples), selects, extensions)
     wanted = SamplingParams(length, config.temperature, stop_ids=config.stop_ids)
     sampler, sampling = build_sampler(wanted, config, run, policy, engine, every_prompt)
-    profiles = flops_profiles(policy, module, rewards, roles.reference_is_updated, reference)
+    profiles = flops_profiles(policy, module, scorers, follows, reference)
     card = model_card(config.prompts, config.reward_model, config.reward_functions, selects, extensions)
     data = (encoded, held_out, profiles, extensions, card)
     return PPOSetup(run, policy, engine, roles, sampler, sampling, rewards, *data)
 
 
-def require_rewards(
-    models: Sequence[RewardModelLike], functions: Sequence[WeightedFunction], extensions: Extensions
-) -> None:
+def require_rewards(inputs: PPOInputs) -> None:
     """Raise a UserError for a run without a reward, or with a folder that is not a reward model."""
-    if not (models or functions or extensions.gives_scores):
+    if not (inputs.reward_models or inputs.functions or any(each.gives_scores for each in inputs.extensions)):
         kinds = "reward_model, reward_functions, rules, rubrics, attributes, or several of them"
         raise UserError(f"PPO needs a reward: set {kinds}")
-    for model in models:
+    for model in inputs.reward_models:
         if isinstance(model, str):
             require_reward_model(model)
-
-
-def reference_copies(inputs: PPOInputs, reference_is_updated: bool) -> int:
-    """Return how many frozen copies of the policy a run keeps. Raise a UserError for a given reference that would change."""
-    if reference_is_updated and inputs.reference is not None:
-        raise UserError("reference_refresh copies the policy into the reference; leave out reference, or set it to 0")
-    return 0 if inputs.reference else 2 if reference_is_updated else 1
-
-
-def build_module(
-    policy: LoadedModel,
-    sources: Sequence[RewardSource],
-    extensions: Extensions,
-    critic: Critic,
-    value_model: tuple[Backbone, ScalarHead] | None,
-    with_entropy: bool,
-) -> ActorCritic:
-    """Build the module that PPO trains, with the adapters of the reward models; see `build_actor_critic`."""
-    adapters = [source.adapter_on_policy for source in sources if source.adapter_on_policy]
-    adapters += [adapter for extension in extensions for adapter in extension.adapters]
-    critic_init = (sources[0].adapter_on_policy or sources[0].loaded) if sources else None
-    reference_is_updated = extensions.updates_reference
-    return build_actor_critic(policy, critic, critic_init, adapters, with_entropy, reference_is_updated, value_model)
 
 
 def build_engine_and_roles(
@@ -176,7 +165,7 @@ def build_engine_and_roles(
     policy: LoadedModel,
     module: ActorCritic,
     sources: Sequence[RewardSource],
-    extensions: Extensions,
+    extensions: Sequence[Extension],
     total_steps: int,
     groups: Sequence[ParamGroup],
     average_decay: float = 0.0,
@@ -191,7 +180,7 @@ def build_engine_and_roles(
         reference: a model that takes the place of the copy.
     """
     accelerator = run.accelerator
-    reference_is_updated = extensions.updates_reference
+    reference_is_updated = any(each.updates_reference for each in extensions)
     if reference_is_updated and zero_stage(accelerator) == 3:
         raise UserError("reference_refresh is not possible under ZeRO-3, which shards the weights: use ZeRO-1 or 2")
     copies = 0 if policy.adapter or reference else 2 if reference_is_updated else 1
@@ -228,7 +217,7 @@ def report(
     episodes = counted(updates * responses, "episode")
     run.print(f"{counted(updates, 'update')} of {counted(responses, 'response')} ({episodes})")
     warn_if_prompts_are_reread(run, policy.backbone, [samples])
-    if selects and not extensions.selects_by:
+    if selects and not any(each.selects_by for each in extensions):
         run.print(
             "the best policy is chosen by the reward that it is trained on; selection.reward_model lets another one choose"
         )

@@ -14,7 +14,7 @@ The names of this file, in the order of an update:
     state        the KL coefficient and the other values that change from update to update (`PPOState`)
     evaluator    evaluates the policy on fixed prompts and keeps the best one (`Evaluator`)
     rollout      B prompts, each with a sampled response (`Rollout`)
-    scores       [B] rewards of whole responses; `signal.scores` are those after the changes of extensions
+    scores       [B] rewards of whole responses; `training_scores` are those after the changes of extensions
     old          log-probs of policy and reference, values and entropy before the update, [B, T] each (`RoleOutputs`)
     experience   the rollout with scores, `old`, advantages and returns (`Experience`)
     minibatch    rows of the rollout, for one optimizer step
@@ -33,7 +33,7 @@ from align.ppo.advantages import add_kl_penalty, estimate_advantages
 from align.ppo.config import PPOConfig
 from align.ppo.evaluation import Evaluator
 from align.ppo.extensions import configured_extensions
-from align.ppo.flops import rollout_lengths, update_flops
+from align.ppo.flops import phase_flops, rollout_lengths
 from align.ppo.inputs import PPOInputs
 from align.ppo.losses import KLController, kl_estimate, ppo_loss
 from align.ppo.metrics import MissingEosWatch, NegativeKLWatch, check_ratio, response_kl, rollout_metrics
@@ -48,7 +48,6 @@ from align.ppo.rollout import (
     sample_rollout,
     shuffled_minibatches,
 )
-from align.ppo.scoring_models import RewardModels
 from align.ppo.setup import PPOSetup, largest_micro_batch, prepare, save_if_scoring_fails
 from align.runtime.flops import Clock
 from align.training.checkpoint import Checkpoint, Stateful
@@ -97,7 +96,7 @@ def train(config: PPOConfig, setup: PPOSetup) -> Path:
         with extensions.learning(update, experience, lengths) as learned:  # extensions: records, metrics, after the update
             clock.lap("record")
             penalty = config.kl_estimator if config.kl_in == "reward" else None
-            metrics = rollout_metrics(experience, penalty, setup.extensions.corrects_sampling)
+            metrics = rollout_metrics(experience, penalty, any(each.corrects_sampling for each in extensions))
             metrics |= update_policy(config, setup, experience, update)  # step 5
         setup.sampler.weights_changed()
         clock.lap("learn")
@@ -105,7 +104,7 @@ def train(config: PPOConfig, setup: PPOSetup) -> Path:
         state.negative_kl.check(response_kl(experience))
         if update > config.critic_warmup:
             state.kl.update(metrics["kl/k1"], len(experience.rollout))
-        flops = update_flops(setup.flops_profiles, lengths, config.num_ppo_epochs) + learned["flops"]
+        flops = sum(phase_flops(setup.flops_profiles, lengths, config.num_ppo_epochs).values()) + learned["flops"]
         metrics |= learned | {"flops": flops} | clock.shares()
         metrics |= run.speed(float(experience.lengths.sum()), flops, metrics["time/update"])
         if evaluator.is_due(update):
@@ -135,13 +134,14 @@ def collect_experience(config: PPOConfig, setup: PPOSetup, state: PPOState, upda
     # 4. Compute advantages.
     with save_if_scoring_fails(run, rollout, update):
         signal = setup.extensions.training_signal(scores, rollout, old, components)  # extensions: scores and token rewards
+    training_scores, token_rewards, token_weights = signal
     missing_eos = (rollout.ended_mask, config.missing_eos_penalty, config.missing_eos_score)
-    scores, training_scores = apply_missing_eos(scores, *missing_eos), apply_missing_eos(signal.scores, *missing_eos)
+    scores, training_scores = (apply_missing_eos(each, *missing_eos) for each in (scores, training_scores))
     run.print(state.missing_eos.check(training_scores, rollout.ended_mask))
-    advantages, returns = compute_advantages(config, training_scores, old, rollout.lengths, kl_coef, signal.token_rewards)
+    advantages, returns = compute_advantages(config, training_scores, old, rollout.lengths, kl_coef, token_rewards)
     clock.lap("score")
     outputs = (old, advantages, returns, kl_coef)
-    return Experience(rollout, training_scores, *outputs, scores, components, signal.token_weights)
+    return Experience(rollout, training_scores, *outputs, scores, components, token_weights)
 
 
 def compute_advantages(
@@ -211,10 +211,8 @@ def micro_batch_loss(
 
 def run_ppo(config: PPOConfig) -> Path:
     """Train a policy by PPO; return the best policy's folder. Raise a UserError for a mistake in settings or data."""
-    models = RewardModels(config.reward_model, config.dtype, config.chat_template)
-    rewards = (models, load_functions(config.reward_functions), configured_extensions(vars(config)))
-    inputs = PPOInputs(ModelSource(config.model), *rewards, config.prompts, config.validation_prompts)
-    setup = prepare(config, inputs)
+    rewards = (config.reward_model, load_functions(config.reward_functions), configured_extensions(vars(config)))
+    setup = prepare(config, PPOInputs(ModelSource(config.model), *rewards, config.prompts, config.validation_prompts))
     folder = train(config, setup)
     setup.close()
     return folder

@@ -17,10 +17,10 @@ from align.core.errors import UserError
 from align.models.checkpoint import save_model_into
 from align.ppo.config import PPOConfig
 from align.ppo.evaluation import save_policy
-from align.ppo.extensions import Extension, configured_extensions
+from align.ppo.extensions import configured_extensions
 from align.ppo.inputs import PPOInputs, sharing_pair
 from align.ppo.reward_functions import RewardFunction, WeightedFunction
-from align.ppo.scoring_models import RewardModelLike, RewardModels
+from align.ppo.scoring_models import RewardModelLike
 from align.ppo.setup import prepare
 from align.ppo.train import train
 from align.reward.checkpoint import LoadedReward
@@ -91,15 +91,20 @@ class PPOTrainer:
         models, functions = split_rewards(reward)
         names, objects = reward_settings(models, functions), {}
         if selection_reward_model:
-            (objects["selection"],) = (each for kind in split_rewards([selection_reward_model]) for each in kind)
+            selection = split_rewards([selection_reward_model])
+            (objects["selection"],) = (each for kind in selection for each in kind)
+            (name,) = (each for kind in reward_settings(*selection).values() for each in kind)
             patience = config.selection.early_stopping_patience if config.selection else 0
-            names["selection"] = {"reward_model": reward_name(selection_reward_model), "early_stopping_patience": patience}
+            names["selection"] = {"reward_model": name, "early_stopping_patience": patience}
         self.config = replace(config, prompts=data_name(prompts), validation_prompts=data_name(validation_prompts), **names)
         extensions = configured_extensions(vars(self.config), **objects)
-        extensions.extend(given_optimizers(*optimizers))
+        if any(optimizers):
+            from align.ppo.extensions.given_optimizer import GivenOptimizer
+
+            extensions.append(GivenOptimizer(*optimizers))
         inputs = PPOInputs(
             ModelSource(policy, tokenizer, peft_config),
-            RewardModels(models, config.dtype, config.chat_template),
+            models,
             functions,
             extensions,
             prompts,
@@ -111,7 +116,11 @@ class PPOTrainer:
         self.setup = prepare(self.config, inputs)
         self.run = self.setup.run
         if self.run.callbacks:
-            self.run.print(unfired_events(self.run.callbacks))
+            from align.training.callbacks import unfired_methods
+
+            if unfired := unfired_methods(self.run.callbacks.handler.callbacks):
+                events = ", ".join(unfired)
+                self.run.print(f"warning: callbacks: events that never fire: {events}; evaluations are in on_log")
             self.run.callbacks.handler.lr_scheduler = optimizers[1]
 
     def train(self) -> Path:
@@ -124,17 +133,6 @@ class PPOTrainer:
         """Save the current policy, which is the last one after `train`, into a folder. Other files in it stay."""
         with self.setup.averaged_weights():
             save_policy(self.setup, Path(folder), {}, write=save_model_into)
-
-
-def given_optimizers(optimizer: Optimizer | None, scheduler: LRScheduler | None) -> list[Extension]:
-    """The extension for an optimizer in memory, if there is one. Raises: UserError for a scheduler without one."""
-    if optimizer is None:
-        if scheduler is not None:
-            raise UserError("optimizers: a scheduler needs its optimizer; give both, or neither")
-        return []
-    from align.ppo.extensions.given_optimizer import GivenOptimizer
-
-    return [GivenOptimizer(optimizer, scheduler)]
 
 
 def trainer_callbacks(
@@ -155,14 +153,6 @@ def trainer_callbacks(
     return TrainerCallbacks(callbacks)
 
 
-def unfired_events(callbacks: "TrainerCallbacks") -> str:
-    """A warning that names events of the user's callbacks that this trainer never fires; "" if there are none."""
-    from align.training.callbacks import unfired_methods
-
-    found = unfired_methods(callbacks.handler.callbacks)
-    return f"warning: callbacks: events that never fire: {', '.join(found)}; evaluations are in on_log" if found else ""
-
-
 def split_rewards(rewards: Sequence[Reward]) -> tuple[list[RewardModelLike], list[WeightedFunction]]:
     """The reward models, and the functions with their weights. Raises: UserError for a module that is no classifier."""
     models: list[RewardModelLike] = []
@@ -181,7 +171,8 @@ def split_rewards(rewards: Sequence[Reward]) -> tuple[list[RewardModelLike], lis
         elif not callable(reward):
             raise UserError(f"reward: {reward!r} is no reward model, nor a function; give one of them")
         else:
-            functions.append(WeightedFunction(function_name(reward), 1.0, reward))
+            name = getattr(reward, "__name__", type(reward).__name__)
+            functions.append(WeightedFunction("function" if name == "<lambda>" else name, 1.0, reward))
     return models, functions
 
 
@@ -202,21 +193,8 @@ def reward_settings(models: Sequence[RewardModelLike], functions: Sequence[Weigh
     }
 
 
-def reward_name(reward: Reward) -> str:
-    """Return the name of a reward model or function in a run's settings."""
-    if isinstance(reward, str | Path | LoadedReward | PreTrainedModel):
-        return str(reward) if isinstance(reward, Path) else model_name(reward)
-    return function_name(reward)
-
-
 def model_name(model: RewardModelLike) -> str:
     """The name of a reward model in a run's settings."""
     if isinstance(model, LoadedReward):
         return model.loaded.base
     return model if isinstance(model, str) else model.config.name_or_path or "the classifier in memory"
-
-
-def function_name(function: RewardFunction | WeightedFunction) -> str:
-    """The name that a function's reward is logged under."""
-    name = getattr(function, "__name__", type(function).__name__)
-    return "function" if name == "<lambda>" else name

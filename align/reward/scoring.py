@@ -64,7 +64,6 @@ class RewardModelScorer:
         mean: subtracted from every reward.
         budget: padded tokens that are read at once.
         tokenization: of the reward model, if it reads other token ids than the policy; texts are then tokenized again.
-        flops_profile: for counting FLOPs; None: they are not counted.
         reads_whole_turns: see `LoadedReward`; needs `tokenization`.
         reads_given_ids: whether prompts that the data holds as token ids are read as they are, with the response's ids.
     """
@@ -74,8 +73,8 @@ class RewardModelScorer:
     backbone: Backbone
     accelerator: Accelerator
     budget: int
+    flops_profile: FlopsProfile
     tokenization: Tokenization | None = None
-    flops_profile: FlopsProfile | None = None
     reads_whole_turns: bool = False
     reads_given_ids: bool = False
 
@@ -90,7 +89,7 @@ class RewardModelScorer:
         alike = reads_ids_of(reward, policy) and not reward.reads_whole_turns
         own = None if alike else loaded.tokenization
         known = knows_tokens_of(loaded.tokenization, policy)
-        return cls(module, reward.mean, loaded.backbone, accelerator, budget, own, profile, reward.reads_whole_turns, known)
+        return cls(module, reward.mean, loaded.backbone, accelerator, budget, profile, own, reward.reads_whole_turns, known)
 
     def __call__(self, responses: Sequence[SampledResponse]) -> list[float]:
         """Rewards minus the mean over demonstrations; the same on every process. Raises: see `score_rows`."""

@@ -28,7 +28,7 @@ from align.ppo.evaluation import save_policy
 from align.ppo.extensions import Extensions
 from align.ppo.inputs import PPOInputs
 from align.ppo.reward_functions import RewardFunction, WeightedFunction
-from align.ppo.scoring_models import RewardModelLike, RewardModels
+from align.ppo.scoring_models import RewardModelLike
 from align.ppo.setup import PPOSetup, prepare
 from align.ppo.train import train
 from align.ppo.trainer import reward_settings, split_rewards
@@ -170,9 +170,7 @@ class PPOTrainer(KnownArguments):
         if isinstance(model, PeftModel) and args.model_adapter_name:
             model.set_adapter(args.model_adapter_name)
         reference = reference_of(args, model, self.ref_model, policy.peft_config)
-        models, functions = rewards
-        reward_models = RewardModels(models, self.core_config.dtype, self.core_config.chat_template)
-        given = (policy, reward_models, functions, Extensions([self.hooks]))
+        given = (policy, *rewards, Extensions([self.hooks]))
         setup = prepare(self.core_config, PPOInputs(*given, prompts, (), reference, value_model, self.callbacks))
         # Prompts are token ids: no template is applied to them, and the policy is saved with that of its tokenizer.
         setup.policy.tokenization.tokenizer.chat_template = processing_class.chat_template

@@ -26,8 +26,8 @@ def role_outputs(trainer, rollout):
 def experience_of(trainer, rollout, scores, old, kl_coef=0.05):
     """The experience that training scores [B] make of a rollout."""
     advantages, returns = compute_advantages(trainer.config, scores, old, rollout.lengths, kl_coef)
-    signal = Extensions(trainer.extensions.values()).training_signal(scores, rollout, old, {})
-    return Experience(rollout, scores, old, advantages, returns, kl_coef, scores, {}, signal.token_weights)
+    *_, token_weights = Extensions(trainer.extensions.values()).training_signal(scores, rollout, old, {})
+    return Experience(rollout, scores, old, advantages, returns, kl_coef, scores, {}, token_weights)
 
 
 def minibatch_loss(trainer, experience, rows):

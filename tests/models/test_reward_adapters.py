@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from align.models.heads import RewardModel
 from align.models.roles import Role, Roles
 from align.ppo.actor_critic import build_actor_critic
-from align.ppo.scoring_models import RewardModels, can_share_base, load_reward_adapter
+from align.ppo.scoring_models import can_share_base, load_reward_adapter, load_source
 from align.reward.checkpoint import load_reward_model
 from align.reward.scoring import RewardModelScorer
 from align.tokenization.encoded import SampledResponse
@@ -62,8 +62,8 @@ def test_two_reward_adapters_share_the_policys_base(lora, reward_folder, tmp_pat
     head = load_file(other / "reward_head.safetensors")["weight"]
     save_file({"weight": -head}, other / "reward_head.safetensors")
     found = load_reward_model(reward_folder, "float32")
-    sources = RewardModels([reward_folder, str(other)], "float32").load(lora)
-    assert [source.adapter_on_policy.adapter for source in sources] == ["reward_1", "reward_2"]
+    folders = {"reward_1": reward_folder, "reward_2": str(other)}
+    sources = [load_source(folder, lora, "float32", name) for name, folder in folders.items()]
     module = build_actor_critic(lora, adapters=[source.adapter_on_policy for source in sources])
     expected, roles = found.model(PROMPT, RESPONSE), Roles(module)
     torch.testing.assert_close(roles.reward("reward_1", PROMPT, RESPONSE), expected, atol=1e-5, rtol=0)

@@ -5,7 +5,7 @@ import torch
 
 from align.ppo.records import Rollout
 from align.ppo.reward_functions import WeightedFunction, load_functions
-from align.ppo.rewards import Rewards, apply_missing_eos, combine_rewards, disagreement
+from align.ppo.rewards import Rewards, apply_missing_eos, combine_rewards
 from align.tokenization.encoded import EncodedPrompt
 
 PROMPT = ({"role": "user", "content": "Hi"},)
@@ -103,10 +103,6 @@ REWARDS = torch.tensor([[1.0, -2.0], [2.0, -2.0], [6.0, -2.0]], dtype=torch.floa
 )
 def test_rules_by_hand(rule, weight, expected):
     assert combine_rewards(REWARDS, rule, weight).tolist() == pytest.approx(expected, abs=1e-12)
-
-
-def test_disagreement_by_hand():
-    assert disagreement(REWARDS).tolist() == pytest.approx([(14 / 3) ** 0.5, 0.0], abs=1e-12)
 
 
 @pytest.mark.parametrize(

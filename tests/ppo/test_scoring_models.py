@@ -14,7 +14,7 @@ from align.core.errors import UserError
 from align.models.heads import RewardModel, ScalarHead
 from align.ppo import PPOConfig, PPOTrainer
 from align.ppo.actor_critic import build_actor_critic
-from align.ppo.scoring_models import RewardModels
+from align.ppo.scoring_models import load_source
 from align.reward.checkpoint import LoadedReward, load_reward_model, reward_of_classifier
 from align.reward.scoring import RewardModelScorer
 from align.tokenization import load_tokenization, make_tokenization
@@ -55,7 +55,7 @@ def logits(model, rows):
 
 
 def scorer_in_ppo(folder, policy, chat_template):
-    (source,) = RewardModels([folder], "float32", chat_template).load(policy)
+    source = load_source(folder, policy, "float32", chat_template=chat_template)
     return source.scorer(policy, None, Accelerator(cpu=True), 4096)
 
 

@@ -46,7 +46,7 @@ class AttributeScorer:
         own = None if loaded.tokenization.reads_alike(policy) else loaded.tokenization
         profile = flops_profile(loaded.backbone, loaded.adapter)
         self.module = place_frozen_model(model, accelerator)
-        self.scorer = RewardModelScorer(self.module, 0.0, loaded.backbone, accelerator, budget, own, profile)
+        self.scorer = RewardModelScorer(self.module, 0.0, loaded.backbone, accelerator, budget, profile, own)
 
     @property
     def question_tokens(self) -> int:

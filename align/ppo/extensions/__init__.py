@@ -1,4 +1,4 @@
-"""Optional parts of PPO, one file each: `Extension` has the hooks, and `Extensions` calls them.
+"""Optional parts of PPO, one file each: `Extension` has the hooks, and `Extensions` calls those of the loop.
 
 The loop calls `Extensions` at its four lines marked `# extensions`. `prepare` calls `load` and `start` before the loop,
 `Rewards` has `score` as a function, and `Evaluator` calls `evaluate` and `after_evaluation`. A setting switches an extension
@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -177,52 +177,8 @@ class Extension:
         """Restore what `state_dict` returned; tensors are on the CPU."""
 
 
-class TrainingSignal(NamedTuple):
-    """The scores that the policy is trained on, and what extensions add to the tokens."""
-
-    scores: Tensor
-    """[B]."""
-    token_rewards: Tensor | None
-    """[B, T]; None: there are none."""
-    token_weights: Tensor | None
-    """[B, T] of the policy's losses; None: all are 1."""
-
-
 class Extensions(list[Extension]):
-    """The extensions of a run, in the order in which their hooks are called. Each method calls hooks of all of them.
-
-    `updates`, `training_signal`, `learning` and `extra_loss` belong to the loop.
-    """
-
-    @property
-    def updates_reference(self) -> bool:
-        """Whether one changes the reference during training."""
-        return any(each.updates_reference for each in self)
-
-    @property
-    def gives_scores(self) -> bool:
-        """Whether one is a reward."""
-        return any(each.gives_scores for each in self)
-
-    @property
-    def corrects_sampling(self) -> bool:
-        """Whether one corrects for a sampling engine that differs from the policy."""
-        return any(each.corrects_sampling for each in self)
-
-    @property
-    def selects_by(self) -> str:
-        """The name of the scores by which one selects the policy to keep; empty: none does."""
-        return next((each.selects_by for each in self if each.selects_by), "")
-
-    def load(self, context: TrainingContext) -> None:
-        """Call `load`, before memory is checked and the training engine is built."""
-        for each in self:
-            each.load(context)
-
-    def start(self, engine: TrainEngine, roles: Roles) -> None:
-        """Call `start`, before a checkpoint is loaded."""
-        for each in self:
-            each.start(engine, roles)
+    """The extensions of a run, in the order in which their hooks are called. Each method calls hooks of all of them."""
 
     def score(self, rollout: Rollout, rewards: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the rewards [B] of every `score`, in training and in evaluations.
@@ -241,15 +197,6 @@ class Extensions(list[Extension]):
             found |= more
         return found
 
-    def evaluate(self, evaluation: PolicyEvaluation) -> None:
-        """Call `evaluate`, before the metrics of an evaluation are computed."""
-        for each in self:
-            each.evaluate(evaluation)
-
-    def after_evaluation(self, update: int, metrics: dict[str, float]) -> list[str]:
-        """Return the lines of every `after_evaluation`."""
-        return [each.after_evaluation(update, metrics) for each in self]
-
     def updates(self, updates: Iterable[int], done: int) -> Iterator[int]:
         """Call `resume` after the last finished update `done`, then yield updates until `should_stop` of one is true."""
         for each in self:
@@ -261,15 +208,14 @@ class Extensions(list[Extension]):
 
     def training_signal(
         self, scores: Tensor, rollout: Rollout, old: RoleOutputs, components: dict[str, Tensor]
-    ) -> TrainingSignal:
-        """Return the scores after every `transform_scores`, the sum of token rewards, and the product of token weights."""
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Return training scores [B], and the sum of token rewards and the product of token weights [B, T] (None: none)."""
         for each in self:
             scores = each.transform_scores(scores, rollout, components)
         rewards = [found for each in self if (found := each.token_rewards(rollout, old)) is not None]
         weights = [found for each in self if (found := each.token_weights(rollout, old)) is not None]
-        return TrainingSignal(
-            scores, torch.stack(rewards).sum(0) if rewards else None, torch.stack(weights).prod(0) if weights else None
-        )
+        token_rewards = torch.stack(rewards).sum(0) if rewards else None
+        return scores, token_rewards, torch.stack(weights).prod(0) if weights else None
 
     @contextmanager
     def learning(

@@ -62,12 +62,14 @@ class GivenOptimizer(Extension):
         scheduler: of that optimizer; None: the rates stay as they are.
 
     Raises:
-        UserError: if the scheduler belongs to another optimizer, or needs a metric.
+        UserError: if the scheduler has no optimizer, belongs to another one, or needs a metric.
     """
 
     name = "optimizers"
 
-    def __init__(self, optimizer: Optimizer, scheduler: LRScheduler | None = None) -> None:
+    def __init__(self, optimizer: Optimizer | None, scheduler: LRScheduler | None = None) -> None:
+        if optimizer is None:
+            raise UserError("optimizers: a scheduler needs its optimizer; give both, or neither")
         if isinstance(scheduler, ReduceLROnPlateau):
             raise UserError("optimizers: ReduceLROnPlateau needs a metric in each step; give another scheduler")
         if scheduler is not None and getattr(scheduler, "optimizer", None) is not optimizer:

@@ -1,6 +1,5 @@
 """Selection of the policy to keep by a separate reward model, and early stopping when its reward falls."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +10,7 @@ from align.ppo.extensions import Extension, PolicyEvaluation, TrainingContext
 from align.ppo.metrics import mean_and_error
 from align.ppo.reward_functions import WeightedFunction
 from align.ppo.rewards import Rewards
-from align.ppo.scoring_models import RewardModelLike, RewardModels, make_scorer
+from align.ppo.scoring_models import RewardModelLike, load_source, make_scorer
 from align.reward.checkpoint import require_reward_model
 from align.training.engine import TrainEngine
 
@@ -31,6 +30,9 @@ class SelectionSettings(Settings):
 class RewardModelSelection(Extension):
     """Selects the policy to keep by its selection reward, and stops a run in which it falls while the reward rises.
 
+    An evaluation counts toward the patience if the selection reward is below its best so far and the reward is above its
+    value there (Gao et al. 2022).
+
     Args:
         reward_model: takes the place of the reward model that the settings name.
 
@@ -42,7 +44,8 @@ class RewardModelSelection(Extension):
 
     def __init__(self, settings: SelectionSettings, reward_model: RewardModelLike | WeightedFunction = "") -> None:
         self.reward_model = reward_model or settings.reward_model
-        self.watch = OveroptimizationWatch(settings.early_stopping_patience)
+        self.patience, self.count = settings.early_stopping_patience, 0
+        self.best: dict[str, float] | None = None
         self.card = {"chosen by": settings.reward_model}
         if not self.reward_model:
             raise UserError("selection.reward_model is '', but must be given")
@@ -51,15 +54,16 @@ class RewardModelSelection(Extension):
 
     def load(self, context: TrainingContext) -> None:
         self.context = context
-        if self.watch.patience and len(context.prompts) == len(context.training_prompts):
+        if self.patience and len(context.prompts) == len(context.training_prompts):
             raise UserError(
                 "selection.early_stopping_patience needs validation_prompts, whose evaluations decide when to stop"
             )
         if isinstance(self.reward_model, WeightedFunction):
             return
         model = context.run.model_config
-        models = RewardModels([self.reward_model], model.dtype, model.chat_template)
-        (self.source,) = models.load(context.policy, "selection")
+        self.source = load_source(
+            self.reward_model, context.policy, model.dtype, "selection", chat_template=model.chat_template
+        )
         self.adapters = [self.source.adapter_on_policy] if self.source.adapter_on_policy else []
         self.modules = [self.source.loaded.model] if self.source.loaded else []
 
@@ -73,7 +77,7 @@ class RewardModelSelection(Extension):
 
     @property
     def should_stop(self) -> bool:
-        return self.watch.reached
+        return 0 < self.patience <= self.count
 
     def evaluate(self, evaluation: PolicyEvaluation) -> None:
         scores = self.rewards(evaluation.rollout)[0]
@@ -81,43 +85,12 @@ class RewardModelSelection(Extension):
         evaluation.metrics |= mean_and_error("selection_reward", scores)
 
     def after_evaluation(self, update: int, metrics: dict[str, float]) -> str:
-        return self.watch.check(update, metrics)
-
-    def state_dict(self) -> dict[str, Any]:
-        return self.watch.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.watch.load_state_dict(state)
-
-
-class OveroptimizationWatch:
-    """Detects a reward that keeps rising while the selection reward falls from its best value (Gao et al. 2022).
-
-    An evaluation counts if the selection reward is below its best so far and the reward is above its value there.
-
-    Args:
-        patience: evaluations in a row that must count before the run stops; 0: it never does.
-    """
-
-    def __init__(self, patience: int) -> None:
-        self.patience, self.count = patience, 0
-        self.best: dict[str, float] | None = None
-
-    @property
-    def reached(self) -> bool:
-        """Whether the run should stop."""
-        return 0 < self.patience <= self.count
-
-    def check(self, update: int, metrics: Mapping[str, float]) -> str:
-        """Why the run should stop after an evaluation; "" if it should not, or without `selection_reward`."""
-        if "selection_reward" not in metrics:
-            return ""
         if self.best is None or metrics["selection_reward"] >= self.best["selection_reward"]:
             self.best, self.count = {**metrics, "update": update}, 0
             return ""
         best = self.best
         self.count = self.count + 1 if metrics["reward"] > best["reward"] else 0
-        if not self.reached:
+        if not self.should_stop:
             return ""
         points = [
             f"update {point['update']:.0f} (KL {point['kl']:.3g} nats per response, {point['kl_per_token']:.3g} per token)"

@@ -51,7 +51,7 @@ def test_the_loop_calls_extensions_at_four_marked_lines():
 
 
 def test_the_page_lists_where_hooks_are_called():
-    """Each method of `Extensions` that calls hooks is called at one place, and each hook by one method."""
+    """Each method of `Extensions` is called at one place, and each hook is called once."""
     page = (ROOT / "docs" / "architecture.md").read_text()
     table = re.search(r"^\| method of `Extensions`.*\n\| ---.*\n((?:\|.*\n)+)", page, re.M).group(1)
     rows = [[cell.strip() for cell in row.strip("|").split("|")] for row in table.splitlines()]
@@ -106,10 +106,10 @@ class Fixed(Extension):
 
 def test_hooks_of_several_extensions_are_combined():
     both = Extensions([Fixed("a", 2.0), Fixed("b", 3.0)])
-    signal = both.training_signal(torch.tensor([1.0, 2.0]), None, None, {})
-    assert signal.scores.tolist() == [(2 + 1) * 3 + 1, (4 + 1) * 3 + 1]
-    assert signal.token_rewards.unique().item() == 2 + 3
-    assert signal.token_weights.unique().item() == 2 * 3
+    scores, token_rewards, token_weights = both.training_signal(torch.tensor([1.0, 2.0]), None, None, {})
+    assert scores.tolist() == [(2 + 1) * 3 + 1, (4 + 1) * 3 + 1]
+    assert token_rewards.unique().item() == 2 + 3
+    assert token_weights.unique().item() == 2 * 3
     assert both.extra_loss((1, 0, 0), 4) == {"loss/a": 8, "loss/b": 12}
     with both.learning(1, None, []) as learned:
         assert [each.calls for each in both] == [["experience"]] * 2
