@@ -1,13 +1,15 @@
-"""The trainer's part of the PPO loop: scores without an EOS token, the learning rate of each update, metrics, events."""
+"""The trainer's part of the PPO loop: scores without an EOS token, learning rates, metrics, events, sample completions."""
 
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from statistics import fmean, variance
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
+from rich.table import Table
+from rich.text import Text
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
@@ -15,16 +17,24 @@ from transformers import TrainerCallback, TrainerState
 from transformers.optimization import get_scheduler
 
 from align.core.errors import UserError
+from align.core.seeds import RngStream
 from align.core.tensor_ops import masked_mean
 from align.models.roles import Roles
 from align.ppo.extensions import Extension, TrainingContext
 from align.ppo.extensions.given_optimizer import follow_rates, require_all_weights
 from align.ppo.losses import kl_estimate
 from align.ppo.records import Experience, Rollout
+from align.ppo.rollout import sample_rollout
+from align.ppo.setup import PPOSetup
 from align.runtime.distributed import run_on_main
+from align.runtime.progress import console
+from align.tokenization.encoded import EncodedPrompt
 from align.training.callbacks import Decisions, TrainerCallbacks
 from align.training.engine import TrainEngine
 from align.trl.config import InvalidArgumentError, PPOConfig
+
+if TYPE_CHECKING:
+    from align.trl.trainer import PPOTrainer
 
 STEP_METRICS = {
     "policy/approxkl_avg": "policy/approx_kl",
@@ -35,6 +45,10 @@ STEP_METRICS = {
     "val/ratio": "ratio/mean",
 }
 """TRL's names of metrics of an optimizer step, and this library's."""
+COMPLETION_TEMPERATURE = 0.01
+COMPLETION_COLUMNS = ("query", "model response", "score")
+SHOWN_COMPLETIONS = 5
+"""Rows of a printed table."""
 
 
 @dataclass
@@ -86,7 +100,11 @@ class TrainerHooks(Extension):
             except UserError as error:
                 raise InvalidArgumentError(str(error)) from error
             engine.optimizer = self.optimizer
-        self.lr_scheduler = self.lr_scheduler or scheduler_of(self.args, self.optimizer)
+        if self.lr_scheduler is None:  # advances once in each update
+            args, total = self.args, cast(int, self.args.num_total_batches)
+            kwargs = cast(dict[str, Any] | None, args.lr_scheduler_kwargs or None)
+            warmup = args.get_warmup_steps(total)
+            self.lr_scheduler = get_scheduler(args.lr_scheduler_type, self.optimizer, warmup, total, kwargs)
         follow_rates(engine, self.optimizer)
 
     def resume(self, update: int) -> None:
@@ -111,52 +129,29 @@ class TrainerHooks(Extension):
         return {}
 
     def metrics_of_update(self) -> dict[str, float]:
-        """Return the metrics of the last update under TRL's names."""
+        """Return the metrics of the last update under TRL's names.
+
+        Those of the rollout are means over responses of sums over their tokens, but `policy/entropy_avg` is the mean over
+        response tokens of the policy that wrote them. Those of optimizer steps are means over the steps; `val/ratio_var` is
+        the unbiased variance of the steps' mean ratios (0 for a single step).
+        """
         assert self.experience is not None
-        args = self.args
-        rollout = rollout_metrics_of_trl(self.experience, args.kl_coef, args.kl_estimator, self.eos_token_id)
-        return rollout | step_metrics_of_trl(self.steps)
-
-
-def rollout_metrics_of_trl(
-    experience: Experience, kl_coef: float, kl_estimator: Literal["k1", "k3"], eos_token_id: int | None
-) -> dict[str, float]:
-    """Return the metrics of a rollout: means over responses of sums over their tokens, as in TRL.
-
-    `policy/entropy_avg` is the mean over response tokens of the policy that wrote them.
-    """
-    old, mask = experience.old, experience.mask
-    kl = float((kl_estimate(old.log_probs, old.ref_log_probs, kl_estimator) * mask).sum(1).mean())
-    score = float(experience.training_scores.mean())
-    return {
-        "objective/kl": kl,
-        "objective/entropy": float(-(old.log_probs * mask).sum(1).mean()),
-        "objective/non_score_reward": -kl_coef * kl,
-        "objective/rlhf_reward": score - kl_coef * kl,
-        "objective/scores": score,
-        "policy/entropy_avg": float(masked_mean(old.entropy, mask)),
-        "val/num_eos_tokens": sum(token == eos_token_id for ids in experience.rollout.responses for token in ids),
-    }
-
-
-def step_metrics_of_trl(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Return means over optimizer steps, and the unbiased variance of the steps' mean ratios (0 for a single step)."""
-    metrics = {name: fmean(step[ours] for step in steps) for name, ours in STEP_METRICS.items()}
-    ratios = [step["ratio/mean"] for step in steps]
-    return metrics | {"val/ratio_var": variance(ratios) if len(ratios) > 1 else 0.0}
-
-
-def scheduler_of(args: PPOConfig, optimizer: Optimizer) -> LRScheduler:
-    """Return the scheduler of the settings, which advances once in each update."""
-    assert args.num_total_batches is not None
-    scheduler: LRScheduler = get_scheduler(
-        args.lr_scheduler_type,
-        optimizer,
-        args.get_warmup_steps(args.num_total_batches),
-        args.num_total_batches,
-        cast(dict[str, Any] | None, args.lr_scheduler_kwargs or None),
-    )
-    return scheduler
+        old, mask, kl_coef = self.experience.old, self.experience.mask, self.args.kl_coef
+        kl = float((kl_estimate(old.log_probs, old.ref_log_probs, self.args.kl_estimator) * mask).sum(1).mean())
+        score = float(self.experience.training_scores.mean())
+        responses = self.experience.rollout.responses
+        ratios = [step["ratio/mean"] for step in self.steps]
+        return {
+            "objective/kl": kl,
+            "objective/entropy": float(-(old.log_probs * mask).sum(1).mean()),
+            "objective/non_score_reward": -kl_coef * kl,
+            "objective/rlhf_reward": score - kl_coef * kl,
+            "objective/scores": score,
+            "policy/entropy_avg": float(masked_mean(old.entropy, mask)),
+            "val/num_eos_tokens": sum(token == self.eos_token_id for ids in responses for token in ids),
+            **{name: fmean(step[ours] for step in self.steps) for name, ours in STEP_METRICS.items()},
+            "val/ratio_var": variance(ratios) if len(ratios) > 1 else 0.0,
+        }
 
 
 class TRLCallbacks(TrainerCallbacks):
@@ -164,34 +159,20 @@ class TRLCallbacks(TrainerCallbacks):
 
     Args:
         callbacks: objects or classes.
-        args: the trainer's settings.
-        hooks: has the metrics and the scheduler.
-        rows: of the training data; makes epochs of episodes.
-        write_log: the trainer's `log`, which a subclass may override.
-        save_checkpoint: writes `checkpoint-N` for an update.
-        show_samples: prints a table of samples.
+        trainer: has the settings and the metrics, and methods that a subclass may override.
     """
 
     state: OnlineTrainerState
     args: PPOConfig
 
-    def __init__(
-        self,
-        callbacks: Sequence[TrainerCallback | type[TrainerCallback]],
-        args: PPOConfig,
-        hooks: TrainerHooks,
-        rows: int,
-        write_log: Callable[[dict[str, float]], None],
-        save_checkpoint: Callable[[int], None],
-        show_samples: Callable[[], None],
-    ) -> None:
-        super().__init__(callbacks, args, OnlineTrainerState())
-        self.hooks, self.rows, self.write_log = hooks, rows, write_log
-        self.save_checkpoint, self.show_samples = save_checkpoint, show_samples
+    def __init__(self, callbacks: Sequence[TrainerCallback | type[TrainerCallback]], trainer: "PPOTrainer") -> None:
+        super().__init__(callbacks, trainer.args, OnlineTrainerState())
+        self.trainer, self.hooks = trainer, trainer.hooks
 
     def begin(self, done: int) -> None:
         assert self.args.total_episodes is not None
-        self.state.num_train_epochs = self.args.total_episodes / self.rows  # type: ignore[assignment]  # as in TRL
+        epochs = self.args.total_episodes / self.trainer.train_dataset_len
+        self.state.num_train_epochs = epochs  # type: ignore[assignment]  # as in TRL
         self.state.episode = self._episodes(done)
         self.started, self.first_episode = time.monotonic(), self.state.episode
         super().begin(done)
@@ -209,23 +190,49 @@ class TRLCallbacks(TrainerCallbacks):
 
     def log(self, update: int, metrics: Mapping[str, float]) -> None:
         self.state.global_step, self.state.epoch = update, update * self.epochs_per_update
-        self.write_log(self.logs(metrics))
+        self.trainer.log(self.logs(metrics))
 
     def step_end(self, update: int) -> Decisions:
         self.hooks.lr_scheduler.step()
         wanted = super().step_end(update)
         tables, total = self.args.num_sample_generations, self.args.num_total_batches or 1
         if tables > 0 and (update - 1) % max(1, total // tables) == 0:
-            self.show_samples()
+            self.trainer.generate_completions(sampling=True)
         if wanted.save and self.args.save_only_model:  # the run writes no checkpoint to resume from
             self.saved()
             return Decisions(False, wanted.stop)
         return wanted
 
     def saved(self) -> None:
-        self.save_checkpoint(self.state.global_step)
+        self.trainer._save_checkpoint(self.state.global_step)
         super().saved()
 
     def _episodes(self, updates: int) -> int:
         assert self.args.batch_size is not None
         return updates * self.args.batch_size
+
+
+def show_completions(setup: PPOSetup, prompts: Sequence[EncodedPrompt], seed: int, to_wandb: bool) -> None:
+    """Print the first of the current policy's nearly greedy completions with their scores; call it on all processes.
+
+    Args:
+        to_wandb: log all of them as a table to the active run of Weights & Biases, if there is one.
+    """
+    tokenizer = setup.policy.tokenization.tokenizer
+    sampling = replace(setup.sampling, temperature=COMPLETION_TEMPERATURE)
+    key = (seed, RngStream.VALIDATION_SAMPLES)
+    rollout = sample_rollout(setup.sampler, setup.policy.tokenization, list(prompts), sampling, key)
+    scores, _ = setup.rewards(rollout)
+    if not setup.run.is_main:
+        return
+    queries = tokenizer.batch_decode([prompt.ids for prompt in prompts], skip_special_tokens=True)
+    rows = list(zip(queries, tokenizer.batch_decode(rollout.responses), scores.tolist(), strict=True))
+    table = Table(*COMPLETION_COLUMNS, show_lines=True)
+    for query, response, score in rows[:SHOWN_COMPLETIONS]:
+        table.add_row(Text(query), Text(response), f"{score:.4g}")  # text may look like markup
+    console.print(table)
+    if to_wandb:
+        import wandb
+
+        if wandb.run is not None:
+            wandb.log({"completions": wandb.Table(columns=list(COMPLETION_COLUMNS), data=[list(row) for row in rows])})

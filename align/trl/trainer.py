@@ -17,7 +17,7 @@ from peft import PeftConfig, PeftModel
 from torch.utils.data import DataLoader
 from transformers import DataCollatorWithPadding, PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
 from transformers.integrations import get_reporting_integration_callbacks
-from transformers.trainer_callback import CallbackHandler, PrinterCallback, TrainerControl
+from transformers.trainer_callback import PrinterCallback, TrainerControl
 from transformers.trainer_utils import rotate_checkpoints
 
 from align.batches.mixtures import data_name
@@ -44,9 +44,8 @@ from align.trl.arguments import (
     prompt_rows,
     reference_of,
 )
-from align.trl.completions import complete_prompts, log_completions_to_wandb, print_completions
 from align.trl.config import InvalidArgumentError, PPOConfig, set_batch_sizes, stop_token_of
-from align.trl.hooks import OnlineTrainerState, TrainerHooks, TRLCallbacks
+from align.trl.hooks import TrainerHooks, TRLCallbacks, show_completions
 from align.trl.old_names import MEMBERS, renamed_arguments
 from align.trl.translation import core_config, number_format_hint, uncalled_methods, unsupported_settings
 from align.trl.value_head import PolicyAndValueModel, PreTrainedModelWrapper
@@ -130,15 +129,16 @@ class PPOTrainer(KnownArguments):
         longest = max(len(row["input_ids"]) for row in prompts)
         self.hooks = TrainerHooks(args, processing_class.eos_token_id, *optimizers)
         reporters = get_reporting_integration_callbacks(args.report_to)
-        self.callbacks = TRLCallbacks(
-            [*reporters, *(callbacks or []), PrinterCallback],
-            *(args, self.hooks, self.train_dataset_len, self.log, self._save_checkpoint, self._show_samples),
-        )
+        self.callbacks = TRLCallbacks([*reporters, *(callbacks or []), PrinterCallback], self)
+        self.state, self.callback_handler = self.callbacks.state, self.callbacks.handler
         rewards = split_rewards([reward_model])
         config = core_config(args, longest, self.stop_token_id)
         self.core_config = replace(config, prompts=data_name(prompts), **reward_settings(*rewards))
         self.setup = self._prepare(ModelSource(model, processing_class, peft_config), rewards, prompts, value_model)
+        self.accelerator = self.setup.run.accelerator
+        self.optimizer, self.lr_scheduler = self.hooks.optimizer, self.hooks.lr_scheduler
         self.model = PolicyAndValueModel(self.setup.policy.backbone.peft or model, value_model)
+        self.policy_model, self.is_peft_model = self.model.policy, isinstance(self.model.policy, PeftModel)
         self.callback_handler.model, self.callback_handler.lr_scheduler = self.model, self.lr_scheduler
         self.callback_handler.processing_class = processing_class
         if ref_model is None and (copied := self.setup.roles.reference_model) is not None:
@@ -203,14 +203,8 @@ class PPOTrainer(KnownArguments):
         if not self.eval_prompts:
             return
         at_once = self.args.per_device_eval_batch_size * self.accelerator.num_processes
-        rows = complete_prompts(self.setup, self.eval_prompts[:at_once] if sampling else self.eval_prompts, self.args.seed)
-        if self.is_world_process_zero():
-            print_completions(rows)
-            if "wandb" in (self.args.report_to or ()):
-                log_completions_to_wandb(rows)
-
-    def _show_samples(self) -> None:
-        self.generate_completions(sampling=True)
+        prompts = self.eval_prompts[:at_once] if sampling else self.eval_prompts
+        show_completions(self.setup, prompts, self.args.seed, "wandb" in (self.args.report_to or ()))
 
     # --------------------------------------------------------------------------------------------------------- saving
 
@@ -310,40 +304,9 @@ class PPOTrainer(KnownArguments):
     # ------------------------------------------------------------------------------------------- events and attributes
 
     @property
-    def accelerator(self) -> Any:
-        """The `accelerate.Accelerator` of the run."""
-        return self.setup.run.accelerator
-
-    @property
-    def state(self) -> OnlineTrainerState:
-        """Counts and the history of metrics."""
-        return self.callbacks.state
-
-    @property
-    def callback_handler(self) -> CallbackHandler:
-        """Calls the callbacks."""
-        handler: CallbackHandler = self.callbacks.handler
-        return handler
-
-    @property
     def control(self) -> TrainerControl:
         """The requests of the callbacks."""
         return self.callbacks.control
-
-    @property
-    def optimizer(self) -> Any:
-        """The optimizer of policy and value model."""
-        return self.hooks.optimizer
-
-    @property
-    def lr_scheduler(self) -> Any:
-        """The scheduler of the learning rate, which advances once in each update."""
-        return self.hooks.lr_scheduler
-
-    @property
-    def policy_model(self) -> Any:
-        """The trained policy."""
-        return self.model.policy
 
     @property
     def dataloader(self) -> DataLoader[Any]:
@@ -354,11 +317,6 @@ class PPOTrainer(KnownArguments):
     def eval_dataloader(self) -> DataLoader[Any]:
         """A loader of the evaluation prompts."""
         return self.get_eval_dataloader()
-
-    @property
-    def is_peft_model(self) -> bool:
-        """Whether an adapter is trained."""
-        return isinstance(self.model.policy, PeftModel)
 
     def __getattr__(self, name: str) -> Any:
         """Explain members of earlier releases."""
