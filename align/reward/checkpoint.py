@@ -176,10 +176,8 @@ def load_head(folder: str, backbone: Backbone, kind: HeadType = REWARD) -> tuple
     """Load the head and the mean of a reward model.
 
     Raises:
-        UserError: if the folder is not a model of this kind, or of another width.
+        UserError: if its files are broken, or the head is for states of another width.
     """
-    if not is_reward_model(folder, kind):
-        raise UserError(f"{folder}: {kind.metadata_file} is missing: it is no {kind.name} of this package")
     folder = scorer_folder(folder)
     try:
         tensors = load_file(Path(folder) / HEAD)
