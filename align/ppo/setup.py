@@ -135,7 +135,7 @@ def prepare(config: PPOConfig, inputs: PPOInputs) -> PPOSetup:
     for extension in extensions:
         extension.start(engine, roles)
     if inputs.callbacks:
-        objects = {"model": policy.backbone.peft or policy.backbone.model, "optimizer": engine.optimizer}
+        objects: dict[str, Any] = {"model": policy.backbone.peft or policy.backbone.model, "optimizer": engine.optimizer}
         objects["processing_class"] = policy.tokenization.tokenizer
         epochs_per_update = config.rollout_batch_size / samples / len(encoded)
         inputs.callbacks.attach(run.config, run.optimization, run.accelerator, objects, updates, epochs_per_update)

@@ -1,8 +1,20 @@
-"""Reward functions as a user writes them."""
+"""Short runs of PPO, and reward functions as a user writes them."""
 
 import sys
 
 import pytest
+
+
+@pytest.fixture
+def make_config(tmp_path):
+    """`make_config(total_updates=3)`: settings of a short run in float32, in the folder `run` unless another is given."""
+    from align.ppo import PPOConfig
+
+    def make(folder="run", **settings):
+        given = {"output_dir": str(tmp_path / folder), "report_to": ["none"], "dtype": "float32", "total_updates": 1}
+        return PPOConfig(**(given | {"rollout_batch_size": 4, "max_new_tokens": 6} | settings))
+
+    return make
 
 
 @pytest.fixture

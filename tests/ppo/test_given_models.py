@@ -9,16 +9,13 @@ from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoModelF
 
 import align.trl
 from align.core.errors import UserError
-from align.ppo import PPOConfig, PPOTrainer
+from align.ppo import PPOTrainer
 from align.ppo.rollout import forward_all_roles, sample_rollout
 from align.reward.checkpoint import reward_of_classifier
+from tests.ppo.rewards import long
 
 PROMPTS = ["red", "green, blue", "one"]
 TEMPERATURE = 0.7
-
-
-def short(prompts, responses):
-    return [-float(len(response)) for response in responses]
 
 
 @pytest.fixture
@@ -55,13 +52,11 @@ def moved(model, seed):
 
 
 @pytest.fixture
-def trainer(sharp_folders, tmp_path):
-    def made(policy, reward=(short,), name="tiny-gpt2", config=(), **given):
-        settings = {"total_updates": 1, "rollout_batch_size": 3, "max_new_tokens": 5, "temperature": TEMPERATURE}
-        settings |= {"output_dir": str(tmp_path / "run"), "report_to": ["none"], "dtype": "float32", "learning_rate": 1e-2}
+def trainer(sharp_folders, make_config):
+    def made(policy, reward=(long,), name="tiny-gpt2", config=(), **given):
+        settings = {"rollout_batch_size": 3, "max_new_tokens": 5, "temperature": TEMPERATURE, "learning_rate": 1e-2}
         tokenizer = AutoTokenizer.from_pretrained(sharp_folders[name])
-        config = PPOConfig(**(settings | dict(config)))
-        return PPOTrainer(policy, reward, PROMPTS, config, tokenizer=tokenizer, **given)
+        return PPOTrainer(policy, reward, PROMPTS, make_config(**(settings | dict(config))), tokenizer=tokenizer, **given)
 
     return made
 
@@ -182,7 +177,7 @@ def test_objects_in_a_wrong_role_are_refused(trainer, language_model, classifier
     with pytest.raises(UserError, match="value_model: it is the reward model"):
         trainer(policy, [loaded], value_model=model)
     with pytest.raises(UserError, match="value_model: it is the reward model"):
-        trainer(policy, [short], value_model=model, selection_reward_model=loaded)
+        trainer(policy, value_model=model, selection_reward_model=loaded)
     with pytest.raises(UserError, match="value_model: this estimator of advantages has no critic"):
         trainer(policy, value_model=model, config={"advantage_estimator": "reinforce++"})
     with pytest.raises(UserError, match="value_model: GPT2LMHeadModel is neither a sequence classifier"):

@@ -1,19 +1,26 @@
-"""Which policy is the final model, and where it is written."""
+"""Which policy is the final model, and where it is written.
 
-import json
+One within the rule budgets comes before any other, then the one with the highest mean.
+"""
+
+import math
 import shutil
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
 
-from align.ppo import PPOConfig, PPOTrainer
+from align.ppo import PPOTrainer
+from align.ppo.evaluation import Candidate, is_better
+from align.ppo.toy_rewards import share_of_e
+from tests.files import metrics_of
+from tests.ppo.rewards import fewer_es
 
 PROMPTS = ["red", "green, blue", "one", "two"]
 
 
 @pytest.fixture
-def trainer(sharp_folders, tmp_path):
+def trainer(sharp_folders, make_config):
     """PPO whose reward falls while it trains: the best policy is the first one that is evaluated."""
 
     def made(name="tiny-gpt2", **settings):
@@ -23,9 +30,8 @@ def trainer(sharp_folders, tmp_path):
             calls.append(len(responses))
             return [float(len(response)) - 100 * len(calls) for response in responses]
 
-        given = {"output_dir": str(tmp_path / "run"), "report_to": ["none"], "dtype": "float32", "total_updates": 3}
-        given |= {"rollout_batch_size": 8, "max_new_tokens": 6, "learning_rate": 1e-2, "eval_steps": 1, "max_kl": 1e9}
-        return PPOTrainer(sharp_folders[name], [falling], PROMPTS, PPOConfig(**(given | settings)), PROMPTS)
+        given = {"total_updates": 3, "rollout_batch_size": 8, "learning_rate": 1e-2, "eval_steps": 1, "max_kl": 1e9}
+        return PPOTrainer(sharp_folders[name], [falling], PROMPTS, make_config(**(given | settings)), PROMPTS)
 
     return made
 
@@ -43,8 +49,7 @@ def same(folder, expected, auto=AutoModelForCausalLM):
 def test_the_final_model_is_the_best_policy_or_the_last(best, trainer):
     made = trainer(save_best_policy=best)
     folder = made.train()
-    rows = [json.loads(line) for line in (made.run.folder / "metrics.jsonl").read_text().splitlines()]
-    assert [row["update"] for row in rows if row.get("validation/is_best")] == [1]
+    assert [row["update"] for row in metrics_of(made.run.folder) if row.get("validation/is_best")] == [1]
     assert same(folder, policy_of(made)) != best
     card = (folder / "README.md").read_text()
     assert ("| update | 1 |" in card) == best
@@ -59,12 +64,7 @@ def test_a_policy_is_saved_into_a_folder_beside_other_files(name, trainer, tmp_p
     (folder / "logs").mkdir(parents=True)
     (folder / "logs" / "notes.txt").write_text("mine")
     stale = ("model-00001-of-00002.safetensors", "model.safetensors.index.json", "adapter_config.json")
-    others = (
-        "model_probabilities.safetensors",
-        "model-old.safetensors",
-        "adapter_notes.txt",
-        "my.safetensors.index.json",
-    )
+    others = ("model_probabilities.safetensors", "model-old.safetensors", "adapter_notes.txt", "my.safetensors.index.json")
     for file in (*stale, *others):
         (folder / file).write_text("{}")
     for _ in range(2):  # a second time over its own files
@@ -78,22 +78,15 @@ def test_a_policy_is_saved_into_a_folder_beside_other_files(name, trainer, tmp_p
 
 
 @pytest.mark.parametrize("first", ["has it", "replaced it", "lost it"])
-def test_a_second_run_takes_over_the_best_policy_of_the_first(first, sharp_folders, tmp_path, capsys):
+def test_a_second_run_takes_over_the_best_policy_of_the_first(first, sharp_folders, make_config, tmp_path, capsys):
     """Its checkpoint names update 1 as the best; what the second run trains is always worse."""
     later = 10.0 if first == "replaced it" else -10.0
-    given = {"report_to": ["none"], "dtype": "float32", "rollout_batch_size": 4, "max_new_tokens": 6, "learning_rate": 1e-2}
-    given |= {
-        "eval_steps": 1,
-        "max_kl": 1e9,
-        "save_steps": 1,
-        "save_total_limit": 0,
-        "num_ppo_epochs": 1,
-        "missing_eos_score": None,
-    }
+    given = {"learning_rate": 1e-2, "eval_steps": 1, "max_kl": 1e9, "save_steps": 1, "save_total_limit": 0}
+    given |= {"num_ppo_epochs": 1, "missing_eos_score": None}
 
     def run(name, rewards, **settings):
         rewards = iter(rewards)  # evaluation, then training and evaluation of each update
-        config = PPOConfig(output_dir=str(tmp_path / name), **given, **settings)
+        config = make_config(name, **given, **settings)
 
         def reward(prompts, responses):
             value = next(rewards)
@@ -116,3 +109,33 @@ def test_a_second_run_takes_over_the_best_policy_of_the_first(first, sharp_folde
     assert f"| update | {update} |" in (folder / "README.md").read_text()
     assert not same(folder, policy_of(made))
     assert best is None or same(folder, best)
+
+
+def test_a_policy_that_is_worse_than_the_start_is_named(make_config, capsys):
+    settings = {"total_updates": 6, "eval_steps": 6, "rollout_batch_size": 32, "max_new_tokens": 12, "learning_rate": 1e-2}
+    config = make_config(kl_coef=0.0, max_kl=1000.0, missing_eos_score=None, **settings)
+    words = ["red", "green", "blue", "one", "two", "three", "dog", "cat"]
+    folder = PPOTrainer("tiny-gpt2", [share_of_e], words, config, words, selection_reward_model=fewer_es).train()
+    assert "| update | 0 |" not in (folder / "README.md").read_text()
+    printed = " ".join(capsys.readouterr().err.split())
+    assert "is no better than the initial policy: its selection reward is -0." in printed
+
+
+def test_any_higher_mean_will_do() -> None:
+    assert is_better(Candidate(1, [-9.0]), None)
+    assert not is_better(Candidate(1, [math.nan, 1.0]), None)
+    kept = Candidate(1, [2.0, 2.0])
+    assert is_better(Candidate(2, [1.0, 3.1]), kept)
+    assert not is_better(Candidate(2, [1.0, 3.0]), kept)  # of equal means the first stays
+    assert not is_better(Candidate(2, [math.nan, 9.0]), kept)
+
+
+def test_budgets_come_before_scores() -> None:
+    low, high = Candidate(1, [0.0, 0.1]), Candidate(2, [5.0, 5.1])
+    over = Candidate(3, [9.0, 9.1], violated_constraint="over")
+    assert is_better(high, low)
+    assert not is_better(over, low)
+    assert is_better(low, over)
+    assert not is_better(Candidate(4, [math.nan, 0.0]), over)
+    assert is_better(over, Candidate(5, [8.0, 8.1], violated_constraint="over"))
+    assert is_better(over, None)

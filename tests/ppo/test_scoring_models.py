@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 from align.core.errors import UserError
 from align.models.heads import RewardModel, ScalarHead
-from align.ppo import PPOConfig, PPOTrainer
+from align.ppo import PPOTrainer
 from align.ppo.actor_critic import build_actor_critic
 from align.ppo.scoring_models import load_source
 from align.reward.checkpoint import LoadedReward, load_reward_model, reward_of_classifier
@@ -45,6 +45,20 @@ def classifier(sharp_folders, tmp_path):
         model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
         model.config.pad_token_id = None  # one row at a time: the last token is read
         return str(folder), tokenizer, model
+
+    return made
+
+
+@pytest.fixture
+def trainer(sharp_folders, make_config):
+    """A trainer of the sharpened tiny-llama, or of a given policy."""
+
+    def made(
+        reward, prompts=("Hi",), policy=None, tokenizer=None, selection_reward_model=None, value_model=None, **settings
+    ):
+        given = {"selection_reward_model": selection_reward_model, "value_model": value_model, "tokenizer": tokenizer}
+        config = make_config(**({"max_new_tokens": 4} | settings))
+        return PPOTrainer(policy or sharp_folders["tiny-llama"], reward, list(prompts), config, **given)
 
     return made
 
@@ -144,83 +158,63 @@ def test_a_critic_starts_from_a_reward_model_only_where_ids_mean_the_same(added,
     assert all(weight.requires_grad for key, weight in critic.items() if "lm_head" not in key and "score" not in key)
 
 
-def test_a_context_that_the_longest_response_will_exceed_is_refused_before_training(classifier, sharp_folders, tmp_path):
+def test_a_context_that_the_longest_response_will_exceed_is_refused_before_training(classifier, trainer, tmp_path):
     folder, tokenizer, _ = classifier(max_position_embeddings=24)
-    words = ["red", "green, blue"]
-    config = PPOConfig(
-        output_dir=str(tmp_path / "run"), report_to=["none"], dtype="float32", chat_template="raw", total_updates=1
-    )
-    longest = len(tokenizer("green, blue").input_ids)
+    words, longest = ["red", "green, blue"], len(tokenizer("green, blue").input_ids)
     with pytest.raises(
         UserError, match=rf"its context of 24 tokens is too short for a prompt of {longest} and a response of"
     ):
-        PPOTrainer(sharp_folders["tiny-llama"], [folder], words, dataclasses.replace(config, max_new_tokens=25 - longest))
+        trainer([folder], words, chat_template="raw", max_new_tokens=25 - longest)
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
-    fitting = dataclasses.replace(config, max_new_tokens=24 - longest)
-    PPOTrainer(sharp_folders["tiny-llama"], [folder], words, fitting)
+    trainer([folder], words, chat_template="raw", max_new_tokens=24 - longest)
 
 
-def test_a_scoring_template_that_drops_a_turn_of_the_prompts_is_refused_before_training(classifier, sharp_folders, tmp_path):
+def test_a_scoring_template_that_drops_a_turn_of_the_prompts_is_refused_before_training(classifier, trainer, tmp_path):
     template = CHATML.replace("%}<|im_start|>{{ m.role", "if m.role != 'system' %}<|im_start|>{{ m.role")
     folder, _, _ = classifier(template)
     asked = {"prompt": [*ASKED]}
     told = {"prompt": [{"role": "system", "content": "Be brief."}, *ASKED]}
-    config = PPOConfig(
-        output_dir=str(tmp_path / "run"), report_to=["none"], dtype="float32", total_updates=1, max_new_tokens=4
-    )
-    PPOTrainer(
-        sharp_folders["tiny-llama"], [folder], [asked], dataclasses.replace(config, output_dir=str(tmp_path / "fine"))
-    )
+    trainer([folder], [asked], folder="fine")
     with pytest.raises(UserError, match=r"classifier: the chat template .*system"):
-        PPOTrainer(sharp_folders["tiny-llama"], [folder], [asked, told], config)
+        trainer([folder], [asked, told])
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
 
 
 @pytest.mark.parametrize("prompt", ["Name a moon.", ASKED, None, "a<eos>b"])
-def test_markup_of_token_ids_is_no_text_for_another_vocabulary(prompt, classifier, sharp_folders, tmp_path):
+def test_markup_of_token_ids_is_no_text_for_another_vocabulary(prompt, classifier, sharp_folders, trainer):
     folder, _, _ = classifier(CHATML, added=["moon"])
     policy = load_tokenization(sharp_folders["tiny-llama"])
     row = {"input_ids": policy.chat.template_ids("User: Name a moon.<eos>Assistant: "), "prompt": prompt}
-    config = PPOConfig(
-        output_dir=str(tmp_path / "run"), report_to=["none"], dtype="float32", total_updates=1, max_new_tokens=4
-    )
     if prompt in ("Name a moon.", ASKED):
-        PPOTrainer(sharp_folders["tiny-llama"], [folder], [row], config)
+        trainer([folder], [row])
         return
     with pytest.raises(UserError, match=r"classifier: reads texts, but a prompt of token ids contains '<eos>', as a chat"):
-        PPOTrainer(sharp_folders["tiny-llama"], [folder], [row], config)
+        trainer([folder], [row])
 
 
-def test_special_tokens_around_a_prompt_of_token_ids_are_no_markup(classifier, sharp_folders, tmp_path):
+def test_special_tokens_around_a_prompt_of_token_ids_are_no_markup(classifier, sharp_folders, trainer):
     folder, _, _ = classifier(CHATML, added=["moon"])
     policy = load_tokenization(sharp_folders["tiny-llama"])
     ids = [policy.end_id, *policy.chat.template_ids("Name a moon."), policy.end_id]
-    config = PPOConfig(
-        output_dir=str(tmp_path / "run"), report_to=["none"], dtype="float32", total_updates=1, max_new_tokens=4
-    )
-    trainer = PPOTrainer(sharp_folders["tiny-llama"], [folder], [ids], config)
-    assert trainer.setup.prompts[0].conversation == ASKED
+    assert trainer([folder], [ids]).setup.prompts[0].conversation == ASKED
 
 
-def test_a_model_in_memory_needs_its_tokenizer_unless_it_has_the_policys_vocabulary(classifier, sharp_folders, tmp_path):
+def test_a_model_in_memory_needs_its_tokenizer_unless_it_has_the_policys_vocabulary(classifier, sharp_folders, trainer):
     _, _, larger = classifier()
     larger.resize_token_embeddings(264 + 1025, mean_resizing=False)
     folder, tokenizer, model = classifier(CHATML)
-    config = PPOConfig(
-        output_dir=str(tmp_path / "run"), report_to=["none"], dtype="float32", total_updates=1, rollout_batch_size=4
-    )
-    for given in ({"reward": [larger]}, {"reward": [model], "selection_reward_model": larger}):
+    for reward, given in ((larger, {}), (model, {"selection_reward_model": larger})):
         with pytest.raises(
             UserError, match=r"reward: Llama.* has another vocabulary than the policy, .*reward_of_classifier"
         ):
-            PPOTrainer(sharp_folders["tiny-llama"], prompts=["Hi"], config=config, **given)
+            trainer([reward], given=given)
     reward = reward_of_classifier(model, tokenizer)
     policy, accelerator = load_reward_model(folder, "float32"), Accelerator(cpu=True)
     answer = [SampledResponse(ASKED, [1], [2], "Io.")]
     encoding = policy.loaded.tokenization
     both = [RewardModelScorer.from_loaded(each, encoding, accelerator, 4096)(answer) for each in (reward, policy)]
     assert both[0] == pytest.approx(both[1], abs=1e-6)
-    PPOTrainer(sharp_folders["tiny-llama"], [reward], ["Hi"], config).train()
+    trainer([reward]).train()
     with pytest.raises(UserError, match="is no sequence classifier"):
         reward_of_classifier(AutoModelForCausalLM.from_pretrained(sharp_folders["tiny-llama"]), tokenizer)
 
@@ -237,19 +231,16 @@ def policy_with(token, special, classifier):
 
 
 @pytest.mark.parametrize("kind", ["in memory", "with its tokenizer", "folder"])
-def test_a_padding_token_that_is_sampled_is_left_out_for_a_reward_model_without_it(kind, classifier, tmp_path):
+def test_a_padding_token_that_is_sampled_is_left_out_for_a_reward_model_without_it(kind, classifier, trainer):
     policy, tokenizer, model, folder = policy_with("[PAD]", True, classifier)
     pad_id, expected = len(tokenizer) - 1, copy.deepcopy(model)
     rewards = {"in memory": lambda: model, "folder": lambda: folder}
     rewards["with its tokenizer"] = lambda: reward_of_classifier(model, AutoTokenizer.from_pretrained(folder))
-    config = PPOConfig(
-        output_dir=str(tmp_path / "run"), report_to=["none"], dtype="float32", total_updates=1, max_new_tokens=4
-    )
-    trainer = PPOTrainer(policy, [rewards[kind]()], [{"input_ids": [9, 10, 11]}], config, tokenizer=tokenizer)
-    (scorer,) = trainer.setup.rewards.models
+    made = trainer([rewards[kind]()], [{"input_ids": [9, 10, 11]}], policy, {"tokenizer": tokenizer})
+    (scorer,) = made.setup.rewards.models
     response = SampledResponse(ASKED, [9, 10, 11], [20, pad_id, 21, pad_id], "", given_as_ids=True)
     assert scorer([response]) == pytest.approx(logits(expected, [[9, 10, 11, 20, 21]]), abs=1e-5)
-    assert trainer.setup.policy.tokenization.pad_id == pad_id
+    assert made.setup.policy.tokenization.pad_id == pad_id
 
 
 def test_a_critic_needs_a_row_for_each_id_that_the_policy_samples(classifier, load_sharp):
@@ -264,28 +255,25 @@ def test_a_critic_needs_a_row_for_each_id_that_the_policy_samples(classifier, lo
 @pytest.mark.parametrize(
     ("token", "special", "kind"), [("moon", False, "in memory"), ("[ASK]", True, "in memory"), ("[ASK]", True, "folder")]
 )
-def test_a_reward_model_without_a_row_for_a_token_of_a_text_is_refused(token, special, kind, classifier, tmp_path):
+def test_a_reward_model_without_a_row_for_a_token_of_a_text_is_refused(token, special, kind, classifier, trainer):
     policy, tokenizer, model, folder = policy_with(token, special, classifier)
-    config = PPOConfig(output_dir=str(tmp_path / "run"), report_to=["none"], dtype="float32", max_new_tokens=4)
     prompts = [{"input_ids": [9, 264] if special else [9]}]
     line = (
         r"its embedding matrix has 264 rows, but the policy can sample any id below 265; call resize_token_embeddings\(265\)"
     )
     with pytest.raises(UserError, match=line):
-        PPOTrainer(policy, [model if kind == "in memory" else folder], prompts, config, tokenizer=tokenizer)
+        trainer([model if kind == "in memory" else folder], prompts, policy, {"tokenizer": tokenizer})
 
 
-def test_a_reward_model_with_more_rows_of_the_same_vocabulary_reads_the_policys_ids(classifier, sharp_folders, tmp_path):
+def test_a_reward_model_with_more_rows_of_the_same_vocabulary_reads_the_policys_ids(classifier, trainer):
     _, _, model = classifier()
     model.resize_token_embeddings(264 + 128, mean_resizing=False)
-    config = PPOConfig(output_dir=str(tmp_path / "run"), report_to=["none"], dtype="float32", max_new_tokens=4)
     expected = copy.deepcopy(model)
-    trainer = PPOTrainer(sharp_folders["tiny-llama"], [model], ["Hi"], config)
-    (scorer,) = trainer.setup.rewards.models
+    (scorer,) = trainer([model]).setup.rewards.models
     assert scorer([SampledResponse(ASKED, [9], [20], "")]) == pytest.approx(logits(expected, [[9, 20]]), abs=1e-5)
 
 
-def test_a_model_from_a_folder_with_another_tokenizer_of_the_same_size_is_refused(classifier, sharp_folders, tmp_path):
+def test_a_model_from_a_folder_with_another_tokenizer_of_the_same_size_is_refused(classifier, trainer):
     folder, tokenizer, _ = classifier()
     path = Path(folder) / "tokenizer.json"
     stored = json.loads(path.read_text())
@@ -293,8 +281,6 @@ def test_a_model_from_a_folder_with_another_tokenizer_of_the_same_size_is_refuse
     stored["model"]["vocab"] = {token: size - 1 - id for token, id in vocabulary.items()}
     path.write_text(json.dumps(stored))
     model = AutoModelForSequenceClassification.from_pretrained(folder)
-    config = PPOConfig(output_dir=str(tmp_path / "run"), report_to=["none"], dtype="float32")
-    for role in ("reward", "value_model"):
-        given = {"reward": [model]} if role == "reward" else {"reward": [len], "value_model": model}
+    for role, reward, given in (("reward", model, {}), ("value_model", len, {"value_model": model})):
         with pytest.raises(UserError, match=f"{role}: Llama.* has another vocabulary than the policy"):
-            PPOTrainer(sharp_folders["tiny-llama"], prompts=["Hi"], config=config, **given)
+            trainer([reward], given=given)

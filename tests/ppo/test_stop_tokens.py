@@ -1,28 +1,23 @@
 """Where a response ends: at the model's end tokens, at given ones, or at the full length."""
 
-import json
-
 import pytest
 
 from align.core.errors import UserError
-from align.ppo import PPOConfig, PPOTrainer
+from align.ppo import PPOTrainer
 from align.ppo.rollout import sample_rollout
+from tests.files import metrics_of
+from tests.ppo.rewards import long
 
 PROMPTS = ["red", "green, blue", "one", "two"]
 STOPS = list(range(3, 264, 12))
 """A tenth of the vocabulary: some responses of 12 tokens end early, some do not."""
 
 
-def long(prompts, responses):
-    return [float(len(response)) for response in responses]
-
-
 @pytest.fixture
-def trainer(sharp_folders, tmp_path):
+def trainer(sharp_folders, tmp_path, make_config):
     def made(name, **settings):
-        given = {"output_dir": str(tmp_path / f"run{len(list(tmp_path.iterdir()))}"), "report_to": ["none"]}
-        given |= {"dtype": "float32", "total_updates": 1, "rollout_batch_size": 16, "max_new_tokens": 12}
-        return PPOTrainer(sharp_folders[name], [long], PROMPTS, PPOConfig(**(given | settings)))
+        given = {"folder": f"run{len(list(tmp_path.iterdir()))}", "rollout_batch_size": 16, "max_new_tokens": 12}
+        return PPOTrainer(sharp_folders[name], [long], PROMPTS, make_config(**(given | settings)))
 
     return made
 
@@ -59,7 +54,7 @@ def test_a_response_past_an_end_token_counts_as_ended(trainer, monkeypatch):
     ended = rollout(given.setup).ended
     assert set(ended) == {True, False}
     given.train()
-    row = json.loads((given.run.folder / "metrics.jsonl").read_text().splitlines()[-1])
+    row = metrics_of(given.run.folder)[-1]
     assert row["response/length"] == 12
     assert 0 < row["response/eos_rate"] < 1
 

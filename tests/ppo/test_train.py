@@ -1,6 +1,5 @@
 """PPO as a whole, on rewards whose optimum is known."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -17,6 +16,8 @@ from align.ppo.rewards import apply_missing_eos
 from align.ppo.toy_rewards import share_of_e
 from align.ppo.train import PPOState, compute_advantages
 from align.tokenization.encoded import EncodedPrompt
+from tests.files import metrics_of, read_rows
+from tests.ppo.rewards import fewer_es
 
 
 def settings(model: str, folder: Path, **more: object) -> PPOConfig:
@@ -45,7 +46,7 @@ def settings(model: str, folder: Path, **more: object) -> PPOConfig:
 
 
 def metrics(folder: Path) -> list[dict[str, float]]:
-    return [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
+    return metrics_of(folder / "run")
 
 
 @pytest.mark.parametrize(
@@ -120,11 +121,6 @@ def test_the_policy_rests_while_the_critic_warms_up(critic: str, tmp_path: Path)
     assert "| update | 4 |" in card or "| update | 5 |" in card, "the initial policy was kept"
 
 
-def fewer_es(prompts: list[object], responses: list[str]) -> list[float]:
-    """The opposite of the reward."""
-    return [-value for value in share_of_e([()] * len(responses), responses)]
-
-
 def test_a_judge_chooses_the_policy_and_stops_a_run_that_games_its_reward(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -132,17 +128,14 @@ def test_a_judge_chooses_the_policy_and_stops_a_run_that_games_its_reward(
     PPOTrainer(config.model, [share_of_e], config.prompts, config, config.prompts, selection_reward_model=fewer_es).train()
     rows = metrics(tmp_path)
     assert rows[-1]["update"] < 60
-    later = {
-        row["update"]: row["validation/selection_reward"]
-        for row in rows
-        if row["update"] and "validation/selection_reward" in row
-    }
+    name = "validation/selection_reward"
+    later = {row["update"]: row[name] for row in rows if row["update"] and name in row}
     best = max(later, key=lambda update: (later[update], -update))
     assert f"| update | {best} |" in (tmp_path / "run" / "model" / "README.md").read_text()
     printed = " ".join(capsys.readouterr().err.split())
     assert "stopped: from update" in printed
     assert "chosen by the reward that it is trained on" not in printed
-    sample = json.loads((tmp_path / "run" / "samples.jsonl").read_text().splitlines()[0])
+    sample = read_rows(tmp_path / "run" / "samples.jsonl")[0]
     assert sample["selection_reward"] == -sample["reward"]
 
 
@@ -203,7 +196,7 @@ def test_a_shaped_rollout_by_hand() -> None:
 def test_the_logged_reward_lost_the_kl_that_was_applied(kl_in: str, tmp_path: Path, align_cache: Path) -> None:
     more = {"total_updates": 3, "rollout_batch_size": 8, "kl_coef": 0.5, "kl_in": kl_in, "kl_estimator": "k3"}
     run_ppo(settings("tiny-llama", tmp_path, ent_coef=1.0, validation_prompts="", **more))
-    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    rows = metrics(tmp_path)
     assert rows[-1]["kl/k3"] > 1e-3
     for row in rows:
         applied = row["kl/coef"] * row["kl/k3"] if kl_in == "reward" else 0.0

@@ -1,7 +1,6 @@
 """An optimizer and a scheduler in memory: the same steps as the engine's own, resumed where they stopped."""
 
 import copy
-import json
 
 import pytest
 import torch
@@ -10,13 +9,11 @@ from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer, TrainerCallback
 
 from align.core.errors import UserError
-from align.ppo import PPOConfig, PPOTrainer
+from align.ppo import PPOTrainer
+from tests.files import metrics_of
+from tests.ppo.rewards import long
 
 UPDATES = 4
-
-
-def long(prompts, responses):
-    return [float(len(response)) for response in responses]
 
 
 class StopAt(TrainerCallback):
@@ -41,11 +38,10 @@ def models(sharp_folders):
 
 
 @pytest.fixture
-def trainer(sharp_folders, tmp_path):
+def trainer(sharp_folders, make_config):
     def made(policy, value_model=None, folder="run", callbacks=(), settings=(), **given):
-        config = {"output_dir": str(tmp_path / folder), "report_to": ["none"], "dtype": "float32", "learning_rate": 1e-3}
-        config |= {"total_updates": UPDATES, "rollout_batch_size": 4, "max_new_tokens": 5, "num_ppo_epochs": 1}
-        config = PPOConfig(**(config | dict(settings)))
+        short = {"total_updates": UPDATES, "learning_rate": 1e-3, "max_new_tokens": 5, "num_ppo_epochs": 1}
+        config = make_config(folder, **(short | dict(settings)))
         tokenizer = AutoTokenizer.from_pretrained(sharp_folders["tiny-llama"])
         more = {"tokenizer": tokenizer, "value_model": value_model, "callbacks": callbacks}
         return PPOTrainer(policy, [long], ["red", "green, blue"], config, **more, **given)
@@ -64,8 +60,7 @@ def linear(optimizer):
 
 
 def rates(trainer):
-    rows = [json.loads(line) for line in (trainer.run.folder / "metrics.jsonl").read_text().splitlines()]
-    return [row["learning_rate"] for row in rows]
+    return [row["learning_rate"] for row in metrics_of(trainer.run.folder)]
 
 
 def assert_same(models, others):

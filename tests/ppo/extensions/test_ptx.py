@@ -1,16 +1,16 @@
 """The ptx loss: gradients by hand, documents that share a row and do not see each other, and every objective in PPO."""
 
-import json
-
 import pytest
 import torch
 
 from align.core.errors import UserError
 from align.core.tensor_ops import Padded
 from align.data.readers import Text, read_texts
-from align.ppo import PPOConfig, run_ppo
+from align.ppo import PPOTrainer
 from align.ppo.extensions.ptx import PtxExamples, PtxSettings
 from align.ppo.rollout import plan_minibatch
+from align.ppo.toy_rewards import share_of_e
+from tests.files import metrics_of, write_rows
 from tests.models.losses import experience_of, minibatch_loss, role_outputs
 from tests.training.toy_modules import accumulate
 
@@ -20,9 +20,7 @@ WEIGHT = 27.8
 
 @pytest.fixture
 def texts(tmp_path):
-    path = tmp_path / "texts.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in TEXTS), encoding="utf-8")
-    return str(path)
+    return write_rows(tmp_path / "texts.jsonl", TEXTS)
 
 
 def gradients(trainer):
@@ -82,33 +80,15 @@ def test_draws_repeat_by_their_key_and_differ_by_it(load_sharp, texts):
 @pytest.mark.parametrize(
     ("model", "objective"), [("tiny-llama", "lm"), ("tiny-t5", "span_corruption"), ("tiny-gpt2", "prefix")]
 )
-def test_a_run_learns_the_texts_and_counts_their_flops(model, objective, texts, tmp_path):
-    prompts = tmp_path / "prompts.jsonl"
-    prompts.write_text('{"prompt": "Hi"}\n', encoding="utf-8")
-    shared = {
-        "model": model,
-        "prompts": str(prompts),
-        "reward_functions": ["align.ppo.toy_rewards:share_of_e"],
-        "total_updates": 12,
-        "rollout_batch_size": 4,
-        "num_ppo_epochs": 1,
-        "max_new_tokens": 4,
-        "missing_eos_score": None,
-        "learning_rate": 1e-2,
-        "lr_scheduler_type": "constant",
-        "dtype": "float32",
-        "report_to": ["none"],
-    }
+def test_a_run_learns_the_texts_and_counts_their_flops(model, objective, texts, make_config, tmp_path):
+    shared = {"num_ppo_epochs": 1, "max_new_tokens": 4, "missing_eos_score": None, "learning_rate": 1e-2}
+    shared |= {"lr_scheduler_type": "constant"}
     ptx = PtxSettings(data=texts, objective=objective, tokens=48, per_response=2)
-    run_ppo(PPOConfig(**shared, ptx=ptx, output_dir=str(tmp_path / "ptx")))
-    run_ppo(PPOConfig(**shared | {"total_updates": 1}, output_dir=str(tmp_path / "none")))
-    lines, (without,) = (
-        [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
-        for name in ("ptx", "none")
-    )
+    for config in (make_config("ptx", total_updates=12, ptx=ptx, **shared), make_config("none", **shared)):
+        PPOTrainer(model, [share_of_e], ["Hi"], config).train()
+    lines, (without,) = (metrics_of(tmp_path / name) for name in ("ptx", "none"))
     assert lines[-1]["loss/ptx"] < lines[0]["loss/ptx"] - 0.5
     assert lines[0]["flops"] > 3 * without["flops"]
-    assert "ptx_flops" not in lines[0]
 
 
 def test_settings_and_data_that_do_not_fit_are_named(load_sharp, texts, tmp_path):

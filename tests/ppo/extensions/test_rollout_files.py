@@ -1,6 +1,5 @@
 """Rollouts on disk: every number as it was learned from, a fixed choice of updates, and files that are read or refused."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -8,15 +7,13 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from align.ppo import PPOTrainer, run_ppo
+from align.ppo import run_ppo
 from align.ppo.extensions import rollout_files
-from align.ppo.extensions.rollout_files import (
-    recorded_updates,
-    rollout_path,
-    rollout_paths,
-    write_rollout,
-)
+from align.ppo.extensions.rollout_files import recorded_updates, rollout_path, rollout_paths, write_rollout
+from tests.files import metrics_of
 from tests.ppo.test_train import settings
+
+VARIED = "tests.ppo.rewards:letters"
 
 
 @pytest.mark.parametrize(
@@ -75,13 +72,13 @@ def test_a_run_writes_what_it_learned_from(model: str, tmp_path: Path, monkeypat
         total_updates=4,
         rollout_batch_size=6,
         kl_coef=0.1,
-        reward_functions=["align.ppo.toy_rewards:share_of_e=2", "align.ppo.toy_rewards:brevity"],
+        reward_functions=[f"align.ppo.toy_rewards:{name}" for name in ("share_of_e=2", "brevity")] + [VARIED],
     )
     run_ppo(config)
     folder = tmp_path / "run"
     files = rollout_paths(folder)
     assert sorted(files) == [1, 4]
-    metrics = {line["update"]: line for line in map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())}
+    metrics = {line["update"]: line for line in metrics_of(folder)}
     assert 0 < metrics[4]["time/record"] < 1
     for update, path in files.items():
         rows = read_rollout(path)
@@ -89,28 +86,14 @@ def test_a_run_writes_what_it_learned_from(model: str, tmp_path: Path, monkeypat
         for each in rows:
             assert len(each["ids"]) == len(each["tokens"]) == len(each["kl"]) == len(each["advantages"]) <= 12
             assert each["reward"] == pytest.approx(
-                sum(each[f"reward/{name}"] for name in ("share_of_e", "brevity")), abs=1e-6
+                sum(each[f"reward/{name}"] for name in ("share_of_e", "brevity", "letters")), abs=1e-6
             )
             assert each["reward/brevity"] == pytest.approx(1 - len(each["text"].split()) / 100, abs=1e-6)
+        assert sum(each["reward"] for each in rows) / 6 == pytest.approx(metrics[update]["reward/mean"], rel=1e-5)
+        assert sum(sum(each["kl"]) for each in rows) / 6 == pytest.approx(metrics[update]["kl/k1"], rel=1e-4, abs=1e-5)
+        advantages = torch.tensor([value for each in rows for value in each["advantages"]])
+        assert float(advantages.mean()) == pytest.approx(0, abs=1e-5)
+        assert float(advantages.std(correction=0)) == pytest.approx(1, abs=1e-4), "whitened over the batch"
         # At the first update the policy is the reference.
         assert any(value != 0 for each in rows for value in each["kl"]) == (update > 1)
         assert any(value != 0 for each in rows for value in each["values"]) == (update > 1), "values start at 0"
-
-
-def letters(prompts: list[object], responses: list[str]) -> list[float]:
-    """A reward that hardly ever is the same twice."""
-    return [sum(map(ord, response)) / 1000 for response in responses]
-
-
-def test_the_mean_of_what_was_written_is_the_metric(tmp_path: Path) -> None:
-    config = settings("tiny-gpt2", tmp_path, total_updates=2, rollout_batch_size=8, eval_steps=2, kl_coef=0.1)
-    PPOTrainer(config.model, [letters], config.prompts, config).train()
-    folder = tmp_path / "run"
-    line = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])
-    rows = read_rollout(rollout_path(folder, 2))
-    assert len(rows) == 8
-    assert sum(each["reward"] for each in rows) / 8 == pytest.approx(line["reward/mean"], rel=1e-5)
-    assert sum(sum(each["kl"]) for each in rows) / 8 == pytest.approx(line["kl/k1"], rel=1e-4)
-    advantages = torch.tensor([value for each in rows for value in each["advantages"]])
-    assert float(advantages.mean()) == pytest.approx(0, abs=1e-5)
-    assert float(advantages.std(correction=0)) == pytest.approx(1, abs=1e-4), "whitened over the batch"

@@ -3,17 +3,14 @@
 import pytest
 
 from align.core.errors import UserError
-from align.ppo import PPOConfig, PPOTrainer
+from align.ppo import PPOTrainer
 from align.ppo.extensions.selection import RewardModelSelection, SelectionSettings
 from align.ppo.reward_functions import WeightedFunction
-
-
-def likes_all(prompts, responses):
-    return [1.0] * len(responses)
+from tests.ppo.rewards import long
 
 
 def selection(patience):
-    return RewardModelSelection(SelectionSettings(early_stopping_patience=patience), WeightedFunction("own", 1.0, likes_all))
+    return RewardModelSelection(SelectionSettings(early_stopping_patience=patience), WeightedFunction("own", 1.0, long))
 
 
 def evaluation(reward, selection_reward, kl=1.0):
@@ -48,8 +45,7 @@ def test_without_patience_nothing_stops():
     assert not given.should_stop
 
 
-def test_patience_needs_evaluations(tmp_path):
-    settings = {"reward_model": "any", "early_stopping_patience": 2}
-    config = PPOConfig(output_dir=str(tmp_path / "run"), report_to=["none"], selection=settings)
+def test_patience_needs_evaluations(make_config):
+    config = make_config(selection={"reward_model": "any", "early_stopping_patience": 2})
     with pytest.raises(UserError, match=r"selection\.early_stopping_patience needs validation_prompts"):
-        PPOTrainer("tiny-gpt2", [likes_all], ["Hi"], config, selection_reward_model=likes_all)
+        PPOTrainer("tiny-gpt2", [long], ["Hi"], config, selection_reward_model=long)
