@@ -231,12 +231,6 @@ def test_a_policy_whose_weights_are_all_frozen_is_refused(trainer, language_mode
     trainer(merged.requires_grad_(True))
 
 
-def test_a_classifier_without_a_linear_score_is_refused(trainer, language_model, sharp_folders):
-    value_model = AutoModelForSequenceClassification.from_pretrained(sharp_folders["tiny-t5"], num_labels=1)
-    with pytest.raises(UserError, match="value_model: T5ForSequenceClassification has no linear layer 'score'"):
-        trainer(language_model("tiny-t5"), name="tiny-t5", value_model=value_model)
-
-
 def test_a_model_with_fewer_embedding_rows_than_the_policy_is_refused(trainer, language_model, classifier):
     for role, model in (("reference", language_model("tiny-gpt2")), ("value_model", classifier("tiny-gpt2"))):
         rows = model.get_input_embeddings().num_embeddings

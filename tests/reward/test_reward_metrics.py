@@ -4,8 +4,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import settings
 
 from align.core.statistics import correlation, kendall_tau, pair_calibration, pair_calibration_error
 from align.reward.rankings import ScoredRanking, ranking_metrics
@@ -37,17 +36,6 @@ def test_kendall_tau_by_hand(ranks, rewards, expected):
     assert kendall_tau(ranks, rewards) == pytest.approx(expected, abs=1e-15)
 
 
-@QUICK
-@given(st.lists(st.tuples(st.integers(1, 4), st.integers(-2, 2)), min_size=2, max_size=8))
-def test_kendall_tau_is_odd_bounded_and_blind_to_the_scale(rows):
-    ranks, rewards = [rank for rank, _ in rows], [float(reward) for _, reward in rows]
-    tau = kendall_tau(ranks, rewards)
-    assert -1 - 1e-12 <= tau <= 1 + 1e-12
-    assert kendall_tau(ranks, [-reward for reward in rewards]) == pytest.approx(-tau, abs=1e-12)
-    assert kendall_tau(ranks, [math.exp(reward) + 9 for reward in rewards]) == pytest.approx(tau, abs=1e-12)
-    assert kendall_tau(ranks[::-1], rewards[::-1]) == pytest.approx(tau, abs=1e-12)
-
-
 def test_calibration_by_hand():
     # Stated .92 three times (two right), .57 twice (one right): bins of width .05 from .9 and from .55.
     difference = doubles([logit(0.92), logit(0.92), -logit(0.92), logit(0.57), -logit(0.57)])
@@ -71,16 +59,6 @@ def test_calibration_by_hand():
 def test_calibration_at_the_edges(differences, bins, error):
     assert pair_calibration(doubles(differences)) == bins
     assert pair_calibration_error(doubles(differences)) == error
-
-
-def test_a_calibrated_model_has_a_small_error_and_an_overconfident_one_has_not():
-    rng = torch.Generator().manual_seed(0)
-    truth = torch.randn(40_000, generator=rng, dtype=torch.float64)
-    right = torch.rand(40_000, generator=rng, dtype=torch.float64) < torch.sigmoid(truth)
-    difference = torch.where(right, truth, -truth)
-    # A bin's share has a standard deviation of at most .5 / sqrt(4000) = .008.
-    assert pair_calibration_error(difference) < 0.01
-    assert pair_calibration_error(4 * difference) > 0.1
 
 
 @pytest.mark.parametrize(

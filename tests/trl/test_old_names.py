@@ -1,12 +1,13 @@
 """What a script for an earlier TRL is told, and what its subclasses and data are told."""
 
 import pytest
+import torch
 from datasets import Dataset, DatasetDict
 from torch import nn
 from transformers import EarlyStoppingCallback
 
 from align.core.errors import UserError
-from align.trl import PPOConfig, PPOTrainer
+from align.trl import AutoModelForCausalLMWithValueHead, PPOConfig, PPOTrainer
 from align.trl.config import InvalidArgumentError, set_batch_sizes
 
 
@@ -121,27 +122,36 @@ def test_ends_of_one_eos_are_text(make_trainer, tokenizer, prompts, capsys):
     assert "EOS tokens" not in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        (
-            {"train_dataset": Dataset.from_list([{"input_ids": {"input_ids": [1], "attention_mask": [1]}}])},
-            "return_dict=False",
-        ),
-        (
-            {"train_dataset": Dataset.from_list([{"input_ids": [[5, 6]]}])},
-            "nested: tokenize each row without return_tensors",
-        ),
-        ({"train_dataset": DatasetDict(test=Dataset.from_list([{"input_ids": [5]}]))}, r"such as train_dataset\['test'\]"),
+def test_mistakes_are_value_errors(make_trainer, models, prompts, folder):
+    wrapped = AutoModelForCausalLMWithValueHead.from_pretrained(folder)
+    rows = {"ids": [5], "dict": {"input_ids": [1], "attention_mask": [1]}, "nested": [[5, 6]]}
+    data = {name: Dataset.from_list([{"input_ids": ids}]) for name, ids in rows.items()}
+    for arguments, message in (
+        ({"args": None}, "`args` must be an `align.trl.PPOConfig`, not NoneType"),
         ({"model": "gpt2"}, "`model` must be a loaded model, not 'gpt2'"),
         ({"value_model": None}, "`value_model` must be a loaded model, not None"),
+        ({"train_dataset": None}, "`train_dataset` is required"),
+        ({"train_dataset": prompts.rename_column("input_ids", "ids")}, "no column `input_ids`"),
+        ({"train_dataset": prompts.select([])}, "the data set has no rows"),
+        ({"train_dataset": prompts.to_iterable_dataset()}, "`train_dataset` is an `IterableDataset`, which has no length"),
+        ({"train_dataset": DatasetDict(test=data["ids"])}, r"such as train_dataset\['test'\]"),
+        ({"train_dataset": data["dict"]}, "return_dict=False"),
+        ({"train_dataset": data["nested"]}, "nested: tokenize each row without return_tensors"),
+        ({"ref_model": models["model"]}, "`model` and `ref_model` cannot be the same object"),
+        ({"model": wrapped}, "`model` is an AutoModelForCausalLMWithValueHead: give its `pretrained_model`"),
+        ({"ref_model": wrapped}, "`ref_model` is an AutoModelForCausalLMWithValueHead: give its"),
+        ({"peft_config": {"r": 8}}, "`peft_config` must be a `peft.PeftConfig`, not dict"),
         ({"callbacks": [EarlyStoppingCallback()]}, "EarlyStoppingCallback reads evaluations"),
-        ({"args": None}, "`args` must be an `align.trl.PPOConfig`, not NoneType"),
-    ],
-)
-def test_a_wrong_argument_is_one_line(make_trainer, changes, message):
-    with pytest.raises(InvalidArgumentError, match=message):
-        make_trainer(**changes)
+        ({"settings": {"num_mini_batches": 3}}, "multiple of `num_mini_batches`, inexact division: 4 / 3"),
+        ({"settings": {"stop_token": "eos", "stop_token_id": 1}}, "You cannot set both `stop_token` and `stop_token_id`"),
+        ({"settings": {"kl_estimator": "k2"}}, "`kl_estimator` is 'k2', but must be 'k1' or 'k3'"),
+        ({"settings": {"kl_estimator": "K1"}}, "`kl_estimator` is 'K1', but must be 'k1' or 'k3'"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            make_trainer(**arguments)
+    models["model"].lm_head.weight = nn.Parameter(torch.zeros(4, 4, dtype=torch.uint8), requires_grad=False)
+    with pytest.raises(ValueError, match="load it without `quantization_config`"):
+        make_trainer()
 
 
 def test_trl_generates_with_the_models_of_the_trainer(make_trainer, tokenizer):
