@@ -403,16 +403,13 @@ def _responses(rows: list[Row], stops: frozenset[int]) -> Responses:
     return Responses([ids for ids, _ in rows], [ids[-1] in stops for ids, _ in rows], [seen for _, seen in rows])
 
 
-def require_answer(row: Row, max_new_tokens: int, loaded: LoadedModel, stops: frozenset[int] | None = None) -> None:
-    """Refuse a response that sampling cannot have given.
-
-    Args:
-        stops: ids that end a response; None: the model's end tokens.
+def require_answer(row: Row, max_new_tokens: int, loaded: LoadedModel, stops: frozenset[int]) -> None:
+    """Refuse a response that sampling cannot have given; `stops` are the ids that end one.
 
     Raises:
         ValueError: if it is empty, too long, truncated, continues after its end, or holds an impossible token or log-prob.
     """
-    (ids, log_probs), ends = row, loaded.tokenization.end_ids if stops is None else stops
+    ids, log_probs = row
     vocabulary = int(loaded.backbone.model.config.vocab_size)
     if not ids or len(ids) != len(log_probs):
         raise ValueError(f"it returned {len(ids)} tokens with {len(log_probs)} log-probs")
@@ -424,7 +421,7 @@ def require_answer(row: Row, max_new_tokens: int, loaded: LoadedModel, stops: fr
     for log_prob in log_probs:
         if not math.isfinite(log_prob):
             raise ValueError(f"it returned a log-prob of {log_prob}")
-    if any(id in ends for id in ids[:-1]):
+    if any(id in stops for id in ids[:-1]):
         raise ValueError("it returned tokens after the token that ends a response")
-    if ids[-1] not in ends and len(ids) < max_new_tokens:
+    if ids[-1] not in stops and len(ids) < max_new_tokens:
         raise ValueError(f"it returned {len(ids)} tokens without an end, of {max_new_tokens} that were asked for")

@@ -374,11 +374,10 @@ def test_log_probs_of_another_distribution_stop_the_run(serve, settings, monkeyp
 def test_an_impossible_answer_is_refused(stand_in_vllm, load_sharp, row, part):
     from align.sampling.vllm_engines import require_answer
 
-    loaded = load_sharp("tiny-llama")
-    loaded.tokenization.end_ids = frozenset({1})
-    require_answer(([9, 1], [-1.0, -0.5]), 4, loaded)
+    loaded, stops = load_sharp("tiny-llama"), frozenset({1})
+    require_answer(([9, 1], [-1.0, -0.5]), 4, loaded, stops)
     with pytest.raises(ValueError, match=re.escape(part)):
-        require_answer(row, 4, loaded)
+        require_answer(row, 4, loaded, stops)
 
 
 @pytest.mark.parametrize("engine", ["vllm-server", "vllm-colocate"])

@@ -19,9 +19,9 @@ CHATML = (
 )
 
 
-def test_a_tokenizer_keeps_its_chat_templates_in_memory_and_in_every_folder(make_trainer, tokenizer, tmp_path):
-    templates = {"default": CHATML, "tool_use": "{{ messages }}"}
-    tokenizer.chat_template = dict(templates)
+@pytest.mark.parametrize("templates", [{"default": CHATML, "tool_use": "{{ messages }}"}, None])
+def test_a_tokenizer_keeps_its_chat_templates_in_memory_and_in_every_folder(templates, make_trainer, tokenizer, tmp_path):
+    tokenizer.chat_template = copy.copy(templates)
     trainer = make_trainer({"save_steps": 1, "total_episodes": 4})
     trainer.train()
     trainer.save_model()
@@ -29,13 +29,6 @@ def test_a_tokenizer_keeps_its_chat_templates_in_memory_and_in_every_folder(make
     assert tokenizer.chat_template == templates
     for folder in (tmp_path / "out", tmp_path / "out" / "checkpoint-1"):
         assert AutoTokenizer.from_pretrained(folder).chat_template == templates
-
-
-def test_a_tokenizer_without_a_chat_template_gets_none(make_trainer, tokenizer, tmp_path):
-    tokenizer.chat_template = None
-    make_trainer().save_model()
-    assert tokenizer.chat_template is None
-    assert AutoTokenizer.from_pretrained(tmp_path / "out").chat_template is None
 
 
 @pytest.mark.parametrize("is_peft", [False, True])

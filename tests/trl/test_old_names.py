@@ -108,18 +108,15 @@ def test_an_error_inside_a_property_is_not_hidden(make_trainer):
         make_trainer(trainer=Own).mine  # noqa: B018
 
 
-def test_rows_that_are_padded_with_eos_are_named(make_trainer, tokenizer, capsys):
+@pytest.mark.parametrize("begin", ["padding", "text"])
+def test_rows_that_are_padded_with_several_eos_are_named(make_trainer, tokenizer, capsys, begin):
     tokenizer.pad_token = tokenizer.eos_token
     eos = tokenizer.eos_token_id
-    padded = Dataset.from_list([{"input_ids": [eos, eos, 65, 66]}, {"input_ids": [65, 66, 67, eos]}] * 4)
-    make_trainer(train_dataset=padded, eval_dataset=None)
-    assert "4 of 8 prompts begin or end with several EOS tokens" in capsys.readouterr().err
-
-
-def test_ends_of_one_eos_are_text(make_trainer, tokenizer, prompts, capsys):
-    tokenizer.pad_token = tokenizer.eos_token
-    make_trainer(train_dataset=prompts.remove_columns("attention_mask"), eval_dataset=None)
-    assert "EOS tokens" not in capsys.readouterr().err
+    first = [eos, eos, 65, 66] if begin == "padding" else [eos, 65, 66]
+    rows = Dataset.from_list([{"input_ids": first}, {"input_ids": [65, 66, 67, eos]}] * 4)
+    make_trainer(train_dataset=rows, eval_dataset=None)
+    said = "4 of 8 prompts begin or end with several EOS tokens" in capsys.readouterr().err
+    assert said == (begin == "padding")
 
 
 def test_mistakes_are_value_errors(make_trainer, models, prompts, folder):

@@ -126,14 +126,7 @@ def test_events_come_in_the_order_of_trl(make_trainer, tmp_path):
     assert events.objects["lr_scheduler"] is trainer.lr_scheduler
 
 
-def test_a_callback_ends_training(make_trainer):
-    trainer = make_trainer({"total_episodes": 40}, callbacks=[Events(last=2)])
-    trainer.train()
-    assert trainer.state.global_step == 2
-    assert trainer.state.max_steps == 10
-
-
-def test_folders_are_those_of_trl_without_pickles(make_trainer, models, tmp_path):
+def test_folders_are_those_of_trl_without_pickles(make_trainer, models, folder, tmp_path):
     trainer = make_trainer({"total_episodes": 12, "save_steps": 1, "save_total_limit": 2})
     trainer.train()
     trainer.save_model(trainer.args.output_dir)
@@ -149,6 +142,8 @@ def test_folders_are_those_of_trl_without_pickles(make_trainer, models, tmp_path
     assert [path.name for path in out.iterdir() if path.name.startswith(".")] == []
     loaded = AutoModelForCausalLM.from_pretrained(out)
     assert all(torch.equal(weight, models["model"].state_dict()[name]) for name, weight in loaded.state_dict().items())
+    assert trainer.core_config.reward_model == [folder]
+    assert "| reward model | tiny-llama" in (out / "README.md").read_text()
 
 
 def test_a_run_resumes_with_its_history(make_trainer, models, tmp_path):
@@ -159,7 +154,9 @@ def test_a_run_resumes_with_its_history(make_trainer, models, tmp_path):
     finished = copies(models["model"])
     for name, model in models.items():
         model.load_state_dict(start[name])
-    make_trainer(settings, callbacks=[Events(last=2)]).train()
+    stopped = make_trainer(settings, callbacks=[Events(last=2)])
+    stopped.train()
+    assert (stopped.state.global_step, stopped.state.max_steps) == (2, 4)
     for name, model in models.items():
         model.load_state_dict(start[name])
     resumed = make_trainer(settings | {"resume_from_checkpoint": str(tmp_path / "two" / "checkpoint-2")})
@@ -215,6 +212,13 @@ def test_completions_are_printed_with_scores(make_trainer, capsys):
     assert "model response" not in capsys.readouterr().err
 
 
+def test_data_may_be_in_the_format_of_torch_and_in_a_dict(make_trainer, prompts):
+    parts = {"a": prompts.select(range(2)), "b": prompts.select(range(3))}
+    trainer = make_trainer(train_dataset=prompts.with_format("torch"), eval_dataset=parts)
+    assert [list(prompt.ids) for prompt in trainer.setup.prompts] == prompts["input_ids"][:]
+    assert len(trainer.eval_prompts) == 5
+
+
 def test_a_collator_may_change_rows(make_trainer, tokenizer):
     def first_two(rows):
         return tokenizer.pad([{"input_ids": row["input_ids"][:2]} for row in rows], return_tensors="pt")
@@ -223,11 +227,6 @@ def test_a_collator_may_change_rows(make_trainer, tokenizer):
     assert {len(prompt.ids) for prompt in trainer.setup.prompts} == {2}
     assert trainer.get_train_dataloader().batch_size == 4
     assert next(iter(trainer.get_eval_dataloader()))["input_ids"].shape == (2, 2)
-
-
-def test_data_may_be_in_the_format_of_torch(make_trainer, prompts):
-    trainer = make_trainer(train_dataset=prompts.with_format("torch"), eval_dataset=None)
-    assert [list(prompt.ids) for prompt in trainer.setup.prompts] == prompts["input_ids"][:]
 
 
 def test_padded_rows_lose_their_padding(make_trainer, tokenizer, prompts):
@@ -279,14 +278,6 @@ def test_a_reward_function_reads_the_decoded_texts(make_trainer, tmp_path):
     assert trainer.core_config.reward_functions == ["length"]
 
 
-def test_the_run_names_its_reward_model(make_trainer, folder, tmp_path):
-    trainer = make_trainer({"total_episodes": 4})
-    trainer.train()
-    trainer.save_model()
-    assert trainer.core_config.reward_model == [folder]
-    assert "| reward model | tiny-llama" in (tmp_path / "out" / "README.md").read_text()
-
-
 def test_trackers_get_the_names_of_trl(make_trainer, tmp_path):
     make_trainer({"report_to": "tensorboard", "total_episodes": 4}).train()
     (file,) = (tmp_path / "out").rglob("events.out.tfevents*")
@@ -294,11 +285,6 @@ def test_trackers_get_the_names_of_trl(make_trainer, tmp_path):
     assert {"train/objective/kl", "train/policy/approxkl_avg", "train/val/ratio_var", "train/eps"} <= set(
         events.Tags()["scalars"]
     )
-
-
-def test_a_dict_of_data_sets_is_one(make_trainer, prompts):
-    trainer = make_trainer(eval_dataset={"a": prompts.select(range(2)), "b": prompts.select(range(3))})
-    assert len(trainer.eval_prompts) == 5
 
 
 def test_a_prompt_beyond_the_context_is_answered_with_settings_of_trl(make_trainer, models, prompts):
@@ -321,15 +307,11 @@ def test_names_of_adapters_without_effect_are_refused(make_trainer, models):
             make_trainer({name: "frist"}, model=policy, ref_model=None)
 
 
-def test_a_second_call_of_train_is_refused(make_trainer):
+def test_a_second_call_of_train_and_a_second_run_in_a_folder_are_refused(make_trainer):
     trainer = make_trainer({"total_episodes": 4})
     trainer.train()
     with pytest.raises(ValueError, match="this trainer has trained; make a new one"):
         trainer.train()
-
-
-def test_an_earlier_run_is_not_overwritten(make_trainer):
-    make_trainer().train()
     with pytest.raises(UserError, match="already holds a run; set resume"):
         make_trainer()
 
