@@ -16,7 +16,6 @@ from align.models.checkpoint import WriteModel, save_model, weights_of
 from align.ppo.config import EvaluationConfig
 from align.ppo.extensions import PolicyEvaluation
 from align.ppo.metrics import DriftWatch, mean_and_error, response_metrics
-from align.ppo.records import RoleOutputs
 from align.ppo.rewards import apply_missing_eos
 from align.ppo.rollout import forward_all_roles, sample_rollout
 from align.ppo.setup import PPOSetup, save_if_scoring_fails
@@ -108,35 +107,16 @@ def take_over_best_policy(run: Run, selection: PolicySelection) -> None:
         row = f"| update | {best.update:.4g} |"  # as `save_policy` writes it
         return card.is_file() and row in card.read_text(encoding="utf-8").splitlines()
 
+    def copy() -> None:
+        with new_folder(run.folder / "model") as temporary:
+            shutil.copytree(source, temporary, dirs_exist_ok=True)
+
     run.open()
     if run_on_main(is_there, run.accelerator):
-        run_on_main(lambda: _copy_folder(source, run.folder / "model"), run.accelerator)
+        run_on_main(copy, run.accelerator)
         return
     selection.best = None
     run.print(f"{source} is not the best policy of {checkpoint}, of update {best.update}: only later ones can be kept")
-
-
-def _copy_folder(source: Path, target: Path) -> None:
-    with new_folder(target) as temporary:
-        shutil.copytree(source, temporary, dirs_exist_ok=True)
-
-
-def evaluation_metrics(evaluation: PolicyEvaluation, scores: Tensor, outputs: RoleOutputs) -> dict[str, float]:
-    """Return the metrics of an evaluation, without their prefix.
-
-    Args:
-        scores: [B] with all penalties.
-        outputs: of the roles, for the KL to the initial policy.
-    """
-    rollout, initial = evaluation.rollout, outputs.initial_log_probs
-    kl = (outputs.log_probs - (outputs.ref_log_probs if initial is None else initial)).sum()
-    return {
-        **mean_and_error("reward", scores),
-        "kl": float(kl / len(rollout)),
-        "kl_per_token": float(kl / rollout.lengths.sum()),
-        **response_metrics(rollout),
-        **evaluation.metrics,
-    }
 
 
 def sample_rows(evaluation: PolicyEvaluation, scores: Tensor) -> list[dict[str, Any]]:
@@ -205,7 +185,11 @@ class Evaluator:
             scores = apply_missing_eos(evaluation.scores, rollout.ended_mask, *self.missing_eos) - evaluation.penalty
             how = (setup.policy.backbone, setup.sampling.temperature, run.optimization.micro_batch_tokens, run.accelerator)
             outputs = forward_all_roles(setup.roles, rollout, [list(range(len(rollout)))], *how)
-            metrics = evaluation_metrics(evaluation, scores, outputs)
+            initial = outputs.ref_log_probs if outputs.initial_log_probs is None else outputs.initial_log_probs
+            kl = (outputs.log_probs - initial).sum()
+            metrics = mean_and_error("reward", scores)
+            metrics |= {"kl": float(kl / len(rollout)), "kl_per_token": float(kl / rollout.lengths.sum())}
+            metrics |= response_metrics(rollout) | evaluation.metrics
             for warning in self.drift.check(metrics):
                 run.print(f"warning: reward rose, but {warning}: read the samples before trusting it")
             for extension in setup.extensions:

@@ -133,7 +133,12 @@ def batch_loss(
         centering_weight: of the term that keeps rewards near 0.
         lm_weight: of the language-model loss on the best responses.
     """
-    rewards, lm_loss = read_rewards(model, rankings, lm_weight > 0, device)
+    if lm_weight:
+        prompt, response, prompt_of_response = pack_rankings(rankings, device)
+        is_best = torch.tensor([rank == 1 for item in rankings for rank in item.ranks], device=device)
+        rewards, log_probs = model(prompt, response, prompt_of_response, response.mask() & is_best[:, None])
+    else:
+        rewards = reward_rankings(model, rankings, device)
     pairs = label_pairs(rankings, soft_targets).to(device)
     loss = ranking_loss(rewards, pairs)
     is_right = (rewards[pairs.better] > rewards[pairs.worse]).float()
@@ -145,22 +150,10 @@ def batch_loss(
     if centering_weight:
         loss = loss + centering_weight * centering_loss(rewards, pairs)
     loss = loss / len(batch)
-    if lm_loss is not None:
-        sums["lm_loss"] = lm_loss / sum(sum(best_tokens(ranking)) for ranking in batch)
+    if lm_weight:
+        sums["lm_loss"] = -log_probs.sum() / sum(sum(best_tokens(ranking)) for ranking in batch)
         loss = loss + lm_weight * sums["lm_loss"]
     return loss, sums
-
-
-def read_rewards(
-    model: nn.Module, rankings: Sequence[EncodedRanking], with_lm_loss: bool, device: torch.device
-) -> tuple[Tensor, Tensor | None]:
-    """Return rewards [B], and with `with_lm_loss` the sum of -log p over the tokens of the best responses."""
-    if not with_lm_loss:
-        return reward_rankings(model, rankings, device), None
-    prompt, response, prompt_of_response = pack_rankings(rankings, device)
-    is_best = torch.tensor([rank == 1 for item in rankings for rank in item.ranks], device=device)
-    rewards, log_probs = model(prompt, response, prompt_of_response, response.mask() & is_best[:, None])
-    return rewards, -log_probs.sum()
 
 
 class RewardLanguageModel(RewardModel):

@@ -42,13 +42,16 @@ def core_config(args: PPOConfig, longest_prompt: int, stop_token_id: int | None)
     assert args.output_dir is not None
     assert args.num_total_batches is not None
     assert args.batch_size is not None
+    save_steps = args.save_steps if args.save_strategy == "steps" and not args.save_only_model else 0
+    if save_steps < 1:  # a share of the run
+        save_steps = math.ceil(save_steps * args.num_total_batches)
     try:
         return core.PPOConfig(
             **{name: getattr(args, name) for name in SAME},
             output_dir=str(Path(args.output_dir) / RUN_FOLDER),
             resume_from_checkpoint=resumed_checkpoint(args),
             report_to=["none"],
-            save_steps=0 if args.save_only_model else save_interval(args),
+            save_steps=int(save_steps),
             save_total_limit=args.save_total_limit or 0,
             chat_template="raw",
             gradient_checkpointing=bool(args.activation_checkpointing),
@@ -73,14 +76,6 @@ def core_config(args: PPOConfig, longest_prompt: int, stop_token_id: int | None)
         raise InvalidArgumentError(
             f"{error} (docs/migrate-from-trl.md lists the setting of TRL that becomes this one)"
         ) from error
-
-
-def save_interval(args: PPOConfig) -> int:
-    """Return the updates between checkpoints, which may be given as a share of the run; 0: none."""
-    if args.save_strategy != "steps":
-        return 0
-    assert args.num_total_batches is not None
-    return math.ceil(args.save_steps * args.num_total_batches) if args.save_steps < 1 else int(args.save_steps)
 
 
 def resumed_checkpoint(args: PPOConfig) -> bool | str:
