@@ -78,11 +78,8 @@ def train(
 ) -> Path:
     """Train a policy from the last checkpoint on; return the folder of the best one.
 
-    Before training the policy is its own reference, so evaluating it shows nothing.
-
-    Args:
-        engine: of a `LanguageModel`.
-        held_out: rankings that choose the best policy; may be empty.
+    Before training the policy is its own reference, so evaluating it shows nothing. Rankings in `held_out` choose the best
+    policy; there may be none.
     """
     run, budget, backbone = engine.run, config.micro_batch_tokens, loaded.backbone
     profile = flops_profile(backbone, loaded.adapter)
@@ -129,13 +126,7 @@ def batch_loss(
     pair_loss: PairLoss,
     device: torch.device,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return a micro-batch's share of the loss, and of its metrics.
-
-    Args:
-        model: a `LanguageModel`, or the engine around it.
-        examples: of the micro-batch.
-        batch: the global batch, whose rankings the loss is a mean over.
-    """
+    """Return the share of the loss, a mean over the rankings of `batch`, that a micro-batch has, and of its metrics."""
     rankings = rankings_of(examples)
     log_probs = read_log_probs(model, rankings, device)
     log_ratios = log_probs - torch.tensor([value for item in examples for value in item.log_probs], device=device)

@@ -35,8 +35,7 @@ def build_actor_critic(
 
     A separate critic starts from the reward model (InstructGPT, section 3.5) if the reward model is an adapter on the
     policy's base. If all weights are trained, it does if the reward model has the policy's architecture and reads its
-    token ids. Otherwise it starts
-    from the initial policy, with a head that starts at 0.
+    token ids. Otherwise it starts from the initial policy, with a head that starts at 0.
 
     Args:
         critic: `shared`: a head on the policy's trunk; `separate`: a model, or with LoRA an adapter, for values alone.

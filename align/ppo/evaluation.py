@@ -139,7 +139,6 @@ class Evaluator:
     """Evaluates the policy on the fixed prompts, and keeps the best one in the folder `model` of the run.
 
     Args:
-        critic_warmup: first updates, in which the policy does not change.
         missing_eos: `missing_eos_penalty` and `missing_eos_score`.
     """
 

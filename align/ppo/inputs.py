@@ -84,18 +84,11 @@ def reference_and_value_model(
     gradient_checkpointing: bool,
     has_critic: bool,
 ) -> tuple[Backbone | None, tuple[Backbone, ScalarHead] | None]:
-    """Return the given reference, and the given value model with its head, ready to read the policy's ids.
-
-    Each is None if it is not given.
-
-    Args:
-        new_tokens: tokens of the longest response.
-        gradient_checkpointing: whether the value model recomputes activations.
-        has_critic: whether the estimator of advantages uses values.
+    """Return the given reference, and the given value model with its head; each is None if it is not given.
 
     Raises:
-        UserError: if one of them cannot read all prompts and responses, or the value model has no head, or no weight that
-            is trained.
+        UserError: if one of them cannot read all prompts with responses of `new_tokens` tokens, or the value model has no
+            head, or no weight that is trained.
     """
     longest_prompt = max(len(prompt.ids) for prompt in prompts)
 
@@ -140,10 +133,7 @@ def _value_head(value_model: nn.Module, backbone: Backbone) -> ScalarHead:
 
 
 def with_reference_adapter(policy: LoadedModel, name: PreTrainedModel | str | None) -> LoadedModel:
-    """Return the policy with another adapter of its PEFT model as the reference; `base`: none of them.
-
-    Args:
-        name: of the adapter; anything but a text changes nothing.
+    """Return the policy with the named adapter of its PEFT model as the reference; `base`: none of them.
 
     Raises:
         UserError: if the policy has no such adapter.

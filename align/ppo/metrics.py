@@ -66,11 +66,8 @@ def value_metrics(experience: Experience) -> dict[str, float]:
 def engine_metrics(experience: Experience, corrected: bool = False) -> dict[str, float]:
     """Mismatch between the sampling engine and the policy; empty if they are the same model.
 
-    Args:
-        corrected: whether token weights correct for it.
-
     Raises:
-        UserError: if the mismatch is larger than number formats and kernels can cause, and nothing corrects for it.
+        UserError: if it is larger than number formats and kernels can cause, and not `corrected` by token weights.
     """
     engine_log_probs, mask = experience.rollout.engine_log_probs, experience.mask
     if engine_log_probs is None:
@@ -87,14 +84,10 @@ def engine_metrics(experience: Experience, corrected: bool = False) -> dict[str,
 
 
 def rollout_metrics(experience: Experience, penalty: KLEstimator | None, corrected: bool = False) -> dict[str, float]:
-    """All metrics of a rollout.
+    """All metrics of a rollout. Raises: see `engine_metrics`.
 
     Args:
         penalty: estimator of the KL that the reward lost; None: the reward has no KL penalty.
-        corrected: whether token weights correct for an engine that differs from the policy.
-
-    Raises:
-        UserError: if the engine that sampled is too far from the policy.
     """
     old, mask, scores = experience.old, experience.mask, experience.scores
     kl = response_kl(experience)
@@ -124,7 +117,6 @@ def check_ratio(error: float, device: torch.device) -> str:
 
     Args:
         error: mean of |ratio - 1| over tokens.
-        device: where it was computed.
 
     Raises:
         UserError: if scoring and training do not agree.

@@ -93,8 +93,8 @@ def apply_missing_eos(scores: Tensor, ended: Tensor, penalty: float | None, scor
 
     Args:
         ended: [B] bool.
-        penalty: subtracted from the score of a truncated response; None: nothing.
-        score: replaces the score of a truncated response; None: does not.
+        penalty: subtracted from the other scores; None: nothing.
+        score: replaces the other scores; None: does not.
     """
     scores = scores.float()
     if score is not None:

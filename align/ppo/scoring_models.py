@@ -106,7 +106,6 @@ def load_source(
     Args:
         dtype: number format of a model that is given by name.
         adapter: its name on the policy's base.
-        kind: the required kind.
         chat_template: the policy's, for a classifier without a template.
 
     Raises:

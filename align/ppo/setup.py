@@ -210,7 +210,6 @@ def report(
     Args:
         prompts: how many are for training, and for evaluations.
         sizes: updates, responses of each, and responses to a prompt.
-        selects: whether evaluations select the policy to keep.
     """
     updates, responses, samples = sizes
     run.print(f"ppo: {counted(prompts[0], 'prompt')}, {prompts[1]} held out; model {run.model_config.model}")

@@ -67,10 +67,7 @@ def train(
 ) -> Path:
     """Train a reward model from the last checkpoint on; return the folder of the best model.
 
-    Args:
-        engine: of a `RewardModel`.
-        held_out: rankings that choose the best model; may be empty.
-        demonstrated: responses whose mean reward becomes 0; may be empty.
+    Rankings in `held_out` choose it, and the mean reward of `demonstrated` becomes 0; both may be empty.
     """
     run, budget, backbone, lm_weight = engine.run, config.micro_batch_tokens, loaded.backbone, config.lm_loss_weight
     profile = flops_profile(backbone, loaded.adapter)
@@ -123,14 +120,12 @@ def batch_loss(
     lm_weight: float,
     device: torch.device,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return a micro-batch's share of the loss, and of its metrics.
+    """Return the share of the loss, a mean over the rankings of `batch`, that a micro-batch has, and of its metrics.
 
     Args:
         model: a `RewardModel`, or a `RewardLanguageModel` if `lm_weight` is not 0.
-        rankings: of the micro-batch.
-        batch: the global batch.
-        soft_targets: whether the pairs' probabilities are learned instead of a sure order.
-        centering_weight: of the term that keeps rewards near 0.
+        soft_targets: see `label_pairs`.
+        centering_weight: of `centering_loss`.
         lm_weight: of the language-model loss on the best responses.
     """
     if lm_weight:
@@ -227,9 +222,6 @@ def save(
 
 def build_module(loaded: LoadedModel, head: ScalarHead, name: str, with_lm_loss: bool) -> RewardModel:
     """Return the module that is trained: with a language-model loss, the vocabulary matrix too.
-
-    Args:
-        name: of the model, for an error.
 
     Raises:
         UserError: for a language-model loss on a model without that matrix.

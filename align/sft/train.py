@@ -43,12 +43,7 @@ def train(
     order: DataOrder[EncodedDemonstration],
     held_out: list[EncodedDemonstration],
 ) -> Path:
-    """Fine-tune a model from the last checkpoint on; return the folder of the best model.
-
-    Args:
-        engine: of a `LanguageModel`.
-        held_out: demonstrations that choose the best model; may be empty.
-    """
+    """Fine-tune a model from the last checkpoint on; return the folder of the best one on `held_out`, or of the last."""
     run, budget, prompt_weight = engine.run, config.micro_batch_tokens, config.prompt_loss_weight
     profile = flops_profile(loaded.backbone, loaded.adapter)
     loss_of = partial(batch_loss, engine.module, prompt_weight=prompt_weight, device=run.accelerator.device)
@@ -89,14 +84,7 @@ def batch_loss(
     prompt_weight: float,
     device: torch.device,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return a micro-batch's share of the loss, and of its metrics.
-
-    Args:
-        model: a `LanguageModel`, or the engine around it.
-        examples: of the micro-batch.
-        batch: the global batch, whose tokens the loss is a mean over.
-        prompt_weight: weight of the language-model loss on prompts.
-    """
+    """Return the share of the loss, a mean over the tokens of `batch`, that a micro-batch has, and of its metrics."""
     log_probs, in_response, in_prompt = read_log_probs(model, examples, prompt_weight > 0, device)
     response_count = sum(sum(example.loss_mask) for example in batch)
     prompt_count = sum(len(example.prompt) - 1 for example in batch)

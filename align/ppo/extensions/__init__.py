@@ -181,14 +181,7 @@ class Extensions(list[Extension]):
     """The extensions of a run, in the order in which their hooks are called. Each method calls hooks of all of them."""
 
     def score(self, rollout: Rollout, rewards: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the rewards [B] of every `score`, in training and in evaluations.
-
-        Args:
-            rewards: by name, those of others.
-
-        Raises:
-            UserError: if a name is taken.
-        """
+        """Return the rewards [B] of every `score`. Raise a UserError if one has the name of another, or of `rewards`."""
         found: dict[str, Tensor] = {}
         for each in self:
             more = each.score(rollout)
