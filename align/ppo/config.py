@@ -222,36 +222,26 @@ class PPOConfig(
         self.reward_model = [name for name in self.reward_model if name]  # --reward_model "" takes a file's away
         if self.missing_eos_penalty is not None and isinstance(self.missing_eos_score, UnsetFloat):
             self.missing_eos_score = None
+        alone, grouped = self.samples_per_prompt == 1, self.advantage_estimator in NEEDS_GROUPS
         one = self.missing_eos_penalty is None or self.missing_eos_score is None
-        require_setting(self, "missing_eos_score", one, "none with missing_eos_penalty: a score is replaced or lowered")
-        shorter = self.critic_warmup < self.total_updates
-        require_setting(self, "critic_warmup", shorter, f"below total_updates ({self.total_updates})")
-        self._check_objective()
-        stops = not (self.ignore_eos and self.stop_token_ids)
-        require_setting(self, "ignore_eos", stops, "false where stop_token_ids is given")
-        divides = self.rollout_batch_size % self.samples_per_prompt == 0
-        require_setting(self, "samples_per_prompt", divides, f"a divisor of rollout_batch_size ({self.rollout_batch_size})")
-        prompts = self.rollout_batch_size // self.samples_per_prompt
-        most = f"at most rollout_batch_size / samples_per_prompt ({prompts})"
-        require_setting(self, "num_mini_batches", self.num_mini_batches <= prompts, most)
-
-    def _check_objective(self) -> None:
-        """Check settings of advantages and losses that exclude each other."""
-        alone = self.samples_per_prompt == 1
-        grouped = self.advantage_estimator in NEEDS_GROUPS
-        require_setting(
-            self,
-            "samples_per_prompt",
-            not (grouped and alone),
-            f"2 or more for advantage_estimator {self.advantage_estimator}",
-        )
-        require_setting(
-            self, "samples_per_prompt", not (self.length_adjustment and alone), "2 or more for length_adjustment"
-        )
-        if not self.has_critic:
-            reason = f"because advantage_estimator {self.advantage_estimator} has no critic"
-            require_setting(self, "critic", self.critic == "shared", f"shared, {reason}")
-            require_setting(self, "critic_warmup", self.critic_warmup == 0, f"0, {reason}")
+        prompts, rest = divmod(self.rollout_batch_size, self.samples_per_prompt)
+        reason = f"because advantage_estimator {self.advantage_estimator} has no critic"
+        for name, holds, wanted in (
+            ("missing_eos_score", one, "none with missing_eos_penalty: a score is replaced or lowered"),
+            ("critic_warmup", self.critic_warmup < self.total_updates, f"below total_updates ({self.total_updates})"),
+            ("samples_per_prompt", not (grouped and alone), f"2 or more for advantage_estimator {self.advantage_estimator}"),
+            ("samples_per_prompt", not (self.length_adjustment and alone), "2 or more for length_adjustment"),
+            ("critic", self.has_critic or self.critic == "shared", f"shared, {reason}"),
+            ("critic_warmup", self.has_critic or not self.critic_warmup, f"0, {reason}"),
             # Keeping the mean adds the same number to each token, whose sum over a response is a reward for its length. A
             # critic learns that part as a baseline; the other estimators make an advantage of it.
-            require_setting(self, "whiten_rewards", not self.whiten_rewards, f"false, {reason}")
+            ("whiten_rewards", self.has_critic or not self.whiten_rewards, f"false, {reason}"),
+            ("ignore_eos", not (self.ignore_eos and self.stop_token_ids), "false where stop_token_ids is given"),
+            ("samples_per_prompt", not rest, f"a divisor of rollout_batch_size ({self.rollout_batch_size})"),
+            (
+                "num_mini_batches",
+                self.num_mini_batches <= prompts,
+                f"at most rollout_batch_size / samples_per_prompt ({prompts})",
+            ),
+        ):
+            require_setting(self, name, holds, wanted)

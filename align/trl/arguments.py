@@ -1,6 +1,6 @@
 """Checks of the trainer's arguments, and the prompts and the reference that they stand for."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -21,81 +21,56 @@ TURN_COLUMNS = ("prompt", "messages")
 """Columns of the prompts' texts, beside those of their token ids."""
 
 
-def check_models(args: PPOConfig, models: Mapping[str, Any], train_dataset: Any, peft_config: Any) -> None:
-    """Raise an `InvalidArgumentError` for arguments that exclude each other, or that are of a kind that cannot be used.
+def problems(
+    args: PPOConfig, models: Mapping[str, Any], train_dataset: Any, peft_config: Any, callbacks: Sequence[Any]
+) -> Iterator[str]:
+    """Find arguments that exclude each other, or that cannot be used; after a first problem no others can be found.
 
     Args:
         models: by the names of the trainer's arguments; `model` is the policy.
     """
     if not isinstance(args, PPOConfig):
-        raise InvalidArgumentError(f"`args` must be an `align.trl.PPOConfig`, not {type(args).__name__}")
+        yield f"`args` must be an `align.trl.PPOConfig`, not {type(args).__name__}"
     for name in ("model", "value_model"):
         if not isinstance(models[name], nn.Module):
-            raise InvalidArgumentError(f"`{name}` must be a loaded model, not {models[name]!r}")
+            yield f"`{name}` must be a loaded model, not {models[name]!r}"
     if train_dataset is None:
-        raise InvalidArgumentError("`train_dataset` is required")
+        yield "`train_dataset` is required"
     if isinstance(train_dataset, DatasetDict):
-        raise InvalidArgumentError(
-            f"`train_dataset` is a `DatasetDict` of {', '.join(train_dataset)}: give one of them, such as "
-            f"train_dataset[{next(iter(train_dataset))!r}]"
-        )
+        names, first = ", ".join(train_dataset), next(iter(train_dataset))
+        yield f"`train_dataset` is a `DatasetDict` of {names}: give one of them, such as train_dataset[{first!r}]"
     if isinstance(train_dataset, IterableDataset):
-        raise InvalidArgumentError(
-            "`train_dataset` is an `IterableDataset`, which has no length: give a `Dataset`, such as "
-            "Dataset.from_list(list(train_dataset))"
-        )
+        advice = "give a `Dataset`, such as Dataset.from_list(list(train_dataset))"
+        yield f"`train_dataset` is an `IterableDataset`, which has no length: {advice}"
     for name in ("model", "ref_model"):
         if isinstance(models[name], PreTrainedModelWrapper):
-            raise InvalidArgumentError(
-                f"`{name}` is an {type(models[name]).__name__}: give its `pretrained_model`; a second one, whose weights it "
-                "does not share, can be the `value_model`"
-            )
+            advice = "give its `pretrained_model`; a second one, whose weights it does not share, can be the `value_model`"
+            yield f"`{name}` is an {type(models[name]).__name__}: {advice}"
     model, ref_model = models["model"], models["ref_model"]
-    assert model is not None
     if not all(weight.is_floating_point() for weight in model.parameters()):
-        raise InvalidArgumentError("`model` is quantized, which is not supported: load it without `quantization_config`")
+        yield "`model` is quantized, which is not supported: load it without `quantization_config`"
     if ref_model is model:
-        raise InvalidArgumentError(
-            "`model` and `ref_model` cannot be the same object: give a copy, or None for a copy of the initial policy"
-        )
+        yield "`model` and `ref_model` cannot be the same object: give a copy, or None for a copy of the initial policy"
     if pair := sharing_pair(list(models.items()), trained=("model", "value_model")):
-        raise InvalidArgumentError(
-            f"`{pair[0]}` and `{pair[1]}` share weights, which training changes: give a copy of one, copy.deepcopy(model)"
-        )
+        yield f"`{pair[0]}` and `{pair[1]}` share weights, which training changes: give a copy of one, copy.deepcopy(model)"
     if peft_config is not None and not isinstance(peft_config, PeftConfig):
-        raise InvalidArgumentError(f"`peft_config` must be a `peft.PeftConfig`, not {type(peft_config).__name__}")
+        yield f"`peft_config` must be a `peft.PeftConfig`, not {type(peft_config).__name__}"
     if peft_config is not None and isinstance(model, PeftModel):
-        raise InvalidArgumentError(
-            "You passed a `PeftModel` together with a `peft_config`: leave `peft_config` out to train the adapter that is "
-            "there, or merge it first by merge_and_unload()"
-        )
-    check_adapter_names(args, model, ref_model)
-
-
-def check_callbacks(callbacks: Sequence[Any]) -> None:
-    """Raise an `InvalidArgumentError` for a callback that reads evaluations, which this trainer does not make."""
+        advice = "leave `peft_config` out to train the adapter that is there, or merge it first by merge_and_unload()"
+        yield f"You passed a `PeftModel` together with a `peft_config`: {advice}"
+    if args.ref_adapter_name and ref_model is not None:
+        yield "`ref_adapter_name` and `ref_model` both name a reference: leave one out"
+    for name in ("model_adapter_name", "ref_adapter_name"):
+        adapter = getattr(args, name)
+        if adapter and not isinstance(model, PeftModel):
+            yield f"`{name}` is {adapter!r}, but `model` is no `PeftModel`: load it as one, or leave the name out"
+        elif adapter and adapter not in model.peft_config:
+            yield f"`{name}` is {adapter!r}, but `model` has the adapters {', '.join(model.peft_config)}"
     if any(isinstance(each, EarlyStoppingCallback) or each is EarlyStoppingCallback for each in callbacks):
-        raise InvalidArgumentError(
+        yield (
             "`callbacks`: EarlyStoppingCallback reads evaluations, which this trainer does not make; write one that sets "
             "`control.should_training_stop`, or use selection.early_stopping_patience of `align ppo`"
         )
-
-
-def check_adapter_names(args: PPOConfig, model: nn.Module, ref_model: nn.Module | None) -> None:
-    """Raise an `InvalidArgumentError` for names of adapters that the policy lacks, or that have no effect."""
-    if args.ref_adapter_name and ref_model is not None:
-        raise InvalidArgumentError("`ref_adapter_name` and `ref_model` both name a reference: leave one out")
-    for name in ("model_adapter_name", "ref_adapter_name"):
-        adapter = getattr(args, name)
-        if not adapter:
-            continue
-        if not isinstance(model, PeftModel):
-            raise InvalidArgumentError(
-                f"`{name}` is {adapter!r}, but `model` is no `PeftModel`: load it as one, or leave the name out"
-            )
-        if adapter not in model.peft_config:
-            known = ", ".join(model.peft_config)
-            raise InvalidArgumentError(f"`{name}` is {adapter!r}, but `model` has the adapters {known}")
 
 
 def check_context(

@@ -35,12 +35,11 @@ from align.ppo.trainer import reward_settings, split_rewards
 from align.runtime.distributed import run_on_main
 from align.training.model_source import ModelSource
 from align.trl.arguments import (
-    check_callbacks,
     check_context,
-    check_models,
     data_sets,
     eval_prompts,
     padding_hint,
+    problems,
     prompt_rows,
     reference_of,
 )
@@ -111,8 +110,9 @@ class PPOTrainer(KnownArguments):
         peft_config: PeftConfig | None = None,
     ) -> None:
         models = {"model": model, "ref_model": ref_model, "value_model": value_model}
-        check_models(args, {**models, "reward_model": reward_model}, train_dataset, peft_config)
-        check_callbacks(callbacks or [])
+        given = ({**models, "reward_model": reward_model}, train_dataset, peft_config, callbacks or [])
+        if problem := next(problems(args, *given), ""):
+            raise InvalidArgumentError(problem)
         self.has_trained = False
         self.args, self.processing_class = args, processing_class
         self.ref_model, self.reward_model = ref_model, reward_model

@@ -65,9 +65,14 @@ def rollout_of(setup):
     return sample_rollout(setup.sampler, setup.policy.tokenization, setup.prompts, setup.sampling, (3, 1))
 
 
-def roles_of(setup, rollout):
-    rows = [list(range(len(rollout)))]
-    return forward_all_roles(setup.roles, rollout, rows, setup.policy.backbone, TEMPERATURE, 4096, setup.run.accelerator)
+def rows_of(setup):
+    """Each prompt and a response to it, as ids, with the outputs of policy, reference and critic."""
+    rollout = rollout_of(setup)
+    how = (setup.policy.backbone, TEMPERATURE, 4096, setup.run.accelerator)
+    old = forward_all_roles(setup.roles, rollout, [list(range(len(rollout)))], *how)
+    outputs = zip(old.log_probs, old.ref_log_probs, old.values, strict=True)
+    for prompt, response, columns in zip(rollout.prompts, rollout.responses, outputs, strict=True):
+        yield prompt.ids, response, *(column[: len(response)] for column in columns)
 
 
 @torch.no_grad()
@@ -94,12 +99,9 @@ def test_a_given_reference_predicts_the_log_probs_of_the_kl_penalty(name, lora_r
     reference = language_model(name, seed=2)
     expected = copy.deepcopy(reference)
     given = trainer(language_model(name), name=name, reference=reference, config={"lora_r": lora_r})
-    rollout = rollout_of(given.setup)
-    old = roles_of(given.setup, rollout)
-    for row, (prompt, response) in enumerate(zip(rollout.prompts, rollout.responses, strict=True)):
-        found = old.ref_log_probs[row, : len(response)]
-        assert torch.allclose(found, log_probs(expected, prompt.ids, response), atol=1e-4)
-        assert (found - old.log_probs[row, : len(response)]).abs().max() > 1e-2
+    for prompt, response, of_policy, of_reference, _ in rows_of(given.setup):
+        assert torch.allclose(of_reference, log_probs(expected, prompt, response), atol=1e-4)
+        assert (of_reference - of_policy).abs().max() > 1e-2
     given.train()
     assert all(torch.equal(*pair) for pair in zip(reference.parameters(), expected.parameters(), strict=True))
 
@@ -126,11 +128,8 @@ def test_a_value_model_is_the_critic_and_is_trained_in_place(name, settings, tra
     before = copy.deepcopy(value_model)
     names = list(dict(value_model.named_parameters()))
     given = trainer(policy, name=name, value_model=value_model, config=settings)
-    rollout = rollout_of(given.setup)
-    old = roles_of(given.setup, rollout)
-    for row, (prompt, response) in enumerate(zip(rollout.prompts, rollout.responses, strict=True)):
-        expected = values(before, prompt.ids, response)
-        assert torch.allclose(old.values[row, : len(response)], expected, atol=1e-4)
+    for prompt, response, *_, of_critic in rows_of(given.setup):
+        assert torch.allclose(of_critic, values(before, prompt, response), atol=1e-4)
     given.train()
     assert list(dict(value_model.named_parameters())) == names
     for (key, weight), earlier in zip(value_model.named_parameters(), before.parameters(), strict=True):
@@ -142,16 +141,14 @@ def test_a_language_model_with_a_value_head_is_the_critic(name, kind, trainer, l
     value_model = getattr(align.trl, f"AutoModelFor{kind}WithValueHead")(language_model(name, seed=1)).eval()
     before = copy.deepcopy(value_model)
     given = trainer(language_model(name), name=name, value_model=value_model)
-    rollout = rollout_of(given.setup)
-    old = roles_of(given.setup, rollout)
-    for row, (prompt, response) in enumerate(zip(rollout.prompts, rollout.responses, strict=True)):
-        read = {"input_ids": torch.tensor([prompt.ids + response[:-1]])}
+    for prompt, response, *_, of_critic in rows_of(given.setup):
+        read = {"input_ids": torch.tensor([prompt + response[:-1]])}
         if name == "tiny-t5":
             started = [before.config.decoder_start_token_id, *response[:-1]]
-            read = {"input_ids": torch.tensor([prompt.ids]), "decoder_input_ids": torch.tensor([started])}
+            read = {"input_ids": torch.tensor([prompt]), "decoder_input_ids": torch.tensor([started])}
         with torch.no_grad():
             expected = before(**read)[2]
-        assert torch.allclose(old.values[row, : len(response)], expected[0, -len(response) :], atol=1e-4)
+        assert torch.allclose(of_critic, expected[0, -len(response) :], atol=1e-4)
     given.train()
     for (key, weight), earlier in zip(value_model.named_parameters(), before.parameters(), strict=True):
         assert torch.equal(weight, earlier) == (key == "pretrained_model.lm_head.weight"), key  # listed unless it is tied

@@ -24,42 +24,22 @@ def test_updates_are_chosen_evenly_with_the_first_and_the_last(updates: int, cou
     assert sorted(recorded_updates(updates, count)) == expected
 
 
-def row(number: int, **changes: object) -> dict[str, object]:
-    given: dict[str, object] = {
-        "update": 7,
-        "row": number,
-        "prompt": [{"role": "user", "content": "Hi?"}],
-        "text": "Yo.",
-        "ended": True,
-        "reward": 0.1,
-        "score": -0.25,
-        "reward/model": 0.1,
-        "reward/brevity": 1e-8,
-        "ids": [5, 6, 7],
-        "tokens": ["Y", "o.", "<eos>"],
-        "log_probs": [-0.1, -2.5, -1e-7],
-        "kl": [0.0, 0.3, -0.1],
-        "values": [1.0, 2.0, 3.0],
-        "advantages": [0.5, -0.5, 1.5],
-    }
-    return given | changes
-
-
 def read_rollout(path: Path) -> list[dict[str, Any]]:
     """The rows of a file, as pyarrow reads them."""
     return pq.read_table(path).to_pylist()
 
 
 def test_what_was_written_is_read_back(tmp_path: Path) -> None:
-    rows = [row(0), row(1, category="truth", id="a-1", text="\u65e5\x00</script>", tokens=["", "\u65e5", "\x00</script>"])]
+    numbers = {"log_probs": [-0.1, -2.5, -1e-7], "reward/model": 0.1, "reward/brevity": 1e-8}
+    first = {"text": "Yo.", "tokens": ["Y", "o.", "<eos>"], **numbers}
+    second = {"category": "truth", "id": "a-1", "text": "\u65e5\x00</script>", "tokens": ["", "\u65e5", "\x00</script>"]}
     path = rollout_path(tmp_path, 7)
-    write_rollout(path, rows)
+    write_rollout(path, [first, second])
     found = read_rollout(path)
-    assert [each["tokens"] for each in found] == [each["tokens"] for each in rows]
-    assert (found[1]["category"], found[1]["id"], found[1]["text"]) == ("truth", "a-1", "\u65e5\x00</script>")
-    for name in ("reward/model", "reward/brevity"):
-        assert found[0][name] == float(torch.tensor(rows[0][name]))
-    assert torch.equal(torch.tensor(found[0]["log_probs"]), torch.tensor(rows[0]["log_probs"])), "float32 to the bit"
+    for name in ("category", "id", "text", "tokens"):
+        assert [each[name] for each in found] == [each.get(name) for each in (first, second)]
+    for name, value in numbers.items():
+        assert found[0][name] == torch.tensor(value).tolist(), "float32 to the bit"
     assert rollout_paths(tmp_path) == {7: path}
 
 
