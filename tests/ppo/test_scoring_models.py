@@ -53,12 +53,9 @@ def classifier(sharp_folders, tmp_path):
 def trainer(sharp_folders, make_config):
     """A trainer of the sharpened tiny-llama, or of a given policy."""
 
-    def made(
-        reward, prompts=("Hi",), policy=None, tokenizer=None, selection_reward_model=None, value_model=None, **settings
-    ):
-        given = {"selection_reward_model": selection_reward_model, "value_model": value_model, "tokenizer": tokenizer}
+    def made(reward, prompts=("Hi",), policy=None, given=(), **settings):
         config = make_config(**({"max_new_tokens": 4} | settings))
-        return PPOTrainer(policy or sharp_folders["tiny-llama"], reward, list(prompts), config, **given)
+        return PPOTrainer(policy or sharp_folders["tiny-llama"], reward, list(prompts), config, **dict(given))
 
     return made
 
