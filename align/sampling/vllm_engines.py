@@ -68,7 +68,7 @@ class VLLMServer:
         self.train_engine, self.loaded, self.longest, self.stale = train_engine, loaded, longest, True
         self.accelerator = train_engine.accelerator
         require_servable(loaded.backbone, loaded.adapter)
-        run_on_main(lambda: self._connect(longest), self.accelerator)
+        run_on_main(self._connect, self.accelerator)
 
     def sample(self, prompts: Sequence[list[int]], sampling: SamplingParams, seed: SeedKey) -> Responses:
         seeds = row_seeds(len(prompts), *seed)
@@ -105,11 +105,11 @@ class VLLMServer:
         if self.accelerator.is_main_process:
             self.client.close_communicator()  # type: ignore[no-untyped-call]
 
-    def _connect(self, longest: int) -> None:
+    def _connect(self) -> None:
         self.train_engine.run.print(f"waiting for the vLLM server at {self.url}")
         with self._server_errors("the server"):
             self.client = Client(self.url, self.timeout)
-        self._require_same_model(longest)
+        self._require_same_model()
         what = "joining the server's weight transfer"
         with self._server_errors(what), self._exit_after_timeout(what):
             # No index: the current device, which accelerate has set.
@@ -119,12 +119,12 @@ class VLLMServer:
         """Wait for a server that went away, and join it as at first."""
         self.client.close_communicator()  # type: ignore[no-untyped-call]
         try:
-            self._connect(self.longest)
+            self._connect()
         except UserError as error:
             raise ServerGoneError(str(error)) from error
         self.train_engine.run.print(f"the vLLM server at {self.url} is back")
 
-    def _require_same_model(self, longest: int) -> None:
+    def _require_same_model(self) -> None:
         """Refuse a server with another vocabulary or too short a context."""
         tokenizer = self.loaded.tokenization.tokenizer
         with self._server_errors("asking for its model"):
@@ -138,10 +138,10 @@ class VLLMServer:
         expected = tokenizer(TOKENIZER_PROBE, add_special_tokens=False).input_ids
         if answer.get("tokens") != expected:
             raise UserError(f"vLLM server {self.url}: it serves {name}, which has another vocabulary; {advice}")
-        if served["max_model_len"] < longest:
+        if served["max_model_len"] < self.longest:
             raise UserError(
                 f"vLLM server {self.url}: its context is {served['max_model_len']} tokens, but prompts and responses need "
-                f"{longest}; start it with --max-model-len {longest}"
+                f"{self.longest}; start it with --max-model-len {self.longest}"
             )
 
     def _send_weights(self) -> None:

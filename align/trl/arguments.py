@@ -7,12 +7,12 @@ import torch
 from datasets import Dataset, DatasetDict, IterableDataset
 from peft import PeftConfig, PeftModel
 from torch import nn
-from transformers import DataCollatorWithPadding, EarlyStoppingCallback, PreTrainedModel
+from transformers import DataCollatorWithPadding, EarlyStoppingCallback
 
 from align.batches.encoding import Limits, encode_prompts
 from align.models.backbone.kinds import has_separate_encoder
 from align.models.loading import LoadedModel
-from align.ppo.inputs import BASE_REFERENCE, sharing_pair
+from align.ppo.inputs import sharing_pair
 from align.tokenization.encoded import EncodedPrompt
 from align.trl.config import InvalidArgumentError, PPOConfig
 from align.trl.value_head import PreTrainedModelWrapper
@@ -88,18 +88,6 @@ def check_context(
                 f"the longest prompt has {longest} tokens, and response_length is {response_length}, but `{name}` "
                 f"reads {limit}; shorten or remove it, or lower response_length"
             )
-
-
-def reference_of(
-    args: PPOConfig, model: nn.Module, ref_model: PreTrainedModel | None, peft_config: PeftConfig | None
-) -> PreTrainedModel | str | None:
-    """Return the reference: a model, the name of an adapter of the policy, or None for the initial policy.
-
-    The reference of a `PeftModel` is its base, as in TRL.
-    """
-    if ref_model is not None or peft_config is not None:
-        return ref_model
-    return args.ref_adapter_name or (BASE_REFERENCE if isinstance(model, PeftModel) else None)
 
 
 def data_sets(given: Dataset | Mapping[str, Dataset] | None) -> list[Dataset]:

@@ -26,13 +26,14 @@ from align.models.checkpoint import model_card, save_model_into
 from align.models.hub import make_repo, push_model
 from align.ppo.evaluation import save_policy
 from align.ppo.extensions import Extensions
-from align.ppo.inputs import PPOInputs
+from align.ppo.inputs import BASE_REFERENCE, PPOInputs
 from align.ppo.reward_functions import RewardFunction, WeightedFunction
 from align.ppo.scoring_models import RewardModelLike
 from align.ppo.setup import PPOSetup, prepare
 from align.ppo.train import train
 from align.ppo.trainer import reward_settings, split_rewards
 from align.runtime.distributed import run_on_main
+from align.training.callbacks import STATE_FILE
 from align.training.model_source import ModelSource
 from align.trl.arguments import (
     check_context,
@@ -41,15 +42,12 @@ from align.trl.arguments import (
     padding_hint,
     problems,
     prompt_rows,
-    reference_of,
 )
 from align.trl.config import InvalidArgumentError, PPOConfig, set_batch_sizes, stop_token_of
 from align.trl.hooks import TrainerHooks, TRLCallbacks, show_completions
 from align.trl.old_names import MEMBERS, renamed_arguments
 from align.trl.translation import core_config, number_format_hint, uncalled_methods, unsupported_settings
 from align.trl.value_head import PolicyAndValueModel, PreTrainedModelWrapper
-
-STATE_FILE = "trainer_state.json"
 
 
 def end_processes() -> None:
@@ -169,7 +167,9 @@ class PPOTrainer(KnownArguments):
             self.reward_model.config.pad_token_id = processing_class.pad_token_id
         if isinstance(model, PeftModel) and args.model_adapter_name:
             model.set_adapter(args.model_adapter_name)
-        reference = reference_of(args, model, self.ref_model, policy.peft_config)
+        reference: PreTrainedModel | str | None = self.ref_model
+        if reference is None and policy.peft_config is None:  # that of a `PeftModel` is its base, as in TRL
+            reference = args.ref_adapter_name or (BASE_REFERENCE if isinstance(model, PeftModel) else None)
         given = (policy, *rewards, Extensions([self.hooks]))
         setup = prepare(self.core_config, PPOInputs(*given, prompts, (), reference, value_model, self.callbacks))
         # Prompts are token ids: no template is applied to them, and the policy is saved with that of its tokenizer.
