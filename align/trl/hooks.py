@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, variance
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 from rich.table import Table
@@ -32,9 +32,6 @@ from align.tokenization.encoded import EncodedPrompt
 from align.training.callbacks import Decisions, TrainerCallbacks
 from align.training.engine import TrainEngine
 from align.trl.config import InvalidArgumentError, PPOConfig
-
-if TYPE_CHECKING:
-    from align.trl.trainer import PPOTrainer
 
 STEP_METRICS = {
     "policy/approxkl_avg": "policy/approx_kl",
@@ -159,13 +156,13 @@ class TRLCallbacks(TrainerCallbacks):
 
     Args:
         callbacks: objects or classes.
-        trainer: has the settings and the metrics, and methods that a subclass may override.
+        trainer: a `PPOTrainer`, which has the settings and the metrics, and methods that a subclass may override.
     """
 
     state: OnlineTrainerState
     args: PPOConfig
 
-    def __init__(self, callbacks: Sequence[TrainerCallback | type[TrainerCallback]], trainer: "PPOTrainer") -> None:
+    def __init__(self, callbacks: Sequence[TrainerCallback | type[TrainerCallback]], trainer: Any) -> None:
         super().__init__(callbacks, trainer.args, OnlineTrainerState())
         self.trainer, self.hooks = trainer, trainer.hooks
 
