@@ -77,12 +77,7 @@ def micro_batches(rows: Sequence[int], lengths: Sequence[int], budget: int, acce
 def group_batches(
     groups: Sequence[Sequence[int]], costs: Sequence[int], budget: int, accelerator: Accelerator
 ) -> list[MicroBatch]:
-    """Return `micro_batches` of groups of rows that must stay together; their rows are `GroupedRows`.
-
-    Args:
-        groups: every row of the global batch is in one.
-        costs: tokens of each group.
-    """
+    """Return `micro_batches` of groups of rows that must stay together, as `GroupedRows`; `costs` are tokens by group."""
     plan = micro_batches(range(len(groups)), costs, budget, accelerator)
     return [MicroBatch(GroupedRows([groups[group] for group in batch.rows]), batch.loss_weight) for batch in plan]
 

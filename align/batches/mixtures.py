@@ -17,11 +17,7 @@ Records = str | Sequence[Record | Mapping[str, Any] | str]
 
 @dataclass(frozen=True)
 class Prefixed:
-    """A source whose prompts get a text that names their task, as in T5 (Raffel et al. 2020, section 2.4).
-
-    Attributes:
-        prefix: put before the first user turn of each prompt.
-    """
+    """A source whose prompts begin with a text that names their task, as in T5 (Raffel et al. 2020, section 2.4)."""
 
     source: Records | Path
     prefix: str
@@ -34,11 +30,7 @@ any layout that the files may have. A string is taken as a prompt. Either may be
 
 @dataclass(frozen=True)
 class Mixture:
-    """Several weighted sources of training data for a trainer.
-
-    Attributes:
-        weights: relative frequency of each source's examples (`align.training.data_order.DataOrder`).
-    """
+    """Several sources of training data with the relative frequencies of their examples."""
 
     sources: Sequence[Data]
     weights: Sequence[float]
@@ -138,12 +130,7 @@ def encode_split(
     prefixes: Sequence[str],
     share: float,
 ) -> tuple[MixedExamples[Opened], list[Opened]]:
-    """Return training and validation examples; without validation data, `hold_out` takes a share of the training data.
-
-    Args:
-        prefixes: see `mixture_of`.
-        share: held out of the training data.
-    """
+    """Return training and validation examples; without validation data, `hold_out` takes a share of the training data."""
     mixed, held_out = hold_out(encode_mixture(train_data, encode, prefixes), share)
     return mixed, encode(validation_data) if is_given(validation_data) else held_out
 

@@ -20,14 +20,11 @@ EXAMPLE_LENGTH = 90  # characters of a text that are shown
 
 
 def check_data(path: str, kind: str | None = None) -> str:
-    """Describe a source as records of the named kind, or of the kind that its first rows look like.
+    """Describe a source as records of one kind, one fact per line with bad rows at the end.
 
     Args:
         path: a file, a folder or the name of a hub data set.
-        kind: a name in `KINDS` (also with - or _).
-
-    Returns:
-        The description, one fact per line; bad rows are listed at its end.
+        kind: a name in `KINDS` (also with - or _); None: what its first rows look like.
     """
     name = find_kind(path, kind)
     scanned = scan_rows(iter_rows(path), KINDS[name])
@@ -57,16 +54,13 @@ def check_data(path: str, kind: str | None = None) -> str:
 
 
 def convert_data(source: str, output: str | os.PathLike[str], kind: str | None = None, skip_bad_rows: bool = False) -> str:
-    """Write a source as JSON Lines in this project's layout (docs/data.md).
+    """Write a source as JSON Lines in this project's layout (docs/data.md); return what was written and what was unused.
 
     Args:
         source: a file, a folder or the name of a hub data set.
         output: a name that ends in .jsonl or .jsonl.gz.
         kind: as in `check_data`.
         skip_bad_rows: leave out rows that cannot be read.
-
-    Returns:
-        One line: how many records of which kind were written, and a second line that lists unused columns, if any.
     """
     if os.path.exists(output):
         raise UserError(f"{output} already exists; give another output, or remove it")

@@ -124,12 +124,7 @@ def split_sentences(line: str) -> list[str]:
 
 
 def clean_file(source: str, target: Path, cleaner: Cleaner, skip_bad_rows: bool = False) -> str:
-    """Write the pages of a source that C4's rules keep, and describe the removed text.
-
-    Args:
-        source: raw texts: a file, folder or hub name.
-        target: the .jsonl file to write.
-    """
+    """Write the pages of a source (file, folder or hub name) that C4's rules keep, and describe the removed text."""
     if target.suffix != ".jsonl":
         raise UserError(f"{target}: texts are written as JSON Lines; use a name that ends in .jsonl")
     total = 0

@@ -98,8 +98,6 @@ def convert_row(row: object, kind: type[Record], unused: Counter[str] | None = N
     """The layout of a row and its records (usually one); for rankings they may be `RatedAnswer`s, to be ranked together.
 
     Args:
-        row: the decoded row.
-        kind: the kind of record to read it as.
         unused: counts the fields that were given and not read.
 
     Raises:

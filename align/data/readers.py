@@ -46,10 +46,7 @@ class Scan(Generic[R]):
 
 
 def scan_rows(rows: Iterable[SourceRow], kind: type[R], *, stop_at_bad: bool = False) -> Scan[R]:
-    """Read rows, some of which may be records already, to their end, or with `stop_at_bad` to the UserError of a bad one.
-
-    Ratings of single answers become rankings at the end.
-    """
+    """Read rows, or records, to their end, or with `stop_at_bad` to a bad one, which is then a UserError."""
     scanned: Scan[R] = Scan()
     rated: list[RatedAnswer] = []
     for where, row in rows:
@@ -144,10 +141,7 @@ def parse_rows(
 
     Args:
         parse: from a row's fields and its number, from 1, to the items in it; raises a `UserError` for a bad row.
-        nothing: the message for sources without an item, such as "holds no usable question".
-
-    Raises:
-        UserError: "FILE:LINE: ..." for a bad row, and for sources without an item.
+        nothing: the error for sources without an item, such as "holds no usable question".
     """
     rows = (row for source in sources for row in iter_rows(source, split))
     return list(_parse(rows, ", ".join(sources), parse, nothing, skip_bad_rows))
@@ -217,11 +211,7 @@ class Text(NamedTuple):
 
 
 def read_texts(source: str | Sequence[str | Mapping[str, Any]], skip_bad_rows: bool = False) -> Iterator[Text]:
-    """The documents of a file, folder or hub name, or of rows or texts in memory.
-
-    Raises:
-        UserError: for a source without any document, and for a bad row unless bad rows are skipped.
-    """
+    """The documents of a file, folder or hub name, or of rows or texts in memory; errors as of `parse_rows`."""
     if isinstance(source, str):
         name, rows = source, iter_rows(source)
     else:
@@ -251,10 +241,7 @@ class FewShotPrompt:
     examples: tuple[tuple[str, str], ...] = ()
 
     def before(self, conversation: Conversation) -> Conversation:
-        """Return the conversation after the examples and the instruction, which follow a system turn.
-
-        An example with the same question is left out.
-        """
+        """Return the conversation after the instruction and the examples with other questions, behind its system turn."""
         asked = conversation[-1]["content"].strip()
         start = 1 if conversation[0]["role"] == "system" else 0
         turns: list[Message] = [*conversation[:start]]
@@ -268,12 +255,7 @@ class FewShotPrompt:
 
 
 def read_few_shot_prompt(count: int, source: str, instruction: str) -> FewShotPrompt:
-    """Return a prompt of the first demonstrations of a source that have one user turn and one answer.
-
-    Args:
-        count: how many; 0: the source is not read.
-        source: a file, a folder or the name of a hub data set.
-        instruction: may be empty.
+    """Return a prompt of the first `count` demonstrations of a source that have one user turn and one answer.
 
     Raises:
         UserError: if the source cannot be read, or has fewer such demonstrations.

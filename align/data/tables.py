@@ -40,10 +40,7 @@ def rename(row: Mapping[str, Any], columns: Mapping[str, str]) -> dict[str, Any]
 def csv_rows(stream: IO[bytes], label: str) -> Iterator[dict[str, str | None] | UserError]:
     """The rows of cells below the header of a CSV file, as spreadsheets and pandas write them, and the errors of bad rows.
 
-    The separator is the comma, semicolon or tab that the header holds most of.
-
-    Args:
-        label: the file's name, for messages.
+    The separator is the comma, semicolon or tab that the header holds most of. `label` is the file's name, for messages.
     """
     csv.field_size_limit(sys.maxsize)  # the default of 128 KiB is shorter than a long document
     text = io.TextIOWrapper(stream, encoding="utf-8-sig", newline="")  # Excel begins UTF-8 with a byte order mark

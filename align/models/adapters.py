@@ -27,11 +27,7 @@ ADDED = "adapters_of_align"
 
 
 def load_adapter(model: PreTrainedModel, folder: str, name: str) -> PeftModel:
-    """Put a saved adapter, frozen, onto a model that has none.
-
-    Raises:
-        UserError: if the adapter does not fit the model or lacks weights.
-    """
+    """Put a saved adapter, frozen, onto a model that has none; a UserError if it does not fit the model or lacks weights."""
     stored = _stored_names(folder)
     try:
         peft_model = PeftModel.from_pretrained(model, folder, adapter_name=name, autocast_adapter_dtype=False)
@@ -97,11 +93,7 @@ def copy_adapter(peft_model: PeftModel, source: str, target: str) -> None:
 
 
 def delete_added_adapters(peft_model: PeftModel, kept: str) -> None:
-    """Delete the adapters that an earlier trainer has added to a PEFT model.
-
-    Args:
-        kept: the adapter that stays in any case.
-    """
+    """Delete the adapters that an earlier trainer has added to a PEFT model, except `kept`."""
     for name in sorted((vars(peft_model).pop(ADDED, set()) & peft_model.peft_config.keys()) - {kept}):
         peft_model.delete_adapter(name)
 

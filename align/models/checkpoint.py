@@ -93,11 +93,7 @@ def save_model_into(folder: Path, loaded: LoadedModel, state: Mapping[str, Tenso
 def finish_folder(
     temporary: Path, loaded: LoadedModel, card: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase | None = None
 ) -> None:
-    """Write tokenizer, chat template, generation settings and model card.
-
-    Args:
-        tokenizer: None: the model's own; another one differs in its padding token.
-    """
+    """Write the tokenizer (None: the model's own), chat template, generation settings and model card."""
     tokenization, model = loaded.tokenization, loaded.backbone.model
     (tokenizer or tokenization.tokenizer).save_pretrained(temporary)
     generation = getattr(model, "generation_config", None)
@@ -111,12 +107,9 @@ def finish_folder(
 
 
 def require_savable(loaded: LoadedModel, write: Callable[[Path], None] | None = None) -> None:
-    """Write the files of a saved model, without its weights, to a temporary folder.
+    """Write the files of a saved model without its weights, those of a policy or by `write`, to a temporary folder.
 
     Transformers validates more when it saves than when it loads: a run would fail at its end.
-
-    Args:
-        write: writes other files than those of a policy.
     """
     try:
         with tempfile.TemporaryDirectory() as name:

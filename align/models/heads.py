@@ -118,11 +118,7 @@ class ScalarHead(nn.Module):
 
 
 class LanguageModel(nn.Module):
-    """A backbone that predicts responses: the model of SFT, and PPO's frozen reference.
-
-    Args:
-        adapter: the adapter to compute with; None: the bare backbone.
-    """
+    """A backbone that predicts responses with an adapter (None: without): the model of SFT, and PPO's frozen reference."""
 
     def __init__(self, backbone: Backbone, adapter: str | None = None) -> None:
         super().__init__()

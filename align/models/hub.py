@@ -29,10 +29,7 @@ def push_command(folder: Path, repo: str) -> str:
 
 
 def make_repo(repo: str, token: str | None = None) -> str:
-    """Create a private model repository on the hub, unless it exists. A run calls it before training.
-
-    Returns:
-        The full name of the repository.
+    """Create a private model repository on the hub, unless it exists; return its full name. A run calls it before training.
 
     Raises:
         UserError: if the hub cannot be reached or refuses, without a token for example.

@@ -85,11 +85,7 @@ def _peft_fields(settings: LoraSettings | None) -> dict[str, Any]:
 
 
 def new_lora_config(config: ModelConfig, model: PreTrainedModel, base: str) -> LoraConfig:
-    """Return PEFT's settings of a new adapter on `model` as a run's settings describe it.
-
-    Args:
-        base: name or folder of the model.
-    """
+    """Return PEFT's settings of a new adapter on `model`, of the name or folder `base`, as a run's settings describe it."""
     by_default = linear_layers(model) or ALL_LINEAR
     targets = by_default if config.lora_target_modules == ALL_LINEAR else config.lora_target_modules.split(",")
     further, own = _peft_fields(config.lora), adapter_settings(model)
@@ -165,12 +161,7 @@ def with_lora_settings(config: Config, given: PeftConfig, is_new: bool, model_ty
 
 
 def require_same_lora(config: ModelConfig, model: PreTrainedModel, stored: PeftConfig) -> None:
-    """Refuse LoRA settings that differ from those of the adapter that training continues: its shape cannot change.
-
-    Args:
-        model: with the adapter's layers inside.
-        stored: the adapter's settings.
-    """
+    """Refuse LoRA settings that differ from those `stored` with the adapter in `model`, which training continues."""
     start, merge = f"model '{config.model}' is an adapter with", "set lora_r to 0 to merge the adapter and train all weights"
     layers = {name for name, module in model.named_modules() if isinstance(module, LoraLayer)}
     adapted = config.lora_target_modules

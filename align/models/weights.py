@@ -18,11 +18,7 @@ from align.runtime.sharding import Sharder, loading_accelerator, local_shard, mi
 
 
 def load_weights(source: str, dtype: torch.dtype) -> PreTrainedModel:
-    """Load a transformers model from safetensors in its class.
-
-    Raises:
-        UserError: if the weights are missing, broken, or only there as pickle.
-    """
+    """Load a transformers model from safetensors; a UserError if they are missing, broken, or only there as pickle."""
     config = load_config(source)
     accelerator = loading_accelerator()
     sharder = Sharder(accelerator, dtype) if accelerator else None

@@ -73,9 +73,8 @@ class EncodedRanking:
     Attributes:
         ranks: [K]; 1 is best, equal ranks are ties.
         margin: difference of rewards by which a better response should win.
-        category: topic of the prompt.
         preferences: [K, K] probability that response i is better than response j.
-        opening: digest of the conversation's first user turn, by which validation data are split off.
+        opening: as of `EncodedDemonstration`.
     """
 
     prompt: TokenIds

@@ -68,10 +68,7 @@ def _literal(text: str) -> str:
 
 
 class ConversationError(UserError):
-    """A text that the tokenizer or its chat template cannot represent; the caller names its record.
-
-    The template may drop a turn or a part of an answer, or a text may spell a special token.
-    """
+    """A text that the tokenizer or its chat template drops, changes or cannot represent; the caller names its record."""
 
 
 class ChatRenderer:

@@ -11,13 +11,11 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.utils.stateless import _reparametrize_module
 from transformers import PreTrainedConfig, PreTrainedModel
 
-PARTS_OF_NAMES = ("drop", "jitter")
-"""Parts of the names of rates: dropout, layerdrop, attn_pdrop, drop_path_rate, router_jitter_noise."""
-
 
 def is_dropout_rate(name: str, value: Any) -> bool:
     """Return whether a setting of a config, or an attribute of a module, is the rate of something random in training."""
-    return isinstance(value, float) and any(part in name for part in PARTS_OF_NAMES)
+    # dropout, layerdrop, attn_pdrop, drop_path_rate, router_jitter_noise
+    return isinstance(value, float) and ("drop" in name or "jitter" in name)
 
 
 def disable_dropout(module: nn.Module) -> None:

@@ -11,12 +11,7 @@ from align.models.backbone.decoder import pack_rows
 
 
 class SummaryState(nn.Module):
-    """Takes the place of a classifier's last matrix: the model then returns the input of that matrix.
-
-    Attributes:
-        place: the matrix's name in the model.
-        removed: the matrix, with its bias.
-    """
+    """Takes the place of a classifier's last matrix `removed`, called `place`: the model then returns the matrix's input."""
 
     def __init__(self, place: str, matrix: nn.Linear) -> None:
         super().__init__()

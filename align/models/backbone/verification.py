@@ -12,12 +12,7 @@ from align.models.backbone.encoder import EncoderBackbone
 
 @torch.no_grad()
 def verify(backbone: Backbone) -> bool:
-    """Compare a backbone with itself and with its model's forward pass; return whether responses can share a row.
-
-    Raises:
-        UserError: if the model reads later tokens into earlier states, reads padding, computes logits that the backbone does
-            not reproduce, or has a cache that rows cannot leave.
-    """
+    """Compare a backbone with itself and with its model's forward pass; return whether responses can share a row."""
     model = backbone.model
     was_training = model.training
     model.train(False)
