@@ -23,6 +23,10 @@ def judgment(**changes):
     return RuleJudgment.from_row({**row, **changes})
 
 
+def demonstration(**row):
+    return Demonstration.from_row(row)
+
+
 def test_messages_are_split_before_the_first_assistant_turn():
     turns = [system(""), user("1"), assistant("2"), user("3"), assistant("4")]
     record = Demonstration.from_row({"messages": turns})
@@ -121,11 +125,6 @@ RANKING_ERRORS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("changes", "message"), RANKING_ERRORS, ids=[str(i) for i in range(len(RANKING_ERRORS))])
-def test_ranking_errors(changes, message):
-    assert refusal(ranking, **changes) == message
-
-
 @pytest.mark.parametrize("margin", [-1, float("nan"), float("inf"), "1", True])
 def test_a_margin_is_finite_and_not_negative(margin):
     message = refusal(ranking, responses=["a", "b"], ranks=[1, 2], margin=margin)
@@ -149,23 +148,21 @@ DEMONSTRATION_ERRORS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("row", "message"), DEMONSTRATION_ERRORS, ids=[m[:45] for _, m in DEMONSTRATION_ERRORS])
-def test_demonstration_errors(row, message):
-    assert refusal(Demonstration.from_row, row) == message
+JUDGMENT_ERRORS = [
+    ({"verdict": "maybe"}, "field 'verdict': is 'maybe'; use one of violates, unsure, follows"),
+    ({"verdict": None}, "field 'verdict': is missing; add it"),
+    ({"rule": ""}, "field 'rule': is empty; write the text, or remove the row"),
+    ({"response": None}, "field 'response': is missing; add it"),
+    ({"notes": "x"}, "field 'notes': is not a known field; did you mean 'note'? Rename it, or remove it"),
+]
+ERRORS = [(ranking, *error) for error in RANKING_ERRORS]
+ERRORS += [(demonstration, *error) for error in DEMONSTRATION_ERRORS]
+ERRORS += [(judgment, *error) for error in JUDGMENT_ERRORS]
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"verdict": "maybe"}, "field 'verdict': is 'maybe'; use one of violates, unsure, follows"),
-        ({"verdict": None}, "field 'verdict': is missing; add it"),
-        ({"rule": ""}, "field 'rule': is empty; write the text, or remove the row"),
-        ({"response": None}, "field 'response': is missing; add it"),
-        ({"notes": "x"}, "field 'notes': is not a known field; did you mean 'note'? Rename it, or remove it"),
-    ],
-)
-def test_rule_judgment_errors(changes, message):
-    assert refusal(judgment, **changes) == message
+@pytest.mark.parametrize(("make", "fields", "message"), ERRORS, ids=range(len(ERRORS)))
+def test_errors(make, fields, message):
+    assert refusal(make, **fields) == message
 
 
 @pytest.mark.parametrize("kind", [Demonstration, Ranking, RuleJudgment, Prompt])

@@ -20,6 +20,8 @@ from align.data.sources import iter_rows
 from tests.data.rows import HI, RECORDS, ROWS, assistant, error_of, lines, write_parquet
 from tests.refusals import refusal
 
+HEADER = b"prompt,chosen,rejected\n"
+
 
 def gz(data):
     """A gzip file without the time of now: test processes must name their cases alike."""
@@ -169,6 +171,12 @@ def test_a_name_that_is_neither_file_nor_hub_data_set(monkeypatch, tmp_path, err
         ("a.jsonl.gz", gz(lines(ROWS))[:-9], "broken gzip file (Compressed file ended before the "
          "end-of-stream marker was reached); copy or compress it again"),
         ("a.jsonl", '{"prompt": "Hi"}'.encode("utf-16"), "is UTF-16; save it as UTF-8"),
+        ("a.csv", b"", "the file is empty; write one record per line"),
+        ("a.csv", HEADER, "has no rows; write one record per line"),
+        ("a.csv", HEADER + "ä,b,c\n".encode("cp1252"), "not UTF-8 (byte 0xe4); save it as CSV UTF-8"),
+        ("a.csv", HEADER + b'"a,b,c\n', "broken CSV (unexpected end of data); write it again, with quotes inside of cells "
+         "doubled"),
+        ("a.csv", b"prompt,chosen,chosen\na,b,c\n", "the header has the column 'chosen' twice; rename one"),
     ],
 )  # fmt: skip
 def test_broken_files(tmp_path, name, data, message):
@@ -219,7 +227,6 @@ def test_unreadable_file():
 
 
 TEXTS = ['He said "no", twice;\nthen left.', "Tab\there", "drei ä\u2028b", "NA", "  spaces  ", "[1, 2]", "x" * 200_000]
-HEADER = b"prompt,chosen,rejected\n"
 
 
 @pytest.mark.parametrize("name", ["rows.csv", "rows.CSV", "rows.csv.gz", "rows.tsv"])
@@ -273,18 +280,3 @@ def test_rows_are_checked_as_in_other_files(tmp_path):
     assert check_data(str(path)).endswith(f"bad rows:              1 of 3 (33.3 %)\n  {wrong}")
     path.write_bytes(HEADER + b"a,b,\n")
     assert error_of(path, Ranking) == f"{path}: row 1: field 'rejected': is missing; a pair has prompt, chosen and rejected"
-
-
-@pytest.mark.parametrize(
-    ("data", "message"),
-    [
-        (HEADER + "ä,b,c\n".encode("cp1252"), "not UTF-8 (byte 0xe4); save it as CSV UTF-8"),
-        (HEADER + b'"a,b,c\n', "broken CSV (unexpected end of data); write it again, with quotes inside of cells doubled"),
-        (b"prompt,chosen,chosen\na,b,c\n", "the header has the column 'chosen' twice; rename one"),
-        (HEADER, "has no rows; write one record per line"),
-        (b"", "the file is empty; write one record per line"),
-    ],
-)
-def test_broken_csv_files(tmp_path, data, message):
-    (tmp_path / "rows.csv").write_bytes(data)
-    assert error_of(tmp_path / "rows.csv", Ranking) == f"{tmp_path / 'rows.csv'}: {message}"
