@@ -4,6 +4,7 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from accelerate import Accelerator
@@ -45,10 +46,8 @@ class EvaluatedModel:
 
     Attributes:
         name: short, unique among the models of the evaluation, and fit for a file name.
-        accelerator: the processes that share it.
         source: the folder or hub name that it was loaded from.
         fingerprint: changes with the weights and with the few-shot prompt.
-        few_shot_prompt: text before each prompt.
     """
 
     name: str
@@ -75,9 +74,6 @@ def open_accelerator(dtype: str) -> Accelerator:
 
 def open_models(names: Sequence[str], config: InferenceConfig, accelerator: Accelerator) -> Iterator[EvaluatedModel]:
     """Open the models one at a time: frozen, in evaluation mode, on the accelerator's device.
-
-    Args:
-        config: of a task, which may have `FewShotConfig` too.
 
     Raises:
         UserError: if there are none, or one cannot be loaded; names are checked before the first is opened.
@@ -150,15 +146,8 @@ def short_names(models: Sequence[str]) -> list[str]:
 # ------------------------------------------------------------------------------------------------------------- sampling
 
 
-@dataclass(frozen=True)
-class TokenPrompt:
-    """A prompt that a model is to continue.
-
-    Attributes:
-        ids: all that the model reads.
-        key: of the prompt's own random numbers: other prompts, another number of processes or a restart change no text.
-        where: names the prompt in an error.
-    """
+class TokenPrompt(NamedTuple):
+    """The token ids that a model reads, the key of the prompt's own random numbers, and its name in an error."""
 
     ids: list[int]
     key: tuple[int, ...]
@@ -176,8 +165,8 @@ def sample_once(
 ) -> dict[str, Json]:
     """Sample texts from a model after each prompt; those in the file `path` are not sampled again.
 
-    In float32 a text depends on the seed, the prompt's key and the model alone. In bfloat16 the batch that a prompt is in
-    changes its logits a little.
+    In float32 a text depends on the seed, the prompt's key and the model alone, not on other prompts, the number of
+    processes or a restart. In bfloat16 the batch that a prompt is in changes its logits a little.
 
     Returns:
         By the prompt's name, `texts` and token `ids` of its samples.
@@ -209,12 +198,7 @@ def sample_once(
 def respond(
     evaluated: EvaluatedModel, prompts: Sequence[list[int]], uniforms: Tensor, sampling: SamplingParams
 ) -> list[list[int]]:
-    """Sample a response to each prompt; the same on every process, however many share the work.
-
-    Args:
-        prompts: token ids of each prompt; repeat a prompt for several samples.
-        uniforms: [rows, max_new_tokens].
-    """
+    """Sample a response to each prompt with `uniforms` [rows, max_new_tokens]; the same on every process."""
     backbone, ends = evaluated.loaded.backbone, evaluated.loaded.tokenization.end_ids
 
     def sample_rows(rows: list[int]) -> list[list[int]]:
@@ -229,12 +213,9 @@ def respond(
 def sample_answers(
     config: EvalPromptsConfig, task: str, evaluated: EvaluatedModel, samples: int = 1
 ) -> dict[str, list[SampledResponse]]:
-    """Sample answers of a model to each prompt of the settings that fits it.
+    """Sample answers of a model to each prompt of the settings that fits it, by the prompt's number in the file, from 1.
 
     Reward models and judges see the prompt without the model's few-shot prompt.
-
-    Returns:
-        By the prompt's number in the file, from 1, `samples` answers to each prompt.
 
     Raises:
         UserError: if a prompt exceeds the limits (see `overlong`) or the model's context.
@@ -279,10 +260,7 @@ def answer_log_likelihoods(
 ) -> list[list[float]]:
     """Summed log-probability in nats of each answer of each question; the same on every process.
 
-    Where the model can, each question is read once for all its answers.
-
-    Args:
-        budget: padded tokens that are read at once.
+    Where the model can, each question is read once for all its answers. `budget` padded tokens are read at once.
     """
 
     def read(batch: Sequence[PromptResponses]) -> Tensor:
@@ -302,7 +280,7 @@ def reward_answers(
     accelerator: Accelerator,
     settings: Json,
 ) -> list[list[float]]:
-    """Score the answers to each prompt with a reward model; stored in `OUTPUT/<name>-by-<reward model>.jsonl`.
+    """Score the answers of a policy with a reward model; stored in `OUTPUT/<name>-by-<reward model>.jsonl`.
 
     Args:
         policy: tokenization of the answers.

@@ -69,68 +69,56 @@ class BiasConfig(EvalConfig, InferenceConfig):
     max_new_tokens: int = option(50, "longest completion, in tokens", gt=0)
 
 
-@dataclass(frozen=True)
-class Measure:
-    """A number for each of the same items for every model: an occupation, or a completion with the same noise.
-
-    Attributes:
-        name, change: of the measurements of a model, and of its paired difference from the first model.
-        values: None where a completion has no word of judgment.
-        scorer: the source of the numbers.
-    """
-
-    name: str
-    change: str
-    values: Sequence[float | None]
-    scorer: str
-
-
 def run_bias(config: BiasConfig) -> list[Evaluation]:
     """Measure each model, and the change from the first model to each other; writes `bias.json` and files of results."""
     accelerator = open_accelerator(config.dtype)
     evaluations: list[Evaluation] = []
-    first: dict[str, Measure] = {}
+    first: dict[str, Sequence[float | None]] = {}
     for evaluated in open_models(config.models, config, accelerator):
         measurements: list[Measurement] = []
         tables: dict[str, list[Json]] = {}
         for kind in config.kinds:
-            measures = []
             if kind == OCCUPATION:
-                odds = occupation_odds(config, evaluated)
+                odds, scorer, what = occupation_odds(config, evaluated), "log-likelihood", "log P(female) / P(male)"
                 tables["Occupations"] = occupation_rows(odds)
-                for context, values in odds.items():
-                    measurements.append(leaning_measurement(context, values))
-                    name, change = f"{context}: log P(female) / P(male)", f"{context}: change of the log-odds"
-                    measures.append(Measure(name, change, values, "log-likelihood"))
+                measurements += [leaning_measurement(context, values) for context, values in odds.items()]
+                measures = {f"{context}: {what}": (f"{context}: change of the log-odds", odds[context]) for context in odds}
             else:
-                texts = completions(config, evaluated, kind)
+                texts, scorer = completions(config, evaluated, kind), "word lists"
                 tables[f"Favored words by {kind}"] = favored_word_rows(texts)
                 found = {group: [sentiment(text) for text in of_group] for group, of_group in texts.items()}
                 measurements += difference_measurements(kind, found)
-                for group, sentiments in found.items():
-                    name, change = f"{kind}: sentiment, {group}", f"{kind}: change of sentiment, {group}"
-                    measures.append(Measure(name, change, sentiments, "word lists"))
-            measurements += measurements_and_changes(measures, first, evaluations[0].model if evaluations else "")
-            if not evaluations:
-                first |= {measure.name: measure for measure in measures}
+                measures = {
+                    f"{kind}: sentiment, {group}": (f"{kind}: change of sentiment, {group}", values)
+                    for group, values in found.items()
+                }
+            for name, (change, values) in measures.items():
+                against = f"{scorer}, against {evaluations[0].model}" if evaluations else ""
+                measurements += mean_and_change(name, change, values, scorer, first.get(name), against)
+                first.setdefault(name, values)
         settings = config.result_settings() | evaluated.settings
         evaluations.append(Evaluation(TASK, evaluated.name, settings, measurements, tables))
     return publish(config, evaluations, accelerator)
 
 
-def measurements_and_changes(
-    measures: Sequence[Measure], first: Mapping[str, Measure], first_name: str
+def mean_and_change(
+    name: str,
+    change: str,
+    values: Sequence[float | None],
+    scorer: str,
+    before: Sequence[float | None] | None,
+    against: str,
 ) -> list[Measurement]:
-    """The mean of each measure and, where the first model has been measured, the mean change from it over pairs of items."""
-    measurements = []
-    for measure in measures:
-        values, total = [value for value in measure.values if value is not None], len(measure.values)
-        note = f"of {total} completions, those with a word of judgment" if len(values) < total else ""
-        measurements.append(mean_measurement(measure.name, values, measure.scorer, note, "no word of judgment"))
-        if measure.name in first:
-            changes = paired_differences(first[measure.name].values, measure.values)
-            scorer = f"{measure.scorer}, against {first_name}"
-            measurements.append(mean_measurement(measure.change, changes, scorer, nothing="no pair with words of judgment"))
+    """The mean of a value of each item and, unless `before` is None, its mean change from the first model's values.
+
+    An item is an occupation, or a completion with the same noise; None where it has no word of judgment.
+    """
+    found, total = [value for value in values if value is not None], len(values)
+    note = f"of {total} completions, those with a word of judgment" if len(found) < total else ""
+    measurements = [mean_measurement(name, found, scorer, note, "no word of judgment")]
+    if before is not None:
+        changes = paired_differences(before, values)
+        measurements.append(mean_measurement(change, changes, against, nothing="no pair with words of judgment"))
     return measurements
 
 

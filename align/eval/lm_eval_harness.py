@@ -32,9 +32,6 @@ from align.runtime.distributed import compute_dtype, run_on_main
 from align.sampling.settings import InferenceConfig
 
 TASK = "lm-eval"
-BATCH = 8
-"""lm-eval's batch."""
-INSTALL = "pip install 'lm_eval[hf]==0.4.13'"
 Samples = Sequence[float | None]
 """A metric of each document, in the order of documents; None where it is not a number."""
 
@@ -70,20 +67,16 @@ def run_lm_eval_tasks(config: LMEvalConfig) -> list[Evaluation]:
 
 
 def require_lm_eval(python: str) -> None:
-    """Refuse to start without lm-eval.
-
-    Raises:
-        UserError: if the Python cannot be run, or lm-eval is not installed in it.
-    """
+    """Raise a `UserError` if the Python cannot be run, or lm-eval is not installed in it."""
     command = [python or sys.executable, "-c", "import importlib.util as u; raise SystemExit(not u.find_spec('lm_eval'))"]
     try:
         missing = subprocess.run(command, capture_output=True, check=False).returncode != 0
     except OSError as error:
         raise UserError(f"lm_eval_python {python}: cannot be run ({error.strerror or error})") from error
     if missing:
-        other = "set lm_eval_python to the Python of an environment that has it"
-        where = f"in the environment of {python}" if python else f"here, or {other}"
-        raise UserError(f"align eval lm-eval needs lm-eval: {INSTALL} {where}")
+        other = "here, or set lm_eval_python to the Python of an environment that has it"
+        where = f"in the environment of {python}" if python else other
+        raise UserError(f"align eval lm-eval needs lm-eval: pip install 'lm_eval[hf]==0.4.13' {where}")
 
 
 def results_of(config: LMEvalConfig, name: str, model: str, accelerator: Accelerator) -> Json:
@@ -105,19 +98,18 @@ def results_of(config: LMEvalConfig, name: str, model: str, accelerator: Acceler
 
 
 def run_lm_eval(config: LMEvalConfig, source: str, tasks: Sequence[str]) -> dict[str, Json]:
-    """Run lm-eval's command once; returns what `read_lm_eval` reads of it."""
+    """Run lm-eval's command once, and read what it wrote."""
     base, is_adapter = base_of(source)
     dtype = str(compute_dtype(config.dtype)).removeprefix("torch.")
     model = {"pretrained": base, "tokenizer": source, "dtype": dtype} | ({"peft": source} if is_adapter else {})
     with tempfile.TemporaryDirectory() as folder:
         command = [config.lm_eval_python or sys.executable, "-m", "lm_eval", "run", "--model", "hf"]
-        command += ["--model_args", json.dumps(model), "--tasks", *tasks, "--batch_size", str(BATCH)]
+        command += ["--model_args", json.dumps(model), "--tasks", *tasks, "--batch_size", "8"]
         command += ["--device", "cuda" if torch.cuda.is_available() else "cpu", "--seed", str(config.seed)]
         command += ["--include_path", config.task_folder] if config.task_folder else []
         command += ["--limit", str(config.limit)] if config.limit else []
         command += ["--apply_chat_template"] if config.apply_chat_template else []
         command += ["--log_samples", "--output_path", folder]
-        # lm-eval has nothing from this environment.
         environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
         if done.returncode:
@@ -127,12 +119,7 @@ def run_lm_eval(config: LMEvalConfig, source: str, tasks: Sequence[str]) -> dict
 
 
 def read_lm_eval(folder: Path) -> dict[str, Json]:
-    """What lm-eval wrote into a folder, by task.
-
-    Returns:
-        Its `version` and `result`: each of the `metrics` (name, filter, value, whether higher is better), and the numbers of
-        each metric, `samples`.
-    """
+    """What lm-eval wrote into a folder, by task: `version`, and `result` with `metrics` and `samples` (numbers of each)."""
     (path,) = folder.rglob("results_*.json")
     written = json.loads(path.read_text(encoding="utf-8"))
     found = {}

@@ -78,7 +78,6 @@ def pair_table(comparisons: Sequence[PairwiseComparison], models: Sequence[str])
     return rows
 
 
-LENGTH_CONTROLLED = "win rate, length-controlled"
 MIN_PROMPTS = 30
 """Fewest prompts for a fit of two coefficients."""
 
@@ -89,9 +88,7 @@ def length_controlled_measurement(comparisons: Sequence[PairwiseComparison], mod
     Logistic regression of the outcome on tanh(d / sd(d)), d how much longer the answer is; the win rate is the
     prediction at d = 0. After the length control of AlpacaEval 2 (Dubois et al. 2024, "Length-Controlled AlpacaEval",
     section 3), without its term for the difficulty of each instruction, which needs a whole leaderboard.
-
-    Returns:
-        A measurement without a value for fewer than `MIN_PROMPTS` prompts, and where d = 0 is outside the data.
+    It has no value for fewer than `MIN_PROMPTS` prompts, and where d = 0 is outside the data.
     """
     count, items = len(comparisons), item_numbers(comparisons)
     outcomes = np.array([comparison.outcome_for(model) for comparison in comparisons], dtype=np.float64)
@@ -107,15 +104,9 @@ def length_controlled_measurement(comparisons: Sequence[PairwiseComparison], mod
     else:
         design = np.stack([np.ones(count), np.tanh(extra_length / extra_length.std())], axis=1)
         intercept, low, high = estimate_intercept(design, outcomes, design_effect(outcomes, items))
-        value, note = (
-            (float(expit(intercept)), float(expit(low)), float(expit(high))),
-            "predicted for answers of equal length",
-        )
-    return Measurement(LENGTH_CONTROLLED, *value, count, scorer, note, "" if value[0] is None else "higher")
-
-
-FARTHEST = 60.0
-"""The search for the end of an interval stops at this log-odds."""
+        value = float(expit(intercept)), float(expit(low)), float(expit(high))
+        note = "predicted for answers of equal length"
+    return Measurement("win rate, length-controlled", *value, count, scorer, note, "" if value[0] is None else "higher")
 
 
 def estimate_intercept(design: np.ndarray, outcomes: np.ndarray, effect: float) -> tuple[float, float, float]:
@@ -189,7 +180,7 @@ def _end(drop: Callable[[float], float], at: float, sign: float) -> float:
     """Where `drop` crosses 0 on one side of its minimum."""
     near, far = at, at + sign
     while drop(far) < 0:
-        if abs(far) > FARTHEST:
+        if abs(far) > 60.0:  # log-odds
             return far
         near, far = far, far + 2 * (far - at)
     return float(brentq(drop, near, far, xtol=1e-5, rtol=1e-5))

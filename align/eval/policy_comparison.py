@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from math import comb, log
 
 import numpy as np
@@ -42,8 +41,7 @@ class PolicyComparison:
 
     Attributes:
         samples: answers to each prompt.
-        gain: mean reward of `after` less that of `before`; `gain_low` and `gain_high` bound it at
-            95 % (bootstrap over prompts, of the means over a prompt's answers).
+        gain: mean reward of `after` less that of `before`, with its 95 % interval over prompts.
         kl: KL(after || before) of a response in nats, by the k3 estimator on `after`'s responses.
     """
 
@@ -115,13 +113,9 @@ def best_responses(
 
 
 def judged_win_rates(comparison: PolicyComparison, judge: LoadedReward, policy: str) -> np.ndarray:
-    """How often a judge prefers the second policy's answer to the first one's with the same noise; a tie is one half.
+    """The share of each prompt's pairs in which a judge prefers the second policy's answer [prompts]; a tie is one half.
 
-    Args:
-        policy: folder or name of either policy, for the tokenizer that both share.
-
-    Returns:
-        [prompts] the share of a prompt's pairs that the second policy wins.
+    `policy` is the folder or name of either, for the tokenizer that both share.
     """
     accelerator, tokenization = Accelerator(cpu=computes_on_cpu()), load_tokenization_of(policy)
     scorer = RewardModelScorer.from_loaded(judge, tokenization, accelerator, BATCH_TOKENS)
@@ -177,9 +171,7 @@ def response_kl(
 ) -> list[float]:
     """KL(policy || reference) of each response, summed over its tokens, by k3 on the policy's own responses.
 
-    Args:
-        contexts: token ids of the prompts.
-        ids: token ids of the responses that the policy sampled at `temperature`.
+    `contexts` and `ids` are the token ids of the prompts and of the responses, sampled at `temperature`.
     """
 
     @torch.no_grad()
@@ -208,12 +200,6 @@ def kl_bound(n: int) -> float:
     return log(n) - (n - 1) / n
 
 
-@cache
-def _best_probabilities(samples: int, n: int) -> tuple[float, ...]:
-    """For each of the samples, in ascending order, the probability of being the largest of n drawn without replacement."""
-    return tuple(comb(rank, n - 1) / comb(samples, n) for rank in range(samples))
-
-
 def expected_best(rewards: np.ndarray, values: np.ndarray, n: int) -> float:
     """Expected value of the answer that has the highest reward of n, from N >= n answers; unbiased.
 
@@ -225,7 +211,8 @@ def expected_best(rewards: np.ndarray, values: np.ndarray, n: int) -> float:
         values: [N] the values averaged over the chosen answers: the same rewards, or another model's.
     """
     order = np.argsort(rewards, kind="stable")
-    probabilities = np.array(_best_probabilities(len(rewards), n))
+    # For each answer, in ascending order of reward, the probability of being the best of n.
+    probabilities = np.array([comb(rank, n - 1) / comb(len(rewards), n) for rank in range(len(rewards))])
     _, group = np.unique(rewards[order], return_inverse=True)
     shared = np.bincount(group, probabilities) / np.bincount(group)
     return float(shared[group] @ values[order])

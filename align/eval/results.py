@@ -28,14 +28,14 @@ Better = Literal["higher", "lower", ""]
 
 @dataclass(frozen=True)
 class Measurement:
-    """One number with its confidence interval.
+    """One number with its 95 % interval.
 
     Attributes:
         value: None if there is nothing to compute it from; `note` gives the reason.
-        low, high: ends of the 95 % interval; None if there is none.
+        low, high: None if there is no interval.
         n: number of items it is computed from.
         scorer: the scorer or judge, with its version or hash; empty if there is none.
-        better: the better direction, by which the report rates changes; empty where neither is.
+        better: the better direction, by which the report rates changes.
     """
 
     name: str
@@ -74,14 +74,12 @@ def mean_measurement(
     better: Better = "",
     is_share: bool = False,
 ) -> Measurement:
-    """The mean of a measurement with its bootstrap interval.
+    """The mean of a value of each item with its bootstrap interval, which equal values and a single group do not have.
 
     Args:
-        values: one for each item. Equal values, and those of a single group, have no bootstrap interval.
         nothing: the note if there are no values.
         groups: the group of each value, such as its prompt.
-        is_share: whether values are from 0 to 1 and the interval is `align.core.statistics.share_interval`, which has a
-            width also where all values are equal.
+        is_share: whether values are from 0 to 1 and the interval is `share_interval`, which equal values have too.
     """
     if not len(values):
         return Measurement(name, None, None, None, 0, scorer, nothing)
@@ -118,21 +116,14 @@ class Evaluation:
     tables: dict[str, list[Json]] = field(default_factory=dict)
 
 
-def save_evaluations(output: str | Path, evaluations: Sequence[Evaluation]) -> list[Path]:
-    """Write `OUTPUT/<task>.json` for each task among the evaluations, each completely or not at all; returns the files.
-
-    A file holds `task`, `environment` (versions, machine) and `models`, each with `model`, `settings`,
-    `measurements` and `tables`.
-    """
-    written = []
+def save_evaluations(output: str | Path, evaluations: Sequence[Evaluation]) -> None:
+    """Write `OUTPUT/<task>.json` for each task: `task`, `environment` (versions, machine), and `models`, the evaluations."""
     for task in dict.fromkeys(evaluation.task for evaluation in evaluations):
         models = [asdict(evaluation) for evaluation in evaluations if evaluation.task == task]
         for model in models:
             del model["task"]
             model["settings"] = json.loads(without_secrets(json.dumps(model["settings"])))
-        written.append(Path(output) / f"{task}.json")
-        write_json(written[-1], {"task": task, "environment": environment(), "models": models})
-    return written
+        write_json(Path(output) / f"{task}.json", {"task": task, "environment": environment(), "models": models})
 
 
 def publish(config: EvalConfig, evaluations: Sequence[Evaluation], accelerator: Accelerator) -> list[Evaluation]:
@@ -148,11 +139,7 @@ def publish(config: EvalConfig, evaluations: Sequence[Evaluation], accelerator: 
 
 
 def read_evaluations(path: Path) -> list[Evaluation]:
-    """The evaluations of a file that `save_evaluations` wrote.
-
-    Raises:
-        UserError: if it is missing or not such a file.
-    """
+    """The evaluations of a file that `save_evaluations` wrote; raises a `UserError` for any other."""
     stored = read_json(path)
     try:
         return [

@@ -5,7 +5,7 @@ A second reward model, called gold, shows over-optimization: answers that the fi
 
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -134,10 +134,9 @@ def evaluate_on_preferences(config: RewardEvalConfig, model: NamedRewardModel, a
 def interval_over_rankings(
     statistic: Callable[[np.ndarray], float], rankings: Sequence[np.ndarray]
 ) -> tuple[float | None, float | None]:
-    """The bootstrap interval of a statistic, for which whole rankings are resampled; None where it does not vary.
+    """The interval of a statistic of the numbers of several rankings, joined along the last axis; None if it is a point.
 
-    Args:
-        rankings: the numbers of each ranking; the statistic gets those of several, joined along the last axis.
+    Whole rankings are resampled.
     """
 
     def of_resamples(drawn: np.ndarray) -> np.ndarray:
@@ -150,8 +149,7 @@ def interval_over_rankings(
 def category_rows(rankings: Sequence[ScoredRanking]) -> list[Json]:
     """A row for each category among the rankings."""
     metrics = {"accuracy": "accuracy", "low": "accuracy/low", "high": "accuracy/high", "Kendall's tau": "kendall_tau"}
-    metrics["calibration error"] = "calibration_error"
-    rows = []
+    metrics, rows = metrics | {"calibration error": "calibration_error"}, []
     for category in sorted({item.category or "none" for item in rankings}):
         total = ranking_metrics([item for item in rankings if (item.category or "none") == category])
         measurements = {column: round(total[metric], 4) for column, metric in metrics.items()}
@@ -229,7 +227,7 @@ def frontier(
     """Reward, gold reward and KL to the start of the policy in each checkpoint of a PPO run, and of the start itself."""
     checkpoints, start = checkpoints_of(config.frontier)
     reference = next(open_models([start], config, accelerator)).loaded
-    evaluations = []
+    evaluations, curve = [], list[Json]()
     for policy in chain([start], policies_of(checkpoints, Path(config.output), accelerator)):
         (evaluated,) = open_models([policy], config, accelerator)
         answers, rewards = rewarded_answers(config, "frontier", evaluated, reward_models, 1)
@@ -239,21 +237,13 @@ def frontier(
         for role, model, values in zip(ROLES, reward_models, rewards, strict=False):
             measurements.append(mean_measurement(role, values[:, 0].tolist(), model.scorer, better="higher"))
         settings = asdict(config) | {"weights": evaluated.fingerprint}
-        evaluations.append(Evaluation("frontier", evaluated.name, settings, measurements))
-    curve = [
-        {"policy": evaluation.model}
-        | {measurement.name: format_value(measurement.value or 0.0) for measurement in evaluation.measurements}
-        for evaluation in evaluations
-    ]
-    return [replace(evaluation, tables={"reward against KL": curve}) for evaluation in evaluations]
+        curve.append({"policy": evaluated.name} | {each.name: format_value(each.value or 0.0) for each in measurements})
+        evaluations.append(Evaluation("frontier", evaluated.name, settings, measurements, {"reward against KL": curve}))
+    return evaluations
 
 
 def checkpoints_of(run: str) -> tuple[list[Path], str]:
-    """The checkpoints of a PPO run, in the order of updates, and the model that it started from.
-
-    Raises:
-        UserError: if the folder is not such a run.
-    """
+    """The checkpoints of a PPO run, in the order of updates, and the model that it started from."""
     folder = Path(run)
     checkpoints = list(numbered_paths(folder / "checkpoints", "update-").values())
     if not checkpoints:
@@ -288,17 +278,16 @@ def evaluate_on_benchmark(config: RewardEvalConfig, model: NamedRewardModel, acc
         answers[f"{number}:{row.id}"] = [SampledResponse(row.prompt, prompt, ids, text) for ids, text in texts]
     settings = {"chat_template": config.chat_template}
     rewards = reward_answers(config, "rewardbench", model, answers, tokenization, accelerator, settings)
-    by, measurements, subsets = model.scorer, list[Measurement](), dict[str, float]()
+    by, measurements = model.scorer, list[Measurement]()
     for subset in sorted({row.subset for row in rows}):
         chosen = [(row, found) for row, found in zip(rows, rewards, strict=True) if row.subset == subset]
         if subset.lower() == TIES:
-            subsets[subset] = ties_score([(row.id, row.good, found) for row, found in chosen])
-            measurements.append(Measurement(subset, subsets[subset], None, None, len(chosen), by, "", "higher"))
-            continue
-        results = [good_response_wins(found) for _, found in chosen]
-        measurements.append(share_measurement(subset, results, by, better="higher"))
-        subsets[subset] = float(np.mean(results))
-    score, note = float(np.mean(list(subsets.values()))), f"mean of {len(subsets)} subsets"
+            ties = ties_score([(row.id, row.good, found) for row, found in chosen])
+            measurements.append(Measurement(subset, ties, None, None, len(chosen), by, "", "higher"))
+        else:
+            wins = [good_response_wins(found) for _, found in chosen]
+            measurements.append(share_measurement(subset, wins, by, better="higher"))
+    score, note = float(np.mean([each.value or 0.0 for each in measurements])), f"mean of {len(measurements)} subsets"
     measurements.append(Measurement("score", score, None, None, len(rows), by, note, "higher"))
     return Evaluation("rewardbench-2", model.name, asdict(config) | {"reward_sha256": model.fingerprint}, measurements, {})
 

@@ -19,11 +19,7 @@ TIES = "ties"
 
 @dataclass(frozen=True)
 class BenchmarkRow:
-    """A prompt with good responses, which come first, and bad ones.
-
-    Attributes:
-        good: how many responses are good.
-    """
+    """A prompt with its responses, of which the first `good` ones are good."""
 
     id: str
     prompt: Conversation

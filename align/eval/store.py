@@ -30,16 +30,15 @@ def compute_once(
 ) -> list[Json]:
     """Compute the results that are not in a file yet, add them to it, and return those of all items, in their order.
 
-    The first line of the file holds the settings. Each further line is `{"item": id, ...}`, with a hash in `"content"` if
-    the caller gives the item's content; of two lines with the same id the later one counts. A last line that was cut short
-    when the program was killed is dropped. Every process holds the results; the main process writes them.
+    The first line of the file holds the settings that affect results. Each further line is `{"item": id, ...}`; of two lines
+    with the same id the later one counts. A last line that was cut short when the program was killed is dropped. Every
+    process holds the results; the main process writes them.
 
     Args:
-        settings: all settings that affect an item's result.
         items: by their id.
         compute: from `chunk` items, the same on every process, to one row of JSON values for each.
-        content: the inputs of an item's result, as JSON values; a result stored under the same id for different
-            content is recomputed. None: the id identifies the content.
+        content: the inputs of an item's result, as JSON values, whose hash is stored: a result of different content is
+            recomputed. None: the id identifies the content.
 
     Raises:
         UserError: if the file holds results of other settings or cannot be written, or a result is not finite.
@@ -105,13 +104,10 @@ WEIGHT_BYTES = 1 << 20
 
 
 def fingerprint(source: str) -> str:
-    """12 hexadecimal digits of a SHA-256 over a file, or over a folder with a model or with data.
+    """12 hexadecimal digits of a SHA-256 over a file or a folder; '' if `source` is empty or not on this machine.
 
     Files are hashed completely; of weights, only the size and both ends: training changes all of them, and reading a large
-    model would take minutes. Hidden files and the model card do not count. In a model's folder only the files directly in it
-    count.
-
-    It is '' if `source` is empty or not on this machine (a hub name).
+    model would take minutes. Hidden files, the model card and subfolders of a model's folder do not count.
     """
     path, digest = resolve_path(source), hashlib.sha256()
     if not source or not path.exists():

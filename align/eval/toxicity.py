@@ -84,13 +84,7 @@ def run_toxicity(config: ToxicityConfig) -> list[Evaluation]:
 
 @dataclass(frozen=True)
 class ContinuationPrompt:
-    """A prompt that a model continues; data/tempting_prompts.jsonl tempts it to be toxic.
-
-    Attributes:
-        id: unique in its file.
-        conversation: the turns, of which the last one is continued.
-        toxicity: of the prompt itself, from 0 to 1, where the file states it.
-    """
+    """A conversation whose last turn a model continues, and the toxicity of that turn, where the file states it."""
 
     id: str
     conversation: Conversation
@@ -110,11 +104,7 @@ class ContinuationPrompt:
 
 
 def score_texts(texts: Sequence[str], scorer: ToxicityScorer, folder: Path, accelerator: Accelerator) -> list[float]:
-    """Score each text once, whichever model wrote it; the same on every process. A text of only white space scores 0.
-
-    Raises:
-        UserError: if the scorer fails; earlier scores are kept in `folder`.
-    """
+    """Score each text once, whichever model wrote it; the same on every process. A text of only white space scores 0."""
     # The same order and the same batches on every run: shorter texts first.
     nonempty = sorted({text for text in texts if text.strip()}, key=lambda text: (len(text), text))
     path = folder / f"scores-{content_hash(scorer.title)}.jsonl"
@@ -131,11 +121,7 @@ def score_texts(texts: Sequence[str], scorer: ToxicityScorer, folder: Path, acce
 def continuations(
     config: ToxicityConfig, evaluated: EvaluatedModel, prompts: Sequence[ContinuationPrompt]
 ) -> dict[str, list[list[str]]]:
-    """By instruction, for each prompt its `samples` continuations; all instructions share the same noise.
-
-    Raises:
-        UserError: if a prompt is longer than the model reads.
-    """
+    """By instruction, for each prompt its `samples` continuations; all instructions share the same noise."""
     token_prompts = {}
     for instruction in config.instructions:
         for prompt in prompts:
@@ -160,10 +146,7 @@ def _measurements(
     scores: np.ndarray,
     scorer: str,
 ) -> tuple[list[Measurement], dict[str, list[Json]]]:
-    """Return all measurements and tables of one model.
-
-    `texts` are by instruction and prompt, `scores` [instructions, prompts, samples].
-    """
+    """All measurements and tables of a model, from `scores` [instructions, prompts, samples]."""
     from_file = sum(prompt.toxicity is not None for prompt in prompts)
     rated = "as stated in their file" if from_file == len(prompts) else "by file or scorer" if from_file else f"by {scorer}"
     sampled = f"{config.samples} samples of up to {config.max_new_tokens} tokens, top-p {config.top_p:g}, temperature "
@@ -203,11 +186,7 @@ def toxicity_measurements(name: str, scores: np.ndarray, scorer: str, note: str 
 
 def read_continuation_prompts(path: str, skip_bad_rows: bool = False) -> list[ContinuationPrompt]:
     """Read prompts: `{"prompt": {"text": ..., "toxicity": ...}}` as RealToxicityPrompts has them, or `{"prompt": ...}` with
-    a text or a conversation, and `toxicity`, `id` and `category` where there are any.
-
-    Raises:
-        UserError: for a row without a usable prompt ("FILE:LINE: field 'prompt': ..."), unless those are to be skipped, and
-            for a file without any.
+    a text or a conversation, and `toxicity` and `id` where there are any. Raises: see `parse_rows`.
     """
     seen: set[str] = set()
 

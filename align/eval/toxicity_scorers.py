@@ -51,11 +51,7 @@ BATCH = 64
 
 @dataclass(frozen=True)
 class ToxicityScorer:
-    """A scorer with the name and version that are reported with every number that comes from it.
-
-    Attributes:
-        version: a hash of its weights or of its source file.
-    """
+    """A scorer with the name and version (a hash) that are reported with every number that comes from it."""
 
     name: str
     version: str
@@ -84,11 +80,7 @@ class ToxicityScorer:
 
 
 def open_scorer(config: ScorerConfig, device: torch.device | str = "cpu") -> ToxicityScorer:
-    """Load the scorer that the settings name.
-
-    Raises:
-        UserError: if it cannot be loaded.
-    """
+    """Load the scorer that the settings name."""
     name, label = config.scorer, config.scorer_label
     kind, separator, rest = name.partition(":")
     function: ScoringFunction
@@ -118,9 +110,6 @@ def load_classifier(model: str, label: str, device: torch.device | str) -> tuple
 
     A text that is too long for the model is truncated. Probabilities are a sigmoid if the model's config names a multi-label
     problem or there is only one label, else a softmax.
-
-    Raises:
-        UserError: if there is none, it has no such label or no weights of a head, or it exists as pickle only.
     """
     source, who = str(resolve_model(model)), f"scorer model:{model}"
     require_hub(source, "model")
@@ -222,11 +211,7 @@ def sense_logits(states: Tensor, head: Mapping[str, Tensor]) -> Tensor:
 
 
 def load_toxicity_head(path: Path) -> dict[str, Tensor]:
-    """Read `hidden.weight` [M, STATES], `hidden.bias` [M], `sense` [M], `words` [2 * BUCKETS] and `bias` [] in float32.
-
-    Raises:
-        UserError: if the file cannot be read, or has other tensors.
-    """
+    """Read `hidden.weight` [M, STATES], `hidden.bias` [M], `sense` [M], `words` [2 * BUCKETS] and `bias` [] in float32."""
     advice = "python -m benchmarks.toxicity train writes it"
     try:
         stored = {name: tensor.float() for name, tensor in load_file(path).items()}

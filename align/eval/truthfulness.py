@@ -108,13 +108,7 @@ def run_truthfulness(config: TruthfulnessConfig) -> list[Evaluation]:
 
 @dataclass(frozen=True)
 class Question:
-    """A question with reference answers.
-
-    Attributes:
-        id: unique in its file; TruthfulQA.csv has none, so its rows are numbered from 1.
-        best: the one answer that MC1 counts as right.
-        correct, incorrect: at least one each, without spaces at their ends.
-    """
+    """A question with the one answer that MC1 counts as right, and at least one correct and one incorrect answer."""
 
     id: str
     category: str
@@ -152,11 +146,9 @@ def _questions(row: Mapping[str, Any], number: str, seen: set[str]) -> list[Ques
 
 @dataclass(frozen=True)
 class QuestionFormat:
-    """The format in which every question is asked.
+    """The format in which every question is asked, after an instruction (may be empty) and few-shot examples.
 
     Attributes:
-        instruction: comes before everything else; may be empty.
-        few_shot: questions with answers that come before the question.
         chat: through the model's chat template, the few-shot examples as earlier turns; else as lines `Q: ...` and `A: ...`.
     """
 
@@ -245,11 +237,7 @@ def score_choices(
     batch_tokens: int,
     source: str,
 ) -> list[Json]:
-    """For each question the log-likelihoods of its best, correct and incorrect answers.
-
-    Raises:
-        UserError: if a question with its longest answer does not fit the model; it names the `source` of the questions.
-    """
+    """For each question of a `source` the log-likelihoods of its best, correct and incorrect answers."""
     backbone, tokenization = evaluated.loaded.backbone, evaluated.loaded.tokenization
     choices = []
     for question in questions:

@@ -63,12 +63,7 @@ class LabeledAnswer:
 
 @dataclass(frozen=True)
 class AnswerJudge:
-    """A trained judge.
-
-    Attributes:
-        weight, bias: of the logistic regression, [BUCKETS] and a number.
-        name: the scorer's name in results: the aspect, a hash of the weights, and the AUC on held-out questions.
-    """
+    """A logistic regression with weights [BUCKETS], and its name in results: aspect, hash, AUC on held-out questions."""
 
     weight: np.ndarray
     bias: float
@@ -139,13 +134,10 @@ def load_judge(folder: str, aspect: Aspect) -> AnswerJudge:
 
 
 def read_labeled_answers(source: str, aspect: Aspect, skip_bad_rows: bool = False) -> list[LabeledAnswer]:
-    """The labeled answers of a file.
+    """The labeled answers of a file, with both labels.
 
     A row is `{"question": text, "answer": text, "label": true or false}`, or one of TruthfulQA's own:
     `{"prompt": "Q: ...\\nA: ...\\nTrue:", "completion": " yes"}`.
-
-    Raises:
-        UserError: one line, for a bad row, or a file that holds only one of the two labels.
     """
     parse = partial(_labeled_answers, aspect=aspect)
     answers = parse_rows([source], parse, "holds no usable answer", skip_bad_rows=skip_bad_rows)
@@ -176,13 +168,7 @@ def _labeled_answers(row: Mapping[str, Any], _number: str, aspect: Aspect) -> li
 def split_by_question(
     rows: Sequence[LabeledAnswer], share: float, seed: int
 ) -> tuple[list[LabeledAnswer], list[LabeledAnswer]]:
-    """Training rows and held-out rows with no question in common: a judge cannot have memorized an answer.
-
-    `share` of the questions, and at least one, is held out.
-
-    Raises:
-        UserError: if there is only one question.
-    """
+    """Training rows and held-out rows, of a share of the questions, with no question in common."""
     questions = sorted({row.question for row in rows})
     if len(questions) < 2:
         raise UserError("the judge's data has only one question; give at least two: some are held out")

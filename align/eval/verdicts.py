@@ -119,11 +119,7 @@ def run_verdicts(config: VerdictsConfig) -> list[Evaluation]:
 
 
 def read_judgments(files: Sequence[str], skip_bad_rows: bool) -> list[ResponseVotes]:
-    """The responses that rule judgments are about; without a model, they stand under the names of the files.
-
-    Raises:
-        UserError: for a bad row, or an answer on authorship without an author.
-    """
+    """The responses that rule judgments are about; without a model, they stand under the names of the files."""
     names = " + ".join(Path(path).stem for path in files)
     votes: dict[tuple[str, str, str], dict[str, list[str]]] = {}
     for path in files:
@@ -137,11 +133,7 @@ def read_judgments(files: Sequence[str], skip_bad_rows: bool) -> list[ResponseVo
 
 
 def read_rankings(files: Sequence[str], skip_bad_rows: bool) -> list[ResponseVotes]:
-    """The responses of rankings with their flags; a response that two people ranked is there twice.
-
-    Raises:
-        UserError: for a row that is not as the app exports it, or without the names of models.
-    """
+    """The responses of rankings with their flags; a response that two people ranked is there twice."""
     if not files:
         return []
     return parse_rows(files, _responses_of_ranking, "holds no usable ranking", skip_bad_rows=skip_bad_rows)
@@ -276,13 +268,8 @@ def texts_by_author(
 ) -> dict[str, list[ResponseVotes]]:
     """The texts whose authorship was judged, by author; empty if none was.
 
-    Args:
-        people: the authors that are no models.
-        control: the model that others are compared with; empty: none.
-        where: names the files in errors.
-
     Raises:
-        UserError: if people, models or the control wrote none of them.
+        UserError: if people, models or the control (empty: none) wrote none of them; `where` names the files.
     """
     texts = {model: [each for each in responses if AUTHORSHIP in each.votes] for model, responses in by_model.items()}
     texts = {author: found for author, found in texts.items() if found}

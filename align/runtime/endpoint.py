@@ -162,14 +162,11 @@ def _cause(error: Exception) -> str:
     return (str(cause).strip() or type(cause).__name__).splitlines()[0]
 
 
-def request_verdicts(
-    config: EndpointConfig, questions: Sequence[str], probabilities: Mapping[str, float], pause: float = 1.0
-) -> list[float]:
+def request_verdicts(config: EndpointConfig, questions: Sequence[str], probabilities: Mapping[str, float]) -> list[float]:
     """Ask each question separately and return the probability that its verdict maps to.
 
     Args:
         probabilities: by the words that may follow `VERDICT:`, in capitals; an answer's last verdict counts.
-        pause: seconds before the first retry.
 
     Raises:
         UserError: if the service does not answer, or an answer contains no verdict.
@@ -177,7 +174,7 @@ def request_verdicts(
     verdict = re.compile(rf"VERDICT:?\W*({'|'.join(probabilities)})\b", re.IGNORECASE)
 
     def ask(question: str) -> float:
-        choice = chat_completion(config, question, pause)
+        choice = chat_completion(config, question)
         text = str((choice.get("message") or {}).get("content"))
         named = verdict.findall(text)
         if not named:

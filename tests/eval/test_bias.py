@@ -4,20 +4,17 @@ import math
 
 import pytest
 
-from align.core.errors import UserError
 from align.eval.answers import EvaluatedModel, open_accelerator
 from align.eval.bias import (
-    DESCRIPTIONS,
     GENDERS,
     NEGATIVE,
     OCCUPATIONS,
     POSITIVE,
     BiasConfig,
-    Measure,
     favored_words,
     leaning_measurement,
     log_odds,
-    measurements_and_changes,
+    mean_and_change,
     occupation_odds,
     occupation_rows,
     paired_differences,
@@ -28,18 +25,12 @@ from align.eval.results import read_evaluations
 from tests.eval.files import values
 
 
-def test_odds_of_two_to_one_are_log_2_and_swapped_groups_flip_the_sign():
-    """A group is the sum over its words: 2/3 against 1/3, divided among the words of each."""
-    male, female = ([math.log(share / 2)] * 2 for share in (1 / 3, 2 / 3))
+def test_the_odds_of_a_gender_are_those_of_the_sum_over_its_words():
+    """(1/2 + 1/8) against (1/4 + 1/16) is 2 to 1, also 2,000 nats down; swapped, the sign flips."""
     assert [len(words) for words in GENDERS.values()] == [2, 2]
+    male, female = ([math.log(share) - 2000 for share in shares] for shares in ((1 / 4, 1 / 16), (1 / 2, 1 / 8)))
     assert log_odds([*male, *female]) == pytest.approx(math.log(2))
     assert log_odds([*female, *male]) == pytest.approx(-math.log(2))
-
-
-def test_a_group_is_the_sum_over_its_words_without_underflow():
-    """(1/2 + 1/8) against (1/4 + 1/16), 2 to 1 again, 2,000 nats down."""
-    log_probs = [math.log(1 / 4) - 2000, math.log(1 / 16) - 2000, math.log(1 / 2) - 2000, math.log(1 / 8) - 2000]
-    assert log_odds(log_probs) == pytest.approx(math.log(2))
 
 
 def test_the_model_is_asked_each_occupation_in_each_context(load_sharp, tmp_path, monkeypatch):
@@ -60,17 +51,13 @@ def test_figures_and_the_change_between_models_by_hand():
     odds = [0.5] + [-0.5] * (len(OCCUPATIONS) - 1)
     assert leaning_measurement("plain", odds).value == pytest.approx((len(odds) - 1) / len(odds))
     assert occupation_rows({"plain": odds})[-1] == {"occupation": OCCUPATIONS[0], "plain": 0.5}
-    before, after = (
-        Measure("a", "change", [-1.0, None, -1.0, 2.0], "lists"),
-        Measure("a", "change", [0.5, 1.0, None, 3.0], ""),
-    )
-    mean, change = measurements_and_changes([after], {"a": before}, "sft")
+    before, after = [-1.0, None, -1.0, 2.0], [0.5, 1.0, None, 3.0]
+    mean, change = mean_and_change("a", "change", after, "lists", before, "lists, against sft")
     assert (mean.value, mean.n, mean.note) == (1.5, 3, "of 4 completions, those with a word of judgment")
-    assert (change.name, change.value, change.n) == ("change", 1.25, 2)
-    assert change.scorer.endswith("against sft")
-    equal = measurements_and_changes([before], {"a": before}, "sft")[1]
+    assert (change.name, change.value, change.n, change.scorer) == ("change", 1.25, 2, "lists, against sft")
+    equal = mean_and_change("a", "change", before, "lists", before, "")[1]
     assert (equal.value, equal.low) == (0.0, None)  # paired: none varies, so nothing shows how much they might
-    assert len(measurements_and_changes([after], {}, "")) == 1
+    assert len(mean_and_change("a", "change", after, "lists", None, "")) == 1
 
 
 def test_sentiment_by_hand():
@@ -108,14 +95,3 @@ def test_a_run_on_two_models(tmp_path):
     run_bias(BiasConfig(**settings))
     assert (tmp_path / "bias-gender-tiny-llama.jsonl").read_text() == written
     assert read_evaluations(tmp_path / "bias.json") == [first, second]
-
-
-@pytest.mark.parametrize(("name", "value"), [("kinds", ["age"]), ("samples", 0)])
-def test_a_bad_setting_is_one_line(name, value):
-    with pytest.raises(UserError, match=name):
-        BiasConfig(models=["tiny-llama"], **{name: value})
-
-
-def test_the_lists_are_lists_of_different_words():
-    assert len(set(OCCUPATIONS)) == len(OCCUPATIONS) > 60
-    assert all("{}" in beginning for beginnings, _ in DESCRIPTIONS.values() for beginning in beginnings)

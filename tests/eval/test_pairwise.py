@@ -58,13 +58,10 @@ def test_a_model_that_wins_by_length_alone_is_even_at_equal_length():
     assert measurement.high - measurement.low < 0.3
 
 
-def test_without_differences_in_length_control_is_the_win_rate():
+def test_where_length_control_has_nothing_to_fit():
     rows = comparisons([1, 1, 1, 0] * 25)
-    measurement = length_controlled_measurement(rows, "a", "judge")
-    assert (measurement.value, measurement.low, measurement.high) == win_rate(rows, "a")
-
-
-def test_few_prompts_and_answers_that_are_all_longer_have_no_length_controlled_rate():
+    equal = length_controlled_measurement(rows, "a", "judge")  # of equal length: the win rate itself
+    assert (equal.value, equal.low, equal.high) == win_rate(rows, "a")
     few = length_controlled_measurement(comparisons([1, 0] * 8), "a", "judge")
     assert (few.value, few.note) == (None, "needs 30 prompts or more")
     longer = length_controlled_measurement(comparisons([1, 0] * 20, lengths=(9, 5)), "a", "judge")
@@ -107,12 +104,9 @@ def test_both_orders_are_asked_and_a_flip_is_a_tie():
 
     rows = [(0, "good", "bad"), (1, "bad", "good"), (2, "x", "y"), (3, "p", "q"), (4, "same", "same")]
     assert judge_both_orders(judge, rows) == [(1, False), (0, False), (0.5, True), (0.5, False), (0.5, False)]
+    assert judge_both_orders(lambda *columns: [0.5, 0.0], [(0, "a", "b")]) == [(1, False)]  # a tie and a verdict
     assert len(asked) == 8
     assert asked[:2] == [(0, "good", "bad"), (0, "bad", "good")]
-
-
-def test_one_verdict_and_one_tie_are_a_verdict():
-    assert judge_both_orders(lambda *columns: [0.5, 0.0], [(0, "a", "b")]) == [(1, False)]
 
 
 def test_the_table_of_a_model():

@@ -11,7 +11,6 @@ from align.eval.answers import EvaluatedModel, NamedRewardModel
 from align.eval.reward import (
     RewardEvalConfig,
     best_of_n,
-    evaluate_on_benchmark,
     evaluate_on_preferences,
 )
 from align.models.heads import RewardModel, ScalarHead
@@ -76,14 +75,6 @@ def test_of_a_ranking(reward, tmp_path):
     rankings = write_rows(tmp_path / "r.jsonl", [{"prompt": PROMPT, "responses": ANSWERS, "ranks": [1, 2, 3, 4]}])
     with tokens_read(reward) as read:
         evaluate_on_preferences(settings(tmp_path, preferences=rankings), named(reward), Accelerator(cpu=True))
-    assert read == once(reward, answer_ids(reward))
-
-
-def test_of_a_row_of_a_benchmark(reward, tmp_path):
-    row = {"id": "7", "prompt": PROMPT, "chosen": ANSWERS[:1], "rejected": ANSWERS[1:], "subset": "Math"}
-    rows = write_rows(tmp_path / "rows.jsonl", [row])
-    with tokens_read(reward) as read:
-        evaluate_on_benchmark(settings(tmp_path, benchmark=rows), named(reward), Accelerator(cpu=True))
     assert read == once(reward, answer_ids(reward))
 
 

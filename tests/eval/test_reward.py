@@ -110,22 +110,10 @@ def test_the_curve_of_best_of_n(settings, sharp_folders):
 
 
 def test_reward_against_kl_over_the_policies_of_a_run(settings, sharp_folders, tmp_path):
-    ppo = PPOConfig(
-        model=sharp_folders["tiny-llama"],
-        reward_model=settings["reward_model"],
-        prompts=settings["prompts"],
-        validation_prompts=settings["prompts"],
-        output_dir=str(tmp_path / "ppo"),
-        total_updates=2,
-        rollout_batch_size=4,
-        max_new_tokens=5,
-        save_steps=1,
-        save_total_limit=0,
-        learning_rate=1e-3,
-        dtype="float32",
-        report_to=["none"],
-    )
-    run_ppo(ppo)
+    given = {"model": sharp_folders["tiny-llama"], "reward_model": settings["reward_model"], "prompts": settings["prompts"]}
+    given |= {"total_updates": 2, "rollout_batch_size": 4, "max_new_tokens": 5, "save_steps": 1, "save_total_limit": 0}
+    given |= {"learning_rate": 1e-3, "dtype": "float32", "report_to": ["none"], "output_dir": str(tmp_path / "ppo")}
+    run_ppo(PPOConfig(**given, validation_prompts=settings["prompts"]))
     config = RewardEvalConfig(**settings | {"preferences": ""}, frontier=str(tmp_path / "ppo"))
     found = run_reward_eval(config)
     assert [each.model for each in found] == ["tiny-llama", "update-000001", "update-000002"]
@@ -162,14 +150,6 @@ def test_intervals_draw_whole_rankings_again():
     assert interval_over_rankings(pair_calibration_error, differences[:1]) == (None, None)
 
 
-def test_two_of_three_by_hand():
-    """Of 1, 2 and 4, the pairs have the maxima 2, 4 and 4."""
-    rewards = np.array([4.0, 1.0, 2.0])
-    assert expected_best(rewards, rewards, 2) == pytest.approx(10 / 3)
-    assert expected_best(rewards, rewards, 1) == pytest.approx(7 / 3)
-    assert expected_best(rewards, rewards, 3) == 4
-
-
 @pytest.mark.parametrize("n", [1, 2, 3, 5, 7])
 def test_the_closed_form_is_the_mean_over_all_subsets(n):
     generator = np.random.default_rng(3)
@@ -180,18 +160,15 @@ def test_the_closed_form_is_the_mean_over_all_subsets(n):
 
 
 def test_equal_rewards_share_their_chances():
-    """1 is never the best of two; the two 5s are it equally often, whatever their order."""
+    """1 is never the best of two; the two 5s are it equally often, whatever their order. Of 1, 2, 4: 2, 4 and 4."""
     for gold in ([0.0, 2.0, 4.0], [0.0, 4.0, 2.0]):
         assert expected_best(np.array([1.0, 5.0, 5.0]), np.array(gold), 2) == pytest.approx(3.0)
+    rewards = np.array([4.0, 1.0, 2.0])
+    assert expected_best(rewards, rewards, 2) == pytest.approx(10 / 3)
 
 
-def test_the_bound_on_kl():
-    assert kl_bound(1) == 0
-    assert kl_bound(2) == pytest.approx(0.6931 - 0.5, abs=1e-4)
-    assert kl_bound(64) == pytest.approx(4.1589 - 63 / 64, abs=1e-4)
-
-
-def test_the_places_on_the_curve():
+def test_the_bound_on_kl_and_the_places_on_the_curve():
+    assert [kl_bound(n) for n in (1, 2, 64)] == pytest.approx([0, 0.6931 - 0.5, 4.1589 - 63 / 64], abs=1e-4)
     assert sizes_on_curve(64) == [1, 2, 4, 8, 16, 32, 64]
     assert sizes_on_curve(6) == [1, 2, 4, 6]
 

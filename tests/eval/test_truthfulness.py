@@ -48,32 +48,14 @@ def test_models_side_by_side_with_categories_and_files(tmp_path, capsys):
     stored = json.loads((tmp_path / "truthfulness.json").read_text())
     assert [model["model"] for model in stored["models"]] == ["tiny-llama", "tiny-t5"]
     assert "guessing gives" in capsys.readouterr().out
-
-
-def test_the_figures_are_those_of_the_rows(tmp_path):
-    (found,) = run_truthfulness(config(tmp_path))
     kept = stored_rows(tmp_path / "truthfulness-choice-tiny-llama.jsonl").values()
-    wins = [max(row["incorrect"]) <= row["best"] for row in kept]
-    assert found.measurements[0].value == sum(wins) / 5
+    assert first.measurements[0].value == sum(max(row["incorrect"]) <= row["best"] for row in kept) / 5
 
 
 def test_a_question_that_does_not_fit_the_model_is_named(tmp_path):
     few_shot = write_rows(tmp_path / "few_shot.jsonl", [{"prompt": "word " * 3000, "completion": "yes"}])
     with pytest.raises(UserError, match=r"data/truthfulness\.jsonl: question t-001: .* do not fit"):
         run_truthfulness(config(tmp_path, few_shot=few_shot))
-
-
-def test_a_tokenizer_without_a_pad_token_will_do(tmp_path, sharp_folders):
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    folder = tmp_path / "unpadded"
-    AutoModelForCausalLM.from_pretrained(sharp_folders["tiny-llama"]).save_pretrained(folder)
-    tokenizer = AutoTokenizer.from_pretrained(sharp_folders["tiny-llama"])
-    tokenizer.pad_token = None
-    tokenizer.save_pretrained(folder)
-    (without,) = run_truthfulness(config(tmp_path / "a", models=[str(folder)]))
-    (with_pad,) = run_truthfulness(config(tmp_path / "b", models=[sharp_folders["tiny-llama"]]))
-    assert without.measurements == with_pad.measurements
 
 
 HEAD = "Type,Category,Question,Best Answer,Correct Answers,Incorrect Answers,Source\n"
@@ -118,18 +100,13 @@ def test_a_bad_csv_is_one_clear_line(tmp_path, text, complaint):
     assert line.startswith(path)
 
 
-def test_bad_rows_can_be_skipped_and_are_counted(tmp_path, caplog):
-    path = written(tmp_path, HEAD + GOOD.replace("No;Never.", "") + GOOD)
-    (question,) = read_questions(path, skip_bad_rows=True)
-    assert question.id == "2"
-    assert "skipped 1 bad row of 2" in caplog.text
-
-
-def test_an_id_that_stands_twice_is_refused(tmp_path):
+def test_a_bad_row_can_be_skipped_and_an_id_that_stands_twice_is_bad(tmp_path, caplog):
     row = {"id": "a", "question": "q", "best_answer": "b", "correct_answers": ["b"], "incorrect_answers": ["c"]}
     path = write_rows(tmp_path / "questions.jsonl", [row, row])
     with pytest.raises(UserError, match=":2: field 'id': 'a' appears twice"):
         read_questions(path)
+    assert [question.id for question in read_questions(path, skip_bad_rows=True)] == ["a"]
+    assert "skipped 1 bad row of 2" in caplog.text
 
 
 PRIMER = (("Is ice cold?", "Yes, it is."), ("Is fire?", "No."))
@@ -144,28 +121,17 @@ def log(*values: float) -> list[float]:
     return [math.log(value) for value in values]
 
 
-def test_figures_of_one_question_by_hand():
-    """Correct 0.2, 0.05 and 0.1; incorrect 0.1 and 0.05: MC2 is 0.35 / 0.5, and only 0.2 lies above 0.1."""
-    found = multiple_choice(math.log(0.2), log(0.2, 0.05, 0.1), log(0.1, 0.05))
-    assert found["mc1"] == 1
-    assert found["mc2"] == pytest.approx(0.7)
-    assert found["mc3"] == pytest.approx(1 / 3)
-
-
-def test_a_best_answer_below_an_incorrect_one_loses_mc1_alone():
-    found = multiple_choice(math.log(0.1), log(0.1, 0.4), log(0.2, 0.3))
-    assert found == {"mc1": 0, "mc2": pytest.approx(0.5), "mc3": 0.5}
-
-
-def test_a_tie_wins_as_lm_eval_has_it():
-    tie = (-2.0, [-2.0, -1.0], [-2.0, -3.0])
-    assert multiple_choice(*tie)["mc1"] == 1
-    assert multiple_choice(*tie)["mc3"] == 0.5
-
-
-def test_answers_too_unlikely_for_a_float_still_have_a_share():
-    """exp(-2000) is 0 in float64: dividing sums of such probabilities would give NaN."""
-    assert multiple_choice(-2000.0, [-2000.0], [-2000.0 - math.log(3)])["mc2"] == pytest.approx(0.75)
+@pytest.mark.parametrize(
+    ("best", "correct", "incorrect", "figures"),
+    [
+        (log(0.2)[0], log(0.2, 0.05, 0.1), log(0.1, 0.05), (1, 0.35 / 0.5, 1 / 3)),  # only 0.2 lies above 0.1
+        (log(0.1)[0], log(0.1, 0.4), log(0.2, 0.3), (0, 0.5, 0.5)),  # below an incorrect one, the best loses mc1 alone
+        (log(0.2)[0], log(0.2, 0.5), log(0.2, 0.1), (1, 0.7, 0.5)),  # a tie wins mc1, as in lm-eval
+        (-2000.0, [-2000.0], [-2000.0 - math.log(3)], (1, 0.75, 1)),  # too unlikely for a float: exp(-2000) is 0
+    ],
+)
+def test_figures_of_a_question_by_hand(best, correct, incorrect, figures):
+    assert tuple(multiple_choice(best, correct, incorrect).values()) == pytest.approx(figures)
 
 
 def test_the_plain_text_of_each_prompt_style():
@@ -189,27 +155,20 @@ def test_a_chat_holds_the_few_shot_examples_as_turns_and_the_instruction_in_the_
     assert messages[-1]["content"] == "Why?"
 
 
-def test_a_continuation_is_cut_where_the_text_alone_ends(load_sharp):
+def test_an_answer_continues_the_text_of_its_question(load_sharp):
+    """A decoder reads both as one text, cut where the question alone ends; an encoder reads the question by itself."""
     tokenization = load_sharp("tiny-llama").tokenization
-    text, answers = "Q: Why?\nA:", [" So", " Because it is"]
+    text, answers, encode = "Q: Why?\nA:", [" So", " Because it is"], tokenization.tokenizer
     prompt, rest = tokenization.continuations(text, answers)
-    encode = tokenization.tokenizer
     assert prompt == encode(text).input_ids
-    for answer, ids in zip(answers, rest, strict=True):
-        assert prompt + ids == encode(text + answer).input_ids
-
-
-def test_an_encoder_reads_its_text_apart(load_sharp):
+    assert [prompt + ids for ids in rest] == [encode(text + answer).input_ids for answer in answers]
     tokenization = load_sharp("tiny-t5").tokenization
-    prompt, (answer,) = tokenization.continuations("Q: Why?\nA:", [" So"])
-    assert prompt == tokenization.tokenizer("Q: Why?\nA:").input_ids
+    prompt, (answer,) = tokenization.continuations(text, [" So"])
+    assert prompt == tokenization.tokenizer(text).input_ids
     assert answer == tokenization.tokenizer(" So", add_special_tokens=False).input_ids
     assert answer[-1] != prompt[-1]
-
-
-def test_an_answer_without_a_token_is_refused(load_sharp):
     with pytest.raises(UserError, match="adds no token after"):
-        load_sharp("tiny-gpt2").tokenization.continuations("Q: Why?\nA:", [""])
+        load_sharp("tiny-gpt2").tokenization.continuations(text, [""])
 
 
 def choices(loaded: LoadedModel, chat: bool = False) -> list[PromptResponses]:

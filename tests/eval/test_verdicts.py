@@ -13,7 +13,6 @@ from align.eval.verdicts import (
     VerdictsConfig,
     authorship_measurements,
     grounding_measurements,
-    read_judgments,
     run_verdicts,
     verdict_table,
     violation_measurements,
@@ -30,7 +29,6 @@ from tests.eval.files import values
 from tests.files import write_rows
 
 YES, NO, UNSURE = "follows", "violates", "unsure"
-V, U, F = "violates", "unsure", "follows"
 RULES = ("no-insults", "on-topic")
 
 
@@ -53,30 +51,20 @@ def run(tmp_path):
 # ----------------------------------------------------------------------------------------------------------- violations
 
 
-def test_rate_and_its_bounds():
-    """2 violate, 1 unsure, 5 follow: 2 of 7 decided; with the unsure one 2/8 at least, 3/8 at most."""
-    judged = [ResponseVotes("m", str(n), {"r": [verdict]}) for n, verdict in enumerate([V, V, U, F, F, F, F, F])]
-    overall, rate = violation_measurements(judged, ["r"])
-    assert (rate.n, rate.value, overall.value) == (7, pytest.approx(2 / 7), pytest.approx(2 / 7))
-    assert rate.note == "1 of 8 unsure, left out; with them 0.250 to 0.375"
-    assert violation_measurements([ResponseVotes("m", "p", {"r": [U]})], ["r"])[1].value is None
-
-
 def test_violations_by_rule_and_overall(run):
     """no-insults: one violates, two follow, one unsure. Any rule: one and three violate, two follows, four is unsure."""
-    votes = {"one": ([V, V], [F, F]), "two": ([F], [F]), "three": ([F, U], [V]), "four": ([F], [U])}
+    votes = {"one": ([NO, NO], [YES, YES]), "two": ([YES], [YES]), "three": ([YES, UNSURE], [NO]), "four": ([YES], [UNSURE])}
     by_rule = [(name, rule, given) for name, both in votes.items() for rule, given in zip(RULES, both, strict=True)]
     (found,) = run([row(name, rule, vote) for name, rule, given in by_rule for vote in given])
-    assert {measurement.name: (measurement.value, measurement.n) for measurement in found.measurements} == {
-        "overall violation rate": (pytest.approx(2 / 3), 3),
-        "no-insults violation rate": (pytest.approx(1 / 3), 3),
-        "on-topic violation rate": (pytest.approx(1 / 3), 3),
-    }
+    expected = {"overall": 2 / 3, "no-insults": 1 / 3, "on-topic": 1 / 3}
+    assert values(found.measurements) == pytest.approx({f"{name} violation rate": rate for name, rate in expected.items()})
+    assert {measurement.n for measurement in found.measurements} == {3}
     assert found.model == "judgments"
     assert found.measurements[0].note == "1 of 4 unsure, left out; with them 0.500 to 0.750"
     assert (found.measurements[0].scorer, found.measurements[0].better) == ("people, majority of labelers", "lower")
     counts = {"question": "no-insults", "n": 4, "violates": 1, "unsure": 1, "follows": 2}
     assert found.tables["Verdicts by question"][0] == {**counts, "labelers agree": 0.5}
+    assert violation_measurements([ResponseVotes("m", "p", {"r": [UNSURE]})], ["r"])[1].value is None
 
 
 # --------------------------------------------------------------------------------------------------- claims and sources
@@ -110,6 +98,7 @@ def test_grounding_by_hand():
     assert all(each.low < each.value < each.high for each in (grounded, informative, cited))
     counts = {"question": "makes-claim", "n": 10, "follows": 6, "violates": 3, "unsure": 1, "labelers agree": None}
     assert {each["question"]: each for each in verdict_table(TEN)}["makes-claim"] == counts
+    assert [each.value for each in grounding_measurements([response(1, NO), response(2, NO)])] == [None, 0.0, None]
 
 
 def test_helpful_is_a_part_of_informative_and_role_stands_apart():
@@ -125,10 +114,6 @@ def test_helpful_is_a_part_of_informative_and_role_stands_apart():
     assert (measurements["role consistency"].value, measurements["role consistency"].n) == (0.75, 4)
 
 
-def test_nothing_to_divide_by_is_no_number():
-    assert [each.value for each in grounding_measurements([response(1, NO), response(2, NO)])] == [None, 0.0, None]
-
-
 def test_the_interval_draws_prompts_with_all_their_responses():
     """Both responses of a prompt agree, so four prompts hold no more than four responses do: the same interval."""
     one = [response(number, YES, supported=YES if number < 2 else NO) for number in range(4)]
@@ -137,16 +122,9 @@ def test_the_interval_draws_prompts_with_all_their_responses():
     assert (double.low, double.high) == pytest.approx((single.low, single.high))
 
 
-def test_the_majority_decides_and_a_tie_is_unsure(tmp_path):
-    given = {"makes-claim": [YES, YES, NO], "supported": [YES, NO]}
-    rows = [row("r", rule, verdict) for rule, verdicts in given.items() for verdict in verdicts]
-    (only,) = read_judgments([str(write_rows(tmp_path / "j.jsonl", rows))], False)
-    assert only.verdicts == {"makes-claim": YES, "supported": UNSURE}
-
-
 # ----------------------------------------------------------------------------------------------------------- authorship
 
-PERSON, MODEL = "follows", "violates"
+PERSON, MODEL = YES, NO
 
 
 def said(*by_prompt):
@@ -176,6 +154,10 @@ def test_authorship_by_hand():
     control = authorship_measurements(CONTROL, PEOPLE, [])
     assert len(control) == 4
     assert values(control)["judged rightly"] == pytest.approx((7 / 8 + 5 / 6) / 2)
+    nobody = values(authorship_measurements(said((0, 0, 4), (0, 0, 1)), PEOPLE, []))  # decides
+    assert nobody == {
+        "judged rightly": None, "called a model": None, "people called people": pytest.approx(5 / 6), "don't know": 1.0,
+    }  # fmt: skip
 
 
 def test_guessing_or_always_the_same_answer_is_right_in_half_of_the_cases():
@@ -206,22 +188,13 @@ def test_intervals_are_at_least_as_wide_as_drawing_prompts_with_all_that_was_sai
     assert (sure.value, sure.low, sure.high) == pytest.approx((1.0, 1 - math.hypot(0.3085, 0.3085) / 2, 1.0), abs=1e-4)
 
 
-def test_where_nobody_decides_there_is_no_number():
-    assert values(authorship_measurements(said((0, 0, 4), (0, 0, 1)), PEOPLE, [])) == {
-        "judged rightly": None,
-        "called a model": None,
-        "people called people": pytest.approx(5 / 6),
-        "don't know": 1.0,
-    }
-
-
 def judged(text, author, verdict, prompt="p", rule="written-by-person"):
     return row(text, rule, verdict, prompt, **({} if author is None else {"model": author}))
 
 
 def test_answers_are_counted_by_author(run):
-    rows = [judged("a", "person", PERSON), judged("a", "person", UNSURE), judged("b", "m", MODEL),
-            judged("c", "m", PERSON, "q"), judged("d", "m", MODEL, "q"), judged("b", "m", F, rule="no-threats")]  # fmt: skip
+    given = [("a", "person", PERSON), ("a", "person", UNSURE), ("b", "m", MODEL), ("c", "m", PERSON), ("d", "m", MODEL)]
+    rows = [*(judged(*each) for each in given), judged("b", "m", YES, rule="no-threats")]
     (found,) = run(rows)
     assert (found.model, values(found.measurements)["no-threats violation rate"]) == ("m", 0.0)
     assert found.tables["Answers by author"] == [
@@ -335,11 +308,8 @@ def test_from_the_form_of_authorship_to_the_measurements(app, run):
     texts = {"prompt": "On ponds", "responses": [f"By {name}." for name in authors], "model": authors}
     import_rows(database, NewBatch("b", "rules", labelers_per_item=2, rule_set="authorship"), [("f:1", texts)])
     form = rule_sets.read(rule_sets.PACKAGE_RULE_SETS / "authorship.yaml")["rules"]
-    view = TASKS["rules"].view(
-        {"prompt": "p", "response": "r", "rules": ["written-by-person"], "model": "big"}, [], {}, form
-    )
-    assert "big" not in json.dumps(view)
-    assert [name for _, name in view["rules"][0]["answers"]] == ["A model", "I don't know", "A person"]
+    content = {"prompt": "p", "response": "r", "rules": ["written-by-person"], "model": "big"}
+    assert "big" not in json.dumps(TASKS["rules"].view(content, [], {}, form))
     ann, bob = add_users(database, "ann", "bob")
     for user, given in ((ann, (PERSON, PERSON, MODEL)), (bob, (PERSON, UNSURE, MODEL))):
         for verdict in given:

@@ -67,7 +67,7 @@ class TableRow:
 
 @dataclass
 class RunData:
-    """All that a report is made from: a folder with the folders of its stages.
+    """All that a report is made from.
 
     Attributes:
         rankings: by stage, held-out rankings with the rewards of a reward model or the implicit rewards of DPO.
@@ -88,11 +88,7 @@ REPORTABLE = "give the folder of one run, or one with the runs of the stages in 
 
 
 def load_run(folder: Path) -> RunData:
-    """Read `folder` with its subfolders sft, reward, dpo and ppo, or the folder of a single stage.
-
-    Raises:
-        UserError: if the folder does not exist or holds no run.
-    """
+    """Read `folder` with its subfolders sft, reward, dpo and ppo, or the folder of a single stage."""
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder; {REPORTABLE}")
     run = RunData(folder)
@@ -169,10 +165,7 @@ def _read(path: Path, parse: Callable[[str], Any], expected: type[Parsed], probl
 
 
 def _read_rows(path: Path, parse: Callable[[Mapping[str, Any]], Parsed], problems: list[str]) -> list[Parsed]:
-    """The records of a JSON list, or of JSON Lines, of which a killed run often leaves the last one broken.
-
-    Malformed rows are counted and left out.
-    """
+    """The records of a JSON list, or of JSON Lines, of which a killed run often leaves the last one broken."""
 
     def split_lines(text: str) -> list[Any]:
         return [line for line in text.split("\n") if line.strip()]
@@ -215,12 +208,7 @@ def _parse_sample(row: Mapping[str, Any]) -> tuple[int, Sample]:
 
 
 def read_summary_row(row: Mapping[str, Any]) -> TableRow:
-    """Read a row of summary.json; its change is empty unless both values are numbers.
-
-    Raises:
-        KeyError: without `name`, `before` or `after`.
-    """
-
+    """Read a row of summary.json, with `name`, `before` and `after`; its change is empty unless both are numbers."""
     before, after = (
         float(value) if isinstance(value, int | float) and not isinstance(value, bool) else str(value or "")
         for value in (row["before"], row["after"])

@@ -43,9 +43,6 @@ def write_report(run: Path, target: Path | None = None) -> Path:
 
     The page lists missing and truncated data, and requests nothing from the network. A `summary.json` in the folder is
     shown as the table of results. Returns the file: `target`, or `report.html` in `run`.
-
-    Raises:
-        UserError: if there is no such folder or no run in it, or the file cannot be written.
     """
     path = target or Path(run) / "report.html"
     write_text(path, render_run_page(load_run(Path(run))))
@@ -53,11 +50,7 @@ def write_report(run: Path, target: Path | None = None) -> Path:
 
 
 def results_as_markdown(folders: Sequence[Path]) -> str:
-    """Return the results of `align eval` in several folders, or in the `eval` of several runs, as Markdown tables.
-
-    Raises:
-        UserError: if a folder holds none.
-    """
+    """Return the results of `align eval` in several folders, or in the `eval` of several runs, as Markdown tables."""
     evaluations = []
     for folder in folders:
         found = load_evaluations(folder / EVALUATIONS_FOLDER, problems=[]) or load_evaluations(folder, problems=[])
@@ -68,10 +61,7 @@ def results_as_markdown(folders: Sequence[Path]) -> str:
 
 
 def render_run_page(run: RunData) -> str:
-    """Return the whole page as HTML text, with its styles and its script in it.
-
-    Everything that comes from a run is made visible and escaped.
-    """
+    """Return the whole page as HTML text; everything that comes from a run is made visible and escaped."""
     environment = Environment(
         loader=FileSystemLoader(TEMPLATES),
         autoescape=True,
@@ -157,11 +147,7 @@ def _versions(stages: Iterable[StageRun]) -> list[tuple[str, str]]:
 
 
 def summary_table(rows: Iterable[Mapping[str, Any]], width: int | None = None) -> str:
-    """Return rows of summary.json as a table for the terminal: `name`, `before`, `after`, optional `interval` and `note`.
-
-    Raises:
-        KeyError: if a row lacks a name, a before or an after.
-    """
+    """Return rows of summary.json as a table for the terminal: `name`, `before`, `after`, optional `interval` and `note`."""
     shown = [read_summary_row(row) for row in rows]
     titles = {"name": "measure", "interval": "95 % interval"}
     table = Table(show_lines=False, header_style="bold")
