@@ -78,24 +78,27 @@ def run_bias(config: BiasConfig) -> list[Evaluation]:
         measurements: list[Measurement] = []
         tables: dict[str, list[Json]] = {}
         for kind in config.kinds:
+            measures: dict[str, tuple[str, Sequence[float | None]]] = {}
             if kind == OCCUPATION:
-                odds, scorer, what = occupation_odds(config, evaluated), "log-likelihood", "log P(female) / P(male)"
+                odds, scorer = occupation_odds(config, evaluated), "log-likelihood"
                 tables["Occupations"] = occupation_rows(odds)
-                measurements += [leaning_measurement(context, values) for context, values in odds.items()]
-                measures = {f"{context}: {what}": (f"{context}: change of the log-odds", odds[context]) for context in odds}
+                for context, values in odds.items():
+                    measurements.append(leaning_measurement(context, values))
+                    measures[f"{context}: log P(female) / P(male)"] = f"{context}: change of the log-odds", values
             else:
                 texts, scorer = completions(config, evaluated, kind), "word lists"
                 tables[f"Favored words by {kind}"] = favored_word_rows(texts)
                 found = {group: [sentiment(text) for text in of_group] for group, of_group in texts.items()}
-                measurements += difference_measurements(kind, found)
-                measures = {
-                    f"{kind}: sentiment, {group}": (f"{kind}: change of sentiment, {group}", values)
-                    for group, values in found.items()
-                }
-            for name, (change, values) in measures.items():
+                if len(found) == 2:
+                    name, note = f"{kind}: {' minus '.join(reversed(found))}", "pairs of completions with the same noise"
+                    differences, note = paired_differences(*found.values()), f"{note}, both with a word of judgment"
+                    measurements.append(mean_measurement(name, differences, scorer, note, "no such pair"))
+                for group, sentiments in found.items():
+                    measures[f"{kind}: sentiment, {group}"] = f"{kind}: change of sentiment, {group}", sentiments
+            for name, (change, found_values) in measures.items():
                 against = f"{scorer}, against {evaluations[0].model}" if evaluations else ""
-                measurements += mean_and_change(name, change, values, scorer, first.get(name), against)
-                first.setdefault(name, values)
+                measurements += mean_and_change(name, change, found_values, scorer, first.get(name), against)
+                first.setdefault(name, found_values)
         settings = config.result_settings() | evaluated.settings
         evaluations.append(Evaluation(TASK, evaluated.name, settings, measurements, tables))
     return publish(config, evaluations, accelerator)
@@ -182,16 +185,6 @@ def completions(config: BiasConfig, evaluated: EvaluatedModel, kind: str) -> dic
     sampling = SamplingParams(config.max_new_tokens, TEMPERATURE, 0, TOP_P, config.batch_tokens)
     rows = sample_once(path, evaluated, prompts, config.samples, sampling, config.seed, stream)
     return {group: [text for beginning in beginnings for text in rows[beginning.format(group)]["texts"]] for group in groups}
-
-
-def difference_measurements(kind: str, sentiments: Mapping[str, Sequence[float | None]]) -> list[Measurement]:
-    """For two groups, the difference of their sentiments in pairs of completions with the same noise."""
-    if len(sentiments) != 2:
-        return []
-    first, second = sentiments
-    differences = paired_differences(sentiments[first], sentiments[second])
-    note = "pairs of completions with the same noise, both with a word of judgment"
-    return [mean_measurement(f"{kind}: {second} minus {first}", differences, "word lists", note, "no such pair")]
 
 
 def sentiment(text: str) -> float | None:

@@ -102,12 +102,7 @@ def format_value(value: float) -> str:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The results of one task for one model.
-
-    Attributes:
-        settings: everything that affects the measurements: sampling, scorers with their hashes, data.
-        tables: by title, rows as dicts with the same keys.
-    """
+    """The results of one task for one model, with all settings that affect them; `tables` have rows with the same keys."""
 
     task: str
     model: str
@@ -153,7 +148,7 @@ def read_evaluations(path: Path) -> list[Evaluation]:
 def measurement_tables(evaluations: Sequence[Evaluation]) -> list[tuple[list[str], list[list[str]]]]:
     """Models side by side: column heads and rows of a table for each set of models; tasks on the same models share one.
 
-    Columns: measurement, each model, n, scorer. If models differ in n or scorer, all are shown: `a / b`.
+    If models differ in n or scorer, all are shown: `a / b`.
     """
     models_of_task: dict[str, list[str]] = {}
     by_measurement: dict[tuple[str, str], dict[str, Measurement]] = {}

@@ -56,11 +56,6 @@ class ToxicityConfig(FewShotConfig, ScorerConfig, EvalConfig, InferenceConfig):
     )
     chat_template: str = option("raw", "chat template: raw (to be continued), auto, plain or the path of a Jinja file")
 
-    @property
-    def sampling(self) -> SamplingParams:
-        """How continuations are sampled."""
-        return SamplingParams(self.max_new_tokens, self.temperature, 0, self.top_p, self.batch_tokens)
-
 
 def run_toxicity(config: ToxicityConfig) -> list[Evaluation]:
     """Evaluate each model; writes `toxicity.json`, the continuations of each model and the scores."""
@@ -68,16 +63,32 @@ def run_toxicity(config: ToxicityConfig) -> list[Evaluation]:
     accelerator = open_accelerator(config.dtype)
     scorer = open_scorer(config, accelerator.device)
     unrated = [prompt.text for prompt in prompts if prompt.toxicity is None]
-    rated = iter(score_texts(unrated, scorer, Path(config.output), accelerator))
-    prompt_toxicity = [next(rated) if prompt.toxicity is None else prompt.toxicity for prompt in prompts]
+    found, by = iter(score_texts(unrated, scorer, Path(config.output), accelerator)), scorer.title
+    prompt_toxicity = [next(found) if prompt.toxicity is None else prompt.toxicity for prompt in prompts]
+    toxic = np.array(prompt_toxicity) >= TOXICITY_THRESHOLD
+    from_file = sum(prompt.toxicity is not None for prompt in prompts)
+    rated = "as stated in their file" if from_file == len(prompts) else "by file or scorer" if from_file else f"by {by}"
+    sampled = f"{config.samples} samples of up to {config.max_new_tokens} tokens, top-p {config.top_p:g}, temperature "
     evaluations = []
     for evaluated in open_models(config.models, config, accelerator):
         texts = continuations(config, evaluated, prompts)
         flat = [text for rows in texts.values() for row in rows for text in row]
         scores = score_texts(flat, scorer, Path(config.output), accelerator)
         by_instruction = np.reshape(scores, (len(config.instructions), len(prompts), config.samples))
-        measurements, tables = _measurements(config, prompts, prompt_toxicity, texts, by_instruction, scorer.title)
-        settings = config.result_settings() | evaluated.settings | {"scorer": scorer.title}
+        measurements, tables = list[Measurement](), dict[str, list[Json]]()
+        for instruction, values, rows in zip(config.instructions, by_instruction, texts.values(), strict=True):
+            measurements += toxicity_measurements(instruction, values, by, f"{sampled}{config.temperature:g}")
+            note = f"prompts with a toxicity of {TOXICITY_THRESHOLD} or more, {rated}"
+            measurements += toxicity_measurements(f"{instruction}, toxic prompts", values[toxic], by, note)
+            measurements += toxicity_measurements(f"{instruction}, other prompts", values[~toxic], by)
+            empty = [sum(not text for text in row) / len(row) for row in rows]
+            measurements.append(share_measurement(f"{instruction}: empty continuations", empty, "the text itself"))
+            best = [
+                {"score": round(float(of_prompt.max()), 4), "prompt": prompt.text, "continuation": row[of_prompt.argmax()]}
+                for prompt, row, of_prompt in zip(prompts, rows, values, strict=True)
+            ]
+            tables[f"Most toxic continuations, {instruction}"] = sorted(best, key=lambda row: -row["score"])[:MAX_SHOWN]
+        settings = config.result_settings() | evaluated.settings | {"scorer": by}
         evaluations.append(Evaluation(TASK, evaluated.name, settings, measurements, tables))
     return publish(config, evaluations, accelerator)
 
@@ -131,40 +142,12 @@ def continuations(
             where = f"{config.prompts}: prompt {prompt.id}"
             token_prompts[f"{instruction} {prompt.id}"] = TokenPrompt(ids, (seed,), where)
     path, stream = Path(config.output) / f"{TASK}-{evaluated.name}.jsonl", RngStream.TOXICITY_CONTINUATIONS
-    rows = sample_once(path, evaluated, token_prompts, config.samples, config.sampling, config.seed, stream)
+    sampling = SamplingParams(config.max_new_tokens, config.temperature, 0, config.top_p, config.batch_tokens)
+    rows = sample_once(path, evaluated, token_prompts, config.samples, sampling, config.seed, stream)
     return {
         instruction: [rows[f"{instruction} {prompt.id}"]["texts"] for prompt in prompts]
         for instruction in config.instructions
     }
-
-
-def _measurements(
-    config: ToxicityConfig,
-    prompts: Sequence[ContinuationPrompt],
-    prompt_toxicity: Sequence[float],
-    texts: dict[str, list[list[str]]],
-    scores: np.ndarray,
-    scorer: str,
-) -> tuple[list[Measurement], dict[str, list[Json]]]:
-    """All measurements and tables of a model, from `scores` [instructions, prompts, samples]."""
-    from_file = sum(prompt.toxicity is not None for prompt in prompts)
-    rated = "as stated in their file" if from_file == len(prompts) else "by file or scorer" if from_file else f"by {scorer}"
-    sampled = f"{config.samples} samples of up to {config.max_new_tokens} tokens, top-p {config.top_p:g}, temperature "
-    toxic = np.asarray(prompt_toxicity) >= TOXICITY_THRESHOLD
-    measurements, tables = [], {}
-    for instruction, values, rows in zip(config.instructions, scores, texts.values(), strict=True):
-        measurements += toxicity_measurements(instruction, values, scorer, f"{sampled}{config.temperature:g}")
-        note = f"prompts with a toxicity of {TOXICITY_THRESHOLD} or more, {rated}"
-        measurements += toxicity_measurements(f"{instruction}, toxic prompts", values[toxic], scorer, note)
-        measurements += toxicity_measurements(f"{instruction}, other prompts", values[~toxic], scorer)
-        empty = [sum(not text for text in row) / len(row) for row in rows]
-        measurements.append(share_measurement(f"{instruction}: empty continuations", empty, "the text itself"))
-        best = [
-            {"score": round(float(of_prompt.max()), 4), "prompt": prompt.text, "continuation": row[of_prompt.argmax()]}
-            for prompt, row, of_prompt in zip(prompts, rows, values, strict=True)
-        ]
-        tables[f"Most toxic continuations, {instruction}"] = sorted(best, key=lambda row: -row["score"])[:MAX_SHOWN]
-    return measurements, tables
 
 
 def toxicity_measurements(name: str, scores: np.ndarray, scorer: str, note: str = "") -> list[Measurement]:
@@ -196,19 +179,12 @@ def read_continuation_prompts(path: str, skip_bad_rows: bool = False) -> list[Co
         if isinstance(prompt, Mapping):
             toxicity = prompt.get("toxicity")
             prompt = check_text(required_field(prompt, "text", "write the text that is to be continued"), "prompt.text")
-        conversation, toxicity = check_prompt(prompt), _toxicity(toxicity)
+        conversation, is_number = check_prompt(prompt), isinstance(toxicity, (int, float)) and not isinstance(toxicity, bool)
+        if toxicity is not None and not (is_number and 0 <= toxicity <= 1):  # null in some rows of RealToxicityPrompts
+            raise field_error("toxicity", f"is {short_repr(toxicity)}", "give a number from 0 to 1, or leave it out")
         return [ContinuationPrompt(new_id(fields, number, seen), conversation, toxicity)]
 
     return parse_rows([path], parse, "holds no usable prompt", skip_bad_rows=skip_bad_rows)
-
-
-def _toxicity(value: Any) -> float | None:
-    """A number from 0 to 1, or None: RealToxicityPrompts has prompts whose toxicity is null."""
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
-        raise field_error("toxicity", f"is {short_repr(value)}", "give a number from 0 to 1, or leave it out")
-    return float(value)
 
 
 if __name__ == "__main__":

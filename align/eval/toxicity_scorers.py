@@ -90,19 +90,14 @@ def open_scorer(config: ScorerConfig, device: torch.device | str = "cpu") -> Tox
         function, version = load_classifier(rest, label, device)
     elif separator:
         function = import_function(name, "scorer")
-        version = _hash_of_source(function)
+        try:  # of the file that the function is in, not of files that it reads
+            version = hashlib.sha256(Path(inspect.getfile(function)).read_bytes()).hexdigest()[:12]
+        except (TypeError, OSError):  # a callable object, or a function of a compiled module
+            version = "unknown version"
     else:
         raise UserError(f"scorer '{name}' is unknown; give {KINDS}")
     title = f"{name} '{label}'" if kind == "model" else name
     return ToxicityScorer(title, version, function)
-
-
-def _hash_of_source(function: Callable[..., object]) -> str:
-    """12 hexadecimal digits of a SHA-256 over the file that the function is in, not over files that it reads."""
-    try:
-        return hashlib.sha256(Path(inspect.getfile(function)).read_bytes()).hexdigest()[:12]
-    except (TypeError, OSError):  # a callable object, or a function of a compiled module
-        return "unknown version"
 
 
 def load_classifier(model: str, label: str, device: torch.device | str) -> tuple[ScoringFunction, str]:

@@ -143,7 +143,9 @@ def _responses_of_ranking(fields: Mapping[str, Any], _number: str) -> list[Respo
     responses = check_texts(fields.get("responses"), "responses", may_be_empty=True)
     models = check_texts(fields.get("model"), "model", len(responses))
     ratings = fields.get("ratings") or fields.get("some_rated") or [None] * len(responses)
-    if not isinstance(ratings, list) or len(ratings) != len(responses) or not all(map(_is_rating, ratings)):
+    if isinstance(ratings, list):
+        good = [rating is None or (type(rating) is int and RATINGS[0] <= rating <= RATINGS[1]) for rating in ratings]
+    if not isinstance(ratings, list) or len(ratings) != len(responses) or not all(good):
         raise field_error("ratings", "is not a list of whole numbers from 1 to 7", "export it again")
     flags = check_flags(fields["flags"], len(responses)) if fields.get("flags") else [()] * len(responses)
     if any(isinstance(names, str) for names in flags):
@@ -155,10 +157,6 @@ def _responses_of_ranking(fields: Mapping[str, Any], _number: str) -> list[Respo
         )
         for model, rating, names in zip(models, ratings, flags, strict=True)
     ]
-
-
-def _is_rating(value: object) -> bool:
-    return value is None or (type(value) is int and RATINGS[0] <= value <= RATINGS[1])
 
 
 def flag_id(flag: str) -> str:

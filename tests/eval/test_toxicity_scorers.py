@@ -39,12 +39,7 @@ def lengths(texts):
 @pytest.mark.parametrize(
     ("given", "complaint"),
     [
-        ([float("nan"), 0.5], "gave nan for 'a', not a number from 0 to 1"),
-        ([0.5, None], "gave None for 'bb'"),
-        ([0.5, 1.5], r"gave 1\.5 for 'bb'"),
-        ([-0.1, 0.5], "gave -0.1"),
-        ([0.5], "gave 1 scores for 2 texts"),
-        ([0.5] * 3, "gave 3 scores for 2 texts"),
+        ([0.5, 1.5], r"gave 1\.5 for 'bb', not a number from 0 to 1"),
         (ZeroDivisionError("by zero"), "ZeroDivisionError: by zero"),
     ],
 )
@@ -94,32 +89,25 @@ def test_a_scorer_that_cannot_be_had(name, complaint):
 
 @pytest.fixture(scope="module")
 def classifier(sharp_folders, tmp_path_factory):
-    """A tiny classifier of three labels: softmax, and the same weights with `multi_label_classification`: sigmoid.
+    """Tiny classifiers: one of three labels that exclude each other, the same with several, and one of one label.
 
-    `one` has one label and the problem type that transformers writes when it trains such a model.
+    The problem types are those that transformers writes when it trains such models.
     """
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-    folder = tmp_path_factory.mktemp("classifier")
-    source = sharp_folders["tiny-gpt2"]
-    torch.manual_seed(0)
-    model = AutoModelForSequenceClassification.from_pretrained(source, num_labels=3)
-    model.config.id2label = {0: "fine", 1: "Toxic", 2: "threat"}
-    model.config.label2id = {name: index for index, name in model.config.id2label.items()}
-    model.config.pad_token_id = AutoTokenizer.from_pretrained(source).pad_token_id
-    torch.nn.init.normal_(model.score.weight, std=0.5)
-    for problem, name in (("single_label_classification", "softmax"), ("multi_label_classification", "sigmoid")):
-        model.config.problem_type = problem
+    folder, source, models = tmp_path_factory.mktemp("classifier"), sharp_folders["tiny-gpt2"], {}
+    tokenizer, three = AutoTokenizer.from_pretrained(source), ("fine", "Toxic", "threat")
+    kinds = {"softmax": ("single_label_classification", three), "sigmoid": ("multi_label_classification", three)}
+    for name, (problem, labels) in (kinds | {"one": ("regression", ("toxic",))}).items():
+        torch.manual_seed(0)
+        id2label = dict(enumerate(labels))
+        model = AutoModelForSequenceClassification.from_pretrained(source, id2label=id2label, problem_type=problem)
+        model.config.pad_token_id = tokenizer.pad_token_id
+        torch.nn.init.normal_(model.score.weight, std=2.0 if name == "one" else 0.5)
         model.save_pretrained(folder / name)
-        AutoTokenizer.from_pretrained(source).save_pretrained(folder / name)
-    torch.manual_seed(0)
-    one = AutoModelForSequenceClassification.from_pretrained(source, num_labels=1, problem_type="regression")
-    one.config.id2label, one.config.label2id = {0: "toxic"}, {"toxic": 0}
-    one.config.pad_token_id = model.config.pad_token_id
-    torch.nn.init.normal_(one.score.weight, std=2.0)
-    one.save_pretrained(folder / "one")
-    AutoTokenizer.from_pretrained(source).save_pretrained(folder / "one")
-    return folder, {"softmax": model.eval(), "sigmoid": model, "one": one.eval()}
+        tokenizer.save_pretrained(folder / name)
+        models[name] = model.eval()
+    return folder, models
 
 
 @pytest.mark.parametrize("kind", ["softmax", "sigmoid", "one"])

@@ -14,7 +14,6 @@ from align.eval.store import fingerprint
 from align.eval.winrate import (
     WinrateConfig,
     endpoint_judge,
-    function_judge,
     read_comparisons,
     run_winrate,
     training_reward_fingerprints,
@@ -128,10 +127,6 @@ def first_place(prompts, firsts, seconds):
     return [1.0] * len(prompts)
 
 
-def not_a_number(prompts, firsts, seconds):
-    return [float("nan")] * len(prompts)
-
-
 def test_a_judge_that_goes_by_the_place_gives_ties_alone(settings):
     found = run_winrate(WinrateConfig(**settings, judge=f"{__name__}:first_place"))
     assert rate(found[0]) == 0.5
@@ -164,11 +159,15 @@ def test_only_changed_prompts_are_answered_and_judged_anew(settings, tmp_path, m
     assert after["2"] != before["2"]
 
 
-def test_a_verdict_that_is_no_number_is_one_line(settings):
-    with pytest.raises(UserError, match=r"judge '.*not_a_number' gave nan: a verdict is a number from 0"):
-        run_winrate(WinrateConfig(**settings, judge=f"{__name__}:not_a_number"))
+def not_a_number(prompts, firsts, seconds):
+    return [float("nan")] * len(prompts)
+
+
+def test_a_bad_judge_is_one_line():
     with pytest.raises(UserError, match="judge 'nowhere:x': No module named 'nowhere'; write module:function"):
         function_judge("nowhere:x")
+    with pytest.raises(UserError, match=r"judge '.*not_a_number' gave nan: a verdict is a number from 0"):
+        function_judge(f"{__name__}:not_a_number")([HI], ["a"], ["b"])
 
 
 # ------------------------------------------------------------------------------------------------------- several models

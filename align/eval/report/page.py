@@ -95,12 +95,13 @@ def render_run_page(run: RunData) -> str:
 
 def _section(stage: StageRun, run: RunData, summary: Summary) -> dict[str, Any]:
     """A stage's part of the page: a line of key numbers, the plots, and name and value of each setting."""
+    settings = [(name, ", ".join(map(str, each)) if isinstance(each, list) else each) for name, each in stage.config.items()]
     return {
         "stage": stage.stage,
         "title": STAGES[stage.stage][0],
         "summary": ", ".join(_key_numbers(stage)),
         "plots": stage_plots(stage, run, summary),
-        "settings": [(name, _format_setting(value)) for name, value in stage.config.items()],
+        "settings": [(name, "–" if value in (None, "") else str(value)) for name, value in settings],
     }
 
 
@@ -116,11 +117,6 @@ def _key_numbers(stage: StageRun) -> Iterator[str]:
             yield f"{seconds / 60:.1f} minutes"
     if device := stage.environment.get("device"):
         yield f"on {device} ({stage.environment.get('processors', '?')} threads)"
-
-
-def _format_setting(value: Any) -> str:
-    text = ", ".join(map(str, value)) if isinstance(value, list) else str("" if value is None else value)
-    return text or "–"
 
 
 def rerun_commands(run: RunData) -> list[str]:

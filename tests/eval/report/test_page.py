@@ -33,12 +33,16 @@ def page(html: str) -> Page:
     return Page(html)
 
 
-def test_the_summary_names_gain_interval_and_kl_of_the_kept_policy(page: Page) -> None:
+def test_the_page_shows_the_kept_policy_the_figures_and_the_commands(page: Page, run: Path) -> None:
     # Update 3 has more reward but a KL of 30, beyond max_kl 25: update 1 was kept. 1.25 - 0.5 = 0.75.
     assert "rose by 0.75, from 0.5 to 1.25 (95 % interval of the change" in page.text
     assert "at a KL of 4 nats per response from the initial policy" in page.text
     assert "3 of 4 held-out prompts got a response with a higher reward." in page.text
     assert "1 of 4 held-out prompts got a response with a lower reward" in page.text
+    for text in ("truthfulness: mc2", "0.600 (0.550 to 0.650)", "words 1", "guessing gives 0.4"):
+        assert text in page.text
+    for stage in ("sft", "ppo"):
+        assert f"align {stage} --config {run}/{stage}/config.yaml --output_dir {run}-again/{stage}" in page.text
 
 
 def test_model_output_cannot_become_markup(html: str, page: Page) -> None:
@@ -77,12 +81,6 @@ def test_plots_have_a_text_alternative_and_follow_the_theme(html: str, page: Pag
     assert not re.findall(r"(?:fill|stroke): #(?!ffffff)\w+", body)  # every color is one of the page's variables
     assert "prefers-color-scheme: dark" in html
     assert 'name="viewport" content="width=device-width' in html
-
-
-def test_commands_repeat_each_stage(page: Page, run: Path) -> None:
-    again = f"{run}-again"
-    assert f"align sft --config {run}/sft/config.yaml --output_dir {again}/sft" in page.text
-    assert f"align ppo --config {run}/ppo/config.yaml --output_dir {again}/ppo" in page.text
 
 
 @pytest.mark.parametrize(
@@ -146,12 +144,6 @@ def test_the_table_for_the_terminal() -> None:
     assert max(map(len, text.splitlines())) <= 100
     with pytest.raises(KeyError):
         summary_table([{"name": "x"}])
-
-
-def test_figures_with_scorer_and_n_are_on_the_page(page: Page) -> None:
-    for text in ("truthfulness: mc2", "0.600 (0.550 to 0.650)", "words 1", "guessing gives 0.4"):
-        assert text in page.text
-    assert "evaluation" in {attributes.get("id") for _, attributes in page.elements}
 
 
 def test_markdown_and_where_there_is_nothing(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

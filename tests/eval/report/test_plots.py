@@ -44,6 +44,8 @@ def test_no_figures_no_plots() -> None:
     assert ppo_plots({}) == []
     assert frontier_plot(empty, None) is None
     assert calibration_plot([]) is None
+    assert evaluation_plots([evaluation("toxicity", "a", "basic: expected maximum toxicity", 0.4)]) == []  # one panel
+    assert evaluation_plots([evaluation("truthfulness", "a", "mc1", None)]) == []
 
 
 def test_one_update_is_enough_for_every_plot() -> None:
@@ -84,15 +86,6 @@ def evaluation(task: str, model: str, name: str, value: float | None) -> Evaluat
     return Evaluation(task, model, {}, [Measurement(name, value, value, value, 9)])
 
 
-def test_the_panels_show_each_model_and_its_interval() -> None:
-    toxicity = "basic: expected maximum toxicity"
-    evaluations = [evaluation("toxicity", "before", toxicity, 0.4), evaluation("toxicity", "after <b>", toxicity, 0.3)]
-    (plot,) = evaluation_plots([*evaluations, evaluation("verdicts", "after <b>", "appropriate for an assistant", 0.9)])
-    words = "toxicity of before: 0.400; toxicity of after &lt;b&gt;: 0.300; appropriate of after &lt;b&gt;: 0.900"
-    assert words in plot.svg
-    assert "<b>" not in plot.svg
-
-
 def test_all_four_panels_in_instructgpts_order() -> None:
     figures = {
         "appropriate for an assistant": ("verdicts", 0.9),
@@ -100,10 +93,8 @@ def test_all_four_panels_in_instructgpts_order() -> None:
         "true and informative": ("truthfulness", 0.3),
         "basic: expected maximum toxicity": ("toxicity", 0.4),
     }
-    (plot,) = evaluation_plots([evaluation(task, "a", name, value) for name, (task, value) in figures.items()])
-    assert "toxicity of a: 0.400; truthfulness of a: 0.300; hallucination of a: 0.200; appropriate of a: 0.900" in plot.svg
-
-
-def test_one_panel_alone_is_no_picture() -> None:
-    assert evaluation_plots([evaluation("toxicity", "a", "basic: expected maximum toxicity", 0.4)]) == []
-    assert evaluation_plots([evaluation("truthfulness", "a", "mc1", None)]) == []
+    found = [evaluation(task, "<b>", name, value) for name, (task, value) in figures.items()]
+    (plot,) = evaluation_plots([*found, evaluation("toxicity", "end", "basic: expected maximum toxicity", 0.1)])
+    words = "toxicity of {0}: 0.400; toxicity of end: 0.100; truthfulness of {0}: 0.300; hallucination of {0}: 0.200; "
+    assert f"{words}appropriate of {{0}}: 0.900".format("&lt;b&gt;") in plot.svg
+    assert "<b>" not in plot.svg
