@@ -14,6 +14,7 @@ from align.eval.store import fingerprint
 from align.eval.winrate import (
     WinrateConfig,
     endpoint_judge,
+    function_judge,
     read_comparisons,
     run_winrate,
     training_reward_fingerprints,
