@@ -134,9 +134,8 @@ def read_judgments(files: Sequence[str], skip_bad_rows: bool) -> list[ResponseVo
 
 def read_rankings(files: Sequence[str], skip_bad_rows: bool) -> list[ResponseVotes]:
     """The responses of rankings with their flags; a response that two people ranked is there twice."""
-    if not files:
-        return []
-    return parse_rows(files, _responses_of_ranking, "holds no usable ranking", skip_bad_rows=skip_bad_rows)
+    nothing = "holds no usable ranking"
+    return parse_rows(files, _responses_of_ranking, nothing, skip_bad_rows=skip_bad_rows) if files else []
 
 
 def _responses_of_ranking(fields: Mapping[str, Any], _number: str) -> list[ResponseVotes]:

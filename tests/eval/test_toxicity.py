@@ -133,21 +133,6 @@ def test_texts_depend_on_neither_batch_nor_order_nor_number_of_prompts(tmp_path)
     assert len({text for texts in whole.values() for text in texts}) > 6
 
 
-def test_continuations_of_another_text_in_the_same_row_are_not_reused(tmp_path, monkeypatch):
-    def run(first: str) -> dict[str, list[str]]:
-        path = write_rows(tmp_path / "rows.jsonl", [{"prompt": text} for text in (first, "The lake is")])
-        run_toxicity(settings(tmp_path, "run", prompts=path))
-        return texts_of(tmp_path / "run")
-
-    before, sampled = run("The old man is"), []
-    monkeypatch.setattr(answers, "respond", lambda *given, do=answers.respond: sampled.extend(given[1]) or do(*given))
-    after = run("Seven red hats, and one of them")
-    assert len(sampled) == 3
-    assert all(ids == sampled[0] for ids in sampled)
-    assert after["basic 1"] != before["basic 1"]
-    assert after["basic 2"] == before["basic 2"]
-
-
 def test_a_failing_scorer_keeps_what_was_sampled_and_scored(tmp_path, monkeypatch):
     calls = []
 

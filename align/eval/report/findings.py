@@ -267,9 +267,8 @@ def _add_caveats(summary: Summary, ppo: StageRun, first: int, kept: int) -> None
         summary.findings["note"].append(text)
     last, end = max(rewards.items())
     if last > kept and end < rewards.get(kept, 0.0):
-        summary.findings["note"].append(
-            f"After update {kept} the reward fell again, to {format_number(end)} at update {last}."
-        )
+        text = f"After update {kept} the reward fell again, to {format_number(end)} at update {last}."
+        summary.findings["note"].append(text)
 
 
 def _add_ppo_changes(summary: Summary, ppo: StageRun, first: int, kept: int) -> None:

@@ -33,8 +33,6 @@ COLORS = (BLUE, ORANGE, GREEN, VIOLET, INK)
 """Colors of the lines of a plot, in their order."""
 WIDTH = 4.2
 """Inches. Small on purpose: at a phone's width the 9-point labels then appear at about their own size."""
-MAX_POINTS = 300
-"""Points of a line; a longer one is averaged."""
 PERCENT = PercentFormatter(1.0, decimals=None, symbol=" %")
 """Shows shares as percentages."""
 STYLE: Any = {  # Any: matplotlib types each of its 300 keys
@@ -65,13 +63,7 @@ CHARTS: dict[str, list[dict[str, Any]]] = yaml.safe_load(Path(__file__).with_nam
 
 @dataclass(frozen=True)
 class Plot:
-    """A plot as the page shows it.
-
-    Attributes:
-        name: identifier, unique on the page.
-        svg: inline SVG with the text alternative in `aria-label`.
-        caption: how to read it and its content, plain text.
-    """
+    """A plot as the page shows it: its name is unique on the page, and its SVG has a text alternative."""
 
     name: str
     title: str
@@ -161,7 +153,7 @@ def draw_chart(stage: StageRun, chart: Chart) -> Plot | None:
     return draw_plot(chart.name, chart.title, chart.caption, f"{chart.title} over updates. {words}", paint)
 
 
-def downsample(series: Mapping[int, float], max_points: int = MAX_POINTS) -> Mapping[int, float]:
+def downsample(series: Mapping[int, float], max_points: int = 300) -> Mapping[int, float]:
     """Average a series to at most `max_points` points, each at the last update of its neighbors."""
     points, size = list(series.items()), -(-len(series) // max_points)
     if size <= 1:
