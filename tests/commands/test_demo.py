@@ -2,7 +2,11 @@
 
 import json
 import re
+import subprocess
+import sys
 import time
+
+import pytest
 
 from align.commands.demo import (
     HEADLINES,
@@ -75,3 +79,17 @@ def test_an_answer_is_sampled_for_each_prompt_and_is_the_same_for_the_same_seed(
     assert first == second != other
     assert len(first) == 2
     assert all(re.search(r"\S", text) for text in first)
+
+
+@pytest.mark.slow
+def test_the_demo_in_two_processes_prints_once_and_skips_finished_stages(tmp_path):
+    words = ["--model", "tiny-llama", "--output_dir", str(tmp_path / "demo")]
+    program = f"from align.commands.demo import launch_processes; launch_processes({words!r}, 2)"
+    first, again = (subprocess.run([sys.executable, "-c", program], capture_output=True, text=True) for _ in range(2))
+    assert (first.returncode, again.returncode) == (0, 0), first.stderr + again.stderr
+    for printed in (first.stdout, again.stdout):
+        assert printed.count("== comparison ==") == printed.count("report: ") == 1
+    assert "ppo 12/12" in first.stderr
+    assert "ppo 12/12" not in again.stderr
+    before = first.stdout.partition("== comparison ==")[2].partition("time: ")[0]
+    assert before == again.stdout.partition("== comparison ==")[2].partition("time: ")[0]
