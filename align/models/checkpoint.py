@@ -20,7 +20,7 @@ from align.core.errors import UserError, reason
 from align.core.files import new_folder, write_json, write_text
 from align.model_registry.registry import published_name, registered_name
 from align.models.backbone import Backbone, is_prefix_lm
-from align.models.configs import BUILT_IN_BASE, valid_generation_config
+from align.models.configs import BUILT_IN_BASE, saved_generation_config
 from align.models.loading import LoadedModel
 
 WriteModel = Callable[[Path, LoadedModel, Mapping[str, Tensor], Mapping[str, Any]], object]
@@ -98,7 +98,7 @@ def finish_folder(
     (tokenizer or tokenization.tokenizer).save_pretrained(temporary)
     generation = getattr(model, "generation_config", None)
     if generation is not None:
-        generation = valid_generation_config(generation)
+        generation = saved_generation_config(generation)
         generation.eos_token_id = sorted(tokenization.end_ids)
         changed = tokenizer is not None and tokenizer is not tokenization.tokenizer
         generation.pad_token_id = tokenizer.pad_token_id if tokenizer and changed else tokenization.pad_id

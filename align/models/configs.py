@@ -120,3 +120,35 @@ def valid_generation_config(generation: GenerationConfig) -> GenerationConfig:
     except ValueError as error:
         raise UserError(f"{GENERATION_CONFIG_NAME}: it is invalid ({first_line(error)}); correct it") from error
     return generation
+
+
+SAVED_GENERATION_SETTINGS = (
+    *("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id"),
+    *("do_sample", "temperature", "top_k", "top_p", "max_length", "max_new_tokens"),
+)
+"""Fields of a base's generation config that a saved model keeps. Sampling in this package applies no other."""
+_NOT_OF_TEXT = re.compile(r"_|output_|return_dict|use_cache|cache_|transformers_version|compile|disable_compile")
+"""Fields that do not change what `generate` writes."""
+
+
+def saved_generation_config(generation: GenerationConfig) -> GenerationConfig:
+    """Return the settings of `SAVED_GENERATION_SETTINGS` alone.
+
+    Others, such as `num_beams`, would let `generate` write other texts than those that were trained and evaluated.
+
+    Raises:
+        UserError: if the config is invalid.
+    """
+    valid = valid_generation_config(generation)
+    return GenerationConfig(**{name: getattr(valid, name) for name in SAVED_GENERATION_SETTINGS})
+
+
+def unsaved_generation_settings(generation: GenerationConfig) -> list[str]:
+    """Return the names of settings that change what `generate` writes and that a saved model does not keep."""
+    neutral = GenerationConfig._get_default_generation_params()
+    return [
+        name
+        for name, value in valid_generation_config(generation).to_diff_dict().items()
+        if value is not None and value != neutral.get(name)
+        if name not in SAVED_GENERATION_SETTINGS and not _NOT_OF_TEXT.match(name)
+    ]

@@ -14,7 +14,7 @@ from align.core.settings import ModelConfig
 from align.model_registry.registry import resolve_model
 from align.models.backbone import Backbone
 from align.models.checkpoint import require_savable
-from align.models.configs import base_of, load_config
+from align.models.configs import base_of, load_config, unsaved_generation_settings
 from align.models.loading import LoadedModel, from_objects, load
 from align.models.lora import with_lora_settings
 from align.runtime.distributed import run_on_all, run_on_main
@@ -128,6 +128,8 @@ class ModelSource:
         if is_trained:
             run.print(frozen_warning(loaded.backbone, gets_head=allow_reward_model))
         run_on_main(lambda: require_savable(loaded), run.accelerator)
+        if is_trained and not allow_reward_model:
+            run.print(generation_warning(loaded))
         run.print(long_rows_warning(loaded.backbone))
         return loaded
 
@@ -144,6 +146,16 @@ def frozen_warning(backbone: Backbone, gets_head: bool) -> str:
     if not gets_head:
         raise UserError(f"{frozen}: call requires_grad_(True) on it")
     return f"warning: {frozen}: only its head is trained"
+
+
+def generation_warning(loaded: LoadedModel) -> str:
+    """A line for a model whose generation config has settings that sampling does not apply; "" for other models."""
+    generation = getattr(loaded.backbone.model, "generation_config", None)
+    names = ", ".join(sorted(unsaved_generation_settings(generation))) if generation is not None else ""
+    if not names:
+        return ""
+    saved = "generate on the adapter's base still applies them" if loaded.adapter else "the saved model does not keep them"
+    return f"the model's generation_config has settings that sampling does not apply: {names}; {saved}"
 
 
 def long_rows_warning(backbone: Backbone) -> str:

@@ -7,11 +7,19 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
+    AutoTokenizer,
+    BartConfig,
+    BartForConditionalGeneration,
+    GenerationConfig,
+)
 
 from align.core.errors import UserError
 from align.core.seeds import RngStream
 from align.core.settings import ModelConfig
+from align.model_registry.tiny import BOS, EOS, PAD, VOCABULARY, byte_tokenizer
 from align.models.checkpoint import save_model, weights_of
 from align.models.loading import load, load_on_meta
 from align.sampling.generation import SamplingParams, row_uniforms, sample
@@ -25,9 +33,9 @@ CARD = {"title": "A model", "stage": "sft"}
 def folder_with(sharp_folders, tmp_path):
     """`folder_with({"temperature": 0.9})`: a copy of a tiny model with other generation settings."""
 
-    def copied(generation, name="tiny-llama"):
+    def copied(generation, source=sharp_folders["tiny-llama"]):
         folder = tmp_path / "base"
-        shutil.copytree(sharp_folders[name], folder)
+        shutil.copytree(source, folder)
         path = folder / "generation_config.json"
         settings = json.loads(path.read_text()) | generation
         settings.pop("_from_model_config", None)
@@ -47,25 +55,53 @@ def settings_of(tmp_path, **more):
     return {"output_dir": str(tmp_path / "run"), "dtype": "float32", "report_to": ["none"], **more}
 
 
-WITHOUT_EFFECT = {
+DECODING = {
     "Vicuna": {"temperature": 0.9, "top_p": 0.6},
     "top_k": {"top_k": 0},
-    "beams": {"num_beams": 1, "early_stopping": True, "length_penalty": 2.0, "no_repeat_ngram_size": 3},
+    "beams": {"num_beams": 4, "early_stopping": True, "length_penalty": 2.0, "no_repeat_ngram_size": 3},
+    "forced": {"forced_bos_token_id": 9, "forced_eos_token_id": 1, "min_length": 8, "repetition_penalty": 1.5},
+    "suppressed": {"suppress_tokens": [105], "begin_suppress_tokens": [20], "min_new_tokens": 3},
 }
 
 
-@pytest.mark.parametrize("settings", WITHOUT_EFFECT.values(), ids=WITHOUT_EFFECT)
-def test_settings_without_effect_are_left_out_and_all_others_kept(settings, folder_with, tmp_path):
-    base = folder_with(settings | {"repetition_penalty": 1.2, "max_new_tokens": 7})
+@pytest.fixture
+def bart(sharpen, tmp_path):
+    """The folder of a tiny BART."""
+    ids = {"pad_token_id": PAD, "bos_token_id": BOS, "eos_token_id": EOS, "decoder_start_token_id": EOS}
+    sizes = {f"{part}_{size}": 2 for part in ("encoder", "decoder") for size in ("layers", "attention_heads")}
+    widths = {"d_model": 32, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64}
+    config = BartConfig(vocab_size=VOCABULARY, forced_eos_token_id=None, **ids, **sizes, **widths)
+    torch.manual_seed(0)
+    sharpen(BartForConditionalGeneration(config)).save_pretrained(tmp_path / "bart")
+    byte_tokenizer(append_eos=True).save_pretrained(tmp_path / "bart")
+    return tmp_path / "bart"
+
+
+@pytest.mark.parametrize("settings", DECODING.values(), ids=DECODING)
+@pytest.mark.parametrize("name", ["bart", "tiny-gpt2"])
+def test_generate_of_a_saved_model_writes_what_sampling_here_does(
+    name, settings, bart, folder_with, sharp_folders, tmp_path
+):
+    base = folder_with(settings | {"max_new_tokens": 7}, source=bart if name == "bart" else sharp_folders[name])
     loaded = load(ModelConfig(model=base), torch.float32)
     save_model(tmp_path / "saved", loaded, weights_of(loaded.backbone), CARD)
     saved = GenerationConfig.from_pretrained(tmp_path / "saved")
     saved.validate(strict=True)
-    assert (saved.repetition_penalty, saved.max_new_tokens) == (1.2, 7)
-    assert saved.no_repeat_ngram_size == settings.get("no_repeat_ngram_size")
-    before, after = (AutoModelForCausalLM.from_pretrained(folder).eval() for folder in (base, tmp_path / "saved"))
-    ids = torch.tensor([[9, 10, 11]])
-    assert before.generate(ids).tolist() == after.generate(ids).tolist()
+    assert saved.max_new_tokens == 7
+    prompt, params = [9, 10, 11], SamplingParams(12, temperature=0.0)
+    sampled = sample(loaded.backbone, [prompt], row_uniforms(1, params, 0, RngStream.ROLLOUT), params, frozenset({EOS}))
+    auto = AutoModelForSeq2SeqLM if name == "bart" else AutoModelForCausalLM
+    written = auto.from_pretrained(tmp_path / "saved").eval().generate(torch.tensor([prompt]), max_new_tokens=12)[0]
+    assert written.tolist()[1 if name == "bart" else len(prompt) :] == sampled.ids[0]
+
+
+@pytest.mark.parametrize(("lora_r", "kept"), [(0, "the saved model does not keep them"), (2, "base still applies them")])
+def test_decoding_settings_that_are_not_applied_are_named_in_a_line(lora_r, kept, folder_with, tmp_path, capsys):
+    base = folder_with(DECODING["beams"] | {"min_new_tokens": 3, "use_cache": True})
+    SFTTrainer(base, DEMONSTRATIONS, SFTConfig(**settings_of(tmp_path, lora_r=lora_r)))
+    names = "early_stopping, length_penalty, min_new_tokens, no_repeat_ngram_size, num_beams"
+    assert f"settings that sampling does not apply: {names}; " in (printed := " ".join(capsys.readouterr().err.split()))
+    assert kept in printed
 
 
 @pytest.mark.parametrize("lora_r", [0, 2])
