@@ -58,21 +58,17 @@ def test_a_system_message_begins_a_new_conversation(sharp_folders, monkeypatch, 
     assert talk(monkeypatch, capsys, ["Hi"], folder, system="Be kind.") == f"{kind}\n"
 
 
-def test_two_models_answer_with_their_own_histories(sharp_folders, monkeypatch, capsys):
+def test_two_models_answer_with_their_own_histories_and_are_scored(sharp_folders, tmp_path, monkeypatch, capsys):
     one, two = sharp_folders["tiny-llama"], sharp_folders["tiny-gpt2"]
-    text = talk(monkeypatch, capsys, ["Hi", "So?"], one, two)
     rows = zip(expected(one, "Hi", "So?"), expected(two, "Hi", "So?"), strict=True)
-    assert text == "".join(f"[{one}] {a}\n[{two}] {b}\n" for a, b in rows)
-
-
-def test_answers_are_scored(tmp_path, monkeypatch, capsys):
-    rows = '{"prompt": "a", "responses": ["yes", "no"], "ranks": [1, 2]}\n' * 4
-    (tmp_path / "r.jsonl").write_text(rows)
+    answers = "".join(f"[{one}] {a}\n[{two}] {b}\n" for a, b in rows)
+    assert talk(monkeypatch, capsys, ["Hi", "So?"], one, two) == answers
+    (tmp_path / "r.jsonl").write_text('{"prompt": "a", "responses": ["yes", "no"], "ranks": [1, 2]}\n' * 4)
     words = words_of(model="tiny-gpt2", train_data=tmp_path / "r.jsonl", output_dir=tmp_path / "run", report_to="none")
     cli.main(["reward", *words, "--demonstrations", ""])
     capsys.readouterr()
-    text = talk(monkeypatch, capsys, ["Hi"], "tiny-llama", reward_model=tmp_path / "run", max_new_tokens=4)
-    assert re.search(r"\n\(reward -?\d+\.\d{3}\)\n$", text)
+    scored = talk(monkeypatch, capsys, ["Hi", "So?"], one, two, reward_model=tmp_path / "run")
+    assert re.sub(r"\n\(reward -?\d+\.\d{3}\)\n", "\n", scored) == answers
 
 
 def test_a_stream_has_the_tokens_of_a_batch(sharp_folders):
