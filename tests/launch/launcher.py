@@ -19,6 +19,8 @@ from tests.ports import free_port
 ROOT = Path(__file__).parents[2]
 IN_TURN = Path(__file__).parent / "programs" / "in_turn.py"
 PPO = "align/ppo/train.py"
+SECONDS = 600.0
+"""That a launch may take."""
 CHECKPOINTS = """
     --reward_functions align.ppo.toy_rewards:share_of_e --dtype float32 --report_to none --save_steps 1
     --max_prompt_tokens 64 --overlong truncate --max_new_tokens 8 --rollout_batch_size 6
@@ -35,19 +37,17 @@ def ppo_words(model: str, folder: Path, updates: int, *more: str) -> list[str]:
     return ["--model", model, "--output_dir", str(folder), "--total_updates", str(updates), *CHECKPOINTS.split(), *more]
 
 
-def launch(words: Sequence[str], settings: str, processes: int = 2, seconds: float = 600, **environment: str) -> str:
+def launch(words: Sequence[str], settings: str, processes: int = 2) -> str:
     """Run a script in some processes on the CPU as its user would; returns what it printed.
 
     Args:
         words: the script and its arguments.
         settings: one of the files in configs/accelerate, without its ending.
-        seconds: that it may take.
-        environment: further variables.
     """
     launcher = ["-m", "accelerate.commands.launch", "--config_file", f"configs/accelerate/{settings}.yaml"]
     launcher += ["--num_processes", str(processes), "--main_process_port", str(free_port())]
-    program, env = [sys.executable, *launcher, *words], variables() | environment
-    done = subprocess.run(program, cwd=ROOT, env=env, capture_output=True, text=True, timeout=seconds, check=False)
+    program = [sys.executable, *launcher, *words]
+    done = subprocess.run(program, cwd=ROOT, env=variables(), capture_output=True, text=True, timeout=SECONDS, check=False)
     assert done.returncode == 0, done.stderr[-12000:]
     return done.stdout
 
@@ -83,47 +83,47 @@ def launched(settings: str, processes: int) -> list[dict[str, str]]:
     return [each | {"TORCHELASTIC_USE_AGENT_STORE": "False"} for each in told]
 
 
-def start_processes(
-    words: Sequence[str], settings: str, processes: int = 2, **environment: str
-) -> list["subprocess.Popen[str]"]:
-    """Start a script in some processes that know each other, without a launcher above them that would end them.
+def environments(settings: str, processes: int) -> list[dict[str, str]]:
+    """The whole environment of each process of a new launch."""
+    port = {"MASTER_PORT": str(free_port())}
+    return [variables() | each | port for each in launched(settings, processes)]
+
+
+def start_processes(words: Sequence[str], settings: str) -> list["subprocess.Popen[str]"]:
+    """Start a script in two processes that know each other, without a launcher above them that would end them.
 
     Args:
         words: the script and its arguments.
         settings: a file in configs/accelerate, without its ending.
-        environment: further variables.
     """
-    port = {"MASTER_PORT": str(free_port())}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    return [
-        subprocess.Popen([sys.executable, *words], cwd=ROOT, env=variables() | each | port | environment, text=True, **pipes)
-        for each in launched(settings, processes)
-    ]
+    program = [sys.executable, *words]
+    return [subprocess.Popen(program, cwd=ROOT, env=each, text=True, **pipes) for each in environments(settings, 2)]
 
 
 def launch_in_turn(
-    scripts: Sequence[Sequence[str]],
-    folder: Path,
-    settings: str,
-    processes: int = 2,
-    seconds: float = 600,
-    real: bool = False,
-    **environment: str,
+    scripts: Sequence[Sequence[str]], folder: Path, settings: str, processes: int = 2, real: bool = False
 ) -> str:
     """Run several scripts one after another in the same processes; returns what they printed.
 
     Args:
-        real: whether a launcher starts these processes. Otherwise they are forked with the variables that it gives them
-            (`fork_server.py`): most of a launch's time are imports.
+        real: whether a launcher starts these processes. Otherwise `in_turn.py` forks them with the variables that it gives
+            them: most of a launch's time are imports.
     """
     if real:
         (folder / "scripts.json").write_text(json.dumps(scripts))
-        return launch([str(IN_TURN), str(folder / "scripts.json"), "compile"], settings, processes, seconds, **environment)
-    port = {"MASTER_PORT": str(free_port())}
-    environments = [variables() | each | port | environment for each in launched(settings, processes)]
-    request = {"environments": environments, "scripts": [[str(word) for word in words] for words in scripts]}
+        return launch([str(IN_TURN), str(folder / "scripts.json"), "compile"], settings, processes)
     printed, told = (folder / name for name in ("printed", "told"))
-    codes = _ask(request | {"printed": str(printed), "told": str(told)}, seconds)
+    request = {"environments": environments(settings, processes), "printed": str(printed), "told": str(told)}
+    server = _fork_server()
+    assert server.stdin
+    assert server.stdout
+    print(json.dumps(request | {"scripts": [[*map(str, words)] for words in scripts]}), file=server.stdin, flush=True)
+    if not select.select([server.stdout], [], [], SECONDS)[0]:
+        os.killpg(server.pid, signal.SIGKILL)
+        _fork_server.cache_clear()
+        raise AssertionError(f"no end within {SECONDS:.0f} s")
+    codes = json.loads(server.stdout.readline())
     output, errors = ("".join(Path(f"{name}-{rank}").read_text() for rank in range(processes)) for name in (printed, told))
     assert codes == [0] * processes, f"{codes}\n{errors[-12000:]}"
     return output
@@ -132,20 +132,6 @@ def launch_in_turn(
 @functools.cache
 def _fork_server() -> subprocess.Popen[str]:
     """The program that forks; it ends with this one, whose pipe it reads."""
-    program = [sys.executable, "-m", "tests.launch.programs.fork_server"]
+    program = [sys.executable, "-m", "tests.launch.programs.in_turn"]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     return subprocess.Popen(program, cwd=ROOT, env=variables(), text=True, start_new_session=True, **pipes)
-
-
-def _ask(request: dict[str, object], seconds: float) -> list[int]:
-    """The exit codes of the processes that the request asks for."""
-    server = _fork_server()
-    assert server.stdin
-    assert server.stdout
-    print(json.dumps(request), file=server.stdin, flush=True)
-    if not select.select([server.stdout], [], [], seconds)[0]:
-        os.killpg(server.pid, signal.SIGKILL)
-        _fork_server.cache_clear()
-        raise AssertionError(f"no end within {seconds:.0f} s")
-    codes: list[int] = json.loads(server.stdout.readline())
-    return codes
