@@ -156,12 +156,6 @@ def stages_with_settings() -> dict[str, Stage]:
     return {**TRAINING_STAGES, **OTHER_STAGES, **{f"eval {name}": task for name, task in TASKS.items()}}
 
 
-def _schema(words: list[str]) -> None:
-    from align.commands.tools import schema_command
-
-    schema_command(words, stages_with_settings())
-
-
 COMMANDS = {
     **_of_stages(TRAINING_STAGES),
     "launch": Command(launch.HELP, launch.main),
@@ -171,7 +165,10 @@ COMMANDS = {
     "report": Command(tools.REPORT_HELP, tools.report_command),
     "data": Command(tools.DATA_HELP, tools.data_command),
     "model": Command(tools.MODEL_HELP, tools.model_command),
-    "schema": Command("schema COMMAND: the JSON Schema of a command's YAML files, for editors", _schema),
+    "schema": Command(
+        "schema COMMAND: the JSON Schema of a command's YAML files, for editors",
+        lambda words: tools.schema_command(words, stages_with_settings()),
+    ),
     "annotate": Command("start the labeling app", _annotate),
 }
 """Every command by its name, in the order of `align --help`."""

@@ -56,11 +56,7 @@ class ChatConfig(Settings):
 
 
 class Speaker:
-    """A model that answers conversations.
-
-    Args:
-        name: a folder, a hub name or a built-in model.
-    """
+    """A model, given as a folder, a hub name or a built-in model, that answers conversations."""
 
     def __init__(self, name: str, dtype: str = "auto", chat_template: str = "auto", seed: int = 0) -> None:
         self.name, self.seed, self._numbers = name, seed, count()
@@ -100,12 +96,7 @@ def run_chat(config: ChatConfig) -> None:
 
 
 class Terminal:
-    """A conversation on the terminal. Each model reads its own earlier answers only.
-
-    Args:
-        system: system message; empty: none.
-        reward: scores answers; None: they are not scored.
-    """
+    """A conversation on the terminal. Each model reads its own earlier answers only; a reward model may score them."""
 
     def __init__(
         self, speakers: Sequence[Speaker], sampling: SamplingParams, system: str, reward: LoadedReward | None
@@ -185,7 +176,7 @@ def stream_tokens(
     Args:
         prompt: token ids; not empty.
         uniforms: [1, max_new_tokens] from `row_uniforms`.
-        end_ids: ids that end a response; the end token is yielded too.
+        end_ids: end a response; the end token is yielded too.
     """
     backbone.model.eval()
     warpers, uniforms = warpers_of(sampling), uniforms.to(backbone.device)

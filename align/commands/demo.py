@@ -84,7 +84,7 @@ class PartTimes:
     def __str__(self) -> str:
         """One line with the minutes and seconds of each part and of all."""
         times = self.seconds | {"total": sum(self.seconds.values())}
-        return "time: " + ", ".join(f"{name} {_minutes(value)}" for name, value in times.items())
+        return "time: " + ", ".join(f"{name} {int(value) // 60}:{int(value) % 60:02d}" for name, value in times.items())
 
 
 def sample_answers(model: ModelConfig, prompts: Sequence[Prompt], sampling: SamplingParams, seed: int) -> list[str]:
@@ -99,12 +99,7 @@ def sample_answers(model: ModelConfig, prompts: Sequence[Prompt], sampling: Samp
 def print_answers(
     prompts: Sequence[Prompt], answers: Mapping[str, Sequence[str]], rewards: Mapping[str, Sequence[float]] | None = None
 ) -> None:
-    """Print each prompt with the answers of some models.
-
-    Args:
-        answers: the name of a model -> its answer to each prompt.
-        rewards: the name of a model -> the reward of each answer, where there are any.
-    """
+    """Print each prompt with the answers of some models by name, and with the rewards of these where there are any."""
     width = max(map(len, ("prompt", *answers)))
     for i, prompt in enumerate(prompts):
         print(f"  {'prompt':<{width}}  {_one_line(prompt.prompt[-1]['content'])}")
@@ -117,10 +112,6 @@ def print_answers(
 def _one_line(text: str) -> str:
     words = " ".join(text.split())
     return words if len(words) <= WIDTH else words[: WIDTH - 3] + "..."
-
-
-def _minutes(seconds: float) -> str:
-    return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -185,8 +176,12 @@ def run_demo(model: str, folder: Path, seed: int, times: PartTimes, accelerator:
     with times.part("comparison"):
         scorer = load_reward_model(reward)
         comparison = compare_policies(policy, aligned, scorer, prompts, sampling, seed, SAMPLES)
-        print_answers(shown, *first_answers(comparison))
-        run_on_main(lambda: write_json(folder / "comparison.json", answer_rows(comparison)), accelerator)
+        compared, sides = answer_rows(comparison), {"SFT": "before", "PPO": "after"}
+        texts, rewards = (
+            {name: [row[prefix + side] for row in compared] for name, side in sides.items()} for prefix in ("", "reward_")
+        )
+        print_answers(shown, texts, rewards)
+        run_on_main(lambda: write_json(folder / "comparison.json", compared), accelerator)
         best = best_responses(policy, scorer, comparison.prompts[:BEST_OF_PROMPTS], BEST_OF, sampling, seed)
         rows = [*summary_rows(folder, comparison), best_of_row(comparison, best, BEST_OF)]
         if model in JUDGES:
@@ -197,15 +192,8 @@ def run_demo(model: str, folder: Path, seed: int, times: PartTimes, accelerator:
     return rows
 
 
-def first_answers(comparison: PolicyComparison) -> tuple[dict[str, list[str]], dict[str, list[float]]]:
-    """The first answer to each prompt of the policies before and after PPO, and its reward, by name."""
-    sides, step = {"SFT": comparison.before, "PPO": comparison.after}, comparison.samples
-    texts = {name: responses.texts[::step] for name, responses in sides.items()}
-    return texts, {name: responses.rewards[::step] for name, responses in sides.items()}
-
-
 def answer_rows(comparison: PolicyComparison) -> list[dict[str, Any]]:
-    """The first answers to each prompt side by side, for the report."""
+    """The first answers to each prompt before and after PPO side by side."""
     before, after = comparison.before, comparison.after
     return [
         {
@@ -220,10 +208,9 @@ def answer_rows(comparison: PolicyComparison) -> list[dict[str, Any]]:
 
 
 def evaluate_start_and_end(settings: Path, folder: Path, start: str, seed: int) -> list[dict[str, Any]]:
-    """Evaluate the model before and after all training on the project's small sets; returns a row of each task.
+    """Evaluate the model before and after all training on the project's small sets; return a row of each task.
 
-    Args:
-        settings: settings of `align eval all`; if the file does not exist, as for the tiny models, there are no rows.
+    Without a file of settings of `align eval all`, as for the tiny models, there are no rows.
     """
     if not settings.exists():
         return []
@@ -281,11 +268,7 @@ def summary_rows(folder: Path, comparison: PolicyComparison) -> list[dict[str, A
 
 
 def best_of_row(comparison: PolicyComparison, best: PolicyResponses, n: int) -> dict[str, Any]:
-    """The reward of the best of n answers by the same reward model instead of PPO; its KL has a known bound.
-
-    Args:
-        best: the fine-tuned model's best answer to each of the first prompts of the comparison.
-    """
+    """The reward of the fine-tuned model's best of n answers to the first prompts, instead of PPO; its KL has a bound."""
     prompts = len(best.rewards)
     before, after = (
         np.array(policy.rewards).reshape(-1, comparison.samples)[:prompts].mean(1)
@@ -302,11 +285,7 @@ def best_of_row(comparison: PolicyComparison, best: PolicyResponses, n: int) -> 
 
 
 def judge_row(comparison: PolicyComparison, judge: LoadedReward, policy: str) -> dict[str, Any]:
-    """How often a reward model that PPO was not trained on prefers the answers after PPO.
-
-    Args:
-        policy: folder of either policy, for its tokenizer.
-    """
+    """How often a reward model that PPO was not trained on prefers the answers after PPO; `policy` gives the tokenizer."""
     rates = judged_win_rates(comparison, judge, policy)
     low, high = share_interval(rates)
     note = f"{len(rates)} prompts, {comparison.samples} pairs each; how far to trust it: data/README.md"

@@ -82,22 +82,10 @@ class CandidateScorer:
     def score(
         self, policy: LoadedModel, prompts: Sequence[EncodedPrompt], rows: Sequence[SampledResponse], dtype: str, budget: int
     ) -> None:
-        """Score all candidates and keep the scores.
-
-        Args:
-            policy: the model that wrote them.
-            prompts: of each candidate.
-            rows: the candidates.
-            dtype: of the scoring model, as in settings.
-            budget: padded tokens that it reads at once.
-        """
+        """Score all candidates `rows` of a policy and keep the scores; the scoring model reads `budget` tokens at once."""
 
     def choose(self, candidates: Mapping[int, float]) -> dict[int, float]:
-        """Return which of the candidates, of which there is at least one, remain, and their rewards.
-
-        Args:
-            candidates: rewards by the number of the candidate.
-        """
+        """Return which of the candidates, of which there is at least one, remain: rewards by number."""
         return dict(candidates)
 
     def columns(self, kept: Sequence[int]) -> dict[str, object]:

@@ -5,7 +5,7 @@ import json
 import sys
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, Field, fields
+from dataclasses import MISSING, fields
 from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, NoReturn, get_args, get_origin
@@ -115,10 +115,10 @@ def model_command(arguments: list[str]) -> None:
     """List the built-in models, or print the folder of one model after making, downloading or consolidating it."""
     parser = OneLineParser(prog="align model", allow_abbrev=False, description="List, fetch, push and consolidate models.")
     actions = parser.add_subparsers(metavar="list|fetch|push|consolidate", required=True)
-    actions.add_parser("list", help="list the models that need no hub").set_defaults(run=lambda _: _print_builtin_models())
+    actions.add_parser("list", help="list the models that need no hub").set_defaults(run=_list)
     fetch = actions.add_parser("fetch", help="make or download a model, and print its folder")
     fetch.add_argument("name", metavar="NAME", help="a built-in model, or a name on the hub")
-    fetch.set_defaults(run=lambda options: print(_fetch_model(options.name)))
+    fetch.set_defaults(run=_fetch)
     push = actions.add_parser("push", help="push a saved model to the Hugging Face Hub")
     push.add_argument("folder", metavar="FOLDER", type=Path, help="a model's folder, or that of its run")
     push.add_argument("repo", metavar="USER/NAME", help="repository on the hub; created if it is missing")
@@ -126,12 +126,12 @@ def model_command(arguments: list[str]) -> None:
     whole = actions.add_parser("consolidate", help="write the policy of a checkpoint as a folder that loads elsewhere")
     whole.add_argument("source", metavar="RUN_OR_CHECKPOINT", help="a run's folder (its last checkpoint), or a checkpoint")
     whole.add_argument("--output", required=True, metavar="DIR", help="the folder to write; replaced in one step")
-    whole.set_defaults(run=lambda options: _consolidate(Path(options.source), Path(options.output)))
+    whole.set_defaults(run=_consolidate)
     options = parser.parse_args(arguments)
     options.run(options)
 
 
-def _print_builtin_models() -> None:
+def _list(_: Namespace) -> None:
     from align.model_registry.registry import registered_models
 
     models = registered_models()
@@ -140,11 +140,11 @@ def _print_builtin_models() -> None:
         print(f"{name:<{width}}  {description}")
 
 
-def _fetch_model(name: str) -> Path:
+def _fetch(options: Namespace) -> None:
     quiet_libraries()  # only the path goes to stdout, for scripts
     from align.model_registry.registry import fetch_model
 
-    return fetch_model(name)
+    print(fetch_model(options.name))
 
 
 def _push(options: Namespace) -> None:
@@ -156,12 +156,12 @@ def _push(options: Namespace) -> None:
     print(push_model(options.folder, options.repo))
 
 
-def _consolidate(source: Path, output: Path) -> None:
+def _consolidate(options: Namespace) -> None:
     quiet_libraries()
     from align.training.checkpoint.consolidation import consolidate
 
-    checkpoint = consolidate(source, output)
-    print(output)
+    checkpoint = consolidate(Path(options.source), Path(options.output))
+    print(options.output)
     print(f"consolidated {checkpoint}", file=sys.stderr)
 
 
@@ -173,11 +173,7 @@ TYPES = {bool: "boolean", int: "integer", float: "number", str: "string"}
 
 
 def schema_command(words: Sequence[str], stages: Mapping[str, Stage]) -> None:
-    """Print the JSON Schema of a command, or write those of all commands into a folder.
-
-    Args:
-        stages: the commands with settings; a task of `align eval` as `eval TASK`.
-    """
+    """Print the JSON Schema of a command of `stages`, or write those of all of them into a folder."""
     if {"-h", "--help"} & set(words):
         what = "Print the JSON Schema of a command's YAML files, or write those of all commands."
         print(f"usage: align schema COMMAND | --all FOLDER\n\n{what}")
@@ -205,16 +201,15 @@ def _text(name: str, stage: Stage) -> str:
 
 def _object_schema(config_class: type[Any]) -> dict[str, Any]:
     declared = declarations(config_class)
-    found = {item.name: _setting_schema(item, *declared[item.name]) for item in fields(config_class)}
+    found: dict[str, Any] = {}
+    for item in fields(config_class):
+        found[item.name] = {"description": item.metadata["help"]}
+        if block := item.metadata.get("block"):
+            found[item.name]["anyOf"] = [_object_schema(import_object(block)), {"type": "null"}]
+        else:
+            default = item.default if item.default_factory is MISSING else item.default_factory()
+            found[item.name] |= {"default": default, **_value_schema(*declared[item.name])}
     return {"type": "object", "properties": found, "additionalProperties": False}
-
-
-def _setting_schema(item: Field[Any], hint: Any, limits: Range) -> dict[str, Any]:
-    described: dict[str, Any] = {"description": item.metadata["help"]}
-    if block := item.metadata.get("block"):
-        return described | {"anyOf": [_object_schema(import_object(block)), {"type": "null"}]}
-    default = item.default if item.default_factory is MISSING else item.default_factory()
-    return described | {"default": default} | _value_schema(hint, limits)
 
 
 def _value_schema(hint: Any, limits: Range) -> dict[str, Any]:

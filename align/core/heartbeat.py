@@ -35,12 +35,7 @@ LEFT, VERDICT, HEARD = b"left", "verdict", "heard"
 
 
 class Watch:
-    """This process's part of the watch.
-
-    Args:
-        store: with a connection that no other thread uses.
-        processes: number of all processes.
-    """
+    """This process's part of the watch, with a connection to the store that no other thread uses."""
 
     def __init__(self, store: "Store", rank: int, processes: int) -> None:
         self.store, self.rank, self.processes, self.lost_after = store, rank, processes, LOST_AFTER
@@ -66,11 +61,7 @@ class Watch:
         threading.Thread(target=self._judge, daemon=True).start()
 
     def leave(self, reason: str, code: int) -> None:
-        """Tell the others that this process ends; from now on no loss ends it.
-
-        Args:
-            reason: why it ends before them; empty: it ends in order.
-        """
+        """Tell the others that this process ends, in order without a `reason`; from now on no loss ends it."""
         self.finished.set()
         telling = threading.Thread(target=self._tell, args=(reason, code), daemon=True)
         telling.start()
@@ -159,17 +150,11 @@ class Watch:
 
 
 _watch: Watch | None = None
-_left: Watch | None = None
 _started = 0
 
 
 def start_watching(store: "Store", rank: int, processes: int, wait_for_everyone: Callable[[], None]) -> None:
-    """Begin to watch the other processes, unless this process does so already.
-
-    Args:
-        store: the run's store; the watch opens a separate connection to it.
-        wait_for_everyone: a barrier of all processes.
-    """
+    """Begin to watch the other processes, unless this process does so already. `wait_for_everyone` is a barrier of all."""
     from torch.distributed import PrefixStore
 
     global _watch, _started
@@ -181,24 +166,22 @@ def start_watching(store: "Store", rank: int, processes: int, wait_for_everyone:
         _watch.start()
 
 
-def stop_watching(reason: str = "", code: int = 1) -> None:
+def stop_watching(reason: str = "", code: int = 1) -> threading.Thread | None:
     """Tell the others that this process ends, and stop watching them.
 
     Args:
         reason: of an end before theirs, in one line; empty: the run is over, or all of them end by the same request to stop.
         code: the exit code that goes with it. The others end with it too.
+
+    Returns:
+        A thread that waits until the others have read the reason, before which the store must not be closed.
     """
-    global _watch, _left
-    if _watch is not None:
-        _watch.leave(reason, code)
-        _left = _watch
-    _watch = None
-
-
-def wait_until_heard() -> None:
-    """Wait until the others have read why this process ends, before it closes the store that they read."""
-    if _left is not None and _left.staying is not None:
-        _left.staying.join()
+    global _watch
+    left, _watch = _watch, None
+    if left is None:
+        return None
+    left.leave(reason, code)
+    return left.staying
 
 
 def wait_for_report() -> None:

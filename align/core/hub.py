@@ -29,8 +29,16 @@ def require_hub(name: str, kind: Literal["model", "dataset"]) -> None:
         cached = Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=name, repo_type=kind)
     except HFValidationError:  # a path that does not exist: the caller says what it looked for
         return
-    if constants.HF_HUB_OFFLINE or cached.exists() or (kind == "dataset" and _is_known_to_datasets(name)):
+    if constants.HF_HUB_OFFLINE or cached.exists():
         return
+    if kind == "dataset":  # `datasets` has its own cache of prepared data sets
+        from datasets import config
+        from datasets.naming import camelcase_to_snakecase
+
+        *owner, last = name.split("/")
+        folder = "___".join([*owner, camelcase_to_snakecase(last)])
+        if config.HF_HUB_OFFLINE or (Path(config.HF_DATASETS_CACHE) / folder).exists():
+            return
     if os.environ.get("RANK", "0") == "0":
         print(f"'{name}' is no file or folder here: asking {constants.ENDPOINT}", file=sys.stderr)
     try:
@@ -38,13 +46,3 @@ def require_hub(name: str, kind: Literal["model", "dataset"]) -> None:
     except Exception as error:  # of the network's library
         wrong = f"no such file or folder here, and {constants.ENDPOINT} cannot be reached ({first_line(error)})"
         raise UserError(f"{kind} '{name}': {wrong}; check the path, or the name and the network") from error
-
-
-def _is_known_to_datasets(name: str) -> bool:
-    """Whether `datasets` does not need the hub for a name: it is offline, or its own cache has the prepared data set."""
-    from datasets import config
-    from datasets.naming import camelcase_to_snakecase
-
-    *owner, last = name.split("/")
-    folder = "___".join([*owner, camelcase_to_snakecase(last)])
-    return config.HF_HUB_OFFLINE or (Path(config.HF_DATASETS_CACHE) / folder).exists()

@@ -34,7 +34,7 @@ EXIT_CLOSED_PIPE = 141
 
 
 @contextmanager
-def quiet_closed_pipes() -> Iterator[None]:
+def _quiet_closed_pipes() -> Iterator[None]:
     """End quietly with code 141 when the reader of the standard output or error has gone."""
     try:
         try:
@@ -73,43 +73,38 @@ def one_line_errors() -> Iterator[None]:
     Exit codes: 2 after a UserError, 130 after Ctrl-C, 75 after a request to stop, 76 after the loss of another process,
     141 when the output is no longer read, 1 after any other error.
     """
-    with quiet_closed_pipes(), _one_line_errors():
-        yield
-
-
-@contextmanager
-def _one_line_errors() -> Iterator[None]:
     rank = os.environ.get("RANK", "0")
     prefix = "" if rank == "0" else f"[process {rank}] "  # a launcher mixes the output of all its processes
-    try:
-        yield
-    except (UserError, OtherProcessError) as error:
-        message, code = without_secrets(" ".join(str(error).splitlines())), 2 if isinstance(error, UserError) else 1
-        heartbeat.stop_watching(message, code)
-        print(f"{prefix}error: {message}", file=sys.stderr)
-        raise SystemExit(code) from None
-    except RuntimeError as error:
-        if not any(sign in str(error) for sign in LOST_PROCESS):
+    with _quiet_closed_pipes():
+        try:
+            yield
+        except (UserError, OtherProcessError) as error:
+            message, code = without_secrets(" ".join(str(error).splitlines())), 2 if isinstance(error, UserError) else 1
+            heartbeat.stop_watching(message, code)
+            print(f"{prefix}error: {message}", file=sys.stderr)
+            raise SystemExit(code) from None
+        except RuntimeError as error:
+            if not any(sign in str(error) for sign in LOST_PROCESS):
+                heartbeat.stop_watching(reason(error))
+                raise
+            heartbeat.wait_for_report()
+            print(f"{prefix}error: lost another process: {first_line(error)}", file=sys.stderr)
+            heartbeat.stop_watching(first_line(error), EXIT_LOST)
+            raise SystemExit(EXIT_LOST) from None
+        except Stopped as stopped:
+            if rank == "0" or not stopped.everywhere:
+                print(f"{prefix}{stopped}", file=sys.stderr)
+            heartbeat.stop_watching("" if stopped.everywhere else str(stopped), EXIT_STOPPED)
+            raise SystemExit(EXIT_STOPPED) from None
+        except BrokenPipeError:
+            raise
+        except Exception as error:
             heartbeat.stop_watching(reason(error))
             raise
-        heartbeat.wait_for_report()
-        print(f"{prefix}error: lost another process: {first_line(error)}", file=sys.stderr)
-        heartbeat.stop_watching(first_line(error), EXIT_LOST)
-        raise SystemExit(EXIT_LOST) from None
-    except Stopped as stopped:
-        if rank == "0" or not stopped.everywhere:
-            print(f"{prefix}{stopped}", file=sys.stderr)
-        heartbeat.stop_watching("" if stopped.everywhere else str(stopped), EXIT_STOPPED)
-        raise SystemExit(EXIT_STOPPED) from None
-    except BrokenPipeError:
-        raise
-    except Exception as error:
-        heartbeat.stop_watching(reason(error))
-        raise
-    except KeyboardInterrupt:
-        heartbeat.stop_watching("interrupted", EXIT_INTERRUPTED)
-        print(f"{prefix}interrupted", file=sys.stderr)
-        raise SystemExit(EXIT_INTERRUPTED) from None
+        except KeyboardInterrupt:
+            heartbeat.stop_watching("interrupted", EXIT_INTERRUPTED)
+            print(f"{prefix}interrupted", file=sys.stderr)
+            raise SystemExit(EXIT_INTERRUPTED) from None
 
 
 class Stage(NamedTuple):
@@ -209,13 +204,9 @@ def quiet_libraries() -> None:
         transformers_logging.disable_progress_bar()
         enable_progress_bars()  # downloads of gigabytes keep their progress bar
     # A filter, for importing DeepSpeed resets the level of its logger.
-    logging.getLogger("DeepSpeed").addFilter(_is_error)
+    logging.getLogger("DeepSpeed").addFilter(lambda record: record.levelno >= logging.ERROR)
     warnings.filterwarnings("ignore", category=FutureWarning)  # they address the authors of libraries
     threading.excepthook = _report_thread_failure
-
-
-def _is_error(record: logging.LogRecord) -> bool:
-    return record.levelno >= logging.ERROR
 
 
 def _report_thread_failure(failure: threading.ExceptHookArgs) -> None:
@@ -228,7 +219,7 @@ def end_process_group(reason: str = "", code: int = 1) -> None:
     """End the process group of a launched stage, which could make the process abort at exit; see `stop_watching`."""
     import torch.distributed
 
-    heartbeat.stop_watching(reason, code)
-    heartbeat.wait_until_heard()
+    if waiting := heartbeat.stop_watching(reason, code):
+        waiting.join()
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()

@@ -105,13 +105,12 @@ class StopRequest:
                 return
             if number in SIGNALS and time.monotonic() + grace_seconds(number) < end:  # SIGTERM after SIGUSR1 leaves less
                 by, end = number, time.monotonic() + grace_seconds(number)
-        print(f"stopped by {signal.Signals(by).name} {self._left_undone(grace_seconds(by))}", file=sys.stderr, flush=True)
-        os._exit(EXIT_STOPPED)
-
-    def _left_undone(self, seconds: float) -> str:
+        undone = "within an update, without saving: the last checkpoint counts"
         if self.saves:
-            return f"while a checkpoint was being written, which takes longer than {seconds:g} s: the one before it counts"
-        return "within an update, without saving: the last checkpoint counts"
+            too_long = f"which takes longer than {grace_seconds(by):g} s: the one before it counts"
+            undone = f"while a checkpoint was being written, {too_long}"
+        print(f"stopped by {signal.Signals(by).name} {undone}", file=sys.stderr, flush=True)
+        os._exit(EXIT_STOPPED)
 
 
 @contextmanager

@@ -118,8 +118,8 @@ def statistic_interval(
         statistic: from the indices of drawn items [R, items] to the statistic of each row [R]; NaN, which is left out, where
             it is undefined because no item of a rare kind was drawn.
     """
-    low, high = percentiles(resample(statistic, items, resamples), level)
-    return float(low), float(high)
+    tail, resampled = 50 * (1 - level), resample(statistic, items, resamples)
+    return float(np.nanpercentile(resampled, tail)), float(np.nanpercentile(resampled, 100 - tail))
 
 
 def resample(statistic: Callable[[np.ndarray], np.ndarray], items: int, resamples: int) -> np.ndarray:
@@ -131,12 +131,6 @@ def resample(statistic: Callable[[np.ndarray], np.ndarray], items: int, resample
         drawn = generator.integers(items, size=(min(rows, resamples - start), items))
         chunks.append(np.asarray(statistic(drawn)))
     return np.concatenate(chunks)
-
-
-def percentiles(resampled: np.ndarray, level: float = LEVEL) -> tuple[np.ndarray, np.ndarray]:
-    """The ends of the middle `level` of resamples [R, ...]: low [...] and high [...]."""
-    tail = 50 * (1 - level)
-    return np.nanpercentile(resampled, tail, axis=0), np.nanpercentile(resampled, 100 - tail, axis=0)
 
 
 # ---------------------------------------------------------------------------------------------------------- calibration

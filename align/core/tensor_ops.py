@@ -93,7 +93,8 @@ class _LogProbs(torch.autograd.Function):
         result = torch.empty_like(normalizer)
         for rows, scaled in _in_chunks(flat, temperature):
             picked = scaled.gather(-1, chosen[rows, None]).squeeze(-1)
-            normalizer[rows] = _log_sum_exp_(scaled)
+            top = scaled.amax(-1, keepdim=True)
+            normalizer[rows] = scaled.sub_(top).exp_().sum(-1).log_().add_(top.squeeze(-1))
             result[rows] = picked - normalizer[rows]
         ctx.save_for_backward(logits, chosen, normalizer)
         ctx.temperature = temperature
@@ -166,12 +167,6 @@ def _in_chunks(logits: Tensor, temperature: float) -> Iterator[tuple[slice, Tens
         rows = slice(start, min(start + count, len(logits)))
         copied = logits[rows].to(_wide(logits), copy=True)
         yield rows, copied.div_(temperature) if temperature != 1.0 else copied
-
-
-def _log_sum_exp_(scaled: Tensor) -> Tensor:
-    """Log of the summed exponentials of each row of `scaled` [n, V], which is written over."""
-    top = scaled.amax(-1, keepdim=True)
-    return scaled.sub_(top).exp_().sum(-1).log_().add_(top.squeeze(-1))
 
 
 def cut_by_tokens(lengths: Sequence[int], budget: int, padding: int | None = None) -> Iterator[list[int]]:

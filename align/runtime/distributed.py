@@ -1,6 +1,7 @@
 """Processes and devices: one laptop, several GPUs, or DeepSpeed, all through accelerate's launcher."""
 
 import os
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
@@ -18,8 +19,12 @@ from transformers.integrations import unset_hf_deepspeed_config
 from align.core import heartbeat
 from align.core.errors import OtherProcessError, UserError, reason
 from align.core.plugins import install_hint
-from align.runtime.compiling import prepare_compiling
 from align.runtime.process import keep_freed_memory, return_freed_memory
+
+try:
+    import fcntl
+except ImportError:  # Windows, where DeepSpeed compiles nothing
+    fcntl = None  # type: ignore[assignment]
 
 Item = TypeVar("Item")
 
@@ -55,6 +60,39 @@ def computes_on_cpu() -> bool:
     """Whether to compute on the CPU: without a GPU, and with Apple's, which has no float64 for sums."""
     device = torch.accelerator.current_accelerator(check_available=True)
     return device is None or device.type == "mps" or torch.backends.mps.is_available()
+
+
+class OperatorLock:
+    """Replaces torch's `FileBaton`: one process compiles DeepSpeed's operators at a time, and a dead one holds no lock.
+
+    torch waits as long as a file exists, which a killed process leaves behind: every later run would hang. This lock is the
+    kernel's, on another file beside torch's `path`; the process that waited compiles the remaining operators.
+    """
+
+    def __init__(self, path: str, **options: float | None) -> None:
+        self.path, self.descriptor = f"{path}.align", -1
+
+    def try_acquire(self) -> bool:
+        """Wait for the lock; return True, which lets the caller compile."""
+        self.descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
+        with suppress(OSError):  # a file system without locks
+            fcntl.lockf(self.descriptor, fcntl.LOCK_EX)
+        return True
+
+    def release(self) -> None:
+        """Let the next process look."""
+        os.close(self.descriptor)
+
+
+def prepare_compiling() -> None:
+    """Let torch compile under an `OperatorLock`, and find the ninja of an environment that is not activated."""
+    programs = os.path.dirname(sys.executable)
+    if programs not in os.environ.get("PATH", "").split(os.pathsep):
+        os.environ["PATH"] = os.pathsep.join([programs, os.environ.get("PATH", "")])
+    if fcntl is not None:
+        import torch.utils.cpp_extension  # a quarter of a second, which only runs with DeepSpeed need
+
+        torch.utils.cpp_extension.FileBaton = OperatorLock  # type: ignore[misc,assignment]
 
 
 def make_accelerator(
@@ -162,12 +200,9 @@ def map_across_processes(
 
 
 def run_on_main(work: Callable[[], Item], accelerator: Accelerator) -> Item:
-    """Call `work` on the first process; return its result on every process. Results are plain Python objects.
+    """Call `work` on the first process; return its result, a plain Python object, on every process.
 
-    Raises:
-        Exception: on the first process, whatever `work` raises.
-        UserError: on the others, if it raises a UserError.
-        OtherProcessError: on the others, if it raises any other exception.
+    An error of the first process is a UserError on the others too, or an OtherProcessError.
     """
     if accelerator.num_processes == 1:
         return work()

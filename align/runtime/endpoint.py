@@ -51,13 +51,7 @@ def chat_completion(
 ) -> dict[str, Any]:
     """Ask the endpoint's chat model one question at temperature 0 and return the first choice of its answer.
 
-    Args:
-        pause: see `post_json`.
-        advice: see `post_json`.
-        options: further fields of the request, such as max_tokens and logprobs.
-
-    Raises:
-        UserError: if the service does not answer, or its answer contains no choice.
+    `options` are further fields of the request, such as logprobs. `pause`, `advice` and errors are those of `post_json`.
     """
     address = chat_address(config)
     key = os.environ.get(config.endpoint_key)
@@ -99,8 +93,6 @@ def post_json(
     """Send JSON and return the JSON of the answer. Proxies are those of the environment.
 
     Args:
-        url: where to.
-        payload: what to send.
         timeout: seconds for one attempt.
         retries: further attempts after a lost connection, a timeout or a status of `TRANSIENT`.
         headers: beyond the content type.

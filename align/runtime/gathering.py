@@ -15,11 +15,7 @@ from align.runtime.sharding import Sharder, is_sharded, loading_accelerator
 
 @contextmanager
 def gathered_parameters(weights: Iterable[Tensor], changed: bool = False) -> Iterator[None]:
-    """Gather sharded weights on every process inside; all processes must ask for the same.
-
-    Args:
-        changed: whether they are changed inside; the first process's values are then kept.
-    """
+    """Gather sharded weights on every process inside; all must ask for the same. If `changed`, the first process's count."""
     sharded: list[Any] = [weight for weight in weights if is_sharded(weight)]
     if not sharded:
         yield
@@ -74,15 +70,12 @@ class LayerGathering:
             torch.distributed.all_reduce(turn, op=torch.distributed.ReduceOp.MIN)
             number = int(turn)
             if number != NOTHING:
-                self._gather(number)
+                context = gathered_parameters(self.layers[number][1])
+                context.__enter__()
+                self._open[number] = context
             if number == wanted:
                 return
             self._release(number)
-
-    def _gather(self, number: int) -> None:
-        context = gathered_parameters(self.layers[number][1])
-        context.__enter__()
-        self._open[number] = context
 
     def _release(self, number: int) -> None:
         context = self._open.pop(number, None)

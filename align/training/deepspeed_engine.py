@@ -126,7 +126,7 @@ class DeepSpeedEngine(TrainEngine):
 
     def load_state(self, tensors: Mapping[str, Tensor], numbers: Mapping[str, float]) -> None:
         assert isinstance(tensors, StoredState)
-        require_same_weights(tensors, {name: tuple(full_shape(weight)) for name, weight in self.trainable.items()})
+        require_same_weights(tensors.shapes, {name: tuple(full_shape(weight)) for name, weight in self.trainable.items()})
         if self.average:  # one that was not kept before starts from here
             for name, weight in self.trainable.items():
                 kept = f"{AVERAGE}/{name}" in tensors.shapes

@@ -19,22 +19,70 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
 from align.batches.micro_batches import MicroBatch
 from align.core.errors import UserError
 from align.runtime.distributed import sum_across_processes
 from align.runtime.flops import Clock
-from align.training.checkpoint.state import FlatTensorSlice, load_optimizer_state, optimizer_state
+from align.training.checkpoint.state import AVERAGE, FlatTensorSlice, StoredState, require_same_weights
 from align.training.optimizer import ParamGroup, WeightAverage, build_optimizer, complete_groups, copy_weights, make_master
-from align.training.reduction import GradientReduction
 from align.training.run import Run
 
 Sums = Mapping[str, Tensor | float]
 """Metrics of a micro-batch as scalars that add up over micro-batches and processes."""
+BUCKET_BYTES = 25 * 2**20
+"""Gradients that travel together: DistributedDataParallel's 25 MiB. A bucket is in memory twice while it is summed."""
 
 
 class NotFiniteError(UserError):
     """A loss or a gradient became NaN or infinite; the update was not applied."""
+
+
+class GradientReduction:
+    """Sums the gradients of all processes in float32 masters, once for each loss instead of once for each micro-batch.
+
+    Args:
+        masters: the tensors that hold each weight's gradient after a backward pass, by name.
+        bucket_bytes: of float32 gradients in a bucket, at least.
+    """
+
+    def __init__(self, masters: Mapping[str, Tensor], bucket_bytes: int = BUCKET_BYTES) -> None:
+        self.masters = list(masters.values())
+        self.buckets: list[list[int]] = []
+        size = bucket_bytes
+        for number in reversed(range(len(self.masters))):
+            if size >= bucket_bytes:
+                self.buckets.append([])
+                size = 0
+            self.buckets[-1].append(number)
+            size += 4 * self.masters[number].numel()
+        self._earlier: list[Tensor | None] = []
+
+    def begin(self) -> None:
+        """Put the complete gradients of the update's earlier losses aside."""
+        self._earlier = [master.grad for master in self.masters]
+        for master in self.masters:
+            master.grad = None
+
+    def finish(self) -> None:
+        """Give each master the sum of its gradients over passes and processes.
+
+        A weight without a gradient on every process has none afterward, as on one process; the engine's step takes 0 for it.
+        """
+        present = torch.tensor([float(master.grad is not None) for master in self.masters], device=self.masters[0].device)
+        torch.distributed.all_reduce(present)
+        found = (present > 0).tolist()
+        for bucket in self.buckets:
+            masters = [self.masters[number] for number in bucket]
+            flat = _flatten_dense_tensors([torch.zeros_like(one) if one.grad is None else one.grad for one in masters])
+            for master in masters:  # its gradient is in `flat` now
+                master.grad = None
+            torch.distributed.all_reduce(flat)
+            for number, master, total in zip(bucket, masters, _unflatten_dense_tensors(flat, masters), strict=True):
+                earlier = self._earlier[number]
+                master.grad = (total if earlier is None else earlier.add_(total)) if found[number] else earlier
+        self._earlier = []
 
 
 class TrainEngine:
@@ -177,16 +225,43 @@ class TrainEngine:
 
     def state(self) -> tuple[Mapping[str, Tensor | FlatTensorSlice], dict[str, float]]:
         """Return masters and optimizer state by name: tensors, or this process's parts of them, and numbers."""
-        return optimizer_state(self.masters, self.optimizer, self.average.values if self.average else {})
+        tensors = {f"master/{name}": master.detach() for name, master in self.masters.items()}
+        if self.average:
+            tensors |= {f"{AVERAGE}/{name}": value for name, value in self.average.values.items()}
+        numbers: dict[str, float] = {}
+        for name, master in self.masters.items():
+            for key, value in self.optimizer.state[master].items():
+                if isinstance(value, Tensor):
+                    tensors[f"{key}/{name}"] = value
+                elif value is not None:
+                    numbers[f"{key}/{name}"] = value
+        return tensors, numbers
 
     def load_state(self, tensors: Mapping[str, Tensor], numbers: Mapping[str, float]) -> None:
-        """Restore what `state` returned. Each process reads its part, and exchanges nothing.
+        """Restore what `state` returned, in place. Each process reads its part, and exchanges nothing.
 
         Raises:
             UserError: if names or shapes differ from this module's: a checkpoint of another model or other settings.
         """
-        load_optimizer_state(tensors, numbers, self.masters, self.optimizer, self.average.values if self.average else {})
+        stored = tensors.shapes if isinstance(tensors, StoredState) else _shapes(tensors)
+        require_same_weights(stored, _shapes(self.masters))
+        with torch.no_grad():
+            for name, master in self.masters.items():
+                master.copy_(tensors[f"master/{name}"])
+                if self.average:  # one that was not kept before starts from here
+                    self.average.values[name].copy_(tensors.get(f"{AVERAGE}/{name}", master))
+        for each in (tensors, numbers):
+            for path in each:
+                key, name = path.split("/", 1)
+                if key not in ("master", AVERAGE):
+                    value, master = each[path], self.masters[name]
+                    kept = value.to(master.device, copy=True) if isinstance(value, Tensor) else value
+                    self.optimizer.state[master][key] = kept
 
     def model_state(self) -> dict[str, Tensor]:
         """Return all weights of the module, unsharded, for saving."""
         return dict(self.module.state_dict())
+
+
+def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(value.shape) for name, value in tensors.items()}

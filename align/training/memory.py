@@ -152,10 +152,9 @@ class Memory:
             reset_process_peak()
 
     def check_before_load(self, copies: int = 0) -> None:
-        """Raise a UserError before a model is loaded if its weights, gradients and optimizer state do not fit.
+        """Raise a UserError before a model is loaded if it, its gradients, its optimizer's state and its copies do not fit.
 
-        Args:
-            copies: frozen copies of the model that are kept in addition to it where all its weights are trained.
+        `copies` of it are kept frozen where all its weights are trained.
         """
         source = load_config(base_of(str(resolve_model(self.model)))[0])
         try:
@@ -167,12 +166,7 @@ class Memory:
         trained = [] if self.lora_r else list(model.parameters())
         self._require(self._estimate(trained, weights * (1 if self.lora_r else 1 + copies)))
 
-    def check(
-        self,
-        module: nn.Module,
-        frozen: Sequence[nn.Module] = (),
-        more: Mapping[str, int] | None = None,
-    ) -> str:
+    def check(self, module: nn.Module, frozen: Sequence[nn.Module] = (), more: Mapping[str, int] | None = None) -> str:
         """Count the bytes of a run with loaded models, before its optimizer is made. Raise a UserError if it does not fit.
 
         Args:
@@ -187,18 +181,16 @@ class Memory:
             return ""
         trained = [weight for weight in module.parameters() if weight.requires_grad]
         estimate = self._estimate(trained, weights)
-        resident = estimate.resident | dict(more or {})
-        self.estimate = estimate = replace(estimate, resident=resident)
-        self.resident_bytes = sum(resident.values())
+        self.estimate = estimate = replace(estimate, resident=estimate.resident | dict(more or {}))
+        self.resident_bytes = sum(estimate.resident.values())
         run_on_all(lambda: self._require(estimate), self.accelerator)  # what is free differs by process
         return estimate.table(self.free())
 
     @contextmanager
     def measuring(self, size: str, has_optimizer_state: bool) -> Iterator[None]:
-        """Measure the peak of the largest micro-batch, whose forward and backward pass run inside.
+        """Measure the peak of the largest micro-batch, whose `size` is for people; its forward and backward pass run inside.
 
         Args:
-            size: of the micro-batch, for people.
             has_optimizer_state: whether the optimizer's state is in memory already; otherwise it is added.
 
         Raises:

@@ -16,19 +16,15 @@ from align.runtime.sharding import full_shape
 
 @dataclass(frozen=True)
 class ParamGroup:
-    """Weights that share a learning rate.
-
-    Attributes:
-        name: its rate is logged as `learning_rate/<name>`; empty: `learning_rate`.
-        weights: their names in the trained module.
-        peak: their highest learning rate.
-        frozen_steps: number of first steps in which they do not change; their schedule begins after these.
-    """
+    """Weights that share a learning rate."""
 
     name: str
+    """Its rate is logged as `learning_rate/<name>`; empty: `learning_rate`."""
     weights: frozenset[str]
+    """Their names in the trained module."""
     peak: float
     frozen_steps: int = 0
+    """The first steps, in which they do not change; their schedule begins after these."""
 
     @property
     def metric(self) -> str:
@@ -36,10 +32,7 @@ class ParamGroup:
         return f"learning_rate/{self.name}" if self.name else "learning_rate"
 
     def rate(self, config: OptimizationConfig, step: int, total: int) -> float:
-        """Return the learning rate of a step from 1 to `total`.
-
-        It is 0 in the first `frozen_steps`; the optimizer's moments follow the gradients in them.
-        """
+        """The learning rate of a step from 1 to `total`; in the `frozen_steps`, moments follow the gradients at rate 0."""
         if step <= self.frozen_steps:
             return 0.0
         return learning_rate(config, step - self.frozen_steps, total - self.frozen_steps, self.peak)
@@ -73,12 +66,7 @@ def complete_groups(peak: float, weights: Iterable[str], groups: Sequence[ParamG
 def build_optimizer(
     config: OptimizationConfig, weights: Mapping[str, Tensor], groups: Sequence[ParamGroup]
 ) -> torch.optim.Optimizer:
-    """AdamW or Adafactor over some weights, with weight decay on matrices only.
-
-    Args:
-        weights: by their names in the module.
-        groups: each weight is in one of them. The optimizer's own groups carry their `metric`.
-    """
+    """AdamW or Adafactor over weights by name, with weight decay on matrices only; its groups carry the `metric` of ours."""
     parts: dict[tuple[str, bool], dict[str, Any]] = {}
     for group in groups:
         for name, weight in weights.items():

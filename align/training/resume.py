@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from datetime import date
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import yaml
 from accelerate import Accelerator
@@ -15,16 +15,12 @@ from align.training.checkpoint.files import checkpoint_to_resume
 from align.training.run_folder import Results
 
 # A checkpoint cannot be resumed with other values: its weights, the reference of PPO's KL and the kept model depend on them.
-MODEL_SETTINGS = (
+SAME_ON_RESUME = (
     *("model", "chat_template", "prefix_lm", "lora_r", "lora_alpha", "lora_target_modules", "lora"),
     *("optimizer", "critic", "reference_refresh", "save_best_policy"),
+    # The number of an update decides which examples it reads. With other values it would read some again and skip others.
+    *("seed", "batch_size", "mixing_cap", "mixing_temperature", "rollout_batch_size", "samples_per_prompt"),
 )
-# The number of an update decides which examples it reads. With other values it would read examples again and skip others.
-ORDER_SETTINGS = (
-    *("seed", "batch_size", "mixing_cap", "mixing_temperature"),
-    *("rollout_batch_size", "samples_per_prompt"),
-)
-SAME_ON_RESUME = (*MODEL_SETTINGS, *ORDER_SETTINGS)
 FREE_ON_RESUME = (
     *("dry_run", "resume_from_checkpoint", "output_dir", "report_to", "save_total_limit"),
     *("collective_timeout", "push_to_hub"),
@@ -84,17 +80,6 @@ def read_settings(path: Path) -> dict[str, Any] | None:
     return found
 
 
-class Start(NamedTuple):
-    """Where a run starts."""
-
-    checkpoint: Path | None
-    """That the run continues."""
-    is_own: bool
-    """Whether it is in the run's own folder."""
-    template_date: str
-    """The date that chat templates read."""
-
-
 def find_start(
     folder: Path,
     earlier: Results,
@@ -102,8 +87,10 @@ def find_start(
     settings: str,
     accelerator: Accelerator,
     report: Callable[[str], None],
-) -> Start:
-    """Return where a run starts. All processes call this.
+) -> tuple[Path | None, bool, str]:
+    """Return the checkpoint that a run continues, whether it is in the run's own folder, and the date of chat templates.
+
+    All processes call this.
 
     Args:
         earlier: the results in the run's folder.
@@ -129,4 +116,4 @@ def find_start(
         report(compare_settings(settings, folder if is_own else resumed))
     elif has_results:
         report(f"{folder} holds no checkpoint to resume from (see save_steps): starting with the first update")
-    return Start(checkpoint, is_own, day)
+    return checkpoint, is_own, day

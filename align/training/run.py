@@ -4,7 +4,7 @@ import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
@@ -31,24 +31,7 @@ from align.training.run_folder import RunFolder, environment, naming_disk_errors
 
 if TYPE_CHECKING:
     from align.training.callbacks import TrainerCallbacks
-
-
-class Savable(Protocol):
-    """The state of a stage that is saved between updates: a `Checkpoint`."""
-
-    def states(self) -> dict[str, Any]:
-        """Return the current states of the stage's parts."""
-
-    def save(self, update: int, states: dict[str, Any] | None = None) -> None:
-        """Write the state after an update; `states` of the parts, if not the current ones."""
-
-
-class _UpdateStart(NamedTuple):
-    """The state at the beginning of an update: a stop saves it as long as the update has changed no weight."""
-
-    checkpoint: Savable
-    update: int
-    states: dict[str, Any]
+    from align.training.checkpoint import Checkpoint
 
 
 class Run:
@@ -85,10 +68,9 @@ class Run:
         if torch.backends.mps.is_available():
             self.print("Apple's GPU (MPS) has no float64, which sums need here: this run is on the CPU")
         self.results = run_on_main(files.results, self.accelerator)
-        start = find_start(
+        self.checkpoint, self.continues_own, self.template_date = find_start(
             self.folder, self.results, config.resume_from_checkpoint, dump(config), self.accelerator, self.print
         )
-        self.checkpoint, self.continues_own, self.template_date = start
         set_template_date(self.template_date)
         if config.push_to_hub and not config.dry_run:
             run_on_main(lambda: make_repo(config.push_to_hub), self.accelerator)
@@ -96,7 +78,8 @@ class Run:
         self.opened = False
         self.stop = StopRequest()
         self.callbacks: TrainerCallbacks | None = None
-        self._update_start: _UpdateStart | None = None
+        self._update_start: tuple[Checkpoint, int, dict[str, Any]] | None = None
+        """The state at the beginning of an update: a stop saves it as long as the update has changed no weight."""
         torch.manual_seed(config.seed)  # for new heads and adapters alone; training draws from `align.core.seeds`
         self.started, self.tokens_per_second = time.monotonic(), 0.0
 
@@ -108,17 +91,16 @@ class Run:
         """
         if self.opened:
             return
-        for line in run_on_main(self._write_run_files, self.accelerator):
+        facts = environment() | {"template_date": self.template_date}
+        previous, limit = (self.checkpoint, self.continues_own), self.config.save_total_limit
+        for line in run_on_main(
+            lambda: self.files.begin(self.results, dump(self.config), facts, *previous, limit), self.accelerator
+        ):
             self.print(line)
         self.opened = True
         if self.trackers:
             with naming_disk_errors(self.folder):
                 self.accelerator.init_trackers(self.stage)
-
-    def _write_run_files(self) -> list[str]:
-        facts = environment() | {"template_date": self.template_date}
-        previous = (self.checkpoint, self.continues_own)
-        return self.files.begin(self.results, dump(self.config), facts, *previous, self.config.save_total_limit)
 
     def print(self, message: str) -> None:
         """Print a line on the terminal, on the main process only."""
@@ -169,11 +151,10 @@ class Run:
         if self.is_main:
             self.files.write_rows(name, rows, update)
 
-    def updates(self, first: int, total: int, checkpoint: Savable) -> Iterator[int]:
+    def updates(self, first: int, total: int, checkpoint: "Checkpoint") -> Iterator[int]:
         """Count updates from `first` to `total` (both included), with a progress bar, or lines in a log file.
 
-        Args:
-            checkpoint: is saved after every `save_steps` updates, where a callback asks for it, and before a stop.
+        The checkpoint is saved after every `save_steps` updates, where a callback asks for it, and before a stop.
 
         Raises:
             Stopped: if a process was asked to stop: after an update, or within one that has changed no weight.
@@ -186,7 +167,7 @@ class Run:
             display = ProgressDisplay(f"{self.stage:>6}", total, first - 1, enabled=self.is_main)
             with display as self.progress, self.stop.listening():
                 for update in range(first, total + 1):
-                    self._update_start = _UpdateStart(checkpoint, update, checkpoint.states())
+                    self._update_start = checkpoint, update, checkpoint.states()
                     in_update = True
                     yield update
                     in_update = False
@@ -212,23 +193,20 @@ class Run:
     def raise_if_stop_requested(self, before_saving: Callable[[], None] = lambda: None) -> None:
         """Save the state at the beginning of the update and raise `Stopped`, if any process was asked to stop.
 
-        An update that has changed a weight continues. All processes must call this.
-
-        Args:
-            before_saving: releases the update's tensors.
+        An update that has changed a weight continues. All processes must call this. `before_saving` releases its tensors.
         """
         if self._update_start and self._asked_to_stop():
             before_saving()
             checkpoint, update, states = self._update_start
             self._save_and_stop(checkpoint, update - 1, states)
 
-    def _save(self, checkpoint: Savable, update: int, states: dict[str, Any] | None = None) -> None:
+    def _save(self, checkpoint: "Checkpoint", update: int, states: dict[str, Any] | None = None) -> None:
         checkpoint.save(update, states)
         self.saved = update
         if self.callbacks:
             self.callbacks.saved()
 
-    def _save_and_stop(self, checkpoint: Savable, update: int, states: dict[str, Any] | None = None) -> NoReturn:
+    def _save_and_stop(self, checkpoint: "Checkpoint", update: int, states: dict[str, Any] | None = None) -> NoReturn:
         """Save an update, unless it is saved, and raise `Stopped`."""
         with self.stop.saving():
             if update != self.saved:
@@ -253,16 +231,16 @@ class Run:
         with naming_disk_errors(self.folder / self.stage):
             for tracker in self.accelerator.trackers if self.opened and self.trackers else ():
                 tracker.finish()
-        self._push()
+        repo, folder = self.config.push_to_hub, self.folder / "model"
+        if self.is_main and self.opened and repo and folder.exists():
+            try:
+                self.print(f"pushed to {push_model(folder, repo)}")
+            except UserError as error:
+                self.print(f"warning: {error}; the model is in {folder}; repeat with: {push_command(folder, repo)}")
         release_lock(self.folder)
 
     def end_dry_run(self, updates: int, done: int) -> Path:
-        """Print the plan of the run, and close it. Return the folder that its model would have.
-
-        Args:
-            updates: in all.
-            done: updates before the checkpoint that the run continues.
-        """
+        """Print the plan of a run of `updates`, `done` before its checkpoint, and close it; return its model's folder."""
         config, folder = self.config, self.folder
         saves = f"a checkpoint every {config.save_steps}" if config.save_steps else "no checkpoints (save_steps 0)"
         start = f", from {self.checkpoint}" if self.checkpoint else ""
@@ -273,13 +251,3 @@ class Run:
         )
         self.close()
         return folder / "model"
-
-    def _push(self) -> None:
-        """Push the final model, if `push_to_hub` is set; a failure is one line with the command to repeat it."""
-        repo, folder = self.config.push_to_hub, self.folder / "model"
-        if not (self.is_main and self.opened and repo and folder.exists()):
-            return
-        try:
-            self.print(f"pushed to {push_model(folder, repo)}")
-        except UserError as error:
-            self.print(f"warning: {error}; the model is in {folder}; repeat with: {push_command(folder, repo)}")

@@ -45,8 +45,6 @@ def build_engine(
 
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.1}
 """By how much states may differ, as a share of their largest: what another order of sums changes in a few layers."""
-
-
 Config = TypeVar("Config", bound=RunConfig)
 
 

@@ -7,18 +7,18 @@ import sys
 import pytest
 import torch.utils.cpp_extension as torch_extensions
 
-from align.runtime.compiling import prepare_compiling
+from align.runtime.distributed import prepare_compiling
 
 HOLD = """
 import sys, time
-from align.runtime.compiling import OperatorLock
+from align.runtime.distributed import OperatorLock
 OperatorLock(sys.argv[1]).try_acquire()
 print("held", flush=True)
 time.sleep(600)
 """
 TAKE = """
 import sys
-from align.runtime.compiling import OperatorLock
+from align.runtime.distributed import OperatorLock
 lock = OperatorLock(sys.argv[1], warn_after_seconds=1.0)
 print("asked", flush=True)
 lock.try_acquire()

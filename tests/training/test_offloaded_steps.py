@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.utils.cpp_extension as torch_extensions
 
-from align.runtime.compiling import prepare_compiling
+from align.runtime.distributed import prepare_compiling
 
 STEPS = 40
 

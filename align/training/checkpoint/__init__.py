@@ -44,9 +44,8 @@ class Stateful(Protocol):
     def state_dict(self) -> Any:
         """Return JSON values, or a dict whose values are JSON values and tensors that are the same on every process.
 
-        Tensors may be values of the dict itself, not deeper. Before the first
-        optimizer step of an update they must be replaced, not changed in place, because a stop may save the state of its
-        beginning.
+        Tensors may be values of the dict itself, not deeper. Before the first optimizer step of an update they must be
+        replaced, not changed in place, because a stop may save the state of its beginning.
         """
 
     def load_state_dict(self, state: Any) -> None:
@@ -79,15 +78,30 @@ class Checkpoint:
         Args:
             states: of the parts, if not the current ones.
         """
-        run = self.run
-        target = run.folder / "checkpoints" / f"update-{update:06d}"
-        collected: list[tuple[Files, dict[str, Any]]] = []
+        run, target = self.run, self.run.folder / "checkpoints" / f"update-{update:06d}"
+        files: Files = {}
+        trainer: dict[str, Any] = {}
 
         def collect() -> None:
-            collected.append(self._contents(update, self.states() if states is None else states))
+            found = self._contents(update, self.states() if states is None else states)
+            files.update(found[0])
+            trainer.update(found[1])
 
-        _on_all(collect, run, target)
-        _write(run, target, *collected[0])
+        def make() -> str:
+            return str(unnamed.enter_context(new_folder(target)).absolute()) if run.is_main else ""
+
+        def finish() -> None:
+            if run.is_main:
+                write_json(folder / "trainer.json", trainer)
+                write_checksums(folder, {name: sums for each in written for name, sums in each.items()})
+                unnamed.close()
+                rotate_checkpoints(run.folder, run.config.save_total_limit)
+
+        with ExitStack() as unnamed:  # no step begins before the previous one has ended on every process
+            _on_all(collect, run, target)
+            folder = Path(_on_all(make, run, target)[0])
+            written = _on_all(lambda: _write_own(folder, files), run, target)
+            _on_all(finish, run, target)
 
     def _contents(self, update: int, states: Mapping[str, Any]) -> tuple[Files, dict[str, Any]]:
         """Return the files of this process, and the contents of trainer.json."""
@@ -145,26 +159,6 @@ class Checkpoint:
 def _tensors_in(state: Any) -> dict[str, Tensor]:
     """The tensors in a part's state."""
     return {key: value for key, value in state.items() if isinstance(value, Tensor)} if isinstance(state, dict) else {}
-
-
-def _write(run: "Run", target: Path, files: Files, trainer: Mapping[str, Any]) -> None:
-    """Write a checkpoint with all processes; no step begins before the previous one has ended on every process."""
-    with ExitStack() as unnamed:
-
-        def make() -> str:
-            return str(unnamed.enter_context(new_folder(target)).absolute()) if run.is_main else ""
-
-        folder = Path(_on_all(make, run, target)[0])
-        written = _on_all(lambda: _write_own(folder, files), run, target)
-
-        def finish() -> None:
-            if run.is_main:
-                write_json(folder / "trainer.json", trainer)
-                write_checksums(folder, {name: sums for each in written for name, sums in each.items()})
-                unnamed.close()
-                rotate_checkpoints(run.folder, run.config.save_total_limit)
-
-        _on_all(finish, run, target)
 
 
 def _on_all(step: Callable[[], Item], run: "Run", target: Path) -> list[Item]:

@@ -28,7 +28,15 @@ def consolidate(source: Path, output: Path) -> Path:
     Raises:
         UserError: if it is broken, holds no policy, or the model that the run started from cannot be loaded.
     """
-    checkpoint = _checkpoint_of(source)
+    if (source / "trainer.json").exists():
+        if fault := integrity_error(source):
+            raise UserError(f"{source}: {fault}")
+        checkpoint = source.absolute()
+    else:
+        found, _ = latest_valid_checkpoint(source)
+        if found is None:
+            raise UserError(f"{source}: neither a checkpoint nor a run with checkpoints (see save_steps)")
+        checkpoint = found.absolute()
     run = checkpoint.parents[1]
     stored = StoredState(checkpoint)
     if any(name.startswith("master/head.") for name in stored):
@@ -54,17 +62,6 @@ def consolidate(source: Path, output: Path) -> Path:
     clear_partial(output)
     save_model(output, loaded, weights_of(loaded.backbone), card)
     return checkpoint
-
-
-def _checkpoint_of(source: Path) -> Path:
-    if (source / "trainer.json").exists():
-        if fault := integrity_error(source):
-            raise UserError(f"{source}: {fault}")
-        return source.absolute()
-    checkpoint, _ = latest_valid_checkpoint(source)
-    if checkpoint is None:
-        raise UserError(f"{source}: neither a checkpoint nor a run with checkpoints (see save_steps)")
-    return checkpoint.absolute()
 
 
 def _model_settings(run: Path) -> tuple[ModelConfig, bool]:

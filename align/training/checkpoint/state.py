@@ -1,9 +1,8 @@
 """The state of an engine on disk: whole, or one file for each process with its parts.
 
 A part is a contiguous run of a flattened tensor; the file's header names the run. Any number of processes, under any ZeRO
-stage or none, reads only the ranges that it needs. `torch.distributed.checkpoint` with its `HuggingFaceStorageWriter`
-would be longer:
-a part is a box of its tensor there, which ZeRO's parts are not, and it neither notices a missing file nor keeps checksums.
+stage or none, reads only the ranges that it needs. A part of `torch.distributed.checkpoint` is a box of its tensor, which
+ZeRO's parts are not.
 """
 
 import json
@@ -41,7 +40,7 @@ class FlatTensorSlice(NamedTuple):
 
 
 class _Place(NamedTuple):
-    """The place of a run on disk."""
+    """The place of a contiguous run on disk."""
 
     file: Path
     start: int
@@ -124,68 +123,9 @@ class StoredState(Mapping[str, Tensor]):
         return rows.flatten()[first - begin * width : last - begin * width]
 
 
-def shapes_of(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
-    """The shape of each tensor; those of a `StoredState` are known without reading it."""
-    if isinstance(tensors, StoredState):
-        return tensors.shapes
-    return {name: tuple(value.shape) for name, value in tensors.items()}
-
-
-def require_same_weights(tensors: Mapping[str, Tensor], expected: Mapping[str, tuple[int, ...]]) -> None:
-    """Refuse the state of another module.
-
-    Args:
-        tensors: a stored state.
-        expected: the whole shapes of this module's weights by name.
-
-    Raises:
-        UserError: if the checkpoint's weights have other names or shapes.
-    """
-    shapes = shapes_of(tensors)
+def require_same_weights(shapes: Mapping[str, tuple[int, ...]], expected: Mapping[str, tuple[int, ...]]) -> None:
+    """Raise a UserError if the masters in the shapes of a stored state are not those of a module's weights, by name."""
     stored = {name.removeprefix("master/"): shape for name, shape in shapes.items() if name.startswith("master/")}
     different = [name for name in sorted(stored.keys() | expected.keys()) if stored.get(name) != expected.get(name)]
     if different:
         raise UserError(f"the checkpoint belongs to another model or other settings ('{different[0]}' does not match)")
-
-
-def optimizer_state(
-    masters: Mapping[str, Tensor], optimizer: torch.optim.Optimizer, average: Mapping[str, Tensor]
-) -> tuple[dict[str, Tensor], dict[str, float]]:
-    """Return masters, the mean of the weights (it may be empty) and the optimizer's state by name: tensors, and numbers."""
-    tensors = {f"master/{name}": master.detach() for name, master in masters.items()}
-    tensors |= {f"{AVERAGE}/{name}": value for name, value in average.items()}
-    numbers: dict[str, float] = {}
-    for name, master in masters.items():
-        for key, value in optimizer.state[master].items():
-            if isinstance(value, Tensor):
-                tensors[f"{key}/{name}"] = value
-            elif value is not None:
-                numbers[f"{key}/{name}"] = value
-    return tensors, numbers
-
-
-def load_optimizer_state(
-    tensors: Mapping[str, Tensor],
-    numbers: Mapping[str, float],
-    masters: Mapping[str, Tensor],
-    optimizer: torch.optim.Optimizer,
-    average: Mapping[str, Tensor],
-) -> None:
-    """Restore what `optimizer_state` returned, in place.
-
-    Raises:
-        UserError: if the stored weights have other names or shapes.
-    """
-    require_same_weights(tensors, shapes_of(masters))
-    with torch.no_grad():
-        for name, master in masters.items():
-            master.copy_(tensors[f"master/{name}"])
-        for name, mean in average.items():  # one that was not kept before starts from here
-            mean.copy_(tensors.get(f"{AVERAGE}/{name}", masters[name]))
-    for stored in (tensors, numbers):
-        for path in stored:
-            key, name = path.split("/", 1)
-            if key not in ("master", AVERAGE):
-                value = stored[path]
-                kept = value.to(masters[name].device, copy=True) if isinstance(value, Tensor) else value
-                optimizer.state[masters[name]][key] = kept
