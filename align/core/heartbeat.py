@@ -169,12 +169,8 @@ def start_watching(store: "Store", rank: int, processes: int, wait_for_everyone:
 def stop_watching(reason: str = "", code: int = 1) -> threading.Thread | None:
     """Tell the others that this process ends, and stop watching them.
 
-    Args:
-        reason: of an end before theirs, in one line; empty: the run is over, or all of them end by the same request to stop.
-        code: the exit code that goes with it. The others end with it too.
-
-    Returns:
-        A thread that waits until the others have read the reason, before which the store must not be closed.
+    A `reason` is that of an end before theirs; they end with its `code` too. Return a thread that waits until they have read
+    it, before which the store must not be closed.
     """
     global _watch
     left, _watch = _watch, None

@@ -141,12 +141,7 @@ def run_stage(
     arguments: Sequence[str] | None = None,
     program: str | None = None,
 ) -> None:
-    """Run a stage with settings from the command line; a user's mistake is printed as one line, with exit code 2.
-
-    Args:
-        arguments: `--config FILE` and `--key value` pairs; None: this process's command line.
-        program: the program's name in `--help`.
-    """
+    """Run a stage with settings from the command line, or `arguments`; a user's mistake is printed as one line, code 2."""
     from align.core.settings_parser import parse
 
     with one_line_errors(), stopped_by_signals():

@@ -34,12 +34,7 @@ def install_hint(extra: str) -> str:
 def import_function(path: str, purpose: str, form: str = "module:function") -> Callable[..., Any]:
     """Import `module:function`; modules in the working directory are found too.
 
-    Args:
-        purpose: the purpose of the function, with which error messages begin.
-        form: how the setting is to be written; an error ends with it.
-
-    Raises:
-        UserError: if the module or the function cannot be imported, or is not a function.
+    Raise a UserError, which begins with `purpose` and ends with `form`, if it cannot be imported or is no function.
     """
     if str(Path.cwd()) not in sys.path:
         sys.path.append(str(Path.cwd()))

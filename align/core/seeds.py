@@ -57,11 +57,7 @@ SeedKey = tuple[int, RngStream, *tuple[int, ...]]
 
 
 def generator(seed: int, stream: RngStream, *key: int) -> numpy.random.Generator:
-    """Return a random generator for one purpose, independent of all others.
-
-    Args:
-        key: further numbers that distinguish the draws of one stream, such as the update and the epoch.
-    """
+    """Return a random generator for one purpose; `key` (update, epoch) distinguishes the draws of one stream."""
     # NumPy's seed sequences keep streams apart; torch's generator on a CPU uses only 32 bits of its seed.
     return numpy.random.Generator(numpy.random.Philox(numpy.random.SeedSequence(seed, spawn_key=(stream, *key))))
 

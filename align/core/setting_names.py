@@ -123,11 +123,7 @@ NAMES = tuple(_read(source, line) for source, table in TABLES.items() for line i
 
 
 def explain(name: str, known: Collection[str]) -> str:
-    """Return which settings of a stage another name stands for, such as "TRL's `optim` is `optimizer` here"; "" if unknown.
-
-    Args:
-        known: the settings of the stage.
-    """
+    """Return which of a stage's `known` settings a name stands for: "TRL's `optim` is `optimizer` here"; "" if none."""
     for other in NAMES:
         names = next((names for names in other.here if set(names) <= set(known)), None)
         if other.name == name and names is not None:
@@ -139,12 +135,9 @@ def explain(name: str, known: Collection[str]) -> str:
 
 
 def describe_unknown(what: str, name: str, known: Collection[str], prefix: str = "", valid_names: str = "") -> str:
-    """Return the message for a name that is no setting: the setting in its place, or the nearest one.
+    """Return the message for a name that is no setting: the setting in its place, or the nearest one, after `prefix`.
 
-    Args:
-        what: the name as the user gave it, such as `option --kl_beta`.
-        prefix: precedes the nearest setting.
-        valid_names: where to look if there is no similar setting, such as `--help-all lists the valid names`.
+    `what` is the name as the user gave it (`option --kl_beta`); `valid_names` tells where to look if no setting is similar.
     """
     if explained := explain(name, known):
         return f"unknown {what}: {explained}"

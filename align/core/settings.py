@@ -87,11 +87,9 @@ class UnsetFloat(float):
 
 
 def option(default: Any, help: str, **limits: Any) -> Any:
-    """Declare a field of a settings dataclass.
+    """Declare a field of a settings dataclass, with its help text and the fields of `Range`.
 
-    Args:
-        help: the text for `--help`: its meaning, its unit, where the default comes from.
-        limits: the fields of `Range`; a subclass that changes a default inherits them.
+    A subclass that changes a default inherits the limits.
     """
     text = f"{help} ({', '.join(limits['choices'])})" if "choices" in limits else help
     metadata = {"help": text, "limits": Range(**limits)}
@@ -101,25 +99,16 @@ def option(default: Any, help: str, **limits: Any) -> Any:
 
 
 def block(settings: str, help: str) -> Any:
-    """Declare a field that is a block of settings: None unless one of them is given.
+    """Declare a field that is a block of settings, "module:Class", which is imported when given; None unless one of them is.
 
     In YAML a block is a mapping (`ptx: {data: x}`), on the command line its settings are `--ptx.data x`, and in Python it is
     an object of its class or a mapping.
-
-    Args:
-        settings: the dataclass of the block as "module:Class", imported when the block is given.
-        help: the text for `--help`.
     """
     return field(default=None, metadata={"help": help, "block": settings})
 
 
 def group(settings: type[Any], help: str) -> Any:
-    """Declare a field that is a block of settings with defaults, which is there even if none of them is given.
-
-    Args:
-        settings: the dataclass of the block.
-        help: the text for `--help`.
-    """
+    """Declare a field that is a block of settings with defaults, which is there even if none of them is given."""
     path = f"{settings.__module__}:{settings.__qualname__}"
     return field(default_factory=settings, metadata={"help": help, "block": path})
 

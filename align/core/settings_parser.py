@@ -31,11 +31,7 @@ TRUE, FALSE = ("true", "yes", "on", "y", "t", "1"), ("false", "no", "off", "n", 
 
 
 class _Parser(ArgumentParser):
-    """Reads the words of settings; its errors are one line instead of the usage of 40 options.
-
-    Args:
-        blocks: names of the blocks whose settings it accepts, as `--block.name`.
-    """
+    """Reads the words of settings, those of `blocks` as `--block.name`; its errors are one line without the usage."""
 
     def __init__(self, config_class: type[Any], blocks: Sequence[str]) -> None:
         super().__init__(allow_abbrev=False, add_help=False, argument_default=SUPPRESS)
@@ -76,18 +72,16 @@ def _truth(word: str) -> bool:
 def parse(config_class: type[Settings], arguments: Sequence[str], program: str | None = None) -> Settings:
     """Read `--config FILE` and `--key value` pairs; the command line overrides the file.
 
-    Args:
-        program: the program's name in `--help`, which prints the settings and ends the program.
-
-    Raises:
-        UserError: for a missing or invalid file, an unknown key (with the nearest valid one), or a value of a wrong type.
+    `program` is the name in `--help`, which prints the settings and ends the program. Raise a UserError for a missing or
+    invalid file, an unknown key (with the nearest valid one), or a value of a wrong type.
     """
-    words = list(arguments)
-    if asked := {"-h", "--help", "--help-all", "--help_all"} & set(words):
-        print(help_text(config_class, program or Path(sys.argv[0]).name, bool(asked & {"--help-all", "--help_all"})))
+    # Hyphens and underscores are alike in names of settings.
+    words = [re.sub("^--[^=]*", lambda name: "--" + name[0][2:].replace("-", "_"), word) for word in arguments]
+    if asked := {"-h", "--help", "--help_all"} & set(words):
+        print(help_text(config_class, program or Path(sys.argv[0]).name, "--help_all" in asked))
         raise SystemExit(0)
     files = [(path, _read_mapping(path)) for path in _take_config_files(words)]
-    names = [_name(word) for word in words if word.startswith("--")]
+    names = [word[2:].partition("=")[0] for word in words if word.startswith("--")]
     blocks = _given_blocks(config_class, names, [file for _, file in files])
     parser = _Parser(config_class, blocks)
     from_files: dict[str, list[str]] = {}
@@ -95,7 +89,7 @@ def parse(config_class: type[Settings], arguments: Sequence[str], program: str |
         from_files |= _file_words(path, file, config_class, parser)
     if unknown := [_unknown_option(name, config_class) for name in names if name not in parser.types]:
         raise UserError("; ".join(unknown))
-    read = [*chain.from_iterable(from_files.values()), *map(_with_underscores, words)]
+    read = [*chain.from_iterable(from_files.values()), *words]
     namespace, left_over = parser.parse_known_args(read)
     if left_over:
         raise UserError(_unexpected_word(left_over[0], words, setting_names(config_class)))
@@ -159,16 +153,6 @@ def _take_config_files(words: list[str]) -> list[Path]:
             files.append(Path(value if equals else words.pop(at + 1)))
             del words[at]
     return files[::-1]
-
-
-def _with_underscores(word: str) -> str:
-    _, equals, value = word.partition("=")
-    return f"--{_name(word)}{equals}{value}" if word.startswith("--") else word
-
-
-def _name(word: str) -> str:
-    """The name of a setting in a word that begins with `--`."""
-    return word[2:].partition("=")[0].replace("-", "_")
 
 
 def _file_words(path: Path, file: yaml.MappingNode, config_class: type[Any], parser: _Parser) -> dict[str, list[str]]:

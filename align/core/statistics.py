@@ -114,9 +114,7 @@ def statistic_interval(
 ) -> tuple[float, float]:
     """Return the bootstrap interval of any statistic of a number of items.
 
-    Args:
-        statistic: from the indices of drawn items [R, items] to the statistic of each row [R]; NaN, which is left out, where
-            it is undefined because no item of a rare kind was drawn.
+    `statistic` maps the indices of drawn items [R, items] to [R]; NaN, where no item of a rare kind was drawn, is left out.
     """
     tail, resampled = 50 * (1 - level), resample(statistic, items, resamples)
     return float(np.nanpercentile(resampled, tail)), float(np.nanpercentile(resampled, 100 - tail))
@@ -160,11 +158,7 @@ def calibration_error(probabilities: ArrayLike, outcomes: ArrayLike, lowest: flo
 
 
 def pair_calibration(difference: ArrayLike) -> list[tuple[float, float, int]]:
-    """Return the `calibration` of a model that prefers one response of each pair.
-
-    Args:
-        difference: [N], the reward of the better response minus that of the worse one.
-    """
+    """The `calibration` of a model that prefers one response of each pair, by the rewards of better minus worse [N]."""
     return calibration(*_stated_and_right(difference), lowest=0.5)
 
 

@@ -62,9 +62,7 @@ def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
 def whiten(values: Tensor, mask: Tensor, shift_mean: bool = True) -> Tensor:
     """Scale to unit variance over the masked positions, as lm-human-preferences does (biased variance, 1e-8).
 
-    Args:
-        values: any shape; must hold the whole global batch, or processes would whiten differently.
-        shift_mean: True removes the mean (advantages); False keeps it (rewards).
+    `values` must be the whole global batch. The mean is removed (advantages) unless `shift_mean` is False (rewards).
     """
     mean = masked_mean(values, mask)
     variance = masked_mean((values - mean) ** 2, mask)
@@ -170,15 +168,9 @@ def _in_chunks(logits: Tensor, temperature: float) -> Iterator[tuple[slice, Tens
 
 
 def cut_by_tokens(lengths: Sequence[int], budget: int, padding: int | None = None) -> Iterator[list[int]]:
-    """Cut rows into batches of at most `budget` padded tokens, after sorting by length to reduce padding.
+    """Yield lists of rows, each of at most `budget` padded tokens (rows x longest row); a longer row stands alone.
 
-    Args:
-        lengths: tokens of each row.
-        budget: padded tokens a batch may hold (rows x longest row); a longer row is a batch by itself.
-        padding: most tokens of padding in one batch; None: as many as the budget allows.
-
-    Yields:
-        Lists of row indices, longest rows first (memory peaks at once, not after an hour). Every row is in one list.
+    The longest rows come first: memory peaks at once, not after an hour. `padding` limits the tokens of padding in a list.
     """
     order = sorted(range(len(lengths)), key=lambda row: (-lengths[row], row))
     batch: list[int] = []

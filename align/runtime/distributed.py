@@ -98,15 +98,10 @@ def prepare_compiling() -> None:
 def make_accelerator(
     dtype: torch.dtype, max_grad_norm: float, collective_timeout: float = COLLECTIVE_TIMEOUT_S, **kwargs: Any
 ) -> Accelerator:
-    """The accelerator of a run: device, processes, and DeepSpeed if the launcher asked for it.
+    """The accelerator of a run: device, processes, and DeepSpeed with `max_grad_norm` if the launcher asked for it.
 
-    Args:
-        max_grad_norm: for DeepSpeed's engine.
-        collective_timeout: seconds after which an exchange between processes ends the run instead of hanging.
-        kwargs: of `accelerate.Accelerator`.
-
-    Raises:
-        UserError: if DeepSpeed was asked for and is not installed.
+    An exchange between processes that takes `collective_timeout` seconds ends the run. Raise a UserError if DeepSpeed was
+    asked for and is not installed.
     """
     # A second run in the same process gets its own settings; the process group stays.
     AcceleratorState._reset_state()

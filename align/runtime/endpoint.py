@@ -155,13 +155,10 @@ def _cause(error: Exception) -> str:
 
 
 def request_verdicts(config: EndpointConfig, questions: Sequence[str], probabilities: Mapping[str, float]) -> list[float]:
-    """Ask each question separately and return the probability that its verdict maps to.
+    """Ask each question separately and return the probability of its verdict.
 
-    Args:
-        probabilities: by the words that may follow `VERDICT:`, in capitals; an answer's last verdict counts.
-
-    Raises:
-        UserError: if the service does not answer, or an answer contains no verdict.
+    `probabilities` are by the words, in capitals, that may follow `VERDICT:`; an answer's last one counts. Raise a UserError
+    if the service does not answer, or an answer contains no verdict.
     """
     verdict = re.compile(rf"VERDICT:?\W*({'|'.join(probabilities)})\b", re.IGNORECASE)
 

@@ -9,7 +9,7 @@ Embedding look-ups, norms, scalar heads, padding and recomputed activations are 
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import NamedTuple
 
 import torch
@@ -49,19 +49,14 @@ class Stack:
 
 @dataclass(frozen=True)
 class FlopsProfile:
-    """The quantities that determine the FLOPs of a model.
-
-    Attributes:
-        decoder: the layers that read responses; for a decoder alone, prompts too.
-        vocabulary: the output matrix.
-        encoder: the layers that read prompts, or None.
-        cross: key and value matrices that the decoder multiplies the encoder's output with.
-    """
+    """The quantities that determine the FLOPs of a model."""
 
     decoder: Stack
+    """The layers that read responses; for a decoder alone, prompts too."""
     vocabulary: Matrices
     encoder: Stack | None = None
     cross: Matrices = Matrices()
+    """Key and value matrices that the decoder multiplies the encoder's output with."""
 
 
 class _Cost(NamedTuple):
@@ -78,17 +73,8 @@ class _Cost(NamedTuple):
 FORWARD, TRAINING = _Cost(2, 2, 4), _Cost(6, 4, 12)
 
 
-def forward_flops(profile: FlopsProfile, prompt: int, responses: Sequence[int], predicted: int = 0) -> float:
-    """FLOPs of one forward pass over a prompt, which is read once, and its responses; `predicted` tokens have logits."""
-    return _pass_flops(FORWARD, profile, prompt, responses, predicted)
-
-
-def training_flops(profile: FlopsProfile, prompt: int, responses: Sequence[int], predicted: int = 0) -> float:
-    """FLOPs of a forward and backward pass; arguments as for `forward_flops`."""
-    return _pass_flops(TRAINING, profile, prompt, responses, predicted)
-
-
-def _pass_flops(cost: _Cost, profile: FlopsProfile, prompt: int, responses: Sequence[int], predicted: int) -> float:
+def _pass_flops(cost: _Cost, profile: FlopsProfile, prompt: int, responses: Sequence[int], predicted: int = 0) -> float:
+    """FLOPs of a pass over a prompt, which is read once, and its responses; `predicted` tokens have logits."""
     total = cost.flops(profile.vocabulary, predicted)
     if profile.encoder is None:
         longest = prompt + max(responses)
@@ -103,6 +89,9 @@ def _pass_flops(cost: _Cost, profile: FlopsProfile, prompt: int, responses: Sequ
         total += cost.flops(profile.decoder.matrices, length) + cost.flops(profile.cross, prompt)
         total += cost.attention * profile.decoder.attention * length * (length + prompt)
     return total
+
+
+forward_flops, training_flops = partial(_pass_flops, FORWARD), partial(_pass_flops, TRAINING)
 
 
 def sampling_flops(profile: FlopsProfile, prompt: int, responses: Sequence[int]) -> float:
@@ -121,8 +110,7 @@ def sampling_flops(profile: FlopsProfile, prompt: int, responses: Sequence[int])
 def matrices_of(modules: Iterable[tuple[str, nn.Module]], adapter: str | None, expert_share: float = 1.0) -> Matrices:
     """The weights of all matrices in `modules` that are used while `adapter` is active (None: no adapter).
 
-    Args:
-        expert_share: the share of a layer's experts that a token goes through.
+    A token goes through `expert_share` of the experts of a layer.
     """
     trained = frozen = 0
     for name, module in modules:
@@ -134,9 +122,7 @@ def matrices_of(modules: Iterable[tuple[str, nn.Module]], adapter: str | None, e
         # The experts of a layer may be slices of one parameter, which has a name of its own.
         weights = module._parameters.values() if is_expert else [getattr(module, "weight", None)]
         for weight in weights:
-            if not isinstance(weight, Tensor):
-                continue
-            if len(full_shape(weight)) < 2:
+            if not isinstance(weight, Tensor) or len(full_shape(weight)) < 2:
                 continue
             count = round(full_numel(weight) * (expert_share if is_expert else 1.0))
             if weight.requires_grad:

@@ -1,6 +1,7 @@
 """Progress of long work: a bar on a terminal, plain lines in a log file."""
 
 import time
+from datetime import timedelta
 from types import TracebackType
 
 from rich.console import Console
@@ -13,16 +14,10 @@ LINE_INTERVAL = 10.0
 
 
 class ProgressDisplay:
-    """Shows how many of `total` steps are complete, on the standard error stream.
+    """Shows how many of `total` steps are complete, on the standard error stream of an `enabled` process.
 
     A log file gets lines such as `ppo 12/1000: reward 0.532, KL 1.23, 0:23:45 left`. The remaining time is an estimate from
-    the steps of this process.
-
-    Args:
-        name: of the work.
-        completed: steps that are complete at the start.
-        enabled: whether this process shows anything.
-        transient: whether the bar of a terminal disappears at the end.
+    the steps of this process. The bar of a terminal disappears at the end if it is `transient`.
     """
 
     def __init__(self, name: str, total: int, completed: int = 0, enabled: bool = True, transient: bool = False) -> None:
@@ -70,7 +65,7 @@ class ProgressDisplay:
     def line(self, seconds: float) -> str:
         """Return the line of a log file, `seconds` after the start."""
         done, left = self.completed - self.first, self.total - self.completed
-        remaining = f"{_hours(seconds / done * left)} left" if done and left else ""
+        remaining = f"{timedelta(seconds=round(seconds / done * left))} left" if done and left else ""
         details = ", ".join(filter(None, (self.text, remaining)))
         return f"{self.name} {self.completed}/{self.total}" + (f": {details}" if details else "")
 
@@ -79,8 +74,3 @@ class ProgressDisplay:
         if self.prints_lines and self.printed != self.completed and (last or now - self.printed_at >= LINE_INTERVAL):
             console.print(self.line(now - self.started), highlight=False, markup=False)
             self.printed_at, self.printed = now, self.completed
-
-
-def _hours(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"

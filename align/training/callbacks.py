@@ -71,16 +71,31 @@ class TrainerCallbacks:
         total: int,
         epochs_per_update: float,
     ) -> None:
-        """Bind the callbacks to a run, before `Run` calls the methods below.
+        """Bind the callbacks to a run of `total` updates, before `Run` calls the methods below.
 
-        Args:
-            objects: `model`, `processing_class`, `optimizer` and `lr_scheduler` for the callbacks.
-            total: updates of the run.
-            epochs_per_update: the share of the prompts that an update reads.
+        They get the `objects` `model`, `processing_class`, `optimizer` and `lr_scheduler`. An update reads
+        `epochs_per_update` of the prompts.
         """
         self.accelerator, self.epochs_per_update = accelerator, epochs_per_update
         self.path = Path(config.output_dir) / STATE_FILE
-        self.args = self.args or training_arguments(config, optimization, total)
+        self.args = self.args or TrainingArguments(
+            output_dir=config.output_dir,
+            max_steps=total,
+            seed=config.seed,
+            learning_rate=optimization.learning_rate,
+            weight_decay=optimization.weight_decay,
+            adam_beta1=optimization.adam_beta1,
+            adam_beta2=optimization.adam_beta2,
+            adam_epsilon=optimization.adam_epsilon,
+            max_grad_norm=optimization.max_grad_norm,
+            logging_steps=1,
+            save_strategy="steps" if config.save_steps else "no",
+            save_steps=config.save_steps or 500,
+            report_to="none",
+            disable_tqdm=True,
+            use_cpu=computes_on_cpu(),
+            accelerator_config={"use_configured_state": True},  # otherwise they would reset the run's accelerator
+        )
         for name, value in objects.items():
             setattr(self.handler, name, value)
         self.state.max_steps = total
@@ -152,28 +167,6 @@ class TrainerCallbacks:
         self.state.stateful_callbacks = single  # type: ignore[assignment]
         if self.accelerator.is_main_process:
             write_json(self.path, asdict(self.state))
-
-
-def training_arguments(config: RunConfig, optimization: OptimizationConfig, total: int) -> TrainingArguments:
-    """Return a run's settings as the arguments of a transformers `Trainer`, for callbacks that read them."""
-    return TrainingArguments(
-        output_dir=config.output_dir,
-        max_steps=total,
-        seed=config.seed,
-        learning_rate=optimization.learning_rate,
-        weight_decay=optimization.weight_decay,
-        adam_beta1=optimization.adam_beta1,
-        adam_beta2=optimization.adam_beta2,
-        adam_epsilon=optimization.adam_epsilon,
-        max_grad_norm=optimization.max_grad_norm,
-        logging_steps=1,
-        save_strategy="steps" if config.save_steps else "no",
-        save_steps=config.save_steps or 500,
-        report_to="none",
-        disable_tqdm=True,
-        use_cpu=computes_on_cpu(),
-        accelerator_config={"use_configured_state": True},  # otherwise they would reset the run's accelerator
-    )
 
 
 def require_callbacks(callbacks: Any) -> None:

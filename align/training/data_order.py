@@ -164,16 +164,7 @@ def _contents(example: Any) -> Iterator[Sequence[int]]:
 
 
 def require_same_examples(what: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Refuse to resume on other examples than those of the checkpoint.
-
-    Args:
-        what: the examples, for the message.
-        before: their description in the checkpoint; `examples` is their number.
-        now: the same of this run.
-
-    Raises:
-        UserError: if they differ.
-    """
+    """Raise a UserError, which begins with `what`, if the examples are not those of the checkpoint."""
     if dict(before) == dict(now):
         return
     counts = [values.get("examples", "unknown") for values in (before, now)]

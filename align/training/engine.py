@@ -40,12 +40,7 @@ class NotFiniteError(UserError):
 
 
 class GradientReduction:
-    """Sums the gradients of all processes in float32 masters, once for each loss instead of once for each micro-batch.
-
-    Args:
-        masters: the tensors that hold each weight's gradient after a backward pass, by name.
-        bucket_bytes: of float32 gradients in a bucket, at least.
-    """
+    """Sums the gradients of all processes in float32 masters, once for each loss instead of once for each micro-batch."""
 
     def __init__(self, masters: Mapping[str, Tensor], bucket_bytes: int = BUCKET_BYTES) -> None:
         self.masters = list(masters.values())
@@ -155,12 +150,7 @@ class TrainEngine:
         self.run.raise_if_stop_requested(self.drop_gradients)
 
     def backward(self, loss: Tensor, sums: Sums | None = None) -> None:
-        """Add the gradients of the current micro-batch, and its metrics.
-
-        Args:
-            loss: this micro-batch's share of the global loss.
-            sums: this micro-batch's shares of metrics.
-        """
+        """Add the gradients of the current micro-batch and its metrics: its shares of the global loss and `sums`."""
         weight = self._loss_weight
         self._backward(loss * weight)
         for name, value in {"loss": loss, **(sums or {})}.items():
@@ -168,13 +158,9 @@ class TrainEngine:
             self._totals[name] = self._totals[name] + share if name in self._totals else share
 
     def step(self, number: int) -> dict[str, float]:
-        """Apply the gradients; return the learning rates and `grad_norm` (before clipping).
+        """Apply the gradients of step `number`, from 1; return the learning rates and `grad_norm` (before clipping).
 
-        Args:
-            number: of this optimizer step, from 1 to `total_steps`.
-
-        Raises:
-            NotFiniteError: if the gradient norm is not finite; nothing was updated.
+        Raise a NotFiniteError if the gradient norm is not finite; nothing was updated.
         """
         rates = {group.metric: group.rate(self.run.optimization, number, self.total_steps) for group in self.groups}
         for group in self.optimizer.param_groups:

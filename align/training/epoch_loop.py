@@ -55,9 +55,8 @@ class EpochLoop:
     ) -> None:
         """Run the micro-batch of this process with the most padded tokens, if the model is so large that it may not fit.
 
-        Args:
-            batches: global batches, each with the tokens of its examples.
-            loss_of: the loss of a micro-batch, from its examples and those of its global batch.
+        `batches` are global batches with the tokens of each example. `loss_of` takes the examples of a micro-batch and of
+        its batch.
         """
         if self.done >= self.total or not should_measure_memory(self.engine):
             return
@@ -138,11 +137,7 @@ class EpochLoop:
 
 
 def flat_loss_warning(losses: Sequence[float]) -> str:
-    """Return a warning if the training loss of a run did not fall; "" if it did, or for a short run.
-
-    Args:
-        losses: of all updates.
-    """
+    """Return a warning if the training loss of all updates did not fall; "" if it did, or for a short run."""
     if len(losses) < LEAST_UPDATES:
         return ""
     quarter = len(losses) // 4

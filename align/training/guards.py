@@ -65,12 +65,7 @@ def without_step(engine: TrainEngine) -> Iterator[None]:
 def measure_peak_memory(engine: TrainEngine, rows: list[int], tokens: int) -> Iterator[None]:
     """Measure and print the peak of memory of a micro-batch, whose loss is passed to `engine.backward` inside.
 
-    Args:
-        rows: of the micro-batch.
-        tokens: its padded tokens.
-
-    Raises:
-        UserError: on all processes, if one lacks memory.
+    Raise a UserError on all processes if one lacks memory.
     """
     run = engine.run
     size = f"{tokens} tokens in {len(rows)} rows"

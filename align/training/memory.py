@@ -67,12 +67,9 @@ class Sharding(NamedTuple):
 
 
 def resident_memory(optimizer: str, trained: Sequence[Tensor], weights: int, sharding: Sharding) -> MemoryEstimate:
-    """The memory that a run holds independently of its batches.
+    """The memory that a run holds independently of its batches, with its `trained` weights on any device (meta too).
 
-    Args:
-        optimizer: `adamw` or `adafactor`.
-        trained: the weights that are trained, on any device (meta too).
-        weights: bytes of all weights, frozen ones and those of other models included.
+    `weights` are the bytes of all weights, frozen ones and those of other models included.
     """
     count = sum(map(full_numel, trained))
     masters = sum(FLOAT32_BYTES * full_numel(weight) for weight in trained if weight.dtype != torch.float32)
@@ -167,14 +164,9 @@ class Memory:
         self._require(self._estimate(trained, weights * (1 if self.lora_r else 1 + copies)))
 
     def check(self, module: nn.Module, frozen: Sequence[nn.Module] = (), more: Mapping[str, int] | None = None) -> str:
-        """Count the bytes of a run with loaded models, before its optimizer is made. Raise a UserError if it does not fit.
+        """Count the bytes of a run with loaded models and `more` by name; return a line, "" for a model that fits anywhere.
 
-        Args:
-            frozen: models that are kept beside the trained `module`.
-            more: other bytes that are held all the time, by name.
-
-        Returns:
-            The estimate as a line; "" for a model that fits anywhere.
+        Called before the optimizer is made. Raise a UserError if they do not fit.
         """
         weights = weights_bytes([module, *frozen])
         if weights < ALWAYS_FITS_BYTES:
@@ -190,11 +182,8 @@ class Memory:
     def measuring(self, size: str, has_optimizer_state: bool) -> Iterator[None]:
         """Measure the peak of the largest micro-batch, whose `size` is for people; its forward and backward pass run inside.
 
-        Args:
-            has_optimizer_state: whether the optimizer's state is in memory already; otherwise it is added.
-
-        Raises:
-            UserError: on all processes, if one lacks memory.
+        The optimizer's state is added unless it is in memory already. Raise a UserError on all processes if one lacks
+        memory.
         """
         assert self.estimate is not None
         to_come = 0 if has_optimizer_state else self.estimate.resident["optimizer"]

@@ -75,22 +75,18 @@ class ModelSource:
         if isinstance(model, PeftModel):
             adapter = model.peft_config[model.active_adapters[0]]
         if adapter is not None:
-            config = with_lora_settings(config, adapter, self.peft_config is not None, self._model_type())
+            found: PreTrainedConfig
+            if isinstance(model, str | Path):
+                found = load_config(base_of(str(resolve_model(model)))[0])  # without loading its weights
+            else:
+                found = model.backbone.model.config if isinstance(model, LoadedModel) else model.config
+            config = with_lora_settings(config, adapter, self.peft_config is not None, str(found.model_type))
         if isinstance(model, str | Path):
             return replace(config, model=str(model))
         if isinstance(model, LoadedModel):
             return config
         name = model.config.name_or_path or "a model in memory"
         return replace(config, model=name, dtype="float32" if model.dtype == torch.float32 else "bfloat16")
-
-    def _model_type(self) -> str:
-        """Return the type in the model's config, without loading its weights."""
-        config: PreTrainedConfig
-        if isinstance(self.model, str | Path):
-            config = load_config(base_of(str(resolve_model(self.model)))[0])
-        else:
-            config = self.model.backbone.model.config if isinstance(self.model, LoadedModel) else self.model.config
-        return str(config.model_type)
 
     def load(
         self,

@@ -35,17 +35,9 @@ def template_date(resumed: Path | None) -> str:
 
 
 def compare_settings(settings: str, folder: Path) -> str:
-    """Refuse to resume with settings that do not fit the checkpoint.
+    """Return a line that names the settings that differ from those of the run in a folder, or "".
 
-    Args:
-        settings: of this run, as YAML.
-        folder: of the run that it continues.
-
-    Returns:
-        A line that names the other settings that have changed, or nothing.
-
-    Raises:
-        UserError: if a setting of `SAME_ON_RESUME` has changed, or the run's settings cannot be read.
+    Raise a UserError if one of `SAME_ON_RESUME` differs, or the run's settings cannot be read.
     """
     path = folder / "config.yaml"
     before = read_settings(path)
@@ -90,16 +82,8 @@ def find_start(
 ) -> tuple[Path | None, bool, str]:
     """Return the checkpoint that a run continues, whether it is in the run's own folder, and the date of chat templates.
 
-    All processes call this.
-
-    Args:
-        earlier: the results in the run's folder.
-        choice: as for `checkpoint_to_resume`.
-        settings: of this run, as YAML.
-        report: prints a line.
-
-    Raises:
-        UserError: if the checkpoint is damaged or has other settings, or a run without one would overwrite results.
+    All processes call this, with the `earlier` results in the folder. Raise a UserError if the checkpoint is damaged or has
+    other settings, or a run without one would overwrite results.
     """
     checkpoint, faults = checkpoint_to_resume(choice, folder, accelerator)
     for fault in faults:

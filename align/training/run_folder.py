@@ -178,14 +178,8 @@ class RunFolder:
     ) -> list[str]:
         """Lock the folder and write the files that precede all results; return lines about checkpoints that are set aside.
 
-        Args:
-            earlier: the results that the run has found.
-            settings: of the run, as YAML.
-            facts: for environment.json.
-            checkpoint: that the run continues; `is_own` if it is in this folder.
-
-        Raises:
-            UserError: if another run writes there, has written there since, or the disk does not take the files.
+        The run continues `checkpoint`; `is_own` if it is in this folder. Raise a UserError if another run writes there, has
+        written there since the run looked (`earlier`), or the disk does not take the files.
         """
         lines: list[str] = []
         with naming_disk_errors(self.path):

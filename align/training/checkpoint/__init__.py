@@ -53,11 +53,7 @@ class Stateful(Protocol):
 
 
 class Checkpoint:
-    """Saves and restores the engine and the other stateful objects of a run. Every process calls all methods.
-
-    Args:
-        stateful: by the names of their states in the checkpoint.
-    """
+    """Saves and restores the engine and the other stateful objects of a run, by name. Every process calls all methods."""
 
     def __init__(self, run: "Run", engine: "TrainEngine", stateful: Mapping[str, Stateful]) -> None:
         self.run, self.engine, self.stateful = run, engine, dict(stateful)
@@ -74,9 +70,7 @@ class Checkpoint:
         """Write a checkpoint under a temporary name and rename it. Each process writes its part of a sharded state.
 
         All files are read back from the disk and compared. Only then are checkpoints beyond `save_total_limit` removed.
-
-        Args:
-            states: of the parts, if not the current ones.
+        `states` of the parts are given if they are not the current ones.
         """
         run, target = self.run, self.run.folder / "checkpoints" / f"update-{update:06d}"
         files: Files = {}

@@ -44,8 +44,15 @@ def consolidate(source: Path, output: Path) -> Path:
             f"{checkpoint}: it is of a reward model, whose mean over demonstrations is taken when its run saves it; resume "
             f"the run, or take {run / 'model'}"
         )
-    settings, prefix_lm = _model_settings(run)
-    loaded = load(settings, compute_dtype(settings.dtype), prefix_lm=prefix_lm)
+    path = run / "config.yaml"
+    config = read_settings(path)
+    if config is None:
+        raise UserError(f"{path}: No such file or directory; it names the model that the run started from")
+    try:
+        settings = ModelConfig(**{name: config[name] for name in ModelConfig.__dataclass_fields__ if name in config})
+    except TypeError as error:
+        raise UserError(f"{path}: not the settings of a run ({error})") from error
+    loaded = load(settings, compute_dtype(settings.dtype), prefix_lm=bool(config.get("prefix_lm")))
     kept = AVERAGE if any(name.startswith(f"{AVERAGE}/") for name in stored) else "master"
     with torch.no_grad():
         for name, weight in loaded.backbone.model.named_parameters():
@@ -62,16 +69,3 @@ def consolidate(source: Path, output: Path) -> Path:
     clear_partial(output)
     save_model(output, loaded, weights_of(loaded.backbone), card)
     return checkpoint
-
-
-def _model_settings(run: Path) -> tuple[ModelConfig, bool]:
-    """Return the settings of the model that a run started from, and whether the run made it a prefix language model."""
-    path = run / "config.yaml"
-    found = read_settings(path)
-    if found is None:
-        raise UserError(f"{path}: No such file or directory; it names the model that the run started from")
-    try:
-        settings = ModelConfig(**{name: found[name] for name in ModelConfig.__dataclass_fields__ if name in found})
-    except TypeError as error:
-        raise UserError(f"{path}: not the settings of a run ({error})") from error
-    return settings, bool(found.get("prefix_lm"))

@@ -95,13 +95,9 @@ def checkpoints_in(folder: Path) -> dict[int, Path]:
 
 
 def latest_valid_checkpoint(folder: Path, accelerator: Accelerator | None = None) -> tuple[Path | None, list[str]]:
-    """The newest undamaged checkpoint of a run, and the faults of those after it.
+    """The newest undamaged checkpoint of a run, and the faults of those after it; all processes share the reading.
 
-    Args:
-        accelerator: the processes, which share the reading; all must call this. None: this one reads all.
-
-    Raises:
-        UserError: on every process, if all checkpoints are damaged.
+    Without an accelerator, this process reads all. Raise a UserError, on every process, if all checkpoints are damaged.
     """
     paths = list(checkpoints_in(folder).values())
     fault_of: Callable[[Path], str] = integrity_error
@@ -121,12 +117,8 @@ def latest_valid_checkpoint(folder: Path, accelerator: Accelerator | None = None
 def checkpoint_to_resume(choice: bool | str, folder: Path, accelerator: Accelerator) -> tuple[Path | None, list[str]]:
     """Return the checkpoint that a run continues from, if any, and the faults of newer ones. All processes call this.
 
-    Args:
-        choice: `resume_from_checkpoint`: whether to take the last one in `folder`, or the path of one.
-        folder: of the run.
-
-    Raises:
-        UserError: on every process, if the checkpoint does not exist or is damaged, or if `folder` has a newer one.
+    `choice` is `resume_from_checkpoint`. Raise a UserError, on every process, if the checkpoint does not exist or is
+    damaged, or if `folder` has a newer one.
     """
     if choice is False:
         return None, []

@@ -26,13 +26,7 @@ SHARDS = "shards"
 
 
 class FlatTensorSlice(NamedTuple):
-    """The part of a flattened tensor that one process keeps.
-
-    Attributes:
-        values: [n] of the flattened tensor.
-        start: index of its first number in the flattened tensor.
-        shape: of the full tensor.
-    """
+    """The part of a flattened tensor of a `shape` that one process keeps: `values` [n] from the index `start` on."""
 
     values: Tensor
     start: int
