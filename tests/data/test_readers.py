@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from align.core.errors import UserError
 from align.data import Demonstration, Prompt, Ranking, check_data, read_records, write_records
+from align.data.readers import read_texts
 from tests.data.rows import RECORDS, ROWS, error_of, lines, write_parquet
 from tests.refusals import refusal
 
@@ -29,6 +30,13 @@ def test_a_bad_row_is_named_by_file_and_line(tmp_path, line, message):
     path = tmp_path / "a.jsonl"
     path.write_bytes(lines(ROWS[:1]) + b"\n" + line + b"\n" + lines(ROWS[1:]))
     assert error_of(path) == f"{path}:3: {message}"
+
+
+def test_a_bad_row_of_texts_is_named_by_what_is_wrong_with_it(tmp_path):
+    (tmp_path / "a.jsonl").write_bytes(b'{"text": "Hi"}\n{"text"\n{"text": " "}\n')
+    problem = "broken JSON (Expecting ':' delimiter, column 8); write one JSON object per line"
+    assert refusal(list, read_texts(str(tmp_path / "a.jsonl"))) == f"{tmp_path}/a.jsonl:2: {problem}"
+    assert list(read_texts(str(tmp_path / "a.jsonl"), skip_bad_rows=True)) == [("Hi", None)]
 
 
 def test_bad_rows_of_folders_and_of_parquet_files_are_named(tmp_path):
