@@ -19,6 +19,13 @@ def states(backbone, adapter=None):
         return backbone.hidden(PROMPT, RESPONSE)
 
 
+@torch.no_grad()
+def logits_of(loaded):
+    """[2, T+1, V] for `RESPONSE`."""
+    with loaded.backbone.adapter(loaded.adapter):
+        return loaded.backbone.logits(loaded.backbone.hidden(PROMPT, RESPONSE))
+
+
 def response_logits(backbone, adapter=None):
     """[3, V]: of the tokens of `IDS` after the first three, and of the one after them."""
     with torch.no_grad(), backbone.adapter(adapter):

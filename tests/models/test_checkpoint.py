@@ -16,7 +16,7 @@ from align.models.heads import LanguageModel, ScalarHead
 from align.models.loading import load
 from align.models.roles import ActorCritic
 from align.models.weights import load_weights
-from tests.models.adapters import PROMPT, PROMPTS, RESPONSE, RESPONSES
+from tests.models.adapters import PROMPT, PROMPTS, RESPONSE, RESPONSES, logits_of
 from tests.refusals import refusal
 
 CARD = {"title": "A model", "stage": "sft", "data": "some.jsonl"}
@@ -34,12 +34,6 @@ def plain_logits(model, name, row):
         start = torch.tensor([[model.config.decoder_start_token_id]])
         return model(input_ids=prompt, decoder_input_ids=torch.cat([start, response], dim=1)).logits[0]
     return model(input_ids=torch.cat([prompt, response], dim=1)).logits[0, len(PROMPTS[row]) - 1 :]
-
-
-@torch.no_grad()
-def our_logits(loaded):
-    with loaded.backbone.adapter(loaded.adapter):
-        return loaded.backbone.logits(loaded.backbone.hidden(PROMPT, RESPONSE))
 
 
 def assert_same_logits(model, name, expected):
@@ -63,10 +57,10 @@ def test_a_saved_policy_loads_in_transformers_with_equal_logits(tiny_name, load_
     module = ActorCritic(loaded.backbone, None, ScalarHead(loaded.backbone.hidden_size))
     save_model(tmp_path / "model", loaded, weights_of(loaded.backbone, module.state_dict()), CARD)
     theirs = auto(tiny_name).from_pretrained(tmp_path / "model").eval()
-    expected = our_logits(loaded)
+    expected = logits_of(loaded)
     assert_same_logits(theirs, tiny_name, expected)
     again = load(ModelConfig(model=str(tmp_path / "model")), torch.float32)
-    assert torch.equal(our_logits(again), expected)
+    assert torch.equal(logits_of(again), expected)
     before = sharp_backbones[tiny_name]
     assert (before.logits(before.hidden(PROMPT, RESPONSE)) - expected).abs().max() > 0.1
 
@@ -90,13 +84,13 @@ def test_a_saved_adapter_loads_in_peft_with_equal_logits(tiny_name, load_sharp, 
     loaded = load_sharp(tiny_name, lora_r=4)
     state = LanguageModel(loaded.backbone, "policy").state_dict()
     save_model(tmp_path / "model", loaded, weights_of(loaded.backbone, state), CARD)
-    expected = our_logits(loaded)
+    expected = logits_of(loaded)
     base = auto(tiny_name).from_pretrained(sharp_folders[tiny_name])
     assert_same_logits(PeftModel.from_pretrained(base, tmp_path / "model").eval(), tiny_name, expected)
     auto_peft = AutoPeftModelForSeq2SeqLM if tiny_name == "tiny-t5" else AutoPeftModelForCausalLM
     assert_same_logits(auto_peft.from_pretrained(tmp_path / "model").eval(), tiny_name, expected)
     again = load(ModelConfig(model=str(tmp_path / "model"), lora_r=4), torch.float32)
-    torch.testing.assert_close(our_logits(again), expected, atol=1e-6, rtol=0)
+    torch.testing.assert_close(logits_of(again), expected, atol=1e-6, rtol=0)
     stored = load_file(tmp_path / "model" / "adapter_model.safetensors")
     assert all(".lora_A.weight" in name or ".lora_B.weight" in name for name in stored)
     assert not (tmp_path / "model" / "model.safetensors").exists()
@@ -109,10 +103,10 @@ def test_an_adapter_is_merged_where_all_weights_are_to_be_trained(tiny_name, loa
     merged = load(ModelConfig(model=str(tmp_path / "model")), torch.float32)
     assert merged.adapter is None
     assert all(weight.requires_grad for weight in merged.backbone.model.parameters())
-    torch.testing.assert_close(our_logits(merged), our_logits(loaded), atol=1e-4, rtol=0)
+    torch.testing.assert_close(logits_of(merged), logits_of(loaded), atol=1e-4, rtol=0)
     save_model(tmp_path / "whole", merged, weights_of(merged.backbone), CARD)
     theirs = auto(tiny_name).from_pretrained(tmp_path / "whole").eval()
-    assert_same_logits(theirs, tiny_name, our_logits(merged))
+    assert_same_logits(theirs, tiny_name, logits_of(merged))
 
 
 @pytest.fixture

@@ -10,17 +10,15 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from align.core.errors import UserError
 from align.core.settings import ModelConfig
-from align.core.tensor_ops import Padded
 from align.model_registry import registry
 from align.model_registry.registry import published_name, resolve_model
 from align.models.adapters import add_adapter, copy_adapter
 from align.models.checkpoint import save_model, weights_of
 from align.models.configs import base_of
 from align.models.loading import from_objects, load
+from tests.models.adapters import CARD, PROMPT, RESPONSE, logits_of
 
-CARD = {"title": "A model", "stage": "sft"}
 PUBLISHED = "some-owner/tiny-llama"
-PROMPT, RESPONSE = Padded.from_lists([[9, 10, 11]]), Padded.from_lists([[20, 21, 1]])
 
 
 @pytest.fixture(autouse=True)
@@ -44,12 +42,6 @@ def head_of(folder):
 
 def named_base(folder):
     return json.loads((folder / "adapter_config.json").read_text())["base_model_name_or_path"]
-
-
-@torch.no_grad()
-def logits(loaded):
-    with loaded.backbone.adapter(loaded.adapter):
-        return loaded.backbone.logits(loaded.backbone.hidden(PROMPT, RESPONSE))
 
 
 @pytest.fixture
@@ -76,7 +68,7 @@ def test_a_built_in_model_has_the_name_of_the_published_one(lora_r, published, t
         assert named_base(folder) == PUBLISHED
         assert base_of(str(folder)) == (str(resolve_model("tiny-llama")), True)  # not the hub's, whose weights may differ
     again = load(ModelConfig(model=str(folder), lora_r=lora_r), torch.float32)
-    torch.testing.assert_close(logits(again), logits(loaded), atol=1e-6, rtol=0)
+    torch.testing.assert_close(logits_of(again), logits_of(loaded), atol=1e-6, rtol=0)
     continued = save(again, tmp_path / "continued")
     assert head_of(continued).get("base_model") == (PUBLISHED if lora_r else None)
     assert not lora_r or base_of(str(continued)) == (str(resolve_model("tiny-llama")), True)
@@ -89,7 +81,7 @@ def test_a_further_adapter_asks_nothing_of_the_hub(published, tmp_path):
     copy_adapter(loaded.backbone.peft, "reward", "value")
     with loaded.backbone.adapter("value"):
         found = loaded.backbone.logits(loaded.backbone.hidden(PROMPT, RESPONSE))
-    torch.testing.assert_close(found, logits(load(ModelConfig(model=str(folder)), torch.float32)), atol=1e-5, rtol=0)
+    torch.testing.assert_close(found, logits_of(load(ModelConfig(model=str(folder)), torch.float32)), atol=1e-5, rtol=0)
 
 
 def test_a_base_that_was_named_elsewhere_or_changed_by_hand_is_followed(published, sharp_folders, tmp_path):

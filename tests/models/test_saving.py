@@ -24,9 +24,9 @@ from align.models.checkpoint import save_model, weights_of
 from align.models.loading import load, load_on_meta
 from align.sampling.generation import SamplingParams, row_uniforms, sample
 from align.sft import SFTConfig, SFTTrainer
+from tests.models.adapters import CARD
 
 DEMONSTRATIONS = [{"prompt": "Hi", "completion": "Hello!"}] * 2
-CARD = {"title": "A model", "stage": "sft"}
 
 
 @pytest.fixture
