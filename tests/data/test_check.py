@@ -61,7 +61,7 @@ def test_demonstrations(write):
     assert text.endswith("bad rows:              none")
 
 
-def test_facts_of_responses_and_rule_judgments(write):
+def test_facts_of_responses_of_rule_judgments_and_of_ratings(write):
     text = check_data(write([{"prompt": "a", "responses": ["b", " ", ""], "ranks": [1, 2, 2]}]))
     assert "empty responses:       2 of 3 (66.7 %)\n" in text
     row = {"prompt": "a", "response": "b", "rule": "polite", "verdict": "follows"}
@@ -69,6 +69,8 @@ def test_facts_of_responses_and_rule_judgments(write):
     assert "verdicts:              follows 2, violates 1\n" in text
     assert "rules:                 polite 3\n" in text
     assert "empty responses" not in text
+    rows = [{"prompt": prompt, "response": text, "rating": 1} for prompt, text in ("ab", "ac", "bd")]
+    assert "left out:              1 prompt with a single rated response\n" in check_data(write(rows))
 
 
 def test_many_categories_and_bad_rows_are_cut_short(write):
@@ -129,11 +131,6 @@ def test_the_first_records_are_shown(write, row, shown):
     assert "example 3" not in text
 
 
-def test_prompts_with_one_rating_are_counted(write):
-    rows = [{"prompt": prompt, "response": text, "rating": 1} for prompt, text in ("ab", "ac", "bd")]
-    assert "left out:              1 prompt with a single rated response\n" in check_data(write(rows))
-
-
 @pytest.mark.parametrize(
     ("row", "kind"),
     [
@@ -165,8 +162,5 @@ def test_conversion_stops_at_a_bad_row_or_leaves_it_out(write, tmp_path):
     with pytest.raises(UserError, match="already exists; give another output, or remove it"):
         convert_data(source, output, skip_bad_rows=True)
     assert output.read_bytes() == before
-
-
-def test_conversion_lists_the_columns_that_it_leaves_out(write, tmp_path):
     source, output = write([{"prompt": "a", "note": "b"}, {"prompt": "c", "note": "d", "more": 1}]), tmp_path / "out.jsonl"
     assert convert_data(source, output).splitlines()[1] == "columns not used: note, more (1 row)"

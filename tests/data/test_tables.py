@@ -61,24 +61,18 @@ def test_columns_are_read_as_fields(tmp_path, name):
     )
 
 
-def test_columns_of_several_sources_with_weights(tmp_path):
+def test_columns_of_several_sources_with_weights_of_a_settings_file_and_of_a_folder(tmp_path):
     write_own(tmp_path / "a.csv")
     source = f"{tmp_path}/a.csv{COLUMNS}"
     assert read_records(f"{source}, {source}", Ranking) == EXPECTED * 2
     mixture = mixture_of(f"{source}, {source}=2")
     assert (mixture.sources, mixture.weights) == ((source, source), (1.0, 2.0))
-
-
-def test_columns_in_a_settings_file(tmp_path):
-    write_own(tmp_path / "a.csv")
-    (tmp_path / "a.yaml").write_text(f"train_data: {tmp_path}/a.csv{COLUMNS}\n", encoding="utf-8")
+    (tmp_path / "a.yaml").write_text(f"train_data: {source}\n", encoding="utf-8")
     assert read_records(parse(RewardConfig, ["--config", str(tmp_path / "a.yaml")]).train_data, Ranking) == EXPECTED
-
-
-def test_columns_of_a_folder(tmp_path):
-    write_own(tmp_path / "train.jsonl")
-    assert read_records(f"{tmp_path}{COLUMNS}", Ranking) == EXPECTED
-    assert [row.row["prompt"] for row in iter_rows(f"{tmp_path}[prompt=better]")] == ["B", "tie"]
+    (tmp_path / "folder").mkdir()
+    write_own(tmp_path / "folder" / "train.jsonl")
+    assert read_records(f"{tmp_path}/folder{COLUMNS}", Ranking) == EXPECTED
+    assert [row.row["prompt"] for row in iter_rows(f"{tmp_path}/folder[prompt=better]")] == ["B", "tie"]
 
 
 def test_a_renamed_column_takes_the_place_of_the_field(tmp_path):
@@ -88,19 +82,14 @@ def test_a_renamed_column_takes_the_place_of_the_field(tmp_path):
     assert "columns not used:      score\n" in check_data(f"{path}[prompt=question]")
 
 
-@pytest.mark.parametrize("option", ["split=test", "subset=en"])
-def test_a_file_has_no_split_and_no_subset(tmp_path, option):
-    (tmp_path / "a.jsonl").write_bytes(lines([{"prompt": "Hi"}]))
-    name = option.split("=")[0]
-    assert error_of(f"{tmp_path}/a.jsonl[{option}]") == (
-        f"{tmp_path}/a.jsonl[{option}]: a file has no {name}; leave {option} out, or rename the column"
-    )
-
-
-def test_an_existing_path_has_no_options(tmp_path):
+def test_a_file_has_no_split_and_no_subset_and_an_existing_path_no_options(tmp_path):
     path = tmp_path / "a[prompt=x].jsonl"
     path.write_bytes(lines([{"prompt": "Hi"}]))
     assert read_records(path, Prompt) == [Prompt(prompt=HI)]
+    for name, value in (("split", "test"), ("subset", "en")):
+        (tmp_path / "a.jsonl").write_bytes(lines([{"prompt": "Hi"}]))
+        source = f"{tmp_path}/a.jsonl[{name}={value}]"
+        assert error_of(source) == f"{source}: a file has no {name}; leave {name}={value} out, or rename the column"
 
 
 @pytest.mark.parametrize(
