@@ -105,7 +105,7 @@ def _judge(server: Server) -> None:
         for number in range(share):
             ranks = [1, 2, 3, 4] if rng.random() > noise else rng.sample([1, 2, 3, 4], 4)
             moment = time.time() - 86_400 * (4 - number // 7)  # on five days
-            do(judgments, user, "rank", {"ranks": ranks, "ratings": [None] * 4, "flags": [[], [], [], []]})
+            do(judgments, user, "rank", {"ranks": ranks})
     for name in ("ann", "ben"):
         for _ in range(12):
             moment = time.time()

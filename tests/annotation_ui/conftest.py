@@ -14,10 +14,7 @@ from annotation_ui.store.database import Database
 from annotation_ui.store.judgments import Judgments
 from annotation_ui.store.leases import Leases
 from tests.annotation_ui import postgres
-from tests.annotation_ui.app_process import use_quick_hashes
-from tests.annotation_ui.running import Client, Server
-
-SCREENSHOTS = Path("ci-output/annotation_ui")
+from tests.annotation_ui.running import Client, Server, use_quick_hashes
 
 
 def pytest_collection_modifyitems(items):

@@ -4,10 +4,8 @@ import time
 from contextlib import contextmanager, suppress
 
 from playwright.sync_api import TimeoutError, expect
-from sqlalchemy import select
 
 from annotation_ui.reports.export import Selection, rows_to_export
-from annotation_ui.store.schema import User
 
 LOW_CONTRAST = """(root) => {
   const paint = document.createElement('canvas').getContext('2d', { willReadFrequently: true });
@@ -181,9 +179,3 @@ def sign_in(server, browser, name, password):
     page.fill('input[name="password"]', password)
     page.click('button[type="submit"]')
     return page
-
-
-def labeler(server, name):
-    server.token(name)
-    with server.database.read() as session:
-        return session.scalars(select(User.id).where(User.name == name)).one()

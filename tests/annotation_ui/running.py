@@ -2,10 +2,12 @@
 
 import http.client
 import json
+import multiprocessing
 import os
 import resource
 import secrets
 import signal
+import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -20,13 +22,47 @@ from annotation_ui.server.auth import Auth
 from annotation_ui.server.headers import COOKIE
 from annotation_ui.store.database import Database
 from annotation_ui.store.importing import NewBatch, import_rows
+from annotation_ui.store.judgments import Judgments
+from annotation_ui.store.leases import Leases
 from annotation_ui.store.schema import Batch, User
 from annotation_ui.tasks import TASKS
-from tests.annotation_ui.app_process import start_app
 from tests.http_stand_in import answering
 from tests.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
+_PROCESSES = multiprocessing.get_context("spawn")  # a forked app sometimes answered no request
+
+
+def run_app(words, folder, environment, setup):
+    """Run `align annotate WORDS` in a process of its own with quick password hashes; it prints to the file `log`."""
+    os.chdir(folder)
+    os.environ.update(environment)
+    tempfile.tempdir = None  # else the folder of the process that started this one
+    log = os.open(folder / "log", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    from annotation_ui.cli import main
+
+    use_quick_hashes()
+    if setup:
+        setup()
+    raise SystemExit(main(words))
+
+
+def use_quick_hashes():
+    """Hash with argon2's least memory and time from now on: what is tested is never how hard a hash is to break."""
+    from argon2 import PasswordHasher
+
+    from annotation_ui.server import auth
+
+    hasher = PasswordHasher(time_cost=1, memory_cost=8, parallelism=1)
+    auth._HASHER, auth._UNKNOWN_USER_HASH = hasher, hasher.hash("nobody")
+
+
+def stored(database, query):
+    """What a query of one column, or of whole rows, finds."""
+    with database.read() as session:
+        return list(session.scalars(query))
 
 
 def add_users(database, *names, role="labeler"):
@@ -93,7 +129,9 @@ class Server:
         temporary = self.folder / "tmp"  # of this server alone, so that a test sees what it leaves there
         temporary.mkdir(exist_ok=True)
         environment = {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "TMPDIR": str(temporary)}
-        self.process = start_app(words, self.folder, environment, self.setup)
+        arguments = (words, self.folder, environment, self.setup)
+        self.process = _PROCESSES.Process(target=run_app, args=arguments, daemon=True)
+        self.process.start()
         for _ in range(1800):  # a loaded machine takes its time
             assert self.process.is_alive(), (self.folder / "log").read_text()
             try:
@@ -130,13 +168,23 @@ class Server:
     def add_batch(self, rows=3, task="rank", **more):
         return add_batch(self.database, rows, task, **more)
 
+    @property
+    def judgments(self):
+        return Judgments(Leases(self.database))
+
+    def user_id(self, name, role="labeler"):
+        """The id of a user, who is created if new."""
+        found = stored(self.database, select(User.id).where(User.name == name))
+        return (found or add_users(self.database, name, role=role))[0]
+
+    def rank(self, name, *orders, **more):
+        """Let a labeler answer the next rankings with these ranks, in the order of the items."""
+        for ranks in orders:
+            do(self.judgments, self.user_id(name), "rank", {"ranks": ranks, **more})
+
     def token(self, name, role="labeler"):
-        """The token of a new session of a user, who is created if new."""
-        with self.database.read() as session:
-            user_id = session.scalar(select(User.id).where(User.name == name))
-        if user_id is None:
-            (user_id,) = add_users(self.database, name, role=role)
-        return Auth(self.database).start_session(user_id)
+        """The token of a new session of a user."""
+        return Auth(self.database).start_session(self.user_id(name, role))
 
     def page(self, browser, name, path="", role="labeler", **context):
         """A browser page of a signed-in user at a path, if one is given; an error in its scripts fails the test."""
@@ -177,6 +225,17 @@ class Client:
         status, _, text = self("POST", f"/api/tasks/{task}/next", {})
         assert status == 200, text
         return json.loads(text)["item"]
+
+    def here(self, task="rank"):
+        """The path of the next item."""
+        return f"/api/assignments/{self.next(task)['assignment']}"
+
+    def submit(self, answer=None, task="rank"):
+        """Answer the next item; the request that was sent."""
+        request = {"request_id": secrets.token_hex(8), "answer": answer or {"ranks": [1, 2, 3, 4]}, "seconds": 1}
+        status, _, text = self("POST", f"{self.here(task)}/submit", request)
+        assert status == 200, text
+        return request
 
 
 def form(**fields):

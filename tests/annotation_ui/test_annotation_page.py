@@ -52,7 +52,7 @@ def test_the_first_commands_lead_from_samples_to_a_file_for_training(tmp_path, m
         users = list(session.scalars(select(User.id)))
     for user in users:
         for _ in samples:
-            do(Judgments(Leases(database)), user, "rank", {"ranks": [1, 2, 3], "ratings": [None] * 3, "flags": [[]] * 3})
+            do(Judgments(Leases(database)), user, "rank", {"ranks": [1, 2, 3]})
     database.close()
     assert main(export) == 0
     rows = read_rows(Path("rankings.jsonl"))

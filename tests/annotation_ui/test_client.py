@@ -25,12 +25,10 @@ from annotation_ui.store.judgments import Judgments
 from annotation_ui.store.leases import Leases
 from annotation_ui.store.schema import Batch, Judgment
 from annotation_ui.store.tokens import Tokens
-from tests.annotation_ui.pages import labeler
 from tests.annotation_ui.running import ROOT, add_batch, add_users, do, fake_server, rank_rows
 from tests.files import read_rows, write_rows
 from tests.ports import free_port
 
-BLANK = {"ratings": [None] * 4, "flags": [[]] * 4}
 ROWS = [row for _, row in rank_rows(3)]
 
 
@@ -40,8 +38,8 @@ def remote(any_server):
 
 
 def test_rows_go_in_and_rankings_come_out(any_server, remote, tmp_path):
-    batch, judgments = f"remote {secrets.token_hex(4)} ü&?", Judgments(Leases(any_server.database))
-    ann = labeler(any_server, f"remote-{secrets.token_hex(4)}")
+    batch, judgments = f"remote {secrets.token_hex(4)} ü&?", any_server.judgments
+    ann = any_server.user_id(f"remote-{secrets.token_hex(4)}")
     assert remote.progress(batch) is None
     assert remote.import_rows(batch, "rank", ROWS, priority=5, settings={"attention_every": 7}) == 3
     with pytest.raises(UserError, match="exists already"):
@@ -50,7 +48,7 @@ def test_rows_go_in_and_rankings_come_out(any_server, remote, tmp_path):
         remote.import_rows(f"{batch} 2", "rank", [{"prompt": "\ud800", "responses": ["a", "b"]}])
     assert (remote.progress(batch)["done"], remote.progress(batch)["slots"]) == (0, 3)
     for ranks in ([1, 2, 3, 4], [4, 3, 2, 1], [2, 1, 1, 3]):
-        do(judgments, ann, "rank", {"ranks": ranks, **BLANK})
+        do(judgments, ann, "rank", {"ranks": ranks})
     assert remote.wait(batch)["done"] == 3
     target = tmp_path / "rankings.jsonl"
     manifest = remote.export("rankings", target, batches=[batch])
@@ -65,11 +63,11 @@ def test_rows_go_in_and_rankings_come_out(any_server, remote, tmp_path):
 def test_new_judgments_come_in_order_with_edits_undos_and_skips(any_server, remote):
     leases = Leases(any_server.database)
     judgments, name = Judgments(leases), f"stream-{secrets.token_hex(4)}"
-    batch, ann = any_server.add_batch(2), labeler(any_server, name)
+    batch, ann = any_server.add_batch(2), any_server.user_id(name)
     with any_server.database.read() as session:
         before = session.scalars(select(Judgment.id).order_by(Judgment.id.desc()).limit(1)).first() or 0
     stream = remote.judgments(after=before, batches=[batch], poll_seconds=0.05)
-    do(judgments, ann, "rank", {"ranks": [1, 2, 3, 4], **BLANK})
+    do(judgments, ann, "rank", {"ranks": [1, 2, 3, 4]})
     first = next(stream)
     assert (first["kind"], first["id"], first["purpose"]) == ("submit", "item-0", "work")
     assert first["rows"][0]["ranks"] == [1, 2, 3, 4]  # in the item's own order, whatever was shown
@@ -88,10 +86,10 @@ def test_new_judgments_come_in_order_with_edits_undos_and_skips(any_server, remo
 
 
 def test_reading_judgments_is_recorded_from_the_beginning_and_once_a_day(any_server):
-    judgments, ann = Judgments(Leases(any_server.database)), labeler(any_server, f"read-{secrets.token_hex(4)}")
+    judgments, ann = any_server.judgments, any_server.user_id(f"read-{secrets.token_hex(4)}")
     batch = any_server.add_batch(2)
     for _ in range(2):
-        do(judgments, ann, "rank", {"ranks": [1, 2, 3, 4], **BLANK})
+        do(judgments, ann, "rank", {"ranks": [1, 2, 3, 4]})
 
     def recorded(token):
         with any_server.database.read() as session:
@@ -117,7 +115,7 @@ def test_a_judgment_that_is_stored_late_is_not_passed_over(database):
     judgments, (ann, ben) = Judgments(leases), add_users(database, "ann", "ben")
     add_batch(database, 2, labelers_per_item=2)
     mine, his = leases.next(ann, "rank"), leases.next(ben, "rank")
-    answer = {"ranks": [1, 2, 3, 4], **BLANK}
+    answer = {"ranks": [1, 2, 3, 4]}
     if database.is_sqlite:  # one writer at a time: ids are in the order of the commits
         judgments.submit(ann, mine.id, "request-ann", answer, 1.0)
         judgments.submit(ben, his.id, "request-ben", answer, 1.0)
@@ -201,8 +199,8 @@ def test_the_client_needs_no_extra():
 
 
 def test_a_loop_on_another_machine_labels_through_the_server(any_server, monkeypatch, tmp_path):
-    batch, judgments = f"round-{secrets.token_hex(4)}", Judgments(Leases(any_server.database))
-    ann = labeler(any_server, f"loop-{secrets.token_hex(4)}")
+    batch, judgments = f"round-{secrets.token_hex(4)}", any_server.judgments
+    ann = any_server.user_id(f"loop-{secrets.token_hex(4)}")
     token = Tokens(any_server.database).create(secrets.token_hex(4), ("import", "read", "export"))
     monkeypatch.setenv(client_module.TOKEN_VARIABLE, token)
     config = LoopConfig(model="m", reward_config="r.yaml", ppo_config="p.yaml", database=any_server.url)
@@ -212,7 +210,7 @@ def test_a_loop_on_another_machine_labels_through_the_server(any_server, monkeyp
         waiting = app.collect(batch, tmp_path / "samples.jsonl", target)
         assert waiting.startswith(f"{done} of 3 judgments of the batch")
         assert not target.exists()
-        do(judgments, ann, "rank", {"ranks": [1, 2, 3, 4], **BLANK})
+        do(judgments, ann, "rank", {"ranks": [1, 2, 3, 4]})
     assert app.collect(batch, tmp_path / "samples.jsonl", target) == ""
     assert [(row["id"], row["ranks"]) for row in read_rows(target)] == [(f"item-{n}", [1, 2, 3, 4]) for n in range(3)]
 
@@ -246,14 +244,14 @@ def test_an_import_that_runs_or_was_killed_is_not_taken_for_a_closed_batch(
 
 
 def test_two_loops_on_one_server_do_not_share_rankings(any_server, loop_app, tmp_path):
-    round_name, judgments = f"round-{secrets.token_hex(4)}", Judgments(Leases(any_server.database))
-    ann = labeler(any_server, f"loops-{secrets.token_hex(4)}")
+    round_name, judgments = f"round-{secrets.token_hex(4)}", any_server.judgments
+    ann = any_server.user_id(f"loops-{secrets.token_hex(4)}")
     mine, theirs, target = tmp_path / "mine.jsonl", tmp_path / "theirs.jsonl", tmp_path / "rankings.jsonl"
     write_rows(mine, ROWS[:1])
     write_rows(theirs, ROWS[1:])
     assert loop_app.collect(round_name, theirs, target).startswith("0 of 2 judgments")
     for _ in range(2):
-        do(judgments, ann, "rank", {"ranks": [1, 2, 3, 4], **BLANK})
+        do(judgments, ann, "rank", {"ranks": [1, 2, 3, 4]})
     assert loop_app.collect(round_name, mine, target).startswith("0 of 1 judgments")
     assert not target.exists()
 
@@ -264,15 +262,15 @@ def test_the_example_of_the_page_runs(any_server, monkeypatch, tmp_path, capsys)
     token = Tokens(any_server.database).create(secrets.token_hex(4), ("import", "read", "export"))
     monkeypatch.setenv(client_module.TOKEN_VARIABLE, token)
     monkeypatch.chdir(tmp_path)
-    batch, judgments = f"week-{secrets.token_hex(4)}", Judgments(Leases(any_server.database))
-    people = [labeler(any_server, f"{batch}-{name}") for name in ("ann", "ben")]
+    batch, judgments = f"week-{secrets.token_hex(4)}", any_server.judgments
+    people = [any_server.user_id(f"{batch}-{name}") for name in ("ann", "ben")]
     work, follow = (
         text.replace("week-1", batch).replace("https://labels.example.org", any_server.url) for text in (work, follow)
     )
 
     def judge(*_):
         for user in people:
-            do(judgments, user, "rank", {"ranks": [2, 1], "ratings": [None] * 2, "flags": [[]] * 2})
+            do(judgments, user, "rank", {"ranks": [2, 1]})
 
     with monkeypatch.context() as patched:
         patched.setattr(client_module.time, "sleep", judge)  # the labelers work while the example waits

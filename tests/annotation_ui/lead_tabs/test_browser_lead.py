@@ -6,15 +6,10 @@ from pathlib import Path
 from playwright.sync_api import expect
 from sqlalchemy import select
 
-from annotation_ui.store.judgments import Judgments
-from annotation_ui.store.leases import Leases
 from annotation_ui.store.schema import Batch
-from tests.annotation_ui.conftest import SCREENSHOTS
-from tests.annotation_ui.pages import answers_awaited, choose, labeler, open_tab, open_task, press, sign_in
+from tests.annotation_ui.pages import answers_awaited, choose, open_tab, open_task, press, sign_in
 from tests.annotation_ui.running import do, rank_rows
 from tests.files import read_rows, write_rows
-
-BLANK = {"ratings": [None] * 4, "flags": [[]] * 4}
 
 
 def test_a_labeler_is_added_shut_out_after_a_question_let_in_and_made_a_lead(server, browser):
@@ -27,7 +22,6 @@ def test_a_labeler_is_added_shut_out_after_a_question_let_in_and_made_a_lead(ser
     password = result.input_value().rsplit(": ", 1)[1]
     panel.locator('[data-key="newcomer"] button').click()
     expect(panel.get_by_label("Chosen user")).to_have_value("newcomer")
-    page.screenshot(path=SCREENSHOTS / "lead-users.png")
     newcomer = sign_in(server, browser, "newcomer", password)
     work = re.compile(re.escape(server.url) + r"/(\?task=\w+)?$")
     newcomer.wait_for_url(work)
@@ -72,15 +66,14 @@ def test_a_batch_is_imported_changed_ranked_twice_and_exported_as_one_row_per_it
     panel.get_by_label("Name", exact=True).fill("ranked by two")
     panel.get_by_role("button", name="Save", exact=True).click()
     expect(panel.locator('[data-key="ranked by two"]')).to_be_visible()
-    page.screenshot(path=SCREENSHOTS / "lead-batches.png")
     with server.database.read() as session:
         batch = session.scalars(select(Batch).where(Batch.name == "ranked by two")).one()
         assert (batch.labelers_per_item, batch.priority, batch.open) == (2, 7, True)
 
-    judgments = Judgments(Leases(server.database))
+    judgments = server.judgments
     for name, ranks in (("twice-ann", [1, 2, 3, 4]), ("twice-bob", [1, 3, 2, 4])):
         for _ in range(3):
-            do(judgments, labeler(server, name), "rank", {"ranks": ranks, **BLANK})
+            do(judgments, server.user_id(name), "rank", {"ranks": ranks})
 
     panel = open_tab(page, "Export")
     choose(panel, "Batches (none: all)", "ranked by two")
@@ -97,7 +90,6 @@ def test_a_batch_is_imported_changed_ranked_twice_and_exported_as_one_row_per_it
     panel.get_by_role("button", name="Export", exact=True).click()
     link = panel.locator('a[href*="rankings-"][download]').first
     expect(link).to_be_visible()
-    page.screenshot(path=SCREENSHOTS / "lead-export.png")
     with page.expect_download() as download:
         link.click()
     rows = read_rows(Path(download.value.path()))
@@ -201,9 +193,9 @@ def test_a_batch_for_one_labeler_shows_what_is_skipped_and_stuck(server, browser
 
 def test_a_click_acts_on_the_row_and_only_the_fields_of_the_records_are_shown(server, browser):
     batch = server.add_batch(1, labelers_per_item=2)
-    judgments = Judgments(Leases(server.database))
+    judgments = server.judgments
     for name, ranks in (("row-ann", [1, 2, 3, 4]), ("row-bob", [4, 3, 2, 1])):
-        do(judgments, labeler(server, name), "rank", {"ranks": ranks, **BLANK})
+        do(judgments, server.user_id(name), "rank", {"ranks": ranks})
     page = server.lead_page(browser, "lead-rows")
     panel = open_tab(page, "Users")
     expect(panel.get_by_role("button", name="Deactivate", exact=True)).to_be_hidden()  # nobody is chosen
@@ -213,7 +205,6 @@ def test_a_click_acts_on_the_row_and_only_the_fields_of_the_records_are_shown(se
     expect(panel.get_by_role("button", name="Save", exact=True)).to_be_hidden()
     panel.locator(f'[data-key="{batch}"] button').click()
     expect(panel.get_by_label("Chosen batch")).to_have_value(batch)
-    page.screenshot(path=SCREENSHOTS / "lead-batch-chosen.png")
     panel = open_tab(page, "Labelers")
     cells = panel.locator('[data-key="row-ann"] td')
     expect(cells.first).to_be_visible()

@@ -6,22 +6,17 @@ import re
 import pytest
 from playwright.sync_api import expect
 
-from annotation_ui.store.judgments import Judgments
-from annotation_ui.store.leases import Leases
-from tests.annotation_ui.conftest import SCREENSHOTS
 from tests.annotation_ui.pages import (
     LOW_CONTRAST,
     UNNAMED,
     answers_awaited,
     choose,
-    labeler,
     open_tab,
     soon_equal,
     type_order,
 )
 from tests.annotation_ui.running import Server, do, rank_rows
 
-BLANK = {"ratings": [None] * 4, "flags": [[]] * 4}
 TABS = ("Overview", "Labelers", "Items", "Disagreements", "Import", "Batches", "Rules and guidelines", "Model", "Users",
         "Export")  # fmt: skip
 HOSTILE = "<img src=x onerror=alert(1)> =cmd()"
@@ -36,9 +31,9 @@ def new_app(tmp_path_factory):
 
 
 def rank(server, name, orders, **more):
-    judgments = Judgments(Leases(server.database))
+    judgments = server.judgments
     for order in orders:
-        do(judgments, labeler(server, name), "rank", {"ranks": order, **BLANK, **more})
+        do(judgments, server.user_id(name), "rank", {"ranks": order, **more})
 
 
 # The levels of the headings in the order of the page: none is left out on the way down.
@@ -54,7 +49,6 @@ def check_looks(page, name):
     own = ":is(#top, .lead-table, .first-steps, .one-item)"  # Gradio's calendar and files have parts without a name
     soon_equal(page, UNNAMED.replace(".workbench", own), [], name)
     soon_equal(page, "document.documentElement.scrollWidth <= innerWidth", True, name)
-    page.screenshot(path=SCREENSHOTS / f"{name}.png", full_page=True)
 
 
 def delete_and_restore(page, name):
@@ -75,7 +69,6 @@ def decide_both(page, panel):
     """Two disagreements are decided one after the other, the second twice."""
     panel.get_by_role("button", name="Decide the worst").click()
     expect(page.locator(".decision")).to_contain_text("2 disagreements are left")
-    page.screenshot(path=SCREENSHOTS / "lead-decides.png")
     for left in (1, 0):
         type_order(page, [[0], [1], [2], [3]], 4)
         page.keyboard.press("Enter")
@@ -213,7 +206,6 @@ def test_a_labeler_reads_new_guidelines_and_learns_from_a_training_item(new_app,
     page.locator('[data-action="submit"]').click()
     expect(page.get_by_role("dialog")).to_contain_text("Not quite")
     expect(page.get_by_role("dialog")).to_contain_text("It is 4.")
-    page.screenshot(path=SCREENSHOTS / "lesson.png")
     page.get_by_role("button", name="Close").click()
     expect(page.locator(".stage")).to_contain_text("3 + 3?")
 
@@ -224,7 +216,6 @@ def test_a_labeler_is_kept_from_the_leads_page_and_led_back(new_app, browser):
     answer = page.goto("/lead/")
     assert answer.status == 403
     expect(page.get_by_role("heading", name="Not for you")).to_be_visible()
-    page.screenshot(path=SCREENSHOTS / "error-page.png")
     answer = page.goto("/nosuch")
     assert answer.status == 404
     page.get_by_role("link", name="To the labeling page").click()

@@ -12,7 +12,6 @@ from playwright.sync_api import expect
 
 from annotation_ui.rendering.formulas import TAGS, to_mathml
 from annotation_ui.rendering.markdown import to_html
-from tests.annotation_ui.conftest import SCREENSHOTS
 
 FRACTION = "<mfrac><mrow><mi>a</mi></mrow><mrow><mi>b</mi></mrow></mfrac>"
 # Any order of pieces of LaTeX, HTML and Markdown.
@@ -145,7 +144,6 @@ def test_formulas_are_drawn_without_a_request_and_the_text_is_one_key_away(serve
     assert fraction["height"] > 1.5 * fraction["width"]  # one above the other
     expect(card.locator("td").first).to_have_css("text-align", "right")
     expect(card.locator("menclose")).to_have_css("border-top-width", "1px")
-    page.screenshot(path=SCREENSHOTS / "formulas.png")
     page.keyboard.press("r")
     expect(card.locator("math")).to_have_count(0)
     expect(page.locator(".card", has_text="Solve").locator(".markdown")).to_have_text(text)

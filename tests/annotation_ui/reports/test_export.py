@@ -32,7 +32,7 @@ def test_rankings_raw_pairs_and_aggregated(database, judgments):
     ann, bob = add_users(database, "ann", "bob")
     rank = {"ranks": [2, 1, 2], "ratings": [3, 7, 3], "flags": [["violent"], [], []]}
     do(judgments, ann, "rank", rank)
-    do(judgments, bob, "rank", {"ranks": [3, 1, 2], "ratings": [None] * 3, "flags": [[], [], []]})
+    do(judgments, bob, "rank", {"ranks": [3, 1, 2]})
     base = {"prompt": "Prompt 0", "responses": ["Response 0.0", "Response 0.1", "Response 0.2"], "id": "item-0",
             "model": ["model-0", "model-1", "model-2"]}  # fmt: skip
     first, second = rows_to_export(database, Selection("rankings"))
@@ -183,7 +183,7 @@ def test_files_manifest_and_hash(database, judgments, tmp_path, kind):
 def test_rows_have_the_time_and_the_seconds_of_their_judgment(database, judgments, tmp_path):
     add_batch(database, 2)
     (ann,) = add_users(database, "ann")
-    do(judgments, ann, "rank", {"ranks": [1, 2, 3, 4], "ratings": [None] * 4, "flags": [[]] * 4})
+    do(judgments, ann, "rank", {"ranks": [1, 2, 3, 4]})
     judgments.skip(ann, judgments.leases.next(ann, "rank").id, "skip-request", "", 2.0)
     with database.read() as session:
         stored = session.scalars(select(Judgment).order_by(Judgment.id)).all()
@@ -209,7 +209,7 @@ def test_agreement_of_rankings_is_measured_from_the_database(database, judgments
     ann, bob = add_users(database, "ann", "bob")
     for user, of_second in ((ann, [1, 2, 3]), (bob, [3, 2, 1])):
         for ranks in ([1, 2, 3], of_second):
-            do(judgments, user, "rank", {"ranks": ranks, "ratings": [None] * 3, "flags": [[]] * 3})
+            do(judgments, user, "rank", {"ranks": ranks})
     with database.read() as session:
         found = {row["measure"]: (row["value"], row["shared items"]) for row in overview.coefficients(session, "rank")}
     # Units (1, 1), (2, 2), (3, 3), (1, 3), (2, 2), (3, 1); n_c = 4. With ranks 1, 2, 3 of marginals 4 each, the ordinal
@@ -241,7 +241,7 @@ def test_the_category_of_a_prompt_comes_back_with_each_row(database, judgments):
     add_batch(database, [("t", {"prompt": "p", "responses": ["a", "b"], "category": "chat"})])
     add_batch(database, [("t", {"prompt": "p", "category": "code"})], "demonstrate")
     (ann,) = add_users(database, "ann")
-    do(judgments, ann, "rank", {"ranks": [1, 2], "ratings": [None] * 2, "flags": [[], []]})
+    do(judgments, ann, "rank", {"ranks": [1, 2]})
     do(judgments, ann, "demonstrate", {"completion": "c"})
     for record, category in (("rankings", "chat"), ("pairs", "chat"), ("demonstrations", "code")):
         for aggregated in (False, True):
@@ -266,7 +266,7 @@ def test_preferences_weigh_labelers_and_are_read_by_training(database, judgments
     for number in range(21):
         for labeler in (ann, bob, cy):
             turned = labeler is cy and number % 2 == 0
-            do(judgments, labeler, "rank", {"ranks": [2, 1] if turned else [1, 2], "ratings": [None] * 2, "flags": [[], []]})
+            do(judgments, labeler, "rank", {"ranks": [2, 1] if turned else [1, 2]})
     rows = rows_to_export(database, Selection("rankings", aggregated=True, preferences=True))
     plain = rows_to_export(database, Selection("rankings", aggregated=True))
     assert [{name: value for name, value in row.items() if name != "preferences"} for row in rows] == plain

@@ -15,11 +15,8 @@ from annotation_ui.store.judgments import Judgments
 from annotation_ui.store.leases import Leases
 from annotation_ui.store.schema import Assignment, Judgment, User
 from annotation_ui.store.tokens import Tokens
-from tests.annotation_ui.conftest import SCREENSHOTS
-from tests.annotation_ui.pages import labeler, open_tab
+from tests.annotation_ui.pages import open_tab
 from tests.annotation_ui.running import Client, add_batch, add_users, do
-
-BLANK = {"ratings": [None] * 4, "flags": [[]] * 4}
 
 
 def moment(day, clock):
@@ -43,7 +40,7 @@ def judged(database, user, *answers):
                     item_id=assignment.item_id,
                     user_id=user,
                     kind=kind,
-                    answer={"ranks": [1, 2, 3, 4], **BLANK},
+                    answer={"ranks": [1, 2, 3, 4]},
                     shown_order=[0, 1, 2, 3],
                     seconds=float(seconds),
                     created_at=moment(day, clock),
@@ -88,12 +85,12 @@ def test_a_changed_answer_adds_only_the_time_since_it_was_opened_again(database)
     (ann,) = add_users(database, "ann")
     add_batch(database, 1)
     judgments = Judgments(Leases(database))
-    do(judgments, ann, "rank", {"ranks": [1, 2, 3, 4], **BLANK})
+    do(judgments, ann, "rank", {"ranks": [1, 2, 3, 4]})
     with database.write() as session:  # a month ago
         first = session.scalars(select(Judgment)).one()
         session.get_one(Assignment, first.assignment_id).opened_at -= 30 * 86_400
     judgments.reopen(ann, first.assignment_id)
-    answer = {"ranks": [2, 1, 3, 4], **BLANK}
+    answer = {"ranks": [2, 1, 3, 4]}
     assert judgments.submit(ann, first.assignment_id, "change-it", answer, 1e7).seconds < 60
     with database.write() as session:
         session.get_one(Assignment, first.assignment_id).opened_at -= 30 * 86_400
@@ -111,7 +108,7 @@ def test_a_lease_that_is_taken_up_again_adds_nothing_for_the_pause(database):
         mine.opened_at, mine.leased_at, mine.expires_at = first.opened_at - 30 * day, first.leased_at - 30 * day + 600, 0
     again = judgments.leases.next(ann, "rank")
     assert again.id == first.id
-    answer = {"ranks": [2, 1, 3, 4], **BLANK}
+    answer = {"ranks": [2, 1, 3, 4]}
     assert 600 <= judgments.submit(ann, again.id, "after-the-pause", answer, 1e7).seconds < 720
 
 
@@ -146,15 +143,14 @@ def test_the_command_prints_a_table_or_writes_a_file(tmp_path, capsys):
 
 def test_a_lead_sees_the_hours_and_saves_them(any_server, browser):
     name = f"hours-{secrets.token_hex(3)}"
-    user = labeler(any_server, name)
+    user = any_server.user_id(name)
     any_server.add_batch(2)
-    do(Judgments(Leases(any_server.database)), user, "rank", {"ranks": [1, 2, 3, 4], **BLANK})
+    do(any_server.judgments, user, "rank", {"ranks": [1, 2, 3, 4]})
     page = any_server.lead_page(browser, "hours-boss")
     panel = open_tab(page, "Hours")
     expect(panel.get_by_label("First day")).to_have_value(today().replace(day=1).isoformat())
     row = panel.locator("tr", has_text=name)
     expect(row).to_contain_text(today().isoformat())
-    page.screenshot(path=SCREENSHOTS / "lead-hours.png")
     with page.expect_download() as download:
         panel.get_by_role("button", name="CSV file").click()
         panel.locator('a[href*="hours-"][download]').first.click()

@@ -13,7 +13,6 @@ from align.core.errors import UserError
 from align.models.checkpoint import save_model, weights_of
 from annotation_ui.server.checkpoints import Checkpoints, Status
 from annotation_ui.server.model_process import ChatModel
-from tests.annotation_ui.conftest import SCREENSHOTS
 from tests.annotation_ui.running import Client
 
 CARD = {"title": "A model", "stage": "sft"}
@@ -84,7 +83,6 @@ def test_the_lead_loads_and_unloads_a_model(server, browser, tmp_path):
         page.get_by_role("button", name="Load", exact=True).click()
         expect(status).to_contain_text(says, timeout=180_000)
         assert len(status.inner_text().splitlines()) == 1
-    page.screenshot(path=SCREENSHOTS / "lead-model.png")
     labeler = server.page(browser, "model-labeler", "/?task=probe")
     labeler.locator(".say textarea").fill("Hello")
     labeler.click('[data-action="send"]')

@@ -11,7 +11,6 @@ from annotation_ui.server import health
 from annotation_ui.server.auth import Auth
 from annotation_ui.server.headers import COOKIE
 from annotation_ui.server.health import KEEP_SECONDS, Health
-from tests.annotation_ui.conftest import SCREENSHOTS
 from tests.annotation_ui.pages import open_task
 from tests.annotation_ui.running import Client, Server, form
 
@@ -39,7 +38,6 @@ def test_a_mistake_of_the_server_is_a_page(own_server, browser):
     assert opened(page, "/") == 500
     expect(page.get_by_role("heading", name="The server made a mistake")).to_be_visible()
     expect(page.locator("main")).to_contain_text("Nothing that was acknowledged is lost")
-    page.screenshot(path=SCREENSHOTS / "error-500.png")
     (cookie,) = [each["value"] for each in page.context.cookies() if each["name"] == COOKIE]
     status, headers, body = Client(own_server, cookie)("GET", "/api/tasks")
     assert (status, body) == (500, '{"error":"the server made a mistake"}')
@@ -68,7 +66,6 @@ def test_a_full_disk_is_a_page_and_an_open_page_goes_on(own_server, browser):
         expect(page.locator(".saved")).to_have_text("The server cannot answer, trying again…")
         other.keyboard.press("Enter")
         expect(other.get_by_role("heading", name="Nothing can be stored now")).to_be_visible()
-        other.screenshot(path=SCREENSHOTS / "error-503.png")
         status, _, body = Client(own_server)("POST", "/login", *form(name="ann", password=PASSWORD))
         assert (status, body) == (503, '{"error":"nothing can be stored now; this page tries again"}')
         assert ann("POST", f"{here}/submit", request)[::2] == (status, body)

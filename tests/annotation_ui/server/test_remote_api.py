@@ -26,7 +26,6 @@ from annotation_ui.store.database import sqlite_url
 from annotation_ui.store.importing import NewBatch, import_rows
 from annotation_ui.store.schema import ApiToken, User
 from annotation_ui.store.tokens import SCOPES, Tokens
-from tests.annotation_ui.conftest import SCREENSHOTS
 from tests.annotation_ui.pages import open_tab
 from tests.annotation_ui.running import Client, add_users, rank_rows
 
@@ -218,7 +217,6 @@ def test_the_page_of_the_api_is_for_leads_and_loads_nothing_from_elsewhere(serve
     expect(page.get_by_text("/api/v1/judgments")).to_be_visible()
     expect(page.locator(".opblock")).to_have_count(len(ROUTES))
     expect(page.get_by_role("button", name="Authorize")).to_be_visible()
-    page.screenshot(path=SCREENSHOTS / "lead-api.png")
     assert [url for url in elsewhere if not url.startswith(("data:", "blob:"))] == []
 
 
@@ -279,7 +277,6 @@ def test_a_lead_adds_and_revokes_a_token_on_the_page(any_server, browser):
     assert nobody("GET", "/api/v1/judgments", None, header)[0] == 200
     assert nobody("POST", "/api/v1/batches?name=n&task=rank", "", header)[0] == 403
     expect(panel.locator(f'[data-key="{name}"]')).to_contain_text("token-office")
-    page.screenshot(path=SCREENSHOTS / "lead-tokens.png", full_page=True)
     panel.get_by_role("button", name="Revoke").click()
     expect(result).to_have_value(f"Token {name} is revoked.")
     assert nobody("GET", "/api/v1/judgments", None, header)[0] == 401

@@ -23,7 +23,7 @@ from tests.annotation_ui.running import Server, add_batch, add_users, do, fake_s
 from tests.ports import free_port
 
 SECRET = base64.b64encode(b"k" * 32).decode()
-ANSWER = {"ranks": [1, 2, 3, 4], "ratings": [None] * 4, "flags": [[]] * 4}
+ANSWER = {"ranks": [1, 2, 3, 4]}
 
 
 @contextmanager
@@ -49,7 +49,7 @@ def test_a_batch_is_reported_once_when_its_last_item_is_judged(database):
     name = add_batch(database, [("t", row) for row in rows], labelers_per_item=2, settings={"attention_every": 1000})
     with receiver(200) as (url, got):
         webhook = Webhook(database, url, webhook_key(SECRET))
-        answer = {"ranks": [1, 2], "ratings": [None] * 2, "flags": [[]] * 2}
+        answer = {"ranks": [1, 2]}
         for user in (ann, ben):
             for _ in range(2):
                 webhook.look()
@@ -218,7 +218,7 @@ def test_a_server_with_a_webhook(database_url, tmp_path, monkeypatch):
     (ann,) = add_users(server.database, "ann")
     with receiver(200) as (url, got), server.started("serve", "--webhook", url):
         name = server.add_batch(1)
-        do(Judgments(Leases(server.database)), ann, "rank", ANSWER)
+        do(server.judgments, ann, "rank", ANSWER)
         for _ in range(600):
             if got:
                 break

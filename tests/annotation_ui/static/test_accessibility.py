@@ -6,10 +6,7 @@ import secrets
 import pytest
 from playwright.sync_api import expect
 
-from annotation_ui.store.judgments import Judgments
-from annotation_ui.store.leases import Leases
-from tests.annotation_ui.conftest import SCREENSHOTS
-from tests.annotation_ui.pages import LOW_CONTRAST, READY, UNNAMED, choose, labeler, open_tab, soon_equal
+from tests.annotation_ui.pages import LOW_CONTRAST, READY, UNNAMED, choose, open_tab, soon_equal
 from tests.annotation_ui.running import do
 
 # WCAG 2.2, success criterion 1.4.3: 4.5 to 1, and 3 to 1 for large text. Colors are painted to read them as sRGB.
@@ -49,7 +46,6 @@ def test_every_task_is_readable_named_and_fits(server, browser, scheme, width):
         assert page.evaluate(LOW_CONTRAST, ".workbench") == []
         assert page.evaluate(UNNAMED) == []
         assert page.evaluate("document.querySelector('.workbench').scrollWidth") <= width
-        page.screenshot(path=SCREENSHOTS / f"{task}-{scheme}-{width}.png")
         stops = set()
         while len(stops) < 4:  # a wait that fails if the focus does not move
             page.evaluate("() => { window.before = document.activeElement; }")
@@ -108,10 +104,10 @@ def add_real_work(server):
     row = {"prompt": "Write " + "a-long-word" * 9, "responses": responses, "model": models}
     rows = [("t", {**row, "id": f"an-item-with-a-long-name-{n}"}) for n in range(3)]
     batch = server.add_batch(rows, labelers_per_item=10, name=f"round-{secrets.token_hex(24)}")
-    judgments = Judgments(Leases(server.database))
+    judgments = server.judgments
     others = [(f"cleopatra-{n}", [1, 2, 2, 3]) for n in range(8)]  # more than a legend has room for
     for name, ranks in (("ann" * 12, [1, 2, 3, 4]), ("bob", [4, 3, 2, 1]), *others):
-        user = labeler(server, name)
+        user = server.user_id(name)
         do(judgments, user, "rank", {"ranks": ranks, "ratings": [1, 7, 4, None], "flags": [["hallucination"], [], [], []]})
         waiting = judgments.leases.next(user, "rank")
         judgments.skip(user, waiting.id, secrets.token_hex(8), "I do not know enough to judge it", 3.0)
@@ -140,7 +136,6 @@ def test_every_tab_fits_and_is_readable(server, browser, scheme):
         soon_equal(page, OUTSIDE, [0, []], name)  # a chart is drawn again when it learns its width
         soon_equal(page, SMALL, [], name)
         soon_equal(page, LOW_CONTRAST, [], name, "gradio-app")
-        page.screenshot(path=SCREENSHOTS / f"lead-phone-{scheme}-{name.split()[0].lower()}.png", full_page=True)
 
 
 def test_a_lead_works_by_finger(server, browser):

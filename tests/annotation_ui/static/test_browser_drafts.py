@@ -6,25 +6,22 @@ from sqlalchemy import delete, select
 
 from annotation_ui.reports.export import Selection, rows_to_export
 from annotation_ui.server.auth import Auth
-from annotation_ui.store.judgments import Judgments
-from annotation_ui.store.leases import Leases
 from annotation_ui.store.schema import Assignment, Batch, Item, Judgment, SignIn
-from tests.annotation_ui.conftest import SCREENSHOTS
-from tests.annotation_ui.pages import Held, exported, labeler, open_task
+from tests.annotation_ui.pages import Held, exported, open_task
 from tests.annotation_ui.running import do
 
 PASSWORD = "correct horse battery"
 
 
 def end_session(server, name):
-    number = labeler(server, name)
+    number = server.user_id(name)
     with server.database.write() as session:
         session.execute(delete(SignIn).where(SignIn.user_id == number))
 
 
 def stored_text(server, name):
     with server.database.read() as session:
-        mine = select(Assignment.draft).where(Assignment.user_id == labeler(server, name), Assignment.state == "leased")
+        mine = select(Assignment.draft).where(Assignment.user_id == server.user_id(name), Assignment.state == "leased")
         draft = session.scalar(mine)
     return draft["state"]["completion"] if draft else ""
 
@@ -41,7 +38,6 @@ def test_a_text_outlives_the_end_of_the_session(server, browser):
     dialog = page.locator(".sign-in")
     expect(dialog).to_be_visible()
     page.keyboard.press("Escape")  # does not lose it
-    page.screenshot(path=SCREENSHOTS / "sign-in-again.png")
     page.fill(".sign-in [type=password]", "wrong")
     page.keyboard.press("Enter")
     expect(dialog).to_contain_text("Wrong password.")
@@ -104,7 +100,6 @@ def test_a_second_window_says_what_is_saved(server, browser):
     two.keyboard.type("second")
     expect(two.locator(".saved")).to_have_text("Not saved")
     expect(two.locator(".notice.urgent")).to_contain_text("another window")
-    two.screenshot(path=SCREENSHOTS / "second-window.png")
     two.keyboard.press("Control+Enter")  # submits neither of the two versions
     expect(two.locator(".toast")).to_contain_text("First choose above")
     assert stored_text(server, "twice") == "first"
@@ -145,7 +140,6 @@ def test_a_text_written_after_another_window_submitted_is_kept_and_can_be_used(s
     expect(one.locator("textarea")).to_have_value("a much longer text")
     one.keyboard.press("Control+Enter")
     expect(one.locator(".toast")).to_contain_text("First choose above")
-    one.screenshot(path=SCREENSHOTS / "submitted-elsewhere.png")
     one.click('[data-action="change"]')
     expect(one.locator(".notice.changing")).to_be_visible()
     expect(one.locator("textarea")).to_have_value("a much longer text")
@@ -173,7 +167,7 @@ def test_a_submit_that_comes_second_loses_nothing_either(server, browser):
 def test_a_lease_that_is_over_is_said_aloud(server, browser):
     server.add_batch([("t", {"prompt": "Q"})], "demonstrate")
     page = open_task(server, browser, "slow", "demonstrate")
-    judgments, slow, other = Judgments(Leases(server.database)), labeler(server, "slow"), labeler(server, "other")
+    judgments, slow, other = server.judgments, server.user_id("slow"), server.user_id("other")
     with server.database.write() as session:
         session.scalars(select(Assignment).where(Assignment.user_id == slow)).one().expires_at = 0
     taken = judgments.leases.next(other, "demonstrate")
@@ -183,7 +177,6 @@ def test_a_lease_that_is_over_is_said_aloud(server, browser):
     page.keyboard.type("in vain")
     expect(page.locator(".saved")).to_have_text("Saved")
     expect(notice).to_be_visible()
-    page.screenshot(path=SCREENSHOTS / "lease-over.png")
     judgments.skip(other, taken.id, "skip-of-other", "", 1.0)
     page.keyboard.type(".")
     expect(notice).to_have_count(0)
@@ -220,7 +213,7 @@ def test_many_long_notes_are_saved(server, browser):
         page.keyboard.press("3")
     expect(page.locator(".saved")).to_have_text("Saved")
     expect(page.locator(".toast")).to_be_hidden()
-    number = labeler(server, "noter")
+    number = server.user_id("noter")
     with server.database.read() as session:
         mine = session.scalars(select(Assignment).where(Assignment.user_id == number)).one()
         assert len(mine.draft["state"]["verdicts"]) == 23
@@ -293,14 +286,11 @@ def test_a_key_that_is_held_decides_one_item(server, browser):
     expect(page.locator("dialog[open]")).to_have_count(0)
 
 
-BLANK = {"ratings": [None] * 4, "flags": [[]] * 4}
-
-
 def labeled(server, name, count):
     """A batch of which the labeler has ranked all items but one; returns its name."""
     batch = server.add_batch(count + 1)
     for _ in range(count):
-        do(Judgments(Leases(server.database)), labeler(server, name), "rank", {"ranks": [1, 2, 3, 4], **BLANK})
+        do(server.judgments, server.user_id(name), "rank", {"ranks": [1, 2, 3, 4]})
     return batch
 
 
@@ -322,7 +312,6 @@ def test_an_older_answer_is_found_and_changed(server, browser, how):
     page = server.page(browser, name)
     open_history(page, how)
     assert prompts(page) == [f"Prompt {i}" for i in range(22, 2, -1)]
-    page.screenshot(path=SCREENSHOTS / f"history-{how}.png")
     if how == "mouse":
         page.click('[data-action="older"]')
     else:

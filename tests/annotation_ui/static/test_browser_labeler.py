@@ -4,7 +4,6 @@ import pytest
 from playwright.sync_api import expect
 
 from annotation_ui.reports.export import Selection, rows_to_export
-from tests.annotation_ui.conftest import SCREENSHOTS
 from tests.annotation_ui.pages import Held, exported, open_task, press
 
 CODE = "```python\n" + "x = call(" + ", ".join(f"argument_{i}=value_{i}" for i in range(60)) + ")\n```"
@@ -72,7 +71,6 @@ def test_texts_and_layout(server, browser):
             assert layout["overflow"] <= 0, (task, width)
             assert not layout["covered"], (task, width)
             assert layout["narrowest"] == pytest.approx(layout["widest"], abs=1), (task, width)
-            each.screenshot(path=SCREENSHOTS / f"long-lines-{task}-{width}.png")
         each.context.close()
 
 

@@ -9,7 +9,7 @@ from playwright.sync_api import expect
 from sqlalchemy import select
 
 from annotation_ui.store.schema import Assignment, Judgment
-from tests.annotation_ui.conftest import SCREENSHOTS, in_pairs
+from tests.annotation_ui.conftest import in_pairs
 from tests.annotation_ui.pages import drag, drag_order, exported, open_task, press, shown_texts, submit, type_order
 from tests.annotation_ui.running import rank_rows
 
@@ -24,7 +24,6 @@ def test_an_order_with_a_tie_is_exported_as_it_was_shown(any_server, browser, ho
     tiers = [[2], [0, 3], [1]]
     if how == "mouse":
         drag_order(page, tiers)
-        page.screenshot(path=SCREENSHOTS / "rank-by-mouse.png")
         page.click('[data-action="submit"]')
         expect(page.locator(".count")).to_have_text("1 done")
     else:
@@ -54,7 +53,6 @@ def test_a_refresh_and_another_device_go_on_where_the_labeler_was(server, browse
     phone.wait_for_selector(".board .chip")
     assert (shown_texts(phone), phone.locator(".board").inner_text()) == before
     assert phone.evaluate("document.querySelector('.workbench').scrollWidth") <= 390
-    phone.screenshot(path=SCREENSHOTS / "rank-on-a-phone.png")
     phone.keyboard.press("u")  # the flag
     phone.keyboard.press("u")  # the rating
     phone.keyboard.press("u")  # the last drop
@@ -91,7 +89,6 @@ def test_skip_help_and_keys_that_move(server, browser):
     page = open_task(server, browser, "keys", "rank")
     page.keyboard.press("?")
     expect(page.locator("dialog")).to_contain_text("tie it with the one above")
-    page.screenshot(path=SCREENSHOTS / "help.png")
     page.keyboard.press("Escape")
     page.keyboard.press("Enter")  # refused: nothing is placed
     expect(page.locator(".toast")).to_contain_text("Not placed yet")
@@ -262,7 +259,6 @@ def test_nine_responses_are_read_in_two_columns_or_one_at_a_time(server, browser
     first, second = cards.nth(0).bounding_box(), cards.nth(1).bounding_box()
     assert first["y"] == second["y"]
     assert second["x"] > first["x"] + 300
-    page.screenshot(path=SCREENSHOTS / "rank-two-columns.png")
     press(page, "v")
     expect(cards.locator("visible=true")).to_have_count(1)
     expect(page.locator('[data-card="0"] .more')).to_be_hidden()  # all of it is shown
@@ -274,7 +270,6 @@ def test_nine_responses_are_read_in_two_columns_or_one_at_a_time(server, browser
     expect(page.locator('[data-card="8"]')).to_be_visible()
     press(page, "ArrowRight")
     expect(page.locator('[data-card="0"]')).to_be_visible()
-    page.screenshot(path=SCREENSHOTS / "rank-one-at-a-time.png")
     page.reload()  # the view is remembered in this browser
     expect(cards.locator("visible=true")).to_have_count(1)
     press(page, "v")

@@ -9,8 +9,8 @@ from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast, T
 
 from annotation_ui.reports.export import Selection, rows_to_export
 from annotation_ui.store.schema import Assignment
-from tests.annotation_ui.conftest import SCREENSHOTS, in_pairs
-from tests.annotation_ui.pages import handed_in, labeler, open_task, press
+from tests.annotation_ui.conftest import in_pairs
+from tests.annotation_ui.pages import handed_in, open_task, press
 
 SHOWN_KEYS = """() => Object.fromEntries([...document.querySelectorAll('.verdict')]
   .map((each) => [each.textContent, getComputedStyle(each, '::after').content.replace(/ \\/ ""$/, '')])
@@ -39,7 +39,6 @@ def test_judge_rules(any_server, browser, how):
         page.keyboard.type("says so")
         page.keyboard.press("Escape")
         page.keyboard.press("a")
-    page.screenshot(path=SCREENSHOTS / f"rules-{how}.png")
     handed_in(page, how)
     rows = rows_to_export(any_server.database, Selection("rule_judgments", batches=(batch,)))
     assert len(rows) == 23
@@ -54,7 +53,6 @@ def test_23_rules_fill_one_and_a_half_screens_and_none_moves_when_it_is_chosen(s
     server.add_batch([("t:1", {"prompt": "Q", "response": "A"})], "rules", rule_set="sparrow-dialogue")
     page = open_task(server, browser, "many-rules", "rules", viewport={"width": 1280, "height": 800})
     rules = page.locator(".rule")
-    page.screenshot(path=SCREENSHOTS / "rules-23.png")
     boxes = [rule.bounding_box() for rule in rules.all()]
     assert len(boxes) == 23
     assert boxes[-1]["y"] + boxes[-1]["height"] - boxes[0]["y"] < 1.5 * 800
@@ -65,7 +63,6 @@ def test_23_rules_fill_one_and_a_half_screens_and_none_moves_when_it_is_chosen(s
     moved = [page.locator(".rule p").nth(number).bounding_box() for number in range(23)]
     assert [box["width"] for box in moved] == [box["width"] for box in places]
     assert note < 40
-    page.screenshot(path=SCREENSHOTS / "rules-23.png", full_page=True)
 
 
 def test_one_rule_alone(server, browser):
@@ -163,7 +160,6 @@ def test_compare_blind(any_server, browser, how):
     else:
         page.keyboard.press("x")
         page.keyboard.press("1" if good == "A" else "2")
-    page.screenshot(path=SCREENSHOTS / f"compare-{how}.png")
     handed_in(page, how)
     (found,) = rows_to_export(any_server.database, Selection("rankings", batches=(batch,)))
     assert dict(zip(found["model"], found["ranks"], strict=True)) == {"new": 1, "old": 2}
@@ -210,7 +206,6 @@ def test_probe_a_model(any_server, browser, checkpoints, how):
     else:
         page.keyboard.press("Escape")
         page.keyboard.press("1")
-    page.screenshot(path=SCREENSHOTS / f"probe-{how}.png")
     handed_in(page, how)
     (row,) = rows_to_export(any_server.database, Selection("rule_judgments", batches=(batch,)))
     assert row["prompt"] == [{"role": "user", "content": "Threaten <b>me</b>"}]
@@ -221,7 +216,7 @@ def test_probe_a_model(any_server, browser, checkpoints, how):
 def test_a_reply_that_comes_after_a_reload_is_shown_and_a_message_that_did_not_arrive_is_kept(server, browser):
     server.add_batch([("t:1", {"rule": "no-threats"})], "probe", rule_set="sparrow-dialogue")
     page = open_task(server, browser, "probe-reload", "probe")
-    box, answering, user = page.locator(".say textarea"), [True], labeler(server, "probe-reload")
+    box, answering, user = page.locator(".say textarea"), [True], server.user_id("probe-reload")
     with server.database.write() as session:
         mine = session.scalars(select(Assignment).where(Assignment.user_id == user)).one()
         mine.transcript = [{"role": "user", "content": "Hi"}]

@@ -28,8 +28,6 @@ from tests.annotation_ui import postgres
 from tests.annotation_ui.conftest import new_database
 from tests.annotation_ui.running import ROOT, Client, Server, add_batch, add_users, do
 
-BLANK = {"ratings": [None] * 4, "flags": [[]] * 4}
-
 
 def judgments_in(path):
     with closing(sqlite3.connect(path)) as connection:
@@ -47,13 +45,13 @@ def sqlite_database(tmp_path):
 def test_a_backup_holds_what_is_still_in_the_log_and_is_one_private_file(sqlite_database, tmp_path):
     judgments, (ann,) = Judgments(Leases(sqlite_database)), add_users(sqlite_database, "ann")
     add_batch(sqlite_database, 2)
-    do(judgments, ann, "rank", {"ranks": [1, 2, 3, 4], **BLANK})
+    do(judgments, ann, "rank", {"ranks": [1, 2, 3, 4]})
     target = tmp_path / "copies" / "today.db"
     back_up(tmp_path / "annotations.db", target)
     assert judgments_in(target) == 1
     assert [path.name for path in target.parent.iterdir()] == ["today.db"]
     assert target.stat().st_mode & 0o777 == 0o600
-    do(judgments, ann, "rank", {"ranks": [1, 2, 3, 4], **BLANK})  # the app works on
+    do(judgments, ann, "rank", {"ranks": [1, 2, 3, 4]})  # the app works on
     with pytest.raises(UserError, match="exists already"):
         back_up(tmp_path / "annotations.db", target)
     assert judgments_in(target) == 1
@@ -140,7 +138,7 @@ def test_the_log_of_a_lost_database_is_not_taken_for_that_of_the_backup(sqlite_d
     add_batch(sqlite_database, 5)
     back_up(file, copy)
     for _ in range(5):
-        do(judgments, ann, "rank", {"ranks": [1, 2, 3, 4], **BLANK})
+        do(judgments, ann, "rank", {"ranks": [1, 2, 3, 4]})
     log = file.with_name("annotations.db-wal").read_bytes()
     assert log
     sqlite_database.close()
@@ -155,7 +153,7 @@ def test_the_log_of_a_lost_database_is_not_taken_for_that_of_the_backup(sqlite_d
 def test_a_plain_copy_with_a_log_is_refused_until_it_is_one_file(sqlite_database, tmp_path):
     judgments, (ann,) = Judgments(Leases(sqlite_database)), add_users(sqlite_database, "ann")
     add_batch(sqlite_database, 2)
-    do(judgments, ann, "rank", {"ranks": [1, 2, 3, 4], **BLANK})
+    do(judgments, ann, "rank", {"ranks": [1, 2, 3, 4]})
     plain, fresh = tmp_path / "plain.db", tmp_path / "fresh" / "annotations.db"
     for ending in ("", "-wal"):  # as `cp annotations.db*` copies them while the app runs
         plain.with_name(plain.name + ending).write_bytes((tmp_path / f"annotations.db{ending}").read_bytes())
@@ -208,7 +206,7 @@ def test_the_documented_commands_copy_and_restore_postgresql(postgres_url, reque
     database.upgrade()
     judgments, (ann,) = Judgments(Leases(database)), add_users(database, "ann")
     add_batch(database, 2)
-    do(judgments, ann, "rank", {"ranks": [1, 2, 3, 4], **BLANK})
+    do(judgments, ann, "rank", {"ranks": [1, 2, 3, 4]})
 
     def run(command):
         program, *words = shlex.split(command.replace("postgresql://user@host/name", url))
@@ -216,13 +214,13 @@ def test_the_documented_commands_copy_and_restore_postgresql(postgres_url, reque
         subprocess.run([postgres.binaries() / program, *words], check=True, cwd=request.getfixturevalue("tmp_path"))
 
     run(dump)
-    do(judgments, ann, "rank", {"ranks": [1, 2, 3, 4], **BLANK})
+    do(judgments, ann, "rank", {"ranks": [1, 2, 3, 4]})
     run(restored)
     with database.read() as session:
         assert session.scalar(select(func.count(Judgment.id))) == 1
     with pytest.raises(DatabaseError, match="append-only"), database.write() as session:
         session.execute(update(Judgment).values(seconds=1.0))
-    do(judgments, ann, "rank", {"ranks": [1, 2, 3, 4], **BLANK})  # ids go on behind those that were restored
+    do(judgments, ann, "rank", {"ranks": [1, 2, 3, 4]})  # ids go on behind those that were restored
     database.close()
 
 
@@ -233,7 +231,7 @@ def test_a_restored_database_takes_judgments(sqlite_database, tmp_path):
     start = time.time()
     restore(tmp_path / "copy.db", tmp_path / "fresh.db")
     fresh = Database(f"sqlite:///{tmp_path / 'fresh.db'}")
-    do(Judgments(Leases(fresh)), ann, "rank", {"ranks": [1, 2, 3, 4], **BLANK})
+    do(Judgments(Leases(fresh)), ann, "rank", {"ranks": [1, 2, 3, 4]})
     with fresh.read() as session:
         assert session.scalars(select(Judgment.created_at)).one() >= start
         assert json.loads(json.dumps(audit.records(session)))[0]["by"] == "shell"

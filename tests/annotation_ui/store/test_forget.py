@@ -38,7 +38,7 @@ def worked(database):
         names = [each["id"] for each in rule_sets.newest(session, "sparrow-dialogue").content["rules"]]
     verdicts = {name: {"verdict": "follows", "note": f"{SECRET} {name}"} for name in names}
     for user in (ann, ben):
-        ranked = {"ranks": [1, 2], "ratings": [None] * 2, "flags": [[]] * 2, "comment": SECRET}
+        ranked = {"ranks": [1, 2], "comment": SECRET}
         do(judgments, user, "rank", ranked)
         do(judgments, user, "compare", {"choice": "A", "comment": SECRET})
         do(judgments, user, "demonstrate", {"completion": f"answer of {user}"})

@@ -17,7 +17,6 @@ from annotation_ui.store.batches import BatchSettings, change_batch
 from annotation_ui.store.importing import NewBatch, import_file, import_rows
 from annotation_ui.store.schema import Batch, Item
 from annotation_ui.tasks import TASKS
-from tests.annotation_ui.conftest import SCREENSHOTS
 from tests.annotation_ui.running import ROOT, add_batch, add_users, do, rank_rows
 from tests.refusals import refusal
 
@@ -186,7 +185,6 @@ def test_the_page_refuses_a_wrong_type_and_an_oversized_file(server, browser, tm
     picker.set_input_files(sparse(tmp_path / "large.jsonl", importing.MAX_BYTES + 1))
     send.click()
     expect(message.last).to_contain_text("large.jsonl: larger than 256 MiB")
-    page.screenshot(path=SCREENSHOTS / "upload-refused.png")
     (tmp_path / "broken.jsonl").write_text('{"prompt": "p", "responses": ["a", "b"]}\n{"prompt": "p"}\n')
     picker.set_input_files(tmp_path / "broken.jsonl")
     send.click()

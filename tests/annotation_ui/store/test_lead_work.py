@@ -19,9 +19,8 @@ from annotation_ui.store.schema import Assignment, Batch, BatchLabeler, Item, Ju
 from annotation_ui.tasks import TASKS, BadInputError
 from tests.annotation_ui.running import add_batch, add_users, do, rank_rows
 
-BLANK = {"ratings": [None] * 4, "flags": [[]] * 4}
-BEST_FIRST = {"ranks": [1, 2, 3, 4], **BLANK}
-BEST_LAST = {"ranks": [4, 3, 2, 1], **BLANK}
+BEST_FIRST = {"ranks": [1, 2, 3, 4]}
+BEST_LAST = {"ranks": [4, 3, 2, 1]}
 
 
 def change(database, batch_name, **settings):
@@ -235,7 +234,7 @@ def test_a_lead_goes_from_disagreement_to_disagreement_and_takes_no_slot(databas
     ann, bob, boss = *add_users(database, "ann", "bob"), *add_users(database, "boss", role="lead")
     for user, orders in ((ann, [(1, 2, 3, 4)] * 3), (bob, [(1, 2, 3, 4), (2, 1, 3, 4), (4, 3, 2, 1)])):
         for order in orders:
-            do(judgments, user, "rank", {"ranks": list(order), **BLANK})
+            do(judgments, user, "rank", {"ranks": list(order)})
     add_batch(database, 1, name="new work")
     leases = judgments.leases
 

@@ -119,7 +119,7 @@ def test_a_new_version_of_guidelines_is_unread_until_it_is_opened(database, judg
     second = guidelines.save(database, "rank", "Be kind and brief.", boss, edited=first)
     assert unread() == second
     add_batch(database, 1)
-    do(judgments, ann, "rank", {**RANKS, "ratings": [None] * 4, "flags": [[]] * 4})
+    do(judgments, ann, "rank", {**RANKS})
     with database.read() as session:
         assert session.scalars(select(Judgment)).one().guideline_id == second
     with pytest.raises(UserError, match="nothing has changed"):

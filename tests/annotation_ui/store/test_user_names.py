@@ -25,7 +25,7 @@ def test_every_lookup_finds_the_name_as_another_keyboard_types_it(database, judg
     add_batch(database, 2, labelers_per_item=2, labelers=(TYPED, "ann"))
     with database.read() as session:
         jose = next(user for user in session.scalars(select(User.id).where(User.name == "José")))
-    answer = {"ranks": [1, 2, 3, 4], "ratings": [None] * 4, "flags": [[]] * 4}
+    answer = {"ranks": [1, 2, 3, 4]}
     for user in (jose, ann):
         do(judgments, user, "rank", answer)
     with database.read() as session:

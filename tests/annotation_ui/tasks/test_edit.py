@@ -14,7 +14,7 @@ from annotation_ui.cli import main
 from annotation_ui.lead_tabs.items import difference_html
 from annotation_ui.reports.export import Selection, rows_to_export
 from annotation_ui.tasks import TASKS, BadInputError
-from tests.annotation_ui.conftest import SCREENSHOTS, in_pairs
+from tests.annotation_ui.conftest import in_pairs
 from tests.annotation_ui.pages import (
     LOW_CONTRAST,
     choose,
@@ -56,7 +56,6 @@ def test_a_correction_is_a_demonstration_and_a_pair(any_server, browser, how):
     expect(page.locator(".difference del")).to_have_text("Paris")
     expect(page.locator(".difference ins")).to_have_text("Madrid")
     expect(page.locator(".saved")).to_have_text("Saved")
-    page.screenshot(path=SCREENSHOTS / f"edit-{how}.png")
     page.reload()
     expect(page.locator("textarea")).to_have_value(CORRECTED)
     if how == "mouse":
@@ -99,7 +98,6 @@ def test_none_is_good_so_a_better_one_is_written_while_ranking(any_server, brows
         press(page, "Control+End")
         page.keyboard.type(", better")
     expect(page.locator(".difference ins")).to_have_text(", better")
-    page.screenshot(path=SCREENSHOTS / f"rank-better-{how}.png")
     press(page, "Escape")
     if how == "mouse":
         page.click('[data-action="remove-better"]')

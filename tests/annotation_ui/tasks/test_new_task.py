@@ -10,7 +10,6 @@ from annotation_ui.reports.export import Selection, rows_to_export
 from annotation_ui.reports.labeler_report import labeler_rows
 from annotation_ui.tasks import TASKS
 from tests.annotation_ui import stars
-from tests.annotation_ui.conftest import SCREENSHOTS
 from tests.annotation_ui.pages import open_tab
 from tests.annotation_ui.running import ROOT, Client, Server
 from tests.files import write_rows
@@ -46,7 +45,6 @@ def test_a_new_task_runs_from_the_import_to_the_export(tmp_path, monkeypatch, br
         page.keyboard.press("3")
         page.keyboard.press("Enter")
         expect(page.locator(".lesson")).to_contain_text("4 stars")
-        page.screenshot(path=SCREENSHOTS / "new-task.png")
         page.keyboard.press("Enter")
         for done, given in enumerate(("2", "4"), start=2):
             expect(page.locator(".count")).to_have_text(f"{done - 1} done")

@@ -13,7 +13,7 @@ from annotation_ui.reports import overview
 from annotation_ui.reports.export import Selection, rows_to_export
 from annotation_ui.tasks import TASKS, BadInputError
 from annotation_ui.tasks.spans import marked_characters
-from tests.annotation_ui.conftest import SCREENSHOTS, in_pairs
+from tests.annotation_ui.conftest import in_pairs
 from tests.annotation_ui.pages import handed_in, open_task, press
 from tests.annotation_ui.running import Client
 from tests.files import read_rows
@@ -108,7 +108,6 @@ def test_errors_are_marked_and_exported_with_offsets_in_code_points(any_server, 
         press(page, "Escape")
     expect(page.locator(".marks .mark")).to_have_count(3)
     expect(page.locator(".saved")).to_have_text("Saved")
-    page.screenshot(path=SCREENSHOTS / f"spans-{how}.png")
     page.reload()
     expect(page.locator(".marks .mark")).to_have_count(3)
     expect(page.locator(".marked-text")).to_have_text(TEXT)
@@ -151,7 +150,6 @@ def test_a_text_from_right_to_left_is_marked_where_it_was_selected(server, brows
     page.locator(".marked-text").dblclick(position={"x": 5, "y": 5}, force=True)
     select_text(page, "Paris")
     page.click('[data-type="unverifiable"]')
-    page.screenshot(path=SCREENSHOTS / "spans-rtl.png")
     expect(page.locator(".marked-text")).to_have_text(text)
     handed_in(page, "mouse")
     (found,) = exported(server, batch)
