@@ -8,8 +8,17 @@ os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")  # must be set before
 import gradio as gr
 from fastapi import FastAPI, Request
 
-from annotation_ui.lead_tabs.page import HEAD, lead_page
+from annotation_ui.lead_tabs.batches import batches_tab
+from annotation_ui.lead_tabs.export import export_tab
+from annotation_ui.lead_tabs.hours import hours_tab
+from annotation_ui.lead_tabs.imports import import_tab
+from annotation_ui.lead_tabs.items import items_tab
+from annotation_ui.lead_tabs.labelers import disagreements_tab, labelers_tab
+from annotation_ui.lead_tabs.models import models_tab
+from annotation_ui.lead_tabs.overview import overview_tab
+from annotation_ui.lead_tabs.rules_and_guidelines import rules_and_guidelines_tab
 from annotation_ui.lead_tabs.theme import lead_theme
+from annotation_ui.lead_tabs.users import users_tab
 from annotation_ui.server.api import add_routes
 from annotation_ui.server.error_pages import add_error_pages
 from annotation_ui.server.guard import Guard
@@ -26,6 +35,12 @@ _LABELER_HEAD = """
 <link rel="stylesheet" href="/ui/markdown.css">
 <link rel="stylesheet" href="/ui/workbench.css">
 """
+_LEAD_HEAD = "".join(f'<link rel="stylesheet" href="/ui/{name}.css">' for name in ("theme", "markdown", "lead"))
+_TOP = """
+<span class="brand" aria-hidden="true"><span></span><span></span><span></span></span><h1>Lead</h1>
+<nav><a href="/">Label</a> <a href="/password">Change password</a>
+<form method="post" action="/logout"><button>Sign out</button></form></nav>
+"""
 _START = "import('/ui/workbench.js').then((workbench) => workbench.start(element))"
 
 
@@ -40,9 +55,39 @@ def create_app(services: Services) -> FastAPI:
     add_routes(app, services)
     add_transfers(app, services)
     add_remote_api(app, services)
-    mount(app, lead_page(services), "/lead", HEAD)
+    mount(app, lead_page(services), "/lead", _LEAD_HEAD)
     mount(app, labeler_page(), "/", _LABELER_HEAD)
     return app
+
+
+def lead_page(services: Services) -> gr.Blocks:
+    """Build the page at /lead, with all of its tabs. Every table is read from the database each time it is shown."""
+    with gr.Blocks(title="Lead · Labeling", analytics_enabled=False) as page:
+        gr.HTML(_TOP, elem_id="top")
+        with gr.Tabs(overflow_behavior="wrap"):  # all of them in sight, on a phone, too
+            with gr.Tab("Overview"):
+                overview_tab(page, services)
+            with gr.Tab("Labelers") as tab:
+                labelers_tab(tab, services)
+            with gr.Tab("Hours") as tab:
+                hours_tab(tab, services)
+            with gr.Tab("Items") as tab:
+                items_tab(tab, services)
+            with gr.Tab("Disagreements") as tab:
+                disagreements_tab(tab, services)
+            with gr.Tab("Import"):
+                import_tab(services)
+            with gr.Tab("Batches") as tab:
+                batches_tab(tab, services)
+            with gr.Tab("Rules and guidelines") as tab:
+                rules_and_guidelines_tab(tab, services)
+            with gr.Tab("Model"):
+                models_tab(page, services)
+            with gr.Tab("Users") as tab:
+                users_tab(tab, services)
+            with gr.Tab("Export"):
+                export_tab(services)
+    return cast(gr.Blocks, page)
 
 
 def labeler_page() -> gr.Blocks:

@@ -6,6 +6,7 @@ import socket
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -25,24 +26,19 @@ from annotation_ui.cli_common import (
 from annotation_ui.cli_users import add_user_commands
 from annotation_ui.reports.export import Selection, export, records
 from annotation_ui.reports.overview import progress
-from annotation_ui.server.health import database_error_line
 from annotation_ui.server.proxy import Peer, proxy_sign_in
 from annotation_ui.server.services import Settings, make_services
 from annotation_ui.server.webhook import SECRET_VARIABLE, Webhook, checked_key
 from annotation_ui.store import rule_sets
 from annotation_ui.store.backup import back_up, restore
 from annotation_ui.store.batches import set_open
-from annotation_ui.store.database import DATA_DIR
+from annotation_ui.store.database import DATA_DIR, database_error_line
 from annotation_ui.store.importing import NewBatch, import_file
 from annotation_ui.tasks import TASKS, task_settings
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; without one, serve.
-
-    Returns:
-        The exit code: 2 for a user's mistake, which is printed as one line on stderr.
-    """
+    """Run one command; without one, serve. The exit code is 2 for a user's mistake, which is one line on stderr."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         options = _parser().parse_args(arguments)
@@ -126,7 +122,8 @@ def _add_export_command(commands: Any) -> None:
     command.add_argument("file", type=Path, help="name.jsonl, name.parquet, or name.csv for a spreadsheet")
     command.add_argument("--aggregated", action="store_true", help="one row for each item instead of one for each labeler")
     command.add_argument("--since", type=parse_time, metavar="TIME", help="only judgments from then on (ISO 8601)")
-    command.add_argument("--batch", action="append", default=[], help="only this batch (may be given again)")
+    only = "only this batch (may be given again)"
+    command.add_argument("--batch", dest="batches", metavar="BATCH", action="append", default=[], help=only)
     command.add_argument("--include-gold", action="store_true", help="gold items too")
     command.add_argument("--times", action="store_true", help="with the time and the active seconds of each judgment")
     command.add_argument(
@@ -235,16 +232,7 @@ def _import(options: argparse.Namespace) -> None:
 
 
 def _export(options: argparse.Namespace) -> None:
-    selection = Selection(
-        record=options.record,
-        aggregated=options.aggregated,
-        since=options.since,
-        batches=tuple(options.batch),
-        include_gold=options.include_gold,
-        all_tied=options.all_tied,
-        preferences=options.preferences,
-        times=options.times,
-    )
+    selection = Selection(**{field.name: getattr(options, field.name) for field in fields(Selection)})
     manifest = export(open_database(options, must_exist=True), selection, options.file)
     print(f"{manifest['rows']} rows in {options.file}; what is in it: {options.file}.manifest.json")
 

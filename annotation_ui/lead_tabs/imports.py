@@ -17,7 +17,7 @@ from annotation_ui.lead_tabs.common import (
     user_names,
 )
 from annotation_ui.server.services import Services
-from annotation_ui.server.transfers import uploads_of
+from annotation_ui.server.transfers import uploaded
 from annotation_ui.store.audit import Actor
 from annotation_ui.store.importing import MAX_BYTES, NewBatch, import_file
 from annotation_ui.store.leases import ATTENTION_EVERY
@@ -59,7 +59,7 @@ def import_tab(services: Services) -> None:
         if attention and int(attention) != ATTENTION_EVERY:
             settings["attention_every"] = int(attention)
         rules = rule_set if TASKS[task].needs_rules else None
-        with uploads_of(services.settings).use(upload) as path:
+        with uploaded(services.settings, upload) as path:
             called, given_to = name.strip() or path.stem, tuple(labelers or ())
             batch = NewBatch(called, task, int(labelers_per_item or 1), int(priority or 0), rules, settings, given_to)
             count = import_file(services.database, batch, path, path.name, Actor(user_id(services, request)))

@@ -61,11 +61,7 @@ COLORS = 7  # .color-0 to .color-6 in lead.css
 
 
 def day_chart(rows: Sequence[dict[str, Any]], empty: str) -> str:
-    """The chart as HTML, the latest day on top.
-
-    Args:
-        rows: {day, labeler, judgments}, as `overview.per_day` returns them; at most `COLORS` labelers.
-    """
+    """The rows of `overview.per_day` as HTML, the latest day on top."""
     if not rows:
         return f'<p class="empty">{escape(empty)}</p>'
     labelers = sorted({row["labeler"] for row in rows}, key=_sort_key)

@@ -9,7 +9,7 @@ from align.core.errors import counted
 from annotation_ui.lead_tabs.common import LAST_COUNTS, file_field, send_file, show_user_errors, task_list, user_id
 from annotation_ui.lead_tabs.tables import show, table, when_picked
 from annotation_ui.server.services import Services
-from annotation_ui.server.transfers import uploads_of
+from annotation_ui.server.transfers import uploaded
 from annotation_ui.store import guidelines, rule_sets
 from annotation_ui.store.schema import RuleSet
 
@@ -36,20 +36,20 @@ def rules_and_guidelines_tab(tab: gr.Tab, services: Services) -> None:
             counted = select(RuleSet.name, func.count().label("versions"), func.max(RuleSet.created_at).label("at"))
             sets = session.execute(counted.group_by(RuleSet.name).order_by(RuleSet.name)).mappings().all()
         rows = [
-            {"version": each.number, "at": each.created_at, "by": each.author, "opened by": each.readers,
+            {"version": number, "at": each.created_at, "by": author, "opened by": readers,
              "characters": len(each.text), "begins": each.text.strip().split("\n")[0][:80]}
-            for each in known
+            for number, each, author, readers in known
         ]  # fmt: skip
-        chosen = next((each for each in known if each.number == picked), known[0] if known else None)
-        versions_html = show(rows, _NO_VERSION, key="version", picked=chosen.number if chosen else None)
-        newest_id = known[0].id if known else 0
-        editor = gr.update(value=chosen.text if chosen else guidelines.draft(task), interactive=True)
+        number, text = next(((n, each.text) for n, each, *_ in known if picked in (None, n)), (None, guidelines.draft(task)))
+        versions_html = show(rows, _NO_VERSION, key="version", picked=number)
+        newest_id = known[0][1].id if known else 0
+        editor = gr.update(value=text, interactive=True)
         return [editor, newest_id, versions_html, show([dict(row) for row in sets], "No rule set yet.")]
 
     def read_again(task: str, text: str) -> list[Any]:
         """The same after a return to the tab; an unsaved text stays in the editor."""
         with services.database.read() as session:
-            known = [each.text for each in guidelines.versions(session, task)]
+            known = [each.text for _, each, *_ in guidelines.versions(session, task)]
         is_own = bool(text) and text not in (guidelines.draft(task), *known)
         return [gr.skip(), gr.skip(), *read(task)[2:]] if is_own else read(task)
 
@@ -61,7 +61,7 @@ def rules_and_guidelines_tab(tab: gr.Tab, services: Services) -> None:
         return read(task, int(number))
 
     def load_rule_set(upload: str) -> str:
-        with uploads_of(services.settings).use(upload) as path:
+        with uploaded(services.settings, upload) as path:
             rules = rule_sets.read(path, path.name)
         with services.database.write() as session:
             rule_sets.store(session, rules)

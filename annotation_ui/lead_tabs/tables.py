@@ -83,14 +83,11 @@ def day_and_time(moment: float) -> str:
 
 
 def _row(row: dict[str, Any], columns: list[str], key: str, picked: Any) -> str:
-    cells = [_cell(column, row[column]) for column in columns]
-    if not key:
-        return f"<tr>{''.join(f'<td{kind}>{text}</td>' for kind, text in cells)}</tr>"
-    kind, text = cells[0]
-    first = f'<td{kind}><button type="button">{text}</button></td>'
-    rest = "".join(f"<td{kind}>{text}</td>" for kind, text in cells[1:])
-    chosen = ' class="picked"' if row[key] == picked else ""
-    return f'<tr data-key="{escape(str(row[key]))}"{chosen}>{first}{rest}</tr>'
+    cells, attributes = [_cell(column, row[column]) for column in columns], ""
+    if key:
+        cells[0] = cells[0][0], f'<button type="button">{cells[0][1]}</button>'
+        attributes = f' data-key="{escape(str(row[key]))}"' + (' class="picked"' if row[key] == picked else "")
+    return f"<tr{attributes}>{''.join(f'<td{kind}>{text}</td>' for kind, text in cells)}</tr>"
 
 
 def _cell(column: str, value: Any) -> tuple[str, str]:

@@ -1,34 +1,56 @@
-"""Renders untrusted Markdown as safe HTML. All text of models and prompts is rendered here and nowhere else."""
+"""Renders untrusted Markdown as safe HTML. All text of models and prompts is rendered here and nowhere else.
+
+The cost is limited: a few kB of Markdown can be made to take minutes, or to become many MB of HTML.
+"""
 
 import re
+import time
 import unicodedata
-from html import unescape
+from collections.abc import MutableMapping
+from functools import lru_cache
+from html import escape, unescape
 from typing import Any
 
 import nh3
+from markdown_it.rules_block import StateBlock
+from markdown_it.rules_inline import StateInline
 
 from annotation_ui.rendering import formulas
 from annotation_ui.rendering.as_written import parser
-from annotation_ui.rendering.render_limits import bounded, limited, plain_html, render
 
-_MARKDOWN = limited(parser())
+MAX_MARKDOWN = 50_000  # characters; the longest replies of models are half as long
+MAX_SECONDS = 1.5  # of this thread's computing time; 50,000 usual characters take 0.1 s, three times that under load
+MAX_HTML = 500_000  # characters
+_MARKDOWN = parser()
 # No images: loading one would show its author who reads the text, and when.
 _TAGS = {
     "a", "blockquote", "br", "code", "del", "em", "h1", "h2", "h3", "h4", "h5", "h6", "hr", "li", "ol", "p", "pre", "s",
     "small", "strong", "table", "tbody", "td", "th", "thead", "tr", "ul",
 }  # fmt: skip
 _SCHEMES = {"http", "https", "mailto"}
+_CACHED = 100  # texts; the HTML of the largest ones takes 100 MB
 _TAG = re.compile("<[^>]*>")
 
 
-@bounded
+class TooCostlyError(Exception):
+    """A text would take too long to render, or become too large."""
+
+
+@lru_cache(maxsize=_CACHED)
 def to_html(text: str) -> str:
     """Render Markdown as HTML without scripts, styles, images or forms, whatever the text contains.
 
-    A text of marks alone (a rule of dashes, an empty list) is shown as it is: no visible text has a blank rendering.
+    A text that is too long or too costly, or consists of marks alone (a rule of dashes, an empty list), is shown as written:
+    no visible text has a blank rendering.
     """
+    if len(text) > MAX_MARKDOWN:
+        return plain_html(text)
+    try:
+        rendered = _render(text)
+    except TooCostlyError:
+        return plain_html(text)
     html = nh3.clean(
-        render(_MARKDOWN, text),
+        rendered,
         tags=_TAGS | formulas.TAGS,
         attributes={
             **formulas.ATTRIBUTES,
@@ -70,3 +92,41 @@ def messages_html(messages: list[dict[str, str]]) -> list[dict[str, str]]:
 def as_messages(prompt: Any) -> list[dict[str, str]]:
     """A prompt (text or a list of messages, see docs/data.md) as a list of messages."""
     return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
+
+
+def _render(text: str) -> str:
+    """The HTML of a text, not yet cleaned.
+
+    Raises:
+        TooCostlyError: beyond one of the limits.
+    """
+    env: MutableMapping[str, Any] = {"deadline": time.thread_time() + MAX_SECONDS}
+    tokens = _MARKDOWN.parse(text, env)
+    size = 0
+    for token in tokens:  # before they are joined: a thousand short references to one long address
+        for part in (token, *(token.children or ())):
+            size += len(part.content) + 2 * len(part.tag) + 20 + sum(len(str(value)) for value in part.attrs.values())
+        if size > MAX_HTML:
+            raise TooCostlyError
+    return str(_MARKDOWN.renderer.render(tokens, _MARKDOWN.options, env))
+
+
+def plain_html(text: str) -> str:
+    """A text as HTML that shows every character of it, not rendered as Markdown."""
+    return f"<p>{escape(text).replace(chr(10), '<br>')}</p>"
+
+
+def _check_clock(state: StateInline, silent: bool) -> bool:
+    if time.thread_time() > state.env["deadline"]:
+        raise TooCostlyError
+    return False
+
+
+def _check_clock_of_block(state: StateBlock, start: int, end: int, silent: bool) -> bool:
+    if time.thread_time() > state.env["deadline"]:
+        raise TooCostlyError
+    return False
+
+
+_MARKDOWN.inline.ruler.before("text", "clock", _check_clock)  # a look at the clock at each step, which can stop the parser
+_MARKDOWN.block.ruler.before("table", "clock", _check_clock_of_block)

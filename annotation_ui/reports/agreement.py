@@ -48,12 +48,7 @@ def fleiss_kappa(values: Values) -> float | None:
 
 
 def scales_of(task: Task, by_item: Mapping[Hashable, Mapping[str, Json]]) -> dict[tuple[str, str], Values]:
-    """(scale, level) -> the values that labelers gave on it; a unit is a part of an item.
-
-    Args:
-        task: measures the answers (`Task.values`).
-        by_item: item -> labeler -> canonical answer.
-    """
+    """(scale, level) -> the values (`Task.values`) that labelers gave on it; a unit is a part of an item."""
     scales: dict[tuple[str, str], dict[Hashable, dict[str, Any]]] = {}
     for item, by_labeler in by_item.items():
         for labeler, answer in by_labeler.items():

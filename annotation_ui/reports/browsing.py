@@ -13,8 +13,8 @@ from typing import Any
 from sqlalchemy import ColumnElement, Text, and_, cast, func, or_, select
 from sqlalchemy.orm import Session, aliased
 
-from annotation_ui.store.names import stored_name
 from annotation_ui.store.schema import Assignment, Batch, BatchLabeler, Item, Judgment, User
+from annotation_ui.store.users import stored_name
 from annotation_ui.tasks import TASKS, Json
 from annotation_ui.tasks.fields import excerpt
 
@@ -53,11 +53,7 @@ class Filter:
 
 
 def browse_items(session: Session, wanted: Filter, after: int = 0, limit: int = PAGE) -> tuple[list[Json], bool]:
-    """Items in the order in which they were imported.
-
-    Returns:
-        (rows, whether there are more).
-    """
+    """(items in the order in which they were imported, whether there are more)."""
     query = select(Item, Batch).join(Batch, Batch.id == Item.batch_id).where(Item.id > after).order_by(Item.id)
     query = _narrowed(query, wanted, Item.content).where(*_item_conditions(wanted))
     found = [_item_row(item, batch) for item, batch in islice(_matching(session, query, wanted), limit + 1)]
@@ -67,7 +63,7 @@ def browse_items(session: Session, wanted: Filter, after: int = 0, limit: int = 
 
 
 def browse_judgments(session: Session, wanted: Filter, before: int = 0, limit: int = PAGE) -> tuple[list[Json], bool]:
-    """Single judgments, skips and undos, newest first; `before` (if not 0) leaves out those with an id from there on."""
+    """(judgments, skips and undos, newest first and with ids below `before` unless it is 0; whether there are more)."""
     query = (
         select(Item, Batch, Judgment, User.name, Assignment.current_id)
         .select_from(Judgment)

@@ -1,6 +1,5 @@
 """How much a labeler has done and has left: a few index lookups, independent of the number of items."""
 
-from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import BindParameter, Select, bindparam, func, select
@@ -8,28 +7,9 @@ from sqlalchemy.orm import Session, aliased
 
 from annotation_ui.store.leases import OUT_OF_ORDER, is_given_to
 from annotation_ui.store.schema import Assignment, Batch, Item, Judgment
+from annotation_ui.tasks import Json
 
 MAX_LEFT = 1000  # counted exactly up to here
-
-
-@dataclass(frozen=True)
-class LabelerCounts:
-    """The numbers at the top of a labeler's page.
-
-    Attributes:
-        done: answers to this task that count.
-        done_of_open: those of them in open batches.
-        left: items of open batches that this labeler can still get, with the one that is open now. Attention items count
-            like work, or each of them would show in the numbers.
-        more_left: whether there are more than `left`.
-        today: answers to any task since midnight that count.
-    """
-
-    done: int
-    done_of_open: int
-    left: int
-    more_left: bool
-    today: int
 
 
 def _count(rows: Select[Any]) -> Select[Any]:
@@ -72,8 +52,13 @@ _TODAY = _count(
 )
 
 
-def labeler_counts(session: Session, user_id: int, task: str, midnight: float) -> LabelerCounts:
-    """Count for one labeler and task; `midnight` is when the labeler's day began."""
+def labeler_counts(session: Session, user_id: int, task: str, midnight: float) -> Json:
+    """The numbers at the top of a labeler's page; `midnight` is when the labeler's day began.
+
+    `done` counts the answers to this task, and `today` those to any task since midnight. `left` counts the items of open
+    batches that this labeler can still get, with the one that is open now. Attention items count like work, or each of them
+    would show in the numbers.
+    """
     parameters = {"user_id": user_id, "task": task}
     done: dict[bool, int] = dict(session.execute(_DONE, parameters).tuples().all())
     left = session.scalar(_OPENED, parameters) or 0
@@ -81,10 +66,10 @@ def labeler_counts(session: Session, user_id: int, task: str, midnight: float) -
         batch_parameters = {"user_id": user_id, "batch_id": batch_id}
         work = sum(session.scalar(free, batch_parameters) or 0 for free in (_AHEAD, _RETURNED))
         left += work + (session.scalar(_ATTENTION, batch_parameters) or 0 if work else 0)  # mixed in while there is work
-    return LabelerCounts(
-        done=sum(done.values()),
-        done_of_open=done.get(True, 0),
-        left=min(left, MAX_LEFT),
-        more_left=left > MAX_LEFT,
-        today=session.scalar(_TODAY, {"user_id": user_id, "midnight": midnight}) or 0,
-    )
+    return {
+        "done": sum(done.values()),
+        "done_of_open": done.get(True, 0),
+        "left": min(left, MAX_LEFT),
+        "more_left": left > MAX_LEFT,
+        "today": session.scalar(_TODAY, {"user_id": user_id, "midnight": midnight}) or 0,
+    }

@@ -1,6 +1,7 @@
 """New judgments in the order in which they were stored, for programs that follow the labeling."""
 
 import time
+from collections.abc import Sequence
 
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
@@ -16,19 +17,12 @@ _DAY_S = 86_400.0
 
 
 def new_judgments(
-    database: Database, after: int, batches: tuple[str, ...] = (), limit: int = 100, by: Actor = SHELL
+    database: Database, after: int, batches: Sequence[str] = (), limit: int = 100, by: Actor = SHELL
 ) -> list[Json]:
     """The judgments, skips and undos with an id above `after`, oldest first.
 
-    Args:
-        after: id of the last judgment that the caller has seen; 0 for all.
-        batches: names of batches; empty means all.
-        by: for the audit trail, which gets a record if the first judgment is read, and once a day.
-
-    Returns:
-        One row for each. `rows` has the answer before an export makes records of it, in the item's own order; it is empty
-        for a skip and an undo. An `edit` replaces the labeler's earlier judgment of the same item, and an `undo`
-        withdraws it.
+    `rows` of each has the answer before an export makes records of it, in the item's own order; it is empty for a skip and
+    an undo. The audit trail gets a record if the first judgment is read, and once a day.
     """
     with database.read() as session:
         check_batches(session, batches)

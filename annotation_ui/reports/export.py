@@ -7,7 +7,7 @@ there is one, else the mean rank or the majority. Labelers appear by pseudonym o
 import hashlib
 import json
 import time
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -54,18 +54,14 @@ class Selection:
     record: str
     aggregated: bool = False
     since: float | None = None
-    batches: tuple[str, ...] = ()
+    batches: Sequence[str] = ()
     include_gold: bool = False
     all_tied: bool = False
     preferences: bool = False
     times: bool = False
 
     def check(self) -> None:
-        """Refuse impossible selections.
-
-        Raises:
-            UserError: if the kind of record is unknown, or has no preferences or times.
-        """
+        """Refuse impossible selections."""
         if self.record not in records():
             raise UserError(f"record {self.record!r}: must be one of {', '.join(records())}")
         if self.preferences and not (self.aggregated and self.record == "rankings"):
@@ -75,16 +71,9 @@ class Selection:
 
 
 def export(database: Database, selection: Selection, path: Path, by: Actor = SHELL) -> Json:
-    """Write `path` and `path`.manifest.json, and record the export and its manifest in the database.
+    """Write `path`, in the format of its suffix (`FORMATS`), and `path`.manifest.json, and return the manifest.
 
-    Args:
-        path: the file to write; its suffix chooses the format (`FORMATS`).
-
-    Returns:
-        The manifest.
-
-    Raises:
-        UserError: if the selection or the suffix is unknown, or the disk is full or not writable.
+    The database records the export and its manifest.
     """
     selection.check()
     suffix = path.suffix.lstrip(".")
@@ -112,7 +101,7 @@ def rows_to_export(database: Database, selection: Selection) -> list[Json]:
     return _rows_of_judgments(selection, judgments)[0]
 
 
-def check_batches(session: Session, names: tuple[str, ...]) -> None:
+def check_batches(session: Session, names: Sequence[str]) -> None:
     """Raise: UserError, if there is no batch of one of the names."""
     known = session.scalars(select(Batch.name).where(Batch.name.in_(names))).all() if names else []
     for name in names:

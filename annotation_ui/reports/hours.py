@@ -25,9 +25,6 @@ def hours(session: Session, since: date | None = None, until: date | None = None
     counts if it is at most `gap_seconds` long. Overlapping times, as of two windows, count once. An answer that was
     undone counts for the time that it took, and not as an item. A changed answer counts from the labeler's previous
     answer to the same item at the earliest.
-
-    Args:
-        gap_seconds: the longest pause that counts.
     """
     of_judgment = (Judgment.created_at, Judgment.seconds, Judgment.kind, Judgment.item_id, Judgment.assignment_id)
     query = (

@@ -12,15 +12,11 @@ from sqlalchemy.orm import Session
 from statsmodels.stats.proportion import proportion_confint
 
 from annotation_ui.reports import agreement
-from annotation_ui.reports.overview import (
-    answers_by_item,
-    labelers_judgments,
-    rounded,
-)
+from annotation_ui.reports.overview import answers_by_item, labelers_judgments, rounded
 from annotation_ui.reports.reliability import Reliability, Row, estimate_reliability
 from annotation_ui.store.current_judgments import CurrentJudgment, current_judgments
-from annotation_ui.store.names import stored_name
 from annotation_ui.store.schema import User
+from annotation_ui.store.users import stored_name
 from annotation_ui.tasks import TASKS, Json, Task
 from annotation_ui.tasks.fields import excerpt
 
@@ -94,12 +90,7 @@ def reliability_interval(estimate: Reliability, rows: Sequence[Row], labeler: st
     """The 95 % interval of a labeler's reliability, by Clopper and Pearson, with each shared item as one trial.
 
     An item with many questions counts once, because its answers depend on each other. That the true answers are estimated,
-    too, makes the interval a little too narrow.
-
-    Args:
-        estimate: of all labelers.
-        rows: its input; a unit is (item, question).
-        labeler: one of `estimate.labelers`.
+    too, makes the interval a little too narrow. `rows` are the input of the estimate; a unit is (item, question).
     """
     answers = Counter(unit for unit, _, _ in rows)
     items = len({unit[0] for unit, name, _ in rows if name == labeler and answers[unit] > 1})  # type: ignore[index]

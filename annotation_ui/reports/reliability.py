@@ -34,13 +34,9 @@ class Reliability:
 
 
 def estimate_reliability(rows: Iterable[Row]) -> Reliability:
-    """Estimate labelers and answers together.
+    """Estimate labelers and answers together from (unit, labeler, answer); a labeler answers a unit once.
 
-    Args:
-        rows: (unit, labeler, answer); a unit is anything that has one true answer, and a labeler answers it once.
-
-    Returns:
-        The estimate; empty if no unit was answered twice or only one answer ever occurs.
+    The estimate is empty if no unit was answered twice or only one answer ever occurs.
     """
     rows = list(rows)
     count: dict[Hashable, int] = defaultdict(int)
@@ -63,11 +59,7 @@ def estimate_reliability(rows: Iterable[Row]) -> Reliability:
 
 
 def preference_rows(rankings: Mapping[Hashable, Mapping[str, Sequence[int]]]) -> Iterable[Row]:
-    """Rankings as rows: unit (item, i, j) asks whether response i is better than j, worse, or tied with it.
-
-    Args:
-        rankings: item -> labeler -> ranks, 1 for the best, equal for a tie.
-    """
+    """Rankings (item -> labeler -> ranks) as rows: unit (item, i, j) asks whether response i is better than j, or tied."""
     for item, by_labeler in rankings.items():
         for labeler, ranks in by_labeler.items():
             yield from (((item, i, j), labeler, answer) for (i, j), answer in preferences_of(ranks).items())
@@ -76,13 +68,8 @@ def preference_rows(rankings: Mapping[Hashable, Mapping[str, Sequence[int]]]) ->
 def preference_matrices(rankings: Mapping[Hashable, Mapping[str, Sequence[int]]]) -> dict[Hashable, list[list[float]]]:
     """For each item how probable it is that response i is better than response j [K, K], given all labelers' rankings.
 
-    The probability of a tie is 1 minus those of (i, j) and (j, i). Rounded to four digits.
-
-    Args:
-        rankings: item -> labeler -> ranks, 1 for the best, equal for a tie.
-
-    Returns:
-        Empty where no item was ranked twice: no reliability is known then.
+    The probability of a tie is 1 minus those of (i, j) and (j, i). Rounded to four digits. Empty where no item was ranked
+    twice: no reliability is known then.
     """
     posteriors = estimate_reliability(preference_rows(rankings)).posteriors
     if not posteriors:

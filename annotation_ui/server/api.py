@@ -1,24 +1,23 @@
 """The routes that a labeler's browser calls. Each works only on the signed-in user's own assignments."""
 
-from dataclasses import asdict
-from functools import partial
+import time
 from typing import Annotated
 
 from anyio import CapacityLimiter, to_thread
-from fastapi import APIRouter, FastAPI, Path, Query, Request
+from fastapi import APIRouter, FastAPI, HTTPException, Path, Query, Request
 from fastapi.responses import JSONResponse, StreamingResponse
 from sqlalchemy import select
 
 from annotation_ui.rendering.markdown import messages_html, to_html
 from annotation_ui.reports.counts import labeler_counts
-from annotation_ui.server.adjudication import decision_routes
-from annotation_ui.server.bodies import Draft, Next, Submission, TaskName, Text, Undo
+from annotation_ui.reports.overview import disagreements
+from annotation_ui.server.bodies import Draft, Next, NextDecision, Submission, TaskName, Text, Undo
 from annotation_ui.server.services import Services
 from annotation_ui.store import guidelines
 from annotation_ui.store.judgments import AssignmentContext, AssignmentNotFoundError, ConflictError
-from annotation_ui.store.leases import is_given_to
+from annotation_ui.store.leases import Leases, is_given_to
 from annotation_ui.store.schema import Assignment, Batch, Item, Judgment, User
-from annotation_ui.tasks import TASKS, BadInputError, Json
+from annotation_ui.tasks import TASKS, BadInputError, Json, comparable_tasks
 from annotation_ui.tasks.fields import excerpt
 
 HISTORY_PAGE = 20  # answers on one page of a labeler's history
@@ -27,10 +26,8 @@ AssignmentId = Annotated[int, Path(ge=1, le=2**31 - 1)]
 
 def add_routes(app: FastAPI, services: Services) -> None:
     """Add the labelers' routes under /api."""
-    app.include_router(_item_routes(services), prefix="/api")
-    app.include_router(_text_routes(services), prefix="/api")
-
-    app.include_router(decision_routes(services.leases, partial(_page, services)), prefix="/api")
+    for router in (_item_routes(services), _text_routes(services), _decision_routes(services)):
+        app.include_router(router, prefix="/api")
 
     @app.exception_handler(AssignmentNotFoundError)
     @app.exception_handler(ConflictError)
@@ -60,7 +57,7 @@ def _item_routes(services: Services) -> APIRouter:
         user_id, takes_slots = request.state.user.id, request.state.user.role == "labeler"
         assignment = services.leases.next(user_id, task, takes_slots)
         with services.database.read() as session:
-            counts = asdict(labeler_counts(session, user_id, task, body.midnight)) if takes_slots else None
+            counts = labeler_counts(session, user_id, task, body.midnight) if takes_slots else None
         return {"counts": counts, **_page(services, user_id, task, assignment)}
 
     @router.post("/tasks/{task}/undo")
@@ -70,7 +67,7 @@ def _item_routes(services: Services) -> APIRouter:
 
     @router.put("/assignments/{number}/draft")
     def save_draft(request: Request, number: AssignmentId, body: Draft) -> Json:
-        return asdict(judgments.save_draft(request.state.user.id, number, body.draft, body.sequence, body.seen))
+        return judgments.save_draft(request.state.user.id, number, body.draft, body.sequence, body.seen)
 
     @router.post("/assignments/{number}/submit")
     def submit(request: Request, number: AssignmentId, body: Submission) -> Json:
@@ -132,6 +129,53 @@ def _text_routes(services: Services) -> APIRouter:
         return {"messages": messages_html(assignment.transcript or []), "answering": answering}
 
     return router
+
+
+def _decision_routes(services: Services) -> APIRouter:
+    """The route that the page calls after "Decide it"."""
+    router = APIRouter()
+
+    @router.post("/decide/{task}/next")
+    def next_disagreement(request: Request, task: str, body: NextDecision) -> Json:
+        user = request.state.user
+        if user.role != "lead":
+            raise HTTPException(403, "for leads only")
+        if task not in comparable_tasks():
+            raise HTTPException(404, "no such task")
+        assignment, agreement, left = next_decision(services.leases, user.id, task, body.item)
+        state = {"left": left, "agreement": agreement, "item": assignment and assignment.item_id}
+        return {**_page(services, user.id, task, assignment), "deciding": state}
+
+    return router
+
+
+def next_decision(
+    leases: Leases, user_id: int, task: str, item_id: int | None = None
+) -> tuple[Assignment | None, float | None, int]:
+    """Open an item for a lead's decision, which takes none of the labelers' slots.
+
+    Args:
+        item_id: the item; None for the one that this lead has open, else the worst disagreement that they have not skipped.
+
+    Returns:
+        (its assignment, or None if no disagreement is left; the labelers' agreement; the number of disagreements left).
+    """
+    own = (Assignment.user_id == user_id, Assignment.task == task, Assignment.adjudication)
+    with leases.database.read() as session:
+        skipped = set(session.scalars(select(Assignment.item_id).where(*own, Assignment.state == "skipped")))
+        rows = [row for row in disagreements(session, task, limit=None) if row["item"] not in skipped]
+        agreement = {row["item"]: row["agreement"] for row in rows}
+        if item_id is None:
+            opened = select(Assignment.item_id).where(
+                *own, Assignment.state == "leased", Assignment.expires_at > time.time()
+            )
+            item_id = session.scalar(opened.order_by(Assignment.leased_at.desc()).limit(1)) or next(iter(agreement), None)
+        if item_id is None:
+            return None, None, 0
+        known = select(Item.id).join(Batch, Batch.id == Item.batch_id).where(Item.id == item_id, Batch.task == task)
+        if session.scalar(known) is None:
+            raise AssignmentNotFoundError(f"no item {item_id} of this task")
+    return leases.adjudicate(user_id, item_id), agreement.get(item_id), len(agreement)
 
 
 def _history_row(judgment: Judgment, item: Item, task: str, rules: list[Json]) -> Json:

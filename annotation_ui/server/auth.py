@@ -10,12 +10,11 @@ from dataclasses import dataclass
 from argon2 import PasswordHasher
 from argon2.exceptions import VerificationError
 from sqlalchemy import delete, func, select
-from sqlalchemy.orm import Session
 
 from align.core.errors import UserError
 from annotation_ui.store.database import Database
-from annotation_ui.store.names import MAX_NAME, lookalike, normal_name
 from annotation_ui.store.schema import USER_ROLES, FailedSignIn, SignIn, User
+from annotation_ui.store.users import MAX_NAME, keep_a_lead, lookalike, normal_name, user_named
 
 MIN_PASSWORD, MAX_PASSWORD = 10, 200
 FAILURES, WINDOW_SECONDS = 5, 900.0  # wrong passwords for one name from one address within this time
@@ -47,11 +46,7 @@ class Auth:
     hours: float = 12.0
 
     def create_user(self, name: str, role: str, password: str | None = None) -> str:
-        """Add a user and return the password (a random one if none is given).
-
-        Raises:
-            UserError: if the name, role or password is not allowed, or the name is taken.
-        """
+        """Add a user and return the password (a random one if none is given)."""
         given, name = name, normal_name(name)
         if not name:
             rule = f"letters of one alphabet, digits, '.', '_', '-', '@' and '+' only, at most {MAX_NAME}"
@@ -74,7 +69,7 @@ class Auth:
         password = password or secrets.token_urlsafe(12)
         hashed = hash_password(password)
         with self.database.write() as session:
-            user = _user_by_name(session, name)
+            user = user_named(session, name)
             user.password_hash = hashed
             session.execute(delete(SignIn).where(SignIn.user_id == user.id))
             session.execute(delete(FailedSignIn).where(FailedSignIn.name == user.name))
@@ -83,11 +78,11 @@ class Auth:
     def set_active(self, name: str, active: bool) -> None:
         """Allow a user to sign in, or forbid it and end their sessions; their judgments stay."""
         with self.database.write() as session:
-            user = _user_by_name(session, name)
+            user = user_named(session, name)
             if active:
                 session.execute(delete(FailedSignIn).where(FailedSignIn.name == user.name))
             else:
-                self._keep_a_lead(session, user)
+                keep_a_lead(self.database, session, user)
                 session.execute(delete(SignIn).where(SignIn.user_id == user.id))
             user.active = active
 
@@ -95,9 +90,9 @@ class Auth:
         """Make a user a labeler or a lead."""
         _check_role(role)
         with self.database.write() as session:
-            user = _user_by_name(session, name)
+            user = user_named(session, name)
             if role != "lead":
-                self._keep_a_lead(session, user)
+                keep_a_lead(self.database, session, user)
             user.role = role
 
     def first_lead(self) -> str | None:
@@ -111,10 +106,7 @@ class Auth:
         return self.create_user("lead", "lead")
 
     def sign_in(self, name: str, password: str, address: str) -> str | None:
-        """Start a session.
-
-        Returns:
-            Its token, or None for a wrong name or password.
+        """Start a session and return its token; None for a wrong name or password.
 
         Raises:
             TooManyAttemptsError: after too many wrong passwords.
@@ -192,13 +184,6 @@ class Auth:
             session.flush()
             return attempt.id
 
-    def _keep_a_lead(self, session: Session, user: User) -> None:
-        """Refuse to take the role or the access from the last lead who has both."""
-        self.database.lock_table(session, User)  # two leads may do it to each other at once
-        other = select(User.id).where(User.role == "lead", User.active, User.id != user.id).limit(1)
-        if user.role == "lead" and user.active and session.scalar(other) is None:
-            raise UserError(f"{user.name} is the only lead who can sign in: make another one first")
-
 
 def _check_role(role: str) -> None:
     if role not in USER_ROLES:
@@ -217,13 +202,6 @@ def _verify(hashed: str, password: str) -> bool:
         return len(password) <= MAX_PASSWORD and _HASHER.verify(hashed, password)
     except VerificationError:
         return False
-
-
-def _user_by_name(session: Session, name: str) -> User:
-    user = session.scalar(select(User).where(User.name == normal_name(name)))
-    if user is None:
-        raise UserError(f"no user {name!r}")
-    return user
 
 
 def _hash_token(token: str) -> str:

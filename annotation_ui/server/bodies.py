@@ -29,11 +29,7 @@ class Body(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def check(cls, body: Any) -> Any:
-        """Refuse what cannot be stored.
-
-        Raises:
-            ValueError: if there is such a value; pydantic makes one line of it.
-        """
+        """Refuse what cannot be stored; pydantic makes one line of the error."""
         level = [body]
         for _ in range(MAX_DEPTH):
             level = [inner for value in level for inner in _inner_values(value)]

@@ -52,11 +52,7 @@ class Checkpoints:
         return status
 
     def load(self, name: str) -> None:
-        """Start to load a model and return at once; `status` shows the progress.
-
-        Raises:
-            UserError: if no name is given.
-        """
+        """Start to load a model and return at once; `status` shows the progress."""
         name = name.strip()
         if not name:
             raise UserError("name a model: a folder, a hub name or a built-in one")
@@ -82,13 +78,7 @@ class Checkpoints:
             model.process.wait()
 
     def reply(self, name: str, messages: Messages) -> Iterator[tuple[str, str]]:
-        """Stream the model's reply.
-
-        Args:
-            name: the model; empty for the one that the lead has loaded.
-
-        Yields:
-            (name of the model, next piece of its reply).
+        """Yield a model's reply as (its name, the next piece); with an empty name, of the model that the lead has loaded.
 
         Raises:
             UserError: if there is no model, or it cannot answer.

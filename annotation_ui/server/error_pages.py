@@ -13,7 +13,7 @@ from sqlalchemy.exc import OperationalError
 from starlette.exceptions import HTTPException
 
 from annotation_ui.server.headers import PROTECTING
-from annotation_ui.server.health import database_error_line
+from annotation_ui.store.database import database_error_line
 
 LEADS_ONLY = "for leads only"
 _TITLES = {

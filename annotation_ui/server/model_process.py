@@ -44,11 +44,7 @@ class ChatModel:
         return f"{type(model).__name__}, {count} weights, {str(model.dtype).removeprefix('torch.')} on {model.device.type}"
 
     def reply(self, messages: list[dict[str, str]]) -> Iterator[str]:
-        """Sample a reply and yield its pieces as they are generated.
-
-        Raises:
-            UserError: if the conversation is longer than the model can read.
-        """
+        """Sample a reply and yield its pieces as they are generated."""
         import torch
         from transformers import TextIteratorStreamer
 

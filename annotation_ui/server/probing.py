@@ -30,14 +30,9 @@ class Probing:
         self._lock = threading.Lock()
 
     def add_message(self, user_id: int, assignment_id: int, text: str) -> tuple[str, Messages]:
-        """Store the labeler's message. An empty one asks for the reply again after a failure.
+        """Store the labeler's message; returns (name of the batch's checkpoint, the conversation).
 
-        Returns:
-            (name of the batch's checkpoint, the conversation).
-
-        Raises:
-            ConflictError: if the item is not open, or the model is still answering.
-            BadInputError: if there is nothing to reply to, or the text or the conversation is too long.
+        An empty message asks for the reply again after a failure.
         """
         context = self._judgments.load(user_id, assignment_id)
         if context.assignment.state != "leased" or context.assignment.transcript is None:

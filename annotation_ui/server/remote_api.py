@@ -25,7 +25,7 @@ from annotation_ui.reports.row_files import FORMATS
 from annotation_ui.server.bodies import Body, TaskName
 from annotation_ui.server.guard import API_PATH
 from annotation_ui.server.services import Services
-from annotation_ui.server.transfers import export_file, new_export_path, receive, uploads_of
+from annotation_ui.server.transfers import export_file, new_export_path, receive, uploaded
 from annotation_ui.store.audit import Actor
 from annotation_ui.store.importing import NewBatch, import_file
 from annotation_ui.store.schema import ApiToken
@@ -92,7 +92,7 @@ def add_remote_api(app: FastAPI, services: Services) -> None:
 
 
 def _add_batch_routes(router: APIRouter, services: Services, transfers: CapacityLimiter) -> None:
-    database, uploads = services.database, uploads_of(services.settings)
+    database = services.database
 
     @router.get("/batches", dependencies=[_token_with("read")])
     def batches() -> list[Json]:
@@ -114,10 +114,10 @@ def _add_batch_routes(router: APIRouter, services: Services, transfers: Capacity
     ) -> Json:
         """Make a batch of the rows in the body (JSON Lines), all or nothing."""
         batch = NewBatch(name, task, labelers_per_item, priority, rules, _checked_settings(task, settings), tuple(labeler))
-        key = await receive(uploads, request, "rows.jsonl")
+        key = await receive(services.settings, request, "rows.jsonl")
 
         def store() -> int:
-            with uploads.use(key) as path:
+            with uploaded(services.settings, key) as path:
                 return import_file(database, batch, path, "line", Actor(token.user_id, token.id))
 
         return {"batch": name, "items": await to_thread.run_sync(store, limiter=transfers)}

@@ -1,16 +1,25 @@
 """The settings of the server and the objects that its routes and pages share."""
 
+import shutil
+import threading
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from sqlalchemy.exc import DatabaseError
+
+from align.core.errors import UserError
 from annotation_ui.server.auth import Auth
 from annotation_ui.server.checkpoints import Checkpoints
-from annotation_ui.server.health import Health
 from annotation_ui.server.probing import Probing
 from annotation_ui.server.proxy import ProxySignIn
-from annotation_ui.store.database import Database
+from annotation_ui.store.database import Database, database_error_line
 from annotation_ui.store.judgments import Judgments
 from annotation_ui.store.leases import Leases
+from annotation_ui.store.schema import Heartbeat
+
+MIN_FREE = 32 * 2**20  # bytes; SQLite needs room to move its log into the database
+KEEP_SECONDS = 2.0  # anyone may ask, but not make the server write all the time
 
 
 @dataclass(frozen=True)
@@ -28,6 +37,39 @@ class Settings:
     def exports(self) -> Path:
         """The folder of the exports made on the lead's page."""
         return self.data_dir.resolve() / "exports"
+
+    @property
+    def uploads(self) -> Path:
+        """The folder of the files that a browser or a program has sent."""
+        return self.data_dir.resolve() / "uploads"
+
+
+class Health:
+    """Health check for /healthz: whether the server can store what labelers send, by storing something."""
+
+    def __init__(self, database: Database, folder: Path) -> None:
+        self._database, self._folder = database, folder
+        self._lock = threading.Lock()
+        self._checked_at, self._problem = float("-inf"), ""
+
+    def problem(self) -> str:
+        """Why nothing can be stored now; empty if it can."""
+        with self._lock:
+            if time.monotonic() - self._checked_at >= KEEP_SECONDS:
+                self._problem = self._find_problem()
+                self._checked_at = time.monotonic()
+            return self._problem
+
+    def _find_problem(self) -> str:
+        free = shutil.disk_usage(self._folder).free
+        if free < MIN_FREE:
+            return f"the disk is full: {free // 2**20} MiB are left"
+        try:
+            with self._database.write() as session:
+                session.merge(Heartbeat(id=1, at=time.time()))
+        except (DatabaseError, UserError) as error:
+            return f"the database cannot be written: {database_error_line(error)}"
+        return ""
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,6 @@ import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 from anyio import open_file
@@ -30,90 +29,64 @@ _UPLOAD = re.compile(r"[0-9a-f]{32}")
 _EXPORT = re.compile(rf"[a-z_]+-[0-9-]{{15}}-[0-9a-f]{{8}}\.(?:{'|'.join(FORMATS)})(?:\.manifest\.json)?")
 
 
-@dataclass(frozen=True)
-class Uploads:
-    """Files that a browser has sent, each in a folder with an unguessable name."""
+@contextmanager
+def uploaded(settings: Settings, key: str) -> Iterator[Path]:
+    """The file of an upload, which is removed afterwards.
 
-    folder: Path
-
-    def clear(self) -> None:
-        """Make the folder and empty it: nothing that an earlier process received is still wanted."""
-        shutil.rmtree(self.folder, ignore_errors=True)
-        self.folder.mkdir(mode=0o700, parents=True)
-
-    def new(self, name: str) -> tuple[str, Path]:
-        """(the upload's key, a path for a file of this name)."""
-        if not name.isprintable() or "/" in name or name in ("", ".", "..") or len(name.encode()) > 255:
-            raise UserError("the name of the file is not valid: rename it")
-        key = secrets.token_hex(16)
-        (self.folder / key).mkdir(mode=0o700)
-        return key, self.folder / key / name
-
-    def drop(self, key: str) -> None:
-        """Remove an upload."""
-        shutil.rmtree(self.folder / key, ignore_errors=True)
-
-    @contextmanager
-    def use(self, key: str) -> Iterator[Path]:
-        """The file of an upload, which is removed afterwards.
-
-        Args:
-            key: the value that the page's files.js returned: a key, or the reason why there is none.
-        """
-        if not _UPLOAD.fullmatch(key):
-            raise UserError(key or "choose a file first")
-        paths = list((self.folder / key).glob("*"))
-        if len(paths) != 1:
-            raise UserError("the uploaded file is no longer there: choose it again")
-        try:
-            yield paths[0]
-        finally:
-            self.drop(key)
-
-
-def uploads_of(settings: Settings) -> Uploads:
-    """The uploads of this server."""
-    return Uploads(settings.data_dir.resolve() / "uploads")
+    Args:
+        key: the value that the page's files.js returned: a key, or the reason why there is none.
+    """
+    if not _UPLOAD.fullmatch(key):
+        raise UserError(key or "choose a file first")
+    paths = list((settings.uploads / key).glob("*"))
+    if len(paths) != 1:
+        raise UserError("the uploaded file is no longer there: choose it again")
+    try:
+        yield paths[0]
+    finally:
+        shutil.rmtree(settings.uploads / key, ignore_errors=True)
 
 
 def add_transfers(app: FastAPI, services: Services) -> None:
     """Add the routes that receive uploads and send exports; both are below /lead, which the guard keeps for leads."""
-    uploads = uploads_of(services.settings)
-    uploads.clear()
-    services.settings.exports.mkdir(parents=True, exist_ok=True)
-    services.settings.exports.chmod(0o700)
+    settings = services.settings
+    shutil.rmtree(settings.uploads, ignore_errors=True)  # nothing that an earlier process received is still wanted
+    for folder in (settings.uploads, settings.exports):
+        folder.mkdir(parents=True, exist_ok=True)
+        folder.chmod(0o700)
 
     @app.post(UPLOAD_PATH, include_in_schema=False)
     async def upload(request: Request, name: str) -> Response:
-        return JSONResponse({"upload": await receive(uploads, request, name)})
+        return JSONResponse({"upload": await receive(settings, request, name)})
 
     @app.get(EXPORT_PATH + "/{name}", include_in_schema=False)
     def download(name: str) -> Response:
-        return export_file(services.settings, name)
+        return export_file(settings, name)
 
 
-async def receive(uploads: Uploads, request: Request, name: str) -> str:
-    """Store the body of a request as an upload and return its key.
+async def receive(settings: Settings, request: Request, name: str) -> str:
+    """Store the body of a request as an upload, in a folder with an unguessable name, and return its key.
 
     Raises:
         HTTPException: if no file can have this name, or the body is too large, is broken off or cannot be stored.
     """
+    if not name.isprintable() or "/" in name or name in ("", ".", "..") or len(name.encode()) > 255:
+        raise HTTPException(422, "the name of the file is not valid: rename it")
+    key, received = secrets.token_hex(16), 0
+    folder = settings.uploads / key
+    folder.mkdir(mode=0o700)
     try:
-        key, path = uploads.new(name)
-    except UserError as error:
-        raise HTTPException(422, str(error)) from None
-    received = 0
-    try:
-        async with await open_file(path, "xb") as file:
+        async with await open_file(folder / name, "xb") as file:
             async for chunk in request.stream():
                 received += len(chunk)
                 if received > MAX_BYTES:
-                    raise UserError(f"{name}: larger than {MAX_BYTES // 2**20} MiB")
+                    raise HTTPException(413, f"{name}: larger than {MAX_BYTES // 2**20} MiB")
                 await file.write(chunk)
-    except (UserError, OSError, ClientDisconnect) as error:
-        uploads.drop(key)
-        reason = getattr(error, "strerror", None) or str(error) or "the upload was broken off"
-        raise HTTPException(413 if isinstance(error, UserError) else 507, reason) from None
+    except (HTTPException, OSError, ClientDisconnect) as error:
+        shutil.rmtree(folder, ignore_errors=True)
+        if isinstance(error, HTTPException):
+            raise
+        raise HTTPException(507, getattr(error, "strerror", None) or "the upload was broken off") from None
     return key
 
 

@@ -21,9 +21,8 @@ from sqlalchemy.orm import Session
 
 from align.core.errors import UserError
 from annotation_ui.client import is_web_address, webhook_key, webhook_signature
-from annotation_ui.server.health import database_error_line
 from annotation_ui.store import audit
-from annotation_ui.store.database import Database
+from annotation_ui.store.database import Database, database_error_line
 from annotation_ui.store.schema import Assignment, Batch, Item, WebhookEvent
 
 SECRET_VARIABLE = "ALIGN_WEBHOOK_SECRET"
@@ -125,11 +124,7 @@ class Webhook:
 
 
 def checked_key(url: str, secret: str) -> bytes:
-    """Check the webhook of the command line and return the key in its secret.
-
-    Raises:
-        UserError: if the address or the secret is not valid.
-    """
+    """Check the webhook of the command line and return the key in its secret."""
     if not is_web_address(url) or not url.isprintable():
         raise UserError(f"--webhook {url}: not an address (https://HOST/PATH)")
     if not secret:

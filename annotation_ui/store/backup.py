@@ -25,9 +25,6 @@ def back_up(source: Path, target: Path) -> None:
 
     The copy is written under a hidden name and gets its own once it is checked and on disk, so a killed process leaves no
     file of that name.
-
-    Raises:
-        UserError: if `target` exists or cannot be written, or the copy is damaged.
     """
     if target.exists():
         raise UserError(f"{target}: exists already")
@@ -50,13 +47,7 @@ def restore(backup: Path, file: Path) -> Path | None:
     """Put a backup in the place of a database that no process has open.
 
     The backup is checked and brought to the newest schema in a copy first. All sessions in it end. The old database is kept
-    under another name.
-
-    Args:
-        backup: a file that `back_up` wrote.
-
-    Returns:
-        The old database's new name; None if there was none.
+    under another name, which is returned.
 
     Raises:
         UserError: if the backup is not one, if a log beside it holds changes that it lacks, or if a process has the database

@@ -9,8 +9,8 @@ from sqlalchemy.orm import Session
 from align.core.errors import UserError
 from annotation_ui.store.database import Database
 from annotation_ui.store.leases import give_back_slot
-from annotation_ui.store.names import stored_name
 from annotation_ui.store.schema import Assignment, Batch, BatchLabeler, Item, Judgment, User
+from annotation_ui.store.users import stored_name
 
 MAX_NAME = 128
 MAX_LABELERS_PER_ITEM = 1000
@@ -67,17 +67,7 @@ def stored_settings(session: Session, batch: Batch) -> BatchSettings:
 
 
 def change_batch(database: Database, name: str, new: BatchSettings, version: int) -> int:
-    """Change the settings of a batch: all of them or, after an error, none.
-
-    Args:
-        version: the version of the batch that the lead has seen.
-
-    Returns:
-        The new version.
-
-    Raises:
-        UserError: if there is no such batch or labeler, another lead has changed it, or a setting is not valid.
-    """
+    """Change the settings of a batch, all or none, from the `version` that the lead has seen, and return the new version."""
     with database.write() as session:
         batch = _batch(session, name)
         if batch.version != version:
@@ -109,11 +99,7 @@ def set_open(database: Database, name: str, is_open: bool) -> None:
 
 
 def delete_batch(database: Database, name: str) -> bool:
-    """Delete a batch: permanently if it has no work, else it is closed and hidden, because judgments are never lost.
-
-    Returns:
-        Whether it was deleted permanently; if not, `restore_batch` brings it back.
-    """
+    """Delete a batch permanently (True) or, if it has work, close and hide it (False): judgments are never lost."""
     with database.write() as session:
         batch = _batch(session, name)
         judged = select(Judgment.id).join(Item, Item.id == Judgment.item_id).where(Item.batch_id == batch.id).limit(1)

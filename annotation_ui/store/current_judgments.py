@@ -1,5 +1,6 @@
 """Current judgments: neither undone nor replaced by an edit. Exports and the lead's tables use only these."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sqlalchemy import and_, func, select
@@ -24,7 +25,7 @@ class CurrentJudgment:
 def current_judgments(
     session: Session,
     tasks: tuple[str, ...],
-    batches: tuple[str, ...] = (),
+    batches: Sequence[str] = (),
     since: float | None = None,
     *,
     skips: bool = False,

@@ -84,7 +84,7 @@ class Database:
                     create_tables(connection)
                 (command.stamp if is_new else command.upgrade)(config, "head")
         except DatabaseError as error:
-            raise UserError(f"{where}: {str(error.orig).strip().splitlines()[0]}") from error
+            raise UserError(f"{where}: {database_error_line(error)}") from error
         except CommandError as error:
             raise UserError(f"{where}: another version of this app made it; use that one ({error})") from error
 
@@ -101,6 +101,11 @@ class Database:
 
     def close(self) -> None:
         self.engine.dispose()
+
+
+def database_error_line(error: DatabaseError | UserError) -> str:
+    """The database's own error message, in one line."""
+    return str(getattr(error, "orig", None) or error).strip().splitlines()[0]
 
 
 def _alembic_config() -> Config:

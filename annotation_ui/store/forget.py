@@ -10,8 +10,8 @@ from sqlalchemy.orm import Session
 from align.core.errors import UserError
 from annotation_ui.store import audit
 from annotation_ui.store.database import Database
-from annotation_ui.store.names import stored_name
-from annotation_ui.store.schema import ApiToken, Assignment, FailedSignIn, Judgment, SignIn, User
+from annotation_ui.store.schema import ApiToken, Assignment, FailedSignIn, Judgment, SignIn
+from annotation_ui.store.users import keep_a_lead, user_named
 from annotation_ui.tasks import Json
 
 FREE_TEXT = ("comment", "note", "reason")
@@ -30,17 +30,11 @@ def forget(database: Database, name: str) -> tuple[str, int]:
         (the pseudonym, the number of judgments whose remarks were blanked).
 
     Raises:
-        UserError: if there is no such user, no lead could sign in any more, or a program reads SQLite's log. In the last
-            case the changes are stored, and a call with the pseudonym empties the log.
+        UserError: also if a program reads SQLite's log. The changes are stored then; a call with the pseudonym empties it.
     """
     with database.write() as session:
-        database.lock_table(session, User)
-        user = session.scalar(select(User).where(User.name == stored_name(name)).with_for_update())
-        if user is None:
-            raise UserError(f"no user {name!r}")
-        other = select(User.id).where(User.role == "lead", User.active, User.id != user.id).limit(1)
-        if user.role == "lead" and user.active and session.scalar(other) is None:
-            raise UserError(f"{name} is the only lead who can sign in: make another one first")
+        user = user_named(session, name)
+        keep_a_lead(database, session, user)
         session.execute(delete(SignIn).where(SignIn.user_id == user.id))
         session.execute(delete(FailedSignIn).where(FailedSignIn.name == user.name))
         session.execute(update(Assignment).where(Assignment.user_id == user.id).values(draft=None))

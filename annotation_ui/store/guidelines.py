@@ -1,7 +1,6 @@
 """The guidelines of each task: Markdown in immutable versions; the app records who has opened which."""
 
 import re
-from dataclasses import dataclass
 
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
@@ -19,18 +18,6 @@ PACKAGE_GUIDELINES = package_data_root() / "forms" / "guidelines"
 _WRAPPED = re.compile(r"(?<=[^\n|])\n[ ]*(?![ ]*(?:[-*+] |\d+\. |[#>|]|\n|$))")
 
 
-@dataclass(frozen=True)
-class Version:
-    """One version of a task's guidelines; `number` counts from 1 for each task."""
-
-    number: int
-    id: int
-    text: str
-    author: str
-    created_at: float
-    readers: int
-
-
 def newest(session: Session, task: str) -> Guideline | None:
     """The version of a task's guidelines that labelers see."""
     return session.scalar(select(Guideline).where(Guideline.task == task).order_by(Guideline.id.desc()).limit(1))
@@ -46,14 +33,7 @@ def draft(task: str) -> str:
 
 
 def save(database: Database, task: str, text: str, author_id: int, edited: int) -> int:
-    """Store a new version of a task's guidelines and return its id.
-
-    Args:
-        edited: id of the version that the lead started from; 0 if there was none.
-
-    Raises:
-        UserError: if another lead has saved a version in the meantime, the text is the one in force, or it cannot be stored.
-    """
+    """Store a new version of a task's guidelines and return its id. `edited`: that of the version it was made from, or 0."""
     if len(text) > MAX_LENGTH or "\0" in text or not is_unicode(text):
         raise UserError(f"guidelines: must be text of at most {MAX_LENGTH} characters")
     with database.write() as session:
@@ -85,15 +65,12 @@ def mark_read(database: Database, guideline_id: int, user_id: int) -> None:
             session.add(GuidelineRead(guideline_id=guideline_id, user_id=user_id))
 
 
-def versions(session: Session, task: str) -> list[Version]:
-    """All versions, newest first, with the number of people who opened each."""
+def versions(session: Session, task: str) -> list[tuple[int, Guideline, str, int]]:
+    """(number, counted from 1 for each task; version; author's name; how many people have opened it), newest first."""
     readers = dict(
         session.execute(select(GuidelineRead.guideline_id, func.count()).group_by(GuidelineRead.guideline_id)).all()
     )
     query = select(Guideline, User.name).outerjoin(User, User.id == Guideline.author_id)
     rows = session.execute(query.where(Guideline.task == task).order_by(Guideline.id)).all()
-    numbered = [
-        Version(number, row.id, row.text, name or "", row.created_at, readers.get(row.id, 0))
-        for number, (row, name) in enumerate(rows, start=1)
-    ]
+    numbered = [(number, row, name or "", readers.get(row.id, 0)) for number, (row, name) in enumerate(rows, start=1)]
     return numbered[::-1]

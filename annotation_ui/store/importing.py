@@ -55,17 +55,7 @@ class NewBatch:
 
 
 def import_file(database: Database, batch: NewBatch, path: Path, name: str = "", by: Actor = SHELL) -> int:
-    """Make the batch from a file: all of it or, after an error, nothing.
-
-    Args:
-        name: what errors call the file (default: its path).
-
-    Returns:
-        The number of items.
-
-    Raises:
-        UserError: if the file cannot be read, or on the first row that is not valid.
-    """
+    """Make the batch from a file, all or nothing, and return the number of items. Errors call it by `name` (or its path)."""
     name = name or str(path)
     if path.suffix.lower() != ".jsonl":
         raise UserError(f"{name}: not a .jsonl file (one JSON object per line)")
@@ -102,9 +92,6 @@ def import_rows(database: Database, new: NewBatch, rows: Iterable[tuple[str, Jso
 
     The items are stored a few at a time, to let labelers' writes come in between. None is given out before all are
     stored. If the process is killed meanwhile, the same import can be started again under the same name.
-
-    Raises:
-        UserError: if the batch or a row is not valid; nothing is kept then.
     """
     batch, rules = _begin_batch(database, new)
     count, finished = 0, False

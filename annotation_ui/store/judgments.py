@@ -39,21 +39,6 @@ class AssignmentContext:
 
 
 @dataclass(frozen=True)
-class SavedDraft:
-    """What became of a draft.
-
-    Attributes:
-        held: whether the labeler still holds the item; if not, the slot is somebody else's.
-        stored: whether it was stored.
-        sequence: the number of the draft that is stored now.
-    """
-
-    held: bool
-    stored: bool
-    sequence: int
-
-
-@dataclass(frozen=True)
 class Judgments:
     """Reads and writes judgments and drafts in `leases.database`."""
 
@@ -68,15 +53,16 @@ class Judgments:
         with self.leases.database.read() as session:
             return _load_context(session, user_id, assignment_id)
 
-    def save_draft(
-        self, user_id: int, assignment_id: int, draft: Json, sequence: int, seen: int | None = None
-    ) -> SavedDraft:
+    def save_draft(self, user_id: int, assignment_id: int, draft: Json, sequence: int, seen: int | None = None) -> Json:
         """Store the draft unless a newer one is stored or another window wrote one, and renew the lease.
 
         Args:
             draft: the state that the page needs to continue; its `window` tells windows with the same item apart.
             sequence: the draft's number, which grows with each change.
             seen: the newest draft that this window knows; None overwrites what another window wrote.
+
+        Returns:
+            {held: whether the labeler still has the item, stored: whether the draft was, sequence: of the draft stored now}.
         """
         with self.leases.database.write() as session:
             assignment = _own_assignment(session, user_id, assignment_id)
@@ -87,7 +73,8 @@ class Judgments:
             stored = sequence > assignment.draft_seq and not unseen
             if stored:
                 assignment.draft, assignment.draft_seq = draft, sequence
-            return SavedDraft(self.leases.renew(session, assignment), stored, assignment.draft_seq)
+            held = self.leases.renew(session, assignment)
+            return {"held": held, "stored": stored, "sequence": assignment.draft_seq}
 
     def save_transcript(self, user_id: int, assignment_id: int, messages: list[dict[str, str]]) -> None:
         """Store a probing conversation. Only the server calls this, never with messages from a browser.
@@ -171,11 +158,7 @@ class Judgments:
     def history(
         self, user_id: int, before: int | None = None, limit: int = 20
     ) -> list[tuple[Judgment, Item, str, list[Json]]]:
-        """The labeler's judgments that count now, newest first.
-
-        Returns:
-            (judgment, item, name of the task, rules that were in force) for each.
-        """
+        """The labeler's judgments that count now, newest first, each with its item, task and the rules then in force."""
         query = (
             select(Judgment, Item, Assignment.task, RuleSet.content)
             .join(Assignment, Assignment.current_id == Judgment.id)

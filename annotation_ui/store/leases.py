@@ -34,18 +34,14 @@ class Leases:
     def next(self, user_id: int, task: str, takes_slots: bool = True) -> Assignment | None:
         """The labeler's open assignment (a refresh, another device), else an expired one that is still free, else a new one.
 
-        Args:
-            takes_slots: whether the user takes labelers' slots; a lead who only looks at the page must not.
-
-        Returns:
-            The assignment, or None if no item of the task is left for this labeler.
+        A lead who only looks at the page takes no slots. None: no item of the task is left for this labeler.
         """
         self.collect_expired()
         with self.database.write() as session:
             session.execute(
                 select(User.id).where(User.id == user_id).with_for_update(key_share=True)
             )  # one claim per labeler at a time
-            leased = _leased_assignment(session, user_id, task, takes_slots)
+            leased = session.scalar(_own_assignments(user_id, task, "leased", takes_slots).limit(1))
             if leased is not None:
                 leased.expires_at = time.time() + self.seconds
                 return leased
@@ -53,11 +49,7 @@ class Leases:
             return resumed or (self._claim(session, user_id, task) if takes_slots else None)
 
     def renew(self, session: Session, assignment: Assignment) -> bool:
-        """Extend a lease, or open an assignment again: an expired or skipped one if a slot is free.
-
-        Returns:
-            Whether the labeler holds the item.
-        """
+        """Extend a lease, or open an assignment again (an expired or skipped one if a slot is free); whether it is held."""
         has_slot = assignment.state in ("leased", "done") or assignment.adjudication
         if not has_slot and not _take_slot(session, assignment.item_id):
             return False
@@ -145,10 +137,6 @@ def is_given_to(user_id: int | BindParameter[int]) -> ColumnElement[bool]:
     """Condition that a batch is given out to a labeler: it is open, and names this labeler or none."""
     named = select(BatchLabeler.user_id).where(BatchLabeler.batch_id == Batch.id)
     return and_(Batch.open, or_(~named.exists(), named.where(BatchLabeler.user_id == user_id).exists()))
-
-
-def _leased_assignment(session: Session, user_id: int, task: str, takes_slots: bool) -> Assignment | None:
-    return session.scalar(_own_assignments(user_id, task, "leased", takes_slots).limit(1))
 
 
 def _own_assignments(user_id: int, task: str, state: str, takes_slots: bool) -> Select[Assignment]:

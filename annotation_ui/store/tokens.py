@@ -41,9 +41,6 @@ class Tokens:
             name: tells tokens apart; it is not used again, even after the token is revoked.
             scopes: keys of `SCOPES`.
             user_id: the lead who makes it; None on the shell.
-
-        Raises:
-            UserError: if the name or a scope is not valid, or the name is taken.
         """
         if not _NAME.fullmatch(name):
             raise UserError(f"token name {name!r}: letters, digits, '.', '_' and '-' only, at most 64")

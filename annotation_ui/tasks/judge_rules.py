@@ -40,11 +40,6 @@ def verdict_attributes(rows: Sequence[Json]) -> Iterable[Json]:
     return [row for row in found.values() if row["attributes"]]
 
 
-def verdict_marks(verdicts: Json) -> set[str]:
-    """The rules that were not judged as followed, with their verdicts."""
-    return {f"{rule}: {given['verdict']}" for rule, given in verdicts.items() if given["verdict"] != "follows"}
-
-
 _ADDRESS = re.compile(r"https?://[^\s<>()\[\]\"']+")
 
 
@@ -144,7 +139,8 @@ class JudgeRules(Task):
         return {rule: judged["verdict"] for rule, judged in answer["verdicts"].items()}
 
     def marks(self, answer: Json) -> set[str]:
-        return verdict_marks(answer["verdicts"])
+        """The rules that were not judged as followed, with their verdicts."""
+        return {f"{rule}: {given['verdict']}" for rule, given in answer["verdicts"].items() if given["verdict"] != "follows"}
 
 
 def verdict_name(rules: Sequence[Json], rule: str, verdict: str) -> str:

@@ -97,7 +97,8 @@ class Rank(Task):
         return {**checked, **written, **comment_field(answer)}
 
     def canonical(self, answer: Json, order: list[int]) -> Json:
-        return {**answer, **{field: unshuffle(answer[field], order) for field in PER_RESPONSE if field in answer}}
+        places = [order.index(index) for index in range(len(order))]  # where each response of the item was shown
+        return self.shown(answer, places)
 
     def shown(self, answer: Json, order: list[int]) -> Json:
         return {
@@ -138,11 +139,12 @@ class Rank(Task):
         places_given = [_doubled_places(answer["ranks"]) for answer in answers]
         totals = [sum(given[i] for given in places_given) for i in range(size)]
         places = {total: place for place, total in enumerate(sorted(set(totals)), start=1)}
+        written = list(dict.fromkeys(text for answer in answers for text in answer.get("better", ())))
         return {
             "ranks": [places[total] for total in totals],
             "ratings": [_mean_rating([answer["ratings"][i] for answer in answers]) for i in range(size)],
             "flags": [_majority_flags([answer["flags"][i] for answer in answers]) for i in range(size)],
-            **better_answers(answers),
+            **({"better": written} if written else {}),
             **joined_comments(answers),
         }
 
@@ -159,20 +161,6 @@ class Rank(Task):
 
     def marks(self, answer: Json) -> set[str]:
         return {flag for flags in answer["flags"] for flag in flags}
-
-
-def unshuffle(values: list[Any], order: list[int]) -> list[Any]:
-    """Bring values from the shown order back to the item's: `order[i]` is the item's index of the response shown i-th."""
-    original = [None] * len(values)
-    for position, index in enumerate(order):
-        original[index] = values[position]
-    return original
-
-
-def better_answers(answers: Sequence[Json]) -> Json:
-    """The answers that several labelers wrote, each once, as `better`; nothing if there is none."""
-    written = list(dict.fromkeys(text for answer in answers for text in answer.get("better", ())))
-    return {"better": written} if written else {}
 
 
 def _doubled_places(ranks: list[int]) -> list[int]:

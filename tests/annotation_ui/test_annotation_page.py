@@ -7,18 +7,18 @@ from pathlib import Path
 from sqlalchemy import select
 
 from annotation_ui.cli import _parser, main
-from annotation_ui.rendering import render_limits
+from annotation_ui.rendering import markdown
 from annotation_ui.reports import counts
 from annotation_ui.reports.export import records
-from annotation_ui.server import auth, health
-from annotation_ui.server.services import Settings, make_services
+from annotation_ui.server import auth
+from annotation_ui.server.services import MIN_FREE, Settings, make_services
 from annotation_ui.store import importing, rule_sets
 from annotation_ui.store.database import DATA_DIR, Database, sqlite_url
 from annotation_ui.store.judgments import Judgments
 from annotation_ui.store.leases import ATTENTION_EVERY, Leases
 from annotation_ui.store.schema import User
 from annotation_ui.tasks import TASKS, fields
-from tests.annotation_ui.running import ROOT, do
+from tests.annotation_ui.running import ROOT, do, stored
 from tests.files import read_rows, write_rows
 
 PAGE = (ROOT / "docs" / "annotation.md").read_text(encoding="utf-8")
@@ -48,8 +48,7 @@ def test_the_first_commands_lead_from_samples_to_a_file_for_training(tmp_path, m
     assert [main(words) for words in before] == [0, 0, 0]
     assert "new database: " in capsys.readouterr().err
     database = Database(sqlite_url(DATA_DIR))
-    with database.read() as session:
-        users = list(session.scalars(select(User.id)))
+    users = stored(database, select(User.id))
     for user in users:
         for _ in samples:
             do(Judgments(Leases(database)), user, "rank", {"ranks": [1, 2, 3]})
@@ -74,7 +73,7 @@ def test_the_commands_of_a_team_work_on_its_database_alone(database_url, tmp_pat
 def test_the_tables_name_every_task_tab_and_record(database, tmp_path):
     import gradio as gr  # takes seconds, which tests of other files need not wait for
 
-    from annotation_ui.lead_tabs.page import lead_page
+    from annotation_ui.app import lead_page
 
     assert [row[:2] for row in rows_of_table("`--task`")] == [[task.name, task.title] for task in TASKS.values()]
     for (record, tasks), (named, made_from, _) in zip(records().items(), rows_of_table("record"), strict=True):
@@ -100,10 +99,10 @@ def test_the_numbers_are_those_of_the_code():
         f"and {auth.NAME_FAILURES} block it from everywhere",
         f"Passwords have {auth.MIN_PASSWORD} characters or more",
         f"`--lease-minutes`, {settings.lease_minutes:g}",
-        f"more than {render_limits.MAX_MARKDOWN:,} characters",
-        f"more than {render_limits.MAX_SECONDS} s of computing",
-        f"more than {render_limits.MAX_HTML:,} characters of HTML",
-        f"less than {health.MIN_FREE // 2**20} MiB are free",
+        f"more than {markdown.MAX_MARKDOWN:,} characters",
+        f"more than {markdown.MAX_SECONDS} s of computing",
+        f"more than {markdown.MAX_HTML:,} characters of HTML",
+        f"less than {MIN_FREE // 2**20} MiB are free",
     ):
         assert statement in FLAT, statement
 

@@ -143,13 +143,6 @@ def test_accuracies_are_found_again_and_posteriors_beat_the_majority():
     assert all(sum(answers.values()) == pytest.approx(1) for answers in found.posteriors.values())
 
 
-def test_one_good_labeler_outweighs_two_who_guess():
-    rows, _ = simulate(random.Random(5), {"ann": 0.97, "ben": 0.97, "x": 0.34, "y": 0.34}, 400, 4)
-    rows += [("split", "ann", "a"), ("split", "x", "b"), ("split", "y", "b")]
-    answers = estimate_reliability(rows).posteriors["split"]
-    assert max(answers, key=answers.__getitem__) == "a"
-
-
 def test_units_with_one_answer_get_a_posterior_but_do_not_make_a_labeler_known():
     rows, _ = simulate(random.Random(7), {"ann": 0.9, "bob": 0.8, "cy": 0.6}, 300, 3)
     alone = [(f"alone {number}", "solo", "a") for number in range(20)]

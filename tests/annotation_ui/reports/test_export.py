@@ -24,7 +24,7 @@ from annotation_ui.store import guidelines, rule_sets
 from annotation_ui.store.schema import Judgment
 from annotation_ui.tasks.judge_rules import verdict_attributes
 from annotation_ui.tasks.rankings import ranking_attributes
-from tests.annotation_ui.running import add_batch, add_users, do, rank_rows
+from tests.annotation_ui.running import add_batch, add_users, do, rank_rows, stored
 
 
 def test_rankings_raw_pairs_and_aggregated(database, judgments):
@@ -55,14 +55,22 @@ def test_every_exported_row_is_a_record_that_training_reads(database, judgments)
     add_batch(database, [("t", {"prompt": "p"})], "demonstrate")
     talk = {"prompt": "p", "response": "r"}
     add_batch(database, [("t", talk)], "rules", rule_set=own_rules(database))
+    add_batch(database, [("t", talk)], "edit")
+    add_batch(database, [("t", talk)], "spans")
     (ann,) = add_users(database, "ann")
     do(judgments, ann, "rank", {"ranks": [2, 1], "ratings": [None, 7], "flags": [[], ["violent"]]})
     do(judgments, ann, "rank", {"ranks": [1, 1], "ratings": [4, 4], "flags": [[], []]})
     do(judgments, ann, "demonstrate", {"completion": "c"})
     do(judgments, ann, "rules", {"verdicts": {"a": {"verdict": "unsure", "note": "n"}}})
+    do(judgments, ann, "edit", {"completion": "corrected", "outcome": "corrected"})
+    do(judgments, ann, "spans", {"spans": [{"start": 0, "end": 1, "type": "incorrect"}]})
     (ranking,) = rows_to_export(database, Selection("rankings"))
     assert (ranking["responses"], ranking["model"], ranking["some_rated"]) == (["a", "b"], ["x", "y"], [None, 7])
     assert len(rows_to_export(database, Selection("rankings", all_tied=True))) == 2
+    assert {convert_row(row, Ranking)[1][0].responses for row in rows_to_export(database, Selection("pairs"))} == {
+        ("b", "a"),
+        ("corrected", "r"),
+    }
     kinds = {"rankings": Ranking, "pairs": None, "rule_judgments": RuleJudgment, "demonstrations": Demonstration}
     kinds |= {"skips": None, "attributes": AttributeJudgment, "spans": None}
     assert set(kinds) == set(records())
@@ -110,11 +118,10 @@ def test_gold_time_and_batches_select(database, judgments):
     settings = {"attention_every": 1}
     first, second = add_batch(database, rows, priority=1, settings=settings), add_batch(database, rank_rows(1, 2))
     (ann,) = add_users(database, "ann")
-    blank = {"ratings": [None, None], "flags": [[], []]}
-    do(judgments, ann, "rank", {"ranks": [1, 2], **blank})
-    do(judgments, ann, "rank", {"ranks": [2, 1], **blank})
+    do(judgments, ann, "rank", {"ranks": [1, 2]})
+    do(judgments, ann, "rank", {"ranks": [2, 1]})
     later = time.time()
-    do(judgments, ann, "rank", {"ranks": [2, 1], **blank})
+    do(judgments, ann, "rank", {"ranks": [2, 1]})
     assert len(rows_to_export(database, Selection("rankings"))) == 2
     assert len(rows_to_export(database, Selection("rankings", include_gold=True))) == 3
     assert [row["ranks"] for row in rows_to_export(database, Selection("rankings", since=later))] == [[2, 1]]
@@ -132,7 +139,7 @@ def test_the_busiest_labelers_have_a_color_each_and_the_rest_one_together(databa
     add_batch(database, rank_rows(3, 2), labelers_per_item=4)
     for labeler, count in zip(add_users(database, "ann", "bob", "cem", "dee"), (1, 3, 2, 1), strict=True):
         for _ in range(count):
-            do(judgments, labeler, "rank", {"ranks": [1, 2], "ratings": [None, None], "flags": [[], []]})
+            do(judgments, labeler, "rank", {"ranks": [1, 2]})
     with database.read() as session:
         rows = overview.per_day(session, "rank", most=2)
         each = overview.per_day(session, "rank", most=3)  # nobody is "1 others"
@@ -159,7 +166,7 @@ def test_files_manifest_and_hash(database, judgments, tmp_path, kind):
     add_batch(database, [("t", {"prompt": hostile, "responses": ["+1", "\u2028ok\0"]})])
     ann, boss = add_users(database, "ann", "boss")
     guidelines.save(database, "rank", "Be fair.", boss, edited=0)
-    do(judgments, ann, "rank", {"ranks": [1, 2], "ratings": [None, None], "flags": [[], []]})
+    do(judgments, ann, "rank", {"ranks": [1, 2]})
     path = tmp_path / f"out.{kind}"
     manifest = export(database, Selection("rankings"), path)
     content = path.read_bytes()
@@ -185,9 +192,8 @@ def test_rows_have_the_time_and_the_seconds_of_their_judgment(database, judgment
     (ann,) = add_users(database, "ann")
     do(judgments, ann, "rank", {"ranks": [1, 2, 3, 4]})
     judgments.skip(ann, judgments.leases.next(ann, "rank").id, "skip-request", "", 2.0)
-    with database.read() as session:
-        stored = session.scalars(select(Judgment).order_by(Judgment.id)).all()
-    for record, judgment in zip(("rankings", "skips"), stored, strict=True):
+    made = stored(database, select(Judgment).order_by(Judgment.id))
+    for record, judgment in zip(("rankings", "skips"), made, strict=True):
         (row,) = rows_to_export(database, Selection(record, times=True))
         assert datetime.fromisoformat(row.pop("judged_at")).timestamp() == int(judgment.created_at)
         assert row.pop("seconds") == round(judgment.seconds, 1)

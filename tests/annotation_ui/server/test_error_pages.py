@@ -7,10 +7,10 @@ import pytest
 from playwright.sync_api import expect
 from sqlalchemy import text
 
-from annotation_ui.server import health
+from annotation_ui.server import services
 from annotation_ui.server.auth import Auth
 from annotation_ui.server.headers import COOKIE
-from annotation_ui.server.health import KEEP_SECONDS, Health
+from annotation_ui.server.services import KEEP_SECONDS, Health
 from tests.annotation_ui.pages import open_task
 from tests.annotation_ui.running import Client, Server, form
 
@@ -112,5 +112,5 @@ def test_what_is_gone_or_needs_a_session_is_a_page(own_server, browser):
 
 def test_little_space_counts_as_a_full_disk(database, tmp_path, monkeypatch):
     assert Health(database, tmp_path).problem() == ""
-    monkeypatch.setattr(health, "MIN_FREE", 2**62)
+    monkeypatch.setattr(services, "MIN_FREE", 2**62)
     assert Health(database, tmp_path).problem().startswith("the disk is full: ")

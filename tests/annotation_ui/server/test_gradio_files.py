@@ -12,7 +12,7 @@ from sqlalchemy import select
 from annotation_ui.server.services import Settings, make_services
 from annotation_ui.store.schema import Judgment
 from annotation_ui.tasks import task_settings
-from tests.annotation_ui.running import ROOT, Client, Server
+from tests.annotation_ui.running import ROOT, Client, Server, stored
 
 
 def file_data(path):
@@ -146,10 +146,7 @@ def test_acknowledged_judgments_survive_attacks_and_a_second_process_and_a_kill(
         ann, boss = Client(server, server.token("ann")), Client(server, server.token("boss", "lead"))
 
         def submit(count):
-            for _ in range(count):
-                request = {"request_id": secrets.token_hex(8), "answer": {"ranks": [1, 2, 3, 4]}, "seconds": 1}
-                assert ann("POST", f"/api/assignments/{ann.next()['assignment']}/submit", request)[0] == 200
-                acknowledged.append(request["request_id"])
+            acknowledged.extend(ann.submit()["request_id"] for _ in range(count))
 
         def second_process(*words):
             command = [sys.executable, "-m", "annotation_ui.cli", "--database", server.database_url, *words]
@@ -165,7 +162,5 @@ def test_acknowledged_judgments_survive_attacks_and_a_second_process_and_a_kill(
         submit(10)
         server.kill()
         server.start()
-        with server.database.read() as session:
-            stored = session.scalars(select(Judgment.request_id).order_by(Judgment.id)).all()
-        assert stored == acknowledged
+        assert stored(server.database, select(Judgment.request_id).order_by(Judgment.id)) == acknowledged
     assert database.stat().st_mode & 0o777 == 0o600

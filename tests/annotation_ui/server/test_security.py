@@ -3,13 +3,12 @@
 import http.client
 import json
 import secrets
-from pathlib import Path
 
 import pytest
 
 from annotation_ui.server.guard import MAX_BODY
 from annotation_ui.server.headers import COOKIE
-from tests.annotation_ui.running import ROOT, Client
+from tests.annotation_ui.running import Client
 
 
 def test_nobody_reads_or_changes_anothers_work_through_any_route(ann, bob):
@@ -121,13 +120,6 @@ def test_a_probes_conversation_cannot_be_forged(ann):
     status, _, text = ann("POST", here, {"request_id": secrets.token_hex(8), "answer": answer, "seconds": 1})
     assert status == 422
     assert "talk to the model first" in text
-
-
-def test_the_leads_page_serves_no_file_but_its_exports(boss):
-    database = boss.server.folder / "annotations.db"
-    around = f"{boss.server.folder}/exports/../annotations.db"
-    for path in (database, Path("/etc/passwd"), ROOT / "pyproject.toml", around):
-        assert boss("GET", f"/lead/gradio_api/file={path}")[0] in (400, 403, 404), path
 
 
 def test_every_answer_carries_the_protecting_headers(ann):

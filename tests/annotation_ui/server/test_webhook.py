@@ -19,7 +19,7 @@ from annotation_ui.store.batches import BatchSettings, change_batch, delete_batc
 from annotation_ui.store.judgments import Judgments
 from annotation_ui.store.leases import Leases
 from annotation_ui.store.schema import Batch, WebhookEvent
-from tests.annotation_ui.running import Server, add_batch, add_users, do, fake_server
+from tests.annotation_ui.running import Server, add_batch, add_users, do, fake_server, stored
 from tests.ports import free_port
 
 SECRET = base64.b64encode(b"k" * 32).decode()
@@ -34,8 +34,7 @@ def receiver(*statuses, headers=()):
 
 
 def events(database):
-    with database.read() as session:
-        return list(session.scalars(select(WebhookEvent).order_by(WebhookEvent.id)))
+    return stored(database, select(WebhookEvent).order_by(WebhookEvent.id))
 
 
 def due_now(database):
@@ -90,8 +89,7 @@ def test_a_skipped_item_a_deleted_batch_and_more_labelers_per_item(database):
         do(judgments, ben, "rank", ANSWER)
         webhook.look()
         assert len(got) == 1
-        with database.read() as session:
-            batch = session.scalars(select(Batch)).one()
+        (batch,) = stored(database, select(Batch))
         change_batch(database, name, BatchSettings(name, labelers_per_item=2), batch.version)
         webhook.look()
         assert len(got) == 1

@@ -8,7 +8,7 @@ from annotation_ui.reports.export import Selection, rows_to_export
 from annotation_ui.server.auth import Auth
 from annotation_ui.store.schema import Assignment, Batch, Item, Judgment, SignIn
 from tests.annotation_ui.pages import Held, exported, open_task
-from tests.annotation_ui.running import do
+from tests.annotation_ui.running import do, stored
 
 PASSWORD = "correct horse battery"
 
@@ -363,6 +363,5 @@ def test_an_answer_that_was_opened_is_kept_as_it_was(server, browser):
     page.keyboard.press("Escape")
     expect(page.locator(".conversation")).to_contain_text("Prompt 2")  # back at the open item
     assert [row["ranks"] for row in exported(server, batch)] == [[1, 2, 3, 4]] * 2
-    with server.database.read() as session:
-        kinds = session.scalars(select(Judgment.kind).order_by(Judgment.id.desc()).limit(2)).all()
+    kinds = stored(server.database, select(Judgment.kind).order_by(Judgment.id.desc()).limit(2))
     assert kinds == ["submit", "submit"]

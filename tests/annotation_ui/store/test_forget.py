@@ -16,7 +16,7 @@ from annotation_ui.store.judgments import Judgments
 from annotation_ui.store.leases import Leases
 from annotation_ui.store.schema import Assignment, Judgment, User
 from annotation_ui.store.tokens import Tokens
-from tests.annotation_ui.running import add_batch, add_users, do
+from tests.annotation_ui.running import add_batch, add_users, do, stored
 
 SECRET = "My-sister-Grete-told-me-so"
 
@@ -145,8 +145,7 @@ def test_access_ends_and_a_lead_is_left(database):
         forget(database, "boss")
     auth.create_user("other", "lead")
     session = auth.sign_in("boss", password, "here")
-    with database.read() as read:
-        boss = read.scalars(select(User.id).where(User.name == "boss")).one()
+    (boss,) = stored(database, select(User.id).where(User.name == "boss"))
     token = Tokens(database).create("t", ("read",), boss)
     pseudonym, blanked = forget(database, "boss")
     assert blanked == 0

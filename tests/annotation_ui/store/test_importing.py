@@ -55,13 +55,12 @@ def test_a_file_may_begin_with_a_byte_order_mark(database, tmp_path):
 def test_a_raised_overlap_reaches_those_who_passed_the_item(database, leases, judgments):
     name = add_batch(database, 2)
     ann, bob = add_users(database, "ann", "bob")
-    blank = {"ratings": [None] * 4, "flags": [[]] * 4}
     for user in (ann, bob):
-        do(judgments, user, "rank", {"ranks": [1, 2, 3, 4], **blank})
+        do(judgments, user, "rank", {"ranks": [1, 2, 3, 4]})
     assert leases.next(ann, "rank") is None
     assert change_batch(database, name, BatchSettings(name, 2), version=1) == 2
-    do(judgments, ann, "rank", {"ranks": [1, 2, 3, 4], **blank})
-    do(judgments, bob, "rank", {"ranks": [1, 2, 3, 4], **blank})
+    do(judgments, ann, "rank", {"ranks": [1, 2, 3, 4]})
+    do(judgments, bob, "rank", {"ranks": [1, 2, 3, 4]})
     assert leases.next(ann, "rank") is leases.next(bob, "rank") is None
 
 

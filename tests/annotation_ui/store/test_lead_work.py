@@ -10,7 +10,7 @@ from annotation_ui.reports import overview
 from annotation_ui.reports.browsing import Filter, browse_items, browse_judgments, item_history
 from annotation_ui.reports.export import Selection, rows_to_export
 from annotation_ui.reports.labeler_report import items_behind_reliability, labeler_rows
-from annotation_ui.server.adjudication import next_decision
+from annotation_ui.server.api import next_decision
 from annotation_ui.store.batches import change_batch, delete_batch, restore_batch, stored_settings
 from annotation_ui.store.importing import NewBatch, import_rows
 from annotation_ui.store.judgments import Judgments
@@ -239,8 +239,8 @@ def test_a_lead_goes_from_disagreement_to_disagreement_and_takes_no_slot(databas
     leases = judgments.leases
 
     def decide(item=None):
-        decision = next_decision(leases, boss, "rank", item)
-        return decision and (decision.assignment.item_id, decision.left)
+        assignment, _, left = next_decision(leases, boss, "rank", item)
+        return assignment and (assignment.item_id, left)
 
     assert decide() == decide() == (3, 2)  # the worst, and the same after a refresh
     assert decide(2) == (2, 2)

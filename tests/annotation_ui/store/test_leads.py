@@ -14,7 +14,7 @@ from annotation_ui.server.headers import COOKIE
 from annotation_ui.store import guidelines
 from annotation_ui.store.batches import BatchSettings, change_batch
 from annotation_ui.store.schema import Assignment, Batch, Item, Judgment, SignIn, User
-from tests.annotation_ui.running import add_batch, add_users, do
+from tests.annotation_ui.running import add_batch, add_users, do, stored
 
 RANKS = {"ranks": [1, 2, 3, 4]}
 
@@ -27,8 +27,7 @@ def test_a_lead_takes_no_labelers_slot_not_even_after_a_decision(ann, boss):
     request = {"request_id": secrets.token_hex(8), "answer": RANKS, "seconds": 1}
     assert ann("POST", f"/api/assignments/{first}/submit", request)[0] == 200
     assert json.loads(boss("POST", "/api/tasks/rank/next", {})[2])["item"] is None
-    with ann.server.database.read() as session:
-        item_id = session.scalars(select(Assignment.item_id).where(Assignment.id == first)).one()
+    (item_id,) = stored(ann.server.database, select(Assignment.item_id).where(Assignment.id == first))
     assert boss.next() is None  # a decision is no work
     opened = json.loads(boss("POST", "/api/decide/rank/next", {"item": item_id})[2])["item"]
     assert opened["others"]
@@ -125,5 +124,5 @@ def test_a_new_version_of_guidelines_is_unread_until_it_is_opened(database, judg
     with pytest.raises(UserError, match="nothing has changed"):
         guidelines.save(database, "rank", "Be kind and brief.", boss, edited=second)
     with database.read() as session:
-        listed = [(each.number, each.text, each.author, each.readers) for each in guidelines.versions(session, "rank")]
+        listed = [(number, each.text, *more) for number, each, *more in guidelines.versions(session, "rank")]
     assert listed == [(2, "Be kind and brief.", "boss", 0), (1, "Be kind.", "boss", 1)]

@@ -19,7 +19,7 @@ from annotation_ui.store.leases import Leases
 from annotation_ui.store.schema import Assignment, Base, Item, Judgment
 from annotation_ui.tasks import BadInputError
 from tests.annotation_ui import postgres
-from tests.annotation_ui.running import add_batch, add_users, do, rank_rows
+from tests.annotation_ui.running import add_batch, add_users, do, rank_rows, stored
 
 ANSWER = {"ranks": [1, 2, 2, 3]}
 
@@ -85,8 +85,7 @@ def test_undo_reopens_the_last_judgment_as_it_was_and_all_rows_stay(database, le
     reopened = leases.next(ann, "rank")
     assert reopened.id == first.id
     assert submit(judgments, ann, first, "three", {"ranks": [4, 3, 2, 1]}).kind == "edit"
-    with database.read() as session:
-        rows = session.scalars(select(Judgment).order_by(Judgment.id)).all()
+    rows = stored(database, select(Judgment).order_by(Judgment.id))
     assert [(row.kind, row.answer and row.answer["ranks"]) for row in rows] == [
         ("submit", [1, 2, 2, 3]),
         ("undo", None),
@@ -158,8 +157,7 @@ def test_a_request_id_stands_for_one_request(database, leases, judgments):
     assert judgments.skip(ann, second.id, "two", "unclear", 1).id == skipped.id
     assert judgments.undo(ann, "rank", "three").id == second.id
     assert judgments.undo(ann, "rank", "three").id == second.id  # a repeat takes back nothing more
-    with database.read() as session:
-        assert session.scalars(select(Judgment.kind).order_by(Judgment.id)).all() == ["submit", "skip", "undo"]
+    assert stored(database, select(Judgment.kind).order_by(Judgment.id)) == ["submit", "skip", "undo"]
 
 
 def test_requests_at_the_same_time_are_as_if_one_came_after_the_other(database, leases, judgments):
@@ -277,7 +275,7 @@ FULL_ANSWER = {"ranks": [2, 1, 3, 3], "ratings": [None] * 4, "flags": [[], ["hal
 def counted(database, user, midnight=0):
     with database.read() as session:
         counts = labeler_counts(session, user, "rank", midnight)
-    return counts.done, counts.done_of_open, counts.left, counts.today
+    return counts["done"], counts["done_of_open"], counts["left"], counts["today"]
 
 
 def test_comments_are_exported_and_aggregated(database, judgments):
@@ -317,7 +315,7 @@ def test_counts_follow_what_a_labeler_does(database, judgments):
     add_batch(database, 1200)
     with database.read() as session:
         counts = labeler_counts(session, ann, "rank", 0)
-    assert (counts.left, counts.more_left) == (1000, True)
+    assert (counts["left"], counts["more_left"]) == (1000, True)
 
 
 def test_a_window_does_not_overwrite_what_it_has_not_seen(database, judgments):
@@ -327,8 +325,8 @@ def test_a_window_does_not_overwrite_what_it_has_not_seen(database, judgments):
 
     def save(window, sequence, seen):
         saved = judgments.save_draft(ann, opened.id, {"state": {}, "window": window}, sequence, seen)
-        assert saved.held
-        return saved.stored, saved.sequence
+        assert saved["held"]
+        return saved["stored"], saved["sequence"]
 
     assert save("one", 1, 0) == (True, 1)
     assert save("one", 2, 0) == (True, 2)  # its own draft, even if the answer to the first was lost
@@ -345,5 +343,4 @@ def test_a_new_database_has_the_newest_schema(database):
     assert database.revisions()[0] == database.revisions()[1]
     add_batch(database, 1)
     database.upgrade()  # of a database that is up to date
-    with database.read() as session:
-        assert session.scalars(select(Item.position)).all() == [0]
+    assert stored(database, select(Item.position)) == [0]

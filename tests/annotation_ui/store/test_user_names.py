@@ -6,8 +6,8 @@ from annotation_ui.reports.browsing import Filter, browse_items, browse_judgment
 from annotation_ui.reports.labeler_report import items_behind_reliability
 from annotation_ui.server.auth import Auth
 from annotation_ui.store.forget import forget
-from annotation_ui.store.names import normal_name, stored_name
 from annotation_ui.store.schema import FailedSignIn, User
+from annotation_ui.store.users import normal_name, stored_name
 from tests.annotation_ui.running import add_batch, add_users, do
 
 TYPED = "Jose\u0301"  # in two characters, as some keyboards and file systems write it

@@ -9,8 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from playwright.sync_api import expect
 
-from align import cli
-from annotation_ui.cli import main
 from annotation_ui.lead_tabs.items import difference_html
 from annotation_ui.reports.export import Selection, rows_to_export
 from annotation_ui.tasks import TASKS, BadInputError
@@ -28,7 +26,6 @@ from tests.annotation_ui.pages import (
     type_order,
 )
 from tests.annotation_ui.running import Client
-from tests.files import read_rows
 
 BOTH = in_pairs(("sqlite", "mouse"), ("postgresql", "keyboard"))
 ORIGINAL = "Paris is the capital of Spain.\n\nIt is **old**."
@@ -113,27 +110,6 @@ def test_none_is_good_so_a_better_one_is_written_while_ranking(any_server, brows
     assert "better" not in ranking
     press(page, "u")  # opened again with the text
     expect(page.locator(".better textarea")).to_have_value(better)
-
-
-def test_corrections_train_a_policy_and_a_reward_model(server, browser, tmp_path):
-    rows = [(f"t:{n}", {"prompt": f"Question {n}?", "response": f"Answer {n}."}) for n in range(4)]
-    batch = server.add_batch(rows, "edit")
-    page = open_task(server, browser, "trainer-of-edits", "edit")
-    for done in range(1, 5):
-        expect(page.locator("textarea")).to_have_value(f"Answer {done - 1}.")
-        page.locator("textarea").fill(f"The answer is {done}.")
-        page.click('[data-action="submit"]')
-        expect(page.locator(".count")).to_have_text(f"{done} done")
-    quiet = ["--report_to", "none", "--dtype", "float32", "--batch_size", "2"]
-    for record, stage in (("demonstrations", "sft"), ("pairs", "reward")):
-        path, output = tmp_path / f"{record}.jsonl", tmp_path / stage
-        words = ["--database", server.database_url, "--data-dir", str(tmp_path), "export", record, str(path)]
-        assert main([*words, "--batch", batch]) == 0
-        assert len(path.read_text().splitlines()) == 4
-        cli.main([stage, "--model", "tiny-gpt2", "--train_data", str(path), "--output_dir", str(output), *quiet])
-        metrics = read_rows(output / "metrics.jsonl")
-        assert any(0 < row.get("loss", 0) < 20 for row in metrics)
-        assert list(output.rglob("*.safetensors"))
 
 
 @pytest.mark.parametrize(

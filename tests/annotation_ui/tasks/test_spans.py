@@ -7,8 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from playwright.sync_api import expect
 
-from align import cli
-from annotation_ui.cli import main
 from annotation_ui.reports import overview
 from annotation_ui.reports.export import Selection, rows_to_export
 from annotation_ui.tasks import TASKS, BadInputError
@@ -16,7 +14,6 @@ from annotation_ui.tasks.spans import marked_characters
 from tests.annotation_ui.conftest import in_pairs
 from tests.annotation_ui.pages import handed_in, open_task, press
 from tests.annotation_ui.running import Client
-from tests.files import read_rows
 
 TYPES = "Irrelevant, Wrong-Grounding, Redundant"
 TEXT = "👍 Paris is old. It has 3 rivers. It has 3 rivers."
@@ -236,33 +233,3 @@ def test_disagreements_list_what_labelers_marked_differently(server):
         measures = {each["measure"]: each for each in overview.coefficients(session, "spans", (batch,))}
     assert row["agreement"] == 0
     assert "Krippendorff's alpha (nominal): any error" in measures
-
-
-def test_marked_errors_train_a_model_that_rewards_each_sentence(server, tmp_path):
-    rows = [(f"t:{n}", {"prompt": f"Question {n}?", "response": f"It is {n}. It is so."}) for n in range(6)]
-    batch = server.add_batch(rows, "spans", settings={"error_types": "wrong"})
-    labeler = Client(server, server.token("marks-trainer"))
-    for number in range(6):
-        here = f"/api/assignments/{labeler.next('spans')['assignment']}/submit"
-        spans = [{"start": 6, "end": 7, "type": "wrong"}]
-        assert labeler("POST", here, {"request_id": f"request-{number}", "answer": {"spans": spans}, "seconds": 1})[0] == 200
-    errors, prompts = tmp_path / "errors.jsonl", tmp_path / "prompts.jsonl"
-    words = ["--database", server.database_url, "--data-dir", str(tmp_path), "export", "attributes", str(errors)]
-    assert main([*words, "--batch", batch]) == 0
-    tiny = ["--model", "tiny-llama", "--report_to", "none", "--dtype", "float32"]
-    cli.main(["attributes", *tiny, "--train_data", str(errors), "--output_dir", str(tmp_path / "errors")])
-    prompts.write_text('{"prompt": "Hi"}\n')
-    ppo = [
-        "--prompts",
-        str(prompts),
-        "--output_dir",
-        str(tmp_path / "ppo"),
-        "--total_updates",
-        "1",
-        "--rollout_batch_size",
-        "4",
-    ]
-    reward = ["--attributes.model", str(tmp_path / "errors" / "model"), "--attributes.reward", "1-wrong"]
-    cli.main(["ppo", *tiny, *ppo, "--max_new_tokens", "8", *reward, "--attributes.segments", "true"])
-    metrics = read_rows(tmp_path / "ppo" / "metrics.jsonl")[-1]
-    assert metrics["reward/attributes"] > 0

@@ -4,11 +4,9 @@ import json
 import secrets
 
 import pytest
-from playwright.sync_api import expect
 
 from annotation_ui.store.schema import Assignment
 from annotation_ui.tasks import TASKS
-from tests.annotation_ui.pages import open_task, press
 from tests.annotation_ui.running import Client
 
 TWO = {"prompt": "p", "responses": ["a", "b"]}
@@ -52,27 +50,6 @@ def test_the_known_answer_follows_the_labelers(any_server, task, row, right, wro
                 assert (lesson["known"] == lesson["own"]) == (agreement == 1)
             else:
                 assert lesson["known"] == "no-threats: follows"
-
-
-@pytest.mark.parametrize(
-    ("task", "row", "keys"),
-    [
-        ("rank", {**TWO, "gold": {"ranks": [2, 1]}}, "12"),
-        ("compare", {**TWO, "gold": {"choice": "B"}}, "t"),
-        ("spans", {**MARKED, "gold": {"spans": SPANS}}, "0"),
-        ("rules", {**JUDGED, "gold": {"verdicts": {"no-threats": "follows"}}}, "33"),
-    ],
-)
-def test_the_page_tells_the_known_answer_and_goes_on(any_server, browser, task, row, keys):
-    rule_set = "sparrow-dialogue" if TASKS[task].needs_rules else None
-    rows = [("t:1", {**row, "training": True}), ("t:2", {**row, "prompt": "The work", "gold": None})]
-    any_server.add_batch(rows, task, rule_set=rule_set)
-    page = open_task(any_server, browser, f"pupil-{secrets.token_hex(4)}", task)
-    press(page, *keys, "Enter")
-    expect(page.locator(".lesson")).to_contain_text("Known answer")
-    press(page, "Enter")
-    expect(page.locator(".conversation")).to_contain_text("The work")
-    expect(page.locator(".count")).to_have_text("1 done")
 
 
 def test_the_other_tasks_refuse_a_known_answer():

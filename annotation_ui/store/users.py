@@ -1,7 +1,14 @@
-"""User names: which are allowed, in which form they are stored, and which ones look alike."""
+"""User names: which are allowed, how they are stored, which look alike. Users by name; one lead always stays."""
 
 import re
 import unicodedata
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from align.core.errors import UserError
+from annotation_ui.store.database import Database
+from annotation_ui.store.schema import User
 
 MAX_NAME = 64
 _SIGNS = "._@+-"  # also an e-mail address, as proxies name users
@@ -30,3 +37,19 @@ def stored_name(name: str) -> str:
 def lookalike(name: str) -> str:
     """A name without case and lookalike letters: two users' names differ in more than these."""
     return name.casefold().translate(_LOOKALIKES)
+
+
+def user_named(session: Session, name: str) -> User:
+    """The user of a name, locked until the transaction ends."""
+    user = session.scalar(select(User).where(User.name == stored_name(name)).with_for_update())
+    if user is None:
+        raise UserError(f"no user {name!r}")
+    return user
+
+
+def keep_a_lead(database: Database, session: Session, user: User) -> None:
+    """Refuse to take the role or the access from the last lead who has both."""
+    database.lock_table(session, User)  # two leads may do it to each other at once
+    other = select(User.id).where(User.role == "lead", User.active, User.id != user.id).limit(1)
+    if user.role == "lead" and user.active and session.scalar(other) is None:
+        raise UserError(f"{user.name} is the only lead who can sign in: make another one first")
