@@ -62,6 +62,8 @@ READY = {
     "probe": ".the-rule",
 }
 """By task, what its page shows when an item has come."""
+TABS = ("Overview", "Labelers", "Items", "Disagreements", "Import", "Batches", "Rules and guidelines", "Model", "Users",
+        "Export")  # fmt: skip
 
 
 def open_task(server, browser, name, task, **context):

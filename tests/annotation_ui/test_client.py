@@ -24,7 +24,7 @@ from annotation_ui.store import audit
 from annotation_ui.store.judgments import Judgments
 from annotation_ui.store.leases import Leases
 from annotation_ui.store.schema import Batch, Judgment
-from annotation_ui.store.tokens import Tokens
+from annotation_ui.store.tokens import SCOPES, Tokens
 from tests.annotation_ui.running import ROOT, add_batch, add_users, do, fake_server, rank_rows
 from tests.files import read_rows, write_rows
 from tests.ports import free_port
@@ -32,9 +32,13 @@ from tests.ports import free_port
 ROWS = [row for _, row in rank_rows(3)]
 
 
+def new_token(server, *scopes):
+    return Tokens(server.database).create(secrets.token_hex(4), scopes or tuple(SCOPES))
+
+
 @pytest.fixture
 def remote(any_server):
-    return Client(any_server.url, Tokens(any_server.database).create(secrets.token_hex(4), ("import", "read", "export")))
+    return Client(any_server.url, new_token(any_server))
 
 
 def test_rows_go_in_and_rankings_come_out(any_server, remote, tmp_path):
@@ -179,13 +183,13 @@ def test_what_the_server_refuses_is_its_own_line(any_server, monkeypatch, tmp_pa
     monkeypatch.setenv(client_module.TOKEN_VARIABLE, "align_wrong")
     with pytest.raises(UserError, match=f"{any_server.url}: this token is not valid"):
         Client(any_server.url).batches()
-    monkeypatch.setenv(client_module.TOKEN_VARIABLE, Tokens(any_server.database).create(secrets.token_hex(4), ("read",)))
+    monkeypatch.setenv(client_module.TOKEN_VARIABLE, new_token(any_server, "read"))
     reader = Client(any_server.url)
     with pytest.raises(UserError, match="does not have the scope 'export'"):
         reader.export("rankings", tmp_path / "x.jsonl")
     with pytest.raises(UserError, match="no batch 'none'"):
         reader.wait("none")
-    monkeypatch.setenv(client_module.TOKEN_VARIABLE, Tokens(any_server.database).create(secrets.token_hex(4), ("export",)))
+    monkeypatch.setenv(client_module.TOKEN_VARIABLE, new_token(any_server, "export"))
     with pytest.raises(UserError, match="no batch 'typo'"):
         next(Client(any_server.url).judgments(batches=["typo"]))
     monkeypatch.setattr(client_module, "RETRIES", 0)
@@ -198,29 +202,23 @@ def test_the_client_needs_no_extra():
     assert subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout == "set()\n"
 
 
-def test_a_loop_on_another_machine_labels_through_the_server(any_server, monkeypatch, tmp_path):
-    batch, judgments = f"round-{secrets.token_hex(4)}", any_server.judgments
-    ann = any_server.user_id(f"loop-{secrets.token_hex(4)}")
-    token = Tokens(any_server.database).create(secrets.token_hex(4), ("import", "read", "export"))
-    monkeypatch.setenv(client_module.TOKEN_VARIABLE, token)
-    config = LoopConfig(model="m", reward_config="r.yaml", ppo_config="p.yaml", database=any_server.url)
-    app, target = make_labeler(config), tmp_path / "rankings.jsonl"
-    write_rows(tmp_path / "samples.jsonl", ROWS)
-    for done in range(3):
-        waiting = app.collect(batch, tmp_path / "samples.jsonl", target)
-        assert waiting.startswith(f"{done} of 3 judgments of the batch")
-        assert not target.exists()
-        do(judgments, ann, "rank", {"ranks": [1, 2, 3, 4]})
-    assert app.collect(batch, tmp_path / "samples.jsonl", target) == ""
-    assert [(row["id"], row["ranks"]) for row in read_rows(target)] == [(f"item-{n}", [1, 2, 3, 4]) for n in range(3)]
-
-
 @pytest.fixture
 def loop_app(any_server, monkeypatch):
     """A loop's labeler that uses the server."""
-    token = Tokens(any_server.database).create(secrets.token_hex(4), ("import", "read", "export"))
-    monkeypatch.setenv(client_module.TOKEN_VARIABLE, token)
+    monkeypatch.setenv(client_module.TOKEN_VARIABLE, new_token(any_server))
     return make_labeler(LoopConfig(model="m", reward_config="r.yaml", ppo_config="p.yaml", database=any_server.url))
+
+
+def test_a_loop_on_another_machine_labels_through_the_server(any_server, loop_app, tmp_path):
+    batch, name, target = f"round-{secrets.token_hex(4)}", f"loop-{secrets.token_hex(4)}", tmp_path / "rankings.jsonl"
+    write_rows(tmp_path / "samples.jsonl", ROWS)
+    for done in range(3):
+        waiting = loop_app.collect(batch, tmp_path / "samples.jsonl", target)
+        assert waiting.startswith(f"{done} of 3 judgments of the batch")
+        assert not target.exists()
+        any_server.rank(name, [1, 2, 3, 4])
+    assert loop_app.collect(batch, tmp_path / "samples.jsonl", target) == ""
+    assert [(row["id"], row["ranks"]) for row in read_rows(target)] == [(f"item-{n}", [1, 2, 3, 4]) for n in range(3)]
 
 
 def test_an_import_that_runs_or_was_killed_is_not_taken_for_a_closed_batch(
@@ -244,14 +242,12 @@ def test_an_import_that_runs_or_was_killed_is_not_taken_for_a_closed_batch(
 
 
 def test_two_loops_on_one_server_do_not_share_rankings(any_server, loop_app, tmp_path):
-    round_name, judgments = f"round-{secrets.token_hex(4)}", any_server.judgments
-    ann = any_server.user_id(f"loops-{secrets.token_hex(4)}")
+    round_name, name = f"round-{secrets.token_hex(4)}", f"loops-{secrets.token_hex(4)}"
     mine, theirs, target = tmp_path / "mine.jsonl", tmp_path / "theirs.jsonl", tmp_path / "rankings.jsonl"
     write_rows(mine, ROWS[:1])
     write_rows(theirs, ROWS[1:])
     assert loop_app.collect(round_name, theirs, target).startswith("0 of 2 judgments")
-    for _ in range(2):
-        do(judgments, ann, "rank", {"ranks": [1, 2, 3, 4]})
+    any_server.rank(name, [1, 2, 3, 4], [1, 2, 3, 4])
     assert loop_app.collect(round_name, mine, target).startswith("0 of 1 judgments")
     assert not target.exists()
 
@@ -259,18 +255,16 @@ def test_two_loops_on_one_server_do_not_share_rankings(any_server, loop_app, tmp
 def test_the_example_of_the_page_runs(any_server, monkeypatch, tmp_path, capsys):
     page = (ROOT / "docs" / "howto" / "labeling-client.md").read_text(encoding="utf-8")
     work, follow, receive = re.findall(r"^```python\n(.*?)^```$", page, re.M | re.S)
-    token = Tokens(any_server.database).create(secrets.token_hex(4), ("import", "read", "export"))
-    monkeypatch.setenv(client_module.TOKEN_VARIABLE, token)
+    monkeypatch.setenv(client_module.TOKEN_VARIABLE, new_token(any_server))
     monkeypatch.chdir(tmp_path)
-    batch, judgments = f"week-{secrets.token_hex(4)}", any_server.judgments
-    people = [any_server.user_id(f"{batch}-{name}") for name in ("ann", "ben")]
+    batch = f"week-{secrets.token_hex(4)}"
     work, follow = (
         text.replace("week-1", batch).replace("https://labels.example.org", any_server.url) for text in (work, follow)
     )
 
     def judge(*_):
-        for user in people:
-            do(judgments, user, "rank", {"ranks": [2, 1]})
+        for name in ("ann", "ben"):
+            any_server.rank(f"{batch}-{name}", [2, 1])
 
     with monkeypatch.context() as patched:
         patched.setattr(client_module.time, "sleep", judge)  # the labelers work while the example waits

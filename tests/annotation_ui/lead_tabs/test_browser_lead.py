@@ -6,9 +6,10 @@ from pathlib import Path
 from playwright.sync_api import expect
 from sqlalchemy import select
 
+from annotation_ui.store.batches import BatchSettings, stored_settings
 from annotation_ui.store.schema import Batch
-from tests.annotation_ui.pages import answers_awaited, choose, open_tab, open_task, press, sign_in
-from tests.annotation_ui.running import do, rank_rows
+from tests.annotation_ui.pages import choose, open_tab, sign_in
+from tests.annotation_ui.running import rank_rows
 from tests.files import read_rows, write_rows
 
 
@@ -50,7 +51,7 @@ def test_a_labeler_is_added_shut_out_after_a_question_let_in_and_made_a_lead(ser
 
 
 def test_a_batch_is_imported_changed_ranked_twice_and_exported_as_one_row_per_item(server, browser, tmp_path):
-    path = tmp_path / "from the page.jsonl"
+    path, _ = tmp_path / "from the page.jsonl", [server.user_id(name) for name in ("twice-ann", "twice-bob")]
     write_rows(path, (row for _, row in rank_rows(3)))
     page = server.lead_page(browser, "office")
     panel = open_tab(page, "Import")
@@ -64,16 +65,17 @@ def test_a_batch_is_imported_changed_ranked_twice_and_exported_as_one_row_per_it
     panel.get_by_label("Labelers for each item").fill("2")
     panel.get_by_label("Priority (higher first)").fill("7")
     panel.get_by_label("Name", exact=True).fill("ranked by two")
+    for name in ("twice-ann", "twice-bob"):
+        choose(panel, "Give it to (nobody named: everybody)", name)
+    page.keyboard.press("Escape")
     panel.get_by_role("button", name="Save", exact=True).click()
     expect(panel.locator('[data-key="ranked by two"]')).to_be_visible()
     with server.database.read() as session:
         batch = session.scalars(select(Batch).where(Batch.name == "ranked by two")).one()
-        assert (batch.labelers_per_item, batch.priority, batch.open) == (2, 7, True)
+        assert stored_settings(session, batch) == BatchSettings("ranked by two", 2, 7, True, ("twice-ann", "twice-bob"))
 
-    judgments = server.judgments
     for name, ranks in (("twice-ann", [1, 2, 3, 4]), ("twice-bob", [1, 3, 2, 4])):
-        for _ in range(3):
-            do(judgments, server.user_id(name), "rank", {"ranks": ranks})
+        server.rank(name, ranks, ranks, ranks)
 
     panel = open_tab(page, "Export")
     choose(panel, "Batches (none: all)", "ranked by two")
@@ -154,48 +156,10 @@ def test_guidelines_of_another_lead_are_told_and_an_unsaved_text_stays(server, b
     expect(panels[1].locator('[data-key="2"]')).to_contain_text("lead-two")
 
 
-def test_a_batch_for_one_labeler_shows_what_is_skipped_and_stuck(server, browser):
-    batch = server.add_batch(2, labelers_per_item=2)
-    server.token("cleo")
-    lead = server.lead_page(browser, "lead-one")
-    panel = open_batch(lead, batch)
-    choose(panel, "Give it to (nobody named: everybody)", "cleo")
-    lead.keyboard.press("Escape")
-    panel.get_by_role("button", name="Save", exact=True).click()
-    expect(panel.get_by_text("Saved.")).to_be_visible()
-
-    dora = server.page(browser, "dora", "/?task=rank")
-    expect(dora.locator(".nothing")).to_be_visible()
-    cleo = open_task(server, browser, "cleo", "rank")
-    prompt = cleo.locator(".conversation").inner_text()
-    press(cleo, "s")
-    cleo.wait_for_selector("dialog[open] .skip")
-    press(cleo, "2")
-    expect(cleo.locator(".stage")).not_to_contain_text(prompt.split("\n")[-1])
-
-    open_tab(lead, "Overview")
-    panel = open_tab(lead, "Batches")
-    row, head = panel.locator(f'[data-key="{batch}"] td'), panel.locator("thead th").all_inner_texts()
-    expect(row.nth(head.index("skipped"))).to_have_text("1")
-    expect(row.nth(head.index("stuck"))).to_have_text("1")  # nobody else may have it
-    panel = open_tab(lead, "Items")
-    choose(panel, "Batch", batch)
-    for state in ("skipped by somebody", "stuck: nobody is left who may take it", "somebody has it open"):
-        choose(panel, "State", state)
-        expect(panel.locator("[data-key]")).to_have_count(1)
-    with answers_awaited(lead) as wait_for_first:
-        choose(panel, "State", "any")
-        wait_for_first()
-        panel.get_by_text("Judgments", exact=True).click()
-    expect(panel.locator("[data-key]", has_text="I do not know enough to judge it")).to_be_visible()
-    expect(panel.locator("[data-key]")).to_have_count(1)
-
-
 def test_a_click_acts_on_the_row_and_only_the_fields_of_the_records_are_shown(server, browser):
     batch = server.add_batch(1, labelers_per_item=2)
-    judgments = server.judgments
-    for name, ranks in (("row-ann", [1, 2, 3, 4]), ("row-bob", [4, 3, 2, 1])):
-        do(judgments, server.user_id(name), "rank", {"ranks": ranks})
+    server.rank("row-ann", [1, 2, 3, 4])
+    server.rank("row-bob", [4, 3, 2, 1])
     page = server.lead_page(browser, "lead-rows")
     panel = open_tab(page, "Users")
     expect(panel.get_by_role("button", name="Deactivate", exact=True)).to_be_hidden()  # nobody is chosen

@@ -8,6 +8,7 @@ from playwright.sync_api import expect
 
 from tests.annotation_ui.pages import (
     LOW_CONTRAST,
+    TABS,
     UNNAMED,
     answers_awaited,
     choose,
@@ -15,10 +16,8 @@ from tests.annotation_ui.pages import (
     soon_equal,
     type_order,
 )
-from tests.annotation_ui.running import Server, do, rank_rows
+from tests.annotation_ui.running import Server, rank_rows
 
-TABS = ("Overview", "Labelers", "Items", "Disagreements", "Import", "Batches", "Rules and guidelines", "Model", "Users",
-        "Export")  # fmt: skip
 HOSTILE = "<img src=x onerror=alert(1)> =cmd()"
 
 
@@ -28,12 +27,6 @@ def new_app(tmp_path_factory):
     folder = tmp_path_factory.mktemp("new")
     with Server(f"sqlite:///{folder / 'annotations.db'}", folder).started() as server:
         yield server
-
-
-def rank(server, name, orders, **more):
-    judgments = server.judgments
-    for order in orders:
-        do(judgments, server.user_id(name), "rank", {"ranks": order, **more})
 
 
 # The levels of the headings in the order of the page: none is left out on the way down.
@@ -111,9 +104,9 @@ def test_a_lead_browses_decides_and_sees_who_is_reliable(new_app, browser):
     rows = rank_rows(4)
     rows[1][1]["prompt"] = HOSTILE
     new_app.add_batch(rows, labelers_per_item=3, name=HOSTILE)
-    rank(new_app, "ann", [[1, 2, 3, 4]] * 4)
-    rank(new_app, "bob", [[1, 2, 3, 4]] * 4)
-    rank(new_app, "cy", [[4, 3, 2, 1], [1, 3, 2, 4], [1, 2, 3, 4], [1, 2, 3, 4]], flags=[["hallucination"], [], [], []])
+    new_app.rank("ann", *[[1, 2, 3, 4]] * 4)
+    new_app.rank("bob", *[[1, 2, 3, 4]] * 4)
+    new_app.rank("cy", [4, 3, 2, 1], [1, 3, 2, 4], *[[1, 2, 3, 4]] * 2, flags=[["hallucination"], [], [], []])
     page = new_app.page(browser, "boss", role="lead")
     dialogs = []
     page.on("dialog", lambda dialog: (dialogs.append(dialog.message), dialog.dismiss()))
@@ -208,15 +201,3 @@ def test_a_labeler_reads_new_guidelines_and_learns_from_a_training_item(new_app,
     expect(page.get_by_role("dialog")).to_contain_text("It is 4.")
     page.get_by_role("button", name="Close").click()
     expect(page.locator(".stage")).to_contain_text("3 + 3?")
-
-
-def test_a_labeler_is_kept_from_the_leads_page_and_led_back(new_app, browser):
-    new_app.add_batch(rank_rows(1))
-    page = new_app.page(browser, "eve")
-    answer = page.goto("/lead/")
-    assert answer.status == 403
-    expect(page.get_by_role("heading", name="Not for you")).to_be_visible()
-    answer = page.goto("/nosuch")
-    assert answer.status == 404
-    page.get_by_role("link", name="To the labeling page").click()
-    expect(page.locator(".stage")).to_be_visible()

@@ -113,15 +113,19 @@ def test_no_command_of_the_converter_drops_what_is_beside_it():
                     assert mathml is None or set("qwzj") <= set(re.sub("<[^>]*>", "", mathml)), latex
 
 
-@settings(max_examples=500, deadline=None)
-@given(PIECES)
-def test_no_mixture_of_latex_and_html_becomes_active(text):
+LETTERS = st.text(alphabet=st.sampled_from(list("<>&\"'`=/()[]!#*_-: \n\tjavscriptonloadsgmhf")), max_size=120)
+
+
+@settings(max_examples=700, deadline=None)
+@given(PIECES | LETTERS)
+def test_no_mixture_of_latex_html_and_markdown_becomes_active(text):
     html = to_html(text)
     tags = set(re.findall(r"<\s*/?\s*([a-zA-Z0-9-]+)", html))
     assert tags <= TAGS | {"p", "br", "strong", "em", "code", "ul", "ol", "li", "blockquote", "pre", "small", "hr", "s", "a",
-                           "table", "thead", "tbody", "tr", "th", "td", "h1"}, tags  # fmt: skip
+                           "table", "thead", "tbody", "tr", "th", "td", *(f"h{n}" for n in range(1, 7))}, tags  # fmt: skip
     for tag in re.findall(r"<[a-z][^>]*>", html):
-        assert not re.search(r"\s(on\w+|style|class|href)\s*=", tag), tag
+        assert not re.search(r"\s(on\w+|style|class)\s*=", tag), tag
+    assert not re.search(r'href="\s*(javascript|data|vbscript):', html, re.IGNORECASE)
 
 
 @pytest.mark.parametrize("piece", ["\\(", "$", "$a", "\\[\n", "$$\n", "\\(x\\)", "> \\[\n", "$x_{", "\\[ \\frac"])

@@ -95,14 +95,3 @@ def test_hostile_texts_show_as_text_and_nothing_runs(server, browser):
     expect(lead.get_by_text("<img src=x").locator("visible=true").first).to_be_visible()
     assert lead.evaluate("window.pwned") is None
     assert not [url for url in outside if not url.startswith(("data:", "blob:"))]
-
-
-@settings(max_examples=200, deadline=None)
-@given(st.text(alphabet=st.sampled_from(list("<>&\"'`=/()[]!#*_-: \n\tjavscriptonloadsgmhf")), max_size=120))
-def test_rendered_markdown_never_holds_active_content(text):
-    html = to_html(text)
-    tags = set(re.findall(r"<\s*/?\s*([a-z0-9]+)", html))
-    assert not tags & {"script", "img", "svg", "iframe", "style", "object", "embed", "form", "input", "math"}
-    for tag in re.findall(r"<[a-z][^>]*>", html):
-        assert not re.search(r"\son\w+\s*=", tag)
-    assert not re.search(r'href="\s*(javascript|data|vbscript):', html, re.IGNORECASE)

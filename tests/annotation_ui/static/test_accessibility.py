@@ -6,8 +6,7 @@ import secrets
 import pytest
 from playwright.sync_api import expect
 
-from tests.annotation_ui.pages import LOW_CONTRAST, READY, UNNAMED, choose, open_tab, soon_equal
-from tests.annotation_ui.running import do
+from tests.annotation_ui.pages import LOW_CONTRAST, READY, TABS, UNNAMED, choose, open_tab, soon_equal
 
 # WCAG 2.2, success criterion 1.4.3: 4.5 to 1, and 3 to 1 for large text. Colors are painted to read them as sRGB.
 
@@ -75,8 +74,6 @@ def test_pages_of_their_own_and_dialogs_fit_a_phone(server, browser):
 
 
 WIDTH = 390
-TABS = ("Overview", "Labelers", "Items", "Disagreements", "Import", "Batches", "Rules and guidelines", "Model", "Users",
-        "Export")  # fmt: skip
 # What can be seen and stands out of the screen, but for what lies in a part that scrolls by itself.
 OUTSIDE = """() => {
   const scrolls = (each) => /auto|scroll/.test(getComputedStyle(each).overflowX) && each.scrollWidth > each.clientWidth;
@@ -104,11 +101,10 @@ def add_real_work(server):
     row = {"prompt": "Write " + "a-long-word" * 9, "responses": responses, "model": models}
     rows = [("t", {**row, "id": f"an-item-with-a-long-name-{n}"}) for n in range(3)]
     batch = server.add_batch(rows, labelers_per_item=10, name=f"round-{secrets.token_hex(24)}")
-    judgments = server.judgments
     others = [(f"cleopatra-{n}", [1, 2, 2, 3]) for n in range(8)]  # more than a legend has room for
     for name, ranks in (("ann" * 12, [1, 2, 3, 4]), ("bob", [4, 3, 2, 1]), *others):
-        user = server.user_id(name)
-        do(judgments, user, "rank", {"ranks": ranks, "ratings": [1, 7, 4, None], "flags": [["hallucination"], [], [], []]})
+        server.rank(name, ranks, ratings=[1, 7, 4, None], flags=[["hallucination"], [], [], []])
+        user, judgments = server.user_id(name), server.judgments
         waiting = judgments.leases.next(user, "rank")
         judgments.skip(user, waiting.id, secrets.token_hex(8), "I do not know enough to judge it", 3.0)
     return batch

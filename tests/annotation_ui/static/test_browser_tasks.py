@@ -65,16 +65,6 @@ def test_23_rules_fill_one_and_a_half_screens_and_none_moves_when_it_is_chosen(s
     assert note < 40
 
 
-def test_one_rule_alone(server, browser):
-    settings = {"one_rule_each": True, "rules": ["grounded", "specific"]}
-    server.add_batch([("t:1", {"prompt": "Q", "response": "A"})], "rules", rule_set="lamda-quality", settings=settings)
-    page = open_task(server, browser, "one-rule", "rules")
-    assert page.locator(".rule").count() == 1
-    page.keyboard.press("2")
-    page.keyboard.press("Enter")
-    expect(page.locator(".count")).to_have_text("1 done")
-
-
 def test_the_help_of_a_form_names_its_own_answers_and_the_response_is_in_sight(server, browser):
     turns = [{"role": role, "content": "word " * 90} for _ in range(5) for role in ("user", "assistant")]
     server.add_batch([("t:1", {"prompt": turns[:-1], "response": "Yes."})], "rules", rule_set="lamda-harms-form",

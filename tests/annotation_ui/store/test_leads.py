@@ -24,8 +24,7 @@ def test_a_lead_takes_no_labelers_slot_not_even_after_a_decision(ann, boss):
     assert boss("GET", "/")[0] == 200
     assert boss.next() is None
     first = ann.next()["assignment"]
-    request = {"request_id": secrets.token_hex(8), "answer": RANKS, "seconds": 1}
-    assert ann("POST", f"/api/assignments/{first}/submit", request)[0] == 200
+    ann.submit()
     assert json.loads(boss("POST", "/api/tasks/rank/next", {})[2])["item"] is None
     (item_id,) = stored(ann.server.database, select(Assignment.item_id).where(Assignment.id == first))
     assert boss.next() is None  # a decision is no work

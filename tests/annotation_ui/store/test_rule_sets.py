@@ -113,17 +113,6 @@ def test_behind_a_gate_that_is_violated_nothing_is_asked():
     assert task.rows(content, stopped) == [{"prompt": "p", "response": "r", "rule": "makes-claim", "verdict": "violates"}]
 
 
-def test_lamdas_eleven_harms_are_asked_only_where_all_three_gates_are_passed():
-    rules = rule_sets.read(rule_sets.PACKAGE_RULE_SETS / "lamda-harms-form.yaml")["rules"]
-    task, gates = TASKS["rules"], [rule["id"] for rule in rules[:3]]
-    (content,) = task.contents({"prompt": "p", "response": "r"}, {}, rules)
-    everything = {"verdicts": {rule["id"]: {"verdict": "follows", "note": ""} for rule in rules}}
-    assert len(task.check(everything, content, rules)["verdicts"]) == 3 + 11
-    for closed in range(3):
-        answer = {"verdicts": {**everything["verdicts"], gates[closed]: {"verdict": "violates", "note": ""}}}
-        assert list(task.check(answer, content, rules)["verdicts"]) == gates
-
-
 def test_the_note_starts_with_the_addresses_in_the_response():
     rules = rule_sets.read(rule_sets.PACKAGE_RULE_SETS / "grounding.yaml")["rules"]
     response = "See https://a.example/x?y=1, (https://b.example/z) and again https://a.example/x?y=1."

@@ -173,9 +173,7 @@ def test_a_lead_sees_what_was_changed(server, browser):
     hostile = "<img src=x onerror=window.pwned=1>"
     batch = server.add_batch([("t:1", {**CONTENT, "id": "seen"})], "edit")
     ann = Client(server, server.token("edit-ann"))
-    here = f"/api/assignments/{ann.next('edit')['assignment']}/submit"
-    answer = {"completion": CORRECTED + hostile, "outcome": "corrected"}
-    assert ann("POST", here, {"request_id": "request-edit", "answer": answer, "seconds": 1})[0] == 200
+    ann.submit({"completion": CORRECTED + hostile, "outcome": "corrected"}, "edit")
     page = server.lead_page(browser, "edit-lead")
     panel = open_tab(page, "Items")
     choose(panel, "Batch", batch)
