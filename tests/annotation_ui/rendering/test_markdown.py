@@ -1,14 +1,17 @@
-"""What a model wrote is what the rendering shows."""
+"""What a model wrote is what the rendering shows, and formulas in LaTeX as MathML; what cannot be drawn whole stays text."""
 
 import re
 import secrets
+import time
 from html import unescape
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from latex2mathml import commands
 from playwright.sync_api import expect
 
+from annotation_ui.rendering.formulas import TAGS, to_mathml
 from annotation_ui.rendering.markdown import is_visible, text_view, to_html
 
 MARKDOWN = st.text(alphabet=st.sampled_from(list("ab1 \n\t*_`~#>-+.)([]!|=\\&;<:\"'/x\u200b\u00a0é字")), max_size=40)
@@ -94,4 +97,142 @@ def test_hostile_texts_show_as_text_and_nothing_runs(server, browser):
     lead.goto("/lead/")
     expect(lead.get_by_text("<img src=x").locator("visible=true").first).to_be_visible()
     assert lead.evaluate("window.pwned") is None
+    assert not [url for url in outside if not url.startswith(("data:", "blob:"))]
+
+
+FRACTION = "<mfrac><mrow><mi>a</mi></mrow><mrow><mi>b</mi></mrow></mfrac>"
+# Any order of pieces of LaTeX, HTML and Markdown.
+PIECES = st.lists(st.sampled_from([
+    "$", "$$", "\\(", "\\)", "\\[", "\\]", "\\frac", "{", "}", "^", "_", "x", "1", " ", "\n", "\\text",
+    "<script>", "</math>", "<b>", "&lt;", "\\href{javascript:a()}{x}", "\\style{color:red}{y}",
+    "\\class{z}{z}", "\\color{white}", "\\begin{aligned}", "\\end{aligned}", "&", "\\\\", "\\sqrt",
+    "\\mathbb", '"onclick="', "`", "*", "|", "- ", "> ", "%", "\\phantom", "\\left(", "\\right)", "<!--",
+    "<mglyph>", "<svg>",
+]), max_size=20).map("".join)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "drawn"),
+    [
+        (r"\(\frac{a}{b}\)", f'<p><math display="inline"><mrow>{FRACTION}</mrow></math></p>\n'),
+        (r"$\frac{a}{b}$", f'<p><math display="inline"><mrow>{FRACTION}</mrow></math></p>\n'),
+        (r"\[\frac{a}{b}\]", f'<p><math display="block"><mrow>{FRACTION}</mrow></math></p>\n'),
+        ("$$\n\\frac{a}{b}\n$$", f'<p><math display="block"><mrow>{FRACTION}</mrow></math></p>\n'),
+        (r"**$\frac{a}{b}$**", f'<p><strong><math display="inline"><mrow>{FRACTION}</mrow></math></strong></p>\n'),
+    ],
+)
+def test_each_delimiter_makes_a_formula(text, drawn):
+    assert to_html(text) == drawn
+
+
+def test_lines_of_a_formula_are_no_list_and_stand_below_each_other():
+    html = to_html("so\n\\[\na\n+ b\n- c\n\\]\n- item")
+    assert html.count("<li>") == 1
+    assert "<mo>+</mo><mi>b</mi><mo>−</mo><mi>c</mi>" in html
+    for lines in (r"\begin{aligned}a&=b\\&=c\end{aligned}", r"a\\b", r"\begin{cases}a&b\\c&d\end{cases}"):
+        assert to_html(f"\\[{lines}\\]").count("<mtr>") == 2
+    assert 'columnalign="right"' in to_html("| n |\n|--:|\n| $\\begin{array}{r}1\\end{array}$ |")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "It costs $5, or $10 with tax.", "US$ 5 and US$ 6", "$5-$10", "$100 billion, up from $90",
+        "I paid $5, not US$ and left.",
+        "from $10, US$ 6", "$1,000 <b> or US$", "$HOME and $PATH", "a $ b $ c", r"\$x^2\$", "$x % hidden$", r"\(\frac{\)",
+        "$$", "$", r"\[", "$x^2\n\ny$",
+        r"$\def\x{1}\x$", "`$x^2$`", "$n$th",
+    ],
+)  # fmt: skip
+def test_what_is_no_formula_or_hides_a_part_is_text(text):
+    assert "<math" not in to_html(text)
+    assert shown(text).split() == text.replace("`", "").split() or text.startswith(r"\$")
+
+
+def test_nothing_hides_styles_or_leads_away():
+    assert "<mi>x</mi>" in to_html(r"$\phantom{x}$")
+    assert 'width="1em"' in to_html(r"$a\hspace{500em}b$")
+    html = to_html(r"$\href{javascript:a()}{x}\color{white}{y}\class{z}{z}\style{color:red}{w}\text{<b>}$")
+    assert not re.search("href|color|class|style=|<b>", "".join(re.findall("<[^>]*>", html)))
+    assert [letter in shown(r"$\href{u}{x}\color{white}{y}$") for letter in "xy"] == [True, True]
+
+
+@pytest.mark.parametrize(
+    "formula",
+    [
+        r"\class{hidden words}{x}", r"\href{hidden words}{x}", r"\style{hidden words}{x}", r"\color{hidden words}{x}",
+        r"\textcolor{hidden words}{x}", r"\colorbox{hidden words}{x}",
+        r"\hspace{hidden words}x", r"\hspace{1em hidden words}x",
+        r"\mathchoice{hidden words}{x}{hidden words}{y}", r"\rule{hidden words}{1em}x", r"\smash[hidden words]{x}",
+        r"\newenvironment{a}{hidden words}{}x", r"\DeclareMathOperator{\a}{hidden words}x",
+        r"\sqrt[\uproot{hidden words}3]{x}",
+        r"\raise{hidden words}{x}", r"\sideset{hidden words}{}{x}", r"\begin{Huge}hidden words\end{Huge}x",
+    ],
+)  # fmt: skip
+def test_a_formula_that_would_hide_words_is_text(formula):
+    for text in (f"${formula}$", f"$$\n{formula}\n$$"):
+        assert "<math" not in to_html(text)
+        assert "hidden words" in shown(text)
+
+
+def latex_commands(value):
+    """Every command that is named in a constant of the converter."""
+    if isinstance(value, str):
+        return {value} if re.fullmatch(r"\\[a-zA-Z]+", value) else set()
+    if isinstance(value, dict):
+        value = (*value, *value.values())
+    return set().union(*map(latex_commands, value)) if isinstance(value, (tuple, frozenset, set, list)) else set()
+
+
+def test_no_command_of_the_converter_drops_what_is_beside_it():
+    known = set().union(*(latex_commands(value) for name, value in vars(commands).items() if name.isupper()))
+    assert len(known) > 250
+    for command in known:
+        for around in ("{HERE}{b}{c}{d}", "{1em}{HERE}{c}{d}", "{1em}{0}{HERE}{d}", "[HERE]{b}{c}", "{a}[HERE]{b}", " HERE"):
+            for word in ("qwzj", "1em qwzj", r"\text{qwzj}"):
+                body = around.replace("HERE", word)
+                for latex in (command + body, f"y{command}{body} k", rf"\begin{{{command[1:]}}}{body}\end{{{command[1:]}}}"):
+                    mathml = to_mathml(latex, False)
+                    assert mathml is None or set("qwzj") <= set(re.sub("<[^>]*>", "", mathml)), latex
+
+
+LETTERS = st.text(alphabet=st.sampled_from(list("<>&\"'`=/()[]!#*_-: \n\tjavscriptonloadsgmhf")), max_size=120)
+
+
+@settings(max_examples=700, deadline=None)
+@given(PIECES | LETTERS)
+def test_no_mixture_of_latex_html_and_markdown_becomes_active(text):
+    html = to_html(text)
+    tags = set(re.findall(r"<\s*/?\s*([a-zA-Z0-9-]+)", html))
+    assert tags <= TAGS | {"p", "br", "strong", "em", "code", "ul", "ol", "li", "blockquote", "pre", "small", "hr", "s", "a",
+                           "table", "thead", "tbody", "tr", "th", "td", *(f"h{n}" for n in range(1, 7))}, tags  # fmt: skip
+    for tag in re.findall(r"<[a-z][^>]*>", html):
+        assert not re.search(r"\s(on\w+|style|class)\s*=", tag), tag
+    assert not re.search(r'href="\s*(javascript|data|vbscript):', html, re.IGNORECASE)
+
+
+@pytest.mark.parametrize("piece", ["\\(", "$", "$a", "\\[\n", "$$\n", "\\(x\\)", "> \\[\n", "$x_{", "\\[ \\frac"])
+def test_no_text_takes_long(piece):
+    start = time.thread_time()
+    to_html(piece * (50_000 // len(piece)))
+    assert time.thread_time() - start < 6  # the limit of 1.5 s and what it takes to show the text as written
+
+
+def test_formulas_are_drawn_without_a_request_and_the_text_is_one_key_away(server, browser):
+    text = "Solve \\(x^2 = \\frac{1}{4}\\):\n\n$$x = \\pm\\sqrt{\\frac14}$$\n\n| n | $n^2$ |\n|--:|:-:|\n| 10 | 100 |\n\n"
+    text += "So \\(\\boxed{x = 0.5}\\)."
+    server.add_batch([("t", {"prompt": "Solve $x^2 = 0.25$.", "responses": [text, "It costs $5."]})])
+    page = server.page(browser, "formulas")
+    outside = []
+    page.on("request", lambda request: None if request.url.startswith(server.url) else outside.append(request.url))
+    page.goto("/?task=rank")
+    card = page.locator(".card", has=page.locator("math")).first
+    fraction = card.locator("mfrac").first.bounding_box()
+    assert fraction["height"] > 1.5 * fraction["width"]  # one above the other
+    expect(card.locator("td").first).to_have_css("text-align", "right")
+    expect(card.locator("menclose")).to_have_css("border-top-width", "1px")
+    page.keyboard.press("r")
+    expect(card.locator("math")).to_have_count(0)
+    expect(page.locator(".card", has_text="Solve").locator(".markdown")).to_have_text(text)
+    page.keyboard.press("r")
     assert not [url for url in outside if not url.startswith(("data:", "blob:"))]

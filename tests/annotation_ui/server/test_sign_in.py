@@ -1,19 +1,24 @@
-"""Signing in: passwords, sessions, cookies, limits, the first start."""
+"""Signing in: names, passwords, sessions, cookies, limits, the first start; a lead is always left."""
 
+import hashlib
 import re
 import time
 from urllib.parse import quote
 
 import pytest
-from sqlalchemy import update
+from sqlalchemy import select, update
 
 from align.core.errors import UserError
 from annotation_ui import cli
+from annotation_ui.reports.browsing import Filter, browse_items, browse_judgments
+from annotation_ui.reports.labeler_report import items_behind_reliability
 from annotation_ui.server.auth import Auth
 from annotation_ui.server.headers import COOKIE
 from annotation_ui.store.database import Database
-from annotation_ui.store.schema import SignIn
-from tests.annotation_ui.running import Client, Server, add_users, form
+from annotation_ui.store.forget import forget
+from annotation_ui.store.schema import FailedSignIn, SignIn, User
+from annotation_ui.store.users import normal_name, stored_name
+from tests.annotation_ui.running import Client, Server, add_batch, add_users, do, form
 
 
 def test_without_a_session_there_is_nothing(server):
@@ -134,3 +139,65 @@ def test_the_first_start_makes_one_password_and_prints_it_once(tmp_path, capsys)
         hashed = session.connection().exec_driver_sql("SELECT password_hash FROM users WHERE role = 'lead'").scalar_one()
     assert hashed.startswith("$argon2id$")
     stored.close()
+
+
+TYPED = "Jose\u0301"  # in two characters, as some keyboards and file systems write it
+
+
+def test_a_name_with_a_mark_that_cannot_be_seen_is_refused():
+    for mark in "\u034f\u180b\ufe0e\ufe0f\U000e0100":
+        assert normal_name(f"ann{mark}") == ""
+    assert stored_name("a name from elsewhere") == "a name from elsewhere"
+
+
+def test_every_lookup_finds_the_name_as_another_keyboard_types_it(database, judgments):
+    Auth(database).create_user(TYPED, "lead")
+    (ann,) = add_users(database, "ann", role="lead")
+    add_batch(database, 2, labelers_per_item=2, labelers=(TYPED, "ann"))
+    with database.read() as session:
+        jose = next(user for user in session.scalars(select(User.id).where(User.name == "José")))
+    answer = {"ranks": [1, 2, 3, 4]}
+    for user in (jose, ann):
+        do(judgments, user, "rank", answer)
+    with database.read() as session:
+        assert [row["labeler"] for row in browse_judgments(session, Filter(labeler=TYPED))[0]] == ["José"]
+        assert len(browse_items(session, Filter(labeler=TYPED))[0]) == 1
+        assert [row["this labeler"] for row in items_behind_reliability(session, "rank", TYPED)] == ["A > B > C > D"]
+    with database.write() as session:
+        session.add(FailedSignIn(name="José", address="here"))
+    forget(database, TYPED)
+    with database.read() as session:
+        assert session.scalars(select(FailedSignIn)).all() == []
+        assert session.scalars(select(User.id).where(User.name == "José")).all() == []
+
+
+def test_a_lead_is_always_left(database):
+    auth = Auth(database)
+    auth.create_user("ann", "labeler")  # a labeler may be added before the first start
+    password = auth.first_lead()
+    assert password is not None
+    assert auth.sign_in("lead", password, "here")
+    assert auth.first_lead() is None
+    for shut_out in (lambda: auth.set_active("lead", False), lambda: auth.set_role("lead", "labeler")):
+        with pytest.raises(UserError, match="lead is the only lead who can sign in"):
+            shut_out()
+    auth.set_role("ann", "lead")
+    auth.set_active("lead", False)
+    with pytest.raises(UserError, match="ann is the only lead who can sign in"):
+        auth.set_active("ann", False)
+    with database.write() as session:  # as an older version allowed it
+        session.execute(update(User).values(active=False))
+    with pytest.raises(UserError, match="align annotate activate-user NAME --role lead"):
+        auth.first_lead()
+
+
+def test_the_cookie_lives_as_long_as_the_session(ann):
+    assert "set-cookie" not in ann("GET", "/api/tasks")[1]
+    with ann.server.database.write() as session:  # in the second half of its twelve hours
+        mine = hashlib.sha256((ann.token or "").encode()).hexdigest()
+        session.execute(update(SignIn).where(SignIn.token_hash == mine).values(expires_at=time.time() + 60))
+    cookie = ann("GET", "/api/tasks")[1]["set-cookie"]
+    assert cookie == f"{COOKIE}={ann.token}; HttpOnly; Max-Age=43200; Path=/; SameSite=lax"
+    assert "set-cookie" not in ann("GET", "/api/tasks")[1]
+    assert "Max-Age=0" in ann("POST", "/logout")[1]["set-cookie"]
+    assert ann("GET", "/api/tasks")[0] == 401

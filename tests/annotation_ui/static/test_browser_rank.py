@@ -8,10 +8,13 @@ import pytest
 from playwright.sync_api import expect
 from sqlalchemy import select
 
+from align import cli
+from annotation_ui.cli import main
 from annotation_ui.store.schema import Assignment, Judgment
 from tests.annotation_ui.conftest import in_pairs
 from tests.annotation_ui.pages import drag, drag_order, exported, open_task, press, shown_texts, submit, type_order
 from tests.annotation_ui.running import rank_rows
+from tests.files import read_rows
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -274,3 +277,44 @@ def test_nine_responses_are_read_in_two_columns_or_one_at_a_time(server, browser
     expect(cards.locator("visible=true")).to_have_count(1)
     press(page, "v")
     expect(cards.locator("visible=true")).to_have_count(9)
+
+
+QUIET = ["--report_to", "none", "--dtype", "float32"]
+TINY = ["--model", "tiny-llama", *QUIET]
+
+
+def export(server, folder, record, path, batch):
+    words = ["--database", server.database_url, "--data-dir", str(folder), "export", record, str(path), "--batch", batch]
+    assert main(words) == 0
+    return read_rows(path)
+
+
+def random_tiers(rng, size):
+    """An order with a tie now and then, the best first."""
+    order = rng.sample(range(size), size)
+    tiers = [[order[0]]]
+    for index in order[1:]:
+        if rng.random() < 0.3:
+            tiers[-1].append(index)
+        else:
+            tiers.append([index])
+    return tiers
+
+
+def test_30_rankings_train_a_reward_model(server, browser, tmp_path):
+    rows = rank_rows(30)
+    rows[0][1]["responses"][1] = ""  # as policies write it
+    batch = server.add_batch(rows)
+    page = open_task(server, browser, "trainer", "rank")
+    rng = random.Random(30)
+    for done in range(1, 31):
+        type_order(page, random_tiers(rng, 4), len(shown_texts(page)))
+        submit(page, done)
+    path = tmp_path / "rankings.jsonl"
+    rows = export(server, tmp_path, "rankings", path, batch)
+    left_out = json.loads(path.with_name("rankings.jsonl.manifest.json").read_text())["all_tied_left_out"]
+    assert len(rows) + left_out == 30
+    output = tmp_path / "reward"
+    reward = ["--model", "tiny-gpt2", "--train_data", str(path), "--output_dir", str(output), "--batch_size", "15"]
+    cli.main(["reward", *reward, *QUIET])
+    assert list(output.rglob("*.safetensors"))

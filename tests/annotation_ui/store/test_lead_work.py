@@ -1,6 +1,8 @@
-"""What a lead does with batches and items, on both databases: hand-worked cases."""
+"""What leads do with batches and items, and may do to each other and to labelers, on both databases: hand-worked cases."""
 
 import dataclasses
+import json
+import secrets
 
 import pytest
 from sqlalchemy import func, select
@@ -11,13 +13,15 @@ from annotation_ui.reports.browsing import Filter, browse_items, browse_judgment
 from annotation_ui.reports.export import Selection, rows_to_export
 from annotation_ui.reports.labeler_report import items_behind_reliability, labeler_rows
 from annotation_ui.server.api import next_decision
-from annotation_ui.store.batches import change_batch, delete_batch, restore_batch, stored_settings
+from annotation_ui.server.auth import Auth
+from annotation_ui.store import guidelines
+from annotation_ui.store.batches import BatchSettings, change_batch, delete_batch, restore_batch, stored_settings
 from annotation_ui.store.importing import NewBatch, import_rows
 from annotation_ui.store.judgments import Judgments
 from annotation_ui.store.leases import Leases
 from annotation_ui.store.schema import Assignment, Batch, BatchLabeler, Item, Judgment
 from annotation_ui.tasks import TASKS, BadInputError
-from tests.annotation_ui.running import add_batch, add_users, do, rank_rows
+from tests.annotation_ui.running import add_batch, add_users, do, rank_rows, stored
 
 BEST_FIRST = {"ranks": [1, 2, 3, 4]}
 BEST_LAST = {"ranks": [4, 3, 2, 1]}
@@ -285,3 +289,77 @@ def test_leases_of_deleted_batches_do_not_come_back(database):
     assert judgments.leases.next(ann, "rank") is not None
     delete_batch(database, name)
     assert judgments.leases.next(ann, "rank") is None
+
+
+RANKS = {"ranks": [1, 2, 3, 4]}
+
+
+def test_a_lead_takes_no_labelers_slot_not_even_after_a_decision(ann, boss):
+    ann.server.add_batch(2)
+    assert boss("GET", "/")[0] == 200
+    assert boss.next() is None
+    first = ann.next()["assignment"]
+    ann.submit()
+    assert json.loads(boss("POST", "/api/tasks/rank/next", {})[2])["item"] is None
+    (item_id,) = stored(ann.server.database, select(Assignment.item_id).where(Assignment.id == first))
+    assert boss.next() is None  # a decision is no work
+    opened = json.loads(boss("POST", "/api/decide/rank/next", {"item": item_id})[2])["item"]
+    assert opened["others"]
+    request = {"request_id": secrets.token_hex(8), "answer": RANKS, "seconds": 1}
+    assert boss("POST", f"/api/assignments/{opened['assignment']}/submit", request)[0] == 200
+    assert boss.next() is None
+    assert json.loads(boss("POST", f"/api/assignments/{opened['assignment']}/reopen", {})[2]) == {"deciding": True}
+    assert json.loads(boss("POST", "/api/decide/rank/next", {})[2])["item"]["assignment"] == opened["assignment"]
+    assert ann.next() is not None  # the second item is still there for a labeler
+
+
+def test_two_leads_do_not_overwrite_each_others_settings(database):
+    name = add_batch(database, 3)
+    assert change_batch(database, name, BatchSettings(name, 2, 5), version=1) == 2
+    with pytest.raises(UserError, match="another lead has changed"):
+        change_batch(database, name, BatchSettings(name, 1, 0, False), version=1)
+    with database.read() as session:
+        batch = session.scalars(select(Batch)).one()
+        assert (batch.labelers_per_item, batch.priority, batch.open) == (2, 5, True)
+        assert {item.needed for item in session.scalars(select(Item))} == {2}
+    with pytest.raises(UserError, match="priority 99999999999"):
+        change_batch(database, name, BatchSettings(name, 1, 99_999_999_999), version=2)
+
+    (boss,) = add_users(database, "boss", role="lead")
+    first = guidelines.save(database, "rank", "Be fair.", boss, edited=0)
+    with pytest.raises(UserError, match="another lead has saved new guidelines"):
+        guidelines.save(database, "rank", "Be quick.", boss, edited=0)
+    assert guidelines.save(database, "rank", "Be fair and quick.", boss, edited=first) > first
+    for text in ("\0", "\ud800", "x" * (guidelines.MAX_LENGTH + 1)):
+        with pytest.raises(UserError, match="must be text of at most"):
+            guidelines.save(database, "compare", text, boss, edited=0)
+
+
+def test_a_new_version_of_guidelines_is_unread_until_it_is_opened(database, judgments):
+    ann, boss = add_users(database, "ann", "boss")
+
+    def unread():
+        with database.read() as session:
+            newest = guidelines.unread(session, "rank", ann)
+            return newest.id if newest else None
+
+    assert unread() is None
+    first = guidelines.save(database, "rank", "Be kind.", boss, edited=0)
+    assert unread() == first
+    for _ in range(2):
+        guidelines.mark_read(database, first, ann)
+    guidelines.mark_read(database, 999, ann)
+    assert unread() is None
+    guidelines.save(database, "rules", "Other task.", boss, edited=0)
+    assert unread() is None
+    second = guidelines.save(database, "rank", "Be kind and brief.", boss, edited=first)
+    assert unread() == second
+    add_batch(database, 1)
+    do(judgments, ann, "rank", {**RANKS})
+    with database.read() as session:
+        assert session.scalars(select(Judgment)).one().guideline_id == second
+    with pytest.raises(UserError, match="nothing has changed"):
+        guidelines.save(database, "rank", "Be kind and brief.", boss, edited=second)
+    with database.read() as session:
+        listed = [(number, each.text, *more) for number, each, *more in guidelines.versions(session, "rank")]
+    assert listed == [(2, "Be kind and brief.", "boss", 0), (1, "Be kind.", "boss", 1)]
