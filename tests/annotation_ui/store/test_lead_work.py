@@ -13,7 +13,6 @@ from annotation_ui.reports.browsing import Filter, browse_items, browse_judgment
 from annotation_ui.reports.export import Selection, rows_to_export
 from annotation_ui.reports.labeler_report import items_behind_reliability, labeler_rows
 from annotation_ui.server.api import next_decision
-from annotation_ui.server.auth import Auth
 from annotation_ui.store import guidelines
 from annotation_ui.store.batches import BatchSettings, change_batch, delete_batch, restore_batch, stored_settings
 from annotation_ui.store.importing import NewBatch, import_rows
