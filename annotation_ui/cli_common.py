@@ -74,9 +74,17 @@ def sqlite_file(options: argparse.Namespace) -> Path | None:
 
 
 def print_table(rows: list[Json]) -> None:
-    """Print rows in columns that are separated by tabs."""
-    for row in [list(rows[0]), *(row.values() for row in rows)] if rows else []:
-        print(*({True: "yes", False: "no"}.get(cell, cell) if isinstance(cell, bool) else cell for cell in row), sep="\t")
+    """Print rows in columns that are separated by tabs; those of times are in UTC."""
+    if rows:
+        print(*rows[0], sep="\t")
+    for row in rows:
+        print(*(_cell(*each) for each in row.items()), sep="\t")
+
+
+def _cell(column: str, value: Any) -> Any:
+    if column in ("at", "added", "last used"):
+        return "" if value is None else datetime.fromtimestamp(value, UTC).strftime("%Y-%m-%d %H:%M:%S")
+    return ("no", "yes")[value] if isinstance(value, bool) else value
 
 
 def parse_time(text: str) -> float:
@@ -92,8 +100,3 @@ def parse_day(text: str) -> date:
         return date.fromisoformat(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"'{text}' is not a day such as 2026-11-01") from None
-
-
-def day_and_time(moment: float | None) -> str:
-    """A time in UTC; nothing for None."""
-    return "" if moment is None else datetime.fromtimestamp(moment, UTC).strftime("%Y-%m-%d %H:%M:%S")

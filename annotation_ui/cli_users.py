@@ -7,7 +7,7 @@ from typing import Any
 from sqlalchemy import select
 
 from align.core.errors import UserError, counted
-from annotation_ui.cli_common import add_command, day_and_time, open_database, parse_day, print_table
+from annotation_ui.cli_common import add_command, open_database, parse_day, print_table
 from annotation_ui.reports.hours import GAP_S, hours, hours_csv
 from annotation_ui.reports.row_files import write_file
 from annotation_ui.server.auth import Auth
@@ -106,11 +106,9 @@ def _revoke_token(options: argparse.Namespace) -> None:
 
 
 def _list_tokens(options: argparse.Namespace) -> None:
-    rows = Tokens(open_database(options, must_exist=True)).rows()
-    print_table([{**row, "added": day_and_time(row["added"]), "last used": day_and_time(row["last used"])} for row in rows])
+    print_table(Tokens(open_database(options, must_exist=True)).rows())
 
 
 def _list_audit_records(options: argparse.Namespace) -> None:
     with open_database(options, must_exist=True).read() as session:
-        rows = audit.records(session, max(1, options.limit))
-    print_table([{**row, "at": day_and_time(row["at"])} for row in rows])
+        print_table(audit.records(session, max(1, options.limit)))

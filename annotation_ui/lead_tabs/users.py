@@ -6,7 +6,6 @@ from typing import Any
 import gradio as gr
 from sqlalchemy import select
 
-from align.core.errors import UserError
 from annotation_ui.lead_tabs.common import hide, show_user_errors, shown_if, user_id
 from annotation_ui.lead_tabs.tables import show, table, when_picked
 from annotation_ui.server.services import Services
@@ -78,33 +77,27 @@ class _UserActions:
         message = f"Password of {name} (shown only once): {password}"
         return message, *self.pick(name)
 
-    def reset_password(self, name: str | None) -> str:
-        return f"Password of {_require_name(name)} (shown only once): {self.services.auth.set_password(_require_name(name))}"
+    def reset_password(self, name: str) -> str:
+        return f"Password of {name} (shown only once): {self.services.auth.set_password(name)}"
 
-    def change_role(self, name: str | None) -> str:
+    def change_role(self, name: str) -> str:
         with self.services.database.read() as session:
-            is_lead = session.scalar(select(User.role).where(User.name == _require_name(name))) == "lead"
+            is_lead = session.scalar(select(User.role).where(User.name == name)) == "lead"
         role = "labeler" if is_lead else "lead"
-        self.services.auth.set_role(_require_name(name), role)
+        self.services.auth.set_role(name, role)
         return f"{name} is a {role} now."
 
-    def ask_to_deactivate(self, name: str | None) -> tuple[Any, str]:
+    def ask_to_deactivate(self, name: str) -> tuple[Any, str]:
         message = "is signed out at once and cannot sign in. What they judged stays."
-        return gr.update(visible=True), f"Deactivate **{_require_name(name)}**? This user {message}"
+        return gr.update(visible=True), f"Deactivate **{name}**? This user {message}"
 
-    def deactivate(self, name: str | None) -> str:
-        self.services.auth.set_active(_require_name(name), False)
+    def deactivate(self, name: str) -> str:
+        self.services.auth.set_active(name, False)
         return f"{name} is signed out and cannot sign in."
 
-    def reactivate(self, name: str | None) -> str:
-        self.services.auth.set_active(_require_name(name), True)
+    def reactivate(self, name: str) -> str:
+        self.services.auth.set_active(name, True)
         return f"{name} can sign in."
-
-
-def _require_name(name: str | None) -> str:
-    if not name:
-        raise UserError("choose a user in the list first")
-    return name
 
 
 AUDIT_RECORDS = 50
@@ -144,8 +137,6 @@ def token_fields(tab: gr.Tab, services: Services) -> None:
         return f"Token {name.strip()} (shown only once): {token}", *pick(name.strip())
 
     def revoke_token(name: str, request: gr.Request) -> str:
-        if not name:
-            raise UserError("choose a token in the list first")
         tokens.revoke(name, user_id(services, request))
         return f"Token {name} is revoked."
 

@@ -33,16 +33,12 @@ _REMOVE_CHUNK = 2000
 
 @dataclass(frozen=True)
 class NewBatch:
-    """The lead's choices for a batch.
+    """The lead's choices for a batch; its `BatchSettings` explain the others.
 
     Attributes:
-        name: of the batch, not used by another one.
         task: a name in `annotation_ui.tasks.TASKS`.
-        labelers_per_item: how many labelers get each item.
-        priority: batches with a higher one are given out first.
         rule_set: the name of a stored rule set, for the tasks that need one.
         settings: those of the task (`Task.settings`), `rules` and `attention_every`.
-        labelers: names of those who get it; empty: everybody.
     """
 
     name: str

@@ -257,13 +257,6 @@ def test_the_category_of_a_prompt_comes_back_with_each_row(database, judgments):
     assert Ranking.from_row(row).category == "chat"
 
 
-def test_a_batch_that_is_not_there_is_no_empty_export(database, tmp_path):
-    name = add_batch(database, 1)
-    with pytest.raises(UserError, match="no batch 'nosuch'"):
-        export(database, Selection("rankings", batches=(name, "nosuch")), tmp_path / "x.jsonl")
-    assert list(tmp_path.glob("x*")) == []
-
-
 @pytest.mark.parametrize("database_kind", ["sqlite", pytest.param("postgresql", marks=pytest.mark.slow)], indirect=True)
 def test_preferences_weigh_labelers_and_are_read_by_training(database, judgments, tmp_path):
     """Twenty items on which two agree and the third guesses; then one on which the third disagrees with one of the two."""

@@ -37,6 +37,12 @@ def events(database):
     return stored(database, select(WebhookEvent).order_by(WebhookEvent.id))
 
 
+def complete_batch(database, judgments, user):
+    name = add_batch(database, 1)
+    do(judgments, user, "rank", ANSWER)
+    return name
+
+
 def due_now(database):
     with database.write() as session:
         session.execute(update(WebhookEvent).where(WebhookEvent.next_at.is_not(None)).values(next_at=0.0))
@@ -101,17 +107,14 @@ def test_a_skipped_item_a_deleted_batch_and_more_labelers_per_item(database):
                 do(judgments, cat, "rank", ANSWER)
         webhook.look()
         assert len(got) == 2  # complete with the new number
-        other = add_batch(database, 1)
-        do(judgments, ann, "rank", ANSWER)
-        delete_batch(database, other)
+        delete_batch(database, complete_batch(database, judgments, ann))
         webhook.look()
         assert len(got) == 2
 
 
 def test_a_failure_is_repeated_with_growing_pauses_and_given_up_at_last(database, capsys):
     judgments, (ann,) = Judgments(Leases(database)), add_users(database, "ann")
-    add_batch(database, 1)
-    do(judgments, ann, "rank", ANSWER)
+    complete_batch(database, judgments, ann)
     with receiver(500, 503, 200) as (url, got):
         for attempt, status in ((1, "status 500"), (2, "status 503"), (3, None)):
             before = time.time()
@@ -127,8 +130,7 @@ def test_a_failure_is_repeated_with_growing_pauses_and_given_up_at_last(database
     assert printed[0] == f"align annotate: webhook: 127.0.0.1: status 500; event {stored.event_id} is sent again in 10 s"
     assert all("key=1" not in line for line in printed)
 
-    add_batch(database, 1)
-    do(judgments, ann, "rank", ANSWER)
+    complete_batch(database, judgments, ann)
     webhook = Webhook(database, "http://127.0.0.1:9/", webhook_key(SECRET), delays=(0.0, 0.0))
     webhook.look()
     (_, stored) = events(database)
@@ -136,10 +138,9 @@ def test_a_failure_is_repeated_with_growing_pauses_and_given_up_at_last(database
     assert capsys.readouterr().err.splitlines()[-1].endswith("is given up")
 
 
-def test_a_redirection_is_not_followed(database):
-    judgments, (ann,) = Judgments(Leases(database)), add_users(database, "ann")
-    add_batch(database, 1)
-    do(judgments, ann, "rank", ANSWER)
+def test_a_redirection_is_not_followed(database, judgments):
+    (ann,) = add_users(database, "ann")
+    complete_batch(database, judgments, ann)
     with receiver(200) as (private, reached), receiver(307, headers=[("Location", private)]) as (url, got):
         Webhook(database, url, webhook_key(SECRET)).look()
         assert (len(got), len(reached)) == (1, 0)
@@ -149,8 +150,7 @@ def test_a_redirection_is_not_followed(database):
 def test_two_servers_on_one_database_send_an_event_once(database):
     judgments, (ann,) = Judgments(Leases(database)), add_users(database, "ann")
     for _ in range(5):
-        add_batch(database, 1)
-        do(judgments, ann, "rank", ANSWER)
+        complete_batch(database, judgments, ann)
     with receiver(200) as (url, got):
         webhooks = [Webhook(database, url, webhook_key(SECRET)) for _ in range(4)]
         with ThreadPoolExecutor(4) as pool:

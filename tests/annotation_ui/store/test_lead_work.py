@@ -88,8 +88,10 @@ def test_a_training_item_cannot_be_skipped_or_changed_and_needs_a_known_answer(d
 
 
 def test_a_batch_for_some_labelers_is_given_only_to_them(database, judgments):
-    name = add_batch(database, 3)
     ann, bob = add_users(database, "ann", "bob")
+    name = add_batch(database, 3, labelers=("ann",))
+    assert judgments.leases.next(bob, "rank") is None
+    change(database, name, labelers=())
     held = judgments.leases.next(bob, "rank")
     change(database, name, labelers=("ann",))
     assert judgments.leases.next(bob, "rank") is not None  # what is open stays open
@@ -103,18 +105,14 @@ def test_a_batch_for_some_labelers_is_given_only_to_them(database, judgments):
         change(database, name, labelers=("nobody",))
 
 
-def test_a_batch_is_imported_for_some_labelers(database, judgments):
-    ann, bob = add_users(database, "ann", "bob")
-    add_batch(database, 2, name="for ann", labelers=("ann",))
-    assert judgments.leases.next(bob, "rank") is None
-    assert judgments.leases.next(ann, "rank") is not None
+def test_an_import_for_some_labelers_that_fails_leaves_nothing(database):
+    add_users(database, "ann")
     with pytest.raises(UserError, match="no user 'nobody'"):
         add_batch(database, 1, name="for nobody", labelers=("nobody",))
     with pytest.raises(UserError, match="responses"):
         import_rows(database, NewBatch("broken", "rank", labelers=("ann",)), [("f:1", {"prompt": "p"})])
     with database.read() as session:
-        assert list(session.scalars(select(Batch.name))) == ["for ann"]
-        assert session.scalar(select(func.count()).select_from(BatchLabeler)) == 1
+        assert session.scalars(select(Batch.name)).all() == session.scalars(select(BatchLabeler)).all() == []
 
 
 def test_a_closed_batch_gives_out_nothing_and_its_answers_can_still_be_changed(database, judgments):
