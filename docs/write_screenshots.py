@@ -16,15 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from playwright.sync_api import Browser, Page, sync_playwright
-from sqlalchemy import event, select
+from sqlalchemy import event
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from annotation_ui.store import guidelines  # noqa: E402
-from annotation_ui.store.judgments import Judgments  # noqa: E402
-from annotation_ui.store.leases import Leases  # noqa: E402
-from annotation_ui.store.schema import Judgment, User  # noqa: E402
+from annotation_ui.store.schema import Judgment  # noqa: E402
 from tests import chromium  # noqa: E402
 from tests.annotation_ui.pages import READY, choose, open_tab, type_order  # noqa: E402
 from tests.annotation_ui.running import Server, do  # noqa: E402
@@ -58,7 +56,7 @@ def add_samples(server: Server) -> None:
     """Add batches of every task, guidelines, and judgments of three labelers on five days."""
     for name in ("ann", "ben", "cy"):
         server.token(name)
-    lead = _user_id(server, "lead", "lead")
+    lead = server.user_id("lead", "lead")
     for task in ("rank", "compare", "edit", "spans"):
         guidelines.save(server.database, task, guidelines.draft(task), lead, 0)
     prompts = ["Why do cats purr?", "What is a prime number?", "Name three rivers.", "How do I boil an egg?"]
@@ -86,14 +84,8 @@ def add_samples(server: Server) -> None:
     )
 
 
-def _user_id(server: Server, name: str, role: str = "labeler") -> int:
-    server.token(name, role)
-    with server.database.read() as session:
-        return int(session.scalars(select(User.id).where(User.name == name)).one())
-
-
 def _judge(server: Server) -> None:
-    rng, judgments, moment = random.Random(1), Judgments(Leases(server.database)), time.time()
+    rng, judgments, moment = random.Random(1), server.judgments, time.time()
 
     def date(_mapper: object, _connection: object, judgment: Judgment) -> None:
         judgment.created_at = moment
@@ -101,7 +93,7 @@ def _judge(server: Server) -> None:
 
     event.listen(Judgment, "before_insert", date)
     for name, share, noise in (("ann", 34, 0.05), ("ben", 28, 0.15), ("cy", 16, 0.4)):
-        user = _user_id(server, name)
+        user = server.user_id(name)
         for number in range(share):
             ranks = [1, 2, 3, 4] if rng.random() > noise else rng.sample([1, 2, 3, 4], 4)
             moment = time.time() - 86_400 * (4 - number // 7)  # on five days
@@ -109,7 +101,7 @@ def _judge(server: Server) -> None:
     for name in ("ann", "ben"):
         for _ in range(12):
             moment = time.time()
-            do(judgments, _user_id(server, name), "compare", {"choice": rng.choice(["B", "B", "tie", "A"])})
+            do(judgments, server.user_id(name), "compare", {"choice": rng.choice(["B", "B", "tie", "A"])})
 
 
 def labeler_pages(server: Server, browser: Browser, **context: Any) -> Iterator[tuple[str, Page]]:
@@ -134,7 +126,7 @@ def answer(page: Page, task: str) -> None:
         order = {text: place for place, text in enumerate(("Sunlight", "The sky", "Air", "Because"))}
         texts = page.locator(".card[data-card] .markdown").all_inner_texts()
         places = [next(place for begin, place in order.items() if text.strip().startswith(begin)) for text in texts]
-        type_order(page, [[places.index(place)] for place in range(4)], 4)
+        type_order(page, [place + 1 for place in places])
         page.keyboard.press("q")
         page.keyboard.press("4")
     elif task == "rules":

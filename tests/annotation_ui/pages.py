@@ -85,18 +85,15 @@ def drag(page, source, target):
     page.mouse.up()
 
 
-def drag_order(page, tiers):
-    """Build a ranking by dragging each letter to its place."""
-    for place, group in enumerate(tiers, 1):
-        for index in group:
-            drag(page, f'.tray [data-response="{index}"]', f'[data-slot="{place}"]')
+def drag_order(page, places):
+    """Drag each response, from the first to the last, to its place."""
+    for index, place in enumerate(places):
+        drag(page, f'.tray [data-response="{index}"]', f'[data-slot="{place}"]')
 
 
-def type_order(page, tiers, size):
-    """Build a ranking with the keyboard alone, from the first response to the last: each gets the key of its place."""
-    place_of = {index: place for place, group in enumerate(tiers, 1) for index in group}
-    for index in range(size):
-        page.keyboard.press(str(place_of[index]))
+def type_order(page, places):
+    """Press the key of each response's place, from the first response to the last."""
+    press(page, *map(str, places))
 
 
 def shown_texts(page):

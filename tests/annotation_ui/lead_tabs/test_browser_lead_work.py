@@ -63,7 +63,7 @@ def decide_both(page, panel):
     panel.get_by_role("button", name="Decide the worst").click()
     expect(page.locator(".decision")).to_contain_text("2 disagreements are left")
     for left in (1, 0):
-        type_order(page, [[0], [1], [2], [3]], 4)
+        type_order(page, [1, 2, 3, 4])
         page.keyboard.press("Enter")
         if left:
             expect(page.locator(".decision")).to_contain_text("1 disagreement is left")

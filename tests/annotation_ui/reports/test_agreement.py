@@ -167,20 +167,6 @@ def test_preference_rows_by_hand():
     }  # fmt: skip
 
 
-def test_the_order_of_responses_tells_nothing():
-    """The same rankings with the responses listed the other way round give the mirrored posteriors."""
-    rng = random.Random(11)
-    orders = list(permutations([1, 2, 3]))
-    rankings = {item: {name: list(rng.choice([(1, 2, 3), rng.choice(orders)])) for name in "xyz"} for item in range(40)}
-    turned = {item: {name: ranks[::-1] for name, ranks in by.items()} for item, by in rankings.items()}
-    one, two = (estimate_reliability(preference_rows(each)) for each in (rankings, turned))
-    assert one.labelers == pytest.approx(two.labelers, abs=1e-6)
-    for (item, i, j), answers in one.posteriors.items():
-        assert answers == pytest.approx(two.posteriors[item, 2 - i, 2 - j], abs=1e-6)
-        mirror = one.posteriors[item, j, i]
-        assert (answers[BETTER], answers[WORSE]) == pytest.approx((mirror[WORSE], mirror[BETTER]), abs=1e-6)
-
-
 def test_preferences_are_the_posteriors_of_every_order():
     rng = random.Random(13)
     orders = list(permutations([1, 2, 3]))

@@ -10,7 +10,7 @@ from playwright.sync_api import expect
 from align import cli
 from annotation_ui.cli import main
 from tests.annotation_ui.conftest import in_pairs
-from tests.annotation_ui.pages import drag, drag_order, exported, open_task, press, shown_texts, submit, type_order
+from tests.annotation_ui.pages import drag_order, exported, open_task, press, shown_texts, submit, type_order
 from tests.annotation_ui.running import rank_rows
 from tests.files import read_rows
 
@@ -22,17 +22,17 @@ def test_an_order_with_a_tie_is_exported_as_it_was_shown(any_server, browser, ho
     batch = any_server.add_batch(1)
     page = open_task(any_server, browser, f"rank-{how}", "rank")
     texts = shown_texts(page)
-    tiers = [[2], [0, 3], [1]]
+    places = [2, 3, 1, 2]
     if how == "mouse":
-        drag_order(page, tiers)
+        drag_order(page, places)
         page.click('[data-action="submit"]')
         expect(page.locator(".count")).to_have_text("1 done")
     else:
-        type_order(page, tiers, 4)
+        type_order(page, places)
         submit(page, 1)
     (row,) = exported(any_server, batch)
     by_text = dict(zip(row["responses"], row["ranks"], strict=True))
-    assert {text: by_text[text] for text in texts} == {texts[2]: 1, texts[0]: 2, texts[3]: 2, texts[1]: 3}
+    assert by_text == dict(zip(texts, places, strict=True))
     assert row["prompt"] == "Prompt 0"
     assert row["model"] == [f"model-{k}" for k in range(4)]
 
@@ -40,7 +40,7 @@ def test_an_order_with_a_tie_is_exported_as_it_was_shown(any_server, browser, ho
 def test_a_refresh_and_another_device_go_on_where_the_labeler_was(server, browser):
     server.add_batch(2)
     page = open_task(server, browser, "refresher", "rank")
-    drag_order(page, [[1], [0, 2]])
+    drag_order(page, [2, 1, 2])
     page.click('[data-card="1"] .ratings button:nth-of-type(6)')
     page.click('[data-card="0"] .flags summary')
     page.check('[data-card="0"] [data-flag="hallucination"]')
@@ -131,19 +131,9 @@ def in_slots(rng, ranks):
     return [places[rank - 1] for rank in ranks]
 
 
-def typed(page, places):
-    for place in places:
-        page.keyboard.press(str(place))
-
-
 def clicked(page, places):
     for index, place in enumerate(places):
         page.click(f'[data-card="{index}"] [aria-label="Place {place}"]')
-
-
-def dragged(page, places):
-    for index, place in enumerate(places):
-        drag(page, f'.tray [data-response="{index}"]', f'[data-slot="{place}"]')
 
 
 def tapped(page, places):
@@ -182,7 +172,7 @@ def test_every_order_and_tie_is_exported_as_it_was_clicked(any_server, browser):
     """
     rng = random.Random(0)
     hands = {
-        "keyboard": typed, "mouse": clicked, "drag": dragged, "touch": tapped, "touch-drag": touch_dragged
+        "keyboard": type_order, "mouse": clicked, "drag": drag_order, "touch": tapped, "touch-drag": touch_dragged
     }  # fmt: skip
     plan = [("keyboard", ranks) for size in (2, 3, 4) for ranks in all_orders(size)]
     plan += [(hand, ranks) for hand in ("mouse", "touch") for ranks in all_orders(3)]
@@ -258,18 +248,6 @@ def export(server, folder, record, path, batch):
     return read_rows(path)
 
 
-def random_tiers(rng, size):
-    """An order with a tie now and then, the best first."""
-    order = rng.sample(range(size), size)
-    tiers = [[order[0]]]
-    for index in order[1:]:
-        if rng.random() < 0.3:
-            tiers[-1].append(index)
-        else:
-            tiers.append([index])
-    return tiers
-
-
 def test_30_rankings_train_a_reward_model(server, browser, tmp_path):
     rows = rank_rows(30)
     rows[0][1]["responses"][1] = ""  # as policies write it
@@ -277,7 +255,7 @@ def test_30_rankings_train_a_reward_model(server, browser, tmp_path):
     page = open_task(server, browser, "trainer", "rank")
     rng = random.Random(30)
     for done in range(1, 31):
-        type_order(page, random_tiers(rng, 4), len(shown_texts(page)))
+        type_order(page, [rng.randint(1, 4) for _ in range(4)])
         submit(page, done)
     path = tmp_path / "rankings.jsonl"
     rows = export(server, tmp_path, "rankings", path, batch)

@@ -81,14 +81,14 @@ def test_none_is_good_so_a_better_one_is_written_while_ranking(any_server, brows
     batch = any_server.add_batch(1)
     page = open_task(any_server, browser, f"better-{how}", "rank")
     texts = shown_texts(page)
-    order = [[2], [0, 3], [1]]
+    order = [2, 3, 1, 2]
     if how == "mouse":
         drag_order(page, order)
         page.click('[data-card="2"] h3')
         page.click('[data-action="better"]')
         page.locator(".better textarea").fill(f"{texts[2]}, better")
     else:
-        type_order(page, order, 4)
+        type_order(page, order)
         press(page, "ArrowLeft", "e")
         expect(page.locator(".better textarea")).to_have_value(texts[2])
         expect(page.locator(".problem")).to_contain_text("Your better answer is still response C")
