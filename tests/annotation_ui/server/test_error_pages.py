@@ -98,13 +98,13 @@ def test_what_is_gone_or_needs_a_session_is_a_page(own_server, browser):
     page = own_server.page(browser, "boss", role="lead")
     assert opened(page, "/lead/exports/rankings-20260101-000000-0123abcd.jsonl") == 404
     expect(page.get_by_role("heading", name="There is no such page")).to_be_visible()
-    own_server.add_batch(1)
     eve = own_server.page(browser, "eve")
     assert opened(eve, "/lead/") == 403
     expect(eve.get_by_role("heading", name="Not for you")).to_be_visible()
     assert opened(eve, "/nosuch") == 404
     eve.get_by_role("link", name="To the labeling page").click()
     expect(eve.locator(".stage")).to_be_visible()
+    own_server.add_batch(1)
     # With an item: a page without one asks the server for the tasks again.
     page = open_task(own_server, browser, "leaver", "rank")
     page.context.clear_cookies()
