@@ -32,11 +32,12 @@ def base_of(source: str) -> tuple[str, bool]:
         raise UserError(
             f"{source}/adapter_config.json: base_model_name_or_path is empty or no text; name the model under the adapter"
         )
+    built_in: str | None = None
     # A missing or broken file is reported where the weights are loaded.
     with suppress(OSError, SafetensorError), safe_open(Path(source) / "adapter_model.safetensors", framework="pt") as stored:
-        built_in = (stored.metadata() or {}).get(BUILT_IN_BASE)  # its weights may differ from the published ones
-        if built_in and base == published_name(built_in):
-            return str(resolve_model(built_in)), True
+        built_in = (stored.metadata() or {}).get(BUILT_IN_BASE)
+    if built_in and base == published_name(built_in):  # its weights may differ from the published ones
+        return str(resolve_model(built_in)), True
     if Path(base).exists() or Path(base).is_absolute():
         return str(resolve_model(base)), True
     # The adapter may have been trained in another working directory, with its base next to it: runs/sft, runs/reward.
