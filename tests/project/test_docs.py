@@ -5,20 +5,21 @@ import dataclasses
 import json
 import re
 import runpy
+import shlex
 from pathlib import Path
 
 import yaml
 
-from align.cli import stage_configs
+from align.cli import main, stage_configs
 from align.core.errors import UserError
 from align.core.plugins import import_object
 from align.core.settings import block_paths
 from align.data import FORMATS, KINDS, Ranking, check_data, read_records
 from align.data.formats import find_format
-from tests.files import write_rows
+from tests.files import read_rows, write_rows
 from tests.models.architectures import DECODERS, ENCODER_DECODERS
 from tests.models.encoders import CONFIGS
-from tests.project.markdown import DOCS, ROOT, code_in, page, section
+from tests.project.markdown import DOCS, ROOT, code_in, page, section, table
 from tests.refusals import refusal
 
 
@@ -110,3 +111,49 @@ def test_readme_counts_the_architectures_that_are_tested():
     text = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
     found = re.search(r"cover (\d+) decoder, (\d+) encoder-decoder and, as reward models, (\d+) encoder", text)
     assert [int(number) for number in found.groups()] == [len(DECODERS), len(ENCODER_DECODERS), len(CONFIGS)]
+
+
+def test_the_commands_of_the_spreadsheet_make_a_reward_model(tmp_path, monkeypatch, capfd, caplog):
+    text = page("howto/spreadsheet")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "answers.csv").write_text(re.search(r"```csv\n(.*?)```", text, re.S).group(1), encoding="utf-8")
+    check, convert, train = (shlex.split(block)[1:] for block in re.findall(r"```console\n(.*?)```", text, re.S))
+
+    main(check)
+    shown = capfd.readouterr().out
+    for line in (
+        "kind:                  ranking",
+        "tied pairs:            1 of 4 (25.0 %)",
+        "columns not used:      comment (1 row)",
+    ):
+        assert f"{line}\n" in shown
+    assert shown.endswith("bad rows:              none\n")
+
+    main(convert)
+    rankings = read_records("answers.jsonl", Ranking)
+    assert rankings == read_records(convert[2], Ranking)
+    assert [ranking.ranks for ranking in rankings] == [(1, 2), (2, 1), (1, 1), (1, 2)]
+    assert rankings[3].responses == ("House.", "NA")
+
+    main([*("tiny-gpt2" if word == "smollm2-135m" else word for word in train), "--report_to", "none"])
+    assert "answers.jsonl: left out 1 ranking with all responses tied: ties add nothing to a loss" in caplog.messages
+    folder = tmp_path / "runs" / "answers" / "reward"
+    assert (folder / "model").is_dir()
+    metrics = read_rows(folder / "metrics.jsonl")
+    assert any("validation/accuracy" in line for line in metrics)
+
+
+def test_the_other_spreadsheets_are_read(tmp_path):
+    path = tmp_path / "sheet.csv"
+    path.write_text("question,answer,stars,good,bad\nHi,a,1,c,d\nHi,b,5,e,f\n", encoding="utf-8")
+    found = []
+    for _, brackets in table(section(page("howto/spreadsheet"), "Other sheets"), "sheet"):
+        options = re.search(r"`(\[.*?\])`", brackets).group(1)
+        output = tmp_path / f"out-{len(found)}.jsonl"
+        main(["data", "convert", f"{path}{options}", str(output)])
+        found.append(read_rows(output)[0])
+    assert found == [
+        {"prompt": "Hi", "responses": ["a", "b"], "ranks": [2, 1]},
+        {"prompt": "Hi", "responses": ["c", "d"], "ranks": [1, 2]},
+        {"prompt": "Hi", "completion": "a"},
+    ]
