@@ -54,7 +54,7 @@ def check_data(path: str, kind: str | None = None) -> str:
 
 
 def convert_data(source: str, output: str | os.PathLike[str], kind: str | None = None, skip_bad_rows: bool = False) -> str:
-    """Write a source as JSON Lines in this project's layout (docs/data.md); return what was written and what was unused.
+    """Write a source as JSON Lines in this project's layout (docs/data.md); return the count of records and unused columns.
 
     Args:
         source: a file, a folder or the name of a hub data set.
