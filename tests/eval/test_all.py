@@ -21,10 +21,8 @@ def test_what_all_tasks_share_reaches_each(tmp_path):
     found = parse(RewardEvalConfig, task_arguments(config, "reward", str(tmp_path / "r.yaml")))
     assert (found.models, found.output, found.seed, found.skip_bad_rows) == (["a", "b"], "out", 3, True)
     assert (found.reward_model, found.samples, found.limit) == ("rm", 4, 9)
-    assert (
-        parse(RewardEvalConfig, task_arguments(AllConfig(models=["a"], reward_model="r", limit=2), "reward", "")[2:]).limit
-        == 2
-    )
+    few = AllConfig(models=["a"], reward_model="r", limit=2)
+    assert parse(RewardEvalConfig, task_arguments(few, "reward", "")[2:]).limit == 2
 
 
 def test_nothing_to_do_and_no_model():

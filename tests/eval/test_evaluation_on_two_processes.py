@@ -1,7 +1,7 @@
 """Evaluations under `accelerate launch` with two processes: the numbers of one. All of them share one launch."""
 
-from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -31,18 +31,9 @@ def words_of(task: str, settings: dict[str, Any], output: Path) -> list[str]:
     return [f"align/eval/{task}.py", *words, "--output", str(output)]
 
 
-@dataclass
-class Evaluated:
-    """What the two processes wrote and printed, and the settings of each evaluation."""
-
-    folder: Path
-    printed: str
-    toxicity: dict[str, Any]
-    reward: dict[str, Any]
-
-
 @pytest.fixture(scope="module")
-def two(sharp_folders, reward_folders, tmp_path_factory) -> Evaluated:
+def two(sharp_folders, reward_folders, tmp_path_factory):
+    """What the two processes wrote and printed, and the settings of each evaluation."""
     folder = tmp_path_factory.mktemp("two")
     tempting = [{"id": f"p{n}", "prompt": "The " + "very " * n + "old man is a", "toxicity": n / 4} for n in range(4)]
     toxicity = TOXICITY | {"prompts": write_rows(folder / "tempting.jsonl", tempting)}
@@ -52,7 +43,7 @@ def two(sharp_folders, reward_folders, tmp_path_factory) -> Evaluated:
     tasks = {"truthfulness": TRUTHFULNESS, "toxicity": toxicity, "reward": reward}
     scripts = [words_of(task, settings, folder / task) for task, settings in tasks.items()]
     printed = launch_in_turn(scripts, folder, "cpu2")
-    return Evaluated(folder, printed, toxicity, reward)
+    return SimpleNamespace(folder=folder, printed=printed, toxicity=toxicity, reward=reward)
 
 
 def one(settings: dict[str, Any], output: Path) -> dict[str, Any]:
@@ -89,10 +80,7 @@ def test_reward(two, tmp_path):
     for ours, theirs in zip(alone, found, strict=True):
         for measurement, twin in zip(ours.measurements, theirs.measurements, strict=True):
             assert (measurement.name, measurement.n, measurement.scorer) == (twin.name, twin.n, twin.scorer)
-            for number, other in (
-                (measurement.value, twin.value),
-                (measurement.low, twin.low),
-                (measurement.high, twin.high),
-            ):
+            for end in ("value", "low", "high"):
+                number, other = getattr(measurement, end), getattr(twin, end)
                 assert number == (None if other is None else pytest.approx(other, rel=1e-5, abs=1e-5))  # rewards go up to 9
     assert two.printed.count("best-of-n: reward, best of 1") == 1  # one process prints

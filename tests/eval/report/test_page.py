@@ -234,14 +234,10 @@ def test_every_plot_and_line_is_there_after_a_real_pipeline(tmp_path: Path) -> N
     rankings = write_rows(tmp_path / "rankings.jsonl", ranked)
     prompts = write_rows(tmp_path / "prompts.jsonl", [{"prompt": row["prompt"]} for row in examples])
     run = tmp_path / "run"
-    run_sft(
-        SFTConfig(
-            train_data=demonstrations, validation_data=demonstrations, output_dir=f"{run}/sft", num_train_epochs=2, **shared
-        )
-    )
-    reward = run_reward(
-        RewardConfig(train_data=rankings, validation_data=rankings, demonstrations="", output_dir=f"{run}/reward", **shared)
-    )
+    sft = {"train_data": demonstrations, "validation_data": demonstrations, "num_train_epochs": 2}
+    run_sft(SFTConfig(**sft, output_dir=f"{run}/sft", **shared))
+    pairs = {"train_data": rankings, "validation_data": rankings, "demonstrations": ""}
+    reward = run_reward(RewardConfig(**pairs, output_dir=f"{run}/reward", **shared))
     shared |= {"total_updates": 2, "rollout_batch_size": 4, "max_new_tokens": 6, "eval_steps": 1, "missing_eos_score": None}
     prompt_files = {"prompts": prompts, "validation_prompts": prompts}
     run_ppo(PPOConfig(reward_model=str(reward), output_dir=f"{run}/ppo", **prompt_files, **shared))
