@@ -98,7 +98,7 @@ class PPOTrainer:
             names["selection"] = {"reward_model": name, "early_stopping_patience": patience}
         self.config = replace(config, prompts=data_name(prompts), validation_prompts=data_name(validation_prompts), **names)
         extensions = configured_extensions(vars(self.config), **objects)
-        if any(optimizers):
+        if optimizers != (None, None):
             from align.ppo.extensions.given_optimizer import GivenOptimizer
 
             extensions.append(GivenOptimizer(*optimizers))

@@ -163,14 +163,6 @@ def test_a_server_that_is_killed_and_comes_back_costs_nothing(serve, settings, r
     assert (again / "samples.jsonl").read_text() == (whole / "samples.jsonl").read_text()
 
 
-def test_a_server_that_stays_away_ends_the_run(serve, settings):
-    dying = serve(settings["model"])
-    dying.dies_after = 3 + 2  # in the middle of the first rollout
-    settings["vllm"]["timeout"] = 1.0
-    with pytest.raises(UserError, match=r"vLLM server .* failed"):
-        run_ppo(PPOConfig(**at(settings | {"rollout_batch_size": 200}, dying.url)))
-
-
 def test_responses_end_where_an_end_token_stands_or_at_the_limit(serve, settings, make_engine_of):
     engine = make_engine_of(serve(settings["model"]).url)
     tokenization = engine.loaded.tokenization

@@ -21,12 +21,8 @@ def doubles(rows):
 
 
 def test_loss_by_hand():
-    # (2 + 4 + .5 + .25) / 4 tokens
+    # (2 + 4 + .5 + .25) / 4 tokens; with the prompt 6.75 / 4 + .5 x (1 + 8) / 2 = 1.6875 + 2.25
     assert demonstration_loss(doubles(LOG_PROBS), LEARN, CONTEXT, 4, 2, 0.0).item() == 1.6875
-
-
-def test_loss_on_the_prompt_by_hand():
-    # 6.75 / 4 + .5 x (1 + 8) / 2 = 1.6875 + 2.25
     assert demonstration_loss(doubles(LOG_PROBS), LEARN, CONTEXT, 4, 2, 0.5).item() == 3.9375
 
 
