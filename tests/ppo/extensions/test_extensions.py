@@ -1,7 +1,6 @@
 """Extensions: what is imported, what is configured, the user's own as the page shows it, and their state in checkpoints."""
 
 import inspect
-import json
 import os
 import re
 import subprocess
@@ -15,6 +14,7 @@ from align.core.errors import UserError
 from align.core.settings import setting_names
 from align.ppo import PPOConfig, run_ppo
 from align.ppo.extensions import EXTENSIONS, Extension, Extensions, configured_extensions
+from tests.files import metrics_of, read_rows, write_rows
 
 ROOT = Path(__file__).parents[3]
 RUN = """
@@ -29,9 +29,7 @@ print("imported", *(name for name in sys.modules if name.startswith(("align.ppo.
 
 @pytest.fixture
 def prompts(tmp_path):
-    path = tmp_path / "prompts.jsonl"
-    path.write_text('{"prompt": "Hi"}\n')
-    return str(path)
+    return write_rows(tmp_path / "prompts.jsonl", [{"prompt": "Hi"}])
 
 
 def test_an_extension_is_imported_where_it_is_configured(prompts, tmp_path, align_cache):
@@ -177,10 +175,6 @@ def settings(prompts, folder, **more):
     return PPOConfig(**config | more)
 
 
-def rows_of(folder, name="metrics"):
-    return [json.loads(line) for line in (folder / f"{name}.jsonl").read_text().splitlines()]
-
-
 def test_the_extension_of_the_page_changes_training_scores_alone(prompts, tmp_path, monkeypatch, align_cache):
     page = (ROOT / "docs" / "howto" / "own-extension.md").read_text()
     code = re.search(r"```python\n(.*?)```", page, re.S).group(1).replace("> 40", "> 0")
@@ -189,13 +183,13 @@ def test_the_extension_of_the_page_changes_training_scores_alone(prompts, tmp_pa
     (named,) = re.findall(r"--extensions (\S+)", page)
     own = {"extensions": named, "total_updates": 1, "kl_coef": 0.0, "missing_eos_score": None}
     run_ppo(settings(prompts, tmp_path / "run", **own))
-    (row,) = rows_of(tmp_path / "run")
+    (row,) = metrics_of(tmp_path / "run")
     assert row["reward/too_long"] == 1.0
     assert row["reward/kl_penalized"] == pytest.approx(row["reward/mean"] - 0.5)
     names = {"objective/scores": "reward/mean", "objective/kl": "kl/k1", "objective/rlhf_reward": "reward/kl_penalized"}
     assert [row[trl_name] for trl_name in names] == [row[name] for name in names.values()]
     run_ppo(settings(prompts, tmp_path / "replaced", **own | {"missing_eos_score": -1.0}))
-    (row,) = rows_of(tmp_path / "replaced")
+    (row,) = metrics_of(tmp_path / "replaced")
     assert row["response/eos_rate"] == 0
     assert row["reward/kl_penalized"] == -1.0, "the score of a truncated response replaces what extensions made of it"
 
@@ -204,7 +198,7 @@ def test_a_users_extension_keeps_its_state(prompts, tmp_path, align_cache, capsy
     own = {"extensions": f"{__name__}:Counter", "save_steps": 1}
     run_ppo(settings(prompts, tmp_path / "run", total_updates=2, **own))
     run_ppo(settings(prompts, tmp_path / "run", total_updates=4, resume_from_checkpoint=True, **own))
-    assert [row["counted"] for row in rows_of(tmp_path / "run")] == [0.0, 1.0, 2.0, 3.0]
+    assert [row["counted"] for row in metrics_of(tmp_path / "run")] == [0.0, 1.0, 2.0, 3.0]
     with pytest.raises(UserError, match=r"holds the state of '.*:Counter', which these settings do not use"):
         run_ppo(settings(prompts, tmp_path / "run", total_updates=5, resume_from_checkpoint=True, save_steps=1))
     run_ppo(settings(prompts, tmp_path / "plain", total_updates=1, save_steps=1))
@@ -234,7 +228,7 @@ class Failing(Extension):
 def test_the_rollout_of_an_extension_that_fails_is_kept(prompts, tmp_path, align_cache):
     with pytest.raises(UserError, match=r"no table of scores; the rollout of update 1 is in .*unscored\.jsonl"):
         run_ppo(settings(prompts, tmp_path / "run", total_updates=1, extensions=f"{__name__}:Failing"))
-    assert {row["prompt"][0]["content"] for row in rows_of(tmp_path / "run", "unscored")} == {"Hi"}
+    assert {row["prompt"][0]["content"] for row in read_rows(tmp_path / "run" / "unscored.jsonl")} == {"Hi"}
 
 
 @pytest.mark.parametrize(
