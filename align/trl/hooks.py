@@ -168,8 +168,7 @@ class TRLCallbacks(TrainerCallbacks):
 
     def begin(self, done: int) -> None:
         assert self.args.total_episodes is not None
-        epochs = self.args.total_episodes / self.trainer.train_dataset_len
-        self.state.num_train_epochs = epochs  # type: ignore[assignment]  # as in TRL
+        self.state.num_train_epochs = self.args.total_episodes / self.trainer.train_dataset_len
         self.state.episode = self._episodes(done)
         self.started, self.first_episode = time.monotonic(), self.state.episode
         super().begin(done)
