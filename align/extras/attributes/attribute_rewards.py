@@ -15,7 +15,7 @@ from align.extras.attributes.expressions import Expression
 from align.extras.attributes.generative import GenerativeModel, Questions
 from align.extras.attributes.model import AttributeModel, form_of, heads_of, in_label_units, load_attribute_model
 from align.models.backbone import flops_profile
-from align.models.loading import LoadedModel, load_whole
+from align.models.loading import load_whole
 from align.ppo.extensions import Extension, TrainingContext
 from align.ppo.records import RoleOutputs, Rollout
 from align.ppo.scoring_models import require_readable
@@ -39,8 +39,9 @@ class AttributeScorer:
         model: AttributeModel | GenerativeModel
         self.heads, self.questions = heads_of(folder), None
         if form_of(folder) == "generative":
-            model, loaded = load_generative_model(folder, dtype)
-            self.questions = model.questions
+            loaded = load_whole(folder, compute_dtype(dtype))
+            self.questions = Questions(self.heads, loaded.tokenization)
+            model = GenerativeModel(loaded.backbone, self.questions).eval().requires_grad_(False)
         else:
             model, loaded = load_attribute_model(folder, dtype)
         own = None if loaded.tokenization.reads_alike(policy) else loaded.tokenization
@@ -56,13 +57,12 @@ class AttributeScorer:
     def __call__(self, responses: Sequence[SampledResponse]) -> list[dict[str, float]]:
         """The attributes of each response by name: probabilities, ratings from 1 to 7, and a ranking's reward."""
         names = [head.name for head in self.heads]
-        ratings = self._ask(self.questions, responses) if self.questions else self._read_heads(responses)
+        if self.questions:
+            ratings = self._ask(self.questions, responses)
+        else:
+            outputs = torch.tensor(self.scorer(responses), dtype=torch.float64).reshape(len(responses), -1)
+            ratings = in_label_units(outputs, self.heads).tolist()
         return [dict(zip(names, row, strict=True)) for row in ratings]
-
-    def _read_heads(self, responses: Sequence[SampledResponse]) -> list[list[float]]:
-        outputs = torch.tensor(self.scorer(responses), dtype=torch.float64).reshape(len(responses), -1)
-        ratings: list[list[float]] = in_label_units(outputs, self.heads).tolist()
-        return ratings
 
     def _ask(self, questions: Questions, responses: Sequence[SampledResponse]) -> list[list[float]]:
         """Ratings from next-token probabilities; all questions share one reading of a response."""
@@ -72,13 +72,6 @@ class AttributeScorer:
         count = len(self.heads)
         ratings = questions.ratings(answers, [*range(count)] * len(encoded))
         return [ratings[start : start + count] for start in range(0, len(ratings), count)]
-
-
-def load_generative_model(folder: str, dtype: str) -> tuple[GenerativeModel, LoadedModel]:
-    """Load an attribute model of the generative form to score with: adapters merged, nothing trainable."""
-    loaded = load_whole(folder, compute_dtype(dtype))
-    model = GenerativeModel(loaded.backbone, Questions(heads_of(folder), loaded.tokenization))
-    return model.eval().requires_grad_(False), loaded
 
 
 @dataclass(kw_only=True)

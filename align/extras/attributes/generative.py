@@ -16,10 +16,9 @@ from align.batches.micro_batches import map_rows
 from align.core.errors import UserError
 from align.core.tensor_ops import Padded
 from align.extras.attributes.expressions import Condition
-from align.extras.attributes.heads import attribute_metrics, encoded_ratings, save_result
+from align.extras.attributes.heads import AttributeForm, encoded_ratings
 from align.extras.attributes.model import SCALE, Head
 from align.extras.rules.judgments import JudgedResponse
-from align.extras.rules.train import JudgmentForm
 from align.models.backbone import Backbone
 from align.models.heads import LanguageModel, response_log_probs
 from align.models.loading import LoadedModel
@@ -96,7 +95,6 @@ class Questions:
     """The questions of all attributes; `answers` are all tokens that rate."""
 
     def __init__(self, heads: Sequence[Head], tokenization: Tokenization) -> None:
-        self.heads = list(heads)
         self.texts = [AttributeText.from_head(head, tokenization) for head in heads]
         self.answers = sorted({token for text in self.texts for token in text.answers})
 
@@ -141,50 +139,38 @@ class GenerativeModel(LanguageModel):
             return answers if mask is None else (answers, response_log_probs(self.backbone, hidden, response, mask)[0])
 
 
-def encode_texts(
-    rated: Sequence[JudgedResponse], questions: Questions, loaded: LoadedModel, limits: Limits, generator_filter: str
-) -> list[RatedText]:
-    """Rated responses as the texts that the model reads.
+class GenerativeForm(AttributeForm):
+    """A language model learns to write the responses that pass `generator_filter`, and to rate all.
 
-    Args:
-        generator_filter: comparisons of attributes that a response must pass for the generator to learn it; an attribute
-            without a judgment passes none. Empty: all responses are learned.
-
-    Raises:
-        UserError: if a text exceeds the limits or the model's context length, or for a filter that cannot be read.
+    The filter is comparisons of attributes; an attribute without a judgment passes none. Without one, all are learned.
     """
-    names = [head.name for head in questions.heads]
-    condition = Condition(generator_filter, names, "generator_filter") if generator_filter else None
-    longest = max(len(text.question) for text in questions.texts)
-    found = []
-    for where, encoded, item in encoded_ratings(rated, questions.heads, loaded, limits):
-        read, known = [*encoded.prompt, *encoded.response], item.targets
-        loaded.backbone.require_fit(len(read), longest + 1, where)
-        numbers = tuple(number for number, name in enumerate(names) if name in known)
-        question_ids = [questions.texts[number].question for number in numbers]
-        shares = tuple(questions.shares(number, known[names[number]]) for number in numbers)
-        parts = [TextPart(read, question_ids, [[False] * len(ids) for ids in question_ids], numbers, shares)]
-        if condition is None or condition.holds(dict.fromkeys(names, math.nan) | dict(known)):
-            parts.insert(0, TextPart(encoded.prompt, [encoded.response], [[True] * len(encoded.response)]))
-        found.append(RatedText(tuple(parts), known))
-    return found
 
-
-class GenerativeForm(JudgmentForm):
-    """A language model learns to write the responses that pass `generator_filter`, and to rate all."""
+    form = "generative"
 
     def __init__(self, loaded: LoadedModel, heads: list[Head], generator_filter: str) -> None:
-        super().__init__(loaded)
-        self.heads, self.questions = heads, Questions(heads, loaded.tokenization)
-        self.generator_filter = generator_filter
+        super().__init__(loaded, heads)
+        self.questions, self.names = Questions(heads, loaded.tokenization), [head.name for head in heads]
+        self.condition = Condition(generator_filter, self.names, "generator_filter") if generator_filter else None
 
     def build_module(self) -> nn.Module:
         """Return the module that is trained."""
         return GenerativeModel(self.loaded.backbone, self.questions, self.loaded.adapter)
 
     def encode(self, rated: Sequence[JudgedResponse], limits: Limits) -> list[RatedText]:
-        """Return rated responses as examples."""
-        return encode_texts(rated, self.questions, self.loaded, limits, self.generator_filter)
+        """Return rated responses as texts. Raises: UserError if one exceeds the limits or the model's context length."""
+        longest = max(len(text.question) for text in self.questions.texts)
+        found = []
+        for where, encoded, item in encoded_ratings(rated, self.heads, self.loaded, limits):
+            read, known = [*encoded.prompt, *encoded.response], item.targets
+            self.loaded.backbone.require_fit(len(read), longest + 1, where)
+            numbers = tuple(number for number, name in enumerate(self.names) if name in known)
+            question_ids = [self.questions.texts[number].question for number in numbers]
+            shares = tuple(self.questions.shares(number, known[self.names[number]]) for number in numbers)
+            parts = [TextPart(read, question_ids, [[False] * len(ids) for ids in question_ids], numbers, shares)]
+            if self.condition is None or self.condition.holds(dict.fromkeys(self.names, math.nan) | dict(known)):
+                parts.insert(0, TextPart(encoded.prompt, [encoded.response], [[True] * len(encoded.response)]))
+            found.append(RatedText(tuple(parts), known))
+        return found
 
     def sizes(self, examples: Sequence[RatedText]) -> list[int]:
         return [sum(group_sizes(self.loaded.backbone, item.parts)) for item in examples]
@@ -210,20 +196,7 @@ class GenerativeForm(JudgmentForm):
         sums = {f"head/{head.name}": mean for head, mean in zip(self.heads, means, strict=True)}
         return means.sum() + generator, sums | {"loss/generator": generator}
 
-    @torch.no_grad()
-    def evaluate(self, engine: TrainEngine, held_out: list[RatedText], budget: int) -> dict[str, float]:
-        """Return metrics on held-out responses, equal on every process."""
-        return attribute_metrics(self.heads, held_out, *self.judge(engine, held_out, budget)) if held_out else {}
-
-    def save(self, engine: TrainEngine, data: str, metrics: dict[str, float]) -> None:
-        """Save the model as the run's result."""
-        save_result(engine, self.loaded, self.heads, "generative", data, metrics)
-
-    def judge(
-        self, engine: TrainEngine, examples: Sequence[RatedText], budget: int
-    ) -> tuple[Tensor, Tensor, dict[str, float]]:
-        """Return the model's predictions for rated responses, on every process, as `attribute_metrics` takes them."""
-
+    def judge(self, engine: TrainEngine, examples: list[RatedText], budget: int) -> tuple[Tensor, Tensor, dict[str, float]]:
         def read_rows(rows: list[int]) -> list[tuple[list[float], list[float], float]]:
             items = [examples[row] for row in rows]
             answers, numbers, of_questions, of_texts = compute_texts(engine.module, items, engine.accelerator.device)

@@ -1,7 +1,7 @@
 """The head form of attribute models, as in MT-DNN: attributes of responses and rankings, by one head each on one trunk."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
@@ -11,11 +11,13 @@ from torch.nn.functional import one_hot
 from align.batches.encoding import Data, Limits, encode_rankings
 from align.batches.micro_batches import map_rows
 from align.core.statistics import correlation
-from align.extras.attributes.model import AttributeModel, Form, Head, head_losses, in_label_units, save_attribute_model
+from align.extras.attributes.model import AttributeModel, Form, Head, head_losses, in_label_units
 from align.extras.rules.judgments import JudgedResponse, ScoredJudgment, encoded_responses, rule_metrics
 from align.extras.rules.train import JudgmentForm
 from align.models.backbone import require_classifier
+from align.models.checkpoint import save_model, weights_of
 from align.models.loading import LoadedModel, freeze_unused_lm_head
+from align.reward.checkpoint import ATTRIBUTE, save_reward_model
 from align.reward.loss import pairs_of, ranking_loss
 from align.reward.rankings import reward_rankings
 from align.runtime.distributed import run_on_main
@@ -33,12 +35,68 @@ class EncodedTask:
     ranks: list[int] = field(default_factory=list)
 
 
-class HeadForm(JudgmentForm):
-    """Training by heads."""
+class AttributeForm(JudgmentForm):
+    """How an attribute model learns, is evaluated and saved. A form of it adds `build_module`, `encode` and `judge`."""
+
+    form: Form
 
     def __init__(self, loaded: LoadedModel, heads: list[Head]) -> None:
         super().__init__(loaded)
         self.heads = heads
+
+    def judge(self, engine: TrainEngine, examples: list[Any], budget: int) -> tuple[Tensor, Tensor, dict[str, float]]:
+        """Return the model's predictions for rated responses, on every process.
+
+        Returns:
+            Predictions [B, n] in labelers' units, the loss [n] of each head, summed over the responses it was judged on, and
+            further losses that count in the choice of the best model, by name.
+        """
+        raise NotImplementedError
+
+    @torch.no_grad()
+    def evaluate(self, engine: TrainEngine, held_out: list[Any], budget: int) -> dict[str, float]:
+        """Return metrics on held-out responses, equal on every process."""
+        if not held_out:
+            return {}
+        predicted, losses, extra_losses = self.judge(engine, held_out, budget)
+        targets = targets_of(held_out, self.heads)
+        judged = ~targets.isnan()
+        counts = judged.sum(0)
+        metrics = {"validation/loss": float((losses / counts.clamp(min=1)).sum()) + sum(extra_losses.values())}
+        metrics |= {f"validation/{name}": value for name, value in extra_losses.items()}
+        for number, head in enumerate(self.heads):
+            rows = judged[:, number]
+            if rows.any():
+                found = head_metrics(head, predicted[rows, number], targets[rows, number])
+                metrics |= {f"validation/head/{head.name}/{name}": value for name, value in found.items()}
+        return metrics
+
+    def save(self, engine: TrainEngine, data: str, metrics: dict[str, float]) -> None:
+        """Save the model as the run's result.
+
+        A transformers classifier reads the first head of the form `heads`. The form `generative` is a language model.
+        """
+        run, state, folder = engine.run, engine.model_state(), engine.run.folder / "model"
+
+        def write() -> None:
+            card, weights = run.card("Attribute model", data, metrics), weights_of(self.loaded.backbone, state)
+            metadata = {"form": self.form, "heads": list(map(asdict, self.heads)), "mean": 0.0}
+            if self.form == "generative":
+                save_model(folder, self.loaded, weights, card, {ATTRIBUTE.metadata_file: metadata})
+                return
+            weight, more = state["linear.weight"], {"heads": state["linear.weight"], "biases": state["linear.bias"]}
+            save_reward_model(folder, self.loaded, weights, weight[:1], metadata, card, ATTRIBUTE, more)
+
+        run_on_main(write, run.accelerator)
+
+
+class HeadForm(AttributeForm):
+    """A head for each attribute."""
+
+    form = "heads"
+
+    def __init__(self, loaded: LoadedModel, heads: list[Head]) -> None:
+        super().__init__(loaded, heads)
         self.binary = torch.tensor([head.kind == "binary" for head in heads])
         self.ranking = next((number for number, head in enumerate(heads) if head.kind == "ranking"), None)
 
@@ -48,9 +106,13 @@ class HeadForm(JudgmentForm):
         freeze_unused_lm_head(self.loaded.backbone)
         return AttributeModel(self.loaded.backbone, self.heads, self.loaded.adapter)
 
-    def encode(self, rated: Sequence[JudgedResponse], limits: Limits) -> Sequence[Any]:
-        """Return rated responses as examples."""
-        return encode_ratings(rated, self.heads, self.loaded, limits)
+    def encode(self, rated: Sequence[JudgedResponse], limits: Limits) -> list[EncodedTask]:
+        """Return rated responses as examples. Raises: UserError if a text exceeds the limits or the model's context."""
+        found = []
+        for where, encoded, item in encoded_ratings(rated, self.heads, self.loaded, limits):
+            self.loaded.backbone.require_fit(len(encoded.prompt), len(encoded.response), where)
+            found.append(EncodedTask(encoded.prompt, [encoded.response], item.targets))
+        return found
 
     def batch_loss(
         self, model: nn.Module, device: torch.device, examples: Sequence[Any], batch: Sequence[Any]
@@ -71,14 +133,7 @@ class HeadForm(JudgmentForm):
         means = losses / counts.to(device).clamp(min=1)
         return means.sum(), {f"head/{head.name}": mean for head, mean in zip(self.heads, means, strict=True)}
 
-    @torch.no_grad()
-    def evaluate(self, engine: TrainEngine, held_out: list[Any], budget: int) -> dict[str, float]:
-        """Return metrics on held-out responses, equal on every process."""
-        return attribute_metrics(self.heads, held_out, *self.judge(engine, held_out, budget)) if held_out else {}
-
-    def judge(self, engine: TrainEngine, examples: Sequence[Any], budget: int) -> tuple[Tensor, Tensor, dict[str, float]]:
-        """Return the model's predictions for rated responses, on every process, as `attribute_metrics` takes them."""
-
+    def judge(self, engine: TrainEngine, examples: list[Any], budget: int) -> tuple[Tensor, Tensor, dict[str, float]]:
         def score_rows(rows: list[int]) -> list[list[float]]:
             part = [examples[row] for row in rows]
             outputs: list[list[float]] = reward_rankings(engine.module, part, engine.accelerator.device).tolist()
@@ -87,50 +142,6 @@ class HeadForm(JudgmentForm):
         outputs = torch.tensor(map_rows(self.sizes(examples), budget, engine.accelerator, score_rows))
         losses = head_losses(outputs, targets_of_responses(examples, self.heads), self.binary)
         return in_label_units(outputs, self.heads), losses, {}
-
-    def save(self, engine: TrainEngine, data: str, metrics: dict[str, float]) -> None:
-        """Save the model as the run's result."""
-        save_result(engine, self.loaded, self.heads, "heads", data, metrics)
-
-
-def attribute_metrics(
-    heads: Sequence[Head], held_out: Sequence[Any], predicted: Tensor, losses: Tensor, extra_losses: Mapping[str, float]
-) -> dict[str, float]:
-    """Return the metrics of an attribute model on held-out responses.
-
-    Args:
-        predicted: [B, n] in labelers' units.
-        losses: [n] of each head, summed over the responses it was judged on.
-        extra_losses: further losses that count in the choice of the best model, by name.
-    """
-    targets = targets_of(held_out, heads)
-    judged = ~targets.isnan()
-    counts = judged.sum(0)
-    metrics = {"validation/loss": float((losses / counts.clamp(min=1)).sum()) + sum(extra_losses.values())}
-    metrics |= {f"validation/{name}": value for name, value in extra_losses.items()}
-    for number, head in enumerate(heads):
-        rows = judged[:, number]
-        if rows.any():
-            found = head_metrics(head, predicted[rows, number], targets[rows, number])
-            metrics |= {f"validation/head/{head.name}/{name}": value for name, value in found.items()}
-    return metrics
-
-
-def save_result(
-    engine: TrainEngine, loaded: LoadedModel, heads: list[Head], form: Form, data: str, metrics: dict[str, float]
-) -> None:
-    """Save an attribute model as the run's result.
-
-    Args:
-        data: the name of the training data.
-    """
-    run, state = engine.run, engine.model_state()
-
-    def write() -> None:
-        card = run.card("Attribute model", data, metrics)
-        save_attribute_model(run.folder / "model", loaded, state, heads, form, card)
-
-    run_on_main(write, run.accelerator)
 
 
 def head_metrics(head: Head, predicted: Tensor, targets: Tensor) -> dict[str, float]:
@@ -162,17 +173,6 @@ def encoded_ratings(
     known = [(item, {name: value for name, value in item.targets.items() if name in names}) for item in rated]
     judged = [JudgedResponse(item.prompt, item.response, targets) for item, targets in known if targets]
     return encoded_responses(judged, loaded, limits, "attribute judgments")
-
-
-def encode_ratings(
-    rated: Sequence[JudgedResponse], heads: Sequence[Head], loaded: LoadedModel, limits: Limits
-) -> list[EncodedTask]:
-    """Return rated responses as examples. Raises: UserError if a text exceeds the limits or the model's context length."""
-    found = []
-    for where, encoded, item in encoded_ratings(rated, heads, loaded, limits):
-        loaded.backbone.require_fit(len(encoded.prompt), len(encoded.response), where)
-        found.append(EncodedTask(encoded.prompt, [encoded.response], item.targets))
-    return found
 
 
 def encode_preferences(data: Data, loaded: LoadedModel, limits: Limits, skip_bad_rows: bool) -> list[EncodedTask]:

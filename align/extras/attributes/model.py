@@ -1,9 +1,8 @@
 """Several heads on one trunk, in memory and on disk."""
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Literal, cast
 
 import torch
 from safetensors.torch import load_file
@@ -14,10 +13,9 @@ from align.core.errors import UserError, first_line
 from align.core.files import read_json
 from align.core.tensor_ops import Padded
 from align.models.backbone import Backbone
-from align.models.checkpoint import save_model, weights_of
 from align.models.heads import Float32Linear
 from align.models.loading import LoadedModel, load_whole
-from align.reward.checkpoint import ATTRIBUTE, HEAD, require_reward_model, save_reward_model
+from align.reward.checkpoint import ATTRIBUTE, HEAD, require_reward_model
 from align.runtime.distributed import compute_dtype
 
 Form = Literal["heads", "generative"]
@@ -61,28 +59,6 @@ def in_label_units(outputs: Tensor, heads: list[Head]) -> Tensor:
         "ranking": outputs,
     }
     return torch.stack([columns[head.kind][:, number] for number, head in enumerate(heads)], dim=1)
-
-
-def save_attribute_model(
-    folder: Path,
-    loaded: LoadedModel,
-    state: Mapping[str, Tensor],
-    heads: list[Head],
-    form: Form,
-    card: Mapping[str, Any],
-) -> None:
-    """Save an attribute model atomically, from the state of all that was trained.
-
-    A transformers classifier reads the first head of the form `heads`. The form `generative` is a language model.
-    """
-    weights = weights_of(loaded.backbone, state)
-    metadata = {"form": form, "heads": list(map(asdict, heads)), "mean": 0.0}
-    if form == "generative":
-        save_model(folder, loaded, weights, card, {ATTRIBUTE.metadata_file: metadata})
-        return
-    weight = state["linear.weight"]
-    more = {"heads": weight, "biases": state["linear.bias"]}
-    save_reward_model(folder, loaded, weights, weight[:1], metadata, card, ATTRIBUTE, more)
 
 
 def load_attribute_model(folder: str, dtype: str = "auto") -> tuple[AttributeModel, LoadedModel]:

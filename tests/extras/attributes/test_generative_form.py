@@ -12,7 +12,7 @@ from align.core.errors import UserError
 from align.core.tensor_ops import Padded
 from align.extras.attributes import AttributeConfig, AttributeTrainer
 from align.extras.attributes.attribute_rewards import AttributeScorer
-from align.extras.attributes.generative import AttributeText, GenerativeModel, Questions, encode_texts
+from align.extras.attributes.generative import AttributeText, GenerativeForm, GenerativeModel, Questions
 from align.extras.attributes.model import Head, heads_of
 from align.extras.attributes.train import read_ratings
 from align.extras.rules.judgments import JudgedResponse, split_judgments
@@ -32,9 +32,9 @@ def config_of(folder, **more):
 
 
 def encode(loaded, attributes, generator_filter="", response="Yo"):
-    questions = Questions(HEADS, loaded.tokenization)
-    (item,) = encode_texts([JudgedResponse(HI, response, attributes)], questions, loaded, LIMITS, generator_filter)
-    return questions, item
+    form = GenerativeForm(loaded, HEADS, generator_filter)
+    (item,) = form.encode([JudgedResponse(HI, response, attributes)], LIMITS)
+    return form.questions, item
 
 
 def test_the_generator_learns_the_response_and_the_discriminator_the_rating_token_by_token(load_sharp):

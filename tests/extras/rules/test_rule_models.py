@@ -12,7 +12,7 @@ from align.batches.encoding import Limits
 from align.core.errors import UserError
 from align.core.settings import ModelConfig
 from align.core.statistics import roc_auc
-from align.extras.attributes.heads import encode_ratings
+from align.extras.attributes.heads import HeadForm
 from align.extras.attributes.model import Head
 from align.extras.rules import RuleConfig, RuleTrainer
 from align.extras.rules.judgments import JudgedResponse, RuleScorer, encode_judgments, rule_ids, rules_of_model
@@ -149,7 +149,7 @@ def test_judged_responses_that_drop_leaves_out_are_counted(load_sharp, caplog):
     loaded, prompt = load_sharp("tiny-gpt2"), ({"role": "user", "content": "Hi"},)
     judged = [JudgedResponse(prompt, "x" * length, {"short": 1.0}) for length in (1, 90, 2)]
     assert len(encode_judgments(judged, TEXTS, loaded, Limits(64, 64, "drop"))) == 2
-    assert len(encode_ratings(judged, [Head("short", "binary")], loaded, Limits(64, 64, "drop"))) == 2
+    assert len(HeadForm(loaded, [Head("short", "binary")]).encode(judged, Limits(64, 64, "drop"))) == 2
     line = "overlong drop left out 1 of 3 judged responses (1 over max_response_tokens 64)"
     assert caplog.messages == [f"rule judgments: {line}", f"attribute judgments: {line}"]
 
