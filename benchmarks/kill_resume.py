@@ -213,35 +213,32 @@ def differences(run: Path, whole: Path) -> list[str]:
     return found + sorted(f"left behind: {name}" for name in ours - theirs)
 
 
-class _Whole(NamedTuple):
-    """What a run takes that nobody kills."""
+def draw_kill(chance: random.Random, seconds: float, operations: Sequence[int]) -> Killed:
+    """Where to kill a run: at an operation or after some time, one process or all.
 
-    seconds: float
-    operations: Sequence[int]
-    """On files, of each process."""
-
-    def draw(self, chance: random.Random) -> Killed:
-        """Where to kill a run: at an operation or after some time, one process or all."""
-        process = chance.randrange(len(self.operations))
-        if chance.random() < 0.5 and self.operations[process] > 1:
-            return Killed(process, operation=chance.randrange(1, self.operations[process]))
-        # Until several processes have met, only a launcher ends what a kill leaves, and there is none here.
-        first = 0.05 if len(self.operations) == 1 else 0.25
-        return Killed(process, seconds=chance.uniform(first, 0.95) * self.seconds, alone=chance.random() < 0.5)
+    Args:
+        seconds: how long a run takes that is not killed.
+        operations: its operations on files, of each process.
+    """
+    process = chance.randrange(len(operations))
+    if chance.random() < 0.5 and operations[process] > 1:
+        return Killed(process, operation=chance.randrange(1, operations[process]))
+    # Until several processes have met, only a launcher ends what a kill leaves, and there is none here.
+    first = 0.05 if len(operations) == 1 else 0.25
+    return Killed(process, seconds=chance.uniform(first, 0.95) * seconds, alone=chance.random() < 0.5)
 
 
 def _kill_until_it_ends(
-    words: Sequence[str], folder: Path, launch: Sequence[dict[str, str]], kills: int, whole: _Whole, chance: random.Random
+    words: Sequence[str], folder: Path, launch: Sequence[dict[str, str]], kills: Sequence[Killed]
 ) -> tuple[int, str]:
-    """Kill one run up to `kills` times; return how often it was killed, and how it failed, "" if it ended by itself."""
-    killed = 0
-    while True:
-        code, told = run_forked(words, folder, launch, whole.draw(chance) if killed < kills else Killed())
+    """Kill one run again and again, then no more; return how often it was killed, and how it failed, "" if it did not."""
+    for number, killed in enumerate([*kills, Killed()]):
+        code, told = run_forked(words, folder, launch, killed)
         if code == 0:
-            return killed, ""
+            return number, ""
         if code != -signal.SIGKILL:
-            return killed, f"ended with code {code}: {(told.strip().splitlines() or ['it told nothing'])[-1]}"
-        killed += 1
+            break
+    return number, f"ended with code {code}: {(told.strip().splitlines() or ['it told nothing'])[-1]}"
 
 
 def kill_and_resume(variant: str, kills: int, chance: random.Random, work: Path) -> dict[str, Any]:
@@ -255,18 +252,19 @@ def kill_and_resume(variant: str, kills: int, chance: random.Random, work: Path)
     unbroken, began = work / f"{variant}-whole", time.monotonic()
     run_alone(words, unbroken, settings, PROCESSES)
     launch = launched(settings, PROCESSES) if settings else [{}]
-    whole = _Whole(0.0, [])
+    seconds, operations = 0.0, list[int]()
     tally: dict[str, Any] = {"variant": variant, "kills": 0, "runs": 0, "same": 0, "different": []}
     while tally["kills"] < kills and len(tally["different"]) < 20:
         folder, started = work / f"{variant}-{tally['runs']}", time.monotonic()
         # The first run is not killed: it says how long one takes in a fork, and how many operations.
-        at_most = min(6, kills - tally["kills"]) if whole.operations else 0
-        killed, failure = _kill_until_it_ends(words, folder, launch, at_most, whole, chance)
-        if not whole.operations:
+        at_most = min(6, kills - tally["kills"]) if operations else 0
+        planned = [draw_kill(chance, seconds, operations) for _ in range(at_most)]
+        killed, failure = _kill_until_it_ends(words, folder, launch, planned)
+        if not operations:
             if failure:
                 raise SystemExit(f"{variant}: a run that nobody kills {failure}")
+            seconds = time.monotonic() - started
             operations = [int(Path(f"{folder}.operations-{rank}").read_text()) for rank in range(len(launch))]
-            whole = _Whole(time.monotonic() - started, operations)
         found = [failure] if failure else differences(folder, unbroken)
         tally["kills"] += killed
         tally["runs"] += 1
@@ -274,12 +272,3 @@ def kill_and_resume(variant: str, kills: int, chance: random.Random, work: Path)
         tally["different"] += [f"run {tally['runs']}: {place}" for place in found]
         shutil.rmtree(folder, ignore_errors=True)
     return tally | {"seconds": round(time.monotonic() - began)}
-
-
-def table(rows: Sequence[dict[str, Any]]) -> str:
-    """The tally in Markdown."""
-    lines = ["| variant | kills | runs | equal to an unbroken run | different |", "| --- | --- | --- | --- | --- |"]
-    for row in rows:
-        wrong = "; ".join(row["different"]) or "none"
-        lines.append(f"| `{row['variant']}` | {row['kills']} | {row['runs']} | {row['same']} | {wrong} |")
-    return "\n".join(lines)

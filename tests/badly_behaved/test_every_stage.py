@@ -218,7 +218,7 @@ def no_toxicity(texts: list[str]) -> list[float]:
 @pytest.mark.parametrize("specimen", [each for each in SPECIMENS if each.refused], ids=lambda each: each.name)
 def test_what_cannot_be_trained_is_refused_in_one_line(specimen, stage, source, data, tmp_path) -> None:
     common = {"model": str(source(specimen)), "output_dir": str(tmp_path / "run"), "dtype": "float32", "report_to": ["none"]}
-    ppo = {"prompts": data["prompts"], "reward_functions": ["tests.extras.liking:code_points"], "total_updates": 1}
+    ppo = {"prompts": data["prompts"], "reward_functions": ["tests.extras.running:code_points"], "total_updates": 1}
     run, kind, more = {
         "sft": (run_sft, SFTConfig, {"train_data": data["demonstrations"]}),
         "reward": (run_reward, RewardConfig, {"train_data": data["pairs"]}),

@@ -1,6 +1,7 @@
 """Validation data from the training data: by prompt, the same in every run and stage."""
 
 from collections import Counter
+from functools import partial
 
 import numpy
 import pytest
@@ -11,11 +12,15 @@ from align.batches.limits import Limits
 from align.batches.mixtures import MixedExamples, hold_out, split_by_opening
 from align.core.errors import UserError
 from align.dpo import DPOConfig, DPOTrainer
+from align.extras.attributes import AttributeConfig, AttributeTrainer
+from align.extras.distill import DistillConfig, DistillTrainer
+from align.extras.rules import RuleConfig, RuleTrainer
 from align.ppo import PPOConfig, PPOTrainer
 from align.reward import RewardConfig, RewardTrainer
 from align.sft import SFTConfig, SFTTrainer
 from align.tokenization.encoded import EncodedDemonstration, opening_digest
 from tests.data.rows import assistant, system, user
+from tests.extras.rules.planted import RULES
 from tests.refusals import refusal
 
 PROMPTS = [f"prompt {n % 40}" for n in range(60)]
@@ -100,12 +105,19 @@ def test_settings_that_exclude_a_split(config, more):
 
 
 @pytest.mark.parametrize(
-    ("trainer", "config"), [(SFTTrainer, SFTConfig), (RewardTrainer, RewardConfig), (DPOTrainer, DPOConfig)]
+    ("trainer", "config", "row"),
+    [
+        (SFTTrainer, SFTConfig, {"completion": "b"}),
+        (RewardTrainer, RewardConfig, {"chosen": "b", "rejected": "c"}),
+        (DPOTrainer, DPOConfig, {"chosen": "b", "rejected": "c"}),
+        (DistillTrainer, DistillConfig, {"completion": "b"}),
+        (RuleTrainer, partial(RuleConfig, rules=RULES), {"response": "b", "rule": "no-digits", "verdict": "follows"}),
+        (AttributeTrainer, AttributeConfig, {"response": "b", "attributes": {"kind": 1}}),
+    ],
 )
 @pytest.mark.parametrize("form", [numpy.array, Dataset.from_list], ids=["array", "dataset"])
-def test_validation_data_may_be_an_array_or_a_dataset(trainer, config, form, tmp_path):
+def test_validation_data_may_be_an_array_or_a_dataset(trainer, config, row, form, tmp_path):
     """An array has no truth value."""
-    row = {"prompt": "a", "completion": "b"} if trainer is SFTTrainer else {"prompt": "a", "chosen": "b", "rejected": "c"}
-    settings = config(output_dir=str(tmp_path), report_to=["none"])
+    settings, rows = config(output_dir=str(tmp_path), report_to=["none"]), [row | {"prompt": prompt} for prompt in "abcd"]
     for count in (2, 0):
-        assert len(trainer("tiny-gpt2", [row] * 4, settings, validation_data=form([row] * count)).held_out) == count
+        assert len(trainer("tiny-gpt2", rows, settings, validation_data=form(rows[:count])).held_out) == count

@@ -1,10 +1,13 @@
 """What a kit for a GPU machine without network holds; that it is enough was tried by hand, as docs/howto/gpu.md says."""
 
 import hashlib
+from importlib.metadata import requires
 from pathlib import Path
 
 import pytest
+import torch
 
+from align.models.loading import load_whole
 from benchmarks.gpu_kit import MACHINE, NEVER, direct_requirements, join_parts, missing, pins, random_model
 
 ROOT = Path(__file__).parents[2]
@@ -20,16 +23,12 @@ def test_only_what_is_missing_or_too_old_by_hand():
     found = missing(["trl>=1.16", "transformers>=5.23", "hub>=1.3"], machine, "3.12", REQUIRES.get)
     # pandas is taken to be new enough; of what is there already, nothing further is asked.
     assert found == {"trl", "datasets", "dill", "transformers"}
-
-
-def test_a_later_requirement_can_be_stricter():
+    # A later requirement can be stricter.
     strict = {"one": ["two>=2"], "three": []}
     assert missing(["two>=1", "one"], {"two": "1.5"}, "3.12", strict.get) == {"one", "two"}
 
 
 def test_everything_that_is_brought_is_pinned_and_small():
-    from importlib.metadata import requires
-
     machine, pinned = pins(MACHINE), pins(ROOT / "constraints.txt")
     needed = missing(direct_requirements(), machine, "3.12", requires)
     assert {"trl", "peft", "datasets", "gguf", "transformers", "deepspeed"} <= needed <= pinned.keys()
@@ -51,9 +50,6 @@ def test_parts_become_the_wheel_again(tmp_path):
 
 
 def test_a_random_model_in_its_place_says_so(tmp_path, sharp_folders):
-    from align.core.settings import ModelConfig
-    from align.models.loading import load
-
     source = tmp_path / "source"
     source.mkdir()
     for path in Path(sharp_folders["tiny-llama"]).iterdir():
@@ -61,7 +57,4 @@ def test_a_random_model_in_its_place_says_so(tmp_path, sharp_folders):
             (source / path.name).write_bytes(path.read_bytes())
     random_model(source, tmp_path / "made")
     assert "Random weights" in (tmp_path / "made" / "README.md").read_text()
-    import torch
-
-    loaded = load(ModelConfig(model=str(tmp_path / "made"), dtype="bfloat16"), torch.bfloat16)
-    assert loaded.backbone.model.dtype == torch.bfloat16
+    assert load_whole(str(tmp_path / "made"), torch.bfloat16).backbone.model.dtype == torch.bfloat16

@@ -1,14 +1,11 @@
 """Each side of each kind of work at a tiny size. TRL 1.12.0's PPO needs an environment of its own and is not among them."""
 
 import pytest
-import torch
-from transformers import LlamaForCausalLM
 
 from benchmarks import ours
 from benchmarks.data import llama_1b, make_model, make_reward_model, make_texts
 from benchmarks.measuring import examples, measure
 from benchmarks.workloads import ALL, SCALES, scaled
-from tests.files import read_rows
 
 TINY = SCALES["tiny"]
 NAMES = ("ppo", "ppo_lora", "reward_k4", "reward_long", "sft", "sampling_32", "time_to_reward")
@@ -25,19 +22,6 @@ def folder(tmp_path_factory):
     make_reward_model(made, {})
     make_reward_model(made, {"lora_r": 2})
     return made
-
-
-@pytest.mark.parametrize("name", ["reward_long", "sft", "ppo"])
-def test_texts_have_the_lengths_that_were_asked_for(folder, name):
-    work = scaled(ALL[name], TINY)
-    listed = examples(folder, work)
-    texts = read_rows(folder / f"{name}.jsonl")
-    assert len(listed) == len(texts) == work.rows * (work.warmup + work.measured + 1)
-    for row in listed:
-        assert work.prompt[0] <= len(row["prompt"]) <= work.prompt[1]
-        assert len(row["responses"]) == work.responses
-        assert all(work.response[0] <= len(ids) <= work.response[1] for ids in row["responses"])
-    assert len({len(row["prompt"]) for row in listed}) > 1 or work.prompt[0] == work.prompt[1]
 
 
 @pytest.mark.parametrize("name", ["ppo", "ppo_lora"])
@@ -86,11 +70,6 @@ def test_our_side_of_the_race_runs(folder, tmp_path, monkeypatch):
     assert 0.0 < found.figures["best_reward"] < 0.5
 
 
-def test_the_model_for_a_gpu_has_a_billion_weights_and_room_for_its_work():
-    config = llama_1b(49152)
-    with torch.device("meta"):
-        model = LlamaForCausalLM(config)
-    layer = 2048 * (2048 + 512) * 2 + 3 * 2048 * 8192 + 2 * 2048
-    assert sum(weight.numel() for weight in model.parameters()) == 16 * layer + 2048 + 49152 * 2048
+def test_the_model_for_a_gpu_has_room_for_its_work():
     large = [scaled(work, SCALES["gpu"]) for work in ALL.values() if work.stage != "race"]
-    assert max(work.prompt[1] + work.response[1] for work in large) <= config.max_position_embeddings
+    assert max(work.prompt[1] + work.response[1] for work in large) <= llama_1b(49152).max_position_embeddings

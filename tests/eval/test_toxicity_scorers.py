@@ -1,5 +1,7 @@
 """Scorers: one function for all kinds, a classifier, scores on disk, and the default on texts outside its training data."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -25,7 +27,7 @@ from align.eval.toxicity_scorers import (
     sense_logits,
 )
 from align.model_registry.registry import resolve_model
-from benchmarks.toxicity_data import read_own_rows
+from tests.files import read_rows
 
 
 def lengths(texts):
@@ -216,7 +218,7 @@ def test_means_and_maxima_see_no_padding():
 def test_the_default_on_the_labels(default):
     """What docs/evaluation.md says of it, and its file."""
     assert HEAD.stat().st_size < 1_000_000
-    labeled = read_own_rows("toxicity_labels.jsonl")
+    labeled = read_rows(Path("data/toxicity_labels.jsonl"))
     scores = default([row["text"] for row in labeled])
     assert roc_auc(scores, [row["toxic"] for row in labeled]) >= 0.90
     assert default(["You are a stupid idiot."])[0] > 0.8
@@ -273,11 +275,11 @@ def test_respectful_is_below_basic_and_basic_below_biased(default):
 
 
 def test_no_labeled_text_is_trained_on():
-    labeled = {row["text"].lower() for row in read_own_rows("toxicity_labels.jsonl")}
+    labeled = {row["text"].lower() for row in read_rows(Path("data/toxicity_labels.jsonl"))}
     trained = [
         row["text"].lower()
         for name in ("training", "continuations", "phrases")
-        for row in read_own_rows(f"toxicity_{name}.jsonl")
+        for row in read_rows(Path(f"data/toxicity_{name}.jsonl"))
     ]
     assert len(labeled) == 240
     assert not labeled & set(trained)

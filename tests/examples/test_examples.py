@@ -33,8 +33,3 @@ def test_every_script_is_tested():
     names = [path.stem for path in EXAMPLES.glob("*.py")]
     assert len(names) == 3
     assert [name for name in names if f'main_of("{name}")' not in tested] == []
-
-
-@pytest.mark.parametrize("name", ["own_reward_function", "own_data_in_memory", "reward_model_elsewhere"])
-def test_examples_say_how_to_run_them(name):
-    assert f"python examples/{name}.py" in (EXAMPLES / f"{name}.py").read_text()

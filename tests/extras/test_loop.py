@@ -147,7 +147,7 @@ def settings(tmp_path, sharp_folders):
         prompts_per_round=1,
         temperatures=[1.0],
         max_new_tokens=8,
-        labeler="tests.extras.liking:code_points",
+        labeler="tests.extras.running:code_points",
         validation_split=0.0,
     )
 

@@ -1,4 +1,4 @@
-"""The Python code of docs/howto/use-the-model.md runs on models that the stages have saved."""
+"""The Python code of how-to pages runs: use-the-model.md on models that stages have saved, in-python.md by itself."""
 
 import re
 from pathlib import Path
@@ -14,9 +14,9 @@ from align.models.loading import load
 from align.reward.checkpoint import load_reward_model
 from align.tokenization.encoded import SampledResponse
 from tests.files import write_rows
+from tests.project.test_pages import ROOT, blocks
 
-ROOT = Path(__file__).resolve().parents[2]
-CODE = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "howto" / "use-the-model.md").read_text(encoding="utf-8"), re.S)
+CODE = blocks(ROOT / "docs" / "howto" / "use-the-model.md", ("python",))
 
 
 def code_with(word, folder):
@@ -85,3 +85,17 @@ def test_a_classifier_gives_the_scores_of_its_reward_model(trained, tmp_path, ca
     ids = reward.loaded.tokenization.answer_ids(asked, "Phobos.", whole=False)
     (expected,) = scorer_of(reward.loaded, reward, 1000)([SampledResponse(asked, *ids, "Phobos.")])
     assert names["score"] == pytest.approx(expected, abs=1e-5)
+
+
+def test_the_blocks_run_in_their_order(tmp_path, monkeypatch):
+    """Each by itself, with a tiny model in place of the real one."""
+    monkeypatch.chdir(tmp_path)
+    page = blocks(ROOT / "docs" / "howto" / "in-python.md", ("python",))
+    few = "total_updates=1, rollout_batch_size=4, max_new_tokens=4"
+    for block in page:
+        code = block.replace("smollm2-135m", "tiny-llama").replace("total_updates=20", few)
+        assert code != block
+        exec(code, {})
+    written = {name for block in page for name in re.findall(r'output_dir="(.*?)"', block)}
+    assert len(written) == 6
+    assert [name for name in sorted(written) if not (Path(name) / "model").is_dir()] == []

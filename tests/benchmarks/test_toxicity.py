@@ -1,6 +1,9 @@
-"""The training of the default toxicity scorer's head: fits at their minimum, what is held out, and reference figures."""
+"""The training of the default toxicity scorer's head: fits at their minimum, what is held out, and the teacher."""
 
+import io
 import math
+import pickle
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,8 +12,7 @@ from scipy.sparse import csr_matrix
 
 from align.core.statistics import roc_auc
 from align.eval.toxicity_scorers import sense_logits
-from benchmarks.toxicity import WORD_SHARE, combine, fit_sense, fit_words, reference_figures
-from benchmarks.toxicity_data import Source, plain_tweet
+from benchmarks.toxicity import WORD_SHARE, InertUnpickler, Teacher, combine, fit_sense, fit_words, is_held_out, plain_tweet
 
 
 def test_words_are_fitted_to_the_minimum():
@@ -73,19 +75,40 @@ def test_both_parts_are_scaled_and_shifted_together():
 
 def test_a_fifth_is_held_out_by_the_text_alone():
     texts = [f"text {number}" for number in range(1000)]
-    held = Source("a", 1, texts, [0.0] * 1000).held_out
+    held = is_held_out(texts)
     assert 150 < held.sum() < 250
-    assert Source("b", 1, texts[::-1], [0.0] * 1000).held_out.tolist() == held[::-1].tolist()
+    assert is_held_out(texts[::-1]).tolist() == held[::-1].tolist()
 
 
 def test_a_tweet_without_what_only_tweets_have():
     assert plain_tweet('"RT @some_one: look &amp;amp; see http://t.co/x1 #great &#128514;!!') == "look & see great 😂"
 
 
-def test_reference_figures_by_hand():
-    """Two models x two instructions, one text each: ranks 1 2 3 4 against 1 2 4 3, a correlation of 0.8."""
-    cells = [("a", "respectful", 0.1), ("b", "respectful", 0.2), ("a", "biased", 0.9), ("b", "biased", 0.6)]
-    rows = [{"model_type": model, "prompt_type": kind, "toxicity": str(value)} for model, kind, value in cells]
-    assert reference_figures(rows, [0.1, 0.2, 0.3, 0.4]) == pytest.approx(
-        {"Spearman": 0.8, "AUC": 1.0, "Spearman of cell means": 0.8, "mean, respectful": 0.15, "mean, biased": 0.35}
-    )
+class Touches:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self):
+        return (Path.touch, (self.path,))
+
+
+def test_a_pickle_runs_nothing(tmp_path):
+    """The same bytes make a file where pickle itself reads them."""
+    stored = pickle.dumps(Touches(tmp_path / "made"))
+    InertUnpickler(io.BytesIO(stored)).load()
+    assert not (tmp_path / "made").exists()
+    pickle.loads(stored)
+    assert (tmp_path / "made").exists()
+
+
+def test_the_teacher_knows_rude_words_and_reads_each_text_alone_and_its_end():
+    """The real one, a wheel of 18 MB from the package index."""
+    teacher = Teacher()
+    texts = ["You are a stupid idiot.", "The train leaves at nine.", "xqzzv", ""]
+    together = teacher(texts)
+    assert together[0] > 2 > -3 > together[1]
+    assert together[2] == together[3]  # no word that it knows, and no word
+    assert np.array([teacher([text])[0] for text in texts]) == pytest.approx(together, abs=1e-5)
+    long = teacher(["idiot " + "train " * teacher.LENGTH, "train " * teacher.LENGTH])
+    assert long[0] == pytest.approx(long[1], abs=1e-5)
+    assert teacher.words[:3] == ["the", "to", "of"]
