@@ -3,7 +3,7 @@
 import math
 import statistics
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -73,10 +73,10 @@ class Summary:
     ours_gib: float
     ours_variant: str
     pairs: int
-    peer: float | None = None
-    peer_gib: float | None = None
-    peer_variant: str = ""
-    ratios: tuple[float, ...] = ()
+    peer: float | None
+    peer_gib: float | None
+    peer_variant: str | None
+    ratios: tuple[float, ...]
 
 
 def summarize(work: Work, lines: Sequence[Line]) -> Summary | None:
@@ -88,18 +88,10 @@ def summarize(work: Work, lines: Sequence[Line]) -> Summary | None:
         return None
     ours = {line["pair"]: line for line in runs(lines, work.name, "ours") if line["variant"] == ours_variant}
     peer = {line["pair"]: line for line in runs(lines, rival, "peer") if line["variant"] == peer_variant}
-    values, memories = ([measure(line) for line in ours.values()] for measure in (value, memory))
-    known = Summary(work, statistics.median(values), statistics.median(memories), ours_variant, len(ours))
-    if peer_variant is None:
-        return known
-    both = sorted(ours.keys() & peer.keys())
-    return replace(
-        known,
-        peer=statistics.median(map(value, peer.values())),
-        peer_gib=statistics.median(map(memory, peer.values())),
-        peer_variant=peer_variant,
-        ratios=tuple(speedup(work, value(ours[pair]), value(peer[pair])) for pair in both),
-    )
+    medians = [statistics.median(map(measure, ours.values())) for measure in (value, memory)]
+    rivals = [statistics.median(map(measure, peer.values())) if peer else None for measure in (value, memory)]
+    ratios = tuple(speedup(work, value(ours[pair]), value(peer[pair])) for pair in sorted(ours.keys() & peer.keys()))
+    return Summary(work, *medians, ours_variant, len(ours), *rivals, peer_variant, ratios)
 
 
 def shown(value: float) -> str:
