@@ -93,20 +93,8 @@ class LoopState:
         self.path = Path(config.output_dir) / "loop.json"
         self.steps: dict[str, dict[str, Any]] = {}
         self.settings = {name: value for name, value in asdict(config).items() if name not in CHANGEABLE_SETTINGS}
-        if self.path.exists():
-            self._read()
-
-    def run_once(self, name: str, step: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """Run a step, which must be safe to run again after a kill, unless it is finished; returns its results."""
-        if name not in self.steps:
-            started = time.monotonic()
-            results = step()
-            self.steps[name] = {**results, "seconds": round(time.monotonic() - started, 1)}
-            write_json(self.path, {"settings": self.settings, "steps": self.steps})
-            print_line(f"{name}: " + ", ".join(f"{key} {value}" for key, value in self.steps[name].items()))
-        return self.steps[name]
-
-    def _read(self) -> None:
+        if not self.path.exists():
+            return
         try:
             read = json.loads(self.path.read_text(encoding="utf-8"))
             settings, self.steps = dict(read["settings"]), dict(read["steps"])
@@ -117,6 +105,16 @@ class LoopState:
             name, advice = changed[0], "give another output_dir, or the same settings"
             began = f"this loop began with {name} {settings.get(name)!r}, not {self.settings[name]!r}"
             raise UserError(f"{self.path}: {began}; {advice}")
+
+    def run_once(self, name: str, step: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """Run a step, which must be safe to run again after a kill, unless it is finished; returns its results."""
+        if name not in self.steps:
+            started = time.monotonic()
+            results = step()
+            self.steps[name] = {**results, "seconds": round(time.monotonic() - started, 1)}
+            write_json(self.path, {"settings": self.settings, "steps": self.steps})
+            print_line(f"{name}: " + ", ".join(f"{key} {value}" for key, value in self.steps[name].items()))
+        return self.steps[name]
 
 
 def print_line(line: str) -> None:
@@ -164,14 +162,9 @@ class AppLabeler:
         self.database.upgrade()
 
     def collect(self, name: str, samples: Path, target: Path) -> str:
-        """Write the rankings of a round's answers if all are there; return a line about missing ones, or "".
+        """Write the rankings of a round's answers to `target` if all are there; return a line about missing ones, or "".
 
         It may be called again after a kill, at any point.
-
-        Args:
-            name: the round's.
-            samples: rows of `align sample`.
-            target: file for the rankings.
         """
         name = batch_name(name, samples)
         if self.progress(name) is None:  # an import is all or nothing
@@ -293,22 +286,19 @@ def choose_prompts(source: str, used: set[str], count: int, random: numpy.random
 
 
 def merge_answers(parts: Sequence[Sequence[Row]], prefix: str) -> list[Row]:
-    """Merge the answers of several models into one row for each prompt.
+    """Merge the answers of several models to the same prompts into one row for each prompt; `prefix` is added to its id.
 
     Blank and duplicate answers are dropped, and then prompts with fewer than two answers.
-
-    Args:
-        parts: rows of `align sample`, the same prompts in the same order in each part.
-        prefix: added to each id, to name the round.
     """
     merged = []
     for rows in zip(*parts, strict=True):
-        answers = {text: model for row in reversed(rows) for text, model in zip(row["responses"], row["model"], strict=True)}
-        kept = [text for row in rows for text in row["responses"] if text.strip()]
-        unique = list(dict.fromkeys(kept))
-        if len(unique) < 2:
-            continue
-        first = {**rows[0], "id": f"{prefix}{rows[0]['id']}"}
-        first.pop("rewards", None)
-        merged.append({**first, "responses": unique, "model": [answers[text] for text in unique]})
+        model_of: dict[str, str] = {}
+        for row in rows:
+            for text, model in zip(row["responses"], row["model"], strict=True):
+                if text.strip():
+                    model_of.setdefault(text, model)
+        if len(model_of) > 1:
+            first = {**rows[0], "id": f"{prefix}{rows[0]['id']}"}
+            first.pop("rewards", None)
+            merged.append({**first, "responses": list(model_of), "model": list(model_of.values())})
     return merged

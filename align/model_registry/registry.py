@@ -36,13 +36,11 @@ class _RegisteredModel:
         description: one line for `align model list`.
         build: `build(folder, work)` fills the empty folder `folder`; `work` is a scratch folder, deleted afterward.
         published: the hub's id of the model that it was made from, if there is one.
-        recipe: part of the cache folder's name; raise it when the result changes: old copies are then not used.
     """
 
     description: str
     build: Callable[[Path, Path], None]
     published: str | None = None
-    recipe: str = "r1"
 
 
 def _build_by(module: str, function: str, *arguments: str) -> Callable[[Path, Path], None]:
@@ -160,7 +158,7 @@ def published_name(source: str) -> str | None:
 
 
 def _target(name: str) -> Path:
-    return cache_folder() / "models" / f"{name}-{_REGISTRY[name].recipe}"
+    return cache_folder() / "models" / f"{name}-r1"  # raise the number when a result changes: old copies are then not used
 
 
 def _ensure_built(name: str) -> Path:

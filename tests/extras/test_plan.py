@@ -14,13 +14,13 @@ from align.extras.plan import (
     Device,
     PlanConfig,
     StagePlan,
+    StageWork,
     allocate,
     layouts,
     memory_table,
     placements,
     plan_stages,
 )
-from align.extras.plan_work import StageWork
 from align.models.loading import load, load_on_meta
 from align.sft import SFTConfig
 from align.training.run_folder import read_metrics
@@ -87,20 +87,15 @@ def test_the_simplest_way_that_fits_is_taken(monkeypatch):
     assert advice(0.1) == "sft: none fits: take more devices, LoRA or a smaller model"
 
 
-def test_shapes_are_those_of_the_loaded_model():
-    for name, rank in (("tiny-llama", 4), ("tiny-gpt2", 0)):
+def test_shapes_and_shared_prompts_are_those_of_the_loaded_model(sharpen, tmp_path):
+    encoder = write_encoder("bert", tmp_path, sharpen)
+    for name, rank, shares in (("tiny-llama", 4, True), ("tiny-gpt2", 0, True), ("tiny-t5", 0, True), (encoder, 0, False)):
         config = ModelConfig(model=name, lora_r=rank, dtype="float32")
-        shapes, real = (make(config, torch.float32) for make in (load_on_meta, load))
+        shapes, real = (make(config, torch.float32, allow_reward_model=True) for make in (load_on_meta, load))
         assert shapes.backbone.device.type == "meta"
         for some, other in zip(shapes.backbone.parameters(), real.backbone.parameters(), strict=True):
             assert (some.shape, some.dtype, some.requires_grad) == (other.shape, other.dtype, other.requires_grad)
-
-
-def test_what_shares_a_prompt_in_an_estimate_shares_it_when_it_is_loaded(tiny_name, sharpen, tmp_path):
-    for name, shares in ((tiny_name, True), (write_encoder("bert", tmp_path, sharpen), False)):
-        config = ModelConfig(model=name, dtype="float32")
-        loaded = (make(config, torch.float32, allow_reward_model=True) for make in (load_on_meta, load))
-        assert [each.backbone.shares_prompts for each in loaded] == [shares, shares]
+        assert shapes.backbone.shares_prompts is real.backbone.shares_prompts is shares
 
 
 # ------------------------------------------------------------------------------------------- runs count the same FLOPs

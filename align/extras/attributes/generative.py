@@ -55,17 +55,20 @@ class TextPart:
     """A shared beginning with several continuations: a context with a response, or both with the questions about it.
 
     Attributes:
-        responses: the response, or the questions.
-        generated: for each token of `responses` whether the generator learns it.
+        responses: the response, which the generator learns, or the questions.
         attributes: the number of the attribute of each question; empty for a generator's response.
         shares: for each question, the weight of each of the model's answers as its target.
     """
 
     prompt: TokenIds
     responses: list[TokenIds]
-    generated: list[list[bool]]
     attributes: tuple[int, ...] = ()
     shares: tuple[tuple[float, ...], ...] = ()
+
+    @property
+    def learned(self) -> list[int]:
+        """The number of tokens of each of `responses` that the generator learns: all or none."""
+        return [0 if self.attributes else len(ids) for ids in self.responses]
 
 
 @dataclass(frozen=True)
@@ -166,9 +169,9 @@ class GenerativeForm(AttributeForm):
             numbers = tuple(number for number, name in enumerate(self.names) if name in known)
             question_ids = [self.questions.texts[number].question for number in numbers]
             shares = tuple(self.questions.shares(number, known[self.names[number]]) for number in numbers)
-            parts = [TextPart(read, question_ids, [[False] * len(ids) for ids in question_ids], numbers, shares)]
+            parts = [TextPart(read, question_ids, numbers, shares)]
             if self.condition is None or self.condition.holds(dict.fromkeys(self.names, math.nan) | dict(known)):
-                parts.insert(0, TextPart(encoded.prompt, [encoded.response], [[True] * len(encoded.response)]))
+                parts.insert(0, TextPart(encoded.prompt, [encoded.response]))
             found.append(RatedText(tuple(parts), known))
         return found
 
@@ -177,9 +180,10 @@ class GenerativeForm(AttributeForm):
 
     def flops(self, example: RatedText) -> float:
         # The vocabulary is computed for the training targets, and for the token after the last one.
-        predicted = [[sum(row) + 1 for row in part.generated] for part in example.parts]
-        parts = zip(example.parts, predicted, strict=True)
-        return sum(group_flops(self.loaded.backbone, self.profile, part, predicted=tokens) for part, tokens in parts)
+        backbone, profile = self.loaded.backbone, self.profile
+        return sum(
+            group_flops(backbone, profile, part, predicted=[tokens + 1 for tokens in part.learned]) for part in example.parts
+        )
 
     def batch_loss(
         self, model: nn.Module, device: torch.device, examples: Sequence[RatedText], batch: Sequence[RatedText]
@@ -233,8 +237,8 @@ def compute_texts(
     """
     parts = [part for item in examples for part in item.parts]
     prompt, response, prompt_of_response = pack_rankings(parts, device)
-    mask = Padded.from_lists([list(map(int, row)) for part in parts for row in part.generated]).ids.to(device) > 0
-    answers, log_probs = model(prompt, response, prompt_of_response, mask)
+    learned = torch.tensor([tokens > 0 for part in parts for tokens in part.learned], device=device)
+    answers, log_probs = model(prompt, response, prompt_of_response, response.mask() & learned[:, None])
     answers = answers[torch.tensor([bool(part.attributes) for part in parts for _ in part.responses], device=device)]
     shares = answers.new_tensor([row for part in parts for row in part.shares]).reshape(answers.shape)
     numbers = torch.tensor([number for part in parts for number in part.attributes], dtype=torch.long, device=device)
@@ -243,4 +247,4 @@ def compute_texts(
 
 def _learned(item: RatedText) -> int:
     """Tokens that the generator learns."""
-    return sum(sum(row) for part in item.parts for row in part.generated)
+    return sum(sum(part.learned) for part in item.parts)

@@ -8,7 +8,7 @@ violates its rule, from 0 to 1.
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -180,19 +180,26 @@ def _answers_of_row(fields: Mapping[str, Any], _number: str) -> list[tuple[str, 
     return [(model, Answer(prompt, response, category)) for model, response in zip(models, responses, strict=True)]
 
 
-CaseScorer = Callable[[Sequence[RuleCase]], list[float]]
-"""Cases to the probability that each response violates its rule."""
-
-
 def _verdicts_of_scorer(config: RulesConfig, cases: Sequence[RuleCase], accelerator: Accelerator) -> tuple[Verdicts, str]:
     """Return the scorer's verdict on each case, and its name with its version."""
-    asks = config.scorer == "endpoint"
-    score_cases = rule_endpoint(config) if asks else rule_function(config.scorer)
-    name = f"{config.endpoint_model} at {config.endpoint}" if asks else config.scorer
+    function = None if config.scorer == "endpoint" else import_function(config.scorer, "rule scorer")
+    name = config.scorer if function else f"{config.endpoint_model} at {config.endpoint}"
+
+    def score(own: Sequence[RuleCase]) -> list[float]:
+        if not own:
+            return []
+        if function:
+            scores, who = function(list(own)), f"rule scorer '{name}'"
+            return checked_scores(scores, len(own), who, low=0, high=1, items="cases", advice=RESUME_HINT)
+        questions = []
+        for case in own:
+            conversation = as_paragraphs(case.conversation)
+            questions.append(QUESTION.format(rule=case.rule_text, conversation=conversation, response=case.response))
+        return request_verdicts(config, questions, PROBABILITIES)
 
     def score_chunk(chunk: list[RuleCase]) -> list[Json]:
-        scores = map_across_processes(chunk, lambda own: score_cases(own) if own else [], accelerator)
-        return [{"rule": case.rule, "score": score} for case, score in zip(chunk, scores, strict=True)]
+        scores = map_across_processes(chunk, score, accelerator)
+        return [{"rule": case.rule, "score": found} for case, found in zip(chunk, scores, strict=True)]
 
     path = Path(config.output) / f"{TASK}-scores.jsonl"
     items = {case.key: case for case in cases}
@@ -203,30 +210,6 @@ def _verdicts_of_scorer(config: RulesConfig, cases: Sequence[RuleCase], accelera
 def verdict(score: float) -> str:
     """Return the verdict for a probability of violation; exactly 0.5 is unsure."""
     return VIOLATES if score > 0.5 else FOLLOWS if score < 0.5 else UNSURE
-
-
-def rule_function(path: str) -> CaseScorer:
-    """Return a rule scorer from `module:function`, which takes a list of `RuleCase`."""
-    function = import_function(path, "rule scorer")
-
-    def score_cases(cases: Sequence[RuleCase]) -> list[float]:
-        scores = function(list(cases))
-        return checked_scores(scores, len(cases), f"rule scorer '{path}'", low=0, high=1, items="cases", advice=RESUME_HINT)
-
-    return score_cases
-
-
-def rule_endpoint(config: EndpointConfig) -> CaseScorer:
-    """Return a rule scorer that asks a chat model; see `request_verdicts`."""
-
-    def score_cases(cases: Sequence[RuleCase]) -> list[float]:
-        questions = []
-        for case in cases:
-            conversation = as_paragraphs(case.conversation)
-            questions.append(QUESTION.format(rule=case.rule_text, conversation=conversation, response=case.response))
-        return request_verdicts(config, questions, PROBABILITIES)
-
-    return score_cases
 
 
 def count_violations(by_scorer: Verdicts, cases: Sequence[RuleCase], scorer: str) -> tuple[list[Measurement], list[Json]]:
@@ -254,11 +237,7 @@ def confusion(by_people: Verdicts, by_scorer: Verdicts) -> list[Json]:
 def rubric_measurements(
     rubrics: Sequence[Rubric], judge: LetterJudge, answers: Sequence[Answer], scorer: str
 ) -> list[Measurement]:
-    """The mean reward of a model's responses by each rubric, over the prompts that it applies to.
-
-    Args:
-        scorer: names the judge.
-    """
+    """The mean reward of a model's responses by each rubric, over the prompts that it applies to; `scorer` is the judge."""
     measurements, nothing = [], "no prompt of its categories"
     for rubric in rubrics:
         covered = [answer for answer in answers if rubric.applies(answer.category)]

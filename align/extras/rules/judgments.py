@@ -128,11 +128,7 @@ def rule_ids(tokenization: Tokenization, text: str) -> list[int]:
 def encoded_responses(
     judged: Sequence[JudgedResponse], loaded: LoadedModel, limits: Limits, kind: str
 ) -> Iterator[tuple[str, PromptResponse, JudgedResponse]]:
-    """Yield responses within the limits: a name for errors, token ids, and the judgments, of which `kind` is the name.
-
-    Raises:
-        UserError: if a text exceeds the limits.
-    """
+    """Yield responses within the limits: a name for errors, token ids, and the judgments, of which `kind` is the name."""
     counts = OverlongCounts(limits)
     for number, item in enumerate(judged, start=1):
         where = f"judged response {number} ({item.response[:40]!r})"
@@ -259,11 +255,7 @@ _RULES_FILE = re.compile(r"(?P<file>.+\.ya?ml)(:(?P<rule>[^/\\:]+))?", re.IGNORE
 
 
 def read_rules(paths: Sequence[str]) -> dict[str, str]:
-    """Texts of rules by their ids.
-
-    Args:
-        paths: files as in forms/rules, or `FILE:ID` for one rule of a file.
-    """
+    """Texts of rules by their ids, from files as in forms/rules, or `FILE:ID` for one rule of a file."""
     return _merge(map(_read, paths))
 
 

@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -249,21 +250,17 @@ class ServiceJudge:
     def __init__(self, settings: EndpointConfig, accelerator: Accelerator, pause: float = 1.0) -> None:
         self.settings, self.accelerator, self.pause = settings, accelerator, pause
         self.address = chat_address(settings)
-        self.answers: dict[RubricQuestion, list[float]] = {}
+        self.ask_once = lru_cache(MAX_CACHED_ANSWERS)(self._ask)
 
     def __call__(self, questions: Sequence[RubricQuestion]) -> list[list[float]]:
         """The log-probability of each letter; the same on every process. Raises: UserError if the service fails."""
         return run_on_main(lambda: self._answer(questions), self.accelerator)
 
     def _answer(self, questions: Sequence[RubricQuestion]) -> list[list[float]]:
-        new = [question for question in dict.fromkeys(questions) if question not in self.answers]
+        asked = list(dict.fromkeys(questions))
         with ThreadPoolExecutor(self.settings.endpoint_parallel) as pool:
-            for question, log_probs in zip(new, pool.map(self._ask, new), strict=True):
-                self.answers[question] = log_probs
-        found = [self.answers[question] for question in questions]
-        while len(self.answers) > MAX_CACHED_ANSWERS:
-            del self.answers[next(iter(self.answers))]
-        return found
+            answers = dict(zip(asked, pool.map(self.ask_once, asked), strict=True))
+        return [answers[question] for question in questions]
 
     def _ask(self, question: RubricQuestion) -> list[float]:
         choice = chat_completion(

@@ -7,7 +7,6 @@ P(follows) (Glaese et al. 2022, section 2.7). Under budgets, each rule subtracts
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -101,91 +100,19 @@ class RunningMoments:
         self.count = total
 
 
-class RuleTerms:
-    """Combines how likely rules are violated with the preference reward, by `weight` or by the `budgets` of rules."""
-
-    def __init__(
-        self, rules: Sequence[str], weight: float = 1.0, budgets: Mapping[str, float] = MappingProxyType({})
-    ) -> None:
-        self.rules, self.weight, self.budgets = tuple(rules), weight, dict(budgets)
-        self.multipliers = dict.fromkeys(self.budgets, FIRST_MULTIPLIER)
-        self.moments = {name: RunningMoments() for name in (PREFERENCE, *rules)}
-        self.first: dict[str, tuple[float, float]] = {}
-        """Mean and standard deviation of each part in the first evaluation, the scale of all evaluations."""
-
-    def training_scores(self, preference: Tensor, violations: Violations) -> Tensor:
-        """Return training scores [B]; the parts are added to the running statistics first."""
-        parts = _parts(preference, violations)
-        for name, values in parts.items():
-            self.moments[name].add(values)
-        scales = {name: _scale(name, moments) for name, moments in self.moments.items()}
-        if self.budgets:
-            costs = torch.stack([violations[rule] for rule in self.rules])
-            multipliers = torch.tensor(list(self._each(damped_multiplier, violations).values()))
-            return lagrangian_scores(_scaled(parts, scales, PREFERENCE), costs, multipliers)
-        return self._weighted(parts, scales)
-
-    def comparable_scores(self, preference: Tensor, violations: Violations) -> Tensor:
-        """Return scores [B] on the scale of the first evaluation, where each part has mean 0 and deviation 1.
-
-        Under budgets: the preference alone; `excess` has the rest.
-        """
-        parts = _parts(preference, violations)
-        if not self.first:
-            for name, values in parts.items():
-                moments = RunningMoments()
-                moments.add(values)
-                self.first[name] = _scale(name, moments)
-        if not self.budgets:
-            return self._weighted(parts, self.first)
-        return _scaled(parts, self.first, PREFERENCE)
-
-    def excess(self, violations: Violations) -> float:
-        """Return how far the mean violations exceed their budgets, summed over rules."""
-        over = [float(violations[rule].mean()) - budget for rule, budget in self.budgets.items()]
-        return sum(excess for excess in over if excess > 1e-6)  # float32 rounds a mean that is at its budget
-
-    def _weighted(self, parts: Mapping[str, Tensor], scales: Mapping[str, tuple[float, float]]) -> Tensor:
-        rules = torch.stack([_scaled(parts, scales, rule) for rule in self.rules]).mean(0)
-        return _scaled(parts, scales, PREFERENCE) + self.weight * rules
-
-    def _each(self, step: Callable[[float, float, float], float], violations: Violations) -> dict[str, float]:
-        """Apply a function of multiplier, mean cost and budget to every rule's multiplier."""
-        rules = [rule for rule in self.rules if rule in self.budgets]
-        return {rule: step(self.multipliers[rule], float(violations[rule].mean()), self.budgets[rule]) for rule in rules}
-
-    def adapt(self, violations: Violations) -> None:
-        """Update the multipliers after a rollout."""
-        self.multipliers = self._each(next_multiplier, violations)
-
-    def metrics(self) -> dict[str, float]:
-        """Return the multipliers."""
-        return {f"rule_multiplier/{rule}": value for rule, value in self.multipliers.items()}
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return statistics and multipliers."""
-        moments = {name: asdict(moments) for name, moments in self.moments.items()}
-        return {"moments": moments, "multipliers": self.multipliers, "first": self.first}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned. Raises: UserError if it was written under other rules."""
-        if state["moments"].keys() != self.moments.keys():
-            before = ", ".join(name for name in state["moments"] if name != PREFERENCE) or "none"
-            raise UserError(f"the checkpoint was written under the rules {before}: resume it with those")
-        self.moments = {name: RunningMoments(**stored) for name, stored in state["moments"].items()}
-        self.multipliers |= {rule: value for rule, value in state["multipliers"].items() if rule in self.multipliers}
-        self.first = {name: (mean, std) for name, (mean, std) in state["first"].items()}
-
-
-class RuleRewards(RuleTerms, Extension):
-    """The terms of rules that a rule model judges each response by."""
+class RuleRewards(Extension):
+    """Combines how likely a rule model finds each rule violated with the preference reward, by a weight or by budgets."""
 
     gives_scores = True
 
     def __init__(self, settings: RuleTermSettings) -> None:
         self.settings, self.card = settings, {"rule model": settings.model}
         self.texts = rules_of_model(settings.model, settings.rules)
-        super().__init__(tuple(self.texts), settings.weight, read_budgets(settings.budgets, list(self.texts)))
+        self.budgets = read_budgets(settings.budgets, list(self.texts))
+        self.multipliers = dict.fromkeys(self.budgets, FIRST_MULTIPLIER)
+        self.moments = {name: RunningMoments() for name in (PREFERENCE, *self.texts)}
+        self.first: dict[str, tuple[float, float]] = {}
+        """Mean and standard deviation of each part in the first evaluation, the scale of all evaluations."""
 
     def load(self, context: TrainingContext) -> None:
         self.context = context
@@ -228,6 +155,69 @@ class RuleRewards(RuleTerms, Extension):
         preference = apply_missing_eos(preference, ended, context.missing_eos_penalty, context.missing_eos_score)
         evaluation.metrics["preference"] = float(preference.mean())
         evaluation.metrics |= {f"rule/{rule}": float(broken.mean()) for rule, broken in violations.items()}
+
+    def training_scores(self, preference: Tensor, violations: Violations) -> Tensor:
+        """Return training scores [B]; the parts are added to the running statistics first."""
+        parts = _parts(preference, violations)
+        for name, values in parts.items():
+            self.moments[name].add(values)
+        scales = {name: _scale(name, moments) for name, moments in self.moments.items()}
+        if self.budgets:
+            costs = torch.stack([violations[rule] for rule in self.texts])
+            multipliers = torch.tensor(list(self._each(damped_multiplier, violations).values()))
+            return lagrangian_scores(_scaled(parts, scales, PREFERENCE), costs, multipliers)
+        return self._weighted(parts, scales)
+
+    def comparable_scores(self, preference: Tensor, violations: Violations) -> Tensor:
+        """Return scores [B] on the scale of the first evaluation, where each part has mean 0 and deviation 1.
+
+        Under budgets: the preference alone; `excess` has the rest.
+        """
+        parts = _parts(preference, violations)
+        if not self.first:
+            for name, values in parts.items():
+                moments = RunningMoments()
+                moments.add(values)
+                self.first[name] = _scale(name, moments)
+        if not self.budgets:
+            return self._weighted(parts, self.first)
+        return _scaled(parts, self.first, PREFERENCE)
+
+    def excess(self, violations: Violations) -> float:
+        """Return how far the mean violations exceed their budgets, summed over rules."""
+        over = [float(violations[rule].mean()) - budget for rule, budget in self.budgets.items()]
+        return sum(excess for excess in over if excess > 1e-6)  # float32 rounds a mean that is at its budget
+
+    def _weighted(self, parts: Mapping[str, Tensor], scales: Mapping[str, tuple[float, float]]) -> Tensor:
+        rules = torch.stack([_scaled(parts, scales, rule) for rule in self.texts]).mean(0)
+        return _scaled(parts, scales, PREFERENCE) + self.settings.weight * rules
+
+    def _each(self, step: Callable[[float, float, float], float], violations: Violations) -> dict[str, float]:
+        """Apply a function of multiplier, mean cost and budget to every rule's multiplier."""
+        rules = [rule for rule in self.texts if rule in self.budgets]
+        return {rule: step(self.multipliers[rule], float(violations[rule].mean()), self.budgets[rule]) for rule in rules}
+
+    def adapt(self, violations: Violations) -> None:
+        """Update the multipliers after a rollout."""
+        self.multipliers = self._each(next_multiplier, violations)
+
+    def metrics(self) -> dict[str, float]:
+        """Return the multipliers."""
+        return {f"rule_multiplier/{rule}": value for rule, value in self.multipliers.items()}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return statistics and multipliers."""
+        moments = {name: asdict(moments) for name, moments in self.moments.items()}
+        return {"moments": moments, "multipliers": self.multipliers, "first": self.first}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned. Raises: UserError if it was written under other rules."""
+        if state["moments"].keys() != self.moments.keys():
+            before = ", ".join(name for name in state["moments"] if name != PREFERENCE) or "none"
+            raise UserError(f"the checkpoint was written under the rules {before}: resume it with those")
+        self.moments = {name: RunningMoments(**stored) for name, stored in state["moments"].items()}
+        self.multipliers |= {rule: value for rule, value in state["multipliers"].items() if rule in self.multipliers}
+        self.first = {name: (mean, std) for name, (mean, std) in state["first"].items()}
 
 
 def _parts(preference: Tensor, violations: Violations) -> dict[str, Tensor]:

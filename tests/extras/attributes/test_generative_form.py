@@ -9,7 +9,6 @@ from accelerate import Accelerator
 
 from align.batches.encoding import Limits
 from align.core.errors import UserError
-from align.core.tensor_ops import Padded
 from align.extras.attributes import AttributeConfig, AttributeTrainer
 from align.extras.attributes.attribute_rewards import AttributeScorer
 from align.extras.attributes.generative import AttributeText, GenerativeForm, GenerativeModel, Questions
@@ -45,10 +44,10 @@ def test_the_generator_learns_the_response_and_the_discriminator_the_rating_toke
     context, response = tokenization.prompt_ids(HI), tokenization.response_ids("Yo")
     assert alone.prompt == context
     assert alone.responses == [response]
-    assert alone.generated == [[True] * len(response)]  # the token that ends the turn too
+    assert alone.learned == [len(response)]  # the token that ends the turn too
     assert asked.prompt == [*context, *response]
     assert [tokenization.tokenizer.decode(ids) for ids in asked.responses] == ["\nRATING ", "\nUNSAFE "]
-    assert asked.generated == [[False] * 8, [False] * 8]  # no byte of a name is learned
+    assert asked.learned == [0, 0]  # no byte of a name is learned
     said = [
         {tokenization.text([token]): share for token, share in zip(questions.answers, row, strict=True) if share}
         for row in asked.shares
@@ -63,7 +62,8 @@ def test_the_loss_of_a_text_is_that_of_its_tokens_read_one_after_the_other(load_
     questions, item = encode(loaded, {"unsafe": 0.25, "rating": 4.5})
     model = GenerativeModel(loaded.backbone, questions)
     prompt, response, prompt_of_response = pack_rankings(item.parts, torch.device("cpu"))
-    mask = Padded.from_lists([list(map(int, row)) for part in item.parts for row in part.generated]).ids > 0
+    learned = torch.tensor([bool(tokens) for part in item.parts for tokens in part.learned])
+    mask = response.mask() & learned[:, None]
     with torch.no_grad():
         answers, log_probs = model(prompt, response, prompt_of_response, mask)
 

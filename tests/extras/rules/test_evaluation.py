@@ -154,41 +154,23 @@ def test_a_rule_that_is_in_no_file_and_a_file_that_is_none_of_rules(settings, tm
             run_rules(settings())
 
 
-@pytest.mark.parametrize(
-    ("given", "complaint"), [([0.5], "gave 1 scores for 8"), ([2.0] * 8, "gave 2.0"), (7, "must give a list of numbers")]
-)
-def test_a_function_that_misbehaves(settings, monkeypatch, given, complaint):
-    monkeypatch.setitem(globals(), "odd", lambda cases: given)
-    with pytest.raises(UserError, match=complaint):
+def test_a_score_is_a_probability(settings, monkeypatch):
+    monkeypatch.setitem(globals(), "odd", lambda cases: [2.0] * 8)
+    with pytest.raises(UserError, match=r"gave 2\.0"):
         run_rules(settings(scorer=f"{__name__}:odd"))
 
 
-@pytest.fixture
-def service(serve):
-    """The settings of a service in OpenAI's form whose model writes `write(question)`."""
+def test_a_service_reads_rule_conversation_and_reply(serve, settings):
+    def answer(path, headers, body):
+        question = body["messages"][0]["content"]
+        verdict = "BREAKS" if "three" in question and "topic." in question else "KEEPS"
+        return 200, {"choices": [{"message": {"content": f"Well.\nVERDICT: {verdict}"}}]}
 
-    def start(write):
-        def answer(path, headers, body):
-            return 200, {"choices": [{"message": {"content": write(body["messages"][0]["content"])}}]}
-
-        return {"scorer": "endpoint", "endpoint": serve(answer), "endpoint_model": "m"}
-
-    return start
-
-
-def test_a_service_reads_rule_conversation_and_reply(service, settings):
-    asked = service(
-        lambda question: "Well.\nVERDICT: " + ("BREAKS" if "three" in question and "topic." in question else "KEEPS")
-    )
+    asked = {"scorer": "endpoint", "endpoint": serve(answer), "endpoint_model": "m"}
     (found,) = run_rules(settings(**asked))
     assert values(found)["on-topic violation rate"] == (0.25, 4)
     assert values(found)["no-insults violation rate"] == (0.0, 4)
     assert found.measurements[-1].scorer == f"m at {asked['endpoint']}"
-
-
-def test_a_service_without_a_verdict(service, settings):
-    with pytest.raises(UserError, match=r"no verdict in the answer 'I cannot say\.'; completed results are saved"):
-        run_rules(settings(**service(lambda question: "I cannot say.")))
 
 
 def test_a_launched_script_gives_a_scorer_the_class_that_it_imports(tmp_path, monkeypatch):

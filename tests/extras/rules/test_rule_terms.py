@@ -14,7 +14,6 @@ from align.core.errors import UserError
 from align.extras.rules import rule_terms
 from align.extras.rules.rule_terms import (
     RuleRewards,
-    RuleTerms,
     RuleTermSettings,
     RunningMoments,
     damped_multiplier,
@@ -29,9 +28,14 @@ from align.ppo.rewards import apply_missing_eos
 from align.tokenization.encoded import EncodedPrompt
 
 
-def terms(weight=1.0, budgets=()):
-    """The terms of rules a and b."""
-    return RuleTerms(("a", "b"), weight, read_budgets(budgets, ["a", "b"]))
+@pytest.fixture(autouse=True)
+def _a_rule_model(monkeypatch):
+    """Its rules are those that are named, without any a and b."""
+    monkeypatch.setattr(rule_terms, "rules_of_model", lambda model, wanted: dict.fromkeys(wanted or "ab", "A rule."))
+
+
+def terms(**given):
+    return RuleRewards(RuleTermSettings(model="x", **given))
 
 
 def violations(a, b):
@@ -109,7 +113,7 @@ def violations_over_time(budget, updates=200, count=256):
 
     The policy has one parameter, violates with sigmoid(parameter), and learns by policy gradient.
     """
-    rules = RuleTerms(["a"], budgets=read_budgets([budget], ["a"]))
+    rules = terms(rules=["a"], budgets=[budget])
     luck = 0.5 * torch.randn(updates, count, generator=torch.Generator().manual_seed(0))
     parameter, found = 0.0, []
     for noise in luck:
@@ -207,22 +211,16 @@ def test_budgets(given, says):
     assert read_budgets(["a=0.3", "0.1"], ["a", "b"]) == read_budgets(["0.1", "a=0.3"], ["a", "b"]) == {"a": 0.3, "b": 0.1}
 
 
-@pytest.fixture
-def extension(monkeypatch):
-    """`extension(said, budgets=[...])`: rules whose judge says how likely each response violates each rule, call by call."""
-
-    def make(said, rules=("a",), **settings):
-        monkeypatch.setattr(rule_terms, "rules_of_model", lambda model, wanted: dict.fromkeys(rules, "A rule."))
-        made, said = RuleRewards(RuleTermSettings(model="x", **settings)), iter(said)
-        made.scorer = lambda responses: next(said)
-        made.context = SimpleNamespace(missing_eos_penalty=None, missing_eos_score=-1.0)
-        return made
-
-    return make
+def judged(said, **given):
+    """The terms of rules whose judge says how likely each response violates each rule, call by call."""
+    made, said = terms(**given), iter(said)
+    made.scorer = lambda responses: next(said)
+    made.context = SimpleNamespace(missing_eos_penalty=None, missing_eos_score=-1.0)
+    return made
 
 
-def test_violations_come_from_the_judge_in_its_order(extension):
-    rules, parts = extension([torch.tensor([[0.1, 0.2], [0.3, 0.4]])], ("a", "b")), {}
+def test_violations_come_from_the_judge_in_its_order():
+    rules, parts = judged([torch.tensor([[0.1, 0.2], [0.3, 0.4]])]), {}
     prompts = [EncodedPrompt(({"role": "user", "content": "Hi"},), [1])] * 2
     rules.transform_scores(torch.zeros(2), Rollout(prompts, [[2], [2]], [True, True], ["", ""]), parts)
     assert list(parts) == ["rule/a", "rule/b"]
@@ -240,8 +238,8 @@ def test_violations_come_from_the_judge_in_its_order(extension):
     ],
     ids=["never-ending", "never-ending first", "a little over", "none within"],
 )
-def test_a_policy_within_its_budgets_is_kept_before_any_other(policies, kept, hand_rollout, extension):
-    rules = extension([torch.full((1, 6), violation) for _, violation, _ in policies], budgets=["0.05"])
+def test_a_policy_within_its_budgets_is_kept_before_any_other(policies, kept, hand_rollout):
+    rules = judged([torch.full((1, 6), violation) for _, violation, _ in policies], rules=["a"], budgets=["0.05"])
     spread = torch.tensor([-1.0, 1.0] * 3)
     wanted = iter([spread + mean for mean, _, _ in policies])
     selection = PolicySelection(25.0)
