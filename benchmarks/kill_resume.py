@@ -27,8 +27,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from align import cli
-from align.training.run_folder import read_metrics
-from tests.launch.launcher import launched
+from tests.launch.compared import metrics
+from tests.launch.launcher import launch, launched, variables
 from tests.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -77,7 +77,6 @@ PREPARED = {
     "rules": f"rules {LLAMA} {RULES}",
 }
 """Models that variants name in braces: made once before their runs."""
-CLOCKS = ("seconds", "time/", "speed/", "memory/")
 LAUNCHED = {
     "sft-two": ("sft", "cpu2"),
     "sft-zero3": ("sft", "zero3"),
@@ -136,23 +135,25 @@ def _run(words: Sequence[str], folder: Path, rank: int, variables: dict[str, str
     Path(f"{folder}.operations-{rank}").write_text(str(operations.count))
 
 
-def run_forked(words: Sequence[str], folder: Path, launch: Sequence[dict[str, str]], killed: Killed) -> tuple[int, str]:
-    """Run a stage in forked processes, each with its variables of `launch`; one of them, or all, may be killed.
+def run_forked(
+    words: Sequence[str], folder: Path, environments: Sequence[dict[str, str]], killed: Killed
+) -> tuple[int, str]:
+    """Run a stage in forked processes, each with its variables of `environments`; one of them, or all, may be killed.
 
     Returns:
         0 if all ended by themselves, -9 if one was killed and all ended, else another exit code; and what was told.
     """
-    for name in (*IMPORTED, *(["deepspeed"] if "ACCELERATE_USE_DEEPSPEED" in launch[0] else [])):
+    for name in (*IMPORTED, *(["deepspeed"] if "ACCELERATE_USE_DEEPSPEED" in environments[0] else [])):
         importlib.import_module(name)
-    port = {"MASTER_PORT": str(free_port())} if len(launch) > 1 else {}
+    port = {"MASTER_PORT": str(free_port())} if len(environments) > 1 else {}
     fork = multiprocessing.get_context("fork").Process
     processes = [
         fork(target=_run, args=(words, folder, rank, each | port, killed.operation * (rank == killed.process)))
-        for rank, each in enumerate(launch)
+        for rank, each in enumerate(environments)
     ]
     for process in processes:
         process.start()
-    return _end(processes, killed), "\n".join(Path(f"{folder}.told-{rank}").read_text() for rank in range(len(launch)))
+    return _end(processes, killed), "\n".join(Path(f"{folder}.told-{rank}").read_text() for rank in range(len(environments)))
 
 
 def _end(processes: Sequence[BaseProcess], killed: Killed) -> int:
@@ -177,27 +178,21 @@ def _end(processes: Sequence[BaseProcess], killed: Killed) -> int:
     return min(codes) if min(codes) < 0 else max(codes)
 
 
-def run_alone(words: Sequence[str], folder: Path, settings: str = "", processes: int = 1) -> None:
+def run_alone(words: Sequence[str], folder: Path, settings: str = "") -> None:
     """Run a stage in a separate program or under a launcher, without kills; it must not fail."""
-    program = [sys.executable, "-m", "align.cli"]
+    stage, *options = [*words, "--output_dir", str(folder)]
     if settings:
-        program += ["launch", "--config_file", f"configs/accelerate/{settings}.yaml", "--num_processes", str(processes)]
-        words = ["--main_process_port", str(free_port()), f"align/{words[0]}/train.py", *words[1:]]
-    program += [*words, "--output_dir", str(folder)]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run(program, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True, check=False)
+        launch([f"align/{stage}/train.py", *options], settings, PROCESSES)
+        return
+    program = [sys.executable, "-m", "align.cli", stage, *options]
+    done = subprocess.run(program, cwd=ROOT, env=variables(), stderr=subprocess.PIPE, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"{folder.name}: not killed, but ended with code {done.returncode}:\n{done.stderr[-2000:]}")
 
 
-def metrics_of(folder: Path) -> list[dict[str, float]]:
-    """Figures of all updates, without those that tell the time."""
-    return [{name: value for name, value in row.items() if not name.startswith(CLOCKS)} for row in read_metrics(folder)]
-
-
 def differences(run: Path, whole: Path) -> list[str]:
     """What two runs differ in: figures, files of the model and of the last checkpoint, files that are there at all."""
-    found = [] if metrics_of(run) == metrics_of(whole) else ["metrics.jsonl"]
+    found = [] if metrics(run) == metrics(whole) else ["metrics.jsonl"]
     places = ["model", *(f"checkpoints/{path.name}" for path in sorted((whole / "checkpoints").iterdir()))]
     for place in places:
         ours, theirs = ({path.name for path in (folder / place).glob("*")} for folder in (run, whole))
@@ -229,11 +224,11 @@ def draw_kill(chance: random.Random, seconds: float, operations: Sequence[int]) 
 
 
 def _kill_until_it_ends(
-    words: Sequence[str], folder: Path, launch: Sequence[dict[str, str]], kills: Sequence[Killed]
+    words: Sequence[str], folder: Path, environments: Sequence[dict[str, str]], kills: Sequence[Killed]
 ) -> tuple[int, str]:
     """Kill one run again and again, then no more; return how often it was killed, and how it failed, "" if it did not."""
     for number, killed in enumerate([*kills, Killed()]):
-        code, told = run_forked(words, folder, launch, killed)
+        code, told = run_forked(words, folder, environments, killed)
         if code == 0:
             return number, ""
         if code != -signal.SIGKILL:
@@ -250,8 +245,8 @@ def kill_and_resume(variant: str, kills: int, chance: random.Random, work: Path)
         run_alone([*PREPARED[name].split(), *COMMON.split()], folder)
     words = [stage, *COMMON.split(), *options.format_map({name: folder / "model" for name, folder in made.items()}).split()]
     unbroken, began = work / f"{variant}-whole", time.monotonic()
-    run_alone(words, unbroken, settings, PROCESSES)
-    launch = launched(settings, PROCESSES) if settings else [{}]
+    run_alone(words, unbroken, settings)
+    environments = launched(settings, PROCESSES) if settings else [{}]
     seconds, operations = 0.0, list[int]()
     tally: dict[str, Any] = {"variant": variant, "kills": 0, "runs": 0, "same": 0, "different": []}
     while tally["kills"] < kills and len(tally["different"]) < 20:
@@ -259,12 +254,12 @@ def kill_and_resume(variant: str, kills: int, chance: random.Random, work: Path)
         # The first run is not killed: it says how long one takes in a fork, and how many operations.
         at_most = min(6, kills - tally["kills"]) if operations else 0
         planned = [draw_kill(chance, seconds, operations) for _ in range(at_most)]
-        killed, failure = _kill_until_it_ends(words, folder, launch, planned)
+        killed, failure = _kill_until_it_ends(words, folder, environments, planned)
         if not operations:
             if failure:
                 raise SystemExit(f"{variant}: a run that nobody kills {failure}")
             seconds = time.monotonic() - started
-            operations = [int(Path(f"{folder}.operations-{rank}").read_text()) for rank in range(len(launch))]
+            operations = [int(Path(f"{folder}.operations-{rank}").read_text()) for rank in range(len(environments))]
         found = [failure] if failure else differences(folder, unbroken)
         tally["kills"] += killed
         tally["runs"] += 1
