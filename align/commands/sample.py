@@ -143,7 +143,7 @@ def run_sample(config: SampleConfig) -> Path:
     write_json_lines(target, rows)
     written = sum(len(row["responses"]) for row in rows)
     left_out = f"; {counted(len(found) - len(rows), 'prompt')} left out by the filter" if len(rows) < len(found) else ""
-    console.print(f"{target}: {counted(len(rows), 'prompt')}, {counted(written, 'response')}{left_out}", highlight=False)
+    console.print(f"{target}: {counted(len(rows), 'prompt')}, {counted(written, 'response')}{left_out}")
     return target
 
 

@@ -43,7 +43,7 @@ def run_all(config: AllConfig) -> list[Evaluation]:
     evaluations: list[Evaluation] = []
     for number, (name, file) in enumerate(files.items(), 1):
         if PartialState().is_main_process:
-            console.print(f"task {number} of {len(files)}: {name}", highlight=False, markup=False)
+            console.print(f"task {number} of {len(files)}: {name}")
         config_class, function = TASKS[name].load()
         evaluations += cast(list[Evaluation], function(parse(config_class, task_arguments(config, name, file))))
     if PartialState().is_main_process:

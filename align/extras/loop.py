@@ -31,11 +31,11 @@ from align.extras.loop_labels import (
     choose_prompts,
     make_labeler,
     merge_answers,
-    print_line,
 )
 from align.ppo import PPOConfig, run_ppo
 from align.reward import RewardConfig, run_reward
 from align.reward.checkpoint import load_reward_model
+from align.runtime.progress import console
 from align.sampling.generation import SamplingParams
 from align.training.run_folder import read_metrics
 
@@ -45,13 +45,13 @@ def run_loop(config: LoopConfig) -> Path:
     loop, rounds = Loop(config), range(1, config.rounds + 1)
     for number in rounds:
         while missing := loop.run_round(number):
-            print_line(f"round {number} waits for labels: {missing}")
+            console.print(f"round {number} waits for labels: {missing}")
             if not config.poll_seconds:
-                print_line("start the same command again when they are there")
+                console.print("start the same command again when they are there")
                 return loop.folder
             time.sleep(config.poll_seconds)
     for number in rounds:
-        print_line(summary(loop.state.steps, number))
+        console.print(summary(loop.state.steps, number))
     return loop.folder
 
 

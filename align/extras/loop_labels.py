@@ -113,13 +113,8 @@ class LoopState:
             results = step()
             self.steps[name] = {**results, "seconds": round(time.monotonic() - started, 1)}
             write_json(self.path, {"settings": self.settings, "steps": self.steps})
-            print_line(f"{name}: " + ", ".join(f"{key} {value}" for key, value in self.steps[name].items()))
+            console.print(f"{name}: " + ", ".join(f"{key} {value}" for key, value in self.steps[name].items()))
         return self.steps[name]
-
-
-def print_line(line: str) -> None:
-    """Print a line as it is."""
-    console.print(line, highlight=False, markup=False)
 
 
 class FileLabeler:
@@ -169,7 +164,7 @@ class AppLabeler:
         name = batch_name(name, samples)
         if self.progress(name) is None:  # an import is all or nothing
             self.import_file(name, samples)
-            print_line(f"labeler app: imported the batch {name!r}")
+            console.print(f"labeler app: imported the batch {name!r}")
         progress = self.progress(name)
         assert progress is not None
         if not progress["complete"]:

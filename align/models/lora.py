@@ -127,7 +127,7 @@ def checked(given: PeftConfig, is_new: bool = True) -> LoraConfig:
     if settings.lora_dropout:
         line = f"lora_dropout {settings.lora_dropout:g} is set to 0: with dropout, the ratio of unchanged weights is not 1"
         if os.environ.get("RANK", "0") == "0":
-            console.print(line, highlight=False, markup=False)
+            console.print(line)
         settings.lora_dropout = 0.0
     return settings
 

@@ -48,7 +48,7 @@ def load_weights(source: str, dtype: torch.dtype) -> PreTrainedModel:
     if unread and os.environ.get("RANK", "0") == "0":
         names = ", ".join(unread[:3]) + (f" and {len(unread) - 3} more" if len(unread) > 3 else "")
         line = f"model '{source}': weights that are not part of the model are not read: {names}"
-        console.print(line, highlight=False, markup=False)
+        console.print(line)
     require_finite(model.named_parameters(), f"model '{source}'")
     return cast(PreTrainedModel, model)
 

@@ -7,8 +7,8 @@ from types import TracebackType
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-console = Console(stderr=True, soft_wrap=True)
-"""Where a process prints for people."""
+console = Console(stderr=True, soft_wrap=True, markup=False, highlight=False)
+"""Where a process prints for people, as it is: a path may hold brackets."""
 LINE_INTERVAL = 10.0
 """Seconds between two lines in a log file; the first and the last step are always printed."""
 
@@ -72,5 +72,5 @@ class ProgressDisplay:
     def _print_line(self, last: bool) -> None:
         now = time.monotonic()
         if self.prints_lines and self.printed != self.completed and (last or now - self.printed_at >= LINE_INTERVAL):
-            console.print(self.line(now - self.started), highlight=False, markup=False)
+            console.print(self.line(now - self.started))
             self.printed_at, self.printed = now, self.completed

@@ -105,7 +105,7 @@ class Run:
     def print(self, message: str) -> None:
         """Print a line on the terminal, on the main process only."""
         if self.is_main and message:
-            console.print(without_secrets(message), highlight=False, markup=False)
+            console.print(without_secrets(message))
 
     def log(self, update: int, metrics: Mapping[str, float]) -> None:
         """Write one line of metrics.jsonl and send it to the trackers. docs/metrics.md defines each name."""

@@ -52,6 +52,12 @@ def test_hours_and_work_that_was_complete_before_are_printed(clock, capsys):
     assert capsys.readouterr().err == "sft 1/100: 1:40:39 left\ntoxicity-a 3/3\n"  # 99 x 61 s = 6039 s
 
 
+def test_lines_are_printed_as_they_are(capsys):
+    """A path in brackets is no markup of rich."""
+    progress.console.print("runs/[red]x/samples.jsonl: 12 prompts")
+    assert capsys.readouterr().err == "runs/[red]x/samples.jsonl: 12 prompts\n"
+
+
 def test_a_stopped_display_another_process_and_an_error_print_nothing(clock, capsys):
     with ProgressDisplay("sft", total=2) as display:
         display.stop()
