@@ -43,11 +43,6 @@ def memory(line: Line) -> float:
     return float(line.get("peak_device_gib", line["peak_gib"]))
 
 
-def speedup(work: Work, ours: float, peer: float) -> float:
-    """How many times faster ours is."""
-    return ours / peer if work.unit == "tokens/s" else peer / ours
-
-
 def best_variant(work: Work, lines: Sequence[Line], rivals: Sequence[Line]) -> str | None:
     """The variant that the later pairs repeat: the fastest of the first pair's runs.
 
@@ -90,8 +85,10 @@ def summarize(work: Work, lines: Sequence[Line]) -> Summary | None:
     peer = {line["pair"]: line for line in runs(lines, rival, "peer") if line["variant"] == peer_variant}
     medians = [statistics.median(map(measure, ours.values())) for measure in (value, memory)]
     rivals = [statistics.median(map(measure, peer.values())) if peer else None for measure in (value, memory)]
-    ratios = tuple(speedup(work, value(ours[pair]), value(peer[pair])) for pair in sorted(ours.keys() & peer.keys()))
-    return Summary(work, *medians, ours_variant, len(ours), *rivals, peer_variant, ratios)
+    both = sorted(ours.keys() & peer.keys())
+    ratios = (value(ours[pair]) / value(peer[pair]) for pair in both)
+    faster = tuple(ratio if work.unit == "tokens/s" else 1 / ratio for ratio in ratios)
+    return Summary(work, *medians, ours_variant, len(ours), *rivals, peer_variant, faster)
 
 
 def shown(value: float) -> str:

@@ -47,8 +47,7 @@ def load_weights(source: str, dtype: torch.dtype) -> PreTrainedModel:
     unread = sorted(report["unexpected_keys"])  # such as TRL's value head (`v_head`)
     if unread and os.environ.get("RANK", "0") == "0":
         names = ", ".join(unread[:3]) + (f" and {len(unread) - 3} more" if len(unread) > 3 else "")
-        line = f"model '{source}': weights that are not part of the model are not read: {names}"
-        console.print(line)
+        console.print(f"model '{source}': weights that are not part of the model are not read: {names}")
     require_finite(model.named_parameters(), f"model '{source}'")
     return cast(PreTrainedModel, model)
 
@@ -59,6 +58,10 @@ def make_on_meta(source: str, dtype: torch.dtype) -> PreTrainedModel:
     try:
         with torch.device("meta"):
             model = model_class(config).from_config(config, dtype=dtype, attn_implementation=attention_kernel(config))
+            head = model.get_output_embeddings()
+            if head is not None and not getattr(config, "scale_decoder_outputs", True):
+                # T5 v1.1 has a separate output matrix, which transformers ties in a new model.
+                head.weight = torch.nn.Parameter(torch.empty_like(head.weight))
     except Exception as error:  # a config from elsewhere can be wrong in any way
         raise UserError(f"model '{source}': its config cannot be used ({reason(error)})") from error
     prepare_model(model)

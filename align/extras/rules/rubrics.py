@@ -224,9 +224,12 @@ class LocalJudge:
 
     def __call__(self, questions: Sequence[RubricQuestion]) -> list[list[float]]:
         """The log-probability of each letter as the beginning of the answer; the same on every process."""
-        backbone, rows = self.loaded.backbone, [self._encode(question) for question in questions]
-        for row in rows:
-            backbone.require_fit(len(row.prompt), max(map(len, row.responses)), "a rubric's question")
+        backbone, rows = self.loaded.backbone, []
+        for question in questions:
+            asked = ({"role": "user", "content": question.text},)
+            prompt, letters = self.loaded.tokenization.answers_ids(asked, question.letters)
+            rows.append(PromptResponses(prompt, [ids[:-1] for ids in letters]))
+            backbone.require_fit(len(prompt), max(map(len, rows[-1].responses)), "a rubric's question")
 
         def read(part: Sequence[PromptResponses]) -> Tensor:
             prompts, letters, index = pack_rankings(part, self.accelerator.device)
@@ -234,11 +237,6 @@ class LocalJudge:
             return log_probs.double().sum(1)
 
         return score_rankings(read, rows, backbone, self.budget, self.accelerator)
-
-    def _encode(self, question: RubricQuestion) -> PromptResponses:
-        tokenization = self.loaded.tokenization
-        prompt, letters = tokenization.answers_ids(({"role": "user", "content": question.text},), question.letters)
-        return PromptResponses(prompt, [ids[:-1] for ids in letters])
 
 
 class ServiceJudge:
