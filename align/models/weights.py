@@ -58,8 +58,7 @@ def make_on_meta(source: str, dtype: torch.dtype) -> PreTrainedModel:
     try:
         with torch.device("meta"):
             model = model_class(config).from_config(config, dtype=dtype, attn_implementation=attention_kernel(config))
-            head = model.get_output_embeddings()
-            if head is not None and not getattr(config, "scale_decoder_outputs", True):
+            if not getattr(config, "scale_decoder_outputs", True) and (head := model.get_output_embeddings()):
                 # T5 v1.1 has a separate output matrix, which transformers ties in a new model.
                 head.weight = torch.nn.Parameter(torch.empty_like(head.weight))
     except Exception as error:  # a config from elsewhere can be wrong in any way
