@@ -176,9 +176,11 @@ class GenerativeForm(AttributeForm):
         return found
 
     def sizes(self, examples: Sequence[RatedText]) -> list[int]:
+        """Return the tokens that each example holds in memory."""
         return [sum(group_sizes(self.loaded.backbone, item.parts)) for item in examples]
 
     def flops(self, example: RatedText) -> float:
+        """Return the FLOPs of learning from an example."""
         # The vocabulary is computed for the training targets, and for the token after the last one.
         backbone, profile = self.loaded.backbone, self.profile
         return sum(

@@ -13,13 +13,12 @@ from align.batches.micro_batches import map_rows
 from align.core.statistics import correlation
 from align.extras.attributes.model import AttributeModel, Form, Head, head_losses, in_label_units
 from align.extras.rules.judgments import JudgedResponse, ScoredJudgment, encoded_responses, rule_metrics
-from align.extras.rules.train import JudgmentForm
-from align.models.backbone import require_classifier
+from align.models.backbone import flops_profile, require_classifier
 from align.models.checkpoint import save_model, weights_of
 from align.models.loading import LoadedModel, freeze_unused_lm_head
 from align.reward.checkpoint import ATTRIBUTE, save_reward_model
 from align.reward.loss import pairs_of, ranking_loss
-from align.reward.rankings import reward_rankings
+from align.reward.rankings import group_flops, group_sizes, reward_rankings
 from align.runtime.distributed import run_on_main
 from align.tokenization.encoded import PromptResponse, TokenIds
 from align.training.engine import TrainEngine
@@ -35,14 +34,17 @@ class EncodedTask:
     ranks: list[int] = field(default_factory=list)
 
 
-class AttributeForm(JudgmentForm):
-    """How an attribute model learns, is evaluated and saved. A form of it adds `build_module`, `encode` and `judge`."""
+class AttributeForm:
+    """What both forms of an attribute model share; see `RuleForm`. A form adds what it learns and how it judges."""
 
     form: Form
 
     def __init__(self, loaded: LoadedModel, heads: list[Head]) -> None:
-        super().__init__(loaded)
-        self.heads = heads
+        self.loaded, self.profile, self.heads = loaded, flops_profile(loaded.backbone, loaded.adapter), heads
+
+    def training_metrics(self, sums: dict[str, float]) -> dict[str, float]:
+        """Return the metrics of an update from the sums over its micro-batches."""
+        return sums
 
     def judge(self, engine: TrainEngine, examples: list[Any], budget: int) -> tuple[Tensor, Tensor, dict[str, float]]:
         """Return the model's predictions for rated responses, on every process.
@@ -99,6 +101,14 @@ class HeadForm(AttributeForm):
         super().__init__(loaded, heads)
         self.binary = torch.tensor([head.kind == "binary" for head in heads])
         self.ranking = next((number for number, head in enumerate(heads) if head.kind == "ranking"), None)
+
+    def sizes(self, examples: Sequence[Any]) -> list[int]:
+        """Return the tokens that each example holds in memory."""
+        return group_sizes(self.loaded.backbone, examples)
+
+    def flops(self, example: Any) -> float:
+        """Return the FLOPs of learning from an example."""
+        return group_flops(self.loaded.backbone, self.profile, example)
 
     def build_module(self) -> nn.Module:
         """Return the module that is trained."""

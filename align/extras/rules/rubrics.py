@@ -21,7 +21,7 @@ from torch import Tensor
 from align.core.errors import UserError, first_line
 from align.core.files import resolve_path
 from align.core.settings import option, require_setting
-from align.data.conversation import Conversation, as_paragraphs
+from align.data.conversation import Conversation, as_paragraphs, user_turn
 from align.models.heads import LanguageModel
 from align.models.loading import LoadedModel, load_whole
 from align.ppo.extensions import Extension, TrainingContext
@@ -226,8 +226,7 @@ class LocalJudge:
         """The log-probability of each letter as the beginning of the answer; the same on every process."""
         backbone, rows = self.loaded.backbone, []
         for question in questions:
-            asked = ({"role": "user", "content": question.text},)
-            prompt, letters = self.loaded.tokenization.answers_ids(asked, question.letters)
+            prompt, letters = self.loaded.tokenization.answers_ids(user_turn(question.text), question.letters)
             rows.append(PromptResponses(prompt, [ids[:-1] for ids in letters]))
             backbone.require_fit(len(prompt), max(map(len, rows[-1].responses)), "a rubric's question")
 

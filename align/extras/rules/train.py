@@ -86,25 +86,6 @@ class RuleConfig(JudgmentConfig, EpochConfig, ModelConfig, RunConfig, Optimizati
         require_setting(self, "rules", bool(self.rules), "given: the model reads the texts of the rules")
 
 
-class JudgmentForm:
-    """How examples of judged responses are read. A form of a model adds `batch_loss`, `evaluate` and `save`."""
-
-    def __init__(self, loaded: LoadedModel) -> None:
-        self.loaded, self.profile = loaded, flops_profile(loaded.backbone, loaded.adapter)
-
-    def sizes(self, examples: Sequence[Any]) -> list[int]:
-        """Return the tokens that each example holds in memory."""
-        return group_sizes(self.loaded.backbone, examples)
-
-    def flops(self, example: Any) -> float:
-        """Return the FLOPs of learning from an example."""
-        return group_flops(self.loaded.backbone, self.profile, example)
-
-    def training_metrics(self, sums: dict[str, float]) -> dict[str, float]:
-        """Return the metrics of an update from the sums over its micro-batches."""
-        return sums
-
-
 def train(form: Any, engine: TrainEngine, order: DataOrder[Any], held_out: list[Any], data: str, eval_steps: int) -> Path:
     """Train a rule model or an attribute model from the last checkpoint on; return the folder of the best model.
 
@@ -145,16 +126,24 @@ def train(form: Any, engine: TrainEngine, order: DataOrder[Any], held_out: list[
     return run.folder / "model"
 
 
-class RuleForm(JudgmentForm):
+class RuleForm:
     """A head's probability of a violation, for each rule that a response was judged by.
 
     `unseen` are responses judged by held-out rules. The texts in `rules`, those that are trained on, are saved.
     """
 
     def __init__(self, loaded: LoadedModel, unseen: list[EncodedJudgments], rules: dict[str, str]) -> None:
-        super().__init__(loaded)
+        self.loaded, self.profile = loaded, flops_profile(loaded.backbone, loaded.adapter)
         self.unseen, self.rules = unseen, rules
         self.scored: list[ScoredJudgment] = []
+
+    def sizes(self, examples: Sequence[EncodedJudgments]) -> list[int]:
+        """Return the tokens that each example holds in memory."""
+        return group_sizes(self.loaded.backbone, examples)
+
+    def flops(self, example: EncodedJudgments) -> float:
+        """Return the FLOPs of learning from an example."""
+        return group_flops(self.loaded.backbone, self.profile, example)
 
     def batch_loss(
         self, model: nn.Module, device: torch.device, examples: list[EncodedJudgments], batch: list[EncodedJudgments]
