@@ -196,9 +196,8 @@ class Evaluator:
             run.record("samples", sample_rows(evaluation, scores), update)
             chosen = scores if evaluation.selection_scores is None else evaluation.selection_scores
             candidate = Candidate(update, chosen.tolist(), evaluation.violated_constraint)
-            if self.selection.update(candidate, metrics["kl"]):
-                if config.save_best_policy:
-                    save_policy(setup, self.folder, metrics | {"update": update})
+            if self.selection.update(candidate, metrics["kl"]) and config.save_best_policy:
+                save_policy(setup, self.folder, metrics | {"update": update})
                 metrics["is_best"] = 1.0
         return {f"validation/{name}": value for name, value in metrics.items()}
 

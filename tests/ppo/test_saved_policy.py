@@ -10,6 +10,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
 
+from align.eval.report.data import load_run
+from align.eval.report.findings import first_and_kept_updates
 from align.ppo import PPOTrainer
 from align.ppo.evaluation import Candidate, is_better
 from align.ppo.toy_rewards import share_of_e
@@ -49,7 +51,9 @@ def same(folder, expected, auto=AutoModelForCausalLM):
 def test_the_final_model_is_the_best_policy_or_the_last(best, trainer):
     made = trainer(save_best_policy=best)
     folder = made.train()
-    assert [row["update"] for row in metrics_of(made.run.folder) if row.get("validation/is_best")] == [1]
+    assert [row["update"] for row in metrics_of(made.run.folder) if row.get("validation/is_best")] == [1] * best
+    _, kept = first_and_kept_updates(load_run(made.run.folder))
+    assert kept == (1 if best else 3)
     assert same(folder, policy_of(made)) != best
     card = (folder / "README.md").read_text()
     assert ("| update | 1 |" in card) == best

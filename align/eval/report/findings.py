@@ -187,6 +187,11 @@ def first_and_kept_updates(run: RunData) -> tuple[int | None, int | None]:
     return updates[0], kept if kept > updates[0] else None
 
 
+def saves_last(ppo: StageRun) -> bool:
+    """Return whether the run saved its last policy, and did not choose one by evaluations."""
+    return ppo.config.get("save_best_policy") is False
+
+
 def max_kl(ppo: StageRun) -> float:
     """Return the KL (nats per response) up to which a policy may be kept; infinite if the settings are lost."""
     limit = ppo.config.get("max_kl")
@@ -243,7 +248,7 @@ def _add_reward_change(summary: Summary, ppo: StageRun, first: int, kept: int) -
         name, note = "PPO: KL to the initial policy, nats per response", "distance moved for the reward"
         summary.rows.append(TableRow(name, format_number(kls.get(first)), format_number(kl), note=note))
         text += f", at a KL of {format_number(kl)} nats per response from the initial policy"
-        if kl > max_kl(ppo):
+        if kl > max_kl(ppo) and not saves_last(ppo):
             limit = format_number(max_kl(ppo))
             summary.findings["bad"].append(f"No policy stayed within the KL limit of {limit}; the last one was kept.")
     text += "" if clear or not interval else ". The interval includes no change, so this may be chance"
@@ -260,7 +265,7 @@ def _add_reward_change(summary: Summary, ppo: StageRun, first: int, kept: int) -
 def _add_caveats(summary: Summary, ppo: StageRun, first: int, kept: int) -> None:
     rewards = ppo.series("validation/reward")
     later = [update for update in rewards if update > first]
-    if len(later) > 1 and not ppo.series("validation/selection_reward"):
+    if len(later) > 1 and not ppo.series("validation/selection_reward") and not saves_last(ppo):
         chosen = f"Update {kept} was chosen as the best of {len(later)} evaluations on these same prompts"
         summary.findings["note"].append(f"{chosen}, so its reward is slightly overestimated.")
         text = "The policy was selected by the same reward that it was trained on: there was no independent reward model."
@@ -289,7 +294,10 @@ def _add_ppo_changes(summary: Summary, ppo: StageRun, first: int, kept: int) -> 
     selecting = (ppo.config.get("selection") or {}).get("reward_model", "")
     text = f"The reward model {selecting}, which was not trained on, chose update {kept}: from {{}}."
     name, note = "selection reward on held-out prompts", f"chose update {kept}"
-    compare("validation/selection_reward", name, higher, note=note, if_good=text, if_bad=text)
+    if saves_last(ppo):
+        compare("validation/selection_reward", name, higher)
+    else:
+        compare("validation/selection_reward", name, higher, note=note, if_good=text, if_bad=text)
     compare("validation/preference", "preference reward on held-out prompts", higher, note="without rules")
     for metric in sorted({name for row in ppo.metrics.values() for name in row if name.startswith(RULE)}):
         rule = metric.removeprefix(RULE)
