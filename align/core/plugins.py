@@ -1,6 +1,8 @@
 """Code that is named by `module:name`: parts of this package that are imported when needed, and the user's own functions."""
 
+import hashlib
 import importlib
+import inspect
 import math
 import sys
 from collections.abc import Callable, Iterator
@@ -47,6 +49,14 @@ def import_function(path: str, purpose: str, form: str = "module:function") -> C
     if not callable(function):
         raise UserError(f"{purpose} '{path}': {name} is {type(function).__name__}, not a function")
     return function
+
+
+def source_version(function: Callable[..., Any]) -> str:
+    """Return 12 digits of a hash of the file that a function is in, without files that it reads."""
+    try:
+        return hashlib.sha256(Path(inspect.getfile(function)).read_bytes()).hexdigest()[:12]
+    except (TypeError, OSError):  # a callable object, or a function of a compiled module
+        return "unknown version"
 
 
 def checked_scores(

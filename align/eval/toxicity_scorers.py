@@ -10,7 +10,6 @@ trains the weights; docs/evaluation.md lists their accuracy.
 """
 
 import hashlib
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +24,7 @@ from transformers import AutoModel, AutoModelForSequenceClassification, AutoToke
 
 from align.core.errors import UserError, first_line
 from align.core.hub import require_hub
-from align.core.plugins import checked_scores, import_function
+from align.core.plugins import checked_scores, import_function, source_version
 from align.core.settings import Settings, option
 from align.eval.store import fingerprint
 from align.model_registry.registry import resolve_model
@@ -90,10 +89,7 @@ def open_scorer(config: ScorerConfig, device: torch.device | str = "cpu") -> Tox
         function, version = load_classifier(rest, label, device)
     elif separator:
         function = import_function(name, "scorer")
-        try:  # of the file that the function is in, not of files that it reads
-            version = hashlib.sha256(Path(inspect.getfile(function)).read_bytes()).hexdigest()[:12]
-        except (TypeError, OSError):  # a callable object, or a function of a compiled module
-            version = "unknown version"
+        version = source_version(function)
     else:
         raise UserError(f"scorer '{name}' is unknown; give {KINDS}")
     title = f"{name} '{label}'" if kind == "model" else name

@@ -15,7 +15,7 @@ from accelerate import Accelerator
 
 from align.core.errors import UserError
 from align.core.launch import run_stage
-from align.core.plugins import checked_scores, import_function
+from align.core.plugins import checked_scores, import_function, source_version
 from align.core.settings import option
 from align.data.conversation import Conversation, as_paragraphs
 from align.data.fields import check_texts, check_whole_numbers
@@ -32,7 +32,7 @@ from align.eval.results import Evaluation, Measurement, publish
 from align.eval.settings import EvalConfig, EvalPromptsConfig
 from align.eval.store import CHUNK, Json, compute_once, fingerprint
 from align.runtime.distributed import map_across_processes
-from align.runtime.endpoint import RESUME_HINT, EndpointConfig, request_verdicts
+from align.runtime.endpoint import RESUME_HINT, EndpointConfig, question_version, request_verdicts
 from align.runtime.progress import console
 from align.sampling.settings import AnsweringConfig, FewShotConfig, InferenceConfig
 from align.tokenization.encoded import SampledResponse
@@ -194,6 +194,7 @@ def judge_pairs(
     """The stored outcome of each pair (a prompt's number and two models), whether the order changed it; and the judge."""
     judge = function_judge(config.judge) if config.judge else endpoint_judge(config)
     name = f"{config.endpoint_model} at {config.endpoint}" if config.endpoint else config.judge
+    version = question_version(QUESTION) if config.endpoint else source_version(import_function(config.judge, "judge"))
     questions = {}
     for number, first, second in pairs:
         one, other = answers[first][number], answers[second][number]
@@ -204,7 +205,7 @@ def judge_pairs(
 
     rows = compute_once(
         Path(config.output) / f"{TASK}-judged.jsonl",
-        {"judge": name},
+        {"judge": name, "judge_version": version},
         questions,
         lambda chunk: map_across_processes(chunk, judge_part, accelerator),
         accelerator,
@@ -212,7 +213,7 @@ def judge_pairs(
         (config.endpoint_parallel if config.endpoint else CHUNK) * accelerator.num_processes,
         content=list,
     )
-    return [(row["outcome"], row["flipped"]) for row in rows], f"judge {name}"
+    return [(row["outcome"], row["flipped"]) for row in rows], f"judge {name} ({version})"
 
 
 def function_judge(path: str) -> PreferenceJudge:

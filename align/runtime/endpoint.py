@@ -1,5 +1,6 @@
 """Requests to judges and scorers that run elsewhere: JSON over HTTP with retries, and OpenAI-compatible chat models."""
 
+import hashlib
 import json
 import logging
 import os
@@ -23,6 +24,8 @@ TIMEOUT = 60.0
 """Seconds for one request to a chat model."""
 RETRIES = 3
 """Further attempts after a failed request to a chat model."""
+REQUEST = {"temperature": 0}
+"""Fields of each request to a chat model."""
 RESUME_HINT = "completed results are saved; run the same command again to continue"
 """The end of an error after which nothing has to be computed twice."""
 logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)  # it warns of every attempt; the last one is raised
@@ -57,7 +60,7 @@ def chat_completion(
     key = os.environ.get(config.endpoint_key)
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     messages = [{"role": "user", "content": question}]
-    payload = {"model": config.endpoint_model, "temperature": 0, "messages": messages, **options}
+    payload = {"model": config.endpoint_model, **REQUEST, "messages": messages, **options}
     answer = post_json(address, payload, TIMEOUT, RETRIES, headers, pause=pause, advice=advice)
     try:
         return dict(answer["choices"][0])
@@ -152,6 +155,11 @@ def _cause(error: Exception) -> str:
     """The root cause of an error of urllib3, in one line."""
     cause = error.__cause__ or error
     return (str(cause).strip() or type(cause).__name__).splitlines()[0]
+
+
+def question_version(question: str) -> str:
+    """Return 12 digits of a hash of a question's text, before its fields are filled in, and of `REQUEST`."""
+    return hashlib.sha256(json.dumps([question, REQUEST]).encode()).hexdigest()[:12]
 
 
 def request_verdicts(config: EndpointConfig, questions: Sequence[str], probabilities: Mapping[str, float]) -> list[float]:

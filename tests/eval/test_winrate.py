@@ -1,6 +1,7 @@
 """Win rates from people's comparisons, from a reward model and from a function."""
 
 import shutil
+import sys
 from itertools import combinations
 from pathlib import Path
 from types import SimpleNamespace
@@ -158,6 +159,22 @@ def test_only_changed_prompts_are_answered_and_judged_anew(settings, tmp_path, m
     assert asked == ["What color is the sea?"] * 2
     assert after["1"] == before["1"]
     assert after["2"] != before["2"]
+
+
+def test_verdicts_of_a_changed_judge_are_not_read(settings, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    config, scorers = WinrateConfig(**settings, judge="changing_judge:judge"), set()
+    for verdict in ("0.0", "1.0 "):
+        monkeypatch.delitem(sys.modules, "changing_judge", raising=False)
+        (tmp_path / "changing_judge.py").write_text(f"def judge(p, a, b): return [{verdict}] * len(p)\n")
+        if scorers:
+            with pytest.raises(UserError, match="holds results with judge_version"):
+                run_winrate(config)
+            (tmp_path / "out" / "winrate-judged.jsonl").unlink()
+        scorers.add(run_winrate(config)[0].measurements[0].scorer)
+    monkeypatch.delitem(sys.modules, "changing_judge")
+    assert len(scorers) == 2
 
 
 def not_a_number(prompts, firsts, seconds):

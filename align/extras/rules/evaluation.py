@@ -17,7 +17,7 @@ from accelerate import Accelerator
 
 from align.core.errors import UserError
 from align.core.launch import run_stage
-from align.core.plugins import checked_scores, import_function
+from align.core.plugins import checked_scores, import_function, source_version
 from align.core.settings import block, option, require_setting
 from align.core.statistics import majority
 from align.data.conversation import Conversation, as_paragraphs, check_prompt, to_json
@@ -32,7 +32,7 @@ from align.eval.verdicts import FOLLOWS, UNSURE, VIOLATES, ResponseVotes, verdic
 from align.extras.rules.judgments import read_rules
 from align.extras.rules.rubrics import LetterJudge, Rubric, load_rubrics
 from align.runtime.distributed import map_across_processes
-from align.runtime.endpoint import RESUME_HINT, EndpointConfig, request_verdicts
+from align.runtime.endpoint import RESUME_HINT, EndpointConfig, question_version, request_verdicts
 from align.sampling.settings import InferenceConfig
 
 TASK = "rules"
@@ -201,10 +201,11 @@ def _verdicts_of_scorer(config: RulesConfig, cases: Sequence[RuleCase], accelera
         scores = map_across_processes(chunk, score, accelerator)
         return [{"rule": case.rule, "score": found} for case, found in zip(chunk, scores, strict=True)]
 
+    title = f"{name} ({source_version(function) if function else question_version(QUESTION)})"
     path = Path(config.output) / f"{TASK}-scores.jsonl"
     items = {case.key: case for case in cases}
-    rows = compute_once(path, {"scorer": name}, items, score_chunk, accelerator, CHUNK * accelerator.num_processes)
-    return {case: verdict(row["score"]) for case, row in zip(cases, rows, strict=True)}, name
+    rows = compute_once(path, {"scorer": title}, items, score_chunk, accelerator, CHUNK * accelerator.num_processes)
+    return {case: verdict(row["score"]) for case, row in zip(cases, rows, strict=True)}, title
 
 
 def verdict(score: float) -> str:
