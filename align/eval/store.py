@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -99,15 +100,19 @@ def _append(path: Path, row: Json) -> None:
 
 
 WEIGHTS = (".safetensors", ".bin", ".model", ".pt", ".pth", ".h5", ".msgpack", ".ot", ".onnx", ".gguf")
-WEIGHT_BYTES = 1 << 20
-"""Bytes that a fingerprint reads at the beginning and at the end of a weights file."""
+
+
+@lru_cache
+def _weights_digest(path: Path, size: int, changed: int) -> bytes:
+    """The SHA-256 of a file of weights; a process reads it once for each size and time of change, in nanoseconds."""
+    with open(path, "rb") as stream:
+        return hashlib.file_digest(stream, "sha256").digest()
 
 
 def fingerprint(source: str) -> str:
     """12 hexadecimal digits of a SHA-256 over a file or a folder; '' if `source` is empty or not on this machine.
 
-    Files are hashed completely; of weights, only the size and both ends: training changes all of them, and reading a large
-    model would take minutes. Hidden files, the model card and subfolders of a model's folder do not count.
+    Hidden files, the model card and subfolders of a model's folder do not count.
     """
     path, digest = resolve_path(source), hashlib.sha256()
     if not source or not path.exists():
@@ -117,15 +122,12 @@ def fingerprint(source: str) -> str:
         name = file.relative_to(path) if path.is_dir() else Path()
         if not file.is_file() or file.suffix == ".md" or any(part.startswith(".") for part in name.parts):
             continue
-        size = file.stat().st_size
-        digest.update(f"{name.as_posix()} {size} ".encode())
-        with open(file, "rb") as stream:
-            if file.suffix not in WEIGHTS:
-                digest.update(stream.read())
-                continue
-            digest.update(stream.read(WEIGHT_BYTES))
-            stream.seek(max(0, size - WEIGHT_BYTES))
-            digest.update(stream.read(WEIGHT_BYTES))
+        stat = file.stat()
+        digest.update(f"{name.as_posix()} {stat.st_size} ".encode())
+        if file.suffix in WEIGHTS:
+            digest.update(_weights_digest(file.resolve(), stat.st_size, stat.st_mtime_ns))
+        else:
+            digest.update(file.read_bytes())
     return digest.hexdigest()[:12]
 
 

@@ -3,6 +3,8 @@
 import shutil
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from align.commands.sample import SampleConfig, run_sample
 from align.core.errors import UserError
@@ -87,6 +89,17 @@ def test_a_fingerprint_changes_with_the_weights_and_the_chat_template(sharp_fold
     assert len({before, trained, fingerprint(str(tmp_path / "m"))}) == 3
     monkeypatch.chdir(tmp_path)  # '' as a path is the current folder
     assert fingerprint("") == fingerprint("a/hub-name") == ""
+
+
+def test_a_fingerprint_changes_with_a_matrix_in_the_middle_of_the_weights(tmp_path):
+    """As an adapter on some matrices, merged into its base, changes them."""
+    weights = tmp_path / "model.safetensors"
+    (tmp_path / "config.json").write_text("{}")
+    matrices = {name: torch.zeros(400_000) for name in "abc"}
+    save_file(matrices, weights)
+    before = fingerprint(str(tmp_path))
+    save_file(matrices | {"b": matrices["b"].index_fill(0, torch.tensor([7]), 1.0)}, weights)
+    assert fingerprint(str(tmp_path)) != before
 
 
 @pytest.mark.parametrize("name", ["r.jsonl", "deep/er/r.parquet"])
