@@ -9,7 +9,16 @@ from align.core.errors import UserError
 from align.core.statistics import majority
 from align.eval.results import read_evaluations
 from align.extras.rules import evaluation
-from align.extras.rules.evaluation import RuleCase, RulesConfig, agreement_measurement, count_violations, run_rules, verdict
+from align.extras.rules.evaluation import (
+    QUESTION,
+    RuleCase,
+    RulesConfig,
+    agreement_measurement,
+    count_violations,
+    run_rules,
+    verdict,
+)
+from align.runtime.endpoint import question_version
 from annotation_ui.tasks import TASKS
 from tests.files import write_rows
 
@@ -170,7 +179,7 @@ def test_a_service_reads_rule_conversation_and_reply(serve, settings):
     (found,) = run_rules(settings(**asked))
     assert values(found)["on-topic violation rate"] == (0.25, 4)
     assert values(found)["no-insults violation rate"] == (0.0, 4)
-    assert found.measurements[-1].scorer == f"m at {asked['endpoint']}"
+    assert found.measurements[-1].scorer == f"m at {asked['endpoint']} ({question_version(QUESTION)})"
 
 
 def test_a_launched_script_gives_a_scorer_the_class_that_it_imports(tmp_path, monkeypatch):
