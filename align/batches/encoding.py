@@ -175,7 +175,12 @@ def encode_demonstrations(
 
 
 def encode_rankings(
-    data: Data, loaded: LoadedModel, limits: Limits, skip_bad_rows: bool, whole_turns: bool = False
+    data: Data,
+    loaded: LoadedModel,
+    limits: Limits,
+    skip_bad_rows: bool,
+    whole_turns: bool = False,
+    soft_targets: bool = False,
 ) -> list[EncodedRanking]:
     """Return rankings whose prompt and responses are all within the limits; raises as `encode_records`.
 
@@ -184,12 +189,13 @@ def encode_rankings(
     Args:
         whole_turns: responses include the text that the template writes after them, as other libraries' reward models read
             it.
+        soft_targets: keep a ranking of tied responses that has `preferences`, which give its pairs.
     """
     tied = 0
 
     def encode_one(record: Ranking, apply_limits: ApplyLimits) -> Iterator[EncodedRanking]:
         nonlocal tied
-        if record.all_tied:
+        if record.all_tied and not (soft_targets and record.preferences is not None):
             tied += 1
             return
         prompt, responses = _ranking_ids(loaded.tokenization, record, whole_turns)

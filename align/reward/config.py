@@ -36,4 +36,6 @@ class RewardConfig(MixtureConfig, SplitConfig, SequenceConfig, EpochConfig, Mode
     lm_loss_weight: float = option(
         0.0, "weight of a language-model loss on the best-ranked responses (GPT-1, section 3.2: 0.5)", ge=0
     )
-    soft_targets: bool = option(False, "train on the probabilities in a ranking's field preferences instead of its ranks")
+    soft_targets: bool = option(
+        False, "train and validate on the probabilities in a ranking's field preferences instead of its ranks"
+    )

@@ -122,6 +122,13 @@ def pairs_and_differences(rankings: Sequence[ScoredRanking]) -> tuple[Pairs, Ten
     return pairs, rewards[pairs.better] - rewards[pairs.worse]
 
 
+def mean_loss(rankings: Sequence[ScoredRanking], pairs: Pairs) -> float:
+    """Return the mean over rankings of `ranking_loss` without margins."""
+    rewards = torch.tensor([value for item in rankings for value in item.rewards], dtype=torch.float64)
+    pairs = pairs._replace(weight=pairs.weight.double(), margin=torch.zeros_like(pairs.margin))
+    return float(ranking_loss(rewards, pairs)) / len(rankings)
+
+
 def ranking_metrics(rankings: Sequence[ScoredRanking]) -> dict[str, float]:
     """All metrics of a reward model on `rankings`; docs/metrics.md defines each."""
     rewards = torch.tensor([value for item in rankings for value in item.rewards], dtype=torch.float64)
@@ -130,7 +137,7 @@ def ranking_metrics(rankings: Sequence[ScoredRanking]) -> dict[str, float]:
     right = (difference > 0).double() + 0.5 * (difference == 0).double()
     low, high = share_interval(right.numpy(), pairs.ranking.numpy())  # pairs of a ranking depend on each other
     metrics = {
-        "loss": float(ranking_loss(rewards, pairs._replace(weight=pairs.weight.double()))) / len(rankings),
+        "loss": mean_loss(rankings, pairs),
         "accuracy": float(right.mean()),
         "accuracy/low": low,
         "accuracy/high": high,

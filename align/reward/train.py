@@ -34,6 +34,7 @@ from align.reward.rankings import (
     group_flops,
     group_sizes,
     label_pairs,
+    mean_loss,
     pack_rankings,
     ranking_metrics,
     reward_rankings,
@@ -97,14 +98,14 @@ def train(
         flops = sum(example_flops(backbone, profile, ranking, lm_weight) for ranking in batch)
         metrics |= step | loop.costs(sum(sizes), flops)
         if loop.evaluates(update):
-            found, scored = evaluate(engine, backbone, held_out, budget)
+            found, scored = evaluate(engine, backbone, held_out, budget, config.soft_targets)
             metrics |= found
             if loop.is_best(metrics):
                 save(config, loaded, engine, metrics, scored, demonstrated)
         loop.log(update, metrics)
 
     if loop.needs_evaluation():
-        metrics, scored = evaluate(engine, backbone, held_out, budget)
+        metrics, scored = evaluate(engine, backbone, held_out, budget, config.soft_targets)
         if loop.is_best(metrics):
             save(config, loaded, engine, metrics, scored, demonstrated)
     run.close()
@@ -178,13 +179,20 @@ def example_flops(backbone: Backbone, profile: FlopsProfile, ranking: EncodedRan
 
 
 def evaluate(
-    engine: TrainEngine, backbone: Backbone, held_out: list[EncodedRanking], budget: int
+    engine: TrainEngine, backbone: Backbone, held_out: list[EncodedRanking], budget: int, soft_targets: bool
 ) -> tuple[dict[str, float], list[ScoredRanking]]:
-    """Return metrics on held-out rankings, equal on every process, and the rankings with their rewards."""
+    """Return metrics on held-out rankings, equal on every process, and the rankings with their rewards.
+
+    The loss has the targets of training. The other metrics, and the rankings that are returned, leave out ties.
+    """
     if not held_out:
         return {}, []
     scored = with_rewards(held_out, rewards_of(engine, backbone, held_out, budget))
-    return {f"validation/{name}": value for name, value in ranking_metrics(scored).items()}, scored
+    ordered = [item for item in scored if len(set(item.ranks)) > 1]
+    metrics = ranking_metrics(ordered) if ordered else {}
+    if soft_targets:
+        metrics["loss"] = mean_loss(scored, label_pairs(held_out, soft_targets))
+    return {f"validation/{name}": value for name, value in metrics.items()}, ordered
 
 
 def rewards_of(
@@ -275,7 +283,8 @@ class RewardTrainer:
         self.loaded = loaded = source.load(run, REWARD_ADAPTER, allow_reward_model=True)
         run_on_main(lambda: require_savable_classifier(loaded), run.accelerator)
         share_sequences(run, loaded.backbone, config.sequence_parallel)
-        encode = partial(encode_rankings, limits=config.limits, skip_bad_rows=config.skip_bad_rows, loaded=loaded)
+        how = {"limits": config.limits, "skip_bad_rows": config.skip_bad_rows, "soft_targets": config.soft_targets}
+        encode = partial(encode_rankings, loaded=loaded, **how)
         data = (train_data, validation_data)
         mixed, self.held_out = encode_split(*data, encode, config.task_prefixes, config.validation_split)
         if config.soft_targets and all(item.preferences is None for item in mixed.examples):

@@ -1,6 +1,8 @@
 """The ranking loss: pairs, weights, margins and soft targets, by hand and against finite differences."""
 
+import json
 import math
+from itertools import pairwise
 
 import pytest
 import torch
@@ -13,6 +15,7 @@ from align.reward import RewardConfig, RewardTrainer
 from align.reward.loss import centering_loss, compare_by_preference, pairs_of, ranking_loss
 from align.reward.rankings import label_pairs
 from align.tokenization.encoded import EncodedRanking
+from tests.files import metrics_of
 
 QUICK = settings(deadline=None, max_examples=40)
 
@@ -176,6 +179,26 @@ def test_by_default_loss_and_gradient_are_the_plain_ones_to_the_bit():
         loss.backward()
         expected.backward()
         assert torch.equal(one.grad, other.grad)
+
+
+def test_validation_has_the_soft_targets_of_training_also_of_tied_rankings(tmp_path):
+    """Ranks say the opposite of the preferences, or nothing."""
+    rows = [
+        {"prompt": f"q{i}", "responses": ["yes", "no"], "ranks": [1, 1 + i % 2], "preferences": [[0, 0.1], [0.9, 0]]}
+        for i in range(8)
+    ]
+    settings = {"output_dir": str(tmp_path), "report_to": ["none"], "dtype": "float32", "batch_size": 8, "eval_steps": 1}
+    config = RewardConfig(soft_targets=True, learning_rate=1e-2, num_train_epochs=4, warmup_ratio=0.0, **settings)
+    trainer = RewardTrainer("tiny-llama", rows, config, validation_data=rows)
+    assert len(trainer.order.examples) == len(trainer.held_out) == 8
+    trainer.train()
+    found = metrics_of(tmp_path)
+    # An update's loss is that of the weights before it: the validation loss after the update before.
+    for before, after in pairwise(found):
+        assert after["ranking_loss"] == pytest.approx(before["validation/loss"], abs=1e-4)
+    assert found[-1]["validation/loss"] < found[0]["validation/loss"]
+    assert f"| validation/loss | {found[-1]['validation/loss']:.4g} |" in (tmp_path / "model" / "README.md").read_text()
+    assert len(json.loads((tmp_path / "validation.json").read_text())) == 4  # those with an order
 
 
 def test_soft_targets_of_data_without_preferences_are_refused(tmp_path):
