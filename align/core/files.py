@@ -46,8 +46,7 @@ def numbered_paths(folder: Path, prefix: str, ending: str = "") -> dict[int, Pat
 def new_folder(target: Path) -> Iterator[Path]:
     """Yield a temporary folder to write into, which replaces `target` in two renames once all of its files are on disk.
 
-    Raises:
-        UserError: if the disk is full or not writable; `target` is then unchanged.
+    Raise a UserError if the disk is full or not writable; `target` is then unchanged.
     """
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -126,8 +125,7 @@ def clear_partial(target: Path) -> None:
 def new_file(target: Path) -> Iterator[IO[bytes]]:
     """Yield a temporary file for bytes, which replaces `target` in one step once it is on disk.
 
-    Raises:
-        OSError: if the disk is full or not writable; `target` is then unchanged.
+    Raise an OSError if the disk is full or not writable; `target` is then unchanged.
     """
     temporary = target.with_name(f".{target.name}-{uuid.uuid4().hex}{PARTIAL}")
     try:
@@ -145,11 +143,7 @@ def new_file(target: Path) -> Iterator[IO[bytes]]:
 
 
 def write_text(target: Path, text: str) -> None:
-    """Replace a text file in one step.
-
-    Raises:
-        UserError: if the disk is full or not writable; the old file is unchanged.
-    """
+    """Replace a text file in one step. Raise a UserError if the disk is full or not writable; the old file is unchanged."""
     try:
         with new_file(target) as file:
             file.write(text.encode())
@@ -163,11 +157,7 @@ def write_json(target: Path, value: Any) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """Read a JSON file.
-
-    Raises:
-        UserError: if it is missing or not valid JSON.
-    """
+    """Read a JSON file. Raise a UserError if it is missing or not valid JSON."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -187,11 +177,7 @@ def write_json_lines(target: Path, rows: Iterable[Any]) -> None:
 
 
 def append_line(path: Path, line: str) -> None:
-    """Add a line to a file, completely or not at all.
-
-    Raises:
-        OSError: if the disk is full; the file is unchanged.
-    """
+    """Add a line to a file, completely or not at all. Raise an OSError if the disk is full; the file is unchanged."""
     data = line.encode()
     with open(path, "ab", buffering=0) as file:
         length = file.tell()

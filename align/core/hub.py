@@ -16,8 +16,7 @@ TIMEOUT = 5.0
 def require_hub(name: str, kind: Literal["model", "dataset"]) -> None:
     """Print that the hub is asked for a name, unless it is a path or in the cache, and check that the hub answers.
 
-    Raises:
-        UserError: if it does not.
+    Raise a UserError if it does not.
     """
     if Path(name).exists():
         return

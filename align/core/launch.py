@@ -119,8 +119,7 @@ class Stage(NamedTuple):
     def named(self, words: Sequence[str]) -> list[str]:
         """The words of a command line with the name of the positional setting.
 
-        Raises:
-            UserError: if that setting is given both ways.
+        Raise a UserError if that setting is given both ways.
         """
         end = next((place for place, word in enumerate(words) if word.startswith("-")), len(words))
         if not (self.positional and end):

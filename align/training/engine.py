@@ -128,10 +128,8 @@ class TrainEngine:
         """Yield the rows of each of this process's micro-batches, whose loss the caller passes to `backward`.
 
         After the last one, gradients and `sums` are complete on every process. The gradients of several such loops add up
-        until the next `step`. A requested stop ends the run here, as long as the update has changed no weight.
-
-        Raises:
-            NotFiniteError: if the loss is not a number on any process; the gradients are dropped.
+        until the next `step`. A requested stop ends the run here, as long as the update has changed no weight. Raise a
+        NotFiniteError if the loss is not a number on any process; the gradients are dropped.
         """
         self._totals = {}
         if self.reduction:
@@ -226,8 +224,7 @@ class TrainEngine:
     def load_state(self, tensors: Mapping[str, Tensor], numbers: Mapping[str, float]) -> None:
         """Restore what `state` returned, in place. Each process reads its part, and exchanges nothing.
 
-        Raises:
-            UserError: if names or shapes differ from this module's: a checkpoint of another model or other settings.
+        Raise a UserError if names or shapes differ from this module's: a checkpoint of another model or other settings.
         """
         stored = tensors.shapes if isinstance(tensors, StoredState) else _shapes(tensors)
         require_same_weights(stored, _shapes(self.masters))

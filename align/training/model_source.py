@@ -68,8 +68,7 @@ class ModelSource:
     def settings(self, config: Config) -> Config:
         """Return a stage's settings with the model's name, and its number format and adapter if they are given.
 
-        Raises:
-            UserError: if the settings describe an adapter too, or it is not supported.
+        Raise a UserError if the settings describe an adapter too, or it is not supported.
         """
         model, adapter = self.model, self.peft_config
         if isinstance(model, PeftModel):
@@ -133,8 +132,7 @@ class ModelSource:
 def frozen_warning(backbone: Backbone, gets_head: bool) -> str:
     """A line for a model without a trainable weight, of which only a new head is trained; "" for other models.
 
-    Raises:
-        UserError: if it gets no head.
+    Raise a UserError if it gets no head.
     """
     if any(weight.requires_grad for weight in backbone.model.parameters()):
         return ""

@@ -58,8 +58,7 @@ def compare_settings(settings: str, folder: Path) -> str:
 def read_settings(path: Path) -> dict[str, Any] | None:
     """The settings of a run from its `config.yaml`; None if there is no such file.
 
-    Raises:
-        UserError: if the file cannot be read, or holds no settings.
+    Raise a UserError if the file cannot be read, or holds no settings.
     """
     try:
         found = yaml.safe_load(path.read_text(encoding="utf-8"))

@@ -86,8 +86,7 @@ class Run:
     def open(self) -> None:
         """Lock the folder and write the files that precede all results. All processes call this before they write there.
 
-        Raises:
-            UserError: on every process, if another run writes to the folder, or wrote there after this one had looked.
+        Raise a UserError, on every process, if another run writes to the folder, or wrote there after this one had looked.
         """
         if self.opened:
             return
@@ -154,10 +153,8 @@ class Run:
     def updates(self, first: int, total: int, checkpoint: "Checkpoint") -> Iterator[int]:
         """Count updates from `first` to `total` (both included), with a progress bar, or lines in a log file.
 
-        The checkpoint is saved after every `save_steps` updates, where a callback asks for it, and before a stop.
-
-        Raises:
-            Stopped: if a process was asked to stop: after an update, or within one that has changed no weight.
+        The checkpoint is saved after every `save_steps` updates, where a callback asks for it, and before a stop. Raise
+        `Stopped` if a process was asked to stop: after an update, or within one that has changed no weight.
         """
         self.open()
         limit_collectives()  # all engines have been made

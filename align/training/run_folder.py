@@ -93,11 +93,7 @@ def update_of(line: str) -> float:
 
 
 def read_metrics(folder: Path) -> list[dict[str, float]]:
-    """The lines of a run's metrics.jsonl.
-
-    Raises:
-        UserError: if the file is missing or is not JSON.
-    """
+    """The lines of a run's metrics.jsonl. Raise a UserError if the file is missing or is not JSON."""
     path = folder / "metrics.jsonl"
     try:
         return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
@@ -136,9 +132,8 @@ class RunFolder:
     def require_usable(self, trackers: Sequence[str]) -> None:
         """Refuse a folder that cannot be written and trackers that are not installed, before a large model is loaded.
 
-        Raises:
-            UserError: if a file or a broken link is in the way, a name is too long, or there is no permission to write, or a
-                tracker is not installed.
+        Raise a UserError if a file or a broken link is in the way, a name is too long, or there is no permission to write,
+        or a tracker is not installed.
         """
         for name in trackers:
             if importlib.util.find_spec(name) is None:

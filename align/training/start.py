@@ -56,8 +56,7 @@ def with_data_names(config: Config, **data: TrainingData) -> Config:
 def share_sequences(run: Run, backbone: Backbone, size: int) -> None:
     """Let each `size` processes read a part of the same rows each, after checking that only rounding changes.
 
-    Raises:
-        UserError: if the model or the number of processes does not allow it.
+    Raise a UserError if the model or the number of processes does not allow it.
     """
     if size == 1:
         return

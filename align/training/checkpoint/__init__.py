@@ -117,8 +117,7 @@ class Checkpoint:
     def load(self) -> int:
         """Restore the run's last complete checkpoint; return the update after which it was written, 0 if there is none.
 
-        Raises:
-            UserError: on every process, if one of them cannot load it, or it belongs to another model or other data.
+        Raise a UserError, on every process, if one of them cannot load it, or it belongs to another model or other data.
         """
         run, folder = self.run, self.run.checkpoint
         if folder is None:

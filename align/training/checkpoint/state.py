@@ -55,8 +55,7 @@ def tensors_of_shards(shards: Mapping[str, FlatTensorSlice]) -> tuple[dict[str, 
 class StoredState(Mapping[str, Tensor]):
     """The tensors of a checkpoint by name, read on access, whole or in part.
 
-    Raises:
-        UserError: if a part is missing, or two parts overlap.
+    Raise a UserError if a part is missing, or two parts overlap.
     """
 
     def __init__(self, folder: Path) -> None:
