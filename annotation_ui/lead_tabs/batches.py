@@ -16,8 +16,6 @@ from annotation_ui.store.batches import BatchSettings
 from annotation_ui.store.schema import Batch
 
 _NO_BATCH = "No batch yet. Import prompts or samples on the Import tab."
-_NO_SETTINGS: tuple[Any, ...] = ("", 1, 0, True, [], 0)
-"""Values of the fields while no batch is chosen."""
 
 
 def batches_tab(tab: gr.Tab, services: Services) -> None:
@@ -76,16 +74,13 @@ class _BatchActions:
             gr.update(choices=deleted, value=None),
         ]
 
-    def read(self, name: str | None) -> tuple[Any, ...]:
+    def pick(self, name: str) -> tuple[Any, ...]:
+        """The chosen batch with its settings; another lead may have renamed or deleted it meanwhile."""
         with self.services.database.read() as session:
             batch = session.scalar(select(Batch).where(Batch.name == name))
-            if batch is None:
-                return *_NO_SETTINGS, hide()
-            now = batches.stored_settings(session, batch)
-        return now.name, now.labelers_per_item, now.priority, now.open, list(now.labelers), batch.version, hide()
-
-    def pick(self, name: str) -> tuple[Any, ...]:
-        return name, shown_if(name), *self.read(name)
+            now = batches.stored_settings(session, batch) if batch else BatchSettings("")
+        fields = (now.name, now.labelers_per_item, now.priority, now.open, list(now.labelers))
+        return name, shown_if(name), *fields, batch.version if batch else 0, hide()
 
     def save(
         self,

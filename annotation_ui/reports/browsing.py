@@ -35,13 +35,8 @@ STATES = {
 class Filter:
     """What to show; an empty field means all.
 
-    Attributes:
-        batch: name of a batch.
-        labeler: name of a user who has had the item, or made the judgment.
-        state: a key of `STATES`.
-        flag: a flag that an answer sets, a verdict or a choice.
-        text: words in the prompt, the responses, the id or (of judgments) the answer; case does not matter.
-        purpose: work, training or attention.
+    The `labeler` has had the item, or made the judgment. `state` is a key of `STATES`. An answer has the `flag`, verdict or
+    choice. The `text` is in the prompt, the responses, the id or (of judgments) the answer; case does not matter.
     """
 
     batch: str = ""
@@ -56,7 +51,17 @@ def browse_items(session: Session, wanted: Filter, after: int = 0, limit: int = 
     """(items in the order in which they were imported, whether there are more)."""
     query = select(Item, Batch).join(Batch, Batch.id == Item.batch_id).where(Item.id > after).order_by(Item.id)
     query = _narrowed(query, wanted, Item.content).where(*_item_conditions(wanted))
-    found = [_item_row(item, batch) for item, batch in islice(_matching(session, query, wanted), limit + 1)]
+    found = [
+        {
+            "item": item.id,
+            "id": item.external_id or "",
+            "batch": batch.name,
+            "prompt": excerpt(item.content["prompt"]),
+            "purpose": item.purpose,
+            "needs": item.needed if item.gold is None else None,
+        }
+        for item, batch in islice(_matching(session, query, wanted), limit + 1)
+    ]
     rows, more = found[:limit], len(found) > limit
     states = _states_by_item(session, [row["item"] for row in rows])
     return [{**row, **states.get(row["item"], {"judged": 0, "open now": 0, "skipped": 0})} for row in rows], more
@@ -210,17 +215,6 @@ def _texts(value: Any) -> Iterator[str]:
     elif isinstance(value, dict | list):
         for part in value.values() if isinstance(value, dict) else value:
             yield from _texts(part)
-
-
-def _item_row(item: Item, batch: Batch) -> Json:
-    return {
-        "item": item.id,
-        "id": item.external_id or "",
-        "batch": batch.name,
-        "prompt": excerpt(item.content["prompt"]),
-        "purpose": item.purpose,
-        "needs": item.needed if item.gold is None else None,
-    }
 
 
 def _states_by_item(session: Session, items: list[int]) -> dict[int, Json]:

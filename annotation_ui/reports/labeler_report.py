@@ -51,7 +51,7 @@ def labeler_rows(session: Session, task: str) -> list[Json]:
             "median seconds": round(median(each.judgment.seconds for each in own), 1) if own else None,
             "agreement with others": rounded(agreement_by_labeler.get(labeler)),
             "reliability": rounded(estimate.labelers.get(labeler)),
-            "95 % interval": _span(intervals.get(labeler)),
+            "95 % interval": "{:.2f}–{:.2f}".format(*intervals[labeler]) if labeler in intervals else None,
             "training": _share(training.get(labeler)),
             "training items": len(training.get(labeler, [])),
             "attention": _share(attention.get(labeler)),
@@ -123,10 +123,6 @@ def _known_answers(task: Task, judgments: list[CurrentJudgment]) -> tuple[dict[s
             if share is not None:
                 (training if each.item.purpose == "training" else attention)[each.labeler].append(share)
     return training, attention
-
-
-def _span(interval: tuple[float, float] | None) -> str | None:
-    return f"{interval[0]:.2f}–{interval[1]:.2f}" if interval else None
 
 
 def _share(shares: list[float] | None) -> float | None:
