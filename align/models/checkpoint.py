@@ -1,6 +1,7 @@
 """Saving of models as transformers or PEFT folders that other libraries load, with a model card."""
 
 import copy
+import re
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping
@@ -23,6 +24,8 @@ from align.models.backbone import Backbone, is_prefix_lm
 from align.models.configs import BUILT_IN_BASE, saved_generation_config
 from align.models.loading import LoadedModel
 
+UPDATE_ROW = "update"
+"""The row of a card with the update after which the model was saved."""
 WriteModel = Callable[[Path, LoadedModel, Mapping[str, Tensor], Mapping[str, Any]], object]
 """`save_model` or `save_model_into`."""
 
@@ -205,6 +208,14 @@ def model_card(card: Mapping[str, Any], loaded: LoadedModel) -> str:
         f"Made by align-rlhf{origin}. The run's full settings and metrics are in its run folder.\n\n"
         f"| | |\n| --- | --- |\n{rows}\n"
     )
+
+
+def update_in_card(folder: Path) -> int:
+    """Return the update that the card of a saved model states; 0 if there is no card, or it states none."""
+    card = folder / "README.md"
+    text = card.read_text(encoding="utf-8") if card.is_file() else ""
+    found = re.search(rf"^\| {UPDATE_ROW} \| (\d+) \|$", text, re.MULTILINE)
+    return int(found[1]) if found else 0
 
 
 def without_paths(sources: str) -> str:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from align.core.files import new_folder
 from align.core.seeds import RngStream
-from align.models.checkpoint import WriteModel, save_model, weights_of
+from align.models.checkpoint import WriteModel, save_model, update_in_card, weights_of
 from align.ppo.config import EvaluationConfig
 from align.ppo.extensions import PolicyEvaluation
 from align.ppo.metrics import DriftWatch, mean_and_error, response_metrics
@@ -102,17 +102,12 @@ def take_over_best_policy(run: Run, selection: PolicySelection) -> None:
         return
     source = checkpoint.resolve().parents[1] / "model"
 
-    def is_there() -> bool:
-        card = source / "README.md"
-        row = f"| update | {best.update:.4g} |"  # as `save_policy` writes it
-        return card.is_file() and row in card.read_text(encoding="utf-8").splitlines()
-
     def copy() -> None:
         with new_folder(run.folder / "model") as temporary:
             shutil.copytree(source, temporary, dirs_exist_ok=True)
 
     run.open()
-    if run_on_main(is_there, run.accelerator):
+    if run_on_main(lambda: update_in_card(source), run.accelerator) == best.update:
         run_on_main(copy, run.accelerator)
         return
     selection.best = None
@@ -152,6 +147,8 @@ class Evaluator:
     ) -> None:
         self.setup, self.config, self.total_updates, self.missing_eos = setup, config, total_updates, missing_eos
         self.folder, self.drift = setup.run.folder / "model", DriftWatch()
+        self.stale = 0
+        """The update of the policy in the folder, if it is later than the checkpoint that the run continues."""
         score_name = next((each.selects_by for each in setup.extensions if each.selects_by), "reward")
         self.selection = PolicySelection(config.max_kl, critic_warmup, score_name)
 
@@ -163,6 +160,7 @@ class Evaluator:
         """Take over the best policy of a run that this one continues; evaluate and log the initial policy of a new run."""
         if self.config.save_best_policy:
             take_over_best_policy(self.setup.run, self.selection)
+            self.stale = self.setup.run.stale_update(done)
         if not done and self.is_due(0):
             self.setup.run.log(0, self.evaluate(0))
 
@@ -196,9 +194,11 @@ class Evaluator:
             run.record("samples", sample_rows(evaluation, scores), update)
             chosen = scores if evaluation.selection_scores is None else evaluation.selection_scores
             candidate = Candidate(update, chosen.tolist(), evaluation.violated_constraint)
+            if self.stale and update >= self.stale:  # the best policy was replaced by one that did not come back
+                self.selection.best, self.stale = None, 0
             if self.selection.update(candidate, metrics["kl"]) and config.save_best_policy:
-                save_policy(setup, self.folder, metrics | {"update": update})
-                metrics["is_best"] = 1.0
+                save_policy(setup, self.folder, metrics)
+                metrics["is_best"], self.stale = 1.0, 0
         return {f"validation/{name}": value for name, value in metrics.items()}
 
     def finish(self) -> Path:
@@ -206,6 +206,7 @@ class Evaluator:
         run = self.setup.run
         # A folder of an earlier run may be there. A shared disk may show it to some processes only.
         has_best = self.selection.best is not None and run_on_main(self.folder.exists, run.accelerator)
+        has_best = has_best and not self.stale
         if self.config.save_best_policy:
             run.print(self.selection.warning() if has_best else "no evaluation chose a best policy; the last one is kept")
         if not (self.config.save_best_policy and has_best):

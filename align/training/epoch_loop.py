@@ -47,6 +47,7 @@ class EpochLoop:
         self.evaluated: int | None = None
         self.checkpoint = Checkpoint(self.run, engine, {"batches": order, "best": self})
         self.done = self.checkpoint.load()
+        self.stale = self.run.stale_update(self.done)
 
     def measure_largest_micro_batch(
         self,
@@ -106,8 +107,11 @@ class EpochLoop:
     def is_best(self, metrics: Mapping[str, float]) -> bool:
         """Return whether the model of an evaluation is to be kept."""
         loss = metrics.get("validation/loss")
+        if self.stale and self.run.update >= self.stale:  # the best model was replaced by one that did not come back
+            self.best, self.stale = math.inf, 0
         is_best = loss is None or loss < self.best or self.is_missing
         self.best = self.best if loss is None else min(self.best, loss)
+        self.stale = 0 if is_best else self.stale
         return is_best
 
     def log(self, update: int, metrics: Mapping[str, float]) -> None:
@@ -120,7 +124,8 @@ class EpochLoop:
 
     def needs_evaluation(self) -> bool:
         """Return whether the model must be evaluated once more at the end: none is saved, or no update was left."""
-        self.is_missing = not run_on_main((self.run.folder / "model").exists, self.run.accelerator)
+        has_model = run_on_main((self.run.folder / "model").exists, self.run.accelerator)
+        self.is_missing = not has_model or self.stale > 0
         if not self.is_missing and not (self.done >= self.total and self.evaluated != self.done):
             return False
         last = max(self.done, self.total)

@@ -12,6 +12,7 @@ from align.core.errors import UserError, counted, without_secrets
 from align.core.files import append_line
 from align.core.settings import ModelConfig, OptimizationConfig, RunConfig, dump
 from align.core.signals import Stopped, StopRequest
+from align.models.checkpoint import UPDATE_ROW, update_in_card
 from align.models.hub import make_repo, push_command, push_model
 from align.runtime.distributed import (
     compute_dtype,
@@ -75,7 +76,7 @@ class Run:
         if config.push_to_hub and not config.dry_run:
             run_on_main(lambda: make_repo(config.push_to_hub), self.accelerator)
         self.accelerator.wait_for_everyone()  # every process has looked before one of them writes
-        self.opened = False
+        self.opened, self.update = False, 0
         self.stop = StopRequest()
         self.callbacks: TrainerCallbacks | None = None
         self._update_start: tuple[Checkpoint, int, dict[str, Any]] | None = None
@@ -134,8 +135,20 @@ class Run:
 
     def card(self, title: str, data: str, metrics: Mapping[str, float], **more: str) -> dict[str, str]:
         """Return the contents of a saved model's card."""
-        card = {"title": title, "stage": self.stage, "data": data} | more
+        card = {"title": title, "stage": self.stage, "data": data, UPDATE_ROW: str(self.update)} | more
         return card | {name: f"{value:.4g}" for name, value in metrics.items()}
+
+    def kept_update(self) -> int:
+        """Return the update of the model in the folder, by its card; 0 without a model or a card that states it."""
+        return run_on_main(lambda: update_in_card(self.folder / "model"), self.accelerator)
+
+    def stale_update(self, done: int) -> int:
+        """Return the update of the model in the folder if the run resumes from an earlier one, `done`; else 0.
+
+        A killed run may have saved it after its checkpoint. Only a run with the same settings and code makes it again.
+        """
+        kept = self.kept_update() if self.continues_own else 0
+        return kept if kept > done else 0
 
     def speed(self, tokens: float, flops: float, seconds: float) -> dict[str, float]:
         """Tokens per second, and model FLOPs utilization (MFU): the share of all devices' peak."""
@@ -158,13 +171,13 @@ class Run:
         """
         self.open()
         limit_collectives()  # all engines have been made
-        self.saved = first - 1
+        self.saved = self.update = first - 1
         in_update = False
         try:
             display = ProgressDisplay(f"{self.stage:>6}", total, first - 1, enabled=self.is_main)
             with display as self.progress, self.stop.listening():
                 for update in range(first, total + 1):
-                    self._update_start = checkpoint, update, checkpoint.states()
+                    self.update, self._update_start = update, (checkpoint, update, checkpoint.states())
                     in_update = True
                     yield update
                     in_update = False

@@ -15,6 +15,7 @@ from align.eval.report.findings import first_and_kept_updates
 from align.ppo import PPOTrainer
 from align.ppo.evaluation import Candidate, is_better
 from align.ppo.toy_rewards import share_of_e
+from align.training.run import Run
 from tests.files import metrics_of
 from tests.ppo.rewards import fewer_es
 
@@ -113,6 +114,44 @@ def test_a_second_run_takes_over_the_best_policy_of_the_first(first, sharp_folde
     assert f"| update | {update} |" in (folder / "README.md").read_text()
     assert not same(folder, policy_of(made))
     assert best is None or same(folder, best)
+
+
+@pytest.mark.parametrize(
+    ("later", "kept", "best"),
+    [([1.0, 3.0, 2.0], [1, 4], 3.0), ([-1.0, -2.0, -1.0], [1, 4], -2.0), ([5.0, -2.0, -1.0], [1, 3], 5.0)],
+    ids=["unchanged", "changed and worse", "changed and better"],
+)
+def test_a_policy_saved_after_the_checkpoint_is_kept_only_if_it_comes_back(later, kept, best, make_config):
+    """A run is killed in update 5. Its checkpoint is that of update 2 with update 1 as the best, and update 4 is saved."""
+    given = {"total_updates": 5, "eval_steps": 1, "save_steps": 2, "num_ppo_epochs": 1, "max_kl": 1e9}
+
+    def run(evaluations, **settings):
+        evaluations, calls = iter(evaluations), []
+
+        def reward(prompts, responses):
+            calls.append(prompts)
+            is_evaluation = len(calls) % 2 == (1 if not settings else 0)  # a new run evaluates before its first update
+            return [next(evaluations) if is_evaluation else 0.0] * len(responses)
+
+        config = make_config(missing_eos_score=None, **given, **settings)
+        return PPOTrainer("tiny-gpt2", [reward], PROMPTS, config, PROMPTS).train()
+
+    with pytest.MonkeyPatch.context() as patched:
+        log = Run.log
+
+        def log_until_4(self, update, metrics):
+            log(self, update, metrics)
+            if update == 4:
+                raise RuntimeError("killed")
+
+        patched.setattr(Run, "log", log_until_4)
+        with pytest.raises(RuntimeError, match="killed"):
+            run([0.0, 2.0, 1.0, 1.0, 3.0])
+    folder = run(later, resume_from_checkpoint=True)
+    assert [row["update"] for row in metrics_of(folder.parent) if row.get("validation/is_best")] == kept
+    card = (folder / "README.md").read_text()
+    assert f"| update | {kept[-1]} |" in card
+    assert f"| reward | {best:.4g} |" in card
 
 
 def test_a_policy_that_is_worse_than_the_start_is_named(make_config, capsys):

@@ -11,8 +11,10 @@ from transformers import AutoTokenizer
 
 from align import cli
 from align.model_registry.tiny import byte_tokenizer
+from align.models.checkpoint import update_in_card
 from align.training import resume
 from align.training.checkpoint.files import write_checksums
+from align.training.run_folder import read_metrics
 from tests.bad_input.conftest import TINY, snapshot, write_rows
 
 WORDS = ("--overlong", "truncate", "--max_prompt_tokens", "64", "--learning_rate", "1e-3", "--save_steps", "1")
@@ -149,6 +151,22 @@ def test_a_run_keeps_the_date_of_its_chat_template_when_it_is_resumed_on_another
         turns, tokenize=False, add_generation_prompt=True
     )
     assert text == "Today: 01 Jul 2026\nUser: Hi\nAssistant: "
+
+
+def test_a_model_saved_after_the_checkpoint_is_not_the_best_of_a_changed_run(started, tmp_path):
+    """The first run learns; with no learning rate, the resumed one evaluates the model of its checkpoint again and again."""
+    data, run = started / "demos.jsonl", tmp_path / "run"
+    words = sft(data, run, "--validation_data", str(data), "--eval_steps", "1", "--save_total_limit", "0")
+    cli.main([*words, "--learning_rate", "1e-2"])
+    assert update_in_card(run / "model") == 4
+    for update in (3, 4):
+        shutil.rmtree(run / "checkpoints" / f"update-{update:06d}")
+    cli.main([*words, "--learning_rate", "1e-12", "--resume_from_checkpoint"])
+    losses = {row["update"]: row["validation/loss"] for row in read_metrics(run)}
+    assert losses[4] == pytest.approx(losses[2], abs=1e-6)
+    kept = update_in_card(run / "model")
+    assert kept in (3, 4)
+    assert f"| validation/loss | {losses[kept]:.4g} |" in (run / "model" / "README.md").read_text()
 
 
 # --------------------------------------------------------------------------------------------------------------- PPO
