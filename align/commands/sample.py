@@ -241,6 +241,7 @@ def sampled(loaded: LoadedModel, prompts: Sequence[EncodedPrompt], responses: Se
     """Return responses, token ids in the vocabulary of `loaded`, as reward models take them."""
     tokenization = loaded.tokenization
     return [
-        SampledResponse(prompt.conversation, prompt.ids, ids, tokenization.text(ids), tokenization.has_ended(ids))
+        SampledResponse(prompt.conversation, prompt.ids, ids, text, tokenization.has_ended(ids), prompt.given_as_ids)
         for prompt, ids in zip(prompts, responses, strict=True)
+        for text in [tokenization.text(ids)]
     ]

@@ -267,7 +267,7 @@ def sample_answers(
     has_ended = evaluated.loaded.tokenization.has_ended
     return {
         number: [
-            SampledResponse(prompt.conversation, prompt.ids, ids, text, has_ended(ids))
+            SampledResponse(prompt.conversation, prompt.ids, ids, text, has_ended(ids), prompt.given_as_ids)
             for ids, text in zip(rows[number]["ids"], rows[number]["texts"], strict=True)
         ]
         for number, prompt in encoded.items()

@@ -1,13 +1,14 @@
 """Two policies side by side on the same prompts with the same noise: rewards, their paired difference, KL, and best of n."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import comb, log
 
 import numpy as np
 import torch
 from accelerate import Accelerator
 
+from align.batches.encoding import decoded_turn
 from align.batches.micro_batches import group_tokens, map_groups, pack_groups, prompt_groups
 from align.core.seeds import RngStream, SeedKey
 from align.core.statistics import mean_interval
@@ -20,7 +21,8 @@ from align.reward.scoring import RewardModelScorer
 from align.runtime.distributed import computes_on_cpu, map_across_processes
 from align.runtime.progress import ProgressDisplay
 from align.sampling.generation import SamplingParams, row_uniforms, sample
-from align.tokenization.encoded import SampledResponse
+from align.tokenization import Tokenization
+from align.tokenization.encoded import EncodedPrompt, SampledResponse
 
 BATCH_TOKENS = 4096
 
@@ -78,8 +80,8 @@ def compare_policies(
     accelerator = Accelerator(cpu=computes_on_cpu())
     policies = [load_frozen(name, dtype, device=accelerator.device) for name in (before, after)]
     if max_prompt_tokens is not None:
-        encode = policies[0].tokenization.prompt_ids
-        prompts = [prompt for prompt in prompts if len(encode(prompt.prompt)) <= max_prompt_tokens]
+        read = policies[0].tokenization
+        prompts = [prompt for prompt in prompts if len(read_prompt(prompt, read).ids) <= max_prompt_tokens]
     repeated = [prompt for prompt in prompts for _ in range(samples)]
     first, second = (
         sample_and_score(policy, reward, repeated, sampling, (seed, RngStream.POLICY_COMPARISON), accelerator)
@@ -88,7 +90,7 @@ def compare_policies(
     rewards = torch.tensor([first.rewards, second.rewards], dtype=torch.float64).view(2, len(prompts), samples).mean(-1)
     difference = rewards[1] - rewards[0]
     low, high = mean_interval(difference.numpy())
-    contexts = [policies[1].tokenization.prompt_ids(prompt.prompt) for prompt in repeated]
+    contexts = [read_prompt(prompt, policies[1].tokenization).ids for prompt in repeated]
     kl = response_kl(policies[1], policies[0], contexts, second.ids, sampling.temperature, accelerator)
     return PolicyComparison(list(prompts), samples, first, second, float(difference.mean()), low, high, sum(kl) / len(kl))
 
@@ -119,15 +121,8 @@ def judged_win_rates(comparison: PolicyComparison, judge: LoadedReward, policy: 
     """
     accelerator, tokenization = Accelerator(cpu=computes_on_cpu()), load_tokenization_of(policy)
     scorer = RewardModelScorer.from_loaded(judge, tokenization, accelerator, BATCH_TOKENS)
-    prompts = [prompt.prompt for prompt in comparison.prompts for _ in range(comparison.samples)]
-    scores = []
-    for side in (comparison.before, comparison.after):
-        rows = zip(prompts, side.ids, side.texts, strict=True)
-        answers = [
-            SampledResponse(prompt, tokenization.prompt_ids(prompt), ids, text, tokenization.has_ended(ids))
-            for prompt, ids, text in rows
-        ]
-        scores.append(scorer(answers))
+    prompts = [read_prompt(prompt, tokenization) for prompt in comparison.prompts for _ in range(comparison.samples)]
+    scores = [scorer(sampled_responses(prompts, side)) for side in (comparison.before, comparison.after)]
     wins: np.ndarray = (np.sign(np.subtract(scores[1], scores[0])) + 1) / 2
     rates: np.ndarray = wins.reshape(-1, comparison.samples).mean(1)
     return rates
@@ -142,7 +137,8 @@ def sample_and_score(
     accelerator: Accelerator,
 ) -> PolicyResponses:
     """Sample one answer to each prompt, by the random stream `noise`, and score it."""
-    ids = [policy.tokenization.prompt_ids(prompt.prompt) for prompt in prompts]
+    encoded = [read_prompt(prompt, policy.tokenization) for prompt in prompts]
+    ids = [prompt.ids for prompt in encoded]
     uniforms = row_uniforms(len(prompts), sampling, *noise)
     ends = policy.tokenization.end_ids
 
@@ -154,11 +150,24 @@ def sample_and_score(
     texts = [policy.tokenization.text(response) for response in responses]
     ended = [policy.tokenization.has_ended(response) for response in responses]
     scorer = RewardModelScorer.from_loaded(reward, policy.tokenization, accelerator, BATCH_TOKENS)
-    rows = zip(prompts, ids, responses, texts, ended, strict=True)
-    rewards = scorer(
-        [SampledResponse(prompt.prompt, read, response, text, ended) for prompt, read, response, text, ended in rows]
-    )
-    return PolicyResponses(texts, rewards, responses, ended)
+    answers = PolicyResponses(texts, [], responses, ended)
+    return replace(answers, rewards=scorer(sampled_responses(encoded, answers)))
+
+
+def read_prompt(prompt: Prompt, tokenization: Tokenization) -> EncodedPrompt:
+    """Return a prompt as a policy reads it: the token ids in the data, or those of its text."""
+    if prompt.ids is None:
+        return EncodedPrompt(prompt.prompt, tokenization.prompt_ids(prompt.prompt))
+    ids = list(prompt.ids)
+    return EncodedPrompt(prompt.prompt or decoded_turn(ids, tokenization), ids, given_as_ids=True)
+
+
+def sampled_responses(prompts: Sequence[EncodedPrompt], answers: PolicyResponses) -> list[SampledResponse]:
+    """Return answers as reward models take them, one to each prompt."""
+    return [
+        SampledResponse(prompt.conversation, prompt.ids, ids, text, ended, prompt.given_as_ids)
+        for prompt, ids, text, ended in zip(prompts, answers.ids, answers.texts, answers.ended, strict=True)
+    ]
 
 
 def response_kl(

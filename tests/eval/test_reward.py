@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 import torch
 
+from align.batches.encoding import Limits, encode_prompts
+from align.commands.sample import sampled, scorer_of
 from align.core.errors import UserError
 from align.core.settings import ModelConfig
 from align.core.statistics import correlation, kendall_tau, mean_interval, pair_calibration_error
@@ -191,6 +193,18 @@ def test_a_policy_against_itself_gains_nothing(sharp_folders, reward):
     assert len(found.after.texts) == 12
     answers = [{tuple(ids) for ids in found.after.ids[i : i + 4]} for i in (0, 4, 8)]
     assert all(len(each) == 4 for each in answers)  # each sample has noise of its own
+
+
+def test_prompts_of_token_ids_are_read_and_scored_as_they_are(sharp_folders, reward):
+    policy, ids, answer = sharp_folders["tiny-llama"], [9, 10, 11], [20, 21, 1]
+    found = compare_policies(policy, policy, reward, [Prompt(ids=ids)], SAMPLING, seed=3, samples=2, dtype="float32")
+    read = Padded.from_lists([ids] * 2), Padded.from_lists(found.after.ids)
+    with torch.no_grad():
+        assert found.after.rewards == pytest.approx((reward.model(*read) - reward.mean).tolist(), abs=1e-5)
+        expected = float(reward.model(Padded.from_lists([ids]), Padded.from_lists([answer])) - reward.mean)
+    loaded = load(ModelConfig(model=policy, chat_template="plain"), torch.float32)  # the reward model has another template
+    prompts = encode_prompts([{"input_ids": ids}], loaded, Limits(10, 10), False)
+    assert scorer_of(loaded, reward, 1000)(sampled(loaded, prompts, [answer])) == pytest.approx([expected], abs=1e-5)
 
 
 def test_gain_and_kl_are_means_over_prompts_and_their_answers(sharp_folders, reward):
