@@ -118,7 +118,7 @@ def test_a_second_run_takes_over_the_best_policy_of_the_first(first, sharp_folde
 
 @pytest.mark.parametrize(
     ("later", "kept", "best"),
-    [([1.0, 3.0, 2.0], [1, 4], 3.0), ([-1.0, -2.0, -1.0], [1, 4], -2.0), ([5.0, -2.0, -1.0], [1, 3], 5.0)],
+    [([1.0, 3.0, 2.0], [1, 4], 3.0), ([-1.0, -2.0, -3.0], [1, 4], -2.0), ([5.0, -2.0, -3.0], [1, 3], 5.0)],
     ids=["unchanged", "changed and worse", "changed and better"],
 )
 def test_a_policy_saved_after_the_checkpoint_is_kept_only_if_it_comes_back(later, kept, best, make_config):
