@@ -288,6 +288,22 @@ class OptimizationConfig(Settings):
     max_grad_norm: float = option(1.0, "largest global norm of the gradients; 0: no clipping", ge=0)
     micro_batch_tokens: int = option(4096, "padded tokens in one forward and backward pass; does not affect results", gt=0)
 
+    def without_effect(self) -> dict[str, str]:
+        """Return the settings that have no effect at the values of others, with the reason."""
+        if self.optimizer == "adafactor":
+            return dict.fromkeys(("adam_beta1", "adam_beta2", "adam_epsilon"), "optimizer adafactor")
+        return {}
+
+    def without_effect_warning(self) -> str:
+        """Return a line with the settings that have no effect and differ from their default, or ""."""
+        defaults = {each.name: each.default for each in fields(self)}
+        found = [
+            f"{name} {getattr(self, name)} ({reason})"
+            for name, reason in self.without_effect().items()
+            if getattr(self, name) != defaults[name]
+        ]
+        return f"warning: settings without effect: {', '.join(found)}" if found else ""
+
 
 @dataclass(kw_only=True)
 class RunConfig(Settings):

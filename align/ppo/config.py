@@ -46,6 +46,8 @@ class KLConfig(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        adapts = "above 0 with kl_target: an adaptive coefficient is multiplied, and stays 0"
+        require_setting(self, "kl_coef", self.kl_coef > 0 or not self.kl_target, adapts)
         wanted = "k2 or k3 with kl_in loss: the gradient of k1 is 0 in expectation"
         require_setting(self, "kl_estimator", self.kl_in == "reward" or self.kl_estimator != "k1", wanted)
 
@@ -205,6 +207,23 @@ class PPOConfig(
         """Whether values are learned."""
         return self.advantage_estimator in NEEDS_CRITIC
 
+    def without_effect(self) -> dict[str, str]:
+        """Return the settings that have no effect at the values of others, with the reason."""
+        found, estimator = super().without_effect(), self.advantage_estimator
+        critic = ["value_learning_rate", "cliprange_value"]
+        if not self.has_critic:
+            critic += ["vf_coef", "lam"] if estimator == "reinforce++" else ["vf_coef", "lam", "gamma"]
+            found |= dict.fromkeys(critic, f"advantage_estimator {estimator}")
+        elif not self.vf_coef:
+            found |= dict.fromkeys([*critic, "critic"], "vf_coef 0 does not train the critic")
+        if len(self.reward_model) < 2:
+            found |= dict.fromkeys(["reward_ensemble", "uncertainty_weight"], "no several reward models")
+        elif self.reward_ensemble != "uwo":
+            found["uncertainty_weight"] = f"reward_ensemble {self.reward_ensemble}"
+        if not self.kl_target:
+            found["kl_horizon"] = "kl_target 0"
+        return found
+
     def loss_coefficients(self, kl_coef: float) -> LossCoefficients:
         """Return the coefficients of the loss at the current coefficient of the KL penalty."""
         return LossCoefficients(
@@ -224,6 +243,7 @@ class PPOConfig(
             self.missing_eos_score = None
         alone, grouped = self.samples_per_prompt == 1, self.advantage_estimator in NEEDS_GROUPS
         one = self.missing_eos_penalty is None or self.missing_eos_score is None
+        selects = not self.selection or self.save_best_policy or self.selection.early_stopping_patience > 0
         prompts, rest = divmod(self.rollout_batch_size, self.samples_per_prompt)
         reason = f"because advantage_estimator {self.advantage_estimator} has no critic"
         for name, holds, wanted in (
@@ -236,6 +256,7 @@ class PPOConfig(
             # Keeping the mean adds the same number to each token, whose sum over a response is a reward for its length. A
             # critic learns that part as a baseline; the other estimators make an advantage of it.
             ("whiten_rewards", self.has_critic or not self.whiten_rewards, f"false, {reason}"),
+            ("save_best_policy", selects, "true with selection.reward_model, unless early_stopping_patience uses it"),
             ("ignore_eos", not (self.ignore_eos and self.stop_token_ids), "false where stop_token_ids is given"),
             ("samples_per_prompt", not rest, f"a divisor of rollout_batch_size ({self.rollout_batch_size})"),
             (

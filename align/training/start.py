@@ -33,6 +33,7 @@ def build_engine(
 
     Drawn weights (adapters, heads) become those of the first process. Raises a UserError for a mean of weights under ZeRO-3.
     """
+    run.print(run.optimization.without_effect_warning())
     broadcast_trainable_weights(module, run.accelerator)
     if run.accelerator.state.deepspeed_plugin is None:
         return TrainEngine(run, module, total_steps, groups, average_decay)

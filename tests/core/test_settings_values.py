@@ -162,6 +162,7 @@ def test_a_value_beyond_its_limits_is_refused_when_it_is_set(stage, name, bad, g
         ({"advantage_estimator": "reinforce++", "critic_warmup": 2}, ["critic_warmup is 2", "has no critic"]),
         ({"loss": "ipo", "label_smoothing": 0.1}, ["label_smoothing is 0.1", "0 for ipo"]),
         ({"kl_in": "loss"}, ["kl_estimator is 'k1'", "k2 or k3 with kl_in loss"]),
+        ({"kl_coef": 0.0, "kl_target": 6.0}, ["kl_coef is 0.0", "above 0 with kl_target"]),
         ({"missing_eos_penalty": 1.0, "missing_eos_score": -1.0}, ["missing_eos_score is -1.0", "with missing_eos_penalty"]),
         *(
             (
@@ -174,6 +175,31 @@ def test_a_value_beyond_its_limits_is_refused_when_it_is_set(stage, name, bad, g
 )
 def test_settings_that_exclude_each_other(values, parts):
     refused(lambda: make(DPOConfig if "loss" in values else PPOConfig, **values), *parts)
+
+
+GROUPS = {"advantage_estimator": "rloo", "samples_per_prompt": 2}
+
+
+@pytest.mark.parametrize(
+    ("stage", "values", "line"),
+    [
+        (SFTConfig, {"adam_beta1": 0.5}, ""),
+        (SFTConfig, {"adam_beta1": 0.5, "optimizer": "adafactor"}, "adam_beta1 0.5 (optimizer adafactor)"),
+        (PPOConfig, {"gamma": 0.9, "lam": 0.5, "vf_coef": 0.5, "value_learning_rate": 1e-3}, ""),
+        (PPOConfig, GROUPS, ""),
+        (PPOConfig, GROUPS | {"gamma": 0.9}, "gamma 0.9 (advantage_estimator rloo)"),
+        (PPOConfig, {"advantage_estimator": "reinforce++", "gamma": 0.9}, ""),
+        (PPOConfig, {"critic": "separate", "vf_coef": 0.0}, "critic separate (vf_coef 0 does not train the critic)"),
+        (PPOConfig, {"reward_model": ["a"], "reward_ensemble": "uwo"}, "reward_ensemble uwo (no several reward models)"),
+        (
+            PPOConfig,
+            {"reward_model": ["a", "b"], "uncertainty_weight": 1.0},
+            "uncertainty_weight 1.0 (reward_ensemble mean)",
+        ),
+    ],
+)
+def test_settings_without_effect_are_named(stage, values, line):
+    assert make(stage, **values).without_effect_warning() == (line and f"warning: settings without effect: {line}")
 
 
 def test_a_penalty_for_a_missing_end_switches_the_default_score_off():

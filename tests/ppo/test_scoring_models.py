@@ -200,7 +200,7 @@ def test_a_model_in_memory_needs_its_tokenizer_unless_it_has_the_policys_vocabul
     _, _, larger = classifier()
     larger.resize_token_embeddings(264 + 1025, mean_resizing=False)
     folder, tokenizer, model = classifier(CHATML)
-    for reward, given in ((larger, {}), (model, {"selection_reward_model": larger})):
+    for reward, given in ((larger, {}), (model, {"selection_reward_model": larger, "validation_prompts": ["Hi"]})):
         with pytest.raises(
             UserError, match=r"reward: Llama.* has another vocabulary than the policy, .*reward_of_classifier"
         ):

@@ -54,10 +54,8 @@ class RewardModelSelection(Extension):
 
     def load(self, context: TrainingContext) -> None:
         self.context = context
-        if self.patience and len(context.prompts) == len(context.training_prompts):
-            raise UserError(
-                "selection.early_stopping_patience needs validation_prompts, whose evaluations decide when to stop"
-            )
+        if len(context.prompts) == len(context.training_prompts):
+            raise UserError("selection.reward_model needs validation_prompts, on which it evaluates policies")
         if isinstance(self.reward_model, WeightedFunction):
             return
         model = context.run.model_config

@@ -45,7 +45,12 @@ def test_without_patience_nothing_stops():
     assert not given.should_stop
 
 
-def test_patience_needs_evaluations(make_config):
-    config = make_config(selection={"reward_model": "any", "early_stopping_patience": 2})
-    with pytest.raises(UserError, match=r"selection\.early_stopping_patience needs validation_prompts"):
+@pytest.mark.parametrize("patience", [0, 2])
+def test_a_selection_without_use_is_refused(patience, make_config):
+    selection = {"reward_model": "any", "early_stopping_patience": patience}
+    if not patience:
+        with pytest.raises(UserError, match=r"save_best_policy is False, but must be true with selection\.reward_model"):
+            make_config(selection=selection, save_best_policy=False)
+    config = make_config(selection=selection, save_best_policy=not patience)
+    with pytest.raises(UserError, match=r"selection\.reward_model needs validation_prompts"):
         PPOTrainer("tiny-gpt2", [long], ["Hi"], config, selection_reward_model=long)
