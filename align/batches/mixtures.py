@@ -1,6 +1,8 @@
 """Sources of training data: their weights, and the texts that name their tasks."""
 
+import logging
 import math
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -11,6 +13,7 @@ from align.core.errors import UserError, counted
 from align.data.records import Record
 from align.data.sources import split_sources
 
+logger = logging.getLogger(__name__)
 Encoded = TypeVar("Encoded")
 Records = str | Sequence[Record | Mapping[str, Any] | str]
 
@@ -132,7 +135,26 @@ def encode_split(
 ) -> tuple[MixedExamples[Opened], list[Opened]]:
     """Return training and validation examples; without validation data, `hold_out` takes a share of the training data."""
     mixed, held_out = hold_out(encode_mixture(train_data, encode, prefixes), share)
-    return mixed, encode(validation_data) if is_given(validation_data) else held_out
+    if is_given(validation_data):
+        held_out = encode(validation_data)
+        if os.environ.get("RANK", "0") == "0" and (warning := seen_warning(mixed.examples, held_out)):
+            logger.warning("%s: %s", data_name(validation_data), warning)
+    return mixed, held_out
+
+
+def seen_warning(training: Sequence[Any], held_out: Sequence[Any]) -> str:
+    """Return a line with the number of held-out examples whose prompt and responses are also a training example's, or ""."""
+
+    def content(example: Any) -> int:
+        responses = example.responses if hasattr(example, "responses") else [example.response]
+        return hash((tuple(example.prompt), frozenset(map(tuple, responses))))
+
+    known = set(map(content, training))
+    seen = sum(content(example) in known for example in held_out)
+    if not seen:
+        return ""
+    share = f"{seen} of {counted(len(held_out), 'validation example')}"
+    return f"the training data contain {share}: validation/loss does not show how the model does on new ones"
 
 
 def mixture_of(data: TrainingData, prefixes: Sequence[str] = ()) -> Mixture:

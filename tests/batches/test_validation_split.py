@@ -9,7 +9,7 @@ from datasets import Dataset
 
 from align.batches.encoding import encode_demonstrations, encode_rankings
 from align.batches.limits import Limits
-from align.batches.mixtures import MixedExamples, hold_out, split_by_opening
+from align.batches.mixtures import MixedExamples, hold_out, seen_warning, split_by_opening
 from align.core.errors import UserError
 from align.dpo import DPOConfig, DPOTrainer
 from align.extras.attributes import AttributeConfig, AttributeTrainer
@@ -18,7 +18,7 @@ from align.extras.rules import RuleConfig, RuleTrainer
 from align.ppo import PPOConfig, PPOTrainer
 from align.reward import RewardConfig, RewardTrainer
 from align.sft import SFTConfig, SFTTrainer
-from align.tokenization.encoded import EncodedDemonstration, opening_digest
+from align.tokenization.encoded import EncodedDemonstration, EncodedRanking, opening_digest
 from tests.data.rows import assistant, system, user
 from tests.extras.rules.planted import RULES
 from tests.refusals import refusal
@@ -31,6 +31,21 @@ def example(text):
 
 
 EXAMPLES = [example(text) for text in PROMPTS]
+
+
+def test_validation_examples_that_are_trained_on_are_counted():
+    seen, other = EncodedDemonstration([1, 2], [3], [True]), EncodedDemonstration([1, 2], [4], [True])
+    assert seen_warning([seen], [other]) == ""
+    assert seen_warning([seen], [other, seen]).startswith("the training data contain 1 of 2 validation examples: ")
+    ranking = EncodedRanking([1], [[2], [3]], [1, 2])
+    assert "1 of 1 validation example " in seen_warning([ranking], [EncodedRanking([1], [[3], [2]], [2, 1])])
+
+
+def test_validation_data_that_are_the_training_data_are_named(tmp_path, caplog):
+    rows = [{"prompt": "Hi", "completion": "Hello."}, {"prompt": "Bye", "completion": "See you."}]
+    config = SFTConfig(output_dir=str(tmp_path), report_to=["none"], dtype="float32")
+    SFTTrainer("tiny-gpt2", rows, config, validation_data=rows)
+    assert "the training data contain 2 of 2 validation examples" in caplog.text
 
 
 def test_a_prompt_is_on_one_side_whatever_else_there_is():
