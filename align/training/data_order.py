@@ -19,6 +19,10 @@ from align.core.settings import Overlong, Settings, option
 Example = TypeVar("Example")
 Other = TypeVar("Other")
 
+LABELS = "labels"
+"""The digest of the labels in the state of a `DataOrder`."""
+LABEL_FIELDS = ("ranks", "margin", "preferences", "rules", "targets", "attributes")
+"""The labels of all kinds of examples, besides `loss_mask`."""
 PLANNED_UPDATES = 200
 """The largest micro-batch is that of at most this many updates."""
 
@@ -70,7 +74,7 @@ class DataOrder(Generic[Example]):
         self.seed, self.batch_size = seed, batch_size
         self.updates_per_epoch = math.ceil(len(self.examples) / batch_size)
         self.counts = _counts(self.sizes, weights, cap, temperature)
-        self.digest = examples_digest(self.examples)
+        self.digest, self.labels = examples_digest(self.examples), labels_digest(self.examples)
 
     def updates(self, epochs: int) -> int:
         """Return the number of updates in `epochs` epochs."""
@@ -101,11 +105,12 @@ class DataOrder(Generic[Example]):
 
     def state_dict(self) -> dict[str, Any]:
         """Return what identifies the examples. An update's number decides which of them it reads."""
-        return {"examples": len(self.examples), "sizes": self.sizes, "counts": self.counts, "digest": self.digest}
+        identity = {"examples": len(self.examples), "digest": self.digest, LABELS: self.labels}
+        return identity | {"sizes": self.sizes, "counts": self.counts}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Raise a UserError unless the examples are those of a checkpoint."""
-        require_same_examples("the training examples", state, self.state_dict())
+        """Raise a UserError unless the examples are those of a checkpoint; an older one has no digest of their labels."""
+        require_same_examples("the training examples", {LABELS: self.labels, **state}, self.state_dict())
 
     def _drawn(self, source: int, epoch: int) -> numpy.ndarray:
         """A source's part of an epoch: its whole passes, and parts of passes in a separate order."""
@@ -154,6 +159,16 @@ def examples_digest(examples: Iterable[Any]) -> str:
     return digest.hexdigest()
 
 
+def labels_digest(examples: Iterable[Any]) -> str:
+    """Return a digest of the labels of examples in their order: ranks and other values that are no token ids."""
+    digest = hashlib.sha256()
+    for example in examples:
+        for part in getattr(example, "parts", (example,)):
+            digest.update(repr([getattr(part, name, None) for name in LABEL_FIELDS]).encode())
+            digest.update(bytes(getattr(part, "loss_mask", b"")))
+    return digest.hexdigest()
+
+
 def _contents(example: Any) -> Iterator[Sequence[int]]:
     for part in getattr(example, "parts", (example,)):
         if hasattr(part, "prompt"):
@@ -168,7 +183,7 @@ def require_same_examples(what: str, before: Mapping[str, Any], now: Mapping[str
     if dict(before) == dict(now):
         return
     counts = [values.get("examples", "unknown") for values in (before, now)]
-    how = f"then {counts[0]}, now {counts[1]}" if counts[0] != counts[1] else "others, or in another order"
+    how = f"then {counts[0]}, now {counts[1]}" if counts[0] != counts[1] else "others, other labels, or another order"
     raise UserError(
         f"{what} are not those that this run began with ({how}); resume it with the same data, limits and weights of "
         "sources, or give another output_dir"

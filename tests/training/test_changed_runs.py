@@ -84,7 +84,7 @@ def test_other_examples_are_refused(change, started, tmp_path, refuse):
     edited = [rows[0].replace("odd", "ood"), *rows[1:]]  # the same length in characters
     changed = {"fewer": rows[:-1], "more": [*rows, extra], "reordered": rows[::-1], "edited": edited}[change]
     (tmp_path / "other.jsonl").write_text("\n".join(changed) + "\n")
-    how = {"fewer": "then 8, now 7", "more": "then 8, now 9"}.get(change, "others, or in another order")
+    how = {"fewer": "then 8, now 7", "more": "then 8, now 9"}.get(change, "others, other labels, or another order")
     line = refuse(data=tmp_path / "other.jsonl")
     assert f"update-000004: the training examples are not those that this run began with ({how}); resume it with" in line
 

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from align.batches.mixtures import MixedExamples, Mixture, encode_mixture
 from align.core.errors import UserError
 from align.core.seeds import RngStream, generator
+from align.tokenization.encoded import EncodedDemonstration, EncodedRanking
 from align.training.data_order import DataOrder
 
 
@@ -28,6 +30,21 @@ def order_of(
 def epoch_of(epochs: DataOrder[int], number: int) -> list[int]:
     count = epochs.updates_per_epoch
     return [row for update in range(number * count + 1, (number + 1) * count + 1) for row in epochs.rows(update)]
+
+
+@pytest.mark.parametrize(
+    "change", [{"ranks": [2, 1]}, {"margin": 0.5}, {"preferences": ((0, 0.9), (0.1, 0))}, {"loss_mask": [False]}]
+)
+def test_a_checkpoint_with_other_labels_is_refused(change):
+    first = EncodedRanking([1], [[2], [3]], [1, 2])
+    if "loss_mask" in change:
+        first = EncodedDemonstration([1], [2], [True])
+    before, after = (DataOrder(MixedExamples([each], [1], [1.0]), 0, 1) for each in (first, replace(first, **change)))
+    before.load_state_dict(before.state_dict())
+    with pytest.raises(UserError, match=r"are not those that this run began with \(others, other labels"):
+        after.load_state_dict(before.state_dict())
+    older = {name: value for name, value in before.state_dict().items() if name != "labels"}
+    after.load_state_dict(older)  # of a checkpoint without a digest of labels
 
 
 def test_an_epoch_of_one_source_is_one_permutation_cut_into_batches():
