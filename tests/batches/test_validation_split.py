@@ -38,7 +38,7 @@ def test_validation_examples_that_are_trained_on_are_counted():
     assert seen_warning([seen], [other]) == ""
     assert seen_warning([seen], [other, seen]).startswith("the training data contain 1 of 2 validation examples: ")
     ranking = EncodedRanking([1], [[2], [3]], [1, 2])
-    assert "1 of 1 validation example " in seen_warning([ranking], [EncodedRanking([1], [[3], [2]], [2, 1])])
+    assert "1 of 1 validation example: " in seen_warning([ranking], [EncodedRanking([1], [[3], [2]], [2, 1])])
 
 
 def test_validation_data_that_are_the_training_data_are_named(tmp_path, caplog):
