@@ -256,3 +256,13 @@ def test_order_and_number_of_parts_matter():
 def test_the_noise_of_a_row_does_not_depend_on_the_number_of_rows():
     few, many = (row_uniforms(rows, SamplingParams(max_new_tokens=5), 7, RngStream.ROLLOUT) for rows in (2, 4))
     assert torch.equal(few, many[:2])
+
+
+def test_random_draws_pass_a_chi_square_test():
+    logits = torch.tensor([2.0, -1.0, 0.5, -4.0, 1.0, 0.0])
+    count = 50_000
+    uniforms = row_uniforms(count // 100, SamplingParams(max_new_tokens=100), 11, RngStream.ROLLOUT).flatten()
+    found = torch.bincount(drawn(logits, uniforms), minlength=6).double()
+    expected = torch.softmax(logits.double(), -1) * count
+    statistic = ((found - expected) ** 2 / expected).sum().item()
+    assert statistic < 20.515  # the 99.9 % point of chi-square with 6 - 1 = 5 degrees of freedom

@@ -392,3 +392,11 @@ def test_nobody_at_the_address(stand_in_vllm, make_engine_of):
 def test_settings_out_of_range(key, value):
     with pytest.raises(UserError, match=f"vllm.{key}"):
         PPOConfig(reward_functions=["a:b"], vllm={key: value})
+
+
+def test_a_server_that_stays_away_ends_the_run(serve, settings):
+    dying = serve(settings["model"])
+    dying.dies_after = 3 + 2  # in the middle of the first rollout
+    settings["vllm"]["timeout"] = 1.0
+    with pytest.raises(UserError, match=r"vLLM server .* failed"):
+        run_ppo(PPOConfig(**at(settings | {"rollout_batch_size": 200}, dying.url)))
