@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from align.training.engine import GradientReduction
+from align.training.reduction import GradientReduction
 
 
 @pytest.fixture
