@@ -283,8 +283,13 @@ class RewardTrainer:
         self.loaded = loaded = source.load(run, REWARD_ADAPTER, allow_reward_model=True)
         run_on_main(lambda: require_savable_classifier(loaded), run.accelerator)
         share_sequences(run, loaded.backbone, config.sequence_parallel)
-        how = {"limits": config.limits, "skip_bad_rows": config.skip_bad_rows, "soft_targets": config.soft_targets}
-        encode = partial(encode_rankings, loaded=loaded, **how)
+        encode = partial(
+            encode_rankings,
+            loaded=loaded,
+            limits=config.limits,
+            skip_bad_rows=config.skip_bad_rows,
+            soft_targets=config.soft_targets,
+        )
         data = (train_data, validation_data)
         mixed, self.held_out = encode_split(*data, encode, config.task_prefixes, config.validation_split)
         if config.soft_targets and all(item.preferences is None for item in mixed.examples):
