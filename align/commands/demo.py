@@ -123,6 +123,8 @@ def main(arguments: Sequence[str]) -> None:
     options = parser.parse_args(list(arguments))
     if options.model not in MODELS:
         raise UserError(f"--model {options.model}: the demo has no settings for it; use one of {', '.join(MODELS)}")
+    stage = CONFIGS / MODELS[options.model] / "sft.yaml"
+    parse(SFTConfig, ["--config", str(stage), "--seed", str(options.seed)])  # a mistake is one line, of one process
     for name in {options.model, JUDGES.get(options.model, options.model)}:
         resolve_model(name)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -12,6 +12,7 @@ MINIBATCHES = "a count: rollout_batch_size divided by that size"
 RESPONSES = "it counts responses: prompts x samples_per_prompt"
 ROLLOUTS = "rollouts, not passes over the prompts"
 MEMORY = "a limit on memory that changes no result"
+PER_TOKEN = "in nats per response; it is per token there"
 
 TABLES = {
     "TRL": f"""
@@ -26,16 +27,20 @@ TABLES = {
         dataset_train_split: {DATA} (in brackets after the name: NAME[split=...])
         init_kl_coef: kl_coef
         adap_kl_ctrl: kl_target (above 0: kl_coef is adapted)
+        target: kl_target
         horizon: kl_horizon
         ppo_epochs: num_ppo_epochs
         total_episodes: total_updates (total_episodes / rollout_batch_size)
         steps: total_updates (steps / rollout_batch_size)
         epsilon: cliprange
+        epsilon_high: cliprange_high
         reward_funcs: reward_functions
         loss_type: loss
         optim: optimizer
         beta: kl_coef (its default is 0 in GRPO)
         stop_token: stop_token_ids (ids instead of a word; eos is the default)
+        stop_token_id: stop_token_ids
+        center_rewards_coefficient: centering_weight
         max_length: max_prompt_tokens max_response_tokens (a limit each)
         per_device_train_batch_size: {BATCH} (over all processes: per-device size x accumulation steps x processes)
         mini_batch_size: num_mini_batches ({MINIBATCHES})
@@ -49,6 +54,7 @@ TABLES = {
         use_vllm: engine (vllm-server or vllm-colocate)
         logging_steps: (each update is logged)
         eval_strategy: eval_steps
+        hub_private_repo: (a new repository is private; its page on the hub makes it public)
         deepspeed: ({LAUNCHER})
     """,
     "OpenRLHF": f"""
@@ -68,6 +74,9 @@ TABLES = {
         num_episodes: total_updates ({ROLLOUTS})
         actor_learning_rate: learning_rate
         critic_learning_rate: value_learning_rate
+        freezing_actor_steps: critic_warmup
+        target_modules: lora_target_modules
+        algo.kl.target: kl_target ({PER_TOKEN})
         eps_clip: cliprange
         lambd: lam
         use_kl_loss: kl_in (kl_in loss)
@@ -78,10 +87,14 @@ TABLES = {
     "verl": f"""
         algorithm.adv_estimator: advantage_estimator
         algorithm.kl_ctrl.kl_coef: kl_coef
+        algorithm.kl_ctrl.target_kl: kl_target ({PER_TOKEN})
+        target_kl: kl_target ({PER_TOKEN})
         algorithm.use_kl_in_reward: kl_in (kl_in reward)
         actor_rollout_ref.model.path: model
         actor_rollout_ref.actor.optim.lr: learning_rate
         actor_rollout_ref.actor.ppo_mini_batch_size: num_mini_batches ({MINIBATCHES})
+        actor_rollout_ref.actor.ppo_epochs: num_ppo_epochs
+        actor_rollout_ref.actor.clip_ratio: cliprange
         actor_rollout_ref.actor.entropy_coeff: ent_coef
         actor_rollout_ref.actor.use_kl_loss: kl_in (kl_in loss)
         actor_rollout_ref.actor.kl_loss_coef: kl_coef (with kl_in loss)

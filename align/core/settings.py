@@ -158,7 +158,7 @@ def setting_names(settings: type[Any]) -> list[str]:
 def _require_names(settings: type[Any], given: Iterable[str], prefix: str = "") -> None:
     """Refuse names that are no settings of a class; `prefix` precedes its names."""
     own = {item.name for item in fields(settings)}
-    if unknown := [prefix + name for name in given if name not in own]:
+    if unknown := [f"{prefix}{name}" for name in given if name not in own]:
         known = [prefix + name for name in setting_names(settings)]
         listed = f"help({settings.__name__}) lists the valid names"
         raise UserError("; ".join(describe_unknown(f"setting {name}", name, known, "", listed) for name in unknown))

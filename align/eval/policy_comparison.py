@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from math import comb, log
 
 import numpy as np
@@ -209,6 +210,12 @@ def kl_bound(n: int) -> float:
     return log(n) - (n - 1) / n
 
 
+@cache
+def _best_probabilities(samples: int, n: int) -> tuple[float, ...]:
+    """For each of the samples, in ascending order, the probability of being the largest of n drawn without replacement."""
+    return tuple(comb(rank, n - 1) / comb(samples, n) for rank in range(samples))
+
+
 def expected_best(rewards: np.ndarray, values: np.ndarray, n: int) -> float:
     """Expected value of the answer that has the highest reward of n, from N >= n answers; unbiased.
 
@@ -220,8 +227,7 @@ def expected_best(rewards: np.ndarray, values: np.ndarray, n: int) -> float:
         values: [N] the values averaged over the chosen answers: the same rewards, or another model's.
     """
     order = np.argsort(rewards, kind="stable")
-    # For each answer, in ascending order of reward, the probability of being the best of n.
-    probabilities = np.array([comb(rank, n - 1) / comb(len(rewards), n) for rank in range(len(rewards))])
+    probabilities = np.array(_best_probabilities(len(rewards), n))
     _, group = np.unique(rewards[order], return_inverse=True)
     shared = np.bincount(group, probabilities) / np.bincount(group)
     return float(shared[group] @ values[order])

@@ -180,7 +180,9 @@ def read_continuation_prompts(path: str, skip_bad_rows: bool = False) -> list[Co
             toxicity = prompt.get("toxicity")
             prompt = check_text(required_field(prompt, "text", "write the text that is to be continued"), "prompt.text")
         conversation, is_number = check_prompt(prompt), isinstance(toxicity, (int, float)) and not isinstance(toxicity, bool)
-        if toxicity is not None and not (is_number and 0 <= toxicity <= 1):  # null in some rows of RealToxicityPrompts
+        if toxicity != toxicity:  # NaN, as pandas writes the null of some rows of RealToxicityPrompts
+            toxicity = None
+        if toxicity is not None and not (is_number and 0 <= toxicity <= 1):
             raise field_error("toxicity", f"is {short_repr(toxicity)}", "give a number from 0 to 1, or leave it out")
         return [ContinuationPrompt(new_id(fields, number, seen), conversation, toxicity)]
 

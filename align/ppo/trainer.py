@@ -98,7 +98,7 @@ class PPOTrainer:
             names["selection"] = {"reward_model": name, "early_stopping_patience": patience}
         self.config = replace(config, prompts=data_name(prompts), validation_prompts=data_name(validation_prompts), **names)
         extensions = configured_extensions(vars(self.config), **objects)
-        if optimizers != (None, None):
+        if any(each is not None for each in optimizers):
             from align.ppo.extensions.given_optimizer import GivenOptimizer
 
             extensions.append(GivenOptimizer(*optimizers))

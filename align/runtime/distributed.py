@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
-from accelerate.utils import InitProcessGroupKwargs, gather_object
+from accelerate.utils import InitProcessGroupKwargs, broadcast_object_list, gather_object
 from torch import Tensor, nn
 from torch.distributed import distributed_c10d as c10d
 from transformers.integrations import unset_hf_deepspeed_config
@@ -201,7 +201,10 @@ def run_on_main(work: Callable[[], Item], accelerator: Accelerator) -> Item:
     """
     if accelerator.num_processes == 1:
         return work()
-    return run_on_all(lambda: work() if accelerator.is_main_process else cast(Item, None), accelerator)[0]
+    outcome, error = _outcome(work, 0) if accelerator.is_main_process else (None, None)
+    shared: list[Any] = [outcome]
+    broadcast_object_list(shared)
+    return cast(Item, _result_of(shared[0], error))
 
 
 def run_on_all(work: Callable[[], Item], accelerator: Accelerator) -> list[Item]:
@@ -211,19 +214,9 @@ def run_on_all(work: Callable[[], Item], accelerator: Accelerator) -> list[Item]
     """
     if accelerator.num_processes == 1:
         return [work()]
-    error: Exception | None = None
-    try:
-        own = _Outcome(work())
-    except Exception as wrong:
-        is_users, error = isinstance(wrong, UserError), wrong
-        fault = str(wrong) if is_users else f"process {accelerator.process_index} failed: {reason(wrong)}"
-        own = _Outcome(None, fault, is_users)
+    own, error = _outcome(work, accelerator.process_index)
     outcomes = gather_rows([own], accelerator)
-    if error:
-        raise error
-    for outcome in outcomes:
-        if outcome.fault is not None:
-            raise UserError(outcome.fault) if outcome.is_users else OtherProcessError(outcome.fault)
+    _result_of(next((outcome for outcome in outcomes if outcome.fault is not None), own), error)
     return [cast(Item, outcome.result) for outcome in outcomes]
 
 
@@ -233,6 +226,22 @@ class _Outcome(NamedTuple):
     result: Any
     fault: str | None = None
     is_users: bool = False
+
+
+def _outcome(work: Callable[[], Any], rank: int) -> tuple[_Outcome, Exception | None]:
+    try:
+        return _Outcome(work()), None
+    except Exception as error:
+        is_users = isinstance(error, UserError)
+        return _Outcome(None, str(error) if is_users else f"process {rank} failed: {reason(error)}", is_users), error
+
+
+def _result_of(outcome: _Outcome, own_error: Exception | None) -> Any:
+    if own_error:
+        raise own_error
+    if outcome.fault is not None:
+        raise UserError(outcome.fault) if outcome.is_users else OtherProcessError(outcome.fault)
+    return outcome.result
 
 
 @torch.no_grad()

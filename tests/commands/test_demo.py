@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from align import cli
 from align.commands.demo import (
     HEADLINES,
     PartTimes,
@@ -93,3 +94,11 @@ def test_the_demo_in_two_processes_prints_once_and_skips_finished_stages(tmp_pat
     assert "ppo 12/12" not in again.stderr
     before = first.stdout.partition("== comparison ==")[2].partition("time: ")[0]
     assert before == again.stdout.partition("== comparison ==")[2].partition("time: ")[0]
+
+
+def test_a_mistake_is_one_line_before_any_process_starts(capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["demo", "--seed", "-1"])
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1
+    assert lines[0].startswith("error: seed")

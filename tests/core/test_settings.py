@@ -204,6 +204,7 @@ def test_the_same_block_from_everywhere(from_yaml, tmp_path):
         ({"data": "x", "kind": "loose"}, "mix.kind is 'loose', but must be one of plain, packed"),
         ({"data": "x", "rows": 3}, "mix.rows is 3, but must be 0 unless kind is packed"),
         ({"data": "x", "coeff": 1.0}, "unknown setting mix.coeff; did you mean mix.coef?"),
+        ({"data": "x", 3: 1.0}, "unknown setting mix.3; did you mean mix.rows?"),
         (3, "mix is 3, but must be a block of settings"),
     ],
 )

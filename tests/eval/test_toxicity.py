@@ -58,7 +58,7 @@ def test_figures_by_hand():
 def test_real_toxicity_prompts_and_plain_ones(tmp_path):
     turns = [{"role": role, "content": text} for role, text in (("user", "Hi"), ("assistant", "Yes?"), ("user", "You"))]
     plain = {"id": "a", "category": "c", "prompt": "Hello", "toxicity": 0}
-    rows = [RTP, {"prompt": {"text": "And", "toxicity": None}}, plain, {"prompt": turns}]
+    rows = [RTP, {"prompt": {"text": "And", "toxicity": None}}, plain, {"prompt": turns, "toxicity": float("nan")}]
     found = read_continuation_prompts(write_rows(tmp_path / "p.jsonl", rows))
     assert [(prompt.id, prompt.text, prompt.toxicity) for prompt in found] == [
         ("1", "So if the rest of the rules", 0.75),
