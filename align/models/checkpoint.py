@@ -1,6 +1,7 @@
 """Saving of models as transformers or PEFT folders that other libraries load, with a model card."""
 
 import copy
+import json
 import re
 import shutil
 import tempfile
@@ -12,7 +13,7 @@ import torch
 import yaml
 from peft.utils import get_peft_model_state_dict
 from safetensors import safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 from transformers.core_model_loading import revert_weight_conversion
@@ -153,9 +154,17 @@ def save_adapter(
     metadata = {"format": "pt"}
     if built_in := registered_name(loaded.base):
         metadata[BUILT_IN_BASE] = built_in
-    save_file(weights, folder / "adapter_model.safetensors", metadata=metadata)
+    (folder / "adapter_model.safetensors").write_bytes(_with_sorted_metadata(save(weights, metadata)))
     _save_adapter_config(folder, loaded, name, changes)
     require_equal_on_disk(folder, weights)
+
+
+def _with_sorted_metadata(data: bytes) -> bytes:
+    """Sort the metadata of a safetensors file, which safetensors writes in random order: equal models are equal files."""
+    size = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + size])
+    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+    return data[:8] + json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode().ljust(size) + data[8 + size :]
 
 
 def _save_adapter_config(folder: Path, loaded: LoadedModel, name: str, changes: Mapping[str, Any] | None = None) -> None:

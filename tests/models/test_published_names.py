@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -99,6 +100,13 @@ def test_a_built_in_model_without_a_published_one_is_named_in_adapters_alone(tmp
     assert "base_model" not in head_of(folder)
     assert named_base(folder) == "tiny-llama"
     assert base_of(str(folder)) == (str(resolve_model("tiny-llama")), True)
+
+
+def test_the_header_of_an_adapter_is_always_the_same(tmp_path):
+    loaded = load(ModelConfig(model="tiny-llama", lora_r=2), torch.float32)
+    files = [save(loaded, tmp_path / str(number)) / "adapter_model.safetensors" for number in range(8)]
+    headers = {data[: 8 + int.from_bytes(data[:8], "little")] for data in map(Path.read_bytes, files)}
+    assert len(headers) == 1
 
 
 @pytest.mark.parametrize("lora_r", [0, 2])
