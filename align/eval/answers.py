@@ -299,7 +299,7 @@ def reward_answers(
     accelerator: Accelerator,
     settings: Json,
 ) -> list[list[float]]:
-    """Score the answers of a policy with a reward model; stored in `OUTPUT/<name>-by-<reward model>.jsonl`.
+    """Score the answers of a policy with a reward model; stored in `OUTPUT/<name>-by-<reward model>-<fingerprint>.jsonl`.
 
     Args:
         policy: tokenization of the answers.

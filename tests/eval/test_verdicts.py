@@ -65,6 +65,7 @@ def test_violations_by_rule_and_overall(run):
     counts = {"question": "no-insults", "n": 4, "violates": 1, "unsure": 1, "follows": 2}
     assert found.tables["Verdicts by question"][0] == {**counts, "labelers agree": 0.5}
     assert violation_measurements([ResponseVotes("m", "p", {"r": [UNSURE]})], ["r"])[1].value is None
+    assert ResponseVotes("m", "p", {"r": [YES, YES, NO], "s": [YES, NO]}).verdicts == {"r": YES, "s": UNSURE}
 
 
 # --------------------------------------------------------------------------------------------------- claims and sources

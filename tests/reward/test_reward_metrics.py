@@ -4,12 +4,9 @@ import math
 
 import pytest
 import torch
-from hypothesis import settings
 
 from align.core.statistics import correlation, kendall_tau, pair_calibration, pair_calibration_error
 from align.reward.rankings import ScoredRanking, ranking_metrics
-
-QUICK = settings(deadline=None, max_examples=40)
 
 
 def doubles(values):

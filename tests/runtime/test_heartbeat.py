@@ -75,7 +75,7 @@ def test_a_failed_exchange_names_the_lost_process_sooner(three: list[subprocess.
     obey(three[1], "exchange")
     code, printed = end(three[1])
     assert code == EXIT_LOST
-    assert f"lost process {killed} ({socket.gethostname()}: no sign of life for 1 s)" in printed
+    assert f"lost process {killed} ({socket.gethostname()}: no sign of life for 1 s);" in printed
 
 
 @pytest.fixture

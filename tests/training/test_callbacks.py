@@ -156,6 +156,8 @@ class Unseen(TrainerCallback):
     ("callbacks", "line"),
     [
         (Recorder(), r"callbacks: must be a list, not Recorder; give callbacks=\[...\]"),
+        (Recorder, r"callbacks: must be a list, not type; give callbacks=\[...\]"),
+        ([EarlyStoppingCallback], r"callbacks: EarlyStoppingCallback needs on_evaluate"),
         ([object()], r"callbacks: object is no TrainerCallback of transformers; derive it from that class"),
         (
             [EarlyStoppingCallback(3)],

@@ -228,9 +228,7 @@ def stale_disk(folder: Path) -> list[Any]:
         def stale(path: Path, *, name: str = hidden, **named: bool) -> bool:
             return exists(path, **named) and not (RANK == 1 and path.name == name and folder in path.parents)
 
-        words = ppo_words(
-            "tiny-gpt2", folder / "run", updates, "--resume_from_checkpoint", resume, "--collective_timeout", "60", *more
-        )
+        words = ppo_words("tiny-gpt2", folder / "run", updates, "--resume_from_checkpoint", resume, *more)
         with patch.object(Checkpoint, "load", load_and_note), patch.object(Path, "exists", stale), redirect_stderr(told):
             try:
                 cli.main(["ppo", *words])
