@@ -28,7 +28,9 @@ _TAGS = {
     "small", "strong", "table", "tbody", "td", "th", "thead", "tr", "ul",
 }  # fmt: skip
 _SCHEMES = {"http", "https", "mailto"}
-_CACHED = 100  # texts; the HTML of the largest ones takes 100 MB
+# Texts. With their HTML, usual replies take a few MB in all, the longest texts of ASCII letters 160 MB; the worst case:
+# quotation marks, six characters each in HTML, beside a character that needs 4 bytes, take 2 GB.
+_CACHED = 400
 _TAG = re.compile("<[^>]*>")
 
 

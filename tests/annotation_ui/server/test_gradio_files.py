@@ -129,6 +129,9 @@ def test_uploads_and_exports_leave_no_copy_and_are_the_owners_alone(boss):
         assert boss("GET", f"/lead/exports/{path.name}")[2] == path.read_text()
     for name in ("..%2fannotations.db", "annotations.db", f"..%2fuploads%2f{key}", "x.jsonl"):
         assert boss("GET", f"/lead/exports/{name}")[0] in (400, 404), name
+    folder = boss.server.folder
+    for path in (folder / "annotations.db", f"{folder}/exports/../annotations.db", "/etc/passwd", ROOT / "pyproject.toml"):
+        assert boss("GET", f"/lead/gradio_api/file={path}")[0] in (400, 403, 404), path
     assert [path for path in (boss.server.folder / "tmp").rglob("*") if path.is_file()] == []
     for suffix in ("", "-wal", "-shm"):
         assert (boss.server.folder / f"annotations.db{suffix}").stat().st_mode & 0o777 == 0o600

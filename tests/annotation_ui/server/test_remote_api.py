@@ -16,16 +16,18 @@ from playwright.sync_api import expect
 from sqlalchemy import select
 
 from align.core.errors import UserError
+from annotation_ui.reports.export import Selection, export
 from annotation_ui.server import remote_api
 from annotation_ui.server.auth import Auth
 from annotation_ui.server.guard import RateLimit
 from annotation_ui.server.services import Settings, make_services
 from annotation_ui.store import audit
 from annotation_ui.store.database import sqlite_url
+from annotation_ui.store.importing import NewBatch, import_rows
 from annotation_ui.store.schema import ApiToken
 from annotation_ui.store.tokens import SCOPES, Tokens
 from tests.annotation_ui.pages import open_tab
-from tests.annotation_ui.running import Client
+from tests.annotation_ui.running import Client, add_users, rank_rows
 
 ROUTES = (
     ("GET", "/api/v1/batches", None, "read"),
@@ -235,6 +237,18 @@ def test_a_token_has_a_name_and_scopes(database):
     for name, line in (("ok", "token 'ok' is revoked already"), ("none", "no token 'none'")):
         with pytest.raises(UserError, match=line):
             tokens.revoke(name)
+
+
+def test_imports_and_exports_of_every_way_are_in_the_trail(database, tmp_path):
+    lead, batch = add_users(database, "trail-lead", role="lead")[0], f"b-{secrets.token_hex(3)}"
+    import_rows(database, NewBatch(batch, "rank"), rank_rows(2), audit.Actor(lead))
+    export(database, Selection("rankings"), tmp_path / "shell.jsonl")
+    with database.read() as session:
+        trail = [(row["action"], row["by"], row["detail"]) for row in audit.records(session)]
+    assert trail == [
+        ("export", "shell", "file shell.jsonl, record rankings, rows 0"),
+        ("import", "trail-lead", f"batch {batch}, items 2"),
+    ]
 
 
 def test_a_lead_adds_and_revokes_a_token_on_the_page(any_server, browser):

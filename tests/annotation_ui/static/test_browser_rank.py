@@ -6,12 +6,15 @@ import random
 
 import pytest
 from playwright.sync_api import expect
+from sqlalchemy import select
 
 from align import cli
 from annotation_ui.cli import main
+from annotation_ui.reports.export import Selection, rows_to_export
+from annotation_ui.store.schema import Judgment
 from tests.annotation_ui.conftest import in_pairs
 from tests.annotation_ui.pages import drag_order, exported, open_task, press, shown_texts, submit, type_order
-from tests.annotation_ui.running import rank_rows
+from tests.annotation_ui.running import rank_rows, stored
 from tests.files import read_rows
 
 pytestmark = pytest.mark.timeout(600)
@@ -58,6 +61,38 @@ def test_a_refresh_and_another_device_go_on_where_the_labeler_was(server, browse
     phone.keyboard.press("u")  # the rating
     phone.keyboard.press("u")  # the last drop
     expect(phone.locator(".problem")).to_have_text("B > A · Not placed yet: C, D")
+
+
+def test_undo_opens_the_submitted_ranking_again(server, browser):
+    batch = server.add_batch(2)
+    page = open_task(server, browser, "undoer", "rank")
+    first = page.locator(".conversation").inner_text()
+    type_order(page, [4, 3, 2, 1])
+    submit(page, 1)
+    expect(page.locator(".conversation")).not_to_have_text(first)
+    page.keyboard.press("u")
+    expect(page.locator(".count")).to_have_text("0 done")
+    expect(page.locator(".conversation")).to_contain_text("Prompt 0")
+    expect(page.locator('[data-card="3"] .rank-badge')).to_have_text("1")
+    page.locator('[data-card="0"]').focus()
+    press(page, "1", "ArrowUp")  # out of the tie with D, in front of it
+    submit(page, 1)
+    (row,) = exported(server, batch)
+    judgments = stored(server.database, select(Judgment).order_by(Judgment.id))[-3:]
+    assert [judgment.kind for judgment in judgments] == ["submit", "undo", "edit"]
+    assert [row["ranks"][index] for index in judgments[-1].shown_order] == [1, 4, 3, 2]
+
+
+def test_a_skip_asks_for_the_reason_and_gives_the_next_item(server, browser):
+    batch = server.add_batch(2)
+    page = open_task(server, browser, "skipper", "rank")
+    first = page.locator(".conversation").inner_text()
+    press(page, "s")
+    page.wait_for_selector("dialog[open] .skip")
+    press(page, "2")
+    expect(page.locator(".conversation")).not_to_have_text(first)
+    (skip,) = rows_to_export(server.database, Selection("skips", batches=(batch,)))
+    assert skip["reason"] == "I do not know enough to judge it"
 
 
 def test_help_and_keys_that_move(server, browser):
@@ -239,7 +274,6 @@ def test_nine_responses_are_read_in_two_columns_or_one_at_a_time(server, browser
 
 
 QUIET = ["--report_to", "none", "--dtype", "float32"]
-TINY = ["--model", "tiny-llama", *QUIET]
 
 
 def export(server, folder, record, path, batch):

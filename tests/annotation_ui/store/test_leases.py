@@ -13,12 +13,13 @@ from sqlalchemy.exc import DatabaseError
 
 from annotation_ui.reports.counts import labeler_counts
 from annotation_ui.reports.export import Selection, rows_to_export
+from annotation_ui.store.importing import NewBatch, import_rows
 from annotation_ui.store.judgments import ConflictError, Judgments
 from annotation_ui.store.leases import Leases
 from annotation_ui.store.schema import Assignment, Base, Item, Judgment
 from annotation_ui.tasks import BadInputError
 from tests.annotation_ui import postgres
-from tests.annotation_ui.running import add_batch, add_users, do, stored
+from tests.annotation_ui.running import add_batch, add_users, do, rank_rows, stored
 
 ANSWER = {"ranks": [1, 2, 2, 3]}
 
@@ -203,6 +204,18 @@ def test_the_database_refuses_to_change_a_judgment(database, leases, judgments):
             session.connection().exec_driver_sql(statement)
     with database.read() as session:
         assert [each.answer["ranks"] for each in session.scalars(select(Judgment))] == [ANSWER["ranks"]]
+
+
+def test_priority_goes_first_and_gold_goes_to_everyone(database, leases, judgments):
+    add_batch(database, 1, name="later")
+    rows = rank_rows(2)
+    rows[0][1]["gold"] = {"ranks": [1, 2, 3, 4]}
+    import_rows(database, NewBatch("first", "rank", labelers_per_item=3, priority=5, settings={"attention_every": 1}), rows)
+    for user in add_users(database, "ann", "bob", "cy"):
+        gold = leases.next(user, "rank")
+        with database.read() as session:
+            assert session.get_one(Item, gold.item_id).gold == {"ranks": [1, 2, 3, 4]}
+        submit(judgments, user, gold, f"gold-{user}")
 
 
 def test_many_threads_take_each_slot_once(database, leases, judgments):
