@@ -119,7 +119,7 @@ def test_a_judgment_that_is_stored_late_is_not_passed_over(database):
     judgments, (ann, ben) = Judgments(leases), add_users(database, "ann", "ben")
     add_batch(database, 2, labelers_per_item=2)
     mine, his = leases.next(ann, "rank"), leases.next(ben, "rank")
-    answer = {"ranks": [1, 2, 3, 4]}
+    answer = {"ranks": [1, 2, 3, 4], "ratings": [None] * 4, "flags": [[]] * 4}
     if database.is_sqlite:  # one writer at a time: ids are in the order of the commits
         judgments.submit(ann, mine.id, "request-ann", answer, 1.0)
         judgments.submit(ben, his.id, "request-ben", answer, 1.0)
