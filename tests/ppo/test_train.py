@@ -105,7 +105,7 @@ def test_the_policy_rests_while_the_critic_warms_up(critic: str, tmp_path: Path)
             critic_warmup=3,
             value_learning_rate=1e-2,
             eval_steps=1,
-            kl_coef=0.0,
+            kl_coef=1e-4,
             kl_target=6.0,
         )
     )
