@@ -10,9 +10,8 @@ from typing import Any, NamedTuple
 from align import __version__
 from align.commands import launch, tools
 from align.core.errors import UserError, nearest_name_hint
-from align.core.launch import Stage, launched_process, one_line_errors, quiet_libraries, run_stage
+from align.core.launch import Stage, one_line_errors, quiet_libraries, run_stage
 from align.core.plugins import require_extra
-from align.core.signals import stopped_by_signals
 
 TRAINING_STAGES = {
     "sft": Stage("fine-tune a model on demonstrations", "align.sft:SFTConfig", "align.sft:run_sft"),
@@ -122,8 +121,7 @@ def _demo(words: list[str]) -> None:
     from align.commands.demo import main as demo
 
     quiet_libraries()
-    with stopped_by_signals(), launched_process():
-        demo(words)
+    demo(words)
 
 
 def _eval(words: list[str]) -> None:

@@ -4,18 +4,15 @@ Finished stages are skipped, so an interrupted demo resumes where it stopped.
 """
 
 import argparse
-import contextlib
-import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from accelerate import Accelerator
 
-from align.commands import launch
 from align.core.errors import UserError
 from align.core.files import package_data_root, write_json
 from align.core.launch import run_unless_finished
@@ -26,7 +23,6 @@ from align.core.statistics import mean_interval, share_interval
 from align.data.readers import read_records
 from align.data.records import Prompt
 from align.eval.all import AllConfig, run_all
-from align.eval.answers import open_accelerator
 from align.eval.policy_comparison import (
     PolicyComparison,
     PolicyResponses,
@@ -41,7 +37,6 @@ from align.models.loading import load_frozen
 from align.ppo import PPOConfig, run_ppo
 from align.reward import RewardConfig, run_reward
 from align.reward.checkpoint import LoadedReward, load_reward_model
-from align.runtime.distributed import computes_on_cpu, run_on_main
 from align.sampling.generation import SamplingParams, row_uniforms, sample
 from align.sft import SFTConfig, run_sft
 from align.training.run_folder import read_metrics
@@ -57,8 +52,6 @@ BEST_OF = 16
 """Answers among which the fine-tuned model's best is chosen, to compare PPO with."""
 BEST_OF_PROMPTS = 24
 """Number of prompts for that: 16 answers to every prompt would take longer than all other evaluations."""
-PROCESSES = 2
-"""Processes on a CPU with at least two cores."""
 SHOWN_PROMPTS = 3
 """Prompts whose answers are printed on the way."""
 HEADLINES = {"truthfulness": "mc2", "toxicity": "basic: expected maximum toxicity"}
@@ -73,7 +66,7 @@ class PartTimes:
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
 
-    @contextlib.contextmanager
+    @contextmanager
     def part(self, name: str) -> Iterator[None]:
         """Measure a part, whose name is printed at its start."""
         print(f"\n== {name} ==", flush=True)
@@ -115,7 +108,7 @@ def _one_line(text: str) -> str:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Run the demo, in a launched process or in this one."""
+    """Run the demo."""
     parser = argparse.ArgumentParser(prog="align demo", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--model", default="smollm2-135m", help=f"one of {', '.join(MODELS)}")
     parser.add_argument("--output_dir", "--output-dir", default="runs/demo", help="folder of the demo's runs and its report")
@@ -123,34 +116,14 @@ def main(arguments: Sequence[str]) -> None:
     options = parser.parse_args(list(arguments))
     if options.model not in MODELS:
         raise UserError(f"--model {options.model}: the demo has no settings for it; use one of {', '.join(MODELS)}")
-    stage = CONFIGS / MODELS[options.model] / "sft.yaml"
-    parse(SFTConfig, ["--config", str(stage), "--seed", str(options.seed)])  # a mistake is one line, of one process
-    for name in {options.model, JUDGES.get(options.model, options.model)}:
-        resolve_model(name)
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    if "WORLD_SIZE" not in os.environ and MODELS[options.model] != "tiny" and computes_on_cpu() and cores > 1:
-        launch_processes(arguments, cores)
-        return
-    with contextlib.ExitStack() as stack:
-        if os.environ.get("RANK", "0") != "0":
-            stack.enter_context(contextlib.redirect_stdout(stack.enter_context(open(os.devnull, "w", encoding="utf-8"))))
-        folder, times = Path(options.output_dir), PartTimes()
-        accelerator = open_accelerator("auto")
-        rows = run_demo(options.model, folder, options.seed, times, accelerator)
-        report = run_on_main(lambda: write_report(folder), accelerator)
-        print(summary_table(rows))
-        print(f"{times}\nreport: {report}")
+    folder, times = Path(options.output_dir), PartTimes()
+    rows = run_demo(options.model, folder, options.seed, times)
+    report = write_report(folder)
+    print(summary_table(rows))
+    print(f"{times}\nreport: {report}")
 
 
-def launch_processes(arguments: Sequence[str], cores: int) -> None:
-    """Run the demo in two processes: on a CPU, they take about three quarters of the time of one with as many threads."""
-    os.environ.setdefault("OMP_NUM_THREADS", str(cores // PROCESSES))
-    settings = package_data_root() / "configs" / "accelerate" / "cpu2.yaml"
-    words = ["--config_file", str(settings), "--num_processes", str(PROCESSES), "--main_process_port", "0"]
-    launch.main([*words, "--module", "align.cli", "demo", *arguments])
-
-
-def run_demo(model: str, folder: Path, seed: int, times: PartTimes, accelerator: Accelerator) -> list[dict[str, Any]]:
+def run_demo(model: str, folder: Path, seed: int, times: PartTimes) -> list[dict[str, Any]]:
     """All three stages and the comparison; returns the rows of the summary, which are also in summary.json."""
 
     def settings(config_class: type[Any], stage: str, **more: str) -> Any:
@@ -159,6 +132,7 @@ def run_demo(model: str, folder: Path, seed: int, times: PartTimes, accelerator:
         return parse(config_class, ["--config", str(CONFIGS / MODELS[model] / f"{stage}.yaml"), *words])
 
     sft = settings(SFTConfig, "sft", model=model)
+    resolve_model(sft.model)
     ppo = settings(PPOConfig, "ppo", model=str(folder / "sft" / "model"), reward_model=str(folder / "reward" / "model"))
     sampling = SamplingParams(ppo.max_new_tokens, ppo.temperature)
     prompts = read_records("data/prompts_heldout.jsonl", Prompt)
@@ -183,14 +157,14 @@ def run_demo(model: str, folder: Path, seed: int, times: PartTimes, accelerator:
             {name: [row[prefix + side] for row in compared] for name, side in sides.items()} for prefix in ("", "reward_")
         )
         print_answers(shown, texts, rewards)
-        run_on_main(lambda: write_json(folder / "comparison.json", compared), accelerator)
+        write_json(folder / "comparison.json", compared)
         best = best_responses(policy, scorer, comparison.prompts[:BEST_OF_PROMPTS], BEST_OF, sampling, seed)
         rows = [*summary_rows(folder, comparison), best_of_row(comparison, best, BEST_OF)]
         if model in JUDGES:
             rows.append(judge_row(comparison, load_reward_model(JUDGES[model]), policy))
     with times.part("evaluation"):
         rows += evaluate_start_and_end(CONFIGS / MODELS[model] / "eval.yaml", folder, sft.model, seed)
-    run_on_main(lambda: write_json(folder / "summary.json", rows), accelerator)
+    write_json(folder / "summary.json", rows)
     return rows
 
 

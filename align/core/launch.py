@@ -146,20 +146,13 @@ def run_stage(
     with one_line_errors(), stopped_by_signals():
         config = parse(config_class, sys.argv[1:] if arguments is None else arguments, program)
         quiet_libraries()
-        with launched_process():
+        _check_launcher_variables()
+        try:
             stage(config)
-
-
-@contextmanager
-def launched_process() -> Iterator[None]:
-    """Check the launcher's variables first, and end the process group at the end or after a request to stop."""
-    _check_launcher_variables()
-    try:
-        yield
-    except Stopped as stopped:
-        end_process_group("" if stopped.everywhere else str(stopped), EXIT_STOPPED)
-        raise
-    end_process_group()
+        except Stopped as stopped:
+            end_process_group("" if stopped.everywhere else str(stopped), EXIT_STOPPED)
+            raise
+        end_process_group()
 
 
 def run_unless_finished(stage: Callable[[Any], Path], config: RunConfig) -> Path:
@@ -170,7 +163,8 @@ def run_unless_finished(stage: Callable[[Any], Path], config: RunConfig) -> Path
     folder = Path(config.output_dir)
     if (folder / "model").exists() and (folder / "finished").exists():
         return folder / "model"
-    config.resume_from_checkpoint = True  # also of a new run: another process may have begun it meanwhile
+    if (folder / "metrics.jsonl").exists():
+        config.resume_from_checkpoint = True
     model = stage(config)
     (folder / "finished").touch()
     return model

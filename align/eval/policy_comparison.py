@@ -19,7 +19,7 @@ from align.models.loading import LoadedModel, load_frozen, load_tokenization_of
 from align.ppo.losses import kl_estimate
 from align.reward.checkpoint import LoadedReward
 from align.reward.scoring import RewardModelScorer
-from align.runtime.distributed import computes_on_cpu, map_across_processes
+from align.runtime.distributed import computes_on_cpu
 from align.runtime.progress import ProgressDisplay
 from align.sampling.generation import SamplingParams, row_uniforms, sample
 from align.tokenization import Tokenization
@@ -142,12 +142,8 @@ def sample_and_score(
     ids = [prompt.ids for prompt in encoded]
     uniforms = row_uniforms(len(prompts), sampling, *noise)
     ends = policy.tokenization.end_ids
-
-    def respond(rows: list[int]) -> list[list[int]]:
-        with ProgressDisplay("responses", len(rows), enabled=accelerator.is_main_process, transient=True) as progress:
-            return sample(policy.backbone, [ids[row] for row in rows], uniforms[rows], sampling, ends, progress.advance).ids
-
-    responses = map_across_processes(range(len(ids)), respond, accelerator)
+    with ProgressDisplay("responses", len(ids), enabled=accelerator.is_main_process, transient=True) as progress:
+        responses = sample(policy.backbone, ids, uniforms, sampling, ends, progress.advance).ids
     texts = [policy.tokenization.text(response) for response in responses]
     ended = [policy.tokenization.has_ended(response) for response in responses]
     scorer = RewardModelScorer.from_loaded(reward, policy.tokenization, accelerator, BATCH_TOKENS)

@@ -2,8 +2,6 @@
 
 import json
 import re
-import subprocess
-import sys
 import time
 
 import pytest
@@ -82,21 +80,7 @@ def test_an_answer_is_sampled_for_each_prompt_and_is_the_same_for_the_same_seed(
     assert all(re.search(r"\S", text) for text in first)
 
 
-@pytest.mark.slow
-def test_the_demo_in_two_processes_prints_once_and_skips_finished_stages(tmp_path):
-    words = ["--model", "tiny-llama", "--output_dir", str(tmp_path / "demo")]
-    program = f"from align.commands.demo import launch_processes; launch_processes({words!r}, 2)"
-    first, again = (subprocess.run([sys.executable, "-c", program], capture_output=True, text=True) for _ in range(2))
-    assert (first.returncode, again.returncode) == (0, 0), first.stderr + again.stderr
-    for printed in (first.stdout, again.stdout):
-        assert printed.count("== comparison ==") == printed.count("report: ") == 1
-    assert "ppo 12/12" in first.stderr
-    assert "ppo 12/12" not in again.stderr
-    before = first.stdout.partition("== comparison ==")[2].partition("time: ")[0]
-    assert before == again.stdout.partition("== comparison ==")[2].partition("time: ")[0]
-
-
-def test_a_mistake_is_one_line_before_any_process_starts(capsys):
+def test_a_mistake_is_one_line(capsys):
     with pytest.raises(SystemExit):
         cli.main(["demo", "--seed", "-1"])
     lines = capsys.readouterr().err.splitlines()
