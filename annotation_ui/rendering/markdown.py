@@ -28,7 +28,7 @@ _TAGS = {
     "small", "strong", "table", "tbody", "td", "th", "thead", "tr", "ul",
 }  # fmt: skip
 _SCHEMES = {"http", "https", "mailto"}
-_CACHED = 200  # texts; with their HTML at most 240 MB: quotation marks, six characters each, beside one of 4 bytes
+_CACHED = 100  # texts; with their HTML a few MB, and at most 600 MB: quotation marks beside characters of 4 bytes
 _TAG = re.compile("<[^>]*>")
 
 
@@ -36,17 +36,15 @@ class TooCostlyError(Exception):
     """A text would take too long to render, or become too large."""
 
 
+@lru_cache(maxsize=_CACHED)
 def to_html(text: str) -> str:
     """Render Markdown as HTML without scripts, styles, images or forms, whatever the text contains.
 
     A text that is too long or too costly, or consists of marks alone (a rule of dashes, an empty list), is shown as written:
     no visible text has a blank rendering.
     """
-    return plain_html(text) if len(text) > MAX_MARKDOWN else _markdown_html(text)
-
-
-@lru_cache(maxsize=_CACHED)
-def _markdown_html(text: str) -> str:
+    if len(text) > MAX_MARKDOWN:
+        return plain_html(text)
     try:
         rendered = _render(text)
     except TooCostlyError:
