@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -39,6 +39,9 @@ from align.training.memory import FLOAT32_BYTES
 from align.training.optimizer import ParamGroup
 from align.training.run import Run
 from align.training.start import build_engine, warn_if_prompts_are_reread
+
+if TYPE_CHECKING:
+    from align.training.callbacks import TrainerCallbacks
 
 
 @dataclass(frozen=True)
@@ -135,11 +138,7 @@ def prepare(config: PPOConfig, inputs: PPOInputs) -> PPOSetup:
     for extension in extensions:
         extension.start(engine, roles)
     if inputs.callbacks:
-        objects: dict[str, Any] = {"model": policy.backbone.peft or policy.backbone.model, "optimizer": engine.optimizer}
-        objects["processing_class"] = policy.tokenization.tokenizer
-        epochs_per_update = config.rollout_batch_size / samples / len(encoded)
-        inputs.callbacks.attach(run.config, run.optimization, run.accelerator, objects, updates, epochs_per_update)
-        run.callbacks = inputs.callbacks
+        attach_callbacks(inputs.callbacks, run, policy, engine, updates, config.rollout_batch_size / samples / len(encoded))
     selects = bool(held_out) and config.save_best_policy
     report(run, policy, (len(encoded), len(held_out)), (updates, config.rollout_batch_size, samples), selects, extensions)
     wanted = SamplingParams(length, config.temperature, stop_ids=config.stop_ids)
@@ -148,6 +147,16 @@ def prepare(config: PPOConfig, inputs: PPOInputs) -> PPOSetup:
     card = model_card(config.prompts, config.reward_model, config.reward_functions, selects, extensions)
     data = (encoded, held_out, profiles, extensions, card)
     return PPOSetup(run, policy, engine, roles, sampler, sampling, rewards, *data)
+
+
+def attach_callbacks(
+    callbacks: "TrainerCallbacks", run: Run, policy: LoadedModel, engine: TrainEngine, updates: int, epochs_per_update: float
+) -> None:
+    """Let transformers' callbacks follow a run."""
+    objects: dict[str, Any] = {"model": policy.backbone.peft or policy.backbone.model, "optimizer": engine.optimizer}
+    objects["processing_class"] = policy.tokenization.tokenizer
+    callbacks.attach(run.config, run.optimization, run.accelerator, objects, updates, epochs_per_update)
+    run.callbacks = callbacks
 
 
 def require_rewards(inputs: PPOInputs) -> None:
