@@ -1,6 +1,6 @@
-"""Other rewards for the demo's PPO: bounded ones (PAR), and averaged reward models (WARM) or scores.
+"""Other rewards for the demo's PPO: bounded ones (PAR), and averaged reward models (WARM).
 
-    OMP_NUM_THREADS=1 PYTHONPATH=. python docs/studies/best-of-n/rewards.py [--seeds 0 1 2] [--variants par warm mean]
+    OMP_NUM_THREADS=1 PYTHONPATH=. python docs/studies/best-of-n/rewards.py [--seeds 0 1 2] [--variants demo par warm]
 
 Each seed trains a fine-tuned model and two reward models by the demo's settings; all variants of a seed start from these.
 The policies answer the held-out prompts; the first reward model and the shipped judge score the answers.
@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from accelerate import Accelerator
 from safetensors.torch import load_file, save_file
-from torch import Tensor
 
 from align.core.files import new_folder, read_json, write_json
 from align.core.launch import quiet_libraries, run_unless_finished
@@ -27,8 +26,6 @@ from align.data.records import Prompt
 from align.eval.policy_comparison import sample_and_score
 from align.models.loading import load
 from align.ppo import PPOConfig, run_ppo
-from align.ppo.extensions import Extension, TrainingContext
-from align.ppo.records import Rollout
 from align.reward import RewardConfig, run_reward
 from align.reward.checkpoint import load_reward_model
 from align.runtime.distributed import compute_dtype
@@ -36,7 +33,6 @@ from align.sampling.generation import SamplingParams
 from align.sft import SFTConfig, run_sft
 from benchmarks.kept import kept
 from benchmarks.studies.gaming_rollouts import prompt_key
-from benchmarks.studies.reward_gaming import against_references
 from benchmarks.studies.runner import ROOT, compare_with_start
 
 DEMO = ROOT / "configs" / "demo" / "smollm2-135m"
@@ -44,21 +40,9 @@ SAMPLING = SamplingParams(64, 0.7)
 REFERENCES = 16
 SETTINGS: dict[str, dict[str, object]] = {
     "demo": {},
-    "par": {"extensions": f"{Path(__file__).stem}:RewardAgainstReference"},
+    "par": {"extensions": "benchmarks.studies.reward_gaming:RewardAgainstReference"},
     "warm": {},
-    "mean": {"reward_ensemble": "mean"},
 }
-
-
-class RewardAgainstReference(Extension):
-    """Rewards relative to the fine-tuned model's answers to the same prompt, bounded by a sigmoid."""
-
-    def load(self, context: TrainingContext) -> None:
-        self.references = read_json(context.run.folder.parent / "references.json")
-
-    def transform_scores(self, scores: Tensor, rollout: Rollout, components: dict[str, Tensor]) -> Tensor:
-        keys = [prompt_key(prompt.conversation) for prompt in rollout.prompts]
-        return against_references(scores, [self.references[key] for key in keys])
 
 
 def main() -> None:
@@ -85,10 +69,8 @@ def train_and_compare(folder: Path, variant: str, seed: int) -> dict[str, Any]:
     sft = run_unless_finished(run_sft, settings(SFTConfig, "sft", seed, output_dir=folder / "sft"))
     first = reward_model(sft, folder / "reward", seed)
     models = [first]
-    if variant in ("warm", "mean"):
-        models.append(reward_model(sft, folder / "reward-second", seed + 100))
     if variant == "warm":
-        models = [average_adapters(models, folder / "warm")]
+        models = [average_adapters([first, reward_model(sft, folder / "reward-second", seed + 100)], folder / "warm")]
     if variant == "par":
         kept(folder / "references.json", lambda: reference_rewards(sft, first, seed))
     more = SETTINGS[variant] | {"model": sft, "reward_model": ",".join(map(str, models))}
