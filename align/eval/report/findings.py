@@ -69,7 +69,8 @@ class Summary:
 
         Args:
             percent: whether the values are shares.
-            if_good, if_bad: the sentences, in which {} stands for both values.
+            if_good: the sentence for a good change; {} stands for both values.
+            if_bad: the same for a bad one.
         """
         show = format_percent if percent else format_number
         change = "" if before is None else show(after - before, sign=True)
