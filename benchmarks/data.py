@@ -1,44 +1,71 @@
-"""The models and texts that both sides read, made once: `python -m benchmarks.data --scale cpu FOLDER`."""
+"""The models and texts that both sides read, made once: `python -m benchmarks.data --scale cpu FOLDER [--only ppo]`."""
 
 import argparse
 import hashlib
 import re
 import shutil
 import tempfile
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    LlamaConfig,
+    OPTConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    Qwen3Config,
+)
 
 from align.core.files import new_folder, write_json_lines
 from align.model_registry.registry import resolve_model
 from align.reward import RewardConfig, run_reward
 from align.tokenization import load_tokenization
-from benchmarks.workloads import ALL, LORA_RANK, SCALES, Work, scaled
+from benchmarks.workloads import ALL, LORA_RANK, SCALES, Work, scaled, works_of
 
 
-def make(folder: Path, scale: str) -> None:
-    """Write everything that the runs at a scale read, unless it is there already, made by this very code."""
+def make(folder: Path, scale: str, names: Sequence[str] = ()) -> None:
+    """Write everything that the works `names` (empty: all) read at a scale, unless it is there, made by this very code."""
     here = Path(__file__).parent
     recipe = hashlib.sha256((here / "data.py").read_bytes() + (here / "workloads.py").read_bytes()).hexdigest()
     made = folder / "made"
-    if made.exists() and made.read_text(encoding="utf-8") == recipe:
-        return
-    shutil.rmtree(folder, ignore_errors=True)
-    make_model(folder / "model", SCALES[scale].model)
-    make_model(folder / "race", "tiny-llama", endless=False)
-    for seed, work in enumerate(ALL.values()):
-        make_texts(folder, scaled(work, SCALES[scale]), folder / ("race" if work.stage == "race" else "model"), seed)
-    make_reward_model(folder, {})
-    make_reward_model(folder, {"lora_r": LORA_RANK})
+    if not made.exists() or made.read_text(encoding="utf-8") != recipe:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+    for work in (scaled(ALL[name], SCALES[scale]) for name in names or works_of(scale)):
+        if not (folder / work.model_folder).exists():
+            make_model(folder / work.model_folder, _model_of(work, scale), endless=work.stage != "race")
+        if not (folder / f"{work.name}.ids.jsonl").exists():
+            make_texts(folder, work, folder / work.model_folder, list(ALL).index(work.name))
+        if work.stage == "ppo":
+            make_reward_models(folder, work)
     made.write_text(recipe, encoding="utf-8")
 
 
-def llama_1b(vocabulary: int) -> LlamaConfig:
-    """Llama 3.2 1B's shape (its config.json) with another number of tokens: that of the tokenizer at hand."""
-    return LlamaConfig(
+def _model_of(work: Work, scale: str) -> str:
+    if work.stage == "race":
+        return "tiny-llama"
+    return work.gpu_models[0] if work.gpu_models else SCALES[scale].model
+
+
+def random_model(shape: str, vocabulary: int, kind: type[Any] = AutoModelForCausalLM) -> PreTrainedModel:
+    """A model with random weights in a shape of `SHAPES`, in bfloat16; made on a GPU where there is one."""
+    config = SHAPES[shape](vocabulary)
+    config.num_labels = 1  # of a classifier
+    torch.manual_seed(0)
+    with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
+        model: PreTrainedModel = kind.from_config(config, dtype=torch.bfloat16)
+    return model
+
+
+SHAPES: dict[str, Callable[[int], PreTrainedConfig]] = {
+    "llama-1b": lambda vocabulary: LlamaConfig(  # Llama 3.2 1B
         vocab_size=vocabulary,
         hidden_size=2048,
         intermediate_size=8192,
@@ -48,7 +75,39 @@ def llama_1b(vocabulary: int) -> LlamaConfig:
         head_dim=64,
         max_position_embeddings=4096,
         tie_word_embeddings=True,
-    )
+    ),
+    "opt-1.3b": lambda vocabulary: OPTConfig(
+        vocab_size=vocabulary,
+        hidden_size=2048,
+        ffn_dim=8192,
+        num_hidden_layers=24,
+        num_attention_heads=32,
+        word_embed_proj_dim=2048,
+        dropout=0.0,
+    ),
+    "opt-350m": lambda vocabulary: OPTConfig(
+        vocab_size=vocabulary,
+        hidden_size=1024,
+        ffn_dim=4096,
+        num_hidden_layers=24,
+        num_attention_heads=16,
+        word_embed_proj_dim=512,
+        do_layer_norm_before=False,
+        dropout=0.0,
+    ),
+    "qwen3-0.6b": lambda vocabulary: Qwen3Config(
+        vocab_size=max(vocabulary, 151936),  # its own: the matrix is a quarter of the model
+        hidden_size=1024,
+        intermediate_size=3072,
+        num_hidden_layers=28,
+        num_attention_heads=16,
+        num_key_value_heads=8,
+        head_dim=128,
+        max_position_embeddings=40960,
+        tie_word_embeddings=True,
+    ),
+}
+"""Configs of published models; all but Qwen3's have as many tokens as the tokenizer at hand."""
 
 
 def make_model(folder: Path, name: str, endless: bool = True) -> None:
@@ -56,10 +115,9 @@ def make_model(folder: Path, name: str, endless: bool = True) -> None:
 
     Its end and padding tokens become special ones that a trained model has no use for; a random model may draw them.
     """
-    tokenizer = AutoTokenizer.from_pretrained(resolve_model("smollm2-135m" if name == "llama-1b" else name))
-    if name == "llama-1b":
-        torch.manual_seed(0)
-        model = LlamaForCausalLM(llama_1b(len(tokenizer))).to(torch.bfloat16)
+    tokenizer = AutoTokenizer.from_pretrained(resolve_model("smollm2-135m" if name in SHAPES else name))
+    if name in SHAPES:
+        model = random_model(name, len(tokenizer))
     else:
         model = AutoModelForCausalLM.from_pretrained(resolve_model(name))
     if endless:
@@ -108,12 +166,31 @@ def make_texts(folder: Path, work: Work, model: Path, seed: int) -> None:
         write_json_lines(folder / f"{work.name}.{name}", listed)
 
 
+def make_reward_models(folder: Path, work: Work) -> None:
+    """The reward model of a work of PPO: what it says is of no interest here, what it costs is. Both sides read it."""
+    target = folder / work.reward_folder
+    if work.gpu_models and not target.exists():
+        tokenizer = AutoTokenizer.from_pretrained(folder / work.model_folder)
+        model = random_model(work.gpu_models[1], len(tokenizer), AutoModelForSequenceClassification)
+        model.config.pad_token_id = tokenizer.pad_token_id
+        with new_folder(target) as temporary:
+            model.save_pretrained(temporary)
+            tokenizer.save_pretrained(temporary)
+    elif not work.gpu_models:
+        for settings in ({}, {"lora_r": LORA_RANK}) if work.settings.get("lora_r") else ({},):
+            make_reward_model(folder, settings)
+
+
 def make_reward_model(folder: Path, settings: dict[str, Any]) -> None:
-    """A reward model, barely trained: what it says is of no interest here, what it costs is. Both sides read it."""
+    """A reward model of the scale's model, barely trained, unless it is there."""
     target = folder / ("reward_lora" if settings else "reward")
+    if target.exists():
+        return
     with tempfile.TemporaryDirectory(dir=folder) as run:
+        tokenization = load_tokenization(str(folder / "model"), "raw")
+        first, second = words(tokenization.tokenizer)[:2]
         data = Path(run) / "rankings.jsonl"
-        data.write_text((folder / "reward_k4.jsonl").read_text(encoding="utf-8").splitlines()[0] + "\n", encoding="utf-8")
+        write_json_lines(data, [{"prompt": first, "responses": [first, second], "ranks": [1, 2]}])
         more = settings | {"train_data": str(data), "output_dir": f"{run}/run", "report_to": ["none"]}
         run_reward(RewardConfig(model=str(folder / "model"), chat_template="raw", **more)).rename(target)
 
@@ -122,5 +199,6 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--scale", choices=SCALES, default="cpu")
+    parser.add_argument("--only", nargs="*", default=[], choices=ALL, metavar="WORK", help=", ".join(ALL))
     arguments = parser.parse_args()
-    make(arguments.folder, arguments.scale)
+    make(arguments.folder, arguments.scale, arguments.only)

@@ -18,16 +18,16 @@ from benchmarks.measuring import TOKENS, Measurement, examples, finish_line, let
 from benchmarks.workloads import LEARNING_RATE, PPO_EPOCHS, RACE_KL_BETA, RACE_UPDATES, Work
 
 
-def _settings(folder: Path, seed: int, scratch: Path, model: str = "model") -> dict[str, Any]:
+def _settings(work: Work, folder: Path, seed: int, scratch: Path) -> dict[str, Any]:
     """Settings that all stages share."""
     run = {"output_dir": str(scratch / "run"), "report_to": ["none"], "seed": seed}
-    return {"model": str(folder / model), "chat_template": "raw"} | run
+    return {"model": str(folder / work.model_folder), "chat_template": "raw"} | run
 
 
 def ppo(work: Work, variant: str, folder: Path, seed: int, scratch: Path) -> Measurement:
     config = PPOConfig(
-        **_settings(folder, seed, scratch),
-        reward_model=str(folder / ("reward_lora" if work.settings.get("lora_r") else "reward")),
+        **_settings(work, folder, seed, scratch),
+        reward_model=str(folder / ("reward_lora" if work.settings.get("lora_r") else work.reward_folder)),
         prompts=str(folder / f"{work.name}.jsonl"),
         max_prompt_tokens=work.prompt[1],
         max_new_tokens=work.response[1],
@@ -74,7 +74,8 @@ def sft(work: Work, variant: str, folder: Path, seed: int, scratch: Path) -> Mea
 
 def _supervised(work: Work, folder: Path, seed: int, scratch: Path) -> dict[str, Any]:
     data = {"train_data": str(folder / f"{work.name}.jsonl"), "batch_size": work.rows, "learning_rate": LEARNING_RATE}
-    return _settings(folder, seed, scratch) | data | work.settings
+    limits = {"max_prompt_tokens": work.prompt[1], "max_response_tokens": work.response[1]}
+    return _settings(work, folder, seed, scratch) | data | limits | work.settings
 
 
 def sampling(work: Work, variant: str, folder: Path, seed: int, scratch: Path) -> Measurement:
@@ -96,7 +97,7 @@ def sampling(work: Work, variant: str, folder: Path, seed: int, scratch: Path) -
 
 def race(work: Work, variant: str, folder: Path, seed: int, scratch: Path) -> Measurement:
     config = PPOConfig(
-        **_settings(folder, seed, scratch, "race"),
+        **_settings(work, folder, seed, scratch),
         prompts=str(folder / f"{work.name}.jsonl"),
         reward_functions=[f"{letters.__module__}:{letters.__name__}"],
         max_prompt_tokens=work.prompt[1],

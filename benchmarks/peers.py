@@ -96,7 +96,7 @@ def _supervised(
         max_steps=work.warmup + work.measured,
         **more,
     )
-    tokenizer = AutoTokenizer.from_pretrained(folder / "model")
+    tokenizer = AutoTokenizer.from_pretrained(folder / work.model_folder)
     data = Dataset.from_list(rows)
     trainer(model=model, args=settings, train_dataset=data, processing_class=tokenizer, callbacks=[clock]).train()
     return clock.measurement(work)
@@ -125,8 +125,8 @@ def reward(work: Work, variant: str, folder: Path, seed: int, scratch: Path) -> 
 def sft(work: Work, variant: str, folder: Path, seed: int, scratch: Path) -> Measurement:
     texts = [(row["prompt"], row["responses"][0]) for row in examples(folder, work)]
     rows = [{"input_ids": a + b, "completion_mask": [0] * len(a) + [1] * len(b)} for a, b in texts]
-    model = AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.float32)
-    micro = min(work.rows, 4)  # fewer rows at once are padded less: faster than 8 or 16
+    model = AutoModelForCausalLM.from_pretrained(folder / work.model_folder, dtype=torch.float32)
+    micro = work.peer_rows or min(work.rows, 4)  # fewer rows at once are padded less: faster than 8 or 16
     sizes = {"per_device_train_batch_size": micro, "gradient_accumulation_steps": max(1, work.rows // micro)}
     more = _settings(seed, scratch, variant) | sizes
     return _supervised(work, folder, (SFTTrainer, SFTConfig), model, rows, completion_only_loss=True, **more)
@@ -161,12 +161,12 @@ def _train_ppo(
     from trl.experimental.ppo import PPOConfig, PPOTrainer
 
     # Four micro-batches: as fast as one, and the logits of 32 rows over 49,152 tokens are never held at once.
-    micro = max(1, work.rows // 4)
+    micro = work.peer_rows or max(1, work.rows // 4)
     config = PPOConfig(
         per_device_train_batch_size=micro,
         gradient_accumulation_steps=work.rows // micro,
-        local_rollout_forward_batch_size=work.rows,
-        num_ppo_epochs=PPO_EPOCHS,
+        local_rollout_forward_batch_size=work.rows // 4 if work.peer_rows else work.rows,
+        num_ppo_epochs=work.settings.get("num_ppo_epochs", PPO_EPOCHS),
         response_length=work.response[1],
         temperature=1.0,
         adam_epsilon=1e-5,
@@ -186,13 +186,13 @@ def _train_ppo(
 def ppo(work: Work, variant: str, folder: Path, seed: int, scratch: Path) -> Measurement:
     # PPOTrainer's Accelerator ignores the config's number format and reads this variable.
     os.environ["ACCELERATE_MIXED_PRECISION"] = {"float32": "no", "bfloat16": "bf16"}[variant]
-    tokenizer = AutoTokenizer.from_pretrained(folder / "model", padding_side="left")
+    tokenizer = AutoTokenizer.from_pretrained(folder / work.model_folder, padding_side="left")
     frozen = getattr(torch, variant)
     models = {
-        "model": AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.float32),
-        "ref_model": AutoModelForCausalLM.from_pretrained(folder / "model", dtype=frozen),
-        "reward_model": AutoModelForSequenceClassification.from_pretrained(folder / "reward", dtype=frozen),
-        "value_model": AutoModelForSequenceClassification.from_pretrained(folder / "reward", dtype=torch.float32),
+        "model": AutoModelForCausalLM.from_pretrained(folder / work.model_folder, dtype=torch.float32),
+        "ref_model": AutoModelForCausalLM.from_pretrained(folder / work.model_folder, dtype=frozen),
+        "reward_model": AutoModelForSequenceClassification.from_pretrained(folder / work.reward_folder, dtype=frozen),
+        "value_model": AutoModelForSequenceClassification.from_pretrained(folder / work.reward_folder, dtype=torch.float32),
     }
     clock, steps = Clock(), work.warmup + work.measured
     more = _settings(seed, scratch, variant) | {"learning_rate": LEARNING_RATE, "total_episodes": work.rows * steps}

@@ -28,7 +28,7 @@ from align.core.files import write_json_lines
 from align.runtime.distributed import cpu_flags
 from align.runtime.flops import measured_peak
 from benchmarks.results import Line, best_variant, read, runs, update_readme
-from benchmarks.workloads import ALL, SCALES, Work
+from benchmarks.workloads import ALL, SCALES, Work, works_of
 
 ROOT = Path(__file__).parents[1]
 MEASURED = ("align", *(f"benchmarks/{name}.py" for name in ("data", "measuring", "ours", "workloads")))
@@ -169,12 +169,13 @@ def main() -> None:
     data = (words.data / words.scale).absolute()
     deadline = time.monotonic() + 60 * words.minutes
     session = Session(words.scale, data, words.results / f"{words.scale}.jsonl", pythons, measured_code(), deadline)
-    ask(sys.executable, "-m", "benchmarks.data", str(session.data), "--scale", words.scale)
+    names = words.only or works_of(words.scale)
+    ask(sys.executable, "-m", "benchmarks.data", str(session.data), "--scale", words.scale, "--only", *names)
     session.drop(lambda line: "machine" in line)
     code = "import importlib.metadata as m; print(m.version('trl'))"
     session.add({"machine": machine() | {"trl": {name: ask(python, "-c", code) for name, python in pythons.items()}}})
     try:
-        for name in words.only or ALL:
+        for name in names:
             measure(session, ALL[name], words.pairs)
     except subprocess.TimeoutExpired:
         print(f"the {words.minutes:g} minutes are up; the same command continues there", flush=True)

@@ -29,6 +29,8 @@ class Work:
         ours, peer: variants; the first pair tries all of them, later pairs repeat the best.
         compared_with: whose peer runs this is compared with; empty: its own.
         pairs_read: pairs of a ranking that the peer reads under the clock; its time is scaled up to all of them. 0: all.
+        gpu_models: for work on a GPU alone, whose sizes are not scaled: the model and, in PPO, that of reward and values.
+        peer_rows: of a micro-batch of the peer's PPO or SFT; 0: those that are fastest on a CPU.
     """
 
     name: str
@@ -45,6 +47,18 @@ class Work:
     peer: tuple[str, ...] = ("float32", "bfloat16")
     compared_with: str = ""
     pairs_read: int = 0
+    gpu_models: tuple[str, ...] = ()
+    peer_rows: int = 0
+
+    @property
+    def model_folder(self) -> str:
+        """Where the model is in the folder of data."""
+        return self.gpu_models[0] if self.gpu_models else "race" if self.stage == "race" else "model"
+
+    @property
+    def reward_folder(self) -> str:
+        """Where PPO's reward model is."""
+        return f"reward-{self.gpu_models[1]}" if self.gpu_models else "reward"
 
     @property
     def peer_environment(self) -> str:
@@ -68,7 +82,7 @@ class Scale:
     """A model, and by how much the shapes grow or shrink with it.
 
     Attributes:
-        model: a built-in model, or `llama-1b` (its shape with random weights).
+        model: a built-in model, or a shape of `benchmarks.data` with random weights.
         rows, tokens: factors of `Work.rows` and of all lengths.
         settings: ours of all training, instead of those of a work.
     """
@@ -126,6 +140,19 @@ WORKS = (
         settings={"critic": "separate", "num_ppo_epochs": 1, "num_mini_batches": 1},
         peer=(),
     ),
+    replace(
+        _PPO,
+        name="ppo_opt",
+        title="PPO as DeepSpeed-Chat's: OPT-1.3B, rewards and values by OPT-350M, 256 prompts of 256 tokens, 256 new",
+        rows=256,
+        prompt=(256, 256),
+        response=(256, 256),
+        warmup=1,
+        settings={"critic": "separate", "num_ppo_epochs": 1, "num_mini_batches": 1, "micro_batch_tokens": 8192},
+        peer=("bfloat16",),
+        gpu_models=("opt-1.3b", "opt-350m"),
+        peer_rows=8,
+    ),
     replace(_RANKING, rows=2),
     replace(
         _RANKING,
@@ -145,6 +172,19 @@ WORKS = (
         pairs_read=3,
     ),
     Work("sft", "SFT, prompts of 8-64 tokens, completions of 8-192", "sft", 16, (8, 64), (8, 192)),
+    Work(
+        "sft_8k",
+        "SFT of Qwen3-0.6B, rows of 8,192 tokens",
+        "sft",
+        8,
+        (64, 64),
+        (8128, 8128),
+        warmup=2,
+        settings={"micro_batch_tokens": 8192},
+        peer=("bfloat16",),
+        gpu_models=("qwen3-0.6b",),
+        peer_rows=1,
+    ),
     Work("sampling_32", "sampling, 32 rows, 32 new tokens", "sampling", 32, (32, 32), (32, 32)),
     Work("sampling_128", "sampling, 128 rows, 32 new tokens", "sampling", 128, (32, 32), (32, 32)),
     Work(
@@ -162,9 +202,14 @@ WORKS = (
 ALL = {work.name: work for work in WORKS}
 
 
+def works_of(scale: str) -> list[str]:
+    """The names of the works that a scale has."""
+    return [work.name for work in WORKS if scale == "gpu" or not work.gpu_models]
+
+
 def scaled(work: Work, scale: Scale) -> Work:
-    """The work at a scale: fewer or more rows and tokens. The race has one size, that of its tiny model."""
-    if work.stage == "race":
+    """The work at a scale: fewer or more rows and tokens. The race and work on a GPU alone have one size."""
+    if work.stage == "race" or work.gpu_models:
         return work
 
     def tokens(span: tuple[int, int]) -> tuple[int, int]:

@@ -115,6 +115,7 @@ def _sample_batch(
     ended = torch.zeros(count, dtype=torch.bool, device=device)
     uniforms = uniforms.to(device)
     state, hidden = _start_decoding(backbone, prompts)
+    state = backbone.reserve(state, sampling.max_new_tokens - 1)
     for step in range(sampling.max_new_tokens):
         logits = backbone.logits(hidden).float()
         if sampling.temperature == 0:
@@ -131,7 +132,7 @@ def _sample_batch(
             left = int(open_rows.sum())
             if not left:
                 break
-            if left < len(rows):  # a row that ended leaves the batch: nothing is computed on it any more
+            if state.is_worth_selecting(left):  # a row that ended leaves the batch: nothing is computed on it any more
                 keep = torch.nonzero(open_rows)[:, 0]
                 state.select(keep)
                 rows, chosen, open_rows = rows[keep], chosen[keep], open_rows[keep]

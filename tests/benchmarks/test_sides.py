@@ -1,11 +1,15 @@
 """Each side of each kind of work at a tiny size. TRL 1.12.0's PPO needs an environment of its own and is not among them."""
 
+from dataclasses import replace
+
 import pytest
+import torch
+from transformers import AutoModelForCausalLM, OPTConfig
 
 from benchmarks import ours
-from benchmarks.data import llama_1b, make_model, make_reward_model, make_texts
+from benchmarks.data import SHAPES, make
 from benchmarks.measuring import examples, measure
-from benchmarks.workloads import ALL, SCALES, scaled
+from benchmarks.workloads import ALL, SCALES, WORKS, scaled
 
 TINY = SCALES["tiny"]
 NAMES = ("ppo", "ppo_lora", "reward_k4", "reward_long", "sft", "sampling_32", "time_to_reward")
@@ -14,13 +18,8 @@ NAMES = ("ppo", "ppo_lora", "reward_k4", "reward_long", "sft", "sampling_32", "t
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """What `benchmarks.data` makes, for some of the work."""
-    made = tmp_path_factory.mktemp("bench")
-    make_model(made / "model", TINY.model)
-    make_model(made / "race", "tiny-llama", endless=False)
-    for seed, name in enumerate(NAMES):
-        make_texts(made, scaled(ALL[name], TINY), made / ("race" if name == "time_to_reward" else "model"), seed)
-    make_reward_model(made, {})
-    make_reward_model(made, {"lora_r": 2})
+    made = tmp_path_factory.mktemp("bench") / "tiny"
+    make(made, "tiny", NAMES)
     return made
 
 
@@ -70,6 +69,31 @@ def test_our_side_of_the_race_runs(folder, tmp_path, monkeypatch):
     assert 0.0 < found.figures["best_reward"] < 0.5
 
 
-def test_the_model_for_a_gpu_has_room_for_its_work():
-    large = [scaled(work, SCALES["gpu"]) for work in ALL.values() if work.stage != "race"]
-    assert max(work.prompt[1] + work.response[1] for work in large) <= llama_1b(49152).max_position_embeddings
+def test_the_models_for_a_gpu_have_room_for_their_work():
+    for work in WORKS:
+        if work.stage != "race":
+            large, gpu = scaled(work, SCALES["gpu"]), SCALES["gpu"].model
+            config = SHAPES[work.gpu_models[0] if work.gpu_models else gpu](49152)
+            assert large.prompt[1] + large.response[1] <= config.max_position_embeddings, work.name
+
+
+@pytest.mark.parametrize(("name", "parameters"), [("opt-1.3b", 1.31e9), ("opt-350m", 0.33e9), ("qwen3-0.6b", 0.6e9)])
+def test_the_shapes_are_those_of_published_models(name, parameters):
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(SHAPES[name](50272))
+    assert sum(weight.numel() for weight in model.parameters()) == pytest.approx(parameters, rel=0.01)
+
+
+def test_work_on_a_gpu_alone_reads_its_own_models(tmp_path, monkeypatch):
+    monkeypatch.setitem(SHAPES, "opt-1.3b", lambda vocabulary: _opt(vocabulary, word_embed_proj_dim=32))
+    monkeypatch.setitem(SHAPES, "opt-350m", lambda vocabulary: _opt(vocabulary, word_embed_proj_dim=16))
+    sizes = {"rows": 4, "prompt": (4, 4), "response": (4, 4)}
+    monkeypatch.setitem(ALL, "ppo_opt", work := replace(ALL["ppo_opt"], **sizes))
+    make(tmp_path / "data", "gpu", ["ppo_opt"])
+    found = measure("ours", work, "auto", tmp_path / "data", 1, tmp_path)
+    assert found.figures["response_tokens"] == 4
+    assert found.seconds[0] > 0
+
+
+def _opt(vocabulary, **sizes):
+    return OPTConfig(vocab_size=vocabulary, hidden_size=32, ffn_dim=64, num_hidden_layers=1, num_attention_heads=2, **sizes)

@@ -6,6 +6,7 @@ import torch
 from align.core.seeds import RngStream
 from align.core.settings import ModelConfig
 from align.core.tensor_ops import Padded, entropy_of
+from align.models.backbone import static_decoding
 from align.models.backbone.kinds import use_block_attention
 from align.models.heads import LanguageModel, RewardModel, ScalarHead
 from align.models.loading import LoadedModel, load
@@ -83,6 +84,18 @@ def test_greedy_responses(loaded, batch, device):
     found = sample(loaded.backbone.to(device), prompts, uniforms, sampling, ends)
     assert found.ids == expected.ids
     assert found.ended == expected.ended
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 40])
+def test_a_recorded_step_gives_the_same_responses(loaded, batch, tokens, device, monkeypatch):
+    """On a GPU a step of decoding is replayed as a CUDA graph; rows that end leave, and the step is recorded anew."""
+    prompts, ends, sampling = batch[0].tolists(), frozenset(range(1, 264, 20)), SamplingParams(tokens)
+    uniforms = row_uniforms(len(prompts), sampling, 0, RngStream.ROLLOUT)
+    backbone = loaded.backbone.to(device)
+    monkeypatch.setattr(static_decoding, "DEVICES", set())
+    expected = sample(backbone, prompts, uniforms, sampling, ends)
+    monkeypatch.setattr(static_decoding, "DEVICES", {device.type})
+    assert sample(backbone, prompts, uniforms, sampling, ends) == expected
 
 
 def test_tokens_are_drawn_alike(device):

@@ -13,6 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from align.core.errors import UserError
 from align.core.settings import ModelConfig
 from align.models.loading import load
 from align.ppo import PPOConfig, PPOTrainer
@@ -170,3 +171,27 @@ def test_what_differs_without_them(stage, tmp_path, record_property):
     difference = largest_difference(*resumed(stage, "smollm2-135m", tmp_path))
     record_property("largest_difference", difference)
     assert difference <= CLOSE
+
+
+@pytest.mark.gpu
+def test_a_micro_batch_that_does_not_fit_is_one_line(tmp_path):
+    """The largest micro-batch runs before the first update: a run that does not fit ends there."""
+    torch.cuda.empty_cache()
+    total = torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_allocated() + 3 * 2**30) / total)
+    settings = LARGE | {"train_data": "data/demonstrations.jsonl", "batch_size": 256, "max_response_tokens": 256}
+    settings |= {"micro_batch_tokens": 32768, "dtype": "float32"}
+    try:
+        with pytest.raises(UserError, match=r"the largest micro-batch .* lower micro_batch_tokens to 16384"):
+            small_runs.sft("smollm2-135m", tmp_path, **settings)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    assert not (tmp_path / "model").exists()
+    small_runs.sft("tiny-llama", tmp_path / "next")  # the GPU is usable afterwards
+
+
+@pytest.mark.slow  # tests/sft/test_train.py has the processor's
+@pytest.mark.parametrize("stage", ["sft", "reward"])
+def test_a_loss_that_is_no_number_ends_the_run(stage, device, tmp_path):
+    with pytest.raises(UserError, match=r"update \d: the (loss|gradient) is not a finite number"):
+        getattr(small_runs, stage)("tiny-llama", tmp_path, learning_rate=1e30, batch_size=4)

@@ -12,6 +12,8 @@ from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 from align.core.seeds import RngStream, generator
 from align.core.settings import ModelConfig
 from align.core.tensor_ops import Padded
+from align.models.backbone import static_decoding
+from align.models.backbone.static_decoding import StaticDecodingState
 from align.models.loading import load
 from align.sampling import generation
 from align.sampling.engines import sampling_tokens
@@ -42,6 +44,27 @@ def test_how_often_ended_rows_leave_the_batch_changes_nothing(backbone, monkeypa
     assert len({len(ids) for ids in expected.ids}) > 1 or temperature == 0, "rows end at different times"
     monkeypatch.setitem(generation.STEPS_BETWEEN_CHECKS, "cpu", every)
     assert draws(backbone, sampling) == expected
+
+
+@pytest.mark.parametrize("every", [1, 4])
+@pytest.mark.parametrize("settings", [{}, {"lora_r": 4}], ids=["full", "lora"])
+@pytest.mark.parametrize("name", ["tiny-llama", "tiny-gpt2"])
+def test_a_cache_of_fixed_size_gives_the_same_responses(load_sharp, monkeypatch, name, settings, every):
+    loaded, sampling, ends = load_sharp(name, **settings), SamplingParams(max_new_tokens=12), frozenset(range(1, 264, 4))
+    monkeypatch.setitem(generation.STEPS_BETWEEN_CHECKS, "cpu", every)
+    steps = []
+    monkeypatch.setattr(
+        StaticDecodingState, "step", lambda *call, step=StaticDecodingState.step: steps.append(0) or step(*call)
+    )
+    with loaded.backbone.adapter(loaded.adapter):
+        expected = draws(loaded.backbone, sampling, ends=ends)
+        assert not steps
+        monkeypatch.setattr(static_decoding, "DEVICES", {"cpu"})
+        found = draws(loaded.backbone, sampling, ends=ends)
+    assert steps
+    assert found == expected
+    # Half of the rows end before the last token: they leave the batch in the middle.
+    assert sorted(len(ids) for ids in found.ids)[len(PROMPTS) // 2 - 1] < 12
 
 
 @pytest.mark.parametrize("temperature", [0.6, 1.0, 1.4])

@@ -35,6 +35,10 @@ class DecodingState:
     encoded: Tensor | None = None
     """[B, L, H] of an encoder-decoder's prompts."""
 
+    def is_worth_selecting(self, left: int) -> bool:
+        """Whether to drop ended rows if `left` rows have not ended."""
+        return left < len(self.positions)
+
     def select(self, rows: Tensor) -> None:
         """Keep `rows` [kept] (int64), those that have not ended."""
         self.cache.batch_select_indices(rows)
@@ -135,6 +139,10 @@ class Backbone(nn.Module):
     def prefill(self, prompt: Padded) -> tuple[DecodingState, Tensor]:
         """Read prompts for sampling; return the decoding state and the hidden state [B, H] that predicts token 0."""
         refuse_language_model(self.model.config.model_type)
+
+    def reserve(self, state: DecodingState, room: int) -> DecodingState:
+        """Return a state with room for `room` more tokens, whose steps a GPU replays; the same state if it cannot."""
+        return state
 
     def decode_step(self, state: DecodingState, tokens: Tensor) -> Tensor:
         """Append one token [B] to each row; return the hidden state [B, H] that predicts the next one."""

@@ -13,6 +13,7 @@ from transformers.cache_utils import DynamicCache
 from align.core.tensor_ops import Padded, length_mask
 from align.models.backbone.attention import SEQUENCE, block_mask
 from align.models.backbone.contract import Backbone, DecodingState
+from align.models.backbone.static_decoding import StaticDecodingState, can_decode_statically
 
 
 class DecoderBackbone(Backbone):
@@ -91,7 +92,14 @@ class DecoderBackbone(Backbone):
         ).last_hidden_state
         return DecodingState(cache, attention_mask, prompt.lengths.clone()), states[:, -1]
 
+    def reserve(self, state: DecodingState, room: int) -> DecodingState:
+        # Where responses can share a prompt's row, the model reads any mask and any positions.
+        static = room > 0 and self.shares_prompts and can_decode_statically(self.model, state)
+        return StaticDecodingState(state, self.model, room) if static else state
+
     def decode_step(self, state: DecodingState, tokens: Tensor) -> Tensor:
+        if isinstance(state, StaticDecodingState):
+            return state.step(self.model.base_model, tokens)
         state.attention_mask = torch.cat([state.attention_mask, torch.ones_like(tokens)[:, None]], dim=1)
         states: Tensor = self.model.base_model(
             input_ids=tokens[:, None],

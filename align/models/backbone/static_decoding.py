@@ -1,0 +1,130 @@
+"""Decoding in a cache of fixed size, so that a GPU records the step of a token once and replays it.
+
+A step is hundreds of short kernels: a GPU runs them faster than a CPU launches them, and a growing cache is copied at every
+token. A CUDA graph launches all of them at once. Nothing may be allocated or waited for in it: keys and values go into
+columns that are there from the beginning, and a mask of fixed size says which of them count.
+"""
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.cache_utils import DynamicCache, DynamicLayer, StaticCache, StaticLayer
+
+from align.models.backbone.contract import DecodingState
+from align.runtime.sharding import is_sharded
+
+DEVICES = {"cuda"}
+"""Where decoding is static: on a CPU a cache that grows costs less than columns that do not count yet."""
+COLUMNS_MULTIPLE = 16
+"""Attention kernels copy a mask whose rows do not begin at multiples of 16 bytes."""
+
+
+class StaticDecodingState(DecodingState):
+    """The state of a decoder with room for a number of further tokens.
+
+    Args:
+        state: after the prompts were read; it is used up.
+        model: its config gives the shapes of the cache.
+        room: tokens that may still be appended.
+    """
+
+    def __init__(self, state: DecodingState, model: PreTrainedModel, room: int) -> None:
+        super().__init__(state.cache, state.attention_mask, state.positions)
+        self.model, self.room = model, room
+        self._reserve()
+
+    def _reserve(self) -> None:
+        """Move the growing cache into a new one of fixed size."""
+        used, device = self.attention_mask.shape[1], self.attention_mask.device
+        columns = -(-(used + self.room) // COLUMNS_MULTIPLE) * COLUMNS_MULTIPLE
+        grown, self.cache = self.cache, StaticCache(config=self.model.config, max_cache_len=columns)
+        for old, new in zip(grown.layers, self.cache.layers, strict=True):
+            _fill(new, old.keys, old.values)
+            old.keys = old.values = None  # one layer at a time is in memory twice
+        dtype = self.model.dtype
+        self.mask = torch.full((len(self.positions), 1, 1, columns), torch.finfo(dtype).min, dtype=dtype, device=device)
+        self.mask[:, 0, 0, :used].masked_fill_(self.attention_mask.bool(), 0)
+        self.column = torch.tensor([used], device=device)
+        self.positions = self.positions.clone()
+        self.tokens = torch.zeros_like(self.positions)
+        self.graph: torch.cuda.CUDAGraph | None = None
+        self.states = torch.empty(0)
+
+    def is_worth_selecting(self, left: int) -> bool:
+        """Whether half of the rows have ended: each new batch is recorded anew, and a few rows less save little."""
+        return 2 * left <= len(self.positions)
+
+    def select(self, rows: Tensor) -> None:
+        used = int(self.column)
+        self.room -= used - self.attention_mask.shape[1]
+        self.attention_mask = (self.mask[rows, 0, 0, :used] == 0).long()
+        self.positions, self.graph = self.positions[rows], None
+        grown = DynamicCache()
+        for number, layer in enumerate(self.cache.layers):
+            grown.update(layer.keys[rows, :, :used], layer.values[rows, :, :used], number)
+            layer.keys = layer.values = None
+        self.cache = grown
+        self._reserve()
+
+    def step(self, body: nn.Module, tokens: Tensor) -> Tensor:
+        """Append one token [B] to each row; return the states [B, H] after them, which the next step overwrites."""
+        self.tokens.copy_(tokens)
+        if self.tokens.device.type != "cuda":
+            self._compute(body)
+            return self.states
+        if self.graph is None:
+            self.graph = self._record(body)
+        self.graph.replay()
+        return self.states
+
+    def _compute(self, body: nn.Module) -> None:
+        self.mask.index_fill_(3, self.column, 0)
+        found = body(
+            input_ids=self.tokens[:, None],
+            attention_mask=self.mask,
+            position_ids=self.positions[:, None],
+            past_key_values=self.cache,
+            use_cache=True,
+        )
+        self.states = found.last_hidden_state[:, -1]
+        self.positions.add_(1)
+        self.column.add_(1)
+
+    def _record(self, body: nn.Module) -> torch.cuda.CUDAGraph:
+        """Record a step. A first step sets kernels up, which must not be recorded; it is computed and undone."""
+        changed = [self.mask, self.positions, self.column, *(layer.cumulative_length for layer in self.cache.layers)]
+        before = [value.clone() for value in changed]
+        side_stream = torch.cuda.Stream()
+        side_stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side_stream):
+            self._compute(body)
+        torch.cuda.current_stream().wait_stream(side_stream)
+        for value, old in zip(changed, before, strict=True):
+            value.copy_(old)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            self._compute(body)
+        return graph
+
+
+def can_decode_statically(model: PreTrainedModel, state: DecodingState) -> bool:
+    """Return whether steps of a model are recorded here.
+
+    transformers says of each class whether it has a step without decisions by value. Dynamic RoPE decides by the longest
+    position. A cache of windows or recurrent states has another shape, and ZeRO-3 gathers weights during a step.
+    """
+    ropes = getattr(model.config, "rope_parameters", None) or {}
+    dynamic = "dynamic" in str(ropes)
+    plain = isinstance(state.cache, DynamicCache) and all(type(layer) is DynamicLayer for layer in state.cache.layers)
+    possible = model._can_compile_fullgraph and plain and not dynamic and not any(map(is_sharded, model.parameters()))
+    return bool(possible and model.device.type in DEVICES)
+
+
+def _fill(layer: StaticLayer, keys: Tensor, values: Tensor) -> None:
+    layer.lazy_initialization(keys, values)
+    assert layer.keys is not None
+    assert layer.values is not None
+    used = keys.shape[2]
+    layer.keys[:, :, :used].copy_(keys)
+    layer.values[:, :, :used].copy_(values)
+    layer.cumulative_length.fill_(used)
