@@ -1,4 +1,4 @@
-"""Where a GPU's time goes in a piece of our work: `python -m benchmarks.kernel_profile FOLDER ppo_opt [--rows 64]`.
+"""Where a GPU's time goes in a piece of our work: `python -m benchmarks.kernel_profile FOLDER ppo_opt [--rows 64 --tokens 64]`.
 
 The table has the kernels with the most time, of all steps together with the loading before them. FOLDER is made by
 `benchmarks.data` with the scale `gpu`.
@@ -24,9 +24,11 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("work", choices=ALL)
     parser.add_argument("--rows", type=int, help="in place of the work's own: a profile keeps every kernel in memory")
+    parser.add_argument("--tokens", type=int, help="new tokens of a response, likewise")
     words = parser.parse_args()
     work = scaled(ALL[words.work], SCALES["gpu"])
-    work = replace(work, rows=words.rows or work.rows)
+    response = (words.tokens, words.tokens) if words.tokens else work.response
+    work = replace(work, rows=words.rows or work.rows, response=response)
     with tempfile.TemporaryDirectory() as scratch, profile(activities=[ProfilerActivity.CUDA]) as profiled:
         found = measure("ours", work, "auto", words.folder, 1, Path(scratch))
         torch.cuda.synchronize()
