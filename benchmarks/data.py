@@ -117,7 +117,7 @@ def make_model(folder: Path, name: str, endless: bool = True) -> None:
     """
     tokenizer = AutoTokenizer.from_pretrained(resolve_model("smollm2-135m" if name in SHAPES else name))
     if name in SHAPES:
-        model = random_model(name, len(tokenizer))
+        model, tokenizer.chat_template = random_model(name, len(tokenizer)), None
     else:
         model = AutoModelForCausalLM.from_pretrained(resolve_model(name))
     if endless:
@@ -172,7 +172,7 @@ def make_reward_models(folder: Path, work: Work) -> None:
     if work.gpu_models and not target.exists():
         tokenizer = AutoTokenizer.from_pretrained(folder / work.model_folder)
         model = random_model(work.gpu_models[1], len(tokenizer), AutoModelForSequenceClassification)
-        model.config.pad_token_id = tokenizer.pad_token_id
+        model.config.eos_token_id, model.config.pad_token_id = tokenizer.eos_token_id, tokenizer.pad_token_id
         with new_folder(target) as temporary:
             model.save_pretrained(temporary)
             tokenizer.save_pretrained(temporary)

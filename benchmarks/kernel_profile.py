@@ -1,4 +1,4 @@
-"""Where a GPU's time goes in a piece of our work: `python -m benchmarks.kernel_profile FOLDER ppo_opt [--rows 64 --tokens 64]`.
+"""Where a GPU's time goes in a piece of our work: `python -m benchmarks.kernel_profile FOLDER ppo_opt [--rows 64]`.
 
 The table has the kernels with the most time, of all steps together with the loading before them. FOLDER is made by
 `benchmarks.data` with the scale `gpu`.

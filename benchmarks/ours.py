@@ -41,6 +41,7 @@ def ppo(work: Work, variant: str, folder: Path, seed: int, scratch: Path) -> Mea
     rows = read_metrics(Path(config.output_dir))[work.warmup :]
     length = [row["response/length"] for row in rows]
     figures = {"response_tokens": sum(length) / len(length), "kl": rows[-1]["kl/k1"], "mfu": _mean(rows, "speed/mfu")}
+    figures["mfu_learn"] = _mean(rows, "speed/mfu_learn")
     figures |= {part: _mean(rows, f"time/{part}") for part in ("sample", "score", "record", "learn")}
     return Measurement([row["time/update"] for row in rows], [round(each * work.rows) for each in length], figures)
 

@@ -11,6 +11,7 @@ import math
 import os
 import platform
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -64,6 +65,8 @@ def measured_code() -> str:
     """The commit that last touched what is measured or how."""
 
     def git(*words: str) -> str:
+        if shutil.which("git") is None:
+            return ""
         done = subprocess.run(["git", *words, "--", *MEASURED], cwd=ROOT, capture_output=True, text=True, check=False)
         return done.stdout.strip()
 
@@ -78,7 +81,7 @@ def environment() -> dict[str, str]:
 
 
 def run_side(session: Session, side: str, work: Work, variant: str, pair: int) -> Line:
-    """One measured run, whose line is also kept. Raises: SystemExit if it fails, TimeoutExpired at the deadline."""
+    """One measured run, whose line is also kept. Raises: ChildProcessError if it fails, TimeoutExpired at the deadline."""
     python = sys.executable if side == "ours" else session.pythons[work.peer_environment]
     with tempfile.TemporaryDirectory() as folder:
         result, log = Path(folder) / "result.json", Path(folder) / "log"
@@ -91,7 +94,9 @@ def run_side(session: Session, side: str, work: Work, variant: str, pair: int) -
             options: dict[str, Any] = {"stdout": file, "stderr": subprocess.STDOUT, "timeout": left}
             done = subprocess.run(command, cwd=ROOT, env=environment(), check=False, **options)
         if done.returncode or not result.exists():
-            raise SystemExit(f"{log.read_text(errors='replace')[-3000:]}\n{' '.join(command)}: failed ({done.returncode})")
+            raise ChildProcessError(
+                f"{log.read_text(errors='replace')[-3000:]}\n{' '.join(command)}: failed ({done.returncode})"
+            )
         found = json.loads(result.read_text(encoding="utf-8"))
     head = {"work": work.name, "side": side, "variant": variant, "pair": pair, "scale": session.scale}
     wall = round(time.monotonic() - begun, 1)
@@ -103,7 +108,7 @@ def run_side(session: Session, side: str, work: Work, variant: str, pair: int) -
 def steps(session: Session, work: Work, pairs: int) -> Iterator[tuple[str, str, int]]:
     """The runs that are still to be done: side, variant, pair. Asked for one at a time: the later depend on the earlier."""
     for pair in range(1, pairs + 1):
-        for side in ("peer", "ours") if pair % 2 else ("ours", "peer"):
+        for side in ("ours", "peer") if pair % 2 else ("peer", "ours"):
             variants = work.ours if side == "ours" else () if work.compared_with else work.peer
             if pair > 1 and variants:
                 lines = read(session.results)
@@ -174,12 +179,19 @@ def main() -> None:
     session.drop(lambda line: "machine" in line)
     code = "import importlib.metadata as m; print(m.version('trl'))"
     session.add({"machine": machine() | {"trl": {name: ask(python, "-c", code) for name, python in pythons.items()}}})
+    failed = []
     try:
         for name in names:
-            measure(session, ALL[name], words.pairs)
+            try:
+                measure(session, ALL[name], words.pairs)
+            except ChildProcessError as error:
+                failed.append(name)
+                print(error, flush=True)
     except subprocess.TimeoutExpired:
         print(f"the {words.minutes:g} minutes are up; the same command continues there", flush=True)
     print(update_readme(ROOT / "benchmarks" / "README.md", session.results, words.scale))
+    if failed:
+        raise SystemExit(f"failed: {', '.join(failed)}")
 
 
 if __name__ == "__main__":

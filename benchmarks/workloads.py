@@ -96,7 +96,7 @@ class Scale:
 SCALES = {
     "cpu": Scale("smollm2-135m"),
     # Micro-batches for tens of GB of memory.
-    "gpu": Scale("llama-1b", 4.0, 4.0, {"micro_batch_tokens": 16384}),
+    "gpu": Scale("llama-1b", 4.0, 4.0, {"micro_batch_tokens": 8192}),
     "tiny": Scale("tiny-llama", rows=1 / 8, tokens=1 / 8),
 }
 
@@ -143,8 +143,8 @@ WORKS = (
     replace(
         _PPO,
         name="ppo_opt",
-        title="PPO as DeepSpeed-Chat's: OPT-1.3B, rewards and values by OPT-350M, 256 prompts of 256 tokens, 256 new",
-        rows=256,
+        title="PPO as DeepSpeed-Chat's: OPT-1.3B, rewards and values by OPT-350M, 128 prompts of 256 tokens, 256 new",
+        rows=128,
         prompt=(256, 256),
         response=(256, 256),
         warmup=1,

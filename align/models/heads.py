@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 from align.core.tensor_ops import Padded, entropy_of, log_probs_of
 from align.models.backbone import Backbone
 
-WHOLE_BYTES = 2**30
+WHOLE_BYTES = {"cpu": 2**30, "cuda": 2**32}
 """Larger logits are computed in parts of at most this many bytes, and again in the backward pass."""
 
 
@@ -40,7 +40,8 @@ def predict_tokens(
         missing = -count % sequence.size
         states, tokens = pad(states, (0, 0, 0, missing)), pad(tokens, (0, missing))
         states, tokens = sequence.own_tokens(states[None])[0], sequence.own_tokens(tokens[None])[0]
-    parts = math.ceil(len(tokens) * int(backbone.model.config.vocab_size) * states.element_size() / WHOLE_BYTES)
+    whole = WHOLE_BYTES.get(states.device.type, WHOLE_BYTES["cpu"])
+    parts = math.ceil(len(tokens) * int(backbone.model.config.vocab_size) * states.element_size() / whole)
     if parts <= 1:
         found = [of_part(states, tokens)]
     else:

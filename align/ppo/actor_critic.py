@@ -34,8 +34,8 @@ def build_actor_critic(
     """Build the module that PPO trains.
 
     A separate critic starts from the reward model (InstructGPT, section 3.5) if the reward model is an adapter on the
-    policy's base. If all weights are trained, it does if the reward model has the policy's architecture and reads its
-    token ids. Otherwise it starts from the initial policy, with a head that starts at 0.
+    policy's base. If all weights are trained, it does if the reward model has the policy's model type, in any size, and
+    reads its token ids. Otherwise it starts from the initial policy, with a head that starts at 0.
 
     Args:
         critic: `shared`: a head on the policy's trunk; `separate`: a model, or with LoRA an adapter, for values alone.
@@ -60,8 +60,11 @@ def build_actor_critic(
             _start_from(reward_adapter.head, reward_adapter.mean, value_head)
         backbone.peft.set_requires_grad(policy.adapter)  # adding one adapter must not freeze the other
     elif critic == "separate":
-        reward = critic_init if isinstance(critic_init, LoadedReward) else None
-        model = _critic_from_reward(policy, reward, value_head) or copy_backbone(backbone)
+        if isinstance(critic_init, LoadedReward) and (source := _source_of_values(critic_init, policy)):
+            model, value_head = copy_backbone(source.backbone), ScalarHead(source.backbone.hidden_size)
+            _start_from(source.head, critic_init.mean, value_head)
+        else:
+            model = copy_backbone(backbone)
         model.requires_grad_(True)
         freeze_unused_lm_head(model)
     reference_adapter = _reference_adapter(policy) if reference_is_updated and policy.adapter else None
@@ -91,18 +94,14 @@ def _reference_adapter(loaded: LoadedModel) -> str:
     return REFERENCE_ADAPTER
 
 
-def _critic_from_reward(loaded: LoadedModel, reward: LoadedReward | None, value_head: ScalarHead) -> Backbone | None:
-    """A copy of the reward model's backbone, and its head in `value_head`; None if values cannot start from it."""
-    if reward is None or not isinstance(reward.model, RewardModel):
+def _source_of_values(reward: LoadedReward, policy: LoadedModel) -> RewardModel | None:
+    """A reward model that values can start from: of the policy's kind, and it reads every id that is sampled; else None."""
+    if not isinstance(reward.model, RewardModel):
         return None
-    policy, own = loaded.backbone.model.config, reward.loaded.backbone.model.config
-    alike = policy.model_type == own.model_type and policy.hidden_size == own.hidden_size
-    if not alike or is_prefix_lm(policy) != is_prefix_lm(own) or not reads_ids_of(reward, loaded.tokenization):
-        return None
-    if vocabulary_rows(reward.loaded.backbone.model) < vocabulary_rows(loaded.backbone.model):
-        return None  # a critic reads each sampled id
-    _start_from(reward.model.head, reward.mean, value_head)
-    return copy_backbone(reward.model.backbone)
+    model, own = policy.backbone.model, reward.loaded.backbone.model
+    alike = model.config.model_type == own.config.model_type and is_prefix_lm(model.config) == is_prefix_lm(own.config)
+    reads = alike and reads_ids_of(reward, policy.tokenization) and vocabulary_rows(own) >= vocabulary_rows(model)
+    return reward.model if reads else None
 
 
 @torch.no_grad()

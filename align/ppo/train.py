@@ -104,9 +104,12 @@ def train(config: PPOConfig, setup: PPOSetup) -> Path:
         state.negative_kl.check(response_kl(experience))
         if update > config.critic_warmup:
             state.kl.update(metrics["kl/k1"], len(experience.rollout))
-        flops = sum(phase_flops(setup.flops_profiles, lengths, config.num_ppo_epochs).values()) + learned["flops"]
+        phases = phase_flops(setup.flops_profiles, lengths, config.num_ppo_epochs)
+        flops = sum(phases.values()) + learned["flops"]
         metrics |= learned | {"flops": flops} | clock.shares()
         metrics |= run.speed(float(experience.lengths.sum()), flops, metrics["time/update"])
+        learning_flops = phases["learning"] + learned["flops"]
+        metrics["speed/mfu_learn"] = metrics["speed/mfu"] * (learning_flops / flops) / metrics["time/learn"]
         if evaluator.is_due(update):
             metrics |= evaluator.evaluate(update)
         run.log(update, metrics)

@@ -12,7 +12,7 @@ from align.sft import SFTConfig, run_sft
 from align.training.run_folder import read_metrics
 
 COMMON = {"report_to": ["none"], "overlong": "truncate", "max_prompt_tokens": 64, "learning_rate": 1e-4}
-SUPERVISED = {"max_response_tokens": 32, "batch_size": 30}
+SUPERVISED = {"max_response_tokens": 32, "batch_size": 10}
 RANKINGS = {"train_data": "data/rankings_heldout.jsonl", "validation_data": "data/rankings_heldout.jsonl"}
 PPO = {
     "total_updates": 2,
