@@ -29,7 +29,7 @@ from align.core.files import write_json_lines
 from align.runtime.distributed import cpu_flags
 from align.runtime.flops import measured_peak
 from benchmarks.results import Line, best_variant, read, runs, update_readme
-from benchmarks.workloads import ALL, SCALES, Work, works_of
+from benchmarks.workloads import ALL, SCALES, Work, scaled, works_of
 
 ROOT = Path(__file__).parents[1]
 MEASURED = ("align", *(f"benchmarks/{name}.py" for name in ("data", "measuring", "ours", "workloads")))
@@ -183,7 +183,7 @@ def main() -> None:
     try:
         for name in names:
             try:
-                measure(session, ALL[name], words.pairs)
+                measure(session, scaled(ALL[name], SCALES[words.scale]), words.pairs)
             except ChildProcessError as error:
                 failed.append(name)
                 print(error, flush=True)

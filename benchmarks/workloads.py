@@ -85,18 +85,20 @@ class Scale:
         model: a built-in model, or a shape of `benchmarks.data` with random weights.
         rows, tokens: factors of `Work.rows` and of all lengths.
         settings: ours of all training, instead of those of a work.
+        peer: the number formats that the peer tries.
     """
 
     model: str
     rows: float = 1.0
     tokens: float = 1.0
     settings: dict[str, Any] = field(default_factory=dict)
+    peer: tuple[str, ...] = ("float32", "bfloat16")
 
 
 SCALES = {
     "cpu": Scale("smollm2-135m"),
     # Micro-batches for tens of GB of memory.
-    "gpu": Scale("llama-1b", 4.0, 4.0, {"micro_batch_tokens": 8192}),
+    "gpu": Scale("llama-1b", 4.0, 4.0, {"micro_batch_tokens": 8192}, peer=("bfloat16",)),
     "tiny": Scale("tiny-llama", rows=1 / 8, tokens=1 / 8),
 }
 
@@ -218,4 +220,5 @@ def scaled(work: Work, scale: Scale) -> Work:
     rows = max(1, round(work.rows * scale.rows))
     settings = work.settings | scale.settings
     spans = {"prompt": tokens(work.prompt), "response": tokens(work.response)}
-    return replace(work, rows=rows, settings=settings, **spans)
+    formats = tuple(each for each in work.peer if each in scale.peer)
+    return replace(work, rows=rows, settings=settings, peer=formats, **spans)
