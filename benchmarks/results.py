@@ -115,10 +115,11 @@ def row(summary: Summary) -> str:
 def machine_text(machine: Line, commits: list[str]) -> str:
     """A sentence about the machine, the versions and the code."""
     trl = ", ".join(f"{version} ({name})" for name, version in machine["trl"].items())
-    memory, bfloat16, float32 = (machine[name] for name in ("memory_gib", "bfloat16_tflops", "float32_tflops"))
+    bfloat16, float32 = (machine.get(f"{name}_tflops") for name in ("bfloat16", "float32"))
+    products = f"; matrix products at {bfloat16} TFLOP/s in bfloat16 and {float32} in float32" if bfloat16 else ""
     return (
-        f"{machine['device']}, {machine['cores']} cores, {memory} GiB; matrix products at {bfloat16} TFLOP/s in bfloat16 "
-        f"and {float32} in float32.\nPython {machine['python']}, torch {machine['torch']}, transformers "
+        f"{machine['device']}, {machine['cores']} cores, {machine['memory_gib']} GiB{products}.\n"
+        f"Python {machine['python']}, torch {machine['torch']}, transformers "
         f"{machine['transformers']}, TRL {trl}. {machine['date']}, commit {', '.join(commits)}."
     )
 
@@ -140,11 +141,11 @@ def race_text(lines: list[Line]) -> list[str]:
 
 def mfu_text(lines: list[Line]) -> list[str]:
     """The model FLOPs utilization of our runs (the metric `speed/mfu`)."""
-    used = {
-        work.name: [line["figures"]["mfu"] for line in runs(lines, work.name, "ours") if "mfu" in line["figures"]]
-        for work in WORKS
-    }
-    found = [f"{name} {statistics.median(each):.0%}" for name, each in used.items() if each]
+    found = []
+    for work in WORKS:
+        for figure, part in (("mfu", ""), ("mfu_learn", " (learning alone)")):
+            values = [line["figures"][figure] for line in runs(lines, work.name, "ours") if figure in line["figures"]]
+            found += [f"{work.name} {statistics.median(values):.1%}{part}"] if values else []
     return ["", f"MFU of ours: {', '.join(found)}."] if found else []
 
 
