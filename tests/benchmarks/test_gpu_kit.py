@@ -1,14 +1,13 @@
 """What a kit for a GPU machine without network holds; that it is enough was tried by hand, as docs/howto/gpu.md says."""
 
-import hashlib
 from importlib.metadata import requires
 from pathlib import Path
 
-import pytest
 import torch
 
+from align.model_registry.registry import resolve_model
 from align.models.loading import load_whole
-from benchmarks.gpu_kit import MACHINE, NEVER, direct_requirements, join_parts, missing, pins, random_model
+from benchmarks.gpu_kit import MACHINE, MODEL, NEVER, direct_requirements, missing, pins, unpack
 
 ROOT = Path(__file__).parents[2]
 REQUIRES = {
@@ -36,25 +35,13 @@ def test_everything_that_is_brought_is_pinned_and_small():
     assert machine["torch"].startswith("2.11")
 
 
-def test_parts_become_the_wheel_again(tmp_path):
-    data = bytes(range(256)) * 5
-    folders = [tmp_path / f"kit-weights-{number}" for number in (1, 2)]
-    for number, (folder, part) in enumerate(zip(folders, (data[:700], data[700:]), strict=True), start=1):
-        folder.mkdir()
-        (folder / f"some.whl.{number}").write_bytes(part)
-    wheel = join_parts(folders[::-1], tmp_path)
-    assert wheel.name == "some.whl"
-    assert hashlib.sha256(wheel.read_bytes()).digest() == hashlib.sha256(data).digest()
-    with pytest.raises(SystemExit, match=r"parts of the wheel are missing: there are some\.whl\.2"):
-        join_parts(folders[1:], tmp_path)
-
-
-def test_a_random_model_in_its_place_says_so(tmp_path, sharp_folders):
-    source = tmp_path / "source"
-    source.mkdir()
+def test_the_machine_makes_a_random_model_that_says_so(tmp_path, sharp_folders, monkeypatch):
+    (tmp_path / "model").mkdir()
     for path in Path(sharp_folders["tiny-llama"]).iterdir():
         if path.suffix != ".safetensors":
-            (source / path.name).write_bytes(path.read_bytes())
-    random_model(source, tmp_path / "made")
-    assert "Random weights" in (tmp_path / "made" / "README.md").read_text()
-    assert load_whole(str(tmp_path / "made"), torch.bfloat16).backbone.model.dtype == torch.bfloat16
+            (tmp_path / "model" / path.name).write_bytes(path.read_bytes())
+    unpack(tmp_path)
+    monkeypatch.setenv("ALIGN_CACHE", str(tmp_path / "cache"))
+    made = Path(resolve_model(MODEL))
+    assert "Random weights" in (made / "README.md").read_text()
+    assert load_whole(str(made), torch.bfloat16).backbone.model.dtype == torch.bfloat16
