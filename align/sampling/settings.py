@@ -74,7 +74,6 @@ class VLLMSettings(Settings):
     timeout: float = option(
         300.0, "seconds to wait for the vLLM server to start, and for each of its answers", gt=0, le=1500
     )
-    retries: int = option(3, "number of times that a rollout waits up to timeout for a vLLM server that failed", ge=0)
     importance_cap: float = option(
         0.0,
         "weight each token's policy loss by min(p(policy) / p(vLLM), importance_cap) and continue despite any mismatch "

@@ -5,15 +5,14 @@ The policy's weights are sent before each rollout, by the names of a plain check
 
 import math
 import os
-import re
 import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import partial
+from itertools import repeat
 from typing import Any
 
 import requests
@@ -42,15 +41,10 @@ Row = tuple[list[int], list[float]]
 """A response's tokens, and vLLM's log-prob of each."""
 
 
-class ServerGoneError(UserError):
-    """The server no longer answers."""
-
-
 class VLLMServer:
     """Samples from a server that was started with the policy's base or another checkpoint of its architecture.
 
-    Only the main process talks to the server, and shares the results with the others. A server that is lost and comes back
-    gets the weights again, and is asked for the rows that it had not answered.
+    Only the main process talks to the server, and shares the results with the others.
 
     Args:
         longest: tokens of the longest prompt and response together.
@@ -64,7 +58,7 @@ class VLLMServer:
 
     def __init__(self, config: EngineConfig, train_engine: TrainEngine, loaded: LoadedModel, longest: int) -> None:
         vllm = config.vllm
-        self.url, self.timeout, self.retries = vllm.url.rstrip("/"), vllm.timeout, vllm.retries
+        self.url, self.timeout = vllm.url.rstrip("/"), vllm.timeout
         self.train_engine, self.loaded, self.longest, self.stale = train_engine, loaded, longest, True
         self.accelerator = train_engine.accelerator
         require_servable(loaded.backbone, loaded.adapter)
@@ -72,31 +66,12 @@ class VLLMServer:
 
     def sample(self, prompts: Sequence[list[int]], sampling: SamplingParams, seed: SeedKey) -> Responses:
         seeds = row_seeds(len(prompts), *seed)
-        answered: dict[int, Row] = {}  # filled on the main process alone
-        sample_missing = partial(self._sample_missing, prompts, sampling, seeds, answered)
-        for attempt in range(self.retries + 1):
-            gone = self._send_weights_if_stale() or run_on_main(lambda: _connection_loss(sample_missing), self.accelerator)
-            if not gone:
-                rows = run_on_main(lambda: [answered[row] for row in range(len(answered))], self.accelerator)
-                return _responses(rows, sampling.stops(self.loaded.tokenization.end_ids))
-            if attempt == self.retries:
-                break
-            kept = f"{len(answered)} of {len(prompts)} responses are kept"
-            self.train_engine.run.print(f"warning: {gone}; {kept}, waiting {self.timeout:g} s at most until it is back")
-            if run_on_main(lambda: _connection_loss(self._connect_again), self.accelerator):
-                break
-            self.stale = True
-        raise UserError(gone)
-
-    def _send_weights_if_stale(self) -> str:
-        """Call on all processes; returns why the connection was lost, or ""."""
         if self.stale:
             with gathered_weights(self.train_engine.module, self.accelerator):
-                gone = run_on_main(lambda: _connection_loss(self._send_weights), self.accelerator)
-            if gone:
-                return gone
+                run_on_main(self._send_weights, self.accelerator)
             self.stale = False
-        return ""
+        rows = run_on_main(lambda: self._sample_rows(prompts, sampling, seeds), self.accelerator)
+        return _responses(rows, sampling.stops(self.loaded.tokenization.end_ids))
 
     def weights_changed(self) -> None:
         self.stale = True
@@ -114,15 +89,6 @@ class VLLMServer:
         with self._server_errors(what), self._exit_after_timeout(what):
             # No index: the current device, which accelerate has set.
             self.client.init_communicator("cuda")
-
-    def _connect_again(self) -> None:
-        """Wait for a server that went away, and join it as at first."""
-        self.client.close_communicator()  # type: ignore[no-untyped-call]
-        try:
-            self._connect()
-        except UserError as error:
-            raise ServerGoneError(str(error)) from error
-        self.train_engine.run.print(f"the vLLM server at {self.url} is back")
 
     def _require_same_model(self) -> None:
         """Refuse a server with another vocabulary or too short a context."""
@@ -147,24 +113,18 @@ class VLLMServer:
     def _send_weights(self) -> None:
         backbone, adapter = self.loaded.backbone, self.loaded.adapter
         what = "sending it the weights"
-        with self._server_errors(what, may_have_restarted=True), self._exit_after_timeout(what):
+        with self._server_errors(what), self._exit_after_timeout(what):
             # Each start of vLLM draws a new id. A restarted server has not joined the transfer: the broadcast would hang.
             if self.client.get_server_info().get("instance_id") != self.instance:
-                raise ConnectionResetError("it was started again since the last rollout")
+                raise ValueError("it was started again since the last rollout")
             self.client.update_named_params(weight_layout(backbone, adapter), served_weights(backbone, adapter))
             self.client.reset_prefix_cache()  # type: ignore[no-untyped-call]
 
-    def _sample_missing(
-        self, prompts: Sequence[list[int]], sampling: SamplingParams, seeds: list[int], answered: dict[int, Row]
-    ) -> None:
-        """Request the rows that have no answer yet, several at a time; each answer is stored as it arrives."""
-
-        def ask(row: int) -> None:
-            answered[row] = self._sample_row(prompts[row], sampling, seeds[row])
-
+    def _sample_rows(self, prompts: Sequence[list[int]], sampling: SamplingParams, seeds: list[int]) -> list[Row]:
+        """Request several rows at a time."""
         pool = ThreadPoolExecutor(ROWS_AT_ONCE)
         try:
-            list(pool.map(ask, [row for row in range(len(prompts)) if row not in answered]))
+            return list(pool.map(self._sample_row, prompts, repeat(sampling), seeds))
         finally:
             pool.shutdown(cancel_futures=True)
 
@@ -188,20 +148,14 @@ class VLLMServer:
         return row
 
     @contextmanager
-    def _server_errors(self, what: str, may_have_restarted: bool = False) -> Iterator[None]:
-        """Turn any error of the server into a UserError; TRL's client raises all kinds, even plain Exception.
-
-        Args:
-            may_have_restarted: whether any error but a timeout counts as a lost connection.
-        """
+    def _server_errors(self, what: str) -> Iterator[None]:
+        """Turn any error of the server into a UserError; TRL's client raises all kinds, even plain Exception."""
         try:
             yield
         except UserError:
             raise
         except Exception as error:
-            lost = not _is_timeout(error) if may_have_restarted else _is_connection_loss(error)
-            kind = ServerGoneError if lost else UserError
-            raise kind(
+            raise UserError(
                 f"vLLM server {self.url}: {what} failed ({first_line(error)}); see the server's own log, start it as "
                 "described in docs/clusters.md, then resume with --resume_from_checkpoint auto"
             ) from error
@@ -221,29 +175,6 @@ class VLLMServer:
             yield
         finally:
             timer.cancel()
-
-
-def _is_connection_loss(error: Exception) -> bool:
-    """Whether the server is down: no connection, an answer that breaks off, or a proxy's 502 to 504.
-
-    A server that is only slow is not retried.
-    """
-    if isinstance(error, (requests.ConnectionError, requests.exceptions.ChunkedEncodingError)):
-        return not _is_timeout(error)
-    return bool(re.match(r"Request failed: 50[234]\b", str(error)))
-
-
-def _is_timeout(error: Exception) -> bool:
-    return isinstance(error, (requests.Timeout, TimeoutError)) or "timed out" in str(error)
-
-
-def _connection_loss(work: Callable[[], None]) -> str:
-    """Call a function; returns why the connection was lost meanwhile, or ""."""
-    try:
-        work()
-    except ServerGoneError as error:
-        return str(error)
-    return ""
 
 
 class Client(VLLMClient):

@@ -25,7 +25,6 @@ class Server(ThreadingHTTPServer):
         answers: path to a (status, body) that is given instead of the true answer.
         dies_after: completions after which nobody is there any more.
         instance: what identifies this start of the server.
-        cut_off: whether the next completion's answer breaks off.
         silent: a path that is answered only after `seconds_silent`.
     """
 
@@ -36,7 +35,7 @@ class Server(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", port), Handler)
         self.model, self.tokenizer = Model(folder), AutoTokenizer.from_pretrained(folder)
         self.folder, self.requests, self.updates, self.paths = folder, [], [], []
-        self.instance, self.cut_off = uuid.uuid4().hex[:5], False
+        self.instance = uuid.uuid4().hex[:5]
         self.answers, self.dies_after, self.silent, self.channel = {}, math.inf, None, None
         self.url = f"http://127.0.0.1:{self.server_address[1]}"
         threading.Thread(target=self.serve_forever, args=(0.01,), daemon=True).start()
@@ -148,8 +147,4 @@ class Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
-        if path == "/v1/completions" and self.server.cut_off:
-            self.server.cut_off = False
-            data = data[: len(data) // 2]
-            self.close_connection = True
         self.wfile.write(data)
