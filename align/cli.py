@@ -147,13 +147,6 @@ def _annotate(words: list[str]) -> None:
         raise SystemExit(code)
 
 
-def stages_with_settings() -> dict[str, Stage]:
-    """Every command with settings; a task of `align eval` as `eval TASK`."""
-    from align.eval import TASKS
-
-    return {**TRAINING_STAGES, **OTHER_STAGES, **{f"eval {name}": task for name, task in TASKS.items()}}
-
-
 COMMANDS = {
     **_of_stages(TRAINING_STAGES),
     "launch": Command(launch.HELP, launch.main),
@@ -163,10 +156,6 @@ COMMANDS = {
     "report": Command(tools.REPORT_HELP, tools.report_command),
     "data": Command(tools.DATA_HELP, tools.data_command),
     "model": Command(tools.MODEL_HELP, tools.model_command),
-    "schema": Command(
-        "schema COMMAND: the JSON Schema of a command's YAML files, for editors",
-        lambda words: tools.schema_command(words, stages_with_settings()),
-    ),
     "annotate": Command("start the labeling app", _annotate),
 }
 """Every command by its name, in the order of `align --help`."""

@@ -1,20 +1,14 @@
-"""The commands without a settings file: `align report`, `align data`, `align model` and `align schema`."""
+"""The commands without a settings file: `align report`, `align data` and `align model`."""
 
 import argparse
-import json
 import sys
 from argparse import Namespace
-from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, fields
 from pathlib import Path
-from types import NoneType
-from typing import Any, Literal, NoReturn, get_args, get_origin
+from typing import NoReturn
 
-from align.core.errors import UserError, nearest_name_hint
-from align.core.files import write_text
-from align.core.launch import Stage, quiet_libraries
-from align.core.plugins import import_object
-from align.core.settings import HUB_REPO, Range, declarations
+from align.core.errors import UserError
+from align.core.launch import quiet_libraries
+from align.core.settings import HUB_REPO
 
 REPORT_HELP = "write the report of a run"
 DATA_HELP = "data check, convert, clean: describe a file, write it in this project's layout, clean raw text by C4's rules"
@@ -163,68 +157,3 @@ def _consolidate(options: Namespace) -> None:
     checkpoint = consolidate(Path(options.source), Path(options.output))
     print(options.output)
     print(f"consolidated {checkpoint}", file=sys.stderr)
-
-
-# ---------------------------------------------------------------------------------------------------------- align schema
-
-DRAFT = "http://json-schema.org/draft-07/schema#"
-"""The draft that yaml-language-server reads whole."""
-TYPES = {bool: "boolean", int: "integer", float: "number", str: "string"}
-
-
-def schema_command(words: Sequence[str], stages: Mapping[str, Stage]) -> None:
-    """Print the JSON Schema of a command of `stages`, or write those of all of them into a folder."""
-    if {"-h", "--help"} & set(words):
-        what = "Print the JSON Schema of a command's YAML files, or write those of all commands."
-        print(f"usage: align schema COMMAND | --all FOLDER\n\n{what}")
-        return
-    if len(words) == 2 and words[0] == "--all":
-        for name, text in schema_files(stages).items():
-            write_text(Path(words[1]) / name, text)
-        return
-    name = " ".join(words)
-    if name not in stages:
-        hint = nearest_name_hint(name, stages) or f"; use one of {', '.join(stages)}"
-        raise UserError(f"align schema: give a command with settings, or --all FOLDER, not '{name}'{hint}")
-    print(_text(name, stages[name]), end="")
-
-
-def schema_files(stages: Mapping[str, Stage]) -> dict[str, str]:
-    """Return the schemas of all commands by the names of their files."""
-    return {f"{name.replace(' ', '-')}.json": _text(name, stage) for name, stage in stages.items()}
-
-
-def _text(name: str, stage: Stage) -> str:
-    schema = {"$schema": DRAFT, "title": f"Settings of align {name}", **_object_schema(import_object(stage.config))}
-    return json.dumps(schema, indent=1, ensure_ascii=False) + "\n"
-
-
-def _object_schema(config_class: type[Any]) -> dict[str, Any]:
-    declared = declarations(config_class)
-    found: dict[str, Any] = {}
-    for item in fields(config_class):
-        found[item.name] = {"description": item.metadata["help"]}
-        if block := item.metadata.get("block"):
-            found[item.name]["anyOf"] = [_object_schema(import_object(block)), {"type": "null"}]
-        else:
-            default = item.default if item.default_factory is MISSING else item.default_factory()
-            found[item.name] |= {"default": default, **_value_schema(*declared[item.name])}
-    return {"type": "object", "properties": found, "additionalProperties": False}
-
-
-def _value_schema(hint: Any, limits: Range) -> dict[str, Any]:
-    """The schema of a value of a type within limits."""
-    if get_origin(hint) is list:  # a single value may stand alone
-        one = _value_schema(get_args(hint)[0], limits)
-        return {"anyOf": [{"type": "array", "items": one}, one]}
-    if get_origin(hint) is Literal:
-        return {"enum": list(get_args(hint))}
-    if parts := get_args(hint):
-        options = [_value_schema(part, limits) for part in parts if part is not NoneType]
-        return {"anyOf": [*options, *([{"type": "null"}, {"const": "none"}] if NoneType in parts else [])]}
-    if hint is str:
-        return {"enum": list(limits.choices)} if limits.choices else {"type": ["string", "number", "boolean"]}
-    names = {"gt": "exclusiveMinimum", "ge": "minimum", "lt": "exclusiveMaximum", "le": "maximum"}
-    bounds = {key: getattr(limits, name) for name, key in names.items() if getattr(limits, name) is not None}
-    value = {"type": TYPES[hint], **(bounds if hint is not bool else {})}
-    return value if limits.off is None else {"anyOf": [value, {"const": limits.off}]}

@@ -1,6 +1,5 @@
 """The command line: what each word does, how mistakes are told, and that a run is the same however it is started."""
 
-import json
 import runpy
 import subprocess
 import sys
@@ -19,7 +18,6 @@ from tests.commands.words import words_of
 from tests.files import read_rows, write_rows
 
 ROOT = Path(__file__).resolve().parents[2]
-SCHEMA = "error: align schema: give a command with settings, or --all FOLDER, not "
 
 
 def test_help_has_one_line_for_each_command(capsys):
@@ -55,8 +53,6 @@ def test_no_words_show_the_help_and_fail(command_error):
         (["report"], "error: align report: the following arguments are required: RUN"),
         (["ppo", "--ptx.dta", "x"], "error: unknown option --ptx.dta; did you mean --ptx.data?"),
         (["sample"], "error: model is [], but must be given"),
-        (["schema", "pp"], f"{SCHEMA}'pp'; did you mean ppo?"),
-        (["schema", "demo"], f"{SCHEMA}'demo'"),
     ],
 )
 def test_a_wrong_word_is_one_line(words, line, command_error):
@@ -71,16 +67,6 @@ def test_version_and_entry_point(capsys):
     assert version("align-rlhf") == __version__
     (found,) = entry_points(group="console_scripts", name="align")
     assert found.value == "align.cli:main"
-
-
-def test_the_schema_of_a_command(capsys):
-    cli.main(["schema", "eval", "toxicity"])
-    found = json.loads(capsys.readouterr().out)
-    assert found["title"] == "Settings of align eval toxicity"
-    top_p = found["properties"]["top_p"]
-    assert top_p == {**top_p, "default": 0.9, "exclusiveMinimum": 0, "maximum": 1, "type": "number"}
-    cli.main(["schema", "--help"])
-    assert capsys.readouterr().out.startswith("usage: align schema ")
 
 
 def test_data_check(capsys):

@@ -9,6 +9,7 @@ from accelerate.commands.launch import _validate_launch_command, launch_command_
 
 from align.cli import stage_configs
 from align.core.settings_parser import parse
+from align.eval import TASKS
 from align.model_registry.registry import registered_models
 from tests.files import read_rows
 
@@ -91,6 +92,18 @@ def test_every_value_arrives_is_a_decision_on_data_that_is_there_and_starts_from
     if stage == "dpo":
         reward = settings("reward", name)
         assert (config.train_data, config.validation_data) == (reward.train_data, reward.validation_data)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [*sorted(CONFIGS.glob("eval/*.yaml")), *sorted(CONFIGS.glob("demo/*/*.yaml"))],
+    ids=lambda path: f"{path.parent.name}/{path.stem}",
+)
+def test_the_files_of_evaluations_and_of_the_demo_parse(path):
+    stage = "reward" if path.stem == "judge" else path.stem
+    trains = stage in CLASSES and path.parent.name != "eval"
+    config = CLASSES[stage] if trains else TASKS["all" if stage == "eval" else stage].load()[0]
+    parse(config, ["--config", str(path), *(["--models", "tiny-gpt2"] if stage == "eval" else [])])
 
 
 @pytest.mark.parametrize("name", SMALL)
