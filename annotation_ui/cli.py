@@ -5,7 +5,6 @@ import os
 import socket
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,6 @@ from annotation_ui.reports.export import Selection, export, records
 from annotation_ui.reports.overview import progress
 from annotation_ui.server.proxy import Peer, proxy_sign_in
 from annotation_ui.server.services import Settings, make_services
-from annotation_ui.server.webhook import SECRET_VARIABLE, Webhook, checked_key
 from annotation_ui.store import rule_sets
 from annotation_ui.store.backup import back_up, restore
 from annotation_ui.store.batches import set_open
@@ -86,7 +84,6 @@ def _add_server_options(parser: argparse.ArgumentParser, only_if_given: bool = F
     add("--https", False, "behind a proxy that speaks TLS: cookies over https only", action="store_true")
     add("--proxy-user-header", "", "header in which a company's proxy names the signed-in user", metavar="NAME")
     add("--proxy-address", "", "IP address of that proxy; the header does not count from any other", metavar="IP")
-    add("--webhook", None, f"address that is told of complete batches; its secret: {SECRET_VARIABLE}", metavar="URL")
 
 
 def _add_batch_commands(commands: Any) -> None:
@@ -151,7 +148,6 @@ def _serve(options: argparse.Namespace) -> None:
 
     _check_address(options.host, options.port)
     proxy = proxy_sign_in(options.proxy_user_header, options.proxy_address)
-    key = checked_key(options.webhook, os.environ.get(SECRET_VARIABLE, "")) if options.webhook else b""
     os.umask(0o077)  # uploads and exports, too, are for the owner alone
     open_database(options).close()
     make_folder(options.data_dir)
@@ -163,16 +159,14 @@ def _serve(options: argparse.Namespace) -> None:
     if password is not None:
         print(f"First start: sign in as  lead  with the password  {password}  (shown only now)", flush=True)
     print(f"Labeling app: http://{options.host}:{options.port}", flush=True)
-    webhook = Webhook(services.database, options.webhook, key).running() if options.webhook else nullcontext()
-    with webhook:
-        uvicorn.run(
-            Peer(create_app(services), options.https),
-            host=options.host,
-            port=options.port,
-            log_level="warning",
-            server_header=False,
-            proxy_headers=False,  # `Peer` reads them
-        )
+    uvicorn.run(
+        Peer(create_app(services), options.https),
+        host=options.host,
+        port=options.port,
+        log_level="warning",
+        server_header=False,
+        proxy_headers=False,  # `Peer` reads them
+    )
 
 
 def _list_batches(options: argparse.Namespace) -> None:

@@ -8,10 +8,7 @@ A token comes from `align annotate token create` or from the lead's *Users* tab:
     client.export("rankings", "rankings.jsonl", batches=["week-1"], aggregated=True)
 """
 
-import base64
-import binascii
 import hashlib
-import hmac
 import json
 import os
 import time
@@ -28,7 +25,6 @@ from align.core.files import new_file, write_json
 Json = dict[str, Any]
 TOKEN_VARIABLE = "ALIGN_ANNOTATION_TOKEN"
 RETRIES = 6  # pauses of 0, 2, 4, 8, 16 and 32 s
-WEBHOOK_TOLERANCE_S = 300.0  # how old a webhook request may be
 _CHUNK = 2**16
 
 
@@ -49,7 +45,7 @@ class Client:
     """
 
     def __init__(self, url: str, token: str | None = None, timeout: float = 60.0) -> None:
-        if not is_web_address(url):
+        if not _is_web_address(url):
             raise UserError(f"{url}: not the address of a server (https://HOST)")
         token = token or os.environ.get(TOKEN_VARIABLE, "")
         if not token:
@@ -242,7 +238,7 @@ class Client:
         raise UserError(f"{self.url}: {line}")
 
 
-def is_web_address(url: str) -> bool:
+def _is_web_address(url: str) -> bool:
     """Whether a text is an address with http or https, a host and, if given, a valid port."""
     try:
         parts = urlsplit(url)
@@ -250,47 +246,3 @@ def is_web_address(url: str) -> bool:
     except ValueError:  # a bracket that no IPv6 address closes; a port that is no number
         return False
     return parts.scheme in ("http", "https") and bool(parts.hostname)
-
-
-def webhook_key(secret: str) -> bytes:
-    """The key in a webhook's secret: base64 of 24 bytes or more, which `whsec_` may precede.
-
-    Raises:
-        UserError: if it is not.
-    """
-    try:
-        key = base64.b64decode(secret.removeprefix("whsec_"), validate=True)
-    except (binascii.Error, ValueError):
-        key = b""
-    if len(key) < 24:
-        raise UserError("the secret of the webhook must be base64 of 24 bytes or more: openssl rand -base64 32")
-    return key
-
-
-def webhook_signature(key: bytes, event_id: str, timestamp: int, body: bytes) -> str:
-    """The signature of a request by the Standard Webhooks specification."""
-    signed = f"{event_id}.{timestamp}.".encode() + body
-    return "v1," + base64.b64encode(hmac.new(key, signed, hashlib.sha256).digest()).decode()
-
-
-def verified_event(secret: str, headers: Mapping[str, str], body: bytes) -> Json:
-    """Return the event of a webhook request whose signature is right and whose time is now.
-
-    Args:
-        secret: the server's ALIGN_WEBHOOK_SECRET.
-        headers: of the request.
-        body: of the request, byte for byte.
-
-    Raises:
-        UserError: if the request is not from the server, or older than five minutes.
-    """
-    given = {name.lower(): value for name, value in headers.items()}
-    event_id, timestamp = given.get("webhook-id", ""), given.get("webhook-timestamp", "")
-    if not (timestamp.isascii() and timestamp.isdigit()) or abs(time.time() - int(timestamp)) > WEBHOOK_TOLERANCE_S:
-        raise UserError("the webhook request has no time, or is too old")
-    expected = webhook_signature(webhook_key(secret), event_id, int(timestamp), body)
-    signatures = given.get("webhook-signature", "").split()
-    if not any(hmac.compare_digest(expected.encode(), signature.encode()) for signature in signatures):
-        raise UserError("the signature of the webhook request is wrong")
-    event: Json = json.loads(body)
-    return event

@@ -275,26 +275,6 @@ class AuditRecord(Base):
     created_at: Mapped[float] = mapped_column(default=time.time)
 
 
-class WebhookEvent(Base):
-    """A complete batch that the webhook reports, and again for a higher number of labelers per item.
-
-    It is sent at `next_at`, and again until it is delivered; no `next_at`: it was delivered or given up.
-    """
-
-    __tablename__ = "webhook_events"
-    __table_args__ = (UniqueConstraint("batch_id", "labelers_per_item", name="uq_webhook_events_batch_id_overlap"),)
-    id: Mapped[int] = mapped_column(primary_key=True)
-    event_id: Mapped[str] = mapped_column(String(64), unique=True)
-    batch_id: Mapped[int] = mapped_column(ForeignKey("batches.id"))
-    labelers_per_item: Mapped[int]
-    payload: Mapped[str] = mapped_column(Text)
-    created_at: Mapped[float] = mapped_column(default=time.time)
-    attempts: Mapped[int] = mapped_column(default=0)
-    next_at: Mapped[float | None]
-    delivered_at: Mapped[float | None]
-    error: Mapped[str | None] = mapped_column(Text)
-
-
 def create_tables(connection: Connection) -> None:
     """Create all tables, and the triggers that keep judgments append-only."""
     Base.metadata.create_all(connection)

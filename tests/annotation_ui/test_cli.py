@@ -6,7 +6,7 @@ import pytest
 from sqlalchemy import select
 
 from align.cli import main as align_command
-from annotation_ui.cli import main
+from annotation_ui.cli import _parser, main
 from annotation_ui.reports.export import records
 from annotation_ui.server.auth import Auth
 from annotation_ui.store.database import Database, sqlite_url
@@ -157,3 +157,10 @@ def test_tokens_on_the_shell(run, tmp_path):
     trail = [line.split("\t")[1:] for line in run("audit")[1].splitlines()[1:]]
     assert trail == [["revoke token", "shell", "token ci"], ["create token", "shell", "scopes read,export, token ci"]]
     assert token not in run("audit", "--limit", "1")[1]
+
+
+def test_options_of_the_server_stand_before_or_behind_the_command():
+    parse = _parser().parse_args
+    assert parse(["--port", "1"]).port == parse(["--port", "1", "serve"]).port == parse(["serve", "--port", "1"]).port == 1
+    assert parse(["--port", "1", "serve", "--port", "2"]).port == 2
+    assert parse(["serve"]).port == parse([]).port == 7860

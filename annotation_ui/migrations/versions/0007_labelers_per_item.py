@@ -1,4 +1,4 @@
-"""The schema of the first release. New databases are created from the models; a change of the models adds a revision."""
+"""The oldest schema that is upgraded. New databases are created from the models; a change of the models adds a revision."""
 
 revision = "0007_labelers_per_item"
 down_revision = None

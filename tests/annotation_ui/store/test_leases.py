@@ -8,7 +8,7 @@ from statistics import median
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
-from sqlalchemy import func, select, text
+from sqlalchemy import func, inspect, select, text
 from sqlalchemy.exc import DatabaseError
 
 from annotation_ui.reports.counts import labeler_counts
@@ -342,5 +342,10 @@ def test_a_new_database_has_the_newest_schema(database):
         assert compare_metadata(MigrationContext.configure(connection), Base.metadata) == []
     assert database.revisions()[0] == database.revisions()[1]
     add_batch(database, 1)
+    with database.write() as session:  # a database of the version before
+        session.execute(text("CREATE TABLE webhook_events (id INTEGER PRIMARY KEY)"))
+        session.execute(text("UPDATE alembic_version SET version_num = '0007_labelers_per_item'"))
+    database.upgrade()
+    assert not inspect(database.engine).has_table("webhook_events")
     database.upgrade()  # of a database that is up to date
     assert stored(database, select(Item.position)) == [0]
