@@ -7,6 +7,7 @@ fine-tuned model, are trained on these pairs, and PPO on the proxies. PPO uses e
 The gold model and the judge score its rollouts (`gaming_rollouts`). Two biases run side by side (`--jobs 2`).
 """
 
+import argparse
 import multiprocessing
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -24,6 +25,7 @@ from align.commands.sample import SampleConfig, run_sample
 from align.core.files import new_folder, read_json, read_json_lines
 from align.core.launch import quiet_libraries, run_unless_finished
 from align.core.settings import ModelConfig
+from align.core.settings_parser import Settings, parse
 from align.data.readers import read_records, write_records
 from align.data.records import Prompt
 from align.extras.loop_labels import ModelScorer
@@ -37,10 +39,9 @@ from align.reward.checkpoint import HEAD, save_reward_model
 from benchmarks.kept import kept
 from benchmarks.studies.gaming_figures import write_figures
 from benchmarks.studies.gaming_rollouts import prompt_key, score_rollouts
-from benchmarks.studies.gold import demo_settings
 from benchmarks.studies.planted_bias import BIASES, biased_pairs, planted
-from benchmarks.studies.runner import ROOT, study_arguments
 
+ROOT = Path(__file__).resolve().parents[2]
 MEMBERS = 3
 DECIDED = 0.4
 """Share of the pairs that the bias decides."""
@@ -191,9 +192,14 @@ class Study:
 
 def main() -> None:
     """Do the steps that are not done yet, and write figures.json and the plot."""
-    parser = study_arguments(__doc__, "reward-gaming", seeds=1)
-    parser.set_defaults(samples=4)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sft", required=True, help="folder of the fine-tuned model")
     parser.add_argument("--gold", required=True, help="folder of the gold reward model")
+    parser.add_argument("--judge", default="smollm2-135m-judge", help="a reward model that no stage was trained on")
+    parser.add_argument("--samples", type=int, default=4, help="answers to each prompt")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser.add_argument("--runs", type=Path, default=Path("runs/reward-gaming"), help="models and answers")
+    parser.add_argument("--results", type=Path, default=ROOT / "docs/studies/reward-gaming", help="folder of the figures")
     parser.add_argument("--size", choices=list(SIZES), default="smollm2-135m", help="the settings of the stages")
     parser.add_argument("--biases", nargs="+", choices=list(BIASES), default=list(BIASES))
     parser.add_argument("--conditions", nargs="+", choices=list(CONDITIONS), default=list(CONDITIONS))
@@ -227,6 +233,14 @@ def prepare(study: Study) -> None:
     kept(study.runs / "gold.json", lambda: reference_scores(study, study.gold))
     if not study.start.exists():
         cut_reward_model(study.sft, size.layers, study.start)
+
+
+def demo_settings(kind: type[Settings], demo: str, stage: str, **values: object) -> Settings:
+    """Return the settings of a stage ("" for none) in a folder of configs/demo/, with `values` on top."""
+    words = ["--config", str(ROOT / "configs" / "demo" / demo / f"{stage}.yaml")] if stage else []
+    for name, value in values.items():
+        words += [f"--{name}", *(map(str, value) if isinstance(value, list) else [str(value)])]
+    return parse(kind, words)
 
 
 def sample_answers(study: Study, prompts: Path, output: Path, sampling: Mapping[str, object]) -> None:
