@@ -19,7 +19,7 @@ TASKS = {
         "align.eval.toxicity:run_toxicity",
     ),
     "rules": Stage(
-        "how often each rule is broken, as judged by a function, a chat model or rubrics",
+        "how often each rule is broken, as judged by a chat model or rubrics",
         "align.extras.rules.evaluation:RulesConfig",
         "align.extras.rules.evaluation:run_rules",
     ),

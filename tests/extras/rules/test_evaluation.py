@@ -1,14 +1,9 @@
-"""Rules: counts, rates and agreement by hand, people and a scorer on the same cases, and a service that misbehaves."""
-
-import runpy
-import sys
+"""Rules: counts, rates and agreement by hand, and people and a chat model on the same cases."""
 
 import pytest
 
 from align.core.errors import UserError
 from align.core.statistics import majority
-from align.eval.results import read_evaluations
-from align.extras.rules import evaluation
 from align.extras.rules.evaluation import (
     QUESTION,
     RuleCase,
@@ -16,7 +11,6 @@ from align.extras.rules.evaluation import (
     agreement_measurement,
     count_violations,
     run_rules,
-    verdict,
 )
 from align.runtime.endpoint import question_version
 from annotation_ui.tasks import TASKS
@@ -31,7 +25,6 @@ V, U, F = "violates", "unsure", "follows"
 )
 def test_majority(votes, result):
     assert majority(votes, tie=U) == result
-    assert [verdict(score) for score in (0.6, 0.5, 0.4)] == [V, U, F]
 
 
 def test_agreement_counts_what_both_decided():
@@ -60,13 +53,28 @@ RULES = "name: r\nrules:\n  - id: no-insults\n    text: Insults nobody.\n  - id:
 VOTES = {"one": ([V, V], [F, F]), "two": ([F], [F]), "three": ([F, U], [V]), "four": ([F], [U])}
 
 
-def by_length(cases):
-    """A scorer that takes long responses for violations, and knows nothing of rules."""
-    return [0.9 if len(case.response) > 3 else 0.1 for case in cases]
+def by_length(question):
+    """A judge that takes long responses for violations, and knows nothing of rules."""
+    response = question.partition("<reply>\n")[2].partition("\n</reply>")[0]
+    return "BREAKS" if len(response) > 3 else "KEEPS"
 
 
 @pytest.fixture
-def settings(tmp_path):
+def judging(serve):
+    """`judging(judge)`: the settings of a chat model that answers each question with a verdict."""
+
+    def start(judge):
+        def answer(path, headers, body):
+            verdict = judge(body["messages"][0]["content"])
+            return 200, {"choices": [{"message": {"content": f"Well.\nVERDICT: {verdict}"}}]}
+
+        return {"endpoint": serve(answer), "endpoint_model": "m"}
+
+    return start
+
+
+@pytest.fixture
+def settings(tmp_path, judging):
     rows = [
         {"prompt": "p", "response": response, "rule": rule, "verdict": vote, "labeler": f"l{number}"}
         for response, both in VOTES.items()
@@ -78,7 +86,7 @@ def settings(tmp_path):
 
     def make(**more):
         chosen = {"judgments": [str(tmp_path / "judged.jsonl")], "rules": [str(tmp_path / "rules.yaml")],
-                  "output": str(tmp_path / "out"), "scorer": f"{__name__}:by_length"}  # fmt: skip
+                  "output": str(tmp_path / "out"), **judging(by_length)}  # fmt: skip
         return RulesConfig(**(chosen | more))
 
     return make
@@ -126,15 +134,9 @@ def test_responses_of_models_by_a_scorer(settings, tmp_path):
     assert values(second)["on-topic violation rate"] == (1.0, 1)
 
 
-def test_what_was_scored_is_not_scored_again(settings, monkeypatch):
+def test_what_was_judged_is_not_judged_again(settings, judging):
     asked = []
-
-    def once(cases):
-        asked.extend(cases)
-        return by_length(cases)
-
-    monkeypatch.setitem(globals(), "once", once)
-    config = settings(scorer=f"{__name__}:once")
+    config = settings(**judging(lambda question: asked.append(question) or by_length(question)))
     assert run_rules(config) == run_rules(config)
     assert len(asked) == 2 * len(VOTES)
 
@@ -143,9 +145,8 @@ def test_what_was_scored_is_not_scored_again(settings, monkeypatch):
     ("more", "complaint"),
     [
         ({"judgments": []}, "responses is .* but must be given, or judgments"),
-        ({"scorer": ""}, "scorer is '', but must be given, or rubrics for responses"),
-        ({"scorer": "endpoint"}, "endpoint is '', but must be given"),
-        ({"scorer": "endpoint", "endpoint": "http://x"}, "endpoint_model is '', but must be given with an endpoint"),
+        ({"endpoint": ""}, "endpoint is '', but must be given, or rubrics for responses"),
+        ({"endpoint_model": ""}, "endpoint_model is '', but must be given with an endpoint"),
         ({"models": ["m"]}, "write responses with `align sample`"),
     ],
 )
@@ -163,35 +164,9 @@ def test_a_rule_that_is_in_no_file_and_a_file_that_is_none_of_rules(settings, tm
             run_rules(settings())
 
 
-def test_a_score_is_a_probability(settings, monkeypatch):
-    monkeypatch.setitem(globals(), "odd", lambda cases: [2.0] * 8)
-    with pytest.raises(UserError, match=r"gave 2\.0"):
-        run_rules(settings(scorer=f"{__name__}:odd"))
-
-
-def test_a_service_reads_rule_conversation_and_reply(serve, settings):
-    def answer(path, headers, body):
-        question = body["messages"][0]["content"]
-        verdict = "BREAKS" if "three" in question and "topic." in question else "KEEPS"
-        return 200, {"choices": [{"message": {"content": f"Well.\nVERDICT: {verdict}"}}]}
-
-    asked = {"scorer": "endpoint", "endpoint": serve(answer), "endpoint_model": "m"}
+def test_a_chat_model_reads_rule_conversation_and_reply(settings, judging):
+    asked = judging(lambda question: "BREAKS" if "three" in question and "topic." in question else "KEEPS")
     (found,) = run_rules(settings(**asked))
     assert values(found)["on-topic violation rate"] == (0.25, 4)
     assert values(found)["no-insults violation rate"] == (0.0, 4)
     assert found.measurements[-1].scorer == f"m at {asked['endpoint']} ({question_version(QUESTION)})"
-
-
-def test_a_launched_script_gives_a_scorer_the_class_that_it_imports(tmp_path, monkeypatch):
-    (tmp_path / "own_scorer.py").write_text(
-        "from align.extras.rules.evaluation import RuleCase\n\n\n"
-        "def judge(cases):\n    return [float(isinstance(case, RuleCase)) for case in cases]\n"
-    )
-    (tmp_path / "r.jsonl").write_text('{"prompt": "Hi", "responses": ["Yes"], "model": ["m"]}\n')
-    words = ["--responses", str(tmp_path / "r.jsonl"), "--scorer", "own_scorer:judge", "--output", str(tmp_path / "out")]
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(sys, "argv", [evaluation.__file__, *words])
-    monkeypatch.setitem(sys.modules, "align.extras.rules.evaluation", evaluation)  # and put back at the end
-    runpy.run_path(evaluation.__file__, run_name="__main__")
-    (found,) = read_evaluations(tmp_path / "out" / "rules.json")
-    assert found.measurements[0].value == 1.0
