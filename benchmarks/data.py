@@ -25,8 +25,8 @@ from transformers import (
 
 from align.core.files import new_folder, write_json_lines
 from align.model_registry.registry import resolve_model
+from align.models.loading import load_tokenization
 from align.reward import RewardConfig, run_reward
-from align.tokenization import load_tokenization
 from benchmarks.workloads import ALL, LORA_RANK, SCALES, Work, scaled, works_of
 
 

@@ -15,7 +15,7 @@ from align.core.seeds import RngStream, SeedKey
 from align.core.statistics import mean_interval
 from align.data.records import Prompt
 from align.models.heads import response_log_probs
-from align.models.loading import LoadedModel, load_frozen, load_tokenization_of
+from align.models.loading import LoadedModel, load_frozen, load_tokenization
 from align.ppo.losses import kl_estimate
 from align.reward.checkpoint import LoadedReward
 from align.reward.scoring import RewardModelScorer
@@ -120,7 +120,7 @@ def judged_win_rates(comparison: PolicyComparison, judge: LoadedReward, policy: 
 
     `policy` is the folder or name of either, for the tokenizer that both share.
     """
-    accelerator, tokenization = Accelerator(cpu=computes_on_cpu()), load_tokenization_of(policy)
+    accelerator, tokenization = Accelerator(cpu=computes_on_cpu()), load_tokenization(policy)
     scorer = RewardModelScorer.from_loaded(judge, tokenization, accelerator, BATCH_TOKENS)
     prompts = [read_prompt(prompt, tokenization) for prompt in comparison.prompts for _ in range(comparison.samples)]
     scores = [scorer(sampled_responses(prompts, side)) for side in (comparison.before, comparison.after)]

@@ -2,12 +2,11 @@
 
 import copy
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, NamedTuple, cast
 
 import torch
 from peft import PeftConfig, PeftModel, get_peft_model
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoTokenizer, GenerationConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from align.core.errors import UserError, first_line
 from align.core.settings import ModelConfig
@@ -35,7 +34,7 @@ from align.models.lora import START_ADAPTER, new_lora_config, prepared_lora_conf
 from align.models.vocabulary import require_rows, require_vocabulary, require_vocabulary_of, rows_of_texts, vocabulary_rows
 from align.models.weights import load_weights, make_on_meta, require_finite
 from align.runtime.distributed import compute_dtype, computes_on_cpu
-from align.tokenization import Tokenization, load_tokenization, make_tokenization
+from align.tokenization import ConversationError, PairTokenization, Tokenization
 
 
 @dataclass(frozen=True)
@@ -129,7 +128,9 @@ def _read(
         raise UserError(f"model '{name}': it is a reward model without an LM head, so it cannot generate text")
     if prefix_lm or (is_adapter and reads_prompts_whole(folder)):
         make_prefix_lm(model.config, name)
-    return _Stored(model, _load_tokenization(model, name, chat_template, folder, base), folder, base, is_adapter)
+    tokenization = load_tokenization(name, chat_template, model.config)
+    require_vocabulary(model, tokenization, name)
+    return _Stored(model, tokenization, folder, base, is_adapter)
 
 
 def _whole(stored: _Stored) -> LoadedModel:
@@ -152,11 +153,28 @@ def load_frozen(
     return loaded
 
 
-def load_tokenization_of(model: str) -> Tokenization:
-    """Load the tokenization of a model without its weights."""
+def load_tokenization(model: str, chat_template: str = "auto", config: PreTrainedConfig | None = None) -> Tokenization:
+    """Load the tokenization of a model without its weights; `config` is the model's, if it is known."""
     source = str(resolve_model(model))
-    config = load_config(base_of(source)[0])
-    return load_tokenization(source, of_pairs=is_encoder(config), encoder_decoder=has_separate_encoder(config))
+    base, _ = base_of(source)
+    generation = stored_generation_config(source)
+    if generation is None and base != source:
+        generation = stored_generation_config(base)
+    config = config or load_config(base)
+    try:
+        return make_tokenization(AutoTokenizer.from_pretrained(source), chat_template, config, generation)
+    except ConversationError as error:
+        raise UserError(f"model '{model}': {error}") from error
+    except (OSError, ValueError) as error:
+        raise UserError(f"model '{model}': its tokenizer cannot be loaded ({first_line(error)})") from error
+
+
+def make_tokenization(
+    tokenizer: PreTrainedTokenizerBase, chat_template: str, config: PreTrainedConfig, generation: GenerationConfig | None
+) -> Tokenization:
+    """Return the tokenization of a model with these configs; an encoder reads prompt and response as a pair."""
+    kind = PairTokenization if is_encoder(config) else Tokenization
+    return kind(tokenizer, chat_template, end_ids(generation, config, tokenizer), has_separate_encoder(config))
 
 
 def load_on_meta(
@@ -213,10 +231,7 @@ def from_objects(
     generation = valid_generation_config(model.generation_config) if model.can_generate() else None
     if generation is not None:
         model.generation_config = generation
-    ends = partial(end_ids, generation, model.config)
-    tokenization = make_tokenization(
-        copy.deepcopy(tokenizer), config.chat_template, is_encoder(model.config), ends, has_separate_encoder(model.config)
-    )
+    tokenization = make_tokenization(copy.deepcopy(tokenizer), config.chat_template, model.config, generation)
     base = model.config.name_or_path or "a model in memory"
     require_vocabulary(model, tokenization, base)
     require_finite(model.named_parameters(), f"model '{base}'")
@@ -270,18 +285,6 @@ def _prepare_object(model: PreTrainedModel) -> None:
     model.set_attn_implementation(attention_kernel(model.config))
 
 
-def _load_tokenization(model: PreTrainedModel, name: str, chat_template: str, source: str, base: str) -> Tokenization:
-    """Load the tokenization of a model, with the end tokens of the generation config in its folder, or of its base."""
-    generation = stored_generation_config(source)
-    if generation is None and base != source:
-        generation = stored_generation_config(base)
-    ends = partial(end_ids, generation, model.config)
-    encoder_decoder = has_separate_encoder(model.config)
-    tokenization = load_tokenization(source, chat_template, is_encoder(model.config), ends, encoder_decoder)
-    require_vocabulary(model, tokenization, name)
-    return tokenization
-
-
 def freeze_unused_lm_head(backbone: Backbone) -> None:
     """Freeze a vocabulary matrix that is not tied to the embedding: rewards and values give it no gradient."""
     vocabulary, embedding = backbone.model.get_output_embeddings(), backbone.model.get_input_embeddings()
@@ -302,7 +305,7 @@ def _with_fresh_adapter(
     if not (config.lora_r or peft_config):
         if config.lora:
             raise UserError("lora is given, but lora_r is 0, which trains all weights: set lora_r, or leave out lora")
-        return _finish(config, LoadedModel(wrap(model, check=check), tokenization, base), check)
+        return _finish(config, LoadedModel(wrap(model, check=check), tokenization, base))
     lora = prepared_lora_config(peft_config, model, base) if peft_config else new_lora_config(config, model, base)
     try:
         peft_model = get_peft_model(model, lora, adapter_name=adapter, autocast_adapter_dtype=False)
@@ -310,10 +313,10 @@ def _with_fresh_adapter(
         where = "peft_config" if peft_config else f"lora_target_modules '{config.lora_target_modules}'"
         raise UserError(f"{where}: {first_line(error)}") from error
     backbone = wrap(model, faster_lora(peft_model), check)
-    return _finish(config, LoadedModel(backbone, tokenization, base, adapter), check)
+    return _finish(config, LoadedModel(backbone, tokenization, base, adapter))
 
 
-def _finish(config: ModelConfig, loaded: LoadedModel, check: bool = True) -> LoadedModel:
+def _finish(config: ModelConfig, loaded: LoadedModel) -> LoadedModel:
     if config.block_attention:
         if computes_on_cpu():
             raise UserError("block_attention: FlexAttention has no gradient on a processor; set block_attention to false")

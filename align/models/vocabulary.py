@@ -1,16 +1,19 @@
-"""Vocabularies: rows of embedding matrices, and the token ids that a tokenizer or another model knows."""
+"""Vocabularies: rows of embedding matrices, the token ids that a tokenizer or another model knows, and padding."""
 
+import copy
 from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
 
-from transformers import AutoTokenizer, PreTrainedModel
+from transformers import AddedToken, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from align.core.errors import UserError
 from align.tokenization import Tokenization
 
 MOST_UNUSED_ROWS = 1024
 """Models of one vocabulary round their rows up differently: Qwen 2.5 has 151,936 or 152,064, Pythia 50,304 to 50,688."""
+_NO_UTF8 = ("ÿ", "<0xFF>")
+"""Spellings of the byte 0xFF in vocabularies. UTF-8 has no such byte: no text yields the token."""
 
 
 def vocabulary_rows(model: PreTrainedModel) -> int:
@@ -94,3 +97,33 @@ def rows_of_texts(tokenization: Tokenization, rows: int, prompts: Iterable[Itera
 def never_read(tokenization: Tokenization) -> frozenset[int]:
     """Return the special tokens that neither template nor tokenizer writes around a text."""
     return tokenization.chat.special_ids - tokenization.written_ids()
+
+
+def with_unread_padding(tokenization: Tokenization, rows: int) -> PreTrainedTokenizerBase:
+    """Return the tokenizer, or a copy of it, with a padding token that ends no text.
+
+    A saved classifier of transformers reads its score at the last token that is not padding. Candidates are the tokenizer's
+    padding token, special tokens with "pad" in their names, the unknown token, other special tokens, and the byte 0xFF
+    (GPT-2). If none fits, there is no padding token.
+
+    Args:
+        rows: of the embedding matrix, where the token needs one.
+    """
+    tokenizer = tokenization.tokenizer
+    vocabulary = tokenizer.get_vocab()
+    pad, ends = tokenizer.pad_token_id, tokenization.end_ids
+    if pad is not None and pad not in ends and pad < rows:
+        return tokenizer
+    special = {token: id for token, id in vocabulary.items() if id in tokenization.chat.special_ids}
+    ordered = sorted(special, key=lambda token: ("pad" not in token.lower(), token != tokenizer.unk_token, special[token]))
+    known = [token for token in (*ordered, *_NO_UTF8) if token in vocabulary]
+    fitting = [token for token in known if vocabulary[token] not in ends and vocabulary[token] < rows]
+    tokenizer = copy.deepcopy(tokenizer)
+    if not fitting:
+        tokenizer.pad_token = None
+        return tokenizer
+    # A single word: a name that contains the letter keeps its tokens.
+    is_byte = fitting[0] in _NO_UTF8
+    token = AddedToken(fitting[0], single_word=True, normalized=False, special=True) if is_byte else fitting[0]
+    tokenizer.add_special_tokens({"pad_token": token})
+    return tokenizer

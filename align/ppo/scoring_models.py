@@ -15,7 +15,7 @@ from align.models.adapters import add_adapter, changes_base
 from align.models.backbone import flops_profile, is_prefix_lm
 from align.models.configs import base_of, reads_prompts_whole
 from align.models.heads import ScalarHead
-from align.models.loading import LoadedModel
+from align.models.loading import LoadedModel, load_tokenization
 from align.models.roles import REWARD_ADAPTER, Roles
 from align.models.vocabulary import require_rows, rows_of_texts, vocabulary_rows
 from align.reward.checkpoint import (
@@ -29,7 +29,7 @@ from align.reward.checkpoint import (
     scorer_folder,
 )
 from align.reward.scoring import RewardModelScorer
-from align.tokenization import ConversationError, Tokenization, load_tokenization
+from align.tokenization import ConversationError, Tokenization
 from align.tokenization.encoded import EncodedPrompt
 from align.training.run import Run
 
@@ -53,8 +53,7 @@ def can_share_base(folder: str, policy: LoadedModel, kind: HeadType = REWARD) ->
     same_base = same_base and reads_prompts_whole(folder) == is_prefix_lm(policy.backbone.model.config)
     if not same_base:
         return False
-    tokenization = load_tokenization(folder, encoder_decoder=policy.tokenization.chat.encoder_decoder)
-    return tokenization.reads_alike(policy.tokenization)
+    return load_tokenization(folder).reads_alike(policy.tokenization)
 
 
 class RewardAdapter(NamedTuple):

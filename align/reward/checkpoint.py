@@ -37,10 +37,10 @@ from align.models.checkpoint import finish_folder, require_savable, save_adapter
 from align.models.configs import load_config
 from align.models.heads import RewardModel, ScalarHead
 from align.models.loading import LoadedModel, from_objects, load_whole, read_by_ids_of
-from align.models.vocabulary import vocabulary_rows
+from align.models.vocabulary import vocabulary_rows, with_unread_padding
 from align.runtime.distributed import compute_dtype
 from align.runtime.gathering import gathered_parameters
-from align.tokenization import PairTokenization, make_tokenization, with_unread_padding
+from align.tokenization import PairTokenization, Tokenization
 
 HEAD = "reward_head.safetensors"
 
@@ -318,5 +318,5 @@ def _external_reward(name: str, loaded: LoadedModel, chat_template: str = "auto"
     model.eval().requires_grad_(False)
     has_template, own = loaded.tokenization.has_own_template, loaded.tokenization
     if not has_template and chat_template != "auto" and not isinstance(own, PairTokenization):
-        loaded = replace(loaded, tokenization=make_tokenization(own.tokenizer, chat_template, of_pairs=False))
+        loaded = replace(loaded, tokenization=Tokenization(own.tokenizer, chat_template))
     return LoadedReward(model, loaded, mean, reads_whole_turns=has_template, has_template=has_template)

@@ -1,7 +1,6 @@
 """Conversations to token ids and back."""
 
-from align.tokenization.base import Tokenization, encode_demonstration
-from align.tokenization.loading import PairTokenization, load_tokenization, make_tokenization, with_unread_padding
+from align.tokenization.base import PairTokenization, Tokenization, encode_demonstration
 from align.tokenization.rendering import (
     NAMED_TEMPLATES,
     PLAIN_TEMPLATE,
@@ -16,8 +15,5 @@ __all__ = [
     "PairTokenization",
     "Tokenization",
     "encode_demonstration",
-    "load_tokenization",
-    "make_tokenization",
     "set_template_date",
-    "with_unread_padding",
 ]

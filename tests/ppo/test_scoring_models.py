@@ -12,12 +12,13 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 from align.core.errors import UserError
 from align.models.heads import RewardModel, ScalarHead
+from align.models.loading import load_tokenization
 from align.ppo import PPOTrainer
 from align.ppo.actor_critic import build_actor_critic
 from align.ppo.scoring_models import load_source
 from align.reward.checkpoint import LoadedReward, load_reward_model, reward_of_classifier
 from align.reward.scoring import RewardModelScorer
-from align.tokenization import load_tokenization, make_tokenization
+from align.tokenization import Tokenization
 from align.tokenization.encoded import SampledResponse
 
 CHATML = (
@@ -129,7 +130,7 @@ def test_prompts_as_token_ids_are_read_as_they_are_by_a_classifier_of_the_same_v
     padded = loaded.tokenization.tokenizer
     padded.add_special_tokens({"pad_token": "[PAD]"})
     assert len(padded) > len(tokenizer)
-    policy = dataclasses.replace(loaded, tokenization=make_tokenization(padded, "auto", of_pairs=False))
+    policy = dataclasses.replace(loaded, tokenization=Tokenization(padded))
     prompt, response = [9, 10, 11], [20, 21, policy.tokenization.end_id]
     text = policy.tokenization.text(response)
     given, written = (SampledResponse(ASKED, prompt, response, text, True, as_ids) for as_ids in (True, False))

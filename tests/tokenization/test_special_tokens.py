@@ -14,9 +14,9 @@ from align.batches.encoding import encode_prompts
 from align.batches.limits import Limits
 from align.core.errors import UserError
 from align.data.records import Demonstration
-from align.model_registry.registry import resolve_model
 from align.model_registry.tiny import EOS, SPECIAL_TOKENS, byte_tokenizer
-from align.tokenization import ConversationError, Tokenization, encode_demonstration, load_tokenization
+from align.models.loading import load_tokenization
+from align.tokenization import ConversationError, Tokenization, encode_demonstration
 
 CHATML = (
     "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>' + '\\n' }}{% endfor %}"
@@ -51,7 +51,7 @@ def unigram_tokenizer():
 @pytest.fixture(scope="module", params=["bytes", "merges", pytest.param("smollm2", marks=pytest.mark.slow)])
 def found(request):
     if request.param == "smollm2":
-        return load_tokenization(str(resolve_model("smollm2-135m")))
+        return load_tokenization("smollm2-135m")
     return Tokenization(byte_tokenizer() if request.param == "bytes" else merging_tokenizer())
 
 

@@ -5,8 +5,8 @@ import pytest
 from align.core.errors import UserError
 from align.data.records import Demonstration
 from align.model_registry.tiny import BOS, EOS, byte_tokenizer
-from align.models.loading import load_tokenization_of
-from align.tokenization import Tokenization, encode_demonstration, load_tokenization
+from align.models.loading import load_tokenization
+from align.tokenization import Tokenization, encode_demonstration
 from align.tokenization.encoded import EncodedDemonstration
 from tests.refusals import refusal
 
@@ -165,7 +165,7 @@ def test_an_earlier_answer_in_the_prompt_is_not_learned():
 
 
 def test_t5_reads_every_earlier_turn_with_its_encoder(sharp_folders):
-    found = load_tokenization_of(sharp_folders["tiny-t5"])
+    found = load_tokenization(sharp_folders["tiny-t5"])
     first, second = encode_demonstration(found, CONVERSATION, one_row=False)
     assert first.prompt[-1] == second.prompt[-1] == EOS
     assert shown(found, second.prompt).endswith("Hello<eos>\nUser: And?\nAssistant: <eos>")
@@ -173,7 +173,7 @@ def test_t5_reads_every_earlier_turn_with_its_encoder(sharp_folders):
 
 
 def test_a_tokenizer_that_is_missing_is_one_line(tmp_path):
-    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     assert refusal(load_tokenization, str(tmp_path)).startswith(f"model '{tmp_path}': its tokenizer cannot be loaded (")
 
 
