@@ -145,7 +145,7 @@ def mfu_text(lines: list[Line]) -> list[str]:
     for work in WORKS:
         for figure, part in (("mfu", ""), ("mfu_learn", " (learning alone)")):
             values = [line["figures"][figure] for line in runs(lines, work.name, "ours") if figure in line["figures"]]
-            found += [f"{work.name} {statistics.median(values):.1%}{part}"] if values else []
+            found += [f"{work.name} {statistics.median(values):.0%}{part}"] if values else []
     return ["", f"MFU of ours: {', '.join(found)}."] if found else []
 
 

@@ -2,7 +2,7 @@
 
 A step is hundreds of short kernels: a GPU runs them faster than a CPU launches them, and a growing cache is copied at every
 token. A CUDA graph launches all of them at once. Nothing may be allocated or waited for in it: keys and values go into
-columns that are there from the beginning, and a mask of fixed size says which of them count.
+columns that are there from the beginning, and a mask of fixed size marks those that count.
 """
 
 import torch
@@ -110,8 +110,8 @@ class StaticDecodingState(DecodingState):
 def can_decode_statically(model: PreTrainedModel, state: DecodingState) -> bool:
     """Return whether steps of a model are recorded here.
 
-    transformers says of each class whether it has a step without decisions by value. Dynamic RoPE decides by the longest
-    position. A cache of windows or recurrent states has another shape, and ZeRO-3 gathers weights during a step.
+    transformers marks the classes whose step takes no decision by value. Dynamic RoPE decides by the longest position. A
+    cache of windows or recurrent states has another shape, and ZeRO-3 gathers weights during a step.
     """
     ropes = getattr(model.config, "rope_parameters", None) or {}
     dynamic = "dynamic" in str(ropes)
