@@ -7,12 +7,19 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
+    BloomConfig,
+    MistralConfig,
+    MixtralConfig,
+    Qwen3Config,
+)
 
 from align.core.seeds import RngStream, generator
 from align.core.settings import ModelConfig
 from align.core.tensor_ops import Padded
-from align.models.backbone import static_decoding
+from align.models.backbone import static_decoding, wrap
 from align.models.backbone.static_decoding import StaticDecodingState
 from align.models.loading import load
 from align.sampling import generation
@@ -65,6 +72,28 @@ def test_a_cache_of_fixed_size_gives_the_same_responses(load_sharp, monkeypatch,
     assert found == expected
     # Half of the rows end before the last token: they leave the batch in the middle.
     assert sorted(len(ids) for ids in found.ids)[len(PROMPTS) // 2 - 1] < 12
+
+
+@pytest.mark.parametrize(
+    ("kind", "sizes", "is_static"),
+    [
+        (Qwen3Config, {}, True),
+        (Qwen3Config, {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, False),
+        (MistralConfig, {"sliding_window": 4}, False),
+        (MixtralConfig, {"num_local_experts": 2, "num_experts_per_tok": 1}, False),
+        (BloomConfig, {}, False),
+    ],
+    ids=["plain", "dynamic RoPE", "window", "experts", "ALiBi"],
+)
+def test_a_step_is_recorded_only_where_nothing_in_it_is_decided_by_value(monkeypatch, kind, sizes, is_static):
+    heads = {"num_key_value_heads": 2, "head_dim": 8} if kind is not BloomConfig else {}
+    config = kind(vocab_size=64, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, **heads, **sizes)
+    torch.manual_seed(0)
+    backbone = wrap(AutoModelForCausalLM.from_config(config))
+    monkeypatch.setattr(static_decoding, "DEVICES", {"cpu"})
+    state, _ = backbone.prefill(Padded.from_lists([[5, 6, 7], [8]]))
+    assert isinstance(backbone.reserve(state, 4), StaticDecodingState) is is_static
+    assert backbone.reserve(state, 0) is state  # a response of one token
 
 
 @pytest.mark.parametrize("temperature", [0.6, 1.0, 1.4])

@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicCache, DynamicLayer, StaticCache, StaticLayer
 
 from align.models.backbone.contract import DecodingState
+from align.models.backbone.determinism import routers_of
 from align.runtime.sharding import is_sharded
 
 DEVICES = {"cuda"}
@@ -110,14 +111,14 @@ class StaticDecodingState(DecodingState):
 def can_decode_statically(model: PreTrainedModel, state: DecodingState) -> bool:
     """Return whether steps of a model are recorded here.
 
-    transformers marks the classes whose step takes no decision by value. Dynamic RoPE decides by the longest position. A
-    cache of windows or recurrent states has another shape, and ZeRO-3 gathers weights during a step.
+    transformers marks the classes whose step takes no decision by value. Dynamic RoPE decides by the longest position, and
+    experts may be sent their tokens one by one. A cache of windows or recurrent states has another shape, and ZeRO-3 gathers
+    weights during a step.
     """
-    ropes = getattr(model.config, "rope_parameters", None) or {}
-    dynamic = "dynamic" in str(ropes)
+    decides = not model._can_compile_fullgraph or "dynamic" in str(getattr(model.config, "rope_parameters", None))
     plain = isinstance(state.cache, DynamicCache) and all(type(layer) is DynamicLayer for layer in state.cache.layers)
-    possible = model._can_compile_fullgraph and plain and not dynamic and not any(map(is_sharded, model.parameters()))
-    return bool(possible and model.device.type in DEVICES)
+    here = model.device.type in DEVICES and not any(map(is_sharded, model.parameters()))
+    return here and plain and not decides and not routers_of(model)
 
 
 def _fill(layer: StaticLayer, keys: Tensor, values: Tensor) -> None:
