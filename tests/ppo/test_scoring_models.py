@@ -156,6 +156,17 @@ def test_a_critic_starts_from_a_reward_model_only_where_ids_mean_the_same(added,
     assert all(weight.requires_grad for key, weight in critic.items() if "lm_head" not in key and "score" not in key)
 
 
+def test_a_critic_may_be_smaller_than_the_policy(classifier, trainer):
+    """InstructGPT's values start from a reward model of 6B, also for a policy of 175B (section 3.5)."""
+    folder, _, model = classifier(hidden_size=16, intermediate_size=24, ignore_mismatched_sizes=True)
+    ppo = trainer([folder], ["red", "green"], critic="separate", chat_template="raw")
+    module = ppo.setup.engine.module
+    assert module.critic.hidden_size == module.value_head.linear.in_features == 16 < module.backbone.hidden_size
+    assert torch.equal(module.value_head.linear.weight, model.score.weight)
+    ppo.train()
+    assert not torch.equal(module.value_head.linear.weight, model.score.weight)
+
+
 def test_a_context_that_the_longest_response_will_exceed_is_refused_before_training(classifier, trainer, tmp_path):
     folder, tokenizer, _ = classifier(max_position_embeddings=24)
     words, longest = ["red", "green, blue"], len(tokenizer("green, blue").input_ids)
