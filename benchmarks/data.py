@@ -40,18 +40,14 @@ def make(folder: Path, scale: str, names: Sequence[str] = ()) -> None:
         folder.mkdir(parents=True)
     for work in (scaled(ALL[name], SCALES[scale]) for name in names or works_of(scale)):
         if not (folder / work.model_folder).exists():
-            make_model(folder / work.model_folder, _model_of(work, scale), endless=work.stage != "race")
+            is_race = work.stage == "race"
+            name = "tiny-llama" if is_race else (*work.gpu_models, SCALES[scale].model)[0]
+            make_model(folder / work.model_folder, name, endless=not is_race)
         if not (folder / f"{work.name}.ids.jsonl").exists():
             make_texts(folder, work, folder / work.model_folder, list(ALL).index(work.name))
         if work.stage == "ppo":
             make_reward_models(folder, work)
     made.write_text(recipe, encoding="utf-8")
-
-
-def _model_of(work: Work, scale: str) -> str:
-    if work.stage == "race":
-        return "tiny-llama"
-    return work.gpu_models[0] if work.gpu_models else SCALES[scale].model
 
 
 def random_model(shape: str, vocabulary: int, kind: type[Any] = AutoModelForCausalLM) -> PreTrainedModel:

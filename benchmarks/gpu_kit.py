@@ -124,24 +124,19 @@ def make(kit: Path, python: str) -> None:
 
 
 def unpack(kit: Path) -> None:
-    """Make SmolLM2 in the kit's cache, with random weights."""
-    folder = kit / "cache" / "models" / f"{MODEL}-r1"
-    if not folder.exists():
-        random_model(kit / "model", folder)
-    print(f"{folder}: {RANDOM}")
-
-
-def random_model(source: Path, folder: Path) -> None:
-    """SmolLM2's config and tokenizer from `source`, with random weights."""
+    """Make SmolLM2 in the kit's cache: its config and tokenizer, with random weights."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(source)).to(torch.bfloat16)
-    with new_folder(folder) as temporary:
-        model.save_pretrained(temporary)
-        shutil.copytree(source, temporary, dirs_exist_ok=True)
-        (temporary / "README.md").write_text(RANDOM, encoding="utf-8")
+    folder = kit / "cache" / "models" / f"{MODEL}-r1"
+    if not folder.exists():
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(kit / "model")).to(torch.bfloat16)
+        with new_folder(folder) as temporary:
+            model.save_pretrained(temporary)
+            shutil.copytree(kit / "model", temporary, dirs_exist_ok=True)
+            (temporary / "README.md").write_text(RANDOM, encoding="utf-8")
+    print(f"{folder}: {RANDOM}")
 
 
 def main() -> None:

@@ -4,12 +4,12 @@
 
 A gold reward model and a bias label pairs of sampled answers (`planted_bias`). Proxies, which have the first layers of the
 fine-tuned model, are trained on these pairs, and PPO on the proxies. PPO uses each prompt once, and none that was labeled.
-The gold model and the judge score its rollouts (`gaming_rollouts`). Two biases run side by side (`--jobs 2`).
+The gold model and the judge score its rollouts (`gaming_figures`). Two biases run side by side (`--jobs 2`).
 """
 
 import argparse
 import multiprocessing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import cache
@@ -37,8 +37,7 @@ from align.ppo.records import Rollout
 from align.reward import RewardConfig, run_reward
 from align.reward.checkpoint import HEAD, save_reward_model
 from benchmarks.kept import kept
-from benchmarks.studies.gaming_figures import write_figures
-from benchmarks.studies.gaming_rollouts import prompt_key, score_rollouts
+from benchmarks.studies.gaming_figures import prompt_key, score_rollouts, write_figures
 from benchmarks.studies.planted_bias import BIASES, biased_pairs, planted
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -154,40 +153,11 @@ SIZES = {
 }
 
 
-@dataclass(frozen=True)
-class Study:
-    """The models and folders of the study."""
-
-    sft: str
-    gold: str
-    judge: str
-    runs: Path
-    size: str
-    samples: int
-
-    @property
-    def start(self) -> Path:
-        """The reward model from which all proxies are trained."""
-        return self.runs / "start"
-
-    @property
-    def answers(self) -> Path:
-        """Sampled answers that are labeled, with their gold rewards."""
-        return self.runs / "answers.jsonl"
-
-    @property
-    def prompts(self) -> Path:
-        """The prompts of PPO."""
-        return self.runs / "prompts.jsonl"
-
-    @property
-    def references(self) -> Path:
-        """The fine-tuned model's answers to the prompts of PPO with their gold rewards."""
-        return self.runs / "references.jsonl"
-
-    def folder(self, bias: str, seed: int) -> Path:
-        """Proxies and policies of a bias."""
-        return self.runs / f"{bias}-seed{seed}"
+# Files in the folder of runs.
+ANSWERS = "answers.jsonl"  # sampled answers that are labeled, with their gold rewards
+PROMPTS = "prompts.jsonl"  # the prompts of PPO
+REFERENCES = "references.jsonl"  # the fine-tuned model's answers to these, with their gold rewards
+START = "start"  # the reward model from which all proxies are trained
 
 
 def main() -> None:
@@ -205,34 +175,33 @@ def main() -> None:
     parser.add_argument("--conditions", nargs="+", choices=list(CONDITIONS), default=list(CONDITIONS))
     parser.add_argument("--jobs", type=int, default=2, help="biases that run side by side")
     options = parser.parse_args()
-    study = Study(options.sft, options.gold, options.judge, options.runs, options.size, options.samples)
     quiet_libraries()
-    prepare(study)
+    prepare(options)
     with ProcessPoolExecutor(options.jobs, multiprocessing.get_context("spawn")) as pool:
         both = [(bias, seed) for seed in options.seeds for bias in options.biases]
         controls = {both[0]: list(CONTROLS)}
-        tasks = [pool.submit(run_bias, study, *pair, [*controls.get(pair, []), *options.conditions]) for pair in both]
+        tasks = [pool.submit(run_bias, options, *pair, [*controls.get(pair, []), *options.conditions]) for pair in both]
         for task in tasks:
             task.result()
-    folders = {f"{bias}, seed {seed}": study.folder(bias, seed) for bias, seed in both}
+    folders = {f"{bias}, seed {seed}": folder_of(options, bias, seed) for bias, seed in both}
     conditions = {name: folder_name(name) for name in (*options.conditions, "gold")}
-    write_figures(folders, conditions, study.folder(*both[0]) / "untrained", options.results)
+    write_figures(folders, conditions, folder_of(options, *both[0]) / "untrained", options.results)
 
 
-def prepare(study: Study) -> None:
+def prepare(options: argparse.Namespace) -> None:
     """Sample answers, score them by the gold model, and make the reward model that proxies start from."""
-    size = SIZES[study.size]
-    if not study.prompts.exists():
-        study.runs.mkdir(parents=True, exist_ok=True)
-        write_records(study.prompts, read_records(ROOT / size.held_out, Prompt)[: size.prompts])
-    if not study.answers.exists():
-        sample_answers(study, ROOT / size.labeled, study.answers, size.sample)
-    if not study.references.exists():
-        sample_answers(study, study.prompts, study.references, size.reference)
-    kept(study.runs / "judged.json", lambda: reference_scores(study, study.judge))
-    kept(study.runs / "gold.json", lambda: reference_scores(study, study.gold))
-    if not study.start.exists():
-        cut_reward_model(study.sft, size.layers, study.start)
+    size = SIZES[options.size]
+    if not (options.runs / PROMPTS).exists():
+        options.runs.mkdir(parents=True, exist_ok=True)
+        write_records(options.runs / PROMPTS, read_records(ROOT / size.held_out, Prompt)[: size.prompts])
+    if not (options.runs / ANSWERS).exists():
+        sample_answers(options, ROOT / size.labeled, options.runs / ANSWERS, size.sample)
+    if not (options.runs / REFERENCES).exists():
+        sample_answers(options, options.runs / PROMPTS, options.runs / REFERENCES, size.reference)
+    kept(options.runs / "judged.json", lambda: reference_scores(options, options.judge))
+    kept(options.runs / "gold.json", lambda: reference_scores(options, options.gold))
+    if not (options.runs / START).exists():
+        cut_reward_model(options.sft, size.layers, options.runs / START)
 
 
 def demo_settings(kind: type[Settings], demo: str, stage: str, **values: object) -> Settings:
@@ -243,11 +212,11 @@ def demo_settings(kind: type[Settings], demo: str, stage: str, **values: object)
     return parse(kind, words)
 
 
-def sample_answers(study: Study, prompts: Path, output: Path, sampling: Mapping[str, object]) -> None:
+def sample_answers(options: argparse.Namespace, prompts: Path, output: Path, sampling: Mapping[str, object]) -> None:
     """Write answers of the fine-tuned model with their gold rewards."""
-    more: dict[str, object] = {"prompts": prompts, "output": output, "samples_per_prompt": study.samples}
-    more |= {"model": study.sft, "reward_model": study.gold}
-    run_sample(demo_settings(SampleConfig, study.size, "", **more, **sampling))
+    more: dict[str, object] = {"prompts": prompts, "output": output, "samples_per_prompt": options.samples}
+    more |= {"model": options.sft, "reward_model": options.gold}
+    run_sample(demo_settings(SampleConfig, options.size, "", **more, **sampling))
 
 
 def cut_reward_model(model: str, layers: int, folder: Path) -> None:
@@ -274,50 +243,56 @@ def scorer(folder: str) -> ModelScorer:
     return ModelScorer(folder)
 
 
-def run_bias(study: Study, bias: str, seed: int, conditions: Sequence[str]) -> None:
+def scored(rows: Sequence[dict[str, Any]], score: ModelScorer) -> Iterator[tuple[dict[str, Any], list[float]]]:
+    """Yield each row with the scores of its responses."""
+    texts = [(row["prompt"], text) for row in rows for text in row["responses"]]
+    scores = iter(score(*zip(*texts, strict=True)))
+    for row in rows:
+        yield row, [next(scores) for _ in row["responses"]]
+
+
+def run_bias(options: argparse.Namespace, bias: str, seed: int, conditions: Sequence[str]) -> None:
     """Train the proxies of a bias and a policy under each condition, and score the policies' rollouts."""
     quiet_libraries()
-    folder = study.folder(bias, seed)
-    labels = kept(folder / "labels.json", lambda: write_labels(study, bias, seed))
+    folder = folder_of(options, bias, seed)
+    labels = kept(folder / "labels.json", lambda: write_labels(options, bias, seed))
     print(f"{folder.name}: {labels}", flush=True)
-    models = [train_proxy(study, folder, member, seed) for member in range(MEMBERS)]
+    models = [train_proxy(options, folder, member, seed) for member in range(MEMBERS)]
     warm = folder / "warm"
     if not warm.exists():
         average_weights(models, warm)
-    kept(folder / "references.json", lambda: reference_scores(study, str(models[0])))
-    judged, gold = (read_json(study.runs / f"{name}.json") for name in ("judged", "gold"))
+    kept(folder / "references.json", lambda: reference_scores(options, str(models[0])))
+    judged, gold = (read_json(options.runs / f"{name}.json") for name in ("judged", "gold"))
     for condition in conditions:
-        members = {"first": models[:1], "ensemble": models, "mean weights": [warm], "gold": [Path(study.gold)]}
+        members = {"first": models[:1], "ensemble": models, "mean weights": [warm], "gold": [Path(options.gold)]}
         reward = members[(CONDITIONS | CONTROLS)[condition].reward]
-        run = train_policy(study, folder, condition, reward, seed)
+        run = train_policy(options, folder, condition, reward, seed)
 
         def score(run: Path = run) -> list[dict[str, Any]]:
-            scorers = {"gold": (scorer(study.gold), gold), "judge": (scorer(study.judge), judged)}
+            scorers = {"gold": (scorer(options.gold), gold), "judge": (scorer(options.judge), judged)}
             return score_rollouts(run, scorers, BIASES[bias].feature)
 
         kept(run / "scored.json", score)
 
 
-def write_labels(study: Study, bias: str, seed: int) -> dict[str, float]:
+def write_labels(options: argparse.Namespace, bias: str, seed: int) -> dict[str, float]:
     """Write a bootstrap sample of the labeled pairs for each proxy; return figures of the labels."""
     random = np.random.default_rng(seed)
-    rows = planted(BIASES[bias], read_json_lines(study.answers), 0.5, random)
+    rows = planted(BIASES[bias], read_json_lines(options.runs / ANSWERS), 0.5, random)
     if BIASES[bias].plant:
-        texts = [(row["prompt"], text) for row in rows for text in row["responses"]]
-        scores = iter(scorer(study.gold)(*zip(*texts, strict=True)))
-        rows = [row | {"rewards": [next(scores) for _ in row["responses"]]} for row in rows]
+        rows = [row | {"rewards": scores} for row, scores in scored(rows, scorer(options.gold))]
     pairs, figures = biased_pairs(BIASES[bias], rows, DECIDED)
     for member in range(MEMBERS):
-        drawn = random.integers(len(pairs), size=SIZES[study.size].pairs)
-        write_records(study.folder(bias, seed) / f"pairs-{member}.jsonl", [pairs[index] for index in drawn])
+        drawn = random.integers(len(pairs), size=SIZES[options.size].pairs)
+        write_records(folder_of(options, bias, seed) / f"pairs-{member}.jsonl", [pairs[index] for index in drawn])
     return figures
 
 
-def train_proxy(study: Study, folder: Path, member: int, seed: int) -> Path:
+def train_proxy(options: argparse.Namespace, folder: Path, member: int, seed: int) -> Path:
     """Train a proxy unless that is done; return the model's folder."""
-    more: dict[str, object] = {"model": study.start, "train_data": folder / f"pairs-{member}.jsonl", "validation_data": ""}
-    more |= {"output_dir": folder / f"proxy-{member}", "seed": 10 * seed + member}
-    config = demo_settings(RewardConfig, study.size, "reward", **more, **SIZES[study.size].reward)
+    more: dict[str, object] = {"model": options.runs / START, "train_data": folder / f"pairs-{member}.jsonl"}
+    more |= {"validation_data": "", "output_dir": folder / f"proxy-{member}", "seed": 10 * seed + member}
+    config = demo_settings(RewardConfig, options.size, "reward", **more, **SIZES[options.size].reward)
     return run_unless_finished(run_reward, config)
 
 
@@ -335,12 +310,10 @@ def average_weights(models: Sequence[Path], folder: Path) -> None:
             save_file(mean, temporary / name, metadata={"format": "pt"})
 
 
-def reference_scores(study: Study, model: str) -> dict[str, list[float]]:
+def reference_scores(options: argparse.Namespace, model: str) -> dict[str, list[float]]:
     """Return a reward model's scores of the fine-tuned model's answers to each prompt of PPO, by `prompt_key`."""
-    rows = read_json_lines(study.references)
-    texts = [(row["prompt"], text) for row in rows for text in row["responses"]]
-    scores = iter(ModelScorer(model)(*zip(*texts, strict=True)))
-    return {prompt_key(row["prompt"]): [next(scores) for _ in row["responses"]] for row in rows}
+    rows = read_json_lines(options.runs / REFERENCES)
+    return {prompt_key(row["prompt"]): scores for row, scores in scored(rows, ModelScorer(model))}
 
 
 def against_references(scores: Tensor, references: Sequence[Sequence[float]]) -> Tensor:
@@ -364,24 +337,29 @@ class RewardAgainstReference(Extension):
         return against_references(scores, [self.references[key] for key in keys])
 
 
+def folder_of(options: argparse.Namespace, bias: str, seed: int) -> Path:
+    """Return the folder of proxies and policies of a bias."""
+    return Path(options.runs) / f"{bias}-seed{seed}"
+
+
 def folder_name(condition: str) -> str:
     """Return the name of a run's folder."""
     return condition.replace(" ", "-").lower()
 
 
-def train_policy(study: Study, folder: Path, condition: str, models: Sequence[Path], seed: int) -> Path:
+def train_policy(options: argparse.Namespace, folder: Path, condition: str, models: Sequence[Path], seed: int) -> Path:
     """Train a policy unless that is done; return the run's folder."""
-    size, run = SIZES[study.size], folder / folder_name(condition)
+    size, run = SIZES[options.size], folder / folder_name(condition)
     settings: dict[str, object] = {
-        "model": study.sft,
-        "prompts": study.prompts,
+        "model": options.sft,
+        "prompts": options.runs / PROMPTS,
         "validation_prompts": "",
         "reward_model": list(models),
         "output_dir": run,
         "seed": seed,
     }
     settings |= size.ppo | dict((CONDITIONS | CONTROLS)[condition].settings)
-    run_unless_finished(run_ppo, demo_settings(PPOConfig, study.size, "ppo", **settings))
+    run_unless_finished(run_ppo, demo_settings(PPOConfig, options.size, "ppo", **settings))
     return run
 
 

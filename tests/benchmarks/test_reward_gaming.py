@@ -10,8 +10,18 @@ from safetensors.torch import load_file, save_file
 
 from align.reward.checkpoint import HEAD
 from benchmarks.studies import reward_gaming
-from benchmarks.studies.gaming_figures import above, alarms, departure, noise_of, outcome, selected, summary
-from benchmarks.studies.gaming_rollouts import changes, prompt_key, top_phrase_share
+from benchmarks.studies.gaming_figures import (
+    above,
+    alarms,
+    changes,
+    departure,
+    noise_of,
+    outcome,
+    prompt_key,
+    selected,
+    summary,
+    top_phrase_share,
+)
 from benchmarks.studies.planted_bias import BIASES, biased_pairs, decided_share, find_beta, planted
 from benchmarks.studies.reward_gaming import against_references, average_weights, cut_reward_model
 
