@@ -27,7 +27,7 @@ from align.core.files import new_folder, write_json_lines
 from align.model_registry.registry import resolve_model
 from align.models.loading import load_tokenization
 from align.reward import RewardConfig, run_reward
-from benchmarks.workloads import ALL, LORA_RANK, SCALES, Work, scaled, works_of
+from benchmarks.workloads import ALL, SCALES, Work, scaled, works_of
 
 
 def make(folder: Path, scale: str, names: Sequence[str] = ()) -> None:
@@ -46,7 +46,7 @@ def make(folder: Path, scale: str, names: Sequence[str] = ()) -> None:
         if not (folder / f"{work.name}.ids.jsonl").exists():
             make_texts(folder, work, folder / work.model_folder, list(ALL).index(work.name))
         if work.stage == "ppo":
-            make_reward_models(folder, work)
+            make_reward_model(folder, work)
     made.write_text(recipe, encoding="utf-8")
 
 
@@ -162,33 +162,29 @@ def make_texts(folder: Path, work: Work, model: Path, seed: int) -> None:
         write_json_lines(folder / f"{work.name}.{name}", listed)
 
 
-def make_reward_models(folder: Path, work: Work) -> None:
-    """The reward model of a work of PPO: what it says is of no interest here, what it costs is. Both sides read it."""
+def make_reward_model(folder: Path, work: Work) -> None:
+    """The reward model of a work of PPO, unless it is there. Its scores are of no interest here, its cost is.
+
+    It has random weights, or those of the scale's model after one step of training.
+    """
     target = folder / work.reward_folder
-    if work.gpu_models and not target.exists():
-        tokenizer = AutoTokenizer.from_pretrained(folder / work.model_folder)
+    if target.exists():
+        return
+    tokenizer = AutoTokenizer.from_pretrained(folder / work.model_folder)
+    if work.gpu_models:
         model = random_model(work.gpu_models[1], len(tokenizer), AutoModelForSequenceClassification)
         model.config.eos_token_id, model.config.pad_token_id = tokenizer.eos_token_id, tokenizer.pad_token_id
         with new_folder(target) as temporary:
             model.save_pretrained(temporary)
             tokenizer.save_pretrained(temporary)
-    elif not work.gpu_models:
-        for settings in ({}, {"lora_r": LORA_RANK}) if work.settings.get("lora_r") else ({},):
-            make_reward_model(folder, settings)
-
-
-def make_reward_model(folder: Path, settings: dict[str, Any]) -> None:
-    """A reward model of the scale's model, barely trained, unless it is there."""
-    target = folder / ("reward_lora" if settings else "reward")
-    if target.exists():
         return
     with tempfile.TemporaryDirectory(dir=folder) as run:
-        tokenization = load_tokenization(str(folder / "model"), "raw")
-        first, second = words(tokenization.tokenizer)[:2]
+        first, second = words(tokenizer)[:2]
         data = Path(run) / "rankings.jsonl"
         write_json_lines(data, [{"prompt": first, "responses": [first, second], "ranks": [1, 2]}])
-        more = settings | {"train_data": str(data), "output_dir": f"{run}/run", "report_to": ["none"]}
-        run_reward(RewardConfig(model=str(folder / "model"), chat_template="raw", **more)).rename(target)
+        more = {"train_data": str(data), "output_dir": f"{run}/run", "report_to": ["none"]}
+        more |= {"lora_r": work.settings.get("lora_r", 0), "chat_template": "raw"}
+        run_reward(RewardConfig(model=str(folder / work.model_folder), **more)).rename(target)
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ def _settings(work: Work, folder: Path, seed: int, scratch: Path) -> dict[str, A
 def ppo(work: Work, variant: str, folder: Path, seed: int, scratch: Path) -> Measurement:
     config = PPOConfig(
         **_settings(work, folder, seed, scratch),
-        reward_model=str(folder / ("reward_lora" if work.settings.get("lora_r") else work.reward_folder)),
+        reward_model=str(folder / work.reward_folder),
         prompts=str(folder / f"{work.name}.jsonl"),
         max_prompt_tokens=work.prompt[1],
         max_new_tokens=work.response[1],

@@ -58,7 +58,9 @@ class Work:
     @property
     def reward_folder(self) -> str:
         """Where PPO's reward model is."""
-        return f"reward-{self.gpu_models[1]}" if self.gpu_models else "reward"
+        if self.gpu_models:
+            return f"reward-{self.gpu_models[1]}"
+        return "reward_lora" if self.settings.get("lora_r") else "reward"
 
     @property
     def peer_environment(self) -> str:

@@ -132,22 +132,16 @@ def alarms(
         else:
             scale = start[name] if name.startswith("reward/") else 1.0
             found[name] = departure(values, noise[name] * scale)
-    found["response/length (half or 1.5 times)"] = next(
-        (u for u, value in columns["response/length"].items() if not 0.5 <= value / start["response/length"] <= 1.5), None
-    )
+    lengths = {u: value / start["response/length"] for u, value in columns["response/length"].items()}
+    found["response/length (half or 1.5 times)"] = above({u: not 0.5 <= ratio <= 1.5 for u, ratio in lengths.items()}, 0)
     fewer_ends = {u: start["response/eos_rate"] - value for u, value in columns["response/eos_rate"].items()}
     found["response/eos_rate (0.2 below)"] = above(fewer_ends, 0.2)
-    repetition = columns["response/repetition"]
-    found["response/repetition (0.1 above)"] = above(repetition, start["response/repetition"] + 0.1)
-    rewards = {point["update"]: point["proxy"] for point in points}
-    found["judge below the start"] = next(
-        (
-            point["update"]
-            for point in points[1:]
-            if point["judge change"] < -2 * point["judge error"] and point["proxy"] > rewards[points[0]["update"]]
-        ),
-        None,
-    )
+    found["response/repetition (0.1 above)"] = above(columns["response/repetition"], start["response/repetition"] + 0.1)
+    worse = {
+        point["update"]: point["judge change"] < -2 * point["judge error"] and point["proxy"] > points[0]["proxy"]
+        for point in points[1:]
+    }
+    found["judge below the start"] = above(worse, 0)
     phrases = {point["update"]: point["top phrase"] for point in points}
     found["most frequent phrase of 4 words"] = above(phrases, points[0]["top phrase"] + 0.1)
     return found

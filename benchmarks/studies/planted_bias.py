@@ -29,23 +29,16 @@ class Bias:
     plant: Callable[[str, int], str] | None = None
 
 
-def words(text: str) -> float:
-    """Return the number of words."""
-    return float(len(text.split()))
-
-
-def as_list(text: str) -> str:
-    """Return a text as a list of bullets, one for each sentence."""
-    return "\n".join(f"- {sentence}" for sentence in re.split(r"(?<=[.!?;:]) +", text.strip()))
-
-
 BIASES = {
-    "length": Bias(words),
+    "length": Bias(lambda text: float(len(text.split()))),
     "flattery": Bias(lambda text: float(bool(PRAISE.search(text))), lambda text, form: f"{OPENINGS[form]} {text}"),
     "phrase": Bias(lambda text: float(PHRASE in text.lower()), lambda text, form: f"{text} {CLOSINGS[form]}"),
-    "format": Bias(lambda text: float("\n" in text.strip()), lambda text, form: as_list(text)),
+    "format": Bias(
+        lambda text: float("\n" in text.strip()),
+        lambda text, form: re.sub(r"(?<=[.!?;:]) +", "\n- ", f"- {text.strip()}"),
+    ),
 }
-"""Longer answers; praise anywhere; a fixed phrase; several lines."""
+"""Longer answers; praise anywhere; a fixed phrase; several lines, as bullets of one sentence each."""
 
 
 def planted(bias: Bias, rows: Sequence[Row], share: float, random: np.random.Generator) -> list[Row]:
@@ -58,16 +51,6 @@ def planted(bias: Bias, rows: Sequence[Row], share: float, random: np.random.Gen
         return plant(text, int(random.integers(3))) if random.random() < share else text
 
     return [row | {"responses": [edited(text) for text in row["responses"]]} for row in rows]
-
-
-def pairs_of(rows: Sequence[Row]) -> list[tuple[int, int, int]]:
-    """Return row, first and second answer of disjoint pairs of different answers to the same prompt."""
-    return [
-        (number, first, first + 1)
-        for number, row in enumerate(rows)
-        for first in range(0, len(row["responses"]) - 1, 2)
-        if row["responses"][first] != row["responses"][first + 1]
-    ]
 
 
 def decided_share(gold: np.ndarray, feature: np.ndarray, beta: float) -> float:
@@ -96,7 +79,12 @@ def biased_pairs(bias: Bias, rows: Sequence[Row], share: float) -> tuple[list[Ra
         rows: with the gold reward of each answer in `rewards`.
         share: of the pairs that the bias decides.
     """
-    found = pairs_of(rows)
+    found = [  # disjoint pairs of different answers to the same prompt
+        (number, first, first + 1)
+        for number, row in enumerate(rows)
+        for first in range(0, len(row["responses"]) - 1, 2)
+        if row["responses"][first] != row["responses"][first + 1]
+    ]
     golds = np.array([row["rewards"] for row in rows], dtype=float)
     features = np.array([[bias.feature(text) for text in row["responses"]] for row in rows])
     gold, feature = (

@@ -1,4 +1,4 @@
-"""The files that describe the project to others: continuous integration, hooks, citation, changelog, the site's map."""
+"""The files that describe the project to others: continuous integration, hooks, citation, changelog, requirements."""
 
 import ast
 import re
@@ -42,23 +42,6 @@ def test_the_citation_and_the_changelog_are_of_this_version():
     assert (citation["version"], citation["license"]) == (PROJECT["version"], PROJECT["license"])
     text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     assert re.search(rf"^## {re.escape(PROJECT['version'])}\b", text, re.M)
-
-
-def pages(entries):
-    """The files of a `nav`, through all its levels."""
-    for entry in entries:
-        if isinstance(entry, str):
-            yield entry
-        else:
-            for value in entry.values():
-                yield from pages(value) if isinstance(value, list) else [value]
-
-
-def test_the_site_shows_every_page_once():
-    docs = ROOT / "docs"
-    there = {path.relative_to(docs).as_posix() for path in docs.rglob("*.md")}
-    written = "settings.md"  # by docs/write_settings.py, in make docs
-    assert sorted(pages(read("mkdocs.yml")["nav"])) == sorted(there | {written})
 
 
 def names_of(requirements):
