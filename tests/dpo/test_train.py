@@ -105,14 +105,6 @@ def test_the_policy_is_its_own_reference_at_first(tiny_name, load_sharp, make_st
     assert stage.evaluate()[0]["validation/loss"] == pytest.approx(math.log(2), abs=1e-6)
 
 
-def test_the_reference_of_a_new_adapter_is_the_base(tiny_name, load_sharp, make_stage, hand_rollout):
-    examples = rankings(hand_rollout)
-    adapted = make_stage(load_sharp(tiny_name, lora_r=4, fresh_adapter=True), examples)
-    bare = make_stage(load_sharp(tiny_name), examples)
-    for one, other in zip(adapted.reference, bare.reference, strict=True):
-        assert one == pytest.approx(other, abs=1e-5)
-
-
 def test_validation_sees_the_policy_as_a_reward_model(load_sharp, make_stage):
     examples = [
         EncodedRanking([9, 10], [[20, 21], [22], [23, 24, 25]], [2, 1, 2]),

@@ -27,8 +27,6 @@ DIALOGUE = [
     {"role": "system", "content": "Be kind."},
     {"role": "user", "content": "Hi, wer bist du?\n"},
     {"role": "assistant", "content": "  A mödel 🤖"},
-    {"role": "user", "content": ""},
-    {"role": "assistant", "content": "Bye."},
 ]
 
 
@@ -145,25 +143,9 @@ def test_byte_tokenizer_round_trip(text, append_eos):
         assert tokenizer.decode(ids, skip_special_tokens=True) == text
 
 
-@pytest.mark.parametrize("name", TINY)
-@pytest.mark.parametrize("tokenize", [False, True])
-def test_chat_template_is_prefix_consistent(name, tokenize, tiny_folders):
-    """As text and as ids: the first k messages are a prefix of the dialogue, a prompt is one of prompt and answer."""
-    tokenizer = AutoTokenizer.from_pretrained(tiny_folders[name])
-    options = {"tokenize": tokenize, "return_dict": False}
-    whole = tokenizer.apply_chat_template(DIALOGUE, **options)
-    for k, message in enumerate(DIALOGUE):
-        part = tokenizer.apply_chat_template(DIALOGUE[: k + 1], **options)
-        assert whole[: len(part)] == part
-        if message["role"] == "assistant":
-            prompt = tokenizer.apply_chat_template(DIALOGUE[:k], add_generation_prompt=True, **options)
-            answer = message["content"] + tokenizer.eos_token + "\n"
-            assert part == prompt + (tokenizer.encode(answer, add_special_tokens=False) if tokenize else answer)
-
-
 def test_tiny_chat_template_text():
     tokenizer = tiny.byte_tokenizer()
-    rendered = tokenizer.apply_chat_template(DIALOGUE[:3], tokenize=False)
+    rendered = tokenizer.apply_chat_template(DIALOGUE, tokenize=False)
     assert rendered == "System: Be kind.\nUser: Hi, wer bist du?\n\nAssistant:   A mödel 🤖<eos>\n"
     prompt = tokenizer.apply_chat_template(DIALOGUE[1:2], tokenize=False, add_generation_prompt=True)
     assert prompt == "User: Hi, wer bist du?\n\nAssistant: "

@@ -15,8 +15,8 @@ from transformers import (
     PreTrainedModel,
 )
 
-from align.models.backbone import attention_kernel
 from align.models.backbone.decoder import sliding_window
+from align.models.backbone.kinds import attention_kernel
 
 VOCABULARY = 264
 """Of the byte-level tokenizer of the tiny models."""

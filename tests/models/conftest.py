@@ -1,4 +1,4 @@
-"""Models with an adapter."""
+"""Models with an adapter, and data for the stages."""
 
 import shutil
 from pathlib import Path
@@ -8,6 +8,7 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
+from tests.files import write_rows
 from tests.models.adapters import IDS
 
 
@@ -15,6 +16,18 @@ from tests.models.adapters import IDS
 def lora(load_sharp, tiny_name):
     """Each of the three sharpened tiny models in turn, with an adapter `policy` that is not at zero."""
     return load_sharp(tiny_name, lora_r=4)
+
+
+@pytest.fixture
+def stage_data(tmp_path):
+    """Files of four demonstrations, pairs and prompts."""
+    texts = ("Hi", "What is it?", "Tell me more", "Why?")
+    rows = {
+        "sft": [{"prompt": text, "completion": "Yes, it is."} for text in texts],
+        "pairs": [{"prompt": text, "chosen": "Yes", "rejected": "No, no"} for text in texts],
+        "prompts": [{"prompt": text} for text in texts],
+    }
+    return [write_rows(tmp_path / f"{name}.jsonl", each) for name, each in rows.items()]
 
 
 @pytest.fixture

@@ -6,24 +6,25 @@ import shutil
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import (
-    AutoModelForSequenceClassification,
-    BertConfig,
-)
+from transformers import AutoModelForSequenceClassification, BertConfig
 
 from align.core.errors import UserError
+from align.core.settings import ModelConfig
 from align.core.tensor_ops import Padded
 from align.model_registry.tiny import byte_tokenizer
-from align.models.backbone import cache_elements_per_token, flops_profile, is_encoder, make_prefix_lm, wrap
+from align.models.backbone import cache_elements_per_token, flops_profile, is_encoder, wrap
 from align.models.backbone.decoder import sliding_window
+from align.models.backbone.determinism import routers_of
+from align.models.backbone.kinds import make_prefix_lm
 from align.models.heads import LanguageModel, RewardModel, ScalarHead
+from align.models.loading import load
 from align.ppo import PPOConfig, run_ppo
 from align.reward import RewardConfig, run_reward
 from align.reward.checkpoint import load_reward_model
 from align.reward.loss import pairs_of, ranking_loss
 from align.runtime.flops import forward_flops
 from align.sft import SFTConfig, run_sft
-from tests.files import metrics_of, write_rows
+from tests.files import metrics_of
 from tests.models.architectures import ARCHITECTURES, DECODERS, PATHS, has_classifier, make_model, marked
 from tests.models.reading import CLOSE, OWNER, PROMPTS, RESPONSES, assert_reads_alike
 
@@ -108,7 +109,6 @@ def test_torch_counts_the_same_flops(name):
 
 
 COMMON = {"dtype": "float32", "report_to": ["none"], "max_prompt_tokens": 64}
-TEXTS = ("Hi", "What is it?", "Tell me more", "Why?")
 
 
 def each_path():
@@ -119,15 +119,13 @@ def each_path():
 
 
 @pytest.mark.parametrize(("name", "rank"), each_path())
-def test_all_stages(name, rank, tmp_path):
+def test_all_stages(name, rank, stage_data, tmp_path):
     """An update each of SFT, of the reward model where transformers has a classifier to save it as, and of PPO."""
     model = make_model(name)
     model.save_pretrained(tmp_path / "base")
     byte_tokenizer(append_eos=model.config.is_encoder_decoder).save_pretrained(tmp_path / "base")
     common = COMMON | {"lora_r": rank}
-    demonstrations = write_rows(tmp_path / "sft.jsonl", [{"prompt": text, "completion": "Yes, it is."} for text in TEXTS])
-    pairs = write_rows(tmp_path / "pairs.jsonl", [{"prompt": text, "chosen": "Yes", "rejected": "No, no"} for text in TEXTS])
-    prompts = write_rows(tmp_path / "prompts.jsonl", [{"prompt": text} for text in TEXTS])
+    demonstrations, pairs, prompts = stage_data
     sft = run_sft(
         SFTConfig(
             **common, model=str(tmp_path / "base"), train_data=demonstrations, batch_size=4, output_dir=str(tmp_path / "sft")
@@ -184,3 +182,33 @@ def test_which_models_are_encoders_is_read_from_their_config():
     assert not any(is_encoder(architecture.config) for architecture in ARCHITECTURES.values())
     assert is_encoder(BertConfig())
     assert not is_encoder(BertConfig(is_decoder=True))
+
+
+# Mixtures of experts
+
+MIXTRAL, SWITCH = "Mixtral, experts", "Switch, experts"
+
+
+@pytest.mark.parametrize("name", [MIXTRAL, "OLMoE, experts", "Qwen 3 MoE, experts"])
+def test_routers_multiply_in_float32(name):
+    model = make_model(name).to(torch.bfloat16)
+    backbone = wrap(model)
+    router = routers_of(model)[0].module
+    states = torch.randn(64, 32).to(torch.bfloat16)
+    logits, scores, _ = router(states)
+    assert (logits.dtype, scores.dtype, router.weight.dtype) == (torch.float32, torch.bfloat16, torch.bfloat16)
+    expected = states.double() @ router.weight.double().T
+    torch.testing.assert_close(logits.double(), expected, atol=1e-6, rtol=1e-6)
+    backbone.hidden(Padded.from_lists([[5, 6, 7], [8, 9]]), Padded.from_lists([[20, 21, 22], [24]])).float().sum().backward()
+    assert router.weight.grad.abs().max() > 0
+
+
+@pytest.mark.parametrize("name", [MIXTRAL, SWITCH])
+def test_no_adapter_goes_onto_a_router(name, tmp_path):
+    make_model(name).save_pretrained(tmp_path)
+    byte_tokenizer(append_eos=name == SWITCH).save_pretrained(tmp_path)
+    loaded = load(ModelConfig(model=str(tmp_path), lora_r=2), torch.float32)
+    adapted = {key for key, _ in loaded.backbone.model.named_parameters() if "lora_A" in key}
+    assert adapted
+    assert not [key for key in adapted if "router" in key or "gate." in key]
+    assert (name == SWITCH) == any("experts" in key for key in adapted)

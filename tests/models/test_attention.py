@@ -15,7 +15,7 @@ from align.core.errors import UserError
 from align.core.settings import ModelConfig
 from align.core.tensor_ops import Padded
 from align.models.backbone import attention, wrap
-from align.models.backbone.attention import MAX_LENGTH, block_mask, short_attention
+from align.models.backbone.attention import block_mask, short_attention
 from align.models.backbone.decoder import pack_rows, packed_mask
 from align.models.backbone.kinds import use_block_attention
 from align.models.loading import load
@@ -99,7 +99,6 @@ def test_a_model_in_bfloat16_takes_it_up_to_its_longest_row(sharp_backbones, nam
     lengths.clear()
     backbone.hidden(Padded.from_lists([[5] * 12]), Padded.from_lists([[6] * 8]))
     assert lengths == []
-    assert MAX_LENGTH == 256
 
 
 def test_a_model_whose_values_are_narrower_than_its_keys_is_read_in_bfloat16(sharpen):

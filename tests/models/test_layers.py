@@ -8,7 +8,8 @@ from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 from align.core.errors import UserError
 from align.core.tensor_ops import Padded
-from align.models.backbone import attention_kernel, model_class, with_every_layer, wrap
+from align.models.backbone import model_class, with_every_layer, wrap
+from align.models.backbone.kinds import attention_kernel
 from align.models.backbone.layers import LAYER_COUNTS, LAYER_LISTS
 from tests.models.architectures import DECODERS, ENCODER_DECODERS
 

@@ -13,7 +13,8 @@ from align.batches.limits import Limits
 from align.core.errors import UserError
 from align.core.settings import ModelConfig
 from align.core.tensor_ops import Padded
-from align.models.backbone import make_prefix_lm, wrap
+from align.models.backbone import wrap
+from align.models.backbone.kinds import make_prefix_lm
 from align.models.loading import load, load_on_meta
 from align.ppo import PPOConfig, run_ppo
 from align.reward import RewardConfig, run_reward
@@ -23,7 +24,7 @@ from align.sampling.settings import EngineConfig
 from align.sft import SFTConfig, run_sft
 from align.sft.train import require_prompt_in_row
 from align.training.checkpoint.consolidation import consolidate
-from tests.files import metrics_of, write_rows
+from tests.files import metrics_of
 from tests.models.architectures import make_model
 
 PROMPT, RESPONSE = [5, 6, 7, 8, 9, 10], [20, 21, 22, 23, 24, 25, 26]
@@ -54,27 +55,14 @@ def test_a_prompt_sees_itself_whole_and_a_response_what_stands_before_it(loaded)
     assert changed(PROMPT, [*RESPONSE[:3], 50, *RESPONSE[4:]]) == [False] * 9 + [True] * 4  # the fourth response token
 
 
-@torch.no_grad()
-def test_a_text_is_read_otherwise_than_causally(loaded, load_sharp):
-    """Alone, in batches and step by step: see test_architectures."""
-    backbone = loaded.backbone
-    prompt, response = Padded.from_lists([PROMPT]), Padded.from_lists([RESPONSE])
-    alone = backbone.hidden(prompt, response)
-    plain = load_sharp(loaded.base.rsplit("/", 1)[-1]).backbone
-    assert (alone - plain.hidden(prompt, response)).abs().max() > 0.1
-
-
 COMMON = {"dtype": "float32", "report_to": ["none"], "max_prompt_tokens": 64}
-TEXTS = ("Hi", "What is it?", "Tell me more", "Why?")
 
 
 @pytest.mark.parametrize("rank", [0, pytest.param(4, marks=pytest.mark.slow)])
-def test_three_stages_that_are_told_once_and_go_on_where_they_stopped(rank, tmp_path):
+def test_three_stages_that_are_told_once_and_go_on_where_they_stopped(rank, stage_data, tmp_path):
     """Only SFT has the setting. PPO itself refuses a first minibatch whose ratio is not 1."""
     common = COMMON | {"lora_r": rank}
-    demonstrations = write_rows(tmp_path / "sft.jsonl", [{"prompt": text, "completion": "Yes, it is."} for text in TEXTS])
-    pairs = write_rows(tmp_path / "pairs.jsonl", [{"prompt": text, "chosen": "Yes", "rejected": "No, no"} for text in TEXTS])
-    prompts = write_rows(tmp_path / "prompts.jsonl", [{"prompt": text} for text in TEXTS])
+    demonstrations, pairs, prompts = stage_data
     settings = common | {"model": "tiny-llama", "train_data": demonstrations, "batch_size": 4, "prefix_lm": True}
     settings |= {"save_steps": 1}
     sft = run_sft(SFTConfig(**settings, output_dir=str(tmp_path / "sft")))

@@ -32,6 +32,7 @@ from align.reward.checkpoint import is_reward_model, load_head, load_reward_mode
 from align.reward.scoring import RewardModelScorer
 from align.tokenization import Tokenization
 from align.tokenization.encoded import SampledResponse
+from tests.badly_behaved.specimens import CHATML
 from tests.files import read_rows
 from tests.models.adapters import PROMPT, PROMPTS, RESPONSE, RESPONSES, save_reward
 from tests.refusals import refusal
@@ -175,13 +176,6 @@ def test_a_reward_model_comes_back_with_its_mean_and_training_can_go_on_from_it(
     torch.testing.assert_close(further(PROMPT, RESPONSE), expected, atol=1e-5, rtol=0)
     again = load_reward_model(str(tmp_path / "further"), "float32")
     torch.testing.assert_close(again.model(PROMPT, RESPONSE), expected, atol=1e-4, rtol=0)
-
-
-# What most templates of the ecosystem do: a token ends the turn, and a line break follows it.
-CHATML = (
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
 
 
 @pytest.fixture

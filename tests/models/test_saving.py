@@ -24,6 +24,7 @@ from align.models.checkpoint import save_model, weights_of
 from align.models.loading import load, load_on_meta
 from align.sampling.generation import SamplingParams, row_uniforms, sample
 from align.sft import SFTConfig, SFTTrainer
+from tests.badly_behaved.specimens import CHATML
 from tests.models.adapters import CARD
 
 DEMONSTRATIONS = [{"prompt": "Hi", "completion": "Hello!"}] * 2
@@ -147,10 +148,7 @@ def test_a_special_token_without_a_row_is_refused_if_the_template_writes_it(fold
     tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>"]})
     tokenizer.save_pretrained(base)
     assert load(ModelConfig(model=base), torch.float32).tokenization.end_ids == {1}
-    tokenizer.chat_template = (
-        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-    )
+    tokenizer.chat_template = CHATML
     tokenizer.save_pretrained(base)
     with pytest.raises(UserError, match=r"has 2 tokens beyond them, '<\|im_start\|>' \(id 264\)"):
         load(ModelConfig(model=base), torch.float32)
@@ -233,9 +231,8 @@ def test_a_model_in_memory_ends_where_its_generation_config_says_and_its_tokeniz
 
 def test_a_default_of_a_config_class_is_no_end_in_another_vocabulary(folder_with):
     """A Llama that was made without `eos_token_id` has 2; here 30 stands for it, an ordinary token."""
-    base = folder_with({"eos_token_id": 30, "_from_model_config": True})
-    path = Path(base) / "generation_config.json"
-    path.write_text(json.dumps({"eos_token_id": 30, "_from_model_config": True}))
+    base = folder_with({})
+    (Path(base) / "generation_config.json").write_text('{"eos_token_id": 30, "_from_model_config": true}')
     assert load(ModelConfig(model=base), torch.float32).tokenization.end_ids == {1}
 
 

@@ -20,11 +20,8 @@ from align.reward.checkpoint import LoadedReward, load_reward_model, reward_of_c
 from align.reward.scoring import RewardModelScorer
 from align.tokenization import Tokenization
 from align.tokenization.encoded import SampledResponse
+from tests.badly_behaved.specimens import CHATML
 
-CHATML = (
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
 ASKED = ({"role": "user", "content": "Name a moon."},)
 
 

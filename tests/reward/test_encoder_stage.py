@@ -12,11 +12,10 @@ from align.core.errors import UserError
 from align.extras.attributes import AttributeConfig, AttributeTrainer
 from align.extras.attributes.model import Head, load_attribute_model
 from align.extras.rules import RuleConfig, RuleTrainer
-from align.ppo import PPOConfig, PPOTrainer, run_ppo
+from align.ppo import PPOConfig, PPOTrainer
 from align.reward import RewardConfig, RewardTrainer
 from align.reward.checkpoint import RULE, load_reward_model
 from align.reward.rankings import reward_rankings
-from align.sft import SFTConfig, run_sft
 from tests.extras.rules.planted import RULES
 from tests.files import read_rows
 from tests.models.encoders import CONFIGS, write_encoder
@@ -147,12 +146,3 @@ def test_an_encoder_cannot_write_ratings(sharpen, tmp_path):
     ) as caught:
         AttributeTrainer(base, rows, config)
     assert "\n" not in str(caught.value)
-
-
-def test_an_encoder_is_refused_as_a_policy_by_the_stages(sharpen, tmp_path):
-    base = write_encoder("bert", tmp_path / "base", sharpen)
-    words = r"^model '.*base': model type 'bert' reads text in both directions .* not a language model; choose a decoder"
-    with pytest.raises(UserError, match=words):
-        run_sft(SFTConfig(model=base, output_dir=str(tmp_path / "sft")))
-    with pytest.raises(UserError, match=words):
-        run_ppo(PPOConfig(model=base, reward_functions=["align.ppo.toy_rewards:brevity"], output_dir=str(tmp_path / "ppo")))

@@ -17,11 +17,8 @@ from align.data.records import Demonstration
 from align.model_registry.tiny import EOS, SPECIAL_TOKENS, byte_tokenizer
 from align.models.loading import load_tokenization
 from align.tokenization import ConversationError, Tokenization, encode_demonstration
+from tests.badly_behaved.specimens import CHATML
 
-CHATML = (
-    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>' + '\\n' }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
-)
 CHATML_TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 DEMONSTRATIONS = Path(__file__).parents[2] / "data" / "demonstrations.jsonl"
 QUICK = settings(deadline=None, max_examples=60)

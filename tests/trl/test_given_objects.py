@@ -12,11 +12,7 @@ from trl.experimental.utils import create_reference_model
 from align.core.errors import UserError
 from align.reward.checkpoint import reward_of_classifier
 from align.tokenization.encoded import SampledResponse
-
-CHATML = (
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
+from tests.badly_behaved.specimens import CHATML
 
 
 @pytest.mark.parametrize("templates", [{"default": CHATML, "tool_use": "{{ messages }}"}, None])

@@ -3,19 +3,11 @@
 from align.models.backbone.classifier import classifier_head, is_classifier, require_classifier
 from align.models.backbone.contract import Backbone
 from align.models.backbone.decoder import is_prefix_lm
-from align.models.backbone.kinds import (
-    attention_kernel,
-    has_separate_encoder,
-    is_encoder,
-    make_prefix_lm,
-    model_class,
-    wrap,
-)
+from align.models.backbone.kinds import has_separate_encoder, is_encoder, model_class, wrap
 from align.models.backbone.layers import cache_elements_per_token, flops_profile, with_every_layer
 
 __all__ = [
     "Backbone",
-    "attention_kernel",
     "cache_elements_per_token",
     "classifier_head",
     "flops_profile",
@@ -23,7 +15,6 @@ __all__ = [
     "is_classifier",
     "is_encoder",
     "is_prefix_lm",
-    "make_prefix_lm",
     "model_class",
     "require_classifier",
     "with_every_layer",
