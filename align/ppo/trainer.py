@@ -187,14 +187,11 @@ def require_separate_weights(policy: object, reference: object, rewards: Sequenc
 
 def reward_settings(models: Sequence[RewardModelLike], functions: Sequence[WeightedFunction]) -> dict[str, Any]:
     """The settings that describe a run's rewards."""
-    return {
-        "reward_model": [model_name(model) for model in models],
-        "reward_functions": [function.specification or function.name for function in functions],
-    }
 
+    def name(model: RewardModelLike) -> str:
+        if isinstance(model, LoadedReward):
+            return model.loaded.base
+        return model if isinstance(model, str) else model.config.name_or_path or "the classifier in memory"
 
-def model_name(model: RewardModelLike) -> str:
-    """The name of a reward model in a run's settings."""
-    if isinstance(model, LoadedReward):
-        return model.loaded.base
-    return model if isinstance(model, str) else model.config.name_or_path or "the classifier in memory"
+    names = [function.specification or function.name for function in functions]
+    return {"reward_model": list(map(name, models)), "reward_functions": names}

@@ -8,7 +8,7 @@ training there.
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from accelerate import Accelerator
 from transformers import EarlyStoppingCallback, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
@@ -22,13 +22,6 @@ from align.runtime.distributed import computes_on_cpu, max_across_processes
 STATE_FILE = "trainer_state.json"
 FIRED = ("on_train_begin", "on_log", "on_step_end", "on_save", "on_train_end")
 """Events that runs fire; transformers has more."""
-
-
-class Decisions(NamedTuple):
-    """The wishes of the callbacks after an update; the same on every process."""
-
-    save: bool
-    stop: bool
 
 
 class _History(list[dict[str, float]]):
@@ -119,14 +112,14 @@ class TrainerCallbacks:
         self.state.log_history.append({**logs, "epoch": self.state.epoch, "step": update})
         self.control = self.handler.on_log(self.args, self.state, self.control, logs)
 
-    def step_end(self, update: int) -> Decisions:
-        """Fire `on_step_end`; a wish of one process is one of all."""
+    def step_end(self, update: int) -> tuple[bool, bool]:
+        """Fire `on_step_end`; return whether to save and whether to stop, which a wish of one process decides for all."""
         self.state.global_step, self.state.epoch = update, update * self.epochs_per_update
         self.control = self.handler.on_step_end(self.args, self.state, self.control)
         wishes = (self.control.should_save, self.control.should_training_stop)
         save, stop = (bool(max_across_processes(int(wish), self.accelerator)) for wish in wishes)
         self.control.should_save = False
-        return Decisions(save, stop)
+        return save, stop
 
     def saved(self) -> None:
         """Write the state and fire `on_save`."""

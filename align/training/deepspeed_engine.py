@@ -49,8 +49,11 @@ class DeepSpeedEngine(TrainEngine):
         if run.optimization.optimizer != "adamw":
             raise UserError(f"optimizer {run.optimization.optimizer}: not possible under DeepSpeed; use adamw")
         self.run, self.accelerator, self.total_steps, self.clock = run, run.accelerator, total_steps, Clock()
-        if any(map(is_sharded, module.parameters())):  # the engine takes a module that was loaded sharded as it is
-            _convert_new_weights(module, run.dtype)
+        if run.dtype == torch.bfloat16 and any(map(is_sharded, module.parameters())):
+            # The engine takes a module that was loaded sharded as it is; new heads and adapters are in float32.
+            for weight in module.parameters():
+                if not is_sharded(weight):
+                    weight.data = weight.data.to(run.dtype)
         self.trainable = {name: weight for name, weight in module.named_parameters() if weight.requires_grad}
         self.groups = complete_groups(run.optimization.learning_rate, self.trainable, groups)
         optimizer = build_optimizer(run.optimization, self.trainable, self.groups)
@@ -163,13 +166,6 @@ def count_up(optimizer: DeepSpeedCPUAdam, count: int) -> None:
         optimizer.ds_opt_adam.adam_update(
             optimizer.opt_id, step, 0.0, *group["betas"], group["eps"], 0.0, group["bias_correction"], *none
         )
-
-
-def _convert_new_weights(module: nn.Module, dtype: torch.dtype) -> None:
-    """Bring heads and adapters into the number format of a bfloat16 engine."""
-    for weight in module.parameters():
-        if not is_sharded(weight) and dtype == torch.bfloat16:
-            weight.data = weight.data.to(dtype)
 
 
 def _local_shard(weight: Tensor, moment: str | None = None) -> FlatTensorSlice | None:

@@ -25,8 +25,15 @@ from align.core.errors import UserError
 from align.runtime.distributed import sum_across_processes
 from align.runtime.flops import Clock
 from align.training.checkpoint.state import AVERAGE, FlatTensorSlice, StoredState, require_same_weights
-from align.training.optimizer import ParamGroup, WeightAverage, build_optimizer, complete_groups, copy_weights, make_master
-from align.training.reduction import GradientReduction
+from align.training.optimizer import (
+    GradientReduction,
+    ParamGroup,
+    WeightAverage,
+    build_optimizer,
+    complete_groups,
+    copy_weights,
+    make_master,
+)
 from align.training.run import Run
 
 Sums = Mapping[str, Tensor | float]

@@ -29,7 +29,7 @@ from align.ppo.setup import PPOSetup
 from align.runtime.distributed import run_on_main
 from align.runtime.progress import console
 from align.tokenization.encoded import EncodedPrompt
-from align.training.callbacks import Decisions, TrainerCallbacks
+from align.training.callbacks import TrainerCallbacks
 from align.training.engine import TrainEngine
 from align.trl.config import InvalidArgumentError, PPOConfig
 
@@ -188,16 +188,16 @@ class TRLCallbacks(TrainerCallbacks):
         self.state.global_step, self.state.epoch = update, update * self.epochs_per_update
         self.trainer.log(self.logs(metrics))
 
-    def step_end(self, update: int) -> Decisions:
+    def step_end(self, update: int) -> tuple[bool, bool]:
         self.hooks.lr_scheduler.step()
-        wanted = super().step_end(update)
+        save, stop = super().step_end(update)
         tables, total = self.args.num_sample_generations, self.args.num_total_batches or 1
         if tables > 0 and (update - 1) % max(1, total // tables) == 0:
             self.trainer.generate_completions(sampling=True)
-        if wanted.save and self.args.save_only_model:  # the run writes no checkpoint to resume from
+        if save and self.args.save_only_model:  # the run writes no checkpoint to resume from
             self.saved()
-            return Decisions(False, wanted.stop)
-        return wanted
+            return False, stop
+        return save, stop
 
     def saved(self) -> None:
         self.trainer._save_checkpoint(self.state.global_step)

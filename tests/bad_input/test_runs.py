@@ -114,20 +114,6 @@ def mine(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("function", "why"),
     [
-        ("no_such_module:f", "No module named 'no_such_module'"),
-        ("wrong_rewards:absent", "module 'wrong_rewards' has no attribute 'absent'"),
-        ("wrong_rewards", "module 'wrong_rewards' has no attribute ''"),
-        ("wrong_rewards:short=much", "could not convert string to float: 'much'"),
-    ],
-)
-def test_a_reward_function_that_is_not_there(function, why, prompts, refused, mine):
-    line = refused("ppo", *TINY, *SHORT, "--prompts", prompts, "--reward_functions", function)
-    assert line == f"error: reward function '{function}': {why}; write module:function or module:function=weight"
-
-
-@pytest.mark.parametrize(
-    ("function", "why"),
-    [
         ("short", "gave 1 scores for 4 responses"),
         ("endless", "gave inf for the response "),
         ("failing", "failed: ZeroDivisionError: division by zero ("),

@@ -14,6 +14,18 @@ from align.sft import SFTConfig
 from tests.core.reading import STAGES, MixSettings, WithAbsentBlock, WithBlock, read, refused
 
 
+@pytest.fixture
+def from_yaml(tmp_path):
+    """`from_yaml("seed: 1", "--lora_r", "4", stage=PPOConfig)`: settings of a file with this text, and of words after it."""
+
+    def parsed(text, *words, stage=SFTConfig):
+        path = tmp_path / "a.yaml"
+        path.write_text(text)
+        return read(stage, "--config", str(path), *words)
+
+    return parsed
+
+
 def test_the_command_line_wins_over_files_and_later_files_over_earlier_ones(tmp_path):
     (tmp_path / "a.yaml").write_text("seed: 1\nnum_train_epochs: 7\nreport_to: [wandb]\n")
     (tmp_path / "b.yaml").write_text("report_to: []\n")

@@ -68,12 +68,6 @@ def test_two_processes_save_together_or_not_at_all_and_decay_a_spare_weight(begu
             torch.testing.assert_close(two[name], one[name], msg=name)
 
 
-def test_one_process_decays_a_spare_weight_by_hand_arithmetic(tmp_path):
-    spare_weight(tmp_path / "run", resume=False)
-    state = StoredState(tmp_path / "run" / "checkpoints" / "update-000004")
-    torch.testing.assert_close(state["master/spare.weight"], torch.full((4, 4), DECAYED))
-
-
 def test_a_zero3_checkpoint_resumes_on_one_process(tmp_path, monkeypatch, capsys):
     """The state on disk knows neither ZeRO stage nor number of processes: PPO goes on alone where two left off."""
     launch_in_turn([[PPO, *ppo_words("tiny-t5", tmp_path / "first", 1)]], tmp_path, "zero3")

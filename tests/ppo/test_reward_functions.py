@@ -6,6 +6,7 @@ import pytest
 
 from align.core.errors import UserError
 from align.ppo.reward_functions import WeightedFunction, call_reward_function, load_functions
+from tests.refusals import refusal
 
 PROMPT = ({"role": "user", "content": "Hi"},)
 
@@ -26,25 +27,24 @@ def test_functions_are_found_with_their_weights(own_module):
 
 
 @pytest.mark.parametrize(
-    "text",
+    ("text", "why"),
     [
-        "no_such_module_anywhere:f",
-        "align.ppo.toy_rewards:no_such_function",
-        "align.ppo.toy_rewards",
-        "align.ppo.toy_rewards:",
-        ":f",
-        "",
-        "align.ppo.toy_rewards:brevity=much",
-        ".toy_rewards:brevity",
+        ("no_such_module_anywhere:f", "No module named 'no_such_module_anywhere'"),
+        ("align.ppo.toy_rewards:no_such_function", "module 'align.ppo.toy_rewards' has no attribute 'no_such_function'"),
+        ("align.ppo.toy_rewards", "module 'align.ppo.toy_rewards' has no attribute ''"),
+        ("align.ppo.toy_rewards:", "module 'align.ppo.toy_rewards' has no attribute ''"),
+        (":f", "Empty module name"),
+        ("", "Empty module name"),
+        ("align.ppo.toy_rewards:brevity=much", "could not convert string to float: 'much'"),
+        (
+            ".toy_rewards:brevity",
+            "TypeError: the 'package' argument is required to perform a relative import for '.toy_rewards'",
+        ),
     ],
 )
-def test_a_wrong_specification_is_one_line_that_repeats_it(text):
-    with pytest.raises(UserError) as caught:
-        load_functions([text])
-    message = str(caught.value)
-    assert f"reward function '{text}'" in message
-    assert "write module:function" in message
-    assert "\n" not in message
+def test_a_wrong_specification_is_one_line_that_repeats_it(text, why):
+    message = refusal(load_functions, [text])
+    assert message == f"reward function '{text}': {why}; write module:function or module:function=weight"
 
 
 def test_a_module_that_does_not_import_is_one_line(own_module):
@@ -53,20 +53,6 @@ def test_a_module_that_does_not_import_is_one_line(own_module):
         load_functions(["own_rewards_d:score"])
     with pytest.raises(UserError, match="'math:pi': pi is float, not a function"):
         load_functions(["math:pi"])
-
-
-@pytest.mark.parametrize(
-    ("scores", "word"),
-    [
-        ([1.0], "gave 1 scores for 2 responses"),
-        ([1.0, 2.0, 3.0], "gave 3 scores for 2 responses"),
-        ([1.0, float("nan")], "gave nan for the response 'second'"),
-        ([float("-inf"), 1.0], "gave -inf for the response 'first'"),
-    ],
-)
-def test_wrong_scores_are_named(scores, word):
-    with pytest.raises(UserError, match="reward function 'own' " + word):
-        call_reward_function(weighted(lambda prompts, responses: scores), [PROMPT] * 2, ["first", "second"])
 
 
 def test_a_function_that_exits_is_one_line():

@@ -10,13 +10,6 @@ import torch.utils.cpp_extension as torch_extensions
 
 from align.runtime.distributed import prepare_compiling
 
-HOLD = """
-import sys, time
-from align.runtime.distributed import OperatorLock
-OperatorLock(sys.argv[1]).try_acquire()
-print("held", flush=True)
-time.sleep(600)
-"""
 TAKE = """
 import sys
 from align.runtime.distributed import OperatorLock
@@ -24,18 +17,16 @@ lock = OperatorLock(sys.argv[1], warn_after_seconds=1.0)
 print("asked", flush=True)
 lock.try_acquire()
 print("taken", flush=True)
+sys.stdin.read()
 """
 
 
-def started(script, path):
-    program = [sys.executable, "-c", script, str(path)]
-    return subprocess.Popen(program, stdout=subprocess.PIPE, text=True)
-
-
 def test_a_lock_is_waited_for_and_ends_with_its_process(tmp_path):
-    holder = started(HOLD, tmp_path / "lock")
-    assert holder.stdout.readline() == "held\n"
-    other = started(TAKE, tmp_path / "lock")
+    program = [sys.executable, "-c", TAKE, str(tmp_path / "lock")]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    holder = subprocess.Popen(program, **pipes)
+    assert [holder.stdout.readline() for _ in range(2)] == ["asked\n", "taken\n"]
+    other = subprocess.Popen(program, **pipes)
     assert other.stdout.readline() == "asked\n"
     with pytest.raises(subprocess.TimeoutExpired):
         other.wait(0.5)

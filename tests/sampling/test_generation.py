@@ -270,24 +270,19 @@ def test_every_stream_has_a_number_of_its_own():
     assert len(firsts) == len(RngStream) > 10
 
 
-def memory(device, free, resident):
-    return SimpleNamespace(device=torch.device(device), free=lambda: free, resident_bytes=resident)
-
-
-def test_a_processor_keeps_the_default(sharp_backbones):
-    assert sampling_tokens(memory("cpu", 2**40, 0), sharp_backbones["tiny-llama"], 64) == SamplingParams.batch_tokens
-
-
-@pytest.mark.parametrize(("free", "resident"), [(2**30, 0), (2**31, 2**30), (2**30 + 2**26, 0)])
-def test_a_gpu_takes_half_of_what_weights_leave(sharp_backbones, free, resident):
-    # A token takes 512 bytes of cache (2 layers, 2 heads of 16, keys and values in float32), a row of 64 tokens
-    # 264 x 24 of logits: 611 a token. Half of 2^30 holds 878,000 of them, and 2^19 is the power of two below.
-    assert sampling_tokens(memory("cuda", free, resident), sharp_backbones["tiny-llama"], 64) == 2**19
-
-
-def test_a_row_is_sampled_where_there_is_no_room_at_all(sharp_backbones):
-    found = sampling_tokens(memory("cuda", 2**20, 2**30), sharp_backbones["tiny-llama"], 100)
-    assert found == 64
+@pytest.mark.parametrize(
+    ("device", "free", "resident", "expected"),
+    [
+        ("cpu", 2**40, 0, SamplingParams.batch_tokens),  # the default
+        # A token takes 512 bytes of cache (2 layers, 2 heads of 16, keys and values in float32), a row of 64 tokens
+        # 264 x 24 of logits: 611 a token. Half of 2^30 holds 878,000 of them, and 2^19 is the power of two below.
+        *(("cuda", *sizes, 2**19) for sizes in ((2**30, 0), (2**31, 2**30), (2**30 + 2**26, 0))),
+        ("cuda", 2**20, 2**30, 64),  # no room: one row is sampled anyway
+    ],
+)
+def test_a_gpu_takes_half_of_what_weights_leave(sharp_backbones, device, free, resident, expected):
+    memory = SimpleNamespace(device=torch.device(device), free=lambda: free, resident_bytes=resident)
+    assert sampling_tokens(memory, sharp_backbones["tiny-llama"], 64) == expected
 
 
 def test_noise_is_the_same_for_the_same_seed_whatever_else_was_drawn():
