@@ -3,10 +3,10 @@
 import json
 import math
 import re
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from playwright.sync_api import Browser
 
 from align.cli import main
 from align.core.errors import UserError
@@ -15,7 +15,6 @@ from align.eval.report.page import results_as_markdown, summary_table, write_rep
 from align.ppo import PPOConfig, run_ppo
 from align.reward import RewardConfig, run_reward
 from align.sft import SFTConfig, run_sft
-from tests import chromium
 from tests.eval.report.example_run import Page, make_runs, write_lines
 from tests.files import write_rows
 from tests.refusals import refusal
@@ -187,36 +186,24 @@ def test_text_and_numbers_as_people_read_them() -> None:
     assert format_percent(-0.05, sign=True) == "−5.0 points"
 
 
-def test_filters_of_samples_in_a_browser(tmp_path: Path) -> None:
-    if chromium.program() is None:
-        pytest.skip("chromium is not installed")
-    path = write_report(make_runs(tmp_path / "run"))
-    with ThreadPoolExecutor(1) as pool:  # Playwright may run already in this thread, for the tests of the labeling app
-        pool.submit(_try_filters, path).result()
+def test_filters_of_samples_in_a_browser(tmp_path: Path, browser: Browser) -> None:
+    page = browser.new_page()
+    page.goto(write_report(make_runs(tmp_path / "run")).as_uri())
 
+    def shown() -> list[str]:
+        pairs = page.locator("#pairs article").all()
+        return [str(pair.get_attribute("data-change")) for pair in pairs if pair.is_visible()]
 
-def _try_filters(path: Path) -> None:
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        browser = chromium.launch(playwright)
-        page = browser.new_page()
-        page.goto(path.as_uri())
-
-        def shown() -> list[str]:
-            pairs = page.locator("#pairs article").all()
-            return [str(pair.get_attribute("data-change")) for pair in pairs if pair.is_visible()]
-
-        assert shown() == ["1.25", "-0.25", "1.0", "1.0"]
-        page.locator("#order").select_option("losses")
-        assert shown() == ["-0.25", "1.0", "1.0", "1.25"]
-        page.locator("#worse").check()
-        assert shown() == ["-0.25"]
-        assert page.locator("#count").inner_text() == "1 of 4 prompts"
-        page.locator("#worse").uncheck()
-        page.locator("#search").fill("say HELLO")
-        assert shown() == ["1.25"]
-        browser.close()
+    assert shown() == ["1.25", "-0.25", "1.0", "1.0"]
+    page.locator("#order").select_option("losses")
+    assert shown() == ["-0.25", "1.0", "1.0", "1.25"]
+    page.locator("#worse").check()
+    assert shown() == ["-0.25"]
+    assert page.locator("#count").inner_text() == "1 of 4 prompts"
+    page.locator("#worse").uncheck()
+    page.locator("#search").fill("say HELLO")
+    assert shown() == ["1.25"]
+    page.close()
 
 
 COLORS = ["Red", "Blue", "Green", "Gray"]
