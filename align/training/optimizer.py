@@ -94,8 +94,10 @@ def make_master(weight: nn.Parameter) -> Tensor:
 
     def add_gradient_to_master(parameter: Tensor) -> None:
         assert parameter.grad is not None
-        gradient = parameter.grad.float()
-        master.grad = gradient if master.grad is None else master.grad.add_(gradient)
+        if master.grad is None:
+            master.grad = parameter.grad.float()
+        else:
+            master.grad.add_(parameter.grad)  # widened inside the sum: no copy in float32
         parameter.grad = None
 
     weight.register_post_accumulate_grad_hook(add_gradient_to_master)
