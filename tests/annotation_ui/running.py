@@ -65,6 +65,12 @@ def stored(database, query):
         return list(session.scalars(query))
 
 
+def read(database, report, *arguments, **named):
+    """What a report returns, which is a function of a session."""
+    with database.read() as session:
+        return report(session, *arguments, **named)
+
+
 def add_users(database, *names, role="labeler"):
     """Users without a usable password, for tests that do not sign in."""
     with database.write() as session:

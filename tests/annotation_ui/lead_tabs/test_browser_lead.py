@@ -9,7 +9,7 @@ from sqlalchemy import select
 from annotation_ui.store.batches import BatchSettings, stored_settings
 from annotation_ui.store.schema import Batch
 from tests.annotation_ui.pages import choose, open_tab, sign_in
-from tests.annotation_ui.running import rank_rows
+from tests.annotation_ui.running import rank_rows, read, stored
 from tests.files import read_rows, write_rows
 
 
@@ -70,9 +70,9 @@ def test_a_batch_is_imported_changed_ranked_twice_and_exported_as_one_row_per_it
     page.keyboard.press("Escape")
     panel.get_by_role("button", name="Save", exact=True).click()
     expect(panel.locator('[data-key="ranked by two"]')).to_be_visible()
-    with server.database.read() as session:
-        batch = session.scalars(select(Batch).where(Batch.name == "ranked by two")).one()
-        assert stored_settings(session, batch) == BatchSettings("ranked by two", 2, 7, True, ("twice-ann", "twice-bob"))
+    (batch,) = stored(server.database, select(Batch).where(Batch.name == "ranked by two"))
+    saved = read(server.database, stored_settings, batch)
+    assert saved == BatchSettings("ranked by two", 2, 7, True, ("twice-ann", "twice-bob"))
 
     for name, ranks in (("twice-ann", [1, 2, 3, 4]), ("twice-bob", [1, 3, 2, 4])):
         server.rank(name, ranks, ranks, ranks)
@@ -125,9 +125,8 @@ def test_settings_that_another_lead_has_changed_are_told_and_shown(server, brows
     expect(second.get_by_label("Priority (higher first)")).to_have_value("5")
     save_batch(second, "Labelers for each item", "2")
     expect(second.get_by_text("Saved.")).to_be_visible()
-    with server.database.read() as session:
-        stored = session.scalars(select(Batch).where(Batch.name == batch)).one()
-        assert (stored.labelers_per_item, stored.priority) == (2, 5)
+    (now,) = stored(server.database, select(Batch).where(Batch.name == batch))
+    assert (now.labelers_per_item, now.priority) == (2, 5)
 
 
 def test_guidelines_of_another_lead_are_told_and_an_unsaved_text_stays(server, browser):

@@ -3,6 +3,7 @@
 import csv
 import hashlib
 import json
+import random
 import re
 import time
 from datetime import datetime
@@ -11,6 +12,7 @@ import pyarrow.parquet
 import pytest
 from sqlalchemy import select
 
+from align.cli import main as align_command
 from align.core.errors import UserError
 from align.data.formats import convert_row
 from align.data.readers import read_records
@@ -24,7 +26,7 @@ from annotation_ui.store import guidelines, rule_sets
 from annotation_ui.store.schema import Judgment
 from annotation_ui.tasks.judge_rules import verdict_attributes
 from annotation_ui.tasks.rankings import ranking_attributes
-from tests.annotation_ui.running import add_batch, add_users, do, rank_rows, stored
+from tests.annotation_ui.running import add_batch, add_users, do, rank_rows, read, stored
 
 
 def test_rankings_raw_pairs_and_aggregated(database, judgments):
@@ -127,12 +129,11 @@ def test_gold_time_and_batches_select(database, judgments):
     assert [row["ranks"] for row in rows_to_export(database, Selection("rankings", since=later))] == [[2, 1]]
     assert len(rows_to_export(database, Selection("rankings", batches=(second,)))) == 1
     assert len(rows_to_export(database, Selection("rankings", batches=(first,), include_gold=True))) == 2
-    with database.read() as session:
-        (row,) = labeler_rows(session, "rank")
-        assert (row["judgments"], row["attention"], row["attention items"]) == (3, 1.0, 1)
-        progress = {each["batch"]: (each["done"], each["slots"]) for each in overview.progress(session)}
-        assert progress == {first: (1, 1), second: (1, 1)}
-        assert overview.per_day(session, "rank")[0]["judgments"] == 3
+    (row,) = read(database, labeler_rows, "rank")
+    assert (row["judgments"], row["attention"], row["attention items"]) == (3, 1.0, 1)
+    progress = {each["batch"]: (each["done"], each["slots"]) for each in read(database, overview.progress)}
+    assert progress == {first: (1, 1), second: (1, 1)}
+    assert read(database, overview.per_day, "rank")[0]["judgments"] == 3
 
 
 def test_the_busiest_labelers_have_a_color_each_and_the_rest_one_together(database, judgments):
@@ -140,9 +141,8 @@ def test_the_busiest_labelers_have_a_color_each_and_the_rest_one_together(databa
     for labeler, count in zip(add_users(database, "ann", "bob", "cem", "dee"), (1, 3, 2, 1), strict=True):
         for _ in range(count):
             do(judgments, labeler, "rank", {"ranks": [1, 2]})
-    with database.read() as session:
-        rows = overview.per_day(session, "rank", most=2)
-        each = overview.per_day(session, "rank", most=3)  # nobody is "1 others"
+    rows = read(database, overview.per_day, "rank", most=2)
+    each = read(database, overview.per_day, "rank", most=3)  # nobody is "1 others"
     assert {row["labeler"] for row in each} == {"ann", "bob", "cem", "dee"}
     assert {row["labeler"]: row["judgments"] for row in rows} == {"bob": 3, "cem": 2, "2 others": 2}
 
@@ -216,8 +216,8 @@ def test_agreement_of_rankings_is_measured_from_the_database(database, judgments
     for user, of_second in ((ann, [1, 2, 3]), (bob, [3, 2, 1])):
         for ranks in ([1, 2, 3], of_second):
             do(judgments, user, "rank", {"ranks": ranks})
-    with database.read() as session:
-        found = {row["measure"]: (row["value"], row["shared items"]) for row in overview.coefficients(session, "rank")}
+    measured = read(database, overview.coefficients, "rank")
+    found = {row["measure"]: (row["value"], row["shared items"]) for row in measured}
     # Units (1, 1), (2, 2), (3, 3), (1, 3), (2, 2), (3, 1); n_c = 4. With ranks 1, 2, 3 of marginals 4 each, the ordinal
     # distances are 4^2 (1-2, 2-3) and 8^2 (1-3): observed 4 x 64 / 12, expected 2 x 16 (16 + 16 + 64) / (12 x 11).
     assert found == {
@@ -235,11 +235,10 @@ def test_win_rates_and_disagreement(database, judgments):
     for user, choices in ((ann, ("B", "A", "A")), (bob, ("B", "A", "B"))):
         for choice in choices:
             do(judgments, user, "compare", {"choice": choice})
-    with database.read() as session:
-        new, old = overview.win_rates(session)
-        assert (new["win rate"], old["win rate"]) == (0.75, 0.25)
-        (differs,) = overview.disagreements(session, "compare")
-        assert (differs["id"], differs["agreement"]) == ("1", 0)
+    new, old = read(database, overview.win_rates)
+    assert (new["win rate"], old["win rate"]) == (0.75, 0.25)
+    (differs,) = read(database, overview.disagreements, "compare")
+    assert (differs["id"], differs["agreement"]) == ("1", 0)
 
 
 def test_the_category_of_a_prompt_comes_back_with_each_row(database, judgments):
@@ -303,3 +302,18 @@ def test_a_ranking_gives_ratings_and_flags_of_each_response():
     first, second = ranking_attributes([row])
     assert first["attributes"] == {name: int(name == flag) for name in FLAGS}
     assert second["attributes"] == {"rating": 3, **dict.fromkeys(FLAGS, 0)}
+
+
+@pytest.mark.parametrize("database_kind", ["sqlite"], indirect=True)
+def test_30_rankings_train_a_reward_model(database, judgments, tmp_path):
+    rows, rng = rank_rows(30), random.Random(30)
+    rows[0][1]["responses"][1] = ""  # as policies write it
+    add_batch(database, rows)
+    (ann,) = add_users(database, "ann")
+    for _ in rows:
+        do(judgments, ann, "rank", {"ranks": rng.sample([1, 2, 3, 4], 4)})
+    path, output = tmp_path / "rankings.jsonl", tmp_path / "reward"
+    assert export(database, Selection("rankings"), path)["rows"] == 30
+    words = ["--model", "tiny-gpt2", "--train_data", str(path), "--output_dir", str(output), "--batch_size", "15"]
+    align_command(["reward", *words, "--report_to", "none", "--dtype", "float32"])
+    assert list(output.rglob("*.safetensors"))

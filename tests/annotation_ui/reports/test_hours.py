@@ -16,7 +16,7 @@ from annotation_ui.store.leases import Leases
 from annotation_ui.store.schema import Assignment, Judgment, User
 from annotation_ui.store.tokens import Tokens
 from tests.annotation_ui.pages import open_tab
-from tests.annotation_ui.running import Client, add_batch, add_users, do
+from tests.annotation_ui.running import Client, add_batch, add_users, do, read, stored
 
 
 def moment(day, clock):
@@ -49,8 +49,7 @@ def judged(database, user, *answers):
 
 
 def table(database, **more):
-    with database.read() as session:
-        return [(row["day"], row["labeler"], row["hours"], row["items"]) for row in hours(session, **more)]
+    return [(row["day"], row["labeler"], row["hours"], row["items"]) for row in read(database, hours, **more)]
 
 
 def test_hours_by_hand(database):
@@ -121,12 +120,10 @@ def test_the_command_prints_a_table_or_writes_a_file(tmp_path, capsys):
     assert run("create-user", "ann")[0] == 0
     database = Database(sqlite_url(tmp_path))
     add_batch(database, 2)
-    with database.read() as session:
-        ann = session.scalars(select(User.id)).one()
-        pseudonym = session.get_one(User, ann).pseudonym
-    judged(database, ann, (1, "09:30", 1800, "submit"))
+    (ann,) = stored(database, select(User))
+    judged(database, ann.id, (1, "09:30", 1800, "submit"))
     database.close()
-    row = ["2026-03-01", "ann", pseudonym, "0.5", "1"]
+    row = ["2026-03-01", "ann", ann.pseudonym, "0.5", "1"]
     assert run("hours")[1].splitlines() == ["day\tlabeler\texported as\thours\titems", "\t".join(row)]
     assert run("hours", str(tmp_path / "pay.csv"), "--since", "2026-03-01")[1] == f"1 row in {tmp_path / 'pay.csv'}\n"
     with (tmp_path / "pay.csv").open(encoding="utf-8-sig", newline="") as file:

@@ -27,7 +27,7 @@ from annotation_ui.store.importing import NewBatch, import_rows
 from annotation_ui.store.schema import ApiToken
 from annotation_ui.store.tokens import SCOPES, Tokens
 from tests.annotation_ui.pages import open_tab
-from tests.annotation_ui.running import Client, add_users, rank_rows
+from tests.annotation_ui.running import Client, add_users, rank_rows, read, stored
 
 ROUTES = (
     ("GET", "/api/v1/batches", None, "read"),
@@ -98,8 +98,7 @@ def test_a_token_ends_with_the_access_of_the_lead_who_made_it(any_server):
         return nobody("GET", "/api/v1/batches", None, header)[0] == 200
 
     assert works()
-    with any_server.database.read() as session:
-        assert audit.records(session)[0]["by"] == "token-maker"
+    assert read(any_server.database, audit.records)[0]["by"] == "token-maker"
     assert [row["made by"] for row in Tokens(any_server.database).rows() if row["token"] == name] == ["token-maker"]
     auth.set_active("token-maker", False)
     assert not works()
@@ -119,11 +118,11 @@ def test_a_token_is_stored_as_a_hash_and_every_use_that_moves_data_is_recorded(a
     status, _, text = nobody("POST", f"/api/v1/batches?name={batch}&task=rank", row, header)
     assert (status, json.loads(text)) == (200, {"batch": batch, "items": 1})
     manifest = json.loads(nobody("POST", "/api/v1/exports", {"record": "rankings", "batches": [batch]}, header)[2])
-    with any_server.database.read() as session:
-        stored = session.scalars(select(ApiToken).where(ApiToken.name == name)).one()
-        assert secret not in str({column.name: getattr(stored, column.name) for column in ApiToken.__table__.columns})
-        assert time.time() - stored.last_used_at < 60
-        mine = [row for row in audit.records(session) if row["by"] == f"token {name}" or name in row["detail"]]
+    (token,) = stored(any_server.database, select(ApiToken).where(ApiToken.name == name))
+    assert secret not in str({column.name: getattr(token, column.name) for column in ApiToken.__table__.columns})
+    assert time.time() - token.last_used_at < 60
+    trail = read(any_server.database, audit.records)
+    mine = [row for row in trail if row["by"] == f"token {name}" or name in row["detail"]]
     assert [(row["action"], row["by"]) for row in mine] == [
         ("export", f"token {name}"),
         ("import", f"token {name}"),
@@ -243,8 +242,7 @@ def test_imports_and_exports_of_every_way_are_in_the_trail(database, tmp_path):
     lead, batch = add_users(database, "trail-lead", role="lead")[0], f"b-{secrets.token_hex(3)}"
     import_rows(database, NewBatch(batch, "rank"), rank_rows(2), audit.Actor(lead))
     export(database, Selection("rankings"), tmp_path / "shell.jsonl")
-    with database.read() as session:
-        trail = [(row["action"], row["by"], row["detail"]) for row in audit.records(session)]
+    trail = [(row["action"], row["by"], row["detail"]) for row in read(database, audit.records)]
     assert trail == [
         ("export", "shell", "file shell.jsonl, record rankings, rows 0"),
         ("import", "trail-lead", f"batch {batch}, items 2"),

@@ -14,11 +14,10 @@ from annotation_ui.reports.browsing import Filter, browse_items, browse_judgment
 from annotation_ui.reports.labeler_report import items_behind_reliability
 from annotation_ui.server.auth import Auth
 from annotation_ui.server.headers import COOKIE
-from annotation_ui.store.database import Database
 from annotation_ui.store.forget import forget
 from annotation_ui.store.schema import FailedSignIn, SignIn, User
 from annotation_ui.store.users import normal_name, stored_name
-from tests.annotation_ui.running import Client, Server, add_batch, add_users, do, form
+from tests.annotation_ui.running import Client, Server, add_batch, add_users, do, form, read, stored
 
 
 def test_without_a_session_there_is_nothing(server):
@@ -134,11 +133,9 @@ def test_the_first_start_makes_one_password_and_prints_it_once(tmp_path, capsys)
             assert [nobody("POST", "/login", body, {**kind, "X-Forwarded-For": address})[0] for _ in says] == says
     assert cli.main(["--database", server.database_url, "create-user", "lead"]) == 2
     assert capsys.readouterr().err == "align annotate: there is a user 'lead' already\n"
-    stored = Database(server.database_url)
-    with stored.read() as session:
-        hashed = session.connection().exec_driver_sql("SELECT password_hash FROM users WHERE role = 'lead'").scalar_one()
+    (hashed,) = stored(server.database, select(User.password_hash).where(User.role == "lead"))
     assert hashed.startswith("$argon2id$")
-    stored.close()
+    server.database.close()
 
 
 TYPED = "Jose\u0301"  # in two characters, as some keyboards and file systems write it
@@ -154,21 +151,17 @@ def test_every_lookup_finds_the_name_as_another_keyboard_types_it(database, judg
     Auth(database).create_user(TYPED, "lead")
     (ann,) = add_users(database, "ann", role="lead")
     add_batch(database, 2, labelers_per_item=2, labelers=(TYPED, "ann"))
-    with database.read() as session:
-        jose = next(user for user in session.scalars(select(User.id).where(User.name == "José")))
+    (jose,) = stored(database, select(User.id).where(User.name == "José"))
     answer = {"ranks": [1, 2, 3, 4]}
     for user in (jose, ann):
         do(judgments, user, "rank", answer)
-    with database.read() as session:
-        assert [row["labeler"] for row in browse_judgments(session, Filter(labeler=TYPED))[0]] == ["José"]
-        assert len(browse_items(session, Filter(labeler=TYPED))[0]) == 1
-        assert [row["this labeler"] for row in items_behind_reliability(session, "rank", TYPED)] == ["A > B > C > D"]
+    assert [row["labeler"] for row in read(database, browse_judgments, Filter(labeler=TYPED))[0]] == ["José"]
+    assert len(read(database, browse_items, Filter(labeler=TYPED))[0]) == 1
+    assert [row["this labeler"] for row in read(database, items_behind_reliability, "rank", TYPED)] == ["A > B > C > D"]
     with database.write() as session:
         session.add(FailedSignIn(name="José", address="here"))
     forget(database, TYPED)
-    with database.read() as session:
-        assert session.scalars(select(FailedSignIn)).all() == []
-        assert session.scalars(select(User.id).where(User.name == "José")).all() == []
+    assert stored(database, select(FailedSignIn)) == stored(database, select(User).where(User.name == "José")) == []
 
 
 def test_a_lead_is_always_left(database):

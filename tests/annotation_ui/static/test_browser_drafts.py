@@ -20,9 +20,8 @@ def end_session(server, name):
 
 
 def stored_text(server, name):
-    with server.database.read() as session:
-        mine = select(Assignment.draft).where(Assignment.user_id == server.user_id(name), Assignment.state == "leased")
-        draft = session.scalar(mine)
+    mine = select(Assignment.draft).where(Assignment.user_id == server.user_id(name), Assignment.state == "leased")
+    (draft,) = stored(server.database, mine)
     return draft["state"]["completion"] if draft else ""
 
 
@@ -85,11 +84,8 @@ def test_a_reload_and_another_task_lose_no_active_time(server, browser):
     page.locator("textarea").press_sequentially("text")
     page.keyboard.press("Control+Enter")
     expect(page.locator(".count")).to_have_text("1 done")
-    with server.database.read() as session:
-        times = session.scalars(
-            select(Judgment.seconds).join(Item, Item.id == Judgment.item_id).join(Batch).where(Batch.name == batch)
-        )
-        assert times.one() >= 3
+    times = select(Judgment.seconds).join(Item, Item.id == Judgment.item_id).join(Batch).where(Batch.name == batch)
+    assert stored(server.database, times)[0] >= 3
 
 
 def test_a_second_window_says_what_is_saved(server, browser):
@@ -213,11 +209,9 @@ def test_many_long_notes_are_saved(server, browser):
         page.keyboard.press("3")
     expect(page.locator(".saved")).to_have_text("Saved")
     expect(page.locator(".toast")).to_be_hidden()
-    number = server.user_id("noter")
-    with server.database.read() as session:
-        mine = session.scalars(select(Assignment).where(Assignment.user_id == number)).one()
-        assert len(mine.draft["state"]["verdicts"]) == 23
-        assert 3 < len(mine.draft["past"]) < 23
+    (draft,) = stored(server.database, select(Assignment.draft).where(Assignment.user_id == server.user_id("noter")))
+    assert len(draft["state"]["verdicts"]) == 23
+    assert 3 < len(draft["past"]) < 23
     for _ in range(23):
         page.keyboard.press("u")
     expect(page.locator(".problem")).to_have_text("23 of 23 rules to judge")
@@ -340,15 +334,8 @@ def test_an_older_answer_is_found_and_changed(server, browser, how):
     page.wait_for_selector(".work-row")
     assert prompts(page)[0] == "Prompt 1"
     expect(page.locator(".work-row").first).to_contain_text("changed")
-    with server.database.read() as session:
-        newest = session.scalars(select(Judgment).order_by(Judgment.id.desc()).limit(1)).one()
-        rows = session.scalars(
-            select(Judgment).where(Judgment.assignment_id == newest.assignment_id).order_by(Judgment.id)
-        ).all()
-    assert [row.kind for row in rows] == ["submit", "edit"]
-    assert [sorted(row.answer["ranks"]) for row in rows if row.answer] == [[1, 2, 3, 4], [1, 2, 3, 3]]
     now = {row["prompt"]: row["ranks"] for row in exported(server, batch)}
-    assert [prompt for prompt, ranks in now.items() if ranks != [1, 2, 3, 4]] == ["Prompt 1"]
+    assert {prompt: sorted(ranks) for prompt, ranks in now.items() if ranks != [1, 2, 3, 4]} == {"Prompt 1": [1, 2, 3, 3]}
 
 
 def test_an_answer_that_was_opened_is_kept_as_it_was(server, browser):

@@ -1,6 +1,5 @@
 """Ranking in a real browser: with the mouse, with the keyboard alone, and what comes out of the export."""
 
-import itertools
 import json
 import random
 
@@ -8,36 +7,11 @@ import pytest
 from playwright.sync_api import expect
 from sqlalchemy import select
 
-from align import cli
-from annotation_ui.cli import main
-from annotation_ui.reports.export import Selection, rows_to_export
 from annotation_ui.store.schema import Judgment
-from tests.annotation_ui.conftest import in_pairs
 from tests.annotation_ui.pages import drag_order, exported, open_task, press, shown_texts, submit, type_order
 from tests.annotation_ui.running import rank_rows, stored
-from tests.files import read_rows
 
 pytestmark = pytest.mark.timeout(600)
-
-
-@in_pairs(("postgresql", "keyboard"))
-def test_an_order_with_a_tie_is_exported_as_it_was_shown(any_server, browser, how):
-    batch = any_server.add_batch(1)
-    page = open_task(any_server, browser, f"rank-{how}", "rank")
-    texts = shown_texts(page)
-    places = [2, 3, 1, 2]
-    if how == "mouse":
-        drag_order(page, places)
-        page.click('[data-action="submit"]')
-        expect(page.locator(".count")).to_have_text("1 done")
-    else:
-        type_order(page, places)
-        submit(page, 1)
-    (row,) = exported(any_server, batch)
-    by_text = dict(zip(row["responses"], row["ranks"], strict=True))
-    assert by_text == dict(zip(texts, places, strict=True))
-    assert row["prompt"] == "Prompt 0"
-    assert row["model"] == [f"model-{k}" for k in range(4)]
 
 
 def test_a_refresh_and_another_device_go_on_where_the_labeler_was(server, browser):
@@ -78,21 +52,8 @@ def test_undo_opens_the_submitted_ranking_again(server, browser):
     press(page, "1", "ArrowUp")  # out of the tie with D, in front of it
     submit(page, 1)
     (row,) = exported(server, batch)
-    judgments = stored(server.database, select(Judgment).order_by(Judgment.id))[-3:]
-    assert [judgment.kind for judgment in judgments] == ["submit", "undo", "edit"]
-    assert [row["ranks"][index] for index in judgments[-1].shown_order] == [1, 4, 3, 2]
-
-
-def test_a_skip_asks_for_the_reason_and_gives_the_next_item(server, browser):
-    batch = server.add_batch(2)
-    page = open_task(server, browser, "skipper", "rank")
-    first = page.locator(".conversation").inner_text()
-    press(page, "s")
-    page.wait_for_selector("dialog[open] .skip")
-    press(page, "2")
-    expect(page.locator(".conversation")).not_to_have_text(first)
-    (skip,) = rows_to_export(server.database, Selection("skips", batches=(batch,)))
-    assert skip["reason"] == "I do not know enough to judge it"
+    (order,) = stored(server.database, select(Judgment.shown_order).order_by(Judgment.id.desc()).limit(1))
+    assert [row["ranks"][index] for index in order] == [1, 4, 3, 2]
 
 
 def test_help_and_keys_that_move(server, browser):
@@ -153,19 +114,6 @@ SHOWN = """() => [document.querySelector('.conversation .markdown').innerText.tr
 NEXT = "(old) => document.querySelector('.conversation .markdown')?.innerText.trim() !== old"
 
 
-def all_orders(size):
-    """Every way to give `size` responses the ranks 1 to m, ties included: 3, 13, 75 ... of them."""
-    for ranks in itertools.product(range(1, size + 1), repeat=size):
-        if set(ranks) == set(range(1, max(ranks) + 1)):
-            yield list(ranks)
-
-
-def in_slots(rng, ranks):
-    """The same order in places that need not follow each other."""
-    places = sorted(rng.sample(range(1, len(ranks) + 1), max(ranks)))
-    return [places[rank - 1] for rank in ranks]
-
-
 def clicked(page, places):
     for index, place in enumerate(places):
         page.click(f'[data-card="{index}"] [aria-label="Place {place}"]')
@@ -199,49 +147,37 @@ def _touch_drag(touch, page, source, target):
     send("touchEnd")
 
 
-@pytest.mark.slow  # test_browser_rank.py has one order
-def test_every_order_and_tie_is_exported_as_it_was_clicked(any_server, browser):
-    """All orders of 2 to 4 responses (91) and random ones of 5 to 9, each in random places: 200 in all.
+HANDS = {"keyboard": type_order, "mouse": clicked, "drag": drag_order, "touch": tapped, "touch-drag": touch_dragged}
 
-    Most by keyboard, the quickest; the orders of 3 with each pointer.
-    """
-    rng = random.Random(0)
-    hands = {
-        "keyboard": type_order, "mouse": clicked, "drag": drag_order, "touch": tapped, "touch-drag": touch_dragged
-    }  # fmt: skip
-    plan = [("keyboard", ranks) for size in (2, 3, 4) for ranks in all_orders(size)]
-    plan += [(hand, ranks) for hand in ("mouse", "touch") for ranks in all_orders(3)]
-    plan += [(hand, ranks) for hand in ("drag", "touch-drag") for ranks in rng.sample(list(all_orders(3)), 7)]
-    sizes = [rng.randint(5, 9) for _ in range(200 - len(plan))]
-    plan += [(rng.choice(["keyboard"] * 9 + ["mouse"]), dense([rng.randint(1, k) for _ in range(k)])) for k in sizes]
-    rng.shuffle(plan)
-    rows = [rank_rows(1, len(ranks))[0] for _, ranks in plan]
-    for number, (_, row) in enumerate(rows):
-        row["prompt"], row["id"] = f"Question {number}", f"q-{number}"
-    batch = any_server.add_batch(rows)
-    desk = open_task(any_server, browser, "orders", "rank", viewport={"width": 1280, "height": 1000})
-    phone = None
-    expected = {}
-    for hand, ranks in plan:
-        if hand.startswith("touch") and phone is None:
-            phone = open_task(any_server, browser, "orders", "rank", viewport={"width": 390, "height": 1400}, has_touch=True)
-        page = phone if phone and hand.startswith("touch") else desk
+
+@pytest.mark.parametrize(
+    ("any_server", "hand", "size", "count"),
+    [
+        ("sqlite", "keyboard", 2, 4),
+        ("postgresql", "keyboard", 3, 27),
+        ("sqlite", "keyboard", 9, 10),
+        *(("sqlite", hand, 3, 5) for hand in HANDS if hand != "keyboard"),
+        *(pytest.param(kind, "keyboard", 4, 256, marks=pytest.mark.slow) for kind in ("sqlite", "postgresql")),
+    ],
+    indirect=["any_server"],
+)
+def test_every_order_and_tie_is_exported_as_it_was_entered(any_server, browser, hand, size, count):
+    """`count` different ways to give `size` responses a place: all of them for 2, 3 and 4."""
+    rng, entered, expected = random.Random(0), set(), {}
+    while len(entered) < count:
+        entered.add(tuple(rng.choices(range(1, size + 1), k=size)))
+    batch = any_server.add_batch(rank_rows(count, size))
+    screen = {"width": 390, "height": 1400} if hand.startswith("touch") else {"width": 1280, "height": 1000}
+    page = open_task(any_server, browser, f"orders-{hand}", "rank", viewport=screen, has_touch=hand.startswith("touch"))
+    for places in sorted(entered):
         prompt, texts = page.evaluate(SHOWN)
-        if prompt in expected:  # the other device has answered this one
-            page.reload()
-            page.wait_for_selector(".card")
-            prompt, texts = page.evaluate(SHOWN)
-        hands[hand](page, in_slots(rng, ranks))
-        expected[prompt] = dict(zip(texts, ranks, strict=True))
+        HANDS[hand](page, places)
+        taken = sorted(set(places))
+        expected[prompt] = {text: taken.index(place) + 1 for text, place in zip(texts, places, strict=True)}
         page.keyboard.press("Enter")
         page.wait_for_function(NEXT, arg=prompt)
     got = {row["prompt"]: dict(zip(row["responses"], row["ranks"], strict=True)) for row in exported(any_server, batch)}
     assert got == expected
-
-
-def dense(ranks):
-    taken = sorted(set(ranks))
-    return [taken.index(rank) + 1 for rank in ranks]
 
 
 def test_nine_responses_are_read_in_two_columns_or_one_at_a_time(server, browser):
@@ -271,31 +207,3 @@ def test_nine_responses_are_read_in_two_columns_or_one_at_a_time(server, browser
     expect(cards.locator("visible=true")).to_have_count(1)
     press(page, "v")
     expect(cards.locator("visible=true")).to_have_count(9)
-
-
-QUIET = ["--report_to", "none", "--dtype", "float32"]
-
-
-def export(server, folder, record, path, batch):
-    words = ["--database", server.database_url, "--data-dir", str(folder), "export", record, str(path), "--batch", batch]
-    assert main(words) == 0
-    return read_rows(path)
-
-
-def test_30_rankings_train_a_reward_model(server, browser, tmp_path):
-    rows = rank_rows(30)
-    rows[0][1]["responses"][1] = ""  # as policies write it
-    batch = server.add_batch(rows)
-    page = open_task(server, browser, "trainer", "rank")
-    rng = random.Random(30)
-    for done in range(1, 31):
-        type_order(page, [rng.randint(1, 4) for _ in range(4)])
-        submit(page, done)
-    path = tmp_path / "rankings.jsonl"
-    rows = export(server, tmp_path, "rankings", path, batch)
-    left_out = json.loads(path.with_name("rankings.jsonl.manifest.json").read_text())["all_tied_left_out"]
-    assert len(rows) + left_out == 30
-    output = tmp_path / "reward"
-    reward = ["--model", "tiny-gpt2", "--train_data", str(path), "--output_dir", str(output), "--batch_size", "15"]
-    cli.main(["reward", *reward, *QUIET])
-    assert list(output.rglob("*.safetensors"))

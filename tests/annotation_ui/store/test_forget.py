@@ -16,9 +16,10 @@ from annotation_ui.store.judgments import Judgments
 from annotation_ui.store.leases import Leases
 from annotation_ui.store.schema import Assignment, Judgment, User
 from annotation_ui.store.tokens import Tokens
-from tests.annotation_ui.running import add_batch, add_users, do, stored
+from tests.annotation_ui.running import add_batch, add_users, do, read, stored
 
 SECRET = "My-sister-Grete-told-me-so"
+JUDGMENTS = select(Judgment.answer)
 
 
 @pytest.fixture
@@ -34,8 +35,7 @@ def worked(database):
     add_batch(database, rule, "rules", labelers_per_item=2, rule_set="sparrow-dialogue")
     wrong = [("t", {"prompt": "p", "response": "all wrong", "id": "span-item"})]
     add_batch(database, wrong, "spans", labelers_per_item=2, settings={"error_types": "Wrong"})
-    with database.read() as session:
-        names = [each["id"] for each in rule_sets.newest(session, "sparrow-dialogue").content["rules"]]
+    names = [each["id"] for each in read(database, rule_sets.newest, "sparrow-dialogue").content["rules"]]
     verdicts = {name: {"verdict": "follows", "note": f"{SECRET} {name}"} for name in names}
     for user in (ann, ben):
         ranked = {"ranks": [1, 2], "comment": SECRET}
@@ -57,9 +57,7 @@ def everything(database):
 def test_the_name_and_the_remarks_go_and_the_judgments_stay(worked):
     database, ann, _ = worked
     before = everything(database)
-    with database.read() as session:
-        pseudonym = session.get_one(User, ann).pseudonym
-        count = len(session.scalars(select(Judgment.id)).all())
+    (pseudonym,), count = stored(database, select(User.pseudonym).where(User.id == ann)), len(stored(database, JUDGMENTS))
     assert forget(database, "ann-smith") == (pseudonym, 5)  # rank, compare, rules, spans and the skip
     after = everything(database)
     for kind, rows in before.items():
@@ -71,17 +69,15 @@ def test_the_name_and_the_remarks_go_and_the_judgments_stay(worked):
                 for span in row.get("spans", ()):
                     span["note"] = ""
         assert after[kind] == rows, kind
-    with database.read() as session:
-        assert len(session.scalars(select(Judgment.id)).all()) == count
-        mine = session.scalars(select(Judgment.answer).where(Judgment.user_id == ann)).all()
-        assert SECRET not in json.dumps(mine)
-        assert session.scalars(select(Assignment.draft).where(Assignment.user_id == ann)).all() == [None] * 7
-        user = session.get_one(User, ann)
-        assert (user.name, user.active) == (pseudonym, False)
-        newest = audit.records(session)[0]
-        assert (newest["action"], newest["by"]) == ("forget user", "shell")
-        assert "ann-smith" not in str(audit.records(session))
-        assert pseudonym in newest["detail"]
+    assert len(stored(database, JUDGMENTS)) == count
+    assert SECRET not in json.dumps(stored(database, JUDGMENTS.where(Judgment.user_id == ann)))
+    assert stored(database, select(Assignment.draft).where(Assignment.user_id == ann)) == [None] * 7
+    (user,) = stored(database, select(User).where(User.id == ann))
+    assert (user.name, user.active) == (pseudonym, False)
+    trail = read(database, audit.records)
+    assert (trail[0]["action"], trail[0]["by"]) == ("forget user", "shell")
+    assert "ann-smith" not in str(trail)
+    assert pseudonym in trail[0]["detail"]
     with pytest.raises(UserError, match="no user 'ann-smith'"):
         forget(database, "ann-smith")
 
@@ -104,17 +100,15 @@ def test_a_failure_in_the_middle_changes_nothing(worked, monkeypatch):
     with pytest.raises(ZeroDivisionError):
         forget(database, "ann-smith")
     monkeypatch.undo()
-    with database.read() as session:
-        assert session.get_one(User, ann).name == "ann-smith"
-        assert SECRET in json.dumps(session.scalars(select(Judgment.answer).where(Judgment.user_id == ann)).all())
+    assert stored(database, select(User.name).where(User.id == ann)) == ["ann-smith"]
+    assert SECRET in json.dumps(stored(database, JUDGMENTS.where(Judgment.user_id == ann)))
     with pytest.raises(DatabaseError, match="append-only"), database.write() as session:
         session.execute(update(Judgment).values(seconds=1.0))
 
 
+@pytest.mark.parametrize("database_kind", ["sqlite"], indirect=True)  # PostgreSQL overwrites old rows when it vacuums
 def test_nothing_of_it_is_left_in_the_files_of_sqlite(worked, tmp_path):
     database, _, _ = worked
-    if not database.is_sqlite:
-        return  # PostgreSQL overwrites old rows when it vacuums
     forget(database, "ben")
     forget(database, "ann-smith")
     for path in tmp_path.glob("annotations.db*"):
@@ -123,10 +117,9 @@ def test_nothing_of_it_is_left_in_the_files_of_sqlite(worked, tmp_path):
         assert b"ann-smith" not in content, path
 
 
+@pytest.mark.parametrize("database_kind", ["sqlite"], indirect=True)
 def test_a_reader_that_keeps_the_log_is_reported_and_the_command_can_run_again(worked, tmp_path, monkeypatch):
     database, ann, _ = worked
-    if not database.is_sqlite:
-        return
     monkeypatch.setattr("annotation_ui.store.forget.LOG_WAIT_S", 0.2)
     with database.read() as reader:  # as a long export
         pseudonym = reader.get_one(User, ann).pseudonym

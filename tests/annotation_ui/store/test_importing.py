@@ -7,7 +7,7 @@ import time
 
 import pytest
 from playwright.sync_api import expect
-from sqlalchemy import func, select
+from sqlalchemy import select
 
 from align.core.errors import UserError
 from annotation_ui.reports import overview
@@ -17,7 +17,7 @@ from annotation_ui.store.batches import BatchSettings, change_batch
 from annotation_ui.store.importing import NewBatch, import_file, import_rows
 from annotation_ui.store.schema import Batch, Item
 from annotation_ui.tasks import TASKS
-from tests.annotation_ui.running import ROOT, add_batch, add_users, do, rank_rows
+from tests.annotation_ui.running import ROOT, add_batch, add_users, do, rank_rows, read, stored
 from tests.refusals import refusal
 
 
@@ -42,8 +42,7 @@ def test_a_bad_row_is_refused_with_its_line_and_nothing_is_kept(database, tmp_pa
     line = refusal(import_file, database, NewBatch("b", "rank"), path)
     assert line.startswith(f"{path}:3: ")
     assert says in line
-    with database.read() as session:
-        assert overview.progress(session) == []
+    assert read(database, overview.progress) == []
 
 
 def test_a_file_may_begin_with_a_byte_order_mark(database, tmp_path):
@@ -101,9 +100,10 @@ def test_gold_of_single_rules_stays_with_the_item_that_asks_about_the_rule(datab
     with database.write() as session:
         rule_sets.store_shipped(session)
     add_batch(database, [("t", row)], "rules", rule_set="sparrow-dialogue", settings={"one_rule_each": True})
-    with database.read() as session:
-        stored = {item.content["rules"][0]: item.gold for item in session.scalars(select(Item))}
-    assert stored == {"no-threats": None, "no-insults": {"verdicts": {"no-insults": "follows"}}}
+    assert {item.content["rules"][0]: item.gold for item in stored(database, select(Item))} == {
+        "no-threats": None,
+        "no-insults": {"verdicts": {"no-insults": "follows"}},
+    }
 
 
 def test_nobody_gets_an_item_before_all_are_there_and_a_broken_import_leaves_nothing(database, leases, monkeypatch):
@@ -118,8 +118,7 @@ def test_nobody_gets_an_item_before_all_are_there_and_a_broken_import_leaves_not
 
     with pytest.raises(UserError, match="t:8"):
         import_rows(database, NewBatch("b", "rank"), rows(bad=True))
-    with database.read() as session:
-        assert (session.scalar(select(func.count(Item.id))), overview.progress(session)) == (0, [])
+    assert stored(database, select(Item.id)) == read(database, overview.progress) == []
     with database.write() as session:  # what a killed import leaves
         session.add(Batch(name="b", task="rank", labelers_per_item=1, open=False, complete=False))
     with pytest.raises(UserError, match="not completely imported"):
@@ -163,13 +162,8 @@ def sparse(path, size):
     return path
 
 
-def batches(database):
-    with database.read() as session:
-        return session.scalar(select(func.count(Batch.id))) or 0
-
-
 def test_the_page_refuses_a_wrong_type_and_an_oversized_file(server, browser, tmp_path):
-    before = batches(server.database)
+    before = stored(server.database, select(Batch.id))
     page = server.lead_page(browser, "uploader")
     page.get_by_role("tab", name="Import").click()
     picker = page.locator('[role="tabpanel"]:visible input[type="file"]').first
@@ -188,7 +182,7 @@ def test_the_page_refuses_a_wrong_type_and_an_oversized_file(server, browser, tm
     picker.set_input_files(tmp_path / "broken.jsonl")
     send.click()
     expect(message.last).to_contain_text("broken.jsonl:2: responses: must be a list of texts")
-    assert batches(server.database) == before
+    assert stored(server.database, select(Batch.id)) == before
 
 
 def test_files_are_refused_without_the_page_too(database, tmp_path):
@@ -208,5 +202,5 @@ def test_files_are_refused_without_the_page_too(database, tmp_path):
         (sparse(tmp_path / "rules.yaml", rule_sets.MAX_BYTES + 1), "rules.yaml: larger than 1 MiB"),
     ):
         assert refusal(rule_sets.read, path, path.name) == line
-    assert batches(database) == 0
+    assert stored(database, select(Batch.id)) == []
     assert importing.MAX_BYTES < MAX_UPLOAD_BODY

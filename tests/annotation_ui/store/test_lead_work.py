@@ -5,7 +5,7 @@ import json
 import secrets
 
 import pytest
-from sqlalchemy import func, select
+from sqlalchemy import select
 
 from align.core.errors import UserError
 from annotation_ui.reports import overview
@@ -16,11 +16,9 @@ from annotation_ui.server.api import next_decision
 from annotation_ui.store import guidelines
 from annotation_ui.store.batches import BatchSettings, change_batch, delete_batch, restore_batch, stored_settings
 from annotation_ui.store.importing import NewBatch, import_rows
-from annotation_ui.store.judgments import Judgments
-from annotation_ui.store.leases import Leases
 from annotation_ui.store.schema import Assignment, Batch, BatchLabeler, Item, Judgment
 from annotation_ui.tasks import TASKS, BadInputError
-from tests.annotation_ui.running import add_batch, add_users, do, rank_rows, stored
+from tests.annotation_ui.running import add_batch, add_users, do, rank_rows, read, stored
 
 BEST_FIRST = {"ranks": [1, 2, 3, 4]}
 BEST_LAST = {"ranks": [4, 3, 2, 1]}
@@ -28,9 +26,8 @@ BEST_LAST = {"ranks": [4, 3, 2, 1]}
 
 def change(database, batch_name, **settings):
     """Change some settings of a batch as it is now."""
-    with database.read() as session:
-        batch = session.scalars(select(Batch).where(Batch.name == batch_name)).one()
-        now = stored_settings(session, batch)
+    (batch,) = stored(database, select(Batch).where(Batch.name == batch_name))
+    now = read(database, stored_settings, batch)
     change_batch(database, batch_name, dataclasses.replace(now, **settings), batch.version)
 
 
@@ -38,8 +35,7 @@ def purposes(database, judgments, user):
     """Answer everything that this labeler is given; the purpose of each item in that order."""
     seen = []
     while (assignment := judgments.leases.next(user, "rank")) is not None:
-        with database.read() as session:
-            seen.append(session.get_one(Item, assignment.item_id).purpose)
+        seen += stored(database, select(Item.purpose).where(Item.id == assignment.item_id))
         do(judgments, user, "rank", BEST_FIRST)
     return seen
 
@@ -55,9 +51,8 @@ def test_training_comes_first_and_attention_items_in_between(database, judgments
     assert purposes(database, judgments, ann) == ["training", "attention", "attention"] + ["work"] * 5
     assert purposes(database, judgments, bob) == ["training", "attention", "attention"] + ["work"] * 5
     assert purposes(database, judgments, late) == ["training"]  # no work is left to mix attention items into
-    with database.read() as session:
-        rows_by_name = {row["labeler"]: row for row in labeler_rows(session, "rank")}
-        a_day = {row["labeler"]: row["judgments"] for row in overview.per_day(session, "rank")}
+    rows_by_name = {row["labeler"]: row for row in read(database, labeler_rows, "rank")}
+    a_day = {row["labeler"]: row["judgments"] for row in read(database, overview.per_day, "rank")}
     assert (rows_by_name["ann"]["training"], rows_by_name["ann"]["training items"]) == (1.0, 1)
     assert (rows_by_name["ann"]["attention"], rows_by_name["ann"]["attention items"]) == (0.5, 2)
     assert rows_by_name["late"]["judgments"] == 0  # training is not counted as work
@@ -111,8 +106,7 @@ def test_an_import_for_some_labelers_that_fails_leaves_nothing(database):
         add_batch(database, 1, name="for nobody", labelers=("nobody",))
     with pytest.raises(UserError, match="responses"):
         import_rows(database, NewBatch("broken", "rank", labelers=("ann",)), [("f:1", {"prompt": "p"})])
-    with database.read() as session:
-        assert session.scalars(select(Batch.name)).all() == session.scalars(select(BatchLabeler)).all() == []
+    assert stored(database, select(Batch.name)) == stored(database, select(BatchLabeler)) == []
 
 
 def test_a_closed_batch_gives_out_nothing_and_its_answers_can_still_be_changed(database, judgments):
@@ -139,25 +133,23 @@ def test_batches_are_renamed_deleted_and_restored_and_no_judgment_is_lost(databa
     assert delete_batch(database, empty) is True
     assert delete_batch(database, "better name") is False
     assert judgments.leases.next(bob, "rank") is None  # the item that bob had open is taken back
-    with database.read() as session:
-        assert overview.progress(session) == []
-        assert browse_items(session, Filter()) == ([], False)
-        assert session.scalar(select(func.count()).select_from(Judgment)) == 1
-        assert list(session.scalars(select(Batch.name))) == ["better name"]
+    assert read(database, overview.progress) == []
+    assert read(database, browse_items, Filter()) == ([], False)
+    assert len(stored(database, select(Judgment.id))) == 1
+    assert stored(database, select(Batch.name)) == ["better name"]
     assert rows_to_export(database, Selection("rankings")) == []
     with pytest.raises(UserError, match="exists already, deleted: restore it"):  # nobody sees it in a list of batches
         import_rows(database, NewBatch("better name", "rank"), rank_rows(1))
     restore_batch(database, "better name")
     assert len(rows_to_export(database, Selection("rankings"))) == 1
-    with database.read() as session:
-        (row,) = overview.progress(session)
+    (row,) = read(database, overview.progress)
     assert (row["batch"], row["open"], row["done"]) == ("better name", False, 1)
 
 
 def test_items_and_judgments_are_found_by_labeler_batch_state_flag_and_text(database, judgments):
     rows = rank_rows(4)
     rows[2][1]["prompt"] = 'Größe 100% "quoted" response_text'
-    first, second = add_batch(database, rows, labelers_per_item=2, priority=1), add_batch(database, 1, name="second")
+    first, _ = add_batch(database, rows, labelers_per_item=2, priority=1), add_batch(database, 1, name="second")
     ann, bob = add_users(database, "ann", "bob")
     do(judgments, ann, "rank", {**BEST_FIRST, "flags": [["hallucination"], [], [], []]})  # item 1
     skipped = judgments.leases.next(ann, "rank")
@@ -166,12 +158,10 @@ def test_items_and_judgments_are_found_by_labeler_batch_state_flag_and_text(data
     assert judgments.leases.next(bob, "rank") is not None  # item 2
 
     def items(**wanted):
-        with database.read() as session:
-            return [row["item"] for row in browse_items(session, Filter(**wanted))[0]]
+        return [row["item"] for row in read(database, browse_items, Filter(**wanted))[0]]
 
     def kinds(**wanted):
-        with database.read() as session:
-            return [(row["labeler"], row["kind"]) for row in browse_judgments(session, Filter(**wanted))[0]]
+        return [(row["labeler"], row["kind"]) for row in read(database, browse_judgments, Filter(**wanted))[0]]
 
     assert items(batch=first) == [1, 2, 3, 4]
     assert items(batch="second") == [5]
@@ -186,17 +176,14 @@ def test_items_and_judgments_are_found_by_labeler_batch_state_flag_and_text(data
     assert kinds() == [("bob", "submit"), ("ann", "skip"), ("ann", "submit")]
     assert kinds(labeler="ann", flag="hallucination") == [("ann", "submit")]
     assert kinds(text="too hard") == [("ann", "skip")]
-    with database.read() as session:
-        rows, more = browse_items(session, Filter(), after=1, limit=2)
-        assert ([row["item"] for row in rows], more) == ([2, 3], True)
-        assert (rows[0]["skipped"], rows[0]["open now"], rows[0]["judged"]) == (1, 1, 0)
-        found = item_history(session, 1)
-        assert item_history(session, 99) is None
-    assert [(row["labeler"], row["answer"], row["marks"]) for row in found[2]] == [
+    rows, more = read(database, browse_items, Filter(), after=1, limit=2)
+    assert ([row["item"] for row in rows], more) == ([2, 3], True)
+    assert (rows[0]["skipped"], rows[0]["open now"], rows[0]["judged"]) == (1, 1, 0)
+    assert read(database, item_history, 99) is None
+    assert [(row["labeler"], row["answer"], row["marks"]) for row in read(database, item_history, 1)[2]] == [
         ("ann", "A > B > C > D", "hallucination"),
         ("bob", "D > C > B > A", ""),
     ]
-    assert second == "second"
 
 
 def test_an_item_is_stuck_when_all_who_may_take_it_have_had_it(database, judgments):
@@ -205,11 +192,9 @@ def test_an_item_is_stuck_when_all_who_may_take_it_have_had_it(database, judgmen
     add_users(database, "boss", role="lead")
 
     def stuck():
-        with database.read() as session:
-            rows = overview.progress(session)
-            found = [each["item"] for each in browse_items(session, Filter(state="stuck"))[0]]
-            assert sum(row["stuck"] for row in rows) == len(found)
-            return found
+        found = [each["item"] for each in read(database, browse_items, Filter(state="stuck"))[0]]
+        assert sum(row["stuck"] for row in read(database, overview.progress)) == len(found)
+        return found
 
     assert stuck() == []
     do(judgments, ann, "rank", BEST_FIRST)
@@ -254,9 +239,8 @@ def test_a_lead_goes_from_disagreement_to_disagreement_and_takes_no_slot(databas
     judgments.skip(boss, third.id, "skip-3", "", 1)
     assert decide() is None  # skipped items do not come back by themselves
     assert decide(3) == (3, 0)
-    with database.read() as session:
-        assert session.scalar(select(Item.taken).where(Item.batch_id == 2)) == 0
-        assert session.scalar(select(func.count()).where(Assignment.user_id == boss, ~Assignment.adjudication)) == 0
+    assert stored(database, select(Item.taken).where(Item.batch_id == 2)) == [0]
+    assert stored(database, select(Assignment.id).where(Assignment.user_id == boss, ~Assignment.adjudication)) == []
     own = leases.next(boss, "rank")  # work that the lead asks for is not the decision
     assert not own.adjudication
 
@@ -268,27 +252,14 @@ def test_reliability_stands_beside_agreement_with_the_items_that_decide_it(datab
         for user in (ann, bob):
             do(judgments, user, "rank", BEST_FIRST)
         do(judgments, cy, "rank", BEST_LAST if number in (4, 7) else BEST_FIRST)
-    with database.read() as session:
-        rows = {row["labeler"]: row for row in labeler_rows(session, "rank")}
-        items = items_behind_reliability(session, "rank", "cy")
+    rows = {row["labeler"]: row for row in read(database, labeler_rows, "rank")}
+    items = read(database, items_behind_reliability, "rank", "cy")
     assert rows["cy"]["reliability"] == pytest.approx(10 / 12, abs=0.01)
     assert rows["ann"]["reliability"] > 0.99
     assert rows["cy"]["agreement with others"] == pytest.approx(10 / 12, abs=0.001)
     assert [row["item"] for row in items[:2]] == [5, 8]
     assert items[0]["chance of being right"] < 0.05 < 0.95 < items[2]["chance of being right"]
     assert (items[0]["this labeler"], items[0]["others"]) == ("D > C > B > A", "A > B > C > D; A > B > C > D")
-
-
-def test_leases_of_deleted_batches_do_not_come_back(database):
-    judgments = Judgments(Leases(database, seconds=-1))
-    name = add_batch(database, 1)
-    (ann,) = add_users(database, "ann")
-    assert judgments.leases.next(ann, "rank") is not None
-    delete_batch(database, name)
-    assert judgments.leases.next(ann, "rank") is None
-
-
-RANKS = {"ranks": [1, 2, 3, 4]}
 
 
 def test_a_lead_takes_no_labelers_slot_not_even_after_a_decision(ann, boss):
@@ -302,7 +273,7 @@ def test_a_lead_takes_no_labelers_slot_not_even_after_a_decision(ann, boss):
     assert boss.next() is None  # a decision is no work
     opened = json.loads(boss("POST", "/api/decide/rank/next", {"item": item_id})[2])["item"]
     assert opened["others"]
-    request = {"request_id": secrets.token_hex(8), "answer": RANKS, "seconds": 1}
+    request = {"request_id": secrets.token_hex(8), "answer": BEST_FIRST, "seconds": 1}
     assert boss("POST", f"/api/assignments/{opened['assignment']}/submit", request)[0] == 200
     assert boss.next() is None
     assert json.loads(boss("POST", f"/api/assignments/{opened['assignment']}/reopen", {})[2]) == {"deciding": True}
@@ -315,10 +286,9 @@ def test_two_leads_do_not_overwrite_each_others_settings(database):
     assert change_batch(database, name, BatchSettings(name, 2, 5), version=1) == 2
     with pytest.raises(UserError, match="another lead has changed"):
         change_batch(database, name, BatchSettings(name, 1, 0, False), version=1)
-    with database.read() as session:
-        batch = session.scalars(select(Batch)).one()
-        assert (batch.labelers_per_item, batch.priority, batch.open) == (2, 5, True)
-        assert {item.needed for item in session.scalars(select(Item))} == {2}
+    (batch,) = stored(database, select(Batch))
+    assert (batch.labelers_per_item, batch.priority, batch.open) == (2, 5, True)
+    assert stored(database, select(Item.needed)) == [2] * 3
     with pytest.raises(UserError, match="priority 99999999999"):
         change_batch(database, name, BatchSettings(name, 1, 99_999_999_999), version=2)
 
@@ -336,9 +306,8 @@ def test_a_new_version_of_guidelines_is_unread_until_it_is_opened(database, judg
     ann, boss = add_users(database, "ann", "boss")
 
     def unread():
-        with database.read() as session:
-            newest = guidelines.unread(session, "rank", ann)
-            return newest.id if newest else None
+        newest = read(database, guidelines.unread, "rank", ann)
+        return newest.id if newest else None
 
     assert unread() is None
     first = guidelines.save(database, "rank", "Be kind.", boss, edited=0)
@@ -352,11 +321,9 @@ def test_a_new_version_of_guidelines_is_unread_until_it_is_opened(database, judg
     second = guidelines.save(database, "rank", "Be kind and brief.", boss, edited=first)
     assert unread() == second
     add_batch(database, 1)
-    do(judgments, ann, "rank", {**RANKS})
-    with database.read() as session:
-        assert session.scalars(select(Judgment)).one().guideline_id == second
+    do(judgments, ann, "rank", BEST_FIRST)
+    assert stored(database, select(Judgment.guideline_id)) == [second]
     with pytest.raises(UserError, match="nothing has changed"):
         guidelines.save(database, "rank", "Be kind and brief.", boss, edited=second)
-    with database.read() as session:
-        listed = [(number, each.text, *more) for number, each, *more in guidelines.versions(session, "rank")]
+    listed = [(number, each.text, *more) for number, each, *more in read(database, guidelines.versions, "rank")]
     assert listed == [(2, "Be kind and brief.", "boss", 0), (1, "Be kind.", "boss", 1)]

@@ -6,6 +6,7 @@ import secrets
 
 import pytest
 from playwright.sync_api import expect
+from sqlalchemy import select
 
 from annotation_ui.cli import main
 from annotation_ui.reports import overview
@@ -15,7 +16,7 @@ from annotation_ui.store.schema import Assignment
 from annotation_ui.tasks import TASKS
 from tests.annotation_ui import stars
 from tests.annotation_ui.pages import open_tab
-from tests.annotation_ui.running import ROOT, Client, Server
+from tests.annotation_ui.running import ROOT, Client, Server, read, stored
 from tests.files import write_rows
 
 
@@ -74,10 +75,9 @@ def test_a_new_task_runs_from_the_import_to_the_export(tmp_path, monkeypatch, br
     assert exported == {("s0", 2), ("s0", 2), ("s1", 4), ("s1", 1)}
     together = rows_to_export(server.database, Selection("stars", aggregated=True))
     assert [(row["id"], row["stars"]) for row in together] == [("s0", 2), ("s1", 1)]
-    with server.database.read() as session:
-        (differs,) = overview.disagreements(session, "stars")
-        measures = {row["measure"] for row in overview.coefficients(session, "stars")}
-        labelers = {row["labeler"]: row for row in labeler_rows(session, "stars")}
+    (differs,) = read(server.database, overview.disagreements, "stars")
+    measures = {row["measure"] for row in read(server.database, overview.coefficients, "stars")}
+    labelers = {row["labeler"]: row for row in read(server.database, labeler_rows, "stars")}
     assert (differs["id"], differs["agreement"]) == ("s1", 0)
     assert measures == {"Krippendorff's alpha of stars (ordinal)", "Pairwise agreement (ties count)"}
     assert [(labelers[name]["training"], labelers[name]["judgments"]) for name in ("ann", "bob")] == [(0, 2), (1, 2)]
@@ -112,8 +112,7 @@ def test_the_known_answer_follows_the_labelers(any_server, task, row, right, wro
     ann = Client(any_server, any_server.token(f"learner-{secrets.token_hex(4)}"))
     for given, agreement in ((right, 1), (wrong, 0)):
         number = ann.next(task)["assignment"]
-        with any_server.database.read() as session:
-            order = session.get_one(Assignment, number).shown_order
+        (order,) = stored(any_server.database, select(Assignment.shown_order).where(Assignment.id == number))
         body = {"request_id": secrets.token_hex(8), "answer": TASKS[task].shown(given, order), "seconds": 1}
         for _ in range(2):  # the page repeats it after a lost answer
             status, _, text = ann("POST", f"/api/assignments/{number}/submit", body)
@@ -124,8 +123,3 @@ def test_the_known_answer_follows_the_labelers(any_server, task, row, right, wro
                 assert (lesson["known"] == lesson["own"]) == (agreement == 1)
             else:
                 assert lesson["known"] == "no-threats: follows"
-
-
-def test_the_other_tasks_refuse_a_known_answer():
-    """So that there is none without a test above."""
-    assert {name for name, task in TASKS.items() if task.comparable} == {"rank", "rules", "compare", "spans"}

@@ -13,7 +13,7 @@ from annotation_ui.tasks import TASKS, BadInputError
 from annotation_ui.tasks.spans import marked_characters
 from tests.annotation_ui.conftest import in_pairs
 from tests.annotation_ui.pages import handed_in, open_task, press
-from tests.annotation_ui.running import do
+from tests.annotation_ui.running import do, read
 
 TYPES = "Irrelevant, Wrong-Grounding, Redundant"
 TEXT = "👍 Paris is old. It has 3 rivers. It has 3 rivers."
@@ -226,8 +226,7 @@ def test_disagreements_list_what_labelers_marked_differently(server):
     batch = server.add_batch([("t:1", {"prompt": "p", "response": TEXT})], "spans", labelers_per_item=2)
     for name, spans in (("marks-ann", []), ("marks-bob", [{"start": 0, "end": 4, "type": "incorrect"}])):
         do(server.judgments, server.user_id(name), "spans", {"spans": spans})
-    with server.database.read() as session:
-        (row,) = overview.disagreements(session, "spans")
-        measures = {each["measure"]: each for each in overview.coefficients(session, "spans", (batch,))}
+    (row,) = read(server.database, overview.disagreements, "spans")
     assert row["agreement"] == 0
+    measures = {each["measure"] for each in read(server.database, overview.coefficients, "spans", (batch,))}
     assert "Krippendorff's alpha (nominal): any error" in measures
