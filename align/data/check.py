@@ -4,6 +4,7 @@ import math
 import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 from align.core.errors import UserError, counted
@@ -113,12 +114,11 @@ def _example_lines(record: Record) -> list[str]:
 def guess_kind(source: str) -> str:
     """The name of the kind of the first recognized row; the most specific one if several match."""
     columns: dict[str, None] = {}
-    for number, row in enumerate(iter_rows(source)):
-        if number == ROWS_TO_GUESS_FROM:
-            break
-        columns |= dict.fromkeys(row.row) if isinstance(row.row, Mapping) else {}
-        for name in KINDS_MOST_SPECIFIC_FIRST if isinstance(row.row, Mapping) else ():
-            if find_format(row.row, KINDS[name]) is not None:
+    rows = (row.row for row in islice(iter_rows(source), ROWS_TO_GUESS_FROM))
+    for row in filter(lambda row: isinstance(row, Mapping), rows):
+        columns |= dict.fromkeys(row)
+        for name in KINDS_MOST_SPECIFIC_FIRST:
+            if find_format(row, KINDS[name]) is not None:
                 return name
     wrong = f"no row has the fields of a known layout; name the kind to see what is missing in {', '.join(columns) or 'it'}"
     raise UserError(f"{source}: {wrong}, or rename columns: FILE[FIELD=COLUMN, ...]")

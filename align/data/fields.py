@@ -83,7 +83,7 @@ def check_text(value: object, field: str, *, may_be_empty: bool = False) -> str:
 
 
 def check_optional_text(value: object, field: str) -> str | None:
-    """Like `check_text`, for a field that may be missing."""
+    """Return None, or the text that `check_text` accepts."""
     return None if value is None else check_text(value, field)
 
 

@@ -18,6 +18,7 @@ from align.data.conversation import (
     check_prompt,
 )
 from align.data.fields import (
+    Row,
     check_score,
     check_scores,
     check_text,
@@ -29,7 +30,6 @@ from align.data.fields import (
 )
 from align.data.records import Demonstration, Ranking, Record, evenly_spaced, ranks_from_scores, set_checked
 
-Row = Mapping[str, Any]
 Fields = dict[str, Any]
 Reader = Callable[[Row], Fields]
 Matcher = Callable[[Row], bool]

@@ -23,11 +23,6 @@ MARKERS = ("config.json", "adapter_config.json")
 BASE = "base_model_name_or_path"
 
 
-def push_command(folder: Path, repo: str) -> str:
-    """Return the command that pushes a folder."""
-    return f"align model push {folder} {repo}"
-
-
 def make_repo(repo: str, token: str | None = None) -> str:
     """Create a private model repository on the hub, unless it exists; return its full name. A run calls it before training.
 

@@ -13,7 +13,7 @@ from align.core.files import append_line
 from align.core.settings import ModelConfig, OptimizationConfig, RunConfig, dump
 from align.core.signals import Stopped, StopRequest
 from align.models.checkpoint import UPDATE_ROW, update_in_card
-from align.models.hub import make_repo, push_command, push_model
+from align.models.hub import make_repo, push_model
 from align.runtime.distributed import (
     compute_dtype,
     limit_collectives,
@@ -246,7 +246,7 @@ class Run:
             try:
                 self.print(f"pushed to {push_model(folder, repo)}")
             except UserError as error:
-                self.print(f"warning: {error}; the model is in {folder}; repeat with: {push_command(folder, repo)}")
+                self.print(f"warning: {error}; the model is in {folder}; repeat with: align model push {folder} {repo}")
         release_lock(self.folder)
 
     def end_dry_run(self, updates: int, done: int) -> Path:

@@ -43,9 +43,8 @@ from align.trl.arguments import (
     problems,
     prompt_rows,
 )
-from align.trl.config import InvalidArgumentError, PPOConfig, set_batch_sizes, stop_token_of
+from align.trl.config import MEMBERS, InvalidArgumentError, PPOConfig, renamed_arguments, set_batch_sizes, stop_token_of
 from align.trl.hooks import TrainerHooks, TRLCallbacks, show_completions
-from align.trl.old_names import MEMBERS, renamed_arguments
 from align.trl.translation import core_config, number_format_hint, uncalled_methods, unsupported_settings
 from align.trl.value_head import PolicyAndValueModel, PreTrainedModelWrapper
 

@@ -10,8 +10,6 @@ from unittest.mock import patch
 import pytest
 import torch
 from accelerate import Accelerator
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
 
 from align.core.errors import UserError
@@ -129,18 +127,6 @@ def test_tiny_model_is_the_same_bytes_on_every_build(name, tiny_folders, cache):
     for file in files:
         assert (again / file).read_bytes() == (tiny_folders[name] / file).read_bytes(), file
     assert (again / "model.safetensors").stat().st_mode == (again / "config.json").stat().st_mode
-
-
-@settings(max_examples=300, deadline=None)
-@given(text=st.text(st.characters(exclude_categories=["Cs"])), append_eos=st.booleans())
-def test_byte_tokenizer_round_trip(text, append_eos):
-    tokenizer = tiny.byte_tokenizer(append_eos)
-    ids = tokenizer.encode(text, add_special_tokens=False)
-    assert tokenizer.decode(ids) == text
-    assert tokenizer(text).input_ids == ids + [tokenizer.eos_token_id] * append_eos
-    if not any(token in text for token in tiny.SPECIAL_TOKENS):
-        assert len(ids) == len(text.encode())
-        assert tokenizer.decode(ids, skip_special_tokens=True) == text
 
 
 def test_tiny_chat_template_text():

@@ -12,7 +12,6 @@ from transformers import (
     BartConfig,
     Gemma3Config,
     GPT2Config,
-    GPT2ForSequenceClassification,
     GPT2LMHeadModel,
     LlamaConfig,
     M2M100Config,
@@ -76,11 +75,6 @@ def test_states_that_depend_on_more_than_earlier_tokens_are_refused(fault, dtype
     hook, message = FAULTS[fault]
     with pytest.raises(UserError, match=f"^{message}"):
         wrap(gpt2(hook, sharpen).to(dtype))
-
-
-def test_a_decoder_with_a_score_head_is_still_read():
-    config = GPT2Config(vocab_size=64, n_embd=32, n_layer=2, n_head=4, num_labels=1, pad_token_id=0)
-    assert wrap(GPT2ForSequenceClassification(config).eval()).shares_prompts
 
 
 SIZES = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2}

@@ -1,4 +1,4 @@
-"""Dropout off, and checks that a newly wrapped model must pass on a few tokens."""
+"""Checks that a newly wrapped model must pass on a few tokens."""
 
 import torch
 from torch import Tensor
