@@ -36,7 +36,6 @@ def encode_records(
     """Read records and turn them into token ids.
 
     Args:
-        skip_bad_rows: leave out rows of a file that cannot be read, and list them.
         encode_one: yields a record's examples; it passes prompts and responses through the `ApplyLimits` it is given.
 
     Raises:
@@ -256,12 +255,7 @@ def decoded_turn(ids: list[int], tokenization: Tokenization) -> Conversation:
 def encode_response(
     prompt: Conversation, response: str, loaded: LoadedModel, limits: Limits, where: str, counts: OverlongCounts
 ) -> PromptResponse | None:
-    """Return a prompt and its response within the limits, or None if they are dropped.
-
-    Args:
-        where: names them in an error.
-        counts: counts what exceeds the limits.
-    """
+    """Return a prompt and its response within the limits, or None if they are dropped; `where` names them in an error."""
     try:
         ids = loaded.tokenization.answer_ids(prompt, response)
     except ConversationError as error:

@@ -41,7 +41,6 @@ class Limits:
         """Return the prompt and the response within the limits, or None if they are dropped.
 
         Args:
-            where: names the record in an error.
             fixed: numbers of tokens at the prompt's beginning and the response's end that truncation keeps.
         """
         too_long = self.exceeded(prompt, response)

@@ -114,12 +114,7 @@ def hold_out(mixed: MixedExamples[Opened], share: float) -> tuple[MixedExamples[
 def encode_mixture(
     data: TrainingData, encode: Callable[[Data], list[Encoded]], prefixes: Sequence[str] = ()
 ) -> MixedExamples[Encoded]:
-    """Encode all sources, one after the other.
-
-    Args:
-        data: one source, several, or the names of several (`split_sources`), each as NAME or NAME=WEIGHT.
-        prefixes: see `mixture_of`.
-    """
+    """Encode one source, or all of several, one after the other; arguments as for `mixture_of`."""
     data = mixture_of(data, prefixes)
     encoded = [encode(source) for source in data.sources]
     examples = [example for part in encoded for example in part]
@@ -161,6 +156,7 @@ def mixture_of(data: TrainingData, prefixes: Sequence[str] = ()) -> Mixture:
     """Return training data as weighted sources.
 
     Args:
+        data: one source, several, or the names of several (`split_sources`), each as NAME or NAME=WEIGHT.
         prefixes: a text for each source that its prompts begin with, "" for none; empty: none has one.
     """
     if isinstance(data, str | Path):

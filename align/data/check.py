@@ -57,11 +57,7 @@ def check_data(path: str, kind: str | None = None) -> str:
 def convert_data(source: str, output: str | os.PathLike[str], kind: str | None = None, skip_bad_rows: bool = False) -> str:
     """Write a source as JSON Lines in this project's layout (docs/data.md); return the count of records and unused columns.
 
-    Args:
-        source: a file, a folder or the name of a hub data set.
-        output: a name that ends in .jsonl or .jsonl.gz.
-        kind: as in `check_data`.
-        skip_bad_rows: leave out rows that cannot be read.
+    The name of the output ends in .jsonl or .jsonl.gz; `kind` is that of `check_data`.
     """
     if os.path.exists(output):
         raise UserError(f"{output} already exists; give another output, or remove it")

@@ -185,7 +185,6 @@ def write_records(path: str | os.PathLike[str], records: Iterable[Record]) -> No
 
     Args:
         path: a name that ends in .jsonl or .jsonl.gz; its folder is made if it is missing.
-        records: may be a generator, which is read while writing.
     """
     target = Path(os.path.realpath(path))  # a link is kept, and the file it points to is replaced
     if not target.name.endswith((".jsonl", ".jsonl.gz")):

@@ -30,17 +30,13 @@ _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 @dataclass(frozen=True)
 class _RegisteredModel:
-    """A model that is made on this machine.
-
-    Attributes:
-        description: one line for `align model list`.
-        build: `build(folder, work)` fills the empty folder `folder`; `work` is a scratch folder, deleted afterward.
-        published: the hub's id of the model that it was made from, if there is one.
-    """
+    """A model that is made on this machine."""
 
     description: str
     build: Callable[[Path, Path], None]
+    """`build(folder, work)` fills an empty folder; `work` is a scratch folder, deleted afterward."""
     published: str | None = None
+    """The hub's id of the model that it was made from."""
 
 
 def _build_by(module: str, function: str, *arguments: str) -> Callable[[Path, Path], None]:

@@ -50,7 +50,6 @@ def push_model(
     Args:
         folder: of a model, or of a run, whose `model` folder is meant.
         repo: name on the hub, as user/name; it is created as private if missing. A name alone is one of the token's owner.
-        message: of the commit.
         token: None: that of `hf auth login`.
         revision: the branch; None: main.
         names: of the files to push, of those that match `PATTERNS`; None: all.

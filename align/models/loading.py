@@ -253,7 +253,6 @@ def read_by_ids_of(
 
     Args:
         role: names the model in errors.
-        gradient_checkpointing: for a model that is trained.
         reads_text_alone: whether ids without a text, which its embedding matrix may lack, are left out for it.
 
     Raises:

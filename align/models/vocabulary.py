@@ -48,11 +48,7 @@ def require_vocabulary_of(policy: PreTrainedModel, tokenization: Tokenization, m
     """Refuse a model without a tokenizer that reads other tokens by the policy's ids.
 
     The tokenizer in the folder or the hub's cache that the model came from tells most of its tokens; one in memory may have
-    other added tokens.
-
-    Args:
-        tokenization: of the policy.
-        role: names the model in errors.
+    other added tokens. `role` names the model in errors.
     """
     is_other = vocabulary_rows(model) > vocabulary_rows(policy) + MOST_UNUSED_ROWS
     with suppress(Exception):  # there may be none, and a folder from elsewhere can be wrong in any way

@@ -60,7 +60,6 @@ class RewardModelScorer:
     """A frozen reward model that scores responses of a policy.
 
     Attributes:
-        module: computes rewards from tokens.
         mean: subtracted from every reward.
         budget: padded tokens that are read at once.
         tokenization: of the reward model, if it reads other token ids than the policy; texts are then tokenized again.

@@ -336,9 +336,6 @@ class PairTokenization(Tokenization):
     def whole_turn_ids(self, prompt: Conversation, text: str, ended: bool = True) -> tuple[list[int], list[int]]:
         return self.prompt_ids(prompt), self.response_ids(text)
 
-    def continuations(self, text: str, following: Sequence[str]) -> tuple[list[int], list[list[int]]]:
-        return [*self._before, *self.text_ids(text), *self._middle], [self.response_ids(more) for more in following]
-
     def reads_alike(self, other: Tokenization) -> bool:
         return isinstance(other, PairTokenization) and super().reads_alike(other)
 

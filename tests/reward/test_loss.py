@@ -1,4 +1,4 @@
-"""The ranking loss: pairs, weights, margins and soft targets, by hand and against finite differences."""
+"""The ranking loss (pairs, weights, margins, soft targets) and the losses of DPO, by hand and by finite differences."""
 
 import json
 import math
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from align.core.errors import UserError
 from align.reward import RewardConfig, RewardTrainer
-from align.reward.loss import centering_loss, compare_by_preference, pairs_of, ranking_loss
+from align.reward.loss import centering_loss, compare_by_preference, dpo_losses, ipo_losses, pairs_of, ranking_loss
 from align.reward.rankings import label_pairs
 from align.tokenization.encoded import EncodedRanking
 from tests.files import metrics_of
@@ -107,6 +107,8 @@ def test_gradients_against_finite_differences():
     rewards = torch.randn(6, generator=torch.Generator().manual_seed(0), dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(lambda x: ranking_loss(x, pairs), rewards)
     assert torch.autograd.gradcheck(lambda x: centering_loss(x, pairs), rewards)
+    assert torch.autograd.gradcheck(lambda x: dpo_losses(x, 0.7, 0.1), rewards)
+    assert torch.autograd.gradcheck(lambda x: ipo_losses(x, 0.7), rewards)
 
 
 def test_far_apart_rewards_neither_overflow_nor_lose_their_gradient():
@@ -189,3 +191,41 @@ def test_soft_targets_of_data_without_preferences_are_refused(tmp_path):
     config = RewardConfig(soft_targets=True, output_dir=str(tmp_path), report_to=["none"], dtype="float32")
     with pytest.raises(UserError, match="soft_targets: no ranking in 1 record in memory"):
         RewardTrainer("tiny-llama", rows, config)
+
+
+# Losses of DPO and IPO
+
+
+@pytest.mark.parametrize(
+    ("difference", "beta", "smoothing", "expected"),
+    [
+        (0.0, 0.1, 0.0, 0.6931472),  # ln 2: the policy is its reference
+        (10.0, 0.1, 0.0, 0.3132617),  # ln(1 + exp(-1))
+        (-10.0, 0.1, 0.0, 1.3132617),  # 1 more
+        (10.0, 0.5, 0.0, 0.0067153),  # ln(1 + exp(-5))
+        (10.0, 0.1, 0.1, 0.4132617),  # .9 x .3132617 + .1 x 1.3132617
+        (0.0, 0.1, 0.3, 0.6931472),
+    ],
+)
+def test_dpo_by_hand(difference, beta, smoothing, expected):
+    assert dpo_losses(doubles([difference]), beta, smoothing).item() == pytest.approx(expected, abs=1e-7)
+
+
+def test_the_gradient_of_dpo_weighs_pairs_by_how_wrong_they_are():
+    difference = doubles([10.0, -10.0]).requires_grad_()
+    dpo_losses(difference, 0.1).sum().backward()
+    # -beta sigmoid(-beta d): .1 x .2689414 and .1 x .7310586 (DPO, the gradient in section 4)
+    assert difference.grad.tolist() == pytest.approx([-0.02689414, -0.07310586], abs=1e-7)
+
+
+def test_ipo_by_hand():
+    # 1 / (2 x .1) = 5: (5 - 5)^2, (2 - 5)^2, (-1 - 5)^2
+    assert ipo_losses(doubles([5.0, 2.0, -1.0]), 0.1).tolist() == pytest.approx([0.0, 9.0, 36.0])
+
+
+def test_a_hopeless_pair_neither_overflows_nor_loses_its_gradient():
+    difference = doubles([-1e6]).requires_grad_()
+    loss = dpo_losses(difference, 0.1)
+    loss.sum().backward()
+    assert loss.item() == pytest.approx(1e5)
+    assert difference.grad.item() == pytest.approx(-0.1)

@@ -87,18 +87,14 @@ class EncoderBackbone(Backbone):
         return int(limit) if first is None else int(limit) - first - 1  # RoBERTa counts from behind its padding id
 
     def summary(self, prompt: Padded, response: Padded, prompt_of_response: Tensor | None = None) -> Tensor:
-        inputs = self._rows(prompt if prompt_of_response is None else prompt.rows(prompt_of_response), response)
-        states: Tensor = self.model(**inputs).logits
-        return states
-
-    def _rows(self, prompt: Padded, response: Padded) -> dict[str, Tensor]:
-        """Return the model's inputs, pairs in rows."""
+        prompt = prompt if prompt_of_response is None else prompt.rows(prompt_of_response)
         config, packed = self.model.config, pack_rows(prompt, response, None)
         real, second = packed.segments >= 0, packed.segments == 1
         inputs = {"input_ids": packed.ids.masked_fill(~real, config.pad_token_id or 0), "attention_mask": real.long()}
         if getattr(config, "type_vocab_size", 0) > 1:
             inputs["token_type_ids"] = second.long()
-        return inputs
+        states: Tensor = self.model(**inputs).logits
+        return states
 
 
 def classifier_tensors(backbone: EncoderBackbone, head: Tensor) -> dict[str, Tensor]:
