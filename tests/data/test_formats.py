@@ -31,6 +31,7 @@ def pair(prompt, best, worst, **fields):
     return Ranking(prompt=prompt, responses=(best, worst), ranks=(1, 2), **fields)
 
 
+OF_THREE = {"prompt": HI, "responses": ("a", "b", "c"), "model": ("m1", "m2", "m3"), "category": "evol_instruct"}
 ROWS = [
     # This project's own rows and TRL's
     ("prompt-completion", {"prompt": "Hi", "completion": "Yo"}, [Demonstration(prompt=HI, continuation=(assistant("Yo"),))]),
@@ -66,45 +67,14 @@ ROWS = [
     ("Alpaca", ALPACA, [Demonstration(prompt=(user("Sort.\n\nb a"),), continuation=(assistant("a b"),))]),
     ("Alpaca", {**ALPACA, "input": ""}, [Demonstration(prompt=(user("Sort."),), continuation=(assistant("a b"),))]),
     ("Dolly", DOLLY, [Demonstration(prompt=(user("When?"),), continuation=(assistant("Now."),), category="open_qa")]),
-    (
-        "UltraFeedback",
-        ULTRAFEEDBACK,
-        [
-            Ranking(
-                prompt=HI,
-                responses=("a", "b", "c"),
-                ranks=(3, 1, 2),  # by the means
-                model=("m1", "m2", "m3"),
-                category="evol_instruct",
-            )
-        ],
-    ),
-    (
-        "UltraFeedback",
-        UNRATED,
-        [
-            Ranking(
-                prompt=HI,
-                responses=("a", "b", "c"),
-                ranks=(1, 3, 2),  # by the scores up to 10: 7 of 10 is not more than a mean of 4.75 of 5
-                model=("m1", "m2", "m3"),
-                category="evol_instruct",
-            )
-        ],
-    ),
-    (
-        "UltraFeedback pair",
-        {
-            "source": "flan_v2_niv2",
-            "instruction": "Hi",
-            "chosen_response": "yes",
-            "rejected_response": "no",
-            "chosen_avg_rating": 4.5,
-            "rejected_avg_rating": 2.0,
-            "chosen_model": "m1",
-        },
-        [pair(HI, "yes", "no")],
-    ),
+    # by the means
+    ("UltraFeedback", ULTRAFEEDBACK, [Ranking(**OF_THREE, ranks=(3, 1, 2))]),
+    # by the scores up to 10: 7 of 10 is not more than a mean of 4.75 of 5
+    ("UltraFeedback", UNRATED, [Ranking(**OF_THREE, ranks=(1, 3, 2))]),
+    ("UltraFeedback pair",
+     {"source": "flan_v2_niv2", "instruction": "Hi", "chosen_response": "yes", "rejected_response": "no",
+      "chosen_avg_rating": 4.5, "rejected_avg_rating": 2.0, "chosen_model": "m1"},
+     [pair(HI, "yes", "no")]),
     ("SHP", SHP, [Ranking(prompt=HI, responses=("a", "b"), ranks=(2, 1), id="qt3nxl", category="askculinary")]),
     ("SHP", {**SHP, "labels": 1, "domain": None}, [pair(HI, "a", "b", id="qt3nxl")]),
     ("scored answers", STACK, [Ranking(prompt=HI, responses=("a", "b", "c"), ranks=(2, 1, 2), id="31")]),

@@ -134,15 +134,9 @@ ROWS = [
     ("LLaMA-Factory pair",
      {"instruction": "1", "input": "x", "chosen": "a", "rejected": "b", "system": "s", "history": [["0", "y"]]},
      [ranked((system("s"), user("0"), assistant("y"), user("1\n\nx")), "a", "b")]),
-    (
-        "ShareGPT pair",
-        {
-            "conversations": said(("human", "Hi")),
-            "chosen": {"from": "gpt", "value": "a"},
-            "rejected": {"from": "gpt", "value": "b"},
-        },
-        [ranked(HI, "a", "b")],
-    ),
+    ("ShareGPT pair",
+     {"conversations": said(("human", "Hi")), "chosen": said(("gpt", "a"))[0], "rejected": said(("gpt", "b"))[0]},
+     [ranked(HI, "a", "b")]),
     ("messages pair", {"messages": [user("Hi")], "chosen": assistant("a"), "rejected": assistant("b")},
      [ranked(HI, "a", "b")]),
     ("Orca pair", {"system": "s", "question": "Hi", "chosen": "a", "rejected": "b"}, [ranked((system("s"), *HI), "a", "b")]),

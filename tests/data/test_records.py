@@ -109,11 +109,9 @@ RANKING_ERRORS = [
     ({"preferences": [[0, 1, 1.5], [0, 0, 1], [0, 0, 0]]}, "field 'preferences[0][2]': is 1.5; use a number from 0 to 1"),
     ({"preferences": [[0.5, 1, 1], [0, 0, 1], [0, 0, 0]]},
      "field 'preferences[0][0]': is 0.5; no response is better than itself: use 0"),
-    (
-        {"preferences": [[0, 0.8, 1], [0.3, 0, 1], [0, 0, 0]]},
-        "field 'preferences[1][0]': and preferences[0][1] are 0.3 and 0.8, more than 1 together; lower one; what is left "
-        "of 1 is the probability of a tie",
-    ),
+    ({"preferences": [[0, 0.8, 1], [0.3, 0, 1], [0, 0, 0]]},
+     "field 'preferences[1][0]': and preferences[0][1] are 0.3 and 0.8, more than 1 together; lower one; what is left "
+     "of 1 is the probability of a tie"),
     ({"flags": "rude"}, "field 'flags': must be a list, not 'rude'; write it as [..., ...]"),
     ({"flags": [["rude"]]}, "field 'flags': has 1 entries for 3 responses; give one for each response"),
     ({"flags": [["rude"], "x", []]}, "field 'flags[1]': must be a list, not 'x'; write it as [..., ...]"),
@@ -163,11 +161,6 @@ ERRORS += [(judgment, *error) for error in JUDGMENT_ERRORS]
 @pytest.mark.parametrize(("make", "fields", "message"), ERRORS, ids=range(len(ERRORS)))
 def test_errors(make, fields, message):
     assert refusal(make, **fields) == message
-
-
-@pytest.mark.parametrize("kind", [Demonstration, Ranking, RuleJudgment, Prompt])
-def test_a_row_is_an_object(kind):
-    assert refusal(kind.from_row, ["Hi"]) == "the row is ['Hi'], not a JSON object; write one {...} per line"
 
 
 def test_a_long_value_does_not_flood_the_message():
