@@ -2,7 +2,6 @@
 
 import ast
 import re
-import subprocess
 import sys
 import tomllib
 from importlib.metadata import packages_distributions
@@ -69,32 +68,30 @@ def test_every_package_that_is_imported_is_declared(folder):
     assert {module for module in modules if not names_of(sources.get(module, [module])) & declared} == set()
 
 
-TRACKED = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False).stdout.split("\n")
-SOURCES = [name for name in TRACKED if name.endswith((".md", ".py", ".ipynb", ".yaml")) and not name.startswith("tests/")]
+PLACES = [ROOT.glob("*"), *((ROOT / name).rglob("*") for name in ("align", "annotation_ui", "configs", "docs", "notebooks"))]
+SOURCES = {
+    path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8")
+    for place in PLACES
+    for path in place
+    if path.suffix in (".md", ".py", ".ipynb", ".yaml", ".txt")
+}
 FROM_THE_CLONE = {"README.md", "constraints.txt"}
 """Files that may install the clone; all others add extras to what is installed."""
 
 
-def text_of(name):
-    path = ROOT / name
-    return path.read_text(encoding="utf-8") if path.exists() else ""
-
-
-@pytest.mark.skipif(len(SOURCES) < 2, reason="not a git checkout")
 def test_extras_are_named_with_the_package_and_exist():
     found = {}
-    for name in SOURCES:
-        for package, extras in re.findall(r"pip install [^`\n]*?'([\w.-]*)\[([\w,-]+)\]", text_of(name)):
+    for name, text in SOURCES.items():
+        for package, extras in re.findall(r"pip install [^`\n]*?'([\w.-]*)\[([\w,-]+)\]", text):
             found.setdefault((package, extras), []).append(name)
     own = {key: names for key, names in found.items() if key[0] in (PROJECT["name"], ".", "align")}
     assert {package for package, _ in own} == {"."}, own  # not the name on PyPI, where the package is not
     assert {extra for _, extras in own for extra in extras.split(",")} <= PROJECT["optional-dependencies"].keys()
 
 
-@pytest.mark.skipif(len(SOURCES) < 2, reason="not a git checkout")
 def test_one_page_tells_how_to_install_the_clone():
-    assert {name for name in SOURCES if re.search(r"pip install [^`\n]*-e \.", text_of(name))} <= FROM_THE_CLONE
+    assert {name for name, text in SOURCES.items() if re.search(r"pip install [^`\n]*-e \.", text)} <= FROM_THE_CLONE
     assert PROJECT["scripts"] == {"align": "align.cli:main"}
-    extras = set(re.findall(r"`(\w[\w-]*)`", text_of("README.md").split("Extras add")[1].split("[Container")[0]))
+    extras = set(re.findall(r"`(\w[\w-]*)`", SOURCES["README.md"].split("Extras add")[1].split("[Container")[0]))
     for_users = PROJECT["optional-dependencies"].keys() - {"dev", "docs", "lm-eval"}
     assert for_users <= extras
