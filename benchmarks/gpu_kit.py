@@ -86,13 +86,6 @@ def pip(*words: str) -> None:
         raise SystemExit(f"{' '.join(command)}:\n{done.stderr[-2000:]}")
 
 
-def download(packages: Iterable[str], folder: Path, python: str) -> None:
-    """Download wheels of pinned packages for the machine, without dependencies."""
-    platforms = [word for name in PLATFORMS for word in ("--platform", name)]
-    target = ["--only-binary", ":all:", "--python-version", python, "--implementation", "cp", *platforms]
-    pip("download", "--no-deps", *target, "--dest", str(folder), *packages)
-
-
 def make(kit: Path, python: str) -> None:
     """Replace the kit and print its size.
 
@@ -106,8 +99,11 @@ def make(kit: Path, python: str) -> None:
         raise SystemExit(f"{MACHINE.name}: {', '.join(never)} missing or too old there, and too large for a kit")
     for name in ("wheels", "peer", "model"):
         (kit / name).mkdir(parents=True)
-    download([f"{name}=={pinned[name]}" for name in sorted(needed - {"deepspeed"})], kit / "wheels", python)
-    download([PEER], kit / "peer", python)
+    platforms = [word for name in PLATFORMS for word in ("--platform", name)]
+    target = ["--only-binary", ":all:", "--python-version", python, "--implementation", "cp", *platforms]
+    pinned_wheels = [f"{name}=={pinned[name]}" for name in sorted(needed - {"deepspeed"})]
+    for name, packages in (("wheels", pinned_wheels), ("peer", [PEER])):
+        pip("download", "--no-deps", *target, "--dest", str(kit / name), *packages)
     for source in (f"deepspeed=={pinned['deepspeed']}", str(ROOT)):  # DeepSpeed has no wheel
         pip("wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(kit / "wheels"), source)
     for path in sorted(Path(resolve_model(MODEL)).iterdir()):

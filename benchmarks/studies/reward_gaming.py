@@ -95,15 +95,13 @@ class Size:
     sample: dict[str, object]
     reference: dict[str, object]
     reward: dict[str, object]
-    ppo: dict[str, object]
+    ppo: dict[str, Any]
 
     @property
     def prompts(self) -> int:
         """Number of prompts of PPO."""
-        updates, responses, samples = (
-            int(str(self.ppo[name])) for name in ("total_updates", "rollout_batch_size", "samples_per_prompt")
-        )
-        return updates * responses // samples
+        responses = self.ppo["total_updates"] * self.ppo["rollout_batch_size"]
+        return int(responses // self.ppo["samples_per_prompt"])
 
 
 SIZES = {
