@@ -72,8 +72,8 @@ class Speaker:
         prompt = tokenization.prompt_ids(conversation)
         if not backbone.fits(len(prompt), sampling.max_new_tokens):
             raise UserError(
-                f"the conversation has {len(prompt)} tokens and an answer may have {sampling.max_new_tokens}, more than the "
-                f"context of {self.name} ({backbone.context_length}); start a new conversation, or lower max_new_tokens"
+                f"the conversation has {len(prompt)} tokens: with an answer of {sampling.max_new_tokens} it is longer than "
+                f"the model can read ({backbone.context_length}); start a new conversation, or lower max_new_tokens"
             )
         uniforms = row_uniforms(1, sampling, self.seed, RngStream.CHAT, next(self._numbers))
         ids: list[int] = []

@@ -1,22 +1,30 @@
-"""The model that labelers talk to in the Probe task: at most one is in memory, in its own process (`model_process`).
+"""The model that labelers talk to in the Probe task: at most one is in memory, in its own process.
 
-The lead loads it by name, or the first message of a batch that names a model does. Unloading ends the process, which
-frees all of its memory.
+The lead loads it by name, or the first message of a batch that names a model does. Unloading ends the process, which frees
+all of its memory. A model that exhausts the memory ends its process, not the app, and no reply delays a labeler.
 """
 
-import json
-import subprocess
-import sys
+import multiprocessing
+import os
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Literal
+from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnProcess
+from typing import TYPE_CHECKING, Any, Literal
 
-from align.core.errors import UserError
+from align.core.errors import UserError, first_line
+from align.data.conversation import Message
+from align.model_registry.registry import resolve_model
 
-Messages = list[dict[str, str]]
+if TYPE_CHECKING:
+    from align.commands.chat import Speaker
+
+MAX_NEW_TOKENS = 256
+TEMPERATURE = 0.7
+NICENESS = 5  # the server answers labelers first
 
 
 @dataclass(frozen=True)
@@ -31,8 +39,19 @@ class Status:
 @dataclass
 class _RunningModel:
     name: str
-    process: subprocess.Popen[str]
+    process: SpawnProcess
+    connection: Connection
     detail: str = ""
+
+    def read(self) -> tuple[str, str]:
+        """Return the kind and the text of the next message. Raises: UserError for an error, or if the process has ended."""
+        try:
+            kind, text = self.connection.recv()
+        except (EOFError, OSError):
+            raise UserError("the model's process has ended (unloaded, or out of memory)") from None
+        if kind == "error":
+            raise UserError(text)
+        return kind, text
 
 
 class Checkpoints:
@@ -47,7 +66,7 @@ class Checkpoints:
     @property
     def status(self) -> Status:
         model, status = self._model, self._status
-        if status.state == "loaded" and model is not None and model.process.poll() is not None:
+        if status.state == "loaded" and model is not None and not model.process.is_alive():
             return Status("failed", status.name, "its process has ended; the next message loads it again")
         return status
 
@@ -75,9 +94,9 @@ class Checkpoints:
         model, self._model, self._status = self._model, None, Status()
         if model is not None:
             model.process.kill()
-            model.process.wait()
+            model.process.join()
 
-    def reply(self, name: str, messages: Messages) -> Iterator[tuple[str, str]]:
+    def reply(self, name: str, messages: list[Message]) -> Iterator[tuple[str, str]]:
         """Yield a model's reply as (its name, the next piece); with an empty name, of the model that the lead has loaded.
 
         Raises:
@@ -88,59 +107,90 @@ class Checkpoints:
             if not wanted:
                 raise UserError("no model is loaded: ask the lead to load one")
             try:
-                process = self._ensure_loaded(wanted)
+                model = self._ensure_loaded(wanted)
             except UserError:
                 raise UserError("the model cannot be loaded: see the lead's page") from None
-            _write_message(process, {"messages": messages})
-            while "done" not in (message := _read_message(process)):
-                if "error" in message:
-                    raise UserError(message["error"])
-                yield wanted, message["piece"]
+            with suppress(OSError):  # of a process that has ended, which `read` reports
+                model.connection.send(messages)
+            while (message := model.read())[0] == "piece":
+                yield wanted, message[1]
 
-    def _ensure_loaded(self, name: str) -> subprocess.Popen[str]:
-        """The process of a model, which is started unless the model is in memory already."""
+    def _ensure_loaded(self, name: str) -> _RunningModel:
+        """The model, whose process is started unless it is in memory already."""
         model = self._model
-        if model is not None and model.name == name and model.process.poll() is None:
+        if model is not None and model.name == name and model.process.is_alive():
             self._status = Status("loaded", name, model.detail)
-            return model.process
+            return model
         self._stop_process()  # two models may not fit
         self._status = Status("loading", name)
         start = time.monotonic()
         try:
-            self._model = model = _RunningModel(name, _start_process(name))
-            message = _read_message(model.process)
-            if "error" in message:
-                raise UserError(message["error"])
+            self._model = model = _start_process(name)
+            _, description = model.read()
         except (OSError, ValueError, UserError) as error:
             if self._status.name == name:  # else it was unloaded in the meantime
                 self._model, self._status = None, Status("failed", name, str(error))
             raise UserError(str(error)) from None
-        model.detail = f"{message['ready']}; loaded in {time.monotonic() - start:.0f} s"
+        model.detail = f"{description}; loaded in {time.monotonic() - start:.0f} s"
         self._status = Status("loaded", name, model.detail)
-        return model.process
+        return model
 
 
-def _start_process(name: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "annotation_ui.server.model_process", name]
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, encoding="utf-8")
+def _start_process(name: str) -> _RunningModel:
+    context = multiprocessing.get_context("spawn")
+    connection, other = context.Pipe()
+    process = context.Process(target=run_model, args=(name, other), daemon=True)
+    process.start()
+    other.close()  # `connection` ends with the process
+    return _RunningModel(name, process, connection)
 
 
-def _write_message(process: subprocess.Popen[str], message: dict[str, Any]) -> None:
-    assert process.stdin is not None
-    try:
-        process.stdin.write(json.dumps(message) + "\n")
-        process.stdin.flush()
-    except (OSError, ValueError):
-        raise UserError("the model's process has ended") from None
+# ------------------------------------------------------------------------------------------------- in the model's process
 
 
-def _read_message(process: subprocess.Popen[str]) -> dict[str, Any]:
-    assert process.stdout is not None
-    try:
-        line = process.stdout.readline()
-    except ValueError:  # closed: it was unloaded
-        line = ""
-    if not line.endswith("\n"):
-        raise UserError("the model's process has ended (unloaded, or out of memory)")
-    message: dict[str, Any] = json.loads(line)
-    return message
+def run_model(name: str, connection: Connection) -> None:
+    """Load a model, and answer the conversations that come in until the app ends.
+
+    It sends ("ready", description), then for each conversation ("piece", text) any number of times and ("done", ""). In
+    place of what fails it sends ("error", reason).
+    """
+    os.nice(NICENESS)
+    with suppress(EOFError, OSError):  # the app has ended
+        try:
+            resolve_model(name)  # what leads nowhere is refused before the import below, which takes seconds
+            from align.commands.chat import Speaker
+
+            speaker = Speaker(name)
+        except Exception as error:
+            connection.send(("error", _one_line(error)))
+            return
+        connection.send(("ready", _described(speaker.loaded.backbone.model)))
+        while True:
+            messages = connection.recv()
+            try:
+                for piece in pieces_of_reply(speaker, messages):
+                    connection.send(("piece", piece))
+                connection.send(("done", ""))
+            except Exception as error:
+                connection.send(("error", _one_line(error)))
+
+
+def pieces_of_reply(speaker: "Speaker", messages: list[Message]) -> Iterator[str]:
+    """Sample a reply and yield its pieces as they are generated."""
+    from align.sampling.generation import SamplingParams
+
+    sent = 0
+    for answer in speaker.answer(messages, SamplingParams(MAX_NEW_TOKENS, TEMPERATURE)):
+        yield answer.text[sent:]
+        sent = max(sent, len(answer.text))
+
+
+def _described(model: Any) -> str:
+    size = sum(weight.numel() for weight in model.parameters())
+    count = f"{size / 1e6:,.0f} million" if size >= 1e6 else f"{size:,}"
+    return f"{type(model).__name__}, {count} weights, {str(model.dtype).removeprefix('torch.')} on {model.device.type}"
+
+
+def _one_line(error: BaseException) -> str:
+    """The first line of an error's message, with its type unless it is a UserError."""
+    return first_line(error) if isinstance(error, UserError) else f"{type(error).__name__}: {first_line(error)}"

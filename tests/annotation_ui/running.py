@@ -136,7 +136,7 @@ class Server:
         temporary.mkdir(exist_ok=True)
         environment = {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "TMPDIR": str(temporary)}
         arguments = (words, self.folder, environment, self.setup)
-        self.process = _PROCESSES.Process(target=run_app, args=arguments, daemon=True)
+        self.process = _PROCESSES.Process(target=run_app, args=arguments)  # a daemon could not start the model to probe
         self.process.start()
         for _ in range(1800):  # a loaded machine takes its time
             assert self.process.is_alive(), (self.folder / "log").read_text()

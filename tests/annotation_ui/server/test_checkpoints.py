@@ -11,11 +11,11 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from playwright.sync_api import expect
 
+from align.commands.chat import Speaker
 from align.core.errors import UserError
 from align.models.checkpoint import save_model, weights_of
 from annotation_ui.reports.export import Selection, rows_to_export
-from annotation_ui.server.checkpoints import Checkpoints, Status
-from annotation_ui.server.model_process import ChatModel
+from annotation_ui.server.checkpoints import Checkpoints, Status, pieces_of_reply
 from annotation_ui.server.probing import Probing
 from annotation_ui.store import rule_sets
 from annotation_ui.store.judgments import ConflictError, Judgments
@@ -32,14 +32,14 @@ def test_any_model_that_sample_takes_replies(load_sharp, sharp_folders, tmp_path
         loaded = load_sharp("tiny-llama", lora_r=2)
         save_model(tmp_path / "adapter", loaded, weights_of(loaded.backbone), CARD)
     name = {"built-in": "tiny-t5", "folder": sharp_folders["tiny-gpt2"], "adapter": str(tmp_path / "adapter")}[kind]
-    pieces = list(ChatModel(name).reply(HELLO))
+    pieces = list(pieces_of_reply(Speaker(name), HELLO))
     assert len(pieces) > 1
     assert "".join(pieces).strip()
 
 
 def test_a_conversation_that_is_too_long_is_refused_with_a_message(sharp_folders):
     with pytest.raises(UserError, match="longer than the model can read"):
-        next(ChatModel(sharp_folders["tiny-gpt2"]).reply([{"role": "user", "content": "x" * 20_000}]))
+        next(pieces_of_reply(Speaker(sharp_folders["tiny-gpt2"]), [{"role": "user", "content": "x" * 20_000}]))
 
 
 @pytest.mark.slow  # the test of the lead's page loads one
@@ -58,7 +58,7 @@ def test_a_model_loads_in_the_background_fails_with_its_process_and_is_unloaded(
     assert "GPT2LMHeadModel" in checkpoints.status.detail
     process = checkpoints._model.process
     process.kill()  # as the kernel does when memory runs out
-    process.wait()
+    process.join()
     assert checkpoints.status.state == "failed"
     checkpoints.unload()
     assert checkpoints.status.state == "none"
