@@ -216,8 +216,8 @@ def summary_rows(folder: Path, comparison: PolicyComparison) -> list[dict[str, A
     low, high = reward_best["validation/accuracy/low"], reward_best["validation/accuracy/high"]
     before, after = comparison.before, comparison.after
     rewards = [sum(responses.rewards) / len(responses.rewards) for responses in (before, after)]
-    lengths = [round(sum(map(len, responses.ids)) / len(responses.ids), 1) for responses in (before, after)]
-    ended = [f"{sum(responses.ended) / len(responses.ended):.0%}" for responses in (before, after)]
+    lengths = [round(float(np.mean([len(answer.ids) for answer in side.answers])), 1) for side in (before, after)]
+    ended = [f"{np.mean([answer.ended for answer in side.answers]):.0%}" for side in (before, after)]
     return [
         before_after_row("SFT: perplexity of held-out demonstrations", [sft[0][perplexity], sft_best[perplexity]]),
         before_after_row(

@@ -15,6 +15,7 @@ from align.core.plugins import import_object
 from align.core.seeds import RngStream
 from align.core.settings import block, option, require_setting
 from align.data.conversation import to_json
+from align.eval.answers import ids_after, sampled_responses
 from align.models.loading import LoadedModel, load_frozen
 from align.reward.checkpoint import LoadedReward, load_reward_model, require_reward_model
 from align.reward.scoring import RewardModelScorer
@@ -159,13 +160,16 @@ def sample_rows(config: SampleConfig) -> list[Row | None]:
     prompts = encode_prompts(config.prompt or config.prompts, loaded, limits, config.skip_bad_rows)
     copies = config.samples_per_prompt * config.best_of
     drawn = [prompt for prompt in prompts for _ in range(copies)]
-    read = [prompt.ids for prompt in with_few_shot_prompt(config, loaded, drawn)]
+    few_shot = config.few_shot_prompt()  # is neither written nor scored
+    read = [ids_after(few_shot, prompt, loaded.tokenization, config.prompts) for prompt in drawn]
+    longest, what = max(map(len, read)), f"{config.prompts}: a prompt after {config.num_few_shot} few-shot examples"
+    loaded.backbone.require_fit(longest, config.max_new_tokens, what)
     sampling = config.sampling(config.batch_tokens)
     uniforms = row_uniforms(len(drawn), sampling, config.seed, RngStream.SAMPLE_COMMAND)
     with ProgressDisplay("sample", len(drawn), enabled=bool(config.output)) as progress:
         end_ids = loaded.tokenization.end_ids
         responses = sample(loaded.backbone, read, uniforms, sampling, end_ids, progress.advance)
-    candidates = sampled(loaded, drawn, responses.ids)
+    candidates = sampled_responses(drawn, responses.ids, loaded.tokenization)
     rewards: list[float] = []
     if config.reward_model:
         reward = load_reward_model(config.reward_model, config.dtype, config.chat_template)
@@ -196,22 +200,6 @@ def _printed(rows: Sequence[Row | None], model: str) -> str:
     return "\n\n".join(parts)
 
 
-def with_few_shot_prompt(config: SampleConfig, loaded: LoadedModel, prompts: Sequence[EncodedPrompt]) -> list[EncodedPrompt]:
-    """The prompts as the model reads them, after examples and instruction, which are neither written nor scored."""
-    if not config.has_few_shot_prompt:
-        return list(prompts)
-    few_shot, found = config.few_shot_prompt(), []
-    what = f"{config.prompts}: a prompt after {config.num_few_shot} few-shot examples"
-    for prompt in prompts:
-        if prompt.given_as_ids:
-            wrong = "holds token ids (input_ids), which cannot follow examples; give prompts as text"
-            raise UserError(f"{config.prompts}: {wrong}")
-        ids = loaded.tokenization.prompt_ids(few_shot.before(prompt.conversation))
-        loaded.backbone.require_fit(len(ids), config.max_new_tokens, what)
-        found.append(replace(prompt, ids=ids))
-    return found
-
-
 def _row(config: SampleConfig, prompt: EncodedPrompt, number: int, scored: Scored, drawn: range) -> Row | None:
     """One line of the output: of each `best_of` responses in `drawn`, the best; None if the filter left none.
 
@@ -235,13 +223,3 @@ def scorer_of(loaded: LoadedModel, reward: LoadedReward, batch_tokens: int) -> R
     """Return a scorer of responses of `loaded`; rewards have the mean over demonstrations subtracted."""
     reward.model.to("cuda" if torch.cuda.is_available() else "cpu")
     return RewardModelScorer.from_loaded(reward, loaded.tokenization, Accelerator(cpu=computes_on_cpu()), batch_tokens)
-
-
-def sampled(loaded: LoadedModel, prompts: Sequence[EncodedPrompt], responses: Sequence[list[int]]) -> list[SampledResponse]:
-    """Return responses, token ids in the vocabulary of `loaded`, as reward models take them."""
-    tokenization = loaded.tokenization
-    return [
-        SampledResponse(prompt.conversation, prompt.ids, ids, text, tokenization.has_ended(ids), prompt.given_as_ids)
-        for prompt, ids in zip(prompts, responses, strict=True)
-        for text in [tokenization.text(ids)]
-    ]

@@ -246,32 +246,48 @@ def sample_answers(
         if encoded is not None:
             yield str(number), encoded
 
-    def ids_of(prompt: EncodedPrompt) -> list[int]:
-        if evaluated.few_shot_prompt == FewShotPrompt():
-            return prompt.ids  # cut to the limits
-        if prompt.given_as_ids:
-            problem = "holds token ids (input_ids), which cannot follow examples; give prompts as text"
-            raise UserError(f"{config.prompts}: {problem}")
-        return evaluated.prompt_ids(prompt.conversation)
-
-    limits = Limits(config.max_prompt_tokens, config.max_new_tokens, config.overlong)
+    limits, tokenization = (
+        Limits(config.max_prompt_tokens, config.max_new_tokens, config.overlong),
+        evaluated.loaded.tokenization,
+    )
     found = encode_records(config.prompts, Prompt, evaluated.loaded, limits, config.skip_bad_rows, encode_one)
     encoded = dict(subsample(found, config.limit))
     prompts = {
-        number: TokenPrompt(ids_of(prompt), (int(number),), f"{config.prompts}: prompt {number}")
+        number: TokenPrompt(
+            ids_after(evaluated.few_shot_prompt, prompt, tokenization, config.prompts),
+            (int(number),),
+            f"{config.prompts}: prompt {number}",
+        )
         for number, prompt in encoded.items()
     }
     path, stream = Path(config.output) / f"{task}-{evaluated.name}.jsonl", RngStream.EVALUATION_ANSWERS
     sampling = config.sampling(config.batch_tokens)
     rows = sample_once(path, evaluated, prompts, samples, sampling, config.seed, stream)
-    has_ended = evaluated.loaded.tokenization.has_ended
     return {
-        number: [
-            SampledResponse(prompt.conversation, prompt.ids, ids, text, has_ended(ids), prompt.given_as_ids)
-            for ids, text in zip(rows[number]["ids"], rows[number]["texts"], strict=True)
-        ]
+        number: sampled_responses([prompt] * samples, rows[number]["ids"], tokenization)
         for number, prompt in encoded.items()
     }
+
+
+def ids_after(few_shot: FewShotPrompt, prompt: EncodedPrompt, tokenization: Tokenization, source: str) -> list[int]:
+    """The token ids of a prompt from `source` after examples and instruction; without these, those cut to the limits."""
+    if few_shot == FewShotPrompt():
+        return prompt.ids
+    if prompt.given_as_ids:
+        raise UserError(f"{source}: holds token ids (input_ids), which cannot follow examples; give prompts as text")
+    return tokenization.prompt_ids(few_shot.before(prompt.conversation))
+
+
+def sampled_responses(
+    prompts: Sequence[EncodedPrompt], ids: Sequence[list[int]], tokenization: Tokenization
+) -> list[SampledResponse]:
+    """Return token ids as responses that reward models take, one to each prompt."""
+    return [
+        SampledResponse(
+            prompt.conversation, prompt.ids, row, tokenization.text(row), tokenization.has_ended(row), prompt.given_as_ids
+        )
+        for prompt, row in zip(prompts, ids, strict=True)
+    ]
 
 
 def answer_log_likelihoods(

@@ -1,7 +1,7 @@
 """Two policies side by side on the same prompts with the same noise: rewards, their paired difference, KL, and best of n."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from math import comb, log
 
@@ -14,6 +14,7 @@ from align.batches.micro_batches import group_tokens, map_groups, pack_groups, p
 from align.core.seeds import RngStream, SeedKey
 from align.core.statistics import mean_interval
 from align.data.records import Prompt
+from align.eval.answers import sampled_responses
 from align.models.heads import response_log_probs
 from align.models.loading import LoadedModel, load_frozen, load_tokenization
 from align.ppo.losses import kl_estimate
@@ -30,12 +31,15 @@ BATCH_TOKENS = 4096
 
 @dataclass(frozen=True)
 class PolicyResponses:
-    """The answers of one policy: texts, rewards, token ids, whether each answer ended; a prompt's answers are adjacent."""
+    """The answers of one policy with their rewards; a prompt's answers are adjacent."""
 
-    texts: list[str]
+    answers: list[SampledResponse]
     rewards: list[float]
-    ids: list[list[int]]
-    ended: list[bool]
+
+    @property
+    def texts(self) -> list[str]:
+        """The text of each answer."""
+        return [answer.text for answer in self.answers]
 
 
 @dataclass(frozen=True)
@@ -91,8 +95,7 @@ def compare_policies(
     rewards = torch.tensor([first.rewards, second.rewards], dtype=torch.float64).view(2, len(prompts), samples).mean(-1)
     difference = rewards[1] - rewards[0]
     low, high = mean_interval(difference.numpy())
-    contexts = [read_prompt(prompt, policies[1].tokenization).ids for prompt in repeated]
-    kl = response_kl(policies[1], policies[0], contexts, second.ids, sampling.temperature, accelerator)
+    kl = response_kl(policies[1], policies[0], second.answers, sampling.temperature, accelerator)
     return PolicyComparison(list(prompts), samples, first, second, float(difference.mean()), low, high, sum(kl) / len(kl))
 
 
@@ -111,8 +114,7 @@ def best_responses(
     repeated = [prompt for prompt in prompts for _ in range(n)]
     drawn = sample_and_score(loaded, reward, repeated, sampling, (seed, RngStream.BEST_OF), accelerator)
     best = [i + max(range(n), key=lambda k: drawn.rewards[i + k]) for i in range(0, len(repeated), n)]
-    texts, rewards = [drawn.texts[i] for i in best], [drawn.rewards[i] for i in best]
-    return PolicyResponses(texts, rewards, [drawn.ids[i] for i in best], [drawn.ended[i] for i in best])
+    return PolicyResponses([drawn.answers[i] for i in best], [drawn.rewards[i] for i in best])
 
 
 def judged_win_rates(comparison: PolicyComparison, judge: LoadedReward, policy: str) -> np.ndarray:
@@ -122,8 +124,7 @@ def judged_win_rates(comparison: PolicyComparison, judge: LoadedReward, policy: 
     """
     accelerator, tokenization = Accelerator(cpu=computes_on_cpu()), load_tokenization(policy)
     scorer = RewardModelScorer.from_loaded(judge, tokenization, accelerator, BATCH_TOKENS)
-    prompts = [read_prompt(prompt, tokenization) for prompt in comparison.prompts for _ in range(comparison.samples)]
-    scores = [scorer(sampled_responses(prompts, side)) for side in (comparison.before, comparison.after)]
+    scores = [scorer(side.answers) for side in (comparison.before, comparison.after)]
     wins: np.ndarray = (np.sign(np.subtract(scores[1], scores[0])) + 1) / 2
     rates: np.ndarray = wins.reshape(-1, comparison.samples).mean(1)
     return rates
@@ -144,11 +145,9 @@ def sample_and_score(
     ends = policy.tokenization.end_ids
     with ProgressDisplay("responses", len(ids), enabled=accelerator.is_main_process, transient=True) as progress:
         responses = sample(policy.backbone, ids, uniforms, sampling, ends, progress.advance).ids
-    texts = [policy.tokenization.text(response) for response in responses]
-    ended = [policy.tokenization.has_ended(response) for response in responses]
     scorer = RewardModelScorer.from_loaded(reward, policy.tokenization, accelerator, BATCH_TOKENS)
-    answers = PolicyResponses(texts, [], responses, ended)
-    return replace(answers, rewards=scorer(sampled_responses(encoded, answers)))
+    answers = sampled_responses(encoded, responses, policy.tokenization)
+    return PolicyResponses(answers, scorer(answers))
 
 
 def read_prompt(prompt: Prompt, tokenization: Tokenization) -> EncodedPrompt:
@@ -159,26 +158,15 @@ def read_prompt(prompt: Prompt, tokenization: Tokenization) -> EncodedPrompt:
     return EncodedPrompt(prompt.prompt or decoded_turn(ids, tokenization), ids, given_as_ids=True)
 
 
-def sampled_responses(prompts: Sequence[EncodedPrompt], answers: PolicyResponses) -> list[SampledResponse]:
-    """Return answers as reward models take them, one to each prompt."""
-    return [
-        SampledResponse(prompt.conversation, prompt.ids, ids, text, ended, prompt.given_as_ids)
-        for prompt, ids, text, ended in zip(prompts, answers.ids, answers.texts, answers.ended, strict=True)
-    ]
-
-
 def response_kl(
     policy: LoadedModel,
     reference: LoadedModel,
-    contexts: Sequence[list[int]],
-    ids: Sequence[list[int]],
+    answers: Sequence[SampledResponse],
     temperature: float,
     accelerator: Accelerator,
 ) -> list[float]:
-    """KL(policy || reference) of each response, summed over its tokens, by k3 on the policy's own responses.
-
-    `contexts` and `ids` are the token ids of the prompts and of the responses, sampled at `temperature`.
-    """
+    """KL(policy || reference) of each answer of the policy, sampled at `temperature`, summed over its tokens, by k3."""
+    contexts, ids = [answer.prompt_ids for answer in answers], [answer.ids for answer in answers]
 
     @torch.no_grad()
     def batch_kl(rows: list[int]) -> list[float]:

@@ -232,8 +232,8 @@ def frontier(
     for policy in chain([start], policies_of(checkpoints, Path(config.output), accelerator)):
         (evaluated,) = open_models([policy], config, accelerator)
         answers, rewards = rewarded_answers(config, "frontier", evaluated, reward_models, 1)
-        contexts, ids = [answer.prompt_ids for (answer,) in answers], [answer.ids for (answer,) in answers]
-        kl = response_kl(evaluated.loaded, reference, contexts, ids, config.temperature or 1.0, accelerator)
+        written = [answer for (answer,) in answers]
+        kl = response_kl(evaluated.loaded, reference, written, config.temperature or 1.0, accelerator)
         measurements = [mean_measurement("KL", kl, note="nats per response")]
         for role, model, values in zip(ROLES, reward_models, rewards, strict=False):
             measurements.append(mean_measurement(role, values[:, 0].tolist(), model.scorer, better="higher"))

@@ -40,7 +40,7 @@ def test_the_rows_state_n_and_interval(tmp_path, sharp_folders):
 def test_best_of_n_stands_beside_ppo_by_hand():
     prompts = [Prompt.from_row({"prompt": text}) for text in ("Hi", "Bye")]
     before, after, best = (
-        PolicyResponses([], rewards, [], []) for rewards in ([0.0, 1.0, 2.0, 3.0], [1.0, 3.0, 5.0, 7.0], [1.5, 4.5])
+        PolicyResponses([], rewards) for rewards in ([0.0, 1.0, 2.0, 3.0], [1.0, 3.0, 5.0, 7.0], [1.5, 4.5])
     )
     row = best_of_row(PolicyComparison(prompts, 2, before, after, 0, 0, 0, 0), best, 16)
     assert (row["before"], row["after"]) == (1.5, 3.0)

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from align import cli
-from align.commands.sample import sampled as sampled_rows
 from align.commands.sample import scorer_of
 from align.core.settings import ModelConfig
 from align.core.tensor_ops import Padded
 from align.data import Demonstration, Prompt, read_records
+from align.eval.answers import sampled_responses
 from align.models.loading import load
 from align.reward.checkpoint import load_reward_model
 from align.tokenization.encoded import EncodedPrompt
@@ -95,7 +95,7 @@ def test_scores_are_those_of_one_row_at_a_time(policy, reward_folder):
     records = [Prompt.from_row({"prompt": text}) for text in ("x", "What is that over there?", "y" * 30)]
     drawn = [EncodedPrompt(record.prompt, loaded.tokenization.prompt_ids(record.prompt)) for record in records]
     responses = [loaded.tokenization.response_ids(text) for text in texts]
-    rewards = scorer_of(loaded, reward, 100)(sampled_rows(loaded, drawn, responses))
+    rewards = scorer_of(loaded, reward, 100)(sampled_responses(drawn, responses, loaded.tokenization))
     assert reward.mean != 0.0
     for record, text, value in zip(records, texts, rewards, strict=True):
         prompt = Padded.from_lists([theirs.prompt_ids(record.prompt)])

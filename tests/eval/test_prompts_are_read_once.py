@@ -6,8 +6,8 @@ import pytest
 import torch
 from accelerate import Accelerator
 
-from align.commands.sample import sampled, scorer_of
-from align.eval.answers import EvaluatedModel, NamedRewardModel
+from align.commands.sample import scorer_of
+from align.eval.answers import EvaluatedModel, NamedRewardModel, sampled_responses
 from align.eval.reward import (
     RewardEvalConfig,
     best_of_n,
@@ -92,6 +92,6 @@ def test_of_the_best_of_n(reward, load_sharp, tiny_name, tmp_path):
 def test_of_candidates_of_align_sample(reward):
     ids, encoded = answer_ids(reward), EncodedPrompt(conversation(), reward.loaded.tokenization.prompt_ids(conversation()))
     with tokens_read(reward) as read:
-        rewards = scorer_of(reward.loaded, reward, 4096)(sampled(reward.loaded, [encoded] * 4, ids))
+        rewards = scorer_of(reward.loaded, reward, 4096)(sampled_responses([encoded] * 4, ids, reward.loaded.tokenization))
     assert read == once(reward, ids)
     assert len(set(rewards)) == 4

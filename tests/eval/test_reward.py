@@ -10,12 +10,13 @@ import pytest
 import torch
 
 from align.batches.encoding import Limits, encode_prompts
-from align.commands.sample import sampled, scorer_of
+from align.commands.sample import scorer_of
 from align.core.errors import UserError
 from align.core.settings import ModelConfig
 from align.core.statistics import correlation, kendall_tau, mean_interval, pair_calibration_error
 from align.core.tensor_ops import Padded
 from align.data.records import Prompt, Ranking
+from align.eval.answers import sampled_responses
 from align.eval.policy_comparison import (
     best_responses,
     compare_policies,
@@ -191,20 +192,21 @@ def test_a_policy_against_itself_gains_nothing(sharp_folders, reward):
     assert (found.gain, found.gain_low, found.gain_high) == (0.0, 0.0, 0.0)
     assert found.kl == pytest.approx(0.0, abs=1e-6)
     assert len(found.after.texts) == 12
-    answers = [{tuple(ids) for ids in found.after.ids[i : i + 4]} for i in (0, 4, 8)]
+    answers = [{tuple(answer.ids) for answer in found.after.answers[i : i + 4]} for i in (0, 4, 8)]
     assert all(len(each) == 4 for each in answers)  # each sample has noise of its own
 
 
 def test_prompts_of_token_ids_are_read_and_scored_as_they_are(sharp_folders, reward):
     policy, ids, answer = sharp_folders["tiny-llama"], [9, 10, 11], [20, 21, 1]
     found = compare_policies(policy, policy, reward, [Prompt(ids=ids)], SAMPLING, seed=3, samples=2, dtype="float32")
-    read = Padded.from_lists([ids] * 2), Padded.from_lists(found.after.ids)
+    read = Padded.from_lists([ids] * 2), Padded.from_lists([answer.ids for answer in found.after.answers])
     with torch.no_grad():
         assert found.after.rewards == pytest.approx((reward.model(*read) - reward.mean).tolist(), abs=1e-5)
         expected = float(reward.model(Padded.from_lists([ids]), Padded.from_lists([answer])) - reward.mean)
     loaded = load(ModelConfig(model=policy, chat_template="plain"), torch.float32)  # the reward model has another template
     prompts = encode_prompts([{"input_ids": ids}], loaded, Limits(10, 10), False)
-    assert scorer_of(loaded, reward, 1000)(sampled(loaded, prompts, [answer])) == pytest.approx([expected], abs=1e-5)
+    responses = sampled_responses(prompts, [answer], loaded.tokenization)
+    assert scorer_of(loaded, reward, 1000)(responses) == pytest.approx([expected], abs=1e-5)
 
 
 def test_gain_and_kl_are_means_over_prompts_and_their_answers(sharp_folders, reward):
@@ -215,9 +217,9 @@ def test_gain_and_kl_are_means_over_prompts_and_their_answers(sharp_folders, rew
     assert (found.gain_low, found.gain_high) == pytest.approx(mean_interval(rewards[1] - rewards[0]))
     policies = [load(ModelConfig(model=name), torch.float32) for name in (after, before)]
     total = 0.0
-    for row, ids in enumerate(found.after.ids):
+    for row, answer in enumerate(found.after.answers):
         prompt = Padded.from_lists([policies[0].tokenization.prompt_ids(PROMPTS[row // 2].prompt)])
-        response = Padded.from_lists([ids])
+        response = Padded.from_lists([answer.ids])
         with torch.no_grad():
             said = [
                 response_log_probs(p.backbone, p.backbone.hidden(prompt, response), response, response.mask())[0].double()
@@ -234,7 +236,7 @@ def test_the_best_of_n_is_the_highest_of_those_that_were_drawn(sharp_folders, re
     assert [len(found.rewards) for found in (one, many)] == [3, 3]
     assert many.rewards[0] >= one.rewards[0]  # the first answer to the first prompt has the same noise in both
     repeated = compare_policies(name, name, reward, PROMPTS, SAMPLING, seed=3, samples=8, dtype="float32")
-    assert many.ids != repeated.before.ids[::8]  # noise of its own
+    assert many.answers != repeated.before.answers[::8]  # noise of its own
     assert sum(many.rewards) > sum(one.rewards)
 
 

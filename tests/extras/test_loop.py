@@ -34,6 +34,7 @@ from align.models.checkpoint import weights_of
 from align.ppo import PPOConfig
 from align.reward import RewardConfig
 from align.reward.checkpoint import load_reward_model, save_reward_model
+from align.tokenization.encoded import SampledResponse
 from annotation_ui.store.database import Database
 from annotation_ui.store.judgments import Judgments
 from annotation_ui.store.leases import Leases
@@ -74,8 +75,8 @@ def test_prompts_are_drawn_once(tmp_path):
 
 
 def test_a_simulated_labelers_figures_by_hand():
-    before = PolicyResponses(["x", "e", "e", "e"], [], [], [])
-    after = PolicyResponses(["e", "x", "e", "ee"], [], [], [])
+    texts = ["x", "e", "e", "e"], ["e", "x", "e", "ee"]
+    before, after = (PolicyResponses([SampledResponse((), [], [], text) for text in side], []) for side in texts)
     prompts = [Prompt.from_row({"prompt": "Hi"})] * 2
     found = labeler_measurements(make_scorer(E), PolicyComparison(prompts, 2, before, after, 0, 0, 0, 0))
     # Shares of e: 0, 1, 1, 1 before and 1, 0, 1, 1 after: a win, a loss, two ties.
