@@ -16,7 +16,6 @@ from multiprocessing.context import SpawnProcess
 from typing import TYPE_CHECKING, Any, Literal
 
 from align.core.errors import UserError, first_line
-from align.data.conversation import Message
 from align.model_registry.registry import resolve_model
 
 if TYPE_CHECKING:
@@ -96,7 +95,7 @@ class Checkpoints:
             model.process.kill()
             model.process.join()
 
-    def reply(self, name: str, messages: list[Message]) -> Iterator[tuple[str, str]]:
+    def reply(self, name: str, messages: list[Any]) -> Iterator[tuple[str, str]]:
         """Yield a model's reply as (its name, the next piece); with an empty name, of the model that the lead has loaded.
 
         Raises:
@@ -175,7 +174,7 @@ def run_model(name: str, connection: Connection) -> None:
                 connection.send(("error", _one_line(error)))
 
 
-def pieces_of_reply(speaker: "Speaker", messages: list[Message]) -> Iterator[str]:
+def pieces_of_reply(speaker: "Speaker", messages: list[Any]) -> Iterator[str]:
     """Sample a reply and yield its pieces as they are generated."""
     from align.sampling.generation import SamplingParams
 
