@@ -100,15 +100,6 @@ def differences(left: Json, right: Json) -> dict[str, float]:
     return found
 
 
-def fixture(model: str, questions: list[Question], result: Json) -> str:
-    """What the tests compare with: numbers alone, questions by their row in the file."""
-    kept: Json = {"model": model, "questions": [question.id for question in questions]}
-    for name in TASKS:
-        sums = [[round(value, 5) for value in row] for row in result[name]["log_likelihoods"]]
-        kept[name] = {"log_likelihoods": sums, "acc": [round(value, 7) for value in result[name]["acc"]]}
-    return json.dumps(kept) + "\n"
-
-
 def main() -> None:
     """Run both sides and print how far apart they are."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -125,7 +116,11 @@ def main() -> None:
     for name, value in differences(by_ours(words.model, words.csv, questions), theirs).items():
         print(f"largest difference, {name}: {value:.2e}")
     if words.fixture:
-        words.fixture.write_text(fixture(words.model, questions, theirs), encoding="utf-8")
+        stored: Json = {"model": words.model, "questions": [question.id for question in questions]}
+        for name in TASKS:
+            sums = [[round(value, 5) for value in row] for row in theirs[name]["log_likelihoods"]]
+            stored[name] = {"log_likelihoods": sums, "acc": [round(value, 7) for value in theirs[name]["acc"]]}
+        words.fixture.write_text(json.dumps(stored) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -46,31 +46,19 @@ DECIDED = 0.4
 """Share of the pairs that the bias decides."""
 
 
-@dataclass(frozen=True)
-class Condition:
-    """A defense.
-
-    Attributes:
-        settings: of PPO, on top of those without a defense; all values are the usual ones.
-        reward: the first proxy, all of them as an ensemble, the model with their mean weights, or the gold model.
-    """
-
-    settings: Mapping[str, object]
-    reward: Literal["first", "ensemble", "mean weights", "gold"] = "first"
-
-
-CONDITIONS = {
-    "none": Condition({}),
-    "KL penalty": Condition({"kl_coef": 0.05}),
-    "mean of 3": Condition({"reward_ensemble": "mean"}, "ensemble"),
-    "minimum of 3": Condition({"reward_ensemble": "wco"}, "ensemble"),
-    "WARM": Condition({}, "mean weights"),
-    "PAR": Condition({"extensions": "benchmarks.studies.reward_gaming:RewardAgainstReference"}),
-    "length adjustment": Condition({"length_adjustment": 1.0}),
+CONDITIONS: dict[str, tuple[str, dict[str, object]]] = {
+    "none": ("first", {}),
+    "KL penalty": ("first", {"kl_coef": 0.05}),
+    "mean of 3": ("ensemble", {"reward_ensemble": "mean"}),
+    "minimum of 3": ("ensemble", {"reward_ensemble": "wco"}),
+    "WARM": ("mean weights", {}),
+    "PAR": ("first", {"extensions": "benchmarks.studies.reward_gaming:RewardAgainstReference"}),
+    "length adjustment": ("first", {"length_adjustment": 1.0}),
 }
-CONTROLS = {
-    "gold": Condition({}, "gold"),
-    "untrained": Condition({"learning_rate": 1e-12}, "ensemble"),
+"""Defenses: the reward (the first proxy, an ensemble of all, or the model with their mean weights) and PPO's settings."""
+CONTROLS: dict[str, tuple[str, dict[str, object]]] = {
+    "gold": ("gold", {}),
+    "untrained": ("ensemble", {"learning_rate": 1e-12}),
 }
 """Runs of the first bias only: the gold model as the reward, and the noise of metrics between rollouts of one policy."""
 
@@ -263,7 +251,7 @@ def run_bias(options: argparse.Namespace, bias: str, seed: int, conditions: Sequ
     judged, gold = (read_json(options.runs / f"{name}.json") for name in ("judged", "gold"))
     for condition in conditions:
         members = {"first": models[:1], "ensemble": models, "mean weights": [warm], "gold": [Path(options.gold)]}
-        reward = members[(CONDITIONS | CONTROLS)[condition].reward]
+        reward = members[(CONDITIONS | CONTROLS)[condition][0]]
         run = train_policy(options, folder, condition, reward, seed)
 
         def score(run: Path = run) -> list[dict[str, Any]]:
@@ -356,7 +344,7 @@ def train_policy(options: argparse.Namespace, folder: Path, condition: str, mode
         "output_dir": run,
         "seed": seed,
     }
-    settings |= size.ppo | dict((CONDITIONS | CONTROLS)[condition].settings)
+    settings |= size.ppo | (CONDITIONS | CONTROLS)[condition][1]
     run_unless_finished(run_ppo, demo_settings(PPOConfig, options.size, "ppo", **settings))
     return run
 
