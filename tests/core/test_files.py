@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from align.core.errors import UserError
-from align.core.files import new_folder, numbered_paths, read_json, write_json, write_text
+from align.core.files import new_folder, read_json, write_json, write_text
 from tests.refusals import refusal
 
 
@@ -210,10 +210,3 @@ def test_a_file_that_cannot_be_synced_is_an_error(tmp_path, monkeypatch):
     with pytest.raises(UserError, match="model: cannot be written"), new_folder(tmp_path / "model") as folder:
         (folder / "weights").write_text("x")
     assert not names(tmp_path)
-
-
-def test_numbered_paths_are_in_the_order_of_their_numbers(tmp_path):
-    for name in ("update-1000000.x", "update-999999.x", "update-000002.x", "update-3", "update-.x", "my-update-4.x"):
-        (tmp_path / name).touch()
-    assert list(numbered_paths(tmp_path, "update-", ".x")) == [2, 999_999, 1_000_000]
-    assert list(numbered_paths(tmp_path / "none", "update-")) == []

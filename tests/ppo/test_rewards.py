@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from align.ppo.records import Rollout
-from align.ppo.reward_functions import WeightedFunction, load_functions
+from align.ppo.reward_functions import WeightedFunction
 from align.ppo.rewards import Rewards, apply_missing_eos, combine_rewards
 from align.tokenization.encoded import EncodedPrompt
 
@@ -20,13 +20,14 @@ def rollout(*texts):
     return Rollout([EncodedPrompt(PROMPT, [1])] * rows, [[2]] * rows, [True] * rows, list(texts))
 
 
-def test_a_function_named_like_a_metric_of_the_score_keeps_its_own():
-    """`reward/mean` and `reward/std` are the score's."""
-    functions = [
-        weighted(lambda p, r, size=size: [size] * len(r), name) for size, name in enumerate(("mean", "std", "mean"))
-    ]
-    _, parts = Rewards([], functions)(rollout("abc", "a"))
-    assert {name: float(part[0]) for name, part in parts.items()} == {"mean_2": 0.0, "std_2": 1.0, "mean_3": 2.0}
+def test_a_function_replaces_no_other_no_metric_of_the_score_and_no_reward_model():
+    """`reward/mean` and `reward/std` are the score's, `reward/model` is the reward model's."""
+    names = ("mean", "std", "mean", "model")
+    functions = [weighted(lambda p, r, size=size: [size] * len(r), name) for size, name in enumerate(names)]
+    scores, parts = Rewards([lambda found: [5.0] * len(found)], functions)(rollout("abc", "a"))
+    found = {name: float(part[0]) for name, part in parts.items()}
+    assert found == {"model": 5.0, "mean_2": 0.0, "std_2": 1.0, "mean_3": 2.0, "model_2": 3.0}
+    assert scores.tolist() == [11.0, 11.0]
 
 
 def test_the_score_is_the_weighted_sum_and_each_part_is_kept():
@@ -62,11 +63,6 @@ def test_a_function_that_edits_what_it_gets_changes_nothing_for_the_next_one():
     assert PROMPT[0]["content"] == "Hi"
 
 
-def test_a_function_named_model_does_not_replace_the_reward_model():
-    rewards = Rewards([lambda found: [5.0] * len(found)], [weighted(lambda p, r: [1.0] * len(r), "model")])
-    assert rewards(rollout("x"))[0].item() == 6.0
-
-
 def test_an_ensemble_counts_as_one_reward_and_names_its_members():
     models = [lambda found: [1.0] * len(found), lambda found: [4.0, 1.0][: len(found)]]
     rewards = Rewards(models, [weighted(lambda p, r: [0.5] * len(r), "disagreement")], ensemble="wco")
@@ -79,13 +75,6 @@ def test_an_ensemble_counts_as_one_reward_and_names_its_members():
         "disagreement": [1.5, 0.0],  # half of the difference
         "disagreement_2": [0.5, 0.5],
     }
-
-
-def test_two_functions_of_one_name_both_count(own_module):
-    own_module("own_rewards_b", "def score(prompts, responses):\n    return [1.0] * len(responses)\n")
-    own_module("own_rewards_c", "def score(prompts, responses):\n    return [10.0] * len(responses)\n")
-    scores, _ = Rewards([], load_functions(["own_rewards_b:score", "own_rewards_c:score"]))(rollout("x"))
-    assert scores.item() == 11.0
 
 
 REWARDS = torch.tensor([[1.0, -2.0], [2.0, -2.0], [6.0, -2.0]], dtype=torch.float64)

@@ -3,6 +3,7 @@
 import math
 import os
 import re
+import sys
 import time
 
 import pytest
@@ -10,13 +11,16 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from align import cli
 from align.core.errors import UserError
 from align.core.seeds import RngStream, row_seeds
 from align.ppo import PPOConfig, run_ppo
 from align.sampling.generation import SamplingParams
-from tests.launch.compared import metrics
+from tests.launch.compared import compare, metrics
+from tests.launch.launcher import ROOT, launch_in_turn
 from tests.refusals import refusal
 from tests.sampling.rewards import PROMPTS
+from tests.vllm_stand_in import STAND_IN
 
 
 def at(settings, url):
@@ -317,3 +321,40 @@ def test_nobody_at_the_address(stand_in_vllm, make_engine_of):
 def test_settings_out_of_range(key, value):
     with pytest.raises(UserError, match=f"vllm.{key}"):
         PPOConfig(reward_functions=["a:b"], vllm={key: value})
+
+
+OF_TWO = """
+    --dtype float32 --report_to none --reward_functions tests.sampling.rewards:letters
+    --prompts data/prompts_validation.jsonl --overlong truncate --max_prompt_tokens 24
+    --total_updates 2 --rollout_batch_size 5 --num_ppo_epochs 1 --max_new_tokens 5
+    --learning_rate 1e-3 --missing_eos_score none --lora_r 4 --engine vllm-server --vllm.timeout 60
+"""
+
+
+@pytest.mark.slow
+def test_two_processes_under_zero3_ask_and_send_what_one_does(serve, sharp_folders, tmp_path, monkeypatch):
+    model, servers, words = sharp_folders["tiny-llama"], {}, {}
+    for processes in (1, 2):
+        servers[processes] = serve(model)
+        own = ["--model", model, "--vllm.url", servers[processes].url, "--output_dir", str(tmp_path / str(processes))]
+        words[processes] = ["ppo", *OF_TWO.split(), *own]
+    monkeypatch.chdir(ROOT)
+    cli.main(words[1])
+    launch_in_turn([[__file__, *words[2]]], tmp_path, "zero3")
+    one, two = servers[1], servers[2]
+    assert compare(tmp_path / "1", tmp_path / "2").figure < 2e-3
+
+    def asked(server):
+        return sorted((body["prompt"], body["seed"]) for body in server.requests)
+
+    assert len(two.requests) == 2 * 5, "the second process asks for nothing"
+    assert asked(two) == asked(one)
+    assert two.paths == one.paths
+    assert [list(sent) for sent in two.updates] == [list(sent) for sent in one.updates]
+    for sent, twin in zip(two.updates, one.updates, strict=True):
+        assert all(torch.allclose(value, twin[name], atol=1e-4) for name, value in sent.items())
+
+
+if __name__ == "__main__":  # `align WORDS` in the processes that a launcher started
+    sys.path.insert(0, str(STAND_IN))
+    cli.main()

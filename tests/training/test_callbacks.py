@@ -1,8 +1,6 @@
 """Callbacks of transformers in PPO: the events, what they can decide, and their state after a resume."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -140,8 +138,6 @@ def test_runs_with_and_without_callbacks_and_other_runs_continue_from_a_checkpoi
     counter = Counter()
     trainer([counter], save_steps=2, resume_from_checkpoint=True).train()
     assert counter.count == 2  # updates 5 and 6
-    code = "import sys, align.ppo; assert 'align.training.callbacks' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 class Unseen(TrainerCallback):

@@ -12,10 +12,8 @@ from align.core.errors import UserError
 from align.ppo import PPOConfig, PPOTrainer
 from align.ppo.toy_rewards import share_of_e
 from align.sft import SFTConfig, SFTTrainer
-from align.training.run import Run
 from align.training.run_folder import refuse_other_run, release_lock, take_lock
 from tests.bad_input.conftest import TINY, snapshot, write_rows
-from tests.launch.launcher import launch
 
 ROOT = Path(__file__).parents[2]
 HOLD = "import sys, pathlib; from align.training.run_folder import take_lock; take_lock(pathlib.Path(sys.argv[1]))\n"
@@ -92,24 +90,3 @@ def test_a_run_that_finished_meanwhile_is_not_replaced(resume, tmp_path):
     assert snapshot(folder) == before
     third = SFTTrainer("tiny-gpt2", rows, SFTConfig(**settings, resume_from_checkpoint=True))
     third.train()  # the folder is free again
-
-
-def test_every_process_of_the_second_run_ends_with_the_line(tmp_path):
-    printed = launch([str(Path(__file__)), str(tmp_path / "run")], "ddp")
-    lines = [line for line in printed.splitlines() if "is writing a run there" in line]
-    assert sorted(line.split(":")[0] for line in lines) == ["0", "1"]
-
-
-if __name__ == "__main__":
-    where = Path(sys.argv[1])
-    run = Run(SFTConfig(output_dir=str(where), dtype="float32", report_to=["none"]), "sft")
-    holder = hold(where) if run.is_main else None
-    try:
-        run.open()
-    except UserError as refused:
-        print(f"{run.accelerator.process_index}: {refused}", flush=True)
-    run.accelerator.wait_for_everyone()
-    if holder:
-        holder.kill()
-        holder.communicate()
-    run.accelerator.end_training()
