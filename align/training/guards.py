@@ -51,26 +51,20 @@ def should_measure_memory(engine: TrainEngine) -> bool:
 
 
 @contextmanager
-def without_step(engine: TrainEngine) -> Iterator[None]:
-    """Let `engine.backward` inside hold all gradients in memory, and drop them afterward; restore torch's random state."""
-    device = engine.accelerator.device
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        for master in engine.masters.values():  # as those of earlier micro-batches are
-            master.grad = torch.zeros_like(master)
-        yield
-    engine.drop_gradients()
-
-
-@contextmanager
 def measure_peak_memory(engine: TrainEngine, rows: list[int], tokens: int) -> Iterator[None]:
     """Measure and print the peak of memory of a micro-batch, whose loss is passed to `engine.backward` inside.
 
-    Raise a UserError on all processes if one lacks memory.
+    All gradients are in memory inside and dropped afterward, and torch's random state is restored. Raise a UserError on all
+    processes if one lacks memory.
     """
-    run = engine.run
+    run, device = engine.run, engine.accelerator.device
     size = f"{tokens} tokens in {len(rows)} rows"
     run.print(f"running the largest micro-batch: {size}")
-    with run.memory.measuring(size, bool(engine.optimizer.state)), without_step(engine):
-        yield
+    with run.memory.measuring(size, bool(engine.optimizer.state)):
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            for master in engine.masters.values():  # as those of earlier micro-batches are
+                master.grad = torch.zeros_like(master)
+            yield
+        engine.drop_gradients()
     peak, free = run.memory.expected_bytes / GIB, run.memory.free() / GIB
     run.print(f"memory, GiB per process: {peak:.2f} at the peak of the largest micro-batch ({size}), {free:.2f} free")

@@ -138,16 +138,12 @@ class Run:
         card = {"title": title, "stage": self.stage, "data": data, UPDATE_ROW: str(self.update)} | more
         return card | {name: f"{value:.4g}" for name, value in metrics.items()}
 
-    def kept_update(self) -> int:
-        """Return the update of the model in the folder, by its card; 0 without a model or a card that states it."""
-        return run_on_main(lambda: update_in_card(self.folder / "model"), self.accelerator)
-
     def stale_update(self, done: int) -> int:
         """Return the update of the model in the folder if the run resumes from an earlier one, `done`; else 0.
 
         A killed run may have saved it after its checkpoint. Only a run with the same settings and code makes it again.
         """
-        kept = self.kept_update() if self.continues_own else 0
+        kept = run_on_main(lambda: update_in_card(self.folder / "model"), self.accelerator) if self.continues_own else 0
         return kept if kept > done else 0
 
     def speed(self, tokens: float, flops: float, seconds: float) -> dict[str, float]:

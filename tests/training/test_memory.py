@@ -15,7 +15,7 @@ from align.models.backbone.decoder import DecoderBackbone
 from align.sft import SFTConfig, run_sft
 from align.training import memory
 from align.training.engine import TrainEngine
-from align.training.guards import without_step
+from align.training.guards import measure_peak_memory
 from align.training.memory import GIB, Sharding, cache_bytes, resident_memory, weights_bytes
 from tests.launch.compared import metrics
 from tests.training.test_resume import options
@@ -149,7 +149,8 @@ def test_a_trial_leaves_no_gradient_and_no_trace_in_random_numbers(toy_run):
     before = torch.get_rng_state()
     held = []
 
-    with without_step(engine):
+    engine.run.memory.estimate = resident_memory("adamw", [], 0, Sharding())
+    with measure_peak_memory(engine, [0], 4):
         held.extend(master.grad is not None for master in engine.masters.values())
         engine.backward(engine.module(torch.ones(2, 4, dtype=torch.bfloat16)).float().sum())
     assert held == [True, True], "gradients of earlier micro-batches would be there"
