@@ -7,17 +7,12 @@ import re
 import pytest
 
 from tests.project.markdown import DOCS, PAGES, ROOT, WRITTEN, text_of
+from tests.project.test_layers import SOURCES, nodes_of
 
 PACKAGES = ("align", "annotation_ui")
-SOURCES = [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
 SPAN = r"(?<!`)`([^`\n]+)`(?!`)(?!\sof commit)"
 FOLDERS = "align|annotation_ui|tests|configs|docs|data|forms"
 SUFFIXES = (".py", ".yaml", ".json", ".jsonl", ".md", ".js", "/")
-
-
-@functools.cache
-def tree(path):
-    return ast.parse(path.read_text(encoding="utf-8"))
 
 
 def names_in(node):
@@ -38,7 +33,7 @@ def names_in(node):
 @functools.cache
 def classes():
     """Class name -> its names, those of its bases included."""
-    nodes = [node for path in SOURCES for node in ast.walk(tree(path)) if isinstance(node, ast.ClassDef)]
+    nodes = [node for path in SOURCES.values() for node in nodes_of(path) if isinstance(node, ast.ClassDef)]
     own = {node.name: names_in(node) for node in nodes}
     bases = {node.name: {ast.unparse(base).split("[")[0].split(".")[-1] for base in node.bases} for node in nodes}
 
@@ -55,7 +50,7 @@ def exists(dotted):
         base, rest = ROOT.joinpath(*parts[:count]), parts[count:]
         module = base.with_suffix(".py") if base.with_suffix(".py").is_file() else base / "__init__.py"
         if module.is_file() or base.is_dir():
-            known = not rest or (module.is_file() and rest[0] in names_in(tree(module)))
+            known = not rest or (module.is_file() and rest[0] in names_in(nodes_of(module)[0]))
             return known and (len(rest) < 2 or rest[1] in classes().get(rest[0], set()))
     return False
 
@@ -96,9 +91,9 @@ def test_pages_name_code_and_link_to_places_that_exist(path):
 @pytest.mark.parametrize("package", PACKAGES)
 def test_docstrings_name_code_that_exists(package):
     wrong = {}
-    for path in SOURCES:
+    for path in SOURCES.values():
         if path.is_relative_to(ROOT / package):
-            nodes = [node for node in ast.walk(tree(path)) if isinstance(node, ast.Expr)]
+            nodes = [node for node in nodes_of(path) if isinstance(node, ast.Expr)]
             texts = [node.value.value for node in nodes if isinstance(node.value, ast.Constant)]
             found = [name for text in texts if isinstance(text, str) for name in wrong_names(text)]
             if found:

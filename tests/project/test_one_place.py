@@ -6,11 +6,12 @@ import re
 import subprocess
 import sys
 from functools import cache
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.project.markdown import ROOT
+from tests.project.test_layers import imports_in
+
 SOURCES = sorted((ROOT / "align").rglob("*.py"))
 # These make the built-in models: they name classes, but nothing there depends on what a given model is.
 KNOWS_ARCHITECTURES = {
@@ -67,13 +68,7 @@ def test_only_the_backbone_and_the_builders_of_models_know_architectures():
 
 @pytest.mark.parametrize("name", PURE)
 def test_pure_functions_import_torch_alone(name):
-    imported = set()
-    for node in ast.walk(ast.parse((ROOT / name).read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            imported |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0
-            imported.add(node.module)
+    imported = {module for module, _ in imports_in(ROOT / name)}
     wrong = {module for module in imported if module not in ALLOWED and module.split(".")[0] not in ALLOWED}
     assert wrong == set()
 

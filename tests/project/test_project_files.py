@@ -1,16 +1,16 @@
 """The files that describe the project to others: continuous integration, hooks, citation, changelog, requirements."""
 
-import ast
 import re
 import sys
 import tomllib
 from importlib.metadata import packages_distributions
-from pathlib import Path
 
 import pytest
 import yaml
 
-ROOT = Path(__file__).parents[2]
+from tests.project.markdown import ROOT
+from tests.project.test_layers import imports_in
+
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
 
@@ -48,22 +48,13 @@ def names_of(requirements):
     return {re.split(r"[<>=\[;]", entry)[0].strip().lower().replace("_", "-") for entry in requirements}
 
 
-def imported_modules(folder):
-    """The first part of every module that the files of a folder import, also inside functions."""
-    for path in (ROOT / folder).rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Import):
-                yield from (alias.name.split(".")[0] for alias in node.names)
-            elif isinstance(node, ast.ImportFrom) and node.module:
-                yield node.module.split(".")[0]
-
-
 @pytest.mark.parametrize("folder", ["align", "annotation_ui"])
 def test_every_package_that_is_imported_is_declared(folder):
     """Also those that others bring along: they may stop."""
     own = {"align", "annotation_ui", "_typeshed"} | sys.stdlib_module_names
     declared = names_of(PROJECT["dependencies"]).union(*map(names_of, PROJECT["optional-dependencies"].values()))
-    sources, modules = packages_distributions(), set(imported_modules(folder)) - own
+    imported = {module.split(".")[0] for path in (ROOT / folder).rglob("*.py") for module, _ in imports_in(path)}
+    sources, modules = packages_distributions(), imported - own
     assert len(modules) > 10
     assert {module for module in modules if not names_of(sources.get(module, [module])) & declared} == set()
 
