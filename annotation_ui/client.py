@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlencode, urlsplit
+from urllib.parse import urlencode
 
 import urllib3
 
@@ -45,7 +45,11 @@ class Client:
     """
 
     def __init__(self, url: str, token: str | None = None, timeout: float = 60.0) -> None:
-        if not _is_web_address(url):
+        try:
+            address = urllib3.util.parse_url(url)
+        except urllib3.exceptions.LocationParseError:  # a bracket that no IPv6 address closes; a port that is no number
+            address = urllib3.util.Url()
+        if address.scheme not in ("http", "https") or not address.host:
             raise UserError(f"{url}: not the address of a server (https://HOST)")
         token = token or os.environ.get(TOKEN_VARIABLE, "")
         if not token:
@@ -236,13 +240,3 @@ class Client:
         except (ValueError, KeyError, TypeError):
             line = f"status {response.status}"
         raise UserError(f"{self.url}: {line}")
-
-
-def _is_web_address(url: str) -> bool:
-    """Whether a text is an address with http or https, a host and, if given, a valid port."""
-    try:
-        parts = urlsplit(url)
-        _ = parts.port
-    except ValueError:  # a bracket that no IPv6 address closes; a port that is no number
-        return False
-    return parts.scheme in ("http", "https") and bool(parts.hostname)

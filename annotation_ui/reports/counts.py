@@ -3,9 +3,9 @@
 from typing import Any
 
 from sqlalchemy import BindParameter, Select, bindparam, func, select
-from sqlalchemy.orm import Session, aliased
+from sqlalchemy.orm import Session
 
-from annotation_ui.store.leases import OUT_OF_ORDER, is_given_to
+from annotation_ui.store.leases import OUT_OF_ORDER, is_given_to, last_position, never_had
 from annotation_ui.store.schema import Assignment, Batch, Item, Judgment
 from annotation_ui.tasks import Json
 
@@ -30,21 +30,12 @@ _DONE = (
 )
 _OPEN_BATCHES = select(Batch.id).where(Batch.task == _TASK, is_given_to(_USER))
 _OPENED = _count(select(Assignment.id).where(*_MINE, Assignment.state == "leased", Assignment.current_id.is_(None)))
-_LAST_POSITION = (  # in a batch, of the items that the labeler has had
-    select(Assignment.position)
-    .where(Assignment.user_id == _USER, Assignment.batch_id == _BATCH, ~Assignment.adjudication)
-    .order_by(Assignment.position.desc())
-    .limit(1)
-    .scalar_subquery()
-)
-_PLACE = func.coalesce(_LAST_POSITION, OUT_OF_ORDER)
+_PLACE = func.coalesce(last_position(_USER, _BATCH).scalar_subquery(), OUT_OF_ORDER)
 _ITEMS = select(Item.id).where(Item.batch_id == _BATCH).limit(MAX_LEFT + 1)
 _FREE = _ITEMS.where(Item.purpose != "attention", Item.taken < Item.needed)
 _AHEAD = _count(_FREE.where(Item.position > _PLACE))
-_HAD = aliased(Assignment)
-_NEVER_HAD = ~select(_HAD.id).where(_HAD.item_id == Item.id, _HAD.user_id == _USER).exists()
-_RETURNED = _count(_FREE.where(Item.returned, Item.position < _PLACE, _NEVER_HAD))  # see `leases`
-_ATTENTION = _count(_ITEMS.where(Item.purpose == "attention", _NEVER_HAD))
+_RETURNED = _count(_FREE.where(Item.returned, Item.position < _PLACE, never_had(_USER)))  # see `leases`
+_ATTENTION = _count(_ITEMS.where(Item.purpose == "attention", never_had(_USER)))
 _TODAY = _count(
     select(Judgment.id)
     .join(Assignment, Assignment.current_id == Judgment.id)

@@ -150,13 +150,7 @@ def _own_assignments(user_id: int, task: str, state: str, takes_slots: bool) -> 
 
 def _free_item(session: Session, batch_id: int, user_id: int) -> Item | None:
     """The first free item after the labeler's last one; else a returned one that the labeler never had."""
-    last_position = (  # not max(): without statistics of a new table, PostgreSQL would read all of the labeler's rows
-        select(Assignment.position)
-        .where(Assignment.user_id == user_id, Assignment.batch_id == batch_id, ~Assignment.adjudication)
-        .order_by(Assignment.position.desc())
-        .limit(1)
-    )
-    position = session.scalar(last_position)
+    position = session.scalar(last_position(user_id, batch_id))
     in_order = (Item.batch_id == batch_id, Item.purpose != "attention")
     free = select(Item).where(*in_order, Item.taken < Item.needed).order_by(Item.position).limit(1)
     ahead = session.scalar(
@@ -166,18 +160,29 @@ def _free_item(session: Session, batch_id: int, user_id: int) -> Item | None:
     )
     if ahead is not None:
         return ahead
-    return session.scalar(free.where(Item.returned, _never_had(user_id)).execution_options(populate_existing=True))
+    return session.scalar(free.where(Item.returned, never_had(user_id)).execution_options(populate_existing=True))
 
 
 def _attention_item(session: Session, batch: Batch, user_id: int) -> Item | None:
     """At unpredictable times, the batch's first attention item that the labeler has not had."""
     if secrets.randbelow(int(batch.settings.get("attention_every", ATTENTION_EVERY))):
         return None
-    attention = select(Item).where(Item.batch_id == batch.id, Item.purpose == "attention", _never_had(user_id))
+    attention = select(Item).where(Item.batch_id == batch.id, Item.purpose == "attention", never_had(user_id))
     return session.scalar(attention.order_by(Item.position).limit(1).execution_options(populate_existing=True))
 
 
-def _never_had(user_id: int) -> ColumnElement[bool]:
+def last_position(user_id: int | BindParameter[int], batch_id: int | BindParameter[int]) -> Select[int]:
+    """The position in a batch of the last item that a labeler has had."""
+    return (  # not max(): without statistics of a new table, PostgreSQL would read all of the labeler's rows
+        select(Assignment.position)
+        .where(Assignment.user_id == user_id, Assignment.batch_id == batch_id, ~Assignment.adjudication)
+        .order_by(Assignment.position.desc())
+        .limit(1)
+    )
+
+
+def never_had(user_id: int | BindParameter[int]) -> ColumnElement[bool]:
+    """Condition that a labeler has not had an item."""
     own = aliased(Assignment)
     return ~select(own.id).where(own.item_id == Item.id, own.user_id == user_id).exists()
 

@@ -110,13 +110,12 @@ def test_reading_judgments_is_recorded_from_the_beginning_and_once_a_day(any_ser
 
 
 @pytest.mark.parametrize("database_kind", ["postgresql"], indirect=True)
-def test_a_judgment_that_is_stored_late_is_not_passed_over(database):
+def test_a_judgment_that_is_stored_late_is_not_passed_over(database, leases, judgments):
     """PostgreSQL gives a transaction its id early; one that ends later must not be behind the reader then.
 
     SQLite has one writer at a time.
     """
-    leases = Leases(database)
-    judgments, (ann, ben) = Judgments(leases), add_users(database, "ann", "ben")
+    ann, ben = add_users(database, "ann", "ben")
     add_batch(database, 2, labelers_per_item=2)
     mine, his = leases.next(ann, "rank"), leases.next(ben, "rank")
     answer = {"ranks": [1, 2, 3, 4], "ratings": [None] * 4, "flags": [[]] * 4}

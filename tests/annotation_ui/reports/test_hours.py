@@ -11,12 +11,13 @@ from sqlalchemy import select
 from annotation_ui.cli import main
 from annotation_ui.reports.hours import hours, today
 from annotation_ui.store.database import Database, sqlite_url
-from annotation_ui.store.judgments import Judgments
 from annotation_ui.store.leases import Leases
 from annotation_ui.store.schema import Assignment, Judgment, User
 from annotation_ui.store.tokens import Tokens
 from tests.annotation_ui.pages import open_tab
 from tests.annotation_ui.running import Client, add_batch, add_users, do, read, stored
+
+MONTH = 30 * 86_400
 
 
 def moment(day, clock):
@@ -80,31 +81,29 @@ def test_hours_by_hand(database):
     assert table(database, until=date(2026, 2, 27)) == []
 
 
-def test_a_changed_answer_adds_only_the_time_since_it_was_opened_again(database):
+def test_a_changed_answer_adds_only_the_time_since_it_was_opened_again(database, judgments):
     (ann,) = add_users(database, "ann")
     add_batch(database, 1)
-    judgments = Judgments(Leases(database))
     do(judgments, ann, "rank", {"ranks": [1, 2, 3, 4]})
-    with database.write() as session:  # a month ago
+    with database.write() as session:
         first = session.scalars(select(Judgment)).one()
-        session.get_one(Assignment, first.assignment_id).opened_at -= 30 * 86_400
+        session.get_one(Assignment, first.assignment_id).opened_at -= MONTH
     judgments.reopen(ann, first.assignment_id)
     answer = {"ranks": [2, 1, 3, 4]}
     assert judgments.submit(ann, first.assignment_id, "change-it", answer, 1e7).seconds < 60
     with database.write() as session:
-        session.get_one(Assignment, first.assignment_id).opened_at -= 30 * 86_400
+        session.get_one(Assignment, first.assignment_id).opened_at -= MONTH
     assert judgments.undo(ann, "rank", "undo-it") is not None
     assert judgments.submit(ann, first.assignment_id, "change-again", answer, 1e7).seconds < 60
 
 
-def test_a_lease_that_is_taken_up_again_adds_nothing_for_the_pause(database):
+def test_a_lease_that_is_taken_up_again_adds_nothing_for_the_pause(database, judgments):
     (ann,) = add_users(database, "ann")
     add_batch(database, 1)
-    judgments, day = Judgments(Leases(database)), 86_400
     first = judgments.leases.next(ann, "rank")
     with database.write() as session:  # open for ten minutes a month ago
         mine = session.get_one(Assignment, first.id)
-        mine.opened_at, mine.leased_at, mine.expires_at = first.opened_at - 30 * day, first.leased_at - 30 * day + 600, 0
+        mine.opened_at, mine.leased_at, mine.expires_at = first.opened_at - MONTH, first.leased_at - MONTH + 600, 0
     again = judgments.leases.next(ann, "rank")
     assert again.id == first.id
     answer = {"ranks": [2, 1, 3, 4]}
@@ -113,29 +112,21 @@ def test_a_lease_that_is_taken_up_again_adds_nothing_for_the_pause(database):
 
 def test_the_command_prints_a_table_or_writes_a_file(tmp_path, capsys):
     def run(*words):
-        code = main(["--data-dir", str(tmp_path), *words])
-        streams = capsys.readouterr()
-        return code, streams.out, streams.err
+        assert main(["--data-dir", str(tmp_path), *words]) == 0
+        return capsys.readouterr().out
 
-    assert run("create-user", "ann")[0] == 0
+    run("create-user", "ann")
     database = Database(sqlite_url(tmp_path))
     add_batch(database, 2)
     (ann,) = stored(database, select(User))
     judged(database, ann.id, (1, "09:30", 1800, "submit"))
     database.close()
     row = ["2026-03-01", "ann", ann.pseudonym, "0.5", "1"]
-    assert run("hours")[1].splitlines() == ["day\tlabeler\texported as\thours\titems", "\t".join(row)]
-    assert run("hours", str(tmp_path / "pay.csv"), "--since", "2026-03-01")[1] == f"1 row in {tmp_path / 'pay.csv'}\n"
+    assert run("hours").splitlines() == ["day\tlabeler\texported as\thours\titems", "\t".join(row)]
+    assert run("hours", str(tmp_path / "pay.csv"), "--since", "2026-03-01") == f"1 row in {tmp_path / 'pay.csv'}\n"
     with (tmp_path / "pay.csv").open(encoding="utf-8-sig", newline="") as file:
         assert list(csv.reader(file)) == [["day", "labeler", "exported as", "hours", "items"], row]
-    assert run("hours", "--until", "2026-02-28")[:2] == (0, "")
-    for words, line in (
-        (("pay.txt",), "pay.txt: the name must end in .csv"),
-        (("--since", "March"), "argument --since: 'March' is not a day such as 2026-11-01"),
-        (("--gap-minutes", "-1"), "--gap-minutes -1: must be 0 or more"),
-        (("--gap-minutes", "nan"), "--gap-minutes nan: must be 0 or more"),
-    ):
-        assert run("hours", *words)[2] == f"align annotate: {line}\n"
+    assert run("hours", "--until", "2026-02-28") == ""
 
 
 def test_a_lead_sees_the_hours_and_saves_them(any_server, browser):

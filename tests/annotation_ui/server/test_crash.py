@@ -14,7 +14,7 @@ BETWEEN_KILLS, KILLS, ITEMS = 150, 3, 20_000
 LABELERS, LONGEST_S = 50, 300
 
 
-@pytest.mark.slow  # test_gradio_files.py kills one app
+@pytest.mark.slow
 def test_acknowledged_judgments_survive_kills(database_url, tmp_path):
     server = Server(database_url, tmp_path)
     with server.started():

@@ -137,7 +137,7 @@ def test_uploads_and_exports_leave_no_copy_and_are_the_owners_alone(boss):
         assert (boss.server.folder / f"annotations.db{suffix}").stat().st_mode & 0o777 == 0o600
 
 
-@pytest.mark.slow  # test_crash.py kills the app in any run
+@pytest.mark.slow
 def test_acknowledged_judgments_survive_attacks_and_a_second_process_and_a_kill(tmp_path):
     """Opening the database in the server's process drops SQLite's locks; the next process would then delete its log."""
     database = tmp_path / "annotations.db"

@@ -113,14 +113,21 @@ def test_what_cannot_be_stored_is_refused_with_one_line(any_server):
         ("POST", "/submit", json.dumps({**good, "seconds": float("nan")})),
         ("POST", "/submit", json.dumps({**good, "seconds": float("inf")})),
         ("POST", "/submit", {**good, "answer": {"ranks": [1, 2, 3, 4], "flags": [[{}], [], [], []]}}),
-        ("POST", "/submit", {**good, "answer": {"ranks": [[], {}, 3, 4]}}),
+        *(("POST", "/submit", {**good, "answer": {"ranks": ranks}}) for ranks in (
+            [[], {}, 3, 4], [1, 2, 3], [1, 2, 3, 5], [0, 1, 2, 3], [True, 2, 3, 4], ["1", 2, 3, 4], {"0": 1}, None,
+        )),
+        ("POST", "/submit", {**good, "answer": {"ranks": [1, 1, 1, 1], "ratings": [8, 1, 1, 1]}}),
+        ("POST", "/submit", {**good, "answer": {"ranks": [1, 1, 1, 1], "flags": [["<script>"], [], [], []]}}),
+        ("POST", "/submit", {**good, "request_id": "short"}),
         ("POST", "/skip", '{"request_id": "12345678", "reason": "\\ud800"}'),
         ("POST", "/skip", {"request_id": "a\0bcdefgh"}),
-    ):
+    ):  # fmt: skip
         status, _, text = ann(method, f"{here}{path}", body)
         assert status in (400, 422), (path, body, status, text)
         assert len(text) < 500
         assert "\n" not in text
+    assert ann("POST", "/api/assignments/99999999999/submit", good)[0] == 422
+    assert ann("POST", "/api/tasks/nothing/next", {})[0] == 422
     held = ann("PUT", f"{here}/draft", {"draft": {"state": "a\0b é 👍"}, "sequence": 1})  # rare, but text
     assert held[0] == 200, held
     assert ann.next()["draft"] == {"state": "a\0b é 👍"}

@@ -7,7 +7,6 @@ import secrets
 import pytest
 from starlette.datastructures import Headers
 
-from align.core.errors import UserError
 from annotation_ui.cli import main
 from annotation_ui.server.auth import Auth
 from annotation_ui.server.headers import COOKIE
@@ -126,8 +125,6 @@ def test_it_is_off_by_default(server):
     ],
 )
 def test_a_mistake_is_one_line(header, address, line, tmp_path, capsys):
-    with pytest.raises(UserError, match=line):
-        proxy_sign_in(header, address)
     assert main(["--data-dir", str(tmp_path / "d"), "--proxy-user-header", header, "--proxy-address", address]) == 2
     assert line in capsys.readouterr().err
     assert not (tmp_path / "d").exists()

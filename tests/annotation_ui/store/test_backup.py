@@ -186,13 +186,6 @@ def test_what_is_no_backup_changes_nothing(sqlite_database, tmp_path):
     assert stored(sqlite_database, select(func.count(Item.id))) == [2]
 
 
-def test_postgresql_is_refused_in_one_line(tmp_path, capsys):
-    for command, program in (("backup", "pg_dump"), ("restore", "pg_restore")):
-        assert main(["--database", "postgresql://user@host/name", command, str(tmp_path / "copy.db")]) == 2
-        line = f"align annotate: only a SQLite database is copied here: use {program} for PostgreSQL\n"
-        assert capsys.readouterr().err == line
-
-
 def test_the_documented_commands_copy_and_restore_postgresql(postgres_url, request):
     page = (ROOT / "docs" / "annotation.md").read_text(encoding="utf-8")
     dump, restored = (re.search(rf"^{program} .*$", page, re.M)[0] for program in ("pg_dump", "pg_restore"))

@@ -12,8 +12,6 @@ from annotation_ui.reports.export import Selection, records, rows_to_export
 from annotation_ui.server.auth import Auth
 from annotation_ui.store import audit, rule_sets
 from annotation_ui.store.forget import forget, without_remarks
-from annotation_ui.store.judgments import Judgments
-from annotation_ui.store.leases import Leases
 from annotation_ui.store.schema import Assignment, Judgment, User
 from annotation_ui.store.tokens import Tokens
 from tests.annotation_ui.running import add_batch, add_users, do, read, stored
@@ -23,9 +21,9 @@ JUDGMENTS = select(Judgment.answer)
 
 
 @pytest.fixture
-def worked(database):
+def worked(database, judgments):
     """A database in which ann and ben have judged items of several tasks with remarks; (database, ann, ben)."""
-    judgments, (ann, ben) = Judgments(Leases(database)), add_users(database, "ann-smith", "ben")
+    ann, ben = add_users(database, "ann-smith", "ben")
     with database.write() as session:
         rule_sets.store_shipped(session)
     rows = [("t", {"prompt": "p", "responses": ["a", "b"], "id": f"i{n}"}) for n in range(2)]
