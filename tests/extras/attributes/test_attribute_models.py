@@ -5,18 +5,16 @@ import random
 
 import pytest
 import torch
-from accelerate import Accelerator
 
 from align.core.errors import UserError
 from align.extras.attributes import AttributeConfig, AttributeTrainer
-from align.extras.attributes.attribute_rewards import AttributeScorer
 from align.extras.attributes.expressions import Condition, Expression, choose
 from align.extras.attributes.model import Head, head_losses, heads_of, load_attribute_model
 from align.extras.attributes.train import choose_heads, read_ratings
 from align.extras.rules.judgments import JudgedResponse
 from align.reward.checkpoint import is_external
 from align.reward.rankings import reward_rankings
-from tests.extras.rules.planted import WORDS, has_digit, response, sampled
+from tests.extras.rules.planted import WORDS, has_digit, response
 from tests.extras.running import settings
 from tests.files import read_rows
 
@@ -78,42 +76,20 @@ def rankings(count, seed=1):
     ]
 
 
-def config_of(folder, **more):
-    return AttributeConfig(**settings(folder, batch_size=8, validation_split=0.2, **({"num_train_epochs": 4} | more)))
-
-
-def said_by(folder, texts):
-    tokenization = load_attribute_model(str(folder), "float32")[1].tokenization
-    scorer = AttributeScorer(str(folder), "float32", tokenization, Accelerator(cpu=True), 4096)
-    return scorer([sampled(tokenization, "door 7?", text) for text in texts])
-
-
-@pytest.mark.slow  # that heads learn is also shown by tests/reward/test_encoder_stage.py
-def test_a_yes_or_no_a_rating_and_a_ranking_on_one_trunk(tmp_path, align_cache):
-    trainer = AttributeTrainer("tiny-llama", planted(240), config_of(tmp_path / "run"), rankings=rankings(60))
-    folder = trainer.train()
-    last = read_rows(tmp_path / "run" / "metrics.jsonl")[-1]
-    assert last["validation/head/unsafe/auc"] > 0.9
-    assert last["validation/head/rating/correlation"] > 0.5
-    assert {"head/unsafe", "head/rating", "head/preference"} <= last.keys()
-    assert heads_of(str(folder)) == [Head("rating", "scale"), Head("unsafe", "binary"), Head("preference", "ranking")]
-    assert not is_external(str(folder))
-    bad, good = said_by(folder, ["sun 42 moon", "sun over moon"])
-    assert bad["unsafe"] > 0.6 > 0.4 > good["unsafe"]
-    assert good["preference"] > bad["preference"]
-    assert all(1 <= each["rating"] <= 7 for each in (bad, good))
-
-
 @pytest.mark.parametrize(("model", "more"), [("tiny-t5", {}), ("tiny-gpt2", {"lora_r": 4})])
 def test_what_is_saved_says_the_same(tmp_path, align_cache, model, more):
-    trainer = AttributeTrainer(model, planted(24), config_of(tmp_path / "run", num_train_epochs=1, **more))
+    config = AttributeConfig(**settings(tmp_path / "run", batch_size=8, validation_split=0.2, num_train_epochs=1, **more))
+    trainer = AttributeTrainer(model, planted(24), config, rankings=rankings(8))
     folder = trainer.train()
+    assert {"head/unsafe", "head/rating", "head/preference"} <= read_rows(tmp_path / "run" / "metrics.jsonl")[-1].keys()
+    assert heads_of(str(folder)) == [Head("rating", "scale"), Head("unsafe", "binary"), Head("preference", "ranking")]
+    assert not is_external(str(folder))
     loaded, _ = load_attribute_model(str(folder), "float32")
     with torch.no_grad():
         memory, disk = (
             reward_rankings(module, trainer.held_out, torch.device("cpu")) for module in (trainer.engine.module, loaded)
         )
-    assert memory.shape[1] == 2
+    assert memory.shape[1] == 3
     assert torch.allclose(memory, disk, atol=1e-5)
 
 

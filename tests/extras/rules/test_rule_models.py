@@ -15,7 +15,14 @@ from align.core.statistics import roc_auc
 from align.extras.attributes.heads import HeadForm
 from align.extras.attributes.model import Head
 from align.extras.rules import RuleConfig, RuleTrainer
-from align.extras.rules.judgments import JudgedResponse, RuleScorer, encode_judgments, rule_ids, rules_of_model
+from align.extras.rules.judgments import (
+    JudgedResponse,
+    RuleScorer,
+    encode_judgments,
+    read_rules,
+    rule_ids,
+    rules_of_model,
+)
 from align.extras.rules.train import judgment_loss
 from align.models.heads import RewardModel, ScalarHead
 from align.models.loading import load
@@ -84,27 +91,6 @@ def last_metrics(folder):
     return read_rows(folder.parent / "metrics.jsonl")[-1]
 
 
-@pytest.mark.slow  # that rules are learned is also shown by tests/reward/test_encoder_stage.py
-def test_a_planted_rule_is_learned_saved_and_read_again(tmp_path, align_cache):
-    """AUC of at least 0.95 on unseen prompts, and the folder says the same as the model in memory."""
-    trainer = RuleTrainer("tiny-llama", judgments(200), config_of(tmp_path / "rules", num_train_epochs=3, batch_size=8))
-    folder = trainer.train()
-    metrics = last_metrics(folder)
-    assert metrics["validation/auc"] >= 0.95
-    assert metrics["validation/rule/no-digits/balanced_accuracy"] >= 0.85
-    assert rules_of_model(str(folder)) == {"no-digits": "Contains no digit; numbers are spelled out."}
-
-    loaded = load_reward_model(str(folder), "float32", kind=RULE)
-    tokenization, texts = loaded.loaded.tokenization, ("the cat 42 sings", "the cat seven sings")
-    responses = [sampled(tokenization, "Which one?", text) for text in texts]
-    scorer = RewardModelScorer.from_loaded(loaded, tokenization, Accelerator(cpu=True), 4096)
-    broken, kept = RuleScorer(scorer, rules_of_model(str(folder)), tokenization)(responses)[0].tolist()
-    assert broken > 0.8 > 0.2 > kept
-    written = json.loads((folder.parent / "validation.json").read_text())
-    again = torch.sigmoid(reward_rankings(loaded.model, trainer.held_out, torch.device("cpu")))
-    assert again.tolist() == pytest.approx([row["probability"] for row in written], abs=1e-5)
-
-
 def test_a_rule_model_is_never_taken_for_a_reward_model(tmp_path, align_cache, command_error):
     folder = RuleTrainer("tiny-gpt2", judgments(8), config_of(tmp_path / "rules")).train()
     assert not is_external(str(folder))
@@ -122,7 +108,7 @@ def test_t5_and_adapters_train_and_load(tmp_path, align_cache, model, more):
     folder = trainer.train()
     metrics = last_metrics(folder)
     assert metrics["held_out_rules/judgments"] == 48
-    assert list(rules_of_model(str(folder))) == ["no-exclamation-marks"]
+    assert rules_of_model(str(folder)) == read_rules([f"{RULES[0]}:no-exclamation-marks"])
     loaded = load_reward_model(str(folder), "float32", kind=RULE)
     device = torch.device("cpu")
     with torch.no_grad():
@@ -134,6 +120,8 @@ def test_t5_and_adapters_train_and_load(tmp_path, align_cache, model, more):
     assert metrics["held_out_rules/rule/no-digits/auc"] == pytest.approx(roc_auc(of_unseen.tolist(), violated), abs=1e-3)
     assert {f"held_out_rules/rule/no-digits/{name}" for name in ("balanced_accuracy", "calibration_error")} <= metrics.keys()
     assert torch.allclose(reward_rankings(loaded.model, trainer.held_out, device), in_memory, atol=1e-5)
+    written = json.loads((folder.parent / "validation.json").read_text())
+    assert torch.sigmoid(in_memory).tolist() == pytest.approx([row["probability"] for row in written], abs=1e-5)
 
 
 def test_settings_that_leave_nothing_to_learn_from(tmp_path, align_cache):
