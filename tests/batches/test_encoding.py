@@ -2,8 +2,7 @@
 
 import pytest
 
-from align.batches.encoding import encode_demonstrations, encode_prompts, encode_rankings
-from align.batches.limits import Limits
+from align.batches.encoding import Limits, encode_demonstrations, encode_prompts, encode_rankings
 from align.core.errors import UserError
 from tests.files import write_rows
 from tests.refusals import refusal

@@ -2,8 +2,7 @@
 
 import pytest
 
-from align.batches.encoding import encode_demonstrations, encode_prompts, encode_rankings
-from align.batches.limits import Limits
+from align.batches.encoding import Limits, encode_demonstrations, encode_prompts, encode_rankings
 from align.batches.mixtures import Mixture, encode_mixture
 from align.core.errors import UserError
 from align.core.settings_parser import parse

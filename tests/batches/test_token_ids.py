@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from align import cli
-from align.batches.encoding import encode_prompts
-from align.batches.limits import Limits
+from align.batches.encoding import Limits, encode_prompts
 from align.batches.mixtures import Prefixed
 from align.core.errors import UserError
 from align.data import Prompt, Ranking, check_data, read_records

@@ -7,8 +7,7 @@ import numpy
 import pytest
 from datasets import Dataset
 
-from align.batches.encoding import encode_demonstrations, encode_rankings
-from align.batches.limits import Limits
+from align.batches.encoding import Limits, encode_demonstrations, encode_rankings
 from align.batches.mixtures import MixedExamples, hold_out, seen_warning, split_by_opening
 from align.core.errors import UserError
 from align.dpo import DPOConfig, DPOTrainer

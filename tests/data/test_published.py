@@ -5,8 +5,7 @@ from itertools import product
 
 import pytest
 
-from align.batches.encoding import encode_rankings
-from align.batches.limits import Limits
+from align.batches.encoding import Limits, encode_rankings
 from align.core.errors import UserError
 from align.data.formats import KINDS, convert_row
 from align.data.layouts import RatedAnswer

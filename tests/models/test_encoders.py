@@ -6,8 +6,7 @@ from accelerate import Accelerator
 from peft import PeftModel
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertForMaskedLM, BertForSequenceClassification
 
-from align.batches.encoding import encode_rankings
-from align.batches.limits import Limits
+from align.batches.encoding import Limits, encode_rankings
 from align.core.errors import UserError
 from align.core.settings import ModelConfig
 from align.core.tensor_ops import Padded

@@ -8,8 +8,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import BertConfig
 
-from align.batches.encoding import encode_demonstrations
-from align.batches.limits import Limits
+from align.batches.encoding import Limits, encode_demonstrations
 from align.core.errors import UserError
 from align.core.settings import ModelConfig
 from align.core.tensor_ops import Padded

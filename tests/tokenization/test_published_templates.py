@@ -8,8 +8,7 @@ from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from trl.data_utils import apply_chat_template
 
-from align.batches.encoding import encode_demonstrations, encode_prompts, encode_rankings
-from align.batches.limits import Limits
+from align.batches.encoding import Limits, encode_demonstrations, encode_prompts, encode_rankings
 from align.core.errors import UserError
 from align.data.records import Demonstration
 from align.model_registry.tiny import BOS, EOS, byte_tokenizer

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from align.batches.encoding import encode_prompts
-from align.batches.limits import Limits
+from align.batches.encoding import Limits, encode_prompts
 from align.core.errors import UserError
 from align.data.records import Demonstration
 from align.model_registry.tiny import EOS, SPECIAL_TOKENS, byte_tokenizer

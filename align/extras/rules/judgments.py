@@ -11,8 +11,7 @@ import torch
 import yaml
 from torch import Tensor
 
-from align.batches.encoding import Data, Limits, encode_response, records_of
-from align.batches.limits import OverlongCounts
+from align.batches.encoding import Data, Limits, OverlongCounts, encode_response, records_of
 from align.core.errors import UserError, nearest_name_hint
 from align.core.files import read_json, resolve_path
 from align.core.seeds import RngStream, generator
