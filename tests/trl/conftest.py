@@ -1,19 +1,21 @@
 """Tiny models as TRL's scripts load them: a tokenizer with a padding token that the models have no embedding for."""
 
 import pytest
+import torch
+from datasets import Dataset
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
+
+from align.model_registry.registry import resolve_model
+from align.trl import PPOConfig, PPOTrainer
 
 
 @pytest.fixture(scope="session")
 def folder():
-    from align.model_registry.registry import resolve_model
-
     return str(resolve_model("tiny-llama"))
 
 
 @pytest.fixture
 def tokenizer(folder):
-    from transformers import AutoTokenizer
-
     made = AutoTokenizer.from_pretrained(folder, padding_side="left")
     made.add_special_tokens({"pad_token": "[PAD]"})
     return made
@@ -22,9 +24,6 @@ def tokenizer(folder):
 @pytest.fixture
 def models(folder):
     """Policy, reference, reward model and value model, by the names of the trainer's arguments."""
-    import torch
-    from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
-
     torch.manual_seed(0)
     policies = {name: AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32) for name in ("model", "ref_model")}
     scorers = {
@@ -37,8 +36,6 @@ def models(folder):
 @pytest.fixture
 def prompts(tokenizer):
     """Token ids of 12 prompts of different lengths, each with EOS at its end."""
-    from datasets import Dataset
-
     ids = [[*tokenizer("Name " + "a " * number + "color").input_ids, tokenizer.eos_token_id] for number in range(12)]
     return Dataset.from_dict({"input_ids": ids, "attention_mask": [[1] * len(row) for row in ids]})
 
@@ -49,7 +46,6 @@ def make_trainer(tokenizer, models, prompts, tmp_path):
 
     `trainer`: a subclass.
     """
-    from align.trl import PPOConfig, PPOTrainer
 
     def make(settings=None, trainer=PPOTrainer, **arguments):
         few = {"per_device_train_batch_size": 4, "per_device_eval_batch_size": 2, "num_ppo_epochs": 2}

@@ -3,7 +3,6 @@
 import json
 import re
 import runpy
-from dataclasses import MISSING, fields
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,7 @@ import pytest
 import align.ppo.config
 from align.trl import PPOConfig, PPOTrainer
 from align.trl.hooks import STEP_METRICS
-from align.trl.translation import SET_BY_TRAINER
+from align.trl.translation import SET_BY_TRAINER, defaults_of
 from tests.launch.launcher import launch
 from tests.trl.test_config import OWN
 from tests.trl.test_trainer import METRICS
@@ -31,20 +30,15 @@ def rows(title):
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
 
 
-def defaults(settings):
-    made = {item.name: item.default_factory() for item in fields(settings) if item.default_factory is not MISSING}
-    return {item.name: item.default for item in fields(settings)} | made
-
-
 def test_every_setting_of_trl_is_in_the_table():
     named = {name for row in rows("Settings") for name in re.findall(r"`(\w+)`", row[0])}
     assert OWN.keys() - SET_BY_TRAINER <= named
-    assert named - defaults(PPOConfig).keys() == {"linear", "None", "True", "False", "k1"}
+    assert named - defaults_of(PPOConfig).keys() == {"linear", "None", "True", "False", "k1"}
 
 
 def test_defaults_in_the_table_are_those_of_the_code():
     for column, settings in ((0, PPOConfig), (1, align.ppo.config.PPOConfig)):
-        known = defaults(settings)
+        known = defaults_of(settings)
         found = [pair for row in rows("Settings") for pair in re.findall(VALUE, row[column])]
         assert len(found) > 12
         for name, value in found:
@@ -54,7 +48,7 @@ def test_defaults_in_the_table_are_those_of_the_code():
 
 @pytest.mark.parametrize("title", ["From LLaMA-Factory's PPO", "From the loop `step(queries, responses, rewards)`"])
 def test_settings_in_the_other_tables_exist(title):
-    known = defaults(align.ppo.config.PPOConfig)
+    known = defaults_of(align.ppo.config.PPOConfig)
     theirs = {"batch_size", "mini_batch_size", "steps"}
     named = {name for row in rows(title) for name in re.findall(r"`(\w+)`", row[1])}
     assert len(named) > 5
