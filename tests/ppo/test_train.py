@@ -79,20 +79,6 @@ def test_a_kl_penalty_holds_the_policy_back(tmp_path: Path) -> None:
     assert held["reward/kl_penalized"] == pytest.approx(held["reward/mean"] - 0.1 * held["kl/k1"], abs=1e-5)
 
 
-@pytest.mark.slow  # the penalty itself is tested above
-def test_adaptive_kl_raises_its_coefficient_above_the_target(tmp_path: Path) -> None:
-    """KL soon passes a target of 0.05 nats: the error is clipped at +0.2, so beta grows by 1 + 0.2 * 64 / 1000 an update."""
-    run_ppo(settings("tiny-gpt2", tmp_path, total_updates=15, kl_coef=0.01, kl_target=0.05, kl_horizon=1000))
-    rows = metrics(tmp_path)[1:]
-    assert rows[-1]["kl/k1"] > 0.05 * 1.2
-    assert rows[-1]["kl/coef"] > rows[0]["kl/coef"]
-    late = [row for row in rows if row["kl/k1"] > 0.06]
-    following = {row["update"]: row["kl/coef"] for row in rows}
-    for row in late:
-        if row["update"] + 1 in following:
-            assert following[row["update"] + 1] == pytest.approx(row["kl/coef"] * (1 + 0.2 * 64 / 1000), rel=1e-5)
-
-
 @pytest.mark.parametrize("critic", ["shared", "separate"])
 def test_the_policy_rests_while_the_critic_warms_up(critic: str, tmp_path: Path) -> None:
     """Three updates at rest: the same texts as the initial policy's, while the values learn."""
@@ -118,6 +104,8 @@ def test_the_policy_rests_while_the_critic_warms_up(critic: str, tmp_path: Path)
     assert rows[1]["learning_rate/value"] == pytest.approx(1e-2 * 0.925)  # linear: the mean of 20, 19, 18, 17 of 20 parts
     assert min(row["loss/value"] for row in rows[2:5]) < 0.7 * rows[1]["loss/value"]
     assert len({row["kl/coef"] for row in rows[1:5]}) == 1, "beta adapted to the KL of a policy that rests"
+    # Update 4 begins at a KL of 0, whose distance from the target is clipped at -0.2.
+    assert rows[5]["kl/coef"] == pytest.approx(1e-4 * (1 - 0.2 * 64 / 10_000), rel=1e-6)
     card = (tmp_path / "run" / "model" / "README.md").read_text()
     assert "| update | 4 |" in card or "| update | 5 |" in card, "the initial policy was kept"
 
