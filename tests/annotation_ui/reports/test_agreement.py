@@ -2,7 +2,7 @@
 
 import math
 import random
-from itertools import permutations
+from itertools import combinations, permutations
 
 import pytest
 
@@ -183,12 +183,9 @@ def test_preferences_are_the_posteriors_of_every_order():
     matrices = preference_matrices(rankings)
     assert matrices.keys() == rankings.keys()
     for item, matrix in matrices.items():
-        for i in range(3):
-            assert matrix[i][i] == 0.0
-            for j in range(3):
-                assert matrix[i][j] + matrix[j][i] <= 1.0002
-                if i < j:
-                    assert matrix[i][j] == pytest.approx(posteriors[item, i, j][BETTER], abs=1e-4)
+        for i, j in combinations(range(3), 2):
+            answers = posteriors[item, i, j]
+            assert (matrix[i][j], matrix[j][i]) == pytest.approx((answers[BETTER], answers[WORSE]), abs=1e-4)
     split = matrices["split"]
     assert split[0][1] > 0.9 > 0.1 > split[1][0]  # bob is right more often than cy
     assert split[1][2] > split[2][1]  # he tied them, which hardly ever happens here; cy has an opinion

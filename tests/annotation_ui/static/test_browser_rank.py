@@ -126,12 +126,7 @@ def tapped(page, places):
 
 def touch_dragged(page, places):
     touch = page.context.new_cdp_session(page)
-    for index, place in enumerate(places):
-        page.locator(".board").scroll_into_view_if_needed()
-        _touch_drag(touch, page, f'.tray [data-response="{index}"]', f'[data-slot="{place}"]')
 
-
-def _touch_drag(touch, page, source, target):
     def send(kind, *points):
         touch.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": list(points)})
 
@@ -139,12 +134,14 @@ def _touch_drag(touch, page, source, target):
         box = page.locator(selector).first.bounding_box()
         return {"x": box["x"] + box["width"] / 2, "y": box["y"] + box["height"] / 2}
 
-    start = middle(source)
-    send("touchStart", start)
-    send("touchMove", {"x": start["x"] + 9, "y": start["y"] + 9})
-    for _ in range(2):  # the gaps grow while something is dragged
-        send("touchMove", middle(target))
-    send("touchEnd")
+    for index, place in enumerate(places):
+        page.locator(".board").scroll_into_view_if_needed()
+        start = middle(f'.tray [data-response="{index}"]')
+        send("touchStart", start)
+        send("touchMove", {"x": start["x"] + 9, "y": start["y"] + 9})
+        for _ in range(2):  # the gaps grow while something is dragged
+            send("touchMove", middle(f'[data-slot="{place}"]'))
+        send("touchEnd")
 
 
 HANDS = {"keyboard": type_order, "mouse": clicked, "drag": drag_order, "touch": tapped, "touch-drag": touch_dragged}
