@@ -96,20 +96,18 @@ def test_each_damage_is_named_and_the_checkpoint_before_is_taken(damage, named, 
     assert not PLANTED.exists()
 
 
-@pytest.mark.parametrize(("damage", "named"), [(flip, OTHER_BYTES), (plant_pickle, OTHER_SIZE)])
-def test_the_last_good_checkpoint_is_used_and_the_user_is_told(damage, named, whole, run, capsys):
+def test_the_last_good_checkpoint_is_used_and_the_user_is_told(whole, run, capsys):
     last, before = (run / "checkpoints" / f"update-{update:06d}" for update in (4, 3))
-    damage(last)
+    flip(last)
     cli.main(words(whole.parent / "demos.jsonl", run, "--resume_from_checkpoint", "auto"))
     printed = capsys.readouterr().err
-    assert f"warning: {last}: {named}" in printed
+    assert f"warning: {last}: {OTHER_BYTES}" in printed
     assert f"resuming from {before}" in printed
     assert f"{last} was renamed to broken-update-000004" in printed
     assert sorted(path.name for path in last.parent.iterdir()) == ["broken-update-000004", before.name, last.name]
     for place in ("model/model.safetensors", "checkpoints/update-000004/state.safetensors"):
         ours, theirs = load_file(run / place), load_file(whole / place)
         assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
-    assert not PLANTED.exists()
 
 
 def test_a_run_continues_from_a_checkpoint_of_another_run(whole, run, tmp_path, capsys):

@@ -48,10 +48,7 @@ def consolidate(source: Path, output: Path) -> Path:
     config = read_settings(path)
     if config is None:
         raise UserError(f"{path}: No such file or directory; it names the model that the run started from")
-    try:
-        settings = ModelConfig(**{name: config[name] for name in ModelConfig.__dataclass_fields__ if name in config})
-    except TypeError as error:
-        raise UserError(f"{path}: not the settings of a run ({error})") from error
+    settings = ModelConfig(**{name: config[name] for name in ModelConfig.__dataclass_fields__ if name in config})
     loaded = load(settings, compute_dtype(settings.dtype), prefix_lm=bool(config.get("prefix_lm")))
     kept = AVERAGE if any(name.startswith(f"{AVERAGE}/") for name in stored) else "master"
     with torch.no_grad():
