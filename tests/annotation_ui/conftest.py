@@ -132,6 +132,14 @@ def any_server(request, servers):
     return servers(request.param)
 
 
+@pytest.fixture(scope="module")
+def own_server(tmp_path_factory):
+    """A new app on SQLite for the tests of one file, which may break it."""
+    folder = tmp_path_factory.mktemp("own")
+    with Server(f"sqlite:///{folder / 'annotations.db'}", folder).started() as server:
+        yield server
+
+
 @pytest.fixture(autouse=True)
 def close_pages(request):
     """No page outlives its test, also of one that fails: an open page goes on drawing and asking its server."""

@@ -3,7 +3,6 @@
 import itertools
 import re
 
-import pytest
 from playwright.sync_api import expect
 
 from tests.annotation_ui.pages import (
@@ -16,17 +15,9 @@ from tests.annotation_ui.pages import (
     soon_equal,
     type_order,
 )
-from tests.annotation_ui.running import Server, rank_rows
+from tests.annotation_ui.running import rank_rows
 
 HOSTILE = "<img src=x onerror=alert(1)> =cmd()"
-
-
-@pytest.fixture(scope="module")
-def new_app(tmp_path_factory):
-    """An app of this file's own, in which nothing has happened yet."""
-    folder = tmp_path_factory.mktemp("new")
-    with Server(f"sqlite:///{folder / 'annotations.db'}", folder).started() as server:
-        yield server
 
 
 # The levels of the headings in the order of the page: none is left out on the way down.
@@ -74,9 +65,9 @@ def decide_both(page, panel):
     expect(page.locator(".nothing")).to_contain_text("No disagreement is left")
 
 
-def test_an_empty_app_says_what_to_do_first_and_what_is_empty(new_app, browser):
+def test_an_empty_app_says_what_to_do_first_and_what_is_empty(own_server, browser):
     for scheme in ("dark", "light"):
-        page = new_app.lead_page(browser, "boss", color_scheme=scheme)
+        page = own_server.lead_page(browser, "boss", color_scheme=scheme)
         expect(page.locator(".first-steps li.current")).to_contain_text("Add the people who label")
         for tab in TABS:
             panel = open_tab(page, tab)
@@ -96,14 +87,14 @@ def test_an_empty_app_says_what_to_do_first_and_what_is_empty(new_app, browser):
         page.context.close()
 
 
-def test_a_lead_browses_decides_and_sees_who_is_reliable(new_app, browser):
+def test_a_lead_browses_decides_and_sees_who_is_reliable(own_server, browser):
     rows = rank_rows(4)
     rows[1][1]["prompt"] = HOSTILE
-    new_app.add_batch(rows, labelers_per_item=3, name=HOSTILE)
-    new_app.rank("ann", *[[1, 2, 3, 4]] * 4)
-    new_app.rank("bob", *[[1, 2, 3, 4]] * 4)
-    new_app.rank("cy", [4, 3, 2, 1], [1, 3, 2, 4], *[[1, 2, 3, 4]] * 2, flags=[["hallucination"], [], [], []])
-    page = new_app.page(browser, "boss", role="lead")
+    own_server.add_batch(rows, labelers_per_item=3, name=HOSTILE)
+    own_server.rank("ann", *[[1, 2, 3, 4]] * 4)
+    own_server.rank("bob", *[[1, 2, 3, 4]] * 4)
+    own_server.rank("cy", [4, 3, 2, 1], [1, 3, 2, 4], *[[1, 2, 3, 4]] * 2, flags=[["hallucination"], [], [], []])
+    page = own_server.page(browser, "boss", role="lead")
     dialogs = []
     page.on("dialog", lambda dialog: (dialogs.append(dialog.message), dialog.dismiss()))
     page.goto("/lead/")
@@ -150,7 +141,7 @@ def test_a_lead_browses_decides_and_sees_who_is_reliable(new_app, browser):
     assert dialogs == []
 
 
-def test_a_labeler_reads_new_guidelines_and_learns_from_a_training_item(new_app, browser):
+def test_a_labeler_reads_new_guidelines_and_learns_from_a_training_item(own_server, browser):
     row = {
         "prompt": "2 + 2?",
         "responses": ["4", "5"],
@@ -159,8 +150,8 @@ def test_a_labeler_reads_new_guidelines_and_learns_from_a_training_item(new_app,
         "explanation": "It is **4**.",
     }
     work = {"prompt": "3 + 3?", "responses": ["6", "7"]}
-    new_app.add_batch([("t", row), ("t", work)], "compare")
-    boss = new_app.lead_page(browser, "boss")
+    own_server.add_batch([("t", row), ("t", work)], "compare")
+    boss = own_server.lead_page(browser, "boss")
     panel = open_tab(boss, "Rules and guidelines")
     choose(panel, "Task", "Compare two")
     expect(panel.locator(".empty").first).to_be_visible()
@@ -175,7 +166,7 @@ def test_a_labeler_reads_new_guidelines_and_learns_from_a_training_item(new_app,
     expect(panel.get_by_text("Saved as a new version.")).to_be_visible()
     boss.context.close()
 
-    page = new_app.page(browser, "dot", "/?task=compare")
+    page = own_server.page(browser, "dot", "/?task=compare")
     page.get_by_role("button", name="Read them").click()
     expect(page.get_by_role("dialog")).to_contain_text("Second.")
     page.get_by_role("button", name="Close").click()

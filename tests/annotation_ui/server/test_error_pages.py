@@ -3,7 +3,6 @@
 import secrets
 import time
 
-import pytest
 from playwright.sync_api import expect
 from sqlalchemy import text
 
@@ -12,30 +11,16 @@ from annotation_ui.server.auth import Auth
 from annotation_ui.server.headers import COOKIE
 from annotation_ui.server.services import KEEP_SECONDS, Health
 from tests.annotation_ui.pages import open_task
-from tests.annotation_ui.running import Client, Server, form
+from tests.annotation_ui.running import Client, form
 
 PASSWORD = "correct horse battery"
-
-
-@pytest.fixture(scope="module")
-def own_server(tmp_path_factory):
-    """A server of this file's own, which its tests may break."""
-    folder = tmp_path_factory.mktemp("broken")
-    with Server(f"sqlite:///{folder / 'annotations.db'}", folder).started() as server:
-        yield server
-
-
-def opened(page, path):
-    """The status of a page that was opened."""
-    answer = page.goto(path)
-    return answer.status
 
 
 def test_a_mistake_of_the_server_is_a_page(own_server, browser):
     page = own_server.page(browser, "unlucky")
     with own_server.database.write() as session:  # a value that no version of the app writes, and none can read
         session.execute(text("UPDATE sign_ins SET expires_at = 'never'"))
-    assert opened(page, "/") == 500
+    assert page.goto("/").status == 500
     expect(page.get_by_role("heading", name="The server made a mistake")).to_be_visible()
     expect(page.locator("main")).to_contain_text("Nothing that was acknowledged is lost")
     (cookie,) = [each["value"] for each in page.context.cookies() if each["name"] == COOKIE]
@@ -96,12 +81,12 @@ def test_a_page_that_starts_while_the_server_cannot_answer_starts_later(own_serv
 
 def test_what_is_gone_or_needs_a_session_is_a_page(own_server, browser):
     page = own_server.page(browser, "boss", role="lead")
-    assert opened(page, "/lead/exports/rankings-20260101-000000-0123abcd.jsonl") == 404
+    assert page.goto("/lead/exports/rankings-20260101-000000-0123abcd.jsonl").status == 404
     expect(page.get_by_role("heading", name="There is no such page")).to_be_visible()
     eve = own_server.page(browser, "eve")
-    assert opened(eve, "/lead/") == 403
+    assert eve.goto("/lead/").status == 403
     expect(eve.get_by_role("heading", name="Not for you")).to_be_visible()
-    assert opened(eve, "/nosuch") == 404
+    assert eve.goto("/nosuch").status == 404
     eve.get_by_role("link", name="To the labeling page").click()
     expect(eve.locator(".stage")).to_be_visible()
     own_server.add_batch(1)
