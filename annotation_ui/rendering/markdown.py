@@ -116,17 +116,11 @@ def plain_html(text: str) -> str:
     return f"<p>{escape(text).replace(chr(10), '<br>')}</p>"
 
 
-def _check_clock(state: StateInline, silent: bool) -> bool:
-    if time.thread_time() > state.env["deadline"]:
-        raise TooCostlyError
-    return False
-
-
-def _check_clock_of_block(state: StateBlock, start: int, end: int, silent: bool) -> bool:
+def _check_clock(state: StateInline | StateBlock, *_: int) -> bool:
     if time.thread_time() > state.env["deadline"]:
         raise TooCostlyError
     return False
 
 
 _MARKDOWN.inline.ruler.before("text", "clock", _check_clock)  # a look at the clock at each step, which can stop the parser
-_MARKDOWN.block.ruler.before("table", "clock", _check_clock_of_block)
+_MARKDOWN.block.ruler.before("table", "clock", _check_clock)
