@@ -199,15 +199,10 @@ def load_head(folder: str, backbone: Backbone, kind: HeadType = REWARD) -> tuple
 
 
 def initial_head(source: str, backbone: Backbone, kind: HeadType = REWARD) -> ScalarHead:
-    """Return the head of the model that training starts from, or a new one.
-
-    Raises:
-        UserError: if the head is broken, or the architecture has no classifier to be saved as.
-    """
-    if not is_reward_model(source, kind):
-        require_classifier(backbone)
-        return ScalarHead(backbone.hidden_size, bias=False)
-    return load_head(source, backbone, kind)[0]
+    """Return the head of the model that training starts from, or a new one; raises as `load_head`."""
+    if is_reward_model(source, kind):
+        return load_head(source, backbone, kind)[0]
+    return ScalarHead(backbone.hidden_size, bias=False)
 
 
 def load_reward_model(
