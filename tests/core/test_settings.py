@@ -120,6 +120,7 @@ def test_every_option_is_known_with_hyphens_too(stage):
         ("seed: 1\nnum_train_epochs: 2\nseed: 1\n", ":3: key 'seed' occurs twice; remove one"),
         ("model: x\n\nseed: 1.5", ":3: seed: invalid int value: '1.5'"),
         ("seed: true", ":1: seed: "),
+        ("prefix_lm: maybe", ":1: prefix_lm: must be true or false, not 'maybe'"),
         ("learning_rate: fast", ":1: learning_rate: invalid float value: 'fast'"),
         ("optimizer: adamm", ":1: optimizer: invalid choice: 'adamm' (choose from 'adamw', 'adafactor')"),
         ("seed: {a: 1}", ":1: key 'seed': a nested mapping"),

@@ -13,9 +13,11 @@ from align.core.tensor_ops import Padded
 from align.models.backbone import flops_profile, wrap
 from align.models.heads import RewardModel, ScalarHead
 from align.models.loading import from_objects, load
+from align.ppo import PPOConfig, run_ppo
 from align.reward.checkpoint import load_reward_model
 from align.reward.rankings import reward_rankings
 from align.reward.scoring import RewardModelScorer
+from align.sft import SFTConfig, run_sft
 from align.tokenization.encoded import SampledResponse
 from tests.models.adapters import save_reward
 from tests.models.encoders import CONFIGS, pair_tokenizer, write_encoder
@@ -25,6 +27,7 @@ ROWS = [
     {"prompt": "What is it?", "responses": ["A cat, I think, and not a dog.", "No"], "ranks": [1, 2]},
     {"prompt": "Hi", "responses": ["Hello there", "x", "Go away now, please"], "ranks": [1, 3, 2]},
 ]
+OF_PPO = {"reward_functions": ["align.ppo.toy_rewards:brevity"]}
 TEXTS = [(row["prompt"], response) for row in ROWS for response in row["responses"]]
 
 
@@ -178,6 +181,9 @@ def test_an_encoder_is_no_policy(family, sharpen, tmp_path):
         f"model '{folder}': model type '{family}' reads text in both directions (an encoder): it can be a reward model or a "
         "judge, not a language model; choose a decoder (GPT style) or an encoder-decoder (T5 style)"
     )
+    for run, config, more in ((run_sft, SFTConfig, {}), (run_ppo, PPOConfig, OF_PPO)):
+        with pytest.raises(UserError, match="not a language model"):
+            run(config(model=folder, output_dir=str(tmp_path / "run"), **more))
 
 
 def test_an_encoder_in_memory_needs_the_class_of_a_classifier():

@@ -140,7 +140,7 @@ def test_a_judge_chooses_the_policy_and_stops_a_run_that_games_its_reward(
             "cliprange_high": 0.3,
         },
         pytest.param({"advantage_estimator": "grpo", "ema_decay": 0.5}, marks=pytest.mark.slow),
-        {"advantage_estimator": "reinforce++"},
+        {"advantage_estimator": "reinforce++", "kl_estimator": "k3", "kl_coef": 0.001},
     ],
     ids=lambda more: more["advantage_estimator"],
 )
@@ -152,7 +152,7 @@ def test_a_reward_rises_without_a_critic(more: dict[str, object], tmp_path: Path
     assert not {"loss/value", "value/clipfrac", "value/explained_variance", "learning_rate/value"} & rows[-1].keys()
     assert ("loss/entropy" in rows[-1]) == ("ent_coef" in more)
     assert ("loss/kl" in rows[-1]) == ("kl_in" in more)
-    penalty = 0.0 if "kl_in" in more else rows[-1]["kl/coef"] * rows[-1]["kl/k1"]
+    penalty = 0.0 if "kl_in" in more else rows[-1]["kl/coef"] * rows[-1][f"kl/{more.get('kl_estimator', 'k1')}"]
     assert rows[-1]["reward/kl_penalized"] == pytest.approx(rows[-1]["reward/mean"] - penalty, abs=1e-5)
 
 

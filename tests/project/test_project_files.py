@@ -59,7 +59,8 @@ def test_every_package_that_is_imported_is_declared(folder):
     assert {module for module in modules if not names_of(sources.get(module, [module])) & declared} == set()
 
 
-PLACES = [ROOT.glob("*"), *((ROOT / name).rglob("*") for name in ("align", "annotation_ui", "configs", "docs", "notebooks"))]
+FOLDERS = ("align", "annotation_ui", "configs", "docs", "examples", "notebooks")
+PLACES = [ROOT.glob("*"), (ROOT / "benchmarks").glob("*"), *((ROOT / name).rglob("*") for name in FOLDERS)]
 SOURCES = {
     path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8")
     for place in PLACES

@@ -78,7 +78,8 @@ def test_a_ranking_of_ties_alone_has_no_pair_and_no_loss():
     ],
 )
 def test_loss_of_a_pair_by_hand(rewards, margin, expected):
-    assert ranking_loss(doubles(rewards), with_margins([[1, 2]], [margin])).item() == pytest.approx(expected, abs=1e-7)
+    pairs = label_pairs([ranking([1, 2], margin=margin)], False)
+    assert ranking_loss(doubles(rewards), pairs).item() == pytest.approx(expected, abs=1e-7)
 
 
 def test_loss_of_a_ranking_of_three_by_hand():
@@ -152,6 +153,8 @@ def test_labels_that_are_sure_are_the_ranks_and_a_ranking_without_labels_has_its
     ranks, rewards = [2, 1, 3], [0.3, -0.2, 1.0]
     sure = ranking(ranks, preferences=[[float(a < b) for b in ranks] for a in ranks])
     plain = float(ranking_loss(doubles(rewards), label_pairs([ranking(ranks)], False)))
+    of_others = ranking(ranks, preferences=[[float(a > b) for b in ranks] for a in ranks])
+    assert float(ranking_loss(doubles(rewards), label_pairs([of_others], False))) == plain, "only soft targets read them"
     assert soft_loss(rewards, sure) == pytest.approx(plain, abs=1e-12)
     assert soft_loss(rewards * 2, sure, ranking(ranks)) == pytest.approx(2 * plain, abs=1e-12)
 

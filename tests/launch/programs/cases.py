@@ -103,6 +103,8 @@ def two_ends(folder: Path) -> dict[str, Any]:
     case("all, well", lambda: run_on_all(lambda: RANK, run.accelerator))
     with patch.object(run.memory, "free", lambda: 1_000 if RANK == 1 else 10**15):
         case("memory", lambda: run.memory.check(nn.Linear(4096, 4100)))
+    with patch("align.training.run_folder.take_lock", lambda _: fail(UserError("another run writes there"), 0)()):
+        case("open", Run(SFTConfig(output_dir=str(folder / "taken"), **PLAIN), "sft").open)
 
     checkpoint = Checkpoint(run, engine, {})
     with patch.object(engine, "state", fail(MemoryError("no room for the copy"), 1) if RANK == 1 else engine.state):
