@@ -63,6 +63,13 @@ def test_the_command_line(run, tmp_path):
          "there is no database FOLDER/annotations.db: set --data-dir or --database"),
         (["export", "pairs", "x.jsonl", "--since", "never"],
          "argument --since: 'never' is not a time such as 2026-01-31T12:00"),
+        (["--proxy-user-header", "X-User"], "--proxy-user-header and --proxy-address belong together: give both"),
+        (["--proxy-address", "10.0.0.1"], "--proxy-user-header and --proxy-address belong together: give both"),
+        (["--proxy-user-header", "X User", "--proxy-address", "10.0.0.1"],
+         "--proxy-user-header 'X User': must be the name of a header, such as X-Forwarded-User"),
+        *((["--proxy-user-header", "X-User", "--proxy-address", address],
+           f"--proxy-address '{address}': must be the IP address of the proxy")
+          for address in ("proxy.example.org", "10.0.0.0/8")),
         (["backup", "x.db"], "there is no database FOLDER/annotations.db: set --data-dir or --database"),
         *((["--database", "postgresql://user@host/name", command, "x.db"],
            f"only a SQLite database is copied here: use {program} for PostgreSQL")
@@ -130,6 +137,10 @@ def test_users_and_batches_on_the_shell(run, tmp_path):
     database = Database(sqlite_url(tmp_path))
     assert stored(database, select(Batch.settings)) == [{"attention_every": 3}]
     database.close()
+    code, printed = run("forget", "ann")
+    assert (code, printed.startswith("ann is labeler-")) == (0, True)
+    assert " now; the remarks of 0 judgments are blank\njudgments, demonstrations, corrections and conver" in printed
+    assert run("forget", "ann") == (2, "align annotate: no user 'ann'\n")
 
 
 def test_tokens_on_the_shell(run, tmp_path):

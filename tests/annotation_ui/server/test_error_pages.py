@@ -10,7 +10,7 @@ from annotation_ui.server import services
 from annotation_ui.server.auth import Auth
 from annotation_ui.server.headers import COOKIE
 from annotation_ui.server.services import KEEP_SECONDS, Health
-from tests.annotation_ui.pages import open_task
+from tests.annotation_ui.pages import open_task, sign_in
 from tests.annotation_ui.running import Client, form
 
 PASSWORD = "correct horse battery"
@@ -42,14 +42,10 @@ def test_a_full_disk_is_a_page_and_an_open_page_goes_on(own_server, browser):
     here = f"/api/assignments/{ann.next()['assignment']}"
     request = {"request_id": secrets.token_hex(8), "answer": {"ranks": [1, 2, 3, 4]}, "seconds": 1}
     page = open_task(own_server, browser, "ann", "rank")
-    other = browser.new_context(base_url=own_server.url).new_page()
-    other.goto("/login")
-    other.fill('[name="name"]', "ann")
-    other.fill('[name="password"]', PASSWORD)
     with own_server.full_disk():
         page.keyboard.press("1")
         expect(page.locator(".saved")).to_have_text("The server cannot answer, trying again…")
-        other.keyboard.press("Enter")
+        other = sign_in(own_server, browser, "ann", PASSWORD)
         expect(other.get_by_role("heading", name="Nothing can be stored now")).to_be_visible()
         status, _, body = Client(own_server)("POST", "/login", *form(name="ann", password=PASSWORD))
         assert (status, body) == (503, '{"error":"nothing can be stored now; this page tries again"}')
@@ -58,10 +54,7 @@ def test_a_full_disk_is_a_page_and_an_open_page_goes_on(own_server, browser):
         status, _, body = Client(own_server)("GET", "/healthz")
         assert (status, body.split(":")[0]) == (503, "the database cannot be written")
     expect(page.locator(".saved")).to_have_text("Saved")
-    other.go_back()
-    other.fill('[name="name"]', "ann")
-    other.fill('[name="password"]', PASSWORD)
-    other.keyboard.press("Enter")
+    other = sign_in(own_server, browser, "ann", PASSWORD)
     expect(other.locator(".rank-badge.placed")).to_have_text("1")  # the draft that waited has arrived
     assert ann("POST", f"{here}/submit", request)[0] == 200
     time.sleep(KEEP_SECONDS)

@@ -7,7 +7,6 @@ import secrets
 import pytest
 from starlette.datastructures import Headers
 
-from annotation_ui.cli import main
 from annotation_ui.server.auth import Auth
 from annotation_ui.server.headers import COOKIE
 from annotation_ui.server.proxy import ProxySignIn, proxy_sign_in
@@ -112,22 +111,6 @@ def test_a_request_from_another_site_is_refused_behind_the_proxy_too(behind):
 def test_it_is_off_by_default(server):
     for source in (PROXY, OTHER):
         assert ask(server, source, ("X-Remote-User", "lead"), ("X-Forwarded-User", "lead"))[0] == 401
-
-
-@pytest.mark.parametrize(
-    ("header", "address", "line"),
-    [
-        ("X-User", "", "--proxy-user-header and --proxy-address belong together: give both"),
-        ("", "10.0.0.1", "--proxy-user-header and --proxy-address belong together: give both"),
-        ("X User", "10.0.0.1", "must be the name of a header"),
-        ("X-User", "proxy.example.org", "must be the IP address of the proxy"),
-        ("X-User", "10.0.0.0/8", "must be the IP address of the proxy"),
-    ],
-)
-def test_a_mistake_is_one_line(header, address, line, tmp_path, capsys):
-    assert main(["--data-dir", str(tmp_path / "d"), "--proxy-user-header", header, "--proxy-address", address]) == 2
-    assert line in capsys.readouterr().err
-    assert not (tmp_path / "d").exists()
 
 
 def test_addresses_are_compared_as_addresses():

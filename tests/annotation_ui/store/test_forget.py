@@ -7,7 +7,6 @@ from sqlalchemy import select, text, update
 from sqlalchemy.exc import DatabaseError
 
 from align.core.errors import UserError
-from annotation_ui.cli import main
 from annotation_ui.reports.export import Selection, records, rows_to_export
 from annotation_ui.server.auth import Auth
 from annotation_ui.store import audit, rule_sets
@@ -155,15 +154,3 @@ def test_remarks_at_any_depth_but_not_in_what_was_judged():
     }
     blank = without_remarks(answer)
     assert blank == {**answer, "comment": "", "verdicts": {"note": {"verdict": "follows", "note": ""}}}
-
-
-def test_the_command(tmp_path, capsys):
-    here = ("--data-dir", str(tmp_path))
-    assert main([*here, "create-user", "ann"]) == 0
-    capsys.readouterr()
-    assert main([*here, "forget", "ann"]) == 0
-    printed = capsys.readouterr().out
-    assert printed.startswith("ann is labeler-")
-    assert " now; the remarks of 0 judgments are blank\njudgments, demonstrations, corrections and conver" in printed
-    assert main([*here, "forget", "ann"]) == 2
-    assert capsys.readouterr().err == "align annotate: no user 'ann'\n"
