@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from align.commands.launch import main as launch
 from align.commands.sample import SampleConfig
@@ -25,8 +23,6 @@ from align.ppo.trainer import split_rewards
 from align.reward import RewardConfig
 from align.sft import SFTConfig, SFTTrainer
 from tests.core.reading import STAGES, MixSettings, WithBlock, refused
-
-QUICK = settings(deadline=None, max_examples=40)
 
 
 def make(stage, **values):
@@ -216,35 +212,18 @@ def test_ppo_needs_a_reward(tmp_path):
 
 @pytest.mark.parametrize(
     "config",
-    [*map(make, STAGES), WithBlock(mix=MixSettings(data="x", weights=["a"], kind="packed", rows=2))],
-    ids=lambda one: type(one).__name__,
+    [
+        *map(make, STAGES),
+        WithBlock(mix=MixSettings(data="x", weights=["a"], kind="packed", rows=2)),
+        *(SFTConfig(model=text, learning_rate=1e-300) for text in ("", "null", "007", "1e3", "- a", "a: b # c", "é'\"\\ {")),
+    ],
+    ids=lambda one: f"{type(one).__name__} {getattr(one, 'model', '')}",
 )
 def test_dump_reads_back(config, tmp_path):
     path = tmp_path / "a.yaml"
     path.write_text(dump(config))
     assert asdict(parse(type(config), ["--config", str(path)])) == asdict(config)
     assert set(yaml.safe_load(path.read_text())) == {item.name for item in fields(config)}
-
-
-WORDS = st.text(st.characters(exclude_categories=["C"]), max_size=20).filter(lambda text: not text.startswith("-"))
-
-
-@QUICK
-@given(
-    model=WORDS,
-    output_dir=WORDS,
-    seed=st.integers(0, 2**32 - 1),
-    learning_rate=st.floats(1e-300, 1e300),
-    warmup_ratio=st.floats(0, 1, exclude_max=True),
-    resume_from_checkpoint=st.booleans(),
-    lr_scheduler_type=st.sampled_from(["cosine", "linear", "inverse_sqrt", "constant"]),
-    report_to=st.lists(st.sampled_from(["tensorboard", "wandb", "trackio", "none"]), min_size=1, max_size=3),
-)
-def test_dump_round_trip_of_any_values(tmp_path_factory, **values):
-    path = tmp_path_factory.getbasetemp() / "round-trip.yaml"
-    config = SFTConfig(**values)
-    path.write_text(dump(config), encoding="utf-8")
-    assert asdict(parse(SFTConfig, ["--config", str(path)])) == asdict(config)
 
 
 @pytest.mark.parametrize("left", [{"WORLD_SIZE": "2"}, {"LOCAL_RANK": "0"}, {"WORLD_SIZE": "2", "RANK": "0"}])

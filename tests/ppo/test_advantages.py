@@ -119,19 +119,3 @@ def test_gae_whitens_its_advantages():
     found, _ = gae(doubles([[1.0, 3.0]]), doubles([[0.0, 0.0]]), torch.tensor([2]), 1.0, 0.95)
     # Advantages 1 + .95 x 3 = 3.85 and 3: mean 3.425, deviations +-.425.
     assert found.tolist() == [pytest.approx([1.0, -1.0], abs=1e-6)]
-
-
-@QUICK
-@given(st.lists(st.integers(1, 6), min_size=1, max_size=4), st.integers(0, 3), st.integers(0, 10**6))
-def test_rewards_of_a_response_add_up_and_padding_does_not_matter(lengths, extra, seed):
-    rng = torch.Generator().manual_seed(seed)
-    width, rows = max(lengths), len(lengths)
-    log_probs, reference = (torch.randn(rows, width + extra, generator=rng, dtype=torch.float64) for _ in range(2))
-    scores = torch.randn(rows, generator=rng, dtype=torch.float64)
-    found = add_kl_penalty(scores, log_probs - reference, torch.tensor(lengths), 0.3)
-    for row, length in enumerate(lengths):
-        kl = (log_probs - reference)[row, :length].sum()
-        assert found[row].sum().item() == pytest.approx((scores[row] - 0.3 * kl).item(), abs=1e-12)
-        assert found[row, length:].tolist() == [0.0] * (width + extra - length)
-        log_probs[row, length:] = NAN
-    assert torch.equal(add_kl_penalty(scores, log_probs - reference, torch.tensor(lengths), 0.3), found)

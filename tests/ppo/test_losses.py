@@ -5,8 +5,6 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from align.core.tensor_ops import masked_sum
 from align.ppo.losses import (
@@ -16,8 +14,6 @@ from align.ppo.losses import (
     value_losses,
 )
 from tests.models.losses import experience_of, minibatch_loss, role_outputs
-
-QUICK = settings(deadline=None, max_examples=40)
 
 NAN = float("nan")
 
@@ -101,23 +97,6 @@ def test_gradients_against_finite_differences():
     )
 
 
-def test_padding_changes_neither_loss_nor_gradient():
-    rng = torch.Generator().manual_seed(0)
-    inputs = [torch.randn(2, 3, generator=rng, dtype=torch.float64) for _ in range(3)]
-    for losses in (policy_losses, value_losses):
-        bare = inputs[0].clone().requires_grad_()
-        plain = losses(bare, inputs[1], inputs[2], 0.2)[0].sum()
-        plain.backward()
-        wide = [torch.cat([column, torch.full((2, 2), 3.7, dtype=torch.float64)], 1) for column in inputs]
-        wide[1][:, 3:], wide[2][:, 3:] = -2.0, NAN
-        wide[0].requires_grad_()
-        mask = torch.tensor([[True, True, True, False, False]] * 2)
-        padded = masked_sum(losses(wide[0], wide[1], wide[2], 0.2)[0], mask)
-        assert padded.item() == pytest.approx(plain.item(), rel=1e-14)
-        padded.backward()
-        assert torch.equal(wide[0].grad[:, :3], bare.grad)
-
-
 def test_rounding_does_not_count_as_clipping():
     rng = torch.Generator().manual_seed(0)
     old, returns = (torch.randn(1, 1000, generator=rng) for _ in range(2))
@@ -198,21 +177,3 @@ def test_in_expectation_k2_has_the_gradient_of_the_kl_and_k3_of_the_reverse_kl()
     torch.testing.assert_close(gradient("k2"), exact)
     (other_way,) = torch.autograd.grad((reference.exp() * (reference - torch.log_softmax(logits, 0))).sum(), logits)
     torch.testing.assert_close(gradient("k3"), other_way)
-
-
-@QUICK
-@given(st.floats(-20, 0), st.floats(-20, 0))
-def test_k3_is_never_negative(now, then):
-    assert kl_estimate(doubles([now]), doubles([then]), "k3").item() >= 0.0
-
-
-@QUICK
-@given(st.floats(0.01, 1.0), st.lists(st.floats(-5, 50), max_size=20), st.integers(1, 1000))
-def test_adaptive_coefficient_stays_positive_and_moves_towards_the_target(coef, kls, samples):
-    controller = KLController(coef, target=6.0, horizon=1000)
-    for kl in kls:
-        before = controller.coef
-        controller.update(kl, samples)
-        assert controller.coef > 0
-        assert (controller.coef - before) * (kl - 6.0) >= 0
-        assert 0.8 * before - 1e-15 <= controller.coef <= 1.2 * before + 1e-15

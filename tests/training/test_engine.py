@@ -304,13 +304,6 @@ def test_a_resumed_engine_goes_on_to_the_bit(toy_run, dtype, optimizer):
     assert all(torch.equal(tensor, again_tensors[name]) for name, tensor in tensors.items())
 
 
-def test_without_a_checkpoint_a_run_starts_from_nothing(toy_run):
-    run = toy_run(resume_from_checkpoint=True)
-    part = Kept()
-    assert Checkpoint(run, TrainEngine(run, Weights(vector(1.0)), 5), {"part": part}).load() == 0
-    assert part.state is None
-
-
 def test_only_the_last_checkpoint_stays(toy_run):
     run = toy_run(save_total_limit=1)
     engine = TrainEngine(run, Weights(vector(1.0)), 5)

@@ -9,7 +9,6 @@ import torch
 from align.core.errors import UserError
 from align.ppo.config import PPOConfig
 from align.ppo.extensions.importance_weights import importance_weights
-from align.ppo.losses import policy_losses
 from align.ppo.metrics import engine_metrics
 from tests.models.losses import experience_of, minibatch_loss, role_outputs
 
@@ -70,23 +69,3 @@ def test_without_weights_a_mismatch_stops_the_run(found) -> None:
 def test_settings_that_cannot_be_meant(cap: float, engine: str) -> None:
     with pytest.raises(UserError, match=r"^vllm\.importance_cap "):
         PPOConfig(vllm={"importance_cap": cap}, engine=engine)
-
-
-def test_without_a_cap_the_expected_gradient_is_that_of_the_policys_own_samples() -> None:
-    """Every token of a vocabulary of 5, weighed by how often it is drawn: by the policy, or by an engine with weights."""
-    generator = torch.Generator().manual_seed(5)
-    logits, engine, advantages = (torch.randn(5, generator=generator, dtype=torch.float64) for _ in range(3))
-
-    def gradient(drawn_by: torch.Tensor, weighed: bool) -> torch.Tensor:
-        now = logits.clone().requires_grad_()
-        policy = torch.log_softmax(now, 0)
-        losses, _ = policy_losses(policy, policy.detach(), advantages, 0.2)
-        if weighed:
-            losses = losses * importance_weights(policy.detach(), torch.log_softmax(drawn_by, 0), 1e9)
-        (torch.softmax(drawn_by, 0) * losses).sum().backward()
-        assert now.grad is not None
-        return now.grad
-
-    own = gradient(logits, weighed=False)
-    torch.testing.assert_close(gradient(engine, weighed=True), own)
-    assert (gradient(engine, weighed=False) - own).abs().max() > 0.01
