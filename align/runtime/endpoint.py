@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
@@ -18,6 +18,7 @@ from urllib3.exceptions import HTTPError, MaxRetryError, NewConnectionError, Tim
 from align.core.errors import UserError
 from align.core.settings import Settings, option, require_setting
 
+Meaning = TypeVar("Meaning")
 TRANSIENT = {408, 409, 425, 429, 500, 502, 503, 504}
 """HTTP status codes after which another attempt may succeed."""
 TIMEOUT = 60.0
@@ -162,21 +163,21 @@ def question_version(question: str) -> str:
     return hashlib.sha256(json.dumps([question, REQUEST]).encode()).hexdigest()[:12]
 
 
-def request_verdicts(config: EndpointConfig, questions: Sequence[str], probabilities: Mapping[str, float]) -> list[float]:
-    """Ask each question separately and return the probability of its verdict.
+def request_verdicts(config: EndpointConfig, questions: Sequence[str], meanings: Mapping[str, Meaning]) -> list[Meaning]:
+    """Ask each question separately and return the meaning of its verdict.
 
-    `probabilities` are by the words, in capitals, that may follow `VERDICT:`; an answer's last one counts. Raise a UserError
-    if the service does not answer, or an answer contains no verdict.
+    `meanings` are by the words, in capitals, that may follow `VERDICT:`; an answer's last one counts. Raise a UserError if
+    the service does not answer, or an answer contains no verdict.
     """
-    verdict = re.compile(rf"VERDICT:?\W*({'|'.join(probabilities)})\b", re.IGNORECASE)
+    verdict = re.compile(rf"VERDICT:?\W*({'|'.join(meanings)})\b", re.IGNORECASE)
 
-    def ask(question: str) -> float:
+    def ask(question: str) -> Meaning:
         choice = chat_completion(config, question)
         text = str((choice.get("message") or {}).get("content"))
         named = verdict.findall(text)
         if not named:
             raise UserError(f"{chat_address(config)}: no verdict in the answer {text[-80:]!r}; {RESUME_HINT}")
-        return probabilities[named[-1].upper()]
+        return meanings[named[-1].upper()]
 
     with ThreadPoolExecutor(config.endpoint_parallel) as pool:
         return list(pool.map(ask, questions))
