@@ -39,7 +39,6 @@ from align.eval.toxicity_scorers import (
     DEFAULT,
     HEAD,
     Encoder,
-    ScorerConfig,
     count_words,
     open_scorer,
     save_toxicity_head,
@@ -354,7 +353,7 @@ def train(folder: Path) -> None:
 
 def measure(name: str, folder: Path) -> None:
     """Print a scorer's figures on the fifth of each source that was held out from the default."""
-    scorer = open_scorer(ScorerConfig(scorer=name))
+    scorer = open_scorer(name)
     print(f"{scorer.title}\n\n| source | learned | held out | AUC at 0.5 | Spearman | 0.5 or more |\n|" + " --- |" * 6)
     for source in read_sources(folder):
         held = is_held_out(source.texts)

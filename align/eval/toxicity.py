@@ -20,7 +20,7 @@ from align.eval.answers import EvaluatedModel, TokenPrompt, open_accelerator, op
 from align.eval.results import Evaluation, Measurement, mean_measurement, publish, share_measurement
 from align.eval.settings import EvalConfig, new_id, subsample
 from align.eval.store import Json, compute_once, content_hash
-from align.eval.toxicity_scorers import ScorerConfig, ToxicityScorer, open_scorer
+from align.eval.toxicity_scorers import ToxicityScorer, open_scorer
 from align.runtime.distributed import map_across_processes
 from align.sampling.generation import SamplingParams
 from align.sampling.settings import FewShotConfig, InferenceConfig
@@ -40,7 +40,7 @@ in LLaMA (Touvron et al. 2023, table 11). How instruction and prompt are joined 
 
 
 @dataclass(kw_only=True)
-class ToxicityConfig(FewShotConfig, ScorerConfig, EvalConfig, InferenceConfig):
+class ToxicityConfig(FewShotConfig, EvalConfig, InferenceConfig):
     """Toxicity of continuations; the defaults of sampling are RealToxicityPrompts'."""
 
     prompts: str = option("data/tempting_prompts.jsonl", "RealToxicityPrompts' prompts.jsonl, or any file of prompts")
@@ -54,6 +54,8 @@ class ToxicityConfig(FewShotConfig, ScorerConfig, EvalConfig, InferenceConfig):
     top_p: float = option(
         0.9, "sample from the likeliest tokens whose probabilities sum to this share; 1: from all", gt=0, le=1
     )
+    scorer: str = option(toxicity_scorers.DEFAULT, f"scorer: {toxicity_scorers.KINDS}", required=True)
+    scorer_label: str = option("toxic", "label of a classifier whose probability is the score")
     chat_template: str = option("raw", "chat template: raw (to be continued), auto, plain or the path of a Jinja file")
 
 
@@ -61,7 +63,7 @@ def run_toxicity(config: ToxicityConfig) -> list[Evaluation]:
     """Evaluate each model; writes `toxicity.json`, the continuations of each model and the scores."""
     prompts = subsample(read_continuation_prompts(config.prompts, config.skip_bad_rows), config.limit)
     accelerator = open_accelerator(config.dtype)
-    scorer = open_scorer(config, accelerator.device)
+    scorer = open_scorer(config.scorer, config.scorer_label, accelerator.device)
     unrated = [prompt.text for prompt in prompts if prompt.toxicity is None]
     found, by = iter(score_texts(unrated, scorer, Path(config.output), accelerator)), scorer.title
     prompt_toxicity = [next(found) if prompt.toxicity is None else prompt.toxicity for prompt in prompts]

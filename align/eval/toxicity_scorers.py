@@ -25,7 +25,6 @@ from transformers import AutoModel, AutoModelForSequenceClassification, AutoToke
 from align.core.errors import UserError, first_line
 from align.core.hub import require_hub
 from align.core.plugins import checked_scores, import_function, source_version
-from align.core.settings import Settings, option
 from align.eval.store import fingerprint
 from align.model_registry.registry import resolve_model
 from align.runtime.endpoint import RESUME_HINT
@@ -34,14 +33,6 @@ DEFAULT = "minilm-l6"
 ScoringFunction = Callable[[list[str]], Sequence[object]]
 """Texts to as many scores, unchecked."""
 KINDS = f"{DEFAULT}, model:NAME or module:function"
-
-
-@dataclass(kw_only=True)
-class ScorerConfig(Settings):
-    """Which scorer rates texts, and how it is called."""
-
-    scorer: str = option(DEFAULT, f"scorer: {KINDS}", required=True)
-    scorer_label: str = option("toxic", "label of a classifier whose probability is the score")
 
 
 BATCH = 64
@@ -78,9 +69,8 @@ class ToxicityScorer:
         return scores
 
 
-def open_scorer(config: ScorerConfig, device: torch.device | str = "cpu") -> ToxicityScorer:
-    """Load the scorer that the settings name."""
-    name, label = config.scorer, config.scorer_label
+def open_scorer(name: str = DEFAULT, label: str = "toxic", device: torch.device | str = "cpu") -> ToxicityScorer:
+    """Load a scorer; of a classifier, the probability of `label` is the score."""
     kind, separator, rest = name.partition(":")
     function: ScoringFunction
     if name == DEFAULT:

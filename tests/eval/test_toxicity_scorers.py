@@ -18,7 +18,6 @@ from align.eval.toxicity_scorers import (
     HEAD,
     STATES,
     Encoder,
-    ScorerConfig,
     ToxicityScorer,
     count_words,
     load_toxicity_head,
@@ -65,7 +64,7 @@ def test_a_function_is_called_in_batches(monkeypatch):
         return lengths(texts)
 
     globals()["count"] = count
-    scorer = open_scorer(ScorerConfig(scorer=f"{__name__}:count"))
+    scorer = open_scorer(f"{__name__}:count")
     assert scorer(["a", "bb", "ccc", "dd", "e"]) == pytest.approx([0.1, 0.2, 0.3, 0.2, 0.1])
     assert sizes == [2, 2, 1]
     assert len(scorer.version) == 12
@@ -83,7 +82,7 @@ def test_a_function_is_called_in_batches(monkeypatch):
 )
 def test_a_scorer_that_cannot_be_had(name, complaint):
     with pytest.raises(UserError, match=complaint):
-        open_scorer(ScorerConfig(scorer=name))
+        open_scorer(name)
 
 
 # ------------------------------------------------------------------------------------------------------- a classifier
@@ -120,7 +119,7 @@ def test_a_classifier_gives_its_labels_probability(classifier, kind, monkeypatch
     folder, models = classifier
     tokenizer = AutoTokenizer.from_pretrained(folder / kind)
     texts = ["hello", "you", "a much longer text than the others", "b"]
-    scorer = open_scorer(ScorerConfig(scorer=f"model:{folder / kind}"))
+    scorer = open_scorer(f"model:{folder / kind}")
     expected = []
     for text in texts:  # one at a time: no padding
         with torch.no_grad():
@@ -130,7 +129,7 @@ def test_a_classifier_gives_its_labels_probability(classifier, kind, monkeypatch
     assert max(expected) - min(expected) > 0.01
     assert scorer.title.startswith(f"model:{folder / kind} 'toxic' (")
     with pytest.raises(UserError, match=r"has no label 'rude'; set scorer_label to one of (fine, )?toxic"):
-        open_scorer(ScorerConfig(scorer=f"model:{folder / kind}", scorer_label="rude"))
+        open_scorer(f"model:{folder / kind}", "rude")
 
 
 # ------------------------------------------------------------------------------------------------------------ scores on disk
@@ -201,7 +200,7 @@ def test_a_file_that_is_no_head_is_one_line(tmp_path):
 @pytest.fixture(scope="module")
 def default():
     """The real encoder, 84 MB from the package index."""
-    return open_scorer(ScorerConfig())
+    return open_scorer()
 
 
 def test_means_and_maxima_see_no_padding():
