@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from align.core.errors import UserError
 from align.core.files import read_json_lines, write_json, write_json_lines
 from align.core.plugins import require_extra
 from align.core.settings import Settings, option, require_setting
-from align.data.conversation import to_json
+from align.data.conversation import Conversation, to_json
 from align.data.readers import read_records
 from align.data.records import MAX_RESPONSES, Prompt, ranks_from_scores
 from align.ppo.reward_functions import call_reward_function, load_functions
@@ -230,35 +231,21 @@ def make_labeler(config: LoopConfig) -> FileLabeler | SimulatedLabeler | AppLabe
 
 
 def make_scorer(name: str) -> AnswerScorer:
-    """Return the scorer of a simulated labeler: a reward function (module:function) or a reward model."""
+    """Return the scorer of a simulated labeler: a reward function (module:function), or a reward model of any tokenizer."""
+    score: Callable[[Sequence[Conversation], Sequence[str]], list[float]]
     if is_reward_model(name):
-        return ModelScorer(name)
-    if ":" not in name:
+        reward = load_reward_model(name)
+        tokenization, scorer = reward.loaded.tokenization, scorer_of(reward.loaded, reward, BATCH_TOKENS)
+
+        def score(conversations: Sequence[Conversation], responses: Sequence[str]) -> list[float]:
+            pairs = zip(conversations, responses, strict=True)
+            return scorer([SampledResponse(c, *tokenization.answer_ids(c, text, whole=False), text) for c, text in pairs])
+
+    elif ":" in name:
+        score = partial(call_reward_function, load_functions([name])[0])
+    else:
         raise UserError(f"labeler '{name}': must be app, file, module:function or the folder of a reward model")
-    (function,) = load_functions([name])
-
-    def score(prompts: Sequence[Any], responses: Sequence[str]) -> list[float]:
-        conversations = [Prompt.from_row({"prompt": prompt}).prompt for prompt in prompts]
-        return call_reward_function(function, conversations, responses)
-
-    return score
-
-
-class ModelScorer:
-    """Scores by a reward model, whatever its tokenizer."""
-
-    def __init__(self, folder: str) -> None:
-        reward = load_reward_model(folder)
-        self.tokenization = reward.loaded.tokenization
-        self.scorer = scorer_of(reward.loaded, reward, BATCH_TOKENS)
-
-    def __call__(self, prompts: Sequence[Any], responses: Sequence[str]) -> list[float]:
-        rows = []
-        for prompt, response in zip(prompts, responses, strict=True):
-            conversation = Prompt.from_row({"prompt": prompt}).prompt
-            ids = self.tokenization.answer_ids(conversation, response, whole=False)
-            rows.append(SampledResponse(conversation, *ids, response))
-        return self.scorer(rows)
+    return lambda prompts, responses: score([Prompt.from_row({"prompt": each}).prompt for each in prompts], responses)
 
 
 def choose_prompts(source: str, used: set[str], count: int, random: numpy.random.Generator) -> list[Row]:
