@@ -28,7 +28,7 @@ from align.core.settings import ModelConfig
 from align.core.settings_parser import Settings, parse
 from align.data.readers import read_records, write_records
 from align.data.records import Prompt
-from align.extras.loop_labels import ModelScorer
+from align.extras.loop_labels import AnswerScorer, make_scorer
 from align.models.heads import ScalarHead
 from align.models.loading import load
 from align.ppo import PPOConfig, run_ppo
@@ -224,12 +224,12 @@ def cut_reward_model(model: str, layers: int, folder: Path) -> None:
 
 
 @cache
-def scorer(folder: str) -> ModelScorer:
+def scorer(folder: str) -> AnswerScorer:
     """Return the scorer of a reward model, which is loaded once in each process."""
-    return ModelScorer(folder)
+    return make_scorer(folder)
 
 
-def scored(rows: Sequence[dict[str, Any]], score: ModelScorer) -> Iterator[tuple[dict[str, Any], list[float]]]:
+def scored(rows: Sequence[dict[str, Any]], score: AnswerScorer) -> Iterator[tuple[dict[str, Any], list[float]]]:
     """Yield each row with the scores of its responses."""
     texts = [(row["prompt"], text) for row in rows for text in row["responses"]]
     scores = iter(score(*zip(*texts, strict=True)))
@@ -299,7 +299,7 @@ def average_weights(models: Sequence[Path], folder: Path) -> None:
 def reference_scores(options: argparse.Namespace, model: str) -> dict[str, list[float]]:
     """Return a reward model's scores of the fine-tuned model's answers to each prompt of PPO, by `prompt_key`."""
     rows = read_json_lines(options.runs / REFERENCES)
-    return {prompt_key(row["prompt"]): scores for row, scores in scored(rows, ModelScorer(model))}
+    return {prompt_key(row["prompt"]): scores for row, scores in scored(rows, make_scorer(model))}
 
 
 def against_references(scores: Tensor, references: Sequence[Sequence[float]]) -> Tensor:
