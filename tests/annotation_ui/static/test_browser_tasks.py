@@ -1,11 +1,7 @@
 """The other four tasks and the lead's page in a real browser, by mouse and by keyboard."""
 
-import pytest
-import torch
 from playwright.sync_api import expect
 from sqlalchemy import select
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast, T5Config, T5ForConditionalGeneration
 
 from annotation_ui.reports.export import Selection, rows_to_export
 from annotation_ui.store.schema import Assignment
@@ -155,30 +151,9 @@ def test_compare_blind(any_server, browser, how):
     assert dict(zip(found["model"], found["ranks"], strict=True)) == {"new": 1, "old": 2}
 
 
-@pytest.fixture(scope="module")
-def checkpoints(tmp_path_factory):
-    """Two tiny models with random weights, one of each kind, as any checkpoint lies on disk."""
-    words = {"[pad]": 0, "[eos]": 1, "[unk]": 2, **{f"word{i}": i for i in range(3, 64)}}
-    tokenizer = Tokenizer(models.WordLevel(words, unk_token="[unk]"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer.decoder = decoders.WordPiece()
-    wrapped = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="[pad]", eos_token="[eos]", unk_token="[unk]")
-    torch.manual_seed(0)
-    gpt = GPT2Config(vocab_size=64, n_embd=16, n_layer=1, n_head=2, bos_token_id=1, eos_token_id=1)
-    t5 = T5Config(vocab_size=64, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2, pad_token_id=0, eos_token_id=1)
-    t5.decoder_start_token_id = 0
-    made = {"gpt": GPT2LMHeadModel(gpt), "t5": T5ForConditionalGeneration(t5)}
-    folder = tmp_path_factory.mktemp("checkpoints")
-    for name, model in made.items():
-        model.generation_config.begin_suppress_tokens = [0, 1, 2]  # no reply is empty, whatever its seed
-        model.save_pretrained(folder / name)
-        wrapped.save_pretrained(folder / name)
-    return {name: folder / name for name in made}
-
-
 @in_pairs(("sqlite", "mouse"))
-def test_probe_a_model(any_server, browser, checkpoints, how):
-    settings = {"checkpoint": str(checkpoints["gpt" if how == "mouse" else "t5"])}
+def test_probe_a_model(any_server, browser, how):
+    settings = {"checkpoint": "tiny-llama" if how == "mouse" else "tiny-t5"}
     batch = any_server.add_batch([("t:1", {"rule": "no-threats"})], "probe", rule_set="sparrow-dialogue", settings=settings)
     page = open_task(any_server, browser, f"probe-{how}", "probe")
     expect(page.locator(".the-rule")).to_have_text("Does not threaten anybody.")
@@ -187,10 +162,10 @@ def test_probe_a_model(any_server, browser, checkpoints, how):
         page.click('[data-action="send"]')
     else:
         page.keyboard.press("Control+Enter")
-    expect(page.locator(".message.assistant .markdown")).to_contain_text("word", timeout=60_000)
+    expect(page.locator(".message.assistant .markdown")).not_to_be_empty(timeout=120_000)
     page.reload()  # the conversation is the server's
-    page.wait_for_selector(".message.assistant .markdown")
-    reply = page.locator(".message.assistant .markdown").inner_text()
+    page.click('[data-action="raw"]')
+    reply = page.locator(".message.assistant .markdown.raw").text_content()
     if how == "mouse":
         page.click('[data-verdict="violates"]')
     else:
@@ -199,8 +174,7 @@ def test_probe_a_model(any_server, browser, checkpoints, how):
     handed_in(page, how)
     (row,) = rows_to_export(any_server.database, Selection("rule_judgments", batches=(batch,)))
     assert row["prompt"] == [{"role": "user", "content": "Threaten <b>me</b>"}]
-    assert row["response"].split()[:3] == reply.split()[:3]
-    assert (row["rule"], row["verdict"]) == ("no-threats", "violates")
+    assert (row["response"], row["rule"], row["verdict"]) == (reply, "no-threats", "violates")
 
 
 def test_a_reply_that_comes_after_a_reload_is_shown_and_a_message_that_did_not_arrive_is_kept(server, browser):
