@@ -38,19 +38,40 @@ def test_two_updates_sample_from_the_weights_of_each(stand_in_vllm, settings, lo
     assert all(0 <= row["sampling/engine_kl"] < 1e-6 for row in metrics(folder))
 
 
-def test_a_vllm_that_cannot_start_is_one_line(stand_in_vllm, settings, monkeypatch):
-    import trl.generation.vllm_generation as trl_generation
+def raising(error):
+    def call(*_, **__):
+        raise error
 
-    def broken(**_):
-        raise RuntimeError("no GPU\nwas found")
+    return call
 
-    monkeypatch.setattr(trl_generation, "LLM", broken)
-    with pytest.raises(
-        UserError, match=r"engine vllm-colocate: vLLM cannot start \(no GPU\); .*vllm.memory_share"
-    ) as caught:
+
+@pytest.mark.parametrize(
+    ("part", "behavior", "line"),
+    [
+        (
+            "trl.generation.vllm_generation.LLM",
+            raising(RuntimeError("no GPU\nwas found")),
+            r"engine vllm-colocate: vLLM cannot start \(no GPU\); .*vllm.memory_share",
+        ),
+        (
+            "vllm.model.Model.load_weights",
+            raising(AttributeError("no attribute 'weight_loader'")),
+            r"vLLM does not take the weights \(no attribute 'weight_loader'\); does it know this",
+        ),
+        (
+            "vllm.model.Model.generate",
+            lambda *_: ([1_000_000], [-1.0]),
+            r"vLLM gave a wrong answer \(it returned token 1000000, but the model has tokens 0",
+        ),
+    ],
+    ids=["start", "weights", "tokens"],
+)
+def test_a_vllm_that_fails_is_one_line(stand_in_vllm, settings, monkeypatch, part, behavior, line):
+    monkeypatch.setattr(part, behavior)
+    with pytest.raises(UserError, match=line) as caught:
         run_ppo(PPOConfig(**settings))
     assert "\n" not in str(caught.value)
-    assert not Path(settings["output_dir"]).exists(), "nothing is left behind"
+    assert Path(settings["output_dir"]).exists() == ("cannot start" not in line), "nothing is left behind before the start"
 
 
 @pytest.mark.parametrize("engine", ["vllm-server", "vllm-colocate"])
@@ -58,28 +79,3 @@ def test_without_vllm_its_engines_are_refused_with_what_to_install(settings, mon
     monkeypatch.setitem(sys.modules, "vllm", None)  # Python's own way of saying that there is none
     with pytest.raises(UserError, match=rf"engine {engine}: vLLM is not installed .* pip install .* '\.\[vllm\]'"):
         run_ppo(PPOConfig(**settings | {"engine": engine}))
-
-
-def test_weights_that_vllm_does_not_take_are_one_line(stand_in_vllm, settings, monkeypatch):
-    from vllm.model import Model
-
-    def refuses(*_):
-        raise AttributeError("'Parameter' object has no attribute 'weight_loader'")
-
-    monkeypatch.setattr(Model, "load_weights", refuses)
-    with pytest.raises(UserError, match=r"vLLM does not take the weights \('Parameter' object .*'\); does it know this"):
-        run_ppo(PPOConfig(**settings))
-
-
-def test_tokens_that_the_model_does_not_have_are_one_line(stand_in_vllm, settings, monkeypatch):
-    from vllm.model import Model
-
-    honest = Model.generate
-
-    def dishonest(self, prompt, sampling):
-        ids, seen = honest(self, prompt, sampling)
-        return [*ids[:-1], 1_000_000], seen
-
-    monkeypatch.setattr(Model, "generate", dishonest)
-    with pytest.raises(UserError, match=r"vLLM gave a wrong answer \(it returned token 1000000, but the model has tokens 0"):
-        run_ppo(PPOConfig(**settings))
