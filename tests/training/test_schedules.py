@@ -37,6 +37,8 @@ QUICK = settings(deadline=None, max_examples=40)
 def test_schedules_by_hand(schedule, update, expected):
     config = SFTConfig(learning_rate=2e-3, lr_scheduler_type=schedule, warmup_ratio=0.2)
     assert learning_rate(config, update, 10, 2e-3) == pytest.approx(2e-3 * expected, rel=1e-6)
+    at_once = SFTConfig(learning_rate=1.0, lr_scheduler_type=schedule, warmup_ratio=0.0)
+    assert learning_rate(at_once, 1, 10, 1.0) == 1.0, "without warm-up it starts at the peak"
     seven_percent = SFTConfig(learning_rate=1.0, lr_scheduler_type="constant", warmup_ratio=0.07)
     assert learning_rate(seven_percent, 7, 100, 1.0) == 1.0, "7 of 100 updates"
 
