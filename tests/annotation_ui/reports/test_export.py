@@ -285,16 +285,11 @@ def test_preferences_are_of_aggregated_rankings_alone(database, selection):
         rows_to_export(database, selection)
 
 
-def verdict(rule, value, response="Yo"):
-    return {"prompt": "Hi", "response": response, "rule": rule, "verdict": value}
-
-
 def test_verdicts_of_a_response_are_one_row():
-    rows = [verdict("sensible", "follows"), verdict("specific", "violates"), verdict("interesting", "unsure")]
-    assert list(verdict_attributes(rows)) == [
-        {"prompt": "Hi", "response": "Yo", "attributes": {"sensible": 1, "specific": 0}}
-    ]
-    assert list(verdict_attributes([verdict("sensible", "unsure")])) == []
+    text, verdicts = {"prompt": "Hi", "response": "Yo"}, {"sensible": "follows", "specific": "violates", "new": "unsure"}
+    rows = [{**text, "rule": rule, "verdict": verdict} for rule, verdict in verdicts.items()]
+    assert list(verdict_attributes(rows)) == [{**text, "attributes": {"sensible": 1, "specific": 0}}]
+    assert list(verdict_attributes(rows[2:])) == []
 
 
 def test_a_ranking_gives_ratings_and_flags_of_each_response():

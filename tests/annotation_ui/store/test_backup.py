@@ -33,16 +33,13 @@ def judgments_in(path):
 
 
 @pytest.fixture
-def sqlite_database(tmp_path):
-    database = Database(f"sqlite:///{tmp_path / 'annotations.db'}")
-    database.upgrade()
-    yield database
-    database.close()
+def database_kind():
+    return "sqlite"
 
 
-def test_a_backup_holds_what_is_still_in_the_log_and_is_one_private_file(sqlite_database, tmp_path):
-    judgments, (ann,) = Judgments(Leases(sqlite_database)), add_users(sqlite_database, "ann")
-    add_batch(sqlite_database, 2)
+def test_a_backup_holds_what_is_still_in_the_log_and_is_one_private_file(database, judgments, tmp_path):
+    (ann,) = add_users(database, "ann")
+    add_batch(database, 2)
     do(judgments, ann, "rank", {"ranks": [1, 2, 3, 4]})
     target = tmp_path / "copies" / "today.db"
     back_up(tmp_path / "annotations.db", target)
@@ -71,8 +68,8 @@ backup.back_up(Path(source), Path(target))
 
 
 @pytest.mark.parametrize(("point", "after"), [("copying", 0.0), ("copying", 0.02), ("_check", 0), ("sync", 0)])
-def test_a_kill_during_a_backup_leaves_no_half_file(sqlite_database, tmp_path, point, after):
-    add_batch(sqlite_database, [("f:1", {"prompt": "x" * 900_000, "responses": ["a", "b"]})] * 40)  # 36 MB take a while
+def test_a_kill_during_a_backup_leaves_no_half_file(database, tmp_path, point, after):
+    add_batch(database, [("f:1", {"prompt": "x" * 900_000, "responses": ["a", "b"]})] * 40)  # 36 MB take a while
     target = tmp_path / "copy.db"
     command = [sys.executable, "-c", KILLED, point, str(tmp_path / "annotations.db"), str(target)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "AFTER": str(after)}
@@ -115,7 +112,7 @@ def test_a_backup_of_a_running_server_is_restored_after_it_has_stopped(tmp_path,
     assert not list(tmp_path.glob(".*partial*"))
 
 
-def test_a_backup_of_another_version_is_refused_and_left_as_it_is(sqlite_database, tmp_path):
+def test_a_backup_of_another_version_is_refused_and_left_as_it_is(database, tmp_path):
     back_up(tmp_path / "annotations.db", tmp_path / "old.db")
     with closing(sqlite3.connect(tmp_path / "old.db")) as connection, connection:
         connection.execute("UPDATE alembic_version SET version_num = '0099_of_a_later_version'")
@@ -128,16 +125,16 @@ def test_a_backup_of_another_version_is_refused_and_left_as_it_is(sqlite_databas
     untouched.close()
 
 
-def test_the_log_of_a_lost_database_is_not_taken_for_that_of_the_backup(sqlite_database, tmp_path):
+def test_the_log_of_a_lost_database_is_not_taken_for_that_of_the_backup(database, judgments, tmp_path):
     file, copy = tmp_path / "annotations.db", tmp_path / "copy.db"
-    judgments, (ann,) = Judgments(Leases(sqlite_database)), add_users(sqlite_database, "ann")
-    add_batch(sqlite_database, 5)
+    (ann,) = add_users(database, "ann")
+    add_batch(database, 5)
     back_up(file, copy)
     for _ in range(5):
         do(judgments, ann, "rank", {"ranks": [1, 2, 3, 4]})
     log = file.with_name("annotations.db-wal").read_bytes()
     assert log
-    sqlite_database.close()
+    database.close()
     file.unlink()
     file.with_name("annotations.db-wal").write_bytes(log)  # as after a deletion of the file alone
     restore(copy, file)
@@ -146,9 +143,9 @@ def test_the_log_of_a_lost_database_is_not_taken_for_that_of_the_backup(sqlite_d
     assert kept.read_bytes() == log
 
 
-def test_a_plain_copy_with_a_log_is_refused_until_it_is_one_file(sqlite_database, tmp_path):
-    judgments, (ann,) = Judgments(Leases(sqlite_database)), add_users(sqlite_database, "ann")
-    add_batch(sqlite_database, 2)
+def test_a_plain_copy_with_a_log_is_refused_until_it_is_one_file(database, judgments, tmp_path):
+    (ann,) = add_users(database, "ann")
+    add_batch(database, 2)
     do(judgments, ann, "rank", {"ranks": [1, 2, 3, 4]})
     plain, fresh = tmp_path / "plain.db", tmp_path / "fresh" / "annotations.db"
     for ending in ("", "-wal"):  # as `cp annotations.db*` copies them while the app runs
@@ -161,9 +158,9 @@ def test_a_plain_copy_with_a_log_is_refused_until_it_is_one_file(sqlite_database
     assert judgments_in(fresh) == 1
 
 
-def test_what_is_no_backup_changes_nothing(sqlite_database, tmp_path):
-    add_batch(sqlite_database, 2)
-    sqlite_database.close()
+def test_what_is_no_backup_changes_nothing(database, tmp_path):
+    add_batch(database, 2)
+    database.close()
     file = tmp_path / "annotations.db"
     (tmp_path / "text.db").write_text("no database" * 1000)
     with closing(sqlite3.connect(tmp_path / "other.db")) as connection:
@@ -183,7 +180,7 @@ def test_what_is_no_backup_changes_nothing(sqlite_database, tmp_path):
         with pytest.raises(UserError, match=line):
             restore(tmp_path / name, file)
     assert not list(tmp_path.glob("*before-restore*"))
-    assert stored(sqlite_database, select(func.count(Item.id))) == [2]
+    assert stored(database, select(func.count(Item.id))) == [2]
 
 
 def test_the_documented_commands_copy_and_restore_postgresql(postgres_url, request):
