@@ -78,12 +78,13 @@ class SampleConfig(FewShotConfig, AnsweringConfig, InferenceConfig):
 
 
 class CandidateScorer:
-    """Scores candidates beside the reward model and takes part in the choice of the best one; all methods do nothing."""
+    """Scores candidates beside the reward model, `budget` padded tokens at once, and takes part in choosing the best."""
 
-    def score(
-        self, policy: LoadedModel, prompts: Sequence[EncodedPrompt], rows: Sequence[SampledResponse], dtype: str, budget: int
-    ) -> None:
-        """Score all candidates `rows` of a policy and keep the scores; the scoring model reads `budget` tokens at once."""
+    def __init__(self, settings: Any, dtype: str, budget: int) -> None:
+        self.settings, self.dtype, self.budget = settings, dtype, budget
+
+    def score(self, policy: LoadedModel, prompts: Sequence[EncodedPrompt], rows: Sequence[SampledResponse]) -> None:
+        """Score all candidates `rows` of a policy and keep the scores."""
 
     def choose(self, candidates: Mapping[int, float]) -> dict[int, float]:
         """Return which of the candidates, of which there is at least one, remain: rewards by number."""
@@ -154,7 +155,8 @@ def sample_rows(config: SampleConfig) -> list[Row | None]:
         raise UserError(f"prompts is {config.prompts!r}, and there is no such file; give a text by --prompt")
     if config.reward_model:
         require_reward_model(config.reward_model)
-    scorers = [import_object(path)(given) for name, path in SCORERS.items() if (given := getattr(config, name))]
+    how = (config.dtype, config.batch_tokens)
+    scorers = [import_object(path)(given, *how) for name, path in SCORERS.items() if (given := getattr(config, name))]
     loaded = load_frozen(config.model[0], config.dtype, config.chat_template)
     limits = Limits(config.max_prompt_tokens, config.max_new_tokens, config.overlong)
     prompts = encode_prompts(config.prompt or config.prompts, loaded, limits, config.skip_bad_rows)
@@ -175,7 +177,7 @@ def sample_rows(config: SampleConfig) -> list[Row | None]:
         reward = load_reward_model(config.reward_model, config.dtype, config.chat_template)
         rewards = scorer_of(loaded, reward, config.batch_tokens)(candidates)
     for scorer in scorers:
-        scorer.score(loaded, drawn, candidates, config.dtype, config.batch_tokens)
+        scorer.score(loaded, drawn, candidates)
     scored = Scored([row.text for row in candidates], rewards, scorers)
     return [
         _row(config, prompt, number, scored, range(number * copies, (number + 1) * copies))

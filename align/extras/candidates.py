@@ -13,7 +13,7 @@ from align.extras.attributes.attribute_rewards import AttributeScorer
 from align.extras.attributes.expressions import Condition, Expression, choose
 from align.extras.attributes.model import heads_of
 from align.extras.rules.judgments import RuleModelSettings, RuleScorer, rules_of_model
-from align.extras.rules.rubrics import Rubric, RubricSettings, load_rubrics
+from align.extras.rules.rubrics import load_rubrics
 from align.models.loading import LoadedModel
 from align.reward.checkpoint import RULE, load_reward_model
 from align.runtime.distributed import computes_on_cpu
@@ -34,17 +34,15 @@ class AttributeChoiceSettings(Settings):
 class AttributeCandidates(CandidateScorer):
     """Filters and ranks candidates by expressions over their attributes."""
 
-    def __init__(self, settings: AttributeChoiceSettings) -> None:
-        self.folder, names = settings.model, [head.name for head in heads_of(settings.model)]
+    def __init__(self, settings: AttributeChoiceSettings, dtype: str, budget: int) -> None:
+        super().__init__(settings, dtype, budget)
+        names = [head.name for head in heads_of(settings.model)]
         self.condition = Condition(settings.filter, names, "attributes.filter") if settings.filter else None
         self.rank = Expression(settings.rank, names, "attributes.rank") if settings.rank else None
-        self.attributes: list[dict[str, float]] = []
 
-    def score(
-        self, policy: LoadedModel, prompts: Sequence[EncodedPrompt], rows: Sequence[SampledResponse], dtype: str, budget: int
-    ) -> None:
-        accelerator = Accelerator(cpu=computes_on_cpu())
-        self.attributes = AttributeScorer(self.folder, dtype, policy.tokenization, accelerator, budget)(rows)
+    def score(self, policy: LoadedModel, prompts: Sequence[EncodedPrompt], rows: Sequence[SampledResponse]) -> None:
+        how = (self.dtype, policy.tokenization, Accelerator(cpu=computes_on_cpu()), self.budget)
+        self.attributes = AttributeScorer(self.settings.model, *how)(rows)
 
     def choose(self, candidates: Mapping[int, float]) -> dict[int, float]:
         kept = choose({row: self.attributes[row] for row in candidates}, self.condition, self.rank)
@@ -70,16 +68,14 @@ class RuleChoiceSettings(RuleModelSettings):
 class RuleCandidates(CandidateScorer):
     """Judges candidates by a rule model, and keeps one of them."""
 
-    def __init__(self, settings: RuleChoiceSettings) -> None:
-        self.settings, self.rules = settings, rules_of_model(settings.model, settings.rules)
-        self.violates: dict[str, list[float]] = {}
+    def __init__(self, settings: RuleChoiceSettings, dtype: str, budget: int) -> None:
+        super().__init__(settings, dtype, budget)
+        self.rules = rules_of_model(settings.model, settings.rules)
 
-    def score(
-        self, policy: LoadedModel, prompts: Sequence[EncodedPrompt], rows: Sequence[SampledResponse], dtype: str, budget: int
-    ) -> None:
-        judge = load_reward_model(self.settings.model, dtype, kind=RULE)
-        given = RuleScorer(scorer_of(policy, judge, budget), self.rules, judge.loaded.tokenization)(rows)
-        self.violates = dict(zip(self.rules, given.tolist(), strict=True))
+    def score(self, policy: LoadedModel, prompts: Sequence[EncodedPrompt], rows: Sequence[SampledResponse]) -> None:
+        judge = load_reward_model(self.settings.model, self.dtype, kind=RULE)
+        given = RuleScorer(scorer_of(policy, judge, self.budget), self.rules, judge.loaded.tokenization)(rows)
+        self.violates: dict[str, list[float]] = dict(zip(self.rules, given.tolist(), strict=True))
 
     def choose(self, candidates: Mapping[int, float]) -> dict[int, float]:
         rows, rewards = list(candidates), list(candidates.values())
@@ -94,16 +90,10 @@ class RuleCandidates(CandidateScorer):
 class RubricCandidates(CandidateScorer):
     """Adds the rewards of rubrics to those of candidates."""
 
-    def __init__(self, settings: RubricSettings) -> None:
-        self.settings = settings
-        self.scores: list[tuple[Rubric, list[float]]] = []
-
-    def score(
-        self, policy: LoadedModel, prompts: Sequence[EncodedPrompt], rows: Sequence[SampledResponse], dtype: str, budget: int
-    ) -> None:
+    def score(self, policy: LoadedModel, prompts: Sequence[EncodedPrompt], rows: Sequence[SampledResponse]) -> None:
         conversations, texts = [prompt.conversation for prompt in prompts], [row.text for row in rows]
         categories = [prompt.category for prompt in prompts]
-        rubrics, judge = load_rubrics(self.settings, Accelerator(cpu=computes_on_cpu()), dtype, budget)
+        rubrics, judge = load_rubrics(self.settings, Accelerator(cpu=computes_on_cpu()), self.dtype, self.budget)
         self.scores = [(rubric, rubric.rewards(judge, conversations, texts, categories)) for rubric in rubrics]
 
     def choose(self, candidates: Mapping[int, float]) -> dict[int, float]:
