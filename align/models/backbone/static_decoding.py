@@ -95,15 +95,17 @@ class StaticDecodingState(DecodingState):
         """Record a step. A first step sets kernels up, which must not be recorded; it is computed and undone."""
         changed = [self.mask, self.positions, self.column, *(layer.cumulative_length for layer in self.cache.layers)]
         before = [value.clone() for value in changed]
-        side_stream = torch.cuda.Stream()
-        side_stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side_stream):
+        graph = torch.cuda.CUDAGraph()
+        recording = torch.cuda.graph(graph, capture_error_mode="thread_local")  # NCCL's thread asks the GPU meanwhile
+        # torch records all graphs on one stream. cuBLAS keeps a workspace of up to 32 MiB for each stream that was ever used.
+        stream = recording.capture_stream
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
             self._compute(body)
-        torch.cuda.current_stream().wait_stream(side_stream)
+        torch.cuda.current_stream().wait_stream(stream)
         for value, old in zip(changed, before, strict=True):
             value.copy_(old)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        with recording:
             self._compute(body)
         return graph
 
