@@ -22,12 +22,15 @@ from align.core.settings_parser import parse
 from align.model_registry.registry import resolve_model
 from align.models.backbone import Backbone, flops_profile
 from align.models.configs import base_of
+from align.models.heads import RewardModel, ScalarHead
 from align.models.loading import LoadedModel, freeze_unused_lm_head, load_on_meta
 from align.models.roles import REWARD_ADAPTER
+from align.ppo.actor_critic import source_of_values
 from align.ppo.config import PPOConfig
 from align.ppo.extensions.ptx import PtxExamples
 from align.ppo.flops import RoleFlopsProfiles, phase_flops
 from align.ppo.rollout import prompts_of_update
+from align.reward.checkpoint import LoadedReward
 from align.reward.config import RewardConfig
 from align.reward.train import example_flops as ranking_flops
 from align.runtime.distributed import compute_dtype
@@ -295,10 +298,11 @@ def ppo_work(config: PPOConfig, devices: int) -> StageWork:
     policy = flops_profile(backbone, loaded.adapter)
     rewards = [_reward_model(name, loaded) for name in config.reward_model]
     separate = config.critic == "separate"
+    critic = _critic(loaded, rewards)
     profiles = RoleFlopsProfiles(
         policy,
         flops_profile(backbone, loaded.initial_adapter),
-        policy if separate else None,
+        flops_profile(critic.backbone, critic.adapter) if separate else None,
         tuple(flops_profile(model.backbone, model.adapter) for model in rewards),
         initial=policy if config.reference_refresh else None,
     )
@@ -326,21 +330,34 @@ def ppo_work(config: PPOConfig, devices: int) -> StageWork:
     decoded: dict[str, float] = {
         name: token_bytes * sum(_batches(rows, devices, row_tokens) for rows in sizes) for name, sizes in rollouts.items()
     }
-    return StageWork(phases, *_ppo_weights(config, loaded, rewards), config, decoded)
+    return StageWork(phases, *_ppo_weights(config, loaded, rewards, critic if separate else None), config, decoded)
 
 
 def _trained(loaded: LoadedModel) -> list[Tensor]:
     return [weight for weight in loaded.backbone.parameters() if weight.requires_grad]
 
 
-def _ppo_weights(config: PPOConfig, loaded: LoadedModel, rewards: Sequence[LoadedModel]) -> tuple[int, list[Tensor]]:
+def _critic(policy: LoadedModel, rewards: Sequence[LoadedModel]) -> LoadedModel:
+    """The model whose shape a separate critic has: the first reward model's, where `build_actor_critic` starts from it."""
+    if policy.adapter or not rewards:
+        return policy
+    own = rewards[0]
+    head, has_template = ScalarHead(own.backbone.hidden_size), own.tokenization.has_own_template
+    reward = LoadedReward(RewardModel(own.backbone, head), own, 0.0, has_template=has_template)
+    return own if source_of_values(reward, policy) else policy
+
+
+def _ppo_weights(
+    config: PPOConfig, loaded: LoadedModel, rewards: Sequence[LoadedModel], critic: LoadedModel | None
+) -> tuple[int, list[Tensor]]:
     """The bytes of all weights that PPO holds, and the weights that it trains."""
     trained, own = _trained(loaded), weights_bytes([loaded.backbone])
     frozen_copy = 0 if loaded.adapter else own  # with adapters, one base serves the reference too
     weights = own + frozen_copy * (2 if config.reference_refresh else 1)
-    if config.critic == "separate":
-        weights += sum(weight.numel() * weight.element_size() for weight in trained)
-        trained = trained * 2
+    if critic:
+        of_critic = _trained(critic)
+        weights += sum(weight.numel() * weight.element_size() for weight in of_critic)
+        trained = trained + of_critic
     weights += sum(weights_bytes([model.backbone]) for model in rewards if model is not loaded)
     return weights, trained
 

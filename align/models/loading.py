@@ -273,7 +273,7 @@ def read_by_ids_of(
     require_finite(model.named_parameters(), role)
     backbone = wrap(model)
     if gradient_checkpointing:
-        _recompute_activations(backbone)
+        recompute_activations(backbone)
     return backbone
 
 
@@ -321,11 +321,12 @@ def _finish(config: ModelConfig, loaded: LoadedModel) -> LoadedModel:
             raise UserError("block_attention: FlexAttention has no gradient on a processor; set block_attention to false")
         use_block_attention(loaded.backbone)
     if config.gradient_checkpointing:
-        _recompute_activations(loaded.backbone, loaded.adapter)
+        recompute_activations(loaded.backbone, loaded.adapter)
     return loaded
 
 
-def _recompute_activations(backbone: Backbone, adapter: str | None = None) -> None:
+def recompute_activations(backbone: Backbone, adapter: str | None = None) -> None:
+    """Switch gradient checkpointing on, for passes with `adapter`."""
     backbone.model.train()  # transformers recomputes only in training mode
     settings: dict[str, Any] = {"use_reentrant": False}
     if adapter:

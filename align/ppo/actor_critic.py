@@ -9,7 +9,7 @@ import torch
 from align.models.adapters import adapter_parameters, copy_adapter
 from align.models.backbone import Backbone, is_prefix_lm, wrap
 from align.models.heads import RewardModel, ScalarHead
-from align.models.loading import LoadedModel, freeze_unused_lm_head
+from align.models.loading import LoadedModel, freeze_unused_lm_head, recompute_activations
 from align.models.roles import REFERENCE_ADAPTER, VALUE_ADAPTER, ActorCritic
 from align.models.vocabulary import vocabulary_rows
 from align.ppo.scoring_models import RewardAdapter
@@ -60,9 +60,11 @@ def build_actor_critic(
             _start_from(reward_adapter.head, reward_adapter.mean, value_head)
         backbone.peft.set_requires_grad(policy.adapter)  # adding one adapter must not freeze the other
     elif critic == "separate":
-        if isinstance(critic_init, LoadedReward) and (source := _source_of_values(critic_init, policy)):
+        if isinstance(critic_init, LoadedReward) and (source := source_of_values(critic_init, policy)):
             model, value_head = copy_backbone(source.backbone), ScalarHead(source.backbone.hidden_size)
             _start_from(source.head, critic_init.mean, value_head)
+            if backbone.model.is_gradient_checkpointing:  # a frozen reward model was loaded without it
+                recompute_activations(model)
         else:
             model = copy_backbone(backbone)
         model.requires_grad_(True)
@@ -94,8 +96,8 @@ def _reference_adapter(loaded: LoadedModel) -> str:
     return REFERENCE_ADAPTER
 
 
-def _source_of_values(reward: LoadedReward, policy: LoadedModel) -> RewardModel | None:
-    """A reward model that values can start from: of the policy's kind, and it reads every id that is sampled; else None."""
+def source_of_values(reward: LoadedReward, policy: LoadedModel) -> RewardModel | None:
+    """Return the model of a reward if values can start from it: of the policy's kind, it reads all ids that are sampled."""
     if not isinstance(reward.model, RewardModel):
         return None
     model, own = policy.backbone.model, reward.loaded.backbone.model

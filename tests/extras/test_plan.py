@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from align import cli
 from align.core.settings import ModelConfig
@@ -21,6 +22,7 @@ from align.extras.plan import (
     placements,
     plan_stages,
 )
+from align.model_registry.registry import resolve_model
 from align.models.loading import load, load_on_meta
 from align.sft import SFTConfig
 from align.training.run_folder import read_metrics
@@ -162,6 +164,20 @@ def test_reward_ptx_and_evaluation_are_phases(runs, capsys):
     said = capsys.readouterr().out
     assert "ppo: take configs/accelerate/ddp.yaml with num_processes 2" in said
     assert "ppo    evaluation" in said
+
+
+def test_a_critic_has_the_shape_of_the_reward_model_that_it_starts_from(runs, tmp_path):
+    source = resolve_model("tiny-llama")
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "ignore_mismatched_sizes": True}
+    reward = AutoModelForSequenceClassification.from_pretrained(source, num_labels=1, dtype=torch.float32, **sizes)
+    reward.save_pretrained(tmp_path)
+    AutoTokenizer.from_pretrained(source).save_pretrained(tmp_path)
+    settings = {"critic": "separate", "vf_coef": 0.1, "reward_model": str(tmp_path)}
+    found, shared = planned(runs, "ppo", **settings), planned(runs, "ppo", **settings | {"critic": "shared"})
+    small = 4 * reward.num_parameters()
+    assert found.work.weights == 2 * 431_360 + 2 * small  # policy, reference, reward model and critic
+    assert sum(weight.numel() for weight in found.work.trained) == (431_360 + small) / 4
+    assert 0 < found.work.flops["learning"] - shared.work.flops["learning"] < shared.work.flops["learning"] / 2
 
 
 def test_a_split_takes_prompts_from_learning_and_adds_evaluations(runs):
