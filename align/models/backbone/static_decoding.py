@@ -97,8 +97,9 @@ class StaticDecodingState(DecodingState):
         before = [value.clone() for value in changed]
         graph = torch.cuda.CUDAGraph()
         recording = torch.cuda.graph(graph, capture_error_mode="thread_local")  # NCCL's thread asks the GPU meanwhile
-        # torch records all graphs on one stream. cuBLAS keeps a workspace of up to 32 MiB for each stream that was ever used.
+        # All graphs are recorded on one stream. cuBLAS keeps a workspace of up to 32 MiB for each stream that was ever used.
         stream = recording.capture_stream
+        assert stream is not None
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             self._compute(body)
