@@ -16,6 +16,7 @@ from multiprocessing.context import SpawnProcess
 from typing import TYPE_CHECKING, Any, Literal
 
 from align.core.errors import UserError, first_line
+from align.core.launch import quiet_libraries
 from align.model_registry.registry import resolve_model
 
 if TYPE_CHECKING:
@@ -159,6 +160,7 @@ def run_model(name: str, connection: Connection) -> None:
             resolve_model(name)  # what leads nowhere is refused before the import below, which takes seconds
             from align.commands.chat import Speaker
 
+            quiet_libraries()
             speaker = Speaker(name)
         except Exception as error:
             connection.send(("error", _one_line(error)))
