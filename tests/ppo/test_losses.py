@@ -15,8 +15,6 @@ from align.ppo.losses import (
 )
 from tests.models.losses import experience_of, minibatch_loss, role_outputs
 
-NAN = float("nan")
-
 
 def doubles(rows):
     return torch.tensor(rows, dtype=torch.float64)
