@@ -40,7 +40,7 @@ from align.eval.answers import (
 from align.eval.policy_comparison import expected_best, kl_bound, response_kl, sizes_on_curve
 from align.eval.results import Evaluation, Measurement, format_value, mean_measurement, publish, share_measurement
 from align.eval.rewardbench import TIES, good_response_wins, read_benchmark, ties_score
-from align.eval.settings import EvalPromptsConfig
+from align.eval.settings import EvalConfig, EvalPromptsConfig
 from align.eval.store import Json, compute_once
 from align.reward.rankings import (
     ScoredRanking,
@@ -52,6 +52,7 @@ from align.reward.rankings import (
 )
 from align.runtime.distributed import run_on_main
 from align.runtime.sharding import place_frozen_model
+from align.sampling.settings import AnsweringConfig, InferenceConfig
 from align.tokenization.encoded import EncodedRanking, SampledResponse
 from align.training.checkpoint.consolidation import consolidate
 
@@ -60,7 +61,7 @@ ROLES = ("reward", "gold")
 
 
 @dataclass(kw_only=True)
-class RewardEvalConfig(EvalPromptsConfig):
+class RewardEvalConfig(EvalPromptsConfig, AnsweringConfig, EvalConfig, InferenceConfig):
     """A reward model on preferences or a benchmark; with `models` best-of-n curves; with `frontier` reward against KL."""
 
     reward_model: str = option(

@@ -6,7 +6,6 @@ from typing import Any, TypeVar
 
 from align.core.settings import Settings, option, require_setting
 from align.data.fields import check_id, field_error
-from align.sampling.settings import AnsweringConfig, InferenceConfig
 
 Item = TypeVar("Item")
 
@@ -32,8 +31,8 @@ class EvalConfig(Settings):
 
 
 @dataclass(kw_only=True)
-class EvalPromptsConfig(AnsweringConfig, EvalConfig, InferenceConfig):
-    """Settings of tasks that let the models answer prompts."""
+class EvalPromptsConfig(Settings):
+    """The prompts of tasks that let the models answer prompts."""
 
     prompts: str = option("data/prompts_heldout.jsonl", "prompts that the models answer: file, folder or hub name")
     limit: int = option(0, "use only this many prompts, evenly spaced over the file; 0: all", ge=0)

@@ -29,12 +29,12 @@ from align.eval.pairwise import (
     win_rate,
 )
 from align.eval.results import Evaluation, Measurement, publish
-from align.eval.settings import EvalPromptsConfig
+from align.eval.settings import EvalConfig, EvalPromptsConfig
 from align.eval.store import CHUNK, Json, compute_once, fingerprint
 from align.runtime.distributed import map_across_processes
 from align.runtime.endpoint import RESUME_HINT, EndpointConfig, question_version, request_verdicts
 from align.runtime.progress import console
-from align.sampling.settings import FewShotConfig
+from align.sampling.settings import AnsweringConfig, FewShotConfig, InferenceConfig
 from align.tokenization.encoded import SampledResponse
 
 TASK = "winrate"
@@ -68,7 +68,7 @@ PROBABILITIES = {"A": 1.0, "B": 0.0, "TIE": 0.5}
 
 
 @dataclass(kw_only=True)
-class WinrateConfig(FewShotConfig, EndpointConfig, EvalPromptsConfig):
+class WinrateConfig(FewShotConfig, EndpointConfig, EvalPromptsConfig, AnsweringConfig, EvalConfig, InferenceConfig):
     """Win rates between models. One of `comparisons`, `reward_model`, `judge` and `endpoint` decides."""
 
     comparisons: list[str] = option([], "blind comparisons exported by the labeling app; no model is loaded")
