@@ -95,29 +95,6 @@ class CandidateScorer:
         return {}
 
 
-@dataclass
-class Scored:
-    """Candidates [N] with their rewards, which are empty without a reward model, and the scorers that have scored them."""
-
-    texts: list[str]
-    rewards: list[float]
-    scorers: list[CandidateScorer]
-
-    def best(self, group: Sequence[int]) -> int | None:
-        """Return the candidate of a group that is kept; None if none remains."""
-        candidates = {row: self.rewards[row] if self.rewards else 0.0 for row in group}
-        for scorer in self.scorers:
-            candidates = scorer.choose(candidates) if candidates else {}
-        return max(candidates, key=candidates.__getitem__) if candidates else None
-
-    def columns(self, kept: Sequence[int]) -> dict[str, object]:
-        """Return the fields of a prompt's row about the responses that were kept."""
-        found: dict[str, object] = {"rewards": [round(self.rewards[i], 6) for i in kept]} if self.rewards else {}
-        for scorer in reversed(self.scorers):
-            found |= scorer.columns(kept)
-        return found
-
-
 def sample_command(config: SampleConfig) -> None:
     """Run `align sample`: print the responses, or write them if `output` is given."""
     if config.output:
@@ -172,16 +149,15 @@ def sample_rows(config: SampleConfig) -> list[Row | None]:
         end_ids = loaded.tokenization.end_ids
         responses = sample(loaded.backbone, read, uniforms, sampling, end_ids, progress.advance)
     candidates = sampled_responses(drawn, responses.ids, loaded.tokenization)
-    rewards: list[float] = []
+    rewards = [0.0] * len(candidates)
     if config.reward_model:
         reward = load_reward_model(config.reward_model, config.dtype, config.chat_template)
         rewards = scorer_of(loaded, reward, config.batch_tokens)(candidates)
     for scorer in scorers:
         scorer.score(loaded, drawn, candidates)
-    scored = Scored([row.text for row in candidates], rewards, scorers)
     return [
-        _row(config, prompt, number, scored, range(number * copies, (number + 1) * copies))
-        for number, prompt in enumerate(prompts)
+        _row(config, prompt, number, candidates, rewards, scorers)
+        for number, prompt in zip(range(0, len(candidates), copies), prompts, strict=True)
     ]
 
 
@@ -202,23 +178,36 @@ def _printed(rows: Sequence[Row | None], model: str) -> str:
     return "\n\n".join(parts)
 
 
-def _row(config: SampleConfig, prompt: EncodedPrompt, number: int, scored: Scored, drawn: range) -> Row | None:
-    """One line of the output: of each `best_of` responses in `drawn`, the best; None if the filter left none.
+def _row(
+    config: SampleConfig,
+    prompt: EncodedPrompt,
+    first: int,
+    candidates: Sequence[SampledResponse],
+    rewards: Sequence[float],
+    scorers: Sequence[CandidateScorer],
+) -> Row | None:
+    """One line of the output: of each `best_of` candidates from the prompt's `first` on, the best; None if none is left.
 
     A response that `fallback` replaces has `fallback` as its model, and no figures.
     """
-    groups = [drawn[start : start + config.best_of] for start in range(0, len(drawn), config.best_of)]
-    kept = [i for i in (scored.best(group) for group in groups) if i is not None]
-    texts, models, columns = [scored.texts[i] for i in kept], config.model * len(kept), scored.columns(kept)
-    if not kept:
-        if not config.fallback:
-            return None
-        texts, models, columns = [config.fallback], ["fallback"], {}
-    row: Row = {"id": prompt.id or str(number + 1), "prompt": to_json(prompt.conversation)}
-    row |= {"responses": texts, "model": models}
+    kept, copies = [], config.samples_per_prompt * config.best_of
+    for start in range(first, first + copies, config.best_of):
+        left = {number: rewards[number] for number in range(start, start + config.best_of)}
+        for scorer in scorers:
+            left = scorer.choose(left) if left else {}
+        kept += [max(left, key=left.__getitem__)] if left else []
+    if not kept and not config.fallback:
+        return None
+    row: Row = {"id": prompt.id or str(first // copies + 1), "prompt": to_json(prompt.conversation)}
+    row["responses"] = [candidates[number].text for number in kept] or [config.fallback]
+    row["model"] = config.model * len(kept) or ["fallback"]
     if prompt.category is not None:
         row["category"] = prompt.category
-    return row | columns
+    if kept and config.reward_model:
+        row["rewards"] = [round(rewards[number], 6) for number in kept]
+    for scorer in reversed(scorers if kept else []):
+        row |= scorer.columns(kept)
+    return row
 
 
 def scorer_of(loaded: LoadedModel, reward: LoadedReward, batch_tokens: int) -> RewardModelScorer:
