@@ -83,6 +83,7 @@ def test_pages_name_code_and_link_to_places_that_exist(path):
         file, _, anchor = link.partition("#")
         target = (path.parent / file) if file else path
         assert target.exists() or target.resolve() == WRITTEN, link
+        assert target.resolve().is_relative_to(DOCS if path.is_relative_to(DOCS) else ROOT), f"{link}: not on the site"
         if anchor and target.suffix == ".md":
             titles = [re.sub(r"[^\w\s-]", "", title).strip() for title in re.findall(r"^#+ (.*)$", text_of(target), re.M)]
             assert anchor in {re.sub(r"[\s-]+", "-", title.lower()) for title in titles}, link
