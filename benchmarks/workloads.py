@@ -134,18 +134,6 @@ WORKS = (
     ),
     replace(
         _PPO,
-        name="ppo_chat",
-        title="PPO at a quarter of DeepSpeed-Chat's batch and lengths: 128 prompts of 64 tokens, 64 new, 1 epoch",
-        rows=128,
-        prompt=(64, 64),
-        response=(64, 64),
-        warmup=1,
-        measured=2,
-        settings={"critic": "separate", "num_ppo_epochs": 1, "num_mini_batches": 1},
-        peer=(),
-    ),
-    replace(
-        _PPO,
         name="ppo_opt",
         title="PPO as DeepSpeed-Chat's: OPT-1.3B, rewards and values by OPT-350M, 128 prompts of 256 tokens, 256 new",
         rows=128,
