@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from align.core.files import FOLDERS, package_data_root, resolve_path
+from tests.http_stand_in import answering
 
 ROOT = Path(__file__).parents[2]
 BUILT_FROM = ("align", "annotation_ui", "configs", "data", "forms")
@@ -94,7 +95,8 @@ def test_the_installed_demo_app_and_rules_run_from_any_folder(run_installed, tmp
     assert (tmp_path / "demo" / "report.html").is_file()
     row = {"prompt": "Hi", "responses": ["Hello", "Go away"], "model": ["a", "b"]}
     (tmp_path / "responses.jsonl").write_text(json.dumps(row) + "\n")
-    (tmp_path / "scorers.py").write_text("def half(cases):\n    return [0.25] * len(cases)\n")
-    words = ["--responses", "responses.jsonl", "--rules", "forms/rules/lamda-quality.yaml", "--scorer", "scorers:half"]
-    run_installed("-m", "align.cli", "eval", "rules", *words, "--output", "out")
+    verdict = json.dumps({"choices": [{"message": {"content": "VERDICT: KEEPS"}}]}).encode()
+    with answering(lambda request: (200, verdict)) as url:
+        words = ["--responses", "responses.jsonl", "--rules", "forms/rules/lamda-quality.yaml", "--output", "out"]
+        run_installed("-m", "align.cli", "eval", "rules", *words, "--endpoint", f"{url}/v1", "--endpoint_model", "judge")
     assert "cites-a-source" in (tmp_path / "out" / "rules.json").read_text()
