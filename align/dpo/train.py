@@ -98,8 +98,7 @@ def train(
         plan = micro_batches(range(len(batch)), sizes, budget, run.accelerator)
         with loop.learning(update, rankings_of(batch), loaded.tokenization):
             for rows in engine.micro_batches(plan):
-                loss, sums = loss_of([batch[row] for row in rows], batch)
-                engine.backward(loss, sums)
+                engine.backward(*loss_of([batch[row] for row in rows], batch))
             step = engine.step(update)
         metrics = engine.sums | {"rewards/margin": engine.sums["rewards/chosen"] - engine.sums["rewards/rejected"]}
         flops = flops_of(rankings_of(batch), backbone, profile, training_flops)

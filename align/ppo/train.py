@@ -186,8 +186,7 @@ def update_policy(config: PPOConfig, setup: PPOSetup, experience: Experience, up
             plan = plan_minibatch(rollout, minibatch, setup.policy.backbone, config.micro_batch_tokens, run.accelerator)
             try:
                 for rows in engine.micro_batches(plan):
-                    loss, sums = micro_batch_loss(config, setup, experience, rows, minibatch_tokens)
-                    engine.backward(loss, sums)
+                    engine.backward(*micro_batch_loss(config, setup, experience, rows, minibatch_tokens))
                 metrics = dict(engine.sums)
                 if epoch == number == 0:
                     run.print(check_ratio(metrics["ratio/abs_error"], run.accelerator.device))

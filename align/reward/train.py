@@ -90,8 +90,7 @@ def train(
         plan = micro_batches(range(len(batch)), sizes, budget, run.accelerator)
         with loop.learning(update, batch, loaded.tokenization):
             for rows in engine.micro_batches(plan):
-                loss, sums = loss_of([batch[row] for row in rows], batch)
-                engine.backward(loss, sums)
+                engine.backward(*loss_of([batch[row] for row in rows], batch))
             step = engine.step(update)
         metrics = dict(engine.sums)
         metrics["reward/mean"] = metrics.pop("reward_sum") / sum(len(ranking.responses) for ranking in batch)

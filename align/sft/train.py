@@ -58,8 +58,7 @@ def train(
         plan = micro_batches(range(len(batch)), lengths, budget, run.accelerator)
         with loop.learning(update, batch, loaded.tokenization):
             for rows in engine.micro_batches(plan):
-                loss, sums = loss_of([batch[row] for row in rows], batch)
-                engine.backward(loss, sums)
+                engine.backward(*loss_of([batch[row] for row in rows], batch))
             step = engine.step(update)
         flops = sum(example_flops(profile, example, prompt_weight) for example in batch)
         metrics = engine.sums | step | loop.costs(sum(lengths), flops)

@@ -3,13 +3,12 @@
 A loop over one optimizer step reads:
 
     for rows in engine.micro_batches(plan):
-        loss, sums = some_loss(model, rows)
-        engine.backward(loss, sums)
+        engine.backward(*some_loss(model, rows))  # a name would keep its graph in memory while the next one is made
     metrics = engine.step(update)
 
-`plan` lists this process's micro-batches (`MicroBatch`), `rows` are the row numbers of one, and `sums` its metrics, which
-add up. Losses are already divided by global counts, so the engine only adds them up. Padding, micro-batches and the number
-of processes never change a gradient. A "master" is the float32 copy of a bfloat16 weight that the optimizer updates.
+`plan` lists this process's micro-batches (`MicroBatch`), `rows` are the row numbers of one. A loss comes with metrics,
+which add up. Losses are already divided by global counts, so the engine only adds them up. Padding, micro-batches and the
+number of processes never change a gradient. A "master" is the float32 copy of a bfloat16 weight that the optimizer updates.
 """
 
 import math

@@ -121,8 +121,7 @@ def train(
         plan = micro_batches(range(len(batch)), lengths, budget, accelerator)
         with loop.learning(update, [item.example for item in batch], student.tokenization):
             for rows in engine.micro_batches(plan):
-                loss, sums = loss_of([batch[row] for row in rows], batch)
-                engine.backward(loss, sums)
+                engine.backward(*loss_of([batch[row] for row in rows], batch))
             step = engine.step(update)
         writers_of_batch = [item.writer for item in batch]
         metrics = loss_parts(engine.sums) | {

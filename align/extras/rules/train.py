@@ -108,8 +108,7 @@ def train(form: Any, engine: TrainEngine, order: DataOrder[Any], held_out: list[
         plan = micro_batches(range(len(batch)), sizes, budget, run.accelerator)
         with loop.learning(update, batch, form.loaded.tokenization):
             for rows in engine.micro_batches(plan):
-                loss, sums = loss_of([batch[row] for row in rows], batch)
-                engine.backward(loss, sums)
+                engine.backward(*loss_of([batch[row] for row in rows], batch))
             step = engine.step(update)
         metrics = form.training_metrics(engine.sums) | step | loop.costs(sum(sizes), sum(map(form.flops, batch)))
         if loop.evaluates(update):

@@ -149,8 +149,8 @@ class PtxLoss(Extension):
             prompt, response, prompt_of_response = pack_rankings(chosen, engine.accelerator.device)
             masks = [list(map(int, mask)) for example in chosen for mask in example.masks]
             mask = Padded.from_lists(masks).ids.to(engine.accelerator.device) > 0
-            log_probs = self.roles.language_model(prompt, response, prompt_of_response)
-            engine.backward(coef * demonstration_loss(log_probs, mask, ~mask, tokens, 0, 0.0))
+            read = (prompt, response, prompt_of_response)
+            engine.backward(coef * demonstration_loss(self.roles.language_model(*read), mask, ~mask, tokens, 0, 0.0))
         self.flops_since_update += sum(map(self.examples.flops, examples))
         return {"loss/ptx": engine.sums["loss"] / coef}
 
