@@ -1,5 +1,3 @@
-"""`align annotate` on the shell."""
-
 import socket
 
 import pytest

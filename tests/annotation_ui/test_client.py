@@ -1,5 +1,3 @@
-"""The Python client against a running server on both databases: import, progress, export, new judgments."""
-
 import hashlib
 import json
 import re

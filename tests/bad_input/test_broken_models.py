@@ -1,5 +1,3 @@
-"""Model folders that are broken in every way that was found: one line that says what is wrong, never a traceback."""
-
 import json
 import math
 import shutil

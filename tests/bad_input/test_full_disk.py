@@ -1,5 +1,3 @@
-"""A disk that fills up: the line names what was being written, and nothing is lost."""
-
 import contextlib
 import json
 import resource

@@ -1,5 +1,3 @@
-"""Every stage, export and evaluation over badly behaved models, against transformers on the saved folders."""
-
 import re
 from collections.abc import Callable
 from functools import cache

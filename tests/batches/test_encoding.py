@@ -1,5 +1,3 @@
-"""Records within the limits: what is too long, what becomes of it, and that an error names the record."""
-
 import pytest
 
 from align.batches.encoding import Limits, encode_demonstrations, encode_prompts, encode_rankings

@@ -1,5 +1,3 @@
-"""Responses to one prompt in shared rows: what is read is what was planned."""
-
 import numpy as np
 import pytest
 import torch

@@ -1,5 +1,3 @@
-"""A text for each source of training data that names its task: where it stands, and that it is read wherever data is."""
-
 import pytest
 
 from align.batches.encoding import Limits, encode_demonstrations, encode_prompts, encode_rankings

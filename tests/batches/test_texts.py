@@ -1,5 +1,3 @@
-"""Raw text as examples: what is taken out comes back, documents are cut nowhere but at full rows, and T5's own sentence."""
-
 import re
 
 import numpy

@@ -1,5 +1,3 @@
-"""Prompts that were tokenized before, as TRL's PPO takes them: read as they are, shown as text."""
-
 import datasets
 import numpy as np
 import pytest

@@ -1,5 +1,3 @@
-"""Validation data from the training data: by prompt, the same in every run and stage."""
-
 from collections import Counter
 from functools import partial
 

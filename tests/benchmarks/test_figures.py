@@ -1,5 +1,3 @@
-"""The figures of the benchmarks' tables, against numbers worked out by hand."""
-
 import math
 
 from benchmarks.measuring import finish_line

@@ -1,5 +1,3 @@
-"""The study of reward gaming: planted labels, defenses and alarms by hand."""
-
 import json
 import sys
 

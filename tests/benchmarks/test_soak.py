@@ -1,5 +1,3 @@
-"""`make soak` still runs: its variants' settings are ones that stages have, and runs are killed and resumed."""
-
 import json
 import subprocess
 import sys

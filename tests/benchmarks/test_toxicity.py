@@ -1,5 +1,3 @@
-"""The training of the default toxicity scorer's head: fits at their minimum, what is held out, and the teacher."""
-
 import io
 import math
 import pickle

@@ -1,5 +1,3 @@
-"""`align chat`: turns, commands, two models, rewards, and the keys of a real terminal."""
-
 import io
 import os
 import pty

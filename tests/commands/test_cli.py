@@ -1,5 +1,3 @@
-"""The command line: what each word does, how mistakes are told, and that a run is the same however it is started."""
-
 import runpy
 import subprocess
 import sys

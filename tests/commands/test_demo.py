@@ -1,5 +1,3 @@
-"""The demo: rows of its table, and what it prints on the way."""
-
 import json
 import re
 import time

@@ -1,5 +1,3 @@
-"""`align sample`: its rows, what they depend on, the best of several, and its mistakes."""
-
 import re
 from pathlib import Path
 

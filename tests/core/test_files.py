@@ -1,5 +1,3 @@
-"""Writing that nothing can leave half done: errors, a full disk, a process that dies in the middle."""
-
 import errno
 import os
 import stat

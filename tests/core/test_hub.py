@@ -1,5 +1,3 @@
-"""A name that is no path is refused at once if the hub does not answer."""
-
 import time
 
 import datasets

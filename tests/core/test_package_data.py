@@ -1,5 +1,3 @@
-"""Files that come with the package: which path means which file, and what an installed wheel brings along."""
-
 import json
 import os
 import shutil

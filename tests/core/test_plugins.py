@@ -1,5 +1,3 @@
-"""Scores of the user's own functions: every kind of number counts, everything else is one clear line."""
-
 from decimal import Decimal
 from fractions import Fraction
 

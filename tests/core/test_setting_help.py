@@ -1,5 +1,3 @@
-"""The text of --help is short, grouped and true; --help-all has every setting."""
-
 from dataclasses import fields
 
 import pytest

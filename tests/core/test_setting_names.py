@@ -1,5 +1,3 @@
-"""Foreign names of settings: each names settings that exist, and an unknown option is answered with them."""
-
 from dataclasses import replace
 
 import pytest

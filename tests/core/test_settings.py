@@ -1,5 +1,3 @@
-"""Settings from YAML and the command line: which wins, spellings, lists, blocks, wrong names and values, broken files."""
-
 from dataclasses import asdict, replace
 
 import pytest

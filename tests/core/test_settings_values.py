@@ -1,5 +1,3 @@
-"""Values of settings: types, limits, paths, a dump that reads back to the same, a help text for every field."""
-
 import json
 import math
 from dataclasses import asdict, fields

@@ -1,5 +1,3 @@
-"""Intervals of shares by hand and by simulation; bootstrap intervals: whole groups, and the same numbers every time."""
-
 import math
 
 import numpy as np

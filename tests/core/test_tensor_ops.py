@@ -1,5 +1,3 @@
-"""Tensor functions against numbers worked out by hand; what lies in the padding must never matter."""
-
 import math
 from itertools import pairwise
 

@@ -1,5 +1,3 @@
-"""The text of `align data check`, by a file small enough to count by hand."""
-
 import pytest
 
 from align.cli import main

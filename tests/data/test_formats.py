@@ -1,5 +1,3 @@
-"""Each layout by a row written by hand, and the exact records that it stands for."""
-
 import pytest
 
 from align.data.formats import FORMATS, KINDS, convert_row

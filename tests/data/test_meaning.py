@@ -1,5 +1,3 @@
-"""Fields that change what a row means are read or refused, in rows and in turns."""
-
 import json
 
 import pytest

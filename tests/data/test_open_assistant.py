@@ -1,5 +1,3 @@
-"""OpenAssistant trees: which conversations are learned from, which siblings are ranked, and what is left out."""
-
 import re
 
 import pytest

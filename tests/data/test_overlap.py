@@ -1,5 +1,3 @@
-"""Contamination by word sequences: what is found, and what must not be."""
-
 import json
 import random
 

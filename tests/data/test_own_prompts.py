@@ -1,5 +1,3 @@
-"""The prompts under data/: layout, categories in equal parts, no row twice or in two files."""
-
 import re
 from itertools import combinations
 from pathlib import Path

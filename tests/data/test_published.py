@@ -1,5 +1,3 @@
-"""Published layouts: a row of each, with the fields of the data set's card, and the exact records that it stands for."""
-
 import contextlib
 from itertools import product
 

@@ -1,5 +1,3 @@
-"""Reading with bad rows among the good, writing that never loses the old file, and the real rows of HH-RLHF."""
-
 import logging
 import os
 from pathlib import Path

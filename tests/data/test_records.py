@@ -1,5 +1,3 @@
-"""Records: what they accept and what they refuse, in which words."""
-
 import json
 import string
 

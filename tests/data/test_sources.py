@@ -1,5 +1,3 @@
-"""Sources: every way in, and every way that a file, a folder or a hub name can be broken."""
-
 import codecs
 import gzip
 import json

@@ -1,5 +1,3 @@
-"""Columns that are read as fields, from any kind of file, and Excel sheets."""
-
 import datetime
 import json
 import sys

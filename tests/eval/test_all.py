@@ -1,5 +1,3 @@
-"""`align eval all`: the settings reach each task, and the tables come together."""
-
 from pathlib import Path
 
 import pytest

@@ -1,5 +1,3 @@
-"""The models of an evaluation: names, run folders, fingerprints, one at a time; and what they read before a prompt."""
-
 import shutil
 
 import pytest

@@ -1,5 +1,3 @@
-"""Bias: planted odds, changes, favored words and sentiment by hand, and a whole run on a tiny model."""
-
 import math
 
 import pytest

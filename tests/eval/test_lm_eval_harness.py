@@ -1,5 +1,3 @@
-"""The price of alignment: what was lost by hand, lm-eval's own output of two models, and one line where it is missing."""
-
 import json
 import sys
 from pathlib import Path

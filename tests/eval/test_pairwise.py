@@ -1,5 +1,3 @@
-"""Win rates and length control on numbers worked out by hand."""
-
 import math
 
 import numpy as np

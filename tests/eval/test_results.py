@@ -1,5 +1,3 @@
-"""Figures, side-by-side tables, and rows that a crash does not lose."""
-
 import json
 import re
 

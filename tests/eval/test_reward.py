@@ -1,5 +1,3 @@
-"""`align eval reward`: the same numbers as scoring one by one, curves, and reward against KL over a run's policies."""
-
 import math
 import shutil
 from itertools import combinations

@@ -1,5 +1,3 @@
-"""RewardBench 2: its scoring by hand, and a reward model on its rows."""
-
 import math
 
 import pytest

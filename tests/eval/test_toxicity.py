@@ -1,5 +1,3 @@
-"""Toxicity: measurements by hand, prompts in every form, the same texts whatever the batch or the number of processes."""
-
 import sys
 from pathlib import Path
 

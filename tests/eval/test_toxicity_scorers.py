@@ -1,5 +1,3 @@
-"""Scorers: one function for all kinds, a classifier, scores on disk, and the default on texts outside its training data."""
-
 from pathlib import Path
 
 import numpy as np

@@ -1,5 +1,3 @@
-"""`align eval truthfulness` from the command to its files, broken off and gone on with."""
-
 import copy
 import json
 import math

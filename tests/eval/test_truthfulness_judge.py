@@ -1,5 +1,3 @@
-"""A judge of answers: metrics by hand, a split that leaks no question, and judges that learn, are saved and load again."""
-
 import gzip
 import json
 from pathlib import Path

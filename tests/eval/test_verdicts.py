@@ -1,5 +1,3 @@
-"""Verdicts of people: violations, claims and sources, authorship, ratings and flags by hand, and from the app to numbers."""
-
 import json
 import math
 

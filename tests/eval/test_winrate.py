@@ -1,5 +1,3 @@
-"""Win rates from people's comparisons, from a reward model and from a function."""
-
 import shutil
 import sys
 from itertools import combinations

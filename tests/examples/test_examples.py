@@ -1,5 +1,3 @@
-"""The scripts in examples/ run and show what they say."""
-
 import runpy
 from pathlib import Path
 

@@ -1,5 +1,3 @@
-"""The notebooks run from beginning to end, and are stored without outputs."""
-
 import json
 import re
 from pathlib import Path

@@ -1,5 +1,3 @@
-"""The Python code of how-to pages runs: use-the-model.md on models that stages have saved, in-python.md by itself."""
-
 import re
 from pathlib import Path
 

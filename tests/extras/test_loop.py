@@ -1,5 +1,3 @@
-"""`align loop`: its files by hand, two rounds with a simulated labeler, kills anywhere, and the labeling app in between."""
-
 import json
 import signal
 import time

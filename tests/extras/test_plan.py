@@ -1,5 +1,3 @@
-"""`align plan`: published figures, memory by hand, and the FLOPs that runs count."""
-
 from pathlib import Path
 
 import pytest

@@ -1,5 +1,3 @@
-"""A device computes what the processor computes: log-probs, rewards, values, gradients and sampled tokens."""
-
 import pytest
 import torch
 

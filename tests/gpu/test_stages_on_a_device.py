@@ -1,5 +1,3 @@
-"""Every stage runs on the device, under ZeRO as without it, resumes, and stays within the estimate of memory."""
-
 import gc
 import json
 import math

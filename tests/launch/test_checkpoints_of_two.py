@@ -1,5 +1,3 @@
-"""Checkpoints of two processes: whole, the same however they were sharded, and resumed by one process or by two."""
-
 import json
 import shutil
 from pathlib import Path

@@ -1,5 +1,3 @@
-"""How the runs of one and of several processes are compared, by numbers typed in."""
-
 import pytest
 import torch
 from safetensors.torch import save_file

@@ -1,5 +1,3 @@
-"""Every stage, full and through LoRA, on every kind of model: several processes train what one process trains."""
-
 from collections.abc import Callable
 from pathlib import Path
 

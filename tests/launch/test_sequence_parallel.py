@@ -1,5 +1,3 @@
-"""Two processes share the rows of fine-tuning and of a reward model: the numbers are those of one process."""
-
 from pathlib import Path
 
 import pytest

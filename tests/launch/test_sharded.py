@@ -1,5 +1,3 @@
-"""A model in parts: loaded into the shards of ZeRO-3, sampled from layer by layer."""
-
 import json
 import shutil
 from pathlib import Path

@@ -1,5 +1,3 @@
-"""What one of two processes does, suffers or does not see, both do: they work together, or end together."""
-
 import json
 import subprocess
 import time

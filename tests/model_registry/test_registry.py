@@ -1,5 +1,3 @@
-"""Names of models, the tiny ones, and the cache: making a model cannot leave half of one behind."""
-
 import json
 import math
 import multiprocessing

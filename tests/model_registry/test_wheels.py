@@ -1,5 +1,3 @@
-"""SmolLM2 from a wheel: the conversion gives the published model, and a bad download gives one line and no model."""
-
 import functools
 import json
 import sys

@@ -1,5 +1,3 @@
-"""Adapters of every kind that PEFT trains compute here what they compute in PEFT: continued, merged, saved, or refused."""
-
 import json
 from dataclasses import replace
 

@@ -1,5 +1,3 @@
-"""Adapters on one base: the base stays the base, roles do not disturb each other, and PPO starts where its reference is."""
-
 import pytest
 import torch
 from transformers.modeling_layers import GradientCheckpointingLayer

@@ -1,5 +1,3 @@
-"""Our attention against the formula in float64, and the shapes in which a model uses it."""
-
 import copy
 import math
 from itertools import product

@@ -1,5 +1,3 @@
-"""The backbone contract beside what every architecture is tested for: contexts, windows, refusals, rows in memory."""
-
 import pytest
 import torch
 from transformers import BartConfig, BartForConditionalGeneration, GPT2Config, GPT2LMHeadModel

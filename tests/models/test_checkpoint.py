@@ -1,5 +1,3 @@
-"""What is saved loads elsewhere with the same numbers and names, and what cannot be saved or loaded is one line."""
-
 import dataclasses
 import json
 import shutil

@@ -1,5 +1,3 @@
-"""Encoders as reward models: the scores that plain transformers computes, whatever the batch; and no policies."""
-
 import pytest
 import torch
 from accelerate import Accelerator

@@ -1,5 +1,3 @@
-"""Log-probabilities of response tokens by hand and in parts, scalar heads, and the outputs of an actor-critic."""
-
 import pytest
 import torch
 

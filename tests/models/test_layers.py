@@ -1,5 +1,3 @@
-"""Smaller models of some layers of a model."""
-
 import copy
 
 import pytest

@@ -1,5 +1,3 @@
-"""Any `LoraConfig` and any `PeftModel` with LoRA: computed as in PEFT, trained alone, saved for PEFT, or refused."""
-
 import copy
 
 import pytest

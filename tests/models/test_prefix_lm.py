@@ -1,5 +1,3 @@
-"""Prefix language models: the prompt sees itself whole, the response what stands before it, in training and in sampling."""
-
 import shutil
 from unittest.mock import patch
 

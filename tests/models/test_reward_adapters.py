@@ -1,5 +1,3 @@
-"""Reward models that are adapters on the policy's base: read with its weights, frozen, refused where they would differ."""
-
 import shutil
 from pathlib import Path
 

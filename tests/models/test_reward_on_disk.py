@@ -1,5 +1,3 @@
-"""A saved reward model: a classifier for transformers, PEFT and TRL, and the same rewards and mean for this package."""
-
 import json
 from pathlib import Path
 

@@ -1,5 +1,3 @@
-"""Every stage saves what it could load, or refuses it before its first update; what is saved ends where its start did."""
-
 import json
 import shutil
 from pathlib import Path

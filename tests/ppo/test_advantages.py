@@ -1,5 +1,3 @@
-"""Generalized advantage estimation against sums written out by hand, and against its definition."""
-
 import pytest
 import torch
 from hypothesis import given, settings

@@ -1,5 +1,3 @@
-"""Reference, value model and reward classifier as objects in memory, against plain transformers."""
-
 import copy
 
 import pytest

@@ -1,5 +1,3 @@
-"""The clipped losses of PPO token by token, and their gradients against finite differences."""
-
 import dataclasses
 import math
 

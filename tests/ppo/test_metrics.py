@@ -1,5 +1,3 @@
-"""The watch for a negative KL, and the warnings where reward parts from the text."""
-
 import pytest
 import torch
 

@@ -1,5 +1,3 @@
-"""Reward functions of a user: found, weighted and checked; mistakes are one line."""
-
 import sys
 
 import pytest

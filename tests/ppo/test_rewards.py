@@ -1,5 +1,3 @@
-"""Rewards are weighted, added up and named; ensembles, and the penalty for a missing end."""
-
 import pytest
 import torch
 

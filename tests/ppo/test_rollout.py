@@ -1,5 +1,3 @@
-"""Which prompts an update samples from and which rows its minibatches hold: reproducible, complete, shuffled."""
-
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -1,5 +1,3 @@
-"""Reward models from elsewhere in PPO: which ids they read, what a critic may take from them, and what is refused."""
-
 import copy
 import dataclasses
 import json

@@ -1,5 +1,3 @@
-"""Where a response ends: at the model's end tokens, at given ones, or at the full length."""
-
 import pytest
 
 from align.core.errors import UserError

@@ -1,5 +1,3 @@
-"""PPO as a whole, on rewards whose optimum is known."""
-
 import weakref
 from pathlib import Path
 from typing import Any

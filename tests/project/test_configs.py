@@ -1,5 +1,3 @@
-"""Every file under configs/: it parses, what it names is there, and the stages of a model fit together."""
-
 from dataclasses import fields
 from pathlib import Path
 

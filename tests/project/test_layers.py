@@ -1,5 +1,3 @@
-"""The shape of the packages: imports point downwards and never in a circle, hierarchies of classes are flat."""
-
 import ast
 from functools import cache
 from graphlib import CycleError, TopologicalSorter

@@ -1,5 +1,3 @@
-"""Every metric and file that a run writes is on the page of metrics, and everything on it is written by a run."""
-
 import re
 from fnmatch import fnmatch
 from functools import partial

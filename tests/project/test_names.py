@@ -1,5 +1,3 @@
-"""Names of code in pages and docstrings: each `Class.attribute`, dotted name of the packages, path and link exists."""
-
 import ast
 import functools
 import re

@@ -1,5 +1,3 @@
-"""Rules about where things stand: one file knows the architectures, pure functions stay pure, nothing is pickled."""
-
 import ast
 import os
 import re

@@ -1,5 +1,3 @@
-"""Every page of the site, README included: its commands parse, its code runs, its pictures of the code are true."""
-
 import ast
 import json
 import re

@@ -1,5 +1,3 @@
-"""The files that describe the project to others: continuous integration, hooks, citation, changelog, requirements."""
-
 import re
 import sys
 import tomllib

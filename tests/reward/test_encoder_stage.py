@@ -1,5 +1,3 @@
-"""Reward, rule and attribute models on encoders of every family: learned, saved, reloaded, and used in PPO."""
-
 import json
 from functools import partial
 

@@ -1,5 +1,3 @@
-"""The ranking loss (pairs, weights, margins, soft targets) and the losses of DPO, by hand and by finite differences."""
-
 import json
 import math
 from itertools import pairwise

@@ -1,5 +1,3 @@
-"""Metrics of a reward model on rankings small enough to work out by hand."""
-
 import math
 
 import pytest

@@ -1,5 +1,3 @@
-"""Operators are compiled by one process at a time, and one that was killed while it compiled blocks no other."""
-
 import os
 import subprocess
 import sys

@@ -1,5 +1,3 @@
-"""Which number format and device a run gets, on hardware that is only described."""
-
 from types import SimpleNamespace
 
 import pytest

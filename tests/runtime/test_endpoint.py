@@ -1,5 +1,3 @@
-"""JSON over HTTP against a real server: a body that breaks off, pauses, redirects, answers that are not JSON."""
-
 import re
 import threading
 import time

@@ -1,5 +1,3 @@
-"""Model FLOPs by hand, against torch's own counter, and the peak that MFU is taken of."""
-
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode

@@ -1,5 +1,3 @@
-"""Processes that watch each other: all others name one that is killed or hangs; an end in order ends nobody."""
-
 import os
 import signal
 import socket

@@ -1,5 +1,3 @@
-"""Progress in a log file: which lines are printed, and what a real run, evaluation and demo write there."""
-
 import re
 import subprocess
 import sys

@@ -1,5 +1,3 @@
-"""Sampling: what it draws, where it ends, and that a row's text is its own."""
-
 import math
 from types import SimpleNamespace
 

@@ -1,5 +1,3 @@
-"""The weights that vLLM is given: names and shapes of a plain checkpoint, the adapter added in, the base left alone."""
-
 import copy
 
 import pytest

@@ -1,5 +1,3 @@
-"""The loss of supervised fine-tuning: only the assistant's tokens, divided by global counts."""
-
 import math
 
 import pytest

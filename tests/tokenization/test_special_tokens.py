@@ -1,5 +1,3 @@
-"""Special tokens that a message spells: characters for the model, in prompts, answers and conversations."""
-
 import dataclasses
 import json
 from pathlib import Path

@@ -1,5 +1,3 @@
-"""Conversations as token ids: templates, the end of a turn, and what is learned."""
-
 import pytest
 
 from align.core.errors import UserError

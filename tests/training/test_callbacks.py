@@ -1,5 +1,3 @@
-"""Callbacks of transformers in PPO: the events, what they can decide, and their state after a resume."""
-
 import json
 
 import pytest

@@ -1,5 +1,3 @@
-"""Resuming with other settings or data: what would read other examples is refused, and a model is always saved."""
-
 import json
 import shutil
 from pathlib import Path

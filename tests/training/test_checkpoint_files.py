@@ -1,5 +1,3 @@
-"""Checkpoints that a disk, a person or another version has changed: the last good one is used, and the user is told."""
-
 import json
 import pickle
 import shutil

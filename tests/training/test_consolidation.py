@@ -1,5 +1,3 @@
-"""A plain folder from a checkpoint: the weights as they were trained, whoever kept which part."""
-
 import shutil
 from pathlib import Path
 

@@ -1,5 +1,3 @@
-"""Passes over training data: one source as ever, several by T5's rates, each example of a source as often as any other."""
-
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace

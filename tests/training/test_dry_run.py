@@ -1,5 +1,3 @@
-"""A dry run of each stage prints a plan, writes nothing, and refuses what a run would refuse."""
-
 import pytest
 
 from align import cli

@@ -1,5 +1,3 @@
-"""The engine over float32 masters, on small modules by hand: optimizers, accumulation, several processes, checkpoints."""
-
 import math
 from collections.abc import Iterator
 from itertools import pairwise

@@ -1,5 +1,3 @@
-"""The memory of a run: arithmetic by hand, the largest micro-batch that is run first, and refusals."""
-
 from pathlib import Path
 from types import SimpleNamespace
 

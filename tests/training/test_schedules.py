@@ -1,5 +1,3 @@
-"""Learning rates update by update, and a global batch cut into micro-batches for several processes."""
-
 from types import SimpleNamespace
 
 import pytest

@@ -1,5 +1,3 @@
-"""What a run that starts says of its model: LongRoPE, frozen weights, prompts that are read again, rows that are shared."""
-
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, Phi3Config

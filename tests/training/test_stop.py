@@ -1,5 +1,3 @@
-"""A run that is asked to stop saves and ends with a code of its own; started again, it ends as if nobody had asked."""
-
 import gc
 import json
 import os

@@ -1,5 +1,3 @@
-"""The state of an engine on disk: any run of a tensor, from whole files and from parts of any number of processes."""
-
 import math
 from pathlib import Path
 

@@ -1,5 +1,3 @@
-"""Two runs that start in one folder: the second one removes and replaces nothing, whichever of them is first to write."""
-
 import subprocess
 import sys
 from pathlib import Path

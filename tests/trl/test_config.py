@@ -1,5 +1,3 @@
-"""TRL's settings: defaults, sizes, and the setting of this library that each becomes."""
-
 from dataclasses import fields
 from pathlib import Path
 

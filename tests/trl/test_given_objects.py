@@ -1,5 +1,3 @@
-"""The objects that a script gives the trainer: what is changed in them, and which of them may share weights."""
-
 import copy
 
 import pytest

@@ -1,5 +1,3 @@
-"""What a script for an earlier TRL is told, and what its subclasses and data are told."""
-
 import pytest
 import torch
 from datasets import Dataset, DatasetDict

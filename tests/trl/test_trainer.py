@@ -1,5 +1,3 @@
-"""The trainer does what scripts and tests that were written for TRL's expect of it."""
-
 import inspect
 import json
 from pathlib import Path

@@ -1,5 +1,3 @@
-"""Language models with a value head: shapes, values by hand, and folders that keep head and model."""
-
 import pytest
 import torch
 from peft import LoraConfig, PeftModel

@@ -1,5 +1,3 @@
-"""The lead's tabs by mouse: users, import, batches and an aggregated export, from one end to the other."""
-
 import re
 from pathlib import Path
 

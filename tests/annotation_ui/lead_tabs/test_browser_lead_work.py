@@ -1,5 +1,3 @@
-"""The lead's page in a browser: an empty app, looking through items, deciding, guidelines, training, errors."""
-
 import itertools
 import re
 

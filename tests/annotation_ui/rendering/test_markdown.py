@@ -1,5 +1,3 @@
-"""What a model wrote is what the rendering shows, and formulas in LaTeX as MathML; what cannot be drawn whole stays text."""
-
 import re
 import secrets
 import time

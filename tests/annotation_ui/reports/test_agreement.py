@@ -1,5 +1,3 @@
-"""Coefficients against published worked examples, and small cases by hand."""
-
 import math
 import random
 from itertools import combinations, permutations

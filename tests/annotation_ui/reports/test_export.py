@@ -1,5 +1,3 @@
-"""Exports row by row, manifests, safe spreadsheets, win rates."""
-
 import csv
 import hashlib
 import json

@@ -1,5 +1,3 @@
-"""Active hours by hand: pauses, overlaps, midnight; the command and the lead's tab."""
-
 import csv
 import secrets
 from datetime import UTC, date, datetime

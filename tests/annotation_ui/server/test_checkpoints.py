@@ -1,5 +1,3 @@
-"""Models for the Probe task, loaded by the lead, and conversations with them; neither delays a labeler."""
-
 import asyncio
 import threading
 import time

@@ -1,5 +1,3 @@
-"""What goes wrong in the server is a page for people, one line for programs, and never a blank or a lost answer."""
-
 import secrets
 import time
 

@@ -1,5 +1,3 @@
-"""Nobody can wear the server down or lock the others out: wrong passwords, costly texts, values that cannot be stored."""
-
 import contextlib
 import json
 import secrets

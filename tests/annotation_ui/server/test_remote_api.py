@@ -1,5 +1,3 @@
-"""The API of programs: what a token opens and what it does not, limits, the audit trail, the page that documents it."""
-
 import asyncio
 import json
 import re

@@ -1,5 +1,3 @@
-"""Each attack on the app as a test, through HTTP against a running server."""
-
 import http.client
 import json
 import secrets

@@ -1,5 +1,3 @@
-"""Signing in: names, passwords, sessions, cookies, limits, the first start; a lead is always left."""
-
 import hashlib
 import re
 import time

@@ -1,5 +1,3 @@
-"""Readable, reachable, named: contrast, focus, labels for screen readers, a phone's width, light and dark."""
-
 import secrets
 
 import pytest

@@ -1,5 +1,3 @@
-"""What was written or clicked is kept: through an ended session, a reload, a second window, a late answer, a held key."""
-
 import pytest
 from playwright.sync_api import expect
 from sqlalchemy import delete, select

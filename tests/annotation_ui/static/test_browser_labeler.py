@@ -1,5 +1,3 @@
-"""What a labeler sees and does in a day of 500 items: texts, layout, Enter, focus, keys, counts, reasons, comments."""
-
 import pytest
 from playwright.sync_api import expect
 

@@ -1,5 +1,3 @@
-"""Ranking in a real browser: with the mouse, with the keyboard alone, and what comes out of the export."""
-
 import json
 import random
 

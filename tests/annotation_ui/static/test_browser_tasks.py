@@ -1,5 +1,3 @@
-"""The other four tasks and the lead's page in a real browser, by mouse and by keyboard."""
-
 from playwright.sync_api import expect
 from sqlalchemy import select
 

@@ -1,5 +1,3 @@
-"""Backup while the app runs, killed at any point; restoration, refused while a process has the database open."""
-
 import os
 import re
 import shlex

@@ -1,5 +1,3 @@
-"""Forgetting a person: the name and the remarks go, the judgments and the exports stay, and the refusal of changes too."""
-
 import json
 
 import pytest

@@ -1,5 +1,3 @@
-"""Imports: invalid rows are refused with their line, and labelers per item can be raised later."""
-
 import json
 import subprocess
 import sys

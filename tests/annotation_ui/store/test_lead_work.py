@@ -1,5 +1,3 @@
-"""What leads do with batches and items, and may do to each other and to labelers, on both databases: hand-worked cases."""
-
 import dataclasses
 import json
 import secrets

@@ -1,5 +1,3 @@
-"""Slots, labelers per item, expiry, drafts, undo: what the store promises whatever the browser does."""
-
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor

@@ -1,5 +1,3 @@
-"""Rule files: the shipped ones, bad ones refused by line, versions kept with judgments."""
-
 import pytest
 
 from annotation_ui.reports import overview

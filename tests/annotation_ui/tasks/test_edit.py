@@ -1,5 +1,3 @@
-"""Corrected answers: entered in a browser, exported as demonstrations and pairs, and trained on."""
-
 import random
 import re
 from html import unescape

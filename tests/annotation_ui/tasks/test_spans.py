@@ -1,5 +1,3 @@
-"""Marked errors: entered by mouse and keyboard, with offsets in code points, imported, shown and exported unchanged."""
-
 import time
 
 import pytest

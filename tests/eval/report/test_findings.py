@@ -1,5 +1,3 @@
-"""What the report finds: comparisons, the table of numbers, and sentences on what improved and what got worse."""
-
 import json
 import shutil
 from pathlib import Path

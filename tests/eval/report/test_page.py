@@ -1,5 +1,3 @@
-"""The report of a run: files, pages, hostile text, incomplete folders, Markdown, the filters, and a real pipeline."""
-
 import json
 import math
 import re

@@ -1,5 +1,3 @@
-"""The plots: what they show, what they say in words, and their size."""
-
 import math
 from pathlib import Path
 

@@ -1,5 +1,3 @@
-"""Attribute models: losses by hand, heads, a planted model end to end, what is on disk, and expressions."""
-
 import math
 import random
 

@@ -1,5 +1,3 @@
-"""What an attribute model says decides which candidate is written, and is a reward of PPO by the same expression."""
-
 import pytest
 
 from align.extras.attributes import AttributeConfig, AttributeTrainer

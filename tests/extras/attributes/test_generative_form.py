@@ -1,5 +1,3 @@
-"""The generative form: what is read and learned token by token, ratings by hand, and a model that writes and rates."""
-
 import math
 from dataclasses import replace
 

@@ -1,5 +1,3 @@
-"""With `segments`, each sentence of a sampled response has a reward at its last token."""
-
 import pytest
 import torch
 

@@ -1,5 +1,3 @@
-"""Distillation: losses by hand, students of every kind, responses that are written, whole runs."""
-
 import math
 from pathlib import Path
 

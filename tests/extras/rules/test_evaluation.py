@@ -1,5 +1,3 @@
-"""Rules: counts, rates and agreement by hand, and people and a chat model on the same cases."""
-
 import pytest
 
 from align.core.errors import UserError

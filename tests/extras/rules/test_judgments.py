@@ -1,5 +1,3 @@
-"""From verdicts to targets, held-out conversations, metrics, and the choice among responses."""
-
 import math
 
 import pytest

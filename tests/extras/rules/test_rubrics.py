@@ -1,5 +1,3 @@
-"""Rubrics: expected rewards by hand, categories, a local judge in one packed pass, and a service that may be dead."""
-
 import math
 from dataclasses import replace
 from types import SimpleNamespace

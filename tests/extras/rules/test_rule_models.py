@@ -1,5 +1,3 @@
-"""Rule models end to end: packed rows, a planted rule, LoRA, both architectures, and what is on disk."""
-
 import json
 import math
 

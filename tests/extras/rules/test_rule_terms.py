@@ -1,5 +1,3 @@
-"""Rules in the reward: normalized parts, budgets with multipliers, what evaluations are compared by, and the checkpoint."""
-
 import dataclasses
 import json
 import math

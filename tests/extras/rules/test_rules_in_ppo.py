@@ -1,5 +1,3 @@
-"""PPO with a rule model: a planted rule is violated less often at no less preference; adapters share the policy's base."""
-
 import random
 
 import pytest

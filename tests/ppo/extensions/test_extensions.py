@@ -1,5 +1,3 @@
-"""Extensions: what is imported, what is configured, the user's own as the page shows it, and their state in checkpoints."""
-
 import inspect
 import os
 import re

@@ -1,5 +1,3 @@
-"""Importance weights for an engine that samples from another distribution: by hand, in the loss, and without them."""
-
 import dataclasses
 import math
 

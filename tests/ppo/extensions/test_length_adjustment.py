@@ -1,5 +1,3 @@
-"""Length adjustment: slopes by hand, and no length in the scores that it returns."""
-
 import pytest
 import torch
 

@@ -1,5 +1,3 @@
-"""The ptx loss: gradients by hand, documents that share a row and do not see each other, and every objective in PPO."""
-
 import pytest
 import torch
 

@@ -1,5 +1,3 @@
-"""A reference that becomes the policy every N updates: KL against it and against the start, weights, and checkpoints."""
-
 import dataclasses
 import shutil
 from pathlib import Path

@@ -1,5 +1,3 @@
-"""Rollouts on disk: every number as it was learned from, a fixed choice of updates, and files that are read or refused."""
-
 from pathlib import Path
 from typing import Any
 

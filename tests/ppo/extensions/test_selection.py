@@ -1,5 +1,3 @@
-"""The reward model that selects the policy to keep: when it stops a run, and what it needs."""
-
 import pytest
 
 from align.core.errors import UserError
