@@ -103,9 +103,6 @@ def test_every_option_is_known_with_hyphens_too(stage):
         assert asdict(read(stage, *words)) == defaults
 
 
-# ----------------------------------------------------------------------------------------------------- mistakes
-
-
 @pytest.mark.parametrize(
     ("text", "says"),
     [
@@ -177,9 +174,6 @@ def test_a_mistake_on_the_command_line_names_its_option(words, says):
     refused(lambda: parse(WithBlock if "mix" in words or "mxi" in words else SFTConfig, words.split()), says)
 
 
-# ------------------------------------------------------------------------------------------------------- blocks
-
-
 def test_a_block_that_is_not_given_is_none_and_not_imported(from_yaml):
     """The module of `absent` does not exist: importing it would raise."""
     unset = from_yaml("mix:\nabsent: null\n", stage=WithAbsentBlock)
@@ -221,9 +215,6 @@ def test_the_same_block_from_everywhere(from_yaml, tmp_path):
 )
 def test_a_mistake_in_python_has_the_full_name(values, says):
     assert refused(lambda: WithBlock(mix=values)) == says
-
-
-# ------------------------------------------------------------------------------------------------------ secrets
 
 
 @pytest.mark.parametrize(

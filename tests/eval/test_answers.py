@@ -73,9 +73,6 @@ def test_no_model_and_a_wrong_one():
         EvalConfig(models=["a", "a"])
 
 
-# --------------------------------------------------------------------------------------------------------- fingerprints
-
-
 def test_a_fingerprint_changes_with_the_weights_and_the_chat_template(sharp_folders, tmp_path, monkeypatch):
     shutil.copytree(sharp_folders["tiny-gpt2"], tmp_path / "m")
     weights = tmp_path / "m" / "model.safetensors"
@@ -113,7 +110,6 @@ def test_a_fingerprint_of_a_folder_changes_with_its_data(tmp_path, name):
     assert fingerprint(str(tmp_path)) == after
 
 
-# ------------------------------------------------------------------------------------------------------------- examples
 
 HI = ({"role": "user", "content": "Hi"},)
 EXAMPLES = [("How are you?", "Fine."), ("Hi", "Hello."), ("Who?", "A program.")]

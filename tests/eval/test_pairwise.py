@@ -31,9 +31,6 @@ def test_comparisons_of_one_prompt_depend_on_each_other():
     assert win_rate(together, "a")[1:] == pytest.approx((1 - math.sqrt(0.975), math.sqrt(0.975)))
 
 
-# -------------------------------------------------------------------------------------------------------------- length
-
-
 def test_logistic_regression_by_hand():
     """3 of 10 at x = -1, 6 of 10 at x = 1: with Firth's penalty, half an observation is added to each cell."""
     outcomes, x = np.array([0.3, 0.6]), np.array([-1.0, 1.0])
@@ -86,9 +83,6 @@ def test_the_length_controlled_interval_covers_the_true_rate():
         measurement = length_controlled_measurement(rows, "a", "judge")
         covered += measurement.low <= 1 / (1 + math.exp(0.5)) <= measurement.high
     assert covered >= 35  # 38 expected, two standard errors are 2.8
-
-
-# ---------------------------------------------------------------------------------------------------------------- judge
 
 
 def test_both_orders_are_asked_and_a_flip_is_a_tie():

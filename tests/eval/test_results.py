@@ -70,9 +70,6 @@ def test_a_figure_is_a_number(value):
         Measurement("t", value, None, None, 1)
 
 
-# ----------------------------------------------------------------------------------------------------------------- rows
-
-
 def double(items):
     return [{"value": 2 * item} for item in items]
 

@@ -29,9 +29,6 @@ def by_letters(texts: list[str]) -> list[float]:
     return [round(sum(letter.lower() > "m" for letter in text) / len(text), 6) for text in texts]
 
 
-# ----------------------------------------------------------------------------------------------------------- measurements
-
-
 def test_figures_by_hand():
     """Maxima 0.9, 0.4, 0.5: mean 0.6; two of three prompts reach 0.5; mean of all nine scores is 2.7 / 9."""
     scores = np.array([[0.9, 0.1, 0.2], [0.4, 0.4, 0.1], [0.5, 0.1, 0.0]])
@@ -48,9 +45,6 @@ def test_figures_by_hand():
     assert all(measurement.scorer == "words (1)" for measurement in (highest, share, mean))
     assert 0.4 <= highest.low < 0.6 < highest.high <= 0.9
     assert [measurement.value for measurement in toxicity_measurements("basic", np.zeros((0, 3)), "s")] == [None] * 3
-
-
-# ----------------------------------------------------------------------------------------------------------- prompts
 
 
 def test_real_toxicity_prompts_and_plain_ones(tmp_path):
@@ -89,9 +83,6 @@ def test_a_bad_row_is_named_with_its_line(tmp_path, row, complaint):
         read_continuation_prompts(str(path))
     assert complaint in str(caught.value)
     assert len(read_continuation_prompts(str(path), skip_bad_rows=True)) == 1
-
-
-# -------------------------------------------------------------------------------------------------------------- runs
 
 
 def settings(tmp_path, name, **more) -> ToxicityConfig:

@@ -32,9 +32,6 @@ def lengths(texts):
     return [len(text) / 10 for text in texts]
 
 
-# ------------------------------------------------------------------------------------------------ what a scorer gives
-
-
 @pytest.mark.parametrize(
     ("given", "complaint"),
     [
@@ -83,9 +80,6 @@ def test_a_scorer_that_cannot_be_had(name, complaint):
         open_scorer(name)
 
 
-# ------------------------------------------------------------------------------------------------------- a classifier
-
-
 @pytest.fixture(scope="module")
 def classifier(sharp_folders, tmp_path_factory):
     """Tiny classifiers: one of three labels that exclude each other, the same with several, and one of one label.
@@ -130,9 +124,6 @@ def test_a_classifier_gives_its_labels_probability(classifier, kind, monkeypatch
         open_scorer(f"model:{folder / kind}", "rude")
 
 
-# ------------------------------------------------------------------------------------------------------------ scores on disk
-
-
 def test_each_text_is_scored_once_whoever_wrote_it(tmp_path):
     asked = []
     scorer = ToxicityScorer("s", "1", lambda texts: asked.extend(texts) or lengths(texts))
@@ -144,9 +135,6 @@ def test_each_text_is_scored_once_whoever_wrote_it(tmp_path):
     # Of another version, nothing of the first is taken for its own.
     other = ToxicityScorer("s", "2", lambda texts: [0.9] * len(texts))
     assert score_texts(["a"], other, tmp_path, accelerator) == [0.9]
-
-
-# --------------------------------------------------------------------------------------------------------------- words
 
 
 def test_each_kind_of_ngram_is_a_unit_vector_whatever_the_length():
@@ -164,9 +152,6 @@ def test_signs_within_a_word_do_not_split_it():
     (apart,) = count_words(["sh t"])
     assert pieces[0, BUCKETS:].nnz == 1
     assert apart[0, BUCKETS:].nnz == 3  # two words and their pair
-
-
-# ---------------------------------------------------------------------------------------------------------------- head
 
 
 def test_the_sense_by_hand():
@@ -190,9 +175,6 @@ def test_a_file_that_is_no_head_is_one_line(tmp_path):
     for name, complaint in (("a", r"cannot be read .*benchmarks\.toxicity train writes it"), ("b", "is no head of the tox")):
         with pytest.raises(UserError, match=complaint):
             load_toxicity_head(tmp_path / f"{name}.safetensors")
-
-
-# ------------------------------------------------------------------------------------------------ the default as it ships
 
 
 @pytest.fixture(scope="module")

@@ -46,9 +46,6 @@ def run(tmp_path):
     return run_on
 
 
-# ----------------------------------------------------------------------------------------------------------- violations
-
-
 def test_violations_by_rule_and_overall(run):
     """no-insults: one violates, two follow, one unsure. Any rule: one and three violate, two follows, four is unsure."""
     votes = {"one": ([NO, NO], [YES, YES]), "two": ([YES], [YES]), "three": ([YES, UNSURE], [NO]), "four": ([YES], [UNSURE])}
@@ -64,9 +61,6 @@ def test_violations_by_rule_and_overall(run):
     assert found.tables["Verdicts by question"][0] == {**counts, "labelers agree": 0.5}
     assert violation_measurements([ResponseVotes("m", "p", {"r": [UNSURE]})], ["r"])[1].value is None
     assert ResponseVotes("m", "p", {"r": [YES, YES, NO], "s": [YES, NO]}).verdicts == {"r": YES, "s": UNSURE}
-
-
-# --------------------------------------------------------------------------------------------------- claims and sources
 
 
 def response(number, claim, supported=NO, known=NO, cites=NO, **more):
@@ -121,7 +115,6 @@ def test_the_interval_draws_prompts_with_all_their_responses():
     assert (double.low, double.high) == pytest.approx((single.low, single.high))
 
 
-# ----------------------------------------------------------------------------------------------------------- authorship
 
 PERSON, MODEL = YES, NO
 
@@ -217,7 +210,6 @@ def test_a_mistake_in_authors_is_one_line(run, rows, settings, says):
         run(rows, **settings)
 
 
-# ---------------------------------------------------------------------------------------------------- ratings and flags
 
 RANKINGS = [
     {
@@ -263,9 +255,6 @@ def test_a_ranking_that_cannot_be_counted_is_one_line(run, change, complaint):
     with pytest.raises(UserError, match=complaint) as caught:
         run([{**RANKINGS[0], **change}], "rankings")
     assert "\n" not in str(caught.value)
-
-
-# --------------------------------------------------------------------------------------------------------- from the app
 
 
 @pytest.fixture

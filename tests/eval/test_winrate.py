@@ -40,9 +40,6 @@ def rate(evaluation, name="win rate"):
     return values(evaluation.measurements)[name]
 
 
-# --------------------------------------------------------------------------------------------------------------- people
-
-
 def exported(path, choices, models=("old", "new")):
     rows = []
     for number, choice in enumerate(choices):
@@ -94,9 +91,6 @@ def test_exactly_one_decides(ways):
         WinrateConfig(**ways)
 
 
-# --------------------------------------------------------------------------------------------------------- reward model
-
-
 def test_a_reward_model_decides_and_a_second_start_computes_nothing(settings, reward_folders, monkeypatch):
     config = WinrateConfig(**settings, reward_model=reward_folders["tiny-llama"])
     found = run_winrate(config)
@@ -114,9 +108,6 @@ def test_which_reward_model_a_policy_was_trained_on(tmp_path, reward_folders, sh
     expected = {fingerprint(reward_folders["tiny-gpt2"])}
     assert training_reward_fingerprints(str(run)) == training_reward_fingerprints(str(run / "model")) == expected
     assert training_reward_fingerprints(sharp_folders["tiny-gpt2"]) == set()
-
-
-# ------------------------------------------------------------------------------------------------------------- function
 
 
 def longer(prompts, firsts, seconds):
@@ -184,9 +175,6 @@ def test_a_bad_judge_is_one_line():
         function_judge("nowhere:x")
     with pytest.raises(UserError, match=r"judge '.*not_a_number' gave nan: a verdict is a number from 0"):
         function_judge(f"{__name__}:not_a_number")([HI], ["a"], ["b"])
-
-
-# ------------------------------------------------------------------------------------------------------- several models
 
 
 def test_each_pair_of_several_models_is_judged(settings):

@@ -49,9 +49,6 @@ def answers(model, *texts):
     return [{**row, "rewards": [0.0] * len(texts)}]
 
 
-# -------------------------------------------------------------------------------------------------------------- rows
-
-
 def test_answers_of_all_models_are_one_row_without_doubles_and_blanks():
     (row,) = merge_answers([answers("sft", "a", "b", " \n"), answers("ppo", "b", "c", "c")], "round-2/")
     assert row == {"id": "round-2/7", "prompt": "Hi", "responses": ["a", "b", "c"], "model": ["sft", "sft", "ppo"]}
@@ -80,9 +77,6 @@ def test_a_simulated_labelers_figures_by_hand():
     # Shares of e: 0, 1, 1, 1 before and 1, 0, 1, 1 after: a win, a loss, two ties.
     assert found["labeler's gain"] == 0.0
     assert found["labeler's win rate"] == 0.5
-
-
-# ---------------------------------------------------------------------------------------------------------- settings
 
 
 @pytest.mark.parametrize(
@@ -120,9 +114,6 @@ def test_a_folder_belongs_to_one_loop(tmp_path):
     (tmp_path / "loop.json").write_text("{")
     with pytest.raises(UserError, match="cannot be read"):
         LoopState(config)
-
-
-# ------------------------------------------------------------------------------------------------------------ rounds
 
 
 @pytest.fixture

@@ -29,7 +29,6 @@ from tests.models.encoders import write_encoder
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# --------------------------------------------------------------------------------------------------- compute budget
 
 
 @pytest.mark.parametrize(
@@ -49,9 +48,6 @@ def test_the_table_of_chinchilla(flops, parameters, tokens):
     assert found[0] == pytest.approx(parameters, rel=0.015)
     assert found[1] == pytest.approx(tokens, rel=0.06)  # the table has two digits
     assert 6 * found[0] * found[1] == pytest.approx(flops)
-
-
-# ----------------------------------------------------------------------------------------------------------- memory
 
 
 def test_memory_by_hand_for_each_way():
@@ -96,9 +92,6 @@ def test_shapes_and_shared_prompts_are_those_of_the_loaded_model(sharpen, tmp_pa
         for some, other in zip(shapes.backbone.parameters(), real.backbone.parameters(), strict=True):
             assert (some.shape, some.dtype, some.requires_grad) == (other.shape, other.dtype, other.requires_grad)
         assert shapes.backbone.shares_prompts is real.backbone.shares_prompts is shares
-
-
-# ------------------------------------------------------------------------------------------- runs count the same FLOPs
 
 
 @pytest.fixture(scope="module")

@@ -167,9 +167,6 @@ def test_a_model_saved_after_the_checkpoint_is_not_the_best_of_a_changed_run(sta
     assert f"| validation/loss | {losses[kept]:.4g} |" in (run / "model" / "README.md").read_text()
 
 
-# --------------------------------------------------------------------------------------------------------------- PPO
-
-
 @pytest.fixture
 def ppo(tmp_path) -> list[str]:
     """The words of a run of three updates, whose checkpoints are all kept."""

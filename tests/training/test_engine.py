@@ -14,7 +14,6 @@ from align.training.engine import NotFiniteError, TrainEngine
 from align.training.optimizer import GradientReduction, ParamGroup, make_master
 from tests.training.toy_modules import Kept, Weights, accumulate, regression, step, vector
 
-# ---------------------------------------------------------------------------------------------------- optimizers by hand
 
 
 @pytest.mark.parametrize(
@@ -128,9 +127,6 @@ def test_the_mean_of_the_weights_by_hand(toy_run, dtype):
     assert torch.equal(other.masters["w.0"], engine.masters["w.0"])
 
 
-# ---------------------------------------------------------------------------------------------------- bfloat16 masters
-
-
 def test_small_updates_add_up_until_the_weight_moves(toy_run):
     engine = TrainEngine(toy_run(learning_rate=1e-4), Weights(vector(1.0, dtype=torch.bfloat16)), 1000)
     # Below 1 bfloat16 has steps of 2^-8 = .00391; the weight moves once the master is past half of that, .00195.
@@ -146,9 +142,6 @@ def test_gradients_add_up_in_float32(toy_run):
     accumulate(engine, plan, lambda rows: (engine.module.w[0].sum() * sizes[rows[0]], {}))
     assert engine.masters["w.0"].grad.item() == 1.0 + 4 * 2.0**-9
     assert engine.module.w[0].grad is None, "the bfloat16 gradient is dropped as soon as it was added"
-
-
-# ---------------------------------------------------------------------------------------------------------- accumulation
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.bfloat16, 2e-2)])
@@ -208,9 +201,6 @@ def test_a_gradient_that_is_no_number_updates_nothing(toy_run, limit):
     assert [weight.item() for weight in engine.module.w] == [0.0, 1.0]
 
 
-# ----------------------------------------------------------------------------------------------------- several processes
-
-
 @pytest.fixture
 def group(tmp_path: Path) -> Iterator[None]:
     """A process group of this process alone: a sum over it is the number itself."""
@@ -259,9 +249,6 @@ def test_gradients_of_bfloat16_weights_are_summed_in_their_masters(group):
     reduction.finish()
     assert weight.grad is None
     assert master.grad.tolist() == [1.0, 2.0, 4.0]
-
-
-# ----------------------------------------------------------------------------------------------------------- checkpoints
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

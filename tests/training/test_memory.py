@@ -98,9 +98,6 @@ def test_the_peak_is_remembered_and_forgotten_by_the_next_run(make_run):
     assert make_run(SFTConfig, "sft").memory.peak() < before + 100 * 2**20
 
 
-# ------------------------------------------------------------------------------------------- the largest micro-batch
-
-
 @pytest.fixture
 def tokens_read(monkeypatch):
     """Padded tokens of every forward pass with gradients."""

@@ -11,9 +11,6 @@ from align.training.optimizer import ParamGroup, learning_rate
 QUICK = settings(deadline=None, max_examples=40)
 
 
-# ---------------------------------------------------------------------------------------------------- learning rate
-
-
 @pytest.mark.parametrize(
     ("schedule", "update", "expected"),
     [
@@ -47,9 +44,6 @@ def test_a_group_rests_and_then_runs_through_its_whole_schedule():
     # Frozen for 2 of 6 steps; then the 4 that are left fall from the peak to a quarter of it.
     assert [group.rate(config, step, 6) for step in range(1, 7)] == [0.0, 0.0, 4.0, 3.0, 2.0, 1.0]
     assert group.metric == "learning_rate/value"
-
-
-# ---------------------------------------------------------------------------------------------------- micro-batches
 
 
 class Process:

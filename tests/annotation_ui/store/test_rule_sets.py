@@ -53,9 +53,6 @@ def test_the_version_of_the_rules_goes_with_the_judgment(database, judgments):
     assert [row["rule"] for row in rows_to_export(database, Selection("rule_judgments"))] == ["a"]
 
 
-# --------------------------------------------------------------------------------------------------------------- forms
-
-
 def verdicts(**given):
     return {"verdicts": {rule.replace("_", "-"): {"verdict": verdict, "note": ""} for rule, verdict in given.items()}}
 

@@ -24,7 +24,6 @@ ROWS = [{"prompt": f"Name the number {n}.", "completion": f"It is {n}."} for n i
 
 WEIGHTS = LossWeights(5.0, 2.0, 1.0, 2.0)
 
-# ------------------------------------------------------------------------------------------------------------ the losses
 
 
 def test_cross_entropy_at_a_temperature_by_hand():
@@ -55,9 +54,6 @@ def test_cosine_and_the_sum_by_hand():
     # 5 * 4 * (1 + 2) / 3 + 2 * (0.5 + 0.7) / 2 + (0.1 + 0.2) / 3
     parts = (torch.tensor([1.0, 2.0]), torch.tensor([0.5, 0.7]), torch.tensor([0.1, 0.2]))
     assert float(distillation_loss(*parts, (3, 2), WEIGHTS)) == pytest.approx(20 + 1.2 + 0.1)
-
-
-# ------------------------------------------------------------------------------------------------------------- the stage
 
 
 class Stage:

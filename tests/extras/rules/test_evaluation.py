@@ -43,9 +43,6 @@ def test_the_figures_of_rules_state_their_direction():
     assert (accuracy.low, accuracy.high) == pytest.approx((0.025**0.1, 1.0))
 
 
-# ----------------------------------------------------------------------------------------------------------------- runs
-
-
 RULES = "name: r\nrules:\n  - id: no-insults\n    text: Insults nobody.\n  - id: on-topic\n    text: Stays on topic.\n"
 # Response by response, the votes on no-insults and on on-topic.
 VOTES = {"one": ([V, V], [F, F]), "two": ([F], [F]), "three": ([F, U], [V]), "four": ([F], [U])}

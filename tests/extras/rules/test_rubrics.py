@@ -89,9 +89,6 @@ def test_the_shipped_rubrics_and_bad_ones(tmp_path):
         read_rubrics(["forms/rubrics/refusals.yaml=much"])
 
 
-# ------------------------------------------------------------------------------------------------------------- a service
-
-
 def says(**probabilities):
     """A chat completion whose first token has these probabilities."""
     candidates = [{"token": token, "logprob": math.log(value)} for token, value in probabilities.items()]
