@@ -110,7 +110,6 @@ def test_a_fingerprint_of_a_folder_changes_with_its_data(tmp_path, name):
     assert fingerprint(str(tmp_path)) == after
 
 
-
 HI = ({"role": "user", "content": "Hi"},)
 EXAMPLES = [("How are you?", "Fine."), ("Hi", "Hello."), ("Who?", "A program.")]
 

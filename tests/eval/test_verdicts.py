@@ -115,7 +115,6 @@ def test_the_interval_draws_prompts_with_all_their_responses():
     assert (double.low, double.high) == pytest.approx((single.low, single.high))
 
 
-
 PERSON, MODEL = YES, NO
 
 
@@ -208,7 +207,6 @@ def test_answers_are_counted_by_author(run):
 def test_a_mistake_in_authors_is_one_line(run, rows, settings, says):
     with pytest.raises(UserError, match=says):
         run(rows, **settings)
-
 
 
 RANKINGS = [

@@ -30,7 +30,6 @@ from tests.models.encoders import write_encoder
 ROOT = Path(__file__).resolve().parents[2]
 
 
-
 @pytest.mark.parametrize(
     ("flops", "parameters", "tokens"),
     [

@@ -68,7 +68,6 @@ def test_gae_against_its_definition_and_against_shorter_rows(lengths, seed, gamm
         assert advantages[row, length:].abs().sum().item() == returns[row, length:].abs().sum().item() == 0.0
 
 
-
 # Two prompts with three responses each, of 2, 1 and 2 tokens; totals 1, 2, 6 and 5, 5, 5.
 REWARDS = [[0.0, 1.0], [2.0, 0.0], [4.0, 2.0], [1.0, 4.0], [5.0, 0.0], [0.0, 5.0]]
 LENGTHS = torch.tensor([2, 1, 2, 2, 1, 2])

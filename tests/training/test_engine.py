@@ -15,7 +15,6 @@ from align.training.optimizer import GradientReduction, ParamGroup, make_master
 from tests.training.toy_modules import Kept, Weights, accumulate, regression, step, vector
 
 
-
 @pytest.mark.parametrize(
     ("betas", "second"),
     [

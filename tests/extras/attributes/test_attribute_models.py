@@ -91,7 +91,6 @@ def test_what_is_saved_says_the_same(tmp_path, align_cache, model, more):
     assert torch.allclose(memory, disk, atol=1e-5)
 
 
-
 NAMES = ["sensible", "specific", "interesting", "unsafe", "no-digits"]
 
 

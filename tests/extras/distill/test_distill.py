@@ -25,7 +25,6 @@ ROWS = [{"prompt": f"Name the number {n}.", "completion": f"It is {n}."} for n i
 WEIGHTS = LossWeights(5.0, 2.0, 1.0, 2.0)
 
 
-
 def test_cross_entropy_at_a_temperature_by_hand():
     # At temperature 2: teacher (2, 0) / 2 is sigmoid(1) = 0.7310586, student (0, 0) is one half everywhere: log 2.
     teacher, student = torch.tensor([[2.0, 0.0]]), torch.tensor([[0.0, 0.0]])
