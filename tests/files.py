@@ -1,9 +1,11 @@
-"""Files of JSON lines, as tests write and read them."""
+"""The folder of the checkout, and files of JSON lines as tests write and read them."""
 
 import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
 
 
 def write_rows(path: Path, rows: Iterable[Any]) -> str:

@@ -13,7 +13,6 @@ import urllib.error
 import urllib.request
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from urllib.parse import urlencode
 
 from sqlalchemy import select, update
@@ -26,10 +25,10 @@ from annotation_ui.store.judgments import Judgments
 from annotation_ui.store.leases import Leases
 from annotation_ui.store.schema import Batch, User
 from annotation_ui.tasks import TASKS
+from tests.files import ROOT
 from tests.http_stand_in import answering
 from tests.ports import free_port
 
-ROOT = Path(__file__).resolve().parents[2]
 _PROCESSES = multiprocessing.get_context("spawn")  # a forked app sometimes answered no request
 
 

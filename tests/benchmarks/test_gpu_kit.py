@@ -8,8 +8,8 @@ import torch
 from align.model_registry.registry import resolve_model
 from align.models.loading import load_whole
 from benchmarks.gpu_kit import MACHINE, MODEL, NEVER, direct_requirements, missing, pins, unpack
+from tests.files import ROOT
 
-ROOT = Path(__file__).parents[2]
 REQUIRES = {
     "trl": ["datasets>=4", "numpy", "pandas>=2.1"],
     "datasets": ["dill<1", "numpy", 'tomli; python_version < "3.11"', 'Pillow; extra == "vision"'],

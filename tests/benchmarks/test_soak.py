@@ -1,15 +1,14 @@
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from align.cli import stage_configs
 from align.core.settings_parser import parse
 from benchmarks.kill_resume import COMMON, LAUNCHED, PREPARED, VARIANTS
+from tests.files import ROOT
 
-ROOT = Path(__file__).parents[2]
 NAMED = dict.fromkeys(PREPARED, "model")
 
 

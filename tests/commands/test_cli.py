@@ -13,9 +13,7 @@ from align import __version__, cli
 from align.core.errors import UserError
 from align.model_registry.registry import registered_models
 from tests.commands.words import words_of
-from tests.files import read_rows, write_rows
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.files import ROOT, read_rows, write_rows
 
 
 def test_help_has_one_line_for_each_command(capsys):

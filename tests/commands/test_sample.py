@@ -14,9 +14,7 @@ from align.models.loading import load
 from align.reward.checkpoint import load_reward_model
 from align.tokenization.encoded import EncodedPrompt
 from tests.commands.words import words_of
-from tests.files import read_rows, write_rows
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.files import ROOT, read_rows, write_rows
 
 
 @pytest.fixture(scope="module")

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from align.core.files import FOLDERS, package_data_root, resolve_path
+from tests.files import ROOT
 from tests.http_stand_in import answering
 
-ROOT = Path(__file__).parents[2]
 BUILT_FROM = ("align", "annotation_ui", "configs", "data", "forms")
 BUILT_FROM += ("pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE")
 

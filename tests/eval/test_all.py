@@ -1,5 +1,3 @@
-from pathlib import Path
-
 import pytest
 import yaml
 
@@ -8,9 +6,7 @@ from align.core.settings_parser import parse
 from align.eval import TASKS
 from align.eval.all import AllConfig, run_all, task_arguments
 from align.eval.reward import RewardEvalConfig
-from tests.files import write_rows
-
-ROOT = Path(__file__).parents[2]
+from tests.files import ROOT, write_rows
 
 
 def test_what_all_tasks_share_reaches_each(tmp_path):

@@ -27,8 +27,6 @@ from tests.eval.files import stored_rows
 from tests.files import write_rows
 from tests.refusals import refusal
 
-ROOT = Path(__file__).parents[2]
-
 
 def config(folder: Path, **settings) -> TruthfulnessConfig:
     given = {"models": ["tiny-llama"], "output": str(folder), "dtype": "float32", "limit": 5}

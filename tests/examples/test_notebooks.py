@@ -1,12 +1,10 @@
 import json
 import re
-from pathlib import Path
 
 import pytest
 
-from tests.files import read_rows
+from tests.files import ROOT, read_rows
 
-ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 SECONDS = 600
 

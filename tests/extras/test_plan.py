@@ -1,5 +1,3 @@
-from pathlib import Path
-
 import pytest
 import torch
 import yaml
@@ -24,10 +22,8 @@ from align.model_registry.registry import resolve_model
 from align.models.loading import load, load_on_meta
 from align.sft import SFTConfig
 from align.training.run_folder import read_metrics
-from tests.files import write_rows
+from tests.files import ROOT, write_rows
 from tests.models.encoders import write_encoder
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.parametrize(

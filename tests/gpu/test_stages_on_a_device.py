@@ -5,7 +5,6 @@ import os
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -19,6 +18,7 @@ from align.ppo.toy_rewards import share_of_e
 from align.sft import SFTConfig
 from align.sft.train import SFTTrainer
 from align.training.run_folder import read_metrics
+from tests.files import ROOT
 from tests.gpu import small_runs
 from tests.gpu.small_runs import COMMON, PPO, all_stages
 from tests.ports import free_port
@@ -53,7 +53,6 @@ def test_every_stage_runs(where, model, settings, dtype, tmp_path, record_proper
     assert all(torch.isfinite(weight).all() for weight in loaded.backbone.parameters())
 
 
-ROOT = Path(__file__).parents[2]
 SETTINGS = {"dtype": "float32"}
 
 

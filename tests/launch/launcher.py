@@ -14,9 +14,9 @@ from importlib.metadata import version
 from pathlib import Path
 
 from align.core.files import read_json, write_json
+from tests.files import ROOT
 from tests.ports import free_port
 
-ROOT = Path(__file__).parents[2]
 IN_TURN = Path(__file__).parent / "programs" / "in_turn.py"
 PPO = "align/ppo/train.py"
 SECONDS = 600.0

@@ -2,7 +2,6 @@
 
 import json
 import re
-from pathlib import Path
 
 import pytest
 import torch
@@ -16,9 +15,8 @@ from align.core.settings import ModelConfig
 from align.models.checkpoint import without_paths
 from align.models.hub import push_model
 from align.models.loading import load
-from tests.files import write_rows
+from tests.files import ROOT, write_rows
 
-ROOT = Path(__file__).resolve().parents[2]
 CONFIG_FILES = {"config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"}
 
 

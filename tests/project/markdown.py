@@ -1,9 +1,9 @@
 """The pages of docs/ as text: sections, tables and what stands in code spans."""
 
 import re
-from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+from tests.files import ROOT
+
 DOCS = ROOT / "docs"
 WRITTEN = DOCS / "settings.md"
 """Written from help texts by docs/write_settings.py in `make docs`: not there before."""

@@ -21,8 +21,8 @@ from align.core.settings_parser import parse
 from align.core.signals import EXIT_STOPPED, GRACE_SECONDS
 from align.ppo import PPOConfig
 from annotation_ui.cli import _parser
+from tests.files import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 MANIFEST = ROOT / "configs" / "cluster" / "kubernetes.yaml"
 SCRIPT = ROOT / "configs" / "cluster" / "slurm.sbatch"
 DOCKERFILES = sorted((ROOT / "docker").glob("*.Dockerfile"))

@@ -1,5 +1,4 @@
 from dataclasses import fields
-from pathlib import Path
 
 import pytest
 import yaml
@@ -9,9 +8,8 @@ from align.cli import stage_configs
 from align.core.settings_parser import parse
 from align.eval import TASKS
 from align.model_registry.registry import registered_models
-from tests.files import read_rows
+from tests.files import ROOT, read_rows
 
-ROOT = Path(__file__).resolve().parents[2]
 CONFIGS = ROOT / "configs"
 CLASSES = {{"rules": "rule-model"}.get(stage, stage): made for stage, made in stage_configs().items()}
 """The class of the settings in each folder."""

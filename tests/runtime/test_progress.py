@@ -1,7 +1,6 @@
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -10,8 +9,8 @@ from align.data.readers import write_records
 from align.data.records import Prompt
 from align.runtime import progress
 from align.runtime.progress import LINE_INTERVAL, ProgressDisplay
+from tests.files import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 TINY = ["--dtype", "float32", "--report_to", "none"]
 
 

@@ -14,6 +14,7 @@ from align.training import resume
 from align.training.checkpoint.files import write_checksums
 from align.training.run_folder import read_metrics
 from tests.bad_input.conftest import TINY, snapshot, write_rows
+from tests.files import ROOT
 
 WORDS = ("--overlong", "truncate", "--max_prompt_tokens", "64", "--learning_rate", "1e-3", "--save_steps", "1")
 STAGES = {
@@ -27,7 +28,6 @@ STAGES = {
     "distill": "--train_data data/demonstrations_heldout.jsonl --batch_size 10 --max_response_tokens 16",
 }
 FULL = ("rules", "attributes", "distill")
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")

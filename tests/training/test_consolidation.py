@@ -11,9 +11,9 @@ from align.ppo import PPOConfig, run_ppo
 from align.reward import RewardConfig, run_reward
 from align.training.checkpoint.files import write_checksums
 from align.training.checkpoint.state import FlatTensorSlice, StoredState, shard_file
+from tests.files import ROOT
 from tests.training.toy_modules import write_shards
 
-ROOT = Path(__file__).parents[2]
 COMMON = {"model": "tiny-llama", "dtype": "float32", "report_to": ["none"], "overlong": "truncate", "max_prompt_tokens": 64}
 
 

@@ -15,11 +15,10 @@ import torch
 from safetensors.torch import load_file
 
 from align import cli
-from tests.files import read_rows, write_rows
+from tests.files import ROOT, read_rows, write_rows
 from tests.forked import forked
 from tests.launch.compared import compare
 
-ROOT = Path(__file__).parents[2]
 SMALL = [
     *("--report_to", "none", "--overlong", "truncate", "--max_prompt_tokens", "64", "--learning_rate", "1e-3"),
     *("--save_steps", "2"),

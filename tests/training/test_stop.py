@@ -18,9 +18,9 @@ from align.ppo.extensions import Extension
 from align.sft import SFTConfig
 from align.training.checkpoint import Checkpoint
 from align.training.engine import TrainEngine
+from tests.files import ROOT
 from tests.launch.compared import compare, metrics
 
-ROOT = Path(__file__).parents[2]
 COMMON = "--model tiny-gpt2 --dtype float32 --report_to none --overlong truncate --max_prompt_tokens 64 --learning_rate 1e-3"
 PPO = "--validation_prompts data/prompts_validation.jsonl --total_updates 6 --rollout_batch_size 4 "
 PPO += "--num_ppo_epochs 2 --max_new_tokens 4 "

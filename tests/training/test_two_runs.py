@@ -11,8 +11,8 @@ from align.ppo.toy_rewards import share_of_e
 from align.sft import SFTConfig, SFTTrainer
 from align.training.run_folder import refuse_other_run, release_lock, take_lock
 from tests.bad_input.conftest import TINY, snapshot, write_rows
+from tests.files import ROOT
 
-ROOT = Path(__file__).parents[2]
 HOLD = "import sys, pathlib; from align.training.run_folder import take_lock; take_lock(pathlib.Path(sys.argv[1]))\n"
 HOLD += "print('held', flush=True); sys.stdin.read()"
 

@@ -3,7 +3,6 @@ import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -12,9 +11,8 @@ from align.core.errors import UserError
 from align.core.settings import setting_names
 from align.ppo import PPOConfig, run_ppo
 from align.ppo.extensions import EXTENSIONS, Extension, Extensions, configured_extensions
-from tests.files import metrics_of, read_rows, write_rows
+from tests.files import ROOT, metrics_of, read_rows, write_rows
 
-ROOT = Path(__file__).parents[3]
 RUN = """
 import sys
 from align.ppo import PPOConfig, run_ppo
