@@ -6,15 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from align.core.tensor_ops import (
-    Padded,
-    cut_by_tokens,
-    entropy_of,
-    log_probs_of,
-    masked_mean,
-    masked_sum,
-    whiten,
-)
+from align.core.tensor_ops import Padded, cut_by_tokens, entropy_of, log_probs_of, masked_mean, masked_sum, whiten
 
 QUICK = settings(deadline=None, max_examples=40)
 

@@ -3,13 +3,7 @@ import math
 import numpy as np
 import pytest
 
-from align.eval.pairwise import (
-    PairwiseComparison,
-    fit,
-    length_controlled_measurement,
-    pair_table,
-    win_rate,
-)
+from align.eval.pairwise import PairwiseComparison, fit, length_controlled_measurement, pair_table, win_rate
 from align.eval.winrate import judge_both_orders, model_measurements
 
 

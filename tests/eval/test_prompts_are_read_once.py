@@ -8,11 +8,7 @@ from accelerate import Accelerator
 
 from align.commands.sample import scorer_of
 from align.eval.answers import EvaluatedModel, NamedRewardModel, sampled_responses
-from align.eval.reward import (
-    RewardEvalConfig,
-    best_of_n,
-    evaluate_on_preferences,
-)
+from align.eval.reward import RewardEvalConfig, best_of_n, evaluate_on_preferences
 from align.models.heads import RewardModel, ScalarHead
 from align.reward.checkpoint import LoadedReward
 from align.tokenization.encoded import EncodedPrompt

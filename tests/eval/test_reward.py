@@ -24,12 +24,7 @@ from align.eval.policy_comparison import (
     sizes_on_curve,
 )
 from align.eval.results import read_evaluations
-from align.eval.reward import (
-    RewardEvalConfig,
-    checkpoints_of,
-    interval_over_rankings,
-    run_reward_eval,
-)
+from align.eval.reward import RewardEvalConfig, checkpoints_of, interval_over_rankings, run_reward_eval
 from align.models.heads import response_log_probs
 from align.models.loading import load
 from align.ppo import PPOConfig, run_ppo

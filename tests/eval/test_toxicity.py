@@ -7,13 +7,7 @@ import pytest
 from align.core.errors import UserError
 from align.eval import answers, toxicity_scorers
 from align.eval.results import read_evaluations
-from align.eval.toxicity import (
-    INSTRUCTIONS,
-    ToxicityConfig,
-    read_continuation_prompts,
-    run_toxicity,
-    toxicity_measurements,
-)
+from align.eval.toxicity import INSTRUCTIONS, ToxicityConfig, read_continuation_prompts, run_toxicity, toxicity_measurements
 from tests.eval.files import stored_rows
 from tests.files import write_rows
 

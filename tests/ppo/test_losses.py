@@ -5,12 +5,7 @@ import pytest
 import torch
 
 from align.core.tensor_ops import masked_sum
-from align.ppo.losses import (
-    KLController,
-    kl_estimate,
-    policy_losses,
-    value_losses,
-)
+from align.ppo.losses import KLController, kl_estimate, policy_losses, value_losses
 from tests.models.losses import experience_of, minibatch_loss, role_outputs
 
 

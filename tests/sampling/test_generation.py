@@ -5,14 +5,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import (
-    AutoModelForCausalLM,
-    AutoModelForSeq2SeqLM,
-    BloomConfig,
-    MistralConfig,
-    MixtralConfig,
-    Qwen3Config,
-)
+from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, BloomConfig, MistralConfig, MixtralConfig, Qwen3Config
 
 from align.core.seeds import RngStream, generator
 from align.core.settings import ModelConfig

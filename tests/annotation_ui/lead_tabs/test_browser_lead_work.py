@@ -3,16 +3,7 @@ import re
 
 from playwright.sync_api import expect
 
-from tests.annotation_ui.pages import (
-    LOW_CONTRAST,
-    TABS,
-    UNNAMED,
-    answers_awaited,
-    choose,
-    open_tab,
-    soon_equal,
-    type_order,
-)
+from tests.annotation_ui.pages import LOW_CONTRAST, TABS, UNNAMED, answers_awaited, choose, open_tab, soon_equal, type_order
 from tests.annotation_ui.running import rank_rows
 
 HOSTILE = "<img src=x onerror=alert(1)> =cmd()"

@@ -2,14 +2,7 @@ import pytest
 
 from align.core.errors import UserError
 from align.core.statistics import majority
-from align.extras.rules.evaluation import (
-    QUESTION,
-    RuleCase,
-    RulesConfig,
-    agreement_measurement,
-    count_violations,
-    run_rules,
-)
+from align.extras.rules.evaluation import QUESTION, RuleCase, RulesConfig, agreement_measurement, count_violations, run_rules
 from align.runtime.endpoint import question_version
 from annotation_ui.tasks import TASKS
 from tests.files import write_rows

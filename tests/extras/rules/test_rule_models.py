@@ -13,14 +13,7 @@ from align.core.statistics import roc_auc
 from align.extras.attributes.heads import HeadForm
 from align.extras.attributes.model import Head
 from align.extras.rules import RuleConfig, RuleTrainer
-from align.extras.rules.judgments import (
-    JudgedResponse,
-    RuleScorer,
-    encode_judgments,
-    read_rules,
-    rule_ids,
-    rules_of_model,
-)
+from align.extras.rules.judgments import JudgedResponse, RuleScorer, encode_judgments, read_rules, rule_ids, rules_of_model
 from align.extras.rules.train import judgment_loss
 from align.models.heads import RewardModel, ScalarHead
 from align.models.loading import load
