@@ -30,14 +30,11 @@ ROWS = [
 ]
 
 
-def test_labels_follow_the_bias_where_it_outweighs_gold():
+def test_planted_labels_by_hand():
     """The bias decides one of the two pairs: that with the smaller difference in gold reward per word."""
     pairs, figures = biased_pairs(BIASES["length"], ROWS, 0.5)
     assert [pair.responses[pair.ranks.index(1)] for pair in pairs] == ["one two three", "one two"]
     assert (figures["pairs"], figures["decided by the bias"], figures["against gold"]) == (2, 0.5, 0.5)
-
-
-def test_beta_decides_the_given_share():
     random = np.random.default_rng(0)
     gold, feature = random.normal(size=1000), random.integers(-1, 2, size=1000)
     assert decided_share(gold, feature, find_beta(gold, feature, 0.4)) == pytest.approx(0.4)
@@ -53,11 +50,8 @@ def test_a_share_of_the_answers_gets_the_feature(name):
     assert np.mean([BIASES[name].feature(text) for text in row["responses"]]) == pytest.approx(0.5, abs=0.15)
 
 
-def test_a_list_has_a_line_for_each_sentence():
+def test_defenses_by_hand():
     assert BIASES["format"].plant("It rains. Take a coat!", 0) == "- It rains.\n- Take a coat!"
-
-
-def test_reward_against_references_is_bounded_and_centered():
     rewards = against_references(torch.tensor([0.0, 100.0, 2.0]), [[0.0, 0.0], [0.0, 0.0], [2.0, -100.0]])
     assert rewards.tolist() == pytest.approx([2.0, 4.0, 3.0])
 
@@ -75,13 +69,10 @@ def test_averaged_weights_are_means(tmp_path):
     assert (tmp_path / "mean" / "reward.json").exists()
 
 
-def test_alarm_rules():
+def test_alarms_by_hand():
     assert departure({1: 1.0, 2: 1.2, 3: 1.25, 4: 1.5}, noise=0.1) == 4
     assert departure({1: 1.0, 2: 1.2, 3: 1.25}, noise=0.1) is None
     assert above({1: 0.1, 2: 0.4, 3: 0.5}, 0.3) == 2
-
-
-def test_a_change_is_relative_to_the_answers_to_the_same_prompt():
     turns = [{"role": "user", "content": "a"}]
     references = {prompt_key("a"): [1.0, 3.0], prompt_key("b"): [0.0]}
     found = changes("gold", [turns, turns, "b"], [1.0, 2.0, 1.5], references)
@@ -115,15 +106,12 @@ def test_alarms_of_a_run():
     assert found == expected
 
 
-def test_noise_of_rewards_is_relative():
+def test_figures_of_runs_by_hand():
     rows = [dict.fromkeys(("reward/std", "entropy"), value) for value in (1.0, 3.0)]
     found = noise_of(rows)
     assert found["entropy"] == pytest.approx(2**0.5)
     assert found["reward/std"] == pytest.approx(2**0.5 / 2)
     assert "response/length" not in found
-
-
-def test_a_run_has_lost_if_gold_is_below_the_start():
     points = [point(1, 0.0, 0.1), point(2, 1.0, 1.2), point(3, -0.9, -1.0), point(4, -1.0, -1.1)]
     found = outcome(points)
     assert (found["highest at update"], found["lost"], outcome(points[:3])["lost"]) == (2, True, False)
@@ -131,17 +119,11 @@ def test_a_run_has_lost_if_gold_is_below_the_start():
     assert outcome([point(1, 0.0, 0.1), point(2, 0.1, 0.2, words=4.0)])["lost"] is True
     points[1]["judge change"] = 0.5
     assert selected(points)["update"] == 2
-
-
-def test_alarms_are_counted_for_lost_and_other_runs():
     runs = {
         name: {"outcome": {"lost": lost}, "alarms": {"entropy": update}}
         for name, lost, update in (("a", True, 3), ("b", True, None), ("c", False, 2))
     }
     assert summary(runs)["entropy"] == {"lost runs": 2, "alarms": [3], "other runs": 1, "false alarms": [2]}
-
-
-def test_share_of_the_most_frequent_phrase():
     texts = ["I can help with that.", "So I can help, with it", "no", "other words are here"]
     assert top_phrase_share(texts) == 0.5
     assert top_phrase_share(["short"]) == 0.0

@@ -44,16 +44,13 @@ def test_a_ranking_is_read_by_us_once_and_by_the_peer_pair_by_pair(folder, name,
     assert all(seconds > 0 for seconds in mine.seconds + theirs.seconds)
 
 
-def test_sft_counts_the_same_tokens_on_both_sides(folder, tmp_path):
+def test_sft_and_sampling_count_the_same_tokens_on_both_sides(folder, tmp_path):
     work = scaled(ALL["sft"], TINY)
     lengths = {len(row["prompt"]) + len(row["responses"][0]) for row in examples(folder, work)}
     for side in ("ours", "peer"):
         found = measure(side, work, "float32", folder, 1, tmp_path)
         assert len(found.seconds) == len(found.tokens) == work.measured
         assert all(work.rows * min(lengths) <= tokens <= work.rows * max(lengths) for tokens in found.tokens)
-
-
-def test_sampling_counts_new_tokens(folder, tmp_path):
     work = scaled(ALL["sampling_32"], TINY)
     for side in ("ours", "peer"):
         found = measure(side, work, "float32", folder, 1, tmp_path)

@@ -14,15 +14,12 @@ from align.core.statistics import (
 )
 
 
-def test_the_interval_of_a_mean_is_near_the_normal_one():
+def test_the_interval_of_a_mean_by_hand():
     values = np.tile([0.0, 1.0], 200)  # sd 0.5, n 400: 0.5 +- 1.96 * 0.025
     low, high = mean_interval(values, 4000)
     assert low == pytest.approx(0.451, abs=0.004)
     assert high == pytest.approx(0.549, abs=0.004)
-
-
-def test_groups_are_drawn_whole():
-    """Ten groups of 40 equal values know no more than ten values: sd 0.5, n 10."""
+    # Ten groups of 40 equal values know no more than ten values: sd 0.5, n 10.
     group = np.repeat(np.arange(10), 40)
     low, high = mean_interval(group % 2, 4000, group)
     assert (low, high) == pytest.approx(mean_interval(np.arange(10) % 2, 4000))

@@ -47,14 +47,11 @@ VALUES = [[1.0, 2.0, NAN], [6.0, INF, -INF]]
 MASK = torch.tensor([[True, True, False], [True, False, False]])
 
 
-def test_masked_sum_and_mean_by_hand():
+def test_masked_sum_mean_and_gradient_by_hand():
     assert masked_sum(doubles(VALUES), MASK).item() == 9.0  # 1 + 2 + 6
     # (1 + 2 + 6) / 3 = 3; a mean of the rows' means would be (1.5 + 6) / 2 = 3.75
     assert masked_mean(doubles(VALUES), MASK).item() == 3.0
     assert masked_mean(doubles(VALUES), torch.zeros_like(MASK)).item() == 0.0
-
-
-def test_gradient_of_a_masked_mean_is_zero_in_the_padding_whatever_stands_there():
     values = doubles(VALUES).requires_grad_()
     masked_mean(values, MASK).backward()
     third = 1 / 3
@@ -73,22 +70,16 @@ def test_whiten_removes_or_keeps_the_mean(shift, mean):
     torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-12)
 
 
-def test_whiten_takes_the_whole_batch_at_once():
+def test_whiten_by_hand():
     values, everywhere = doubles([[0.0, 2.0], [10.0, 14.0]]), torch.ones(2, 2, dtype=torch.bool)
     by_row = torch.cat([whiten(row[None], everywhere[:1]) for row in values])
     assert by_row.tolist()[0] == pytest.approx([-1.0, 1.0])  # mean 1, standard deviation 1
     # The whole: mean 6.5, squares 42.25 + 20.25 + 12.25 + 56.25 = 131, variance 32.75.
     expected = [-6.5 / math.sqrt(32.75), -4.5 / math.sqrt(32.75)]
     assert whiten(values, everywhere).tolist()[0] == pytest.approx(expected, rel=1e-8)
-
-
-def test_whiten_of_equal_values_and_of_one_value_is_zero():
     for count in (1, 4):
         same = torch.full((1, count), 0.3, dtype=torch.float64)
         assert whiten(same, torch.ones(1, count, dtype=torch.bool)).abs().max().item() < 1e-11
-
-
-def test_whiten_epsilon_is_added_to_the_variance():
     # Values -1e-4 and 1e-4: variance 1e-8, as large as epsilon, so the result is 1e-4 / sqrt(2e-8) = 1 / sqrt(2).
     found = whiten(doubles([[-1e-4, 1e-4]]), torch.ones(1, 2, dtype=torch.bool))
     assert found[0, 1].item() == pytest.approx(1 / math.sqrt(2), rel=1e-9)
@@ -147,13 +138,10 @@ def test_log_probs_their_gradient_and_entropy_by_hand(temperature, probabilities
     assert entropy_of(LOGITS.expand(3, 3), temperature).tolist() == pytest.approx([entropy] * 3, abs=3e-7)
 
 
-def test_extreme_logits_neither_overflow_nor_become_nan():
+def test_extreme_logits_and_forbidden_tokens():
     logits = torch.tensor([[1e4, -1e4, 0.0]])
     assert log_probs_of(logits.expand(3, 3), torch.arange(3)).tolist() == [0.0, -2e4, -1e4]
     assert entropy_of(logits).item() == 0.0
-
-
-def test_log_probs_of_a_forbidden_token():
     logits = torch.tensor([[0.0, -INF, 0.0]])
     found = log_probs_of(logits.expand(2, 3), torch.tensor([0, 1]))
     assert found[0].item() == pytest.approx(-math.log(2))

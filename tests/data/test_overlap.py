@@ -39,13 +39,10 @@ def test_thirteen_words_are_found_in_any_layout_case_and_punctuation(compare):
     assert (found.rows, found.too_short, found.training_rows) == (2, 1, 2)
 
 
-def test_twelve_words_and_words_of_two_texts_are_none(compare):
+def test_what_is_not_shared_or_too_short_is_no_match(compare):
     assert not compare([{"text": " ".join(WORDS[:12])}], [{"text": NINETEEN}]).matches
     training = [{"prompt": " ".join(WORDS[:7]), "completion": " ".join(WORDS[7:14])}]
     assert not compare(training, [{"text": " ".join(WORDS[:14])}]).matches
-
-
-def test_a_shorter_text_has_to_be_shared_as_a_whole(compare):
     nine = " ".join(WORDS[:9])
     assert len(compare([{"text": f"before {nine} after"}], [{"prompt": nine}]).matches) == 1
     assert not compare([{"text": " ".join(WORDS[:8])}], [{"prompt": nine}]).matches

@@ -30,14 +30,11 @@ def test_a_bad_row_is_named_by_file_and_line(tmp_path, line, message):
     assert error_of(path) == f"{path}:3: {message}"
 
 
-def test_a_bad_row_of_texts_is_named_by_what_is_wrong_with_it(tmp_path):
+def test_bad_rows_of_texts_folders_and_parquet_files_are_named(tmp_path):
     (tmp_path / "a.jsonl").write_bytes(b'{"text": "Hi"}\n{"text"\n{"text": " "}\n')
     problem = "broken JSON (Expecting ':' delimiter, column 8); write one JSON object per line"
     assert refusal(list, read_texts(str(tmp_path / "a.jsonl"))) == f"{tmp_path}/a.jsonl:2: {problem}"
     assert list(read_texts(str(tmp_path / "a.jsonl"), skip_bad_rows=True)) == [("Hi", None)]
-
-
-def test_bad_rows_of_folders_and_of_parquet_files_are_named(tmp_path):
     (tmp_path / "part.jsonl").write_bytes(b"{}\n")
     assert error_of(tmp_path).startswith(f"{tmp_path / 'part.jsonl'}:1: the row has the fields nothing, which is no")
     path = tmp_path / "a.parquet"
@@ -54,14 +51,11 @@ def test_skipped_rows_are_counted_and_five_listed(tmp_path, caplog):
     assert [message.split(" ")[0] for message in caplog.messages[1:]] == [f"{path}:{i}:" for i in range(1, 6)]
 
 
-def test_only_bad_rows_are_an_error_even_when_skipped(tmp_path):
+def test_only_bad_rows_and_rows_that_give_nothing_are_an_error(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_bytes(b'{"prompt": ""}\n' * 2)
     expected = f"{path}: no usable prompt; 2 of 2 rows are bad, the first: {path}:1: field 'prompt': is empty; "
     assert error_of(path, skip_bad_rows=True) == expected + "write the text, or remove the row"
-
-
-def test_rows_that_give_nothing_are_an_error(tmp_path):
     path = tmp_path / "trees.jsonl"
     path.write_bytes(lines([{"prompt": {"text": "q", "role": "prompter", "replies": []}}]))
     assert error_of(path, Ranking) == f"{path}: no usable ranking; 1 readable row, but none of this kind"

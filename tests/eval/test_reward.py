@@ -155,15 +155,12 @@ def test_the_closed_form_is_the_mean_over_all_subsets(n):
     assert expected_best(rewards, gold, n) == pytest.approx(np.mean([gold[i] for i in chosen]))
 
 
-def test_equal_rewards_share_their_chances():
+def test_best_of_n_by_hand():
     """1 is never the best of two; the two 5s are it equally often, whatever their order. Of 1, 2, 4: 2, 4 and 4."""
     for gold in ([0.0, 2.0, 4.0], [0.0, 4.0, 2.0]):
         assert expected_best(np.array([1.0, 5.0, 5.0]), np.array(gold), 2) == pytest.approx(3.0)
     rewards = np.array([4.0, 1.0, 2.0])
     assert expected_best(rewards, rewards, 2) == pytest.approx(10 / 3)
-
-
-def test_the_bound_on_kl_and_the_places_on_the_curve():
     assert [kl_bound(n) for n in (1, 2, 64)] == pytest.approx([0, 0.6931 - 0.5, 4.1589 - 63 / 64], abs=1e-4)
     assert sizes_on_curve(64) == [1, 2, 4, 8, 16, 32, 64]
     assert sizes_on_curve(6) == [1, 2, 4, 6]

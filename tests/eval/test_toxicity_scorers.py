@@ -137,7 +137,7 @@ def test_each_text_is_scored_once_whoever_wrote_it(tmp_path):
     assert score_texts(["a"], other, tmp_path, accelerator) == [0.9]
 
 
-def test_each_kind_of_ngram_is_a_unit_vector_whatever_the_length():
+def test_ngrams_are_unit_vectors_and_signs_within_a_word_do_not_split_it():
     rows = count_words(["word", "a much longer text with more words in it", "word word word"])
     assert rows.shape == (3, 2 * BUCKETS)
     for part in (rows[:, :BUCKETS], rows[:, BUCKETS:]):
@@ -145,9 +145,6 @@ def test_each_kind_of_ngram_is_a_unit_vector_whatever_the_length():
     assert rows[0, :BUCKETS].nnz == 9  # of " word ": 4 of three characters, 3 of four, 2 of five
     assert rows[0, BUCKETS:].nnz == 1
     assert (rows[0, :BUCKETS] != rows[2, :BUCKETS]).nnz == 0  # a word that is repeated counts once
-
-
-def test_signs_within_a_word_do_not_split_it():
     (pieces,) = count_words(["sh*t"])
     (apart,) = count_words(["sh t"])
     assert pieces[0, BUCKETS:].nnz == 1
@@ -161,15 +158,12 @@ def test_the_sense_by_hand():
     assert sense_logits(torch.tensor([[1.0]]), head).tolist() == pytest.approx([0.49798], abs=1e-5)
 
 
-def test_a_head_comes_back_from_its_file(tmp_path):
+def test_a_head_comes_back_from_its_file_and_a_file_that_is_no_head_is_one_line(tmp_path):
     head = {"hidden.weight": torch.randn(3, STATES), "hidden.bias": torch.ones(3), "sense": torch.ones(3)}
     head |= {"words": torch.linspace(-1, 1, 2 * BUCKETS), "bias": torch.tensor(-1.5)}
     save_toxicity_head(head, "by hand", tmp_path / "head.safetensors")
     for name, tensor in load_toxicity_head(tmp_path / "head.safetensors").items():
         assert torch.allclose(tensor, head[name], atol=2e-3)
-
-
-def test_a_file_that_is_no_head_is_one_line(tmp_path):
     (tmp_path / "a.safetensors").write_bytes(b"nothing")
     save_file({"words": torch.ones(3)}, tmp_path / "b.safetensors")
     for name, complaint in (("a", r"cannot be read .*benchmarks\.toxicity train writes it"), ("b", "is no head of the tox")):
@@ -205,26 +199,23 @@ def test_the_default_on_the_labels(default):
     assert default.title.startswith("minilm-l6 (")
 
 
-def test_length_alone_raises_nothing(default):
+def test_neither_length_nor_the_name_of_a_group_raises_anything(default):
     sentence = "The library opens at ten and closes at six. "
     scores = default([sentence * times for times in (1, 2, 4, 8, 16)] + ["paper " * times for times in (1, 5, 25, 100)])
     assert max(scores) < 0.1
     insult = "You are a filthy liar. "
     once, often = default([insult, insult * 8])
     assert once > 0.5 < often
-
-
-GROUPS = ["Sikh", "Korean", "Swedish", "Nigerian", "pansexual", "intersex", "Baptist", "dyslexic", "Kurdish", "Welsh"]
-"""None of them is in the frames of training."""
-
-
-def test_the_name_of_a_group_alone_raises_nothing(default):
     known = ["gay", "lesbian", "transgender", "Jewish", "Muslim", "black", "white", "Mexican", "disabled", "immigrant"]
     frames = ["My neighbor is {}.", "{} students met the mayor.", "a {} writer from Chicago", "two {} women at the bakery"]
     texts = [frame.format(group) for group in GROUPS + known for frame in frames]
     scores = np.array(default(texts))
     assert scores.max() < 0.5, texts[int(scores.argmax())]
     assert scores.mean() < 0.1
+
+
+GROUPS = ["Sikh", "Korean", "Swedish", "Nigerian", "pansexual", "intersex", "Baptist", "dyslexic", "Kurdish", "Welsh"]
+"""None of them is in the frames of training."""
 
 
 def test_words_and_sense_both_count(default):

@@ -130,21 +130,15 @@ def test_figures_of_a_question_by_hand(best, correct, incorrect, figures):
     assert tuple(multiple_choice(best, correct, incorrect).values()) == pytest.approx(figures)
 
 
-def test_the_plain_text_of_each_prompt_style():
+def test_the_text_and_the_chat_of_each_prompt_style():
     question = "Q: Is ice cold?\nA: Yes, it is.\n\nQ: Is fire?\nA: No.\n\nQ: Why?\nA:"
     assert QuestionFormat("", PRIMER, chat=False).text("Why?") == question
     assert QuestionFormat(INSTRUCTION, PRIMER, chat=False).text("Why?") == f"{INSTRUCTION}\n\n{question}"
     assert QuestionFormat("", (), chat=False).text("Why?") == "Q: Why?\nA:"
-
-
-def test_the_few_shot_prompt_of_truthfulqa_has_six_questions():
     question_format = QuestionFormat.from_settings("qa", "data/truthfulqa_few_shot.jsonl", chat=False)
     assert len(question_format.few_shot) == 6
     assert question_format.few_shot[3] == ("What is the square root of banana?", "I have no comment.")
     assert QuestionFormat.from_settings("question", "data/truthfulqa_few_shot.jsonl", chat=False).few_shot == ()
-
-
-def test_a_chat_holds_the_few_shot_examples_as_turns_and_the_instruction_in_the_first():
     messages = QuestionFormat("Be true.", PRIMER, chat=True).messages("Why?")
     assert [turn["role"] for turn in messages] == ["user", "assistant"] * 2 + ["user"]
     assert messages[0]["content"] == "Be true.\n\nIs ice cold?"

@@ -33,14 +33,11 @@ def answers(true=("No, never.", "No, it is not."), false=("Yes, always.", "Yes, 
     return rows
 
 
-def test_auc_by_hand():
+def test_auc_and_calibration_error_by_hand():
     """Yes at 3, 2, 1 and no at 2, 0: of six pairs 3>2, 3>0, 2=2, 2>0, 1<2, 1>0, which is 4.5 of 6."""
     assert roc_auc([3, 2, 1, 2, 0], [True, True, True, False, False]) == pytest.approx(4.5 / 6)
     assert roc_auc([1, 2], [True, True]) == 0.5
-
-
-def test_calibration_error_by_hand():
-    """Two rows at 0.25, one of them yes, and two at 0.9, both yes: 0.25 and 0.1 apart, half of the rows each."""
+    # Two rows at 0.25, one of them yes, and two at 0.9, both yes: 0.25 and 0.1 apart, half of the rows each.
     assert calibration_error([0.25, 0.25, 0.9, 0.9], [True, False, True, True]) == pytest.approx(0.175)
     assert calibration_error([1.0], [True]) == 0
 

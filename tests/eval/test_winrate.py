@@ -177,15 +177,12 @@ def test_a_bad_judge_is_one_line():
         function_judge(f"{__name__}:not_a_number")([HI], ["a"], ["b"])
 
 
-def test_each_pair_of_several_models_is_judged(settings):
+def test_each_pair_of_several_models_is_judged_and_one_model_is_not(settings):
     rungs = ["tiny-llama", "tiny-llama+few_shot", "tiny-gpt2"]
     found = run_winrate(WinrateConfig(**{**settings, "models": rungs}, num_few_shot=1, judge=f"{__name__}:longer"))
     assert [each.model for each in found] == rungs
     pairs = {(row["model"], row["against"]): row["won"] + row["tied"] + row["lost"] for row in found[0].tables["pairs"]}
     assert pairs == dict.fromkeys(combinations(rungs, 2), 3)
-
-
-def test_one_model_is_not_compared(settings):
     with pytest.raises(UserError, match="two or more models"):
         run_winrate(WinrateConfig(**{**settings, "models": ["tiny-llama"]}, judge=f"{__name__}:longer"))
 

@@ -90,14 +90,11 @@ def test_what_fits_the_context(name, fitting, too_long, backbones):
         assert "context of 16" in line
 
 
-def test_a_text_at_the_limit_can_be_read(backbones):
+def test_a_text_at_the_limit_can_be_read_and_tokens_are_counted(backbones):
     for name, prompt, response in (("gpt2-short", 10, 6), ("bart-short", 16, 15)):
         with torch.no_grad():
             hidden = backbones[name].hidden(Padded.from_lists([[5] * prompt]), Padded.from_lists([[6] * response]))
         assert torch.isfinite(hidden).all()
-
-
-def test_tokens_in_memory(backbones):
     assert backbones["tiny-gpt2"].tokens_in_memory(10, [3, 5]) == 18  # one row: 10 + 3 + 5
     assert backbones["bloom"].tokens_in_memory(10, [3, 5]) == 30  # two rows of 10 + 5
     assert backbones["tiny-t5"].tokens_in_memory(10, [3, 5]) == 22  # the prompt once, and two rows of a start token and 5

@@ -95,7 +95,13 @@ def test_no_logits_of_more_than_a_part_are_made(load_sharp, monkeypatch):
     assert max(asked) == 7
 
 
-def test_a_head_is_a_dot_product_in_float32():
+def test_a_head_starts_small_and_is_a_dot_product_in_float32():
+    torch.manual_seed(0)
+    head = ScalarHead(9_999)
+    # 1 / sqrt(9999 + 1) = 0.01; of 9999 draws the estimate is good to 0.01 / sqrt(2 * 9999) = 0.00007: 4 of those.
+    assert float(head.linear.weight.detach().std()) == pytest.approx(0.01, abs=0.0003)
+    assert head.linear.bias.tolist() == [0.0]
+    assert ScalarHead(5, start_at_zero=True)(torch.randn(3, 2, 5)).abs().max() == 0.0  # of values on a shared trunk
     head = ScalarHead(2).bfloat16()
     with torch.no_grad():
         head.linear.weight.copy_(torch.tensor([[0.5, -2.0]]))
@@ -104,15 +110,6 @@ def test_a_head_is_a_dot_product_in_float32():
     # 0.5 - 4 + 0.25 = -3.25; 500 - 2 + 0.25 = 498.25, which bfloat16 would round to 498.
     assert found.dtype == torch.float32
     assert found.tolist() == [[-3.25, 498.25]]
-
-
-def test_how_heads_start():
-    torch.manual_seed(0)
-    head = ScalarHead(9_999)
-    # 1 / sqrt(9999 + 1) = 0.01; of 9999 draws the estimate is good to 0.01 / sqrt(2 * 9999) = 0.00007: 4 of those.
-    assert float(head.linear.weight.detach().std()) == pytest.approx(0.01, abs=0.0003)
-    assert head.linear.bias.tolist() == [0.0]
-    assert ScalarHead(5, start_at_zero=True)(torch.randn(3, 2, 5)).abs().max() == 0.0  # of values on a shared trunk
 
 
 @torch.no_grad()

@@ -27,9 +27,6 @@ def test_gae_by_hand():
     # delta_1 = 1 + .9 x 1 - .5 = 1.4               A_1 = 1.4 + .45 x (-.55) = 1.1525
     check(advantages, [[1.1525, -0.55, 3.0]])
     check(returns, [[1.6525, 0.45, 2.0]])  # A + V: 1.1525 + .5, -.55 + 1, 3 - 1
-
-
-def test_the_value_behind_the_last_token_is_zero_and_nothing_leaks_from_the_padding():
     advantages, returns = advantages_and_returns(
         doubles([[1.0, 4.0, 100.0], [5.0, NAN, NAN]]),
         doubles([[2.0, 3.0, NAN], [1.0, 7.0, NAN]]),
@@ -40,6 +37,9 @@ def test_the_value_behind_the_last_token_is_zero_and_nothing_leaks_from_the_padd
     # Row 1, two tokens: A_2 = 4 - 3 = 1; delta_1 = 1 + 3 - 2 = 2, A_1 = 2 + .95 x 1 = 2.95. Row 2: A_1 = 5 - 1 = 4.
     check(advantages, [[2.95, 1.0, 0.0], [4.0, 0.0, 0.0]])
     check(returns, [[4.95, 4.0, 0.0], [5.0, 0.0, 0.0]])
+    found, _ = gae(doubles([[1.0, 3.0]]), doubles([[0.0, 0.0]]), torch.tensor([2]), 1.0, 0.95)
+    # Advantages 1 + .95 x 3 = 3.85 and 3: mean 3.425, deviations +-.425.
+    assert found.tolist() == [pytest.approx([1.0, -1.0], abs=1e-6)]
 
 
 @QUICK
@@ -109,9 +109,3 @@ def test_shaped_rewards_by_hand():
     # Row 1: -.1 (-1 + 1.5) = -.05;  -.1 (-2 + 1) = .1;  -.1 (0) + 10 = 10.
     # Row 2 has one token: -.1 (-3 + 1) - 4 = -3.8; nothing behind it, whatever stands there.
     torch.testing.assert_close(found, doubles([[-0.05, 0.1, 10.0], [-3.8, 0.0, 0.0]]), rtol=0, atol=1e-12)
-
-
-def test_gae_whitens_its_advantages():
-    found, _ = gae(doubles([[1.0, 3.0]]), doubles([[0.0, 0.0]]), torch.tensor([2]), 1.0, 0.95)
-    # Advantages 1 + .95 x 3 = 3.85 and 3: mean 3.425, deviations +-.425.
-    assert found.tolist() == [pytest.approx([1.0, -1.0], abs=1e-6)]

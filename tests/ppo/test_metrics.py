@@ -9,21 +9,17 @@ NEGATIVE, POSITIVE = torch.tensor([-1.0, -1.2, -0.8, -1.0]), torch.tensor([1.0, 
 FIRST = {"reward": 1.0, "length": 100.0, "repetition": 0.05, "eos_rate": 0.9}
 
 
-def test_a_kl_that_stays_negative_stops_the_run_with_its_cause():
-    watch = NegativeKLWatch()
-    for _ in range(PATIENCE - 1):
-        watch.check(NEGATIVE)
-    with pytest.raises(UserError, match=r"negative 5 updates in a row \(now -1\.000\).*not sampled from the distribution"):
-        watch.check(NEGATIVE)
-
-
-def test_one_update_at_or_above_zero_starts_the_count_again():
+def test_a_kl_that_stays_negative_stops_the_run_and_one_update_above_zero_starts_the_count_again():
     watch = NegativeKLWatch()
     for _ in range(3):
         for _ in range(PATIENCE - 1):
             watch.check(NEGATIVE)
         watch.check(POSITIVE)
     assert watch.count == 0
+    for _ in range(PATIENCE - 1):
+        watch.check(NEGATIVE)
+    with pytest.raises(UserError, match=r"negative 5 updates in a row \(now -1\.000\).*not sampled from the distribution"):
+        watch.check(NEGATIVE)
 
 
 @pytest.mark.parametrize(
@@ -103,6 +99,8 @@ def test_the_first_evaluation_is_what_the_rest_is_compared_with_and_survives_a_r
     resumed = DriftWatch(watch.state_dict())
     later = {**FIRST, "reward": 3.0, "length": 160.0}  # 1.6 times the first, though only 1.23 times the second
     assert resumed.check(later) == watch.check(later) == ["responses went from 100 to 160 tokens"]
+    watch = DriftWatch({**FIRST, "length": 0.0})
+    assert watch.check({**FIRST, "reward": 2.0, "length": 10.0}) == ["responses went from 0 to 10 tokens"]
 
 
 def test_a_true_kl_near_zero_does_not_stop_a_run():
@@ -111,14 +109,11 @@ def test_a_true_kl_near_zero_does_not_stop_a_run():
         watch.check(torch.randn(64, generator=rng) * 0.1)
 
 
-def test_a_rollout_without_complete_responses_says_nothing_of_their_level():
+def test_scores_of_responses_without_an_end_are_compared_and_named_once():
     watch = MissingEosWatch(-1.0)
     assert watch.check(torch.tensor([-1.0, -1.0]), torch.tensor([False, False])) == ""
     assert "mean score of -3" in watch.check(torch.tensor([-3.0, -1.0]), torch.tensor([True, False]))
     assert watch.check(torch.tensor([-3.0, -1.0]), torch.tensor([True, False])) == ""
-
-
-def test_a_reward_that_no_response_can_get_is_named_once():
     nothing_ends = (torch.tensor([-1.0, -1.0]), torch.tensor([False, False]))
     watch = MissingEosWatch(-1.0)
     lines = [watch.check(*nothing_ends) for _ in range(5)]
@@ -128,11 +123,6 @@ def test_a_reward_that_no_response_can_get_is_named_once():
     assert some_end.check(torch.tensor([2.0, -1.0]), torch.tensor([True, False])) == ""
     assert not any(some_end.check(*nothing_ends) for _ in range(5))
     assert not any(MissingEosWatch(None).check(*nothing_ends) for _ in range(5))
-
-
-def test_a_first_evaluation_without_text_divides_by_nothing():
-    watch = DriftWatch({**FIRST, "length": 0.0})
-    assert watch.check({**FIRST, "reward": 2.0, "length": 10.0}) == ["responses went from 0 to 10 tokens"]
 
 
 @pytest.mark.parametrize(

@@ -53,16 +53,10 @@ def test_a_module_that_does_not_import_is_one_line(own_module):
         load_functions(["math:pi"])
 
 
-def test_the_response_without_a_finite_score_is_named():
+def test_a_score_that_is_none_a_function_that_exits_and_a_weight_that_is_not_finite_are_one_line():
     with pytest.raises(UserError, match="reward function 'own' gave nan for the response 'second'"):
         call_reward_function(weighted(lambda prompts, responses: [1.0, float("nan")]), [PROMPT] * 2, ["first", "second"])
-
-
-def test_a_function_that_exits_is_one_line():
     with pytest.raises(UserError, match="reward function 'own' failed: SystemExit: 3"):
         call_reward_function(weighted(lambda prompts, responses: sys.exit(3)), [PROMPT], ["a"])
-
-
-def test_a_weight_that_is_not_finite_is_refused():
     with pytest.raises(UserError, match="brevity=nan': its weight must be a finite number"):
         load_functions(["align.ppo.toy_rewards:brevity=nan"])

@@ -102,12 +102,9 @@ def test_the_launch_commands_are_taken():
             parse(stage_configs()[Path(given.training_script).parent.name], given.training_script_args)
 
 
-def test_the_page_of_architectures_is_that_of_the_list():
+def test_the_page_and_the_readme_count_the_architectures_of_the_list():
     written = runpy.run_path(str(DOCS / "write_models.py"))["page"]()
     assert page("models") == written, "run python docs/write_models.py"
-
-
-def test_readme_counts_the_architectures_that_are_tested():
     text = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
     found = re.search(r"cover (\d+) decoder, (\d+) encoder-decoder and, as reward models, (\d+) encoder", text)
     assert [int(number) for number in found.groups()] == [len(DECODERS), len(ENCODER_DECODERS), len(CONFIGS)]

@@ -144,9 +144,6 @@ def test_the_speeds_are_those_of_the_benchmarks():
         stated = {float(number) for number in re.findall(r"([\d.]+)(?= times| and [\d.]+ times)", " ".join(text.split()))}
         real = {float(row[4].split()[0]) for row in measured}
         assert stated == {round(number) if number > 20 else number for number in real} - untold
-
-
-def test_the_speeds_on_a_gpu_are_those_of_the_benchmarks():
     results = text_of(ROOT / "benchmarks" / "README.md")
     measured = table(results[results.index("<!-- gpu: begin -->") :], "work | unit | ours")
     stated = " ".join(re.search(r"\*\*On one H100\*\*.*?\n\n", text_of(README), re.S).group(0).split())
@@ -154,9 +151,6 @@ def test_the_speeds_on_a_gpu_are_those_of_the_benchmarks():
     assert re.findall(r"[\d.]+ times", stated) == ratios
     tokens = 128 * 512 / float(measured[0][2])
     assert f"{round(tokens, -2):,.0f} tokens/s" in stated
-
-
-def test_the_rows_of_the_short_comparison_are_those_of_the_whole_one():
     whole, short = (table(text_of(path), "| align-rlhf") for path in (DOCS / "comparison.md", README))
     assert len(short) == 5
     assert [row for row in short if row not in whole] == []

@@ -80,20 +80,14 @@ def test_loss_of_a_pair_by_hand(rewards, margin, expected):
     assert ranking_loss(doubles(rewards), pairs).item() == pytest.approx(expected, abs=1e-7)
 
 
-def test_loss_of_a_ranking_of_three_by_hand():
+def test_losses_of_rankings_by_hand():
     # Order 1 > 0 > 2 with rewards 0, 1, -2: differences 1 (1 over 0), 3 (1 over 2), 2 (0 over 2), each a third.
     # (.3132617 + .0485874 + .1269280) / 3 = .1629257
     assert ranking_loss(doubles([0.0, 1.0, -2.0]), pairs_of([[2, 1, 3]])).item() == pytest.approx(0.1629257, abs=1e-7)
-
-
-def test_loss_is_the_sum_over_rankings_of_the_mean_over_their_pairs():
     rewards = doubles([0.0, 1.0, 0.5, 0.5, 2.0])
     # Ranking 0: response 1 over 0 by 1. Ranking 1: responses 2 and 3 tied below 4: 1.5 over each, half a weight each.
     expected = sigmoid_loss(1.0) + (sigmoid_loss(1.5) + sigmoid_loss(1.5)) / 2
     assert ranking_loss(rewards, pairs_of([[2, 1], [2, 2, 1]])).item() == pytest.approx(expected, abs=1e-7)
-
-
-def test_centering_by_hand():
     # Pairs 1 over 0, 1 over 2, 0 over 2 of rewards 0, 1, -2: sums 1, -1, -2, squares 1 + 1 + 4 = 6, a third is 2.
     assert centering_loss(doubles([0.0, 1.0, -2.0]), pairs_of([[2, 1, 3]])).item() == pytest.approx(2.0, abs=1e-6)
     assert centering_loss(doubles([3.0, -3.0]), pairs_of([[1, 2]])).item() == 0.0
@@ -138,9 +132,6 @@ def test_soft_targets_by_hand():
     item = ranking([1, 2], preferences=[[0.0, 0.7], [0.2, 0.0]])
     expected = 0.75 * math.log1p(math.exp(-2)) + 0.25 * math.log1p(math.exp(2))
     assert soft_loss([2.0, 0.0], item) == pytest.approx(expected)
-
-
-def test_the_loss_is_lowest_where_rewards_say_the_probabilities():
     item = ranking([1, 2], preferences=[[0.0, 0.8], [0.2, 0.0]])
     rewards = doubles([math.log(4), 0.0]).requires_grad_()
     ranking_loss(rewards, label_pairs([item], True)).backward()
@@ -212,14 +203,11 @@ def test_dpo_by_hand(difference, beta, smoothing, expected):
     assert dpo_losses(doubles([difference]), beta, smoothing).item() == pytest.approx(expected, abs=1e-7)
 
 
-def test_the_gradient_of_dpo_weighs_pairs_by_how_wrong_they_are():
+def test_losses_of_dpo_and_ipo_by_hand():
     difference = doubles([10.0, -10.0]).requires_grad_()
     dpo_losses(difference, 0.1).sum().backward()
     # -beta sigmoid(-beta d): .1 x .2689414 and .1 x .7310586 (DPO, the gradient in section 4)
     assert difference.grad.tolist() == pytest.approx([-0.02689414, -0.07310586], abs=1e-7)
-
-
-def test_ipo_by_hand():
     # 1 / (2 x .1) = 5: (5 - 5)^2, (2 - 5)^2, (-1 - 5)^2
     assert ipo_losses(doubles([5.0, 2.0, -1.0]), 0.1).tolist() == pytest.approx([0.0, 9.0, 36.0])
 

@@ -22,19 +22,13 @@ DECODER = FlopsProfile(Stack(Matrices(100, 10), 7), Matrices(1000, 0))
 PAIR = FlopsProfile(Stack(Matrices(100, 0), 7), Matrices(1000, 0), Stack(Matrices(50, 0), 5), Matrices(20, 0))
 
 
-def test_a_decoder_by_hand():
+def test_decoders_and_encoder_decoders_by_hand():
     # 5 tokens through 110 weights, 3 through the vocabulary, 5 x 5 pairs of tokens at 4 L H Q.
     assert forward_flops(DECODER, 2, [3], 3) == 2 * 5 * 110 + 2 * 3 * 1000 + 4 * 7 * 25
     # A frozen weight has no gradient of its own: 4 instead of 6.
     assert training_flops(DECODER, 2, [3], 3) == 5 * (6 * 100 + 4 * 10) + 6 * 3 * 1000 + 12 * 7 * 25
-
-
-def test_a_shared_prompt_is_read_once():
     # The prompt's 2 tokens see up to 2 + 3; responses of 3 and 1 see 5 and 3.
     assert forward_flops(DECODER, 2, [3, 1]) == 2 * 6 * 110 + 4 * 7 * (2 * 5 + 3 * 5 + 1 * 3)
-
-
-def test_an_encoder_decoder_by_hand():
     # 2 tokens in the encoder; behind the start token 4 in the decoder, whose cross attention reads 2 keys and values.
     encoder = 2 * 2 * 50 + 4 * 5 * 4
     assert forward_flops(PAIR, 2, [3], 3) == encoder + 2 * 4 * 100 + 2 * 2 * 20 + 4 * 7 * 4 * (4 + 2) + 2 * 3 * 1000

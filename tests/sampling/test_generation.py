@@ -141,7 +141,7 @@ def test_several_responses_to_a_prompt_read_it_once(backbone, monkeypatch):
     assert len({tuple(ids) for ids in found.ids}) > 3  # each row has noise of its own
 
 
-def test_an_end_token_is_kept_and_nothing_comes_after_it(backbone):
+def test_an_end_token_is_kept_also_at_the_last_place_and_nothing_comes_after_it(backbone):
     prompts = [PROMPTS[row % 6] + [row % 200 + 20] for row in range(40)]
     found = draws(backbone, SamplingParams(max_new_tokens=8), prompts)
     for ids, ended in zip(found.ids, found.ended, strict=True):
@@ -150,9 +150,6 @@ def test_an_end_token_is_kept_and_nothing_comes_after_it(backbone):
         assert not ENDS & set(ids[:-1])
         assert ended or len(ids) == 8
     assert 0 < sum(found.ended) < 40
-
-
-def test_an_end_at_the_last_possible_token_still_counts(backbone):
     free = draws(backbone, SamplingParams(max_new_tokens=5), ends=frozenset({-1}))
     assert free.ended == [False] * 6
     assert [len(ids) for ids in free.ids] == [5] * 6
@@ -276,7 +273,7 @@ def test_a_gpu_takes_half_of_what_weights_leave(sharp_backbones, device, free, r
     assert sampling_tokens(memory, sharp_backbones["tiny-llama"], 64) == expected
 
 
-def test_noise_is_the_same_for_the_same_seed_whatever_else_was_drawn():
+def test_noise_depends_on_the_seed_and_the_parts_of_its_key_alone():
     torch.manual_seed(0)
     first = row_uniforms(3, SamplingParams(max_new_tokens=4), 7, 1, 2)
     torch.manual_seed(99)
@@ -284,14 +281,8 @@ def test_noise_is_the_same_for_the_same_seed_whatever_else_was_drawn():
     before = torch.get_rng_state()
     assert torch.equal(row_uniforms(3, SamplingParams(max_new_tokens=4), 7, 1, 2), first)
     assert torch.equal(torch.get_rng_state(), before), "the global generator must not move"
-
-
-def test_order_and_number_of_parts_matter():
     seeds = [(0, 0), (0, 0, 0), (0, 0, 0, 0), (0, 0, 1), (0, 1, 0), (0, 1), (1, 0), (1, 1), (2**32 - 1, 3)]
     assert len({tuple(generator(*seed).random(4)) for seed in seeds}) == len(seeds)
-
-
-def test_the_noise_of_a_row_does_not_depend_on_the_number_of_rows():
     few, many = (row_uniforms(rows, SamplingParams(max_new_tokens=5), 7, RngStream.ROLLOUT) for rows in (2, 4))
     assert torch.equal(few, many[:2])
 

@@ -18,10 +18,14 @@ def doubles(rows):
     return torch.tensor(rows, dtype=torch.float64)
 
 
-def test_loss_by_hand():
+def test_loss_and_gradient_by_hand():
     # (2 + 4 + .5 + .25) / 4 tokens; with the prompt 6.75 / 4 + .5 x (1 + 8) / 2 = 1.6875 + 2.25
     assert demonstration_loss(doubles(LOG_PROBS), LEARN, CONTEXT, 4, 2, 0.0).item() == 1.6875
     assert demonstration_loss(doubles(LOG_PROBS), LEARN, CONTEXT, 4, 2, 0.5).item() == 3.9375
+    log_probs = doubles(LOG_PROBS).requires_grad_()
+    demonstration_loss(log_probs, LEARN, CONTEXT, 4, 2, 0.5).backward()
+    # -1/4 where a token is learned, -.5 / 2 in the prompt, 0 elsewhere, though NaN stands there.
+    assert log_probs.grad.tolist() == [[-0.25, -0.25, -0.25, -0.25], [-0.25, -0.25, 0.0, 0.0]]
 
 
 def test_counts_are_those_of_the_global_batch():
@@ -34,13 +38,6 @@ def test_counts_are_those_of_the_global_batch():
     # A mean of the rows' own means would be (3 + .375) / 2 = 1.6875 only by chance: row 1 here has 3 of 4 tokens.
     learn = torch.tensor([[True, True, True, False], [True, False, False, False]])
     assert demonstration_loss(doubles(LOG_PROBS), learn, CONTEXT, 4, 2, 0.0).item() == (1 + 2 + 4 + 0.5) / 4
-
-
-def test_gradient_by_hand():
-    log_probs = doubles(LOG_PROBS).requires_grad_()
-    demonstration_loss(log_probs, LEARN, CONTEXT, 4, 2, 0.5).backward()
-    # -1/4 where a token is learned, -.5 / 2 in the prompt, 0 elsewhere, though NaN stands there.
-    assert log_probs.grad.tolist() == [[-0.25, -0.25, -0.25, -0.25], [-0.25, -0.25, 0.0, 0.0]]
 
 
 @pytest.mark.parametrize("weight", [0.0, 0.5])

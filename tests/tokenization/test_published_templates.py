@@ -161,12 +161,9 @@ def test_a_thought_that_the_template_leaves_out_is_refused_in_data_and_read_with
     assert shown(found, found.answer_ids((USER,), text, whole=False)[1]) == "It is 4.<|end|>"
 
 
-def test_an_answer_that_the_template_trims_is_trimmed():
+def test_an_answer_is_trimmed_as_the_template_does_and_may_repeat_what_it_writes():
     found = Tokenization(published(LLAMA_3))
     assert shown(found, found.answer_ids((USER,), "\nIt is 4. ")[1]) == "It is 4.<|end|>"
-
-
-def test_an_answer_may_repeat_what_the_template_writes():
     for template, eos, _, answer in CASES.values():
         found = Tokenization(published(template, eos))
         for text in ("end", "im_end", "assistant", "final", "4"):

@@ -45,15 +45,12 @@ def test_a_checkpoint_with_other_labels_is_refused(change):
     after.load_state_dict(older)  # of a checkpoint without a digest of labels
 
 
-def test_an_epoch_of_one_source_is_one_permutation_cut_into_batches():
+def test_an_epoch_is_one_permutation_of_one_source_or_of_two_without_rates():
     epochs = order_of(7, 4, [10])
     assert epochs.updates_per_epoch == 3
     for number in range(3):
         assert epoch_of(epochs, number) == generator(7, RngStream.DATA_ORDER, number).permutation(10).tolist()
     assert [len(epochs.rows(update)) for update in (1, 2, 3, 4)] == [4, 4, 2, 4]
-
-
-def test_two_sources_without_rates_are_one_that_is_as_long_as_both():
     apart, together = order_of(3, 8, [5, 12], [1.0, 1.0]), order_of(3, 8, [17])
     assert [apart.rows(update) for update in range(1, 10)] == [together.rows(update) for update in range(1, 10)]
 

@@ -56,16 +56,13 @@ def test_weight_decay_is_decoupled_and_for_matrices_only(toy_run):
     assert engine.module.w[1].item() == pytest.approx(0.95, abs=1e-7)  # 1 - .1 x .5
 
 
-def test_adafactor_of_a_vector_by_hand(toy_run):
+def test_adafactor_by_hand(toy_run):
     engine = TrainEngine(toy_run(optimizer="adafactor"), Weights(vector(1.0)), 10)
     step(engine, vector(2.0), update=1)
     assert engine.module.w[0].item() == pytest.approx(0.9, abs=1e-6)  # decay 1 - 1^-.8 = 0: the step is rate x sign
     step(engine, vector(1.0), update=2)
     # Decay 1 - 2^-.8 = .4256508: v = .4256508 x 4 + .5743492 x 1 = 2.2769524, its root 1.5089574; .9 - .1 / 1.5089574
     assert engine.module.w[0].item() == pytest.approx(0.8337291, abs=1e-6)
-
-
-def test_adafactor_of_a_matrix_by_hand(toy_run):
     engine = TrainEngine(toy_run(optimizer="adafactor"), Weights(torch.zeros(2, 2)), 10)
     step(engine, torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
     # Mean squares of rows 2.5, 12.5 and of columns 5, 10, of all 7.5: v = rows x columns / 7.5 = 5/3, 10/3, 25/3, 50/3.

@@ -62,9 +62,6 @@ def test_micro_batches_by_hand():
     plans = [micro_batches([40, 41, 42, 43], [3, 10, 5, 4], 10, process) for process in processes(2)]
     assert plans[0] == [MicroBatch([41], 1.0), MicroBatch([43], 1.0)]
     assert plans[1] == [MicroBatch([42, 40], 1.0), MicroBatch([40], 0.0)]  # a filler with the shortest row
-
-
-def test_a_micro_batch_ends_where_its_padding_would_cost_more_than_another_one():
     # Beside a row of 100 tokens, one of 70 brings 30 of padding; the next one would bring it to 65, above 64 on a CPU.
     (alone,) = processes(1)
     assert micro_batches([0, 1, 2], [100, 70, 65], 1000, alone) == [MicroBatch([0, 1], 1.0), MicroBatch([2], 1.0)]

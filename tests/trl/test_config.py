@@ -154,26 +154,9 @@ def test_settings_become_those_of_this_library(settings, name, value):
     assert getattr(core_config(made(**settings), longest_prompt=20, stop_token_id=None), name) == value
 
 
-def test_a_value_out_of_range_is_one_line():
-    with pytest.raises(ValueError, match=r"max_new_tokens is 0, but must be above 0 \(docs/migrate-from-trl.md lists"):
-        core_config(made(response_length=0), longest_prompt=20, stop_token_id=None)
-
-
-def test_a_stop_token_ends_responses():
+def test_stop_tokens():
     config = core_config(made(), longest_prompt=20, stop_token_id=0)
     assert (config.stop_token_ids, config.ignore_eos) == ([0], False)
-
-
-def test_sizes_follow_trl():
-    args = made(per_device_train_batch_size=4, gradient_accumulation_steps=3, num_mini_batches=2, num_train_epochs=2.0)
-    assert (args.total_episodes, args.local_batch_size, args.batch_size, args.micro_batch_size) == (200, 12, 12, 4)
-    assert (args.local_mini_batch_size, args.mini_batch_size, args.num_total_batches) == (6, 6, 17)
-    args = PPOConfig(output_dir="out", per_device_train_batch_size=4, total_episodes=10)
-    set_batch_sizes(args, rows=100, processes=2)
-    assert (args.world_size, args.batch_size, args.micro_batch_size, args.num_total_batches) == (2, 8, 8, 2)
-
-
-def test_stop_tokens():
     assert stop_token_of(PPOConfig(output_dir="o"), 7) is None
     assert stop_token_of(PPOConfig(output_dir="o", stop_token="eos"), 7) == 7
     assert stop_token_of(PPOConfig(output_dir="o", stop_token_id=0), 7) == 0
@@ -183,6 +166,15 @@ def test_stop_tokens():
     ):
         with pytest.raises(InvalidArgumentError, match=message):
             stop_token_of(PPOConfig(output_dir="o", stop_token=name), eos)
+
+
+def test_sizes_follow_trl():
+    args = made(per_device_train_batch_size=4, gradient_accumulation_steps=3, num_mini_batches=2, num_train_epochs=2.0)
+    assert (args.total_episodes, args.local_batch_size, args.batch_size, args.micro_batch_size) == (200, 12, 12, 4)
+    assert (args.local_mini_batch_size, args.mini_batch_size, args.num_total_batches) == (6, 6, 17)
+    args = PPOConfig(output_dir="out", per_device_train_batch_size=4, total_episodes=10)
+    set_batch_sizes(args, rows=100, processes=2)
+    assert (args.world_size, args.batch_size, args.micro_batch_size, args.num_total_batches) == (2, 8, 8, 2)
 
 
 def test_defaults_and_script_settings_give_no_warning():
@@ -231,8 +223,10 @@ def test_the_models_decide_the_number_format():
     assert number_format_hint(given, torch.bfloat16, processor) == []
 
 
-def test_values_without_a_counterpart_are_one_line():
+def test_values_without_a_counterpart_and_out_of_range_are_one_line():
     (line,) = unsupported_settings(PPOConfig(output_dir="o", save_strategy="epoch"))
     assert line == "save_strategy is 'epoch' and has no effect: use 'steps' and save_steps"
     (line,) = unsupported_settings(PPOConfig(output_dir="o", optim="sgd"))
     assert line.startswith("optim is ")
+    with pytest.raises(ValueError, match=r"max_new_tokens is 0, but must be above 0 \(docs/migrate-from-trl.md lists"):
+        core_config(made(response_length=0), longest_prompt=20, stop_token_id=None)

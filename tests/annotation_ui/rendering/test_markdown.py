@@ -45,19 +45,13 @@ def test_the_columns_of_a_table_keep_their_alignment():
     assert "<td" not in to_html('<td style="color: red">')
 
 
-def test_formatting_still_works():
+def test_formatting_lists_and_languages_of_code():
     assert to_html("**a** *b* `c` ~~d~~ \\*e\\*") == ("<p><strong>a</strong> <em>b</em> <code>c</code> <s>d</s> *e*</p>\n")
     assert "<strong>重点</strong>" in to_html("这是**重点**内容")
     assert to_html("old pond\na frog") == "<p>old pond<br>\na frog</p>\n"
-
-
-def test_lists_keep_the_numbers_that_were_written():
     html = to_html("1) one\n3) three\n\nand\n\n7. seven\n7. again")
     written = re.findall(r'<li value="(\d+)" data-mark="([^"]*)">', html)
     assert written == [("1", "1)"), ("3", "3)"), ("7", "7."), ("7", "7.")]
-
-
-def test_the_language_of_a_code_block_is_shown():
     assert to_html("```python\nprint()\n```") == "<pre><small>python</small>\n<code>print()\n</code></pre>\n"
     assert shown("```only a name").strip() == "only a name"
 

@@ -63,15 +63,12 @@ def test_kappa_of_published_examples(counts, published):
     assert math.isclose(found, published, abs_tol=0.0006)
 
 
-def test_kappa_and_alpha_are_none_where_there_is_nothing_to_compare():
+def test_kappa_and_alpha_where_there_is_little_to_compare():
     assert fleiss_kappa({}) is None
     assert fleiss_kappa({1: {"a": "x"}}) is None
     assert fleiss_kappa({1: {"a": "x", "b": "x"}}) is None
     assert krippendorff_alpha({1: {"a": 1}}, "ordinal") is None
     assert krippendorff_alpha({1: {"a": 1, "b": 1}}, "ordinal") is None
-
-
-def test_kappa_takes_the_units_with_the_usual_number_of_labelers():
     full = {1: {"a": "x", "b": "x"}, 2: {"a": "y", "b": "y"}}
     assert fleiss_kappa({**full, 3: {"a": "x"}, 4: {"a": "x", "b": "y", "c": "x"}}) == pytest.approx(1.0)
 

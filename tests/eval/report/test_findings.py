@@ -44,15 +44,12 @@ def test_no_policy_is_chosen_where_the_last_is_saved() -> None:
     assert "No policy stayed" in text
 
 
-def test_samples_are_paired_by_prompt_also_when_one_comes_twice() -> None:
+def test_samples_are_paired_by_prompt_and_gains_and_losses_come_in_turn() -> None:
     before = [sample(1.0, "a"), sample(2.0, "b"), sample(3.0, "a")]
     after = [sample(1.5, "b"), sample(1.5, "a"), sample(1.5, "a"), sample(0.0, "new")]
     pairs = pair_samples(before, after)
     assert [pair.before and pair.before.reward for pair in pairs] == [2.0, 1.0, 3.0, None]
     assert [pair.change for pair in pairs] == [-0.5, 0.5, -1.5, 0.0]
-
-
-def test_gains_and_losses_come_in_turn() -> None:
     pairs = [SamplePair(sample(0.0), sample(reward)) for reward in (1.0, 0.0, -2.0, 3.0, -1.0, 2.0)]
     assert [pair.change for pair in alternate_gains_and_losses(pairs)] == [3.0, -2.0, 2.0, -1.0, 1.0, 0.0]
 

@@ -24,14 +24,11 @@ def ppo_plots(metrics: dict[int, dict[str, float]]) -> list[Plot]:
     return stage_plots(StageRun("ppo", Path("p"), {}, {}, metrics), RunData(Path()), Summary())
 
 
-def test_a_long_line_is_averaged_and_keeps_its_end() -> None:
+def test_a_course_is_averaged_for_a_plot_and_told_in_words() -> None:
     series = dict(enumerate((1.0, 3.0, 5.0, 7.0, 9.0, 11.0, 4.0), start=1))
     # 7 points in at most 3: runs of 3, 3 and 1.
     assert downsample(series, 3) == {3: 3.0, 6: 9.0, 7: 4.0}
     assert downsample(series, 7) is series
-
-
-def test_a_course_in_words() -> None:
     words = describe_series({0: 1.0, 5: 4.0, 9: 2.0}, "Reward")
     assert words == "Reward goes from 1 at update 0 to 2 at update 9 (lowest 1, highest 4)."
 

@@ -62,14 +62,11 @@ def test_the_weighted_form_by_hand():
     assert second.item() == pytest.approx((8 - 4) / math.sqrt(26 / 3) + 2 * 1.3587324 / 2, abs=1e-5)
 
 
-def test_a_lagrangian_by_hand():
+def test_a_lagrangian_and_its_multiplier_by_hand():
     preference, costs = torch.tensor([1.0, 0.0]), torch.tensor([[0.5, 0.0], [1.0, 0.5]])
     scores = lagrangian_scores(preference, costs, torch.tensor([2.0, 1.0]))
     assert scores.tolist() == [(1 - 1 - 1) / 4, (0 - 0 - 0.5) / 4]
     assert torch.equal(lagrangian_scores(preference, costs, torch.zeros(2)), preference)
-
-
-def test_a_multiplier_by_hand():
     # ln 2 + .2 * 2 * (.4 - .1) = ln 2 + .12
     assert next_multiplier(2.0, 0.4, 0.1) == pytest.approx(2 * math.exp(0.12))
     assert next_multiplier(2.0, 0.1, 0.1) == 2.0

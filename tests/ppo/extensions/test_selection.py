@@ -30,14 +30,11 @@ def test_the_reward_that_rises_while_the_judge_falls_stops_the_run():
     )
 
 
-def test_a_judge_that_rises_again_starts_the_count_anew():
+def test_a_judge_that_rises_again_or_no_patience_stops_nothing():
     given = selection(2)
     for update, (reward, selected) in enumerate([(0.0, 0.0), (1.0, -1.0), (2.0, 0.5), (3.0, 0.4)]):
         given.after_evaluation(update, evaluation(reward, selected))
     assert not given.should_stop
-
-
-def test_without_patience_nothing_stops():
     given = selection(0)
     assert [given.after_evaluation(update, evaluation(float(update), -float(update))) for update in range(9)] == [""] * 9
     assert not given.should_stop
