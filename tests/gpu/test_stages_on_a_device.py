@@ -187,7 +187,7 @@ def test_a_micro_batch_that_does_not_fit_is_one_line(tmp_path):
     small_runs.sft("tiny-llama", tmp_path / "next")  # the GPU is usable afterwards
 
 
-@pytest.mark.slow  # tests/sft/test_train.py has the processor's
+@pytest.mark.slow  # tests/sft/test_loss.py has the processor's
 @pytest.mark.parametrize("stage", ["sft", "reward"])
 def test_a_loss_that_is_no_number_ends_the_run(stage, device, tmp_path):
     with pytest.raises(UserError, match=r"update \d: the (loss|gradient) is not a finite number"):

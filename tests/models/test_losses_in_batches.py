@@ -1,4 +1,4 @@
-"""Padding, order and micro-batches never change PPO's loss or its gradients; those of other stages: their test_train.py."""
+"""Padding, order and micro-batches never change PPO's loss or its gradients; those of other stages: in their own folders."""
 
 import dataclasses
 
