@@ -3,6 +3,8 @@ MODEL ?= smollm2-135m
 SEED ?= 0
 OUTPUT ?=
 VENV := .venv
+# Every process would compile the packages again where the environment forbids to keep bytecode.
+export PYTHONDONTWRITEBYTECODE :=
 PIP := $(VENV)/bin/python -m pip install -qq --disable-pip-version-check -c constraints.txt
 TESTS ?= tests
 JOBS ?= 3
@@ -19,12 +21,9 @@ demo: $(VENV)/.core ## align a real model and write OUTPUT/report.html (runs/dem
 annotate: $(VENV)/.ui ## start the labeling app
 	@$(VENV)/bin/align annotate
 
+# Three workers for two cores: many tests wait for a process or a browser.
 test: $(VENV)/.dev ## run the tests; TESTS=tests/ppo runs some
 	@$(VENV)/bin/python -m pytest -q -n $(JOBS) --dist loadfile --no-loadscope-reorder $(SLOW) $(TESTS)
-
-# Three workers for two cores: many tests wait for a process or a browser.
-# Tests start hundreds of processes: each would compile the package again where the environment forbids to keep bytecode.
-test: export PYTHONDONTWRITEBYTECODE :=
 
 test-full: SLOW := -m 'not gpu' --durations=25
 test-full: test ## run all tests, also those marked slow, as continuous integration does
@@ -46,9 +45,10 @@ $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "error: Python 3.11 or newer is needed, this is " + sys.version.split()[0])'
 	@$(PYTHON) -m venv $(VENV)
 
+# Packages are compiled when they are imported: to compile all of them takes longer than the rest of their installation.
 $(VENV)/.core: pyproject.toml constraints.txt | $(VENV)/bin/python
 	@echo "installing into $(VENV) (a minute or two)"
-	@$(PIP) -e . && touch $@
+	@$(PIP) --no-compile -e . && touch $@
 
 $(VENV)/.ui: pyproject.toml constraints.txt | $(VENV)/bin/python
 	@echo "installing into $(VENV) (a minute or two)"
