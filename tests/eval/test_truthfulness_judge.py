@@ -86,7 +86,7 @@ def test_words_of_an_answer_count_whatever_stands_beside_it():
     assert [word_features([text]).toarray().tolist() for text in texts] == [[row] for row in together.toarray().tolist()]
 
 
-def test_a_judge_learns_is_saved_and_loads_again(tmp_path):
+def test_a_judge_learns_is_saved_and_loads_again_and_another_or_none_is_refused(tmp_path):
     data = write_rows(tmp_path / "rows.jsonl", answers())
     folder = run_train_judge(JudgeConfig(output_dir=str(tmp_path / "run"), data=data))
     judge = load_judge(str(folder), "truth")
@@ -100,11 +100,6 @@ def test_a_judge_learns_is_saved_and_loads_again(tmp_path):
     found = judge.probabilities([row.answer for row in held_out])
     again = held_out_metrics(np.log(found) - np.log1p(-np.array(found)), held_out)
     assert again["calibration_error"] == pytest.approx(metrics["calibration_error"], abs=1e-4)
-
-
-def test_a_judge_of_another_question_and_a_folder_without_one_are_refused(tmp_path):
-    config = JudgeConfig(output_dir=str(tmp_path / "run"), data=write_rows(tmp_path / "rows.jsonl", answers()))
-    folder = run_train_judge(config)
     with pytest.raises(UserError, match="this judge was trained for truth, not for info"):
         load_judge(str(folder), "info")
     with pytest.raises(UserError, match="not a judge"):

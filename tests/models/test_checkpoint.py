@@ -56,7 +56,9 @@ def changed(loaded):
     return loaded
 
 
-def test_a_saved_policy_loads_in_transformers_with_equal_logits(tiny_name, load_sharp, sharp_backbones, tmp_path):
+def test_a_saved_policy_loads_in_transformers_beside_its_tokenizer_settings_and_card(
+    tiny_name, load_sharp, sharp_backbones, tmp_path
+):
     loaded = changed(load_sharp(tiny_name))
     # Out of a larger module's state, as an optimization hands it over.
     module = ActorCritic(loaded.backbone, None, ScalarHead(loaded.backbone.hidden_size))
@@ -68,11 +70,6 @@ def test_a_saved_policy_loads_in_transformers_with_equal_logits(tiny_name, load_
     assert torch.equal(logits_of(again), expected)
     before = sharp_backbones[tiny_name]
     assert (before.logits(before.hidden(PROMPT, RESPONSE)) - expected).abs().max() > 0.1
-
-
-def test_beside_a_policys_weights_are_tokenizer_generation_settings_and_card(tiny_name, load_sharp, tmp_path):
-    loaded = load_sharp(tiny_name)
-    save_model(tmp_path / "model", loaded, weights_of(loaded.backbone), CARD)
     names = {path.name for path in (tmp_path / "model").iterdir()}
     assert {"config.json", "model.safetensors", "generation_config.json", "tokenizer.json", "README.md"} <= names
     assert not [name for name in names if name.endswith((".bin", ".pt", ".pkl"))]

@@ -64,11 +64,12 @@ def trainer(sharp_folders, tmp_path):
     return made
 
 
-def test_events_come_as_transformers_fires_them(trainer):
+def test_events_come_as_transformers_fires_them(trainer, capsys):
     """As TRL's PPO trainer in a run of 6 updates with save_steps 4: the last update is saved too."""
     recorder = Recorder()
     made = trainer([recorder], save_steps=4)
     made.train()
+    assert "events that never fire" not in " ".join(capsys.readouterr().err.split())
     events = [("begin", 0)]
     for step in range(1, 7):
         events += [("log", step), ("step", step)] + [("save", step)] * (step in (4, 6))
@@ -164,9 +165,7 @@ def test_callbacks_that_cannot_work_are_refused(callbacks, line):
         PPOTrainer("tiny-gpt2", [long], PROMPTS, PPOConfig(), callbacks=callbacks)
 
 
-@pytest.mark.parametrize("callback", [Unseen, Recorder])
-def test_events_that_never_fire_are_named(callback, trainer, capsys):
-    trainer([callback()]).train()
-    printed = " ".join(capsys.readouterr().err.split())
+def test_events_that_never_fire_are_named(trainer, capsys):
+    trainer([Unseen()]).train()
     line = "warning: callbacks: events that never fire: Unseen.on_step_begin, Unseen.on_evaluate; evaluations are in on_log"
-    assert (line in printed) == (callback is Unseen)
+    assert line in " ".join(capsys.readouterr().err.split())

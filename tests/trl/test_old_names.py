@@ -51,11 +51,6 @@ def test_a_subclass_may_have_arguments_of_its_own():
         Own(config=3)
 
 
-def test_the_loop_of_an_earlier_release_is_explained(make_trainer):
-    with pytest.raises(AttributeError, match=r"'step': call train\(\)"):
-        make_trainer().step([], [], [])
-
-
 @pytest.mark.parametrize(
     ("name", "message"),
     [
@@ -149,22 +144,22 @@ def test_mistakes_are_value_errors(make_trainer, models, prompts, folder):
         make_trainer()
 
 
-def test_trl_generates_with_the_models_of_the_trainer(make_trainer, tokenizer):
+def test_a_trainer_has_the_attributes_of_trl_generates_with_it_and_explains_an_earlier_loop(
+    make_trainer, models, tokenizer, prompts
+):
     from trl.models.utils import unwrap_model_for_generation
 
-    trainer = make_trainer()
-    with unwrap_model_for_generation(trainer.model, trainer.accelerator) as unwrapped:
-        assert unwrapped.policy is trainer.policy_model
-        ids = unwrapped.policy.generate(**tokenizer(["a"], return_tensors="pt"), max_new_tokens=2, do_sample=False)
-    assert ids.shape[0] == 1
-
-
-def test_attributes_of_trl(make_trainer, models, prompts):
     trainer = make_trainer()
     assert trainer.policy_model is models["model"]
     assert not trainer.is_peft_model
     assert trainer.args.local_batch_size == len(next(iter(trainer.dataloader))["input_ids"])
     assert sum(len(batch["input_ids"]) for batch in trainer.eval_dataloader) == len(prompts)
+    with pytest.raises(AttributeError, match=r"'step': call train\(\)"):
+        trainer.step([], [], [])
+    with unwrap_model_for_generation(trainer.model, trainer.accelerator) as unwrapped:
+        assert unwrapped.policy is trainer.policy_model
+        ids = unwrapped.policy.generate(**tokenizer(["a"], return_tensors="pt"), max_new_tokens=2, do_sample=False)
+    assert ids.shape[0] == 1
 
 
 def test_a_value_model_of_ones_own_is_refused(make_trainer, models):

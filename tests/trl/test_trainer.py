@@ -308,18 +308,14 @@ def test_names_of_adapters_without_effect_are_refused(make_trainer, models):
             make_trainer({name: "frist"}, model=policy, ref_model=None)
 
 
-def test_a_second_call_of_train_and_a_second_run_in_a_folder_are_refused(make_trainer):
-    trainer = make_trainer({"total_episodes": 4})
+def test_a_setting_without_effect_is_named_once_and_a_second_run_is_refused(make_trainer, capsys):
+    trainer = make_trainer({"total_episodes": 4, "max_steps": 7})
+    assert capsys.readouterr().err.count("max_steps is 7 and has no effect: set total_episodes") == 1
     trainer.train()
     with pytest.raises(ValueError, match="this trainer has trained; make a new one"):
         trainer.train()
     with pytest.raises(UserError, match="already holds a run; set resume"):
         make_trainer()
-
-
-def test_a_setting_without_effect_is_named_once(make_trainer, capsys):
-    make_trainer({"max_steps": 7})
-    assert capsys.readouterr().err.count("max_steps is 7 and has no effect: set total_episodes") == 1
 
 
 def test_the_reference_context_switches_the_adapter_off(make_trainer, models, prompts):
