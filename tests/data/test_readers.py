@@ -31,15 +31,15 @@ def test_a_bad_row_is_named_by_file_and_line(tmp_path, line, message):
 
 
 def test_bad_rows_of_texts_folders_and_parquet_files_are_named(tmp_path):
-    (tmp_path / "a.jsonl").write_bytes(b'{"text": "Hi"}\n{"text"\n{"text": " "}\n')
-    problem = "broken JSON (Expecting ':' delimiter, column 8); write one JSON object per line"
-    assert refusal(list, read_texts(str(tmp_path / "a.jsonl"))) == f"{tmp_path}/a.jsonl:2: {problem}"
-    assert list(read_texts(str(tmp_path / "a.jsonl"), skip_bad_rows=True)) == [("Hi", None)]
     (tmp_path / "part.jsonl").write_bytes(b"{}\n")
     assert error_of(tmp_path).startswith(f"{tmp_path / 'part.jsonl'}:1: the row has the fields nothing, which is no")
     path = tmp_path / "a.parquet"
     write_parquet(path, [{"prompt": "Hi"}, {"prompt": " "}])
     assert error_of(path) == f"{path}: row 2: field 'prompt': is empty; write the text, or remove the row"
+    (tmp_path / "a.jsonl").write_bytes(b'{"text": "Hi"}\n{"text"\n{"text": " "}\n')
+    problem = "broken JSON (Expecting ':' delimiter, column 8); write one JSON object per line"
+    assert refusal(list, read_texts(str(tmp_path / "a.jsonl"))) == f"{tmp_path}/a.jsonl:2: {problem}"
+    assert list(read_texts(str(tmp_path / "a.jsonl"), skip_bad_rows=True)) == [("Hi", None)]
 
 
 def test_skipped_rows_are_counted_and_five_listed(tmp_path, caplog):
