@@ -6,7 +6,7 @@ from typing import Any
 import gradio as gr
 from sqlalchemy import select
 
-from align.core.errors import UserError
+from align.core.errors import UserError, counted
 from annotation_ui.lead_tabs.common import batch_names, hide, show_user_errors, shown_if, user_names
 from annotation_ui.lead_tabs.tables import show, table, when_picked
 from annotation_ui.reports import overview
@@ -37,7 +37,7 @@ def batches_tab(tab: gr.Tab, services: Services) -> None:
         yes, no = gr.Button("Yes, delete", variant="stop", scale=0), gr.Button("No", scale=0)
     result = gr.Markdown()
     with gr.Row():
-        deleted = gr.Dropdown([], value=None, label="Deleted batches that hold judgments")
+        deleted = gr.Dropdown([], value=None, label="Deleted batches that hold work")
         restore = gr.Button("Restore", scale=0)
 
     actions = _BatchActions(services)
@@ -99,10 +99,11 @@ class _BatchActions:
     def ask_to_delete(self, name: str | None) -> tuple[Any, str]:
         with self.services.database.read() as session:
             rows = [row for row in overview.progress(session) if row["batch"] == name]
-        if not rows:
-            raise UserError("choose a batch first")
-        kept = "Its judgments stay in the database, and you can restore it." if rows[0]["done"] else ""
-        return gr.update(visible=True), f"Delete **this batch** of {rows[0]['items']} items? {kept}"
+            if not rows:
+                raise UserError("choose a batch first")
+            batch = session.scalars(select(Batch).where(Batch.name == name)).one()
+            kept = "Its judgments and drafts stay, and you can restore it." if batches.has_work(session, batch) else ""
+        return gr.update(visible=True), f"Delete **this batch** of {counted(rows[0]['items'], 'item')}? {kept}"
 
     def delete(self, name: str | None) -> str:
         removed = batches.delete_batch(self.services.database, name or "")

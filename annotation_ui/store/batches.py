@@ -11,6 +11,7 @@ from annotation_ui.store.database import Database
 from annotation_ui.store.leases import give_back_slot
 from annotation_ui.store.schema import Assignment, Batch, BatchLabeler, Item, Judgment, User
 from annotation_ui.store.users import stored_name
+from annotation_ui.tasks import TASKS
 
 MAX_NAME = 128
 MAX_LABELERS_PER_ITEM = 1000
@@ -99,11 +100,10 @@ def set_open(database: Database, name: str, is_open: bool) -> None:
 
 
 def delete_batch(database: Database, name: str) -> bool:
-    """Delete a batch permanently (True) or, if it has work, close and hide it (False): judgments are never lost."""
+    """Delete a batch permanently (True) or, if it has work, close and hide it (False): no judgment or draft is lost."""
     with database.write() as session:
         batch = _batch(session, name)
-        judged = select(Judgment.id).join(Item, Item.id == Judgment.item_id).where(Item.batch_id == batch.id).limit(1)
-        if session.scalar(judged) is None:
+        if not has_work(session, batch):
             for table in (Assignment, Item, BatchLabeler):
                 session.execute(delete(table).where(table.batch_id == batch.id))
             session.delete(batch)
@@ -115,6 +115,17 @@ def delete_batch(database: Database, name: str) -> bool:
             assignment.state = "expired"
             give_back_slot(session, assignment)
         return False
+
+
+def has_work(session: Session, batch: Batch) -> bool:
+    """Whether a labeler has judged an item of the batch, or has begun to."""
+    judged = select(Judgment.id).join(Item, Item.id == Judgment.item_id).where(Item.batch_id == batch.id).limit(1)
+    if session.scalar(judged) is not None:
+        return True
+    given = select(Assignment.draft, Assignment.transcript, Item.content).join(Item, Item.id == Assignment.item_id)
+    rows = session.execute(given.where(Assignment.batch_id == batch.id)).tuples()
+    opening = TASKS[batch.task].opening
+    return any(draft is not None or transcript != opening(content) for draft, transcript, content in rows)
 
 
 def restore_batch(database: Database, name: str) -> None:

@@ -219,7 +219,7 @@ def _own_assignment(session: Session, user_id: int, assignment_id: int) -> Assig
     query = select(Assignment).where(Assignment.id == assignment_id, Assignment.user_id == user_id).with_for_update()
     assignment = session.scalar(query)
     if assignment is None:
-        raise AssignmentNotFoundError(f"no assignment {assignment_id}")
+        raise AssignmentNotFoundError("this item is not yours, or its batch was deleted")
     return assignment
 
 

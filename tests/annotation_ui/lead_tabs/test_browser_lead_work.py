@@ -33,7 +33,7 @@ def delete_and_restore(page, name):
     expect(panel.get_by_text("you can restore it")).to_be_visible()
     panel.get_by_role("button", name="Yes, delete").click()
     expect(panel.locator(".empty")).to_be_visible()
-    choose(panel, "Deleted batches that hold judgments", name)
+    choose(panel, "Deleted batches that hold work", name)
     panel.get_by_role("button", name="Restore").click()
     expect(panel.locator("[data-key]")).to_have_count(1)
 

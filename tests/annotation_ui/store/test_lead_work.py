@@ -11,7 +11,7 @@ from annotation_ui.reports.browsing import Filter, browse_items, browse_judgment
 from annotation_ui.reports.export import Selection, rows_to_export
 from annotation_ui.reports.labeler_report import items_behind_reliability, labeler_rows
 from annotation_ui.server.api import next_decision
-from annotation_ui.store import guidelines
+from annotation_ui.store import guidelines, rule_sets
 from annotation_ui.store.batches import BatchSettings, change_batch, delete_batch, restore_batch, stored_settings
 from annotation_ui.store.importing import NewBatch, import_rows
 from annotation_ui.store.schema import Assignment, Batch, BatchLabeler, Item, Judgment
@@ -142,6 +142,27 @@ def test_batches_are_renamed_deleted_and_restored_and_no_judgment_is_lost(databa
     assert len(rows_to_export(database, Selection("rankings"))) == 1
     (row,) = read(database, overview.progress)
     assert (row["batch"], row["open"], row["done"]) == ("better name", False, 1)
+
+
+@pytest.mark.parametrize("task", ["demonstrate", "probe"])
+def test_a_batch_that_is_deleted_while_somebody_writes_keeps_the_draft_and_takes_the_answer(database, judgments, task):
+    rules = {"rule_set": "sparrow-dialogue"} if task == "probe" else {}
+    with database.write() as session:
+        rule_sets.store_shipped(session)
+    row = {"rule": "no-threats"} if task == "probe" else {"prompt": "Write a poem."}
+    name = add_batch(database, [("t:1", row)], task, **rules)
+    (ann,) = add_users(database, "ann")
+    opened = judgments.leases.next(ann, task)
+    if task == "probe":
+        said = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hello!", "model": "m"}]
+        judgments.save_transcript(ann, opened.id, said)
+    else:
+        judgments.save_draft(ann, opened.id, {"state": {"completion": "A poem"}}, 1)
+    assert delete_batch(database, name) is False
+    answer = {"verdict": "follows", "note": ""} if task == "probe" else {"completion": "A poem, finished"}
+    assert judgments.submit(ann, opened.id, "late", answer, 1).kind == "submit"
+    restore_batch(database, name)
+    assert read(database, overview.progress)[0]["done"] == 1
 
 
 def test_items_and_judgments_are_found_by_labeler_batch_state_flag_and_text(database, judgments):
