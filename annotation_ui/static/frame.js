@@ -25,6 +25,7 @@ export class Frame {
     const measure = (name, element) => new ResizeObserver(() => root.style.setProperty(name, `${element.offsetHeight}px`)).observe(element);
     measure("--bar", bar); // for what sticks below it and what is scrolled into view between the two
     measure("--foot", this.actions);
+    new ResizeObserver(() => this.revealTab()).observe(this.tabs); // counts that come later leave less room for the tabs
     root.replaceChildren(bar, this.stage, this.actions, this.live, this.toastBox, this.dialog);
   }
 
@@ -34,10 +35,14 @@ export class Frame {
   }
 
   showTab(task) {
-    for (const tab of this.tabs.children) {
-      tab.setAttribute("aria-current", tab.dataset.task === task ? "page" : "false");
-      if (tab.dataset.task === task) this.tabs.scrollLeft = tab.offsetLeft - this.tabs.offsetLeft - 40; // on a phone they overflow
-    }
+    for (const tab of this.tabs.children) tab.setAttribute("aria-current", tab.dataset.task === task ? "page" : "false");
+    this.revealTab();
+  }
+
+  // Scrolls the current tab into view: on a phone, and beside many tasks, they overflow.
+  revealTab() {
+    const tab = this.tabs.querySelector('[aria-current="page"]');
+    if (tab) this.tabs.scrollLeft = tab.offsetLeft - this.tabs.offsetLeft - 40;
   }
 
   // `counts`: the server's counts for this labeler and task; `deciding`: of a lead's decisions. None leaves the place empty.

@@ -16,6 +16,8 @@ export function missing(state) {
   return state.choice ? null : "Choose one";
 }
 
+export const summary = (state) => CHOICES.find(([choice]) => choice === state.choice)?.[1] ?? "";
+
 export function mount(root, view, context) {
   let state = context.state;
   const cards = view.responses.map((response, index) =>

@@ -82,6 +82,39 @@ def test_a_long_status_makes_no_second_line(server, browser):
     assert page.evaluate("document.querySelector('.workbench').scrollWidth") <= 1366
 
 
+def test_the_open_task_and_the_choice_are_in_sight_beside_many_tasks_and_long_texts(server, browser):
+    row = {"prompt": "Q", "response": "a"}
+    for task in ("edit", "spans", "demonstrate"):
+        server.add_batch([("t", row)], task)
+    for task, of_rule in (("rules", row), ("probe", {"rule": "no-threats"})):
+        server.add_batch([("t", of_rule)], task, rule_set="sparrow-dialogue")
+    server.add_batch(1)
+    server.add_batch(
+        [("t", {"prompt": "Q", "responses": ["[a](http://example.com). " + "long text " * 900, "b"]})], "compare"
+    )
+    page = open_task(server, browser, "judge-of-all", "compare", viewport={"width": 1280, "height": 800})
+    expect(page.locator(".left")).to_have_text("1 of 1 left")  # which takes room from the tabs
+    expect(page.locator('[aria-current="page"]')).to_be_in_viewport(ratio=1)
+    press(page, "t")
+    expect(page.locator(".problem")).to_have_text("Tie")
+    assert (
+        page.locator(".card a").evaluate("(each) => getComputedStyle(each).paddingLeft") == "0px"
+    )  # it is a part of the text
+
+
+def test_nine_places_stand_in_one_line_of_a_phone_and_the_menu_on_the_screen(server, browser):
+    texts = ["مرحبا\n\n> اقتباس", *map(str, range(8))]
+    server.add_batch([("t", {"prompt": "Q", "responses": texts})])
+    page = open_task(server, browser, "nine", "rank", viewport={"width": 375, "height": 720})
+    places = page.locator('[data-card="0"] .places button').evaluate_all("(all) => all.map((each) => each.offsetTop)")
+    assert len(places) == 9
+    assert len(set(places)) == 1
+    sides = "(each) => [getComputedStyle(each).borderLeftWidth, getComputedStyle(each).borderRightWidth]"
+    assert page.locator("blockquote").evaluate(sides) == ["0px", "3px"]
+    page.click(".menu summary")
+    expect(page.locator(".menu-list")).to_be_in_viewport(ratio=1)
+
+
 def test_every_digit_of_a_lists_numbers_is_seen(server, browser):
     lists = ["9. a\n10. b\n11. c", "100. a", "2024. a", "123456789) a"]
     server.add_batch([("t", {"prompt": "Q", "responses": lists})])
