@@ -23,9 +23,9 @@ sys.path.insert(0, str(ROOT))
 
 from annotation_ui.store import guidelines  # noqa: E402
 from annotation_ui.store.schema import Judgment  # noqa: E402
-from tests import chromium  # noqa: E402
 from tests.annotation_ui.pages import READY, choose, open_tab, type_order  # noqa: E402
 from tests.annotation_ui.running import Server, do  # noqa: E402
+from tests.conftest import CHROMIUM, CHROMIUM_ARGUMENTS  # noqa: E402
 
 IMAGES = ROOT / "docs" / "images"
 SKY = "Explain to a ten-year-old why the sky is blue. Use no more than three sentences."
@@ -102,6 +102,7 @@ def _judge(server: Server) -> None:
         for _ in range(12):
             moment = time.time()
             do(judgments, server.user_id(name), "compare", {"choice": rng.choice(["B", "B", "tie", "A"])})
+    event.remove(Judgment, "before_insert", date)
 
 
 def labeler_pages(server: Server, browser: Browser, **context: Any) -> Iterator[tuple[str, Page]]:
@@ -180,7 +181,8 @@ def main() -> None:
         server = Server(f"sqlite:///{folder}/annotations.db", Path(folder))
         with server.started():
             add_samples(server)
-            browser = chromium.launch(playwright)
+            program = next(path for path in CHROMIUM if path.exists())
+            browser = playwright.chromium.launch(executable_path=program, args=CHROMIUM_ARGUMENTS)
             if options.every:
                 write_every(server, browser, options.folder)
             else:

@@ -1,9 +1,11 @@
 """docs/annotation.md and docs/howto/labeling.md are held against the app: commands run, tables and numbers agree."""
 
 import re
+import runpy
 import shlex
 from pathlib import Path
 
+import pytest
 from sqlalchemy import select
 
 from annotation_ui.cli import _parser, main
@@ -114,3 +116,13 @@ def test_the_rule_files_that_are_shown_are_whole():
     assert gate["gate"]
     assert dict(gate["answers"])["violates"] == "No"
     assert dict(harm["answers"])["violates"] == "Yes"
+
+
+@pytest.mark.slow
+def test_the_script_writes_the_pictures_of_the_page(own_server, browser, tmp_path):
+    script = runpy.run_path(str(ROOT / "docs" / "write_screenshots.py"))
+    script["add_samples"](own_server)
+    script["write_documentation"](own_server, browser, tmp_path)
+    written = {file.name for file in tmp_path.iterdir()}
+    assert written == {file.name for file in (ROOT / "docs" / "images").glob("annotate-*.png")}
+    assert written == set(re.findall(r"images/(annotate-[a-z]+\.png)", PAGE))
