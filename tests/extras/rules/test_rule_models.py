@@ -133,16 +133,13 @@ def test_judged_responses_that_drop_leaves_out_are_counted(load_sharp, caplog):
     assert caplog.messages == [f"rule judgments: {line}", f"attribute judgments: {line}"]
 
 
-def test_loss_of_two_labelers_who_disagree_by_hand():
+def test_losses_of_labelers_who_disagree_and_of_several_rules_by_hand():
     # p = sigmoid(1) = .7310586; half of -log p = .3132617 and half of -log(1 - p) = 1.3132617.
     logits = torch.tensor([1.0], dtype=torch.float64, requires_grad=True)
     loss = judgment_loss(logits, torch.tensor([0.5]))
     assert loss.item() == pytest.approx(0.8132617, abs=1e-7)
     loss.backward()
     assert logits.grad.item() == pytest.approx(0.7310586 - 0.5, abs=1e-7)  # it pulls toward their share
-
-
-def test_loss_of_several_rules_is_their_sum_and_stays_finite():
     logits, targets = torch.tensor([0.0, 2.0, -1.0]), torch.tensor([1.0, 1.0, 1 / 3])
     by_hand = math.log(2) + math.log1p(math.exp(-2)) + (math.log1p(math.exp(1)) / 3 + 2 * math.log1p(math.exp(-1)) / 3)
     assert judgment_loss(logits, targets).item() == pytest.approx(by_hand, abs=1e-6)

@@ -98,7 +98,7 @@ class Fixed(Extension):
         self.calls.append("after")
 
 
-def test_hooks_of_several_extensions_are_combined():
+def test_hooks_of_several_extensions_are_combined_and_those_of_none_add_nothing():
     both = Extensions([Fixed("a", 2.0), Fixed("b", 3.0)])
     scores, token_rewards, token_weights = both.training_signal(torch.tensor([1.0, 2.0]), None, None, {})
     assert scores.tolist() == [(2 + 1) * 3 + 1, (4 + 1) * 3 + 1]
@@ -109,9 +109,6 @@ def test_hooks_of_several_extensions_are_combined():
         assert [each.calls for each in both] == [["experience"]] * 2
     assert learned == {"flops": 5.0, "a": 2.0, "b": 3.0}
     assert [each.calls for each in both] == [["experience", "after"]] * 2
-
-
-def test_without_extensions_nothing_is_added():
     none, scores = Extensions(), torch.tensor([1.0])
     assert none.training_signal(scores, None, None, {}) == (scores, None, None)
     assert none.extra_loss((1, 0, 0), 4) == {}
