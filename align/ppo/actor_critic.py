@@ -65,6 +65,8 @@ def build_actor_critic(
             _start_from(source.head, critic_init.mean, value_head)
             if backbone.model.is_gradient_checkpointing:  # a frozen reward model was loaded without it
                 recompute_activations(model)
+            kernels = {each.model.config._attn_implementation for each in (backbone, model)}
+            model.block_attention = backbone.block_attention and len(kernels) == 1
         else:
             model = copy_backbone(backbone)
         model.requires_grad_(True)
@@ -145,5 +147,5 @@ def copy_backbone(backbone: Backbone) -> Backbone:
     copies = sharded_copies(list(sharded.values()))
     # deepcopy takes what it finds in its memo for copied already.
     copied = wrap(copy.deepcopy(backbone.model, dict(zip(sharded, copies, strict=True))), check=False)
-    copied.shares_prompts = backbone.shares_prompts
+    copied.shares_prompts, copied.block_attention = backbone.shares_prompts, backbone.block_attention
     return copied

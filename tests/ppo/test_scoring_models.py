@@ -9,10 +9,11 @@ from accelerate import Accelerator
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
 from align.core.errors import UserError
+from align.models.backbone.kinds import use_block_attention
 from align.models.heads import RewardModel, ScalarHead
 from align.models.loading import load_tokenization
 from align.ppo import PPOTrainer
-from align.ppo.actor_critic import build_actor_critic
+from align.ppo.actor_critic import build_actor_critic, copy_backbone
 from align.ppo.scoring_models import load_source
 from align.reward.checkpoint import LoadedReward, load_reward_model, reward_of_classifier
 from align.reward.scoring import RewardModelScorer
@@ -149,6 +150,21 @@ def test_a_critic_starts_from_a_reward_model_only_where_ids_mean_the_same(added,
     head = module.value_head.linear.weight
     assert torch.equal(head, reward.model.head.linear.weight) if starts else not head.any()
     assert all(weight.requires_grad for key, weight in critic.items() if "lm_head" not in key and "score" not in key)
+
+
+@pytest.mark.parametrize("starts_from_reward", [False, True])
+def test_copies_of_a_policy_read_shared_rows_by_its_attention(starts_from_reward, classifier, load_sharp):
+    """The reference and the critic of full fine-tuning; a dense mask takes the memory that block attention saves."""
+    policy = load_sharp("tiny-llama")
+    use_block_attention(policy.backbone)
+    reward = load_reward_model(classifier()[0], "float32") if starts_from_reward else None
+    critic = build_actor_critic(policy, "separate", reward).critic
+    assert copy_backbone(policy.backbone).block_attention
+    assert critic.block_attention
+    if reward:
+        assert not reward.loaded.backbone.block_attention
+        reward.loaded.backbone.model.set_attn_implementation("eager")
+        assert not build_actor_critic(policy, "separate", reward).critic.block_attention
 
 
 def test_a_critic_may_be_smaller_than_the_policy(classifier, trainer):

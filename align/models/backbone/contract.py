@@ -62,6 +62,8 @@ class Backbone(nn.Module):
     causal = False
     """Whether each token, of the prompt too, sees only earlier tokens. A response may then hold several turns of a
     conversation, a language-model loss can be taken on the prompt, and processes can share a row."""
+    block_attention = False
+    """Whether masks are FlexAttention's (`align.models.backbone.attention.block_mask`); only decoders have any."""
 
     def __init__(self, model: PreTrainedModel, peft_model: PeftModel | None = None) -> None:
         super().__init__()

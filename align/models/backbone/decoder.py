@@ -27,8 +27,6 @@ class DecoderBackbone(Backbone):
     """
 
     prompt_in_row = True
-    block_attention = False
-    """Whether masks are FlexAttention's (`align.models.backbone.attention.block_mask`)."""
 
     @property
     def causal(self) -> bool:  # type: ignore[override]
