@@ -85,6 +85,28 @@ class DoublingRetry(urllib3.Retry):
         return float(self.backoff_factor * 2 ** (len(self.history) - 1))
 
 
+def transient_retries(retries: int = RETRIES, pause: float = 1.0, read: int | None = None) -> DoublingRetry:
+    """Return the policy of repeating a request after a lost connection, a timeout or a status of `TRANSIENT`.
+
+    The last answer is returned even if its status is one of these.
+
+    Args:
+        retries: further attempts.
+        pause: seconds before the first further attempt; doubled each time.
+        read: most of these attempts after a request that was sent and not answered; None: all.
+    """
+    return DoublingRetry(
+        total=retries,
+        read=read,
+        redirect=False,
+        status_forcelist=TRANSIENT,
+        allowed_methods=None,
+        backoff_factor=pause,
+        raise_on_status=False,
+        respect_retry_after_header=False,  # a server may ask for hours
+    )
+
+
 def post_json(
     url: str,
     payload: Mapping[str, Any],
@@ -106,20 +128,13 @@ def post_json(
     Raises:
         UserError: if no attempt succeeds, or the answer is not JSON.
     """
-    policy = DoublingRetry(
-        total=retries,
-        redirect=False,
-        status_forcelist=TRANSIENT,
-        allowed_methods=None,
-        backoff_factor=pause,
-        raise_on_status=False,
-        respect_retry_after_header=False,  # a server may ask for hours
-    )
     data, sent = json.dumps(payload).encode(), {"Content-Type": "application/json", **(headers or {})}
     tried = f"tried {retries + 1} times" + (f"; {advice}" if advice else "")
     try:
         with _connections(url) as connections:
-            answer = connections.request("POST", url, body=data, headers=sent, timeout=timeout, retries=policy)
+            answer = connections.request(
+                "POST", url, body=data, headers=sent, timeout=timeout, retries=transient_retries(retries, pause)
+            )
     except MaxRetryError as error:
         if isinstance(error.reason, TimeoutError) and not isinstance(error.reason, NewConnectionError):
             raise UserError(f"{url}: no answer in {timeout:g} s, {tried}") from error

@@ -25,6 +25,7 @@ from align.core.errors import UserError, first_line
 from align.core.seeds import SeedKey, row_seeds
 from align.models.loading import LoadedModel
 from align.runtime.distributed import map_across_processes, run_on_main
+from align.runtime.endpoint import transient_retries
 from align.runtime.gathering import gathered_weights
 from align.sampling.generation import Responses, SamplingParams
 from align.sampling.settings import EngineConfig
@@ -34,6 +35,11 @@ from align.training.engine import TrainEngine
 ROWS_AT_ONCE = 256
 """Most requests to a server at once, and vLLM's `max_num_seqs`, of which it is the default."""
 HEALTH_SECONDS = 5.0
+REPEATABLE = ("/v1/completions", "/v1/models", "/server_info", "/get_world_size", "/tokenize")
+"""Paths of a server whose requests can be repeated with the same result: each row has its seed. A transfer of weights is
+repeated only as a whole, by a resumed run."""
+PAUSE = 1.0
+"""Seconds before such a request is repeated; doubled each time."""
 TOKENIZER_PROBE = "Zwölf Boxkämpfer, 1,234.5 (x != y)\n\tnaïve: 人工"
 """A text that different tokenizers split differently: letters, digits, spaces and bytes of several kinds."""
 
@@ -194,8 +200,12 @@ class Client(VLLMClient):
             UserError: if it is not up within `total_timeout` seconds.
         """
         self.session.headers["Connection"] = "close"  # the server would drop a kept connection during an update
+        once = Retry(connect=2, read=0, redirect=0, status=0, other=0, backoff_factor=0.5)
         for scheme in ("http://", "https://"):
-            self.session.mount(scheme, _TimeoutAdapter(self.timeout))
+            self.session.mount(scheme, _TimeoutAdapter(self.timeout, once))
+        for path in REPEATABLE:  # a proxy answers 502, 503 or 504 while the server is busy
+            repeated = transient_retries(pause=PAUSE, read=0)
+            self.session.mount(self.base_url + path, _TimeoutAdapter(self.timeout, repeated))
         started = time.monotonic()
         while True:
             try:
@@ -214,11 +224,10 @@ class Client(VLLMClient):
 
 
 class _TimeoutAdapter(HTTPAdapter):
-    """Limits the wait for an answer; urllib3 retries failed connections, but a request is never sent twice."""
+    """Limits the wait for an answer. A request without an answer is not sent again."""
 
-    def __init__(self, limit: float) -> None:
+    def __init__(self, limit: float, retries: Retry) -> None:
         self.limit = limit
-        retries = Retry(connect=2, read=0, redirect=0, status=0, other=0, backoff_factor=0.5)
         super().__init__(pool_maxsize=ROWS_AT_ONCE, max_retries=retries)
 
     def send(self, request: requests.PreparedRequest, *args: Any, **settings: Any) -> requests.Response:

@@ -175,12 +175,45 @@ def describing(part, **changes):
     ],
     ids=["vocabulary", "context", "no development mode", "no weight transfer", "still loading", "refuses to join"],
 )
-def test_a_server_that_will_not_do_is_refused_at_the_start(serve, settings, make_engine_of, spoil, timeout, parts):
+def test_a_server_that_will_not_do_is_refused_at_the_start(
+    serve, settings, make_engine_of, monkeypatch, spoil, timeout, parts
+):
+    monkeypatch.setattr("align.sampling.vllm_engines.PAUSE", 0.01)
     server = serve(settings["model"])
     spoil(server)
     message = refusal(make_engine_of, server.url, timeout=timeout)
     assert server.url in message
     assert all(part in message for part in parts), message
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/server_info", "/tokenize"])
+def test_what_a_proxy_answers_for_a_busy_server_is_asked_again(serve, settings, make_engine_of, monkeypatch, path):
+    monkeypatch.setattr("align.sampling.vllm_engines.PAUSE", 0.01)
+    expected = make_engine_of(serve(settings["model"]).url).sample([[9, 10]], SamplingParams(4), (1, RngStream.ROLLOUT))
+    server = serve(settings["model"])
+    server.passing[path] = [502, 503, 504]
+    found = make_engine_of(server.url).sample([[9, 10]], SamplingParams(4), (1, RngStream.ROLLOUT))
+    assert not server.passing[path]
+    assert found == expected
+
+
+def test_a_proxy_that_finds_no_server_ends_the_run_after_three_more_attempts(serve, settings, make_engine_of, monkeypatch):
+    monkeypatch.setattr("align.sampling.vllm_engines.PAUSE", 0.01)
+    server = serve(settings["model"])
+    engine = make_engine_of(server.url)
+    server.passing["/v1/completions"] = [502] * 5
+    with pytest.raises(UserError, match=r"sampling failed \(Request failed: 502"):
+        engine.sample([[9, 10]], SamplingParams(4), (1, RngStream.ROLLOUT))
+    assert server.passing["/v1/completions"] == [502]
+
+
+def test_a_transfer_of_weights_is_not_repeated(serve, settings, make_engine_of):
+    """The server may have begun it: a second one would wait for weights that nobody sends."""
+    server = serve(settings["model"])
+    engine = make_engine_of(server.url)
+    server.passing["/start_weight_update"] = [502]
+    with pytest.raises(UserError, match=r"sending it the weights failed \(Request failed: 502"):
+        engine.sample([[9, 10]], SamplingParams(4), (1, RngStream.ROLLOUT))
 
 
 def asking_for(prompt):

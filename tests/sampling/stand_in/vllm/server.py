@@ -23,6 +23,7 @@ class Server(ThreadingHTTPServer):
         updates: the tensors of each weight update, by name.
         paths: what was asked for, in order; completions are left out.
         answers: path to a (status, body) that is given instead of the true answer.
+        passing: path to the statuses that its next requests get, as from a proxy; they do not reach the server.
         dies_after: completions after which nobody is there any more.
         instance: what identifies this start of the server.
         silent: a path that is answered only after `seconds_silent`.
@@ -36,6 +37,7 @@ class Server(ThreadingHTTPServer):
         self.model, self.tokenizer = Model(folder), AutoTokenizer.from_pretrained(folder)
         self.folder, self.requests, self.updates, self.paths = folder, [], [], []
         self.instance = uuid.uuid4().hex[:5]
+        self.passing: dict[str, list[int]] = {}
         self.answers, self.dies_after, self.silent, self.channel = {}, math.inf, None, None
         self.url = f"http://127.0.0.1:{self.server_address[1]}"
         threading.Thread(target=self.serve_forever, args=(0.01,), daemon=True).start()
@@ -99,6 +101,8 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         server, path = self.server, self.path.split("?")[0]
+        if self._is_intercepted(path):
+            return
         server.paths.append(path)
         self._answer(
             path,
@@ -113,6 +117,8 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         server, path = self.server, self.path
         body = json.loads(self.rfile.read(int(self.headers.get("Content-Length") or 0)) or "{}")
+        if self._is_intercepted(path):
+            return
         if path != "/v1/completions":
             server.paths.append(path)
         elif len(server.requests) >= server.dies_after:
@@ -131,6 +137,13 @@ class Handler(BaseHTTPRequestHandler):
                 "/v1/completions": lambda: server.complete(body),
             },
         )
+
+    def _is_intercepted(self, path: str) -> bool:
+        statuses = self.server.passing.get(path)
+        if not statuses:
+            return False
+        self.send_error(statuses.pop(0))
+        return True
 
     def _answer(self, path: str, known: dict) -> None:
         if path == self.server.silent:
