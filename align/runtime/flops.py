@@ -3,6 +3,7 @@
 FLOPs are counted as in appendix B of PaLM (Chowdhery et al. 2022, arXiv 2204.02311). A token costs 2 FLOPs for each weight
 of the matrices that it is multiplied with, and 4 L H Q T for its attention to T tokens. Training costs three times that.
 Only predicted tokens are multiplied with the vocabulary matrix, and a frozen matrix costs 4 FLOPs in training instead of 6.
+The backward pass ends at the lowest layer with a trained weight: the layers below it cost no more than in a forward pass.
 Embedding look-ups, norms, scalar heads, padding and recomputed activations are not counted.
 """
 
@@ -37,6 +38,8 @@ class Matrices(NamedTuple):
 
     trained: int = 0
     frozen: int = 0
+    forward_only: int = 0
+    """Frozen weights that no gradient goes through."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,8 @@ class Stack:
 
     matrices: Matrices
     attention: int
+    forward_only: int = 0
+    """The part of `attention` that no gradient goes through."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +72,10 @@ class _Cost(NamedTuple):
     attention: int
 
     def flops(self, matrices: Matrices, tokens: float) -> float:
-        return tokens * (self.trained * matrices.trained + self.frozen * matrices.frozen)
+        return tokens * (self.trained * matrices.trained + self.frozen * matrices.frozen + 2 * matrices.forward_only)
+
+    def attention_flops(self, stack: Stack, pairs: float) -> float:
+        return pairs * (self.attention * (stack.attention - stack.forward_only) + 4 * stack.forward_only)
 
 
 FORWARD, TRAINING = _Cost(2, 2, 4), _Cost(6, 4, 12)
@@ -79,15 +87,12 @@ def _pass_flops(cost: _Cost, profile: FlopsProfile, prompt: int, responses: Sequ
     if profile.encoder is None:
         longest = prompt + max(responses)
         pairs = prompt * longest + sum(length * (prompt + length) for length in responses)
-        return (
-            total
-            + cost.flops(profile.decoder.matrices, prompt + sum(responses))
-            + cost.attention * profile.decoder.attention * pairs
-        )
-    total += cost.flops(profile.encoder.matrices, prompt) + cost.attention * profile.encoder.attention * prompt**2
+        total += cost.flops(profile.decoder.matrices, prompt + sum(responses))
+        return total + cost.attention_flops(profile.decoder, pairs)
+    total += cost.flops(profile.encoder.matrices, prompt) + cost.attention_flops(profile.encoder, prompt**2)
     for length in (1 + length for length in responses):  # after the decoder's start token
         total += cost.flops(profile.decoder.matrices, length) + cost.flops(profile.cross, prompt)
-        total += cost.attention * profile.decoder.attention * length * (length + prompt)
+        total += cost.attention_flops(profile.decoder, length * (length + prompt))
     return total
 
 

@@ -2,9 +2,12 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from align.core.settings import ModelConfig
 from align.core.tensor_ops import Padded
 from align.models.backbone import flops_profile
 from align.models.heads import LanguageModel, RewardModel
+from align.models.loading import load
+from align.models.lora import LoraSettings
 from align.ppo.flops import RoleFlopsProfiles, phase_flops
 from align.runtime.flops import (
     PEAKS,
@@ -32,6 +35,17 @@ def test_decoders_and_encoder_decoders_by_hand():
     # 2 tokens in the encoder; behind the start token 4 in the decoder, whose cross attention reads 2 keys and values.
     encoder = 2 * 2 * 50 + 4 * 5 * 4
     assert forward_flops(PAIR, 2, [3], 3) == encoder + 2 * 4 * 100 + 2 * 2 * 20 + 4 * 7 * 4 * (4 + 2) + 2 * 3 * 1000
+
+
+def test_layers_below_every_trained_weight_cost_a_forward_pass_by_hand():
+    lowest = FlopsProfile(Stack(Matrices(100, 10, 30), 7, 3), Matrices(1000, 0))
+    assert forward_flops(lowest, 2, [3], 3) == 2 * 5 * 140 + 2 * 3 * 1000 + 4 * 7 * 25
+    learned = 5 * (6 * 100 + 4 * 10 + 2 * 30) + 6 * 3 * 1000 + (12 * 4 + 4 * 3) * 25
+    assert training_flops(lowest, 2, [3], 3) == learned
+    encoder = Stack(Matrices(0, 0, 50), 5, 5)  # whose part of the backward pass is empty
+    pair = FlopsProfile(Stack(Matrices(100, 0), 7), Matrices(1000, 0), encoder)
+    of_decoder = 6 * 4 * 100 + 12 * 7 * 4 * (4 + 2) + 6 * 3 * 1000
+    assert training_flops(pair, 2, [3], 3) == 2 * 2 * 50 + 4 * 5 * 4 + of_decoder
 
 
 def test_sampling_by_hand():
@@ -85,6 +99,49 @@ def test_torch_counts_the_same(load_sharp, tiny_name, lora_r):
         assert found == expected
     else:  # nothing is learned below the first layer: its projections of the embeddings give no gradient back
         assert 0.93 * expected < found < expected
+
+
+LAYER = 2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 128
+"""Weights of a layer of tiny-llama: q and o, k and v, and three of the MLP."""
+
+
+def second_layer_adapted(folder, modules, gradient_checkpointing=False):
+    lora = {"lora_r": 4, "lora_target_modules": modules, "lora": LoraSettings(layers_to_transform=[1])}
+    return load(ModelConfig(model=folder, gradient_checkpointing=gradient_checkpointing, **lora), torch.float32)
+
+
+@pytest.mark.parametrize("gradient_checkpointing", [False])
+def test_the_backward_pass_ends_at_the_lowest_layer_with_an_adapter(sharp_folders, gradient_checkpointing):
+    """As torch counts it, with the second layer of two adapted."""
+    loaded = second_layer_adapted(sharp_folders["tiny-llama"], "q_proj,v_proj", gradient_checkpointing)
+    loaded.backbone.model.set_attn_implementation("eager")
+    profile, policy = flops_profile(loaded.backbone, loaded.adapter), LanguageModel(loaded.backbone, loaded.adapter)
+    of_adapter, tokens = 4 * (64 + 64) + 4 * (64 + 32), PROMPT + RESPONSE
+    assert profile.decoder == Stack(Matrices(of_adapter, LAYER, LAYER), 2 * 64, 64)
+    prompt, response = Padded.from_lists([[9] * PROMPT]), Padded.from_lists([[8] * RESPONSE])
+    learned = policy(prompt, response, response.mask()).sum()
+    found = counted(learned.backward)
+    expected = training_flops(profile, PROMPT, [RESPONSE], RESPONSE) - forward_flops(profile, PROMPT, [RESPONSE], RESPONSE)
+    # Not needed: the gradients of the layer's input, through q, k, v and the adapters' first matrices, and of the keys.
+    expected -= 2 * tokens * (64 * 64 + 2 * 64 * 32 + 2 * 4 * 64) + 2 * 64 * tokens**2
+    if gradient_checkpointing:  # the layer is read once more, up to the input of its last matrix
+        expected += 2 * tokens * (LAYER - 64 * 128 + of_adapter) + 4 * 64 * tokens**2
+    assert found == expected
+
+
+def test_a_gradient_of_an_encoder_comes_through_the_whole_decoder(sharp_folders):
+    loaded = second_layer_adapted(sharp_folders["tiny-t5"], "q,v")
+    both = flops_profile(loaded.backbone, "policy")
+    of_layer = 4 * 64 * 64 + 3 * 64 * 128
+    assert both.encoder.matrices.forward_only == of_layer
+    assert (both.encoder.attention, both.encoder.forward_only) == (2 * 64, 64)
+    assert both.decoder.matrices.forward_only == both.decoder.forward_only == both.cross.forward_only == 0
+    loaded.backbone.encoder.requires_grad_(False)
+    alone = flops_profile(loaded.backbone, "policy")
+    assert alone.encoder.matrices.frozen == alone.encoder.matrices.trained == 0
+    assert alone.encoder.forward_only == 2 * 64
+    assert alone.decoder.forward_only == 64
+    assert alone.cross.forward_only == 2 * 64 * 64
 
 
 def test_torch_counts_a_shared_prompt_with_its_mask(load_sharp):

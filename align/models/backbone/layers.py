@@ -2,6 +2,7 @@
 
 import copy
 import re
+from collections.abc import Sequence
 from typing import Literal, cast
 
 from torch import nn
@@ -17,33 +18,74 @@ LAYER_COUNTS = ("num_hidden_layers", "n_layer", "num_layers", "num_decoder_layer
 """Names in configs for the number of layers of a decoder, of an encoder, or of each."""
 LAYER_LISTS = ("layer_types", "mlp_layer_types", "no_rope_layers")
 """Config fields with an entry for each layer."""
+Modules = Sequence[tuple[str, nn.Module]]
+"""Modules with their names."""
 
 
 def flops_profile(backbone: Backbone, adapter: str | None) -> FlopsProfile:
     """Return all that the FLOPs of a token depend on, with `adapter` in use (None: the bare base)."""
     if isinstance(backbone, EncoderDecoderBackbone):
         return _encoder_decoder_profile(backbone, adapter)
-    body = list(backbone.model.base_model.named_modules())
+    base = cast(PreTrainedModel, backbone.model.base_model)
+    body, below = list(base.named_modules()), _layers_below(base, adapter)
     if not isinstance(backbone, EncoderBackbone):
-        matrices = matrices_of(body, adapter, _expert_share(backbone))
-        return FlopsProfile(Stack(matrices, _attention(backbone, "decoder")), _vocabulary(backbone))
+        return FlopsProfile(_stack(backbone, body, "decoder", adapter, below), _vocabulary(backbone))
     body = [pair for pair in body if not pair[0].startswith("pooler")]  # it reads one token
-    matrices, config = matrices_of(body, adapter), backbone.model.config
+    stack, config = _stack(backbone, body, "encoder", adapter, below), backbone.model.config
     if groups := getattr(config, "num_hidden_groups", None):  # ALBERT: layers of a group are one layer, applied again
         shared = matrices_of([pair for pair in body if "albert_layer_groups" in pair[0]], adapter)
-        again = config.num_hidden_layers // groups - 1
-        matrices = Matrices(matrices.trained + again * shared.trained, matrices.frozen + again * shared.frozen)
-    return FlopsProfile(Stack(matrices, _attention(backbone, "encoder")), Matrices())
+        again, (trained, frozen, _) = config.num_hidden_layers // groups - 1, stack.matrices
+        matrices = Matrices(trained + again * shared.trained, frozen + again * shared.frozen)
+        stack = Stack(matrices, stack.attention)
+    return FlopsProfile(stack, Matrices())
 
 
 def _encoder_decoder_profile(backbone: EncoderDecoderBackbone, adapter: str | None) -> FlopsProfile:
-    share, decoder = _expert_share(backbone), list(backbone.decoder.named_modules())
+    # The gradient of an encoder comes through every layer of the decoder.
+    below = () if _first_trained(backbone.encoder, adapter) else _layers_below(backbone.decoder, adapter)
+    encoder, decoder = (list(stack.named_modules()) for stack in (backbone.encoder, backbone.decoder))
     # Keys and values of the attention to the prompt: names of T5 and of BART.
     cross = [pair for pair in decoder if re.search(r"(EncDecAttention\.[kv]|encoder_attn\.[kv]_proj)\b", pair[0])]
-    of_prompt, both = matrices_of(cross, adapter), matrices_of(decoder, adapter, share)
-    of_response = Matrices(both.trained - of_prompt.trained, both.frozen - of_prompt.frozen)
-    encoder = Stack(matrices_of(backbone.encoder.named_modules(), adapter, share), _attention(backbone, "encoder"))
-    return FlopsProfile(Stack(of_response, _attention(backbone, "decoder")), _vocabulary(backbone), encoder, of_prompt)
+    rest = [pair for pair in decoder if pair not in cross]
+    return FlopsProfile(
+        _stack(backbone, rest, "decoder", adapter, below),
+        _vocabulary(backbone),
+        _stack(backbone, encoder, "encoder", adapter, _layers_below(backbone.encoder, adapter)),
+        _matrices(backbone, cross, adapter, below),
+    )
+
+
+def _stack(
+    backbone: Backbone, modules: Modules, part: Literal["encoder", "decoder"], adapter: str | None, below: tuple[str, ...]
+) -> Stack:
+    """Return a stack of layers, of which those `below` are not reached by the backward pass."""
+    matrices = _matrices(backbone, modules, adapter, below)
+    return Stack(matrices, _attention(backbone, part), _attention(backbone, part, len(below)))
+
+
+def _matrices(backbone: Backbone, modules: Modules, adapter: str | None, below: tuple[str, ...]) -> Matrices:
+    share = _expert_share(backbone)
+    trained, frozen, _ = matrices_of(modules, adapter, share)
+    forward_only = matrices_of([pair for pair in modules if pair[0].startswith(below)], adapter, share).frozen
+    return Matrices(trained, frozen - forward_only, forward_only)
+
+
+def _layers_below(stack: PreTrainedModel, adapter: str | None) -> tuple[str, ...]:
+    """Return the names, each with a dot at its end, of the layers below the first trained weight: all if there is none."""
+    layers = [f"{name}.{number}." for name, found in _stacks(stack).items() for number in range(len(found))]
+    first = _first_trained(stack, adapter)
+    lowest = next((number for number, layer in enumerate(layers) if first and first.startswith(layer)), 0)
+    return tuple(layers[:lowest] if first else layers)
+
+
+def _first_trained(stack: nn.Module, adapter: str | None) -> str | None:
+    """Return the name of the first weight that is trained while `adapter` is in use; None: no weight is."""
+    for name, weight in stack.named_parameters():
+        parts = name.split(".")
+        of_other_adapter = any(part.startswith("lora_") for part in parts) and adapter not in parts
+        if weight.requires_grad and not of_other_adapter:
+            return name
+    return None
 
 
 def cache_elements_per_token(backbone: Backbone) -> int:
@@ -64,14 +106,18 @@ def _expert_share(backbone: Backbone) -> float:
     return getattr(config, "num_experts_per_tok", 1) / experts if experts else 1.0  # Switch: one
 
 
-def _attention(backbone: Backbone, part: Literal["encoder", "decoder"]) -> int:
-    """Layers times the heads of an attention layer times the width of a head (L H Q in PaLM's notation)."""
+def _attention(backbone: Backbone, part: Literal["encoder", "decoder"], some_layers: int | None = None) -> int:
+    """Return layers times the heads of an attention layer times the width of a head (L H Q in PaLM's notation).
+
+    Args:
+        some_layers: in place of the number of layers.
+    """
     config = backbone.model.config
     head = getattr(config, "head_dim", None) or getattr(config, "d_kv", None)
     width = config.num_attention_heads * head if head else config.hidden_size
     named = (getattr(config, name, None) for name in (f"{part}_layers", f"num_{part}_layers"))
     layers = next((int(count) for count in named if count), int(config.num_hidden_layers))
-    return int(layers * width)
+    return int((layers if some_layers is None else some_layers) * width)
 
 
 def _vocabulary(backbone: Backbone) -> Matrices:
