@@ -154,6 +154,35 @@ def test_a_policy_saved_after_the_checkpoint_is_kept_only_if_it_comes_back(later
     assert f"| reward | {best:.4g} |" in card
 
 
+def test_a_report_names_the_policy_in_the_folder_after_a_resume_that_lost_the_best_one(make_config):
+    """Update 1 was the best. Update 3 replaced it and was killed before a checkpoint; with another `max_kl` none returns."""
+    rewards = iter([0.0, 0.0, 2.0, 0.0, 1.0, 0.0, 3.0, *[9.0] * 4])  # of the start; then training, evaluation
+
+    def reward(prompts, responses):
+        value = next(rewards)
+        return [value + row for row in range(len(responses))]  # differences that move the policy
+
+    def run(**settings):
+        settings |= {"eval_steps": 1, "save_steps": 2, "learning_rate": 1e-1, "missing_eos_score": None}
+        return PPOTrainer("tiny-gpt2", [reward], PROMPTS, make_config(total_updates=4, **settings), PROMPTS).train()
+
+    with pytest.MonkeyPatch.context() as patched:
+        log = Run.log
+
+        def log_until_3(self, update, metrics):
+            log(self, update, metrics)
+            if update == 3:
+                raise RuntimeError("killed")
+
+        patched.setattr(Run, "log", log_until_3)
+        with pytest.raises(RuntimeError, match="killed"):
+            run(max_kl=1e9)
+    folder = run(max_kl=1e-9, resume_from_checkpoint=True)
+    assert [row["update"] for row in metrics_of(folder.parent) if row.get("validation/is_best")] == [1]
+    assert "| update | 4 |" in (folder / "README.md").read_text()
+    assert first_and_kept_updates(load_run(folder.parent)) == (0, 4)
+
+
 def test_a_policy_that_is_worse_than_the_start_is_named(make_config, capsys):
     settings = {"total_updates": 6, "eval_steps": 6, "rollout_batch_size": 32, "max_new_tokens": 12, "learning_rate": 1e-2}
     config = make_config(kl_coef=0.0, max_kl=1000.0, missing_eos_score=None, **settings)

@@ -11,6 +11,7 @@ import yaml
 
 from align.core.errors import UserError
 from align.eval.results import Evaluation, read_evaluations
+from align.models.checkpoint import update_in_card
 from align.reward.rankings import ScoredRanking
 
 STAGES = {
@@ -27,13 +28,19 @@ Parsed = TypeVar("Parsed")
 
 @dataclass
 class StageRun:
-    """One stage's folder; what could not be read is empty. `metrics` are numbers by update."""
+    """One stage's folder; what could not be read is empty.
+
+    Attributes:
+        metrics: numbers by update.
+        saved_update: the update of the saved model, as its card states it; 0: it states none, or there is no model.
+    """
 
     stage: str
     folder: Path
     config: dict[str, Any] = field(default_factory=dict)
     environment: dict[str, Any] = field(default_factory=dict)
     metrics: dict[int, dict[str, float]] = field(default_factory=dict)
+    saved_update: int = 0
 
     def series(self, name: str) -> dict[int, float]:
         """Return a metric by update, in ascending order and only finite values; empty if it was never written."""
@@ -141,7 +148,7 @@ def _load_stage(stage: str, folder: Path, problems: list[str]) -> StageRun:
     metrics = dict(_read_rows(path, _parse_metrics, problems))  # of two lines of an update the later counts
     if not metrics:
         problems.append(f"{path}: no metrics yet.")
-    return StageRun(stage, folder, config, environment, metrics)
+    return StageRun(stage, folder, config, environment, metrics, update_in_card(folder / "model"))
 
 
 # ---------------------------------------------------------------------------------------------------------------- files

@@ -178,13 +178,14 @@ def _add_pair_accuracy(
 def first_and_kept_updates(run: RunData) -> tuple[int | None, int | None]:
     """Return the updates of the first evaluation and of the one whose policy was kept; None where there is none.
 
-    Where no evaluation qualified, the trainer keeps the last policy.
+    Where no evaluation qualified, the trainer keeps the last policy. A resumed run can also lose its best one.
     """
     ppo = run.stages.get("ppo")
     updates = sorted(ppo.series("validation/reward").keys() | run.samples.keys()) if ppo else []
     if not ppo or not updates:
         return None, None
-    kept = max(ppo.series("validation/is_best"), default=updates[-1])
+    saved = ppo.saved_update or max(ppo.series("validation/is_best"), default=updates[-1])
+    kept = max((update for update in updates if update <= saved), default=updates[0])
     return updates[0], kept if kept > updates[0] else None
 
 

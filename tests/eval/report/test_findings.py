@@ -29,6 +29,9 @@ def test_the_kept_policy_is_the_last_that_the_trainer_kept() -> None:
     for update in (2, 4):
         run.metrics[update]["validation/is_best"] = 1.0
     assert first_and_kept_updates(RunData(Path(), {"ppo": run})) == (0, 4)
+    for saved, kept in ((4, 4), (8, 8), (9, 8), (2, 2)):  # as the card of the model in the folder states it
+        run.saved_update = saved
+        assert first_and_kept_updates(RunData(Path(), {"ppo": run})) == (0, kept)
     assert first_and_kept_updates(RunData(Path(), {"ppo": ppo_run({0: (1.0, 0.0)})})) == (0, None)
     assert first_and_kept_updates(RunData(Path())) == (None, None)
 
