@@ -332,5 +332,5 @@ def recompute_activations(backbone: Backbone, adapter: str | None = None) -> Non
     if adapter:
         settings["context_fn"] = backbone.recompute_contexts
     backbone.model.gradient_checkpointing_enable(settings)
-    if adapter:
-        backbone.model.enable_input_require_grads()
+    # Only reentrant checkpoints need inputs with a gradient; it would go on below the lowest layer that is trained.
+    backbone.model.disable_input_require_grads()

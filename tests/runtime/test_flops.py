@@ -110,7 +110,7 @@ def second_layer_adapted(folder, modules, gradient_checkpointing=False):
     return load(ModelConfig(model=folder, gradient_checkpointing=gradient_checkpointing, **lora), torch.float32)
 
 
-@pytest.mark.parametrize("gradient_checkpointing", [False])
+@pytest.mark.parametrize("gradient_checkpointing", [False, True])
 def test_the_backward_pass_ends_at_the_lowest_layer_with_an_adapter(sharp_folders, gradient_checkpointing):
     """As torch counts it, with the second layer of two adapted."""
     loaded = second_layer_adapted(sharp_folders["tiny-llama"], "q_proj,v_proj", gradient_checkpointing)
