@@ -87,7 +87,8 @@ def run_chat(config: ChatConfig) -> None:
     """Talk on the terminal until Ctrl-D."""
     if config.reward_model:
         require_reward_model(config.reward_model)
-    reward = load_reward_model(config.reward_model, config.dtype) if config.reward_model else None
+    scorer = (config.reward_model, config.dtype, config.chat_template)
+    reward = load_reward_model(*scorer) if config.reward_model else None
     speakers = [Speaker(name, config.dtype, config.chat_template, config.seed) for name in config.model]
     with suppress(ImportError):
         import readline  # noqa: F401  # the arrow keys edit the line

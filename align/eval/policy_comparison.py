@@ -72,6 +72,7 @@ def compare_policies(
     samples: int = 4,
     dtype: str = "auto",
     max_prompt_tokens: int | None = None,
+    chat_template: str = "auto",
 ) -> PolicyComparison:
     """Let two policies answer the same prompts, and score both.
 
@@ -81,9 +82,10 @@ def compare_policies(
         reward: scores the answers; its mean over demonstrations is subtracted.
         seed: of the sampling noise, which both share.
         max_prompt_tokens: longer prompts are left out.
+        chat_template: of both policies.
     """
     accelerator = Accelerator(cpu=computes_on_cpu())
-    policies = [load_frozen(name, dtype, device=accelerator.device) for name in (before, after)]
+    policies = [load_frozen(name, dtype, chat_template, accelerator.device) for name in (before, after)]
     if max_prompt_tokens is not None:
         read = policies[0].tokenization
         prompts = [prompt for prompt in prompts if len(read_prompt(prompt, read).ids) <= max_prompt_tokens]

@@ -168,12 +168,13 @@ class Loop:
         comparison = compare_policies(
             self.config.model,
             str(self._policy(number)),
-            load_reward_model(str(self._reward_folder(number, 0))),
+            load_reward_model(str(self._reward_folder(number, 0)), self.ppo.dtype),
             prompts,
             SamplingParams(self.config.max_new_tokens, self.ppo.temperature),
             self.config.seed,
             dtype=self.ppo.dtype,
             max_prompt_tokens=self.ppo.max_prompt_tokens,
+            chat_template=self.ppo.chat_template,
         )
         results: dict[str, Any] = {"reward gain": round(comparison.gain, 3), "KL": round(comparison.kl, 2)}
         if isinstance(self.labeler, SimulatedLabeler):

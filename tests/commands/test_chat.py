@@ -10,6 +10,7 @@ from contextlib import suppress
 
 import pytest
 import torch
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from align import cli
 from align.commands.chat import Speaker
@@ -67,6 +68,26 @@ def test_two_models_answer_with_their_own_histories_and_are_scored(sharp_folders
     capsys.readouterr()
     scored = talk(monkeypatch, capsys, ["Hi", "So?"], one, two, reward_model=tmp_path / "run")
     assert re.sub(r"\n\(reward -?\d+\.\d{3}\)\n", "\n", scored) == answers
+
+
+def test_an_answer_has_the_reward_that_sample_prints(sharp_folders, tmp_path, monkeypatch, capsys):
+    """The reward model has another vocabulary and no chat template: it reads texts in the template of the settings."""
+    policy, folder = sharp_folders["tiny-llama"], tmp_path / "classifier"
+    torch.manual_seed(5)
+    model = AutoModelForSequenceClassification.from_pretrained(policy, num_labels=1)
+    tokenizer = AutoTokenizer.from_pretrained(policy)
+    tokenizer.chat_template = None
+    tokenizer.add_tokens(["moon"])
+    model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    settings = {"reward_model": folder, "chat_template": "raw"}
+    said = talk(monkeypatch, capsys, ["Name a moon."], policy, **settings)
+    cli.main(["sample", policy, *words_of(prompt="Name a moon.", **(GREEDY | settings))])
+    (reward,) = re.findall(r"reward (-?\d+\.\d{3})", capsys.readouterr().out)
+    assert f"(reward {reward})" in said
+    plain = talk(monkeypatch, capsys, ["Name a moon."], policy, **settings | {"chat_template": "plain"})
+    assert f"(reward {reward})" not in plain
 
 
 def test_a_stream_has_the_tokens_of_a_batch(sharp_folders):

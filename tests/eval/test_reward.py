@@ -26,7 +26,7 @@ from align.eval.policy_comparison import (
 from align.eval.results import read_evaluations
 from align.eval.reward import RewardEvalConfig, checkpoints_of, interval_over_rankings, run_reward_eval
 from align.models.heads import response_log_probs
-from align.models.loading import load
+from align.models.loading import load, load_tokenization
 from align.ppo import PPOConfig, run_ppo
 from align.reward.checkpoint import load_reward_model
 from align.sampling.generation import SamplingParams
@@ -197,6 +197,14 @@ def test_prompts_of_token_ids_are_read_and_scored_as_they_are(sharp_folders, rew
     prompts = encode_prompts([{"input_ids": ids}], loaded, Limits(10, 10), False)
     responses = sampled_responses(prompts, [answer], loaded.tokenization)
     assert scorer_of(loaded, reward, 1000)(responses) == pytest.approx([expected], abs=1e-5)
+
+
+def test_compared_policies_read_the_chat_template_that_is_given(sharp_folders, reward):
+    name, read = sharp_folders["tiny-llama"], load_tokenization(sharp_folders["tiny-llama"], "raw")
+    found = compare_policies(name, name, reward, PROMPTS, SAMPLING, 3, 1, "float32", chat_template="raw")
+    expected = [read.prompt_ids(prompt.prompt) for prompt in PROMPTS]
+    assert [answer.prompt_ids for answer in found.before.answers] == expected
+    assert found.before == found.after
 
 
 def test_gain_and_kl_are_means_over_prompts_and_their_answers(sharp_folders, reward):

@@ -16,7 +16,7 @@ from align.core.settings_parser import parse
 from align.core.tensor_ops import Padded
 from align.data.records import Prompt
 from align.eval.policy_comparison import PolicyComparison, PolicyResponses
-from align.extras.loop import labeler_measurements, run_loop
+from align.extras.loop import Loop, labeler_measurements, run_loop
 from align.extras.loop_labels import (
     FileLabeler,
     LoopConfig,
@@ -186,6 +186,23 @@ def test_a_loop_that_is_killed_between_and_inside_steps_ends_as_if_it_had_not_be
     cli.main(words_of_loop(killed))
     moved = {name: value.replace(b"/killed/", b"/loop/") for name, value in contents(folder).items()}
     assert moved == contents(whole)
+
+
+def test_the_comparison_reads_prompts_in_the_template_and_the_number_format_of_ppo(settings, monkeypatch, tmp_path):
+    ppo = yaml.safe_load(Path(settings.ppo_config).read_text())
+    Path(settings.ppo_config).write_text(yaml.safe_dump(ppo | {"chat_template": "raw"}))
+    loop, told = Loop(settings), {}
+
+    def compare(before, after, reward, *_, **settings):
+        told.update(settings, reward=reward)
+        return PolicyComparison([], 1, PolicyResponses([], []), PolicyResponses([], []), 0.0, 0.0, 0.0, 0.0)
+
+    monkeypatch.setattr("align.extras.loop.compare_policies", compare)
+    monkeypatch.setattr("align.extras.loop.load_reward_model", lambda folder, dtype: dtype)
+    monkeypatch.setattr("align.extras.loop.write_report", lambda folder: None)
+    loop.labeler = FileLabeler()
+    loop._compare(1, tmp_path)
+    assert (told["chat_template"], told["dtype"], told["reward"]) == ("raw", "float32", "float32")
 
 
 def test_a_round_waits_for_rankings_in_a_file(tmp_path):
