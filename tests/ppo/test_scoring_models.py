@@ -8,15 +8,19 @@ import torch
 from accelerate import Accelerator
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
+from align.commands import sample as command
+from align.commands.sample import SampleConfig, sample_rows
 from align.core.errors import UserError
 from align.models.backbone.kinds import use_block_attention
 from align.models.heads import RewardModel, ScalarHead
 from align.models.loading import load_tokenization
 from align.ppo import PPOTrainer
 from align.ppo.actor_critic import build_actor_critic, copy_backbone
+from align.ppo.records import Rollout
 from align.ppo.scoring_models import load_source
 from align.reward.checkpoint import LoadedReward, load_reward_model, reward_of_classifier
 from align.reward.scoring import RewardModelScorer
+from align.sampling.generation import Responses
 from align.tokenization import Tokenization
 from align.tokenization.encoded import SampledResponse
 from tests.badly_behaved.specimens import CHATML
@@ -134,6 +138,35 @@ def test_prompts_as_token_ids_are_read_as_they_are_by_a_classifier_of_the_same_v
     found = scorer([given])
     assert found == pytest.approx(logits(model, [prompt + response]), abs=1e-5)
     assert (scorer([written]) == found) == (template is None)
+
+
+@pytest.mark.parametrize(("template", "added"), [(None, ()), (CHATML, ()), (None, ["moon"]), (CHATML, ["moon"])])
+def test_a_response_has_the_reward_in_align_sample_that_it_has_in_ppo(
+    template, added, classifier, trainer, sharp_folders, monkeypatch
+):
+    """Every second response ends with an end token; the others ran into the length limit."""
+    folder, _, _ = classifier(template, added)
+    drawn = []
+
+    def sample(backbone, prompts, uniforms, sampling, end_ids, *rest):
+        found = plain(backbone, prompts, uniforms, sampling, end_ids, *rest)
+        ended = [row % 2 == 0 for row in range(len(found.ids))]
+        ids = [[*row[:2], min(end_ids)] if ends else row for row, ends in zip(found.ids, ended, strict=True)]
+        drawn.append(Responses(ids, ended))
+        return drawn[-1]
+
+    plain = command.sample
+    monkeypatch.setattr(command, "sample", sample)
+    given = {"max_new_tokens": 4, "dtype": "float32", "chat_template": "raw"}
+    config = SampleConfig(
+        model=[sharp_folders["tiny-llama"]], prompt=["Hi"], samples_per_prompt=6, reward_model=folder, **given
+    )
+    (row,) = sample_rows(config)
+    setup, (responses,) = trainer([folder], **given).setup, drawn
+    texts = [setup.policy.tokenization.text(ids) for ids in responses.ids]
+    scores, _ = setup.rewards(Rollout(setup.prompts * 6, responses.ids, responses.ended, texts))
+    assert row["responses"] == texts
+    assert row["rewards"] == pytest.approx(scores.tolist(), abs=1e-5)
 
 
 @pytest.mark.parametrize(("added", "starts"), [((), True), (["moon"], False)])
