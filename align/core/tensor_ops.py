@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 CPU_CHUNK, GPU_CHUNK = 2**21, 2**27
-"""Logits that are copied at once: 8 MB stay in a processor's cache; a GPU needs work for all its cores."""
+"""Logits that are in float32 at once: 8 MB stay in a processor's cache; a GPU needs work for all its cores."""
 
 
 class Padded(NamedTuple):
@@ -89,10 +89,10 @@ class _LogProbs(torch.autograd.Function):
         flat, chosen = _rows_of(logits), tokens.reshape(-1)
         normalizer = flat.new_empty(len(flat), dtype=_wide(logits))
         result = torch.empty_like(normalizer)
-        for rows, scaled in _in_chunks(flat, temperature):
-            picked = scaled.gather(-1, chosen[rows, None]).squeeze(-1)
-            top = scaled.amax(-1, keepdim=True)
-            normalizer[rows] = scaled.sub_(top).exp_().sum(-1).log_().add_(top.squeeze(-1))
+        for rows in _chunks(flat):
+            picked = _scaled(flat[rows].gather(-1, chosen[rows, None]).squeeze(-1), temperature)
+            relative, top = _minus(flat[rows], temperature)
+            normalizer[rows] = relative.exp_().sum(-1).log_().add_(top.squeeze(-1))
             result[rows] = picked - normalizer[rows]
         ctx.save_for_backward(logits, chosen, normalizer)
         ctx.temperature = temperature
@@ -102,11 +102,11 @@ class _LogProbs(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:  # (one-hot - softmax) / temperature
         logits, chosen, normalizer = ctx.saved_tensors
         share = gradients[0].reshape(-1, 1) / ctx.temperature
-        result = torch.empty_like(logits, memory_format=torch.contiguous_format)
-        flat = _rows_of(result)
-        for rows, scaled in _in_chunks(_rows_of(logits), ctx.temperature):
-            scaled.sub_(normalizer[rows, None]).exp_().mul_(-share[rows])
-            flat[rows] = scaled.scatter_add_(-1, chosen[rows, None], share[rows]).to(logits.dtype)
+        result, flat = torch.empty_like(logits, memory_format=torch.contiguous_format), _rows_of(logits)
+        gradient = _rows_of(result)
+        for rows in _chunks(flat):
+            log_probs, _ = _minus(flat[rows], ctx.temperature, normalizer[rows, None])
+            gradient[rows] = log_probs.exp_().mul_(-share[rows]).scatter_add_(-1, chosen[rows, None], share[rows])
         return result, None, None
 
 
@@ -123,13 +123,13 @@ class _Entropy(torch.autograd.Function):
         flat = _rows_of(logits)
         normalizer = flat.new_empty(len(flat), dtype=_wide(logits))  # log Z, relative to the largest logit
         entropy = torch.empty_like(normalizer)
-        for rows, scaled in _in_chunks(flat, temperature):
+        for rows in _chunks(flat):
             # log Z - E[x], both taken relative to the largest logit.
-            scaled.sub_(scaled.amax(-1, keepdim=True))
-            weights = scaled.exp()
+            relative, _ = _minus(flat[rows], temperature)
+            weights = relative.exp()
             total = weights.sum(-1)
             # A forbidden token has probability 0 and a logit of -inf, whose product would be NaN.
-            expected = weights.mul_(scaled.clamp_(min=torch.finfo(scaled.dtype).min)).sum(-1) / total
+            expected = weights.mul_(relative.clamp_(min=torch.finfo(relative.dtype).min)).sum(-1) / total
             normalizer[rows] = total.log()
             entropy[rows] = normalizer[rows] - expected
         ctx.save_for_backward(logits, normalizer, entropy)
@@ -140,12 +140,12 @@ class _Entropy(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:  # -p (log p + entropy) / temperature
         logits, normalizer, entropy = ctx.saved_tensors
         share = gradients[0].reshape(-1, 1) / ctx.temperature
-        result = torch.empty_like(logits, memory_format=torch.contiguous_format)
-        flat = _rows_of(result)
-        for rows, scaled in _in_chunks(_rows_of(logits), ctx.temperature):
-            scaled.sub_(scaled.amax(-1, keepdim=True)).sub_(normalizer[rows, None])
-            log_probs = scaled.clamp_(min=torch.finfo(scaled.dtype).min)
-            flat[rows] = (-share[rows] * log_probs.exp() * (log_probs + entropy[rows, None])).to(logits.dtype)
+        result, flat = torch.empty_like(logits, memory_format=torch.contiguous_format), _rows_of(logits)
+        gradient = _rows_of(result)
+        for rows in _chunks(flat):
+            log_probs = _minus(flat[rows], ctx.temperature)[0].sub_(normalizer[rows, None])
+            log_probs.clamp_(min=torch.finfo(log_probs.dtype).min)
+            gradient[rows] = -share[rows] * log_probs.exp() * (log_probs + entropy[rows, None])
         return result, None
 
 
@@ -157,14 +157,30 @@ def _wide(logits: Tensor) -> torch.dtype:
     return torch.promote_types(logits.dtype, torch.float32)
 
 
-def _in_chunks(logits: Tensor, temperature: float) -> Iterator[tuple[slice, Tensor]]:
-    """Yield slices of the rows of `logits` [n, V], each with a copy of its logits, divided and at least float32."""
+def _chunks(logits: Tensor) -> Iterator[slice]:
+    """Yield slices of the rows of `logits` [n, V]."""
     elements = CPU_CHUNK if logits.device.type == "cpu" else GPU_CHUNK
     count = max(1, elements // logits.shape[-1])
     for start in range(0, len(logits), count):
-        rows = slice(start, min(start + count, len(logits)))
-        copied = logits[rows].to(_wide(logits), copy=True)
-        yield rows, copied.div_(temperature) if temperature != 1.0 else copied
+        yield slice(start, min(start + count, len(logits)))
+
+
+def _scaled(logits: Tensor, temperature: float) -> Tensor:
+    """Return a copy of some logits, divided and at least float32."""
+    copied = logits.to(_wide(logits), copy=True)
+    return copied.div_(temperature) if temperature != 1.0 else copied
+
+
+def _minus(logits: Tensor, temperature: float, subtracted: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Return logits / temperature - `subtracted`, at least float32, and `subtracted` [n, 1]; None: the largest of each row.
+
+    A GPU widens the logits while it subtracts, which saves a pass over them.
+    """
+    as_they_are = temperature == 1.0 and logits.device.type != "cpu"
+    scaled = logits if as_they_are else _scaled(logits, temperature)
+    if subtracted is None:
+        subtracted = scaled.amax(-1, keepdim=True).to(_wide(logits))
+    return (scaled - subtracted if as_they_are else scaled.sub_(subtracted)), subtracted
 
 
 def cut_by_tokens(lengths: Sequence[int], budget: int, padding: int | None = None) -> Iterator[list[int]]:
