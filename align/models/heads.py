@@ -74,7 +74,8 @@ def response_log_probs(
         mask: [B, T] bool.
         temperature: divides the logits.
     """
-    chosen, entropy = predict_tokens(backbone, hidden[:, :-1][mask], response.ids[mask], temperature, with_entropy)
+    places = mask.nonzero(as_tuple=True)
+    chosen, entropy = predict_tokens(backbone, hidden[places], response.ids[places], temperature, with_entropy)
     nothing = torch.zeros(mask.shape, device=hidden.device)
     return nothing.masked_scatter(mask, chosen), nothing if entropy is None else nothing.masked_scatter(mask, entropy)
 

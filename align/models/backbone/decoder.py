@@ -147,16 +147,15 @@ def pack_rows(prompt: Padded, response: Padded, prompt_of_response: Tensor | Non
     positions[:] = torch.arange(length, device=device)
     segments[length_mask(prompt.lengths, length)] = 0
 
-    real = response.mask()
-    offsets = torch.arange(width, device=device)[None, :].expand(count, width)
-    rows, columns = prompt_of[:, None].expand(count, width)[real], (start[:, None] + offsets)[real]
-    ids[rows, columns] = response.ids[real]
-    positions[rows, columns] = (prompt.lengths[prompt_of][:, None] + offsets)[real]
-    segments[rows, columns] = (torch.arange(count, device=device) - first[prompt_of] + 1)[:, None].expand(-1, width)[real]
+    number, offset = response.mask().nonzero(as_tuple=True)  # once: the CPU waits for a GPU's answer
+    rows, columns = prompt_of[number], start[number] + offset
+    ids[rows, columns] = response.ids[number, offset]
+    positions[rows, columns] = prompt.lengths[rows] + offset
+    segments[rows, columns] = number - first[rows] + 1
 
     # The columns of a shared row outnumber the positions that a model has a table for; padding must not point past it.
     positions = positions.masked_fill(segments < 0, 0)
-    after = (start[:, None] + offsets).clamp(max=length - 1)
+    after = (start[:, None] + torch.arange(width, device=device)).clamp(max=length - 1)
     column = torch.cat([prompt.lengths[prompt_of][:, None] - 1, after], dim=1)
     return PackedRows(ids, positions, segments, prompt_of[:, None], column)
 
