@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-CHUNK = 2**22
-"""Logits that are in float32 at once: 16 MB for each of the two models."""
+CHUNK = {"cpu": 2**22, "cuda": 2**25}
+"""Logits that are in float32 at once: 16 MB for each of the two models, on a GPU 128 MB."""
 
 
 class LossWeights(NamedTuple):
@@ -28,7 +28,7 @@ def soft_cross_entropy(student: Tensor, teacher: Tensor, temperature: float) -> 
     Its minimum is the teacher's entropy. A few rows of the logits [n, V] are computed at a time, and again for their
     gradient: no float32 copy of all logits is kept.
     """
-    rows = max(1, CHUNK // max(1, student.shape[-1]))
+    rows = max(1, CHUNK.get(student.device.type, CHUNK["cpu"]) // max(1, student.shape[-1]))
     parts = [
         cast(Tensor, checkpoint(_soft_cross_entropy, *pair, temperature, use_reentrant=False, preserve_rng_state=False))
         for pair in zip(student.split(rows), teacher.split(rows), strict=True)
