@@ -24,6 +24,7 @@ from align.models.backbone.decoder import DecoderBackbone, sliding_window
 from align.models.backbone.determinism import compute_routers_in_float32, disable_dropout, routers_of
 from align.models.backbone.encoder import EncoderBackbone, expose_summary, head_modules
 from align.models.backbone.encoder_decoder import EncoderDecoderBackbone
+from align.models.backbone.norms import fuse_norms
 from align.models.backbone.verification import verify
 from align.runtime.gathering import readable
 
@@ -46,6 +47,7 @@ def wrap(model: PreTrainedModel, peft_model: PeftModel | None = None, check: boo
         )
     disable_dropout(model)
     compute_routers_in_float32(model)
+    fuse_norms(model)
     kind = EncoderDecoderBackbone if model.config.is_encoder_decoder else DecoderBackbone
     backbone: Backbone = (EncoderBackbone if is_encoder(model.config) else kind)(model, peft_model)
     if check:
