@@ -6,6 +6,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -60,50 +61,26 @@ def random_model(shape: str, vocabulary: int, kind: type[Any] = AutoModelForCaus
     return model
 
 
+def shape_of(config: type[PreTrainedConfig], smallest: int = 0, **sizes: Any) -> Callable[[int], PreTrainedConfig]:
+    """A config by the number of tokens of the tokenizer; `smallest` is the least size of the vocabulary."""
+    return lambda vocabulary: config(vocab_size=max(vocabulary, smallest), **sizes)
+
+
+GROUPED: dict[str, Any] = {"num_key_value_heads": 8, "tie_word_embeddings": True}
+LLAMA = partial(shape_of, LlamaConfig, head_dim=64, max_position_embeddings=4096, **GROUPED)
+OPT = partial(shape_of, OPTConfig, num_hidden_layers=24, dropout=0.0)
+QWEN3 = partial(shape_of, Qwen3Config, 151936, head_dim=128, max_position_embeddings=40960, **GROUPED)
 SHAPES: dict[str, Callable[[int], PreTrainedConfig]] = {
-    "llama-1b": lambda vocabulary: LlamaConfig(  # Llama 3.2 1B
-        vocab_size=vocabulary,
-        hidden_size=2048,
-        intermediate_size=8192,
-        num_hidden_layers=16,
-        num_attention_heads=32,
-        num_key_value_heads=8,
-        head_dim=64,
-        max_position_embeddings=4096,
-        tie_word_embeddings=True,
+    # Llama 3.2 1B
+    "llama-1b": LLAMA(hidden_size=2048, intermediate_size=8192, num_hidden_layers=16, num_attention_heads=32),
+    "opt-1.3b": OPT(hidden_size=2048, ffn_dim=8192, num_attention_heads=32, word_embed_proj_dim=2048),
+    "opt-350m": OPT(
+        hidden_size=1024, ffn_dim=4096, num_attention_heads=16, word_embed_proj_dim=512, do_layer_norm_before=False
     ),
-    "opt-1.3b": lambda vocabulary: OPTConfig(
-        vocab_size=vocabulary,
-        hidden_size=2048,
-        ffn_dim=8192,
-        num_hidden_layers=24,
-        num_attention_heads=32,
-        word_embed_proj_dim=2048,
-        dropout=0.0,
-    ),
-    "opt-350m": lambda vocabulary: OPTConfig(
-        vocab_size=vocabulary,
-        hidden_size=1024,
-        ffn_dim=4096,
-        num_hidden_layers=24,
-        num_attention_heads=16,
-        word_embed_proj_dim=512,
-        do_layer_norm_before=False,
-        dropout=0.0,
-    ),
-    "qwen3-0.6b": lambda vocabulary: Qwen3Config(
-        vocab_size=max(vocabulary, 151936),  # its own: the matrix is a quarter of the model
-        hidden_size=1024,
-        intermediate_size=3072,
-        num_hidden_layers=28,
-        num_attention_heads=16,
-        num_key_value_heads=8,
-        head_dim=128,
-        max_position_embeddings=40960,
-        tie_word_embeddings=True,
-    ),
+    "qwen3-0.6b": QWEN3(hidden_size=1024, intermediate_size=3072, num_hidden_layers=28, num_attention_heads=16),
+    "qwen3-4b": QWEN3(hidden_size=2560, intermediate_size=9728, num_hidden_layers=36, num_attention_heads=32),
 }
-"""Configs of published models; all but Qwen3's have as many tokens as the tokenizer at hand."""
+"""Configs of published models; Qwen3's have its own vocabulary, which is a quarter of the smallest model."""
 
 
 def make_model(folder: Path, name: str, endless: bool = True) -> None:

@@ -29,7 +29,7 @@ ROOT = Path(__file__).parents[1]
 MACHINE = ROOT / "benchmarks" / "gpu-machine.txt"
 LIMIT_BYTES = 60_000_000
 """Of a kit: what may travel to the machine at once, beside the tree."""
-TEST_TOOLS = ("pytest", "pytest-timeout", "hypothesis")
+TEST_TOOLS = ("pytest", "pytest-timeout", "pytest-xdist", "hypothesis")
 MODEL, PEER = "smollm2-135m", "trl==1.12.0"
 PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_27_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64")
 NEVER = ("torch", "numpy", "pyarrow", "scipy", "triton")

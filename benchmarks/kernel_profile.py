@@ -15,8 +15,7 @@ from torch.profiler import ProfilerActivity, profile
 from benchmarks.measuring import measure
 from benchmarks.workloads import ALL, SCALES, scaled
 
-SHOWN = 25
-NAME_LENGTH = 90
+SHOWN, NAME_LENGTH = 25, 90
 
 
 def main() -> None:

@@ -3,7 +3,9 @@
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
@@ -11,7 +13,7 @@ from align.models.loading import load_whole
 from align.ppo import PPOConfig, run_ppo
 from align.reward import RewardConfig, run_reward
 from align.runtime.distributed import compute_dtype
-from align.sampling.generation import SamplingParams, row_uniforms, sample
+from align.sampling.generation import Responses, SamplingParams, row_uniforms, sample
 from align.sft import SFTConfig, run_sft
 from align.training.run_folder import read_metrics
 from benchmarks.measuring import TOKENS, Measurement, examples, finish_line, letters
@@ -25,25 +27,35 @@ def _settings(work: Work, folder: Path, seed: int, scratch: Path) -> dict[str, A
 
 
 def ppo(work: Work, variant: str, folder: Path, seed: int, scratch: Path) -> Measurement:
-    config = PPOConfig(
-        **_settings(work, folder, seed, scratch),
-        reward_model=str(folder / work.reward_folder),
-        prompts=str(folder / f"{work.name}.jsonl"),
-        max_prompt_tokens=work.prompt[1],
-        max_new_tokens=work.response[1],
-        rollout_batch_size=work.rows,
-        total_updates=work.warmup + work.measured,
-        missing_eos_score=None,
-        learning_rate=LEARNING_RATE,
-        **({"num_ppo_epochs": PPO_EPOCHS} | work.settings),
-    )
-    run_ppo(config)
-    rows = read_metrics(Path(config.output_dir))[work.warmup :]
+    more = {"micro_batch_tokens": int(variant)} if variant.isdigit() else {}
+    rows = _updates(work, folder, seed, scratch, reward_model=str(folder / work.reward_folder), **more)[work.warmup :]
     length = [row["response/length"] for row in rows]
-    figures = {"response_tokens": sum(length) / len(length), "kl": rows[-1]["kl/k1"], "mfu": _mean(rows, "speed/mfu")}
-    figures["mfu_learn"] = _mean(rows, "speed/mfu_learn")
+    figures = {"response_tokens": sum(length) / len(length), "kl": rows[-1]["kl/k1"]}
+    figures |= {name: _mean(rows, f"speed/{name}") for name in ("mfu", "mfu_learn")}
     figures |= {part: _mean(rows, f"time/{part}") for part in ("sample", "score", "record", "learn")}
     return Measurement([row["time/update"] for row in rows], [round(each * work.rows) for each in length], figures)
+
+
+def _updates(work: Work, folder: Path, seed: int, scratch: Path, **more: Any) -> list[dict[str, float]]:
+    """Metrics of all updates of PPO; `more` settings take precedence."""
+    shape = {"max_prompt_tokens": work.prompt[1], "max_new_tokens": work.response[1], "rollout_batch_size": work.rows}
+    common = {"num_ppo_epochs": PPO_EPOCHS, "total_updates": work.warmup + work.measured, "learning_rate": LEARNING_RATE}
+    data = {"prompts": str(folder / f"{work.name}.jsonl"), "missing_eos_score": None}
+    config = PPOConfig(**_settings(work, folder, seed, scratch) | shape | common | data | work.settings | more)
+    run_ppo(config)
+    return read_metrics(Path(config.output_dir))
+
+
+def learning(work: Work, variant: str, folder: Path, seed: int, scratch: Path) -> Measurement:
+    given = [row["responses"][0] for row in examples(folder, work)]
+    engine = SimpleNamespace(weights_changed=lambda: None, close=lambda: None)
+    engine.sample = lambda prompts, *_: Responses(given[: len(prompts)], [True] * len(prompts))
+    with patch("align.ppo.setup.make_engine", lambda *_: engine):
+        rows = _updates(work, folder, seed, scratch, reward_functions=["align.ppo.toy_rewards:share_of_e"])[work.warmup :]
+    seconds = [row["time/update"] * row["time/learn"] for row in rows]
+    tokens = work.rows * (work.prompt[1] + work.response[1])
+    figures = {"mfu_learn": _mean(rows, "speed/mfu_learn"), "update": _mean(rows, "time/update")}
+    return Measurement(seconds, [tokens] * len(rows), figures)
 
 
 def _mean(rows: Sequence[Mapping[str, float]], name: str) -> float:
@@ -97,21 +109,9 @@ def sampling(work: Work, variant: str, folder: Path, seed: int, scratch: Path) -
 
 
 def race(work: Work, variant: str, folder: Path, seed: int, scratch: Path) -> Measurement:
-    config = PPOConfig(
-        **_settings(work, folder, seed, scratch),
-        prompts=str(folder / f"{work.name}.jsonl"),
-        reward_functions=[f"{letters.__module__}:{letters.__name__}"],
-        max_prompt_tokens=work.prompt[1],
-        max_new_tokens=TOKENS,
-        rollout_batch_size=work.rows,
-        total_updates=RACE_UPDATES,
-        num_ppo_epochs=PPO_EPOCHS,
-        missing_eos_score=None,
-        kl_coef=RACE_KL_BETA,
-        learning_rate=float(variant),
-        lr_scheduler_type="constant",
-        dtype="float32",  # a tiny model gains nothing from bfloat16, on either side
-    )
-    run_ppo(config)
-    rows = read_metrics(Path(config.output_dir))
+    more = {"reward_functions": [f"{letters.__module__}:{letters.__name__}"], "max_new_tokens": TOKENS}
+    more |= {"total_updates": RACE_UPDATES, "kl_coef": RACE_KL_BETA}
+    more |= {"learning_rate": float(variant), "lr_scheduler_type": "constant"}
+    more["dtype"] = "float32"  # a tiny model gains nothing from bfloat16, on either side
+    rows = _updates(work, folder, seed, scratch, **more)
     return finish_line([(row["time/update"], row["reward/mean"], row["kl/k1"]) for row in rows])

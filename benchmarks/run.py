@@ -40,7 +40,8 @@ MEASURED = ("align", *(f"benchmarks/{name}.py" for name in ("data", "measuring",
 class Session:
     """What all runs of one call share: models and texts, the file of lines, and the interpreters of the peers.
 
-    `commit` is the last one of what is measured, with a + where files differ. `deadline` is by `time.monotonic`.
+    `commit` is the last one of what is measured, with a + where files differ. `deadline` is by `time.monotonic`. `alone`:
+    the peers wait for a later call.
     """
 
     scale: str
@@ -49,6 +50,7 @@ class Session:
     pythons: dict[str, str]
     commit: str
     deadline: float = math.inf
+    alone: bool = False
 
     def add(self, line: Line) -> None:
         """Keep a line."""
@@ -109,7 +111,7 @@ def steps(session: Session, work: Work, pairs: int) -> Iterator[tuple[str, str, 
     """The runs that are still to be done: side, variant, pair. Asked for one at a time: the later depend on the earlier."""
     for pair in range(1, pairs + 1):
         for side in ("ours", "peer") if pair % 2 else ("peer", "ours"):
-            variants = work.ours if side == "ours" else () if work.compared_with else work.peer
+            variants = work.ours if side == "ours" else () if work.compared_with or session.alone else work.peer
             if pair > 1 and variants:
                 lines = read(session.results)
                 first = {each: runs(lines, work.name, each, 1) for each in ("ours", "peer")}
@@ -164,6 +166,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=[], choices=ALL, metavar="WORK", help=", ".join(ALL))
     parser.add_argument("--pairs", type=int, default=3)
     parser.add_argument("--minutes", type=float, default=math.inf, help="stop after so long; the next call goes on there")
+    parser.add_argument("--alone", action="store_true", help="measure our side; a later call measures the peers")
     parser.add_argument("--scale", choices=SCALES, default="cpu")
     parser.add_argument("--ppo_python", default=".venv-trl-1.12/bin/python", help="the peer's environment with trl 1.12.0")
     parser.add_argument("--supervised_python", default=sys.executable, help="the peer's environment with trl 1.16")
@@ -173,7 +176,8 @@ def main() -> None:
     pythons = {"ppo": words.ppo_python, "supervised": words.supervised_python}
     data = (words.data / words.scale).absolute()
     deadline = time.monotonic() + 60 * words.minutes
-    session = Session(words.scale, data, words.results / f"{words.scale}.jsonl", pythons, measured_code(), deadline)
+    results = words.results / f"{words.scale}.jsonl"
+    session = Session(words.scale, data, results, pythons, measured_code(), deadline, words.alone)
     names = words.only or works_of(words.scale)
     ask(sys.executable, "-m", "benchmarks.data", str(session.data), "--scale", words.scale, "--only", *names)
     session.drop(lambda line: "machine" in line)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-Stage = Literal["ppo", "reward", "sft", "sampling", "race"]
+Stage = Literal["ppo", "learning", "reward", "sft", "sampling", "race"]
 
 PPO_EPOCHS = 4
 LEARNING_RATE = 3e-6
@@ -21,12 +21,14 @@ class Work:
     """A piece of work that both sides do.
 
     Attributes:
-        rows: of one step: prompts of a PPO rollout, rankings of a reward update, demonstrations, or rows sampled at once.
+        stage: `learning` is PPO on the examples' own responses, without sampling; its time is that of `update_policy`.
+        rows: of one step: responses of a PPO rollout, rankings of a reward update, demonstrations, or rows sampled at once.
         prompt, response: shortest and longest, in tokens; a response includes the token that ends it.
         responses: to each prompt, K of a ranking.
         warmup, measured: steps before and under the clock.
         settings: ours, beyond the shape.
-        ours, peer: variants; the first pair tries all of them, later pairs repeat the best.
+        ours, peer: variants; the first pair tries all of them, later pairs repeat the best. Of ours in PPO, a number is that
+            of `micro_batch_tokens`. No peer: ours alone is measured.
         compared_with: whose peer runs this is compared with; empty: its own.
         pairs_read: pairs of a ranking that the peer reads under the clock; its time is scaled up to all of them. 0: all.
         gpu_models: for work on a GPU alone, whose sizes are not scaled: the model and, in PPO, that of reward and values.
@@ -114,6 +116,17 @@ _PPO = Work(
     warmup=0,  # an update of the peer takes minutes on a processor; the same for both sides
     measured=1,
 )
+_LEARNING = Work(
+    "rl_16k",
+    "RL update of Qwen3-0.6B from two given responses, rows of 16,384 tokens: learning",
+    "learning",
+    rows=2,
+    prompt=(64, 64),
+    response=(16320, 16320),
+    settings={"advantage_estimator": "rloo", "samples_per_prompt": 2, "num_ppo_epochs": 1, "micro_batch_tokens": 16384},
+    peer=(),
+    gpu_models=("qwen3-0.6b",),
+)
 _RANKING = Work("reward_k4", "ranking of K=4, prompt and responses of 64 tokens", "reward", 1, (64, 64), (64, 64), 4)
 
 WORKS = (
@@ -141,6 +154,7 @@ WORKS = (
         response=(256, 256),
         warmup=1,
         settings={"critic": "separate", "num_ppo_epochs": 1, "num_mini_batches": 1, "micro_batch_tokens": 8192},
+        ours=("8192", "16384"),
         peer=("bfloat16",),
         gpu_models=("opt-1.3b", "opt-350m"),
         peer_rows=8,
@@ -176,6 +190,14 @@ WORKS = (
         peer=("bfloat16",),
         gpu_models=("qwen3-0.6b",),
         peer_rows=1,
+    ),
+    _LEARNING,
+    replace(
+        _LEARNING,
+        name="rl_lora_4b",
+        title="the same of Qwen3-4B with LoRA, activations recomputed",
+        settings=_LEARNING.settings | {"lora_r": LORA_RANK, "gradient_checkpointing": True},
+        gpu_models=("qwen3-4b",),
     ),
     Work("sampling_32", "sampling, 32 rows, 32 new tokens", "sampling", 32, (32, 32), (32, 32)),
     Work("sampling_128", "sampling, 128 rows, 32 new tokens", "sampling", 128, (32, 32), (32, 32)),

@@ -7,12 +7,14 @@ from dataclasses import replace
 
 import pytest
 import torch
+import yaml
 from transformers import AutoModelForCausalLM, OPTConfig
 
+import align.ppo.train
 from align.cli import stage_configs
 from align.core.settings_parser import parse
 from benchmarks import ours
-from benchmarks.data import SHAPES, make
+from benchmarks.data import QWEN3, SHAPES, make
 from benchmarks.kill_resume import COMMON, LAUNCHED, PREPARED, VARIANTS
 from benchmarks.measuring import examples, measure
 from benchmarks.workloads import ALL, SCALES, WORKS, scaled
@@ -81,7 +83,9 @@ def test_the_models_for_a_gpu_have_room_for_their_work():
             assert large.prompt[1] + large.response[1] <= config.max_position_embeddings, work.name
 
 
-@pytest.mark.parametrize(("name", "parameters"), [("opt-1.3b", 1.31e9), ("opt-350m", 0.33e9), ("qwen3-0.6b", 0.6e9)])
+@pytest.mark.parametrize(
+    ("name", "parameters"), [("opt-1.3b", 1.31e9), ("opt-350m", 0.33e9), ("qwen3-0.6b", 0.6e9), ("qwen3-4b", 4.02e9)]
+)
 def test_the_shapes_are_those_of_published_models(name, parameters):
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(SHAPES[name](50272))
@@ -94,9 +98,30 @@ def test_work_on_a_gpu_alone_reads_its_own_models(tmp_path, monkeypatch):
     sizes = {"rows": 4, "prompt": (4, 4), "response": (4, 4)}
     monkeypatch.setitem(ALL, "ppo_opt", work := replace(ALL["ppo_opt"], **sizes))
     make(tmp_path / "data", "gpu", ["ppo_opt"])
+    for variant in ("auto", "16"):
+        (folder := tmp_path / variant).mkdir()
+        found = measure("ours", work, variant, tmp_path / "data", 1, folder)
+        assert found.figures["response_tokens"] == 4
+        assert found.seconds[0] > 0
+        budget = yaml.safe_load((folder / "run" / "config.yaml").read_text())["micro_batch_tokens"]
+        assert budget == (8192 if variant == "auto" else 16)
+
+
+@pytest.mark.parametrize(("name", "model"), [("rl_16k", "qwen3-0.6b"), ("rl_lora_4b", "qwen3-4b")])
+def test_learning_from_given_responses(name, model, tmp_path, monkeypatch):
+    small = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 16}
+    monkeypatch.setitem(SHAPES, model, QWEN3(**small))
+    settings = ALL[name].settings | {"micro_batch_tokens": 16}
+    monkeypatch.setitem(ALL, name, work := replace(ALL[name], prompt=(4, 4), response=(12, 12), settings=settings))
+    make(tmp_path / "data", "gpu", [name])
+    packed, pack = [], align.ppo.train.pack_rollout
+    monkeypatch.setattr(align.ppo.train, "pack_rollout", lambda *words: packed.append(words[1]) or pack(*words))
     found = measure("ours", work, "auto", tmp_path / "data", 1, tmp_path)
-    assert found.figures["response_tokens"] == 4
-    assert found.seconds[0] > 0
+    assert found.tokens == [2 * 16] * work.measured
+    assert sum(found.seconds) < found.figures["update"] * work.measured
+    assert found.figures["mfu_learn"] > 0
+    assert all(len(rows) == 1 for rows in packed), "a row of the longest length is a micro-batch"
+    assert len(packed) >= 2 * (work.warmup + work.measured)
 
 
 def _opt(vocabulary, **sizes):
