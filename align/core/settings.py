@@ -262,7 +262,7 @@ class ModelConfig(Settings):
     lora: Any = block("align.models.lora:LoraSettings", "further fields of PEFT's LoraConfig for a new adapter")
     block_attention: bool = option(
         False,
-        "on a GPU, read rows of several responses by FlexAttention; decoders only; it has not run on a GPU yet",
+        "on a GPU, read rows of several responses by FlexAttention; decoders only",
     )
     gradient_checkpointing: bool = option(
         False, "recompute activations in the backward pass: less memory, about a third more time"

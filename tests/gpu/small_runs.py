@@ -1,4 +1,7 @@
-"""Short runs of every stage, in this process or as a script: small_runs.py MODEL FOLDER JSON-SETTINGS."""
+"""Short runs of every stage, in this process or as a script: small_runs.py MODEL FOLDER JSON-SETTINGS [layers].
+
+With `layers`, sampling under ZeRO-3 gathers weights layer by layer, as where whole ones do not fit.
+"""
 
 import json
 import sys
@@ -9,6 +12,7 @@ from align.dpo import DPOConfig, run_dpo
 from align.ppo import PPOConfig, run_ppo
 from align.reward import RewardConfig, run_reward
 from align.sft import SFTConfig, run_sft
+from align.training.memory import Memory
 from align.training.run_folder import read_metrics
 
 COMMON = {"report_to": ["none"], "overlong": "truncate", "max_prompt_tokens": 64, "learning_rate": 1e-4}
@@ -55,4 +59,6 @@ def all_stages(model: str, folder: Path, settings: dict[str, Any]) -> dict[str, 
 
 
 if __name__ == "__main__":
+    if "layers" in sys.argv[4:]:
+        Memory.left = lambda self: 0  # type: ignore[method-assign]
     all_stages(sys.argv[1], Path(sys.argv[2]), json.loads(sys.argv[3]))

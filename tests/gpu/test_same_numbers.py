@@ -1,14 +1,18 @@
 import pytest
 import torch
+from torch import nn
+from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
 from align.core.seeds import RngStream
 from align.core.settings import ModelConfig
 from align.core.tensor_ops import Padded, entropy_of
-from align.models.backbone import static_decoding
+from align.models.backbone import static_decoding, wrap
 from align.models.backbone.kinds import use_block_attention
+from align.models.backbone.norms import fuse_norms
 from align.models.heads import LanguageModel, RewardModel, ScalarHead
 from align.models.loading import LoadedModel, load
 from align.sampling.generation import SamplingParams, draw, row_uniforms, sample
+from tests.models.architectures import make_model
 
 FLOAT32 = 1e-4
 BFLOAT16 = 0.1
@@ -94,6 +98,37 @@ def test_a_recorded_step_gives_the_same_responses(loaded, batch, tokens, device,
     expected = sample(backbone, prompts, uniforms, sampling, ends)
     monkeypatch.setattr(static_decoding, "DEVICES", {device.type})
     assert sample(backbone, prompts, uniforms, sampling, ends) == expected
+
+
+def test_a_step_of_experts_is_not_recorded(batch, device, monkeypatch):
+    monkeypatch.setattr(static_decoding, "DEVICES", {device.type})
+    prompts, sampling = batch[0].tolists(), SamplingParams(8, temperature=0.0)
+    backbone, uniforms = wrap(make_model("Mixtral, experts")), row_uniforms(len(prompts), sampling, 0, RngStream.ROLLOUT)
+    expected = sample(backbone, prompts, uniforms, sampling, frozenset())
+    state, _ = backbone.to(device).prefill(batch[0].to(device))
+    assert backbone.reserve(state, 4) is state
+    assert sample(backbone, prompts, uniforms, sampling, frozenset()) == expected
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(3, 700, 64), (2, 300, 16, 128)])  # of states, and of the heads of queries
+def test_norms_in_one_kernel_compute_the_same(shape, dtype, device):
+    torch.manual_seed(0)
+    holder = nn.ModuleList([Qwen3RMSNorm(shape[-1], eps=1e-5)]).to(device, dtype)
+    (norm,) = holder
+    nn.init.normal_(norm.weight, mean=1.0)
+    states = 10 * torch.randn(shape, device=device, dtype=dtype)
+
+    def output_and_gradients():
+        read = states.clone().requires_grad_()
+        found = norm(read)
+        return [found.detach(), *torch.autograd.grad(probed(found), [read, norm.weight])]
+
+    expected = output_and_gradients()
+    fuse_norms(holder)
+    tolerance = 1e-5 if dtype == torch.float32 else 0.02
+    for ours, theirs in zip(output_and_gradients(), expected, strict=True):
+        assert float((ours - theirs).abs().max() / theirs.abs().max()) <= tolerance
 
 
 def test_tokens_are_drawn_alike(device):

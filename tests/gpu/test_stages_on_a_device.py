@@ -63,11 +63,12 @@ def without(tmp_path_factory):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("zero", ["zero1", "zero2", "zero3", "zero3-offload"])
+@pytest.mark.parametrize("zero", ["zero1", "zero2", "zero3", "zero3 layers", "zero3-offload"])
 def test_it_learns_the_same(zero, without, tmp_path):
+    zero, *layers = zero.split()
     launcher = ["-m", "accelerate.commands.launch", "--config_file", f"configs/accelerate/{zero}.yaml"]
     launcher += ["--num_processes", "1", "--main_process_port", str(free_port())]
-    script = ["tests/gpu/small_runs.py", "tiny-llama", str(tmp_path), json.dumps(SETTINGS)]
+    script = ["tests/gpu/small_runs.py", "tiny-llama", str(tmp_path), json.dumps(SETTINGS), *layers]
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     variables = os.environ | {"PYTHONPATH": path}
     words = [sys.executable, *launcher, *script]
@@ -79,6 +80,9 @@ def test_it_learns_the_same(zero, without, tmp_path):
         )
         assert len(theirs) >= 2
         assert ours == pytest.approx(theirs, rel=1e-3)
+    ours, theirs = (rows[0]["entropy"] for rows in (read_metrics(tmp_path / "ppo"), without["ppo"]))
+    assert ours == pytest.approx(theirs, rel=0.05), "the responses of the first rollout come from the same policy"
+    assert bool(layers) == ("weights gathered layer by layer" in done.stderr)
     assert (tmp_path / "ppo" / "model" / "model.safetensors").exists()
 
 

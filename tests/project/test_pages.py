@@ -142,7 +142,7 @@ def test_the_speeds_are_those_of_the_benchmarks():
     on_cpu, on_gpu = (re.search(rf"\*\*{title}\*\*.*?\n\n", text_of(README), re.S).group(0) for title in titles)
     for text, measured, untold in ((on_cpu, cpu, {1.7, 7.6}), (on_gpu, gpu, {1.0})):
         stated = {float(number) for number in re.findall(r"([\d.]+)(?= times| and [\d.]+ times)", " ".join(text.split()))}
-        real = {float(row[4].split()[0]) for row in measured}
+        real = {float(row[4].split()[0]) for row in measured if row[4] != "-"}
         assert stated == {round(number) if number > 20 else number for number in real} - untold
     results = text_of(ROOT / "benchmarks" / "README.md")
     measured = table(results[results.index("<!-- gpu: begin -->") :], "work | unit | ours")
