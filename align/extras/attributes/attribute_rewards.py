@@ -19,7 +19,7 @@ from align.models.loading import load_whole
 from align.ppo.extensions import Extension, TrainingContext
 from align.ppo.records import RoleOutputs, Rollout
 from align.ppo.scoring_models import require_readable
-from align.reward.scoring import RewardModelScorer
+from align.reward.scoring import RewardModelScorer, knows_tokens_of
 from align.runtime.distributed import compute_dtype
 from align.runtime.flops import forward_flops
 from align.runtime.sharding import place_frozen_model
@@ -44,10 +44,12 @@ class AttributeScorer:
             model = GenerativeModel(loaded.backbone, self.questions).eval().requires_grad_(False)
         else:
             model, loaded = load_attribute_model(folder, dtype)
-        own = None if loaded.tokenization.reads_alike(policy) else loaded.tokenization
+        own, known = loaded.tokenization, knows_tokens_of(loaded.tokenization, policy)
         profile = flops_profile(loaded.backbone, loaded.adapter)
         self.module = place_frozen_model(model, accelerator)
-        self.scorer = RewardModelScorer(self.module, 0.0, loaded.backbone, accelerator, budget, profile, own)
+        reads = None if own.reads_alike(policy) else own
+        place = (loaded.backbone, accelerator, budget, profile)
+        self.scorer = RewardModelScorer(self.module, 0.0, *place, reads, reads_given_ids=known)
 
     @property
     def question_tokens(self) -> int:

@@ -1,6 +1,11 @@
 import pytest
+from accelerate import Accelerator
 
+from align.data.conversation import user_turn
 from align.extras.attributes import AttributeConfig, AttributeTrainer
+from align.extras.attributes.attribute_rewards import AttributeScorer
+from align.models.loading import load_tokenization
+from align.tokenization.encoded import SampledResponse
 from tests.extras.running import TINY, command, settings
 from tests.files import read_rows, write_rows
 
@@ -50,6 +55,17 @@ def test_the_same_expression_is_a_reward(judge, tmp_path):
     (metrics,) = read_rows(tmp_path / "ppo" / "metrics.jsonl")
     assert metrics["reward/attributes"] == pytest.approx(metrics["reward/mean"], abs=1e-5)
     assert 1 < metrics["reward/attributes"] < 14
+
+
+def test_a_prompt_of_token_ids_is_read_as_it_is(judge):
+    """As by a reward model with the policy's vocabulary: no template of the attribute model is put around it."""
+    policy = load_tokenization("tiny-llama", "raw")
+    scorer = AttributeScorer(judge, "float32", policy, Accelerator(cpu=True), 4096).scorer
+    prompt, response = [9, 10, 11], [20, 21, policy.end_id]
+    text = policy.text(response)
+    given, written = (SampledResponse(user_turn("a"), prompt, response, text, True, as_ids) for as_ids in (True, False))
+    assert scorer.encode(given) == (prompt, response)
+    assert scorer.encode(written) != (prompt, response)
 
 
 @pytest.mark.parametrize(
