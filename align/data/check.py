@@ -110,12 +110,21 @@ def _example_lines(record: Record) -> list[str]:
 def guess_kind(source: str) -> str:
     """The name of the kind of the first recognized row; the most specific one if several match."""
     columns: dict[str, None] = {}
-    rows = (row.row for row in islice(iter_rows(source), ROWS_TO_GUESS_FROM))
-    for row in filter(lambda row: isinstance(row, Mapping), rows):
+    unreadable: list[str] = []
+    rows = list(islice(iter_rows(source), ROWS_TO_GUESS_FROM))
+    for where, row in rows:
+        if isinstance(row, UserError):
+            unreadable.append(f"{where}: {row}")
+        if not isinstance(row, Mapping):
+            continue
         columns |= dict.fromkeys(row)
         for name in KINDS_MOST_SPECIFIC_FIRST:
             if find_format(row, KINDS[name]) is not None:
                 return name
+    if unreadable and not columns:
+        raise UserError(unreadable[0])
+    if not rows:
+        raise UserError(f"{source}: has no rows; write one record per line")
     wrong = f"no row has the fields of a known layout; name the kind to see what is missing in {', '.join(columns) or 'it'}"
     raise UserError(f"{source}: {wrong}, or rename columns: FILE[FIELD=COLUMN, ...]")
 

@@ -108,6 +108,19 @@ def test_errors(write):
         check_data(write([{"x": 1}]), "demonstration")
 
 
+def test_the_first_mistake_in_a_table_is_named_where_no_row_can_be_read(tmp_path):
+    sheet = tmp_path / "answers.csv"
+    sheet.write_text("question,first\nWhy?,So.\n")
+    with pytest.raises(UserError, match=r"answers.csv: row 1: no column 'questoin'; did you mean question\?"):
+        check_data(f"{sheet}[prompt=questoin, completion=first]")
+    sheet.write_text("My study\nquestion,first\nWhy?,So.\n")
+    with pytest.raises(UserError, match="row 1: has 2 cells, and the header has 1"):
+        check_data(str(sheet))
+    sheet.write_text("question,first\n")
+    with pytest.raises(UserError, match="has no rows; write one record per line"):
+        check_data(str(sheet))
+
+
 JUDGED = {"prompt": "a", "response": "b"}
 EXAMPLES = [
     ({"prompt": "a\nb", "completion": "c"}, ["user: a b", "* assistant: c"]),
