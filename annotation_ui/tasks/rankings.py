@@ -23,7 +23,8 @@ def ranking_fields(row: Json, fewest: int, most: int) -> Json:
     comparable = [response if not isinstance(response, str) or response.strip() else "" for response in responses]
     first = [i for i, response in enumerate(comparable) if response not in comparable[:i]]
     require("gold" not in row or len(first) == len(responses), "responses: the same one twice in a gold item")
-    require(fewest <= len(first) <= most, f"responses: needs {fewest} to {most} different ones, has {len(first)}")
+    wanted = str(most) if fewest == most else f"{fewest} to {most}"
+    require(fewest <= len(first) <= most, f"responses: needs {wanted} different ones, has {len(first)}")
     fields = {"prompt": row.get("prompt"), "responses": [responses[i] for i in first]}
     if row.get("model") is not None:
         fields["model"] = [models[i] for i in first]

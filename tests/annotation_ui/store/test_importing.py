@@ -67,6 +67,7 @@ GOLD = {"prompt": "p", "response": "r", "rules": ["no-threats"]}
 @pytest.mark.parametrize(
     ("task", "row", "says"),
     [
+        ("compare", {"prompt": "p", "responses": ["a", "b", "c"]}, "needs 2 different ones, has 3"),
         ("rules", {**GOLD, "gold": {"verdicts": {"no-threats": "good"}}}, "the verdict on no-threats must be one of"),
         ("rules", {**GOLD, "gold": {"verdicts": {"no-threats": {}}}}, "the verdict on no-threats must be one of"),
         (
