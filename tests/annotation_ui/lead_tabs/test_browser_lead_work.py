@@ -3,6 +3,7 @@ import re
 
 from playwright.sync_api import expect
 
+from annotation_ui.store.batches import delete_batch
 from tests.annotation_ui.pages import LOW_CONTRAST, TABS, UNNAMED, answers_awaited, choose, open_tab, soon_equal, type_order
 from tests.annotation_ui.running import rank_rows
 
@@ -74,6 +75,15 @@ def test_an_empty_app_says_what_to_do_first_and_what_is_empty(own_server, browse
             page.get_by_role("link", name="To the lead's page").click()
             expect(page.get_by_role("tab", name="Overview")).to_be_visible()
         page.context.close()
+
+
+def test_skipped_and_stuck_items_are_seen_without_scrolling_on_a_laptop(own_server, browser):
+    name = own_server.add_batch(1, name="everyday questions", labelers_per_item=3)
+    page = own_server.lead_page(browser, "boss", viewport={"width": 1280, "height": 800})
+    table = page.locator(".lead-table .scroll").filter(has_text="in progress").first
+    expect(table.get_by_role("columnheader", name="stuck")).to_be_in_viewport(ratio=1)
+    assert table.evaluate("(each) => each.scrollWidth <= each.clientWidth")
+    delete_batch(own_server.database, name)
 
 
 def test_a_lead_browses_decides_and_sees_who_is_reliable(own_server, browser):
