@@ -43,9 +43,7 @@ class RngStream(IntEnum):
     """The tokens of completions that speak of groups of people."""
     BEST_OF = 15
     """The tokens of answers of which the best is chosen, to compare a policy with."""
-    DISTILLED_RESPONSES = 16
-    """Which responses of a batch a student writes, and the tokens of those that it or its teacher writes."""
-    # 17 to 19 are not in use.
+    # 16 to 19 are not in use.
     HELD_OUT_CONVERSATIONS = 20
     """Which conversations are held out when a model learns from judgments."""
     CHAT = 21

@@ -19,10 +19,7 @@ BASIC = {
         "resume_from_checkpoint"
     ),
     "optimization": "learning_rate num_train_epochs batch_size total_updates rollout_batch_size lora_r",
-    "algorithm": (
-        "kl_coef advantage_estimator beta loss form heads on_policy_fraction rounds labeler generation scorer judge best_of "
-        "samples"
-    ),
+    "algorithm": ("kl_coef advantage_estimator beta loss form heads rounds labeler generation scorer judge best_of samples"),
     "generation": "max_response_tokens max_new_tokens temperature num_few_shot",
 }
 """The settings that `--help` shows of a command with many, by group. A command shows those that it has."""

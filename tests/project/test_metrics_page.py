@@ -60,7 +60,7 @@ def runs(tmp_path_factory, serve):
     demonstrations, rankings = data["demonstrations"], data["rankings"]
     learned = {"train_data": demonstrations, "validation_data": demonstrations, "batch_size": 1}
     start = str(run_sft(config["sft"](model="tiny-llama", **learned)))
-    run_distill(config["distill"](model=start, on_policy_fraction=0.5, **learned))
+    run_distill(config["distill"](model=start, **learned))
     learned = {"train_data": rankings, "validation_data": rankings, "batch_size": 1}
     terms = {"demonstrations": demonstrations, "centering_weight": 0.01, "lm_loss_weight": 0.5}
     scorer = str(run_reward(config["reward"](model=start, **terms, **learned)))

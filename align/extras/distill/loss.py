@@ -47,19 +47,18 @@ def cosine_distance(student: Tensor, teacher: Tensor) -> Tensor:
 
 
 def distillation_loss(
-    ce: Tensor, negative_log_probs: Tensor, distances: Tensor, counts: tuple[int, int], weights: LossWeights
+    ce: Tensor, negative_log_probs: Tensor, distances: Tensor, tokens: int, weights: LossWeights
 ) -> Tensor:
-    """The weighted sum of the three losses, each a mean over the tokens of the global batch that it counts.
+    """The weighted sum of the three losses, each a mean over the tokens of the global batch.
 
     The cross-entropy is multiplied by the temperature squared, by which its gradient shrinks (Hinton et al. 2015, section
     2), as in DistilBERT's code.
 
     Args:
         ce: [n], of `soft_cross_entropy`.
-        negative_log_probs: [m] of the tokens that the language-model loss counts.
+        negative_log_probs: [n].
         distances: [n], of `cosine_distance`; [0] if that has no weight.
-        counts: n and m of the global batch.
+        tokens: of the global batch.
     """
-    tokens, learned = (max(1, count) for count in counts)
-    loss = weights.ce * weights.temperature**2 * ce.sum() / tokens
-    return loss + weights.lm * negative_log_probs.sum() / learned + weights.cosine * distances.sum() / tokens
+    loss = weights.ce * weights.temperature**2 * ce.sum() + weights.lm * negative_log_probs.sum()
+    return (loss + weights.cosine * distances.sum()) / max(1, tokens)

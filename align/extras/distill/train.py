@@ -4,16 +4,15 @@ Launch it by `accelerate launch align/extras/distill/train.py --config configs/d
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
-from align.batches.encoding import Data, Limits, encode_demonstrations, encode_prompts
+from align.batches.encoding import Data, encode_demonstrations
 from align.batches.micro_batches import micro_batches
 from align.batches.mixtures import TrainingData, encode_mixture, is_given
 from align.core.errors import UserError, counted
@@ -21,14 +20,12 @@ from align.core.launch import run_stage
 from align.core.settings import MixtureConfig, ModelConfig, OptimizationConfig, RunConfig, option, require_setting
 from align.core.tensor_ops import Padded, entropy_of, log_probs_of
 from align.extras.distill.loss import LossWeights, cosine_distance, distillation_loss, soft_cross_entropy
-from align.extras.distill.students import Predictor, WrittenBatches, WrittenExample, make_student, parameter_count
-from align.models.backbone import flops_profile
+from align.models.backbone import Backbone, flops_profile, with_every_layer, wrap
 from align.models.checkpoint import require_savable, save_model, weights_of
-from align.models.loading import LoadedModel
+from align.models.loading import LoadedModel, load
 from align.runtime.distributed import run_on_main, sum_across_processes
-from align.runtime.flops import FlopsProfile, forward_flops, sampling_flops, training_flops
+from align.runtime.flops import FlopsProfile, forward_flops, training_flops
 from align.runtime.sharding import place_frozen_model
-from align.sampling.generation import SamplingParams
 from align.tokenization.encoded import EncodedDemonstration
 from align.training.data_order import DataOrder, EpochConfig
 from align.training.engine import TrainEngine
@@ -52,29 +49,16 @@ class DistillConfig(MixtureConfig, EpochConfig, ModelConfig, RunConfig, Optimiza
     learning_rate: float = option(1e-4, "peak learning rate")
     train_data: str = option(
         "data/demonstrations.jsonl",
-        "demonstrations; prompts are enough where all responses are sampled: file, folder or hub name; several are "
-        "separated by commas, each as NAME or NAME=WEIGHT",
+        "demonstrations: file, folder or hub name; several are separated by commas, each as NAME or NAME=WEIGHT",
     )
     validation_data: str = option("", "held-out demonstrations, which select the best student; empty: none")
-    responses: Literal["data", "teacher"] = option(
-        "data",
-        "source of responses: the data, or samples from the teacher in each update",
-    )
-    on_policy_fraction: float = option(
-        0.0,
-        "share of examples with a response sampled from the student in each update (lambda of GKD, Agarwal et al. 2023)",
-        ge=0,
-        le=1,
-    )
     batch_size: int = option(32, "examples in one update, over all processes")
-    max_response_tokens: int = option(256, "longest response, in tokens, also of sampled ones")
+    max_response_tokens: int = option(256, "longest response, in tokens")
     temperature: float = option(2.0, "divides the logits of teacher and student in the cross-entropy (DistilBERT: 2)", gt=0)
     ce_weight: float = option(
         5.0, "weight of the cross-entropy with the teacher's distribution, times temperature squared (DistilBERT: 5)", ge=0
     )
-    lm_weight: float = option(
-        2.0, "weight of the language-model loss on responses that were not sampled from the student (DistilBERT: 2)", ge=0
-    )
+    lm_weight: float = option(2.0, "weight of the language-model loss (DistilBERT: 2)", ge=0)
     cosine_weight: float = option(
         1.0, "weight of 1 - the cosine between the last hidden states of student and teacher (DistilBERT: 1)", ge=0
     )
@@ -85,10 +69,53 @@ class DistillConfig(MixtureConfig, EpochConfig, ModelConfig, RunConfig, Optimiza
         weights = ("ce_weight", "lm_weight", "cosine_weight")
         require_setting(self, "ce_weight", any(getattr(self, name) for name in weights), "above 0 unless another weight is")
 
-    @property
-    def all_written(self) -> bool:
-        """Whether every response is written in training; prompts are enough then."""
-        return self.responses == "teacher" or self.on_policy_fraction == 1
+
+class Predictor(nn.Module):
+    """A backbone that predicts each response token: logits, and the hidden states that they are computed from."""
+
+    def __init__(self, backbone: Backbone) -> None:
+        super().__init__()
+        self.backbone = backbone
+
+    def forward(self, prompt: Padded, response: Padded, mask: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits [n, V] and hidden states [n, H] of the n response tokens where `mask` [B, T] holds."""
+        hidden = self.backbone.hidden(prompt, response)[:, :-1][mask]
+        return self.backbone.logits(hidden), hidden
+
+
+def make_student(
+    teacher: LoadedModel, name: str, keep_every_nth_layer: int, equal_width: bool, settings: ModelConfig
+) -> LoadedModel:
+    """Return the model to train: every `keep_every_nth_layer`-th layer of the teacher, or a named model.
+
+    Args:
+        equal_width: whether hidden states must be as wide as the teacher's.
+        settings: how a named model is loaded.
+
+    Raises:
+        UserError: if it has another tokenizer, or hidden states of another width.
+    """
+    model = teacher.backbone.model
+    if not name:
+        smaller = with_every_layer(model, keep_every_nth_layer)
+        return replace(teacher, backbone=wrap(smaller.requires_grad_(True)))
+    student = load(replace(settings, model=name), model.dtype)
+    vocabularies = [each.tokenization.tokenizer.get_vocab() for each in (teacher, student)]
+    sizes = [each.backbone.model.config.vocab_size for each in (teacher, student)]
+    if vocabularies[0] != vocabularies[1] or sizes[0] != sizes[1]:
+        raise UserError(f"student '{name}' has another vocabulary than its teacher, so it cannot learn its logits")
+    widths = [each.backbone.hidden_size for each in (teacher, student)]
+    if equal_width and widths[0] != widths[1]:
+        raise UserError(
+            f"student '{name}': its hidden states have {widths[1]} numbers, those of the teacher {widths[0]}; set "
+            "cosine_weight to 0"
+        )
+    return student
+
+
+def parameter_count(backbone: Backbone) -> int:
+    """Weights of a model; a matrix that is used twice counts once."""
+    return sum(weight.numel() for weight in backbone.model.parameters())
 
 
 def train(
@@ -97,7 +124,7 @@ def train(
     student: LoadedModel,
     engine: TrainEngine,
     order: DataOrder[EncodedDemonstration],
-    held_out: list[WrittenExample],
+    held_out: list[EncodedDemonstration],
 ) -> Path:
     """Train a student from the last checkpoint on; return the folder of the best one on `held_out`, which may be empty."""
     run, budget = engine.run, config.micro_batch_tokens
@@ -106,31 +133,21 @@ def train(
     predictor = Predictor(teacher.backbone)
     loss_of = partial(batch_loss, engine.module, predictor, weights=weights, device=accelerator.device)
     profile, teacher_profile = (flops_profile(model.backbone, None) for model in (student, teacher))
-    sampling = SamplingParams(config.max_response_tokens, batch_tokens=max(budget, config.max_response_tokens))
-    writers = (config.on_policy_fraction, config.responses == "teacher")
-    batches = WrittenBatches(order, teacher, student, *writers, sampling, accelerator)
     loop = EpochLoop(engine, order, config.eval_steps)
-    planned = ([longest(config, example) for example in batch] for batch in order.first_batches())
-    loop.measure_largest_micro_batch(((batch, token_counts(batch)) for batch in planned), loss_of)
+    loop.measure_largest_micro_batch(((batch, token_counts(batch)) for batch in order.first_batches()), loss_of)
     if not loop.done:
         run.log(0, evaluate(engine, predictor, held_out, weights, budget))
 
     for update in loop.updates():
-        batch = batches.batch(update)
+        batch = order.batch(update)
         lengths = token_counts(batch)
         plan = micro_batches(range(len(batch)), lengths, budget, accelerator)
-        with loop.learning(update, [item.example for item in batch], student.tokenization):
+        with loop.learning(update, batch, student.tokenization):
             for rows in engine.micro_batches(plan):
                 engine.backward(*loss_of([batch[row] for row in rows], batch))
             step = engine.step(update)
-        writers_of_batch = [item.writer for item in batch]
-        metrics = loss_parts(engine.sums) | {
-            "loss": engine.sums["loss"],
-            "tokens/trained": engine.sums["tokens"],
-            "on_policy_fraction": writers_of_batch.count("student") / len(batch),
-            "sampled_fraction": (len(batch) - writers_of_batch.count("data")) / len(batch),
-        }
-        flops = sum(example_flops(profile, teacher_profile, item) for item in batch)
+        metrics = loss_parts(engine.sums) | {"loss": engine.sums["loss"], "tokens/trained": engine.sums["tokens"]}
+        flops = sum(example_flops(profile, teacher_profile, example) for example in batch)
         metrics |= step | loop.costs(sum(lengths), flops)
         if loop.evaluates(update):
             metrics |= evaluate(engine, predictor, held_out, weights, budget)
@@ -149,34 +166,31 @@ def train(
 def batch_loss(
     model: nn.Module,
     teacher: nn.Module,
-    examples: Sequence[WrittenExample],
-    batch: Sequence[WrittenExample],
+    examples: Sequence[EncodedDemonstration],
+    batch: Sequence[EncodedDemonstration],
     weights: LossWeights,
     device: torch.device,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Return a micro-batch's share of the loss, and sums over its own tokens; both models are `Predictor`s.
 
-    The losses are means over the tokens of the global batch. The language-model loss excludes text of the student.
+    The losses are means over the tokens of the global batch.
     """
-    prompt = Padded.from_lists([item.example.prompt for item in examples]).to(device)
-    response = Padded.from_lists([item.example.response for item in examples]).to(device)
-    mask = Padded.from_lists([list(map(int, item.example.loss_mask)) for item in examples]).ids.to(device) > 0
-    in_data = torch.tensor([item.writer != "student" for item in examples], device=device)[:, None].expand_as(mask)[mask]
+    prompt = Padded.from_lists([example.prompt for example in examples]).to(device)
+    response = Padded.from_lists([example.response for example in examples]).to(device)
+    mask = Padded.from_lists([list(map(int, example.loss_mask)) for example in examples]).ids.to(device) > 0
     with torch.no_grad():
         teacher_logits, teacher_states = teacher(prompt, response, mask)
     logits, states = model(prompt, response, mask)
     ce = soft_cross_entropy(logits, teacher_logits, weights.temperature)
-    nll = -log_probs_of(logits, response.ids[mask])[in_data]
+    nll = -log_probs_of(logits, response.ids[mask])
     distances = cosine_distance(states, teacher_states) if weights.cosine else ce.new_zeros(0)
-    tokens = sum(sum(item.example.loss_mask) for item in batch)
-    learned = sum(sum(item.example.loss_mask) for item in batch if item.writer != "student")
-    return distillation_loss(ce, nll, distances, (tokens, learned), weights), {
+    tokens = sum(sum(example.loss_mask) for example in batch)
+    return distillation_loss(ce, nll, distances, tokens, weights), {
         "ce": ce.detach().sum(),
         "entropy": entropy_of(teacher_logits, weights.temperature).sum(),
         "lm": nll.detach().sum(),
         "cosine": distances.detach().sum(),
         "tokens": mask.sum(),
-        "learned": in_data.sum(),
     }
 
 
@@ -185,30 +199,26 @@ def loss_parts(sums: Mapping[str, float]) -> dict[str, float]:
     tokens = max(1.0, sums["tokens"])
     return {
         "loss/ce": sums["ce"] / tokens,
-        "loss/lm": sums["lm"] / max(1.0, sums["learned"]),
+        "loss/lm": sums["lm"] / tokens,
         "loss/cosine": sums["cosine"] / tokens,
         "kl": (sums["ce"] - sums["entropy"]) / tokens,
     }
 
 
-def token_counts(batch: Sequence[WrittenExample]) -> list[int]:
+def token_counts(batch: Sequence[EncodedDemonstration]) -> list[int]:
     """Return the tokens of prompt and response of each example."""
-    return [len(item.example.prompt) + len(item.example.response) for item in batch]
+    return [len(example.prompt) + len(example.response) for example in batch]
 
 
-def example_flops(student: FlopsProfile, teacher: FlopsProfile, item: WrittenExample) -> float:
-    """Return the FLOPs of sampling an example, of the teacher's pass and of the student's update."""
-    example = item.example
+def example_flops(student: FlopsProfile, teacher: FlopsProfile, example: EncodedDemonstration) -> float:
+    """Return the FLOPs of the teacher's pass over an example and of the student's update."""
     lengths = len(example.prompt), [len(example.response)], sum(example.loss_mask)
-    total = training_flops(student, *lengths) + forward_flops(teacher, *lengths)
-    if item.writer == "data":
-        return total
-    return total + sampling_flops(student if item.writer == "student" else teacher, *lengths[:2])
+    return training_flops(student, *lengths) + forward_flops(teacher, *lengths)
 
 
 @torch.no_grad()
 def evaluate(
-    engine: TrainEngine, teacher: nn.Module, held_out: list[WrittenExample], weights: LossWeights, budget: int
+    engine: TrainEngine, teacher: nn.Module, held_out: list[EncodedDemonstration], weights: LossWeights, budget: int
 ) -> dict[str, float]:
     """Return the losses on held-out demonstrations, equal on every process; nothing without any."""
     if not held_out:
@@ -233,23 +243,6 @@ def save(student: LoadedModel, teacher: LoadedModel, engine: TrainEngine, data: 
     made = {"teacher": run.model_config.model, "parameters": f"{sizes[0]:,} of {sizes[1]:,}"}
     card = run.card("Distilled model", data, metrics, **made)
     run_on_main(lambda: save_model(run.folder / "model", student, state, card), run.accelerator)
-
-
-def encode(
-    data: Data, loaded: LoadedModel, limits: Limits, skip_bad_rows: bool, prompts_only: bool
-) -> list[EncodedDemonstration]:
-    """Return demonstrations as token ids; prompts alone have empty responses. Raises: see `encode_demonstrations`."""
-    if not prompts_only:
-        return encode_demonstrations(data, loaded, limits, skip_bad_rows)
-    return [EncodedDemonstration(prompt.ids, [], []) for prompt in encode_prompts(data, loaded, limits, skip_bad_rows)]
-
-
-def longest(config: DistillConfig, example: EncodedDemonstration) -> WrittenExample:
-    """Return the example with the longest response that may be written for it."""
-    length = config.max_response_tokens
-    if len(example.response) < length and (config.all_written or config.on_policy_fraction):
-        example = EncodedDemonstration(example.prompt, [0] * length, [True] * length)
-    return WrittenExample(example, "data")
 
 
 class DistillTrainer:
@@ -279,13 +272,13 @@ class DistillTrainer:
             raise UserError("a teacher in memory must have no adapter: merge it, or give its folder")
         self.loaded = make_student(loaded, config.student, config.keep_every_nth_layer, config.cosine_weight > 0, config)
         run_on_main(lambda: require_savable(self.loaded), run.accelerator)
-        read = partial(encode, loaded=loaded, limits=config.limits, skip_bad_rows=config.skip_bad_rows)
-        mixed = encode_mixture(train_data, partial(read, prompts_only=config.all_written), config.task_prefixes)
-        held_out = read(validation_data, prompts_only=False) if is_given(validation_data) else []
-        self.held_out = [WrittenExample(example, "data") for example in held_out]
+        limits, skip = config.limits, config.skip_bad_rows
+        read = partial(encode_demonstrations, loaded=loaded, limits=limits, skip_bad_rows=skip)
+        mixed = encode_mixture(train_data, read, config.task_prefixes)
+        self.held_out = read(validation_data) if is_given(validation_data) else []
         small, large = (parameter_count(each.backbone) / 1e6 for each in (self.loaded, loaded))
         run.print(
-            f"distill: {counted(len(mixed.examples), 'example')} to learn from, {len(held_out)} held out; "
+            f"distill: {counted(len(mixed.examples), 'example')} to learn from, {len(self.held_out)} held out; "
             f"teacher {run.model_config.model}\n"
             f"student of {small:.1f} million parameters, {small / large:.0%} of the teacher's {large:.1f}"
         )

@@ -4,17 +4,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from align.batches.mixtures import MixedExamples
 from align.core.errors import UserError
 from align.core.settings import ModelConfig
 from align.extras.distill import DistillConfig, DistillTrainer
 from align.extras.distill.loss import LossWeights, cosine_distance, distillation_loss, soft_cross_entropy
-from align.extras.distill.students import Predictor, WrittenBatches, WrittenExample, make_student, parameter_count
-from align.extras.distill.train import batch_loss, evaluate, loss_parts, token_counts
+from align.extras.distill.train import Predictor, batch_loss, evaluate, make_student, parameter_count, token_counts
 from align.models.loading import load
-from align.sampling.generation import SamplingParams
 from align.tokenization.encoded import EncodedDemonstration
-from align.training.data_order import DataOrder
 from align.training.start import build_engine
 from tests.extras.running import command, settings
 from tests.files import read_rows, write_rows
@@ -50,31 +46,25 @@ def test_cosine_and_the_sum_by_hand():
     states = torch.tensor([[1.0, 0.0], [1.0, 0.0], [1.0, 0.0], [3.0, 4.0]])
     others = torch.tensor([[5.0, 0.0], [0.0, 2.0], [-1.0, 0.0], [4.0, 3.0]])
     assert cosine_distance(states, others).tolist() == pytest.approx([0, 1, 2, 1 - 24 / 25], abs=1e-6)
-    # 5 * 4 * (1 + 2) / 3 + 2 * (0.5 + 0.7) / 2 + (0.1 + 0.2) / 3
+    # 5 * 4 * (1 + 2) / 3 + 2 * (0.5 + 0.7) / 3 + (0.1 + 0.2) / 3
     parts = (torch.tensor([1.0, 2.0]), torch.tensor([0.5, 0.7]), torch.tensor([0.1, 0.2]))
-    assert float(distillation_loss(*parts, (3, 2), WEIGHTS)) == pytest.approx(20 + 1.2 + 0.1)
+    assert float(distillation_loss(*parts, 3, WEIGHTS)) == pytest.approx(20 + 0.8 + 0.1)
 
 
 class Stage:
-    """Models that are loaded, and a first batch, some of whose responses are written."""
+    """Models that are loaded, and a batch."""
 
-    def __init__(self, run, teacher, student, examples, on_policy_fraction=0.0, responses="data", weights=WEIGHTS):
+    def __init__(self, run, teacher, student, examples, weights=WEIGHTS):
         teacher.backbone.eval().requires_grad_(False)
-        self.teacher, self.weights = Predictor(teacher.backbone), weights
+        self.teacher, self.weights, self.batch = Predictor(teacher.backbone), weights, examples
         self.engine = build_engine(run, Predictor(student.backbone), 1)
-        order = DataOrder(MixedExamples(examples, [len(examples)], [1.0]), 0, 64)
-        sampling, accelerator = SamplingParams(8, batch_tokens=4096), run.accelerator
-        writers = (on_policy_fraction, responses == "teacher")
-        self.batches = WrittenBatches(order, teacher, student, *writers, sampling, accelerator)
-        self.batch = self.batches.batch(1)
 
     def loss(self):
         device = self.engine.accelerator.device
         return batch_loss(self.engine.module, self.teacher, self.batch, self.batch, self.weights, device)
 
     def evaluate(self, examples):
-        held_out = [WrittenExample(example, "data") for example in examples]
-        return evaluate(self.engine, self.teacher, held_out, self.weights, 4096)
+        return evaluate(self.engine, self.teacher, examples, self.weights, 4096)
 
 
 @pytest.fixture
@@ -96,7 +86,7 @@ def examples_of(rollout):
     ]
 
 
-@pytest.mark.parametrize("values", [{}, {"on_policy_fraction": 0.5}, {"weights": LossWeights(5.0, 0.0, 0.0, 2.0)}], ids=str)
+@pytest.mark.parametrize("values", [{}, {"weights": LossWeights(5.0, 0.0, 0.0, 2.0)}], ids=str)
 def test_padding_order_and_micro_batches_change_nothing(tiny_name, load_sharp, make_stage, hand_rollout, values):
     teacher = load_sharp(tiny_name)
     stage = make_stage(teacher, half_of(teacher), examples_of(hand_rollout), **values)
@@ -121,34 +111,6 @@ def test_an_identical_student_has_the_teachers_entropy_and_no_cosine_loss(tiny_n
     assert half.evaluate(examples)["validation/kl"] > 0.01
 
 
-def test_the_language_model_loss_leaves_out_what_the_student_wrote(load_sharp, make_stage, hand_rollout):
-    teacher = load_sharp("tiny-llama")
-    stage = make_stage(teacher, half_of(teacher), examples_of(hand_rollout), on_policy_fraction=1.0)
-    _, sums = stage.loss()
-    assert (float(sums["lm"]), float(sums["learned"])) == (0.0, 0.0)
-    assert float(sums["tokens"]) > 6
-    assert {item.writer for item in stage.batch} == {"student"}
-    assert loss_parts({name: float(value) for name, value in sums.items()})["loss/lm"] == 0.0
-
-
-@pytest.mark.parametrize(
-    ("values", "own", "written"), [({"responses": "teacher"}, 0, 40), ({"on_policy_fraction": 0.4}, 16, 16)]
-)
-def test_who_writes(load_sharp, make_stage, values, own, written):
-    examples = [EncodedDemonstration([9, 10 + n], [20], [True]) for n in range(40)]
-    teacher = load_sharp("tiny-llama")
-    stage = make_stage(teacher, half_of(teacher), examples, **values)
-    writers = [item.writer for item in stage.batch]
-    assert abs(writers.count("student") - own) <= 8  # of 40 draws, 2.6 standard deviations
-    assert abs(len(writers) - writers.count("data") - written) <= 8
-    drawn = stage.batches.order.batch(1)
-    for item, example in zip(stage.batch, drawn, strict=True):
-        assert item.example.prompt == example.prompt
-        assert (item.example is example) == (item.writer == "data")
-    assert stage.batches.batch(1) == stage.batch  # the update decides
-    assert stage.batches.batch(2) != stage.batch
-
-
 def test_students(load_sharp, sharp_folders, tmp_path):
     teacher = load_sharp("tiny-llama")
     half = half_of(teacher)
@@ -169,15 +131,13 @@ def test_a_student_comes_nearer_to_its_teacher(tmp_path, sharp_folders):
 
 
 def test_a_whole_run_writes_a_student_that_loads(tiny_name, tmp_path, capsys):
-    prompts = write_rows(tmp_path / "prompts.jsonl", [{"prompt": row["prompt"]} for row in ROWS])
-    words = f"--model {tiny_name} --train_data {prompts} --responses teacher --on_policy_fraction 0.5 --batch_size 6"
-    command(f"distill {words} --dtype float32 --max_response_tokens 8 --report_to none --output_dir {tmp_path / 'run'}")
+    data = write_rows(tmp_path / "data.jsonl", ROWS)
+    words = f"--model {tiny_name} --train_data {data} --batch_size 6"
+    command(f"distill {words} --dtype float32 --max_response_tokens 24 --report_to none --output_dir {tmp_path / 'run'}")
     printed = capsys.readouterr().err
     assert "student of 0.1 million parameters" in printed
     rows = read_rows(tmp_path / "run" / "metrics.jsonl")
     assert [row["update"] for row in rows] == [0, 1, 2]  # 0 is the evaluation before the first
-    assert all(row["sampled_fraction"] == 1 for row in rows[1:])
-    assert 0 < sum(row["on_policy_fraction"] for row in rows[1:]) < 2
     loaded = load(ModelConfig(model=str(tmp_path / "run" / "model"), dtype="float32"), torch.float32)
     assert loaded.backbone.model.config.num_hidden_layers == 1
     assert "| teacher |" in (tmp_path / "run" / "model" / "README.md").read_text()
@@ -189,7 +149,6 @@ def test_a_whole_run_writes_a_student_that_loads(tiny_name, tmp_path, capsys):
         ({"student": "tiny-t5"}, "another vocabulary"),
         ({"lora_r": 4}, "lora_r is 4, but must be 0"),
         ({"keep_every_nth_layer": 1}, "keep_every_nth_layer is 1, but must be 2 or more"),
-        ({"on_policy_fraction": 1.5}, "on_policy_fraction is 1.5"),
         ({"ce_weight": 0.0, "lm_weight": 0.0, "cosine_weight": 0.0}, "above 0 unless another weight is"),
         ({"temperature": 0.0}, "temperature is 0.0"),
     ],
