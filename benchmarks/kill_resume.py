@@ -67,7 +67,7 @@ VARIANTS = {
     "ppo-samples": ("ppo", f"{LLAMA} {PPO} --samples_per_prompt 2 --advantage_estimator rloo"),
     "ppo-ema": ("ppo", f"{LLAMA} {PPO} --ema_decay 0.9"),
     "ppo-ensemble": ("ppo", f"{LLAMA} {PPO} --reward_model {{reward-a}} {{reward-b}} --reward_ensemble uwo"),
-    "ppo-rules": ("ppo", f"{LLAMA} {PPO} --rules.model {{rules}} --rules.budgets 0.3"),
+    "ppo-rules": ("ppo", f"{LLAMA} {PPO} --rules.model {{rules}}"),
     "rules": ("rules", f"{LLAMA} {RULES}"),
     "dpo": ("dpo", f"{LLAMA} --train_data data/rankings_heldout.jsonl --batch_size 4 --max_response_tokens 16"),
 }

@@ -100,7 +100,7 @@ class EvaluationConfig(Settings):
     max_kl: float = option(
         25.0,
         "largest validation KL, in nats per response, of the saved policy, which has the highest reward (with selection: "
-        "selection reward; with rules.budgets: within its budgets, if any policy is)",
+        "selection reward)",
         gt=0,
     )
     save_best_policy: bool = option(

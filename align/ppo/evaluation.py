@@ -32,16 +32,12 @@ class Candidate:
     """0: the initial policy."""
     scores: list[float]
     """Of its responses to the fixed prompts [B]."""
-    violated_constraint: str = ""
-    """Such as "over the rule budgets": a policy that violates none is better."""
 
 
 def is_better(candidate: Candidate, best: Candidate | None) -> bool:
-    """Whether a policy is better than the best one so far: by constraints, then by mean score; of equals the first stays."""
-    if best is None or (best.violated_constraint and not candidate.violated_constraint):
+    """Whether a policy has a higher mean score than the best one so far; of equals the first stays."""
+    if best is None:
         return math.isfinite(fmean(candidate.scores))
-    if candidate.violated_constraint and not best.violated_constraint:
-        return False
     return fmean(new - old for new, old in zip(candidate.scores, best.scores, strict=True)) > 0
 
 
@@ -71,17 +67,13 @@ class PolicySelection:
         return True
 
     def warning(self) -> str:
-        """A warning if the kept policy violates a constraint or is not better than the initial policy; else ""."""
+        """A warning if the kept policy is not better than the initial policy; else ""."""
         initial, best = self.initial, self.best
-        if initial is None or best is None:
+        if initial is None or best is None or is_better(best, initial):
             return ""
-        constraint = best.violated_constraint
-        suffix = f"; it is {constraint}, as every policy that was evaluated" if constraint else ""
-        if is_better(best, initial):
-            return f"warning: the policy of update {best.update} was kept{suffix}" if suffix else ""
         means = f"{fmean(best.scores):.3g}, that of the initial policy {fmean(initial.scores):.3g}"
         what = f"the kept policy, of update {best.update}, is no better than the initial policy"
-        return f"warning: {what}: its {self.score_name} is {means}{suffix}"
+        return f"warning: {what}: its {self.score_name} is {means}"
 
     def state_dict(self) -> dict[str, Any]:
         """Return the evaluations of the kept policy and of the initial policy."""
@@ -89,7 +81,9 @@ class PolicySelection:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned."""
-        self.best, self.initial = (Candidate(**found) if found else None for found in (state["best"], state["initial"]))
+        self.best, self.initial = (
+            Candidate(found["update"], found["scores"]) if found else None for found in (state["best"], state["initial"])
+        )
 
 
 def take_over_best_policy(run: Run, selection: PolicySelection) -> None:
@@ -179,7 +173,7 @@ class Evaluator:
                 evaluation = PolicyEvaluation(update, rollout, setup.rewards(rollout)[0])
                 for extension in setup.extensions:
                     extension.evaluate(evaluation)
-            scores = apply_missing_eos(evaluation.scores, rollout.ended_mask, *self.missing_eos) - evaluation.penalty
+            scores = apply_missing_eos(evaluation.scores, rollout.ended_mask, *self.missing_eos)
             how = (setup.policy.backbone, setup.sampling.temperature, run.optimization.micro_batch_tokens, run.accelerator)
             outputs = forward_all_roles(setup.roles, rollout, [list(range(len(rollout)))], *how)
             initial = outputs.ref_log_probs if outputs.initial_log_probs is None else outputs.initial_log_probs
@@ -193,7 +187,7 @@ class Evaluator:
                 run.print(extension.after_evaluation(update, metrics))
             run.record("samples", sample_rows(evaluation, scores), update)
             chosen = scores if evaluation.selection_scores is None else evaluation.selection_scores
-            candidate = Candidate(update, chosen.tolist(), evaluation.violated_constraint)
+            candidate = Candidate(update, chosen.tolist())
             if self.stale and update >= self.stale:  # the best policy was replaced by one that did not come back
                 self.selection.best, self.stale = None, 0
             if self.selection.update(candidate, metrics["kl"]) and config.save_best_policy:

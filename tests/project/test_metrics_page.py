@@ -75,7 +75,7 @@ def runs(tmp_path_factory, serve):
         model=start,
         reward_model=[scorer, scorer],
         selection={"reward_model": scorer},
-        rules={"model": str(judge), "budgets": ["0.1"]},
+        rules={"model": str(judge)},
         kl_in="loss",
         kl_estimator="k3",
         ent_coef=0.01,

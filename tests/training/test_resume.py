@@ -68,13 +68,13 @@ def test_a_killed_run_goes_on_to_the_same_bits(
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     monkeypatch.chdir(ROOT)
     more: list[str] = []
-    if stage == "ppo":  # with rules, whose multipliers and statistics are in the checkpoint, and a judge, whose scores are
+    if stage == "ppo":  # with rules, whose statistics are in the checkpoint, and a judge, whose scores are
         for name, stage_of in (("rules", "rules"), ("judge", "reward")):  # from a few rows, untrained as they are
             words = options(stage_of, tmp_path / name, "--num_train_epochs", "1")
             source = words[words.index("--train_data") + 1]
             few = write_rows(tmp_path / f"{name}.jsonl", read_rows(Path(source))[:24])
             cli.main([stage_of, *[few if word == source else word for word in words]])
-        more = ["--rules.model", str(tmp_path / "rules" / "model"), "--rules.budgets", "0.3"]
+        more = ["--rules.model", str(tmp_path / "rules" / "model")]
         more += ["--selection.reward_model", str(tmp_path / "judge" / "model")]
     process = forked(cli.main, [stage.split()[0], *options(stage, killed, *more)])
     deadline = time.monotonic() + 120

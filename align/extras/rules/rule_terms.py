@@ -1,23 +1,22 @@
-"""Rules in the reward: a weighted term (Sparrow), or violation budgets with one Lagrange multiplier each.
+"""Rules in the reward: the normalized preference reward plus `weight` times the mean over rules of normalized P(follows).
 
-The weighted form is the normalized preference reward plus `weight` times the mean over rules of the normalized
-P(follows) (Glaese et al. 2022, section 2.7). Under budgets, each rule subtracts its multiplier times P(violates).
+Source: Sparrow, Glaese et al. 2022, section 2.7.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from align.core.errors import UserError, nearest_name_hint
+from align.core.errors import UserError
 from align.core.settings import option
 from align.extras.rules.judgments import RuleModelSettings, RuleScorer, rules_of_model
 from align.models.roles import Roles
 from align.ppo.extensions import Extension, PolicyEvaluation, TrainingContext
-from align.ppo.records import Experience, Rollout
+from align.ppo.records import Rollout
 from align.ppo.rewards import apply_missing_eos
 from align.ppo.scoring_models import load_source, make_scorer, require_readable
 from align.reward.checkpoint import RULE
@@ -32,11 +31,6 @@ Violations = Mapping[str, Tensor]
 LEAST_DEVIATION = 0.1
 """Least divisor of a rule's P(follows): the deviation where one response in 100 violates it. Otherwise a rule that hardly
 varies would turn the rule model's noise into scores of any size."""
-FIRST_MULTIPLIER, LARGEST_MULTIPLIER = 1.0, 10.0
-"""In standard deviations of the preference per violation. The largest is also the penalty in evaluations per share of
-responses beyond a budget."""
-RATE, DAMPING = 0.2, 5.0
-"""Step size of the multipliers, and how strongly a rollout's own excess changes its multiplier."""
 
 
 @dataclass(kw_only=True)
@@ -46,35 +40,6 @@ class RuleTermSettings(RuleModelSettings):
     weight: float = option(
         1.0, "weight of the mean over rules of P(follows) relative to the preference reward, both normalized (Sparrow)", ge=0
     )
-    budgets: list[str] = option(
-        [],
-        "instead of weight: shares of responses that may violate a rule, one for all or RULE=SHARE, each held by a "
-        "Lagrange multiplier (Safe RLHF); empty: none",
-    )
-
-
-def read_budgets(given: Sequence[str], rules: Sequence[str]) -> dict[str, float]:
-    """Parse the budget of each rule, a share of responses that may violate it: numbers for all, RULE=NUMBER for one.
-
-    Raises:
-        UserError: for an unknown rule, a rule without a budget, or a number out of range.
-    """
-    budgets: dict[str, float] = {}
-    for text in given:
-        rule, equals, number = text.rpartition("=")
-        try:
-            budget = float(number)
-        except ValueError:
-            budget = -1.0
-        if not 0 <= budget <= 1:
-            raise UserError(f"rules.budgets: {text!r} must be a share from 0 to 1, or RULE=SHARE")
-        if equals and rule not in rules:
-            raise UserError(f"rules.budgets: no rule '{rule}'{nearest_name_hint(rule, rules)}")
-        budgets |= {rule: budget} if equals else {rule: budget for rule in rules if rule not in budgets}
-    missing = [rule for rule in rules if budgets and rule not in budgets]
-    if missing:
-        raise UserError(f"rules.budgets: none for rule '{missing[0]}'; give {missing[0]}=SHARE, or a share for all")
-    return budgets
 
 
 @dataclass
@@ -101,15 +66,13 @@ class RunningMoments:
 
 
 class RuleRewards(Extension):
-    """Combines how likely a rule model finds each rule violated with the preference reward, by a weight or by budgets."""
+    """Combines how likely a rule model finds each rule violated with the preference reward."""
 
     gives_scores = True
 
     def __init__(self, settings: RuleTermSettings) -> None:
         self.settings, self.card = settings, {"rule model": settings.model}
         self.texts = rules_of_model(settings.model, settings.rules)
-        self.budgets = read_budgets(settings.budgets, list(self.texts))
-        self.multipliers = dict.fromkeys(self.budgets, FIRST_MULTIPLIER)
         self.moments = {name: RunningMoments() for name in (PREFERENCE, *self.texts)}
         self.first: dict[str, tuple[float, float]] = {}
         """Mean and standard deviation of each part in the first evaluation, the scale of all evaluations."""
@@ -141,17 +104,10 @@ class RuleRewards(Extension):
             return 0.0
         return sum(forward_flops(profile, prompt + length, rules) for prompt, responses in lengths for length in responses)
 
-    def after_update(self, update: int, experience: Experience) -> None:
-        if update > self.context.critic_warmup:
-            self.adapt(self.violations)
-
     def evaluate(self, evaluation: PolicyEvaluation) -> None:
         violations, preference = self._violations_of(evaluation.rollout), evaluation.scores
-        excess, context = self.excess(violations), self.context
         evaluation.scores = self.comparable_scores(preference, violations)
-        evaluation.penalty += LARGEST_MULTIPLIER * excess
-        evaluation.violated_constraint = "over the rule budgets" if excess else ""
-        ended = evaluation.rollout.ended_mask
+        context, ended = self.context, evaluation.rollout.ended_mask
         preference = apply_missing_eos(preference, ended, context.missing_eos_penalty, context.missing_eos_score)
         evaluation.metrics["preference"] = float(preference.mean())
         evaluation.metrics |= {f"rule/{rule}": float(broken.mean()) for rule, broken in violations.items()}
@@ -162,53 +118,26 @@ class RuleRewards(Extension):
         for name, values in parts.items():
             self.moments[name].add(values)
         scales = {name: _scale(name, moments) for name, moments in self.moments.items()}
-        if self.budgets:
-            costs = torch.stack([violations[rule] for rule in self.texts])
-            multipliers = torch.tensor(list(self._each(damped_multiplier, violations).values()))
-            return lagrangian_scores(_scaled(parts, scales, PREFERENCE), costs, multipliers)
         return self._weighted(parts, scales)
 
     def comparable_scores(self, preference: Tensor, violations: Violations) -> Tensor:
-        """Return scores [B] on the scale of the first evaluation, where each part has mean 0 and deviation 1.
-
-        Under budgets: the preference alone; `excess` has the rest.
-        """
+        """Return scores [B] on the scale of the first evaluation, where each part has mean 0 and deviation 1."""
         parts = _parts(preference, violations)
         if not self.first:
             for name, values in parts.items():
                 moments = RunningMoments()
                 moments.add(values)
                 self.first[name] = _scale(name, moments)
-        if not self.budgets:
-            return self._weighted(parts, self.first)
-        return _scaled(parts, self.first, PREFERENCE)
-
-    def excess(self, violations: Violations) -> float:
-        """Return how far the mean violations exceed their budgets, summed over rules."""
-        over = [float(violations[rule].mean()) - budget for rule, budget in self.budgets.items()]
-        return sum(excess for excess in over if excess > 1e-6)  # float32 rounds a mean that is at its budget
+        return self._weighted(parts, self.first)
 
     def _weighted(self, parts: Mapping[str, Tensor], scales: Mapping[str, tuple[float, float]]) -> Tensor:
         rules = torch.stack([_scaled(parts, scales, rule) for rule in self.texts]).mean(0)
         return _scaled(parts, scales, PREFERENCE) + self.settings.weight * rules
 
-    def _each(self, step: Callable[[float, float, float], float], violations: Violations) -> dict[str, float]:
-        """Apply a function of multiplier, mean cost and budget to every rule's multiplier."""
-        rules = [rule for rule in self.texts if rule in self.budgets]
-        return {rule: step(self.multipliers[rule], float(violations[rule].mean()), self.budgets[rule]) for rule in rules}
-
-    def adapt(self, violations: Violations) -> None:
-        """Update the multipliers after a rollout."""
-        self.multipliers = self._each(next_multiplier, violations)
-
-    def metrics(self) -> dict[str, float]:
-        """Return the multipliers."""
-        return {f"rule_multiplier/{rule}": value for rule, value in self.multipliers.items()}
-
     def state_dict(self) -> dict[str, Any]:
-        """Return statistics and multipliers."""
+        """Return the statistics of training and those of the first evaluation."""
         moments = {name: asdict(moments) for name, moments in self.moments.items()}
-        return {"moments": moments, "multipliers": self.multipliers, "first": self.first}
+        return {"moments": moments, "first": self.first}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned. Raises: UserError if it was written under other rules."""
@@ -216,7 +145,6 @@ class RuleRewards(Extension):
             before = ", ".join(name for name in state["moments"] if name != PREFERENCE) or "none"
             raise UserError(f"the checkpoint was written under the rules {before}: resume it with those")
         self.moments = {name: RunningMoments(**stored) for name, stored in state["moments"].items()}
-        self.multipliers |= {rule: value for rule, value in state["multipliers"].items() if rule in self.multipliers}
         self.first = {name: (mean, std) for name, (mean, std) in state["first"].items()}
 
 
@@ -235,35 +163,3 @@ def _scale(name: str, moments: RunningMoments) -> tuple[float, float]:
 def _scaled(parts: Mapping[str, Tensor], scales: Mapping[str, tuple[float, float]], name: str) -> Tensor:
     mean, std = scales[name]
     return (parts[name] - mean) / std
-
-
-def lagrangian_scores(preference: Tensor, costs: Tensor, multipliers: Tensor) -> Tensor:
-    """Scores [B] (preference - sum of multiplier x cost) / (1 + sum of multipliers).
-
-    The division keeps the scale of scores constant while multipliers grow. Source: Dai et al. 2023, "Safe RLHF" (arXiv
-    2310.12773), appendix B, for one constraint.
-
-    Args:
-        preference: [B].
-        costs: [R, B] of R constraints.
-        multipliers: [R], 0 or more.
-    """
-    return (preference - (multipliers[:, None] * costs).sum(0)) / (1 + multipliers.sum())
-
-
-def next_multiplier(multiplier: float, cost: float, budget: float) -> float:
-    """A multiplier after a rollout: larger while the mean cost is above its budget, smaller below.
-
-    ln(multiplier) moves by `RATE` x multiplier x (cost - budget), which keeps it above 0 (Dai et al. 2023, equation 31).
-    """
-    return min(LARGEST_MULTIPLIER, multiplier * math.exp(min(RATE * multiplier * (cost - budget), 1.0)))
-
-
-def damped_multiplier(multiplier: float, cost: float, budget: float) -> float:
-    """The multiplier that a rollout is scored with: `multiplier` x e^(`DAMPING` x (cost - budget)).
-
-    A multiplier sums up past excess. Alone it rises until the cost is far below the budget, and both swing. A part
-    that follows the cost of the scored rollout damps this, as the proportional term of a PID controller does (Stooke et
-    al. 2020, arXiv 2007.03964). The paper adds the term; here it multiplies.
-    """
-    return min(LARGEST_MULTIPLIER, multiplier * math.exp(DAMPING * (cost - budget)))

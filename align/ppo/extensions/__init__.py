@@ -53,10 +53,6 @@ class PolicyEvaluation:
     rollout: Rollout
     scores: Tensor
     """[B] rewards, before the penalty for a missing EOS."""
-    penalty: float = 0.0
-    """Subtracted from all scores, after the penalty for a missing EOS."""
-    violated_constraint: str = ""
-    """Such as "over the rule budgets": a policy that violates none is better."""
     selection_scores: Tensor | None = None
     """[B] by which the policy to keep is selected; None: `scores`."""
     columns: dict[str, Tensor] = field(default_factory=dict)

@@ -48,7 +48,7 @@ def known_words(prompts, responses):
     return [sum(word in WORDS or word.isdigit() for word in row) / max(1, len(row)) for row in words]
 
 
-def metrics_of_ppo(writer, judge, folder, updates, budgets=()):
+def metrics_of_ppo(writer, judge, folder, updates):
     """Of the model before the first update, of each update, and of the model after the last one."""
     config = PPOConfig(
         **settings(folder, learning_rate=1e-3),
@@ -58,7 +58,7 @@ def metrics_of_ppo(writer, judge, folder, updates, budgets=()):
         max_new_tokens=24,
         missing_eos_score=None,
         eval_steps=updates,
-        rules=RuleTermSettings(model=judge, budgets=list(budgets)),
+        rules=RuleTermSettings(model=judge),
     )
     prompts = [f"{word} {number}?" for number, word in enumerate(WORDS * 12)]  # 120 are held out: 30 differ by 0.08
     PPOTrainer(writer, [known_words], prompts[:60], config, prompts[60:]).train()
@@ -78,18 +78,6 @@ def test_ppo_lowers_a_planted_rules_violations_at_no_less_preference(writer_and_
     samples = read_rows(tmp_path / "ppo" / "samples.jsonl")
     by_update = [[has_digit(row["response"]) for row in samples if row["update"] == update] for update in (0, 15)]
     assert sum(by_update[1]) < sum(by_update[0])  # what the model of the rule says is so
-
-
-@pytest.mark.slow
-def test_a_budget_of_violations_is_reached_and_kept(writer_and_judge, tmp_path):
-    """What it samples comes down to the budget, while the multiplier is far below its limit and the preference rises."""
-    writer, judge = writer_and_judge
-    rows = metrics_of_ppo(writer, judge, tmp_path / "ppo", updates=30, budgets=["0.1"])
-    shares = [row["reward/rule/no-digits"] for row in rows if "reward/rule/no-digits" in row]
-    assert sum(shares[:3]) / 3 > 0.2
-    assert sum(shares[-10:]) / 10 < 0.13
-    assert all(row["rule_multiplier/no-digits"] < 3 for row in rows[1:])
-    assert rows[-1]["validation/preference"] > rows[0]["validation/preference"]
 
 
 def test_the_kept_one_of_several_is_the_first_that_obeys_or_the_one_that_obeys_most(quick_judge, sharp_folders, tmp_path):
@@ -133,8 +121,6 @@ def test_mistakes_are_one_line(quick_judge, sharp_folders, tmp_path):
 
     with pytest.raises(UserError, match="among the model's own rules: no rule 'no-digit'; did you mean no-digits"):
         start(model=judge, rules=["no-digit"])
-    with pytest.raises(UserError, match=r"rules\.budgets: no rule 'x'"):
-        start(model=judge, budgets=["x=0.1"])
     with pytest.raises(UserError, match="not a rule model of this package"):
         start(model=writer)
     with pytest.raises(UserError, match=r"rules\.model is '', but must be given"):
