@@ -1,36 +1,31 @@
 """The command `align plan`: model size for a compute budget, and hours and memory of each stage, before training starts.
 
-FLOPs of each phase of a stage come from its settings and data, counted as its runs count them.
+FLOPs of each phase of a stage come from its settings and data, by the formulas of its runs.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from types import MappingProxyType
-from typing import Any, NamedTuple, TypeVar
+from statistics import fmean
+from typing import Any, NamedTuple
 
+import psutil
 import torch
 from torch import Tensor
 
 from align.batches.encoding import Limits, encode_demonstrations, encode_prompts, encode_rankings
-from align.batches.micro_batches import prompt_groups
-from align.batches.mixtures import HasOpening, encode_mixture, hold_out, split_by_opening
+from align.batches.mixtures import encode_mixture, hold_out, split_by_opening
 from align.core.errors import UserError
 from align.core.settings import ModelConfig, Settings, option
 from align.core.settings_parser import parse
 from align.model_registry.registry import resolve_model
-from align.models.backbone import Backbone, flops_profile
+from align.models.backbone import flops_profile
 from align.models.configs import base_of
-from align.models.heads import RewardModel, ScalarHead
 from align.models.loading import LoadedModel, freeze_unused_lm_head, load_on_meta
 from align.models.roles import REWARD_ADAPTER
-from align.ppo.actor_critic import source_of_values
 from align.ppo.config import PPOConfig
-from align.ppo.extensions.ptx import PtxExamples
 from align.ppo.flops import RoleFlopsProfiles, phase_flops
-from align.ppo.rollout import prompts_of_update
-from align.reward.checkpoint import LoadedReward
 from align.reward.config import RewardConfig
 from align.reward.train import example_flops as ranking_flops
 from align.runtime.distributed import compute_dtype
@@ -38,11 +33,8 @@ from align.runtime.flops import PEAKS, peak_flops
 from align.sampling.generation import SamplingParams
 from align.sft.config import SFTConfig
 from align.sft.train import example_flops, require_prompt_in_row
-from align.tokenization.encoded import EncodedPrompt
 from align.training.data_order import DataOrder
 from align.training.memory import GIB, Sharding, resident_memory, weights_bytes
-
-Example = TypeVar("Example", bound=HasOpening)
 
 FLOPS_PER_WEIGHT = 6
 """FLOPs of training for each weight and token: 2 forward, 4 backward (Kaplan et al. 2020, section 2.1)."""
@@ -50,10 +42,6 @@ SMALLEST, LARGEST = (400e6, 1.92e19), (10e12, 1.30e28)
 """Parameters and FLOPs in the first and the last row of Chinchilla's table 3: sizes between them lie on a power law."""
 USABLE = 0.8
 """Share of a device's memory that a plan fills. The rest is for activations, its context, communication and fragments."""
-COUNTED_UPDATES = 50
-"""Updates of PPO whose prompts are counted; the others are assumed to be like them."""
-DRAWN_EXAMPLES = 200
-"""Examples of ptx that are drawn to estimate the mean."""
 
 
 class Device(NamedTuple):
@@ -104,14 +92,22 @@ class StageWork(NamedTuple):
         flops: of each phase, over the whole run and all devices.
         weights: bytes of the weights of all models that it keeps.
         trained: the weights that are trained.
-        decoded: bytes of weights that one device reads for sampling, by phase: each token of a batch reads all of them.
+        decoded: bytes of weights that one device reads for sampling: each token of a batch reads all of them.
     """
 
+    name: str
+    config: SFTConfig | RewardConfig | PPOConfig
     flops: dict[str, float]
     weights: int
     trained: Sequence[Tensor]
-    config: SFTConfig | RewardConfig | PPOConfig
-    decoded: Mapping[str, float] = MappingProxyType({})
+    decoded: float = 0.0
+
+    def hours(self, plan: PlanConfig) -> dict[str, float]:
+        """The hours of each phase. Where batches are small, memory bandwidth limits sampling."""
+        device = find_device(plan.gpu, compute_dtype(self.config.dtype))
+        least = {"sampling": self.decoded / device.bandwidth}
+        seconds = {phase: flops / (plan.gpus * device.peak * plan.mfu) for phase, flops in self.flops.items()}
+        return {phase: max(value, least.get(phase, 0.0)) / 3600 for phase, value in seconds.items()}
 
 
 class Layout(NamedTuple):
@@ -120,15 +116,6 @@ class Layout(NamedTuple):
     name: str
     launcher: str
     needed: int
-
-
-class StagePlan(NamedTuple):
-    """The needs of a stage: its work, the hours of each phase, and ways to place it on the devices."""
-
-    name: str
-    work: StageWork
-    hours: dict[str, float]
-    layouts: list[Layout]
 
 
 def run_plan(config: PlanConfig) -> None:
@@ -141,7 +128,7 @@ def run_plan(config: PlanConfig) -> None:
         budget = f"N = {count(size)} parameters on D = {count(tokens)} tokens ({tokens / size:.1f} a parameter)"
         parts.append(f"{config.flops:.3g} FLOPs by Chinchilla's table 3: {budget}")
     if stages:
-        parts += [hours_table(stages, config.gpu, config.gpus, config.mfu), memory_table(stages, config.gpu, config.gpus)]
+        parts += [hours_table(stages, config), memory_table(stages, config.gpu, config.gpus)]
     print("\n\n".join(parts))
 
 
@@ -155,53 +142,49 @@ def allocate(flops: float) -> tuple[float, float]:
     return parameters, flops / (FLOPS_PER_WEIGHT * parameters)
 
 
-def plan_stages(config: PlanConfig) -> list[StagePlan]:
+def plan_stages(config: PlanConfig) -> list[StageWork]:
     """Plan each stage that the settings name."""
-    kinds: dict[str, tuple[str, type, Callable[[Any], StageWork]]] = {
-        "sft": (config.sft, SFTConfig, sft_work),
-        "reward": (config.reward, RewardConfig, reward_work),
-        "ppo": (config.ppo, PPOConfig, partial(ppo_work, devices=config.gpus)),
-    }
+    kinds: list[tuple[str, type[Any], Callable[[Any], StageWork]]] = [
+        (config.sft, SFTConfig, sft_work),
+        (config.reward, RewardConfig, reward_work),
+        (config.ppo, PPOConfig, partial(ppo_work, devices=config.gpus)),
+    ]
     plans = []
-    for name, (file, kind, count_work) in kinds.items():
+    for file, kind, count_work in kinds:
         if file:
-            settings: Any = parse(kind, ["--config", file, *(["--model", config.model] if config.model else [])])
+            settings = parse(kind, ["--config", file, *(["--model", config.model] if config.model else [])])
             if config.gpu != "cpu" and settings.dtype == "auto":
                 settings = replace(settings, dtype="bfloat16")
-            work, hours = count_work(settings), {}
-            device = find_device(config.gpu, compute_dtype(settings.dtype))
-            for phase, flops in work.flops.items():
-                # Sampling a token reads every weight: on small batches memory bandwidth is the limit.
-                floor = work.decoded.get(phase, 0.0) / device.bandwidth
-                hours[phase] = max(flops / (config.gpus * device.peak * config.mfu), floor) / 3600
-            plans.append(StagePlan(name, work, hours, layouts(work, config.gpu, config.gpus)))
+            plans.append(count_work(settings))
     return plans
 
 
-def hours_table(stages: Sequence[StagePlan], gpu: str, gpus: int, mfu: float) -> str:
+def hours_table(stages: Sequence[StageWork], plan: PlanConfig) -> str:
     """FLOPs and hours of each phase of each stage."""
     rows = []
     for stage in stages:
-        parts = [(phase, flops, stage.hours[phase]) for phase, flops in stage.work.flops.items() if flops]
+        hours = stage.hours(plan)
+        parts = [(phase, flops, hours[phase]) for phase, flops in stage.flops.items() if flops]
         if len(parts) > 1:
-            parts.append(("all", sum(stage.work.flops.values()), sum(stage.hours.values())))
+            parts.append(("all", sum(stage.flops.values()), sum(hours.values())))
         rows += [[stage.name, phase, f"{flops:.3g}", f"{spent:.4g}"] for phase, flops, spent in parts]
     table = _table(["stage", "phase", "FLOPs", "hours"], rows)
-    return f"{gpus} x {gpu}, at {mfu:.0%} of their peak\n{table}"
+    return f"{plan.gpus} x {plan.gpu}, at {plan.mfu:.0%} of their peak\n{table}"
 
 
-def memory_table(stages: Sequence[StagePlan], gpu: str, gpus: int) -> str:
+def memory_table(stages: Sequence[StageWork], gpu: str, gpus: int) -> str:
     """GiB on a device for each way to place each stage, and the launcher's file of the first way that fits."""
-    lines = []
+    lines, rows = [], []
     for stage in stages:
-        usable = USABLE * find_device(gpu, compute_dtype(stage.work.config.dtype)).memory
-        chosen = next((layout for layout in stage.layouts if layout.needed <= usable), None)  # the simplest
+        ways = layouts(stage, gpu, gpus)
+        usable = USABLE * find_device(gpu, compute_dtype(stage.config.dtype)).memory
+        chosen = next((layout for layout in ways if layout.needed <= usable), None)  # the simplest
         advice = "none fits: take more devices, LoRA or a smaller model"
         if chosen:
             advice = f"take configs/accelerate/{chosen.launcher} with num_processes {gpus}"
         lines.append(f"{stage.name}: {advice}")
-    rows = [[stage.name, *(f"{layout.needed / GIB:.2f}" for layout in stage.layouts)] for stage in stages]
-    table = _table(["stage", *(layout.name for layout in stages[0].layouts)], rows)
+        rows.append([stage.name, *(f"{layout.needed / GIB:.2f}" for layout in ways)])
+    table = _table(["stage", *(name for name, _, _ in placements(gpu, gpus))], rows)
     return "\n".join([f"GiB on each {gpu}, before activations", table, *lines])
 
 
@@ -228,8 +211,6 @@ def find_device(name: str, dtype: torch.dtype) -> Device:
     """Return a device of `DEVICES`, or for `cpu` this machine's processor: its peak is measured, no bandwidth bounds it."""
     if name != "cpu":
         return DEVICES[name]
-    import psutil
-
     return Device(peak_flops(torch.device("cpu"), dtype), float(psutil.virtual_memory().total), float("inf"))
 
 
@@ -266,119 +247,80 @@ def sft_work(config: SFTConfig) -> StageWork:
     loaded = load_on_meta(config, compute_dtype(config.dtype), prefix_lm=config.prefix_lm)
     require_prompt_in_row(loaded, config.prompt_loss_weight)
     read = partial(encode_demonstrations, loaded=loaded, limits=config.limits, skip_bad_rows=config.skip_bad_rows)
-    examples, epochs = _mixture(config, read)
     profile = flops_profile(loaded.backbone, loaded.adapter)
-    learned = [example_flops(profile, example, config.prompt_loss_weight) for example in examples]
-    return _learning(config, epochs, learned, loaded)
+    cost = partial(example_flops, profile, prompt_weight=config.prompt_loss_weight)
+    return _learning("sft", config, read, cost, loaded)
 
 
 def reward_work(config: RewardConfig) -> StageWork:
     """Count learning from rankings. Raises: as `sft_work`."""
     loaded = load_on_meta(config, compute_dtype(config.dtype), REWARD_ADAPTER, allow_reward_model=True)
     read = partial(encode_rankings, loaded=loaded, limits=config.limits, skip_bad_rows=config.skip_bad_rows)
-    rankings, epochs = _mixture(config, read)
     if not config.lm_loss_weight:
         freeze_unused_lm_head(loaded.backbone)
     profile = flops_profile(loaded.backbone, loaded.adapter)
-    learned = [ranking_flops(loaded.backbone, profile, ranking, config.lm_loss_weight) for ranking in rankings]
-    return _learning(config, epochs, learned, loaded)
+    cost = partial(ranking_flops, loaded.backbone, profile, lm_weight=config.lm_loss_weight)
+    return _learning("reward", config, read, cost, loaded)
+
+
+def _learning(
+    name: str,
+    config: SFTConfig | RewardConfig,
+    read: Callable[[Any], list[Any]],
+    cost: Callable[[Any], float],
+    loaded: LoadedModel,
+) -> StageWork:
+    """Work of a stage that passes over examples of this cost in FLOPs; a source may be over- or undersampled."""
+    mixed, _ = hold_out(encode_mixture(config.train_data, read, config.task_prefixes), config.validation_split)
+    order = DataOrder(mixed, config.seed, config.batch_size, config.mixing_cap, config.mixing_temperature)
+    epoch, start = 0.0, 0
+    for size, count in zip(order.sizes, order.counts, strict=True):
+        epoch += count * fmean(map(cost, mixed.examples[start : start + size]))
+        start += size
+    phases = {"learning": config.num_train_epochs * epoch}
+    return StageWork(name, config, phases, weights_bytes([loaded.backbone]), _trained(loaded))
 
 
 def ppo_work(config: PPOConfig, devices: int) -> StageWork:
-    """Count sampling, scoring, learning, ptx and evaluation, with every response as long as it may be.
+    """Count sampling, scoring and learning, with prompts of the mean length and every response as long as it may be.
 
-    A reward model that does not exist yet is taken to have the policy's shape. Raises: as `sft_work`.
+    A separate critic, and a reward model that does not exist yet, have the policy's shape. Raises: as `sft_work`.
     """
     loaded = load_on_meta(config, compute_dtype(config.dtype))
     limits, backbone = Limits(config.max_prompt_tokens, config.max_new_tokens, config.overlong), loaded.backbone
-    every_prompt = encode_prompts(config.prompts, loaded, limits, config.skip_bad_rows)
-    prompts, fixed = split_by_opening(every_prompt, config.validation_split)
-    if config.validation_prompts:
-        fixed = encode_prompts(config.validation_prompts, loaded, limits, config.skip_bad_rows)
-    policy = flops_profile(backbone, loaded.adapter)
-    rewards = [_reward_model(name, loaded) for name in config.reward_model]
+    encoded = encode_prompts(config.prompts, loaded, limits, config.skip_bad_rows)
+    prompts, _ = split_by_opening(encoded, config.validation_split)
+    policy, rewards = flops_profile(backbone, loaded.adapter), [_reward_model(name, loaded) for name in config.reward_model]
     separate = config.critic == "separate"
-    critic = _critic(loaded, rewards)
     profiles = RoleFlopsProfiles(
         policy,
         flops_profile(backbone, loaded.initial_adapter),
-        flops_profile(critic.backbone, critic.adapter) if separate else None,
+        policy if separate else None,
         tuple(flops_profile(model.backbone, model.adapter) for model in rewards),
         initial=policy if config.reference_refresh else None,
     )
-    counted = min(config.total_updates, COUNTED_UPDATES)
-    samples = config.samples_per_prompt
-    drawn = (config.rollout_batch_size // samples, samples, config.seed)
-    groups = (_work(config, backbone, prompts_of_update(prompts, n, *drawn)) for n in range(1, counted + 1))
-    work = [group for update in groups for group in update]
-    of_counted = phase_flops(profiles, work, config.num_ppo_epochs)
-    phases = {name: flops * config.total_updates / counted for name, flops in of_counted.items()}
-    if config.ptx:
-        ptx = PtxExamples(config.ptx, loaded, config.max_prompt_tokens, config.seed, config.skip_bad_rows)
-        mean = sum(map(ptx.flops, ptx.draw(DRAWN_EXAMPLES, (0,)))) / DRAWN_EXAMPLES
-        responses = config.rollout_batch_size * config.num_ppo_epochs * config.total_updates
-        phases["ptx"] = mean * config.ptx.per_response * responses
-    rollouts = {"sampling": [config.rollout_batch_size] * config.total_updates}
-    if fixed:
-        times = 2 + (config.total_updates - 1) // config.eval_steps  # before the first update, and after the last
-        judges = profiles._replace(critic=None)
-        once = phase_flops(judges, _work(config, backbone, fixed), epochs=0)
-        phases["evaluation"] = times * sum(once.values())
-        rollouts["evaluation"] = [len(fixed)] * times
-    row_tokens = max(len(prompt.ids) for prompt in prompts) + config.max_new_tokens
-    token_bytes = weights_bytes([backbone]) * config.max_new_tokens
-    decoded: dict[str, float] = {
-        name: token_bytes * sum(_batches(rows, devices, row_tokens) for rows in sizes) for name, sizes in rollouts.items()
-    }
-    return StageWork(phases, *_ppo_weights(config, loaded, rewards, critic if separate else None), config, decoded)
+    length, responses = (
+        round(fmean(len(prompt.ids) for prompt in prompts)),
+        [config.max_new_tokens] * config.samples_per_prompt,
+    )
+    groups = [(length, responses)] if backbone.shares_prompts else [(length, responses[:1])] * len(responses)
+    times = config.total_updates * config.rollout_batch_size / len(responses)
+    phases = {name: times * flops for name, flops in phase_flops(profiles, groups, config.num_ppo_epochs).items()}
+    own_rows, in_batch = -(-config.rollout_batch_size // devices), SamplingParams.batch_tokens // (length + responses[0])
+    batches = config.total_updates * -(-own_rows // max(1, in_batch))
+    trained, own = _trained(loaded), weights_bytes([backbone])
+    copies = (
+        0 if loaded.adapter else 2 if config.reference_refresh else 1
+    )  # with adapters, one base serves the reference too
+    weights = own * (1 + copies) + sum(weights_bytes([model.backbone]) for model in rewards if model is not loaded)
+    if separate:
+        weights += sum(weight.numel() * weight.element_size() for weight in trained)
+        trained = trained * 2
+    return StageWork("ppo", config, phases, weights, trained, decoded=own * config.max_new_tokens * batches)
 
 
 def _trained(loaded: LoadedModel) -> list[Tensor]:
     return [weight for weight in loaded.backbone.parameters() if weight.requires_grad]
-
-
-def _critic(policy: LoadedModel, rewards: Sequence[LoadedModel]) -> LoadedModel:
-    """The model whose shape a separate critic has: the first reward model's, where `build_actor_critic` starts from it."""
-    if policy.adapter or not rewards:
-        return policy
-    own = rewards[0]
-    head, has_template = ScalarHead(own.backbone.hidden_size), own.tokenization.has_own_template
-    reward = LoadedReward(RewardModel(own.backbone, head), own, 0.0, has_template=has_template)
-    return own if source_of_values(reward, policy) else policy
-
-
-def _ppo_weights(
-    config: PPOConfig, loaded: LoadedModel, rewards: Sequence[LoadedModel], critic: LoadedModel | None
-) -> tuple[int, list[Tensor]]:
-    """The bytes of all weights that PPO holds, and the weights that it trains."""
-    trained, own = _trained(loaded), weights_bytes([loaded.backbone])
-    frozen_copy = 0 if loaded.adapter else own  # with adapters, one base serves the reference too
-    weights = own + frozen_copy * (2 if config.reference_refresh else 1)
-    if critic:
-        of_critic = _trained(critic)
-        weights += sum(weight.numel() * weight.element_size() for weight in of_critic)
-        trained = trained + of_critic
-    weights += sum(weights_bytes([model.backbone]) for model in rewards if model is not loaded)
-    return weights, trained
-
-
-def _mixture(
-    config: SFTConfig | RewardConfig, read: Callable[[Any], list[Example]]
-) -> tuple[list[Example], DataOrder[Example]]:
-    mixed, _ = hold_out(encode_mixture(config.train_data, read, config.task_prefixes), config.validation_split)
-    return mixed.examples, DataOrder(mixed, config.seed, config.batch_size, config.mixing_cap, config.mixing_temperature)
-
-
-def _learning(
-    config: SFTConfig | RewardConfig, epochs: DataOrder[Any], flops: Sequence[float], loaded: LoadedModel
-) -> StageWork:
-    """Work of a stage that passes over examples of these FLOPs; a source may be over- or undersampled."""
-    epoch, start = 0.0, 0
-    for size, count in zip(epochs.sizes, epochs.counts, strict=True):
-        epoch += count * sum(flops[start : start + size]) / size
-        start += size
-    phases = {"learning": config.num_train_epochs * epoch}
-    return StageWork(phases, weights_bytes([loaded.backbone]), _trained(loaded), config)
 
 
 def _reward_model(name: str, policy: LoadedModel) -> LoadedModel:
@@ -391,17 +333,3 @@ def _reward_model(name: str, policy: LoadedModel) -> LoadedModel:
         return policy
     dtype = policy.backbone.model.dtype
     return load_on_meta(ModelConfig(model=name), dtype, REWARD_ADAPTER, allow_reward_model=True)
-
-
-def _work(config: PPOConfig, backbone: Backbone, prompts: Sequence[EncodedPrompt]) -> list[tuple[int, list[int]]]:
-    """Tokens of each prompt and of its responses, as `phase_flops` takes them."""
-    ids, response_tokens = [prompt.ids for prompt in prompts], config.max_new_tokens
-    responses = [[0] * response_tokens] * len(ids)
-    groups = prompt_groups(backbone, ids, responses, range(len(ids)), config.micro_batch_tokens)
-    return [(len(ids[group[0]]), [response_tokens] * len(group)) for group in groups]
-
-
-def _batches(rows: int, devices: int, row_tokens: int) -> int:
-    """Number of batches in which one device samples its part of a rollout."""
-    own = -(-rows // devices)
-    return -(-own // max(1, SamplingParams.batch_tokens // row_tokens))

@@ -1,7 +1,6 @@
 import pytest
 import torch
 import yaml
-from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from align import cli
 from align.core.settings import ModelConfig
@@ -10,7 +9,6 @@ from align.extras.plan import (
     USABLE,
     Device,
     PlanConfig,
-    StagePlan,
     StageWork,
     allocate,
     layouts,
@@ -18,7 +16,6 @@ from align.extras.plan import (
     placements,
     plan_stages,
 )
-from align.model_registry.registry import resolve_model
 from align.models.loading import load, load_on_meta
 from align.sft import SFTConfig
 from align.training.run_folder import read_metrics
@@ -47,7 +44,7 @@ def test_the_table_of_chinchilla(flops, parameters, tokens):
 
 def test_memory_by_hand_for_each_way():
     trained = [torch.empty(1000, 300, dtype=torch.bfloat16, device="meta")]
-    work = StageWork({}, 1_200_000, trained, SFTConfig())  # a policy and its reference
+    work = StageWork("sft", SFTConfig(), {}, 1_200_000, trained)  # a policy and its reference
     # 300,000 weights: 2 bytes each, and 4 for the master, 8 for Adam, 4 for the gradient.
     assert {way.name: way.needed for way in layouts(work, "A100-80", 4)} == {
         "whole": 18 * 300_000 + 600_000,
@@ -66,7 +63,7 @@ def test_the_launchers_of_the_ways_are_files():
 
 def test_the_simplest_way_that_fits_is_taken(monkeypatch):
     trained = [torch.empty(1000, dtype=torch.bfloat16, device="meta")]
-    stage = StagePlan("sft", work := StageWork({}, 2000, trained, SFTConfig()), {}, layouts(work, "H100", 8))
+    stage = StageWork("sft", SFTConfig(), {}, 2000, trained)
 
     def advice(bytes_per_weight):
         monkeypatch.setitem(DEVICES, "H100", Device(1.0, bytes_per_weight * 1000 / USABLE, 1.0))
@@ -111,7 +108,7 @@ def counted(folder):
 
 
 def planned(runs, stage, **changes):
-    """The plan of a run with some other settings, written into a file of its own."""
+    """The work of a run with some other settings, written into a file of its own."""
     settings = yaml.safe_load((runs / stage / "config.yaml").read_text(encoding="utf-8")) | changes
     path = runs / f"{stage}.yaml"
     path.write_text(yaml.safe_dump(settings), encoding="utf-8")
@@ -120,10 +117,10 @@ def planned(runs, stage, **changes):
 
 def test_a_plan_of_fine_tuning_has_the_flops_that_the_run_counted(runs):
     found = planned(runs, "sft")
-    assert found.work.flops["learning"] == pytest.approx(counted(runs / "sft"))
+    assert found.flops["learning"] == pytest.approx(counted(runs / "sft"))
     # Hours are FLOPs at a share of the peak, and more of the same takes longer in proportion.
-    more = planned(runs, "sft", num_train_epochs=6)
-    assert more.hours["learning"] == pytest.approx(3 * found.hours["learning"])
+    more, plan = planned(runs, "sft", num_train_epochs=6), PlanConfig()
+    assert more.hours(plan)["learning"] == pytest.approx(3 * found.hours(plan)["learning"])
 
 
 def test_a_plan_of_another_ppo_run_is_within_a_quarter_of_what_it_counts(runs):
@@ -134,49 +131,35 @@ def test_a_plan_of_another_ppo_run_is_within_a_quarter_of_what_it_counts(runs):
     found = planned(runs, "ppo", **changes)
     settings = yaml.safe_load((runs / "ppo.yaml").read_text(encoding="utf-8"))
     run_ppo(PPOConfig(**settings))
-    assert sum(found.work.flops.values()) == pytest.approx(counted(runs / "other"), rel=0.25)
-    assert set(found.work.flops) == {"sampling", "scoring", "learning"}
+    assert sum(found.flops.values()) == pytest.approx(counted(runs / "other"), rel=0.25)
+    assert set(found.flops) == {"sampling", "scoring", "learning"}
     # Three epochs of a forward and a backward pass cost more than two forward passes, those more than sampling.
-    assert found.work.flops["learning"] > found.work.flops["scoring"] > found.work.flops["sampling"]
+    assert found.flops["learning"] > found.flops["scoring"] > found.flops["sampling"]
 
 
-def test_reward_ptx_and_evaluation_are_phases(runs, capsys):
-    settings = yaml.safe_load((runs / "ppo" / "config.yaml").read_text(encoding="utf-8"))
-    extra = {"ptx": {"data": settings["prompts"]}, "validation_prompts": settings["prompts"], "reward_model": "runs/not/yet"}
-    found = planned(runs, "ppo", **extra)
-    assert set(found.work.flops) == {"sampling", "scoring", "learning", "ptx", "evaluation"}
-    assert found.work.weights == 3 * 431_360  # policy, reference and reward model
+def test_the_weights_of_all_roles_are_counted(runs, capsys):
+    found = planned(runs, "ppo", reward_model="runs/not/yet")
+    assert found.weights == 3 * 431_360  # policy, reference and reward model
+    critic = planned(runs, "ppo", reward_model="runs/not/yet", critic="separate", vf_coef=0.1)
+    assert critic.weights == 4 * 431_360
+    assert 0 < critic.flops["learning"] - found.flops["learning"] < found.flops["learning"]
     cli.main(["plan", "--ppo", str(runs / "ppo.yaml"), "--gpus", "2"])
     said = capsys.readouterr().out
     assert "ppo: take configs/accelerate/ddp.yaml with num_processes 2" in said
-    assert "ppo    evaluation" in said
+    assert "ppo    sampling" in said
 
 
-def test_a_critic_has_the_shape_of_the_reward_model_that_it_starts_from(runs, tmp_path):
-    source = resolve_model("tiny-llama")
-    sizes = {"hidden_size": 16, "intermediate_size": 24, "ignore_mismatched_sizes": True}
-    reward = AutoModelForSequenceClassification.from_pretrained(source, num_labels=1, dtype=torch.float32, **sizes)
-    reward.save_pretrained(tmp_path)
-    AutoTokenizer.from_pretrained(source).save_pretrained(tmp_path)
-    settings = {"critic": "separate", "vf_coef": 0.1, "reward_model": str(tmp_path)}
-    found, shared = planned(runs, "ppo", **settings), planned(runs, "ppo", **settings | {"critic": "shared"})
-    small = 4 * reward.num_parameters()
-    assert found.work.weights == 2 * 431_360 + 2 * small  # policy, reference, reward model and critic
-    assert sum(weight.numel() for weight in found.work.trained) == (431_360 + small) / 4
-    assert 0 < found.work.flops["learning"] - shared.work.flops["learning"] < shared.work.flops["learning"] / 2
-
-
-def test_a_split_takes_prompts_from_learning_and_adds_evaluations(runs):
+def test_a_split_takes_prompts_from_learning(runs):
     whole, split = planned(runs, "sft"), planned(runs, "sft", validation_split=0.5)
-    assert split.work.flops["learning"] < whole.work.flops["learning"]
-    assert "evaluation" in planned(runs, "ppo", validation_split=0.5).work.flops
+    assert split.flops["learning"] < whole.flops["learning"]
 
 
 def test_sampling_is_as_slow_as_memory(runs):
-    (plan,) = plan_stages(PlanConfig(ppo=str(runs / "ppo" / "config.yaml")))
+    plan = PlanConfig(ppo=str(runs / "ppo" / "config.yaml"))
+    (work,) = plan_stages(plan)
     # tiny-llama in float32: 431,360 bytes for each of 8 tokens of 3 rollouts, which arithmetic would do sooner.
     floor = 3 * 8 * 431_360 / DEVICES["A100-80"].bandwidth
-    assert plan.hours["sampling"] * 3600 == pytest.approx(floor)
+    assert work.hours(plan)["sampling"] * 3600 == pytest.approx(floor)
 
 
 def test_mistakes_are_one_line(command_error):
