@@ -4,8 +4,7 @@ import pytest
 
 from align.core.errors import UserError
 from align.core.tensor_ops import Padded
-from align.eval.reward import RewardEvalConfig, run_reward_eval
-from align.eval.rewardbench import good_response_wins, read_benchmark, ties_score
+from align.eval.reward import RewardEvalConfig, good_response_wins, read_benchmark, run_reward_eval, ties_score
 from align.reward.checkpoint import load_reward_model
 from tests.eval.files import values
 from tests.files import write_rows
