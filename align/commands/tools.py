@@ -83,7 +83,7 @@ def data_command(arguments: list[str]) -> None:
 
 def _check(options: Namespace) -> None:
     from align.data import check_data
-    from align.data.overlap import describe_overlap
+    from align.data.check import describe_overlap
 
     if options.against:
         print(describe_overlap(options.file, options.against))

@@ -4,7 +4,7 @@ import random
 import pytest
 
 from align.commands.tools import data_command
-from align.data.overlap import find_overlap
+from align.data.check import find_overlap
 from tests.files import write_rows
 
 NINETEEN = (
