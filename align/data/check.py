@@ -1,4 +1,4 @@
-"""What `align data check FILE` and `align data convert` print: a data file's description, its conversion, its contamination."""
+"""`align data check` and `align data convert`: a data file's description, its overlap with another, its conversion."""
 
 import math
 import os

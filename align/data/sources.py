@@ -8,18 +8,24 @@ is a UserError at once.
 """
 
 import codecs
+import csv
 import gzip
+import io
 import json
 import re
+import sys
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import date, datetime, time
+from itertools import zip_longest
 from pathlib import Path
 from typing import IO, Any, NamedTuple, cast
 
-from align.core.errors import UserError, first_line
+from align.core.errors import UserError, first_line, nearest_name_hint
 from align.core.files import resolve_path
 from align.core.hub import require_hub
-from align.data.tables import csv_rows, excel_rows, read_cell, rename
+from align.core.plugins import install_hint
+from align.data.fields import SCORES
 
 JSON_ENDINGS = (".jsonl", ".json", ".ndjson", ".jsonl.gz", ".json.gz", ".ndjson.gz")
 CSV_ENDINGS = (".csv", ".tsv", ".csv.gz", ".tsv.gz")
@@ -237,3 +243,121 @@ def _hub_rows(name: str, split: str, subset: str | None) -> Iterator[SourceRow]:
         remedy = "check the path, or the name and the network"
         raise UserError(f"{missing} here, and the hub {why} ({first_line(error)}); {remedy}") from error
     return _numbered(rows, name)
+
+
+# ----------------------------------------------------------------------------------- rows of CSV files and of Excel sheets
+
+
+STRUCTURED = {
+    "messages", "responses", "ranks", "ratings", "rating", "preferences", "flags", "margin", "attributes", "answers",
+    "completions", "labels", "label", "kto_tag", "weight", "train", "helpfulness", "preference_strength",
+    "overall_preference", "choice", "better_response_id", "score_0", "score_1", "conversations", "conversation", "history",
+    "input_ids", "attention_mask", "tools", "images", *(name for pair in SCORES for name in pair),
+}  # fmt: skip
+"""Fields whose cells are JSON: numbers, truth values, lists, objects."""
+TURNS = frozenset(("prompt", "completion", "chosen", "rejected"))
+"""Fields whose cells are text, or a JSON list of turns."""
+SEPARATORS = ",;\t"
+
+
+def rename(row: Mapping[str, Any], columns: Mapping[str, str]) -> dict[str, Any]:
+    """The row with the columns that `columns` names by field under the names of their fields, in place of any there."""
+    for column in columns.values():
+        if column not in row:
+            known = [str(name) for name in row]
+            hint = nearest_name_hint(column, known) or f"; it has {', '.join(known) or 'none'}"
+            raise UserError(f"no column '{column}'{hint}")
+    kept = {name: value for name, value in row.items() if name not in columns.values() and name not in columns}
+    return {**kept, **{field: row[column] for field, column in columns.items()}}
+
+
+def csv_rows(stream: IO[bytes], label: str) -> Iterator[dict[str, str | None] | UserError]:
+    """The rows of cells below the header of a CSV file, as spreadsheets and pandas write them, and the errors of bad rows.
+
+    The separator is the comma, semicolon or tab that the header holds most of. `label` is the file's name, for messages.
+    """
+    csv.field_size_limit(sys.maxsize)  # the default of 128 KiB is shorter than a long document
+    text = io.TextIOWrapper(stream, encoding="utf-8-sig", newline="")  # Excel begins UTF-8 with a byte order mark
+    try:
+        start = text.readline()
+        separator = max(SEPARATORS, key=start.count)
+        names = _header(next(csv.reader([start], delimiter=separator, strict=True), []), label)
+        for cells in csv.reader(text, delimiter=separator, strict=True):
+            if len(cells) == len(names):
+                yield _row(names, cells)
+            elif cells:
+                wrong = f"has {len(cells)} cells, and the header has {len(names)}"
+                yield UserError(f"{wrong}; put cells with '{separator}' in quotes")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{label}: not UTF-8 (byte 0x{error.object[error.start]:02x}); save it as CSV UTF-8") from error
+    except csv.Error as error:
+        raise UserError(f"{label}: broken CSV ({error}); write it again, with quotes inside of cells doubled") from error
+
+
+def excel_rows(path: Path, label: str) -> Iterator[dict[str, str | None] | UserError]:
+    """The rows of cells below the header of the first sheet of an Excel file, and errors, as `csv_rows`.
+
+    A cell counts as the text that it holds: "NA" is no gap, and a number in a column of text is its digits. Formulas have
+    the value that was saved with them.
+    """
+    try:
+        from openpyxl import load_workbook
+    except ModuleNotFoundError as error:
+        remedy = f"save the sheet as CSV UTF-8, or {install_hint('xlsx')}"
+        raise UserError(f"{label}: Excel files need openpyxl; {remedy}") from error
+    try:
+        book = load_workbook(path, read_only=True, data_only=True)
+        sheet = book.worksheets[0]
+        sheet.reset_dimensions()  # the size that the file states may be wrong, and rows beyond it would be lost
+        found = sheet.iter_rows()
+    except Exception as error:  # of zipfile, of the XML parser, or a KeyError for a part that is not there
+        raise UserError(f"{label}: not a readable Excel file ({first_line(error)}); save it again as .xlsx") from error
+    try:
+        names = _header([_cell_text(cell.value) for cell in next(found, ())], label)
+        for cells in found:
+            broken = next((cell for cell in cells if cell.data_type == "e"), None)
+            texts = [_cell_text(cell.value) for cell in cells]
+            if broken is not None:
+                yield UserError(f"cell {broken.coordinate} is the error {broken.value}; correct the formula")
+            elif any(texts[len(names) :]):
+                count = max(number for number, text in enumerate(texts, 1) if text)
+                wrong = f"has {count} cells, and the header has {len(names)}"
+                yield UserError(f"{wrong}; name the columns, or remove the cells")
+            elif any(texts):
+                yield _row(names, [text for text, _ in zip_longest(texts, names, fillvalue="")])
+    finally:
+        book.close()
+
+
+def _header(cells: Sequence[str], label: str) -> list[str]:
+    names = [name.strip() for name in cells]
+    twice = next((name for name in names if name and names.count(name) > 1), None)
+    if twice is not None:
+        raise UserError(f"{label}: the header has the column '{twice}' twice; rename one")
+    return names
+
+
+def _row(names: Sequence[str], cells: Sequence[str]) -> dict[str, str | None]:
+    """An empty cell is None, and a column without a name, in which pandas writes the index, is left out."""
+    return {name: cell or None for name, cell in zip(names, cells, strict=False) if name}
+
+
+def read_cell(field: str, cell: str | None) -> Any:
+    """The value of a cell of a table: its text, or what its JSON holds where the field is no text."""
+    is_turns = field in TURNS and cell is not None and cell.lstrip().startswith("[{")
+    if cell is None or (field not in STRUCTURED and not is_turns):
+        return cell
+    try:
+        return json.loads(cell.lower() if cell in ("True", "False", "TRUE", "FALSE") else cell)
+    except (ValueError, RecursionError):
+        return cell  # a check of the row names what is wrong with it
+
+
+def _cell_text(value: object) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return str(value).upper()  # as Excel shows it
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))
+    return value.isoformat() if isinstance(value, datetime | date | time) else str(value)
