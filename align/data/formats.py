@@ -7,7 +7,6 @@ from typing import Any
 
 from align.core.errors import UserError
 from align.data import layouts
-from align.data import open_assistant as oasst
 from align.data.conversation import check_conversation
 from align.data.fields import check_meaning, check_row, check_scores, field_error, turns_before
 from align.data.layouts import Format, RatedAnswer, Reader, Row, has, has_any, messages_prompt
@@ -55,12 +54,12 @@ _is_sampled = has("prompt", "responses", "model", without=("ranks",))
 # The first match counts. This project's layouts match on any field that only they have, so that a missing one is named.
 _ANSWERED: tuple[Format, ...] = (
     # Demonstrations
-    Format("OpenAssistant tree", Demonstration, "prompt {replies}", oasst.is_tree, oasst.tree_demonstrations),
+    Format("OpenAssistant tree", Demonstration, "prompt {replies}", layouts.is_tree, layouts.tree_demonstrations),
     Format("prompt-completion", Demonstration, "prompt, completion", has("completion"), Demonstration.all_from_row),
     Format("messages", Demonstration, "messages", _has_messages, Demonstration.all_from_row, messages_prompt),
     Format("sampled", Demonstration, "prompt, responses, model", _is_sampled, layouts.sampled_demonstrations),
     # Rankings
-    Format("OpenAssistant tree", Ranking, "prompt {replies}", oasst.is_tree, oasst.tree_rankings),
+    Format("OpenAssistant tree", Ranking, "prompt {replies}", layouts.is_tree, layouts.tree_rankings),
     Format("ranking", Ranking, "prompt, responses, ranks", has_any("responses", "ranks"), _own(Ranking)),
     *PUBLISHED,
     Format("HH-RLHF", Ranking, "chosen, rejected (transcripts)", _is_hh, layouts.hh_pair, layouts.hh_prompt),
@@ -73,7 +72,7 @@ _ANSWERED: tuple[Format, ...] = (
 # Prompts: their own rows, and the prompts of all the rows above, whose answers are not read
 _PROMPTS = (
     Format("token ids", Prompt, "input_ids", has("input_ids"), _prompt_from_ids),
-    Format("OpenAssistant tree", Prompt, "prompt {replies}", oasst.is_tree, oasst.tree_prompts),
+    Format("OpenAssistant tree", Prompt, "prompt {replies}", layouts.is_tree, layouts.tree_prompts),
     Format("pair", Prompt, "chosen (turns)", layouts.is_whole_pair, _prompt_by(layouts.pair_prompt)),
     Format("prompt", Prompt, "prompt", has("prompt"), _own(Prompt)),
     *(replace(known, kind=Prompt, convert=_prompt_by(known.prompt)) for known in _ANSWERED if known.prompt),
