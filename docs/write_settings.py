@@ -10,7 +10,6 @@ from align.cli import stage_configs
 from align.commands.chat import ChatConfig
 from align.commands.sample import SampleConfig
 from align.core.plugins import import_object
-from align.core.setting_help import default_of as default_text
 from align.core.setting_names import NAMES
 from align.core.settings import (
     MixtureConfig,
@@ -21,6 +20,7 @@ from align.core.settings import (
     SplitConfig,
     block_paths,
 )
+from align.core.settings_parser import default_of as default_text
 from align.core.settings_parser import setting_names
 from align.eval import TASKS
 from align.eval.settings import EvalConfig, EvalPromptsConfig

@@ -3,9 +3,8 @@ from dataclasses import fields, replace
 import pytest
 
 from align.cli import OTHER_STAGES, TRAINING_STAGES, stage_configs
-from align.core.setting_help import BASIC, FEW, help_text
 from align.core.setting_names import NAMES
-from align.core.settings_parser import parse, setting_names
+from align.core.settings_parser import BASIC, FEW, help_text, parse, setting_names
 from align.dpo import DPOConfig
 from align.eval import TASKS
 from align.ppo import PPOConfig
