@@ -27,8 +27,7 @@ from align.runtime.flops import peak_flops
 from align.runtime.progress import ProgressDisplay, console
 from align.tokenization import set_template_date
 from align.training.memory import GIB, Memory
-from align.training.resume import find_start
-from align.training.run_folder import RunFolder, environment, naming_disk_errors, release_lock
+from align.training.run_folder import RunFolder, environment, find_start, naming_disk_errors, release_lock
 
 if TYPE_CHECKING:
     from align.training.callbacks import TrainerCallbacks

@@ -10,7 +10,7 @@ from transformers import AutoTokenizer
 from align import cli
 from align.model_registry.tiny import byte_tokenizer
 from align.models.checkpoint import update_in_card
-from align.training import resume
+from align.training import run_folder
 from align.training.checkpoint.files import write_checksums
 from align.training.run_folder import read_metrics
 from tests.bad_input.conftest import TINY, snapshot, write_rows
@@ -126,7 +126,7 @@ def test_with_no_update_left_the_last_model_is_saved(stage, tmp_path, monkeypatc
     assert all(torch.equal(saved[name], trained[name]) for name in common)
 
 
-class Day(resume.date):
+class Day(run_folder.date):
     number = 1
 
     @classmethod
@@ -135,7 +135,7 @@ class Day(resume.date):
 
 
 def test_a_run_keeps_the_date_of_its_chat_template_when_it_is_resumed_on_another_day(started, tmp_path, monkeypatch):
-    monkeypatch.setattr(resume, "date", Day)
+    monkeypatch.setattr(run_folder, "date", Day)
     run, template = tmp_path / "run", tmp_path / "dated.jinja"
     template.write_text("{{ 'Today: ' + strftime_now('%d %b %Y') + '\n' }}" + byte_tokenizer().chat_template)
     cli.main(sft(started / "demos.jsonl", run, "--chat_template", str(template)))

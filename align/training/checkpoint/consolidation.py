@@ -12,7 +12,7 @@ from align.models.loading import load
 from align.runtime.distributed import compute_dtype
 from align.training.checkpoint.files import integrity_error, latest_valid_checkpoint
 from align.training.checkpoint.state import AVERAGE, StoredState
-from align.training.resume import read_settings
+from align.training.run_folder import read_settings
 
 PLACE = "backbone.model."
 """Where every stage's module has the model that it trains."""
