@@ -52,8 +52,8 @@ from align.ppo.setup import PPOSetup, largest_micro_batch, prepare, save_if_scor
 from align.runtime.flops import Clock
 from align.training.checkpoint import Checkpoint, Stateful
 from align.training.engine import NotFiniteError
-from align.training.guards import measure_peak_memory, should_measure_memory, stop_on_nan
 from align.training.model_source import ModelSource
+from align.training.start import measure_peak_memory, should_measure_memory, stop_on_nan
 
 
 class PPOState:

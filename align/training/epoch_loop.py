@@ -16,8 +16,8 @@ from align.tokenization import Tokenization
 from align.training.checkpoint import Checkpoint
 from align.training.data_order import DataOrder
 from align.training.engine import NotFiniteError, Sums, TrainEngine
-from align.training.guards import examples_as_text, measure_peak_memory, should_measure_memory, stop_on_nan
 from align.training.run_folder import read_metrics
+from align.training.start import examples_as_text, measure_peak_memory, should_measure_memory, stop_on_nan
 
 Example = TypeVar("Example")
 LEAST_UPDATES = 20

@@ -1,21 +1,25 @@
-"""The beginning that all stages share besides the run and its model: names of data, the engine, `sequence_parallel`."""
+"""The beginning that all stages share besides run and model: data names, engine, `sequence_parallel`, guards against NaN."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import torch
 from torch import nn
 
 from align.batches.mixtures import TrainingData, data_name
 from align.core.errors import UserError
+from align.core.files import write_json
 from align.core.settings import RunConfig
 from align.core.tensor_ops import Padded
 from align.models.backbone import Backbone
 from align.models.backbone.attention import SDPA
 from align.runtime.distributed import broadcast_trainable_weights, zero_stage
-from align.runtime.sequence import share_rows
-from align.training.engine import TrainEngine
+from align.runtime.sequence import sequence_size, share_rows
+from align.tokenization import Tokenization
+from align.training.engine import NotFiniteError, TrainEngine
+from align.training.memory import GIB
 from align.training.optimizer import ParamGroup
 from align.training.run import Run
 
@@ -92,3 +96,60 @@ def share_sequences(run: Run, backbone: Backbone, size: int) -> None:
         raise UserError(
             f"sequence_parallel is {size}: {config.model_type} computes something else from parts of a row; set it to 1"
         )
+
+
+# ----------------- guards: the largest micro-batch is run before the first update, and the batch of a NaN is saved as text
+LABELS = ("ranks", "rules", "targets", "attributes", "learned")
+
+
+def stop_on_nan(run: Run, update: int, error: NotFiniteError, batch: Sequence[dict[str, object]]) -> NoReturn:
+    """Save the batch that led to a NaN, as text, and end the run with a UserError."""
+    path = run.folder / f"broken-batch-{update}.json"
+    if run.is_main:
+        write_json(path, batch)
+    raise UserError(
+        f"update {update}: {error}; the weights before it are unharmed, the batch is in {path}. "
+        "Lower learning_rate, or look at that batch"
+    ) from error
+
+
+def examples_as_text(examples: Sequence[Any], tokenization: Tokenization) -> list[dict[str, object]]:
+    """Return examples as texts with their labels."""
+    text, found = tokenization.text, []
+    for example in examples:
+        several = hasattr(example, "responses")
+        answer = {"responses": list(map(text, example.responses))} if several else {"response": text(example.response)}
+        labels = {name: getattr(example, name) for name in LABELS if hasattr(example, name)}
+        found.append({"prompt": text(example.prompt), **answer, **labels})
+    return found
+
+
+def should_measure_memory(engine: TrainEngine) -> bool:
+    """Whether the largest micro-batch can be run before the first update, and the model is so large that it may not fit.
+
+    DeepSpeed expects a step after a backward pass. Processes that share rows exchange within a pass: one that lacks memory
+    would leave the others waiting.
+    """
+    accelerator = engine.accelerator
+    can_run = accelerator.state.deepspeed_plugin is None and sequence_size(accelerator) == 1
+    return can_run and bool(engine.run.memory.estimate)
+
+
+@contextmanager
+def measure_peak_memory(engine: TrainEngine, rows: list[int], tokens: int) -> Iterator[None]:
+    """Measure and print the peak of memory of a micro-batch, whose loss is passed to `engine.backward` inside.
+
+    All gradients are in memory inside and dropped afterward, and torch's random state is restored. Raise a UserError on all
+    processes if one lacks memory.
+    """
+    run, device = engine.run, engine.accelerator.device
+    size = f"{tokens} tokens in {len(rows)} rows"
+    run.print(f"running the largest micro-batch: {size}")
+    with run.memory.measuring(size, bool(engine.optimizer.state)):
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            for master in engine.masters.values():  # as those of earlier micro-batches are
+                master.grad = torch.zeros_like(master)
+            yield
+        engine.drop_gradients()
+    peak, free = run.memory.expected_bytes / GIB, run.memory.free() / GIB
+    run.print(f"memory, GiB per process: {peak:.2f} at the peak of the largest micro-batch ({size}), {free:.2f} free")

@@ -13,8 +13,8 @@ from align.models.backbone.decoder import DecoderBackbone
 from align.sft import SFTConfig, run_sft
 from align.training import memory
 from align.training.engine import TrainEngine
-from align.training.guards import measure_peak_memory
 from align.training.memory import GIB, Sharding, cache_bytes, resident_memory, weights_bytes
+from align.training.start import measure_peak_memory
 from tests.launch.compared import metrics
 from tests.training.test_resume import options
 
