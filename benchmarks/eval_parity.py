@@ -16,7 +16,7 @@ import torch
 
 from align.core.files import read_json_lines, write_json_lines
 from align.eval.answers import open_accelerator, open_models
-from align.eval.settings import subsample
+from align.eval.results import subsample
 from align.eval.truthfulness import (
     Question,
     QuestionFormat,

@@ -23,7 +23,7 @@ from align.core.settings import (
 from align.core.settings_parser import default_of as default_text
 from align.core.settings_parser import setting_names
 from align.eval import TASKS
-from align.eval.settings import EvalConfig, EvalPromptsConfig
+from align.eval.results import EvalConfig, EvalPromptsConfig
 from align.extras.loop_labels import LoopConfig
 from align.extras.plan import PlanConfig
 from align.extras.rules.train import JudgmentConfig

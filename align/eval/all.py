@@ -12,8 +12,7 @@ from align.core.launch import run_stage
 from align.core.settings import option, require_setting
 from align.core.settings_parser import parse
 from align.eval import TASKS
-from align.eval.results import Evaluation, markdown_table, print_table
-from align.eval.settings import EvalConfig
+from align.eval.results import EvalConfig, Evaluation, markdown_table, print_table
 from align.runtime.progress import console
 from align.sampling.settings import InferenceConfig
 

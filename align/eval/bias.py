@@ -23,8 +23,7 @@ from align.eval.answers import (
     open_models,
     sample_once,
 )
-from align.eval.results import Evaluation, Measurement, mean_measurement, publish, share_measurement
-from align.eval.settings import EvalConfig
+from align.eval.results import EvalConfig, Evaluation, Measurement, mean_measurement, publish, share_measurement
 from align.eval.store import Json, compute_once
 from align.sampling.generation import SamplingParams
 from align.sampling.settings import InferenceConfig

@@ -23,8 +23,7 @@ from align.core.launch import run_stage
 from align.core.settings import option, require_setting
 from align.core.statistics import difference_interval
 from align.eval.answers import open_accelerator, short_names
-from align.eval.results import Better, Evaluation, Measurement, mean_measurement, publish
-from align.eval.settings import EvalConfig
+from align.eval.results import Better, EvalConfig, Evaluation, Measurement, mean_measurement, publish
 from align.eval.store import Json, compute_once, fingerprint
 from align.model_registry.registry import resolve_model
 from align.models.configs import base_of

@@ -1,13 +1,13 @@
-"""The results of an evaluation: measurements with intervals, tables, their file, and the table on the terminal."""
+"""Settings and results of evaluations: measurements with intervals, tables, their file, and the table on the terminal."""
 
 import json
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, TypeVar
 
 from accelerate import Accelerator
 from rich.console import Console
@@ -16,11 +16,63 @@ from rich.table import Table
 
 from align.core.errors import UserError, without_secrets
 from align.core.files import read_json, write_json
+from align.core.settings import Settings, option, require_setting
 from align.core.statistics import mean_interval, share_interval
-from align.eval.settings import EvalConfig
+from align.data.fields import check_id, field_error
 from align.eval.store import Json
 from align.runtime.distributed import run_on_main
 from align.training.run_folder import environment
+
+Item = TypeVar("Item")
+
+
+@dataclass(kw_only=True)
+class EvalConfig(Settings):
+    """Which models are evaluated, and where the results go."""
+
+    models: list[str] = option(
+        [], "models to evaluate, side by side: folders, LoRA adapters, run folders, hub names or built-in models"
+    )
+    output: str = option("runs/eval", "folder of the results; results already in it are not computed again", required=True)
+    table: bool = option(True, "print the measurements as a table; the files hold them in any case")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_setting(self, "models", len(set(self.models)) == len(self.models), "a list without repetitions")
+
+    def result_settings(self, *leave_out: str) -> dict[str, Any]:
+        """The settings that affect the result of a single item, without `leave_out`: stored results are valid for these."""
+        no_effect = {"models", "output", "batch_tokens", "skip_bad_rows", "table", *leave_out}
+        return {name: value for name, value in asdict(self).items() if name not in no_effect}
+
+
+@dataclass(kw_only=True)
+class EvalPromptsConfig(Settings):
+    """The prompts of tasks that let the models answer prompts."""
+
+    prompts: str = option("data/prompts_heldout.jsonl", "prompts that the models answer: file, folder or hub name")
+    limit: int = option(0, "use only this many prompts, evenly spaced over the file; 0: all", ge=0)
+
+
+def subsample(items: Sequence[Item], limit: int) -> list[Item]:
+    """`limit` of the items, evenly spaced from the first one on; 0: all."""
+    if not limit or limit >= len(items):
+        return list(items)
+    return [items[number * len(items) // limit] for number in range(limit)]
+
+
+def new_id(fields: Mapping[str, Any], number: str, seen: set[str]) -> str:
+    """Return a row's id, or its number if it has none, and add it to `seen`.
+
+    Raises:
+        UserError: if an earlier row has the same id.
+    """
+    name = check_id(fields.get("id")) or number
+    if name in seen:
+        raise field_error("id", f"{name!r} appears twice", "give each row a unique id")
+    seen.add(name)
+    return name
+
 
 Better = Literal["higher", "lower", ""]
 """Which direction of a measure is better; empty where neither is."""

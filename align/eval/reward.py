@@ -42,8 +42,16 @@ from align.eval.answers import (
     sample_answers,
 )
 from align.eval.policy_comparison import expected_best, kl_bound, response_kl, sizes_on_curve
-from align.eval.results import Evaluation, Measurement, format_value, mean_measurement, publish, share_measurement
-from align.eval.settings import EvalConfig, EvalPromptsConfig
+from align.eval.results import (
+    EvalConfig,
+    EvalPromptsConfig,
+    Evaluation,
+    Measurement,
+    format_value,
+    mean_measurement,
+    publish,
+    share_measurement,
+)
 from align.eval.store import Json, compute_once
 from align.reward.rankings import (
     ScoredRanking,

@@ -17,8 +17,16 @@ from align.data.fields import check_text, field_error, required_field, short_rep
 from align.data.readers import parse_rows
 from align.eval import toxicity_scorers
 from align.eval.answers import EvaluatedModel, TokenPrompt, open_accelerator, open_models, sample_once
-from align.eval.results import Evaluation, Measurement, mean_measurement, publish, share_measurement
-from align.eval.settings import EvalConfig, new_id, subsample
+from align.eval.results import (
+    EvalConfig,
+    Evaluation,
+    Measurement,
+    mean_measurement,
+    new_id,
+    publish,
+    share_measurement,
+    subsample,
+)
 from align.eval.store import Json, compute_once, content_hash
 from align.eval.toxicity_scorers import ToxicityScorer, open_scorer
 from align.runtime.distributed import map_across_processes

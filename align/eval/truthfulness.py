@@ -31,8 +31,7 @@ from align.eval.answers import (
     open_models,
     sample_once,
 )
-from align.eval.results import Evaluation, Measurement, publish, share_measurement
-from align.eval.settings import EvalConfig, new_id, subsample
+from align.eval.results import EvalConfig, Evaluation, Measurement, new_id, publish, share_measurement, subsample
 from align.eval.store import Json, compute_once
 from align.eval.truthfulness_judge import AnswerJudge, Aspect, load_judge
 from align.sampling.generation import SamplingParams

@@ -25,8 +25,7 @@ from align.data.fields import check_flags, check_texts, field_error
 from align.data.readers import parse_rows, read_records
 from align.data.records import FLAGS, RATINGS, VERDICTS, RuleJudgment
 from align.eval.answers import open_accelerator
-from align.eval.results import Better, Evaluation, Measurement, mean_measurement, publish, share_measurement
-from align.eval.settings import EvalConfig
+from align.eval.results import Better, EvalConfig, Evaluation, Measurement, mean_measurement, publish, share_measurement
 from align.eval.store import Json, content_hash
 from align.sampling.settings import InferenceConfig
 

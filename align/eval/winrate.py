@@ -28,8 +28,7 @@ from align.eval.pairwise import (
     pair_table,
     win_rate,
 )
-from align.eval.results import Evaluation, Measurement, publish
-from align.eval.settings import EvalConfig, EvalPromptsConfig
+from align.eval.results import EvalConfig, EvalPromptsConfig, Evaluation, Measurement, publish
 from align.eval.store import CHUNK, Json, compute_once, fingerprint
 from align.runtime.distributed import map_across_processes
 from align.runtime.endpoint import RESUME_HINT, EndpointConfig, question_version, request_verdicts

@@ -10,7 +10,7 @@ from align.core.seeds import RngStream
 from align.data.readers import FewShotPrompt, read_few_shot_prompt
 from align.eval.answers import open_accelerator, open_models, respond, sample_answers, short_names
 from align.eval.bias import BiasConfig
-from align.eval.settings import EvalConfig, subsample
+from align.eval.results import EvalConfig, subsample
 from align.eval.store import fingerprint
 from align.eval.toxicity import ToxicityConfig
 from align.eval.winrate import WinrateConfig

@@ -20,8 +20,7 @@ from align.data.fields import check_texts, required_field
 from align.data.readers import parse_rows, read_records
 from align.data.records import VERDICTS, RuleJudgment
 from align.eval.answers import open_accelerator
-from align.eval.results import Evaluation, Measurement, mean_measurement, publish, share_measurement
-from align.eval.settings import EvalConfig
+from align.eval.results import EvalConfig, Evaluation, Measurement, mean_measurement, publish, share_measurement
 from align.eval.store import Json, compute_once, content_hash
 from align.eval.verdicts import FOLLOWS, UNSURE, VIOLATES, ResponseVotes, verdict_table, violation_measurements
 from align.extras.rules.judgments import read_rules
