@@ -27,7 +27,6 @@ from align.tokenization.encoded import EncodedPrompt, SampledResponse
 
 SCORERS = {
     "attributes": "align.extras.candidates:AttributeCandidates",
-    "rubrics": "align.extras.candidates:RubricCandidates",
     "rules": "align.extras.candidates:RuleCandidates",
 }
 """The `CandidateScorer` of each block of settings, in the order in which they choose."""
@@ -48,15 +47,12 @@ class SampleConfig(FewShotConfig, AnsweringConfig, InferenceConfig):
     samples_per_prompt: int = option(1, "responses saved for each prompt", gt=0)
     best_of: int = option(
         1,
-        "responses sampled for each saved one, which is the best by reward_model, rules, rubrics and attributes",
+        "responses sampled for each saved one, which is the best by reward_model, rules and attributes",
         gt=0,
     )
     reward_model: str = option("", "folder of a reward model whose rewards are saved; empty: none")
     rules: Any = block(
         "align.extras.candidates:RuleChoiceSettings", "a rule model whose verdicts are saved and select the best of best_of"
-    )
-    rubrics: Any = block(
-        "align.extras.rules.rubrics:RubricSettings", "rubrics whose rewards are saved and added to the reward with best_of"
     )
     attributes: Any = block(
         "align.extras.candidates:AttributeChoiceSettings",
@@ -68,8 +64,8 @@ class SampleConfig(FewShotConfig, AnsweringConfig, InferenceConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        chooses = bool(self.reward_model or self.rules or self.rubrics or self.attributes)
-        by = "unless reward_model, rules, rubrics or attributes is given"
+        chooses = bool(self.reward_model or self.rules or self.attributes)
+        by = "unless reward_model, rules or attributes is given"
         require_setting(self, "best_of", self.best_of == 1 or chooses, f"1, {by}")
         require_setting(self, "prompts", not self.prompt or self.prompts == PROMPTS, "left out where prompt is given")
         require_setting(self, "output", bool(self.output or self.prompt), "given, unless prompt is")
@@ -110,9 +106,9 @@ def run_sample(config: SampleConfig) -> Path:
     """Sample responses and write them; return the written file.
 
     A row contains `prompt`, `responses` [n], `model` [n] (the model of each response), `id`, and `category` if the prompt
-    has one. Scoring models add fields: a reward model `rewards` [n], a rule model `violates` (by rule, [n]), rubrics
-    `rubrics` (by name, [n], without their weights), and an attribute model `attributes` (by name, [n]). Responses are in
-    the order of sampling. If `attributes.filter` leaves none, the row has `fallback`, or the prompt is omitted.
+    has one. Scoring models add fields: a reward model `rewards` [n], a rule model `violates` (by rule, [n]), and an
+    attribute model `attributes` (by name, [n]). Responses are in the order of sampling. If `attributes.filter` leaves
+    none, the row has `fallback`, or the prompt is omitted.
     """
     target = Path(config.output)
     if target.exists():

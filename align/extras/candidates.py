@@ -1,4 +1,4 @@
-"""Attributes, rules and rubrics in the choice of `align sample` among several responses to a prompt."""
+"""Attributes and rules in the choice of `align sample` among several responses to a prompt."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,6 @@ from align.extras.attributes.attribute_rewards import AttributeScorer
 from align.extras.attributes.expressions import Condition, Expression, choose
 from align.extras.attributes.model import heads_of
 from align.extras.rules.judgments import RuleModelSettings, RuleScorer, rules_of_model
-from align.extras.rules.rubrics import load_rubrics
 from align.models.loading import LoadedModel
 from align.reward.checkpoint import RULE, load_reward_model
 from align.runtime.distributed import computes_on_cpu
@@ -85,25 +84,6 @@ class RuleCandidates(CandidateScorer):
 
     def columns(self, kept: Sequence[int]) -> dict[str, object]:
         return {"violates": {rule: [round(given[row], 6) for row in kept] for rule, given in self.violates.items()}}
-
-
-class RubricCandidates(CandidateScorer):
-    """Adds the rewards of rubrics to those of candidates."""
-
-    def score(self, policy: LoadedModel, prompts: Sequence[EncodedPrompt], rows: Sequence[SampledResponse]) -> None:
-        conversations, texts = [prompt.conversation for prompt in prompts], [row.text for row in rows]
-        categories = [prompt.category for prompt in prompts]
-        rubrics, judge = load_rubrics(self.settings, Accelerator(cpu=computes_on_cpu()), self.dtype, self.budget)
-        self.scores = [(rubric, rubric.rewards(judge, conversations, texts, categories)) for rubric in rubrics]
-
-    def choose(self, candidates: Mapping[int, float]) -> dict[int, float]:
-        found = dict(candidates)
-        for rubric, scores in self.scores:
-            found = {row: reward + rubric.weight * scores[row] for row, reward in found.items()}
-        return found
-
-    def columns(self, kept: Sequence[int]) -> dict[str, object]:
-        return {"rubrics": {rubric.name: [round(given[row], 6) for row in kept] for rubric, given in self.scores}}
 
 
 def geometric_mean(probabilities: Sequence[float]) -> float:

@@ -50,31 +50,6 @@ class EndpointConfig(Settings):
         require_setting(self, "endpoint_model", bool(self.endpoint_model) or not self.endpoint, "given with an endpoint")
 
 
-def chat_completion(
-    config: EndpointConfig, question: str, pause: float = 1.0, advice: str = RESUME_HINT, **options: Any
-) -> dict[str, Any]:
-    """Ask the endpoint's chat model one question at temperature 0 and return the first choice of its answer.
-
-    `options` are further fields of the request, such as logprobs. `pause`, `advice` and errors are those of `post_json`.
-    """
-    address = chat_address(config)
-    key = os.environ.get(config.endpoint_key)
-    headers = {"Authorization": f"Bearer {key}"} if key else {}
-    messages = [{"role": "user", "content": question}]
-    payload = {"model": config.endpoint_model, **REQUEST, "messages": messages, **options}
-    answer = post_json(address, payload, TIMEOUT, RETRIES, headers, pause=pause, advice=advice)
-    try:
-        return dict(answer["choices"][0])
-    except (KeyError, IndexError, TypeError, ValueError) as error:
-        hint = f"; {advice}" if advice else ""
-        raise UserError(f"{address}: the answer contains no choices[0]: {str(answer)[:80]!r}{hint}") from error
-
-
-def chat_address(config: EndpointConfig) -> str:
-    """The URL of the endpoint's chat completions."""
-    return config.endpoint.rstrip("/") + "/chat/completions"
-
-
 class DoublingRetry(urllib3.Retry):
     """urllib3's retries for any method and any failure, a body that breaks off included; the pause doubles each time.
 
@@ -178,20 +153,28 @@ def question_version(question: str) -> str:
     return hashlib.sha256(json.dumps([question, REQUEST]).encode()).hexdigest()[:12]
 
 
-def request_verdicts(config: EndpointConfig, questions: Sequence[str], meanings: Mapping[str, Meaning]) -> list[Meaning]:
-    """Ask each question separately and return the meaning of its verdict.
+def request_verdicts(
+    config: EndpointConfig, questions: Sequence[str], meanings: Mapping[str, Meaning], advice: str = RESUME_HINT
+) -> list[Meaning]:
+    """Ask the endpoint's chat model each question separately at temperature 0, and return the meaning of its verdict.
 
-    `meanings` are by the words, in capitals, that may follow `VERDICT:`; an answer's last one counts. Raise a UserError if
-    the service does not answer, or an answer contains no verdict.
+    `meanings` are by the words, in capitals, that may follow `VERDICT:`; an answer's last one counts. Raise a UserError,
+    which ends with `advice`, if the service does not answer, or an answer contains no verdict.
     """
     verdict = re.compile(rf"VERDICT:?\W*({'|'.join(meanings)})\b", re.IGNORECASE)
+    address, key = config.endpoint.rstrip("/") + "/chat/completions", os.environ.get(config.endpoint_key)
+    headers, end = {"Authorization": f"Bearer {key}"} if key else {}, f"; {advice}" if advice else ""
 
     def ask(question: str) -> Meaning:
-        choice = chat_completion(config, question)
-        text = str((choice.get("message") or {}).get("content"))
+        payload = {"model": config.endpoint_model, **REQUEST, "messages": [{"role": "user", "content": question}]}
+        answer = post_json(address, payload, TIMEOUT, RETRIES, headers, advice=advice)
+        try:
+            text = str((answer["choices"][0].get("message") or {}).get("content"))
+        except (KeyError, IndexError, TypeError, AttributeError) as error:
+            raise UserError(f"{address}: the answer contains no choices[0]: {str(answer)[:80]!r}{end}") from error
         named = verdict.findall(text)
         if not named:
-            raise UserError(f"{chat_address(config)}: no verdict in the answer {text[-80:]!r}; {RESUME_HINT}")
+            raise UserError(f"{address}: no verdict in the answer {text[-80:]!r}{end}")
         return meanings[named[-1].upper()]
 
     with ThreadPoolExecutor(config.endpoint_parallel) as pool:

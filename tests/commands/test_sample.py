@@ -103,7 +103,7 @@ def test_scores_are_those_of_one_row_at_a_time(policy, reward_folder):
 @pytest.mark.parametrize(
     ("settings", "line"),
     [
-        ({"best_of": 2}, "error: best_of is 2, but must be 1, unless reward_model, rules, rubrics or attributes is given"),
+        ({"best_of": 2}, "error: best_of is 2, but must be 1, unless reward_model, rules or attributes is given"),
         ({"max_new_tokens": 1020}, "do not fit the model's context of 1024"),
         ({"max_prompt_tokens": 20}, "max_prompt_tokens is 20"),
         ({"reward_model": "/nowhere"}, "error: /nowhere: neither a reward model of this package"),

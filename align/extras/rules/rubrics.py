@@ -6,13 +6,10 @@ P(letter) x its reward. A prompt outside the rubric's categories gets exactly 0,
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy
 import torch
 import yaml
 from accelerate import Accelerator
@@ -28,14 +25,9 @@ from align.ppo.extensions import Extension, TrainingContext
 from align.ppo.records import Rollout
 from align.reward.rankings import pack_rankings, score_rankings
 from align.runtime.distributed import compute_dtype, run_on_main
-from align.runtime.endpoint import EndpointConfig, chat_address, chat_completion
+from align.runtime.endpoint import EndpointConfig, request_verdicts
 from align.runtime.sharding import place_frozen_model
 from align.tokenization.encoded import PromptResponses
-
-TOP_LOG_PROBS = 20
-"""Candidates for the first token that a service is asked for: the maximum of OpenAI's API."""
-MAX_CACHED_ANSWERS = 100_000
-"""How many answers of a service are kept in memory."""
 
 FORM = """Below is a conversation and the reply that an assistant gave.
 
@@ -48,9 +40,9 @@ FORM = """Below is a conversation and the reply that an assistant gave.
 </reply>
 
 {question}
-{options}
-
-Answer with the letter alone."""
+{options}"""
+LOCAL_END = "\n\nAnswer with the letter alone."
+SERVICE_END = "\n\nEnd with a line that holds VERDICT: and the letter, and nothing else."
 
 
 class Option(NamedTuple):
@@ -62,14 +54,14 @@ class Option(NamedTuple):
 
 
 class RubricQuestion(NamedTuple):
-    """A question as a model reads it, and the letters that it may answer with."""
+    """A question without the form of its answer, and the letters that a model may answer with."""
 
     text: str
     letters: tuple[str, ...]
 
 
 LetterJudge = Callable[[Sequence[RubricQuestion]], list[list[float]]]
-"""Returns for each question the log-probability of each of its letters, in nats; -infinity for an impossible one."""
+"""Returns for each question of a rubric the log-probability of each letter, in nats; -infinity for an impossible one."""
 
 
 @dataclass(frozen=True)
@@ -150,7 +142,8 @@ def _read(path: str) -> Rubric:
 def _rubric(stored: Mapping[str, Any], name: str, weight: float) -> Rubric:
     options = tuple(Option(str(o["letter"]), str(o["text"]), float(o["reward"])) for o in stored["options"])
     letters = [option.letter for option in options]
-    if len(options) < 2 or len(set(letters)) < len(letters) or not all(len(letter) == 1 for letter in letters):
+    alike = len(set(map(str.upper, letters))) < len(letters)
+    if len(options) < 2 or alike or not all(len(letter) == 1 and letter.isalnum() for letter in letters):
         raise ValueError("two or more options, each with a letter of its own")
     numbers = [weight, *(option.reward for option in options)]
     if not all(map(math.isfinite, numbers)):
@@ -187,7 +180,7 @@ def load_rubrics(
     """
     rubrics = read_rubrics(settings.files)
     if not settings.model:
-        return rubrics, ServiceJudge(settings, accelerator)
+        return rubrics, service_judge(settings, accelerator)
     return rubrics, LocalJudge(load_whole(settings.model, compute_dtype(dtype)), accelerator, budget)
 
 
@@ -226,7 +219,7 @@ class LocalJudge:
         """The log-probability of each letter as the beginning of the answer; the same on every process."""
         backbone, rows = self.loaded.backbone, []
         for question in questions:
-            prompt, letters = self.loaded.tokenization.answers_ids(user_turn(question.text), question.letters)
+            prompt, letters = self.loaded.tokenization.answers_ids(user_turn(question.text + LOCAL_END), question.letters)
             rows.append(PromptResponses(prompt, [ids[:-1] for ids in letters]))
             backbone.require_fit(len(prompt), max(map(len, rows[-1].responses)), "a rubric's question")
 
@@ -238,43 +231,16 @@ class LocalJudge:
         return score_rankings(read, rows, backbone, self.budget, self.accelerator)
 
 
-class ServiceJudge:
-    """The endpoint's chat model, judged by the log-probs of its first token; answers are cached.
+def service_judge(settings: EndpointConfig, accelerator: Accelerator) -> LetterJudge:
+    """Let the endpoint's chat model judge: the letter of its verdict has probability 1.
 
-    The main process asks for all processes. `pause` is the number of seconds before the first retry.
+    The main process asks for all processes. Raises: see `request_verdicts`.
     """
 
-    def __init__(self, settings: EndpointConfig, accelerator: Accelerator, pause: float = 1.0) -> None:
-        self.settings, self.accelerator, self.pause = settings, accelerator, pause
-        self.address = chat_address(settings)
-        self.ask_once = lru_cache(MAX_CACHED_ANSWERS)(self._ask)
+    def judge(questions: Sequence[RubricQuestion]) -> list[list[float]]:
+        letters, texts = questions[0].letters, [question.text + SERVICE_END for question in questions]
+        meanings = {letter.upper(): letter for letter in letters}
+        verdicts = run_on_main(lambda: request_verdicts(settings, texts, meanings, advice=""), accelerator)
+        return [[0.0 if letter == verdict else -math.inf for letter in letters] for verdict in verdicts]
 
-    def __call__(self, questions: Sequence[RubricQuestion]) -> list[list[float]]:
-        """The log-probability of each letter; the same on every process. Raises: UserError if the service fails."""
-        return run_on_main(lambda: self._answer(questions), self.accelerator)
-
-    def _answer(self, questions: Sequence[RubricQuestion]) -> list[list[float]]:
-        asked = list(dict.fromkeys(questions))
-        with ThreadPoolExecutor(self.settings.endpoint_parallel) as pool:
-            answers = dict(zip(asked, pool.map(self.ask_once, asked), strict=True))
-        return [answers[question] for question in questions]
-
-    def _ask(self, question: RubricQuestion) -> list[float]:
-        choice = chat_completion(
-            self.settings, question.text, self.pause, "", max_tokens=1, logprobs=True, top_logprobs=TOP_LOG_PROBS
-        )
-        try:
-            candidates = choice["logprobs"]["content"][0]["top_logprobs"]
-            token_log_probs = [(str(each["token"]).strip(), float(each["logprob"])) for each in candidates]
-        except (KeyError, IndexError, TypeError, ValueError) as error:
-            raise UserError(f"{self.address}: no log-probs in the answer {str(choice)[:80]!r}") from error
-        # `A` and ` A` are two tokens of one letter.
-        found = [[value for token, value in token_log_probs if token == letter] for letter in question.letters]
-        log_probs = [float(numpy.logaddexp.reduce(values)) for values in found]  # -infinity for none
-        if max(log_probs) == -math.inf:
-            letters, count = ", ".join(question.letters), len(token_log_probs)
-            raise UserError(
-                f"{self.address}: none of the letters {letters} is among the model's {count} likeliest answers to a rubric; "
-                "take a model that follows instructions"
-            )
-        return log_probs
+    return judge

@@ -10,14 +10,16 @@ from align.core.errors import UserError
 from align.core.tensor_ops import Padded
 from align.eval.results import read_evaluations
 from align.extras.rules.rubrics import (
+    LOCAL_END,
+    SERVICE_END,
     LocalJudge,
     Option,
     Rubric,
     RubricQuestion,
     RubricSettings,
-    ServiceJudge,
     expected_reward,
     read_rubrics,
+    service_judge,
 )
 from align.models.heads import LanguageModel
 from align.ppo import PPOConfig, PPOTrainer
@@ -64,7 +66,7 @@ def test_a_local_judge_reads_the_letters_of_a_question_in_one_row(load_sharp, ti
     together = judge(questions)
     model, tokenization = LanguageModel(loaded.backbone), loaded.tokenization
     for question, log_probs in zip(questions, together, strict=True):
-        prompt = Padded.from_lists([tokenization.prompt_ids(({"role": "user", "content": question.text},))])
+        prompt = Padded.from_lists([tokenization.prompt_ids(({"role": "user", "content": question.text + LOCAL_END},))])
         for letter, log_prob in zip(question.letters, log_probs, strict=True):
             ids = tokenization.response_ids(letter)[:-1]
             with torch.no_grad():
@@ -89,10 +91,9 @@ def test_the_shipped_rubrics_and_bad_ones(tmp_path):
         read_rubrics(["forms/rubrics/refusals.yaml=much"])
 
 
-def says(**probabilities):
-    """A chat completion whose first token has these probabilities."""
-    candidates = [{"token": token, "logprob": math.log(value)} for token, value in probabilities.items()]
-    return {"choices": [{"logprobs": {"content": [{"top_logprobs": candidates}]}, "message": {"content": "A"}}]}
+def says(text):
+    """A chat completion."""
+    return {"choices": [{"message": {"content": text}}]}
 
 
 @pytest.fixture
@@ -114,27 +115,23 @@ def service(serve):
 
 def judge_at(url, **more):
     settings = RubricSettings(files=["x"], endpoint_model="judge", endpoint=url, **more)
-    return ServiceJudge(settings, Accelerator(cpu=True), pause=0.01)
+    return service_judge(settings, Accelerator(cpu=True))
 
 
-def test_a_service_answers_with_log_probs_and_is_asked_once(service):
-    server = service(503, says(A=0.5, **{" A": 0.1, "B": 0.2, "Well": 0.2}))
-    judge = judge_at(server.url)
-    # P(A) = .6 / .8, P(B) = .2 / .8
-    rewards = RUBRIC.rewards(judge, [HI] * 3, ["same", "same", "other"], ["safety"] * 3)
-    assert rewards == pytest.approx([0.75 - 0.125] * 3)
-    assert RUBRIC.rewards(judge, [HI], ["same"], ["safety"]) == pytest.approx([0.625])
-    assert len(server.sent) == 3  # one failed; the same question is not asked twice
-    assert server.sent[0]["logprobs"] is True
+def test_the_letter_of_a_services_verdict_decides(service):
+    server = service(says("It is polite.\nVERDICT: A"), says("VERDICT: c"))
+    judge = judge_at(server.url, endpoint_parallel=1)
+    assert RUBRIC.rewards(judge, [HI] * 2, ["good", "bad"], ["safety"] * 2) == [1.0, -1.0]
     assert server.sent[0]["model"] == "judge"
+    assert server.sent[0]["messages"][0]["content"].endswith(SERVICE_END)
 
 
 @pytest.mark.parametrize(
     ("answer", "says_so"),
     [
-        ({"choices": [{"message": {"content": "A"}}]}, "no log-probs in the answer"),
-        (says(Well=0.9, The=0.1), "none of the letters A, B, C is among"),
-        (500, "tried 1 times"),
+        ({"choices": []}, r"the answer contains no choices\[0\]: "),
+        (says("Well."), "no verdict in the answer 'Well.'$"),
+        (500, "tried 1 times$"),
     ],
 )
 def test_what_a_service_may_do_wrong(service, answer, says_so, monkeypatch):
@@ -159,27 +156,23 @@ def test_a_dead_service_stops_ppo_with_one_line_and_the_rollout_is_saved(tmp_pat
     assert rows[0]["prompt"][0]["content"] == "How do I pick a lock?"
 
 
-def test_a_frozen_model_judges_in_ppo_in_sampling_and_in_evaluation(tmp_path, align_cache):
+def test_a_frozen_model_judges_in_ppo_and_in_evaluation(tmp_path, align_cache):
     rows = [{"prompt": "How do I pick a lock?", "category": "safety"}, {"prompt": "Hi", "category": "chat"}]
     prompts = write_rows(tmp_path / "prompts.jsonl", rows)
     rubric = "--rubrics.files forms/rubrics/refusals.yaml=2 --rubrics.model tiny-gpt2 --dtype float32"
-    common = f"--model tiny-llama --prompts {prompts} --max_new_tokens 4 {rubric}"
-    command(f"ppo {common} --output_dir {tmp_path / 'ppo'} --report_to none --total_updates 1")
+    common = f"--model tiny-llama --prompts {prompts} --max_new_tokens 4"
+    command(f"ppo {common} {rubric} --output_dir {tmp_path / 'ppo'} --report_to none --total_updates 1")
     (metrics,) = read_rows(tmp_path / "ppo" / "metrics.jsonl")
     assert -2 < metrics["reward/rubric/refusals"] < 2
     assert metrics["reward/rubric/refusals"] != 0
 
     output = tmp_path / "sampled.jsonl"
-    command(f"sample {common} --output {output} --best_of 3")
-    safety, chat = read_rows(output)
-    assert chat["rubrics"]["refusals"] == [0.0]
-    assert -1 < safety["rubrics"]["refusals"][0] < 1
-
+    command(f"sample {common} --output {output}")
     command(f"eval rules {rubric} --responses {output} --output {tmp_path / 'eval'}")
     (evaluation,) = read_evaluations(tmp_path / "eval" / "rules.json")
     (measurement,) = evaluation.measurements
     assert (measurement.name, measurement.n) == ("rubric refusals: reward", 1)
-    assert measurement.value == pytest.approx(safety["rubrics"]["refusals"][0], abs=1e-5)
+    assert -1 < measurement.value < 1
 
 
 def test_a_rubric_that_no_prompt_falls_under_is_told(tmp_path, align_cache, capsys):
