@@ -234,7 +234,6 @@ def _row_of(item: Any) -> Any:
 
 
 def _with_prefix(record: R, prefix: str) -> R:
-    """Return a record whose first user turn begins with `prefix`."""
     turns = list(record.prompt)
     if getattr(record, "ids", None) is not None:
         raise UserError("task_prefixes: a prefix cannot be put before prompts that are token ids (input_ids)")

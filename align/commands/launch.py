@@ -68,7 +68,6 @@ def first_failure(failures: "dict[int, ProcessFailure]") -> "tuple[int, ProcessF
 
 
 def _forward_signal(number: int, _frame: FrameType | None) -> None:
-    """Forward a signal to the processes that this one has started."""
     import psutil
 
     for child in psutil.Process(os.getpid()).children():

@@ -165,7 +165,6 @@ def _require_names(settings: type[Any], given: Iterable[str], prefix: str = "") 
 
 
 def _as_block(name: str, value: object, path: str) -> object:
-    """The value of a block as an object of its class."""
     block_class = import_object(path)
     if isinstance(value, block_class):
         return value
@@ -190,7 +189,6 @@ def declarations(settings: type[Any]) -> dict[str, tuple[Any, Range]]:
 
 
 def _converted(name: str, value: object, hint: Any) -> object:
-    """A value as the type of its setting."""
     if get_origin(hint) is list:
         items = list(value) if isinstance(value, list | tuple) else [value]
         return [_converted(name, item, get_args(hint)[0]) for item in items]

@@ -54,7 +54,6 @@ class _Parser(ArgumentParser):
 
 
 def _reading(hint: Any) -> dict[str, Any]:
-    """How argparse reads the words of a setting of a type."""
     if get_origin(hint) is list:
         return {"nargs": "+", "type": get_args(hint)[0]}
     if get_origin(hint) is Literal:
@@ -109,7 +108,6 @@ def parse(config_class: type[Settings], arguments: Sequence[str], program: str |
 
 
 def _given_blocks(config_class: type[Any], names: Sequence[str], files: Sequence[yaml.MappingNode]) -> list[str]:
-    """The blocks that the command line or a file has settings of."""
     keys = [(str(key.value), value) for file in files for key, value in file.value]
     given = {key for key, value in keys if isinstance(value, yaml.MappingNode)}
     given |= {name.partition(".")[0] for name in (*names, *(key for key, _ in keys)) if "." in name}
@@ -264,7 +262,6 @@ def help_text(config_class: type[Any], program: str, everything: bool) -> str:
 
 
 def _add(section: Any, settings: type[Any], names: Sequence[str], prefix: str = "") -> None:
-    """Add settings to a group of argparse's help."""
     hints, declared = get_type_hints(settings), {item.name: item for item in fields(settings)}
     for name in names:
         default, text = default_of(declared[name]), declared[name].metadata["help"]

@@ -154,7 +154,6 @@ def _prompt_facts(records: Sequence[Record]) -> list[tuple[str, str]]:
 
 
 def _kind_facts(records: Sequence[Any]) -> list[tuple[str, str]]:
-    """Facts of records of one kind that no other kind has."""
     match records[0]:
         case Ranking():
             sizes = Counter(len(record.responses) for record in records)
@@ -307,7 +306,6 @@ def describe_overlap(training: str, evaluation: str) -> str:
 
 
 def _texts_of_rows(source: str | os.PathLike[str]) -> Iterator[tuple[str, list[list[str]]]]:
-    """Where each row is, and the words of each of its texts."""
     for row in iter_rows(os.fspath(source)):
         yield row.where, [_WORD.findall(text.lower().replace("_", " ")) for text in _texts(row.row)]
 

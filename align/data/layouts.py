@@ -122,7 +122,6 @@ def is_whole_pair(row: Row) -> bool:
 
 
 def _pair_of_conversations(row: Row, chosen: Conversation, rejected: Conversation) -> list[Record]:
-    """A ranking of the last turns of two conversations that are equal before them."""
     for field, turns in (("chosen", chosen), ("rejected", rejected)):
         if turns[-1]["role"] != "assistant":
             raise field_error(field, "ends with a user turn", "end it with the response")

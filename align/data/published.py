@@ -178,13 +178,10 @@ def _tagged_prompt(row: Row) -> Fields:
 
 
 def _completion(field: str) -> Reader:
-    """The answer to imitate."""
     return lambda row: {"completion": check_text(row[field], field)}
 
 
 def _pair(chosen: str, rejected: str) -> Reader:
-    """A pair of texts in two fields."""
-
     def answers(row: Row) -> Fields:
         texts = [check_text(row.get(name), name) for name in (chosen, rejected)]
         if texts[0] == texts[1]:
@@ -279,7 +276,6 @@ def _scores(entries: Sequence[Row], field: str, *names: str) -> list[float]:
 
 
 def _nectar(row: Row) -> Fields:
-    """Seven answers with ranks, 1 for the best."""
     answers = _objects(row["answers"], "answers", "{answer, rank}")
     texts = _texts(answers, "answers", "answer")
     return _ranked(answers, texts, [-rank for rank in _scores(answers, "answers", "rank")])

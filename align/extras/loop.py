@@ -84,7 +84,6 @@ class Loop:
         return ""
 
     def _sample(self, number: int, folder: Path) -> dict[str, Any]:
-        """Sample answers of the fine-tuned model and of the last round's policy to new prompts."""
         config = self.config
         used = {row["id"] for earlier in range(1, number) for row in self._rows(earlier, "prompts.jsonl")}
         random = generator(config.seed, RngStream.LOOP_PROMPTS, number)
@@ -163,7 +162,6 @@ class Loop:
         return {"model": str(run_unless_finished(run_ppo, config))}
 
     def _compare(self, number: int, folder: Path) -> dict[str, Any]:
-        """Compare the round's policy with the fine-tuned model on held-out prompts, by reward and by a simulated labeler."""
         prompts = read_records(self.config.evaluation_prompts, Prompt)
         comparison = compare_policies(
             self.config.model,

@@ -30,8 +30,6 @@ _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 @dataclass(frozen=True)
 class _RegisteredModel:
-    """A model that is made on this machine."""
-
     description: str
     build: Callable[[Path, Path], None]
     """`build(folder, work)` fills an empty folder; `work` is a scratch folder, deleted afterward."""
@@ -197,7 +195,6 @@ def _build_atomically(build: Callable[[Path, Path], None], target: Path) -> None
 
 @contextmanager
 def _no_progress_bars() -> Iterator[None]:
-    """Turn off transformers' progress bars; restore the caller's setting afterward."""
     from transformers.utils import logging
 
     was_enabled = logging.is_progress_bar_enabled()

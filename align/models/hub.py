@@ -87,7 +87,6 @@ def _operations(folder: Path) -> Iterator[CommitOperationAdd]:
 
 
 def _public_card(path: Path) -> str:
-    """Return the card without a base model that is no hub name."""
     try:
         card = ModelCard(path.read_text(encoding="utf-8"), ignore_metadata_errors=False)
     except (OSError, ValueError, TypeError, AttributeError, yaml.YAMLError) as error:
@@ -112,12 +111,10 @@ def _public_adapter_config(path: Path) -> str:
 
 
 def _title(folder: Path) -> str:
-    """The first heading of the card, for the message of the commit."""
     card = folder / "README.md"
     found = re.search(r"^# (.+)$", card.read_text(encoding="utf-8"), re.M) if card.exists() else None
     return found.group(1) if found else "model"
 
 
 def _reason(error: Exception) -> str:
-    """The first line of the hub's error without the request's number."""
     return re.sub(r" *\(Request ID: [^)]*\)", "", first_line(error))

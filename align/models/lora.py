@@ -187,7 +187,6 @@ def require_same_lora(config: ModelConfig, model: PreTrainedModel, stored: PeftC
 
 
 def _wanted_layers(model: PreTrainedModel, targets: str) -> set[str]:
-    """Return the layers of an adapted model that `lora_target_modules` asks for."""
     if targets != ALL_LINEAR:
         endings = tuple(f".{target}" for target in targets.split(","))
         return {name for name, _ in model.named_modules() if f".{name}".endswith(endings)}

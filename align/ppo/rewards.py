@@ -75,7 +75,6 @@ class Rewards:
         return run_on_main(call_all, self.accelerator) if self.functions and self.accelerator else call_all()
 
     def _of_models(self, rollout: Rollout) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """The combined reward of the models; if there are several, also each one's reward and their disagreement."""
         if not self.models:
             return {}, {}
         rewards = torch.stack([torch.tensor(model(rollout.sampled_responses)) for model in self.models])

@@ -127,7 +127,6 @@ class VLLMServer:
             self.client.reset_prefix_cache()  # type: ignore[no-untyped-call]
 
     def _sample_rows(self, prompts: Sequence[list[int]], sampling: SamplingParams, seeds: list[int]) -> list[Row]:
-        """Request several rows at a time."""
         pool = ThreadPoolExecutor(ROWS_AT_ONCE)
         try:
             return list(pool.map(self._sample_row, prompts, repeat(sampling), seeds))

@@ -341,7 +341,6 @@ class PairTokenization(Tokenization):
 
 
 def _shared(first: Sequence[int], second: Sequence[int]) -> int:
-    """Return the length of the common prefix."""
     pairs = enumerate(zip(first, second, strict=False))
     return next((place for place, (a, b) in pairs if a != b), min(len(first), len(second)))
 

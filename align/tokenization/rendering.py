@@ -119,7 +119,6 @@ class ChatRenderer:
         return full[:start], full[start + len(plain) :]
 
     def _complete(self, template: str) -> str:
-        """Add the tokens that begin and end a prompt to the template."""
         if template in NAMED_TEMPLATES.values() and self.opening_ids:
             opening = self._spelled(self.opening_ids)
             # Llama 2's tokenizer puts a space before a text's first word, but not after a special token.

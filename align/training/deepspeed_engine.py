@@ -64,7 +64,6 @@ class DeepSpeedEngine(TrainEngine):
         self.average = WeightAverage(self._shards(), average_decay) if average_decay else None
 
     def _shards(self) -> dict[str, Tensor]:
-        """This process's flat float32 masters under ZeRO 1 and 2."""
         return {str(number): flat.data for number, flat in enumerate(self.module.optimizer.single_partition_of_fp32_groups)}
 
     @contextmanager

@@ -212,7 +212,6 @@ class Run:
             self.callbacks.saved()
 
     def _save_and_stop(self, checkpoint: "Checkpoint", update: int, states: dict[str, Any] | None = None) -> NoReturn:
-        """Save an update, unless it is saved, and raise `Stopped`."""
         with self.stop.saving():
             if update != self.saved:
                 self._save(checkpoint, update, states)

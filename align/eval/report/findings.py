@@ -115,7 +115,6 @@ def summarize_run(run: RunData) -> Summary:
 
 
 def _add_sft_findings(summary: Summary, stage: StageRun) -> None:
-    """Compare the first validation loss with the lowest."""
     series = stage.series("validation/loss")
     if not series:
         return

@@ -94,7 +94,6 @@ def render_run_page(run: RunData) -> str:
 
 
 def _section(stage: StageRun, run: RunData, summary: Summary) -> dict[str, Any]:
-    """A stage's part of the page: a line of key numbers, the plots, and name and value of each setting."""
     settings = [(name, ", ".join(map(str, each)) if isinstance(each, list) else each) for name, each in stage.config.items()]
     return {
         "stage": stage.stage,

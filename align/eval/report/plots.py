@@ -212,7 +212,6 @@ def stage_plots(stage: StageRun, run: RunData, summary: Summary) -> list[Plot]:
 
 
 def _with_limit(chart: Chart, stage: StageRun) -> Chart:
-    """The chart of KL with the limit, which is drawn where the policy came near it."""
     limit = max_kl(stage)
     if not math.isfinite(limit):
         return chart

@@ -248,5 +248,4 @@ def compute_texts(
 
 
 def _learned(item: RatedText) -> int:
-    """Tokens that the generator learns."""
     return sum(sum(part.learned) for part in item.parts)

@@ -287,7 +287,6 @@ def _text_of(rule: str, known: Mapping[str, str], where: str) -> str:
 
 
 def _read(path: str) -> tuple[str, dict[str, str]]:
-    """The file's name and its rules, or its one rule."""
     single = _RULES_FILE.fullmatch(path)
     file = single["file"] if single else path
     try:

@@ -154,7 +154,6 @@ def _parts(preference: Tensor, violations: Violations) -> dict[str, Tensor]:
 
 
 def _scale(name: str, moments: RunningMoments) -> tuple[float, float]:
-    """Mean and deviation that a part is normalized by."""
     if name == PREFERENCE:
         return moments.mean, moments.std
     return moments.mean, max(LEAST_DEVIATION, moments.std if moments.squares else 0.0)

@@ -172,7 +172,6 @@ class RuleForm:
         }
 
     def _score(self, engine: TrainEngine, judged: list[EncodedJudgments], budget: int) -> list[ScoredJudgment]:
-        """Return the model's probabilities for judged responses, on every process."""
         if not judged:
             return []
 

@@ -152,7 +152,6 @@ def with_every_layer(model: PreTrainedModel, step: int) -> PreTrainedModel:
 
 
 def _stacks(model: PreTrainedModel) -> dict[str, nn.ModuleList]:
-    """Return the lists of layers by their names: one of a decoder, two of an encoder-decoder."""
     counts = {getattr(model.config, name, None) for name in LAYER_COUNTS}
     found: dict[str, nn.ModuleList] = {}
     for name, module in model.named_modules():
@@ -163,7 +162,6 @@ def _stacks(model: PreTrainedModel) -> dict[str, nn.ModuleList]:
 
 
 def _shorten_config(config: PreTrainedConfig, step: int) -> None:
-    """Set the config's number of layers, and shorten its lists with an entry for each layer."""
     stored = config.to_dict()
     for name in LAYER_COUNTS:
         if isinstance(stored.get(name), int):

@@ -35,7 +35,6 @@ class StaticDecodingState(DecodingState):
         self._reserve()
 
     def _reserve(self) -> None:
-        """Move the growing cache into a new one of fixed size."""
         used, device = self.attention_mask.shape[1], self.attention_mask.device
         columns = -(-(used + self.room) // COLUMNS_MULTIPLE) * COLUMNS_MULTIPLE
         grown, self.cache = self.cache, StaticCache(config=self.model.config, max_cache_len=columns)

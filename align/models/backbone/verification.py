@@ -106,7 +106,6 @@ def _require_padding_is_ignored(backbone: Backbone) -> None:
 
 
 def _refill_padding(rows: Padded) -> Padded:
-    """The same rows with another token behind their ends."""
     return Padded(rows.ids.masked_fill(~length_mask(rows.lengths, rows.ids.shape[1]), int(rows.ids[0, 0])), rows.lengths)
 
 

@@ -160,7 +160,6 @@ class PtxLoss(Extension):
 
 
 def _documents(data: str, policy: LoadedModel, skip_bad_rows: bool) -> Iterator[list[int]]:
-    """The ids of raw texts, without special tokens."""
     for number, text in enumerate(read_texts(data, skip_bad_rows), start=1):
         try:
             yield policy.tokenization.text_ids(text.text)

@@ -105,7 +105,6 @@ class RolloutFiles(Extension):
 
 
 def _conversation(row: Mapping[str, Any]) -> tuple[list[dict[str, str]], dict[str, Any]]:
-    """A response in its conversation, with its numbers."""
     metadata = {name: row[name] for name in ("reward", "score", "ended", "row")}
     metadata |= {"kl": sum(row["kl"]), "tokens": len(row["ids"]), "category": row["category"] or ""}
     metadata |= {name: value for name, value in row.items() if name.startswith(REWARD_PREFIX)}

@@ -98,7 +98,6 @@ class Checkpoint:
             _on_all(finish, run, target)
 
     def _contents(self, update: int, states: Mapping[str, Any]) -> tuple[Files, dict[str, Any]]:
-        """Return the files of this process, and the contents of trainer.json."""
         state, numbers = self.engine.state()
         whole = {STATE_FILE: {name: value for name, value in state.items() if isinstance(value, Tensor)}}
         json_states = dict(states)
@@ -150,7 +149,6 @@ class Checkpoint:
 
 
 def _tensors_in(state: Any) -> dict[str, Tensor]:
-    """The tensors in a part's state."""
     return {key: value for key, value in state.items() if isinstance(value, Tensor)} if isinstance(state, dict) else {}
 
 

@@ -34,8 +34,6 @@ class FlatTensorSlice(NamedTuple):
 
 
 class _Place(NamedTuple):
-    """The place of a contiguous run on disk."""
-
     file: Path
     start: int
     length: int
