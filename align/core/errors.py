@@ -32,6 +32,12 @@ def reason(error: BaseException) -> str:
     return first_line(error) if plain else f"{type(error).__name__}: {first_line(error)}"
 
 
+def short_repr(value: object) -> str:
+    """Return a value for an error message: its `repr` in one line, cut to 60 characters."""
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
 USER, PASSWORD = re.compile(r"://[^/@:\s]+@"), re.compile(r"(://[^/@:\s]*):[^/\s]+@")
 QUERY = re.compile(r"([?&](?:[\w-]*(?:key|token|secret|password|signature)|auth|sig)=)[^&#\s'\"]+", re.IGNORECASE)
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from align.core.errors import UserError, first_line
+from align.core.errors import UserError, first_line, short_repr
 
 
 def import_object(path: str) -> Any:
@@ -89,7 +89,7 @@ def checked_scores(
     try:
         values: list[Any] = list(given)  # type: ignore[call-overload]
     except TypeError as error:
-        raise UserError(f"{who} must give a list of numbers, but gave {_shortened(given)}{end}") from error
+        raise UserError(f"{who} must give a list of numbers, but gave {short_repr(given)}{end}") from error
     if len(values) != count:
         raise UserError(f"{who} gave {len(values)} scores for {count} {items}{end}")
     bounded = math.isfinite(low) and math.isfinite(high)
@@ -99,7 +99,7 @@ def checked_scores(
         place = f" for {describe(index)}" if describe else ""
         score = _as_float(value)
         if score is None:
-            raise UserError(f"{who} must give a list of numbers, but gave {_shortened(value)}{place}{end}")
+            raise UserError(f"{who} must give a list of numbers, but gave {short_repr(value)}{place}{end}")
         if not (math.isfinite(score) and low <= score <= high):
             raise UserError(f"{who} gave {score}{place}{expected}{end}")
         scores.append(score)
@@ -113,8 +113,3 @@ def _as_float(value: Any) -> float | None:
         return float(value.detach() if hasattr(value, "detach") else value)
     except (TypeError, ValueError, RuntimeError, OverflowError):  # a tensor of several numbers raises RuntimeError
         return None
-
-
-def _shortened(value: object) -> str:
-    text = " ".join(repr(value).split())
-    return text if len(text) <= 60 else f"{text[:57]}..."

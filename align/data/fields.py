@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeGuard
 
-from align.core.errors import UserError, nearest_name
+from align.core.errors import UserError, nearest_name, short_repr
 
 ROUNDING = 1e-3  # tolerance of a sum of two probabilities above 1, for files that round them
 SPELLING_SIMILARITY = 0.85  # similarity (0 to 1) to a known name from which an unknown field counts as misspelled
@@ -19,12 +19,6 @@ SPELLING_SIMILARITY = 0.85  # similarity (0 to 1) to a known name from which an 
 def field_error(field: str, wrong: str, remedy: str) -> UserError:
     """The error for a bad field: `wrong` is the predicate of a sentence, `remedy` an instruction."""
     return UserError(f"field '{field}': {wrong}; {remedy}")
-
-
-def short_repr(value: object) -> str:
-    """A value in an error message: its `repr`, cut to 60 characters."""
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def check_row(row: object) -> Mapping[str, Any]:

@@ -13,12 +13,10 @@ from typing import Any
 
 import numpy as np
 import torch
-import yaml
 from accelerate import Accelerator
 
 from align.batches.encoding import Limits, encode_rankings
 from align.core.errors import UserError
-from align.core.files import numbered_paths
 from align.core.launch import run_stage
 from align.core.settings import option, require_setting
 from align.core.statistics import (
@@ -66,6 +64,8 @@ from align.runtime.sharding import place_frozen_model
 from align.sampling.settings import AnsweringConfig, InferenceConfig
 from align.tokenization.encoded import EncodedRanking, SampledResponse
 from align.training.checkpoint.consolidation import consolidate
+from align.training.checkpoint.files import checkpoints_in
+from align.training.run_folder import read_settings
 
 ROLES = ("reward", "gold")
 """The measurements of the reward model and of the gold model on curves."""
@@ -257,14 +257,13 @@ def frontier(
 def checkpoints_of(run: str) -> tuple[list[Path], str]:
     """The checkpoints of a PPO run, in the order of updates, and the model that it started from."""
     folder = Path(run)
-    checkpoints = list(numbered_paths(folder / "checkpoints", "update-").values())
+    checkpoints = list(checkpoints_in(folder).values())
     if not checkpoints:
         raise UserError(f"frontier {run}: no checkpoints in it; train with save_steps and save_total_limit 0")
-    try:
-        settings = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
-        return checkpoints, str(settings["model"])
-    except (OSError, ValueError, yaml.YAMLError, KeyError, TypeError) as error:
-        raise UserError(f"{folder / 'config.yaml'}: not the settings of a PPO run") from error
+    settings = read_settings(folder / "config.yaml") or {}
+    if "model" not in settings:
+        raise UserError(f"{folder / 'config.yaml'}: not the settings of a PPO run")
+    return checkpoints, str(settings["model"])
 
 
 def policies_of(checkpoints: Sequence[Path], output: Path, accelerator: Accelerator) -> Iterator[str]:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 from accelerate import Accelerator
 
 from align.core.errors import UserError
@@ -35,6 +34,7 @@ from align.runtime.endpoint import RESUME_HINT, EndpointConfig, question_version
 from align.runtime.progress import console
 from align.sampling.settings import AnsweringConfig, FewShotConfig, InferenceConfig
 from align.tokenization.encoded import SampledResponse
+from align.training.run_folder import read_settings
 
 TASK = "winrate"
 PreferenceJudge = Callable[[Sequence[Conversation], Sequence[str], Sequence[str]], list[float]]
@@ -178,10 +178,12 @@ def training_reward_fingerprints(model: str) -> set[str]:
     """Return the fingerprints of the reward models that a run's policy was trained on; empty where that is not known."""
     for folder in (Path(model), Path(model).parent):
         try:
-            settings = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
-        except (OSError, ValueError, yaml.YAMLError):
+            settings = read_settings(folder / "config.yaml")
+        except UserError:
             continue
-        named = (settings.get("reward_model") or []) if isinstance(settings, dict) else []
+        if settings is None:
+            continue
+        named = settings.get("reward_model") or []
         sources = [named] if isinstance(named, str) else named
         return {fingerprint(f"{each}/model" if (Path(each) / "model").is_dir() else each) for each in sources} - {""}
     return set()
