@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -120,17 +120,6 @@ class Run:
             append_line(self.files.metrics, json.dumps(row) + "\n")
         with naming_disk_errors(self.folder / self.stage):
             self.accelerator.log(metrics, step=update)
-
-    def trace(self, update: int, conversations: Sequence[tuple[list[dict[str, str]], dict[str, Any]]]) -> None:
-        """Send conversations with their metadata to Trackio, if the run logs to it; no other tracker shows conversations."""
-        self.open()
-        if not self.is_main or "trackio" not in self.trackers:
-            return
-        import trackio
-
-        traces = [trackio.Trace(messages=turns, metadata=metadata) for turns, metadata in conversations]
-        with naming_disk_errors(self.folder / self.stage):
-            self.accelerator.get_tracker("trackio").log({"rollouts": traces}, step=update)
 
     def card(self, title: str, data: str, metrics: Mapping[str, float], **more: str) -> dict[str, str]:
         """Return the contents of a saved model's card."""

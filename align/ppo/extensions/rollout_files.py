@@ -25,8 +25,6 @@ UPDATES = 100
 """Updates whose rollouts are written, evenly spread over the run."""
 ROWS = 64
 """Responses of a rollout that are written, the first ones: prompts come in random order."""
-TRACES = 8
-"""Responses per update that are sent to trackers as conversations."""
 PER_TOKEN = ("log_probs", "kl", "values", "advantages")
 FLOATS, TURNS = pa.list_(pa.float32()), pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))
 
@@ -99,16 +97,7 @@ class RolloutFiles(Extension):
         """Write an update's rollout, if it is one of those to write. Raise a UserError if that is not possible."""
         if update not in self.recorded or not self.run.is_main:
             return
-        records = rows_of(update, experience, self.tokenization, ROWS)
-        write_rollout(rollout_path(self.run.folder, update), records)
-        self.run.trace(update, [_conversation(row) for row in records[:TRACES]])
-
-
-def _conversation(row: Mapping[str, Any]) -> tuple[list[dict[str, str]], dict[str, Any]]:
-    metadata = {name: row[name] for name in ("reward", "score", "ended", "row")}
-    metadata |= {"kl": sum(row["kl"]), "tokens": len(row["ids"]), "category": row["category"] or ""}
-    metadata |= {name: value for name, value in row.items() if name.startswith(REWARD_PREFIX)}
-    return [*row["prompt"], {"role": "assistant", "content": row["text"]}], metadata
+        write_rollout(rollout_path(self.run.folder, update), rows_of(update, experience, self.tokenization, ROWS))
 
 
 def rollout_path(run: Path, update: int) -> Path:
