@@ -22,7 +22,7 @@ from align.core.files import new_folder, read_json, write_json
 from align.core.launch import run_stage
 from align.core.seeds import RngStream, generator
 from align.core.settings import Settings, option
-from align.core.statistics import calibration_error, roc_auc, share_interval, statistic_interval
+from align.core.statistics import calibration_error, roc_auc
 from align.data.fields import check_text, field_error, required_field
 from align.data.readers import parse_rows
 
@@ -182,34 +182,10 @@ def split_by_question(
 
 
 def held_out_metrics(logits: np.ndarray, rows: Sequence[LabeledAnswer]) -> dict[str, float]:
-    """Quality of a judge's logits [N]: AUC with its interval over questions, accuracy, calibration error."""
+    """Quality of a judge's logits [N]: AUC, accuracy, calibration error."""
     labels = np.array([row.label for row in rows])
-    low, high = auc_interval(logits, labels, [row.question for row in rows])
-    metrics = {"auc": roc_auc(logits, labels), "auc/low": low, "auc/high": high}
-    metrics["accuracy"] = float(((logits > 0) == labels).mean())
+    metrics = {"auc": roc_auc(logits, labels), "accuracy": float(((logits > 0) == labels).mean())}
     return metrics | {"calibration_error": calibration_error(expit(logits), labels)}
-
-
-def auc_interval(values: np.ndarray, labels: np.ndarray, questions: Sequence[str]) -> tuple[float, float]:
-    """The bootstrap interval over questions of an AUC.
-
-    Where the values separate the labels, the bootstrap has no width. The interval is then that of a share of as many items
-    as there are questions with the rarer label: the variance of an AUC is at most that (Birnbaum and Klose 1957).
-    """
-    question_of_row = np.unique(questions, return_inverse=True)[1]
-    rarer = min(len(np.unique(question_of_row[labels == label])) for label in (False, True))
-    if not rarer:
-        return 0.0, 1.0
-    auc = roc_auc(values, labels)
-    if auc in (0.0, 1.0):
-        return share_interval(np.full(rarer, auc))
-    rows_of_question = [np.flatnonzero(question_of_row == number) for number in range(question_of_row.max() + 1)]
-
-    def auc_of(drawn: np.ndarray) -> float:
-        rows = np.concatenate([rows_of_question[number] for number in drawn])
-        return roc_auc(values[rows], labels[rows]) if 0 < labels[rows].sum() < len(rows) else np.nan
-
-    return statistic_interval(lambda drawn: np.array(list(map(auc_of, drawn))), len(rows_of_question), resamples=200)
 
 
 if __name__ == "__main__":
