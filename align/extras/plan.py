@@ -298,19 +298,15 @@ def ppo_work(config: PPOConfig, devices: int) -> StageWork:
         tuple(flops_profile(model.backbone, model.adapter) for model in rewards),
         initial=policy if config.reference_refresh else None,
     )
-    length, responses = (
-        round(fmean(len(prompt.ids) for prompt in prompts)),
-        [config.max_new_tokens] * config.samples_per_prompt,
-    )
+    length = round(fmean(len(prompt.ids) for prompt in prompts))
+    responses = [config.max_new_tokens] * config.samples_per_prompt
     groups = [(length, responses)] if backbone.shares_prompts else [(length, responses[:1])] * len(responses)
     times = config.total_updates * config.rollout_batch_size / len(responses)
     phases = {name: times * flops for name, flops in phase_flops(profiles, groups, config.num_ppo_epochs).items()}
     own_rows, in_batch = -(-config.rollout_batch_size // devices), SamplingParams.batch_tokens // (length + responses[0])
     batches = config.total_updates * -(-own_rows // max(1, in_batch))
     trained, own = _trained(loaded), weights_bytes([backbone])
-    copies = (
-        0 if loaded.adapter else 2 if config.reference_refresh else 1
-    )  # with adapters, one base serves the reference too
+    copies = 0 if loaded.adapter else 1 + bool(config.reference_refresh)  # with adapters, one base serves the reference too
     weights = own * (1 + copies) + sum(weights_bytes([model.backbone]) for model in rewards if model is not loaded)
     if separate:
         weights += sum(weight.numel() * weight.element_size() for weight in trained)

@@ -26,6 +26,7 @@ from align.models.loading import LoadedModel, load
 from align.runtime.distributed import run_on_main, sum_across_processes
 from align.runtime.flops import FlopsProfile, forward_flops, training_flops
 from align.runtime.sharding import place_frozen_model
+from align.sft.train import token_counts
 from align.tokenization.encoded import EncodedDemonstration
 from align.training.data_order import DataOrder, EpochConfig
 from align.training.engine import TrainEngine
@@ -203,11 +204,6 @@ def loss_parts(sums: Mapping[str, float]) -> dict[str, float]:
         "loss/cosine": sums["cosine"] / tokens,
         "kl": (sums["ce"] - sums["entropy"]) / tokens,
     }
-
-
-def token_counts(batch: Sequence[EncodedDemonstration]) -> list[int]:
-    """Return the tokens of prompt and response of each example."""
-    return [len(example.prompt) + len(example.response) for example in batch]
 
 
 def example_flops(student: FlopsProfile, teacher: FlopsProfile, example: EncodedDemonstration) -> float:

@@ -8,8 +8,9 @@ from align.core.errors import UserError
 from align.core.settings import ModelConfig
 from align.extras.distill import DistillConfig, DistillTrainer
 from align.extras.distill.loss import LossWeights, cosine_distance, distillation_loss, soft_cross_entropy
-from align.extras.distill.train import Predictor, batch_loss, evaluate, make_student, parameter_count, token_counts
+from align.extras.distill.train import Predictor, batch_loss, evaluate, make_student, parameter_count
 from align.models.loading import load
+from align.sft.train import token_counts
 from align.tokenization.encoded import EncodedDemonstration
 from align.training.start import build_engine
 from tests.extras.running import command, settings
