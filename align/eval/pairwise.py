@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import combinations
 
 import numpy as np
-from scipy.optimize import brentq, minimize
+from scipy.optimize import brentq, minimize, minimize_scalar
 from scipy.special import expit, xlog1py, xlogy
 
 from align.core.statistics import LEVEL, design_effect, share_interval
@@ -102,85 +102,66 @@ def length_controlled_measurement(comparisons: Sequence[PairwiseComparison], mod
         side = "longer" if extra_length[0] > 0 else "shorter"
         note = f"every answer is {side}: nothing shows the rate at equal length"
     else:
-        design = np.stack([np.ones(count), np.tanh(extra_length / extra_length.std())], axis=1)
-        intercept, low, high = estimate_intercept(design, outcomes, design_effect(outcomes, items))
+        extra = np.tanh(extra_length / extra_length.std())
+        intercept, low, high = estimate_intercept(extra, outcomes, design_effect(outcomes, items))
         value = float(expit(intercept)), float(expit(low)), float(expit(high))
         note = "predicted for answers of equal length"
     return Measurement("win rate, length-controlled", *value, count, scorer, note, "" if value[0] is None else "higher")
 
 
-def estimate_intercept(design: np.ndarray, outcomes: np.ndarray, effect: float) -> tuple[float, float, float]:
-    """The first coefficient of logit P = design @ coefficients, and its interval by penalized profile likelihood.
+def estimate_intercept(extra: np.ndarray, outcomes: np.ndarray, effect: float) -> tuple[float, float, float]:
+    """The intercept of logit P = intercept + slope x extra, and its interval by penalized profile likelihood.
 
     Args:
-        design: [N, p], of full column rank.
+        extra: [N], not all equal.
         outcomes: [N], from 0 to 1; a tie is one half.
         effect: how many rows stand for one independent observation, at least 1.
     """
     from scipy.stats import chi2  # slow to import
 
-    value = float(fit(design, outcomes, np.ones(len(outcomes)))[0])
+    value, _ = fit(extra, outcomes, np.ones(len(outcomes)))
     weights = np.full(len(outcomes), 1 / max(1.0, effect))
-    best = fit(design, outcomes, weights)
-    top, at = penalized_log_likelihood(design, outcomes, weights, best)[0], float(best[0])
-    limit = float(chi2.ppf(LEVEL, 1)) / 2
+    at, steepest = fit(extra, outcomes, weights)
+    least = penalized_log_likelihood(at, steepest, extra, outcomes, weights) - float(chi2.ppf(LEVEL, 1)) / 2
 
-    def drop(intercept: float) -> float:
-        """How far the penalized log-likelihood falls below its maximum, minus the limit, at this intercept."""
-        start = np.array([intercept, *best[1:]])
-        coefficients = _maximize(design, outcomes, weights, start, slice(1, None))
-        return top - penalized_log_likelihood(design, outcomes, weights, coefficients)[0] - limit
+    def lead(intercept: float) -> float:
+        """How far the highest penalized log-likelihood with this intercept is above that of the interval's ends."""
+        found = minimize_scalar(
+            lambda slope: -penalized_log_likelihood(intercept, slope, extra, outcomes, weights),
+            bracket=(steepest - 1, steepest + 1),
+        )
+        return -float(found.fun) - least
 
-    low, high = _end(drop, at, -1.0), _end(drop, at, 1.0)
+    low, high = _end(lead, at, -1.0), _end(lead, at, 1.0)
     return value, min(low, value), max(high, value)
 
 
-def fit(design: np.ndarray, outcomes: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """The coefficients [p] of logit P = design @ coefficients that maximize `penalized_log_likelihood`.
-
-    Args:
-        weights: [N], how many observations each row stands for.
-    """
-    return _maximize(design, outcomes, weights, np.zeros(design.shape[1]), slice(None))
+def fit(extra: np.ndarray, outcomes: np.ndarray, weights: np.ndarray) -> tuple[float, float]:
+    """The intercept and the slope that maximize `penalized_log_likelihood`; a row stands for `weights` [N] observations."""
+    found = minimize(
+        lambda line: -penalized_log_likelihood(line[0], line[1], extra, outcomes, weights),
+        np.zeros(2),
+        method="Nelder-Mead",
+        options={"xatol": 1e-8, "fatol": 1e-12, "maxiter": 2000},
+    )
+    return float(found.x[0]), float(found.x[1])
 
 
 def penalized_log_likelihood(
-    design: np.ndarray, outcomes: np.ndarray, weights: np.ndarray, coefficients: np.ndarray
-) -> tuple[float, np.ndarray]:
-    """The log-likelihood of the outcomes plus half the log-determinant of the information; and its gradient [p].
-
-    The first three arguments are those of `fit`.
-    """
-    probability = expit(design @ coefficients)
+    intercept: float, slope: float, extra: np.ndarray, outcomes: np.ndarray, weights: np.ndarray
+) -> float:
+    """The log-likelihood of the outcomes plus half the log-determinant of the information."""
+    probability = expit(intercept + slope * extra)
     fitted = weights * (xlogy(outcomes, probability) + xlog1py(1 - outcomes, -probability))
     variance = weights * probability * (1 - probability)
-    information = (design * variance[:, None]).T @ design
-    sign, log_determinant = np.linalg.slogdet(information)
-    leverage = variance * np.einsum("ni,ij,nj->n", design, np.linalg.pinv(information), design)
-    gradient: np.ndarray = design.T @ (weights * (outcomes - probability) + leverage * (0.5 - probability))
-    return (float(fitted.sum() + 0.5 * log_determinant) if sign > 0 else -math.inf), gradient
+    determinant = variance.sum() * (variance @ extra**2) - (variance @ extra) ** 2
+    return float(fitted.sum() + 0.5 * math.log(determinant)) if determinant > 0 else -math.inf
 
 
-def _maximize(design: np.ndarray, outcomes: np.ndarray, weights: np.ndarray, start: np.ndarray, free: slice) -> np.ndarray:
-    """The maximum of the penalized log-likelihood over the `free` coefficients; the others stay at `start`."""
-
-    def moved(steps: np.ndarray) -> np.ndarray:
-        coefficients = start.copy()
-        coefficients[free] += steps
-        return coefficients
-
-    def loss(steps: np.ndarray) -> tuple[float, np.ndarray]:
-        value, gradient = penalized_log_likelihood(design, outcomes, weights, moved(steps))
-        return -value, -gradient[free]
-
-    return moved(minimize(loss, np.zeros(len(start[free])), jac=True, method="BFGS", options={"gtol": 1e-8}).x)
-
-
-def _end(drop: Callable[[float], float], at: float, sign: float) -> float:
-    """Where `drop` crosses 0 on one side of its minimum."""
+def _end(lead: Callable[[float], float], at: float, sign: float) -> float:
     near, far = at, at + sign
-    while drop(far) < 0:
+    while lead(far) > 0:
         if abs(far) > 60.0:  # log-odds
             return far
         near, far = far, far + 2 * (far - at)
-    return float(brentq(drop, near, far, xtol=1e-5, rtol=1e-5))
+    return float(brentq(lead, near, far, xtol=1e-5, rtol=1e-5))

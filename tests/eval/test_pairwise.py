@@ -29,7 +29,7 @@ def test_logistic_regression_by_hand():
     """3 of 10 at x = -1, 6 of 10 at x = 1: with Firth's penalty, half an observation is added to each cell."""
     outcomes, x = np.array([0.3, 0.6]), np.array([-1.0, 1.0])
     low, high = math.log(3.5 / 7.5), math.log(6.5 / 4.5)
-    found = fit(np.stack([np.ones(2), x], axis=1), outcomes, np.full(2, 10.0))
+    found = fit(x, outcomes, np.full(2, 10.0))
     assert found == pytest.approx([(low + high) / 2, (high - low) / 2], abs=1e-6)
 
 
