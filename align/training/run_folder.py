@@ -1,4 +1,4 @@
-"""The folder of a run: its files, its lock, and what a run there may continue.
+"""The folder of a run: its files, its lock, and the runs that may continue there.
 
 The lock is the kernel's on a file and ends with its process. A record lock (`lockf`) works over NFS, and a child process
 does not inherit it.
