@@ -5,6 +5,7 @@ The loop calls `Extensions` at its four lines marked `# extensions`. `prepare` c
 on; its module is imported only then.
 """
 
+import inspect
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from align.core.errors import UserError
+from align.core.errors import UserError, nearest_name
 from align.core.plugins import import_function, import_object
 from align.models.loading import LoadedModel
 from align.models.roles import Roles
@@ -181,6 +182,8 @@ class Extensions(list[Extension]):
         found: dict[str, Tensor] = {}
         for each in self:
             more = each.score(rollout)
+            for name, values in more.items():
+                _require_shape(each, f"score '{name}'", values, torch.Size([len(rollout)]))
             if same := sorted((rewards.keys() | found.keys()) & more.keys()):
                 raise UserError(f"extension '{each.name}': there is a reward '{same[0]}' already; give its own another name")
             found |= more
@@ -200,7 +203,11 @@ class Extensions(list[Extension]):
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Return training scores [B], and the sum of token rewards and the product of token weights [B, T] (None: none)."""
         for each in self:
+            given = scores.shape
             scores = each.transform_scores(scores, rollout, components)
+            _require_shape(each, "transform_scores", scores, given)
+            for name, values in components.items():
+                _require_shape(each, f"component '{name}'", values, given)
         rewards = [found for each in self if (found := each.token_rewards(rollout, old)) is not None]
         weights = [found for each in self if (found := each.token_weights(rollout, old)) is not None]
         token_rewards = torch.stack(rewards).sum(0) if rewards else None
@@ -266,9 +273,31 @@ def configured_extensions(settings: Mapping[str, Any], **objects: Any) -> Extens
     found.append(import_object(RECORDER)())
     found[-1].name = "rollouts"
     for path in settings["extensions"]:
-        own = import_function(path, "extension", "module:Class")()
-        if not isinstance(own, Extension):
-            raise UserError(f"extension '{path}': must be a subclass of align.ppo.extensions.Extension")
-        own.name = path
-        found.append(own)
+        found.append(_own_extension(path))
     return found
+
+
+def _own_extension(path: str) -> Extension:
+    """Make the user's extension `module:Class`. Raise a UserError for another class, or for a misspelled hook."""
+    own_class = import_function(path, "extension", "module:Class")
+    if not (isinstance(own_class, type) and issubclass(own_class, Extension)):
+        raise UserError(f"extension '{path}': must be a subclass of align.ppo.extensions.Extension")
+    try:
+        inspect.signature(own_class).bind()
+    except TypeError as error:
+        raise UserError(f"extension '{path}': {error}; it is made without arguments") from error
+    hooks = {name for name in vars(Extension) if not name.startswith("_")}
+    for name, _ in inspect.getmembers(own_class, inspect.isfunction):
+        meant = nearest_name(name, hooks, 0.85)
+        if meant and name not in hooks and not name.startswith("_"):
+            raise UserError(f"extension '{path}': has no hook {name}; rename it to {meant}, or to _{name} if it is no hook")
+    own: Extension = own_class()
+    own.name = path
+    return own
+
+
+def _require_shape(extension: Extension, what: str, values: object, shape: torch.Size) -> None:
+    """Raise a UserError if values of an extension are no tensor of this shape."""
+    if not isinstance(values, Tensor) or values.shape != shape:
+        found = f"one of {list(values.shape)}" if isinstance(values, Tensor) else type(values).__name__
+        raise UserError(f"extension '{extension.name}': {what} must be a tensor of shape {list(shape)}, not {found}")

@@ -224,11 +224,70 @@ def test_the_rollout_of_an_extension_that_fails_is_kept(prompts, tmp_path, align
     assert {row["prompt"][0]["content"] for row in read_rows(tmp_path / "run" / "unscored.jsonl")} == {"Hi"}
 
 
+class Misspelled(Extension):
+    """Would change nothing."""
+
+    def transform_score(self, scores, rollout, components):
+        return scores
+
+
+class Fitting(Extension):
+    """Has methods of its own beside the hooks."""
+
+    def _scores(self):
+        return 0
+
+    def short_answers(self):
+        return 0
+
+
+def test_methods_beside_the_hooks_are_allowed():
+    *_, own = configured_extensions(vars(PPOConfig(extensions=f"{__name__}:Fitting")))
+    assert isinstance(own, Fitting)
+
+
+class Returns(Extension):
+    """Gives these values in place of scores, components and rewards."""
+
+    name = "mine"
+
+    def __init__(self, scores, component, reward):
+        self.scores, self.component, self.reward = scores, component, reward
+
+    def transform_scores(self, scores, rollout, components):
+        components["x"] = self.component
+        return self.scores
+
+    def score(self, rollout):
+        return {"y": self.reward}
+
+
+@pytest.mark.parametrize(
+    ("returned", "says"),
+    [
+        ((None, torch.ones(2)), r"transform_scores must be a tensor of shape \[2\], not NoneType"),
+        ((torch.ones(1), torch.ones(2)), r"transform_scores must be a tensor of shape \[2\], not one of \[1\]"),
+        ((torch.ones(2), 1.0), r"component 'x' must be a tensor of shape \[2\], not float"),
+    ],
+)
+def test_what_has_not_the_shape_of_the_scores_is_refused(returned, says):
+    with pytest.raises(UserError, match=f"^extension 'mine': {says}$"):
+        Extensions([Returns(*returned, None)]).training_signal(torch.zeros(2), None, None, {})
+
+
+def test_a_reward_that_has_not_a_number_for_each_response_is_refused():
+    with pytest.raises(UserError, match=r"^extension 'mine': score 'y' must be a tensor of shape \[3\], not list$"):
+        Extensions([Returns(None, None, [0.5] * 3)]).score([None] * 3, {})
+
+
 @pytest.mark.parametrize(
     ("named", "says"),
     [
         ("no_such_module:X", "extension 'no_such_module:X': No module named 'no_such_module'; write module:Class"),
         ("collections:Counter", "extension 'collections:Counter': must be a subclass of align.ppo.extensions.Extension"),
+        (f"{__name__}:settings", "settings': must be a subclass of align.ppo.extensions.Extension"),
+        (f"{__name__}:Fixed", "Fixed': missing a required argument: 'name'; it is made without arguments"),
+        (f"{__name__}:Misspelled", "has no hook transform_score; rename it to transform_scores, or to _transform_score if"),
     ],
 )
 def test_what_is_no_extension_is_named(named, says):
