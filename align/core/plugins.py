@@ -5,7 +5,7 @@ import importlib
 import inspect
 import math
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -87,6 +87,8 @@ def checked_scores(
     """
     end = f"; {advice}" if advice else ""
     try:
+        if isinstance(given, (Mapping, Set)):
+            raise TypeError("its items have no order, or are keys")
         values: list[Any] = list(given)  # type: ignore[call-overload]
     except TypeError as error:
         raise UserError(f"{who} must give a list of numbers, but gave {short_repr(given)}{end}") from error

@@ -35,6 +35,8 @@ def test_every_real_number_is_a_score(given):
     [
         (None, "j must give a list of numbers, but gave None; go on"),
         (0.5, "j must give a list of numbers, but gave 0.5; go on"),
+        ({0: 0.5, 1: 1.0}, "j must give a list of numbers, but gave {0: 0.5, 1: 1.0}; go on"),
+        ({0.5, 1.0}, "j must give a list of numbers, but gave {0.5, 1.0}; go on"),
         ("ab", "j must give a list of numbers, but gave 'a' for item 0; go on"),
         ([0.5, "1"], "j must give a list of numbers, but gave '1' for item 1; go on"),
         ([0.5, 1j], "j must give a list of numbers, but gave 1j for item 1; go on"),
