@@ -194,6 +194,7 @@ def quiet_libraries() -> None:
     # A filter, for importing DeepSpeed resets the level of its logger.
     logging.getLogger("DeepSpeed").addFilter(lambda record: record.levelno >= logging.ERROR)
     warnings.filterwarnings("ignore", category=FutureWarning)  # they address the authors of libraries
+    warnings.filterwarnings("ignore", "fan_in_fan_out is set to")  # PEFT sets it itself for the layers of GPT-2
     threading.excepthook = _report_thread_failure
 
 
