@@ -331,6 +331,7 @@ class RunConfig(Settings):
         super().__post_init__()
         is_repo = not self.push_to_hub or HUB_REPO.fullmatch(self.push_to_hub) is not None
         require_setting(self, "push_to_hub", is_repo, "a repository on the hub, as user/name")
+        require_setting(self, "output_dir", str(self.output_dir).strip() != "", "a folder, such as runs/mine; . is this one")
 
 
 @dataclass(kw_only=True)

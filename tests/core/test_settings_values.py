@@ -75,6 +75,7 @@ def test_path_objects_are_arguments_of_trainers(tmp_path):
         ({"resume_from_checkpoint": 3}, "resume_from_checkpoint is 3 \\(int\\), but must be auto, true, false or a path"),
         ({"model": 3}, "model is 3 \\(int\\), but must be text or a path"),
         ({"reward_model": [1]}, "reward_model is 1 \\(int\\), but must be text or a path"),
+        ({"output_dir": " "}, "output_dir is ' ', but must be a folder, such as runs/mine; . is this one"),
         ({"report_to": "nothing"}, "report_to is \\['nothing'\\], but must be one of tensorboard, wandb, trackio, none"),
         (
             {"lr_scheduler_type": "cosin"},

@@ -116,6 +116,8 @@ def load_run(folder: Path) -> RunData:
     if (folder / "summary.json").exists():
         run.summary = _read_rows(folder / "summary.json", read_summary_row, run.problems)
     run.evaluations = load_evaluations(folder / EVALUATIONS_FOLDER, run.problems)
+    for path in sorted((folder / EVALUATIONS_FOLDER).glob("*/*.json")):
+        run.problems.append(f"{path}: is left out; only files directly in {EVALUATIONS_FOLDER}/ are shown.")
     return run
 
 

@@ -145,6 +145,8 @@ def test_nothing_beyond_intervals_is_said_too(run: Path, tmp_path: Path) -> None
     equal = [Evaluation("truthfulness", name, {}, truthfulness(0.4)) for name in ("a", "b")]
     save_evaluations(tmp_path / "run/eval", equal)
     (tmp_path / "run/eval/toxicity.json").write_text("{")
+    save_evaluations(tmp_path / "run/eval/more", equal)
     runs = load_run(tmp_path / "run")
     assert "Truthfulness: no measurement of a and b differs" in " ".join(summarize_run(runs).findings["note"])
     assert any("toxicity.json" in problem for problem in runs.problems)
+    assert any("eval/more/truthfulness.json: is left out" in problem for problem in runs.problems)
