@@ -126,7 +126,10 @@ def test_a_run_continues_from_a_checkpoint_of_another_run(whole, run, tmp_path, 
         ("{run}/checkpoints/update-000003", "resume_from_checkpoint {path}: it is not the newest checkpoint in {run}"),
         ("{run}/checkpoints/update-000009", "resume_from_checkpoint {path}: it is not the newest checkpoint in {run}"),
         ("nowhere", "resume_from_checkpoint {path}: there is no such folder"),
-        ("{whole}/model", "resume_from_checkpoint {path}: checksums.json is missing"),
+        *(
+            (path, "resume_from_checkpoint {path}: it is no checkpoint; give auto, or a checkpoint such as {newest}")
+            for path in ("{whole}", "{whole}/model", "{whole}/checkpoints")
+        ),
         (
             "{run}/checkpoints/update-000004",
             "resume_from_checkpoint {path}: {run} has no checkpoint to resume from (",
@@ -140,7 +143,8 @@ def test_a_path_that_cannot_be_resumed_is_one_line(path, line, whole, run, capsy
         shutil.rmtree(run / "checkpoints")
     with pytest.raises(SystemExit):
         cli.main(words(whole.parent / "demos.jsonl", run, "--resume_from_checkpoint", path))
-    assert f"error: {line.format(path=path, run=run)}" in capsys.readouterr().err
+    newest = whole / "checkpoints" / "update-000004"
+    assert f"error: {line.format(path=path, run=run, newest=newest)}" in capsys.readouterr().err
 
 
 def test_no_whole_checkpoint_is_an_error_and_nothing_is_removed(whole, run, capsys):

@@ -124,11 +124,8 @@ def checkpoint_to_resume(choice: bool | str, folder: Path, accelerator: Accelera
         return None, []
     given = None if choice is True else Path(choice)
     if given and given.resolve().parent != (folder / "checkpoints").resolve():
-        if not run_on_main(given.is_dir, accelerator):
-            raise UserError(
-                f"resume_from_checkpoint {given}: there is no such folder; give auto, or a checkpoint such as "
-                "runs/ppo/checkpoints/update-000010"
-            )
+        if wrong := run_on_main(partial(_no_checkpoint, given), accelerator):
+            raise UserError(f"resume_from_checkpoint {given}: {wrong}")
         if fault := _fault_on_any(given, accelerator):
             raise UserError(f"resume_from_checkpoint {given}: {fault}")
         return given, []
@@ -144,6 +141,16 @@ def checkpoint_to_resume(choice: bool | str, folder: Path, accelerator: Accelera
             "later; choose another output_dir to continue from it"
         )
     return found, faults
+
+
+def _no_checkpoint(given: Path) -> str:
+    """Return the error for a folder that is no checkpoint, with the run's newest checkpoint as an example; or ""."""
+    if any((given / name).exists() for name in (CHECKSUMS, "trainer.json")):
+        return ""
+    near = [*checkpoints_in(given.parent).values(), *checkpoints_in(given).values()]
+    wrong = "it is no checkpoint" if given.is_dir() else "there is no such folder"
+    example = near[-1] if near else "runs/ppo/checkpoints/update-000010"
+    return f"{wrong}; give auto, or a checkpoint such as {example}"
 
 
 def _fault_on_any(path: Path, accelerator: Accelerator) -> str:
