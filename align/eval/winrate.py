@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from accelerate import Accelerator
 
-from align.core.errors import UserError
+from align.core.errors import UserError, first_line
 from align.core.launch import run_stage
 from align.core.plugins import checked_scores, import_function, source_version
 from align.core.settings import option
@@ -223,7 +223,12 @@ def function_judge(path: str) -> PreferenceJudge:
     rule = "a verdict is a number from 0 (the second is better) to 1"
 
     def judge(prompts: Sequence[Conversation], firsts: Sequence[str], seconds: Sequence[str]) -> list[float]:
-        given, count = function(prompts, firsts, seconds), len(prompts)
+        try:
+            given, count = function(prompts, firsts, seconds), len(prompts)
+        except UserError:
+            raise
+        except Exception as error:  # other people's code: it may raise anything
+            raise UserError(f"{who}: {type(error).__name__}: {first_line(error)}; {RESUME_HINT}") from error
         return checked_scores(given, count, who, low=0, high=1, items="comparisons", rule=rule, advice=RESUME_HINT)
 
     return judge

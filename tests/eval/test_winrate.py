@@ -170,11 +170,17 @@ def not_a_number(prompts, firsts, seconds):
     return [float("nan")] * len(prompts)
 
 
+def of_two(prompts, responses):
+    return [0.5] * len(prompts)
+
+
 def test_a_bad_judge_is_one_line():
     with pytest.raises(UserError, match="judge 'nowhere:x': No module named 'nowhere'; write module:function"):
         function_judge("nowhere:x")
     with pytest.raises(UserError, match=r"judge '.*not_a_number' gave nan: a verdict is a number from 0"):
         function_judge(f"{__name__}:not_a_number")([HI], ["a"], ["b"])
+    with pytest.raises(UserError, match=r"judge '.*of_two': TypeError: of_two\(\) takes 2 .*; completed results are saved"):
+        function_judge(f"{__name__}:of_two")([HI], ["a"], ["b"])
 
 
 def test_each_pair_of_several_models_is_judged_and_one_model_is_not(settings):
