@@ -89,8 +89,11 @@ class PreTrainedModelWrapper(nn.Module):
             kwargs: of the value head, and of the model's `from_pretrained`.
 
         Raises:
-            UserError: for a name that is no folder and cannot be downloaded, or a folder whose value head is in a pickle.
+            UserError: for a name that is no folder and cannot be downloaded, a folder whose value head is in a pickle, or a
+                reward adapter.
         """
+        if kwargs.pop("reward_adapter", None) is not None:
+            raise UserError("reward_adapter is not supported: give the trainer a merged classifier as its reward_model")
         own = ("summary_dropout_prob", "v_head_init_strategy", "v_head_initializer_range")
         of_head = {name: kwargs.pop(name) for name in own if name in kwargs}
         model: Any = pretrained_model_name_or_path
@@ -111,14 +114,19 @@ class PreTrainedModelWrapper(nn.Module):
         return wrapped
 
     def forward(
-        self, input_ids: Tensor | None = None, attention_mask: Tensor | None = None, **kwargs: Any
-    ) -> tuple[Tensor, Tensor | None, Tensor]:
-        """Return logits [B, L, V] in float32, the loss or None, and values [B, L]."""
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        return_past_key_values: bool = False,
+        **kwargs: Any,
+    ) -> tuple[Any, ...]:
+        """Return logits [B, L, V] in float32, the loss or None, values [B, L], and the cache if it is asked for."""
         output = self.pretrained_model(
             input_ids=input_ids, attention_mask=attention_mask, **kwargs, output_hidden_states=True, return_dict=True
         )
         states = output.decoder_hidden_states if self.config.is_encoder_decoder else output.hidden_states
-        return output.logits.float(), output.loss, self.v_head(states[-1])
+        cache = (output.past_key_values,) if return_past_key_values else ()
+        return output.logits.float(), output.loss, self.v_head(states[-1]), *cache
 
     def generate(self, *args: Any, **kwargs: Any) -> Any:
         """Call the wrapped model's `generate`."""

@@ -44,6 +44,10 @@ def test_values_are_the_head_of_the_last_states(name, model):
     assert not torch.equal(model.v_head.summary.bias, torch.zeros(1))
 
 
+def test_the_cache_is_returned_if_it_is_asked_for(name, model):
+    assert len(model(**inputs(name), return_past_key_values=True)[3]) == 2  # layers
+
+
 @pytest.mark.parametrize("settings", [{}, {"max_shard_size": "50KB"}])
 def test_a_saved_folder_has_the_head_and_loads_without_it(name, model, tmp_path, settings):
     model.save_pretrained(tmp_path / "saved", **settings)
@@ -88,6 +92,11 @@ def test_an_unknown_path_is_one_line(tmp_path):
     with pytest.raises(UserError, match="is no folder, no hub name and none of the built-in models") as caught:
         AutoModelForCausalLMWithValueHead.from_pretrained(tmp_path / "no" / "such" / "folder")
     assert "\n" not in str(caught.value)
+
+
+def test_a_reward_adapter_is_refused():
+    with pytest.raises(UserError, match="reward_adapter is not supported: give the trainer a merged classifier"):
+        AutoModelForCausalLMWithValueHead.from_pretrained(str(resolve_model("tiny-gpt2")), reward_adapter="adapter")
 
 
 def test_it_generates_in_bfloat16(name):
