@@ -13,7 +13,11 @@ from align.trl.value_head import PolicyAndValueModel
 
 PolicyAndValueWrapper = PolicyAndValueModel
 
+INVALID_LOGPROB = 1.0
+"""TRL's value of the log-probabilities of padding."""
+
 __all__ = [
+    "INVALID_LOGPROB",
     "OnlineTrainerState",
     "PPOConfig",
     "PPOTrainer",
@@ -21,6 +25,7 @@ __all__ = [
     "batch_generation",
     "exact_div",
     "forward",
+    "generate",
     "masked_mean",
     "masked_var",
     "masked_whiten",
@@ -86,6 +91,21 @@ def masked_whiten(values: Tensor, mask: Tensor, shift_mean: bool = True) -> Tens
     return whitened if shift_mean else whitened + mean
 
 
+def generate(
+    lm_backbone: nn.Module, queries: Tensor, pad_token_id: int, generation_config: GenerationConfig
+) -> tuple[Tensor, Tensor]:
+    """Generate responses to [B, L] ids with padding on the left; see `batch_generation`."""
+    mask = queries != pad_token_id
+    output = lm_backbone.generate(  # type: ignore[operator]
+        input_ids=queries.masked_fill(~mask, 0),  # a padding token may be outside of the embeddings
+        attention_mask=mask,
+        generation_config=generation_config,
+        return_dict_in_generate=True,
+        output_scores=True,
+    )
+    return torch.cat([queries, output.sequences[:, queries.shape[1] :]], 1), torch.stack(output.scores, 1)
+
+
 @torch.no_grad()
 def batch_generation(
     model: nn.Module,
@@ -103,14 +123,7 @@ def batch_generation(
     ids: list[Tensor] = []
     logits: list[Tensor] = []
     for batch in queries.split(local_rollout_forward_batch_size):
-        mask = batch != pad_token_id
-        output = model.generate(  # type: ignore[operator]
-            input_ids=batch.masked_fill(~mask, 0),  # a padding token may be outside of the embeddings
-            attention_mask=mask,
-            generation_config=generation_config,
-            return_dict_in_generate=True,
-            output_scores=True,
-        )
-        ids += [*torch.cat([batch, output.sequences[:, batch.shape[1] :]], 1)]
-        logits += [*torch.stack(output.scores, 1)]
+        written, of_tokens = generate(model, batch, pad_token_id, generation_config)
+        ids += [*written]
+        logits += [*of_tokens]
     return pad_sequence(ids, True, float(pad_token_id)), pad_sequence(logits, True)

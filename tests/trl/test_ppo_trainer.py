@@ -8,6 +8,7 @@ from align.trl.ppo_trainer import (
     batch_generation,
     exact_div,
     forward,
+    generate,
     masked_mean,
     masked_var,
     masked_whiten,
@@ -38,6 +39,7 @@ def test_batches_are_generated_as_each_row_alone(models, tokenizer, size):
     assert ids.shape == (3, queries.shape[1] + 5)
     assert logits.shape == (3, 5, policy.config.vocab_size)
     assert torch.equal(ids[:, : queries.shape[1]], queries)
+    assert torch.equal(generate(policy, queries, tokenizer.pad_token_id, config)[0], ids)
     for row, prompt in enumerate(prompts):
         alone = tokenizer(prompt, return_tensors="pt").input_ids
         expected = policy.generate(alone, generation_config=config)[0, alone.shape[1] :]
