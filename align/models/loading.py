@@ -222,7 +222,10 @@ def from_objects(
             raise UserError("the model is a PeftModel, whose adapter is trained: leave out peft_config")
         model = cast(PreTrainedModel, peft_model.get_base_model())
     elif getattr(model, "peft_config", None):
-        raise UserError("the model carries PEFT adapters of transformers: give a PeftModel, or save it and give its folder")
+        raise UserError(
+            "the model carries PEFT adapters of transformers: load its folder by one of PEFT's AutoPeftModel classes, which "
+            "make a PeftModel"
+        )
     assert isinstance(model, PreTrainedModel)
     _prepare_object(model)
     if prefix_lm:
@@ -259,7 +262,10 @@ def read_by_ids_of(
         UserError: if its vocabulary or its context is too small, or its architecture or number format is not supported.
     """
     if isinstance(model, PeftModel) or getattr(model, "peft_config", None):
-        raise UserError(f"{role}: the model carries PEFT adapters; merge them first, by merge_and_unload()")
+        raise UserError(
+            f"{role}: the model carries PEFT adapters; merge them first, by merge_and_unload() on a model that was loaded "
+            "by peft.AutoPeftModelForSequenceClassification"
+        )
     if not isinstance(model, PreTrainedModel):
         raise UserError(f"{role}: {type(model).__name__} is no model of transformers, and other modules are not supported")
     if model.dtype not in (torch.float32, torch.bfloat16):

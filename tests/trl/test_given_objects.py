@@ -3,8 +3,8 @@ import copy
 import pytest
 import torch
 from datasets import Dataset
-from peft import LoraConfig, get_peft_model
-from transformers import AutoTokenizer
+from peft import AutoPeftModelForSequenceClassification, LoraConfig, get_peft_model
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from trl.experimental.utils import create_reference_model
 
 from align.core.errors import UserError
@@ -136,3 +136,17 @@ def test_a_reward_model_may_lack_a_row_for_padding_that_the_policy_has(make_trai
     trainer.train()
     trainer.save_model()
     assert models["reward_model"].get_input_embeddings().num_embeddings == len(tokenizer) - 1
+
+
+def test_a_classifier_with_an_adapter_of_transformers_is_answered_with_how_to_merge_it(make_trainer, models, tmp_path):
+    """`AutoModelForSequenceClassification.from_pretrained` of an adapter's folder has no `merge_and_unload`."""
+    lora = LoraConfig(r=4, task_type="SEQ_CLS", modules_to_save=["score"])
+    get_peft_model(models["reward_model"], lora).save_pretrained(tmp_path / "adapter")
+    loaded = AutoModelForSequenceClassification.from_pretrained(tmp_path / "adapter", num_labels=1)
+    models["reward_model"] = AutoPeftModelForSequenceClassification.from_pretrained(
+        tmp_path / "adapter", num_labels=1
+    ).merge_and_unload()
+    for role, name in (("reward", "reward_model"), ("value_model", "value_model")):
+        with pytest.raises(UserError, match=rf"{role}: .* loaded by peft.AutoPeftModelForSequenceClassification"):
+            make_trainer({"output_dir": str(tmp_path / name)}, **{name: loaded})
+    make_trainer({"total_episodes": 4}).train()

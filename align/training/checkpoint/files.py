@@ -137,8 +137,8 @@ def checkpoint_to_resume(choice: bool | str, folder: Path, accelerator: Accelera
         )
     if given and found and found.name != given.name:
         raise UserError(
-            f"resume_from_checkpoint {given}: it is not the newest checkpoint in {folder}, whose model and metrics are "
-            "later; choose another output_dir to continue from it"
+            f"resume_from_checkpoint {given}: it is not the newest checkpoint in {folder}, {found.name}; give that one, or "
+            "choose another output_dir to continue from an earlier one"
         )
     return found, faults
 
