@@ -153,8 +153,17 @@ def trainer_callbacks(
     return TrainerCallbacks(callbacks)
 
 
-def split_rewards(rewards: Sequence[Reward]) -> tuple[list[RewardModelLike], list[WeightedFunction]]:
-    """The reward models, and the functions with their weights. Raises: UserError for a module that is no classifier."""
+def split_rewards(
+    rewards: Sequence[Reward], argument: str = "reward"
+) -> tuple[list[RewardModelLike], list[WeightedFunction]]:
+    """The reward models, and the functions with their weights.
+
+    Args:
+        argument: its name in errors.
+
+    Raises:
+        UserError: for a module that is no classifier.
+    """
     models: list[RewardModelLike] = []
     functions: list[WeightedFunction] = []
     for reward in rewards:
@@ -167,9 +176,9 @@ def split_rewards(rewards: Sequence[Reward]) -> tuple[list[RewardModelLike], lis
         elif isinstance(reward, nn.Module):
             remedy = "merge its adapter first, by merge_and_unload()"
             remedy = remedy if isinstance(reward, PeftModel) else "give a function that calls it"
-            raise UserError(f"reward: {type(reward).__name__} is a model, but no transformers classifier: {remedy}")
+            raise UserError(f"{argument}: {type(reward).__name__} is a model, but no transformers classifier: {remedy}")
         elif not callable(reward):
-            raise UserError(f"reward: {reward!r} is no reward model, nor a function; give one of them")
+            raise UserError(f"{argument}: {reward!r} is no reward model, nor a function; give one of them")
         else:
             name = getattr(reward, "__name__", type(reward).__name__)
             functions.append(WeightedFunction("function" if name == "<lambda>" else name, 1.0, reward))

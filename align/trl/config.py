@@ -195,8 +195,12 @@ MEMBERS = {
     "step": f"call train(), which samples, scores and learns ({LOOP})",
     "generate": "train() samples; generate_completions() prints samples of the evaluation prompts",
     "log_stats": "log(metrics)",
+    "evaluate": "the trainer does not evaluate; generate_completions() prints samples of the evaluation prompts",
+    "predict": "generate_completions() prints samples of the evaluation prompts",
+    "log_metrics": "train() returns no metrics; they are in state.log_history",
+    "save_metrics": "train() returns no metrics; save_state() writes state.log_history to trainer_state.json",
 }
-"""Members of TRL 0.11's `PPOTrainer`."""
+"""Members of `PPOTrainer` in TRL 0.11 or 1.12 that are not here."""
 
 
 def unknown_settings(given: Collection[str], known: Collection[str]) -> str:

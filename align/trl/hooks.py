@@ -200,7 +200,7 @@ class TRLCallbacks(TrainerCallbacks):
         return save, stop
 
     def saved(self) -> None:
-        self.trainer._save_checkpoint(self.state.global_step)
+        self.trainer._save_checkpoint(self.trainer.model, trial=None)
         super().saved()
 
     def _episodes(self, updates: int) -> int:

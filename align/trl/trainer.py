@@ -107,6 +107,9 @@ class PPOTrainer(KnownArguments):
         peft_config: PeftConfig | None = None,
     ) -> None:
         models = {"model": model, "ref_model": ref_model, "value_model": value_model}
+        if not isinstance(processing_class, PreTrainedTokenizerBase):
+            kind = type(processing_class).__name__
+            raise InvalidArgumentError(f"`processing_class` must be a tokenizer of transformers, not {kind}")
         given = ({**models, "reward_model": reward_model}, train_dataset, peft_config, callbacks or [])
         if problem := next(problems(args, *given), ""):
             raise InvalidArgumentError(problem)
@@ -128,7 +131,7 @@ class PPOTrainer(KnownArguments):
         reporters = get_reporting_integration_callbacks(args.report_to)
         self.callbacks = TRLCallbacks([*reporters, *(callbacks or []), PrinterCallback], self)
         self.state, self.callback_handler = self.callbacks.state, self.callbacks.handler
-        rewards = split_rewards([reward_model])
+        rewards = split_rewards([reward_model], "reward_model")
         config = core_config(args, longest, self.stop_token_id)
         self.core_config = replace(config, prompts=data_name(prompts), **reward_settings(*rewards))
         self.setup = self._prepare(ModelSource(model, processing_class, peft_config), rewards, prompts, value_model)
@@ -212,11 +215,12 @@ class PPOTrainer(KnownArguments):
 
         Args:
             output_dir: the folder; None: `args.output_dir`. Other files there stay.
+            _internal_call: whether it saves a checkpoint, which is not uploaded.
         """
         folder = Path(output_dir or str(self.args.output_dir))
         names = self._save_policy(folder)
         run_on_main(lambda: self.state.save_to_json(str(folder / STATE_FILE)), self.accelerator)
-        if self.args.push_to_hub:
+        if self.args.push_to_hub and not _internal_call:
             self._upload(folder, names, "Model save")
 
     def push_to_hub(
@@ -286,19 +290,21 @@ class PPOTrainer(KnownArguments):
 
         run_on_main(write, self.accelerator)
 
-    def _save_checkpoint(self, update: int) -> None:
+    def save_state(self) -> None:
+        """Write the counters and the metric history to trainer_state.json in `args.output_dir`."""
+        path = Path(str(self.args.output_dir)) / STATE_FILE
+        run_on_main(lambda: self.state.save_to_json(str(path)), self.accelerator)
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
         """Write `checkpoint-N`, and delete the oldest beyond `save_total_limit`.
 
-        The state of a run, which it resumes from, is in the run's own folder.
+        The state of a run, which it resumes from, is in the run's own folder. The arguments are those of transformers, for
+        subclasses that override the method.
         """
-        folder = Path(str(self.args.output_dir)) / f"checkpoint-{update}"
-        save_policy(self.setup, folder, {})
-
-        def finish() -> None:
-            self.state.save_to_json(str(folder / STATE_FILE))
-            rotate_checkpoints(str(self.args.output_dir), self.args.save_total_limit)
-
-        run_on_main(finish, self.accelerator)
+        folder = Path(str(self.args.output_dir)) / f"checkpoint-{self.state.global_step}"
+        self.save_model(str(folder), _internal_call=True)
+        rotate = (str(self.args.output_dir), self.args.save_total_limit)
+        run_on_main(lambda: rotate_checkpoints(*rotate), self.accelerator)
 
     # ------------------------------------------------------------------------------------------- events and attributes
 
@@ -331,8 +337,8 @@ class PPOTrainer(KnownArguments):
         """Return whether this is the first process of its machine."""
         return bool(self.accelerator.is_local_main_process)
 
-    def log(self, logs: dict[str, float]) -> None:
-        """Add metrics to `state.log_history`, and pass them to the callbacks."""
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Add metrics to `state.log_history`, and pass them to the callbacks; `start_time` has no effect."""
         logs["epoch"] = self.state.epoch
         self.state.log_history.append({**logs, "step": self.state.global_step})
         self.callbacks.control = self.callback_handler.on_log(self.args, self.state, self.control, logs)

@@ -1,3 +1,5 @@
+from pathlib import Path
+
 import pytest
 import torch
 from datasets import Dataset, DatasetDict
@@ -72,12 +74,20 @@ def test_given_sizes_that_do_not_count_are_one_line_each():
 
 
 def test_overridden_methods_are_called_or_named(make_trainer, capsys):
-    seen = []
+    seen, saved = [], []
 
     class Own(PPOTrainer):
-        def log(self, logs):
+        def log(self, logs, start_time=None):
             seen.append(dict(logs))
-            super().log(logs | {"mine": 1.0})
+            super().log(logs | {"mine": 1.0}, start_time)
+
+        def _save_checkpoint(self, model, trial):
+            saved.append(model)
+            super()._save_checkpoint(model, trial)
+
+        def save_model(self, output_dir=None, _internal_call=False):
+            saved.append((Path(output_dir).name, _internal_call))
+            super().save_model(output_dir, _internal_call)
 
         def create_optimizer(self):
             raise NotImplementedError
@@ -85,6 +95,8 @@ def test_overridden_methods_are_called_or_named(make_trainer, capsys):
     trainer = make_trainer(trainer=Own)
     assert "Own.create_optimizer is never called" in capsys.readouterr().err
     trainer.train()
+    trainer.save_model(trainer.args.output_dir)
+    assert saved == [trainer.model, ("checkpoint-2", True), ("out", False)]
     assert len(seen) == 2
     history = [row for row in trainer.state.log_history if "mine" in row]
     assert [row["step"] for row in history] == [1, 2]
@@ -118,6 +130,7 @@ def test_mistakes_are_value_errors(make_trainer, models, prompts, folder):
     data = {name: Dataset.from_list([{"input_ids": ids}]) for name, ids in rows.items()}
     for arguments, message in (
         ({"args": None}, "`args` must be an `align.trl.PPOConfig`, not NoneType"),
+        ({"processing_class": None}, "`processing_class` must be a tokenizer of transformers, not NoneType"),
         ({"model": "gpt2"}, "`model` must be a loaded model, not 'gpt2'"),
         ({"value_model": None}, "`value_model` must be a loaded model, not None"),
         ({"train_dataset": None}, "`train_dataset` is required"),
@@ -156,6 +169,8 @@ def test_a_trainer_has_the_attributes_of_trl_generates_with_it_and_explains_an_e
     assert sum(len(batch["input_ids"]) for batch in trainer.eval_dataloader) == len(prompts)
     with pytest.raises(AttributeError, match=r"'step': call train\(\)"):
         trainer.step([], [], [])
+    with pytest.raises(AttributeError, match="'evaluate': the trainer does not evaluate"):
+        trainer.evaluate()
     with unwrap_model_for_generation(trainer.model, trainer.accelerator) as unwrapped:
         assert unwrapped.policy is trainer.policy_model
         ids = unwrapped.policy.generate(**tokenizer(["a"], return_tensors="pt"), max_new_tokens=2, do_sample=False)
@@ -172,3 +187,5 @@ def test_a_value_model_of_ones_own_is_refused(make_trainer, models):
 
     with pytest.raises(UserError, match="value_model: Own is no model of transformers"):
         make_trainer(value_model=Own(models["value_model"].model))
+    with pytest.raises(UserError, match="reward_model: Own is a model, but no transformers classifier: give a function"):
+        make_trainer(reward_model=Own(models["reward_model"].model))

@@ -130,8 +130,11 @@ def test_events_come_in_the_order_of_trl(make_trainer, tmp_path):
 def test_folders_are_those_of_trl_without_pickles(make_trainer, models, folder, tmp_path):
     trainer = make_trainer({"total_episodes": 12, "save_steps": 1, "save_total_limit": 2})
     trainer.train()
-    trainer.save_model(trainer.args.output_dir)
     out = tmp_path / "out"
+    trainer.save_state()
+    assert json.loads((out / "trainer_state.json").read_text())["global_step"] == 3
+    assert not (out / "model.safetensors").exists()
+    trainer.save_model(trainer.args.output_dir)
     root = {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "README.md"}
     assert root | {"trainer_state.json", "align", "checkpoint-2", "checkpoint-3"} <= {path.name for path in out.iterdir()}
     assert not (out / "checkpoint-1").exists()
