@@ -19,8 +19,7 @@ from transformers import PreTrainedModel
 from align.core.errors import UserError, first_line, reason
 from align.models.backbone import Backbone
 from align.models.backbone.determinism import disable_dropout
-from align.runtime.gathering import gathered_parameters
-from align.runtime.sharding import is_sharded
+from align.runtime.sharding import gathered_parameters, is_sharded
 
 ADDED = "adapters_of_align"
 """The attribute of a PEFT model with the names of the adapters that this package has added."""

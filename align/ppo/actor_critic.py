@@ -15,8 +15,7 @@ from align.models.vocabulary import vocabulary_rows
 from align.ppo.scoring_models import RewardAdapter
 from align.reward.checkpoint import LoadedReward
 from align.reward.scoring import reads_ids_of
-from align.runtime.gathering import sharded_copies
-from align.runtime.sharding import is_sharded
+from align.runtime.sharding import is_sharded, sharded_copies
 from align.training.optimizer import ParamGroup
 
 Critic = Literal["none", "shared", "separate"]

@@ -39,7 +39,7 @@ from align.models.heads import RewardModel, ScalarHead
 from align.models.loading import LoadedModel, from_objects, load_whole, read_by_ids_of
 from align.models.vocabulary import vocabulary_rows, with_unread_padding
 from align.runtime.distributed import compute_dtype
-from align.runtime.gathering import gathered_parameters
+from align.runtime.sharding import gathered_parameters
 from align.tokenization import PairTokenization, Tokenization
 
 HEAD = "reward_head.safetensors"

@@ -12,8 +12,7 @@ from align.core.seeds import SeedKey
 from align.models.backbone import Backbone
 from align.models.loading import LoadedModel
 from align.runtime.distributed import gather_rows, max_across_processes, shard_of_process
-from align.runtime.gathering import LayerGathering, gathered_parameters, without_engine_hooks
-from align.runtime.sharding import full_nbytes, is_sharded
+from align.runtime.sharding import LayerGathering, full_nbytes, gathered_parameters, is_sharded, without_engine_hooks
 from align.sampling.generation import Responses, SamplingParams, row_uniforms, sample
 from align.sampling.settings import EngineConfig
 from align.training.engine import TrainEngine

@@ -26,7 +26,7 @@ from align.core.seeds import SeedKey, row_seeds
 from align.models.loading import LoadedModel
 from align.runtime.distributed import map_across_processes, run_on_main
 from align.runtime.endpoint import transient_retries
-from align.runtime.gathering import gathered_weights
+from align.runtime.sharding import gathered_weights
 from align.sampling.generation import Responses, SamplingParams
 from align.sampling.settings import EngineConfig
 from align.sampling.vllm_weights import require_servable, served_weights, weight_layout

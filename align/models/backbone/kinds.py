@@ -26,7 +26,7 @@ from align.models.backbone.encoder import EncoderBackbone, expose_summary, head_
 from align.models.backbone.encoder_decoder import EncoderDecoderBackbone
 from align.models.backbone.norms import fuse_norms
 from align.models.backbone.verification import verify
-from align.runtime.gathering import readable
+from align.runtime.sharding import readable
 
 PUBLISHED_CLASSES = {"LlamaForRewardModelWithGating": "align.extras.armo_rm:GatedLlama"}
 """Classes of published models that transformers lacks, by their name in `architectures`, and what replaces their code."""

@@ -22,8 +22,7 @@ from align.models.weights import load_weights
 from align.ppo import PPOConfig
 from align.ppo.actor_critic import build_actor_critic, copy_backbone
 from align.reward.checkpoint import load_reward_model
-from align.runtime.gathering import gathered_parameters
-from align.runtime.sharding import full_nbytes, is_sharded, local_shard, sharded_loading
+from align.runtime.sharding import full_nbytes, gathered_parameters, is_sharded, local_shard, sharded_loading
 from align.sampling.engines import TransformersEngine
 from align.sampling.generation import SamplingParams
 from align.sft import SFTConfig
