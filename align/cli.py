@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from align import __version__
-from align.commands import launch, tools
+from align.commands import tools
 from align.core.errors import UserError, nearest_name_hint
 from align.core.launch import Stage, one_line_errors, quiet_libraries, run_stage
 from align.core.plugins import require_extra
@@ -149,7 +149,7 @@ def _annotate(words: list[str]) -> None:
 
 COMMANDS = {
     **_of_stages(TRAINING_STAGES),
-    "launch": Command(launch.HELP, launch.main),
+    "launch": Command(tools.LAUNCH_HELP, tools.launch_processes),
     **_of_stages(OTHER_STAGES),
     "demo": Command("align a small model in all three stages and write a report", _demo),
     "eval": Command("eval TASK: evaluate models side by side; align eval --help lists the tasks", _eval),

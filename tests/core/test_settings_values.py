@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from align.commands.launch import main as launch
 from align.commands.sample import SampleConfig
+from align.commands.tools import launch_processes as launch
 from align.core.errors import UserError
 from align.core.files import resolve_path
 from align.core.launch import run_stage

@@ -11,7 +11,7 @@ import psutil
 import pytest
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
-from align.commands.launch import SHUTDOWN_SECONDS, first_failure
+from align.commands.tools import SHUTDOWN_SECONDS, first_failure
 from align.core.signals import EXIT_STOPPED, GRACE_SECONDS, WARNING_SECONDS
 from tests.launch.launcher import ROOT, start_processes, variables
 from tests.launch.programs import cases
@@ -115,7 +115,7 @@ def test_the_launcher_names_the_process_that_failed_first(codes, first):
 def test_the_launcher_kills_processes_that_do_not_stop(tmp_path):
     """torch's own limit is 30 seconds; a large model may need more to save, and these processes never end."""
     assert SHUTDOWN_SECONDS > WARNING_SECONDS > GRACE_SECONDS
-    shorter = "import align.commands.launch as it; it.SHUTDOWN_SECONDS = 7"
+    shorter = "import align.commands.tools as it; it.SHUTDOWN_SECONDS = 7"
     deaf = tmp_path / "deaf.py"
     deaf.write_text(DEAF)
     process = launch(2, str(deaf), before=shorter)

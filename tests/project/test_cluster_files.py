@@ -15,7 +15,7 @@ import pytest
 import yaml
 from accelerate.commands.launch import launch_command_parser
 
-from align.commands.launch import SHUTDOWN_SECONDS
+from align.commands.tools import SHUTDOWN_SECONDS
 from align.core.heartbeat import EXIT_LOST
 from align.core.settings_parser import parse
 from align.core.signals import EXIT_STOPPED, GRACE_SECONDS
