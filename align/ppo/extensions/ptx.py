@@ -1,12 +1,11 @@
 """InstructGPT's ptx: a language-model loss on demonstrations or raw text, added to PPO's loss against forgetting."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy
 
-from align.batches import texts
 from align.batches.encoding import Limits, encode_demonstrations
 from align.batches.micro_batches import micro_batches
 from align.core.errors import UserError
@@ -18,13 +17,19 @@ from align.models.backbone import flops_profile
 from align.models.loading import LoadedModel
 from align.models.roles import Roles
 from align.ppo.extensions import Extension, TrainingContext
-from align.reward.rankings import group_flops, pack_rankings
+from align.reward.rankings import group_flops, group_sizes, pack_rankings
 from align.sft.loss import demonstration_loss
 from align.tokenization import ConversationError
+from align.tokenization.encoded import PromptResponse
 from align.training.engine import TrainEngine
 
 FITTED_EXAMPLES = 16
 """Examples checked at the start for whether they fit the model."""
+Ids = Sequence[int]
+Span = tuple[int, int]
+"""The first index of a span, and the index after its last."""
+CORRUPTED, MEAN_SPAN = 0.15, 3.0
+"""T5 (Raffel et al. 2020, sections 3.3.3 and 3.3.4): the share of tokens that is masked, and the mean length of a span."""
 
 
 @dataclass(kw_only=True)
@@ -93,9 +98,8 @@ class PtxExamples:
         if settings.objective == "lm":
             begin = self.tokenization.tokenizer.bos_token_id
             begin = self.end if begin is None else begin
-            packed = texts.pack(([*ids, self.end] for ids in documents), begin, settings.tokens)
-            return [PtxExample.from_ids(row.prompt, *row.responses) for row in packed]
-        pieces = texts.cut_into_pieces(documents, settings.tokens)
+            return pack(([*ids, self.end] for ids in documents), begin, settings.tokens)
+        pieces = cut_into_pieces(documents, settings.tokens)
         if not pieces:
             raise UserError(f"{settings.data}: no text has two tokens, so nothing can be masked; give longer texts")
         return pieces
@@ -104,9 +108,9 @@ class PtxExamples:
         if isinstance(item, PtxExample):
             return item
         if self.settings.objective == "prefix":
-            found = texts.prefix(item, random)
+            found = prefix(item, random)
         else:
-            found = texts.span_corruption(item, self.sentinels, random)
+            found = span_corruption(item, self.sentinels, random)
         # As in T5's own data, input and target each end with the token that ends a text.
         return PtxExample.from_ids(self.tokenization.as_whole_text(found.prompt), [*found.response, self.end])
 
@@ -143,7 +147,7 @@ class PtxLoss(Extension):
         engine, backbone, coef = self.engine, self.examples.backbone, self.settings.coef
         examples = self.examples.draw(count * self.settings.per_response, step_key)
         tokens = sum(example.predicted for example in examples)
-        lengths = [backbone.tokens_in_memory(len(e.prompt), list(map(len, e.responses))) for e in examples]
+        lengths = group_sizes(backbone, examples)
         for rows in engine.micro_batches(micro_batches(range(len(examples)), lengths, self.budget, engine.accelerator)):
             chosen = [examples[row] for row in rows]
             prompt, response, prompt_of_response = pack_rankings(chosen, engine.accelerator.device)
@@ -182,3 +186,79 @@ def _sentinels(policy: LoadedModel) -> list[int]:
             "ptx.objective to lm or prefix"
         )
     return sentinels
+
+
+# ----------------------------------------------------------------------------------------------------- raw text as examples
+
+
+def pack(documents: Iterable[Ids], begin: int, length: int) -> list[PtxExample]:
+    """Rows of exactly `length` tokens except the last; a document is split where a row is full.
+
+    The documents of a row, which must not attend to each other, are responses to a prompt of one token: positions restart.
+
+    Args:
+        documents: token ids, each with the token that ends a document.
+        begin: the token from which a document's first token, and that of a part of it, is predicted.
+    """
+    rows: list[list[list[int]]] = [[]]
+    room = length
+    for document in documents:
+        rest = list(document)
+        while rest:
+            if not room:
+                rows.append([])
+                room = length
+            rows[-1].append(rest[:room])
+            rest = rest[room:]
+            room -= len(rows[-1][-1])
+    return [PtxExample.from_ids([begin], *parts) for parts in rows if parts]
+
+
+def cut_into_pieces(documents: Iterable[Ids], length: int) -> list[list[int]]:
+    """Documents cut into pieces of at most `length` tokens; pieces of one token are dropped."""
+    cut = (list(ids[start : start + length]) for ids in documents for start in range(0, len(ids), length))
+    return [piece for piece in cut if len(piece) > 1]
+
+
+def replace_spans(ids: Ids, spans: Sequence[Span], sentinels: Sequence[int]) -> PromptResponse:
+    """T5's input and target: each span is replaced by a sentinel, and the target is each sentinel with its span.
+
+    Args:
+        spans: in order, not touching each other.
+        sentinels: one more than spans: the last one ends the target.
+    """
+    kept: list[int] = []
+    target: list[int] = []
+    end = 0
+    for (start, stop), sentinel in zip(spans, sentinels, strict=False):
+        kept += [*ids[end:start], sentinel]
+        target += [sentinel, *ids[start:stop]]
+        end = stop
+    return PromptResponse([*kept, *ids[end:]], [*target, sentinels[len(spans)]])
+
+
+def span_corruption(ids: Ids, sentinels: Sequence[int], random: numpy.random.Generator) -> PromptResponse:
+    """T5's objective: 15 % of the tokens in spans of 3 on average, as in its code (`random_spans_noise_mask`).
+
+    There are at most as many spans as sentinels, less the one that ends the target.
+    """
+    taken = min(max(round(CORRUPTED * len(ids)), 1), len(ids) - 1)
+    count = min(max(round(taken / MEAN_SPAN), 1), taken, len(ids) - taken, len(sentinels) - 1)
+    lengths, gaps = _segments(taken, count, random), _segments(len(ids) - taken, count, random)
+    spans, position = [], 0
+    for gap, length in zip(gaps, lengths, strict=True):  # text comes first, so that no two spans touch
+        spans.append((position + gap, position + gap + length))
+        position += gap + length
+    return replace_spans(ids, spans, sentinels)
+
+
+def prefix(ids: Ids, random: numpy.random.Generator) -> PromptResponse:
+    """A prefix language model (T5, section 3.3.1): the text is cut at a random place, and what follows is the target."""
+    cut = int(random.integers(1, len(ids)))
+    return PromptResponse(list(ids[:cut]), list(ids[cut:]))
+
+
+def _segments(total: int, count: int, random: numpy.random.Generator) -> list[int]:
+    """Lengths of `count` parts of `total`, each at least 1, all divisions equally likely."""
+    cuts = numpy.sort(random.choice(total - 1, count - 1, replace=False) + 1)
+    return numpy.diff([0, *cuts.tolist(), total]).tolist()  # type: ignore[no-any-return]

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from align.batches.texts import cut_into_pieces, pack, prefix, replace_spans, span_corruption
+from align.ppo.extensions.ptx import cut_into_pieces, pack, prefix, replace_spans, span_corruption
 
 SENTINELS = list(range(1000, 1100))
 IDS = st.lists(st.integers(0, 500), min_size=2, max_size=200)
