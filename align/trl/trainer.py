@@ -36,7 +36,6 @@ from align.runtime.distributed import run_on_main
 from align.training.callbacks import STATE_FILE
 from align.training.model_source import ModelSource
 from align.trl.arguments import (
-    check_context,
     data_sets,
     eval_prompts,
     padding_hint,
@@ -125,7 +124,6 @@ class PPOTrainer(KnownArguments):
         prompts = prompt_rows(train_dataset, data_collator, pad_id, reads_texts)
         if pad_id is None:
             notes += padding_hint(prompts, processing_class.eos_token_id)
-        check_context(prompts, models, args.response_length)
         longest = max(len(row["input_ids"]) for row in prompts)
         self.hooks = TrainerHooks(args, processing_class.eos_token_id, *optimizers)
         reporters = get_reporting_integration_callbacks(args.report_to)
