@@ -153,7 +153,7 @@ def _push(options: Namespace) -> None:
     quiet_libraries()
     if not HUB_REPO.fullmatch(options.repo):
         raise UserError(f"align model push: {options.repo!r} is not a repository on the hub; write user/name")
-    from align.models.hub import push_model
+    from align.models.checkpoint import push_model
 
     print(push_model(options.folder, options.repo))
 

@@ -12,8 +12,7 @@ from align.core.errors import UserError, counted, without_secrets
 from align.core.files import append_line
 from align.core.settings import ModelConfig, OptimizationConfig, RunConfig, dump
 from align.core.signals import Stopped, StopRequest
-from align.models.checkpoint import UPDATE_ROW, update_in_card
-from align.models.hub import make_repo, push_model
+from align.models.checkpoint import UPDATE_ROW, make_repo, push_model, update_in_card
 from align.runtime.distributed import (
     compute_dtype,
     limit_collectives,

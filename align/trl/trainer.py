@@ -22,8 +22,7 @@ from transformers.trainer_utils import rotate_checkpoints
 
 from align.batches.mixtures import data_name
 from align.core.launch import end_process_group
-from align.models.checkpoint import model_card, save_model_into
-from align.models.hub import make_repo, push_model
+from align.models.checkpoint import make_repo, model_card, push_model, save_model_into
 from align.ppo.evaluation import save_policy
 from align.ppo.extensions import Extensions
 from align.ppo.inputs import BASE_REFERENCE, PPOInputs

@@ -12,8 +12,7 @@ from transformers import AutoTokenizer
 from align import cli
 from align.core.errors import UserError
 from align.core.settings import ModelConfig
-from align.models.checkpoint import without_paths
-from align.models.hub import push_model
+from align.models.checkpoint import push_model, without_paths
 from align.models.loading import load
 from tests.files import ROOT, write_rows
 
