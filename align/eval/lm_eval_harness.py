@@ -26,7 +26,7 @@ from align.eval.answers import open_accelerator, short_names
 from align.eval.results import Better, EvalConfig, Evaluation, Measurement, mean_measurement, publish
 from align.eval.store import Json, compute_once, fingerprint
 from align.model_registry.registry import resolve_model
-from align.models.configs import base_of
+from align.models.folders import base_of
 from align.runtime.distributed import compute_dtype, run_on_main
 from align.sampling.settings import InferenceConfig
 

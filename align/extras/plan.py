@@ -21,7 +21,7 @@ from align.core.settings import ModelConfig, Settings, option
 from align.core.settings_parser import parse
 from align.model_registry.registry import resolve_model
 from align.models.backbone import flops_profile
-from align.models.configs import base_of
+from align.models.folders import base_of
 from align.models.loading import LoadedModel, freeze_unused_lm_head, load_on_meta
 from align.models.roles import REWARD_ADAPTER
 from align.ppo.config import PPOConfig

@@ -28,7 +28,7 @@ from align.core.errors import UserError, first_line, reason
 from align.core.files import new_folder, write_json, write_text
 from align.model_registry.registry import published_name, registered_name
 from align.models.backbone import Backbone, is_prefix_lm
-from align.models.configs import BUILT_IN_BASE, saved_generation_config
+from align.models.folders import BUILT_IN_BASE, saved_generation_config
 from align.models.loading import LoadedModel
 
 UPDATE_ROW = "update"

@@ -22,17 +22,19 @@ from align.models.backbone.kinds import (
     prepare_model,
     use_block_attention,
 )
-from align.models.configs import (
+from align.models.folders import (
     base_of,
     end_ids,
     load_config,
+    load_weights,
+    make_on_meta,
     reads_prompts_whole,
+    require_finite,
     stored_generation_config,
     valid_generation_config,
 )
 from align.models.lora import START_ADAPTER, new_lora_config, prepared_lora_config, require_same_lora, train_active_adapter
 from align.models.vocabulary import require_rows, require_vocabulary, require_vocabulary_of, rows_of_texts, vocabulary_rows
-from align.models.weights import load_weights, make_on_meta, require_finite
 from align.runtime.distributed import compute_dtype, computes_on_cpu
 from align.tokenization import ConversationError, PairTokenization, Tokenization
 

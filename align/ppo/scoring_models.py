@@ -13,7 +13,7 @@ from align.batches.encoding import decoded_turn
 from align.core.errors import UserError
 from align.models.adapters import add_adapter, changes_base
 from align.models.backbone import flops_profile, is_prefix_lm
-from align.models.configs import base_of, reads_prompts_whole
+from align.models.folders import base_of, reads_prompts_whole
 from align.models.heads import ScalarHead
 from align.models.loading import LoadedModel, load_tokenization
 from align.models.roles import REWARD_ADAPTER, Roles

@@ -34,7 +34,7 @@ from align.models.backbone.classifier import (
 )
 from align.models.backbone.kinds import published_class
 from align.models.checkpoint import finish_folder, require_savable, save_adapter
-from align.models.configs import load_config
+from align.models.folders import load_config
 from align.models.heads import RewardModel, ScalarHead
 from align.models.loading import LoadedModel, from_objects, load_whole, read_by_ids_of
 from align.models.vocabulary import vocabulary_rows, with_unread_padding

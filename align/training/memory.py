@@ -20,7 +20,7 @@ from align.core.errors import UserError
 from align.core.settings import ModelConfig, OptimizationConfig
 from align.model_registry.registry import resolve_model
 from align.models.backbone import Backbone, cache_elements_per_token, model_class
-from align.models.configs import base_of, load_config
+from align.models.folders import base_of, load_config
 from align.runtime.distributed import compute_dtype, run_on_all
 from align.runtime.process import cgroup_bytes_left, process_peak, release_freed_memory, reset_process_peak
 from align.runtime.sharding import full_nbytes, full_numel, full_shape

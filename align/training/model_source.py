@@ -14,7 +14,7 @@ from align.core.settings import ModelConfig
 from align.model_registry.registry import resolve_model
 from align.models.backbone import Backbone
 from align.models.checkpoint import require_savable
-from align.models.configs import base_of, load_config, unsaved_generation_settings
+from align.models.folders import base_of, load_config, unsaved_generation_settings
 from align.models.loading import LoadedModel, from_objects, load
 from align.models.lora import with_lora_settings
 from align.runtime.distributed import run_on_all, run_on_main

@@ -7,7 +7,7 @@ from align.core.errors import UserError
 from align.core.hub import require_hub
 from align.data.sources import iter_rows
 from align.model_registry.registry import fetch_model
-from align.models.configs import load_config
+from align.models.folders import load_config
 from tests.ports import free_port
 
 

@@ -5,7 +5,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from align.core.settings import ModelConfig
 from align.models.adapters import copy_adapter
 from align.models.checkpoint import save_model, weights_of
-from align.models.configs import base_of
+from align.models.folders import base_of
 from align.models.loading import load
 from align.models.roles import Role
 from align.ppo.rollout import plan_minibatch, shuffled_minibatches

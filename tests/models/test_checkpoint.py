@@ -16,11 +16,10 @@ from align.model_registry import registry
 from align.model_registry.registry import published_name, resolve_model
 from align.models.adapters import add_adapter, copy_adapter
 from align.models.checkpoint import save_model, weights_of
-from align.models.configs import base_of
+from align.models.folders import base_of, load_weights
 from align.models.heads import LanguageModel, ScalarHead
 from align.models.loading import from_objects, load
 from align.models.roles import ActorCritic
-from align.models.weights import load_weights
 from tests.models.adapters import PROMPT, PROMPTS, RESPONSE, RESPONSES, logits_of
 from tests.refusals import refusal
 

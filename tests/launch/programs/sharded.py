@@ -17,8 +17,8 @@ import torch
 from align.core.errors import UserError
 from align.core.seeds import RngStream
 from align.models.backbone import wrap
+from align.models.folders import load_weights
 from align.models.heads import LanguageModel
-from align.models.weights import load_weights
 from align.ppo import PPOConfig
 from align.ppo.actor_critic import build_actor_critic, copy_backbone
 from align.reward.checkpoint import load_reward_model
