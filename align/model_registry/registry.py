@@ -9,8 +9,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -185,22 +184,5 @@ def _build_atomically(build: Callable[[Path, Path], None], target: Path) -> None
     prefix = f".{target.name}-"  # the same prefix as in `new_folder`
     for leftover in target.parent.glob(f"{prefix}*"):  # of a process that was killed
         shutil.rmtree(leftover, ignore_errors=True)
-    with (
-        tempfile.TemporaryDirectory(prefix=prefix, dir=target.parent) as work,
-        new_folder(target) as folder,
-        _no_progress_bars(),
-    ):
+    with tempfile.TemporaryDirectory(prefix=prefix, dir=target.parent) as work, new_folder(target) as folder:
         build(folder, Path(work))
-
-
-@contextmanager
-def _no_progress_bars() -> Iterator[None]:
-    from transformers.utils import logging
-
-    was_enabled = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            logging.enable_progress_bar()
