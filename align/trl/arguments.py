@@ -1,6 +1,9 @@
-"""Checks of the trainer's arguments, and the prompts and the reference that they stand for."""
+"""What the trainer's arguments become here: checks, prompts, this library's settings, and those without a counterpart."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import MISSING, fields
+from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -8,8 +11,12 @@ from datasets import Dataset, DatasetDict, IterableDataset
 from peft import PeftConfig, PeftModel
 from torch import nn
 from transformers import DataCollatorWithPadding, EarlyStoppingCallback
+from transformers.trainer_pt_utils import AcceleratorConfig
+from transformers.trainer_utils import SaveStrategy
 
+import align.ppo.config as core
 from align.batches.encoding import Limits, encode_prompts
+from align.core.errors import UserError
 from align.models.loading import LoadedModel
 from align.ppo.inputs import sharing_pair
 from align.tokenization.encoded import EncodedPrompt
@@ -18,6 +25,15 @@ from align.trl.value_head import PreTrainedModelWrapper
 
 TURN_COLUMNS = ("prompt", "messages")
 """Columns of the prompts' texts, beside those of their token ids."""
+RUN_FOLDER = "align"
+"""The folder of the run inside `output_dir`."""
+SMALLEST = 1e-30
+"""Stands for 0, which is not a learning rate in the core; the scheduler of the trainer sets the rate of each step."""
+SAME = (
+    *("seed", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "max_grad_norm", "temperature", "gamma", "lam"),
+    *("num_ppo_epochs", "num_mini_batches", "kl_coef", "kl_estimator", "cliprange", "vf_coef", "whiten_rewards"),
+)
+"""Settings that the core has under the same names."""
 
 
 def problems(
@@ -165,3 +181,195 @@ def has_turns(value: object) -> bool:
     if isinstance(value, str):
         return bool(value.strip())
     return isinstance(value, list) and bool(value) and all(isinstance(turn, Mapping) and "role" in turn for turn in value)
+
+
+# ---------------------------------------------------------------------------------------------------------------- settings
+
+
+def core_config(args: PPOConfig, longest_prompt: int, stop_token_id: int | None) -> core.PPOConfig:
+    """Return the settings of this library for a run with TRL's settings.
+
+    `set_batch_sizes` must have been called. The trainer's hooks apply `missing_eos_penalty` and the learning rate of each
+    update.
+
+    Args:
+        longest_prompt: tokens of the longest prompt.
+        stop_token_id: ends a response; None: all responses have the full length.
+
+    Raises:
+        InvalidArgumentError: for a value that this library does not accept.
+    """
+    if args.kl_estimator not in ("k1", "k3"):
+        raise InvalidArgumentError(f"`kl_estimator` is {args.kl_estimator!r}, but must be 'k1' or 'k3'")
+    assert args.output_dir is not None
+    assert args.num_total_batches is not None
+    assert args.batch_size is not None
+    save_steps = args.save_steps if args.save_strategy == "steps" and not args.save_only_model else 0
+    if save_steps < 1:  # a share of the run
+        save_steps = math.ceil(save_steps * args.num_total_batches)
+    try:
+        return core.PPOConfig(
+            **{name: getattr(args, name) for name in SAME},
+            output_dir=str(Path(args.output_dir) / RUN_FOLDER),
+            resume_from_checkpoint=resumed_checkpoint(args),
+            report_to=["none"],
+            save_steps=int(save_steps),
+            save_total_limit=args.save_total_limit or 0,
+            chat_template="raw",
+            gradient_checkpointing=bool(args.activation_checkpointing),
+            learning_rate=args.learning_rate or SMALLEST,
+            lr_scheduler_type="constant",
+            optimizer="adafactor" if args.optim == "adafactor" else "adamw",
+            collective_timeout=min(float(args.ddp_timeout), 86_400.0),  # a day is the longest of the core
+            total_updates=args.num_total_batches,
+            rollout_batch_size=args.batch_size,
+            # As many tokens as TRL's micro-batches have, so that a setting that fits in memory there fits here.
+            micro_batch_tokens=args.per_device_train_batch_size * (longest_prompt + args.response_length),
+            max_new_tokens=args.response_length,
+            max_prompt_tokens=longest_prompt,
+            stop_token_ids=[] if stop_token_id is None else [stop_token_id],
+            ignore_eos=stop_token_id is None,
+            cliprange_value=args.cliprange_value or SMALLEST,  # 0 would be no limit
+            missing_eos_score=None,
+            critic="separate",
+            save_best_policy=False,
+        )
+    except UserError as error:
+        raise InvalidArgumentError(
+            f"{error} (docs/migrate-from-trl.md lists the setting of TRL that becomes this one)"
+        ) from error
+
+
+def resumed_checkpoint(args: PPOConfig) -> bool | str:
+    """Return the checkpoint to continue from: True for the last one, False for none, or its path.
+
+    The state that belongs to the weights in `checkpoint-N` is in the folder of the run.
+    """
+    given = str(args.resume_from_checkpoint or False)
+    if given.lower() in ("true", "false"):
+        return given.lower() == "true"
+    if (number := Path(given).name.removeprefix("checkpoint-")).isdecimal():
+        return str(Path(given).parent / RUN_FOLDER / "checkpoints" / f"update-{int(number):06d}")
+    return given
+
+
+SCRIPT_SETTINGS = frozenset(
+    ["dataset_num_proc", "sft_model_path", "reward_model_path", "do_train", "do_eval", "do_predict", "eval_strategy"]
+)
+"""Settings that a training script reads; the trainer does not."""
+SET_BY_TRAINER = {
+    *("world_size", "num_total_batches", "micro_batch_size", "local_batch_size", "batch_size", "local_mini_batch_size"),
+    *("mini_batch_size", "local_rank"),
+}
+"""Settings that the trainer or the launcher overwrites."""
+ADVICE = {
+    "sizes of forward passes follow from per_device_train_batch_size and free memory": (
+        "local_rollout_forward_batch_size auto_find_batch_size torch_empty_cache_steps"
+    ),
+    "the trainer does not evaluate during training; num_sample_generations prints samples": (
+        "eval_steps eval_delay eval_on_start eval_accumulation_steps prediction_loss_only "
+        "eval_do_concat_batches eval_use_gather_object include_for_metrics batch_eval_metrics label_names"
+    ),
+    "the last policy is saved": "load_best_model_at_end metric_for_best_model greater_is_better",
+    "all prompts are in memory, and batches are made without a DataLoader": (
+        "dataloader_drop_last dataloader_num_workers dataloader_pin_memory dataloader_persistent_workers "
+        "dataloader_prefetch_factor dataloader_in_order dataloader_multiprocessing_context "
+        "train_sampling_strategy remove_unused_columns length_column_name"
+    ),
+    "DDP is not used": "ddp_find_unused_parameters ddp_bucket_cap_mb ddp_broadcast_buffers ddp_static_graph ddp_backend",
+    "start the script by `accelerate launch --config_file` instead": (
+        "fsdp fsdp_config deepspeed accelerator_config parallelism_config"
+    ),
+    "computations are in the number format of the given models": "bf16_full_eval fp16_full_eval fp16 tf32",
+    "PPO has no such loss": "label_smoothing_factor neftune_noise_alpha",
+    "the models are not compiled": "torch_compile torch_compile_backend torch_compile_mode",
+    "the models run with their own kernels": "use_liger_kernel liger_kernel_config",
+    "give the trainer optimizers=(optimizer, None)": "optim_args optim_target_modules",
+    "use transformers.logging.set_verbosity": "log_level log_level_replica log_on_each_node",
+    "each update is logged": "logging_steps logging_strategy logging_first_step",
+    "a resumed run continues exactly": "ignore_data_skip restore_callback_states_from_checkpoint",
+    "a new repository is private; its page on the hub makes it public": "hub_private_repo",
+    "save_model and push_to_hub upload the final model": "hub_strategy hub_always_push",
+    "set total_episodes": "max_steps",
+    "a GPU is used where there is one; hide it by CUDA_VISIBLE_DEVICES=''": "use_cpu",
+    "sampling always uses a cache": "use_cache",
+    "activations are recomputed by the non-reentrant implementation": "activation_checkpointing_kwargs",
+    "losses are always divided by global token counts": "average_tokens_across_devices",
+    "a NaN ends the run, and the batch is saved": "logging_nan_inf_filter",
+    "metrics.jsonl of the run has the tokens per second": "include_num_input_tokens_seen",
+    "a request to stop always saves a checkpoint": "enable_jit_checkpoint",
+    "the first process saves": "save_on_each_node",
+    "the peak of memory is always in metrics.jsonl": "skip_memory_metrics",
+    "random numbers come from seed alone; set torch.use_deterministic_algorithms for kernels": "full_determinism",
+    "seed also sets the order of prompts": "data_seed",
+    "weights are gathered where they fit into the free memory": "ds3_gather_for_generation",
+    "a broken batch is always saved": "debug",
+}
+"""Settings without a counterpart, by the advice of the warning about each."""
+UNSUPPORTED = {name: advice for advice, names in ADVICE.items() for name in names.split()}
+
+
+def unsupported_settings(args: PPOConfig) -> list[str]:
+    """Return one line for each setting that differs from its default and has no effect here."""
+    defaults = defaults_of(type(args))
+    lines = [
+        f"{name} is {getattr(args, name)!r} and has no effect: {advice}"
+        for name, advice in UNSUPPORTED.items()
+        if _differs(args, name, defaults[name])
+    ]
+    if args.save_strategy not in ("no", "steps"):
+        lines.append(
+            f"save_strategy is {SaveStrategy(args.save_strategy).value!r} and has no effect: use 'steps' and save_steps"
+        )
+    if args.optim not in ("adamw_torch", "adamw_torch_fused", "adafactor"):
+        lines.append(f"optim is {args.optim!r} and has no effect: AdamW is used; adafactor is the other choice")
+    return lines
+
+
+NEVER_CALLED = (
+    *("create_optimizer", "create_scheduler", "create_optimizer_and_scheduler"),
+    *("get_train_dataloader", "compute_loss", "training_step"),
+)
+"""Methods of transformers' `Trainer` that the training of `PPOTrainer` does not call."""
+
+
+def uncalled_methods(trainer: type[Any]) -> list[str]:
+    """Return a line for each method of a trainer's subclass that would be called in TRL and is not here."""
+    bases = [base for base in trainer.__mro__ if not base.__module__.startswith("align.") and base is not object]
+    names = [name for name in NEVER_CALLED if any(name in vars(base) for base in bases)]
+    return [f"{trainer.__name__}.{name} is never called; give the trainer `optimizers` or `callbacks`" for name in names]
+
+
+def number_format_hint(args: PPOConfig, dtype: torch.dtype, device: torch.device) -> list[str]:
+    """Return a line if `bf16` is on and the policy is in float32, which decides; on a CPU only if `bf16` was given."""
+    if not args.bf16 or dtype != torch.float32 or (device.type == "cpu" and not args.bf16_was_given):
+        return []
+    return [
+        "bf16 is set, but the models are in float32 and compute in it: load them with dtype=torch.bfloat16; the optimizer "
+        "keeps float32 copies of the weights"
+    ]
+
+
+def defaults_of(settings: type[PPOConfig]) -> dict[str, Any]:
+    """Return the values that settings have after initialization if they are not given.
+
+    No object is made for it: that would reset the state of `accelerate` in the process.
+    """
+    made = {item.name: item.default_factory() for item in fields(settings) if item.default_factory is not MISSING}
+    given = {item.name: item.default for item in fields(settings)} | made
+    return given | {"debug": [], "accelerator_config": AcceleratorConfig()}
+
+
+def _differs(args: PPOConfig, name: str, default: Any) -> bool:
+    """Whether a setting asks for something that does not happen."""
+    value = getattr(args, name)
+    happens = {"logging_steps": 1, "hub_private_repo": True, "activation_checkpointing_kwargs": {"use_reentrant": False}}
+    if name in happens and value == happens[name]:
+        return False
+    if name == "use_cpu":
+        return bool(value) and torch.cuda.is_available()
+    if name == "eval_steps":  # transformers fills it in, and changes the next one on a processor
+        return value not in (default, args.logging_steps)
+    if name == "dataloader_pin_memory":
+        return value != default and not args.use_cpu
+    return bool(value != default)

@@ -35,15 +35,18 @@ from align.runtime.distributed import run_on_main
 from align.training.callbacks import STATE_FILE
 from align.training.model_source import ModelSource
 from align.trl.arguments import (
+    core_config,
     data_sets,
     eval_prompts,
+    number_format_hint,
     padding_hint,
     problems,
     prompt_rows,
+    uncalled_methods,
+    unsupported_settings,
 )
 from align.trl.config import MEMBERS, InvalidArgumentError, PPOConfig, renamed_arguments, set_batch_sizes, stop_token_of
 from align.trl.hooks import TrainerHooks, TRLCallbacks, show_completions
-from align.trl.translation import core_config, number_format_hint, uncalled_methods, unsupported_settings
 from align.trl.value_head import PolicyAndValueModel, PreTrainedModelWrapper
 
 

@@ -8,8 +8,7 @@ from trl import ModelConfig, ScriptArguments
 
 import align.trl
 from align.trl import PPOConfig
-from align.trl.config import InvalidArgumentError, set_batch_sizes, stop_token_of
-from align.trl.translation import (
+from align.trl.arguments import (
     SAME,
     SCRIPT_SETTINGS,
     SET_BY_TRAINER,
@@ -18,6 +17,7 @@ from align.trl.translation import (
     number_format_hint,
     unsupported_settings,
 )
+from align.trl.config import InvalidArgumentError, set_batch_sizes, stop_token_of
 
 OWN = {
     "dataset_num_proc": None,

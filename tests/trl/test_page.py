@@ -9,8 +9,8 @@ import pytest
 
 import align.ppo.config
 from align.trl import PPOConfig, PPOTrainer
+from align.trl.arguments import SET_BY_TRAINER, defaults_of
 from align.trl.hooks import STEP_METRICS
-from align.trl.translation import SET_BY_TRAINER, defaults_of
 from tests.launch.launcher import launch
 from tests.trl.test_config import OWN
 from tests.trl.test_trainer import METRICS
