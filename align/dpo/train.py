@@ -49,6 +49,14 @@ from align.training.run import Run
 from align.training.start import build_engine, warn_if_prompts_are_reread, with_data_names
 
 
+class PairLoss(NamedTuple):
+    """The loss of a pair: its kind, `dpo` or `ipo`, and its parameters."""
+
+    kind: str
+    beta: float
+    label_smoothing: float
+
+
 class ReferencedRanking(NamedTuple):
     """A ranking, and the reference's log-prob of each response, summed over its tokens."""
 
@@ -75,7 +83,8 @@ def train(
     """
     run, budget, backbone = engine.run, config.micro_batch_tokens, loaded.backbone
     profile = flops_profile(backbone, loaded.adapter)
-    loss_of = partial(batch_loss, engine.module, config=config, device=run.accelerator.device)
+    pair_loss = PairLoss(config.loss, config.beta, config.label_smoothing)
+    loss_of = partial(batch_loss, engine.module, pair_loss=pair_loss, device=run.accelerator.device)
     # Before a checkpoint is loaded, the weights are those of the start.
     examples, referenced = read_reference(order.examples, held_out, engine, backbone, profile, budget)
     batches = order.over(examples)
@@ -95,14 +104,14 @@ def train(
         flops = flops_of(rankings_of(batch), backbone, profile, training_flops)
         metrics |= step | loop.costs(sum(sizes), flops)
         if loop.evaluates(update):
-            found, scored = evaluate(engine, backbone, referenced, config, budget)
+            found, scored = evaluate(engine, backbone, referenced, pair_loss, budget)
             metrics |= found
             if loop.is_best(metrics):
                 save(loaded, engine, config.train_data, metrics, scored)
         loop.log(update, metrics)
 
     if loop.needs_evaluation():
-        metrics, scored = evaluate(engine, backbone, referenced, config, budget)
+        metrics, scored = evaluate(engine, backbone, referenced, pair_loss, budget)
         if loop.is_best(metrics):
             save(loaded, engine, config.train_data, metrics, scored)
     run.close()
@@ -113,7 +122,7 @@ def batch_loss(
     model: nn.Module,
     examples: Sequence[ReferencedRanking],
     batch: Sequence[ReferencedRanking],
-    config: DPOConfig,
+    pair_loss: PairLoss,
     device: torch.device,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Return the share of the loss, a mean over the rankings of `batch`, that a micro-batch has, and of its metrics."""
@@ -121,13 +130,13 @@ def batch_loss(
     log_probs = read_log_probs(model, rankings, device)
     log_ratios = log_probs - torch.tensor([value for item in examples for value in item.log_probs], device=device)
     pairs = pairs_of([item.ranks for item in rankings]).to(device)  # margins are for reward models
-    rewards = config.beta * log_ratios.detach()
+    rewards = pair_loss.beta * log_ratios.detach()
     chosen, rejected = rewards[pairs.better], rewards[pairs.worse]
 
     def mean(values: Tensor) -> Tensor:
         return (pairs.weight * values).sum() / len(batch)
 
-    return mean(losses_of_pairs(log_ratios, rankings, pairs, config)), {
+    return mean(losses_of_pairs(log_ratios, rankings, pairs, pair_loss)), {
         "accuracy": mean((chosen > rejected).float()),
         "rewards/chosen": mean(chosen),
         "rewards/rejected": mean(rejected),
@@ -136,14 +145,14 @@ def batch_loss(
     }
 
 
-def losses_of_pairs(log_ratios: Tensor, rankings: Sequence[EncodedRanking], pairs: Pairs, config: DPOConfig) -> Tensor:
+def losses_of_pairs(log_ratios: Tensor, rankings: Sequence[EncodedRanking], pairs: Pairs, pair_loss: PairLoss) -> Tensor:
     """Return the loss of each pair [pairs], from the log-ratio of each response [B]."""
-    if config.loss == "ipo":
+    if pair_loss.kind == "ipo":
         lengths = [len(response) for item in rankings for response in item.responses]
         log_ratios = log_ratios / torch.tensor(lengths, device=log_ratios.device)
-        return ipo_losses(log_ratios[pairs.better] - log_ratios[pairs.worse], config.beta)
+        return ipo_losses(log_ratios[pairs.better] - log_ratios[pairs.worse], pair_loss.beta)
     difference = log_ratios[pairs.better] - log_ratios[pairs.worse]
-    return dpo_losses(difference, config.beta, config.label_smoothing)
+    return dpo_losses(difference, pair_loss.beta, pair_loss.label_smoothing)
 
 
 def read_log_probs(model: nn.Module, rankings: Sequence[EncodedRanking], device: torch.device) -> Tensor:
@@ -191,7 +200,7 @@ def flops_of(
 
 
 def evaluate(
-    engine: TrainEngine, backbone: Backbone, held_out: list[ReferencedRanking], config: DPOConfig, budget: int
+    engine: TrainEngine, backbone: Backbone, held_out: list[ReferencedRanking], pair_loss: PairLoss, budget: int
 ) -> tuple[dict[str, float], list[ScoredRanking]]:
     """Return metrics of the policy as a reward model, and the scored rankings; a reward is beta times a log-ratio."""
     if not held_out:
@@ -201,10 +210,10 @@ def evaluate(
         [now - before for now, before in zip(found, item.log_probs, strict=True)]
         for found, item in zip(log_probs_of(rankings, engine, backbone, budget), held_out, strict=True)
     ]
-    scored = with_rewards(rankings, [[config.beta * value for value in row] for row in log_ratios])
+    scored = with_rewards(rankings, [[pair_loss.beta * value for value in row] for row in log_ratios])
     pairs = pairs_of([item.ranks for item in rankings])
     flat = torch.tensor([value for row in log_ratios for value in row], dtype=torch.float64)
-    loss = (pairs.weight.double() * losses_of_pairs(flat, rankings, pairs, config)).sum() / len(rankings)
+    loss = (pairs.weight.double() * losses_of_pairs(flat, rankings, pairs, pair_loss)).sum() / len(rankings)
     metrics = ranking_metrics(scored) | {"loss": float(loss)}
     return {f"validation/{name}": value for name, value in metrics.items()}, scored
 

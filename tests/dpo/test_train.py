@@ -9,7 +9,7 @@ import torch
 from align.core.settings import ModelConfig
 from align.core.tensor_ops import Padded
 from align.dpo import DPOConfig, DPOTrainer
-from align.dpo.train import ReferencedRanking, batch_loss, evaluate, log_probs_of, rankings_of, save
+from align.dpo.train import PairLoss, ReferencedRanking, batch_loss, evaluate, log_probs_of, rankings_of, save
 from align.models.heads import LanguageModel
 from align.models.loading import load
 from align.reward.rankings import group_sizes
@@ -23,7 +23,7 @@ class Stage:
     """A policy, the reference's log-probs of some rankings, and the loss with given settings."""
 
     def __init__(self, loaded, run, examples, reference=None, beta=0.1, loss="dpo", label_smoothing=0.0):
-        self.loaded, self.config = loaded, DPOConfig(loss=loss, beta=beta, label_smoothing=label_smoothing)
+        self.loaded, self.pair_loss = loaded, PairLoss(loss, beta, label_smoothing)
         self.engine = build_engine(run, LanguageModel(loaded.backbone, loaded.adapter), 1)
         reference = reference or log_probs_of(examples, self.engine, loaded.backbone, 4096)
         self.examples = list(map(ReferencedRanking, examples, reference))
@@ -34,10 +34,10 @@ class Stage:
 
     def loss(self, rows=None):
         examples = self.examples if rows is None else [self.examples[row] for row in rows]
-        return batch_loss(self.engine.module, examples, examples, self.config, self.loaded.backbone.device)
+        return batch_loss(self.engine.module, examples, examples, self.pair_loss, self.loaded.backbone.device)
 
     def evaluate(self, examples=None):
-        return evaluate(self.engine, self.loaded.backbone, examples or self.examples, self.config, 4096)
+        return evaluate(self.engine, self.loaded.backbone, examples or self.examples, self.pair_loss, 4096)
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ def test_padding_order_and_micro_batches_change_nothing(tiny_name, load_sharp, m
     loaded = load_sharp(tiny_name, lora_r=lora_r)
     stage = make_stage(loaded, rankings(hand_rollout), beta=0.5, **settings)
     examples = list(map(ReferencedRanking, rankings(hand_rollout), moved(stage.reference)))
-    loss_of = loss_of_rows(batch_loss, stage.engine, examples, config=stage.config)
+    loss_of = loss_of_rows(batch_loss, stage.engine, examples, pair_loss=stage.pair_loss)
     assert_invariant(stage.engine, group_sizes(loaded.backbone, rankings_of(examples)), loss_of)
 
 
