@@ -1,4 +1,4 @@
-"""What the trainer's arguments become here: checks, prompts, this library's settings, and those without a counterpart."""
+"""The arguments of the trainer: checks, prompts, this library's settings for them, and those without a counterpart."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
