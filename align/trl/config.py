@@ -85,6 +85,8 @@ class PPOConfig(KnownSettings, TrainingArguments):
     ds3_gather_for_generation: bool = setting(True, "Under ZeRO-3, gather the policy's weights for generation.")
 
     def __post_init__(self) -> None:
+        if self.deepspeed:  # transformers would multiply by `world_size`, which only the trainer sets
+            raise InvalidArgumentError("`deepspeed`: start the script by `accelerate launch --config_file` instead")
         self.bf16_was_given = self.bf16 is not None
         if self.bf16 is None:
             self.bf16 = not self.fp16 and (bool(self.use_cpu) or is_torch_bf16_gpu_available())

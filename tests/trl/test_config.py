@@ -230,3 +230,8 @@ def test_values_without_a_counterpart_and_out_of_range_are_one_line():
     assert line.startswith("optim is ")
     with pytest.raises(ValueError, match=r"max_new_tokens is 0, but must be above 0 \(docs/migrate-from-trl.md lists"):
         core_config(made(response_length=0), longest_prompt=20, stop_token_id=None)
+
+
+def test_a_deepspeed_file_is_answered_with_the_launcher():
+    with pytest.raises(InvalidArgumentError, match="`deepspeed`: start the script by `accelerate launch --config_file`"):
+        PPOConfig(output_dir="o", deepspeed="zero2.json")
