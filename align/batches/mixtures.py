@@ -95,7 +95,8 @@ def split_by_opening(examples: Sequence[Opened], share: float) -> tuple[list[Ope
     limit = max(share * 2**64, min(example.opening for example in examples) + 1)
     training = [example for example in examples if example.opening >= limit]
     if not training:
-        raise UserError(f"validation_split {share:g} holds out all {len(examples)} examples; lower it, or give more prompts")
+        every = f"{len(examples)} of {counted(len(examples), 'example')}"
+        raise UserError(f"validation_split {share:g} holds out {every}; lower it, or give more prompts")
     return training, [example for example in examples if example.opening < limit]
 
 
@@ -107,7 +108,8 @@ def hold_out(mixed: MixedExamples[Opened], share: float) -> tuple[MixedExamples[
     for start, size in zip(accumulate(mixed.sizes, initial=0), mixed.sizes, strict=False):
         sizes.append(sum(example.opening not in held_out for example in mixed.examples[start : start + size]))
         if size and not sizes[-1]:
-            raise UserError(f"validation_split {share:g} holds out all {size} examples of a source; lower it")
+            every = f"{size} of {counted(size, 'example')} of a source"
+            raise UserError(f"validation_split {share:g} holds out {every}; lower it")
     return MixedExamples(training, sizes, mixed.weights), validation
 
 

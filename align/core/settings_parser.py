@@ -178,7 +178,9 @@ def _file_words(path: Path, file: yaml.MappingNode, config_class: type[Any], par
             words[key] = [f"--{key}", *(item.value for item in items)] if items else []
         elif value.tag == f"{YAML_TAG}null" and is_optional(kind):
             words[key] = [f"--{key}=none"]
-        elif value.tag != f"{YAML_TAG}null":
+        elif value.tag == f"{YAML_TAG}null":
+            raise UserError(f"{where}: key '{key}' has no value; give one, or remove the line")
+        else:
             words[key] = [f"--{key}={value.value}"]
         try:
             parser.parse_known_args(words.get(key, []))

@@ -61,7 +61,7 @@ def test_the_share_is_that_of_many_prompts_at_least_one_and_not_all():
     assert split_by_opening(many, 0.0) == (many, [])
     assert len(split_by_opening([example("a"), example("b")], 1e-9)[1]) == 1
     assert refusal(split_by_opening, [example("a"), example("a")], 1e-9) == (
-        "validation_split 1e-09 holds out all 2 examples; lower it, or give more prompts"
+        "validation_split 1e-09 holds out 2 of 2 examples; lower it, or give more prompts"
     )
 
 
@@ -73,7 +73,7 @@ def test_the_sources_of_a_mixture_keep_their_weights():
     assert (sum(found.sizes), found.weights) == (len(found.examples), [1.0, 3.0])
     lowest = min(EXAMPLES, key=lambda item: item.opening)
     assert refusal(hold_out, MixedExamples([lowest, *EXAMPLES], [1, 60], [1.0, 1.0]), 1e-9) == (
-        "validation_split 1e-09 holds out all 1 examples of a source; lower it"
+        "validation_split 1e-09 holds out 1 of 1 example of a source; lower it"
     )
 
 
