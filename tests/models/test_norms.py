@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from torch.nn.functional import rms_norm
 from transformers import AutoModelForCausalLM
+from transformers.models.falcon_h1.modeling_falcon_h1 import FalconH1RMSNormGated
 
 from align.models.backbone.norms import fuse_norms, norm_in_one_kernel
 from tests.models.architectures import make_model
@@ -76,6 +77,16 @@ def test_states_in_another_format_than_the_weight_are_left_to_the_module():
     norm = make_model("Llama 1, 2").model.norm
     states = torch.randn(2, 32, dtype=torch.bfloat16).as_subclass(OnGPU)
     assert norm_in_one_kernel(norm, lambda read: "its own", states) == "its own"
+
+
+@pytest.mark.parametrize("kind", [torch.Tensor, OnGPU])
+def test_a_gate_is_left_to_the_module(kind):
+    norm = FalconH1RMSNormGated(32)
+    states, gate = torch.randn(2, 2, 3, 32, generator=torch.Generator().manual_seed(0))
+    expected = norm(states, gate)
+    fuse_norms(norm)
+    assert "forward" in vars(norm)  # without a gate it is plain
+    assert torch.equal(norm(states.as_subclass(kind), gate), expected)
 
 
 def test_a_model_without_data_is_replaced_alike():

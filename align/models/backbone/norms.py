@@ -46,9 +46,9 @@ def _is_plain(module: nn.Module) -> bool:
     return isinstance(computed, Tensor) and torch.allclose(computed, rms_norm(states, weight.shape, weight, epsilon))
 
 
-def norm_in_one_kernel(module: Any, forward: Any, states: Tensor) -> Tensor:
-    """Return the output of an RMS norm whose own computation is `forward`."""
-    if states.is_cuda and states.dtype == module.weight.dtype:
+def norm_in_one_kernel(module: Any, forward: Any, states: Tensor, *gate: Tensor | None) -> Tensor:
+    """Return the output of an RMS norm; `forward` is its own computation, which alone reads a gate (Falcon H1)."""
+    if states.is_cuda and states.dtype == module.weight.dtype and not gate:
         return rms_norm(states, module.weight.shape, module.weight, _epsilon(module))
-    plain: Tensor = forward(states)
+    plain: Tensor = forward(states, *gate)
     return plain
