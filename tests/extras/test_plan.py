@@ -1,6 +1,7 @@
 import pytest
 import torch
 import yaml
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from align import cli
 from align.core.settings import ModelConfig
@@ -16,6 +17,7 @@ from align.extras.plan import (
     placements,
     plan_stages,
 )
+from align.model_registry.registry import resolve_model
 from align.models.loading import load, load_on_meta
 from align.sft import SFTConfig
 from align.training.run_folder import read_metrics
@@ -142,11 +144,25 @@ def test_the_weights_of_all_roles_are_counted(runs, capsys):
     assert found.weights == 3 * 431_360  # policy, reference and reward model
     critic = planned(runs, "ppo", reward_model="runs/not/yet", critic="separate", vf_coef=0.1)
     assert critic.weights == 4 * 431_360
+    assert sum(weight.numel() for weight in critic.trained) == 2 * 431_360 / 4
     assert 0 < critic.flops["learning"] - found.flops["learning"] < found.flops["learning"]
     cli.main(["plan", "--ppo", str(runs / "ppo.yaml"), "--gpus", "2"])
     said = capsys.readouterr().out
     assert "ppo: take configs/accelerate/ddp.yaml with num_processes 2" in said
     assert "ppo    sampling" in said
+
+
+def test_a_reward_model_that_exists_has_its_own_shape(runs, tmp_path):
+    source = resolve_model("tiny-llama")
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "ignore_mismatched_sizes": True}
+    reward = AutoModelForSequenceClassification.from_pretrained(source, num_labels=1, dtype=torch.float32, **sizes)
+    reward.save_pretrained(tmp_path)
+    AutoTokenizer.from_pretrained(source).save_pretrained(tmp_path)
+    found, same_size = (planned(runs, "ppo", reward_model=name) for name in (str(tmp_path), "runs/not/yet"))
+    assert found.weights == 2 * 431_360 + 4 * reward.num_parameters()  # policy, reference and reward model
+    assert sum(weight.numel() for weight in found.trained) == 431_360 / 4
+    assert found.flops["scoring"] < same_size.flops["scoring"]
+    assert found.flops["learning"] == same_size.flops["learning"]
 
 
 def test_a_split_takes_prompts_from_learning(runs):
