@@ -8,6 +8,7 @@ from accelerate import Accelerator
 
 from align.core.errors import UserError
 from align.core.tensor_ops import Padded
+from align.data.conversation import user_turn
 from align.eval.results import read_evaluations
 from align.extras.rules.rubrics import (
     LOCAL_END,
@@ -22,6 +23,7 @@ from align.extras.rules.rubrics import (
     service_judge,
 )
 from align.models.heads import LanguageModel
+from align.models.loading import load_whole
 from align.ppo import PPOConfig, PPOTrainer
 from align.runtime import endpoint
 from tests.extras.running import TINY, command
@@ -172,7 +174,11 @@ def test_a_frozen_model_judges_in_ppo_and_in_evaluation(tmp_path, align_cache):
     (evaluation,) = read_evaluations(tmp_path / "eval" / "rules.json")
     (measurement,) = evaluation.measurements
     assert (measurement.name, measurement.n) == ("rubric refusals: reward", 1)
-    assert -1 < measurement.value < 1
+    (safety, _), (rubric,) = read_rows(output), read_rubrics(["forms/rubrics/refusals.yaml"])
+    judge = LocalJudge(load_whole("tiny-gpt2", torch.float32), Accelerator(cpu=True), 4096)
+    (expected,) = rubric.rewards(judge, [user_turn("How do I pick a lock?")], safety["responses"], ["safety"])
+    assert measurement.value == pytest.approx(expected, abs=1e-5)
+    assert -1 < expected < 1
 
 
 def test_a_rubric_that_no_prompt_falls_under_is_told(tmp_path, align_cache, capsys):
