@@ -38,7 +38,7 @@ STAGES = {
     "dpo": "--train_data data/rankings_heldout.jsonl --validation_data data/rankings_heldout.jsonl --batch_size 4 "
     "--max_response_tokens 32 --eval_steps 5",
     "distill": "--train_data data/demonstrations.jsonl --validation_data data/demonstrations_heldout.jsonl --batch_size 6 "
-    "--max_response_tokens 24 --overlong truncate --eval_steps 5",
+    "--max_response_tokens 24 --eval_steps 5",
     "ppo": "--validation_prompts data/prompts_validation.jsonl --reward_functions align.ppo.toy_rewards:share_of_e "
     "--total_updates 9 --rollout_batch_size 8 --num_mini_batches 2 --num_ppo_epochs 2 --max_new_tokens 8 "
     "--missing_eos_score none "
