@@ -2,13 +2,9 @@ import json
 import re
 
 import pytest
-import yaml
 from accelerate import Accelerator
 
 from align.core.errors import UserError
-from align.core.settings_parser import parse
-from align.eval import TASKS
-from align.eval.all import AllConfig, run_all, task_arguments
 from align.eval.results import (
     Evaluation,
     Measurement,
@@ -19,10 +15,9 @@ from align.eval.results import (
     read_evaluations,
     save_evaluations,
 )
-from align.eval.reward import RewardEvalConfig
 from align.eval.store import compute_once, content_hash
 from tests.eval.files import stored_rows
-from tests.files import ROOT, read_rows, write_rows
+from tests.files import read_rows
 
 
 def evaluations():
@@ -140,47 +135,3 @@ def test_what_cannot_be_used_or_kept_is_one_line(fill):
 
 def test_the_content_of_half_a_surrogate_pair_has_a_hash():
     assert content_hash(["\ud83d"]) != content_hash(["\ud83e"])
-
-
-def test_what_all_tasks_share_reaches_each(tmp_path):
-    (tmp_path / "r.yaml").write_text("reward_model: x\nsamples: 4\nlimit: 9\noutput: elsewhere\n")
-    config = AllConfig(models=["a", "b"], reward_model="rm", output="out", seed=3, skip_bad_rows=True)
-    found = parse(RewardEvalConfig, task_arguments(config, "reward", str(tmp_path / "r.yaml")))
-    assert (found.models, found.output, found.seed, found.skip_bad_rows) == (["a", "b"], "out", 3, True)
-    assert (found.reward_model, found.samples, found.limit) == ("rm", 4, 9)
-    few = AllConfig(models=["a"], reward_model="r", limit=2)
-    assert parse(RewardEvalConfig, task_arguments(few, "reward", "")[2:]).limit == 2
-
-
-def test_nothing_to_do_and_no_model():
-    with pytest.raises(UserError, match="models is"):
-        AllConfig()
-    with pytest.raises(UserError, match="truthfulness is '', but must be given"):
-        AllConfig(models=["a"], truthfulness="", toxicity="")
-
-
-@pytest.mark.parametrize("name", [path.stem for path in (ROOT / "configs" / "eval").iterdir()])
-def test_ready_files_hold_settings_of_their_task(name):
-    written = yaml.safe_load((ROOT / "configs" / "eval" / f"{name}.yaml").read_text())
-    config_class, _ = TASKS[name].load()
-    config = config_class(**written)
-    assert all(getattr(config, key) == value for key, value in written.items())
-
-
-@pytest.mark.parametrize("name", TASKS)
-def test_every_task_has_a_script(name):
-    script = ROOT / (TASKS[name].function.split(":")[0].replace(".", "/") + ".py")
-    assert "run_stage(" in script.read_text()
-
-
-def test_a_tiny_model_through_all_of_it(sharp_folders, reward_folders, tmp_path, capsys):
-    prompts = write_rows(tmp_path / "prompts.jsonl", [{"prompt": f"{word} is"} for word in ("One", "Two", "Three")])
-    (tmp_path / "reward.yaml").write_text(f"samples: 2\nmax_new_tokens: 4\nprompts: {prompts}\n")
-    model = sharp_folders["tiny-llama"]
-    shared = {"models": [model], "output": str(tmp_path / "out"), "dtype": "float32", "limit": 2}
-    config = AllConfig(**shared, toxicity="", reward=str(tmp_path / "reward.yaml"), reward_model=reward_folders["tiny-gpt2"])
-    found = run_all(config)
-    assert [each.task for each in found] == ["truthfulness", "reward", "best-of-n"]
-    table = (tmp_path / "out" / "table.md").read_text()
-    assert "| measurement | tiny-llama | n | scorer |" in table
-    assert "truthfulness: mc1" in capsys.readouterr().out
