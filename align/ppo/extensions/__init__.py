@@ -208,8 +208,16 @@ class Extensions(list[Extension]):
             _require_shape(each, "transform_scores", scores, given)
             for name, values in components.items():
                 _require_shape(each, f"component '{name}'", values, given)
-        rewards = [found for each in self if (found := each.token_rewards(rollout, old)) is not None]
-        weights = [found for each in self if (found := each.token_weights(rollout, old)) is not None]
+        rewards = [
+            _require_shape(each, "token_rewards", found, old.log_probs.shape)
+            for each in self
+            if (found := each.token_rewards(rollout, old)) is not None
+        ]
+        weights = [
+            _require_shape(each, "token_weights", found, old.log_probs.shape)
+            for each in self
+            if (found := each.token_weights(rollout, old)) is not None
+        ]
         token_rewards = torch.stack(rewards).sum(0) if rewards else None
         return scores, token_rewards, torch.stack(weights).prod(0) if weights else None
 
@@ -296,8 +304,9 @@ def _own_extension(path: str) -> Extension:
     return own
 
 
-def _require_shape(extension: Extension, what: str, values: object, shape: torch.Size) -> None:
-    """Raise a UserError if values of an extension are no tensor of this shape."""
+def _require_shape(extension: Extension, what: str, values: object, shape: torch.Size) -> Tensor:
+    """Return values of an extension. Raise a UserError if they are no tensor of this shape."""
     if not isinstance(values, Tensor) or values.shape != shape:
         found = f"one of {list(values.shape)}" if isinstance(values, Tensor) else type(values).__name__
         raise UserError(f"extension '{extension.name}': {what} must be a tensor of shape {list(shape)}, not {found}")
+    return values

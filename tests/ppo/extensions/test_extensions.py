@@ -3,6 +3,7 @@ import os
 import re
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -100,7 +101,8 @@ class Fixed(Extension):
 
 def test_hooks_of_several_extensions_are_combined_and_those_of_none_add_nothing():
     both = Extensions([Fixed("a", 2.0), Fixed("b", 3.0)])
-    scores, token_rewards, token_weights = both.training_signal(torch.tensor([1.0, 2.0]), None, None, {})
+    old = SimpleNamespace(log_probs=torch.zeros(2, 3))
+    scores, token_rewards, token_weights = both.training_signal(torch.tensor([1.0, 2.0]), None, old, {})
     assert scores.tolist() == [(2 + 1) * 3 + 1, (4 + 1) * 3 + 1]
     assert token_rewards.unique().item() == 2 + 3
     assert token_weights.unique().item() == 2 * 3
@@ -273,6 +275,12 @@ class Returns(Extension):
 def test_what_has_not_the_shape_of_the_scores_is_refused(returned, says):
     with pytest.raises(UserError, match=f"^extension 'mine': {says}$"):
         Extensions([Returns(*returned, None)]).training_signal(torch.zeros(2), None, None, {})
+
+
+def test_what_has_not_the_shape_of_the_tokens_is_refused():
+    old = SimpleNamespace(log_probs=torch.zeros(3, 3))
+    with pytest.raises(UserError, match=r"'a': token_rewards must be a tensor of shape \[3, 3\], not one of \[2, 3\]$"):
+        Extensions([Fixed("a", 1.0)]).training_signal(torch.zeros(3), None, old, {})
 
 
 def test_a_reward_that_has_not_a_number_for_each_response_is_refused():
