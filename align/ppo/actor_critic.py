@@ -60,12 +60,8 @@ def build_actor_critic(
         backbone.peft.set_requires_grad(policy.adapter)  # adding one adapter must not freeze the other
     elif critic == "separate":
         if isinstance(critic_init, LoadedReward) and (source := source_of_values(critic_init, policy)):
-            model, value_head = copy_backbone(source.backbone), ScalarHead(source.backbone.hidden_size)
+            model, value_head = _copy_with_settings_of(backbone, source.backbone), ScalarHead(source.backbone.hidden_size)
             _start_from(source.head, critic_init.mean, value_head)
-            if backbone.model.is_gradient_checkpointing:  # a frozen reward model was loaded without it
-                recompute_activations(model)
-            kernels = {each.model.config._attn_implementation for each in (backbone, model)}
-            model.block_attention = backbone.block_attention and len(kernels) == 1
         else:
             model = copy_backbone(backbone)
         model.requires_grad_(True)
@@ -83,6 +79,16 @@ def build_actor_critic(
         with_entropy=with_entropy,
         reference_adapter=reference_adapter,
     )
+
+
+def _copy_with_settings_of(policy: Backbone, source: Backbone) -> Backbone:
+    """Return a copy of a frozen reward model that recomputes activations and builds masks as the policy does."""
+    model = copy_backbone(source)
+    if policy.model.is_gradient_checkpointing:
+        recompute_activations(model)
+    kernels = {each.model.config._attn_implementation for each in (policy, model)}
+    model.block_attention = policy.block_attention and len(kernels) == 1
+    return model
 
 
 def _reference_adapter(loaded: LoadedModel) -> str:
