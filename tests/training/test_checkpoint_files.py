@@ -126,6 +126,10 @@ def test_a_run_continues_from_a_checkpoint_of_another_run(whole, run, tmp_path, 
         ("{run}/checkpoints/update-000003", "resume_from_checkpoint {path}: it is not the newest checkpoint in {run}"),
         ("{run}/checkpoints/update-000009", "resume_from_checkpoint {path}: it is not the newest checkpoint in {run}"),
         ("nowhere", "resume_from_checkpoint {path}: there is no such folder"),
+        (
+            "{whole}/checkpoints/update-000009",
+            "resume_from_checkpoint {path}: there is no such folder; give auto, or a checkpoint such as {newest}",
+        ),
         *(
             (path, "resume_from_checkpoint {path}: it is no checkpoint; give auto, or a checkpoint such as {newest}")
             for path in ("{whole}", "{whole}/model", "{whole}/checkpoints")

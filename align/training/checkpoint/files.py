@@ -147,7 +147,7 @@ def _no_checkpoint(given: Path) -> str:
     """Return the error for a folder that is no checkpoint, with the run's newest checkpoint as an example; or ""."""
     if any((given / name).exists() for name in (CHECKSUMS, "trainer.json")):
         return ""
-    near = [*checkpoints_in(given.parent).values(), *checkpoints_in(given).values()]
+    near = [path for place in (given.parent.parent, given.parent, given) for path in checkpoints_in(place).values()]
     wrong = "it is no checkpoint" if given.is_dir() else "there is no such folder"
     example = near[-1] if near else "runs/ppo/checkpoints/update-000010"
     return f"{wrong}; give auto, or a checkpoint such as {example}"
