@@ -55,7 +55,7 @@ def test_sft_and_sampling_count_the_same_tokens_on_both_sides(folder, tmp_path):
         assert all(work.rows * min(lengths) <= tokens <= work.rows * max(lengths) for tokens in found.tokens)
     work = scaled(ALL["sampling_32"], TINY)
     for side in ("ours", "peer"):
-        found = measure(side, work, "float32", folder, 1, tmp_path)
+        found = measure(side, work, "float32", folder, 1, tmp_path / "sampling")
         assert len(found.seconds) == work.measured
         # The untrained model says its end token now and then: a row may be shorter, never longer.
         assert all(work.rows <= tokens <= work.rows * work.response[1] for tokens in found.tokens)
