@@ -6,6 +6,7 @@ import torch
 
 from align.core.errors import UserError
 from align.core.settings import ModelConfig
+from align.core.tensor_ops import Padded
 from align.extras.distill import DistillConfig, DistillTrainer
 from align.extras.distill.loss import LossWeights, cosine_distance, distillation_loss, soft_cross_entropy
 from align.extras.distill.train import Predictor, batch_loss, evaluate, make_student, parameter_count
@@ -110,6 +111,20 @@ def test_an_identical_student_has_the_teachers_entropy_and_no_cosine_loss(tiny_n
     assert found["validation/kl"] == pytest.approx(0.0, abs=1e-5)
     half = make_stage(load_sharp(tiny_name), half_of(load_sharp(tiny_name)), examples)
     assert half.evaluate(examples)["validation/kl"] > 0.01
+
+
+@torch.no_grad()
+def test_the_language_model_loss_is_the_mean_over_the_tokens_that_count(tiny_name, load_sharp, make_stage, hand_rollout):
+    teacher = load_sharp(tiny_name)
+    student, examples, total, count = half_of(teacher), examples_of(hand_rollout), 0.0, 0
+    stage = make_stage(teacher, student, examples)
+    for example in examples:
+        prompt, response = (Padded.from_lists([ids]) for ids in (example.prompt, example.response))
+        every = torch.log_softmax(student.backbone.logits(student.backbone.hidden(prompt, response)[0, :-1]), -1)
+        for place, (token, counts) in enumerate(zip(example.response, example.loss_mask, strict=True)):
+            total, count = total - counts * float(every[place, token]), count + counts
+    assert count < sum(len(example.response) for example in examples)
+    assert stage.evaluate(examples)["validation/loss/lm"] == pytest.approx(total / count, abs=1e-5)
 
 
 def test_students(load_sharp, sharp_folders, tmp_path):
