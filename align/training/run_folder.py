@@ -270,8 +270,9 @@ def compare_settings(settings: str, folder: Path) -> str:
                 f"{path}: this run has {key} {before[key]!r}, not {now[key]!r}; resume it with that, or give another "
                 "output_dir"
             )
-    changes = ", ".join(f"{key} {now[key]} (was {before[key]})" for key in changed)
-    return f"{folder} continues with other settings: {changes}" if changed else ""
+    changes = [f"{key} {now[key]} (was {before[key]})" for key in changed]
+    changes += [f"no {key} (was {value}), which this version lacks" for key, value in before.items() if key not in now]
+    return f"{folder} continues with other settings: {', '.join(changes)}" if changes else ""
 
 
 def read_settings(path: Path) -> dict[str, Any] | None:

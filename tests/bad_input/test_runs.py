@@ -72,9 +72,11 @@ def resumed(finished, tmp_path):
 
 def test_other_settings_are_told_on_resume(resumed, capsys):
     run, resume = resumed
+    with (run / "config.yaml").open("a") as settings:
+        settings.write("responses: teacher\n")  # of an earlier version
     resume("--num_train_epochs", "3")
-    printed = capsys.readouterr().err
-    assert f"{run} continues with other settings: save_steps 0 (was 1), num_train_epochs 3 (was 2)" in printed
+    changes = "save_steps 0 (was 1), num_train_epochs 3 (was 2), no responses (was teacher), which this version lacks"
+    assert f"{run} continues with other settings: {changes}" in " ".join(capsys.readouterr().err.split())
     assert [json.loads(line)["update"] for line in (run / "metrics.jsonl").read_text().splitlines()][-3:] == [1, 2, 3]
 
 
