@@ -1,4 +1,4 @@
-"""Reads a YAML file plus `--key value` into a stage's settings; a wrong key gets the nearest valid one; `--help`."""
+"""Reads a YAML file plus `--key value` into a stage's settings, and writes the text of `--help`."""
 
 import re
 import shutil
@@ -232,7 +232,7 @@ BASIC = {
         "resume_from_checkpoint"
     ),
     "optimization": "learning_rate num_train_epochs batch_size total_updates rollout_batch_size lora_r",
-    "algorithm": ("kl_coef advantage_estimator beta loss form heads rounds labeler generation scorer judge best_of samples"),
+    "algorithm": "kl_coef advantage_estimator beta loss form heads rounds labeler generation scorer judge best_of samples",
     "generation": "max_response_tokens max_new_tokens temperature num_few_shot",
 }
 """The settings that `--help` shows of a command with many, by group. A command shows those that it has."""
