@@ -156,7 +156,7 @@ def question_version(question: str) -> str:
 def request_verdicts(
     config: EndpointConfig, questions: Sequence[str], meanings: Mapping[str, Meaning], advice: str = RESUME_HINT
 ) -> list[Meaning]:
-    """Ask the endpoint's chat model each question separately at temperature 0, and return the meaning of its verdict.
+    """Ask the endpoint's chat model each question at temperature 0, equal ones once, and return the meaning of its verdict.
 
     `meanings` are by the words, in capitals, that may follow `VERDICT:`; an answer's last one counts. Raise a UserError,
     which ends with `advice`, if the service does not answer, or an answer contains no verdict.
@@ -177,5 +177,7 @@ def request_verdicts(
             raise UserError(f"{address}: no verdict in the answer {text[-80:]!r}{end}")
         return meanings[named[-1].upper()]
 
+    asked = list(dict.fromkeys(questions))
     with ThreadPoolExecutor(config.endpoint_parallel) as pool:
-        return list(pool.map(ask, questions))
+        found = dict(zip(asked, pool.map(ask, asked), strict=True))
+    return [found[question] for question in questions]

@@ -123,7 +123,8 @@ def judge_at(url, **more):
 def test_the_letter_of_a_services_verdict_decides(service):
     server = service(says("It is polite.\nVERDICT: A"), says("VERDICT: c"))
     judge = judge_at(server.url, endpoint_parallel=1)
-    assert RUBRIC.rewards(judge, [HI] * 2, ["good", "bad"], ["safety"] * 2) == [1.0, -1.0]
+    assert RUBRIC.rewards(judge, [HI] * 3, ["good", "bad", "good"], ["safety"] * 3) == [1.0, -1.0, 1.0]
+    assert len(server.sent) == 2
     assert server.sent[0]["model"] == "judge"
     assert server.sent[0]["messages"][0]["content"].endswith(SERVICE_END)
 
