@@ -86,8 +86,12 @@ def save_model(
 def save_model_into(folder: Path, loaded: LoadedModel, state: Mapping[str, Tensor], card: Mapping[str, Any]) -> set[str]:
     """Save the policy as `save_model` does, into a folder whose other files stay; return the names of the written files.
 
-    Weights and configs of a model that was saved there before are removed, by the names that this package writes.
+    Weights and configs of a model that was saved there before are removed, by the names that this package writes. A folder
+    that does not exist appears in one step.
     """
+    if not folder.exists():
+        save_model(folder, loaded, state, card)
+        return {path.name for path in folder.iterdir()}
     complete = folder / ".model"
     save_model(complete, loaded, state, card)
     written = {path.name for path in complete.iterdir()}

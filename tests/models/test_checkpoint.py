@@ -14,8 +14,9 @@ from align.core.errors import UserError
 from align.core.settings import ModelConfig
 from align.model_registry import registry
 from align.model_registry.registry import published_name, resolve_model
+from align.models import checkpoint
 from align.models.adapters import add_adapter, copy_adapter
-from align.models.checkpoint import save_model, weights_of
+from align.models.checkpoint import save_model, save_model_into, weights_of
 from align.models.folders import base_of, load_weights
 from align.models.heads import LanguageModel, ScalarHead
 from align.models.loading import from_objects, load
@@ -302,3 +303,22 @@ def test_names_that_mean_the_same_everywhere(tmp_path, monkeypatch):
     (tmp_path / "runs" / "sft").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
     assert published_name("runs/sft") is None
+
+
+def test_a_folder_that_a_model_is_saved_into_is_new_as_a_whole_and_keeps_other_files(load_sharp, tmp_path, monkeypatch):
+    loaded, folder = load_sharp("tiny-llama"), tmp_path / "checkpoint-3"
+    given = (folder, loaded, weights_of(loaded.backbone), CARD)
+
+    def fail(*_):
+        raise UserError("the disk is full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "require_equal_on_disk", fail)
+        with pytest.raises(UserError, match="full"):
+            save_model_into(*given)
+    assert not folder.exists()
+    names = save_model_into(*given)
+    assert names == {path.name for path in folder.iterdir()}
+    (folder / "notes.txt").write_text("mine")
+    assert save_model_into(*given) == names
+    assert {path.name for path in folder.iterdir()} == {*names, "notes.txt"}
