@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Literal, NamedTuple, Protocol
 
 import torch
 from accelerate import Accelerator
@@ -13,6 +13,7 @@ from torch import Tensor
 from align.batches.encoding import ApplyLimits, Limits, encode_prompt, encode_records
 from align.core.errors import UserError
 from align.core.seeds import RngStream
+from align.core.settings import Overlong
 from align.data.conversation import Conversation
 from align.data.readers import FewShotPrompt
 from align.data.records import Prompt
@@ -210,11 +211,30 @@ def respond(
 # ---------------------------------------------------------------------------------------------- answers to files of prompts
 
 
-def sample_answers(config: Any, task: str, evaluated: EvaluatedModel, samples: int = 1) -> dict[str, list[SampledResponse]]:
+class AnsweringTask(Protocol):
+    """The settings of a task that has `EvalPromptsConfig` and `AnsweringConfig` among its groups."""
+
+    prompts: str
+    limit: int
+    output: str
+    seed: int
+    dtype: Literal["auto", "float32", "bfloat16"]
+    batch_tokens: int
+    skip_bad_rows: bool
+    max_prompt_tokens: int
+    max_new_tokens: int
+    overlong: Overlong
+
+    def sampling(self, batch_tokens: int) -> SamplingParams:
+        """Return how answers are sampled."""
+
+
+def sample_answers(
+    config: AnsweringTask, task: str, evaluated: EvaluatedModel, samples: int = 1
+) -> dict[str, list[SampledResponse]]:
     """Sample answers of a model to each prompt of the settings that fits it, by the prompt's number in the file, from 1.
 
-    Reward models and judges see the prompt without the model's few-shot prompt. `config` has the groups `EvalPromptsConfig`
-    and `AnsweringConfig`.
+    Reward models and judges see the prompt without the model's few-shot prompt.
 
     Raises:
         UserError: if a prompt exceeds the limits (see `overlong`) or the model's context.
@@ -285,7 +305,7 @@ def answer_log_likelihoods(
 
 
 def reward_answers(
-    config: Any,
+    config: AnsweringTask,
     name: str,
     model: NamedRewardModel,
     answers: Mapping[str, list[SampledResponse]],

@@ -102,11 +102,11 @@ class StageWork(NamedTuple):
     trained: Sequence[Tensor]
     decoded: float = 0.0
 
-    def hours(self, plan: PlanConfig) -> dict[str, float]:
+    def hours(self, gpu: str, gpus: int, mfu: float) -> dict[str, float]:
         """The hours of each phase. Where batches are small, memory bandwidth limits sampling."""
-        device = find_device(plan.gpu, compute_dtype(self.config.dtype))
+        device = find_device(gpu, compute_dtype(self.config.dtype))
         least = {"sampling": self.decoded / device.bandwidth}
-        seconds = {phase: flops / (plan.gpus * device.peak * plan.mfu) for phase, flops in self.flops.items()}
+        seconds = {phase: flops / (gpus * device.peak * mfu) for phase, flops in self.flops.items()}
         return {phase: max(value, least.get(phase, 0.0)) / 3600 for phase, value in seconds.items()}
 
 
@@ -128,7 +128,7 @@ def run_plan(config: PlanConfig) -> None:
         budget = f"N = {count(size)} parameters on D = {count(tokens)} tokens ({tokens / size:.1f} a parameter)"
         parts.append(f"{config.flops:.3g} FLOPs by Chinchilla's table 3: {budget}")
     if stages:
-        parts += [hours_table(stages, config), memory_table(stages, config.gpu, config.gpus)]
+        parts += [hours_table(stages, config.gpu, config.gpus, config.mfu), memory_table(stages, config.gpu, config.gpus)]
     print("\n\n".join(parts))
 
 
@@ -159,17 +159,17 @@ def plan_stages(config: PlanConfig) -> list[StageWork]:
     return plans
 
 
-def hours_table(stages: Sequence[StageWork], plan: PlanConfig) -> str:
+def hours_table(stages: Sequence[StageWork], gpu: str, gpus: int, mfu: float) -> str:
     """FLOPs and hours of each phase of each stage."""
     rows = []
     for stage in stages:
-        hours = stage.hours(plan)
+        hours = stage.hours(gpu, gpus, mfu)
         parts = [(phase, flops, hours[phase]) for phase, flops in stage.flops.items() if flops]
         if len(parts) > 1:
             parts.append(("all", sum(stage.flops.values()), sum(hours.values())))
         rows += [[stage.name, phase, f"{flops:.3g}", f"{spent:.4g}"] for phase, flops, spent in parts]
     table = _table(["stage", "phase", "FLOPs", "hours"], rows)
-    return f"{plan.gpus} x {plan.gpu}, at {plan.mfu:.0%} of their peak\n{table}"
+    return f"{gpus} x {gpu}, at {mfu:.0%} of their peak\n{table}"
 
 
 def memory_table(stages: Sequence[StageWork], gpu: str, gpus: int) -> str:

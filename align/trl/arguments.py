@@ -17,6 +17,7 @@ from transformers.trainer_utils import SaveStrategy
 import align.ppo.config as core
 from align.batches.encoding import Limits, encode_prompts
 from align.core.errors import UserError
+from align.models.backbone.kinds import has_separate_encoder
 from align.models.loading import LoadedModel
 from align.ppo.inputs import sharing_pair
 from align.tokenization.encoded import EncodedPrompt
@@ -88,6 +89,23 @@ def problems(
         )
 
 
+def check_context(
+    rows: Sequence[Mapping[str, Sequence[int]]], models: Mapping[str, nn.Module | None], response_length: int
+) -> None:
+    """Raise an `InvalidArgumentError` for a prompt that leaves no room for a response in the context of a decoder."""
+    longest = max(len(row["input_ids"]) for row in rows)
+    for name, model in models.items():
+        config: Any = getattr(model, "config", None)
+        if config is None or has_separate_encoder(config):
+            continue
+        limit = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
+        if limit and longest + response_length > limit:
+            raise InvalidArgumentError(
+                f"the longest prompt has {longest} tokens, and response_length is {response_length}, but `{name}` "
+                f"reads {limit}; shorten or remove it, or lower response_length"
+            )
+
+
 def data_sets(given: Dataset | Mapping[str, Dataset] | None) -> list[Dataset]:
     """Return the data sets of an argument that is one, several by name, or None."""
     if given is None:
@@ -107,6 +125,7 @@ def eval_prompts(
     rows = [row for part in data_sets(dataset) for row in prompt_rows(part, collator, pad_id, with_turns)]
     if not rows:
         return []
+    check_context(rows, {"model": policy.backbone.model}, response_length)
     limits = Limits(max(len(row["input_ids"]) for row in rows), response_length)
     return encode_prompts(rows, policy, limits, skip_bad_rows=False)
 

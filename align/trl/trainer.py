@@ -35,6 +35,7 @@ from align.runtime.distributed import run_on_main
 from align.training.callbacks import STATE_FILE
 from align.training.model_source import ModelSource
 from align.trl.arguments import (
+    check_context,
     core_config,
     data_sets,
     eval_prompts,
@@ -126,6 +127,7 @@ class PPOTrainer(KnownArguments):
         prompts = prompt_rows(train_dataset, data_collator, pad_id, reads_texts)
         if pad_id is None:
             notes += padding_hint(prompts, processing_class.eos_token_id)
+        check_context(prompts, models, args.response_length)
         longest = max(len(row["input_ids"]) for row in prompts)
         self.hooks = TrainerHooks(args, processing_class.eos_token_id, *optimizers)
         reporters = get_reporting_integration_callbacks(args.report_to)

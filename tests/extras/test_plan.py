@@ -121,8 +121,8 @@ def test_a_plan_of_fine_tuning_has_the_flops_that_the_run_counted(runs):
     found = planned(runs, "sft")
     assert found.flops["learning"] == pytest.approx(counted(runs / "sft"))
     # Hours are FLOPs at a share of the peak, and more of the same takes longer in proportion.
-    more, plan = planned(runs, "sft", num_train_epochs=6), PlanConfig()
-    assert more.hours(plan)["learning"] == pytest.approx(3 * found.hours(plan)["learning"])
+    more, devices = planned(runs, "sft", num_train_epochs=6), ("A100-80", 1, 0.4)
+    assert more.hours(*devices)["learning"] == pytest.approx(3 * found.hours(*devices)["learning"])
 
 
 def test_a_plan_of_another_ppo_run_is_within_a_quarter_of_what_it_counts(runs):
@@ -171,11 +171,10 @@ def test_a_split_takes_prompts_from_learning(runs):
 
 
 def test_sampling_is_as_slow_as_memory(runs):
-    plan = PlanConfig(ppo=str(runs / "ppo" / "config.yaml"))
-    (work,) = plan_stages(plan)
+    (work,) = plan_stages(PlanConfig(ppo=str(runs / "ppo" / "config.yaml")))
     # tiny-llama in float32: 431,360 bytes for each of 8 tokens of 3 rollouts, which arithmetic would do sooner.
     floor = 3 * 8 * 431_360 / DEVICES["A100-80"].bandwidth
-    assert work.hours(plan)["sampling"] * 3600 == pytest.approx(floor)
+    assert work.hours("A100-80", 1, 0.4)["sampling"] * 3600 == pytest.approx(floor)
 
 
 def test_mistakes_are_one_line(command_error):

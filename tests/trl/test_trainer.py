@@ -291,9 +291,9 @@ def test_trackers_get_the_names_of_trl(make_trainer, tmp_path):
     )
 
 
-def test_a_prompt_beyond_the_context_of_a_model_is_refused(make_trainer, models):
+def test_a_prompt_beyond_the_context_is_answered_with_settings_of_trl(make_trainer, models, prompts):
     models["value_model"].config.max_position_embeddings = 16
-    with pytest.raises(UserError, match=r"value_model: \d+ prompt and \d+ response tokens do not fit .* 16; shorten or"):
+    with pytest.raises(ValueError, match=r"longest prompt has \d+ tokens, .* `value_model` reads 16; shorten or remove"):
         make_trainer()
 
 

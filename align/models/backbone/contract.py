@@ -106,7 +106,7 @@ class Backbone(nn.Module):
         if not self.fits(prompt_length, response_length):
             raise UserError(
                 f"{where}: {prompt_length} prompt and {response_length} response tokens do not fit the model's context of "
-                f"{self.context_length}; shorten or remove it, or lower the limits and set overlong to drop or truncate"
+                f"{self.context_length}; lower the limits and set overlong to drop or truncate"
             )
 
     def tokens_in_memory(self, prompt_length: int, response_lengths: Sequence[int]) -> int:
