@@ -85,6 +85,7 @@ def test_the_shapes_are_those_of_published_models(name, parameters):
     assert sum(weight.numel() for weight in model.parameters()) == pytest.approx(parameters, rel=0.01)
 
 
+@pytest.mark.slow
 def test_work_on_a_gpu_alone_reads_its_own_models(tmp_path, monkeypatch):
     monkeypatch.setitem(SHAPES, "opt-1.3b", lambda vocabulary: _opt(vocabulary, word_embed_proj_dim=32))
     monkeypatch.setitem(SHAPES, "opt-350m", lambda vocabulary: _opt(vocabulary, word_embed_proj_dim=16))
