@@ -2,6 +2,7 @@
 
 import math
 import shutil
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -43,6 +44,22 @@ def policy_of(trainer):
 def same(folder, expected, auto=AutoModelForCausalLM):
     found = auto.from_pretrained(folder, dtype=torch.float32).state_dict()
     return all(torch.equal(found[name], weight) for name, weight in expected.items())
+
+
+@contextmanager
+def killed_after(last):
+    """Let a run fail once it has logged an update."""
+    log = Run.log
+
+    def log_and_fail(self, update, metrics):
+        log(self, update, metrics)
+        if update == last:
+            raise RuntimeError("killed")
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Run, "log", log_and_fail)
+        with pytest.raises(RuntimeError, match="killed"):
+            yield
 
 
 @pytest.mark.parametrize("best", [True, False])
@@ -133,17 +150,8 @@ def test_a_policy_saved_after_the_checkpoint_is_kept_only_if_it_comes_back(later
         config = make_config(missing_eos_score=None, **given, **settings)
         return PPOTrainer("tiny-gpt2", [reward], PROMPTS, config, PROMPTS).train()
 
-    with pytest.MonkeyPatch.context() as patched:
-        log = Run.log
-
-        def log_until_4(self, update, metrics):
-            log(self, update, metrics)
-            if update == 4:
-                raise RuntimeError("killed")
-
-        patched.setattr(Run, "log", log_until_4)
-        with pytest.raises(RuntimeError, match="killed"):
-            run([0.0, 2.0, 1.0, 1.0, 3.0])
+    with killed_after(4):
+        run([0.0, 2.0, 1.0, 1.0, 3.0])
     folder = run(later, resume_from_checkpoint=True)
     assert [row["update"] for row in metrics_of(folder.parent) if row.get("validation/is_best")] == kept
     card = (folder / "README.md").read_text()
@@ -163,17 +171,8 @@ def test_a_report_names_the_policy_in_the_folder_after_a_resume_that_lost_the_be
         settings |= {"eval_steps": 1, "save_steps": 2, "learning_rate": 1e-1, "missing_eos_score": None}
         return PPOTrainer("tiny-gpt2", [reward], PROMPTS, make_config(total_updates=4, **settings), PROMPTS).train()
 
-    with pytest.MonkeyPatch.context() as patched:
-        log = Run.log
-
-        def log_until_3(self, update, metrics):
-            log(self, update, metrics)
-            if update == 3:
-                raise RuntimeError("killed")
-
-        patched.setattr(Run, "log", log_until_3)
-        with pytest.raises(RuntimeError, match="killed"):
-            run(max_kl=1e9)
+    with killed_after(3):
+        run(max_kl=1e9)
     folder = run(max_kl=1e-9, resume_from_checkpoint=True)
     assert [row["update"] for row in metrics_of(folder.parent) if row.get("validation/is_best")] == [1]
     assert "| update | 4 |" in (folder / "README.md").read_text()
