@@ -180,7 +180,7 @@ def load_rubrics(
     """
     rubrics = read_rubrics(settings.files)
     if not settings.model:
-        return rubrics, service_judge(settings, accelerator)
+        return rubrics, ServiceJudge(settings, accelerator)
     return rubrics, LocalJudge(load_whole(settings.model, compute_dtype(dtype)), accelerator, budget)
 
 
@@ -231,16 +231,15 @@ class LocalJudge:
         return score_rankings(read, rows, backbone, self.budget, self.accelerator)
 
 
-def service_judge(settings: EndpointConfig, accelerator: Accelerator) -> LetterJudge:
-    """Let the endpoint's chat model judge: the letter of its verdict has probability 1.
+class ServiceJudge:
+    """The endpoint's chat model: the letter of its verdict has probability 1. The main process asks for all processes."""
 
-    The main process asks for all processes. Raises: see `request_verdicts`.
-    """
+    def __init__(self, settings: EndpointConfig, accelerator: Accelerator) -> None:
+        self.settings, self.accelerator = settings, accelerator
 
-    def judge(questions: Sequence[RubricQuestion]) -> list[list[float]]:
+    def __call__(self, questions: Sequence[RubricQuestion]) -> list[list[float]]:
+        """The log-probability of each letter; the same on every process. Raises: see `request_verdicts`."""
         letters, texts = questions[0].letters, [question.text + SERVICE_END for question in questions]
         meanings = {letter.upper(): letter for letter in letters}
-        verdicts = run_on_main(lambda: request_verdicts(settings, texts, meanings, advice=""), accelerator)
+        verdicts = run_on_main(lambda: request_verdicts(self.settings, texts, meanings, advice=""), self.accelerator)
         return [[0.0 if letter == verdict else -math.inf for letter in letters] for verdict in verdicts]
-
-    return judge

@@ -18,9 +18,9 @@ from align.extras.rules.rubrics import (
     Rubric,
     RubricQuestion,
     RubricSettings,
+    ServiceJudge,
     expected_reward,
     read_rubrics,
-    service_judge,
 )
 from align.models.heads import LanguageModel
 from align.models.loading import load_whole
@@ -117,7 +117,7 @@ def service(serve):
 
 def judge_at(url, **more):
     settings = RubricSettings(files=["x"], endpoint_model="judge", endpoint=url, **more)
-    return service_judge(settings, Accelerator(cpu=True))
+    return ServiceJudge(settings, Accelerator(cpu=True))
 
 
 def test_the_letter_of_a_services_verdict_decides(service):
