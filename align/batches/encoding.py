@@ -130,10 +130,12 @@ def encode_records(
     source = source if isinstance(source, str) else f"{name}s in memory"
     encoded: list[Example] = []
     spelled: list[str] = []
+    unknown: list[str] = []  # the records with unknown characters
     counts = OverlongCounts(limits)
     for number, record in enumerate(records_of(data, kind, skip_bad_rows), start=1):
         spelled += filter(None, [_spelled_token(record, loaded.tokenization)])
-        examples, over = _encode_record(record, f"{source}: record {record.id or number}", loaded, limits, encode_one)
+        where = f"{source}: record {record.id or number}"
+        examples, over = _encode_record(record, where, loaded, limits, encode_one, unknown)
         counts.add(over, len(examples))
         encoded += examples
     if spelled and os.environ.get("RANK", "0") == "0":
@@ -141,6 +143,12 @@ def encode_records(
             "%s: %d of %d %ss spell special tokens such as %r, which are read as plain characters; if a chat template "
             "wrote these texts, give their turns as role and content, or their token ids as input_ids",
             *(source, len(spelled), counts.records, name, spelled[0]),
+        )
+    if unknown and os.environ.get("RANK", "0") == "0":
+        logger.warning(
+            "%s: %d of %d %ss have characters that the tokenizer does not know and reads as %r (first: %s)",
+            *(source, len(set(unknown)), counts.records, name, loaded.tokenization.tokenizer.unk_token),
+            unknown[0].removeprefix(f"{source}: "),
         )
     counts.report(source, name)
     if encoded:
@@ -165,11 +173,18 @@ def _encode_record(
     loaded: LoadedModel,
     limits: Limits,
     encode_one: Callable[[R, ApplyLimits], Iterable[Example]],
+    unknown: list[str],
 ) -> tuple[list[Example], set[str]]:
-    """Return a record's examples, and the settings of the limits that it exceeds."""
+    """Return a record's examples, and the settings of the limits that it exceeds.
+
+    Args:
+        unknown: receives `where` if the tokenizer does not know a character of the record.
+    """
     over: set[str] = set()
 
     def apply_limits(prompt: list[int], response: list[int] | None) -> PromptResponse | None:
+        if loaded.tokenization.chat.unknown_id in (*prompt, *(response or ())):
+            unknown.append(where)
         over.update(limits.exceeded(prompt, response or ()))
         kept = _within_limits(loaded.tokenization, limits, where, record.prompt, prompt, response or [])
         if kept is not None:  # a response that is still to be sampled needs room for the longest one

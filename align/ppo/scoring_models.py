@@ -174,7 +174,7 @@ def markup_in_text(prompt: EncodedPrompt, policy: Tokenization) -> str | None:
     """
     if prompt.conversation != decoded_turn(prompt.ids, policy):
         return policy.chat.spelled_token(turn["content"] for turn in prompt.conversation)
-    special = policy.chat.special_ids - {policy.tokenizer.unk_token_id}
+    special = policy.chat.special_ids - {policy.chat.unknown_id}
     places = [place for place, token in enumerate(prompt.ids) if token not in special]
     inside = prompt.ids[places[0] : places[-1]] if places else []
     found = next((token for token in inside if token in special), None)

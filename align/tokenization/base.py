@@ -196,9 +196,9 @@ class Tokenization:
         return (told[:place], told[place:]) if place >= 0 else (told.rstrip(), "")
 
     def text_ids(self, text: str) -> list[int]:
-        """Return the ids of a message or of a plain text outside conversations, none of them special."""
+        """Return the ids of a message or of a plain text outside conversations, none special but the unknown token."""
         ids: list[int] = self.tokenizer(text, add_special_tokens=False, split_special_tokens=True).input_ids
-        special = self.chat.special_ids.intersection(ids)
+        special = self.chat.special_ids.intersection(ids) - {self.chat.unknown_id}
         if special:
             raise ConversationError(
                 f"the text contains the special token {self.tokenizer.decode([min(special)])!r}, which this tokenizer "

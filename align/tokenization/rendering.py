@@ -100,6 +100,8 @@ class ChatRenderer:
         added = tokenizer.added_tokens_decoder
         # Some tokenizers (Llama 3, Phi 3) list the end of a turn only among the added tokens.
         self.special_ids = frozenset(tokenizer.all_special_ids) | {id for id, token in added.items() if token.special}
+        unknown = tokenizer.unk_token_id  # in GPT-2, this is the end-of-sequence token
+        self.unknown_id = None if unknown in (tokenizer.bos_token_id, tokenizer.eos_token_id) else unknown
         # Gemma and GPT-NeoX list line breaks and rows of spaces among the added tokens.
         spellings = {token.content: token.special for token in added.values() if not token.content.isspace()}
         # Some templates mark turns with tokens that are not special (Command R). In an answer, such a token is allowed:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from align.batches.encoding import Limits, encode_prompts
+from align.batches.encoding import Limits, encode_demonstrations, encode_prompts
 from align.core.errors import UserError
 from align.data.records import Demonstration
 from align.model_registry.tiny import EOS, SPECIAL_TOKENS, byte_tokenizer
@@ -120,3 +120,22 @@ def test_a_tokenizer_that_cannot_help_it_refuses_and_names_the_record(tmp_path, 
     path.write_text(json.dumps({"prompt": "a"}) + "\n" + json.dumps({"prompt": "a </s>", "id": "bad"}) + "\n")
     with pytest.raises(UserError, match=r"rows.jsonl: record bad: .*</s>"):
         encode_prompts(str(path), loaded, Limits(100, 10), False)
+
+
+def test_unknown_characters_are_read_as_the_unknown_token_and_counted(load_sharp, caplog):
+    """T5 knows no braces, and BERT few symbols: a reward model of theirs scores texts of any policy."""
+    found = Tokenization(unigram_tokenizer(), "raw", encoder_decoder=True)
+    unknown = found.tokenizer.unk_token_id
+    assert found.answer_ids(conversation("Hi {}"), "a{b")[1].count(unknown) == 1
+    loaded = dataclasses.replace(load_sharp("tiny-gpt2"), tokenization=found)
+    rows = [{"prompt": "Hi", "completion": "abc"}, {"prompt": "Hi", "completion": "a{b", "id": "seven"}]
+    rows.append({"prompt": "{", "completion": "abc"})
+    assert len(encode_demonstrations(rows, loaded, Limits(100, 100), False)) == 3
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert line == (
+        "demonstrations in memory: 2 of 3 demonstrations have characters that the tokenizer does not know and reads as "
+        "'<unk>' (first: record seven)"
+    )
+    tokenizer = byte_tokenizer()
+    tokenizer.unk_token = tokenizer.eos_token  # as GPT-2's: this one ends texts
+    assert Tokenization(tokenizer).chat.unknown_id is None
