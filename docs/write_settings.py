@@ -165,9 +165,9 @@ def names_page() -> str:
         [
             "## Other names",
             "",
-            "Names of other frameworks. A command or settings file that uses one of them gets an error with ours.",
+            "Names of other frameworks and stages. A command or settings file that uses one of them gets an error with ours.",
             "",
-            "| framework | name | here | note |",
+            "| used by | name | here | note |",
             "| --- | --- | --- | --- |",
             *rows,
             "",

@@ -47,7 +47,7 @@ def without_secrets(text: str) -> str:
     return QUERY.sub(r"\1***", PASSWORD.sub(r"\1:***@", USER.sub("://***@", text)))
 
 
-def nearest_name(name: str, known: Iterable[str], similarity: float = 0.5) -> str | None:
+def nearest_name(name: str, known: Iterable[str], similarity: float = 0.6) -> str | None:
     """Return the known name most similar to `name`, or None below this similarity (`difflib.SequenceMatcher.ratio`)."""
     near = difflib.get_close_matches(name, list(known), n=1, cutoff=similarity)
     return near[0] if near else None

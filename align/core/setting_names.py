@@ -1,4 +1,4 @@
-"""Names of settings in other frameworks; the message for an unknown name gives the one to use."""
+"""Names of settings in other frameworks and stages; the message for an unknown name gives the one to use."""
 
 import re
 from collections.abc import Collection
@@ -105,6 +105,13 @@ TABLES = {
         data.train_batch_size: rollout_batch_size ({RESPONSES})
         trainer.total_epochs: total_updates ({ROLLOUTS})
     """,
+    "another stage": f"""
+        total_updates: num_train_epochs (passes over the data)
+        num_train_epochs: total_updates ({ROLLOUTS})
+        train_data: prompts
+        prompts: train_data
+        validation_data: validation_prompts
+    """,
 }
 """A line for each name: the settings here, separated by spaces, alternatives for several stages by |, and a note."""
 LINE = re.compile(r"(?P<name>[\w.]+): *(?P<here>[\w.| ]*?) *(\((?P<note>.*)\))?")
@@ -114,7 +121,7 @@ class OtherName(NamedTuple):
     """A name that is no setting here.
 
     Attributes:
-        source: the framework that uses it.
+        source: the framework that uses it, or another stage.
         name: without dashes; sections are separated by points.
         here: the settings that take its place. Of alternatives, the first counts whose settings the stage has.
         note: a conversion, if the values differ, or the reason why there is no such setting.
