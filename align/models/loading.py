@@ -339,6 +339,6 @@ def recompute_activations(backbone: Backbone, adapter: str | None = None) -> Non
     settings: dict[str, Any] = {"use_reentrant": False}
     if adapter:
         settings["context_fn"] = backbone.recompute_contexts
-    backbone.model.gradient_checkpointing_enable(settings)
+    backbone.model.activation_checkpointing_enable(settings)
     # Only reentrant checkpoints need inputs with a gradient; it would go on below the lowest layer that is trained.
     backbone.model.disable_input_require_grads()

@@ -84,7 +84,7 @@ def build_actor_critic(
 def _copy_with_settings_of(policy: Backbone, source: Backbone) -> Backbone:
     """Return a copy of a frozen reward model that recomputes activations and builds masks as the policy does."""
     model = copy_backbone(source)
-    if policy.model.is_gradient_checkpointing:
+    if policy.model.is_activation_checkpointing:
         recompute_activations(model)
     kernels = {each.model.config._attn_implementation for each in (policy, model)}
     model.block_attention = policy.block_attention and len(kernels) == 1

@@ -207,12 +207,12 @@ class PolicyAndValueModel(nn.Module):
     @property
     def is_gradient_checkpointing(self) -> bool:
         """Whether the policy recomputes activations; TRL's `unwrap_model_for_generation` reads it."""
-        return bool(getattr(self.policy, "is_gradient_checkpointing", False))
+        return bool(getattr(self.policy, "is_activation_checkpointing", False))
 
-    def gradient_checkpointing_enable(self, *values: Any, **given: Any) -> None:
+    def gradient_checkpointing_enable(self, gradient_checkpointing_kwargs: dict[str, Any] | None = None) -> None:
         """Let the policy recompute activations."""
-        self.policy.gradient_checkpointing_enable(*values, **given)  # type: ignore[operator]
+        self.policy.activation_checkpointing_enable(gradient_checkpointing_kwargs)  # type: ignore[operator]
 
     def gradient_checkpointing_disable(self) -> None:
         """Let the policy keep activations."""
-        self.policy.gradient_checkpointing_disable()  # type: ignore[operator]
+        self.policy.activation_checkpointing_disable()  # type: ignore[operator]

@@ -53,6 +53,7 @@ class Events(TrainerCallback):
         self.seen.append(("end", state.global_step))
 
 
+@pytest.mark.filterwarnings("error::FutureWarning")
 def test_all_weights_are_trained_in_the_given_objects(make_trainer, models, tmp_path):
     policy, critic = copies(models["model"]), copies(models["value_model"])
     frozen = copies(models["ref_model"]), copies(models["reward_model"])
