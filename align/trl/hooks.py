@@ -42,6 +42,8 @@ STEP_METRICS = {
     "val/ratio": "ratio/mean",
 }
 """TRL's names of metrics of an optimizer step, and this library's."""
+PENALTY = "missing_eos_penalty"
+"""The reward that this setting adds; tables of completions show the scores without it, as TRL's do."""
 COMPLETION_TEMPERATURE = 0.01
 COMPLETION_COLUMNS = ("query", "model response", "score")
 SHOWN_COMPLETIONS = 5
@@ -110,11 +112,11 @@ class TrainerHooks(Extension):
             for _ in range(update):
                 self.lr_scheduler.step()
 
-    def transform_scores(self, scores: Tensor, rollout: Rollout, components: dict[str, Tensor]) -> Tensor:
+    def score(self, rollout: Rollout) -> dict[str, Tensor]:
         if self.args.missing_eos_penalty is None:
-            return scores
-        ended = torch.tensor([self.eos_token_id in response for response in rollout.responses])
-        return torch.where(ended, scores, scores - self.args.missing_eos_penalty)
+            return {}
+        missing = torch.tensor([self.eos_token_id not in response for response in rollout.responses])
+        return {PENALTY: -self.args.missing_eos_penalty * missing.float()}
 
     def on_experience(self, update: int, experience: Experience) -> None:
         self.steps, self.experience = [], experience
@@ -218,7 +220,8 @@ def show_completions(setup: PPOSetup, prompts: Sequence[EncodedPrompt], seed: in
     sampling = replace(setup.sampling, temperature=COMPLETION_TEMPERATURE)
     key = (seed, RngStream.VALIDATION_SAMPLES)
     rollout = sample_rollout(setup.sampler, setup.policy.tokenization, list(prompts), sampling, key)
-    scores, _ = setup.rewards(rollout)
+    scores, parts = setup.rewards(rollout)
+    scores = scores - parts.get(PENALTY, 0.0)
     if not setup.run.is_main:
         return
     queries = tokenizer.batch_decode([prompt.ids for prompt in prompts], skip_special_tokens=True)
