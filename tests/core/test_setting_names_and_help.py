@@ -96,7 +96,7 @@ def test_each_alternative_exists_in_a_stage_that_does_not_have_the_name_itself(o
         (SFTConfig, "--max_length 9", "is `max_prompt_tokens`, `max_response_tokens` here (a limit each)"),
         (PPOConfig, "--logging_steps 8", "TRL's `logging_steps` is no setting here: each update is logged"),
         (PPOConfig, "algorithm.kl_ctrl.kl_coef=1", "verl's `algorithm.kl_ctrl.kl_coef` is `kl_coef` here; settings"),
-        (SFTConfig, "--total_updates 5", "another stage's `total_updates` is `num_train_epochs` here (passes over the data)"),
+        (SFTConfig, "--total_updates 5", "another stage's `total_updates` is `num_train_epochs` here (passes over"),
         (SFTConfig, "--reward_functions a:b", "option --reward_functions; --help-all lists the valid names"),
         (DPOConfig, "--init_kl_coef 0.1", "unknown option --init_kl_coef; "),  # DPO has no KL penalty
         (
