@@ -155,6 +155,9 @@ class Run:
         self.open()
         limit_collectives()  # all engines have been made
         self.saved = self.update = first - 1
+        if first > total:
+            more = "total_updates" if hasattr(self.config, "total_updates") else "num_train_epochs"
+            self.print(f"finished: {first - 1} of {total} updates; raise {more} to continue, or choose another output_dir")
         in_update = False
         try:
             display = ProgressDisplay(f"{self.stage:>6}", total, first - 1, enabled=self.is_main)

@@ -311,8 +311,9 @@ def find_start(
     is_own = resumed == folder.resolve()
     has_results = earlier.model or earlier.metrics_bytes > 0
     if has_results and not (choice is True or is_own):
+        to = "continue it" if earlier.checkpoints else "repeat it, as it left no checkpoint"
         raise UserError(
-            f"{folder} already holds a run; set resume_from_checkpoint auto to continue it, or choose another output_dir"
+            f"{folder} already holds a run; set resume_from_checkpoint auto to {to}, or choose another output_dir"
         )
     day = run_on_main(lambda: template_date(resumed), accelerator)
     if resumed:

@@ -27,6 +27,13 @@ def test_an_existing_run_without_resume(finished, demonstrations, refused):
     assert line == f"{told} output_dir"
 
 
+def test_an_existing_run_without_resume_and_without_a_checkpoint(finished, demonstrations, refused, tmp_path):
+    run = Path(shutil.copytree(finished, tmp_path / "copy"))
+    shutil.rmtree(run / "checkpoints")
+    line = refused("sft", *TINY, "--train_data", demonstrations, output=run)
+    assert "; set resume_from_checkpoint auto to repeat it, as it left no checkpoint, or choose another" in line
+
+
 @pytest.mark.parametrize("text", ["", "- a\n- list\n", "just words", "a: [1,", "key: \x00"])
 def test_settings_of_a_run_that_cannot_be_read(text, finished, demonstrations, refused, tmp_path):
     run = Path(shutil.copytree(finished, tmp_path / "copy"))

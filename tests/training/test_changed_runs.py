@@ -92,7 +92,9 @@ def test_a_finished_run_is_left_as_it_is_and_trains_more_on_the_same_examples_at
     shutil.copy(started / "demos.jsonl", data)
     before = snapshot(folder / "model")
     cli.main(sft(started / "demos.jsonl", folder, "--resume_from_checkpoint"))
-    assert "evaluating" not in capsys.readouterr().err
+    lines = capsys.readouterr().err
+    assert "evaluating" not in lines
+    assert "finished: 4 of 4 updates; raise num_train_epochs to continue, or choose another output_dir\n" in lines
     assert snapshot(folder / "model") == before
     cli.main(sft(data, folder, "--resume_from_checkpoint", "--num_train_epochs", "2"))
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
@@ -191,6 +193,7 @@ def test_ppo_with_other_prompts_or_another_size_is_refused_and_saves_where_nothi
         cli.main([*ppo, "--resume_from_checkpoint", "--save_best_policy", "false"])
     assert "this run has save_best_policy True, not False" in capsys.readouterr().err.splitlines()[-1]
     cli.main([*ppo, "--resume_from_checkpoint", "--total_updates", "2"])
+    assert "finished: 3 of 2 updates; raise total_updates to continue, or choose" in capsys.readouterr().err
     assert (tmp_path / "run" / "model" / "model.safetensors").exists()
 
 
