@@ -104,14 +104,14 @@ def check_texts(value: object, field: str, count: int | None = None, *, may_be_e
 
 
 def check_whole_numbers(value: object, field: str, count: int, low: int, high: int | None) -> tuple[int, ...]:
-    """A list of `count` integers from `low` to `high` (None: no upper limit). True and 1.0 are not integers."""
+    """A list of `count` integers from `low` to `high` (None: no upper limit), also written as 1.0, but not as true."""
     entries = check_list(value, field, count)
     allowed = f"from {low} to {high}" if high is not None else f"of {low} or more"
     for i, entry in enumerate(entries):
-        whole = isinstance(entry, int) and not isinstance(entry, bool)
+        whole = isinstance(entry, int | float) and not isinstance(entry, bool) and entry % 1 == 0
         if not whole or entry < low or (high is not None and entry > high):
             raise field_error(f"{field}[{i}]", f"is {short_repr(entry)}", f"use a whole number {allowed}")
-    return tuple(entries)
+    return tuple(map(int, entries))
 
 
 def check_token_ids(value: object, field: str) -> tuple[int, ...]:

@@ -93,7 +93,7 @@ RANKING_ERRORS = [
     ({"ranks": None}, "field 'ranks': is missing; give one rank for each response, 1 for the best"),
     ({"ranks": [1, 2]}, "field 'ranks': has 2 entries for 3 responses; give one for each response"),
     ({"ranks": [0, 1, 2]}, "field 'ranks[0]': is 0; use a whole number of 1 or more"),
-    ({"ranks": [1, 2.0, 3]}, "field 'ranks[1]': is 2.0; use a whole number of 1 or more"),
+    ({"ranks": [1, 1.5, 3]}, "field 'ranks[1]': is 1.5; use a whole number of 1 or more"),
     ({"ranks": [True, 2, 3]}, "field 'ranks[0]': is True; use a whole number of 1 or more"),
     ({"responses": ["a", "a", "c"]},
      "field 'ranks': gives the same response 'a' the ranks 1 and 2; give both the same rank, or remove one"),
@@ -119,6 +119,14 @@ RANKING_ERRORS = [
     ({"category": ""}, "field 'category': is empty; write the text, or remove the row"),
     ({"labeller": "ann"}, "field 'labeller': is not a known field; did you mean 'labeler'? Rename it, or remove it"),
 ]  # fmt: skip
+
+
+def test_whole_numbers_may_be_written_as_floats_as_spreadsheets_do():
+    found = ranking(responses=["a", "b"], ranks=[2.0, 1.0], ratings=[3.0, 7.0])
+    assert json.dumps(found.to_row()["ranks"] + found.to_row()["ratings"]) == "[2, 1, 3, 7]"
+    wrong = "; use a whole number of 1 or more"
+    for rank in (float("nan"), float("inf"), "1.0"):
+        assert refusal(ranking, responses=["a", "b"], ranks=[rank, 1]) == f"field 'ranks[0]': is {rank!r}{wrong}"
 
 
 @pytest.mark.parametrize("margin", [-1, float("nan"), float("inf"), "1", True])
