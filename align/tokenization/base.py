@@ -80,7 +80,9 @@ class Tokenization:
                 "or the path of a Jinja file"
             )
         after = self.chat.template_ids(text.rsplit(MARKER, 1)[-1])
-        return int(after[0] if after and after[0] in self.chat.special_ids else self.tokenizer.eos_token_id)
+        # `tokenizer.add_tokens` makes tokens that are not special; one ends turns if no special token comes after it.
+        only = bool(after) and self.chat.special_ids.isdisjoint(after) and self.chat.reserve(after[0])
+        return int(after[0] if only or self.chat.special_ids.intersection(after[:1]) else self.tokenizer.eos_token_id)
 
     def prompt_ids(self, prompt: Conversation) -> list[int]:
         """Return the prompt up to the beginning of the assistant's turn, as sampling reads it.
@@ -256,8 +258,8 @@ class Tokenization:
         return self.as_whole_text(asked), encoded
 
     def text(self, ids: list[int]) -> str:
-        """Return the text of a response without special tokens."""
-        decoded = self.tokenizer.decode(ids, skip_special_tokens=True)
+        """Return the text of a response without special tokens and its end token, which may be none of them."""
+        decoded = self.tokenizer.decode(ids[:-1] if self.has_ended(ids) else ids, skip_special_tokens=True)
         assert isinstance(decoded, str)
         return decoded.strip()
 

@@ -103,16 +103,27 @@ class ChatRenderer:
         unknown = tokenizer.unk_token_id  # in GPT-2, this is the end-of-sequence token
         self.unknown_id = None if unknown in (tokenizer.bos_token_id, tokenizer.eos_token_id) else unknown
         # Gemma and GPT-NeoX list line breaks and rows of spaces among the added tokens.
-        spellings = {token.content: token.special for token in added.values() if not token.content.isspace()}
+        self._spellings = {id: token.content for id, token in added.items() if not token.content.isspace()}
         # Some templates mark turns with tokens that are not special (Command R). In an answer, such a token is allowed:
         # models write `<think>`.
-        self._control_tokens = _any_of(text for text, special in spellings.items() if special or text in template)
-        self._special_tokens = _any_of(text for text, special in spellings.items() if special)
+        controls = (text for id, text in self._spellings.items() if id in self.special_ids or text in template)
+        self._control_tokens = _any_of(controls)
+        self._special_tokens = self._spelled_special_tokens()
         self._dropped: dict[tuple[str, ...], str] = {}
         self.template = template if reads_pairs else self._complete(template)
         named = tokenizer.chat_template
         tokenizer.chat_template = {**named, "default": self.template} if isinstance(named, dict) else self.template
         self.require_turns(({"role": "user", "content": "Hi"},))
+
+    def _spelled_special_tokens(self) -> re.Pattern[str]:
+        return _any_of(text for id, text in self._spellings.items() if id in self.special_ids)
+
+    def reserve(self, token: int) -> bool:
+        """Treat an added token as special, because it ends turns; return False for any other token."""
+        if token in self._spellings:
+            self.special_ids |= {token}
+            self._special_tokens = self._spelled_special_tokens()
+        return token in self._spellings
 
     def automatic_tokens(self) -> tuple[list[int], list[int]]:
         """Return the ids that the tokenizer puts before and after every text (Llama: `<s>` before; T5: `</s>` after)."""

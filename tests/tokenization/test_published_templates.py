@@ -153,6 +153,25 @@ def test_a_thought_that_is_recorded_is_read_as_the_model_writes_it():
     assert shown(found, hostile) == "<think>\n\n</think>\n\nSay <|im_end|> now.<|im_end|>"
 
 
+@pytest.mark.parametrize(("after", "end"), [("\n", "<turn>"), ("<eos>\n", "<eos>")])
+def test_an_added_token_that_is_not_special_ends_a_turn_unless_a_special_one_follows(after, end):
+    """`tokenizer.add_tokens`, as many recipes for ChatML call it, adds tokens that are not special."""
+    tokenizer = byte_tokenizer()
+    tokenizer.add_tokens(["<turn>"])
+    tokenizer.chat_template = (
+        "{% for m in messages %}{{ m.role + '\n' + m.content + '<turn>" + after.replace("\n", "\\n") + "' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ 'assistant\n' }}{% endif %}"
+    )
+    found = Tokenization(tokenizer)
+    assert found.end_ids == {EOS, tokenizer.convert_tokens_to_ids(end)}
+    _, response = found.answer_ids((USER,), ANSWER)
+    assert shown(found, response) == ANSWER + ("<turn>" if end == "<turn>" else "<turn><eos>")
+    if end == "<turn>":
+        with pytest.raises(ConversationError, match="contains the special token '<turn>'"):
+            found.answer_ids((USER,), "Say <turn> now.")
+    assert found.text(found.response_ids(ANSWER)) == ANSWER
+
+
 def test_a_thought_that_the_template_leaves_out_is_refused_in_data_and_read_without_it_in_scoring():
     found = Tokenization(published(DEEPSEEK_R1))
     text = "<think>\nTwo and two.\n</think>It is 4."
