@@ -27,8 +27,7 @@ def _settings(work: Work, folder: Path, seed: int, scratch: Path) -> dict[str, A
 
 
 def ppo(work: Work, variant: str, folder: Path, seed: int, scratch: Path) -> Measurement:
-    more = {"micro_batch_tokens": int(variant)} if variant.isdigit() else {}
-    rows = _updates(work, folder, seed, scratch, reward_model=str(folder / work.reward_folder), **more)[work.warmup :]
+    rows = _updates(work, folder, seed, scratch, reward_model=str(folder / work.reward_folder))[work.warmup :]
     length = [row["response/length"] for row in rows]
     figures = {"response_tokens": sum(length) / len(length), "kl": rows[-1]["kl/k1"]}
     figures |= {name: _mean(rows, f"speed/{name}") for name in ("mfu", "mfu_learn")}

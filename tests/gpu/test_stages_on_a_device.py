@@ -95,7 +95,7 @@ def trainer(stage, settings, folder):
     common = COMMON | LARGE | settings | {"model": "smollm2-135m", "dtype": "bfloat16", "output_dir": str(folder)}
     if stage == "sft":
         data = "data/demonstrations.jsonl"
-        config = SFTConfig(**common | {"train_data": data, "batch_size": 64, "max_response_tokens": 256})
+        config = SFTConfig(**common | {"train_data": data, "batch_size": 128, "max_response_tokens": 256})
         return SFTTrainer(config.model, config.train_data, config)
     config = PPOConfig(**common | PPO | {"rollout_batch_size": 64, "max_new_tokens": 128})
     return PPOTrainer(config.model, [share_of_e], config.prompts, config)

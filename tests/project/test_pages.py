@@ -140,14 +140,14 @@ def test_the_speeds_are_those_of_the_benchmarks():
     assert [(row[1], row[2]) for row in shown] == [(row[4].split()[0], row[7]) for row in cpu[: len(shown)]]
     titles = ("On two CPU cores", "On one H100")
     on_cpu, on_gpu = (re.search(rf"\*\*{title}\*\*.*?\n\n", text_of(README), re.S).group(0) for title in titles)
-    for text, measured, untold in ((on_cpu, cpu, {1.7, 7.6}), (on_gpu, gpu, {1.0})):
+    for text, measured, untold in ((on_cpu, cpu, {1.7, 7.6}), (on_gpu, gpu, set())):
         stated = {float(number) for number in re.findall(r"([\d.]+)(?= times| and [\d.]+ times)", " ".join(text.split()))}
         real = {float(row[4].split()[0]) for row in measured if row[4] != "-"}
         assert stated == {round(number) if number > 20 else number for number in real} - untold
     results = text_of(ROOT / "benchmarks" / "README.md")
     measured = table(results[results.index("<!-- gpu: begin -->") :], "work | unit | ours")
     stated = " ".join(re.search(r"\*\*On one H100\*\*.*?\n\n", text_of(README), re.S).group(0).split())
-    ratios = [f"{row[4].split()[0]} times" for row in measured[:3]]
+    ratios = [f"{row[4].split()[0]} times" for row in measured if row[4] != "-"]
     assert re.findall(r"[\d.]+ times", stated) == ratios
     tokens = 128 * 512 / float(measured[0][2])
     assert f"{round(tokens, -2):,.0f} tokens/s" in stated
