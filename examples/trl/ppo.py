@@ -46,7 +46,8 @@ def main(words: list[str] | None = None) -> PPOTrainer:
     script_args, training_args, model_args = parser.parse_args_into_dataclasses([*tiny, *given])
 
     tokenizer = AutoTokenizer.from_pretrained(training_args.sft_model_path, padding_side="left")
-    tokenizer.add_special_tokens({"pad_token": "[PAD]"})
+    if tokenizer.pad_token is None:  # a new token may have no embedding, and other trainers embed padding
+        tokenizer.add_special_tokens({"pad_token": "[PAD]"})
     dtype = getattr(torch, model_args.dtype or "float32")
     torch.manual_seed(training_args.seed)
     value_model, reward_model = (

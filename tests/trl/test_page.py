@@ -6,6 +6,7 @@ import runpy
 from pathlib import Path
 
 import pytest
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import align.ppo.config
 from align.trl import PPOConfig, PPOTrainer
@@ -97,6 +98,8 @@ def test_the_script_trains_and_saves_a_policy(tmp_path, capsys):
     shown = capsys.readouterr().err
     assert shown.count("model response") == 3
     assert "What is" in shown
+    saved = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    assert AutoTokenizer.from_pretrained(tmp_path / "out").pad_token_id < saved.get_input_embeddings().num_embeddings
 
 
 def test_the_page_names_the_only_edit():
