@@ -16,6 +16,18 @@ class OtherProcessError(Exception):
     """Another process of the run failed; the message names it and its error."""
 
 
+LOST_PROCESS = (
+    *("Connection closed by peer", "Connection reset by peer", "Socket closed", "Broken pipe"),
+    *("Timed out waiting", "Application timeout", "Read timeout", "NCCL error"),
+)
+"""Messages of gloo and NCCL about a process that has gone, or whose machine cannot be reached."""
+
+
+def is_lost_process(error: BaseException) -> bool:
+    """Return whether an exchange with another process failed because that has gone."""
+    return isinstance(error, RuntimeError) and any(sign in str(error) for sign in LOST_PROCESS)
+
+
 def counted(number: int, noun: str) -> str:
     """Return a number with its noun: `1 row`, `1,200 rows`."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"

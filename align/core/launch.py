@@ -5,6 +5,7 @@ import os
 import select
 import sys
 import threading
+import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TextIO, TypeVar
 
 from align.core import heartbeat
-from align.core.errors import OtherProcessError, UserError, first_line, reason, without_secrets
+from align.core.errors import OtherProcessError, UserError, first_line, is_lost_process, reason, without_secrets
 from align.core.heartbeat import EXIT_LOST
 from align.core.plugins import import_object
 from align.core.settings import RunConfig
@@ -24,11 +25,6 @@ if TYPE_CHECKING:
 Config = TypeVar("Config", bound="DataclassInstance")
 EXIT_INTERRUPTED = 130
 """Exit code after Ctrl-C, as in shells: 128 + SIGINT."""
-LOST_PROCESS = (
-    *("Connection closed by peer", "Connection reset by peer", "Socket closed", "Broken pipe"),
-    *("Timed out waiting", "Application timeout", "Read timeout", "NCCL error"),
-)
-"""Messages of gloo and NCCL about a process that has gone, or whose machine cannot be reached."""
 EXIT_CLOSED_PIPE = 141
 """Exit code after the reader of the output has gone (`align ... | head`), as in shells: 128 + SIGPIPE."""
 
@@ -68,7 +64,7 @@ def _reader_has_gone(stream: TextIO | None) -> bool:
 
 @contextmanager
 def one_line_errors() -> Iterator[None]:
-    """Print an error that a user can correct as one line.
+    """Print an error that a user can correct as one line; if ALIGN_TRACEBACK is set, after its traceback.
 
     Exit codes: 2 after a UserError, 130 after Ctrl-C, 75 after a request to stop, 76 after the loss of another process,
     141 when the output is no longer read, 1 after any other error.
@@ -79,12 +75,14 @@ def one_line_errors() -> Iterator[None]:
         try:
             yield
         except (UserError, OtherProcessError) as error:
+            if os.environ.get("ALIGN_TRACEBACK"):
+                traceback.print_exception(error)
             message, code = without_secrets(" ".join(str(error).splitlines())), 2 if isinstance(error, UserError) else 1
             heartbeat.stop_watching(message, code)
             print(f"{prefix}error: {message}", file=sys.stderr)
             raise SystemExit(code) from None
         except RuntimeError as error:
-            if not any(sign in str(error) for sign in LOST_PROCESS):
+            if not is_lost_process(error):
                 heartbeat.stop_watching(reason(error))
                 raise
             heartbeat.wait_for_report()

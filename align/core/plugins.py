@@ -5,12 +5,13 @@ import importlib
 import inspect
 import math
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from align.core.errors import UserError, first_line, short_repr
+from align.core.errors import OtherProcessError, UserError, first_line, is_lost_process, short_repr
 
 
 def import_object(path: str) -> Any:
@@ -49,6 +50,34 @@ def import_function(path: str, purpose: str, form: str = "module:function") -> C
     if not callable(function):
         raise UserError(f"{purpose} '{path}': {name} is {type(function).__name__}, not a function")
     return function
+
+
+def call_own_code(
+    who: str, function: Callable[..., Any], /, *arguments: Any, advice: str = "", collective: bool = False, **named: Any
+) -> Any:
+    """Call a user's function; the items of a generator are returned as a list.
+
+    Args:
+        who: names the function; an error begins with it.
+        advice: ends an error.
+        collective: whether all processes call it together. The loss of one of them is no error of the function.
+
+    Raises:
+        UserError: one line with the error, from which it is raised, and the last line of the function's file that ran.
+    """
+    try:
+        returned = function(*arguments, **named)
+        return list(returned) if inspect.isgenerator(returned) else returned
+    except (UserError, OtherProcessError):
+        raise
+    except (Exception, SystemExit) as error:  # it may raise anything
+        if collective and is_lost_process(error):
+            raise
+        code, frames = getattr(inspect.unwrap(function), "__code__", None), traceback.extract_tb(error.__traceback__)
+        file, line = (code.co_filename, code.co_firstlineno) if code else (frames[-1].filename, frames[-1].lineno)
+        line = next((frame.lineno for frame in reversed(frames) if frame.filename == file), line)
+        end = f"; {advice}" if advice else ""
+        raise UserError(f"{who} failed: {type(error).__name__}: {first_line(error)} ({file}:{line}){end}") from error
 
 
 def source_version(function: Callable[..., Any]) -> str:

@@ -24,7 +24,7 @@ from transformers import AutoModel, AutoModelForSequenceClassification, AutoToke
 
 from align.core.errors import UserError, first_line
 from align.core.hub import require_hub
-from align.core.plugins import checked_scores, import_function, source_version
+from align.core.plugins import call_own_code, checked_scores, import_function, source_version
 from align.eval.store import fingerprint
 from align.model_registry.registry import resolve_model
 from align.runtime.endpoint import RESUME_HINT
@@ -57,14 +57,9 @@ class ToxicityScorer:
         who, scores = f"scorer {self.name}", []
         for start in range(0, len(texts), BATCH):
             part = list(texts[start : start + BATCH])
-            try:
-                given = list(self.function(part))
-            except UserError:
-                raise
-            except Exception as error:  # other people's code: it may raise anything
-                raise UserError(f"{who}: {type(error).__name__}: {first_line(error)}; {RESUME_HINT}") from error
             names = [repr(text[:40]) for text in part]
             describe, advice = names.__getitem__, RESUME_HINT
+            given = call_own_code(who, self.function, part, advice=advice)
             scores += checked_scores(given, len(part), who, low=0, high=1, items="texts", describe=describe, advice=advice)
         return scores
 

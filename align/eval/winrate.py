@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 from accelerate import Accelerator
 
-from align.core.errors import UserError, first_line
+from align.core.errors import UserError
 from align.core.launch import run_stage
-from align.core.plugins import checked_scores, import_function, source_version
+from align.core.plugins import call_own_code, checked_scores, import_function, source_version
 from align.core.settings import option
 from align.data.conversation import Conversation, as_paragraphs
 from align.data.fields import check_texts, check_whole_numbers
@@ -223,13 +223,8 @@ def function_judge(path: str) -> PreferenceJudge:
     rule = "a verdict is a number from 0 (the second is better) to 1"
 
     def judge(prompts: Sequence[Conversation], firsts: Sequence[str], seconds: Sequence[str]) -> list[float]:
-        try:
-            given, count = function(prompts, firsts, seconds), len(prompts)
-        except UserError:
-            raise
-        except Exception as error:  # other people's code: it may raise anything
-            raise UserError(f"{who}: {type(error).__name__}: {first_line(error)}; {RESUME_HINT}") from error
-        return checked_scores(given, count, who, low=0, high=1, items="comparisons", rule=rule, advice=RESUME_HINT)
+        given = call_own_code(who, function, prompts, firsts, seconds, advice=RESUME_HINT)
+        return checked_scores(given, len(prompts), who, low=0, high=1, items="comparisons", rule=rule, advice=RESUME_HINT)
 
     return judge
 

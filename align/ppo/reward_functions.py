@@ -2,12 +2,11 @@
 
 import copy
 import math
-import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from align.core.errors import UserError, first_line
-from align.core.plugins import checked_scores, import_function
+from align.core.errors import UserError
+from align.core.plugins import call_own_code, checked_scores, import_function
 from align.data.records import Conversation
 
 RewardFunction = Callable[[Sequence[Conversation], Sequence[str]], Sequence[float]]
@@ -53,17 +52,8 @@ def call_reward_function(reward: WeightedFunction, prompts: Sequence[Conversatio
         UserError: if it raises, or returns anything but one finite number for each response.
     """
     name = f"reward function '{reward.name}'"
-    try:
-        scores = reward.function(copy.deepcopy(list(prompts)), list(responses))
-    except UserError:
-        raise
-    except (Exception, SystemExit) as error:
-        frame = traceback.extract_tb(error.__traceback__)[-1]
-        raise UserError(
-            f"{name} failed: {type(error).__name__}: {first_line(error)} ({frame.filename}:{frame.lineno})"
-        ) from error
     return checked_scores(
-        scores,
+        call_own_code(name, reward.function, copy.deepcopy(list(prompts)), list(responses)),
         len(responses),
         name,
         items="responses",

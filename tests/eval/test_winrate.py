@@ -179,7 +179,9 @@ def test_a_bad_judge_is_one_line():
         function_judge("nowhere:x")
     with pytest.raises(UserError, match=r"judge '.*not_a_number' gave nan: a verdict is a number from 0"):
         function_judge(f"{__name__}:not_a_number")([HI], ["a"], ["b"])
-    with pytest.raises(UserError, match=r"judge '.*of_two': TypeError: of_two\(\) takes 2 .*; completed results are saved"):
+    with pytest.raises(
+        UserError, match=r"judge '.*of_two' failed: TypeError: of_two\(\) takes 2 .*; completed results are saved"
+    ):
         function_judge(f"{__name__}:of_two")([HI], ["a"], ["b"])
 
 

@@ -9,6 +9,7 @@ import inspect
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from align.core.errors import UserError, nearest_name
-from align.core.plugins import import_function, import_object
+from align.core.plugins import call_own_code, import_function, import_object
 from align.models.loading import LoadedModel
 from align.models.roles import Roles
 from align.ppo.records import Experience, RoleOutputs, Rollout
@@ -194,7 +195,7 @@ class Extensions(list[Extension]):
         for each in self:
             each.resume(done)
         for update in updates:
-            if any(each.should_stop for each in self):
+            if any(call_own_code(f"extension '{each.name}'", getattr, each, "should_stop") for each in self):
                 return
             yield update
 
@@ -299,8 +300,11 @@ def _own_extension(path: str) -> Extension:
         meant = nearest_name(name, hooks, 0.85)
         if meant and name not in hooks and not name.startswith("_"):
             raise UserError(f"extension '{path}': has no hook {name}; rename it to {meant}, or to _{name} if it is no hook")
-    own: Extension = own_class()
+    own: Extension = call_own_code(f"extension '{path}'", own_class)
     own.name = path
+    for name in hooks:
+        if inspect.isroutine(getattr(own_class, name)) and getattr(own_class, name) is not getattr(Extension, name):
+            setattr(own, name, partial(call_own_code, f"extension '{path}': {name}", getattr(own, name), collective=True))
     return own
 
 

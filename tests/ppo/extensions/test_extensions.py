@@ -8,7 +8,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from align import cli
 from align.core.errors import UserError
+from align.core.launch import one_line_errors
 from align.core.settings import setting_names
 from align.ppo import PPOConfig, run_ppo
 from align.ppo.extensions import EXTENSIONS, Extension, Extensions, configured_extensions
@@ -224,6 +226,86 @@ def test_the_rollout_of_an_extension_that_fails_is_kept(prompts, tmp_path, align
     with pytest.raises(UserError, match=r"no table of scores; the rollout of update 1 is in .*unscored\.jsonl"):
         run_ppo(settings(prompts, tmp_path / "run", total_updates=1, extensions=f"{__name__}:Failing"))
     assert {row["prompt"][0]["content"] for row in read_rows(tmp_path / "run" / "unscored.jsonl")} == {"Hi"}
+
+
+class Broken(Extension):
+    """Has mistakes in its hooks."""
+
+    def __init__(self):
+        self.hook = os.environ["BROKEN_HOOK"]
+
+    def _fail(self, hook):
+        if self.hook == hook:
+            torch.zeros(2) @ torch.zeros(3)  # fails below the user's line
+
+    @property
+    def should_stop(self):
+        return self._fail("should_stop")
+
+    @torch.no_grad()
+    def transform_scores(self, scores, rollout, components):
+        self._fail("transform_scores")
+        return scores
+
+    def after_update(self, update, experience):
+        self._fail("after_update")
+
+    def evaluate(self):
+        """Lacks an argument."""
+
+
+LINE = next(
+    number for number, line in enumerate(inspect.getsource(sys.modules[__name__]).splitlines(), 1) if "@ torch" in line
+)
+
+
+@pytest.mark.parametrize("hook", ["should_stop", "transform_scores", "after_update"])
+def test_an_error_in_a_hook_is_one_line_with_the_users_own(hook, prompts, tmp_path, monkeypatch, align_cache, capsys):
+    monkeypatch.setenv("BROKEN_HOOK", hook)
+    words = [
+        "ppo",
+        "--model",
+        "tiny-llama",
+        "--prompts",
+        prompts,
+        "--output_dir",
+        str(tmp_path / "run"),
+        "--report_to",
+        "none",
+    ]
+    words += ["--rollout_batch_size", "2", "--max_new_tokens", "2", "--reward_functions", "align.ppo.toy_rewards:share_of_e"]
+    with pytest.raises(SystemExit) as ended:
+        cli.main([*words, "--extensions", f"{__name__}:Broken"])
+    assert ended.value.code == 2
+    printed = capsys.readouterr().err
+    where = "" if hook == "should_stop" else f": {hook}"
+    assert f"error: extension '{__name__}:Broken'{where} failed: RuntimeError: " in printed
+    assert f" ({__file__}:{LINE})" in printed
+    assert "Traceback" not in printed
+    assert ("the rollout of update 1 is in" in printed) == (hook == "transform_scores")
+
+
+def test_a_hook_with_other_arguments_is_named_and_its_traceback_can_be_shown(monkeypatch, capsys):
+    monkeypatch.setenv("BROKEN_HOOK", "none")
+    monkeypatch.setenv("ALIGN_TRACEBACK", "1")
+    *_, own = configured_extensions(vars(PPOConfig(extensions=f"{__name__}:Broken")))
+    with pytest.raises(SystemExit), one_line_errors():
+        own.evaluate(None)
+    printed = capsys.readouterr().err
+    assert re.search(r"Broken': evaluate failed: TypeError: .*evaluate\(\) takes 1 .*\(.*test_extensions\.py:\d+\)", printed)
+    assert printed.startswith("Traceback")
+
+
+def test_the_loss_of_a_process_is_no_error_of_a_hook(monkeypatch):
+    monkeypatch.setenv("BROKEN_HOOK", "none")
+    *_, own = configured_extensions(vars(PPOConfig(extensions=f"{__name__}:Broken")))
+
+    def lost(hook):
+        raise RuntimeError("[gloo] Connection closed by peer")
+
+    own._fail = lost
+    with pytest.raises(RuntimeError, match="Connection closed"):
+        own.after_update(1, None)
 
 
 class Misspelled(Extension):
