@@ -5,6 +5,7 @@ Each command is imported when it is called: `align --help` does not wait for tor
 
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from align import __version__
@@ -14,48 +15,33 @@ from align.core.launch import Stage, one_line_errors, quiet_libraries, run_stage
 from align.core.plugins import require_extra
 
 TRAINING_STAGES = {
-    "sft": Stage("fine-tune a model on demonstrations", "align.sft:SFTConfig", "align.sft:run_sft"),
-    "reward": Stage("train a reward model on ranked responses", "align.reward:RewardConfig", "align.reward:run_reward"),
+    "sft": Stage("fine-tune a model on demonstrations", "align.sft:SFTConfig:run_sft"),
+    "reward": Stage("train a reward model on ranked responses", "align.reward:RewardConfig:run_reward"),
     "rules": Stage(
-        "train a model of rules on people's judgments of responses",
-        "align.extras.rules:RuleConfig",
-        "align.extras.rules:run_rule_model",
+        "train a model of rules on people's judgments of responses", "align.extras.rules:RuleConfig:run_rule_model"
     ),
     "attributes": Stage(
         "train a model of several qualities of a response, with a head for each",
-        "align.extras.attributes:AttributeConfig",
-        "align.extras.attributes:run_attribute_model",
+        "align.extras.attributes:AttributeConfig:run_attribute_model",
     ),
-    "ppo": Stage("train a policy against rewards by PPO", "align.ppo:PPOConfig", "align.ppo:run_ppo"),
-    "dpo": Stage("train a policy on ranked responses without a reward model", "align.dpo:DPOConfig", "align.dpo:run_dpo"),
+    "ppo": Stage("train a policy against rewards by PPO", "align.ppo:PPOConfig:run_ppo"),
+    "dpo": Stage("train a policy on ranked responses without a reward model", "align.dpo:DPOConfig:run_dpo"),
     "distill": Stage(
-        "train a smaller model to predict what its teacher predicts",
-        "align.extras.distill:DistillConfig",
-        "align.extras.distill:run_distill",
+        "train a smaller model to predict what its teacher predicts", "align.extras.distill:DistillConfig:run_distill"
     ),
 }
 OTHER_STAGES = {
     "sample": Stage(
         "MODEL --prompt TEXT: print responses; --prompts FILE --output FILE: answer a file of prompts",
-        "align.commands.sample:SampleConfig",
-        "align.commands.sample:sample_command",
+        "align.commands.sample:SampleConfig:sample_command",
         "model",
     ),
     "chat": Stage(
-        "MODEL [MODEL]: talk to one or two models on the terminal",
-        "align.commands.chat:ChatConfig",
-        "align.commands.chat:run_chat",
-        "model",
+        "MODEL [MODEL]: talk to one or two models on the terminal", "align.commands.chat:ChatConfig:run_chat", "model"
     ),
-    "loop": Stage(
-        "rounds of sampling, labeling, reward modeling and PPO",
-        "align.extras.loop_labels:LoopConfig",
-        "align.extras.loop:run_loop",
-    ),
+    "loop": Stage("rounds of sampling, labeling, reward modeling and PPO", "align.extras.loop:LoopConfig:run_loop"),
     "plan": Stage(
-        "estimate the cost of training before it starts: time and memory",
-        "align.extras.plan:PlanConfig",
-        "align.extras.plan:run_plan",
+        "estimate the cost of training before it starts: time and memory", "align.extras.plan:PlanConfig:run_plan"
     ),
 }
 
@@ -109,12 +95,13 @@ class Command(NamedTuple):
     run: Callable[[list[str]], None]
 
 
-def _of_stages(stages: dict[str, Stage]) -> dict[str, Command]:
-    def run(name: str, stage: Stage) -> Callable[[list[str]], None]:
-        program = f"align {name}" + f" [{stage.positional.upper()} ...]" * bool(stage.positional)
-        return lambda words: run_stage(*stage.load(), stage.named(words), program)
+def _run_stage(name: str, stage: Stage, words: list[str]) -> None:
+    program = f"align {name}" + f" [{stage.positional.upper()} ...]" * bool(stage.positional)
+    run_stage(*stage.load(), stage.named(words), program)
 
-    return {name: Command(stage.help, run(name, stage)) for name, stage in stages.items()}
+
+def _of_stages(stages: dict[str, Stage]) -> dict[str, Command]:
+    return {name: Command(stage.help, partial(_run_stage, name, stage)) for name, stage in stages.items()}
 
 
 def _demo(words: list[str]) -> None:
@@ -136,7 +123,7 @@ def _eval(words: list[str]) -> None:
     name = words[0]
     if name not in TASKS:
         raise UserError(f"unknown task '{name}'{_hint(name, TASKS)}")
-    run_stage(*TASKS[name].load(), words[1:], f"align eval {name}")
+    _run_stage(f"eval {name}", TASKS[name], words[1:])
 
 
 def _annotate(words: list[str]) -> None:

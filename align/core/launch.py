@@ -106,11 +106,12 @@ def one_line_errors() -> Iterator[None]:
 
 
 class Stage(NamedTuple):
-    """A command with settings: its line in `--help`, the class of its settings and its function, each as `module:name`."""
+    """A command with settings."""
 
     help: str
-    config: str
-    function: str
+    """Its line in `--help`."""
+    path: str
+    """`module:class:function`: the class of its settings, and the function that runs with them."""
     positional: str = ""
     """The setting whose values may stand before all options, without its name."""
 
@@ -129,7 +130,8 @@ class Stage(NamedTuple):
 
     def load(self) -> tuple[type[Any], Any]:
         """Import the class of the settings and the function that runs with them."""
-        return import_object(self.config), import_object(self.function)
+        module, config, function = self.path.split(":")
+        return import_object(f"{module}:{config}"), import_object(f"{module}:{function}")
 
 
 def run_stage(

@@ -4,8 +4,9 @@ import hashlib
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 from align.core.errors import UserError
 from align.core.files import new_file
@@ -50,7 +51,7 @@ class Cleaner:
         self.removed, self.kept = Counter[str](), 0
         spelled = "|".join(map(re.escape, sorted(bad_words)))
         self._bad = re.compile(rf"(?<!\w)(?:{spelled})(?!\w)") if spelled else None
-        self._probability = language_detector(language) if language else None
+        self._identifier = language_identifier(language) if language else None
         self._spans: set[bytes] = set()
 
     def clean(self, text: str) -> str | None:
@@ -61,7 +62,7 @@ class Cleaner:
             kept = "\n".join(" ".join(line) for line in lines if line)
             if sum(map(len, lines)) < self.sentences:
                 reason = f"pages with fewer than {self.sentences} sentences"
-            elif self._probability and self._probability(kept) < self.probability:
+            elif self._identifier and dict(self._identifier.rank(kept))[self.language] < self.probability:
                 reason = f"pages in another language than {self.language}"
             else:
                 self.kept += 1
@@ -106,14 +107,14 @@ class Cleaner:
         ]
 
 
-def language_detector(language: str) -> Callable[[str], float]:
-    """Return how likely a text is in a language, by py3langid, whose model comes with it."""
+def language_identifier(language: str) -> Any:
+    """Return py3langid's identifier, whose model comes with it. Raise a UserError if it does not know the language."""
     with require_extra("clean"):
         from py3langid.langid import MODEL_FILE, LanguageIdentifier
     identifier = LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
     if language not in identifier.labels:
         raise UserError(f"--language: {language!r} is not known; give one of {', '.join(sorted(identifier.labels))}")
-    return lambda text: dict(identifier.rank(text))[language]
+    return identifier
 
 
 def split_sentences(line: str) -> list[str]:

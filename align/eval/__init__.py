@@ -5,53 +5,40 @@ from align.core.launch import Stage
 TASKS = {
     "truthfulness": Stage(
         "TruthfulQA: multiple choice, and generated answers under trained judges",
-        "align.eval.truthfulness:TruthfulnessConfig",
-        "align.eval.truthfulness:run_truthfulness",
+        "align.eval.truthfulness:TruthfulnessConfig:run_truthfulness",
     ),
     "train-judge": Stage(
         "train a judge of answers: is an answer true, is it informative",
-        "align.eval.truthfulness_judge:JudgeConfig",
-        "align.eval.truthfulness_judge:run_train_judge",
+        "align.eval.truthfulness_judge:JudgeConfig:run_train_judge",
     ),
     "toxicity": Stage(
-        "toxicity of continuations, as RealToxicityPrompts measures it",
-        "align.eval.toxicity:ToxicityConfig",
-        "align.eval.toxicity:run_toxicity",
+        "toxicity of continuations, as RealToxicityPrompts measures it", "align.eval.toxicity:ToxicityConfig:run_toxicity"
     ),
     "rules": Stage(
         "how often each rule is broken, as judged by a chat model or rubrics",
-        "align.extras.rules.evaluation:RulesConfig",
-        "align.extras.rules.evaluation:run_rules",
+        "align.extras.rules.evaluation:RulesConfig:run_rules",
     ),
     "verdicts": Stage(
         "people's verdicts: violations of rules, claims and sources, authorship, ratings and flags",
-        "align.eval.verdicts:VerdictsConfig",
-        "align.eval.verdicts:run_verdicts",
+        "align.eval.verdicts:VerdictsConfig:run_verdicts",
     ),
     "bias": Stage(
-        "which gender a model expects in an occupation, and how it speaks of groups",
-        "align.eval.bias:BiasConfig",
-        "align.eval.bias:run_bias",
+        "which gender a model expects in an occupation, and how it speaks of groups", "align.eval.bias:BiasConfig:run_bias"
     ),
     "lm-eval": Stage(
         "tasks of lm-eval before and after alignment: the alignment tax",
-        "align.eval.lm_eval_harness:LMEvalConfig",
-        "align.eval.lm_eval_harness:run_lm_eval_tasks",
+        "align.eval.lm_eval_harness:LMEvalConfig:run_lm_eval_tasks",
     ),
     "winrate": Stage(
-        "which model wins, by blind comparisons, a reward model or a judge",
-        "align.eval.winrate:WinrateConfig",
-        "align.eval.winrate:run_winrate",
+        "which model wins, by blind comparisons, a reward model or a judge", "align.eval.winrate:WinrateConfig:run_winrate"
     ),
     "reward": Stage(
         "a reward model on preferences, best-of-n curves, and reward against KL",
-        "align.eval.reward:RewardEvalConfig",
-        "align.eval.reward:run_reward_eval",
+        "align.eval.reward:RewardEvalConfig:run_reward_eval",
     ),
     "all": Stage(
         "truthfulness and toxicity in one table, and reward where a reward model is given",
-        "align.eval.all:AllConfig",
-        "align.eval.all:run_all",
+        "align.eval.all:AllConfig:run_all",
     ),
 }
 """Every task by its name, in the order of `align eval --help`."""

@@ -33,6 +33,19 @@ class AllConfig(EvalConfig, InferenceConfig):
         given = bool(self.truthfulness or self.toxicity or self.reward_model)
         require_setting(self, "truthfulness", given, "given, unless toxicity or reward_model is")
 
+    def task_arguments(self, task: str, file: str) -> list[str]:
+        """A task's command-line arguments: its file, then the settings that all tasks share."""
+        shared: dict[str, object] = {name: getattr(self, name) for name in ("output", "seed", "dtype", "batch_tokens")}
+        shared |= {"skip_bad_rows": self.skip_bad_rows, "table": False}  # one table of all tasks comes at the end
+        if self.chat_template != "auto":  # toxicity has its own default
+            shared["chat_template"] = self.chat_template
+        if self.limit:
+            shared["limit"] = self.limit
+        if task == "reward":
+            shared["reward_model"] = self.reward_model
+        words = [f"--{name}={value if isinstance(value, str) else json.dumps(value)}" for name, value in shared.items()]
+        return ["--config", file, "--models", *self.models, *words]
+
 
 def run_all(config: AllConfig) -> list[Evaluation]:
     """Run the tasks one after another; each writes its files, and `table.md` holds all measurements in one table."""
@@ -44,26 +57,12 @@ def run_all(config: AllConfig) -> list[Evaluation]:
         if PartialState().is_main_process:
             console.print(f"task {number} of {len(files)}: {name}")
         config_class, function = TASKS[name].load()
-        evaluations += cast(list[Evaluation], function(parse(config_class, task_arguments(config, name, file))))
+        evaluations += cast(list[Evaluation], function(parse(config_class, config.task_arguments(name, file))))
     if PartialState().is_main_process:
         write_text(Path(config.output) / "table.md", markdown_table(evaluations))
         if config.table:
             print_table(evaluations)
     return evaluations
-
-
-def task_arguments(config: AllConfig, task: str, file: str) -> list[str]:
-    """A task's command-line arguments: its file, then the settings that all tasks share."""
-    shared: dict[str, object] = {name: getattr(config, name) for name in ("output", "seed", "dtype", "batch_tokens")}
-    shared |= {"skip_bad_rows": config.skip_bad_rows, "table": False}  # one table of all tasks comes at the end
-    if config.chat_template != "auto":  # toxicity has its own default
-        shared["chat_template"] = config.chat_template
-    if config.limit:
-        shared["limit"] = config.limit
-    if task == "reward":
-        shared["reward_model"] = config.reward_model
-    words = [f"--{name}={value if isinstance(value, str) else json.dumps(value)}" for name, value in shared.items()]
-    return ["--config", file, "--models", *config.models, *words]
 
 
 if __name__ == "__main__":

