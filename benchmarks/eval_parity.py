@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from align.core.files import read_json_lines, write_json_lines
-from align.eval.answers import open_accelerator, open_models
+from align.eval.answers import open_context, open_models
 from align.eval.results import subsample
 from align.eval.truthfulness import (
     Question,
@@ -78,9 +78,9 @@ def by_lm_eval(python: str, model: str, questions: list[Question], batch_size: i
 def by_ours(model: str, source: str, questions: list[Question]) -> Json:
     """Return the same numbers by ours."""
     config = TruthfulnessConfig(models=[model], questions=source, dtype="float32")
-    evaluated = next(open_models(config.models, config, open_accelerator(config.dtype)))
+    evaluated = next(open_models(config.models, open_context(config.output, config)))
     question_format = QuestionFormat.from_settings(config.prompt, config.few_shot, config.chat)
-    rows = score_choices(evaluated, questions, question_format, config.batch_tokens, source)
+    rows = score_choices(evaluated, questions, question_format)
     scores = [multiple_choice(row["best"], row["correct"], row["incorrect"]) for row in rows]
     return {
         "mc1": {"log_likelihoods": [[r["best"], *r["incorrect"]] for r in rows], "acc": [s["mc1"] for s in scores]},

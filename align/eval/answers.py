@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from accelerate import Accelerator
@@ -13,11 +13,10 @@ from torch import Tensor
 from align.batches.encoding import ApplyLimits, Limits, encode_prompt, encode_records
 from align.core.errors import UserError
 from align.core.seeds import RngStream
-from align.core.settings import Overlong
 from align.data.conversation import Conversation
 from align.data.readers import FewShotPrompt
 from align.data.records import Prompt
-from align.eval.results import subsample
+from align.eval.results import EvalPromptsConfig, subsample
 from align.eval.store import Json, compute_once, content_hash, fingerprint
 from align.model_registry.registry import resolve_model
 from align.models.backbone import Backbone
@@ -28,7 +27,7 @@ from align.reward.rankings import pack_rankings, score_rankings
 from align.reward.scoring import RewardModelScorer
 from align.runtime.distributed import compute_dtype, make_accelerator, map_across_processes
 from align.sampling.generation import SamplingParams, row_uniforms, sample
-from align.sampling.settings import FewShotConfig, InferenceConfig
+from align.sampling.settings import AnsweringConfig, FewShotConfig, InferenceConfig
 from align.tokenization import Tokenization
 from align.tokenization.encoded import EncodedPrompt, PromptResponses, SampledResponse
 
@@ -39,6 +38,15 @@ FEW_SHOT_SUFFIX = "+few_shot"
 
 
 # --------------------------------------------------------------------------------------------------------------- models
+
+
+@dataclass(frozen=True)
+class EvaluationContext:
+    """What the models of a task share: the processes, the folder of the results, and how models and rows are read."""
+
+    accelerator: Accelerator
+    output: Path
+    inference: InferenceConfig
 
 
 @dataclass(frozen=True)
@@ -53,7 +61,7 @@ class EvaluatedModel:
 
     name: str
     loaded: LoadedModel
-    accelerator: Accelerator
+    context: EvaluationContext
     source: str = ""
     fingerprint: str = ""
     few_shot_prompt: FewShotPrompt = FewShotPrompt()
@@ -62,6 +70,15 @@ class EvaluatedModel:
     def settings(self) -> Json:
         """What identifies the model among the settings of its results."""
         return {"model": self.source, "weights": self.fingerprint}
+
+    @property
+    def accelerator(self) -> Accelerator:
+        """The processes that share the evaluation."""
+        return self.context.accelerator
+
+    def results_file(self, what: str) -> Path:
+        """The file of the model's results of one kind."""
+        return self.context.output / f"{what}-{self.name}.jsonl"
 
     def prompt_ids(self, conversation: Conversation) -> list[int]:
         """Token ids of the prompt, after the model's examples and instruction if it has any."""
@@ -73,32 +90,42 @@ def open_accelerator(dtype: str) -> Accelerator:
     return make_accelerator(compute_dtype(dtype), max_grad_norm=0.0)
 
 
-def open_models(names: Sequence[str], config: InferenceConfig, accelerator: Accelerator) -> Iterator[EvaluatedModel]:
+def open_context(output: str, inference: InferenceConfig) -> EvaluationContext:
+    """Return the context of an evaluation of models."""
+    return EvaluationContext(open_accelerator(inference.dtype), Path(output), inference)
+
+
+def open_models(
+    names: Sequence[str], context: EvaluationContext, few_shot: FewShotConfig | None = None
+) -> Iterator[EvaluatedModel]:
     """Open the models one at a time: frozen, in evaluation mode, on the accelerator's device.
+
+    Args:
+        few_shot: of the models whose names end in `FEW_SHOT_SUFFIX`; None: a task without few-shot prompts.
 
     Raises:
         UserError: if there are none, or one cannot be loaded; names are checked before the first is opened.
     """
     if not names:
         raise UserError("models is empty: name at least one model to evaluate")
-    few_shot, named = FewShotPrompt(), list[str]()
-    if isinstance(config, FewShotConfig):
+    examples, named, how = FewShotPrompt(), list[str](), context.inference
+    if few_shot is not None:
         named = [name for name in names if name.endswith(FEW_SHOT_SUFFIX)]
-        if named and not config.has_few_shot_prompt:
+        if named and not few_shot.has_few_shot_prompt:
             raise UserError(f"models: {named[0]} ends in {FEW_SHOT_SUFFIX}: set num_few_shot or instruction")
-        if config.has_few_shot_prompt and not named:
+        if few_shot.has_few_shot_prompt and not named:
             advice = f"name one, such as {names[0]}{FEW_SHOT_SUFFIX}"
             raise UserError(f"num_few_shot and instruction are for models named MODEL{FEW_SHOT_SUFFIX}: {advice}")
-        few_shot = config.few_shot_prompt()
+        examples = few_shot.few_shot_prompt()
     models = [name.removesuffix(FEW_SHOT_SUFFIX) if name in named else name for name in names]
     sources = [str(resolve_model(model)) for model in models]
     for name, short, model, source in zip(names, short_names(names), models, sources, strict=True):
-        loaded = load_frozen(model, config.dtype, config.chat_template, accelerator.device)
+        loaded = load_frozen(model, how.dtype, how.chat_template, context.accelerator.device)
         version, prompt = weights_version(source, loaded), FewShotPrompt()
         if name in named:
-            version += f"{FEW_SHOT_SUFFIX}-{content_hash([few_shot.instruction, few_shot.examples])}"
-            prompt = few_shot
-        yield EvaluatedModel(short, loaded, accelerator, model, version, prompt)
+            version += f"{FEW_SHOT_SUFFIX}-{content_hash([examples.instruction, examples.examples])}"
+            prompt = examples
+        yield EvaluatedModel(short, loaded, context, model, version, prompt)
         del loaded  # before the next one is opened
 
 
@@ -121,12 +148,12 @@ class NamedRewardModel:
         return f"reward model {self.name} {self.fingerprint}"
 
 
-def open_reward_models(names: Sequence[str], config: InferenceConfig) -> list[NamedRewardModel]:
+def open_reward_models(names: Sequence[str], inference: InferenceConfig) -> list[NamedRewardModel]:
     """Load reward models; raises a `UserError` if one of them cannot be loaded."""
     found = []
     for name, short in zip(names, short_names(names), strict=True):
         folder = str(resolve_model(name))
-        reward = load_reward_model(folder, config.dtype, config.chat_template)
+        reward = load_reward_model(folder, inference.dtype, inference.chat_template)
         found.append(NamedRewardModel(short, weights_version(folder, reward.loaded), reward))
     return found
 
@@ -156,15 +183,14 @@ class TokenPrompt(NamedTuple):
 
 
 def sample_once(
-    path: Path,
     evaluated: EvaluatedModel,
+    what: str,
     prompts: Mapping[str, TokenPrompt],
     samples: int,
     sampling: SamplingParams,
-    seed: int,
     stream: RngStream,
 ) -> dict[str, Json]:
-    """Sample texts from a model after each prompt; those in the file `path` are not sampled again.
+    """Sample texts from a model after each prompt; those in the file of its results of kind `what` are not sampled again.
 
     In float32 a text depends on the seed, the prompt's key and the model alone, not on other prompts, the number of
     processes or a restart. In bfloat16 the batch that a prompt is in changes its logits a little.
@@ -176,6 +202,7 @@ def sample_once(
         UserError: if a prompt with its longest continuation does not fit the model.
     """
     backbone, tokenization = evaluated.loaded.backbone, evaluated.loaded.tokenization
+    path, seed = evaluated.results_file(what), evaluated.context.inference.seed
 
     def sample_chunk(chunk: list[TokenPrompt]) -> list[Json]:
         for prompt in chunk:
@@ -211,26 +238,8 @@ def respond(
 # ---------------------------------------------------------------------------------------------- answers to files of prompts
 
 
-class AnsweringTask(Protocol):
-    """The settings of a task that has `EvalPromptsConfig` and `AnsweringConfig` among its groups."""
-
-    prompts: str
-    limit: int
-    output: str
-    seed: int
-    dtype: Literal["auto", "float32", "bfloat16"]
-    batch_tokens: int
-    skip_bad_rows: bool
-    max_prompt_tokens: int
-    max_new_tokens: int
-    overlong: Overlong
-
-    def sampling(self, batch_tokens: int) -> SamplingParams:
-        """Return how answers are sampled."""
-
-
 def sample_answers(
-    config: AnsweringTask, task: str, evaluated: EvaluatedModel, samples: int = 1
+    given: EvalPromptsConfig, how: AnsweringConfig, task: str, evaluated: EvaluatedModel, samples: int = 1
 ) -> dict[str, list[SampledResponse]]:
     """Sample answers of a model to each prompt of the settings that fits it, by the prompt's number in the file, from 1.
 
@@ -247,20 +256,20 @@ def sample_answers(
             yield str(number), encoded
 
     tokenization = evaluated.loaded.tokenization
-    limits = Limits(config.max_prompt_tokens, config.max_new_tokens, config.overlong)
-    found = encode_records(config.prompts, Prompt, evaluated.loaded, limits, config.skip_bad_rows, encode_one)
-    encoded = dict(subsample(found, config.limit))
+    inference = evaluated.context.inference
+    limits = Limits(how.max_prompt_tokens, how.max_new_tokens, how.overlong)
+    found = encode_records(given.prompts, Prompt, evaluated.loaded, limits, inference.skip_bad_rows, encode_one)
+    encoded = dict(subsample(found, given.limit))
     prompts = {
         number: TokenPrompt(
-            ids_after(evaluated.few_shot_prompt, prompt, tokenization, config.prompts),
+            ids_after(evaluated.few_shot_prompt, prompt, tokenization, given.prompts),
             (int(number),),
-            f"{config.prompts}: prompt {number}",
+            f"{given.prompts}: prompt {number}",
         )
         for number, prompt in encoded.items()
     }
-    path, stream = Path(config.output) / f"{task}-{evaluated.name}.jsonl", RngStream.EVALUATION_ANSWERS
-    sampling = config.sampling(config.batch_tokens)
-    rows = sample_once(path, evaluated, prompts, samples, sampling, config.seed, stream)
+    sampling = how.sampling(inference.batch_tokens)
+    rows = sample_once(evaluated, task, prompts, samples, sampling, RngStream.EVALUATION_ANSWERS)
     return {
         number: sampled_responses([prompt] * samples, rows[number]["ids"], tokenization)
         for number, prompt in encoded.items()
@@ -305,12 +314,11 @@ def answer_log_likelihoods(
 
 
 def reward_answers(
-    config: AnsweringTask,
+    context: EvaluationContext,
     name: str,
     model: NamedRewardModel,
     answers: Mapping[str, list[SampledResponse]],
     policy: Tokenization,
-    accelerator: Accelerator,
     settings: Json,
 ) -> list[list[float]]:
     """Score the answers of a policy with a reward model; stored in `OUTPUT/<name>-by-<reward model>-<fingerprint>.jsonl`.
@@ -319,7 +327,8 @@ def reward_answers(
         policy: tokenization of the answers.
         settings: identifies the policy.
     """
-    scorer = RewardModelScorer.from_loaded(model.reward, policy, accelerator, config.batch_tokens)
+    accelerator, inference = context.accelerator, context.inference
+    scorer = RewardModelScorer.from_loaded(model.reward, policy, accelerator, inference.batch_tokens)
 
     def score_chunk(chunk: list[list[SampledResponse]]) -> list[Json]:
         rewards = iter(scorer([answer for group in chunk for answer in group]))
@@ -328,6 +337,6 @@ def reward_answers(
     def content(group: list[SampledResponse]) -> list[object]:
         return [[answer.conversation, answer.prompt_ids, answer.ids, answer.text] for answer in group]
 
-    path = Path(config.output) / f"{name}-by-{model.name}-{model.fingerprint}.jsonl"
-    rows = compute_once(path, {"dtype": config.dtype} | settings, answers, score_chunk, accelerator, CHUNK, content)
+    path = context.output / f"{name}-by-{model.name}-{model.fingerprint}.jsonl"
+    rows = compute_once(path, {"dtype": inference.dtype} | settings, answers, score_chunk, accelerator, CHUNK, content)
     return [row["rewards"] for row in rows]

@@ -19,7 +19,7 @@ from align.eval.answers import (
     EvaluatedModel,
     TokenPrompt,
     answer_log_likelihoods,
-    open_accelerator,
+    open_context,
     open_models,
     sample_once,
 )
@@ -70,22 +70,23 @@ class BiasConfig(EvalConfig, InferenceConfig):
 
 def run_bias(config: BiasConfig) -> list[Evaluation]:
     """Measure each model, and the change from the first model to each other; writes `bias.json` and files of results."""
-    accelerator = open_accelerator(config.dtype)
+    context = open_context(config.output, config)
     evaluations: list[Evaluation] = []
     first: dict[str, Sequence[float | None]] = {}
-    for evaluated in open_models(config.models, config, accelerator):
+    for evaluated in open_models(config.models, context):
         measurements: list[Measurement] = []
         tables: dict[str, list[Json]] = {}
         for kind in config.kinds:
             measures: dict[str, tuple[str, Sequence[float | None]]] = {}
             if kind == OCCUPATION:
-                odds, scorer = occupation_odds(config, evaluated), "log-likelihood"
+                odds, scorer = occupation_odds(evaluated), "log-likelihood"
                 tables["Occupations"] = occupation_rows(odds)
-                for context, values in odds.items():
-                    measurements.append(leaning_measurement(context, values))
-                    measures[f"{context}: log P(female) / P(male)"] = f"{context}: change of the log-odds", values
+                for name, values in odds.items():
+                    measurements.append(leaning_measurement(name, values))
+                    measures[f"{name}: log P(female) / P(male)"] = f"{name}: change of the log-odds", values
             else:
-                texts, scorer = completions(config, evaluated, kind), "word lists"
+                texts = completions(evaluated, kind, config.samples, config.max_new_tokens)
+                scorer = "word lists"
                 tables[f"Favored words by {kind}"] = favored_word_rows(texts)
                 found = {group: [sentiment(text) for text in of_group] for group, of_group in texts.items()}
                 if len(found) == 2:
@@ -100,7 +101,7 @@ def run_bias(config: BiasConfig) -> list[Evaluation]:
                 first.setdefault(name, found_values)
         settings = config.result_settings() | evaluated.settings
         evaluations.append(Evaluation(TASK, evaluated.name, settings, measurements, tables))
-    return publish(config, evaluations, accelerator)
+    return publish(config, evaluations, context.accelerator)
 
 
 def mean_and_change(
@@ -132,19 +133,20 @@ def paired_differences(before: Sequence[float | None], after: Sequence[float | N
 # ----------------------------------------------------------------------------------------------------------- occupations
 
 
-def occupation_odds(config: BiasConfig, evaluated: EvaluatedModel) -> dict[str, list[float]]:
+def occupation_odds(evaluated: EvaluatedModel) -> dict[str, list[float]]:
     """By context, the stored log P(female) - log P(male) after each occupation, in nats."""
-    loaded, words = evaluated.loaded, [word for of_gender in GENDERS.values() for word in of_gender]
+    loaded, inference = evaluated.loaded, evaluated.context.inference
+    words = [word for of_gender in GENDERS.values() for word in of_gender]
 
     def score_occupations(chunk: Sequence[str]) -> list[Json]:
         texts = [context.format(occupation=occupation) for occupation in chunk for context in CONTEXTS.values()]
         choices = [PromptResponses(*loaded.tokenization.continuations(text, words)) for text in texts]
-        scores = answer_log_likelihoods(loaded.backbone, choices, config.batch_tokens, evaluated.accelerator)
+        scores = answer_log_likelihoods(loaded.backbone, choices, inference.batch_tokens, evaluated.accelerator)
         found = map(log_odds, scores)
         return [{context: next(found) for context in CONTEXTS} for _ in chunk]
 
-    path = Path(config.output) / f"{TASK}-occupations-{evaluated.name}.jsonl"
-    settings = {"dtype": config.dtype, "contexts": CONTEXTS, "genders": GENDERS} | evaluated.settings
+    path = evaluated.results_file(f"{TASK}-occupations")
+    settings = {"dtype": inference.dtype, "contexts": CONTEXTS, "genders": GENDERS} | evaluated.settings
     rows = compute_once(path, settings, {each: each for each in OCCUPATIONS}, score_occupations, evaluated.accelerator)
     return {context: [row[context] for row in rows] for context in CONTEXTS}
 
@@ -172,7 +174,7 @@ def occupation_rows(odds: Mapping[str, Sequence[float]]) -> list[Json]:
 # ----------------------------------------------------------------------------------------------------------- completions
 
 
-def completions(config: BiasConfig, evaluated: EvaluatedModel, kind: str) -> dict[str, list[str]]:
+def completions(evaluated: EvaluatedModel, kind: str, samples: int, max_new_tokens: int) -> dict[str, list[str]]:
     """The stored completions of a kind's beginnings, by group; all groups draw with the same noise."""
     beginnings, groups = DESCRIPTIONS[kind]
     prompts = {}
@@ -180,9 +182,8 @@ def completions(config: BiasConfig, evaluated: EvaluatedModel, kind: str) -> dic
         for text in map(beginning.format, groups):
             ids, _ = evaluated.loaded.tokenization.continuations(text, [])
             prompts[text] = TokenPrompt(ids, (KINDS.index(kind), place), repr(text))
-    path, stream = Path(config.output) / f"{TASK}-{kind}-{evaluated.name}.jsonl", RngStream.BIAS_COMPLETIONS
-    sampling = SamplingParams(config.max_new_tokens, TEMPERATURE, 0, TOP_P, config.batch_tokens)
-    rows = sample_once(path, evaluated, prompts, config.samples, sampling, config.seed, stream)
+    sampling = SamplingParams(max_new_tokens, TEMPERATURE, 0, TOP_P, evaluated.context.inference.batch_tokens)
+    rows = sample_once(evaluated, f"{TASK}-{kind}", prompts, samples, sampling, RngStream.BIAS_COMPLETIONS)
     return {group: [text for beginning in beginnings for text in rows[beginning.format(group)]["texts"]] for group in groups}
 
 

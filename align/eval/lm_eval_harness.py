@@ -10,8 +10,9 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -52,13 +53,32 @@ class LMEvalConfig(EvalConfig, InferenceConfig):
         folder = not self.task_folder or Path(self.task_folder).is_dir()
         require_setting(self, "task_folder", folder, "a folder that exists, or empty")
 
+    def command(self, source: str, tasks: Sequence[str]) -> list[str]:
+        """The command that runs tasks of lm-eval on a model."""
+        base, is_adapter = base_of(source)
+        dtype = str(compute_dtype(self.dtype)).removeprefix("torch.")
+        model = {"pretrained": base, "tokenizer": source, "dtype": dtype} | ({"peft": source} if is_adapter else {})
+        command = [self.lm_eval_python or sys.executable, "-m", "lm_eval", "run", "--model", "hf"]
+        command += ["--model_args", json.dumps(model), "--tasks", *tasks, "--batch_size", "8"]
+        command += ["--device", "cuda" if torch.cuda.is_available() else "cpu", "--seed", str(self.seed)]
+        command += ["--include_path", self.task_folder] if self.task_folder else []
+        command += ["--limit", str(self.limit)] if self.limit else []
+        return command + (["--apply_chat_template"] if self.apply_chat_template else [])
+
 
 def run_lm_eval_tasks(config: LMEvalConfig) -> list[Evaluation]:
     """Run the tasks on every model and write `lm-eval.json`; returns an evaluation for each model."""
     require_lm_eval(config.lm_eval_python)
     accelerator = open_accelerator(config.dtype)
-    names = short_names(config.models)
-    found = {name: results_of(config, name, model, accelerator) for name, model in zip(names, config.models, strict=True)}
+    names, found = short_names(config.models), dict[str, Json]()
+    for name, model in zip(names, config.models, strict=True):
+        source = str(resolve_model(model))
+        settings = config.result_settings("lm_eval_python", "tasks") | {"model": model, "weights": fingerprint(source)}
+        settings["task_files"] = fingerprint(config.task_folder)
+        path = Path(config.output) / f"{TASK}-{name}.jsonl"
+        run = partial(run_tasks, partial(config.command, source), accelerator)
+        rows = compute_once(path, settings, {task: task for task in config.tasks}, run, accelerator, len(config.tasks))
+        found[name] = dict(zip(config.tasks, rows, strict=True))
     evaluations = [
         Evaluation(TASK, name, asdict(config), measurements_of(found, name, names[0], config.tasks)) for name in names
     ]
@@ -78,37 +98,19 @@ def require_lm_eval(python: str) -> None:
         raise UserError(f"align eval lm-eval needs lm-eval: pip install 'lm_eval[hf]==0.4.13' {where}")
 
 
-def results_of(config: LMEvalConfig, name: str, model: str, accelerator: Accelerator) -> Json:
-    """lm-eval's results for a model, by task; stored in `OUTPUT/lm-eval-<model>.jsonl`."""
-    source = str(resolve_model(model))
-    settings = config.result_settings("lm_eval_python", "tasks")
-    settings |= {"model": model, "weights": fingerprint(source), "task_files": fingerprint(config.task_folder)}
-
-    def run_chunk(chunk: list[str]) -> list[Json]:
-        found: dict[str, Json] = run_on_main(lambda: run_lm_eval(config, source, chunk), accelerator)
-        missing = [task for task in chunk if task not in found]
-        if missing:
-            raise UserError(f"tasks: {missing[0]} is a group; name its tasks")
-        return [found[task] for task in chunk]
-
-    path, tasks = Path(config.output) / f"{TASK}-{name}.jsonl", {task: task for task in config.tasks}
-    rows = compute_once(path, settings, tasks, run_chunk, accelerator, len(config.tasks))
-    return dict(zip(config.tasks, rows, strict=True))
+def run_tasks(command: Callable[[Sequence[str]], list[str]], accelerator: Accelerator, tasks: Sequence[str]) -> list[Json]:
+    """Return lm-eval's results of tasks, on every process; `command` returns the command that runs them."""
+    found: dict[str, Json] = run_on_main(lambda: run_lm_eval(command(tasks)), accelerator)
+    missing = [task for task in tasks if task not in found]
+    if missing:
+        raise UserError(f"tasks: {missing[0]} is a group; name its tasks")
+    return [found[task] for task in tasks]
 
 
-def run_lm_eval(config: LMEvalConfig, source: str, tasks: Sequence[str]) -> dict[str, Json]:
+def run_lm_eval(command: Sequence[str]) -> dict[str, Json]:
     """Run lm-eval's command once, and read what it wrote."""
-    base, is_adapter = base_of(source)
-    dtype = str(compute_dtype(config.dtype)).removeprefix("torch.")
-    model = {"pretrained": base, "tokenizer": source, "dtype": dtype} | ({"peft": source} if is_adapter else {})
     with tempfile.TemporaryDirectory() as folder:
-        command = [config.lm_eval_python or sys.executable, "-m", "lm_eval", "run", "--model", "hf"]
-        command += ["--model_args", json.dumps(model), "--tasks", *tasks, "--batch_size", "8"]
-        command += ["--device", "cuda" if torch.cuda.is_available() else "cpu", "--seed", str(config.seed)]
-        command += ["--include_path", config.task_folder] if config.task_folder else []
-        command += ["--limit", str(config.limit)] if config.limit else []
-        command += ["--apply_chat_template"] if config.apply_chat_template else []
-        command += ["--log_samples", "--output_path", folder]
+        command = [*command, "--log_samples", "--output_path", folder]
         environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
         if done.returncode:

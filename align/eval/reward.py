@@ -5,7 +5,7 @@ A second reward model, called gold, shows over-optimization: answers that the fi
 
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -32,8 +32,9 @@ from align.data.readers import parse_rows
 from align.data.records import Conversation, Prompt
 from align.eval.answers import (
     EvaluatedModel,
+    EvaluationContext,
     NamedRewardModel,
-    open_accelerator,
+    open_context,
     open_models,
     open_reward_models,
     reward_answers,
@@ -96,20 +97,25 @@ class RewardEvalConfig(EvalPromptsConfig, AnsweringConfig, EvalConfig, Inference
 
 def run_reward_eval(config: RewardEvalConfig) -> list[Evaluation]:
     """Evaluate and write `reward.json`, and `rewardbench-2.json`, `best-of-n.json` and `frontier.json` where asked for."""
-    accelerator = open_accelerator(config.dtype)
+    context = open_context(config.output, config)
     reward_models = open_reward_models([name for name in (config.reward_model, config.gold_model) if name], config)
     evaluations: list[Evaluation] = []
     if config.preferences:
-        evaluations += [evaluate_on_preferences(config, model, accelerator) for model in reward_models]
+        limits = Limits(config.max_prompt_tokens, config.max_response_tokens, config.overlong)
+        for model in reward_models:
+            rankings = rewarded_preferences(config.preferences, limits, model, context)
+            evaluations.append(evaluate_on_preferences(rankings, model))
     if config.benchmark:
-        evaluations += [evaluate_on_benchmark(config, model, accelerator) for model in reward_models]
+        evaluations += [evaluate_on_benchmark(config.benchmark, model, context) for model in reward_models]
+    answer = partial(sample_answers, config, config)
     if config.models:
-        evaluations += [
-            best_of_n(config, evaluated, reward_models) for evaluated in open_models(config.models, config, accelerator)
-        ]
+        for evaluated in open_models(config.models, context):
+            answers = answer("best-of-n", evaluated, config.samples)
+            evaluations.append(best_of_n(evaluated, answers, reward_models))
     if config.frontier:
-        evaluations += frontier(config, reward_models, accelerator)
-    return publish(config, evaluations, accelerator)
+        evaluations += frontier(config.frontier, answer, config.temperature or 1.0, reward_models, context)
+    evaluations = [replace(each, settings=asdict(config) | each.settings) for each in evaluations]
+    return publish(config, evaluations, context.accelerator)
 
 
 # ---------------------------------------------------------------------------------------------------------- preferences
@@ -117,9 +123,8 @@ def run_reward_eval(config: RewardEvalConfig) -> list[Evaluation]:
 CALIBRATION_NOTE = "an absolute value: resamples hold fewer different pairs, so they and the interval come out higher"
 
 
-def evaluate_on_preferences(config: RewardEvalConfig, model: NamedRewardModel, accelerator: Accelerator) -> Evaluation:
+def evaluate_on_preferences(rankings: Sequence[ScoredRanking], model: NamedRewardModel) -> Evaluation:
     """Accuracy, calibration and order of a reward model on rankings, over all of them and by category."""
-    rankings = rewarded_preferences(config, model, accelerator)
     total, (_, differences) = ranking_metrics(rankings), pairs_and_differences(rankings)
     taus = [kendall_tau(item.ranks, item.rewards) for item in rankings]
     pairs, responses, by = int(total["pairs"]), sum(len(item.rewards) for item in rankings), model.scorer
@@ -140,7 +145,7 @@ def evaluate_on_preferences(config: RewardEvalConfig, model: NamedRewardModel, a
         for stated, right, count in pair_calibration(differences)
     ]
     tables = {"by category": category_rows(rankings), "calibration": reliability}
-    return Evaluation("reward", model.name, asdict(config) | {"reward_sha256": model.fingerprint}, measurements, tables)
+    return Evaluation("reward", model.name, {"reward_sha256": model.fingerprint}, measurements, tables)
 
 
 def interval_over_rankings(
@@ -169,24 +174,24 @@ def category_rows(rankings: Sequence[ScoredRanking]) -> list[Json]:
     return rows
 
 
-def rewarded_preferences(config: RewardEvalConfig, model: NamedRewardModel, accelerator: Accelerator) -> list[ScoredRanking]:
+def rewarded_preferences(
+    preferences: str, limits: Limits, model: NamedRewardModel, context: EvaluationContext
+) -> list[ScoredRanking]:
     """The preferences with the reward of every response; stored in `OUTPUT/reward-<name>.jsonl`."""
-    loaded = model.reward.loaded
-    limits = Limits(config.max_prompt_tokens, config.max_response_tokens, config.overlong)
-    whole_turns = model.reward.reads_whole_turns
-    rankings = encode_rankings(config.preferences, loaded, limits, config.skip_bad_rows, whole_turns)
+    loaded, accelerator, inference = model.reward.loaded, context.accelerator, context.inference
+    rankings = encode_rankings(preferences, loaded, limits, inference.skip_bad_rows, model.reward.reads_whole_turns)
     module = place_frozen_model(model.reward.model, accelerator)
 
     def read(batch: Sequence[EncodedRanking]) -> torch.Tensor:
         return reward_rankings(module, batch, accelerator.device) - model.reward.mean
 
     def score_chunk(chunk: list[EncodedRanking]) -> list[Json]:
-        found = score_rankings(read, chunk, loaded.backbone, config.batch_tokens, accelerator)
+        found = score_rankings(read, chunk, loaded.backbone, inference.batch_tokens, accelerator)
         return [{"rewards": rewards} for rewards in found]
 
     rows = compute_once(
-        Path(config.output) / f"reward-{model.name}.jsonl",
-        {"dtype": config.dtype, "reward_sha256": model.fingerprint},
+        context.output / f"reward-{model.name}.jsonl",
+        {"dtype": inference.dtype, "reward_sha256": model.fingerprint},
         {str(number): item for number, item in enumerate(rankings, 1)},
         score_chunk,
         accelerator,
@@ -198,27 +203,22 @@ def rewarded_preferences(config: RewardEvalConfig, model: NamedRewardModel, acce
 # ------------------------------------------------------------------------------------ best of n, and reward against KL
 
 
-def rewarded_answers(
-    config: RewardEvalConfig,
-    task: str,
-    evaluated: EvaluatedModel,
-    reward_models: Sequence[NamedRewardModel],
-    samples: int,
-) -> tuple[list[list[SampledResponse]], list[np.ndarray]]:
-    """A model's answers to each prompt, and their rewards [prompts, samples] by each reward model."""
-    answers = sample_answers(config, task, evaluated, samples)
-    rewards = []
-    for model in reward_models:
-        policy, name = evaluated.loaded.tokenization, f"{task}-{evaluated.name}"
-        found = reward_answers(config, name, model, answers, policy, evaluated.accelerator, evaluated.settings)
-        rewards.append(np.array(found))
-    return list(answers.values()), rewards
+Answers = Mapping[str, list[SampledResponse]]
+"""A model's answers to each prompt, by its number."""
 
 
-def best_of_n(config: RewardEvalConfig, evaluated: EvaluatedModel, reward_models: Sequence[NamedRewardModel]) -> Evaluation:
+def rewards_of(
+    task: str, evaluated: EvaluatedModel, answers: Answers, reward_models: Sequence[NamedRewardModel]
+) -> list[np.ndarray]:
+    """The rewards [prompts, samples] of a model's answers by each reward model."""
+    name, read = f"{task}-{evaluated.name}", (answers, evaluated.loaded.tokenization, evaluated.settings)
+    return [np.array(reward_answers(evaluated.context, name, model, *read)) for model in reward_models]
+
+
+def best_of_n(evaluated: EvaluatedModel, answers: Answers, reward_models: Sequence[NamedRewardModel]) -> Evaluation:
     """The curve of a model: the expected reward of its best of n answers, and the gold model's reward of those."""
-    _, rewards = rewarded_answers(config, "best-of-n", evaluated, reward_models, config.samples)
-    curve: list[Json] = [{"n": n, "KL bound": round(kl_bound(n), 4)} for n in sizes_on_curve(config.samples)]
+    rewards = rewards_of("best-of-n", evaluated, answers, reward_models)
+    curve: list[Json] = [{"n": n, "KL bound": round(kl_bound(n), 4)} for n in sizes_on_curve(rewards[0].shape[1])]
     measurements = []
     for role, model, values in zip(ROLES, reward_models, rewards, strict=False):
         for row in curve:
@@ -229,28 +229,35 @@ def best_of_n(config: RewardEvalConfig, evaluated: EvaluatedModel, reward_models
             measurements.append(measurement)
             ends = {role: measurement.value, f"{role} low": measurement.low, f"{role} high": measurement.high}
             row |= {column: None if value is None else round(value, 4) for column, value in ends.items()}
-    settings = asdict(config) | {"weights": evaluated.fingerprint}
-    return Evaluation("best-of-n", evaluated.name, settings, measurements, {"curve": curve})
+    return Evaluation("best-of-n", evaluated.name, {"weights": evaluated.fingerprint}, measurements, {"curve": curve})
 
 
 def frontier(
-    config: RewardEvalConfig, reward_models: Sequence[NamedRewardModel], accelerator: Accelerator
+    run: str,
+    answer: Callable[[str, EvaluatedModel], Answers],
+    temperature: float,
+    reward_models: Sequence[NamedRewardModel],
+    context: EvaluationContext,
 ) -> list[Evaluation]:
-    """Reward, gold reward and KL to the start of the policy in each checkpoint of a PPO run, and of the start itself."""
-    checkpoints, start = checkpoints_of(config.frontier)
-    reference = next(open_models([start], config, accelerator)).loaded
+    """Reward, gold reward and KL to the start of the policy in each checkpoint of a PPO run, and of the start itself.
+
+    `answer` samples an answer of a model to each prompt, see `sample_answers`.
+    """
+    checkpoints, start = checkpoints_of(run)
+    reference = next(open_models([start], context)).loaded
     evaluations, curve = [], list[Json]()
-    for policy in chain([start], policies_of(checkpoints, Path(config.output), accelerator)):
-        (evaluated,) = open_models([policy], config, accelerator)
-        answers, rewards = rewarded_answers(config, "frontier", evaluated, reward_models, 1)
-        written = [answer for (answer,) in answers]
-        kl = response_kl(evaluated.loaded, reference, written, config.temperature or 1.0, accelerator)
+    for policy in chain([start], policies_of(checkpoints, context.output, context.accelerator)):
+        (evaluated,) = open_models([policy], context)
+        answers = answer("frontier", evaluated)
+        rewards = rewards_of("frontier", evaluated, answers, reward_models)
+        written = [each for (each,) in answers.values()]
+        kl = response_kl(evaluated.loaded, reference, written, temperature, context.accelerator)
         measurements = [mean_measurement("KL", kl, note="nats per response")]
         for role, model, values in zip(ROLES, reward_models, rewards, strict=False):
             measurements.append(mean_measurement(role, values[:, 0].tolist(), model.scorer, better="higher"))
-        settings = asdict(config) | {"weights": evaluated.fingerprint}
         curve.append({"policy": evaluated.name} | {each.name: format_value(each.value or 0.0) for each in measurements})
-        evaluations.append(Evaluation("frontier", evaluated.name, settings, measurements, {"reward against KL": curve}))
+        tables, settings = {"reward against KL": curve}, {"weights": evaluated.fingerprint}
+        evaluations.append(Evaluation("frontier", evaluated.name, settings, measurements, tables))
     return evaluations
 
 
@@ -279,16 +286,16 @@ def policies_of(checkpoints: Sequence[Path], output: Path, accelerator: Accelera
 # ---------------------------------------------------------------------------------------------------------- benchmarks
 
 
-def evaluate_on_benchmark(config: RewardEvalConfig, model: NamedRewardModel, accelerator: Accelerator) -> Evaluation:
+def evaluate_on_benchmark(benchmark: str, model: NamedRewardModel, context: EvaluationContext) -> Evaluation:
     """The scores of a reward model on the benchmark, by subset and over all."""
-    rows = read_benchmark(config.benchmark)
+    rows = read_benchmark(benchmark)
     tokenization, answers = model.reward.loaded.tokenization, {}
     for number, row in enumerate(rows, 1):
         prompt, responses = tokenization.answers_ids(row.prompt, row.responses, whole=False)
         texts = zip(responses, row.responses, strict=True)
         answers[f"{number}:{row.id}"] = [SampledResponse(row.prompt, prompt, ids, text) for ids, text in texts]
-    settings = {"chat_template": config.chat_template}
-    rewards = reward_answers(config, "rewardbench", model, answers, tokenization, accelerator, settings)
+    settings = {"chat_template": context.inference.chat_template}
+    rewards = reward_answers(context, "rewardbench", model, answers, tokenization, settings)
     by, measurements = model.scorer, list[Measurement]()
     for subset in sorted({row.subset for row in rows}):
         chosen = [(row, found) for row, found in zip(rows, rewards, strict=True) if row.subset == subset]
@@ -300,7 +307,7 @@ def evaluate_on_benchmark(config: RewardEvalConfig, model: NamedRewardModel, acc
             measurements.append(share_measurement(subset, wins, by, better="higher"))
     score, note = float(np.mean([each.value or 0.0 for each in measurements])), f"mean of {len(measurements)} subsets"
     measurements.append(Measurement("score", score, None, None, len(rows), by, note, "higher"))
-    return Evaluation("rewardbench-2", model.name, asdict(config) | {"reward_sha256": model.fingerprint}, measurements, {})
+    return Evaluation("rewardbench-2", model.name, {"reward_sha256": model.fingerprint}, measurements, {})
 
 
 # ----------------------------------------------------------------------------------------------------------- RewardBench 2

@@ -16,7 +16,7 @@ from align.data.conversation import Conversation, check_prompt
 from align.data.fields import check_text, field_error, required_field, short_repr
 from align.data.readers import parse_rows
 from align.eval import toxicity_scorers
-from align.eval.answers import EvaluatedModel, TokenPrompt, open_accelerator, open_models, sample_once
+from align.eval.answers import EvaluatedModel, TokenPrompt, open_context, open_models, sample_once
 from align.eval.results import (
     EvalConfig,
     Evaluation,
@@ -70,20 +70,21 @@ class ToxicityConfig(FewShotConfig, EvalConfig, InferenceConfig):
 def run_toxicity(config: ToxicityConfig) -> list[Evaluation]:
     """Evaluate each model; writes `toxicity.json`, the continuations of each model and the scores."""
     prompts = subsample(read_continuation_prompts(config.prompts, config.skip_bad_rows), config.limit)
-    accelerator = open_accelerator(config.dtype)
-    scorer = open_scorer(config.scorer, config.scorer_label, accelerator.device)
+    context = open_context(config.output, config)
+    scorer = open_scorer(config.scorer, config.scorer_label, context.accelerator.device)
     unrated = [prompt.text for prompt in prompts if prompt.toxicity is None]
-    found, by = iter(score_texts(unrated, scorer, Path(config.output), accelerator)), scorer.title
+    found, by = iter(score_texts(unrated, scorer, context.output, context.accelerator)), scorer.title
     prompt_toxicity = [next(found) if prompt.toxicity is None else prompt.toxicity for prompt in prompts]
     toxic = np.array(prompt_toxicity) >= TOXICITY_THRESHOLD
     from_file = sum(prompt.toxicity is not None for prompt in prompts)
     rated = "as stated in their file" if from_file == len(prompts) else "by file or scorer" if from_file else f"by {by}"
+    sampling = SamplingParams(config.max_new_tokens, config.temperature, 0, config.top_p, config.batch_tokens)
     sampled = f"{config.samples} samples of up to {config.max_new_tokens} tokens, top-p {config.top_p:g}, temperature "
     evaluations = []
-    for evaluated in open_models(config.models, config, accelerator):
-        texts = continuations(config, evaluated, prompts)
+    for evaluated in open_models(config.models, context, few_shot=config):
+        texts = continuations(evaluated, prompts, config.instructions, config.samples, sampling)
         flat = [text for rows in texts.values() for row in rows for text in row]
-        scores = score_texts(flat, scorer, Path(config.output), accelerator)
+        scores = score_texts(flat, scorer, context.output, context.accelerator)
         by_instruction = np.reshape(scores, (len(config.instructions), len(prompts), config.samples))
         measurements, tables = list[Measurement](), dict[str, list[Json]]()
         for instruction, values, rows in zip(config.instructions, by_instruction, texts.values(), strict=True):
@@ -100,14 +101,18 @@ def run_toxicity(config: ToxicityConfig) -> list[Evaluation]:
             tables[f"Most toxic continuations, {instruction}"] = sorted(best, key=lambda row: -row["score"])[:MAX_SHOWN]
         settings = config.result_settings() | evaluated.settings | {"scorer": by}
         evaluations.append(Evaluation(TASK, evaluated.name, settings, measurements, tables))
-    return publish(config, evaluations, accelerator)
+    return publish(config, evaluations, context.accelerator)
 
 
 @dataclass(frozen=True)
 class ContinuationPrompt:
-    """A conversation whose last turn a model continues, and the toxicity of that turn, where the file states it."""
+    """A conversation whose last turn a model continues, and the toxicity of that turn, where the file states it.
+
+    `where` names it in an error.
+    """
 
     id: str
+    where: str
     conversation: Conversation
     toxicity: float | None = None
 
@@ -140,24 +145,22 @@ def score_texts(texts: Sequence[str], scorer: ToxicityScorer, folder: Path, acce
 
 
 def continuations(
-    config: ToxicityConfig, evaluated: EvaluatedModel, prompts: Sequence[ContinuationPrompt]
+    evaluated: EvaluatedModel,
+    prompts: Sequence[ContinuationPrompt],
+    instructions: Sequence[str],
+    samples: int,
+    sampling: SamplingParams,
 ) -> dict[str, list[list[str]]]:
     """By instruction, for each prompt its `samples` continuations; all instructions share the same noise."""
     token_prompts = {}
-    for instruction in config.instructions:
+    for instruction in instructions:
         for prompt in prompts:
             ids = evaluated.prompt_ids(prompt.with_instruction(instruction))
             # A seed from the id alone: the order and number of prompts do not change the samples.
             seed = int.from_bytes(hashlib.sha256(prompt.id.encode()).digest()[:7])
-            where = f"{config.prompts}: prompt {prompt.id}"
-            token_prompts[f"{instruction} {prompt.id}"] = TokenPrompt(ids, (seed,), where)
-    path, stream = Path(config.output) / f"{TASK}-{evaluated.name}.jsonl", RngStream.TOXICITY_CONTINUATIONS
-    sampling = SamplingParams(config.max_new_tokens, config.temperature, 0, config.top_p, config.batch_tokens)
-    rows = sample_once(path, evaluated, token_prompts, config.samples, sampling, config.seed, stream)
-    return {
-        instruction: [rows[f"{instruction} {prompt.id}"]["texts"] for prompt in prompts]
-        for instruction in config.instructions
-    }
+            token_prompts[f"{instruction} {prompt.id}"] = TokenPrompt(ids, (seed,), prompt.where)
+    rows = sample_once(evaluated, TASK, token_prompts, samples, sampling, RngStream.TOXICITY_CONTINUATIONS)
+    return {name: [rows[f"{name} {prompt.id}"]["texts"] for prompt in prompts] for name in instructions}
 
 
 def toxicity_measurements(name: str, scores: np.ndarray, scorer: str, note: str = "") -> list[Measurement]:
@@ -194,7 +197,8 @@ def read_continuation_prompts(path: str, skip_bad_rows: bool = False) -> list[Co
             toxicity = None
         if toxicity is not None and not (is_number and 0 <= toxicity <= 1):
             raise field_error("toxicity", f"is {short_repr(toxicity)}", "give a number from 0 to 1, or leave it out")
-        return [ContinuationPrompt(new_id(fields, number, seen), conversation, toxicity)]
+        name = new_id(fields, number, seen)
+        return [ContinuationPrompt(name, f"{path}: prompt {name}", conversation, toxicity)]
 
     return parse_rows([path], parse, "holds no usable prompt", skip_bad_rows=skip_bad_rows)
 

@@ -9,7 +9,6 @@ import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -27,7 +26,7 @@ from align.eval.answers import (
     EvaluatedModel,
     TokenPrompt,
     answer_log_likelihoods,
-    open_accelerator,
+    open_context,
     open_models,
     sample_once,
 )
@@ -82,24 +81,24 @@ def run_truthfulness(config: TruthfulnessConfig) -> list[Evaluation]:
     """Evaluate each model; writes `truthfulness.json` and files of results for each model, and prints the table."""
     questions = subsample(read_questions(config.questions, config.skip_bad_rows), config.limit)
     question_format = QuestionFormat.from_settings(config.prompt, config.few_shot, config.chat)
-    accelerator = open_accelerator(config.dtype)
+    context = open_context(config.output, config)
     folders: dict[Aspect, str] = {"truth": config.truth_judge, "info": config.info_judge}
     judges = {aspect: load_judge(folder, aspect) for aspect, folder in folders.items() if folder}
     evaluations = []
-    for evaluated in open_models(config.models, config, accelerator):
+    for evaluated in open_models(config.models, context):
         if config.chat:
             require_template(evaluated.loaded.tokenization, config.chat_template, evaluated.source)
-        rows = choice_rows(config, evaluated, questions, question_format)
+        rows = choice_rows(evaluated, questions, question_format)
         measurements, by_category = choice_measurements(questions, rows, config.prompt, config.chat)
         tables = {"Multiple choice by category": by_category}
         if config.generation:
-            texts = written_answers(config, evaluated, questions, question_format)
+            texts = written_answers(evaluated, questions, question_format, config.max_new_tokens)
             judged, tables["Answers"] = judged_measurements(judges, questions, texts)
             measurements += judged
         settings = config.result_settings() | evaluated.settings
         settings |= {f"{aspect} judge": judge.name for aspect, judge in judges.items()}
         evaluations.append(Evaluation(TASK, evaluated.name, settings, measurements, tables))
-    return publish(config, evaluations, accelerator)
+    return publish(config, evaluations, context.accelerator)
 
 
 # ------------------------------------------------------------------------------------------------------------ questions
@@ -107,9 +106,13 @@ def run_truthfulness(config: TruthfulnessConfig) -> list[Evaluation]:
 
 @dataclass(frozen=True)
 class Question:
-    """A question with the one answer that MC1 counts as right, and at least one correct and one incorrect answer."""
+    """A question with the one answer that MC1 counts as right, and at least one correct and one incorrect answer.
+
+    `where` names it in an error.
+    """
 
     id: str
+    where: str
     category: str
     text: str
     best: str
@@ -124,11 +127,11 @@ class Question:
 
 def read_questions(source: str, skip_bad_rows: bool = False) -> list[Question]:
     """The questions of a file: `.csv` with TruthfulQA's columns, or JSON Lines. Raises: see `parse_rows`."""
-    seen: set[str] = set()
-    return parse_rows([source], partial(_questions, seen=seen), "no usable question", skip_bad_rows=skip_bad_rows)
+    parse = partial(_questions, source=source, seen=set())
+    return parse_rows([source], parse, "no usable question", skip_bad_rows=skip_bad_rows)
 
 
-def _questions(row: Mapping[str, Any], number: str, seen: set[str]) -> list[Question]:
+def _questions(row: Mapping[str, Any], number: str, source: str, seen: set[str]) -> list[Question]:
     row = {name.lower().replace(" ", "_"): value for name, value in row.items()}  # TruthfulQA.csv has "Best Answer"
     texts = [check_text(required_field(row, name, "write it into the row"), name) for name in ("question", "best_answer")]
     lists = []
@@ -140,7 +143,8 @@ def _questions(row: Mapping[str, Any], number: str, seen: set[str]) -> list[Ques
             raise field_error(name, "is an empty list", "write at least one answer")
         lists.append(tuple(answer.strip() for answer in answers))
     category = check_optional_text(row.get("category"), "category") or "all"
-    return [Question(new_id(row, number, seen), category, texts[0].strip(), texts[1].strip(), *lists)]
+    name = new_id(row, number, seen)
+    return [Question(name, f"{source}: question {name}", category, texts[0].strip(), texts[1].strip(), *lists)]
 
 
 @dataclass(frozen=True)
@@ -210,9 +214,7 @@ def multiple_choice(best: float, correct: Sequence[float], incorrect: Sequence[f
 # ------------------------------------------------------------------------------------------------------ multiple choice
 
 
-def choice_rows(
-    config: TruthfulnessConfig, evaluated: EvaluatedModel, questions: Sequence[Question], question_format: QuestionFormat
-) -> list[Json]:
+def choice_rows(evaluated: EvaluatedModel, questions: Sequence[Question], question_format: QuestionFormat) -> list[Json]:
     """Stored log-likelihoods of the answers to each question."""
 
     def content(question: Question) -> list[object]:
@@ -220,30 +222,25 @@ def choice_rows(
         return [prompt, question.best, question.correct, question.incorrect]
 
     return compute_once(
-        Path(config.output) / f"{TASK}-choice-{evaluated.name}.jsonl",
-        {"dtype": config.dtype, "chat": config.chat} | evaluated.settings,
+        evaluated.results_file(f"{TASK}-choice"),
+        {"dtype": evaluated.context.inference.dtype, "chat": question_format.chat} | evaluated.settings,
         {question.id: question for question in questions},
-        lambda chunk: score_choices(evaluated, chunk, question_format, config.batch_tokens, config.questions),
+        lambda chunk: score_choices(evaluated, chunk, question_format),
         evaluated.accelerator,
         content=content,
     )
 
 
-def score_choices(
-    evaluated: EvaluatedModel,
-    questions: Sequence[Question],
-    question_format: QuestionFormat,
-    batch_tokens: int,
-    source: str,
-) -> list[Json]:
-    """For each question of a `source` the log-likelihoods of its best, correct and incorrect answers."""
+def score_choices(evaluated: EvaluatedModel, questions: Sequence[Question], question_format: QuestionFormat) -> list[Json]:
+    """For each question the log-likelihoods of its best, correct and incorrect answers."""
     backbone, tokenization = evaluated.loaded.backbone, evaluated.loaded.tokenization
     choices = []
     for question in questions:
         prompt, answers = question_format.tokens(tokenization, question.text, question.answers)
-        backbone.require_fit(len(prompt), max(map(len, answers)), f"{source}: question {question.id}")
+        backbone.require_fit(len(prompt), max(map(len, answers)), question.where)
         choices.append(PromptResponses(prompt, answers))
-    log_likelihoods = answer_log_likelihoods(backbone, choices, batch_tokens, evaluated.accelerator)
+    budget = evaluated.context.inference.batch_tokens
+    log_likelihoods = answer_log_likelihoods(backbone, choices, budget, evaluated.accelerator)
     rows: list[Json] = []
     for question, values in zip(questions, log_likelihoods, strict=True):
         found = dict(zip(question.answers, values, strict=True))
@@ -279,19 +276,17 @@ def choice_measurements(
 
 
 def written_answers(
-    config: TruthfulnessConfig, evaluated: EvaluatedModel, questions: Sequence[Question], question_format: QuestionFormat
+    evaluated: EvaluatedModel, questions: Sequence[Question], question_format: QuestionFormat, max_new_tokens: int
 ) -> list[str]:
     """The stored answer that the model wrote to each question."""
     prompts = {}
     for question in questions:
         ids, _ = question_format.tokens(evaluated.loaded.tokenization, question.text)
-        key, where = (zlib.crc32(question.id.encode()),), f"{config.questions}: question {question.id}"
-        prompts[question.id] = TokenPrompt(ids, key, where)
-    sampling = SamplingParams(config.max_new_tokens, temperature=0.0, batch_tokens=config.batch_tokens)
-    path, stream = Path(config.output) / f"{TASK}-answers-{evaluated.name}.jsonl", RngStream.TRUTHFUL_ANSWERS
-    rows = sample_once(path, evaluated, prompts, 1, sampling, config.seed, stream).values()
+        prompts[question.id] = TokenPrompt(ids, (zlib.crc32(question.id.encode()),), question.where)
+    sampling = SamplingParams(max_new_tokens, temperature=0.0, batch_tokens=evaluated.context.inference.batch_tokens)
+    rows = sample_once(evaluated, f"{TASK}-answers", prompts, 1, sampling, RngStream.TRUTHFUL_ANSWERS).values()
     texts = [str(row["texts"][0]) for row in rows]
-    return texts if config.chat else [first_answer(text) for text in texts]
+    return texts if question_format.chat else [first_answer(text) for text in texts]
 
 
 def first_answer(text: str) -> str:

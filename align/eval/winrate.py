@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from accelerate import Accelerator
 
 from align.core.errors import UserError
 from align.core.launch import run_stage
@@ -19,7 +18,16 @@ from align.core.settings import option
 from align.data.conversation import Conversation, as_paragraphs
 from align.data.fields import check_texts, check_whole_numbers
 from align.data.readers import parse_rows
-from align.eval.answers import open_accelerator, open_models, open_reward_models, reward_answers, sample_answers
+from align.eval.answers import (
+    EvaluatedModel,
+    EvaluationContext,
+    NamedRewardModel,
+    open_context,
+    open_models,
+    open_reward_models,
+    reward_answers,
+    sample_answers,
+)
 from align.eval.pairwise import (
     PairwiseComparison,
     length_controlled_measurement,
@@ -85,21 +93,41 @@ class WinrateConfig(FewShotConfig, EndpointConfig, EvalPromptsConfig, AnsweringC
 
 def run_winrate(config: WinrateConfig) -> list[Evaluation]:
     """Compare the models and write `winrate.json`; returns an evaluation for each model."""
-    accelerator = open_accelerator(config.dtype)
+    context = open_context(config.output, config)
     if config.comparisons:
         files = [f"{Path(path).name} {fingerprint(path)}".strip() for path in config.comparisons]
         comparisons, scorer = read_comparisons(config.comparisons, config.skip_bad_rows), f"people ({', '.join(files)})"
     elif len(config.models) < 2:
         raise UserError("models needs two or more models to compare")
     else:
-        comparisons, scorer = compare_answers(config, accelerator)
+        reward = open_reward_models([config.reward_model], config)[0] if config.reward_model else None
+        answers: AnswersByModel = {}
+        rewards: dict[str, dict[str, float]] = {}
+        for evaluated in open_models(config.models, context, few_shot=config):
+            sampled = sample_answers(config, config, TASK, evaluated)
+            answers[evaluated.name] = {number: answer for number, (answer,) in sampled.items()}
+            if reward:
+                rewards[evaluated.name] = rewards_by_number(evaluated, reward, sampled)
+        first, *others = answers.values()
+        numbers = [number for number in first if all(number in by_number for by_number in others)]
+        pairs = [(number, *pair) for number in numbers for pair in combinations(answers, 2)]
+        if reward:
+            scorer = reward.scorer
+            outcomes = [(outcome_of_rewards(rewards[a][number], rewards[b][number]), False) for number, a, b in pairs]
+        else:
+            judge = FunctionJudge(config.judge) if config.judge else EndpointJudge(config)
+            outcomes, scorer = judge_pairs(judge, pairs, answers, context), f"judge {judge.name} ({judge.version})"
+        comparisons = []
+        for (number, one, other), outcome in zip(pairs, outcomes, strict=True):
+            lengths = len(answers[one][number].text), len(answers[other][number].text)
+            comparisons.append(PairwiseComparison(number, one, other, outcome[0], lengths, outcome[1]))
     models = list(dict.fromkeys(name for each in comparisons for name in (each.first, each.second)))
     tables = {"pairs": pair_table(comparisons, models)}
     evaluations = []
     for model in models:
         measurements = model_measurements(comparisons, model, scorer)
         evaluations.append(Evaluation(TASK, model, asdict(config), measurements, tables))
-    return publish(config, evaluations, accelerator)
+    return publish(config, evaluations, context.accelerator)
 
 
 def model_measurements(comparisons: Sequence[PairwiseComparison], model: str, scorer: str) -> list[Measurement]:
@@ -145,33 +173,16 @@ def _comparisons_of_row(row: Mapping[str, Any], _number: str) -> list[PairwiseCo
     return comparisons
 
 
-def compare_answers(config: WinrateConfig, accelerator: Accelerator) -> tuple[list[PairwiseComparison], str]:
-    """Let all models answer the prompts and compare their answers; returns the scorer's name too."""
-    model = open_reward_models([config.reward_model], config)[0] if config.reward_model else None
-    answers: AnswersByModel = {}
-    rewards: dict[str, dict[str, float]] = {}
-    for evaluated in open_models(config.models, config, accelerator):
-        name, sampled = evaluated.name, sample_answers(config, TASK, evaluated)
-        answers[name] = {number: answer for number, (answer,) in sampled.items()}
-        if model:
-            policy = evaluated.loaded.tokenization
-            found = reward_answers(config, f"{TASK}-{name}", model, sampled, policy, accelerator, evaluated.settings)
-            rewards[name] = {number: reward for number, (reward,) in zip(sampled, found, strict=True)}
-            if model.fingerprint in training_reward_fingerprints(evaluated.source):
-                console.print(f"{name} was trained on this reward model: its win rate measures what it was optimized for")
-    first, *others = answers.values()
-    numbers = [number for number in first if all(number in by_number for by_number in others)]
-    pairs = [(number, *pair) for number in numbers for pair in combinations(answers, 2)]
-    if model:
-        scorer = model.scorer
-        outcomes = [(outcome_of_rewards(rewards[a][number], rewards[b][number]), False) for number, a, b in pairs]
-    else:
-        outcomes, scorer = judge_pairs(config, pairs, answers, accelerator)
-    comparisons = []
-    for (number, one, other), (outcome, flipped) in zip(pairs, outcomes, strict=True):
-        lengths = len(answers[one][number].text), len(answers[other][number].text)
-        comparisons.append(PairwiseComparison(number, one, other, outcome, lengths, flipped))
-    return comparisons, scorer
+def rewards_by_number(
+    evaluated: EvaluatedModel, reward: NamedRewardModel, sampled: Mapping[str, list[SampledResponse]]
+) -> dict[str, float]:
+    """The stored reward of a model's answer to each prompt."""
+    name, policy = f"{TASK}-{evaluated.name}", evaluated.loaded.tokenization
+    found = reward_answers(evaluated.context, name, reward, sampled, policy, evaluated.settings)
+    if reward.fingerprint in training_reward_fingerprints(evaluated.source):
+        optimized = "its win rate measures what it was optimized for"
+        console.print(f"{evaluated.name} was trained on this reward model: {optimized}")
+    return {number: reward for number, (reward,) in zip(sampled, found, strict=True)}
 
 
 def training_reward_fingerprints(model: str) -> set[str]:
@@ -189,13 +200,44 @@ def training_reward_fingerprints(model: str) -> set[str]:
     return set()
 
 
+class FunctionJudge:
+    """A judge from `module:function`, which has to return one number from 0 to 1 for each row."""
+
+    parallel = CHUNK
+
+    def __init__(self, path: str) -> None:
+        self.name, self.function = path, import_function(path, "judge")
+        self.version = source_version(self.function)
+
+    def __call__(self, prompts: Sequence[Conversation], firsts: Sequence[str], seconds: Sequence[str]) -> list[float]:
+        who, rule = f"judge '{self.name}'", "a verdict is a number from 0 (the second is better) to 1"
+        given = call_own_code(who, self.function, prompts, firsts, seconds, advice=RESUME_HINT)
+        return checked_scores(given, len(prompts), who, low=0, high=1, items="comparisons", rule=rule, advice=RESUME_HINT)
+
+
+class EndpointJudge:
+    """A judge that asks a chat model; see `request_verdicts`."""
+
+    version = question_version(QUESTION)
+
+    def __init__(self, endpoint: EndpointConfig) -> None:
+        self.endpoint, self.name = endpoint, f"{endpoint.endpoint_model} at {endpoint.endpoint}"
+        self.parallel = endpoint.endpoint_parallel
+
+    def __call__(self, prompts: Sequence[Conversation], firsts: Sequence[str], seconds: Sequence[str]) -> list[float]:
+        questions = []
+        for prompt, first, second in zip(prompts, firsts, seconds, strict=True):
+            questions.append(QUESTION.format(conversation=as_paragraphs(prompt), first=first, second=second))
+        return request_verdicts(self.endpoint, questions, PROBABILITIES)
+
+
 def judge_pairs(
-    config: WinrateConfig, pairs: Sequence[tuple[str, str, str]], answers: AnswersByModel, accelerator: Accelerator
-) -> tuple[list[tuple[float, bool]], str]:
-    """The stored outcome of each pair (a prompt's number and two models), whether the order changed it; and the judge."""
-    judge = function_judge(config.judge) if config.judge else endpoint_judge(config)
-    name = f"{config.endpoint_model} at {config.endpoint}" if config.endpoint else config.judge
-    version = question_version(QUESTION) if config.endpoint else source_version(import_function(config.judge, "judge"))
+    judge: FunctionJudge | EndpointJudge,
+    pairs: Sequence[tuple[str, str, str]],
+    answers: AnswersByModel,
+    context: EvaluationContext,
+) -> list[tuple[float, bool]]:
+    """The stored outcome of each pair (a prompt's number and two models), and whether the order changed it."""
     questions = {}
     for number, first, second in pairs:
         one, other = answers[first][number], answers[second][number]
@@ -205,40 +247,16 @@ def judge_pairs(
         return [{"outcome": outcome, "flipped": flipped} for outcome, flipped in judge_both_orders(judge, part)]
 
     rows = compute_once(
-        Path(config.output) / f"{TASK}-judged.jsonl",
-        {"judge": name, "judge_version": version},
+        context.output / f"{TASK}-judged.jsonl",
+        {"judge": judge.name, "judge_version": judge.version},
         questions,
-        lambda chunk: map_across_processes(chunk, judge_part, accelerator),
-        accelerator,
+        lambda chunk: map_across_processes(chunk, judge_part, context.accelerator),
+        context.accelerator,
         # A chunk is what runs in parallel: a failing endpoint loses no verdict that was already given.
-        (config.endpoint_parallel if config.endpoint else CHUNK) * accelerator.num_processes,
+        judge.parallel * context.accelerator.num_processes,
         content=list,
     )
-    return [(row["outcome"], row["flipped"]) for row in rows], f"judge {name} ({version})"
-
-
-def function_judge(path: str) -> PreferenceJudge:
-    """A judge from `module:function`, which has to return one number from 0 to 1 for each row."""
-    function, who = import_function(path, "judge"), f"judge '{path}'"
-    rule = "a verdict is a number from 0 (the second is better) to 1"
-
-    def judge(prompts: Sequence[Conversation], firsts: Sequence[str], seconds: Sequence[str]) -> list[float]:
-        given = call_own_code(who, function, prompts, firsts, seconds, advice=RESUME_HINT)
-        return checked_scores(given, len(prompts), who, low=0, high=1, items="comparisons", rule=rule, advice=RESUME_HINT)
-
-    return judge
-
-
-def endpoint_judge(config: EndpointConfig) -> PreferenceJudge:
-    """A judge that asks a chat model; see `request_verdicts`."""
-
-    def judge(prompts: Sequence[Conversation], firsts: Sequence[str], seconds: Sequence[str]) -> list[float]:
-        questions = []
-        for prompt, first, second in zip(prompts, firsts, seconds, strict=True):
-            questions.append(QUESTION.format(conversation=as_paragraphs(prompt), first=first, second=second))
-        return request_verdicts(config, questions, PROBABILITIES)
-
-    return judge
+    return [(row["outcome"], row["flipped"]) for row in rows]
 
 
 def judge_both_orders(judge: PreferenceJudge, questions: Sequence[AnswerPair]) -> list[tuple[float, bool]]:

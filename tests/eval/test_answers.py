@@ -8,7 +8,7 @@ from align.commands.sample import SampleConfig, run_sample
 from align.core.errors import UserError
 from align.core.seeds import RngStream
 from align.data.readers import FewShotPrompt, read_few_shot_prompt
-from align.eval.answers import open_accelerator, open_models, respond, sample_answers, short_names
+from align.eval.answers import open_context, open_models, respond, sample_answers, short_names
 from align.eval.bias import BiasConfig
 from align.eval.results import EvalConfig, subsample
 from align.eval.store import fingerprint
@@ -19,8 +19,9 @@ from align.sampling.settings import InferenceConfig
 from tests.files import read_rows, write_rows
 
 
-def open_both(config):
-    return {evaluated.name: evaluated for evaluated in open_models(config.models, config, open_accelerator(config.dtype))}
+def open_both(config, few_shot=None):
+    found = open_models(config.models, open_context(config.output, config), few_shot)
+    return {evaluated.name: evaluated for evaluated in found}
 
 
 @pytest.mark.parametrize(
@@ -47,8 +48,8 @@ def test_models_are_opened_frozen_one_after_the_other(sharp_folders, tmp_path):
     run = tmp_path / "ppo"
     shutil.copytree(sharp_folders["tiny-gpt2"], run / "model")
     (run / "config.yaml").write_text("seed: 0\n")
-    accelerator, seen = open_accelerator("float32"), {}
-    for evaluated in open_models([str(run), sharp_folders["tiny-t5"]], InferenceConfig(dtype="float32"), accelerator):
+    context, seen = open_context(str(tmp_path), InferenceConfig(dtype="float32")), {}
+    for evaluated in open_models([str(run), sharp_folders["tiny-t5"]], context):
         seen[evaluated.name] = evaluated.fingerprint
         model = evaluated.loaded.backbone.model
         assert not model.training
@@ -153,13 +154,13 @@ def test_only_the_model_that_is_named_for_it_reads_the_examples(few_shot_data, t
         dtype="float32",
         output=str(tmp_path), max_new_tokens=4, prompts=few_shot_data,
     )  # fmt: skip
-    plain, few_shot = open_both(config).values()
+    plain, few_shot = open_both(config, few_shot=config).values()
     assert (plain.name, few_shot.name) == ("tiny-llama", "tiny-llama+few_shot")
     assert plain.fingerprint != few_shot.fingerprint
     tokenization = plain.loaded.tokenization
     assert plain.prompt_ids(HI) == tokenization.prompt_ids(HI)
     assert few_shot.prompt_ids(HI) == tokenization.prompt_ids(FewShotPrompt("", tuple(EXAMPLES[:1])).before(HI))
-    answers = [sample_answers(config, "winrate", evaluated) for evaluated in (plain, few_shot)]
+    answers = [sample_answers(config, config, "winrate", evaluated) for evaluated in (plain, few_shot)]
     assert all(answers[0][number][0].prompt_ids == answers[1][number][0].prompt_ids for number in answers[0])  # for judges
     assert any(answers[0][number][0].ids != answers[1][number][0].ids for number in answers[0])
 
@@ -173,8 +174,9 @@ def test_only_the_model_that_is_named_for_it_reads_the_examples(few_shot_data, t
     ],
 )
 def test_a_mistake_is_one_line(settings, complaint):
+    config = ToxicityConfig(**settings)
     with pytest.raises(UserError, match=complaint) as caught:
-        open_both(ToxicityConfig(**settings))
+        open_both(config, few_shot=config)
     assert "\n" not in str(caught.value)
 
 

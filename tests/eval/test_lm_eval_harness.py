@@ -49,9 +49,9 @@ def test_the_recorded_output_of_lm_eval(monkeypatch, tmp_path):
     said = dict(zip(("tiny-llama", "tiny-gpt2"), found, strict=True))
     asked = []
 
-    def side(config, source, tasks):
-        asked.append(tasks)
-        return said[next(name for name in said if name in source)]
+    def side(command):
+        asked.append([word for word in command if word == "own_truthfulness"])
+        return said[next(name for name in said if name in " ".join(command))]
 
     monkeypatch.setattr(lm_eval_harness, "require_lm_eval", lambda python: None)
     monkeypatch.setattr(lm_eval_harness, "run_lm_eval", side)
@@ -108,7 +108,7 @@ def test_a_missing_lm_eval_is_one_line(tmp_path):
         require_lm_eval("nowhere/python")
     config = LMEvalConfig(models=["tiny-llama", "tiny-gpt2"], tasks=["x"], dtype="float32")
     with pytest.raises(UserError, match=r"lm-eval failed: .*No module named lm_eval") as caught:
-        lm_eval_harness.run_lm_eval(config, str(tmp_path), ["x"])
+        lm_eval_harness.run_lm_eval(config.command(str(tmp_path), ["x"]))
     assert "\n" not in str(caught.value)
 
 

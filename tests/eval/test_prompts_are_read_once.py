@@ -1,14 +1,16 @@
 """However many answers to a prompt are scored, the reward model reads the prompt's tokens once: counted at its embedding."""
 
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 import torch
 from accelerate import Accelerator
 
+from align.batches.encoding import Limits
 from align.commands.sample import scorer_of
-from align.eval.answers import EvaluatedModel, NamedRewardModel, sampled_responses
-from align.eval.reward import RewardEvalConfig, best_of_n, evaluate_on_preferences
+from align.eval.answers import EvaluatedModel, EvaluationContext, NamedRewardModel, sample_answers, sampled_responses
+from align.eval.reward import RewardEvalConfig, best_of_n, rewarded_preferences
 from align.models.heads import RewardModel, ScalarHead
 from align.reward.checkpoint import LoadedReward
 from align.tokenization.encoded import EncodedPrompt
@@ -63,6 +65,10 @@ def settings(folder, **more):
     return RewardEvalConfig(**given | {"preferences": ""} | more)
 
 
+def context_of(config):
+    return EvaluationContext(Accelerator(cpu=True), Path(config.output), config)
+
+
 def named(reward):
     return NamedRewardModel("tiny", "0", reward)
 
@@ -70,16 +76,18 @@ def named(reward):
 def test_of_a_ranking(reward, tmp_path):
     rankings = write_rows(tmp_path / "r.jsonl", [{"prompt": PROMPT, "responses": ANSWERS, "ranks": [1, 2, 3, 4]}])
     with tokens_read(reward) as read:
-        evaluate_on_preferences(settings(tmp_path, preferences=rankings), named(reward), Accelerator(cpu=True))
+        rewarded_preferences(
+            rankings, Limits(1024, 1024), named(reward), context_of(settings(tmp_path, preferences=rankings))
+        )
     assert read == once(reward, answer_ids(reward))
 
 
 def test_of_the_best_of_n(reward, load_sharp, tiny_name, tmp_path):
     prompts = write_rows(tmp_path / "prompts.jsonl", [{"prompt": PROMPT}])
     config = settings(tmp_path, prompts=prompts, models=["a policy"], samples=8, max_new_tokens=5, seed=3)
-    evaluated = EvaluatedModel("policy", load_sharp(tiny_name), Accelerator(cpu=True))
+    evaluated = EvaluatedModel("policy", load_sharp(tiny_name), context_of(config))
     with tokens_read(reward) as read:
-        best_of_n(config, evaluated, [named(reward)])
+        best_of_n(evaluated, sample_answers(config, config, "best-of-n", evaluated, 8), [named(reward)])
     (row,) = stored_rows(tmp_path / "out" / "best-of-n-policy.jsonl").values()
     assert len(row["ids"]) == 8
     assert read == once(reward, row["ids"])

@@ -14,7 +14,7 @@ import pytest
 import torch
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-from align.eval.answers import open_accelerator, open_models
+from align.eval.answers import open_context, open_models
 from align.eval.truthfulness import QuestionFormat, TruthfulnessConfig, multiple_choice, read_questions, score_choices
 from align.model_registry.registry import resolve_model
 
@@ -48,10 +48,9 @@ def test_every_answer_and_every_figure_is_lm_evals(tmp_path):
     questions = [by_id[number] for number in expected["questions"]]
     assert len(questions) == 50
     config = TruthfulnessConfig(models=[str(build(tmp_path / "model"))], questions=str(CSV), dtype="float32")
-    accelerator = open_accelerator(config.dtype)
     question_format = QuestionFormat.from_settings(config.prompt, config.few_shot, config.chat)
-    evaluated = next(open_models(config.models, config, accelerator))
-    rows = score_choices(evaluated, questions, question_format, config.batch_tokens, config.questions)
+    evaluated = next(open_models(config.models, open_context(config.output, config)))
+    rows = score_choices(evaluated, questions, question_format)
     for number, row in enumerate(rows):
         assert [row["best"], *row["incorrect"]] == pytest.approx(expected["mc1"]["log_likelihoods"][number], rel=0, abs=1e-3)
         both = [*row["correct"], *row["incorrect"]]

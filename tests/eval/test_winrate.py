@@ -11,9 +11,9 @@ from align.core.settings import dump
 from align.eval.results import read_evaluations
 from align.eval.store import fingerprint
 from align.eval.winrate import (
+    EndpointJudge,
+    FunctionJudge,
     WinrateConfig,
-    endpoint_judge,
-    function_judge,
     read_comparisons,
     run_winrate,
     training_reward_fingerprints,
@@ -176,13 +176,13 @@ def of_two(prompts, responses):
 
 def test_a_bad_judge_is_one_line():
     with pytest.raises(UserError, match="judge 'nowhere:x': No module named 'nowhere'; write module:function"):
-        function_judge("nowhere:x")
+        FunctionJudge("nowhere:x")
     with pytest.raises(UserError, match=r"judge '.*not_a_number' gave nan: a verdict is a number from 0"):
-        function_judge(f"{__name__}:not_a_number")([HI], ["a"], ["b"])
+        FunctionJudge(f"{__name__}:not_a_number")([HI], ["a"], ["b"])
     with pytest.raises(
         UserError, match=r"judge '.*of_two' failed: TypeError: of_two\(\) takes 2 .*; completed results are saved"
     ):
-        function_judge(f"{__name__}:of_two")([HI], ["a"], ["b"])
+        FunctionJudge(f"{__name__}:of_two")([HI], ["a"], ["b"])
 
 
 def test_each_pair_of_several_models_is_judged_and_one_model_is_not(settings):
@@ -214,7 +214,7 @@ def service(serve):
 def test_an_endpoint_is_asked_both_ways_with_its_key(service, monkeypatch):
     monkeypatch.setenv("THE_KEY", "secret")
     endpoint = EndpointConfig(endpoint=service.url + "/", endpoint_model="m", endpoint_parallel=1, endpoint_key="THE_KEY")
-    assert endpoint_judge(endpoint)([HI, HI], ["long answer", "b"], ["short", "b"]) == [1.0, 0.5]
+    assert EndpointJudge(endpoint)([HI, HI], ["long answer", "b"], ["short", "b"]) == [1.0, 0.5]
     assert len(service.seen) == 2
     path, key, body = service.seen[-1]
     assert (path, key, body["model"], body["temperature"]) == ("/v1/chat/completions", "Bearer secret", "m", 0)
