@@ -151,10 +151,35 @@ def sample_rows(config: SampleConfig) -> list[Row | None]:
         rewards = scorer_of(loaded, reward, config.batch_tokens)(candidates)
     for scorer in scorers:
         scorer.score(loaded, drawn, candidates)
-    return [
-        _row(config, prompt, number, candidates, rewards, scorers)
-        for number, prompt in zip(range(0, len(candidates), copies), prompts, strict=True)
-    ]
+    rows: list[Row | None] = []
+    for place, prompt in enumerate(prompts):
+        starts = range(place * copies, (place + 1) * copies, config.best_of)
+        kept = _best([range(start, start + config.best_of) for start in starts], rewards, scorers)
+        if not kept and not config.fallback:
+            rows.append(None)
+            continue
+        row: Row = {"id": prompt.id or str(place + 1), "prompt": to_json(prompt.conversation)}
+        row["responses"] = [candidates[number].text for number in kept] or [config.fallback]
+        row["model"] = config.model * len(kept) or ["fallback"]  # without figures
+        if prompt.category is not None:
+            row["category"] = prompt.category
+        if kept and config.reward_model:
+            row["rewards"] = [round(rewards[number], 6) for number in kept]
+        for scorer in reversed(scorers if kept else []):
+            row |= scorer.columns(kept)
+        rows.append(row)
+    return rows
+
+
+def _best(parts: Sequence[range], rewards: Sequence[float], scorers: Sequence[CandidateScorer]) -> list[int]:
+    """The number of the best candidate of each part; a part of which the scorers leave none has no number."""
+    kept = []
+    for part in parts:
+        left = {number: rewards[number] for number in part}
+        for scorer in scorers:
+            left = scorer.choose(left) if left else {}
+        kept += [max(left, key=left.__getitem__)] if left else []
+    return kept
 
 
 def _printed(rows: Sequence[Row | None], model: str) -> str:
@@ -172,38 +197,6 @@ def _printed(rows: Sequence[Row | None], model: str) -> str:
             heading = " | ".join(filter(None, titles))
             parts.append(f"--- {heading}\n{response}" if heading else response)
     return "\n\n".join(parts)
-
-
-def _row(
-    config: SampleConfig,
-    prompt: EncodedPrompt,
-    first: int,
-    candidates: Sequence[SampledResponse],
-    rewards: Sequence[float],
-    scorers: Sequence[CandidateScorer],
-) -> Row | None:
-    """One line of the output: of each `best_of` candidates from the prompt's `first` on, the best; None if none is left.
-
-    A response that `fallback` replaces has `fallback` as its model, and no figures.
-    """
-    kept, copies = [], config.samples_per_prompt * config.best_of
-    for start in range(first, first + copies, config.best_of):
-        left = {number: rewards[number] for number in range(start, start + config.best_of)}
-        for scorer in scorers:
-            left = scorer.choose(left) if left else {}
-        kept += [max(left, key=left.__getitem__)] if left else []
-    if not kept and not config.fallback:
-        return None
-    row: Row = {"id": prompt.id or str(first // copies + 1), "prompt": to_json(prompt.conversation)}
-    row["responses"] = [candidates[number].text for number in kept] or [config.fallback]
-    row["model"] = config.model * len(kept) or ["fallback"]
-    if prompt.category is not None:
-        row["category"] = prompt.category
-    if kept and config.reward_model:
-        row["rewards"] = [round(rewards[number], 6) for number in kept]
-    for scorer in reversed(scorers if kept else []):
-        row |= scorer.columns(kept)
-    return row
 
 
 def scorer_of(loaded: LoadedModel, reward: LoadedReward, batch_tokens: int) -> RewardModelScorer:

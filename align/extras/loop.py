@@ -4,7 +4,7 @@ Each step writes its files atomically, or is a run that resumes from its checkpo
 """
 
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -60,8 +60,8 @@ class Loop:
 
     def __init__(self, config: LoopConfig) -> None:
         self.config, self.folder = config, Path(config.output_dir)
-        self.state = LoopState(config)
-        self.labeler = make_labeler(config)
+        self.state = LoopState(self.folder / "loop.json", asdict(config))
+        self.labeler = make_labeler(config.labeler, config.database, config.labelers_per_item)
         self.reward = parse(RewardConfig, ["--config", config.reward_config])
         self.ppo = parse(PPOConfig, ["--config", config.ppo_config])
 

@@ -5,7 +5,7 @@ import json
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from align.core.errors import UserError
 from align.core.files import read_json_lines, write_json, write_json_lines
 from align.core.plugins import require_extra
 from align.core.settings import Settings, option, require_setting
-from align.data.conversation import Conversation, to_json
+from align.data.conversation import to_json
 from align.data.readers import read_records
 from align.data.records import MAX_RESPONSES, Prompt, ranks_from_scores
 from align.ppo.reward_functions import call_reward_function, load_functions
@@ -29,8 +29,6 @@ BATCH_TOKENS = 8192
 CHANGEABLE_SETTINGS = ("rounds", "poll_seconds")
 """Settings that may differ when a loop is resumed."""
 Row = dict[str, Any]
-AnswerScorer = Callable[[Sequence[Any], Sequence[str]], list[float]]
-"""Scores of prompts and responses: one number for each response, higher is better."""
 
 
 @dataclass(kw_only=True)
@@ -90,21 +88,21 @@ class LoopConfig(Settings):
 class LoopState:
     """The file `loop.json` in the loop's folder: the settings, and the finished steps with their results."""
 
-    def __init__(self, config: LoopConfig) -> None:
-        self.path = Path(config.output_dir) / "loop.json"
+    def __init__(self, path: Path, settings: Mapping[str, Any]) -> None:
+        self.path = path
         self.steps: dict[str, dict[str, Any]] = {}
-        self.settings = {name: value for name, value in asdict(config).items() if name not in CHANGEABLE_SETTINGS}
+        self.settings = {name: value for name, value in settings.items() if name not in CHANGEABLE_SETTINGS}
         if not self.path.exists():
             return
         try:
             read = json.loads(self.path.read_text(encoding="utf-8"))
-            settings, self.steps = dict(read["settings"]), dict(read["steps"])
+            before, self.steps = dict(read["settings"]), dict(read["steps"])
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise UserError(f"{self.path}: cannot be read; give another output_dir, or remove that folder") from error
-        changed = [name for name, value in self.settings.items() if settings.get(name) != value]
+        changed = [name for name, value in self.settings.items() if before.get(name) != value]
         if changed:
             name, advice = changed[0], "give another output_dir, or the same settings"
-            began = f"this loop began with {name} {settings.get(name)!r}, not {self.settings[name]!r}"
+            began = f"this loop began with {name} {before.get(name)!r}, not {self.settings[name]!r}"
             raise UserError(f"{self.path}: {began}; {advice}")
 
     def run_once(self, name: str, step: Callable[[], dict[str, Any]]) -> dict[str, Any]:
@@ -124,6 +122,25 @@ class FileLabeler:
     def collect(self, name: str, samples: Path, target: Path) -> str:
         """See `AppLabeler.collect`."""
         return "" if target.exists() else f"rank the answers in {samples} and write the rankings to {target}"
+
+
+class AnswerScorer:
+    """Scores responses by a reward function (module:function), or by a reward model of any tokenizer, given by its name."""
+
+    def __init__(self, name: str) -> None:
+        self.reward = load_reward_model(name) if is_reward_model(name) else None
+        if self.reward is None and ":" not in name:
+            raise UserError(f"labeler '{name}': must be app, file, module:function or the folder of a reward model")
+        self.functions = [] if self.reward else load_functions([name])
+
+    def __call__(self, prompts: Sequence[Any], responses: Sequence[str]) -> list[float]:
+        """Return a number for each response, higher is better; prompts are text or turns."""
+        conversations = [Prompt.from_row({"prompt": each}).prompt for each in prompts]
+        if self.reward is None:
+            return call_reward_function(self.functions[0], conversations, responses)
+        loaded, pairs = self.reward.loaded, zip(conversations, responses, strict=True)
+        encode, scorer = partial(loaded.tokenization.answer_ids, whole=False), scorer_of(loaded, self.reward, BATCH_TOKENS)
+        return scorer([SampledResponse(asked, *encode(asked, text), text) for asked, text in pairs])
 
 
 class SimulatedLabeler:
@@ -222,30 +239,12 @@ def batch_name(name: str, samples: Path) -> str:
     return f"{name}-{hashlib.sha256(samples.read_bytes()).hexdigest()[:8]}"
 
 
-def make_labeler(config: LoopConfig) -> FileLabeler | SimulatedLabeler | AppLabeler:
-    """Return the labeler that the settings name. Raises: UserError, if there is none of that name."""
-    if config.labeler == "app":
-        remote = config.database.startswith(("http://", "https://"))
-        return (ServerLabeler if remote else AppLabeler)(config.database, config.labelers_per_item)
-    return FileLabeler() if config.labeler == "file" else SimulatedLabeler(make_scorer(config.labeler))
-
-
-def make_scorer(name: str) -> AnswerScorer:
-    """Return the scorer of a simulated labeler: a reward function (module:function), or a reward model of any tokenizer."""
-    score: Callable[[Sequence[Conversation], Sequence[str]], list[float]]
-    if is_reward_model(name):
-        reward = load_reward_model(name)
-        tokenization, scorer = reward.loaded.tokenization, scorer_of(reward.loaded, reward, BATCH_TOKENS)
-
-        def score(conversations: Sequence[Conversation], responses: Sequence[str]) -> list[float]:
-            pairs = zip(conversations, responses, strict=True)
-            return scorer([SampledResponse(c, *tokenization.answer_ids(c, text, whole=False), text) for c, text in pairs])
-
-    elif ":" in name:
-        score = partial(call_reward_function, load_functions([name])[0])
-    else:
-        raise UserError(f"labeler '{name}': must be app, file, module:function or the folder of a reward model")
-    return lambda prompts, responses: score([Prompt.from_row({"prompt": each}).prompt for each in prompts], responses)
+def make_labeler(name: str, database: str, labelers_per_item: int) -> FileLabeler | SimulatedLabeler | AppLabeler:
+    """Return a labeler; arguments are settings of the loop. Raises: UserError, if there is none of that name."""
+    if name == "app":
+        remote = database.startswith(("http://", "https://"))
+        return (ServerLabeler if remote else AppLabeler)(database, labelers_per_item)
+    return FileLabeler() if name == "file" else SimulatedLabeler(AnswerScorer(name))
 
 
 def choose_prompts(source: str, used: set[str], count: int, random: numpy.random.Generator) -> list[Row]:

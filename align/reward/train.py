@@ -100,13 +100,13 @@ def train(
             found, scored = evaluate(engine, backbone, held_out, budget, config.soft_targets)
             metrics |= found
             if loop.is_best(metrics):
-                save(config, loaded, engine, metrics, scored, demonstrated)
+                save(loaded, engine, config.train_data, metrics, scored, demonstrated)
         loop.log(update, metrics)
 
     if loop.needs_evaluation():
         metrics, scored = evaluate(engine, backbone, held_out, budget, config.soft_targets)
         if loop.is_best(metrics):
-            save(config, loaded, engine, metrics, scored, demonstrated)
+            save(loaded, engine, config.train_data, metrics, scored, demonstrated)
     run.close()
     return run.folder / "model"
 
@@ -203,9 +203,9 @@ def rewards_of(
 
 
 def save(
-    config: RewardConfig,
     loaded: LoadedModel,
     engine: TrainEngine,
+    data: str,
     metrics: dict[str, float],
     scored: list[ScoredRanking],
     demonstrated: list[EncodedRanking],
@@ -213,13 +213,13 @@ def save(
     """Save the model as the run's result, with the mean reward over demonstrations that is subtracted from all rewards."""
     run, mean = engine.run, 0.0
     if demonstrated:
-        rewards = rewards_of(engine, loaded.backbone, demonstrated, config.micro_batch_tokens)
+        rewards = rewards_of(engine, loaded.backbone, demonstrated, run.optimization.micro_batch_tokens)
         mean = sum(row[0] for row in rewards) / len(rewards)
     state = engine.model_state()
 
     def write() -> None:
         weights = weights_of(loaded.backbone, state)
-        card = run.card("Reward model", config.train_data, metrics, mean=f"{mean:.4g}")
+        card = run.card("Reward model", data, metrics, mean=f"{mean:.4g}")
         write_json(run.folder / "validation.json", [asdict(item) for item in scored])
         metadata = {"mean": mean, "mean_over": len(demonstrated)}
         save_reward_model(run.folder / "model", loaded, weights, state["head.linear.weight"], metadata, card)

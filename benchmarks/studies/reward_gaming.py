@@ -28,7 +28,7 @@ from align.core.settings import ModelConfig
 from align.core.settings_parser import Settings, parse
 from align.data.readers import read_records, write_records
 from align.data.records import Prompt
-from align.extras.loop_labels import AnswerScorer, make_scorer
+from align.extras.loop_labels import AnswerScorer
 from align.models.heads import ScalarHead
 from align.models.loading import load
 from align.ppo import PPOConfig, run_ppo
@@ -226,7 +226,7 @@ def cut_reward_model(model: str, layers: int, folder: Path) -> None:
 @cache
 def scorer(folder: str) -> AnswerScorer:
     """Return the scorer of a reward model, which is loaded once in each process."""
-    return make_scorer(folder)
+    return AnswerScorer(folder)
 
 
 def scored(rows: Sequence[dict[str, Any]], score: AnswerScorer) -> Iterator[tuple[dict[str, Any], list[float]]]:
@@ -299,7 +299,7 @@ def average_weights(models: Sequence[Path], folder: Path) -> None:
 def reference_scores(options: argparse.Namespace, model: str) -> dict[str, list[float]]:
     """Return a reward model's scores of the fine-tuned model's answers to each prompt of PPO, by `prompt_key`."""
     rows = read_json_lines(options.runs / REFERENCES)
-    return {prompt_key(row["prompt"]): scores for row, scores in scored(rows, make_scorer(model))}
+    return {prompt_key(row["prompt"]): scores for row, scores in scored(rows, AnswerScorer(model))}
 
 
 def against_references(scores: Tensor, references: Sequence[Sequence[float]]) -> Tensor:

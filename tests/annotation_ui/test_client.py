@@ -12,7 +12,7 @@ import pytest
 from sqlalchemy import select, update
 
 from align.core.errors import UserError
-from align.extras.loop_labels import LoopConfig, batch_name, make_labeler
+from align.extras.loop_labels import batch_name, make_labeler
 from annotation_ui import client as client_module
 from annotation_ui.client import Client
 from annotation_ui.reports.events import new_judgments
@@ -191,7 +191,7 @@ def test_the_client_needs_no_extra():
 def loop_app(any_server, monkeypatch):
     """A loop's labeler that uses the server."""
     monkeypatch.setenv(client_module.TOKEN_VARIABLE, new_token(any_server))
-    return make_labeler(LoopConfig(model="m", reward_config="r.yaml", ppo_config="p.yaml", database=any_server.url))
+    return make_labeler("app", any_server.url, 1)
 
 
 def test_a_loop_on_another_machine_labels_through_the_server(any_server, loop_app, tmp_path):

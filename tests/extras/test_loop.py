@@ -1,7 +1,7 @@
 import json
 import signal
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy
@@ -18,6 +18,7 @@ from align.data.records import Prompt
 from align.eval.policy_comparison import PolicyComparison, PolicyResponses
 from align.extras.loop import Loop, labeler_measurements, run_loop
 from align.extras.loop_labels import (
+    AnswerScorer,
     FileLabeler,
     LoopConfig,
     LoopState,
@@ -25,7 +26,6 @@ from align.extras.loop_labels import (
     batch_name,
     choose_prompts,
     make_labeler,
-    make_scorer,
     merge_answers,
 )
 from align.models.checkpoint import weights_of
@@ -73,10 +73,18 @@ def test_a_simulated_labelers_figures_by_hand():
     texts = ["x", "e", "e", "e"], ["e", "x", "e", "ee"]
     before, after = (PolicyResponses([SampledResponse((), [], [], text) for text in side], []) for side in texts)
     prompts = [Prompt.from_row({"prompt": "Hi"})] * 2
-    found = labeler_measurements(make_scorer(E), PolicyComparison(prompts, 2, before, after, 0, 0, 0, 0))
+    found = labeler_measurements(AnswerScorer(E), PolicyComparison(prompts, 2, before, after, 0, 0, 0, 0))
     # Shares of e: 0, 1, 1, 1 before and 1, 0, 1, 1 after: a win, a loss, two ties.
     assert found["labeler's gain"] == 0.0
     assert found["labeler's win rate"] == 0.5
+
+
+def labeler_of(config):
+    return make_labeler(config.labeler, config.database, config.labelers_per_item)
+
+
+def state_of(config):
+    return LoopState(Path(config.output_dir) / "loop.json", asdict(config))
 
 
 @pytest.mark.parametrize(
@@ -94,7 +102,7 @@ def test_a_simulated_labelers_figures_by_hand():
 def test_settings_that_cannot_be(wrong, why):
     usual = {"model": "tiny-llama", "reward_config": "r.yaml", "ppo_config": "p.yaml"}
     with pytest.raises(UserError, match=why):
-        make_labeler(LoopConfig(**(usual | wrong)))
+        labeler_of(LoopConfig(**(usual | wrong)))
 
 
 @pytest.mark.parametrize("name", ["tiny-llama", "smollm2-135m"])
@@ -106,14 +114,14 @@ def test_shipped_settings_are_whole(name):
 
 def test_a_folder_belongs_to_one_loop(tmp_path):
     config = LoopConfig(model="m", reward_config="r.yaml", ppo_config="p.yaml", output_dir=str(tmp_path))
-    LoopState(config).run_once("a step", lambda: {"found": 1})
-    again = LoopState(replace(config, rounds=5, poll_seconds=1.0))
+    state_of(config).run_once("a step", lambda: {"found": 1})
+    again = state_of(replace(config, rounds=5, poll_seconds=1.0))
     assert again.run_once("a step", lambda: pytest.fail("done twice"))["found"] == 1
     with pytest.raises(UserError, match=r"this loop began with seed 0, not 1; give another output_dir"):
-        LoopState(replace(config, seed=1))
+        state_of(replace(config, seed=1))
     (tmp_path / "loop.json").write_text("{")
     with pytest.raises(UserError, match="cannot be read"):
-        LoopState(config)
+        state_of(config)
 
 
 @pytest.fixture
@@ -220,7 +228,7 @@ def test_a_round_in_which_nothing_is_preferred_ends_with_one_line(settings):
 
 def test_a_simulated_labeler_ties_equal_scores(tmp_path):
     write_rows(tmp_path / "samples.jsonl", answers("m", "xe", "ee", "ex", "xx"))
-    SimulatedLabeler(make_scorer(E)).collect("round-1", tmp_path / "samples.jsonl", tmp_path / "rankings.jsonl")
+    SimulatedLabeler(AnswerScorer(E)).collect("round-1", tmp_path / "samples.jsonl", tmp_path / "rankings.jsonl")
     (row,) = read_rows(tmp_path / "rankings.jsonl")
     assert row["ranks"] == [2, 1, 2, 3]
     assert row["model"] == ["m"] * 4
@@ -241,7 +249,7 @@ def test_a_reward_model_labels_as_it_scores(load_sharp, tmp_path):
         asked, answered = found.loaded.tokenization.answer_ids(Prompt.from_row({"prompt": prompt}).prompt, response)
         with torch.no_grad():
             expected.append(float(found.model(Padded.from_lists([asked]), Padded.from_lists([answered]))[0]) - 0.5)
-    assert make_scorer(str(folder))(prompts, responses) == pytest.approx(expected, abs=1e-5)
+    assert AnswerScorer(str(folder))(prompts, responses) == pytest.approx(expected, abs=1e-5)
     assert abs(expected[0] - expected[1]) > 0.01
 
 
@@ -251,7 +259,7 @@ def test_labels_from_the_app_are_waited_for_and_trained_on(settings, tmp_path, c
     samples = tmp_path / "loop" / "round-1" / "samples.jsonl"
     name = batch_name("round-1", samples)
     assert f"round 1 waits for labels: 0 of 3 judgments of the batch {name!r} are there" in capsys.readouterr().err
-    labeler, database = make_labeler(config), Database(config.database)
+    labeler, database = labeler_of(config), Database(config.database)
     leases = Leases(database)
     (ann,) = add_users(database, "ann")
     for turn in range(2):

@@ -108,7 +108,7 @@ def run_rules(config: RulesConfig) -> list[Evaluation]:
     cases = list(dict.fromkeys([*by_people, *(case for cases in cases_of_model.values() for case in cases)]))
     loaded = load_rubrics(config.rubrics, accelerator, config.dtype, config.batch_tokens) if config.rubrics else None
     judge = config.rubrics.model or config.rubrics.endpoint_model if config.rubrics else ""
-    by_scorer, scorer = _verdicts_of_scorer(config, cases, accelerator) if config.endpoint else ({}, "")
+    by_scorer, scorer = _ask_endpoint(config, cases, Path(config.output), accelerator) if config.endpoint else ({}, "")
     settings = {**config.result_settings("endpoint_parallel"), "scorer": scorer}
     evaluations = []
     if by_people:
@@ -172,7 +172,9 @@ def _answers_of_row(fields: Mapping[str, Any], _number: str) -> list[tuple[str, 
     return [(model, Answer(prompt, response, category)) for model, response in zip(models, responses, strict=True)]
 
 
-def _verdicts_of_scorer(config: RulesConfig, cases: Sequence[RuleCase], accelerator: Accelerator) -> tuple[Verdicts, str]:
+def _ask_endpoint(
+    endpoint: EndpointConfig, cases: Sequence[RuleCase], output: Path, accelerator: Accelerator
+) -> tuple[Verdicts, str]:
     """Return the endpoint's verdict on each case, and the model's name with the version of the question."""
 
     def ask(own: Sequence[RuleCase]) -> list[str]:
@@ -180,16 +182,15 @@ def _verdicts_of_scorer(config: RulesConfig, cases: Sequence[RuleCase], accelera
         for case in own:
             conversation = as_paragraphs(case.conversation)
             questions.append(QUESTION.format(rule=case.rule_text, conversation=conversation, response=case.response))
-        return request_verdicts(config, questions, VERDICT_WORDS)
+        return request_verdicts(endpoint, questions, VERDICT_WORDS)
 
     def ask_chunk(chunk: list[RuleCase]) -> list[Json]:
         verdicts = map_across_processes(chunk, ask, accelerator)
         return [{"rule": case.rule, "verdict": verdict} for case, verdict in zip(chunk, verdicts, strict=True)]
 
-    title = f"{config.endpoint_model} at {config.endpoint} ({question_version(QUESTION)})"
-    path = Path(config.output) / f"{TASK}-verdicts.jsonl"
-    items = {case.key: case for case in cases}
-    rows = compute_once(path, {"scorer": title}, items, ask_chunk, accelerator, CHUNK * accelerator.num_processes)
+    title = f"{endpoint.endpoint_model} at {endpoint.endpoint} ({question_version(QUESTION)})"
+    items, chunk = {case.key: case for case in cases}, CHUNK * accelerator.num_processes
+    rows = compute_once(output / f"{TASK}-verdicts.jsonl", {"scorer": title}, items, ask_chunk, accelerator, chunk)
     return {case: row["verdict"] for case, row in zip(cases, rows, strict=True)}, title
 
 

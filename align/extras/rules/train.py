@@ -206,25 +206,6 @@ def judgment_loss(logits: Tensor, targets: Tensor) -> Tensor:
     return binary_cross_entropy_with_logits(logits, targets.to(logits), reduction="sum")
 
 
-def split_data(config: RuleConfig, train_data: Data, validation_data: Data, rules: dict[str, str]) -> SplitJudgments:
-    """Return the judgments by their purpose. Raises: UserError for bad data, or a held-out rule without judgments."""
-    read = partial(read_judgments, skip_bad_rows=config.skip_bad_rows, rules=rules, files=config.rules)
-    judged = read(train_data)
-    judged_rules = {rule for item in judged for rule in item.targets}
-    for rule in config.held_out_rules:
-        if rule not in judged_rules:
-            hint = nearest_name_hint(rule, judged_rules)
-            raise UserError(f"held_out_rules: no judgment by rule '{rule}' in {config.train_data}{hint}")
-    share = 0.0 if is_given(validation_data) else config.validation_split
-    split = split_judgments(judged, config.held_out_rules, share, config.seed)
-    if not split.train:
-        raise UserError(f"{config.train_data}: nothing is left to learn from; hold out fewer rules or conversations")
-    if not is_given(validation_data):
-        return split
-    held_out = split_judgments(read(validation_data), config.held_out_rules, 0.0, config.seed)
-    return split._replace(validation=held_out.train, unseen=[*split.unseen, *held_out.unseen])
-
-
 class RuleTrainer:
     """Training of a rule model on rule judgments.
 
@@ -245,7 +226,7 @@ class RuleTrainer:
     ) -> None:
         self.config = config = with_data_names(config, train_data=train_data, validation_data=validation_data)
         rules = read_rules(config.rules)
-        split = split_data(config, train_data, validation_data, rules)
+        split = self._split(train_data, validation_data, rules)
         source = ModelSource(model, tokenizer)
         run = Run(source.settings(config), "rules")
         loaded = source.load(run, REWARD_ADAPTER, allow_reward_model=True)
@@ -265,6 +246,25 @@ class RuleTrainer:
         self.order = DataOrder(MixedExamples(learned, [len(learned)], [1.0]), config.seed, config.batch_size)
         run.print(run.memory.check(module))
         self.engine = build_engine(run, module, self.order.updates(config.num_train_epochs))
+
+    def _split(self, train_data: Data, validation_data: Data, rules: dict[str, str]) -> SplitJudgments:
+        """Return the judgments by their purpose. Raises: UserError for bad data, or a held-out rule without judgments."""
+        config = self.config
+        read = partial(read_judgments, skip_bad_rows=config.skip_bad_rows, rules=rules, files=config.rules)
+        judged = read(train_data)
+        judged_rules = {rule for item in judged for rule in item.targets}
+        for rule in config.held_out_rules:
+            if rule not in judged_rules:
+                hint = nearest_name_hint(rule, judged_rules)
+                raise UserError(f"held_out_rules: no judgment by rule '{rule}' in {config.train_data}{hint}")
+        share = 0.0 if is_given(validation_data) else config.validation_split
+        split = split_judgments(judged, config.held_out_rules, share, config.seed)
+        if not split.train:
+            raise UserError(f"{config.train_data}: nothing is left to learn from; hold out fewer rules or conversations")
+        if not is_given(validation_data):
+            return split
+        held_out = split_judgments(read(validation_data), config.held_out_rules, 0.0, config.seed)
+        return split._replace(validation=held_out.train, unseen=[*split.unseen, *held_out.unseen])
 
     def train(self) -> Path:
         """Train from the last checkpoint on; return the folder of the best model."""
