@@ -42,7 +42,7 @@ FEW_SHOT_SUFFIX = "+few_shot"
 
 @dataclass(frozen=True)
 class EvaluationContext:
-    """What the models of a task share: the processes, the folder of the results, and how models and rows are read."""
+    """The processes, the folder of the results, and the settings of reading models and rows, for all models of a task."""
 
     accelerator: Accelerator
     output: Path
