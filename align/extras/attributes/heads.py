@@ -38,6 +38,7 @@ class AttributeForm:
     """What both forms of an attribute model share; see `RuleForm`. A form adds what it learns and how it judges."""
 
     form: Form
+    evaluates_start = False
 
     def __init__(self, loaded: LoadedModel, heads: list[Head]) -> None:
         self.loaded, self.profile, self.heads = loaded, flops_profile(loaded.backbone, loaded.adapter), heads

@@ -20,17 +20,17 @@ from align.core.launch import run_stage
 from align.core.settings import MixtureConfig, ModelConfig, OptimizationConfig, RunConfig, option, require_setting
 from align.core.tensor_ops import Padded, entropy_of, log_probs_of
 from align.extras.distill.loss import LossWeights, cosine_distance, distillation_loss, soft_cross_entropy
+from align.extras.rules.train import train
 from align.models.backbone import Backbone, flops_profile, with_every_layer, wrap
 from align.models.checkpoint import require_savable, save_model, weights_of
 from align.models.loading import LoadedModel, load
 from align.runtime.distributed import run_on_main, sum_across_processes
-from align.runtime.flops import FlopsProfile, forward_flops, training_flops
+from align.runtime.flops import forward_flops, training_flops
 from align.runtime.sharding import place_frozen_model
 from align.sft.train import token_counts
 from align.tokenization.encoded import EncodedDemonstration
 from align.training.data_order import DataOrder, EpochConfig
 from align.training.engine import TrainEngine
-from align.training.epoch_loop import EpochLoop
 from align.training.model_source import Model, ModelSource
 from align.training.run import Run
 from align.training.start import build_engine, with_data_names
@@ -119,80 +119,79 @@ def parameter_count(backbone: Backbone) -> int:
     return sum(weight.numel() for weight in backbone.model.parameters())
 
 
-def train(
-    config: DistillConfig,
-    teacher: LoadedModel,
-    student: LoadedModel,
-    engine: TrainEngine,
-    order: DataOrder[EncodedDemonstration],
-    held_out: list[EncodedDemonstration],
-) -> Path:
-    """Train a student from the last checkpoint on; return the folder of the best one on `held_out`, which may be empty."""
-    run, budget = engine.run, config.micro_batch_tokens
-    accelerator = run.accelerator
-    weights = LossWeights(config.ce_weight, config.lm_weight, config.cosine_weight, config.temperature)
-    predictor = Predictor(teacher.backbone)
-    loss_of = partial(batch_loss, engine.module, predictor, weights=weights, device=accelerator.device)
-    profile, teacher_profile = (flops_profile(model.backbone, None) for model in (student, teacher))
-    loop = EpochLoop(engine, order, config.eval_steps)
-    loop.measure_largest_micro_batch(((batch, token_counts(batch)) for batch in order.first_batches()), loss_of)
-    if not loop.done:
-        run.log(0, evaluate(engine, predictor, held_out, weights, budget))
+class DistillForm:
+    """A student that learns from its teacher; see `RuleForm`."""
 
-    for update in loop.updates():
-        batch = order.batch(update)
-        lengths = token_counts(batch)
-        plan = micro_batches(range(len(batch)), lengths, budget, accelerator)
-        with loop.learning(update, batch, student.tokenization):
-            for rows in engine.micro_batches(plan):
-                engine.backward(*loss_of([batch[row] for row in rows], batch))
-            step = engine.step(update)
-        metrics = loss_parts(engine.sums) | {"loss": engine.sums["loss"], "tokens/trained": engine.sums["tokens"]}
-        flops = sum(example_flops(profile, teacher_profile, example) for example in batch)
-        metrics |= step | loop.costs(sum(lengths), flops)
-        if loop.evaluates(update):
-            metrics |= evaluate(engine, predictor, held_out, weights, budget)
-            if loop.is_best(metrics):
-                save(student, teacher, engine, config.train_data, metrics)
-        loop.log(update, metrics)
+    evaluates_start = True
 
-    if loop.needs_evaluation():
-        metrics = evaluate(engine, predictor, held_out, weights, budget)
-        if loop.is_best(metrics):
-            save(student, teacher, engine, config.train_data, metrics)
-    run.close()
-    return run.folder / "model"
+    def __init__(self, teacher: LoadedModel, student: LoadedModel, weights: LossWeights) -> None:
+        self.teacher, self.loaded, self.weights = teacher, student, weights
+        self.predictor = Predictor(teacher.backbone)
+        self.profiles = flops_profile(student.backbone, None), flops_profile(teacher.backbone, None)
 
+    def sizes(self, examples: Sequence[EncodedDemonstration]) -> list[int]:
+        """Return the tokens that each example holds in memory."""
+        return token_counts(examples)
 
-def batch_loss(
-    model: nn.Module,
-    teacher: nn.Module,
-    examples: Sequence[EncodedDemonstration],
-    batch: Sequence[EncodedDemonstration],
-    weights: LossWeights,
-    device: torch.device,
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return a micro-batch's share of the loss, and sums over its own tokens; both models are `Predictor`s.
+    def flops(self, example: EncodedDemonstration) -> float:
+        """Return the FLOPs of the teacher's pass over an example and of the student's update."""
+        lengths = len(example.prompt), [len(example.response)], sum(example.loss_mask)
+        return training_flops(self.profiles[0], *lengths) + forward_flops(self.profiles[1], *lengths)
 
-    The losses are means over the tokens of the global batch.
-    """
-    prompt = Padded.from_lists([example.prompt for example in examples]).to(device)
-    response = Padded.from_lists([example.response for example in examples]).to(device)
-    mask = Padded.from_lists([list(map(int, example.loss_mask)) for example in examples]).ids.to(device) > 0
-    with torch.no_grad():
-        teacher_logits, teacher_states = teacher(prompt, response, mask)
-    logits, states = model(prompt, response, mask)
-    ce = soft_cross_entropy(logits, teacher_logits, weights.temperature)
-    nll = -log_probs_of(logits, response.ids[mask])
-    distances = cosine_distance(states, teacher_states) if weights.cosine else ce.new_zeros(0)
-    tokens = sum(sum(example.loss_mask) for example in batch)
-    return distillation_loss(ce, nll, distances, tokens, weights), {
-        "ce": ce.detach().sum(),
-        "entropy": entropy_of(teacher_logits, weights.temperature).sum(),
-        "lm": nll.detach().sum(),
-        "cosine": distances.detach().sum(),
-        "tokens": mask.sum(),
-    }
+    def batch_loss(
+        self,
+        model: nn.Module,
+        device: torch.device,
+        examples: Sequence[EncodedDemonstration],
+        batch: Sequence[EncodedDemonstration],
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return a micro-batch's share of the loss, a mean over the tokens of the global batch, and sums over its tokens."""
+        prompt = Padded.from_lists([example.prompt for example in examples]).to(device)
+        response = Padded.from_lists([example.response for example in examples]).to(device)
+        mask = Padded.from_lists([list(map(int, example.loss_mask)) for example in examples]).ids.to(device) > 0
+        with torch.no_grad():
+            teacher_logits, teacher_states = self.predictor(prompt, response, mask)
+        logits, states = model(prompt, response, mask)
+        ce = soft_cross_entropy(logits, teacher_logits, self.weights.temperature)
+        nll = -log_probs_of(logits, response.ids[mask])
+        distances = cosine_distance(states, teacher_states) if self.weights.cosine else ce.new_zeros(0)
+        tokens = sum(sum(example.loss_mask) for example in batch)
+        return distillation_loss(ce, nll, distances, tokens, self.weights), {
+            "ce": ce.detach().sum(),
+            "entropy": entropy_of(teacher_logits, self.weights.temperature).sum(),
+            "lm": nll.detach().sum(),
+            "cosine": distances.detach().sum(),
+            "tokens": mask.sum(),
+        }
+
+    def training_metrics(self, sums: dict[str, float]) -> dict[str, float]:
+        """Return the metrics of an update from the sums over its micro-batches."""
+        return loss_parts(sums) | {"loss": sums["loss"], "tokens/trained": sums["tokens"]}
+
+    @torch.no_grad()
+    def evaluate(self, engine: TrainEngine, held_out: list[EncodedDemonstration], budget: int) -> dict[str, float]:
+        """Return the losses on held-out demonstrations, equal on every process; nothing without any."""
+        if not held_out:
+            return {}
+        accelerator, sums = engine.accelerator, dict[str, Tensor]()
+        total = torch.zeros((), dtype=torch.float64, device=accelerator.device)
+        for part in micro_batches(range(len(held_out)), token_counts(held_out), budget, accelerator):
+            examples = [held_out[row] for row in part.rows]
+            _, sums = self.batch_loss(engine.module, accelerator.device, examples, examples)
+            total = total + part.loss_weight * torch.stack(list(sums.values())).double()
+        parts = loss_parts(dict(zip(sums, sum_across_processes(total, accelerator).tolist(), strict=True)))
+        loss = self.weights.ce * self.weights.temperature**2 * parts["loss/ce"] + self.weights.lm * parts["loss/lm"]
+        parts["loss"] = loss + self.weights.cosine * parts["loss/cosine"]
+        return {f"validation/{name}": value for name, value in parts.items()}
+
+    def save(self, engine: TrainEngine, data: str, metrics: dict[str, float]) -> None:
+        """Save the student as the run's result."""
+        run, student = engine.run, self.loaded
+        state = weights_of(student.backbone, engine.model_state())
+        sizes = [parameter_count(each.backbone) for each in (student, self.teacher)]
+        made = {"teacher": run.model_config.model, "parameters": f"{sizes[0]:,} of {sizes[1]:,}"}
+        card = run.card("Distilled model", data, metrics, **made)
+        run_on_main(lambda: save_model(run.folder / "model", student, state, card), run.accelerator)
 
 
 def loss_parts(sums: Mapping[str, float]) -> dict[str, float]:
@@ -204,41 +203,6 @@ def loss_parts(sums: Mapping[str, float]) -> dict[str, float]:
         "loss/cosine": sums["cosine"] / tokens,
         "kl": (sums["ce"] - sums["entropy"]) / tokens,
     }
-
-
-def example_flops(student: FlopsProfile, teacher: FlopsProfile, example: EncodedDemonstration) -> float:
-    """Return the FLOPs of the teacher's pass over an example and of the student's update."""
-    lengths = len(example.prompt), [len(example.response)], sum(example.loss_mask)
-    return training_flops(student, *lengths) + forward_flops(teacher, *lengths)
-
-
-@torch.no_grad()
-def evaluate(
-    engine: TrainEngine, teacher: nn.Module, held_out: list[EncodedDemonstration], weights: LossWeights, budget: int
-) -> dict[str, float]:
-    """Return the losses on held-out demonstrations, equal on every process; nothing without any."""
-    if not held_out:
-        return {}
-    accelerator, sums = engine.accelerator, dict[str, Tensor]()
-    total = torch.zeros((), dtype=torch.float64, device=accelerator.device)
-    for part in micro_batches(range(len(held_out)), token_counts(held_out), budget, accelerator):
-        examples = [held_out[row] for row in part.rows]
-        _, sums = batch_loss(engine.module, teacher, examples, examples, weights, accelerator.device)
-        total = total + part.loss_weight * torch.stack(list(sums.values())).double()
-    parts = loss_parts(dict(zip(sums, sum_across_processes(total, accelerator).tolist(), strict=True)))
-    loss = weights.ce * weights.temperature**2 * parts["loss/ce"] + weights.lm * parts["loss/lm"]
-    parts["loss"] = loss + weights.cosine * parts["loss/cosine"]
-    return {f"validation/{name}": value for name, value in parts.items()}
-
-
-def save(student: LoadedModel, teacher: LoadedModel, engine: TrainEngine, data: str, metrics: dict[str, float]) -> None:
-    """Save the student as the run's result."""
-    run = engine.run
-    state = weights_of(student.backbone, engine.model_state())
-    sizes = [parameter_count(each.backbone) for each in (student, teacher)]
-    made = {"teacher": run.model_config.model, "parameters": f"{sizes[0]:,} of {sizes[1]:,}"}
-    card = run.card("Distilled model", data, metrics, **made)
-    run_on_main(lambda: save_model(run.folder / "model", student, state, card), run.accelerator)
 
 
 class DistillTrainer:
@@ -261,34 +225,34 @@ class DistillTrainer:
         self.config = config = with_data_names(config, train_data=train_data, validation_data=validation_data)
         source = ModelSource(teacher, tokenizer)
         self.run = run = Run(source.settings(config), "distill")
-        self.teacher = loaded = source.load(run, is_trained=False)
+        loaded = source.load(run, is_trained=False)
         if run.accelerator.state.deepspeed_plugin is not None:
             raise UserError("align distill runs without DeepSpeed: launch it with configs/accelerate/ddp.yaml")
         if loaded.adapter:
             raise UserError("a teacher in memory must have no adapter: merge it, or give its folder")
-        self.loaded = make_student(loaded, config.student, config.keep_every_nth_layer, config.cosine_weight > 0, config)
-        run_on_main(lambda: require_savable(self.loaded), run.accelerator)
+        student = make_student(loaded, config.student, config.keep_every_nth_layer, config.cosine_weight > 0, config)
+        run_on_main(lambda: require_savable(student), run.accelerator)
         limits, skip = config.limits, config.skip_bad_rows
         read = partial(encode_demonstrations, loaded=loaded, limits=limits, skip_bad_rows=skip)
         mixed = encode_mixture(train_data, read, config.task_prefixes)
         self.held_out = read(validation_data) if is_given(validation_data) else []
-        small, large = (parameter_count(each.backbone) / 1e6 for each in (self.loaded, loaded))
+        small, large = (parameter_count(each.backbone) / 1e6 for each in (student, loaded))
         run.print(
             f"distill: {counted(len(mixed.examples), 'example')} to learn from, {len(self.held_out)} held out; "
             f"teacher {run.model_config.model}\n"
             f"student of {small:.1f} million parameters, {small / large:.0%} of the teacher's {large:.1f}"
         )
         place_frozen_model(loaded.backbone, run.accelerator)
-        module = Predictor(self.loaded.backbone)
+        weights = LossWeights(config.ce_weight, config.lm_weight, config.cosine_weight, config.temperature)
+        self.form, module = DistillForm(loaded, student, weights), Predictor(student.backbone)
         self.order = DataOrder(mixed, config.seed, config.batch_size, config.mixing_cap, config.mixing_temperature)
         run.print(run.memory.check(module, [loaded.backbone]))
         self.engine = build_engine(run, module, self.order.updates(config.num_train_epochs))
 
     def train(self) -> Path:
         """Train from the last checkpoint on; return the folder of the best student."""
-        if self.config.dry_run:
-            return EpochLoop(self.engine, self.order, self.config.eval_steps).end_dry_run()
-        return train(self.config, self.teacher, self.loaded, self.engine, self.order, self.held_out)
+        config = self.config
+        return train(self.form, self.engine, self.order, self.held_out, config.train_data, config.eval_steps)
 
 
 def run_distill(config: DistillConfig) -> Path:

@@ -87,11 +87,11 @@ class RuleConfig(JudgmentConfig, EpochConfig, ModelConfig, RunConfig, Optimizati
 
 
 def train(form: Any, engine: TrainEngine, order: DataOrder[Any], held_out: list[Any], data: str, eval_steps: int) -> Path:
-    """Train a rule model or an attribute model from the last checkpoint on; return the folder of the best model.
+    """Train a model of this package's extras from the last checkpoint on; return the folder of the best model.
 
     Args:
-        form: a `RuleForm`, a `HeadForm` or a `GenerativeForm`; the engine has its module.
-        held_out: responses that choose the best model; may be empty.
+        form: a `RuleForm`, a `HeadForm`, a `GenerativeForm` or a `DistillForm`; the engine has its module.
+        held_out: examples that choose the best model; may be empty.
         data: the name of the training data, for the card of the model.
         eval_steps: updates between evaluations; 0: at the end of each epoch.
     """
@@ -101,6 +101,8 @@ def train(form: Any, engine: TrainEngine, order: DataOrder[Any], held_out: list[
         return loop.end_dry_run()
     loss_of = partial(form.batch_loss, engine.module, run.accelerator.device)
     loop.measure_largest_micro_batch(((batch, form.sizes(batch)) for batch in order.first_batches()), loss_of)
+    if form.evaluates_start and not loop.done:
+        run.log(0, form.evaluate(engine, held_out, budget))
 
     for update in loop.updates():
         batch = order.batch(update)
@@ -130,6 +132,8 @@ class RuleForm:
 
     `unseen` are responses judged by held-out rules. The texts in `rules`, those that are trained on, are saved.
     """
+
+    evaluates_start = False
 
     def __init__(self, loaded: LoadedModel, unseen: list[EncodedJudgments], rules: dict[str, str]) -> None:
         self.loaded, self.profile = loaded, flops_profile(loaded.backbone, loaded.adapter)

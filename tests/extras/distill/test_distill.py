@@ -9,7 +9,7 @@ from align.core.settings import ModelConfig
 from align.core.tensor_ops import Padded
 from align.extras.distill import DistillConfig, DistillTrainer
 from align.extras.distill.loss import LossWeights, cosine_distance, distillation_loss, soft_cross_entropy
-from align.extras.distill.train import Predictor, batch_loss, evaluate, make_student, parameter_count
+from align.extras.distill.train import DistillForm, Predictor, make_student, parameter_count
 from align.models.loading import load
 from align.sft.train import token_counts
 from align.tokenization.encoded import EncodedDemonstration
@@ -58,15 +58,15 @@ class Stage:
 
     def __init__(self, run, teacher, student, examples, weights=WEIGHTS):
         teacher.backbone.eval().requires_grad_(False)
-        self.teacher, self.weights, self.batch = Predictor(teacher.backbone), weights, examples
+        self.form, self.batch = DistillForm(teacher, student, weights), examples
         self.engine = build_engine(run, Predictor(student.backbone), 1)
 
     def loss(self):
         device = self.engine.accelerator.device
-        return batch_loss(self.engine.module, self.teacher, self.batch, self.batch, self.weights, device)
+        return self.form.batch_loss(self.engine.module, device, self.batch, self.batch)
 
     def evaluate(self, examples):
-        return evaluate(self.engine, self.teacher, examples, self.weights, 4096)
+        return self.form.evaluate(self.engine, examples, 4096)
 
 
 @pytest.fixture
@@ -92,12 +92,11 @@ def examples_of(rollout):
 def test_padding_order_and_micro_batches_change_nothing(tiny_name, load_sharp, make_stage, hand_rollout, values):
     teacher = load_sharp(tiny_name)
     stage = make_stage(teacher, half_of(teacher), examples_of(hand_rollout), **values)
-    given = {"teacher": stage.teacher, "weights": stage.weights}
 
-    def loss_of(model, examples, batch, device, teacher, weights):
-        return batch_loss(model, teacher, examples, batch, weights, device)
+    def loss_of(model, examples, batch, device):
+        return stage.form.batch_loss(model, device, examples, batch)
 
-    assert_invariant(stage.engine, token_counts(stage.batch), loss_of_rows(loss_of, stage.engine, stage.batch, **given))
+    assert_invariant(stage.engine, token_counts(stage.batch), loss_of_rows(loss_of, stage.engine, stage.batch))
 
 
 def test_an_identical_student_has_the_teachers_entropy_and_no_cosine_loss(tiny_name, load_sharp, make_stage, hand_rollout):
