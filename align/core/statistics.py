@@ -46,9 +46,7 @@ def design_effect(values: ArrayLike, groups: Sequence[int] | np.ndarray | None =
     return float(variance * total / (mean * (1 - mean)))
 
 
-def share_interval(
-    values: ArrayLike, groups: Sequence[int] | np.ndarray | None = None, level: float = LEVEL
-) -> tuple[float, float]:
+def share_interval(values: ArrayLike, groups: Sequence[int] | np.ndarray | None = None) -> tuple[float, float]:
     """Return the interval of a share, or of another mean of values from 0 to 1 such as outcomes with ties as one half.
 
     Clopper and Pearson (1934) at the effective number of values, N / `design_effect` (Korn and Graubard 1998): exact for
@@ -57,7 +55,6 @@ def share_interval(
     Args:
         values: [N], from 0 to 1.
         groups: [N] the group of each value, such as its prompt; None: all values are independent.
-        level: the least probability that the interval covers the true share.
 
     Raises:
         UserError: if a value is not from 0 to 1, or there is none.
@@ -69,7 +66,7 @@ def share_interval(
         raise UserError("the interval of a share needs values from 0 to 1, and at least one")
     independent = 1.0 if groups is not None and len(np.unique(groups)) == 1 else None
     effective = independent or len(numbers) / design_effect(numbers, groups)
-    mean, tail = float(numbers.mean()), (1 - level) / 2
+    mean, tail = float(numbers.mean()), (1 - LEVEL) / 2
     yes, no = mean * effective, (1 - mean) * effective
     low = float(beta.ppf(tail, yes, no + 1)) if mean > 0 else 0.0
     high = float(beta.ppf(1 - tail, yes + 1, no)) if mean < 1 else 1.0
