@@ -177,3 +177,11 @@ def test_no_function_returns_a_function_of_its_own():
             if any(isinstance(value, ast.Lambda) or getattr(value, "id", "") in inner for value in returned):
                 found.add(name)
     assert found == {f"align.data.{name}" for name in ("formats", "layouts", "published")}
+
+
+def test_functions_and_files_stay_short():
+    assert [name for name, path in SOURCES.items() if len(path.read_text(encoding="utf-8").splitlines()) > 400] == []
+    functions = [(name, each) for name, path in SOURCES.items() for each in functions_of(path)]
+    assert len(functions) > 2000
+    long = [f"{name}.{each.name}" for name, each in functions if (each.end_lineno or 0) - each.lineno >= 60]
+    assert long == [], "functions of more than 60 lines"
