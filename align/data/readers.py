@@ -16,7 +16,7 @@ from align.data.conversation import Conversation
 from align.data.fields import check_id, check_row, check_text, required_field
 from align.data.formats import convert_row, kind_name
 from align.data.layouts import RatedAnswer, rank_ratings
-from align.data.records import Demonstration, Message, Prompt, Record
+from align.data.records import Message, Prompt, Record
 from align.data.sources import SourceRow, iter_rows
 
 logger = logging.getLogger(__name__)
@@ -251,19 +251,3 @@ class FewShotPrompt:
         if self.instruction:
             turns[start] = {"role": turns[start]["role"], "content": f"{self.instruction}\n\n{turns[start]['content']}"}
         return tuple(turns)
-
-
-def read_few_shot_prompt(count: int, source: str, instruction: str) -> FewShotPrompt:
-    """Return a prompt of the first `count` demonstrations of a source that have one user turn and one answer.
-
-    Raises:
-        UserError: if the source cannot be read, or has fewer such demonstrations.
-    """
-    if not count:
-        return FewShotPrompt(instruction)
-    records = read_records(source, Demonstration)
-    short = [record for record in records if len(record.prompt) == len(record.continuation) == 1]
-    if len(short) < count:
-        raise UserError(f"{source}: num_few_shot is {count}, but only {len(short)} of its demonstrations have a single turn")
-    examples = tuple((record.prompt[0]["content"], record.continuation[0]["content"]) for record in short[:count])
-    return FewShotPrompt(instruction, examples)

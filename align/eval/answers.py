@@ -111,12 +111,12 @@ def open_models(
     examples, named, how = FewShotPrompt(), list[str](), context.inference
     if few_shot is not None:
         named = [name for name in names if name.endswith(FEW_SHOT_SUFFIX)]
-        if named and not few_shot.has_few_shot_prompt:
+        examples = few_shot.few_shot_prompt()
+        if named and examples == FewShotPrompt():
             raise UserError(f"models: {named[0]} ends in {FEW_SHOT_SUFFIX}: set num_few_shot or instruction")
-        if few_shot.has_few_shot_prompt and not named:
+        if not named and examples != FewShotPrompt():
             advice = f"name one, such as {names[0]}{FEW_SHOT_SUFFIX}"
             raise UserError(f"num_few_shot and instruction are for models named MODEL{FEW_SHOT_SUFFIX}: {advice}")
-        examples = few_shot.few_shot_prompt()
     models = [name.removesuffix(FEW_SHOT_SUFFIX) if name in named else name for name in names]
     sources = [str(resolve_model(model)) for model in models]
     for name, short, model, source in zip(names, short_names(names), models, sources, strict=True):

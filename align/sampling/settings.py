@@ -5,7 +5,8 @@ from typing import Literal
 
 from align.core.errors import UserError
 from align.core.settings import Overlong, Settings, group, option, require_setting
-from align.data.readers import FewShotPrompt, read_few_shot_prompt
+from align.data.readers import FewShotPrompt, read_records
+from align.data.records import Demonstration
 from align.sampling.generation import SamplingParams
 
 
@@ -36,14 +37,20 @@ class FewShotConfig(Settings):
     few_shot_data: str = option("data/demonstrations.jsonl", "where the examples come from: file, folder or hub name")
     instruction: str = option("", "text before the first example, or before the prompt where there is none")
 
-    @property
-    def has_few_shot_prompt(self) -> bool:
-        """Whether there is anything to read before a prompt."""
-        return bool(self.num_few_shot or self.instruction)
-
     def few_shot_prompt(self) -> FewShotPrompt:
-        """The examples and the instruction. Raises: see `align.data.readers.read_few_shot_prompt`."""
-        return read_few_shot_prompt(self.num_few_shot, self.few_shot_data, self.instruction)
+        """Return the instruction and the first demonstrations that have one user turn and one answer.
+
+        Raises:
+            UserError: if the demonstrations cannot be read, or fewer of them are so short.
+        """
+        source, count = self.few_shot_data, self.num_few_shot
+        records = read_records(source, Demonstration) if count else []
+        short = [record for record in records if len(record.prompt) == len(record.continuation) == 1]
+        if len(short) < count:
+            problem = f"num_few_shot is {count}, but only {len(short)} of its demonstrations have a single turn"
+            raise UserError(f"{source}: {problem}")
+        examples = tuple((record.prompt[0]["content"], record.continuation[0]["content"]) for record in short[:count])
+        return FewShotPrompt(self.instruction, examples)
 
 
 @dataclass(kw_only=True)

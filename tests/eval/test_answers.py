@@ -1,4 +1,5 @@
 import shutil
+from dataclasses import replace
 
 import pytest
 import torch
@@ -7,7 +8,7 @@ from safetensors.torch import save_file
 from align.commands.sample import SampleConfig, run_sample
 from align.core.errors import UserError
 from align.core.seeds import RngStream
-from align.data.readers import FewShotPrompt, read_few_shot_prompt
+from align.data.readers import FewShotPrompt
 from align.eval.answers import open_context, open_models, respond, sample_answers, short_names
 from align.eval.bias import BiasConfig
 from align.eval.results import EvalConfig, subsample
@@ -15,7 +16,7 @@ from align.eval.store import fingerprint
 from align.eval.toxicity import ToxicityConfig
 from align.eval.winrate import WinrateConfig
 from align.sampling.generation import SamplingParams, row_uniforms
-from align.sampling.settings import InferenceConfig
+from align.sampling.settings import FewShotConfig, InferenceConfig
 from tests.files import read_rows, write_rows
 
 
@@ -142,10 +143,11 @@ def test_examples_are_earlier_turns_and_the_instruction_opens_the_first():
 
 
 def test_examples_are_the_first_demonstrations_of_one_turn(few_shot_data):
-    assert read_few_shot_prompt(2, few_shot_data, "x") == FewShotPrompt("x", tuple(EXAMPLES[:2]))
-    assert read_few_shot_prompt(0, "no/such/file", "") == FewShotPrompt()
+    two = FewShotConfig(num_few_shot=2, few_shot_data=few_shot_data, instruction="x")
+    assert two.few_shot_prompt() == FewShotPrompt("x", tuple(EXAMPLES[:2]))
+    assert FewShotConfig(few_shot_data="no/such/file").few_shot_prompt() == FewShotPrompt()
     with pytest.raises(UserError, match="num_few_shot is 4, but only 3 of its demonstrations have a single turn"):
-        read_few_shot_prompt(4, few_shot_data, "")
+        replace(two, num_few_shot=4).few_shot_prompt()
 
 
 def test_only_the_model_that_is_named_for_it_reads_the_examples(few_shot_data, tmp_path):
