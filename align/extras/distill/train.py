@@ -114,11 +114,6 @@ def make_student(
     return student
 
 
-def parameter_count(backbone: Backbone) -> int:
-    """Weights of a model; a matrix that is used twice counts once."""
-    return sum(weight.numel() for weight in backbone.model.parameters())
-
-
 class DistillForm:
     """A student that learns from its teacher; see `RuleForm`."""
 
@@ -188,7 +183,7 @@ class DistillForm:
         """Save the student as the run's result."""
         run, student = engine.run, self.loaded
         state = weights_of(student.backbone, engine.model_state())
-        sizes = [parameter_count(each.backbone) for each in (student, self.teacher)]
+        sizes = [each.backbone.model.num_parameters() for each in (student, self.teacher)]
         made = {"teacher": run.model_config.model, "parameters": f"{sizes[0]:,} of {sizes[1]:,}"}
         card = run.card("Distilled model", data, metrics, **made)
         run_on_main(lambda: save_model(run.folder / "model", student, state, card), run.accelerator)
@@ -236,7 +231,7 @@ class DistillTrainer:
         read = partial(encode_demonstrations, loaded=loaded, limits=limits, skip_bad_rows=skip)
         mixed = encode_mixture(train_data, read, config.task_prefixes)
         self.held_out = read(validation_data) if is_given(validation_data) else []
-        small, large = (parameter_count(each.backbone) / 1e6 for each in (student, loaded))
+        small, large = (each.backbone.model.num_parameters() / 1e6 for each in (student, loaded))
         run.print(
             f"distill: {counted(len(mixed.examples), 'example')} to learn from, {len(self.held_out)} held out; "
             f"teacher {run.model_config.model}\n"

@@ -9,7 +9,7 @@ from align.core.settings import ModelConfig
 from align.core.tensor_ops import Padded
 from align.extras.distill import DistillConfig, DistillTrainer
 from align.extras.distill.loss import LossWeights, cosine_distance, distillation_loss, soft_cross_entropy
-from align.extras.distill.train import DistillForm, Predictor, make_student, parameter_count
+from align.extras.distill.train import DistillForm, Predictor, make_student
 from align.models.loading import load
 from align.sft.train import token_counts
 from align.tokenization.encoded import EncodedDemonstration
@@ -130,7 +130,7 @@ def test_students(load_sharp, sharp_folders, tmp_path):
     teacher = load_sharp("tiny-llama")
     half = half_of(teacher)
     layers = [weight.numel() for name, weight in teacher.backbone.model.named_parameters() if ".layers.1." in name]
-    assert parameter_count(teacher.backbone) - parameter_count(half.backbone) == sum(layers) > 0
+    assert teacher.backbone.model.num_parameters() - half.backbone.model.num_parameters() == sum(layers) > 0
     assert half.tokenization is teacher.tokenization
     same = "model.layers.0.mlp.up_proj.weight"
     assert torch.equal(*(each.backbone.model.get_parameter(same) for each in (teacher, half)))
