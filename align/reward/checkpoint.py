@@ -107,7 +107,8 @@ def save_reward_model(
         card = {**card, "pad_token_id": tokenizer.pad_token_id}
     with new_folder(folder) as temporary:
         if loaded.adapter is not None:
-            save_adapter(temporary, loaded, loaded.adapter, state, *classifier_adapter(loaded.backbone, head))
+            name = loaded.adapter
+            save_adapter(temporary, loaded, name, state, *classifier_adapter(loaded.backbone, name, head))
         else:
             save_classifier(loaded.backbone, temporary, state, head, tokenizer.pad_token_id)
         tensors = {"weight": head, **(more or {})}

@@ -6,14 +6,17 @@ import torch
 from accelerate import Accelerator
 from safetensors.torch import load_file, save_file
 
+from align.core.settings import ModelConfig
 from align.models.heads import RewardModel
+from align.models.loading import load
+from align.models.lora import LoraSettings
 from align.models.roles import Role, Roles
 from align.ppo.actor_critic import build_actor_critic
 from align.ppo.scoring_models import can_share_base, load_reward_adapter, load_source
 from align.reward.checkpoint import load_reward_model
 from align.reward.scoring import RewardModelScorer
 from align.tokenization.encoded import SampledResponse
-from tests.models.adapters import PROMPT, RESPONSE, adapter_weights, save_reward, states, trainable
+from tests.models.adapters import PROMPT, RESPONSE, adapter_weights, response_logits, save_reward, states, trainable
 
 
 @pytest.fixture
@@ -39,6 +42,26 @@ def test_a_reward_adapter_on_the_policys_base_says_what_the_reward_model_says(lo
     assert found.model(PROMPT, RESPONSE).std() > 1e-2
     assert torch.equal(states(lora.backbone, "policy"), policy)
     assert torch.equal(states(lora.backbone, None), bare)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("name", "whole"), [("tiny-gpt2", "lm_head"), ("tiny-llama", "embed_tokens")])
+def test_whole_modules_of_a_reward_adapter_leave_the_policy_as_it_is(name, whole, load_sharp, sharp_folders, tmp_path):
+    """PEFT would write a module into the base if the saved config did not list it; GPT-2's is tied to the embedding."""
+    settings = ModelConfig(model=sharp_folders[name], lora_r=2, lora=LoraSettings(modules_to_save=[whole]))
+    start = load(settings, torch.float32, "reward")
+    for weight in adapter_weights(start.backbone, "reward").values():
+        weight.mul_(1.2)
+    expected = save_reward(tmp_path / "reward", start)(PROMPT, RESPONSE)
+    policy = load_sharp(name, lora_r=2)
+    before = [response_logits(policy.backbone, adapter) for adapter in ("policy", None)]
+    head, _, _ = load_reward_adapter(str(tmp_path / "reward"), policy)
+    assert all(map(torch.equal, before, (response_logits(policy.backbone, adapter) for adapter in ("policy", None))))
+    for model in (
+        RewardModel(policy.backbone, head, "reward"),
+        load_reward_model(str(tmp_path / "reward"), "float32").model,
+    ):
+        torch.testing.assert_close(model(PROMPT, RESPONSE), expected, atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("critic", ["shared", "separate"])

@@ -81,13 +81,16 @@ def save_classifier(
     classifier.save_pretrained(folder, state_dict=weights)
 
 
-def classifier_adapter(backbone: Backbone, head: Tensor) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Return a reward adapter's changes to its PEFT config, and its further tensors by their names."""
+def classifier_adapter(backbone: Backbone, name: str, head: Tensor) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Return the changes to the PEFT config of the reward adapter `name`, and its further tensors by their names."""
     if isinstance(backbone, EncoderDecoderBackbone):
         return {}, {}
     modules, tensors = ["classifier", "score"], {"score.weight": head.to(backbone.model.dtype)}
     if isinstance(backbone, EncoderBackbone):
         last = backbone.summary_state.place.split(".")[0]
-        modules, tensors = sorted({*head_modules(backbone.model), last}), classifier_tensors(backbone, head)
+        modules, tensors = [*head_modules(backbone.model), last], classifier_tensors(backbone, head)
+    assert backbone.peft is not None
+    # PEFT writes a whole module that the config does not list into the base.
+    modules = sorted({*modules, *(backbone.peft.peft_config[name].modules_to_save or ())})
     changes = {"task_type": "SEQ_CLS", "modules_to_save": modules}
     return changes, {f"base_model.model.{name}": value for name, value in tensors.items()}
