@@ -117,7 +117,7 @@ def finish_folder(
     generation = getattr(model, "generation_config", None)
     if generation is not None:
         generation = saved_generation_config(generation)
-        generation.eos_token_id = sorted(tokenization.end_ids)
+        generation.eos_token_id = sorted(tokenization.end_ids | tokenization.stop_ids)
         changed = tokenizer is not None and tokenizer is not tokenization.tokenizer
         generation.pad_token_id = tokenizer.pad_token_id if tokenizer and changed else tokenization.pad_id
         generation.save_pretrained(temporary)

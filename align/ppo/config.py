@@ -73,7 +73,9 @@ class ResponseConfig(Settings):
 
     max_new_tokens: int = option(64, "longest response, in tokens", gt=0)
     stop_token_ids: list[int] = option(
-        [], "token ids that end a response, in place of the model's end tokens; empty: the model's end tokens", ge=0
+        [],
+        "token ids that end a response, in place of the model's end tokens; empty: those. A saved model ends at both",
+        ge=0,
     )
     ignore_eos: bool = option(
         False,

@@ -99,6 +99,7 @@ def prepare(config: PPOConfig, inputs: PPOInputs) -> PPOSetup:
     loaded = inputs.policy.load(run, frozen_copies=0 if inputs.reference else 1 + follows)
     policy = with_reference_adapter(loaded, inputs.reference)
     # The functions below receive values or a group of settings: only this one and the loop read the stage's settings.
+    policy.tokenization.stop_ids = config.stop_ids or frozenset()
     samples, length, updates = config.samples_per_prompt, config.max_new_tokens, config.total_updates
     limits = Limits(config.max_prompt_tokens, length, config.overlong)
     given = encode_prompts(inputs.prompts, policy, limits, config.skip_bad_rows)

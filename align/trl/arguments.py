@@ -10,13 +10,13 @@ import torch
 from datasets import Dataset, DatasetDict, IterableDataset
 from peft import PeftConfig, PeftModel
 from torch import nn
-from transformers import DataCollatorWithPadding, EarlyStoppingCallback
+from transformers import DataCollatorWithPadding, EarlyStoppingCallback, PreTrainedModel
 from transformers.trainer_pt_utils import AcceleratorConfig
 from transformers.trainer_utils import SaveStrategy
 
 import align.ppo.config as core
 from align.batches.encoding import Limits, encode_prompts
-from align.core.errors import UserError
+from align.core.errors import UserError, short_repr
 from align.models.backbone.kinds import has_separate_encoder
 from align.models.loading import LoadedModel
 from align.ppo.inputs import sharing_pair
@@ -47,9 +47,9 @@ def problems(
     """
     if not isinstance(args, PPOConfig):
         yield f"`args` must be an `align.trl.PPOConfig`, not {type(args).__name__}"
-    for name in ("model", "value_model"):
-        if not isinstance(models[name], nn.Module):
-            yield f"`{name}` must be a loaded model, not {models[name]!r}"
+    for name, kinds in (("model", PreTrainedModel | PeftModel | PreTrainedModelWrapper), ("value_model", nn.Module)):
+        if not isinstance(models[name], kinds):
+            yield f"`{name}` must be a loaded model of transformers, not {short_repr(models[name])}"
     if train_dataset is None:
         yield "`train_dataset` is required"
     if isinstance(train_dataset, DatasetDict):

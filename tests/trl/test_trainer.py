@@ -129,7 +129,7 @@ def test_events_come_in_the_order_of_trl(make_trainer, tmp_path):
 
 
 def test_folders_are_those_of_trl_without_pickles(make_trainer, models, folder, tmp_path):
-    trainer = make_trainer({"total_episodes": 12, "save_steps": 1, "save_total_limit": 2})
+    trainer = make_trainer({"total_episodes": 12, "save_steps": 1, "save_total_limit": 2, "stop_token_id": 7})
     trainer.train()
     out = tmp_path / "out"
     trainer.save_state()
@@ -147,6 +147,7 @@ def test_folders_are_those_of_trl_without_pickles(make_trainer, models, folder, 
     assert [path.name for path in out.iterdir() if path.name.startswith(".")] == []
     loaded = AutoModelForCausalLM.from_pretrained(out)
     assert all(torch.equal(weight, models["model"].state_dict()[name]) for name, weight in loaded.state_dict().items())
+    assert loaded.generation_config.eos_token_id == [trainer.processing_class.eos_token_id, 7]
     assert trainer.core_config.reward_model == [folder]
     assert "| reward model | tiny-llama" in (out / "README.md").read_text()
 
