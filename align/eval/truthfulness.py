@@ -33,6 +33,7 @@ from align.eval.answers import (
 from align.eval.results import EvalConfig, Evaluation, Measurement, new_id, publish, share_measurement, subsample
 from align.eval.store import Json, compute_once
 from align.eval.truthfulness_judge import AnswerJudge, Aspect, load_judge
+from align.runtime.progress import console
 from align.sampling.generation import SamplingParams
 from align.sampling.settings import InferenceConfig
 from align.tokenization import PLAIN_TEMPLATE, Tokenization
@@ -67,7 +68,7 @@ class TruthfulnessConfig(EvalConfig, InferenceConfig):
     chat: bool = option(
         False, "use the model's chat template, with the examples as earlier turns; otherwise lines Q: and A:"
     )
-    generation: bool = option(False, "also sample answers, for judges")
+    generation: bool = option(False, "also sample answers, which only the judges score")
     max_new_tokens: int = option(50, "longest written answer, in tokens (TruthfulQA's code: 50)", gt=0)
     truth_judge: str = option("", "folder of a judge of truth from `align eval train-judge`; empty: none")
     info_judge: str = option("", "folder of a judge of informativeness; empty: none")
@@ -84,6 +85,8 @@ def run_truthfulness(config: TruthfulnessConfig) -> list[Evaluation]:
     context = open_context(config.output, config)
     folders: dict[Aspect, str] = {"truth": config.truth_judge, "info": config.info_judge}
     judges = {aspect: load_judge(folder, aspect) for aspect, folder in folders.items() if folder}
+    if config.generation and not judges and accelerator.is_main_process:
+        console.print(f"answers are sampled into {config.output}, but not scored: truth_judge and info_judge are empty")
     evaluations = []
     for evaluated in open_models(config.models, context):
         if config.chat:

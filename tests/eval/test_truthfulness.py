@@ -221,7 +221,7 @@ def test_an_answer_ends_where_the_model_asks_on(text, answer):
     assert first_answer(text) == answer
 
 
-def test_written_answers_are_judged_and_kept(tmp_path: Path):
+def test_written_answers_are_judged_and_kept(tmp_path: Path, capsys):
     rows = [
         {"question": f"q{number}", "answer": answer, "label": label}
         for number in range(10)
@@ -232,8 +232,13 @@ def test_written_answers_are_judged_and_kept(tmp_path: Path):
         judge = run_train_judge(JudgeConfig(output_dir=str(tmp_path / asks), data=data, asks=asks))
         judges[f"{asks}_judge"] = str(judge)
     given = {"models": ["tiny-llama"], "output": str(tmp_path / "out"), "dtype": "float32", "limit": 3}
+    (unjudged,) = run_truthfulness(TruthfulnessConfig(**given, max_new_tokens=6, generation=True))
+    assert [measurement.name for measurement in unjudged.measurements] == ["mc1", "mc2", "mc3"]
+    note = f"answers are sampled into {tmp_path}/out, but not scored: truth_judge and info_judge are empty\n"
+    assert note in capsys.readouterr().err
     config = TruthfulnessConfig(**given, max_new_tokens=6, generation=True, **judges)
     (found,) = run_truthfulness(config)
+    assert note not in capsys.readouterr().err
     by_name = {measurement.name: measurement for measurement in found.measurements}
     assert {"true", "informative", "true and informative"} <= by_name.keys()
     assert by_name["true"].scorer.startswith("truth judge ")
