@@ -18,8 +18,8 @@ from align.core.launch import run_unless_finished
 from align.core.seeds import RngStream, generator
 from align.core.settings_parser import parse
 from align.core.statistics import share_interval
-from align.data.readers import read_records
-from align.data.records import Prompt
+from align.data.readers import read_records, write_records
+from align.data.records import Prompt, Ranking
 from align.eval.policy_comparison import PolicyComparison, compare_policies
 from align.eval.report.page import write_report
 from align.extras.loop_labels import (
@@ -75,7 +75,7 @@ class Loop:
             missing = self.labeler.collect(name, folder / "samples.jsonl", rankings)
             if missing:
                 return missing
-        run_once(f"{name}/rankings", lambda: {"rankings": len(read_json_lines(rankings))})
+        run_once(f"{name}/rankings", lambda: {"rankings": len(read_records(rankings, Ranking))})
         run_once(f"{name}/split", lambda: self._split(number, folder))
         for member in range(self.config.reward_models):
             run_once(f"{name}/reward-{member}", partial(self._train_reward, number, member))
@@ -124,17 +124,17 @@ class Loop:
 
     def _split(self, number: int, folder: Path) -> dict[str, Any]:
         """Hold out some prompts with all their rankings; drop rankings that tie all answers."""
-        read = read_json_lines(folder / "rankings.jsonl")
-        rows = [row for row in read if len(set(row["ranks"])) > 1]
+        read = read_records(folder / "rankings.jsonl", Ranking)
+        rows = [(row.id or str(row.prompt), row) for row in read if not row.all_tied]
         if not rows:
             raise UserError(f"round {number}: none of the {len(read)} rankings prefers one answer to another")
-        ids = sorted({row["id"] for row in rows})
+        ids = sorted({name for name, _ in rows})
         order = generator(self.config.seed, RngStream.LOOP_PROMPTS, number, 2).permutation(len(ids))
         held_out = {ids[index] for index in order[: round(len(ids) * self.config.validation_split)]}
-        parts = {"train": [row for row in rows if row["id"] not in held_out]}
-        parts["heldout"] = [row for row in rows if row["id"] in held_out]
+        parts = {"train": [row for name, row in rows if name not in held_out]}
+        parts["heldout"] = [row for name, row in rows if name in held_out]
         for part, kept in parts.items():
-            write_json_lines(folder / f"{part}.jsonl", kept)
+            write_records(folder / f"{part}.jsonl", kept)
         return {part: len(kept) for part, kept in parts.items()} | {"all tied": len(read) - len(rows)}
 
     def _train_reward(self, number: int, member: int) -> dict[str, Any]:

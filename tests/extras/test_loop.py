@@ -221,6 +221,17 @@ def test_a_round_waits_for_rankings_in_a_file(tmp_path):
     assert FileLabeler().collect("round-1", samples, target) == ""
 
 
+def test_rankings_in_a_file_may_have_any_layout_and_no_ids(settings, tmp_path):
+    loop, target = Loop(replace(settings, validation_split=0.5)), tmp_path / "rankings.jsonl"
+    write_rows(target, [{"prompt": word, "chosen": "a", "rejected": "b"} for word in ("one", "one", "two")])
+    found = loop._split(1, tmp_path)
+    assert sorted([found["train"], found["heldout"]]) == [1, 2]
+    assert {row["prompt"] for row in read_rows(tmp_path / "train.jsonl")} in ({"one"}, {"two"})
+    write_rows(target, [{"prompt": "one", "responses": ["a", "b"]}])
+    with pytest.raises(UserError, match=r"rankings.jsonl:1: field 'ranks': is missing"):
+        loop._split(1, tmp_path)
+
+
 def test_a_round_in_which_nothing_is_preferred_ends_with_one_line(settings):
     with pytest.raises(UserError, match="round 1: none of the 3 rankings prefers one answer to another"):
         run_loop(replace(more_prompts(settings, 12), labeler=E))
@@ -266,11 +277,15 @@ def test_labels_from_the_app_are_waited_for_and_trained_on(settings, tmp_path, c
         assignment = leases.next(ann, "rank")
         Judgments(leases).submit(ann, assignment.id, f"request-{turn}", {"ranks": [1, 2]}, 1.0)
     assert "2 of 3 judgments" in labeler.collect("round-1", samples, tmp_path / "rankings.jsonl")
+    (cleo,) = add_users(database, "cleo", role="lead")
+    decided = leases.adjudicate(cleo, assignment.item_id)
+    Judgments(leases).submit(cleo, decided.id, "decision", {"ranks": [1, 1]}, 1.0)
     with database.write() as session:
         session.execute(update(Batch).values(open=False))  # the lead closes it: what is there counts
     folder = run_loop(config)
     rankings = read_rows(folder / "round-1" / "rankings.jsonl")
-    assert [sorted(row["ranks"]) for row in rankings] == [[1, 2]] * 2
+    assert [sorted(row["ranks"]) for row in rankings] == [[1, 2], [1, 1]]  # the lead's decision replaces the labeler's
+    assert json.loads((folder / "loop.json").read_text())["steps"]["round-1/split"]["all tied"] == 1
     assert {row["id"] for row in rankings} < {row["id"] for row in read_rows(folder / "round-1" / "samples.jsonl")}
     assert (folder / "round-1" / "ppo" / "model").is_dir()
     assert "round 1: rankings 2" in capsys.readouterr().err
