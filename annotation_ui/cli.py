@@ -124,9 +124,6 @@ def _add_export_command(commands: Any) -> None:
     command.add_argument("--include-gold", action="store_true", help="gold items too")
     command.add_argument("--times", action="store_true", help="with the time and the active seconds of each judgment")
     command.add_argument(
-        "--all-tied", action="store_true", help="rankings that tie all responses too (training leaves them out)"
-    )
-    command.add_argument(
         "--preferences",
         action="store_true",
         help="with aggregated rankings: how probable each order is, by labelers' reliability (for soft_targets)",

@@ -127,7 +127,6 @@ class Client:
         aggregated: bool = False,
         since: float | None = None,
         include_gold: bool = False,
-        all_tied: bool = False,
         preferences: bool = False,
         times: bool = False,
     ) -> Json:
@@ -142,7 +141,6 @@ class Client:
             aggregated: one row per item instead of one per labeler.
             since: only judgments from this time on (seconds since 1970).
             include_gold: also attention and training items.
-            all_tied: also rankings that tie all responses.
             preferences: with aggregated rankings, the probability of each order of two responses.
             times: when each judgment was made, and its active seconds.
         """
@@ -154,7 +152,6 @@ class Client:
             "aggregated": aggregated,
             "since": since,
             "include_gold": include_gold,
-            "all_tied": all_tied,
             "preferences": preferences,
             "times": times,
         }

@@ -210,7 +210,7 @@ class AppLabeler:
         """Write the rankings of a batch."""
         from annotation_ui.reports.export import Selection, export
 
-        export(self.database, Selection("rankings", aggregated=True, all_tied=True, batches=(batch,)), target)
+        export(self.database, Selection("rankings", aggregated=True, batches=(batch,)), target)
 
 
 class ServerLabeler(AppLabeler):
@@ -228,7 +228,7 @@ class ServerLabeler(AppLabeler):
         self.client.import_rows(batch, "rank", read_json_lines(samples), labelers_per_item=self.labelers_per_item)
 
     def export_rankings(self, batch: str, target: Path) -> None:
-        self.client.export("rankings", target, batches=[batch], aggregated=True, all_tied=True)
+        self.client.export("rankings", target, batches=[batch], aggregated=True)
 
 
 def batch_name(name: str, samples: Path) -> str:

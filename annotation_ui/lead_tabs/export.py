@@ -24,7 +24,6 @@ def export_tab(services: Services) -> None:
     with gr.Row():
         aggregated = gr.Checkbox(label="One row per item (aggregated)")
         gold = gr.Checkbox(label="Include gold items")
-        tied = gr.Checkbox(label="Include rankings that tie all responses (training leaves them out)")
         preferences = gr.Checkbox(label="How probable each order is (aggregated rankings)", visible=False)
         times = gr.Checkbox(label="With the time and the active seconds of each judgment")
         since = gr.Textbox(label="Judged since (UTC)", placeholder="2026-01-31 12:00", max_length=40)
@@ -36,7 +35,7 @@ def export_tab(services: Services) -> None:
         """Only the choices that change the export of these records."""
         ranked, skips = record == "rankings", record == SKIPS
         combined = any(TASKS[name].comparable for name in records()[record]) and not skips
-        visible = (combined, not skips, ranked, ranked and aggregated, not (combined and aggregated))
+        visible = (combined, not skips, ranked and aggregated, not (combined and aggregated))
         return [gr.update(visible=shown) for shown in visible]
 
     def list_batches() -> Any:
@@ -48,7 +47,6 @@ def export_tab(services: Services) -> None:
         batches: list[str],
         aggregated: bool,
         gold: bool,
-        tied: bool,
         preferences: bool,
         times: bool,
         since: str | None,
@@ -56,7 +54,7 @@ def export_tab(services: Services) -> None:
     ) -> tuple[str, dict[str, Any]]:
         ranked = record == "rankings"  # a choice that is hidden for these records does not count
         together = aggregated and record != SKIPS
-        options = (gold and record != SKIPS, tied and ranked, preferences and ranked and together, times and not together)
+        options = (gold and record != SKIPS, preferences and ranked and together, times and not together)
         selection = Selection(record, together, _moment(since), tuple(batches or ()), *options)
         path = new_export_path(services.settings, record, kind)
         manifest = export(services.database, selection, path, Actor(user_id(services, request)))
@@ -66,11 +64,11 @@ def export_tab(services: Services) -> None:
         [record.change, aggregated.change],
         show_fields,
         [record, aggregated],
-        [aggregated, gold, tied, preferences, times],
+        [aggregated, gold, preferences, times],
         **LAST_COUNTS,
     )
     batches.focus(list_batches, None, batches, show_progress="hidden")
-    fields = [record, kind, batches, aggregated, gold, tied, preferences, times, since]
+    fields = [record, kind, batches, aggregated, gold, preferences, times, since]
     button.click(show_user_errors(write_export), fields, [files, manifest])
 
 

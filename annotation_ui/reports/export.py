@@ -46,7 +46,6 @@ class Selection:
         since: only judgments made at this time or later (seconds since 1970).
         batches: names of batches; empty means all.
         include_gold: also items with a known answer.
-        all_tied: also rankings that tie all responses; they have nothing to learn from, and training leaves them out.
         preferences: with aggregated rankings, how probable each order of two responses is, by labelers' reliability.
         times: when each judgment was made (UTC), and its active seconds.
     """
@@ -56,7 +55,6 @@ class Selection:
     since: float | None = None
     batches: Sequence[str] = ()
     include_gold: bool = False
-    all_tied: bool = False
     preferences: bool = False
     times: bool = False
 
@@ -81,8 +79,8 @@ def export(database: Database, selection: Selection, path: Path, by: Actor = SHE
         raise UserError(f"{path}: the name must end in {', '.join('.' + name for name in FORMATS)}")
     with database.read() as session:
         judgments = _selected_judgments(session, selection)
-        rows, left_out = _rows_of_judgments(selection, judgments)
-        manifest = {**_manifest(session, selection, judgments, rows), "all_tied_left_out": left_out}
+        rows = _rows_of_judgments(selection, judgments)
+        manifest = _manifest(session, selection, judgments, rows)
     content = FORMATS[suffix](rows)
     manifest["file"] = {"name": path.name, "bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
     write_file(path, content)
@@ -98,7 +96,7 @@ def rows_to_export(database: Database, selection: Selection) -> list[Json]:
     selection.check()
     with database.read() as session:
         judgments = _selected_judgments(session, selection)
-    return _rows_of_judgments(selection, judgments)[0]
+    return _rows_of_judgments(selection, judgments)
 
 
 def check_batches(session: Session, names: Sequence[str]) -> None:
@@ -116,15 +114,10 @@ def _selected_judgments(session: Session, selection: Selection) -> list[CurrentJ
     return [judgment for judgment in judgments if selection.include_gold or judgment.item.gold is None]
 
 
-def _rows_of_judgments(selection: Selection, judgments: list[CurrentJudgment]) -> tuple[list[Json], int]:
-    """The rows, and how many rankings were left out because they tie all responses."""
+def _rows_of_judgments(selection: Selection, judgments: list[CurrentJudgment]) -> list[Json]:
     if selection.record == SKIPS:
-        return [{**_skip_row(judgment), **_times(selection, judgment)} for judgment in judgments], 0
-    rows = list(_aggregated_rows(selection, judgments) if selection.aggregated else _raw_rows(selection, judgments))
-    if selection.record != "rankings" or selection.all_tied:
-        return rows, 0
-    kept = [row for row in rows if len(set(row["ranks"])) > 1]
-    return kept, len(rows) - len(kept)
+        return [{**_skip_row(judgment), **_times(selection, judgment)} for judgment in judgments]
+    return list(_aggregated_rows(selection, judgments) if selection.aggregated else _raw_rows(selection, judgments))
 
 
 def _skip_row(skip: CurrentJudgment) -> Json:

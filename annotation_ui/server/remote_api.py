@@ -56,7 +56,6 @@ class ExportRequest(Body):
     since: float | None = None
     batches: tuple[Name, ...] = ()
     include_gold: bool = False
-    all_tied: bool = False
     preferences: bool = False
     times: bool = False
 

@@ -106,7 +106,7 @@ def submit(page, done):
 
 
 def exported(server, batch):
-    return rows_to_export(server.database, Selection("rankings", batches=(batch,), all_tied=True))
+    return rows_to_export(server.database, Selection("rankings", batches=(batch,)))
 
 
 def press(page, *keys):

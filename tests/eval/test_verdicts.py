@@ -218,7 +218,7 @@ RANKINGS = [
         "prompt": "Sum up: B.", "category": "summary", "responses": ["c", "d"], "ranks": [2, 1], "model": ["new", "old"],
         "ratings": [4, 2], "flags": [["hallucination"], ["hallucination"]],
     },
-    {  # all tied, as `--all-tied` exports it; only one is rated
+    {  # all tied; only one is rated
         "prompt": "Hi", "category": "talk", "responses": ["e", "f"], "ranks": [1, 1], "model": ["old", "new"],
         "some_rated": [None, 1], "flags": [["hallucination"], ["unfit_for_assistant"]],
     },

@@ -174,7 +174,7 @@ def test_a_click_acts_on_the_row_and_only_the_fields_of_the_records_are_shown(se
 
     panel = open_tab(page, "Export")
     labels = {
-        "rankings": ["One row per item (aggregated)", "Include gold items", "Include rankings that tie all responses"],
+        "rankings": ["One row per item (aggregated)", "Include gold items"],
         "demonstrations": ["One row per item (aggregated)", "Include gold items"],
         "skips": [],
     }

@@ -47,7 +47,7 @@ def test_rankings_raw_pairs_and_aggregated(database, judgments):
     assert together == {**base, "ranks": [3, 1, 2], "ratings": [3, 7, 3]}
 
 
-def test_every_exported_row_is_a_record_that_training_reads(database, judgments, tmp_path):
+def test_every_exported_row_is_a_record_that_training_reads(database, judgments):
     """Also the awkward ones: ratings of some, a tie of all, a response that was sampled twice."""
     turns = [{"role": role, "content": role} for role in ("user", "assistant", "user")]
     row = {"prompt": turns, "responses": ["a", "b", "a"], "model": ["x", "y", "z"], "id": 1}
@@ -64,10 +64,9 @@ def test_every_exported_row_is_a_record_that_training_reads(database, judgments,
     do(judgments, ann, "rules", {"verdicts": {"a": {"verdict": "unsure", "note": "n"}}})
     do(judgments, ann, "edit", {"completion": "corrected", "outcome": "corrected"})
     do(judgments, ann, "spans", {"spans": [{"start": 0, "end": 1, "type": "incorrect"}]})
-    (ranking,) = rows_to_export(database, Selection("rankings"))
+    ranking, tie = rows_to_export(database, Selection("rankings"))
+    assert (tie["ranks"], tie["ratings"]) == ([1, 1], [4, 4])
     assert (ranking["responses"], ranking["model"], ranking["some_rated"]) == (["a", "b"], ["x", "y"], [None, 7])
-    assert len(rows_to_export(database, Selection("rankings", all_tied=True))) == 2
-    assert export(database, Selection("rankings"), tmp_path / "rankings.jsonl")["all_tied_left_out"] == 1
     assert {convert_row(row, Ranking)[1][0].responses for row in rows_to_export(database, Selection("pairs"))} == {
         ("b", "a"),
         ("corrected", "r"),

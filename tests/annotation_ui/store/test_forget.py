@@ -46,7 +46,7 @@ def worked(database, judgments):
 
 
 def everything(database):
-    return {kind: rows_to_export(database, Selection(kind, all_tied=True)) for kind in records()}
+    return {kind: rows_to_export(database, Selection(kind)) for kind in records()}
 
 
 def test_the_name_and_the_remarks_go_and_the_judgments_stay(worked):
