@@ -132,8 +132,11 @@ def read_judgments(files: Sequence[str], skip_bad_rows: bool) -> list[ResponseVo
 
 
 def read_rankings(files: Sequence[str], skip_bad_rows: bool) -> list[ResponseVotes]:
-    """The responses of rankings with their flags; a response that two people ranked is there twice."""
-    nothing = "holds no usable ranking"
+    """The responses of rankings with their flags; a response that two people ranked is there twice.
+
+    Comparisons, which the app exports with a `choice`, are left out: nobody was asked about flags.
+    """
+    nothing = "holds no ranking with questions on each response; comparisons have none"
     return parse_rows(files, _responses_of_ranking, nothing, skip_bad_rows=skip_bad_rows) if files else []
 
 
@@ -148,6 +151,8 @@ def _responses_of_ranking(fields: Mapping[str, Any], _number: str) -> list[Respo
     flags = check_flags(fields["flags"], len(responses)) if fields.get("flags") else [()] * len(responses)
     if any(isinstance(names, str) for names in flags):
         raise field_error("flags", "is for the whole ranking", "give a list for each response")
+    if fields.get("choice") is not None:
+        return []
     prompt, category = str(fields.get("prompt")), fields.get("category")
     return [
         ResponseVotes(

@@ -56,7 +56,7 @@ class Compare(Task):
     def rows(self, content: Json, answer: Json) -> list[Json]:
         choice = answer["choice"]
         flags = {"flags": [["both_bad"], ["both_bad"]]} if choice == "both_bad" else {}
-        return [ranking_row(content, RANKS[choice], answer, **flags)]
+        return [ranking_row(content, RANKS[choice], answer, **flags, choice=choice)]
 
     def gold_agreement(self, answer: Json, gold: Json) -> float | None:
         return float(answer["choice"] == gold["choice"]) if "choice" in gold else None

@@ -22,7 +22,7 @@ from annotation_ui.store.importing import NewBatch, import_rows
 from annotation_ui.store.judgments import Judgments
 from annotation_ui.store.leases import Leases
 from annotation_ui.tasks import TASKS
-from tests.annotation_ui.running import add_users, do
+from tests.annotation_ui.running import add_batch, add_users, do
 from tests.eval.files import values
 from tests.files import write_rows
 
@@ -238,6 +238,20 @@ def test_ratings_and_flags_by_hand(run):
     assert [each["flag hallucination"] for each in found] == [(1.0, 3), (pytest.approx(1 / 3), 3)]
     assert [each["appropriate for an assistant"] for each in found] == [(1.0, 3), (pytest.approx(2 / 3), 3)]
     assert found[1]["flag unfit_for_assistant"] == (pytest.approx(1 / 3), 3)
+
+
+def test_a_comparison_that_the_app_exports_is_no_answer_about_flags(run, app):
+    database, judgments = app
+    row = {"prompt": "Hi", "responses": ["a", "b"], "model": ["old", "new"]}
+    add_batch(database, [("t", row)], "compare")
+    (ann,) = add_users(database, "ann")
+    do(judgments, ann, "compare", {"choice": "B"})
+    exported = rows_to_export(database, Selection("rankings"))
+    assert exported[0]["ranks"] == [2, 1]
+    old, _ = run([*RANKINGS, *exported], "rankings")
+    assert [measurement.n for measurement in old.measurements if measurement.name == "flag violent"] == [3]
+    with pytest.raises(UserError, match="holds no ranking with questions on each response"):
+        run(exported, "rankings")
 
 
 @pytest.mark.parametrize(
