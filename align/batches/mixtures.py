@@ -144,7 +144,7 @@ def seen_warning(training: Sequence[Any], held_out: Sequence[Any]) -> str:
 
     def content(example: Any) -> int:
         responses = example.responses if hasattr(example, "responses") else [example.response]
-        return hash((tuple(example.prompt), frozenset(map(tuple, responses))))
+        return hash((example.opening, frozenset(map(tuple, responses))))
 
     known = set(map(content, training))
     seen = sum(content(example) in known for example in held_out)

@@ -7,6 +7,7 @@ from typing import Any, TypedDict
 from align.data.fields import check_list, check_text, check_turn, field_error, short_repr
 
 ROLES = ("system", "user", "assistant")
+_TURNS_AS_TEXT = re.compile(r"""\s*\[\s*\{\s*['"](role|content|from|value)['"]\s*:""")
 
 
 class Message(TypedDict):
@@ -52,10 +53,17 @@ def _check_message(value: object, field: str) -> Message:
     return {"role": role, "content": content}
 
 
+def _check_plain(value: str, field: str, *, may_be_empty: bool = False) -> str:
+    """Text that is no list of turns, which `str` or pandas has made a text."""
+    if _TURNS_AS_TEXT.match(value):
+        raise field_error(field, "is a text that spells a list of turns", "write the list, as JSON with double quotes")
+    return check_text(value, field, may_be_empty=may_be_empty)
+
+
 def check_prompt(value: object, field: str = "prompt") -> Conversation:
     """A conversation that waits for an answer: it ends with a user turn. Plain text is one user turn."""
     if isinstance(value, str):
-        return user_turn(check_text(value, field))
+        return user_turn(_check_plain(value, field))
     turns = _turns(value, field)
     if turns[-1]["role"] == "system":
         raise field_error(field, "has only a system turn", "add the user's turn")
@@ -67,7 +75,7 @@ def check_prompt(value: object, field: str = "prompt") -> Conversation:
 def check_continuation(value: object, field: str) -> Conversation:
     """Turns to learn from: the first and the last are the assistant's. Plain text is one assistant turn."""
     if isinstance(value, str):
-        return ({"role": "assistant", "content": check_text(value, field)},)
+        return ({"role": "assistant", "content": _check_plain(value, field)},)
     turns = _turns(value, field)
     if turns[0]["role"] != "assistant":
         raise field_error(field, f"begins with a {turns[0]['role']} turn", "move the turns before the answer to prompt")
@@ -85,7 +93,7 @@ def _turns(value: object, field: str) -> Conversation:
 def check_answer(value: object, field: str, *, may_be_empty: bool = False) -> str:
     """The text of one response, given as text or as a list of one assistant turn."""
     if isinstance(value, str):
-        return check_text(value, field, may_be_empty=may_be_empty)
+        return _check_plain(value, field, may_be_empty=may_be_empty)
     turns = check_continuation(value, field)
     if len(turns) > 1:
         raise field_error(field, f"has {len(turns)} turns", "give one assistant turn and put what precedes in prompt")

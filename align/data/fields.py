@@ -91,7 +91,8 @@ def check_id(value: object) -> str | None:
 def check_list(value: object, field: str, count: int | None = None) -> list[Any]:
     """A list, of `count` entries (one for each response) if a count is given."""
     if not isinstance(value, list | tuple):
-        raise field_error(field, f"must be a list, not {short_repr(value)}", "write it as [..., ...]")
+        remedy = "write it as JSON, with double quotes" if str(value).startswith("[") else "write it as [..., ...]"
+        raise field_error(field, f"must be a list, not {short_repr(value)}", remedy)
     if count is not None and len(value) != count:
         raise field_error(field, f"has {len(value)} entries for {count} responses", "give one for each response")
     return list(value)

@@ -105,7 +105,10 @@ def pair(row: Row) -> list[Record]:
     chosen = required_field(row, "chosen", "a pair has prompt, chosen and rejected")
     rejected = required_field(row, "rejected", "a pair has prompt, chosen and rejected")
     if _is_whole_conversation(chosen) or _is_whole_conversation(rejected):
-        return _pair_of_conversations(row, check_conversation(chosen, "chosen"), check_conversation(rejected, "rejected"))
+        asked, turns = row.get("prompt"), check_conversation(chosen, "chosen")
+        if isinstance(asked, list | tuple) and check_prompt(asked) != turns[-1 - len(asked) : -1]:
+            raise field_error("prompt", "differs from the turns before the last one of 'chosen'", "remove one of them")
+        return _pair_of_conversations(row, turns, check_conversation(rejected, "rejected"))
     prompt = required_field(row, "prompt", "write the text that both responses answer")
     # as the labeling app exports them: a policy's answer may be empty, and somebody has judged it
     return _pair_ranking(row, prompt, chosen, rejected, may_be_empty=True)

@@ -217,8 +217,8 @@ PREFERENCES = {
 
 
 def _in_words(row: Row, field: str) -> int:
-    word = str(required_field(row, field, "write a, b or tie")).strip().lower().replace(" ", "_")
-    if word in ("0", "0.0"):  # a column of 0 and 1 may count from 0, or tell whether the first answer is better
+    word = str(required_field(row, field, "write a, b or tie")).strip().lower().replace(" ", "_").removesuffix(".0")
+    if word == "0":  # a column of 0 and 1 may count from 0, or tell whether the first answer is better
         raise field_error(field, f"is {short_repr(row[field])}, and a code of 0 and 1 is ambiguous", "write a, b or tie")
     if word not in PREFERENCES:
         raise field_error(field, f"is {short_repr(row[field])}", "use a, b or tie")

@@ -15,13 +15,14 @@ import json
 import re
 import sys
 import zlib
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import date, datetime, time
 from itertools import zip_longest
 from pathlib import Path
 from typing import IO, Any, NamedTuple, cast
 
-from align.core.errors import UserError, first_line, nearest_name_hint
+from align.core.errors import UserError, first_line, nearest_name_hint, short_repr
 from align.core.files import resolve_path
 from align.core.hub import require_hub
 from align.core.plugins import install_hint
@@ -141,14 +142,14 @@ def _line_rows(stream: IO[bytes], label: str, is_json: bool) -> Iterator[SourceR
     seen_content = False
     for number, line in enumerate(stream, 1):
         if number == 1:
-            if line.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+            if line.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or b"\0" in line:
                 raise UserError(f"{label}: is UTF-16; save it as UTF-8")
             line = line.removeprefix(codecs.BOM_UTF8)
         if not line.strip():
             continue
         if is_json and not seen_content and line.lstrip().startswith(b"["):
             try:
-                yield from _numbered(json.loads((line + stream.read()).decode("utf-8")), label)
+                yield from _numbered(_decode((line + stream.read()).decode("utf-8")), label)
             except (ValueError, RecursionError) as error:
                 place = number + getattr(error, "lineno", 1) - 1
                 raise UserError(f"{label}:{place}: {_decoding_problem(error)}") from error
@@ -159,10 +160,22 @@ def _line_rows(stream: IO[bytes], label: str, is_json: bool) -> Iterator[SourceR
             text = line.decode("utf-8").strip("\r\n")
             if text.isspace():
                 continue
-            row = json.loads(text) if is_json else {"prompt": text}
+            row = _decode(text) if is_json else {"prompt": text}
         except (ValueError, RecursionError) as error:
             row = UserError(_decoding_problem(error))
         yield SourceRow(f"{label}:{number}", row)
+
+
+def _decode(text: str) -> Any:
+    return json.loads(text, object_pairs_hook=_with_each_name_once)
+
+
+def _with_each_name_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        twice = next(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
+        raise ValueError(f"the name {short_repr(twice)} is there twice in an object")
+    return found
 
 
 def _decoding_problem(error: Exception) -> str:
@@ -278,11 +291,16 @@ def csv_rows(stream: IO[bytes], label: str) -> Iterator[dict[str, str | None] | 
     """
     csv.field_size_limit(sys.maxsize)  # the default of 128 KiB is shorter than a long document
     text = io.TextIOWrapper(stream, encoding="utf-8-sig", newline="")  # Excel begins UTF-8 with a byte order mark
+    line = 1  # where the next row begins
     try:
         start = text.readline()
+        if "\0" in start:
+            raise UserError(f"{label}: is UTF-16; save it as CSV UTF-8")
         separator = max(SEPARATORS, key=start.count)
         names = _header(next(csv.reader([start], delimiter=separator, strict=True), []), label)
-        for cells in csv.reader(text, delimiter=separator, strict=True):
+        reader, line = csv.reader(text, delimiter=separator, strict=True), 2
+        for cells in reader:
+            line = reader.line_num + 2
             if len(cells) == len(names):
                 yield _row(names, cells)
             elif cells:
@@ -291,7 +309,8 @@ def csv_rows(stream: IO[bytes], label: str) -> Iterator[dict[str, str | None] | 
     except UnicodeDecodeError as error:
         raise UserError(f"{label}: not UTF-8 (byte 0x{error.object[error.start]:02x}); save it as CSV UTF-8") from error
     except csv.Error as error:
-        raise UserError(f"{label}: broken CSV ({error}); write it again, with quotes inside of cells doubled") from error
+        remedy = "write it again, with quotes inside of cells doubled"
+        raise UserError(f"{label}:{line}: broken CSV ({error}); {remedy}") from error
 
 
 def excel_rows(path: Path, label: str) -> Iterator[dict[str, str | None] | UserError]:

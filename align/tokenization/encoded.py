@@ -45,9 +45,9 @@ class SharedPrompt(Protocol):
 
 
 def opening_digest(conversation: Conversation) -> int:
-    """Return 64 bits of the SHA-256 of a conversation's first user turn."""
+    """Return 64 bits of the SHA-256 of a conversation's first user turn; how its words are spaced does not matter."""
     text = next((turn["content"] for turn in conversation if turn["role"] == "user"), "")
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
+    return int.from_bytes(hashlib.sha256(" ".join(text.split()).encode()).digest()[:8], "big")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,5 @@
 from collections import Counter
+from dataclasses import replace
 from functools import partial
 
 import numpy
@@ -53,6 +54,12 @@ def test_a_prompt_is_on_one_side_whatever_else_there_is():
     _, again = split_by_opening([*map(example, ("new", "newer")), *reversed(EXAMPLES)], 0.3)
     for larger in (again, split_by_opening(EXAMPLES, 0.4)[1]):
         assert {item.opening for item in validation} <= {item.opening for item in larger}
+
+
+def test_prompts_that_differ_in_white_space_are_one_prompt():
+    first, second = example("Is 3\r\nodd? "), replace(example("Is 3 odd?"), prompt=[2])
+    assert first.opening == second.opening
+    assert "contain 1 of 1 validation example: " in seen_warning([first], [second])
 
 
 def test_the_share_is_that_of_many_prompts_at_least_one_and_not_all():

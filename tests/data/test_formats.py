@@ -154,6 +154,8 @@ def test_every_layout_belongs_to_a_known_kind_and_is_tested_here():
 ERRORS = [
     (Ranking, {**HH, "rejected": "\n\nHuman: other\n\nAssistant: no"},
      "field 'rejected': differs from 'chosen' before its last turn; give both the same prompt, or remove the row"),
+    (Ranking, {"prompt": [system("s"), *DIALOGUE], "chosen": [*DIALOGUE, assistant("yes")], "rejected": [assistant("no")]},
+     "field 'prompt': differs from the turns before the last one of 'chosen'; remove one of them"),
     (Ranking, {**HH, "rejected": None}, "field 'rejected': is missing; write the transcript"),
     (Ranking, {**HH, "rejected": HH["chosen"]}, "field 'rejected': is the same text as 'chosen'; remove the row"),
     (Ranking, {**HH, "chosen": "\n\nHuman: 1\n\nAssistant: 2\n\nHuman: 3\n\nAssistant: "},

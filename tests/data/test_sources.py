@@ -172,8 +172,8 @@ def test_a_name_that_is_neither_file_nor_hub_data_set(monkeypatch, tmp_path, err
         ("a.csv", b"", "the file is empty; write one record per line"),
         ("a.csv", HEADER, "has no rows; write one record per line"),
         ("a.csv", HEADER + "ä,b,c\n".encode("cp1252"), "not UTF-8 (byte 0xe4); save it as CSV UTF-8"),
-        ("a.csv", HEADER + b'"a,b,c\n', "broken CSV (unexpected end of data); write it again, with quotes inside of cells "
-         "doubled"),
+        ("a.jsonl", '{"prompt": "Hi"}'.encode("utf-16-le"), "is UTF-16; save it as UTF-8"),
+        ("a.csv", HEADER.decode().encode("utf-16-le"), "is UTF-16; save it as CSV UTF-8"),
         ("a.csv", b"prompt,chosen,chosen\na,b,c\n", "the header has the column 'chosen' twice; rename one"),
     ],
 )  # fmt: skip
@@ -197,10 +197,20 @@ DAMAGED[40] ^= 0xFF
             b'\n[{"prompt": "Hi"},\n {"prompt" "Hi"}]',
             "/a.json:3: broken JSON (Expecting ':' delimiter",
         ),
+        (
+            "a.json",
+            b'[{"prompt": "Hi", "prompt": "Ho"}]',
+            "/a.json:1: broken JSON (the name 'prompt' is there twice in",
+        ),
+        (
+            "a.csv",
+            HEADER + b'a,b,c\n"a,b,c\na,b,c\n',
+            "/a.csv:3: broken CSV (unexpected end of data); write it again,",
+        ),
         ("state.json", b"{}", ": not a readable `datasets` folder ("),
         ("README.md", b"# About", ": the folder has no data files; it needs files ending in .jsonl"),
     ],
-    ids=["gzip", "parquet", "array", "datasets", "folder"],
+    ids=["gzip", "parquet", "array", "name twice", "csv", "datasets", "folder"],
 )
 def test_damaged_files_and_folders(tmp_path, name, data, message):
     (tmp_path / name).write_bytes(data)

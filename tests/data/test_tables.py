@@ -13,7 +13,7 @@ from align.data import Prompt, Ranking, check_data, read_records
 from align.data.fields import SCORES
 from align.data.sources import iter_rows
 from align.reward import RewardConfig
-from tests.data.rows import HI, error_of, lines, write_parquet
+from tests.data.rows import HI, assistant, error_of, lines, user, write_parquet
 
 OWN = [
     {"question": "Hi", "first answer": "a", "second answer": "b", "better": "B"},
@@ -100,6 +100,26 @@ def test_a_file_has_no_split_and_no_subset_and_an_existing_path_no_options(tmp_p
 )
 def test_broken_options(options, message):
     assert error_of(f"a.csv{options}") == f"a.csv{options}: {message}"
+
+
+def test_lists_that_pandas_wrote_as_python_are_named_and_a_choice_may_be_a_float(tmp_path):
+    turns = [user("q"), assistant("a")]
+    for row, message in (
+        (
+            {"prompt": turns[:1], "chosen": "a", "rejected": "b"},
+            "'prompt': is a text that spells a list of turns;",
+        ),
+        ({"chosen": turns, "rejected": turns, "prompt": "q"}, "'chosen': is a text that spells a list of turns;"),
+        (
+            {"prompt": "q", "responses": ["a", "b"], "ranks": [1, 2]},
+            "list, not \"['a', 'b']\"; write it as JSON,",
+        ),
+    ):
+        pandas.DataFrame([row]).to_csv(tmp_path / "a.csv", index=False)
+        assert message in error_of(tmp_path / "a.csv", Ranking)
+    choices = pandas.DataFrame({"prompt": "Hi", "response_a": "a", "response_b": "b", "preferred": [1.0, 2.0]})
+    choices.to_csv(tmp_path / "b.csv", index=False)
+    assert [found.ranks for found in read_records(tmp_path / "b.csv", Ranking)] == [(1, 2), (2, 1)]
 
 
 def test_ratings_of_a_spreadsheet(tmp_path):
