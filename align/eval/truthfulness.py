@@ -85,7 +85,7 @@ def run_truthfulness(config: TruthfulnessConfig) -> list[Evaluation]:
     context = open_context(config.output, config)
     folders: dict[Aspect, str] = {"truth": config.truth_judge, "info": config.info_judge}
     judges = {aspect: load_judge(folder, aspect) for aspect, folder in folders.items() if folder}
-    if config.generation and not judges and accelerator.is_main_process:
+    if config.generation and not judges and context.accelerator.is_main_process:
         console.print(f"answers are sampled into {config.output}, but not scored: truth_judge and info_judge are empty")
     evaluations = []
     for evaluated in open_models(config.models, context):
