@@ -3,15 +3,14 @@
 import re
 import shutil
 import sys
-from argparse import SUPPRESS, ArgumentParser, ArgumentTypeError, HelpFormatter
-from collections.abc import Iterator, Sequence
+from argparse import ArgumentParser, HelpFormatter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, fields
 from functools import partial
 from inspect import get_annotations
-from itertools import chain
 from pathlib import Path
 from types import NoneType
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import yaml
 
@@ -26,48 +25,11 @@ if TYPE_CHECKING:
 
 Settings = TypeVar("Settings", bound="DataclassInstance")
 HELP_ALL = "--help-all lists the valid names"
+SHORT_OPTION = re.compile(r"-[^\d.\s]\S*")  # there are none; -1e-5 is a number
 YAML_TAG = "tag:yaml.org,2002:"  # the prefix of the tags of YAML's own types
 
 
 TRUE, FALSE = ("true", "yes", "on", "y", "t", "1"), ("false", "no", "off", "n", "f", "0")
-
-
-class _Parser(ArgumentParser):
-    """Reads the words of settings, those of `blocks` as `--block.name`; its errors are one line without the usage."""
-
-    def __init__(self, config_class: type[Any], blocks: Sequence[str]) -> None:
-        super().__init__(allow_abbrev=False, add_help=False, argument_default=SUPPRESS)
-        self._negative_number_matcher = re.compile(r"-\.?\d")  # argparse itself takes -1e-5 for an option
-        self.types: dict[str, Any] = {}
-        self._add_settings(config_class, "")
-        for name in blocks:
-            self._add_settings(import_object(block_paths(config_class)[name]), f"{name}.")
-
-    def _add_settings(self, config_class: type[Any], prefix: str) -> None:
-        hints, blocks = get_type_hints(config_class), block_paths(config_class)
-        for name in (item.name for item in fields(config_class) if item.name not in blocks):
-            self.types[prefix + name] = hints[name]
-            self.add_argument(f"--{prefix}{name}", dest=prefix + name, **_reading(hints[name]))
-
-    def error(self, message: str) -> NoReturn:
-        raise UserError(re.sub(r"^argument --([\w.]+)", r"\1", message))
-
-
-def _reading(hint: Any) -> dict[str, Any]:
-    if get_origin(hint) is list:
-        return {"nargs": "+", "type": get_args(hint)[0]}
-    if get_origin(hint) is Literal:
-        choices = get_args(hint)
-        return {"choices": choices, "type": lambda word: next((each for each in choices if str(each) == word), word)}
-    if hint in (bool, bool | str):
-        return {"nargs": "?", "const": True, "type": _truth if hint is bool else str}
-    return {"type": partial(_or_none, get_args(hint)[0]) if is_optional(hint) else hint}
-
-
-def _truth(word: str) -> bool:
-    if word.lower() not in TRUE + FALSE:
-        raise ArgumentTypeError(f"must be true or false, not {word!r}")
-    return word.lower() in TRUE
 
 
 def parse(config_class: type[Settings], arguments: Sequence[str], program: str | None = None) -> Settings:
@@ -84,27 +46,76 @@ def parse(config_class: type[Settings], arguments: Sequence[str], program: str |
     files = [(path, _read_mapping(path)) for path in _take_config_files(words)]
     names = [word[2:].partition("=")[0] for word in words if word.startswith("--")]
     blocks = _given_blocks(config_class, names, [file for _, file in files])
-    parser = _Parser(config_class, blocks)
-    from_files: dict[str, list[str]] = {}
+    types = _types_of(config_class)
+    for name in blocks:
+        types |= _types_of(import_object(block_paths(config_class)[name]), f"{name}.")
+    given: dict[str, Any] = {}
     for path, file in files:
-        from_files |= _file_words(path, file, config_class, parser)
-    if unknown := [_unknown_option(name, config_class) for name in names if name not in parser.types]:
+        given |= _file_values(path, file, config_class, types)
+    if unknown := [_unknown_option(name, config_class) for name in names if name not in types]:
         raise UserError("; ".join(unknown))
-    read = [*chain.from_iterable(from_files.values()), *words]
-    namespace, left_over = parser.parse_known_args(read)
-    if left_over:
-        raise UserError(_unexpected_word(left_over[0], words, setting_names(config_class)))
+    given |= _word_values(words, types, config_class)
     values: dict[str, Any] = {name: {} for name in blocks}
-    empty: dict[str, Any] = {
-        key: [] for key, given in from_files.items() if not given
-    }  # which no command-line words stand for
-    for name, value in (empty | vars(namespace)).items():
+    for name, value in given.items():
         block, _, inner = name.partition(".")
         if inner:
             values[block][inner] = value
         else:
             values[name] = value
     return config_class(**values)
+
+
+def _types_of(config_class: type[Any], prefix: str = "") -> dict[str, Any]:
+    """The type of each setting that is no block."""
+    hints, blocks = get_type_hints(config_class), block_paths(config_class)
+    return {prefix + item.name: hints[item.name] for item in fields(config_class) if item.name not in blocks}
+
+
+def _word_values(words: Sequence[str], types: Mapping[str, Any], config_class: type[Any]) -> dict[str, Any]:
+    """The values of `--name value`, `--name=value` and, for a list, `--name value value`; the last of one name counts."""
+    options: list[tuple[str, list[str]]] = []
+    takes_more = False
+    for word in words:
+        if word.startswith("--"):
+            name, equals, text = word[2:].partition("=")
+            options.append((name, [text] if equals else []))
+            takes_more = not equals
+        elif takes_more and not SHORT_OPTION.fullmatch(word):
+            name, texts = options[-1]
+            texts.append(word)
+            takes_more = get_origin(types[name]) is list
+        else:
+            raise UserError(_unexpected_word(word, options[-1][0] if options else "", config_class))
+    return {name: _value_of(name, types[name], texts) for name, texts in options}
+
+
+def _value_of(name: str, hint: Any, texts: Sequence[str]) -> Any:
+    """The value of a setting as it was written. Raise a UserError that begins with its name."""
+    if not texts and hint in (bool, bool | str):
+        return True
+    is_list = get_origin(hint) is list
+    if not texts:
+        raise UserError(f"{name}: expected {'at least one' if is_list else 'one'} argument")
+    values = [_read_text(name, get_args(hint)[0] if is_list else hint, text) for text in texts]
+    return values if is_list else values[0]
+
+
+def _read_text(name: str, hint: Any, text: str) -> Any:
+    if is_optional(hint):
+        return None if text.lower() in ("none", "null") else _read_text(name, get_args(hint)[0], text)
+    if get_origin(hint) is Literal:
+        choices = {str(each): each for each in get_args(hint)}
+        if text not in choices:
+            raise UserError(f"{name}: invalid choice: {text!r} (choose from {', '.join(map(repr, choices.values()))})")
+        return choices[text]
+    if hint is bool and text.lower() not in TRUE + FALSE:
+        raise UserError(f"{name}: must be true or false, not {text!r}")
+    if hint in (bool, bool | str):
+        return text.lower() in TRUE if hint is bool else text
+    try:
+        return hint(text)
+    except ValueError as error:
+        raise UserError(f"{name}: invalid {hint.__name__} value: {text!r}") from error
 
 
 def _given_blocks(config_class: type[Any], names: Sequence[str], files: Sequence[yaml.MappingNode]) -> list[str]:
@@ -123,23 +134,13 @@ def _unknown_option(name: str, config_class: type[Any]) -> str:
     return describe_unknown(f"option --{name}", name, known, "--", HELP_ALL)
 
 
-def _unexpected_word(word: str, words: Sequence[str], known: Sequence[str]) -> str:
-    """The message for a word that belongs to no option, with the option that it follows."""
+def _unexpected_word(word: str, option: str, config_class: type[Any]) -> str:
+    """The message for a word that belongs to no option, with the name of the one that it follows."""
     name, equals, _ = word.partition("=")
-    if equals and (explained := explain(name, known)):  # verl's form
+    if equals and (explained := explain(name, setting_names(config_class))):  # verl's form
         return f"unexpected word {word!r}: {explained}; settings are given as --name value"
-    before = words[: words.index(word)] if word in words else []
-    option = next((each for each in reversed(before) if each.startswith("--")), "").partition("=")[0]
-    place = f" after {option}, which takes one value" if option else ""
+    place = f" after --{option}, which takes one value" if option else ""
     return f"unexpected word {word!r}{place}; settings are given as --name value"
-
-
-def _or_none(kind: type[Any], word: str) -> object:
-    """Read the value of an optional setting, in which `none` and `null` stand for None."""
-    try:
-        return None if word.lower() in ("none", "null") else kind(word)
-    except ValueError as error:
-        raise ArgumentTypeError(f"invalid {kind.__name__} value: {word!r}") from error
 
 
 def _take_config_files(words: list[str]) -> list[Path]:
@@ -155,38 +156,33 @@ def _take_config_files(words: list[str]) -> list[Path]:
     return files[::-1]
 
 
-def _file_words(path: Path, file: yaml.MappingNode, config_class: type[Any], parser: _Parser) -> dict[str, list[str]]:
-    """The keys of a YAML file as command-line words (none for an empty list), so that both are checked and converted alike.
+def _file_values(path: Path, file: yaml.MappingNode, config_class: type[Any], types: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of a YAML file, which are converted as those of the command line.
 
-    Values are taken as they are written: `model: 007` is the text 007, and `output_dir: 2024-01-01` is not a date.
+    They are taken as they are written: `model: 007` is the text 007, and `output_dir: 2024-01-01` is not a date.
     """
-    words: dict[str, list[str]] = {}
+    values: dict[str, Any] = {}
     keys = list(_keys_of(path, file, config_class))
-    if unknown := [(f"{path}:{line}", key) for key, _, line in keys if key not in parser.types]:
+    if unknown := [(f"{path}:{line}", key) for key, _, line in keys if key not in types]:
         known = setting_names(config_class)
         lines = [f"{where}: " + describe_unknown(f"key '{key}'", key, known, "", HELP_ALL) for where, key in unknown]
         raise UserError("; ".join(lines))
     for key, value, line in keys:
         where = f"{path}:{line}"
-        kind = parser.types[key]
+        kind = types[key]
         if isinstance(value, yaml.SequenceNode) and get_origin(kind) is not list:
             raise UserError(f"{where}: key '{key}' must be one value, not a list")
         items = value.value if isinstance(value, yaml.SequenceNode) else [value]
         if not all(isinstance(item, yaml.ScalarNode) and item.tag.startswith(YAML_TAG) for item in items):
             raise UserError(f"{where}: key '{key}': a nested mapping, a nested list or a tag is not a value")
-        if isinstance(value, yaml.SequenceNode):
-            words[key] = [f"--{key}", *(item.value for item in items)] if items else []
-        elif value.tag == f"{YAML_TAG}null" and is_optional(kind):
-            words[key] = [f"--{key}=none"]
-        elif value.tag == f"{YAML_TAG}null":
+        if value.tag == f"{YAML_TAG}null" and not is_optional(kind):
             raise UserError(f"{where}: key '{key}' has no value; give one, or remove the line")
-        else:
-            words[key] = [f"--{key}={value.value}"]
+        texts = ["none" if item.tag == f"{YAML_TAG}null" and is_optional(kind) else item.value for item in items]
         try:
-            parser.parse_known_args(words.get(key, []))
+            values[key] = _value_of(key, kind, texts) if texts else []
         except UserError as error:
             raise UserError(f"{where}: {error}") from error
-    return words
+    return values
 
 
 def _keys_of(path: Path, file: yaml.MappingNode, config_class: type[Any]) -> Iterator[tuple[str, yaml.Node, int]]:
