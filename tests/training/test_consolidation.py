@@ -1,3 +1,4 @@
+import json
 import math
 import shutil
 from pathlib import Path
@@ -22,6 +23,7 @@ COMMON = {"model": "tiny-llama", "dtype": "float32", "report_to": ["none"], "ove
 
 
 PPO = {"reward_functions": ["align.ppo.toy_rewards:share_of_e"], "rollout_batch_size": 4, "max_new_tokens": 6}
+PPO |= {"stop_token_ids": [7]}
 
 
 def train(folder: Path, **more) -> Path:
@@ -58,6 +60,9 @@ def test_the_folder_is_the_trained_model(more, tmp_path, monkeypatch, capsys):
     assert not left_over.exists()
     names = {path.name for path in (run / "model").iterdir()}
     assert {path.name for path in (tmp_path / "whole").iterdir()} == names
+    endings = [json.loads((folder / "generation_config.json").read_text()) for folder in (run / "model", tmp_path / "whole")]
+    assert endings[0] == endings[1]
+    assert 7 in endings[0]["eos_token_id"]
     (weights,) = (run / "model").glob("*model.safetensors")
     trained, found = load_file(weights), load_file(tmp_path / "whole" / weights.name)
     assert trained.keys() == found.keys()
