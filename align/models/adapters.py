@@ -100,6 +100,7 @@ def delete_added_adapters(peft_model: PeftModel, kept: str) -> None:
 def merge_adapter(peft_model: PeftModel, folder: str) -> PreTrainedModel:
     """Add an adapter to its base's weights, one layer at a time if they are sharded; return the base's model."""
     model = cast(PreTrainedModel, peft_model.get_base_model())
+    was_tied, tied = model.config.tie_word_embeddings, dict(model.all_tied_weights_keys)  # PEFT may change both
     _untie_adapted_weights(model, folder)
     try:
         for layer in peft_model.modules():
@@ -110,8 +111,17 @@ def merge_adapter(peft_model: PeftModel, folder: str) -> PreTrainedModel:
     except (RuntimeError, ValueError, NotImplementedError) as error:  # B has a bias and the base none; kinds of adapters
         raise UserError(f"adapter '{folder}': PEFT cannot merge it into its base ({reason(error)})") from error
     embedding, vocabulary = merged.get_input_embeddings(), merged.get_output_embeddings()
-    if vocabulary is not None and merged.config.tie_word_embeddings and vocabulary.weight is not embedding.weight:
-        merged.config.tie_word_embeddings = False
+    weights = dict(merged.named_parameters(remove_duplicate=False))
+    for name, source in tied.items():  # T5's halves read one embedding, which may differ from the vocabulary matrix alone
+        apart = name in weights and weights[name] is not weights.get(source)
+        if apart and merged.get_submodule(name.rpartition(".")[0]) is not vocabulary:
+            raise UserError(
+                f"adapter '{folder}': it cannot be merged, because it has a whole copy of a weight that its base shares "
+                f"between {name} and {source}"
+            )
+    if vocabulary is not None and was_tied and vocabulary.weight is not embedding.weight:
+        # The halves of an encoder-decoder share their embedding by this, too, and UMT5 scales states by it.
+        merged.config.tie_word_embeddings = merged.config.is_encoder_decoder
         merged.all_tied_weights_keys = {}
     return merged
 

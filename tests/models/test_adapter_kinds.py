@@ -3,7 +3,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from peft import PeftModel
+from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer, BigBirdPegasusConfig
 
 from align.core.errors import UserError
@@ -16,6 +16,7 @@ from align.ppo.actor_critic import build_actor_critic, critic_weights
 from align.ppo.extensions.reference_refresh import ReferenceRefresh
 from align.ppo.scoring_models import can_share_base
 from tests.models.adapters import CARD, IDS, response_logits, save_reward, states, trainable
+from tests.models.architectures import make_model
 
 # GPT-2 has biases and one matrix for both vocabularies; Llama here has neither.
 CONTINUED = {
@@ -70,6 +71,48 @@ def test_a_merged_adapter_computes_the_same_and_so_does_its_saved_folder(make_ad
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "merged").eval()
     with torch.no_grad():
         torch.testing.assert_close(theirs(IDS).logits, expected, atol=5e-5, rtol=0)
+
+
+def encoder_decoder(kind, folder, tokenizer, whole):
+    """An adapter of PEFT with a whole module, on a tiny UMT5 or BART."""
+    architecture = {"umt5": "UMT5", "bart": "BART"}[kind]
+    torch.manual_seed(0)
+    base = make_model(architecture)
+    for part in (base, tokenizer):
+        part.save_pretrained(folder / "base")
+    targets = ["q"] if kind == "umt5" else ["q_proj"]
+    adapted = get_peft_model(base, LoraConfig(r=2, target_modules=targets, modules_to_save=[whole]))
+    with torch.no_grad():
+        for weight in adapted.parameters():
+            weight.add_(0.1 * torch.randn_like(weight) * weight.requires_grad)
+    adapted.peft_config["default"].base_model_name_or_path = str(folder / "base")
+    for part in (adapted, tokenizer):
+        part.save_pretrained(folder / "adapter")
+    return adapted.eval()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", ["umt5", "bart"])
+def test_an_encoder_decoder_with_a_vocabulary_matrix_of_its_adapter_is_merged(kind, sharp_folders, tmp_path):
+    """UMT5 scales its states, and BART's halves share an embedding, while the config ties the vocabulary matrix."""
+    tokenizer = AutoTokenizer.from_pretrained(sharp_folders["tiny-t5"])
+    adapted = encoder_decoder(kind, tmp_path, tokenizer, "lm_head")
+    start = adapted.get_base_model().config.decoder_start_token_id
+    given = {"input_ids": IDS, "decoder_input_ids": torch.tensor([[start, 20, 21]])}
+    expected = adapted(**given).logits
+    loaded = load(ModelConfig(model=str(tmp_path / "adapter")), torch.float32)
+    save_model(tmp_path / "merged", loaded, weights_of(loaded.backbone), CARD)
+    theirs = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "merged").eval()
+    for model in (loaded.backbone.model, theirs):
+        torch.testing.assert_close(model(**given).logits, expected, atol=5e-5, rtol=0)
+
+
+@pytest.mark.parametrize("whole", ["shared", "embed_tokens"])
+def test_a_whole_copy_of_the_embedding_that_both_halves_share_cannot_be_merged(whole, sharp_folders, tmp_path):
+    """The saved folder would hold one of the two."""
+    encoder_decoder("bart", tmp_path, AutoTokenizer.from_pretrained(sharp_folders["tiny-t5"]), whole)
+    with pytest.raises(UserError, match="cannot be merged, because it has a whole copy of a weight that its base shares"):
+        load(ModelConfig(model=str(tmp_path / "adapter")), torch.float32)
 
 
 def test_a_shared_weight_in_parts_cannot_be_merged(make_adapter, sharp_folders):
