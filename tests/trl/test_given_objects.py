@@ -1,4 +1,5 @@
 import copy
+import json
 
 import pytest
 import torch
@@ -150,3 +151,16 @@ def test_a_classifier_with_an_adapter_of_transformers_is_answered_with_how_to_me
         with pytest.raises(UserError, match=rf"{role}: .* loaded by peft.AutoPeftModelForSequenceClassification"):
             make_trainer({"output_dir": str(tmp_path / name)}, **{name: loaded})
     make_trainer({"total_episodes": 4}).train()
+
+
+def test_the_console_shows_the_scores_that_are_logged_and_tables_those_without_the_penalty(make_trainer, tmp_path, capsys):
+    settings = {"missing_eos_penalty": 2.0, "total_episodes": 4, "num_sample_generations": 1}
+    trainer = make_trainer(settings, reward_model=lambda prompts, responses: [7.0] * len(responses))
+    trainer.train()
+    (row,) = (json.loads(line) for line in (tmp_path / "out" / "align" / "metrics.jsonl").read_text().splitlines())
+    score = trainer.state.log_history[0]["objective/scores"]
+    assert score == row["objective/scores"] == row["reward/mean"] == 5.0
+    assert row["reward/missing_eos_penalty"] == -2.0
+    shown = capsys.readouterr().err
+    assert "ppo 1/1: reward 5.000" in shown
+    assert " 7 " in shown.split("model response")[1]

@@ -269,19 +269,6 @@ def test_scores_are_read_at_the_last_token_also_if_it_is_eos(make_trainer, model
     assert experience.training_scores.tolist() == pytest.approx(expected, abs=1e-5)
 
 
-def test_the_console_shows_the_scores_that_are_logged_and_tables_those_without_the_penalty(make_trainer, tmp_path, capsys):
-    settings = {"missing_eos_penalty": 2.0, "total_episodes": 4, "num_sample_generations": 1}
-    trainer = make_trainer(settings, reward_model=lambda prompts, responses: [7.0] * len(responses))
-    trainer.train()
-    (row,) = (json.loads(line) for line in (tmp_path / "out" / "align" / "metrics.jsonl").read_text().splitlines())
-    score = trainer.state.log_history[0]["objective/scores"]
-    assert score == row["objective/scores"] == row["reward/mean"] == 5.0
-    assert row["reward/missing_eos_penalty"] == -2.0
-    shown = capsys.readouterr().err
-    assert "ppo 1/1: reward 5.000" in shown
-    assert " 7 " in shown.split("model response")[1]
-
-
 def test_a_reward_function_reads_the_decoded_texts(make_trainer, tmp_path):
     seen = []
 
