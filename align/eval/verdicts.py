@@ -134,7 +134,7 @@ def read_judgments(files: Sequence[str], skip_bad_rows: bool) -> list[ResponseVo
 def read_rankings(files: Sequence[str], skip_bad_rows: bool) -> list[ResponseVotes]:
     """The responses of rankings with their flags; a response that two people ranked is there twice.
 
-    Comparisons, which the app exports with a `choice`, are left out: nobody was asked about flags.
+    Comparisons, which the app exports with a `choice`, are left out: they ask for no flags.
     """
     nothing = "holds no ranking with questions on each response; comparisons have none"
     return parse_rows(files, _responses_of_ranking, nothing, skip_bad_rows=skip_bad_rows) if files else []
