@@ -91,6 +91,6 @@ def classifier_adapter(backbone: Backbone, name: str, head: Tensor) -> tuple[dic
         modules, tensors = [*head_modules(backbone.model), last], classifier_tensors(backbone, head)
     assert backbone.peft is not None
     # PEFT writes a whole module that the config does not list into the base.
-    modules = sorted({*modules, *(backbone.peft.peft_config[name].modules_to_save or ())})
+    modules = sorted({*modules, *(getattr(backbone.peft.peft_config[name], "modules_to_save", None) or ())})
     changes = {"task_type": "SEQ_CLS", "modules_to_save": modules}
     return changes, {f"base_model.model.{name}": value for name, value in tensors.items()}
