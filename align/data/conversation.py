@@ -7,7 +7,10 @@ from typing import Any, TypedDict
 from align.data.fields import check_list, check_text, check_turn, field_error, short_repr
 
 ROLES = ("system", "user", "assistant")
-_TURNS_AS_TEXT = re.compile(r"""\s*\[\s*\{\s*['"](role|content|from|value)['"]\s*:""")
+_TURNS_AS_TEXT = re.compile(
+    r"""(?s)\s*\[\s*\{\s*(?=['"](role|content|from|value)['"]\s*:)(?=.*['"](content|value)['"]\s*:)"""
+    r"""(.*,\s*)?['"](role|from)['"]\s*:\s*['"](system|user|assistant|human|gpt)['"]"""
+)
 
 
 class Message(TypedDict):
@@ -55,7 +58,7 @@ def _check_message(value: object, field: str) -> Message:
 
 def _check_plain(value: str, field: str, *, may_be_empty: bool = False) -> str:
     """Text that is no list of turns, which `str` or pandas has made a text."""
-    if _TURNS_AS_TEXT.match(value):
+    if value.rstrip().endswith("]") and _TURNS_AS_TEXT.match(value):
         raise field_error(field, "is a text that spells a list of turns", "write the list, as JSON with double quotes")
     return check_text(value, field, may_be_empty=may_be_empty)
 

@@ -117,6 +117,8 @@ def test_lists_that_pandas_wrote_as_python_are_named_and_a_choice_may_be_a_float
     ):
         pandas.DataFrame([row]).to_csv(tmp_path / "a.csv", index=False)
         assert message in error_of(tmp_path / "a.csv", Ranking)
+    for text in ('[{"role": "user", "content": "Hi"}] is what?', '[{"value": 3}]', '[{"role": "user", "name": "Al"}]'):
+        assert Prompt.from_row({"prompt": text}).prompt == (user(text),)
     choices = pandas.DataFrame({"prompt": "Hi", "response_a": "a", "response_b": "b", "preferred": [1.0, 2.0]})
     choices.to_csv(tmp_path / "b.csv", index=False)
     assert [found.ranks for found in read_records(tmp_path / "b.csv", Ranking)] == [(1, 2), (2, 1)]
