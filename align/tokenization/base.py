@@ -261,8 +261,8 @@ class Tokenization:
         return self.as_whole_text(asked), encoded
 
     def text(self, ids: list[int]) -> str:
-        """Return the text of a response without special tokens and its end token, which may be none of them."""
-        decoded = self.tokenizer.decode(ids[:-1] if self.has_ended(ids) else ids, skip_special_tokens=True)
+        """Return the text of a response without special tokens and the template's end token, which may be none of them."""
+        decoded = self.tokenizer.decode(ids[:-1] if ids[-1:] == [self.end_id] else ids, skip_special_tokens=True)
         assert isinstance(decoded, str)
         return decoded.strip()
 

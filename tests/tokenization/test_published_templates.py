@@ -170,6 +170,10 @@ def test_an_added_token_that_is_not_special_ends_a_turn_unless_a_special_one_fol
         with pytest.raises(ConversationError, match="contains the special token '<turn>'"):
             found.answer_ids((USER,), "Say <turn> now.")
     assert found.text(found.response_ids(ANSWER)) == ANSWER
+    full_stop = found.text_ids(".")
+    assert (
+        Tokenization(tokenizer, extra_end_ids=tuple(full_stop)).text([*found.text_ids(ANSWER), *full_stop]) == ANSWER + "."
+    )
 
 
 def test_a_thought_that_the_template_leaves_out_is_refused_in_data_and_read_without_it_in_scoring():
