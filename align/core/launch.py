@@ -76,7 +76,7 @@ def one_line_errors() -> Iterator[None]:
             yield
         except (UserError, OtherProcessError) as error:
             if os.environ.get("ALIGN_TRACEBACK"):
-                traceback.print_exception(error)
+                print(without_secrets("".join(traceback.format_exception(error))), file=sys.stderr, end="")
             message, code = without_secrets(" ".join(str(error).splitlines())), 2 if isinstance(error, UserError) else 1
             heartbeat.stop_watching(message, code)
             print(f"{prefix}error: {message}", file=sys.stderr)

@@ -74,7 +74,8 @@ def call_own_code(
         if collective and is_lost_process(error):
             raise
         code, frames = getattr(inspect.unwrap(function), "__code__", None), traceback.extract_tb(error.__traceback__)
-        file, line = (code.co_filename, code.co_firstlineno) if code else (frames[-1].filename, frames[-1].lineno)
+        first = frames[:2][-1]  # the call here, and inside of a class or a partial function its first line
+        file, line = (code.co_filename, code.co_firstlineno) if code else (first.filename, first.lineno)
         line = next((frame.lineno for frame in reversed(frames) if frame.filename == file), line)
         end = f"; {advice}" if advice else ""
         raise UserError(f"{who} failed: {type(error).__name__}: {first_line(error)} ({file}:{line}){end}") from error

@@ -1,12 +1,15 @@
+import inspect
+import json
 from decimal import Decimal
 from fractions import Fraction
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 
 from align.core.errors import UserError
-from align.core.plugins import checked_scores
+from align.core.plugins import call_own_code, checked_scores
 from tests.refusals import refusal
 
 
@@ -59,3 +62,22 @@ def test_without_a_range_any_finite_number_will_do():
         checked_scores([-np.inf], 1, "f")
     with pytest.raises(UserError, match=r"^f gave 2\.0: give 0 or 1$"):
         checked_scores([2], 1, "f", high=1, rule="give 0 or 1")
+
+
+class Unreadable:
+    """Fails below its own line when it is made, and when it is called."""
+
+    def __init__(self, text="{"):
+        self.read = json.loads(text)
+
+    def __call__(self):
+        json.loads("{")
+
+
+@pytest.mark.parametrize(
+    ("function", "at"),
+    [(Unreadable, 4), (Unreadable("{}"), 7), (partial(Unreadable, "["), 4), (Unreadable("{}").__call__, 7)],
+)
+def test_an_error_names_the_line_of_the_users_own_class(function, at):
+    line = inspect.getsourcelines(Unreadable)[1] + at
+    assert refusal(call_own_code, "own", function).endswith(f" ({__file__}:{line})")

@@ -232,9 +232,13 @@ def test_a_mistake_in_python_has_the_full_name(values, says):
         ("data/prompts.jsonl", "data/prompts.jsonl"),
     ],
 )
-def test_secrets_in_addresses_are_neither_shown_nor_saved(text, shown, capsys):
+def test_secrets_in_addresses_are_neither_shown_nor_saved(text, shown, monkeypatch, capsys):
     assert without_secrets(text) == shown
     assert yaml.safe_load(dump(SFTConfig(model=text)))["model"] == shown
     with pytest.raises(SystemExit), one_line_errors():
         raise UserError(f"vLLM server {text}: not up")
     assert capsys.readouterr().err == f"error: vLLM server {shown}: not up\n"
+    monkeypatch.setenv("ALIGN_TRACEBACK", "1")
+    with pytest.raises(SystemExit), one_line_errors():
+        raise UserError(f"vLLM server {text}: not up")
+    assert capsys.readouterr().err.endswith(f"UserError: vLLM server {shown}: not up\nerror: vLLM server {shown}: not up\n")
