@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 from align.core.errors import UserError, first_line, reason
 from align.models.backbone import Backbone
 from align.models.backbone.determinism import disable_dropout
+from align.models.backbone.kinds import has_separate_encoder
 from align.runtime.sharding import gathered_parameters, is_sharded
 
 ADDED = "adapters_of_align"
@@ -121,7 +122,7 @@ def merge_adapter(peft_model: PeftModel, folder: str) -> PreTrainedModel:
             )
     if vocabulary is not None and was_tied and vocabulary.weight is not embedding.weight:
         # The halves of an encoder-decoder share their embedding by this, too, and UMT5 scales states by it.
-        merged.config.tie_word_embeddings = merged.config.is_encoder_decoder
+        merged.config.tie_word_embeddings = has_separate_encoder(merged.config)
         merged.all_tied_weights_keys = {}
     return merged
 
