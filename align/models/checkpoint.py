@@ -21,11 +21,11 @@ from peft.utils import get_peft_model_state_dict
 from safetensors import safe_open
 from safetensors.torch import save
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.core_model_loading import revert_weight_conversion
 
 from align.core.errors import UserError, first_line, reason
-from align.core.files import new_folder, write_json, write_text
+from align.core.files import new_folder, read_json, write_json, write_text
 from align.model_registry.registry import published_name, registered_name
 from align.models.backbone import Backbone, is_prefix_lm
 from align.models.folders import BUILT_IN_BASE, saved_generation_config
@@ -114,6 +114,10 @@ def finish_folder(
     """Write the tokenizer (None: the model's own), chat template, generation settings and model card."""
     tokenization, model = loaded.tokenization, loaded.backbone.model
     (tokenizer or tokenization.tokenizer).save_pretrained(temporary)
+    config = temporary / "config.json"
+    if config.exists() and has_own_matrix(model):
+        # Transformers 4 ties the output matrix of a T5 v1.1 to the embedding, unless the config says that it is not.
+        write_json(config, read_json(config) | {"tie_word_embeddings": False})
     generation = getattr(model, "generation_config", None)
     if generation is not None:
         generation = saved_generation_config(generation)
@@ -122,6 +126,13 @@ def finish_folder(
         generation.pad_token_id = tokenizer.pad_token_id if tokenizer and changed else tokenization.pad_id
         generation.save_pretrained(temporary)
     write_text(temporary / "README.md", model_card(card, loaded))
+
+
+def has_own_matrix(model: PreTrainedModel) -> bool:
+    """Return whether a T5 has an output matrix of its own, which reads states without a scale (T5 v1.1, mT5, LongT5)."""
+    config, head = model.config, model.get_output_embeddings()
+    known = config.model_type in ("t5", "mt5", "longt5") and not getattr(config, "scale_decoder_outputs", False)
+    return known and head is not None and head.weight is not model.get_input_embeddings().weight
 
 
 def require_savable(loaded: LoadedModel, write: Callable[[Path], None] | None = None) -> None:

@@ -24,6 +24,7 @@ from align.sampling.generation import SamplingParams, row_uniforms, sample
 from align.sft import SFTConfig, SFTTrainer
 from tests.badly_behaved.specimens import CHATML
 from tests.models.adapters import CARD
+from tests.models.architectures import make_model
 
 DEMONSTRATIONS = [{"prompt": "Hi", "completion": "Hello!"}] * 2
 
@@ -256,3 +257,23 @@ def test_weights_that_a_model_has_no_place_for_are_named(folder_with, capsys):
     err = capsys.readouterr().err
     assert err.count("\n") == 1
     assert "are not read: v_head.summary.bias, v_head.summary.weight" in err
+
+
+@pytest.mark.parametrize(("name", "tied"), [("T5 v1.1, flan-T5", False), ("mT5", False), ("T5 v1.0", True)])
+def test_a_separate_output_matrix_of_t5_is_saved_as_transformers_4_reads_it(name, tied, tmp_path):
+    source, target = tmp_path / "source", tmp_path / "target"
+    model = make_model(name)
+    if not tied:  # as in published weights; transformers ties it in a new model
+        model.lm_head.weight = torch.nn.Parameter(torch.randn_like(model.lm_head.weight))
+    model.save_pretrained(source)
+    byte_tokenizer(append_eos=True).save_pretrained(source)
+    loaded = load(ModelConfig(model=str(source)), torch.float32)
+    save_model(target, loaded, weights_of(loaded.backbone), CARD)
+    # transformers 4 ties the matrices and scales the states by this value; 5 reads it as whether to scale them.
+    assert json.loads((target / "config.json").read_text())["tie_word_embeddings"] is tied
+    ids = torch.tensor([[5, 6, 7]])
+    before, after = (
+        AutoModelForSeq2SeqLM.from_pretrained(folder)(input_ids=ids, decoder_input_ids=ids).logits
+        for folder in (source, target)
+    )
+    assert torch.equal(before, after)
