@@ -115,7 +115,7 @@ def finish_folder(
     tokenization, model = loaded.tokenization, loaded.backbone.model
     (tokenizer or tokenization.tokenizer).save_pretrained(temporary)
     config = temporary / "config.json"
-    if config.exists() and has_own_matrix(model):
+    if config.exists() and has_separate_matrix(model):
         # Transformers 4 ties the output matrix of a T5 v1.1 to the embedding, unless the config says that it is not.
         write_json(config, read_json(config) | {"tie_word_embeddings": False})
     generation = getattr(model, "generation_config", None)
@@ -128,8 +128,8 @@ def finish_folder(
     write_text(temporary / "README.md", model_card(card, loaded))
 
 
-def has_own_matrix(model: PreTrainedModel) -> bool:
-    """Return whether a T5 has an output matrix of its own, which reads states without a scale (T5 v1.1, mT5, LongT5)."""
+def has_separate_matrix(model: PreTrainedModel) -> bool:
+    """Return whether a T5 has an output matrix besides the embedding, which reads unscaled states (T5 v1.1, mT5, LongT5)."""
     config, head = model.config, model.get_output_embeddings()
     known = config.model_type in ("t5", "mt5", "longt5") and not getattr(config, "scale_decoder_outputs", False)
     return known and head is not None and head.weight is not model.get_input_embeddings().weight
