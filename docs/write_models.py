@@ -55,8 +55,9 @@ ENCODER_DECODER_HEAD = """
 
 The encoder processes a prompt once for all of its responses. Each model supports SFT and can be a policy and a reward model.
 A reward model is saved as the language model with a separate head, because the T5 classifier of transformers feeds one text
-to both encoder and decoder. Switch ignores `expert_capacity`, because sampling token by token never drops a token. vLLM is
-not supported.
+to both encoder and decoder. Switch ignores `expert_capacity`, because sampling token by token never drops a token. For UMT5,
+transformers 5.23 divides the last states by the root of their size, also with weights that version 4 reads without it; this
+package does the same. vLLM is not supported.
 
 """
 ENCODER_HEAD = """

@@ -21,13 +21,13 @@ from peft.utils import get_peft_model_state_dict
 from safetensors import safe_open
 from safetensors.torch import save
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 from transformers.core_model_loading import revert_weight_conversion
 
 from align.core.errors import UserError, first_line, reason
 from align.core.files import new_folder, read_json, write_json, write_text
 from align.model_registry.registry import published_name, registered_name
-from align.models.backbone import Backbone, is_prefix_lm
+from align.models.backbone import Backbone, has_separate_matrix, is_prefix_lm
 from align.models.folders import BUILT_IN_BASE, saved_generation_config
 from align.models.loading import LoadedModel
 
@@ -126,13 +126,6 @@ def finish_folder(
         generation.pad_token_id = tokenizer.pad_token_id if tokenizer and changed else tokenization.pad_id
         generation.save_pretrained(temporary)
     write_text(temporary / "README.md", model_card(card, loaded))
-
-
-def has_separate_matrix(model: PreTrainedModel) -> bool:
-    """Return whether a T5 has an output matrix besides the embedding, which reads unscaled states (T5 v1.1, mT5, LongT5)."""
-    config, head = model.config, model.get_output_embeddings()
-    known = config.model_type in ("t5", "mt5", "longt5") and not getattr(config, "scale_decoder_outputs", False)
-    return known and head is not None and head.weight is not model.get_input_embeddings().weight
 
 
 def require_savable(loaded: LoadedModel, write: Callable[[Path], None] | None = None) -> None:

@@ -3,6 +3,7 @@
 from align.models.backbone.classifier import classifier_head, is_classifier, require_classifier
 from align.models.backbone.contract import Backbone
 from align.models.backbone.decoder import is_prefix_lm
+from align.models.backbone.encoder_decoder import has_separate_matrix
 from align.models.backbone.kinds import has_separate_encoder, is_encoder, model_class, wrap
 from align.models.backbone.layers import cache_elements_per_token, flops_profile, with_every_layer
 
@@ -12,6 +13,7 @@ __all__ = [
     "classifier_head",
     "flops_profile",
     "has_separate_encoder",
+    "has_separate_matrix",
     "is_classifier",
     "is_encoder",
     "is_prefix_lm",

@@ -96,3 +96,10 @@ class EncoderDecoderBackbone(Backbone):
         ).last_hidden_state
         state.positions = state.positions + 1
         return states[:, -1]
+
+
+def has_separate_matrix(model: PreTrainedModel) -> bool:
+    """Return whether a T5 has an output matrix besides the embedding, which reads unscaled states (T5 v1.1, mT5, LongT5)."""
+    config, head = model.config, model.get_output_embeddings()
+    known = config.model_type in ("t5", "mt5", "longt5") and not getattr(config, "scale_decoder_outputs", False)
+    return known and head is not None and head.weight is not model.get_input_embeddings().weight
