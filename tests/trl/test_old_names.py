@@ -132,7 +132,7 @@ def test_mistakes_are_value_errors(make_trainer, models, prompts, folder):
         ({"args": None}, "`args` must be an `align.trl.PPOConfig`, not NoneType"),
         ({"processing_class": None}, "`processing_class` must be a tokenizer of transformers, not NoneType"),
         ({"model": "gpt2"}, "`model` must be a loaded model of transformers, not 'gpt2'"),
-        ({"model": torch.compile(torch.nn.Linear(1, 1))}, "loaded model of transformers, not OptimizedModule("),
+        ({"model": torch.compile(torch.nn.Linear(1, 1))}, "loaded model of transformers, not OptimizedModule"),
         ({"value_model": None}, "`value_model` must be a loaded model of transformers, not None"),
         ({"train_dataset": None}, "`train_dataset` is required"),
         ({"train_dataset": prompts.rename_column("input_ids", "ids")}, "no column `input_ids`"),

@@ -120,7 +120,7 @@ def test_uploads_and_exports_leave_no_copy_and_are_the_owners_alone(boss):
     assert list(uploads.iterdir()) == []
 
     (event,) = [event["id"] for event in events if event["api_name"] == "write_export"]
-    answer = call_event(boss, event, ["rankings", "jsonl", [], False, False, False, False, True, None])
+    answer = call_event(boss, event, ["rankings", "jsonl", [], False, False, False, True, None])
     exports = list((boss.server.folder / "exports").iterdir())
     assert exports
     for path in exports:
