@@ -154,7 +154,8 @@ def test_a_classifier_with_an_adapter_of_transformers_is_answered_with_how_to_me
 
 
 def test_the_console_shows_the_scores_that_are_logged_and_tables_those_without_the_penalty(make_trainer, tmp_path, capsys):
-    settings = {"missing_eos_penalty": 2.0, "total_episodes": 4, "num_sample_generations": 1}
+    # Without it, transformers' log level decides, which other tests lower.
+    settings = {"missing_eos_penalty": 2.0, "total_episodes": 4, "num_sample_generations": 1, "disable_tqdm": False}
     trainer = make_trainer(settings, reward_model=lambda prompts, responses: [7.0] * len(responses))
     trainer.train()
     (row,) = (json.loads(line) for line in (tmp_path / "out" / "align" / "metrics.jsonl").read_text().splitlines())
