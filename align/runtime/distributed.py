@@ -84,6 +84,11 @@ class OperatorLock:
         os.close(self.descriptor)
 
 
+def deepspeed_was_launched() -> bool:
+    """Whether the launcher asks for DeepSpeed."""
+    return os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true"
+
+
 def prepare_compiling() -> None:
     """Let torch compile under an `OperatorLock`, and find the ninja of an environment that is not activated."""
     programs = os.path.dirname(sys.executable)
@@ -107,7 +112,7 @@ def make_accelerator(
     AcceleratorState._reset_state()
     timeout = timedelta(seconds=collective_timeout)
     process_group = InitProcessGroupKwargs(timeout=timeout)
-    deepspeed = os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true"
+    deepspeed = deepspeed_was_launched()
     if deepspeed:
         prepare_compiling()
     if deepspeed and not torch.cuda.is_available():

@@ -11,6 +11,7 @@ from transformers import TrainingArguments
 from transformers.utils import is_torch_bf16_gpu_available
 
 from align.core.errors import UserError
+from align.runtime.distributed import deepspeed_was_launched, prepare_compiling
 
 
 class InvalidArgumentError(UserError, ValueError):
@@ -92,6 +93,8 @@ class PPOConfig(KnownSettings, TrainingArguments):
             self.bf16 = not self.fp16 and (bool(self.use_cpu) or is_torch_bf16_gpu_available())
         if self.activation_checkpointing is None:  # transformers 5 renamed the setting and warns about the old name
             self.activation_checkpointing = self.gradient_checkpointing
+        if deepspeed_was_launched():  # transformers starts it before there is a trainer
+            prepare_compiling()
         super().__post_init__()  # type: ignore[no-untyped-call]
 
 

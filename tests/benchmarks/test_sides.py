@@ -92,13 +92,12 @@ def test_work_on_a_gpu_alone_reads_its_own_models(tmp_path, monkeypatch):
     sizes = {"rows": 4, "prompt": (4, 4), "response": (4, 4)}
     monkeypatch.setitem(ALL, "ppo_opt", work := replace(ALL["ppo_opt"], **sizes))
     make(tmp_path / "data", "gpu", ["ppo_opt"])
-    for variant in ("auto", "16"):
-        (folder := tmp_path / variant).mkdir()
-        found = measure("ours", work, variant, tmp_path / "data", 1, folder)
-        assert found.figures["response_tokens"] == 4
-        assert found.seconds[0] > 0
-        budget = yaml.safe_load((folder / "run" / "config.yaml").read_text())["micro_batch_tokens"]
-        assert budget == (8192 if variant == "auto" else 16)
+    (folder := tmp_path / "ours").mkdir()
+    found = measure("ours", work, "auto", tmp_path / "data", 1, folder)
+    assert found.figures["response_tokens"] == 4
+    assert found.seconds[0] > 0
+    budget = yaml.safe_load((folder / "run" / "config.yaml").read_text())["micro_batch_tokens"]
+    assert budget == work.settings["micro_batch_tokens"]
 
 
 @pytest.mark.parametrize(("name", "model"), [("rl_16k", "qwen3-0.6b"), ("rl_lora_4b", "qwen3-4b")])
