@@ -165,7 +165,7 @@ def names_page() -> str:
         [
             "## Other names",
             "",
-            "Names of other frameworks and stages. A command or settings file with one of them gets an error with ours.",
+            "Names of TRL and of other stages. A command or settings file with one of them gets an error with ours.",
             "",
             "| used by | name | here | note |",
             "| --- | --- | --- | --- |",

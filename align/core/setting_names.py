@@ -1,4 +1,4 @@
-"""Names of settings in other frameworks and stages; the message for an unknown name gives the one to use."""
+"""Names of settings in TRL and in other stages; the message for an unknown name gives the one to use."""
 
 import re
 from collections.abc import Collection
@@ -7,12 +7,6 @@ from typing import NamedTuple
 from align.core.errors import nearest_name_hint
 
 BATCH, DATA = "batch_size | rollout_batch_size", "train_data | prompts"
-LAUNCHER = "set it in the configuration of accelerate, --config_file configs/accelerate/zero2.yaml"
-MINIBATCHES = "a count: rollout_batch_size divided by that size"
-RESPONSES = "it counts responses: prompts x samples_per_prompt"
-ROLLOUTS = "rollouts, not passes over the prompts"
-MEMORY = "a limit on memory that changes no result"
-PER_TOKEN = "in nats per response; it is per token there"
 
 TABLES = {
     "TRL": f"""
@@ -43,8 +37,8 @@ TABLES = {
         center_rewards_coefficient: centering_weight
         max_length: max_prompt_tokens max_response_tokens (a limit each)
         per_device_train_batch_size: {BATCH} (over all processes: per-device size x accumulation steps x processes)
-        mini_batch_size: num_mini_batches ({MINIBATCHES})
-        gradient_accumulation_steps: micro_batch_tokens ({MEMORY})
+        mini_batch_size: num_mini_batches (a count: rollout_batch_size divided by that size)
+        gradient_accumulation_steps: micro_batch_tokens (a limit on memory that changes no result)
         warmup_steps: warmup_ratio (as a share of all updates)
         max_steps: num_train_epochs | total_updates (passes over the data, or rollouts in PPO)
         bf16: dtype (dtype bfloat16)
@@ -55,74 +49,25 @@ TABLES = {
         logging_steps: (each update is logged)
         eval_strategy: eval_steps
         hub_private_repo: (a new repository is private; its page on the hub makes it public)
-        deepspeed: ({LAUNCHER})
+        deepspeed: (set it in the configuration of accelerate, --config_file configs/accelerate/zero2.yaml)
     """,
-    "OpenRLHF": f"""
-        pretrain: model
-        reward_pretrain: reward_model
-        save_path: output_dir
-        prompt_data: prompts
-        dataset: {DATA}
-        input_key: {DATA} (in brackets after the file: FILE[FIELD=COLUMN, ...])
-        prompt_max_len: max_prompt_tokens
-        generate_max_len: max_new_tokens
-        n_samples_per_prompt: samples_per_prompt
-        rollout.batch_size: rollout_batch_size ({RESPONSES})
-        train_batch_size: num_mini_batches | batch_size | rollout_batch_size (num_mini_batches is a count, not a size)
-        micro_train_batch_size: micro_batch_tokens ({MEMORY})
-        max_epochs: num_train_epochs | num_ppo_epochs
-        num_episodes: total_updates ({ROLLOUTS})
-        actor_learning_rate: learning_rate
-        critic_learning_rate: value_learning_rate
-        freezing_actor_steps: critic_warmup
-        target_modules: lora_target_modules
-        algo.kl.target: kl_target ({PER_TOKEN})
-        eps_clip: cliprange
-        lambd: lam
-        use_kl_loss: kl_in (kl_in loss)
-        ptx_coef: ptx.coef
-        remote_rm_url: reward_functions (a function that asks the server: docs/howto/reward-elsewhere.md)
-        zero_stage: ({LAUNCHER})
-    """,
-    "verl": f"""
-        algorithm.adv_estimator: advantage_estimator
-        algorithm.kl_ctrl.kl_coef: kl_coef
-        algorithm.kl_ctrl.target_kl: kl_target ({PER_TOKEN})
-        target_kl: kl_target ({PER_TOKEN})
-        algorithm.use_kl_in_reward: kl_in (kl_in reward)
-        actor_rollout_ref.model.path: model
-        actor_rollout_ref.actor.optim.lr: learning_rate
-        actor_rollout_ref.actor.ppo_mini_batch_size: num_mini_batches ({MINIBATCHES})
-        actor_rollout_ref.actor.ppo_epochs: num_ppo_epochs
-        actor_rollout_ref.actor.clip_ratio: cliprange
-        actor_rollout_ref.actor.entropy_coeff: ent_coef
-        actor_rollout_ref.actor.use_kl_loss: kl_in (kl_in loss)
-        actor_rollout_ref.actor.kl_loss_coef: kl_coef (with kl_in loss)
-        actor_rollout_ref.rollout.n: samples_per_prompt
-        data.train_files: prompts
-        data.val_files: validation_prompts
-        data.max_response_length: max_new_tokens
-        data.train_batch_size: rollout_batch_size ({RESPONSES})
-        trainer.total_epochs: total_updates ({ROLLOUTS})
-    """,
-    "another stage": f"""
+    "another stage": """
         total_updates: num_train_epochs (passes over the data)
-        num_train_epochs: total_updates ({ROLLOUTS})
+        num_train_epochs: total_updates (rollouts, not passes over the prompts)
         train_data: prompts
         prompts: train_data
         validation_data: validation_prompts
     """,
 }
 """A line for each name: the settings here, separated by spaces, alternatives for several stages by |, and a note."""
-LINE = re.compile(r"(?P<name>[\w.]+): *(?P<here>[\w.| ]*?) *(\((?P<note>.*)\))?")
+LINE = re.compile(r"(?P<name>\w+): *(?P<here>[\w.| ]*?) *(\((?P<note>.*)\))?")
 
 
 class OtherName(NamedTuple):
     """A name that is no setting here.
 
     Attributes:
-        source: the framework that uses it, or another stage.
-        name: without dashes; sections are separated by points.
+        source: TRL, or another stage.
         here: the settings that take its place. Of alternatives, the first counts whose settings the stage has.
         note: a conversion, if the values differ, or the reason why there is no such setting.
     """

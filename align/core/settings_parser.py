@@ -17,7 +17,7 @@ import yaml
 from align.core.errors import UserError
 from align.core.files import resolve_path
 from align.core.plugins import import_object
-from align.core.setting_names import describe_unknown, explain
+from align.core.setting_names import describe_unknown
 from align.core.settings import block_paths, is_optional, setting_names
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def parse(config_class: type[Settings], arguments: Sequence[str], program: str |
         given |= _file_values(path, file, config_class, types)
     if unknown := [_unknown_option(name, config_class) for name in names if name not in types]:
         raise UserError("; ".join(unknown))
-    given |= _word_values(words, types, config_class)
+    given |= _word_values(words, types)
     values: dict[str, Any] = {name: {} for name in blocks}
     for name, value in given.items():
         block, _, inner = name.partition(".")
@@ -71,7 +71,7 @@ def _types_of(config_class: type[Any], prefix: str = "") -> dict[str, Any]:
     return {prefix + item.name: hints[item.name] for item in fields(config_class) if item.name not in blocks}
 
 
-def _word_values(words: Sequence[str], types: Mapping[str, Any], config_class: type[Any]) -> dict[str, Any]:
+def _word_values(words: Sequence[str], types: Mapping[str, Any]) -> dict[str, Any]:
     """The values of `--name value`, `--name=value` and, for a list, `--name value value`; the last of one name counts."""
     options: list[tuple[str, list[str]]] = []
     takes_more = False
@@ -85,7 +85,7 @@ def _word_values(words: Sequence[str], types: Mapping[str, Any], config_class: t
             texts.append(word)
             takes_more = get_origin(types[name]) is list
         else:
-            raise UserError(_unexpected_word(word, options[-1][0] if options else "", config_class))
+            raise UserError(_unexpected_word(word, options[-1][0] if options else ""))
     return {name: _value_of(name, types[name], texts) for name, texts in options}
 
 
@@ -134,11 +134,8 @@ def _unknown_option(name: str, config_class: type[Any]) -> str:
     return describe_unknown(f"option --{name}", name, known, "--", HELP_ALL)
 
 
-def _unexpected_word(word: str, option: str, config_class: type[Any]) -> str:
+def _unexpected_word(word: str, option: str) -> str:
     """The message for a word that belongs to no option, with the name of the one that it follows."""
-    name, equals, _ = word.partition("=")
-    if equals and (explained := explain(name, setting_names(config_class))):  # verl's form
-        return f"unexpected word {word!r}: {explained}; settings are given as --name value"
     place = f" after --{option}, which takes one value" if option else ""
     return f"unexpected word {word!r}{place}; settings are given as --name value"
 

@@ -90,12 +90,10 @@ def test_each_alternative_exists_in_a_stage_that_does_not_have_the_name_itself(o
     ("config", "words", "line"),
     [
         (PPOConfig, "--response-length 5", "option --response_length: TRL's `response_length` is `max_new_tokens` here"),
-        (PPOConfig, "--max_epochs 2", "OpenRLHF's `max_epochs` is `num_ppo_epochs` here"),
-        (SFTConfig, "--max_epochs 2", "OpenRLHF's `max_epochs` is `num_train_epochs` here"),
-        (PPOConfig, "--rollout.batch_size 8", "`rollout_batch_size` here (it counts responses: prompts x"),
+        (PPOConfig, "--max_steps 2", "TRL's `max_steps` is `total_updates` here"),
+        (SFTConfig, "--max_steps 2", "TRL's `max_steps` is `num_train_epochs` here"),
         (SFTConfig, "--max_length 9", "is `max_prompt_tokens`, `max_response_tokens` here (a limit each)"),
         (PPOConfig, "--logging_steps 8", "TRL's `logging_steps` is no setting here: each update is logged"),
-        (PPOConfig, "algorithm.kl_ctrl.kl_coef=1", "verl's `algorithm.kl_ctrl.kl_coef` is `kl_coef` here; settings"),
         (SFTConfig, "--total_updates 5", "another stage's `total_updates` is `num_train_epochs` here (passes over"),
         (SFTConfig, "--reward_functions a:b", "option --reward_functions; --help-all lists the valid names"),
         (DPOConfig, "--init_kl_coef 0.1", "unknown option --init_kl_coef; "),  # DPO has no KL penalty
