@@ -166,5 +166,5 @@ class KLController:
         return self.coef
 
     def load_state_dict(self, state: float) -> None:
-        """Restore what `state_dict` returned."""
-        self.coef = state
+        """Restore what `state_dict` returned; a constant coefficient is that of the settings, which may have changed."""
+        self.coef = state if self.target else self.coef

@@ -144,6 +144,13 @@ def test_adaptive_coefficient_by_hand(kl, expected):
     assert fixed.coef == 0.1
 
 
+def test_a_resumed_run_continues_an_adapted_coefficient_and_reads_a_constant_one_from_its_settings():
+    controller, fixed = KLController(0.1, target=6.0), KLController(0.1)
+    for each in (controller, fixed):
+        each.load_state_dict(KLController(0.4).state_dict())
+    assert (controller.coef, fixed.coef) == (0.4, 0.1)
+
+
 def test_a_horizon_far_below_the_rollout_does_not_turn_the_sign():
     controller = KLController(0.1, target=6.0, horizon=10)
     controller.update(0.0, samples=64)  # 1 - .2 x 6.4 = -.28
