@@ -205,7 +205,7 @@ def has_turns(value: object) -> bool:
 # ---------------------------------------------------------------------------------------------------------------- settings
 
 
-def core_config(args: PPOConfig, longest_prompt: int, stop_token_id: int | None) -> core.PPOConfig:
+def core_config(args: PPOConfig, longest_prompt: int, stop_ids: Sequence[int]) -> core.PPOConfig:
     """Return the settings of this library for a run with TRL's settings.
 
     `set_batch_sizes` must have been called. The trainer's hooks apply `missing_eos_penalty` and the learning rate of each
@@ -213,7 +213,7 @@ def core_config(args: PPOConfig, longest_prompt: int, stop_token_id: int | None)
 
     Args:
         longest_prompt: tokens of the longest prompt.
-        stop_token_id: ends a response; None: all responses have the full length.
+        stop_ids: tokens that end a response; empty: all responses have the full length.
 
     Raises:
         InvalidArgumentError: for a value that this library does not accept.
@@ -246,8 +246,8 @@ def core_config(args: PPOConfig, longest_prompt: int, stop_token_id: int | None)
             micro_batch_tokens=args.per_device_train_batch_size * (longest_prompt + args.response_length),
             max_new_tokens=args.response_length,
             max_prompt_tokens=longest_prompt,
-            stop_token_ids=[] if stop_token_id is None else [stop_token_id],
-            ignore_eos=stop_token_id is None,
+            stop_token_ids=list(stop_ids),
+            ignore_eos=not stop_ids,
             cliprange_value=args.cliprange_value or SMALLEST,  # 0 would be no limit
             missing_eos_score=None,
             critic="separate",

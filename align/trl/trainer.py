@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import torch
 from accelerate.state import AcceleratorState
@@ -23,6 +23,7 @@ from transformers.trainer_utils import rotate_checkpoints
 from align.batches.mixtures import data_name
 from align.core.launch import end_process_group
 from align.models.checkpoint import make_repo, model_card, push_model, save_model_into
+from align.models.vocabulary import vocabulary_rows
 from align.ppo.evaluation import save_policy
 from align.ppo.extensions import Extensions
 from align.ppo.inputs import BASE_REFERENCE, PPOInputs
@@ -134,7 +135,10 @@ class PPOTrainer(KnownArguments):
         self.callbacks = TRLCallbacks([*reporters, *(callbacks or []), PrinterCallback], self)
         self.state, self.callback_handler = self.callbacks.state, self.callbacks.handler
         rewards = split_rewards([reward_model], "reward_model")
-        config = core_config(args, longest, self.stop_token_id)
+        # In TRL, padding that the policy samples masks the rest of the response, also if it is the EOS token.
+        pad = processing_class.pad_token_id
+        ends = (self.stop_token_id, pad if pad in range(vocabulary_rows(cast(Any, model))) else None)
+        config = core_config(args, longest, sorted({id for id in ends if id is not None}))
         self.core_config = replace(config, prompts=data_name(prompts), **reward_settings(*rewards))
         self.setup = self._prepare(ModelSource(model, processing_class, peft_config), rewards, prompts, value_model)
         self.accelerator = self.setup.run.accelerator

@@ -103,7 +103,7 @@ VALUES = {
 
 def test_settings_of_the_same_name_keep_their_values():
     assert VALUES.keys() == set(SAME)
-    config = core_config(made(**VALUES), longest_prompt=20, stop_token_id=None)
+    config = core_config(made(**VALUES), longest_prompt=20, stop_ids=[])
     assert {name: getattr(config, name) for name in SAME} == VALUES
 
 
@@ -151,11 +151,11 @@ TRANSLATED = [
 
 @pytest.mark.parametrize(("settings", "name", "value"), TRANSLATED)
 def test_settings_become_those_of_this_library(settings, name, value):
-    assert getattr(core_config(made(**settings), longest_prompt=20, stop_token_id=None), name) == value
+    assert getattr(core_config(made(**settings), longest_prompt=20, stop_ids=[]), name) == value
 
 
 def test_stop_tokens():
-    config = core_config(made(), longest_prompt=20, stop_token_id=0)
+    config = core_config(made(), longest_prompt=20, stop_ids=[0])
     assert (config.stop_token_ids, config.ignore_eos) == ([0], False)
     assert stop_token_of(PPOConfig(output_dir="o"), 7) is None
     assert stop_token_of(PPOConfig(output_dir="o", stop_token="eos"), 7) == 7
@@ -229,7 +229,7 @@ def test_values_without_a_counterpart_and_out_of_range_are_one_line():
     (line,) = unsupported_settings(PPOConfig(output_dir="o", optim="sgd"))
     assert line.startswith("optim is ")
     with pytest.raises(ValueError, match=r"max_new_tokens is 0, but must be above 0 \(docs/migrate-from-trl.md lists"):
-        core_config(made(response_length=0), longest_prompt=20, stop_token_id=None)
+        core_config(made(response_length=0), longest_prompt=20, stop_ids=[])
 
 
 def test_a_deepspeed_file_is_answered_with_the_launcher():

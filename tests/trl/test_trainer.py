@@ -269,6 +269,23 @@ def test_scores_are_read_at_the_last_token_also_if_it_is_eos(make_trainer, model
     assert experience.training_scores.tolist() == pytest.approx(expected, abs=1e-5)
 
 
+@pytest.mark.parametrize("stop", [None, 9])
+def test_padding_that_the_model_can_sample_ends_a_response_and_is_not_scored(make_trainer, models, tokenizer, stop):
+    tokenizer.pad_token = tokenizer.eos_token
+    settings = {"stop_token_id": stop, "per_device_train_batch_size": 32, "total_episodes": 32, "response_length": 40}
+    trainer = make_trainer(settings | {"num_ppo_epochs": 1})
+    trainer.train()
+    experience, end, model = trainer.hooks.experience, tokenizer.eos_token_id, models["reward_model"]
+    assert all(end not in response[:-1] for response in experience.rollout.responses)
+    rows = zip(experience.rollout.prompts, experience.rollout.responses, experience.scores.tolist(), strict=True)
+    ended = [row for row in rows if row[1][-1] == end and len(row[1]) > 1]
+    assert ended
+    for prompt, response, score in ended:
+        with torch.no_grad():
+            states = model.model(input_ids=torch.tensor([[*prompt.ids, *response[:-1]]])).last_hidden_state
+        assert score == pytest.approx(float(model.score(states[0, -1])), abs=1e-5)
+
+
 def test_a_reward_function_reads_the_decoded_texts(make_trainer, tmp_path):
     seen = []
 
