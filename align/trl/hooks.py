@@ -4,6 +4,7 @@ import time
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from statistics import fmean, variance
 from typing import Any, cast
 
@@ -26,11 +27,12 @@ from align.ppo.losses import kl_estimate
 from align.ppo.records import Experience, Rollout
 from align.ppo.rollout import sample_rollout
 from align.ppo.setup import PPOSetup
-from align.runtime.distributed import run_on_main
+from align.runtime.distributed import max_across_processes, run_on_main
 from align.runtime.progress import console
 from align.tokenization.encoded import EncodedPrompt
 from align.training.callbacks import TrainerCallbacks
 from align.training.engine import TrainEngine
+from align.trl.arguments import SAME
 from align.trl.config import InvalidArgumentError, PPOConfig
 
 STEP_METRICS = {
@@ -42,6 +44,11 @@ STEP_METRICS = {
     "val/ratio": "ratio/mean",
 }
 """TRL's names of metrics of an optimizer step, and this library's."""
+READ_ONCE = (
+    *(f"args.{name}" for name in (*SAME, "cliprange_value", "response_length")),
+    *("model", "ref_model", "reward_model", "processing_class", "optimizer", "lr_scheduler", "stop_token_id"),
+)
+"""Attributes of the trainer that are read when it is made; TRL reads most of them in each update."""
 PENALTY = "missing_eos_penalty"
 """The reward that this setting adds; tables of completions show the scores without it, as TRL's do."""
 COMPLETION_TEMPERATURE = 0.01
@@ -167,6 +174,16 @@ class TRLCallbacks(TrainerCallbacks):
     def __init__(self, callbacks: Sequence[TrainerCallback | type[TrainerCallback]], trainer: Any) -> None:
         super().__init__(callbacks, trainer.args, OnlineTrainerState())
         self.trainer, self.hooks = trainer, trainer.hooks
+        self.given: tuple[Any, ...] = ()
+
+    def require_unchanged(self) -> None:
+        """Raise an InvalidArgumentError if one of `READ_ONCE` has another value than at the first call."""
+        now: tuple[Any, ...] = attrgetter(*READ_ONCE)(self.trainer)
+        self.given = self.given or now
+        if changed := [name for name, before, value in zip(READ_ONCE, self.given, now, strict=True) if value != before]:
+            raise InvalidArgumentError(
+                f"`{changed[0]}` was changed after the trainer was made, which has no effect: make a trainer with the change"
+            )
 
     def begin(self, done: int) -> None:
         assert self.args.total_episodes is not None
@@ -174,6 +191,7 @@ class TRLCallbacks(TrainerCallbacks):
         self.state.episode = self._episodes(done)
         self.started, self.first_episode = time.monotonic(), self.state.episode
         super().begin(done)
+        self.require_unchanged()
 
     def logs(self, metrics: Mapping[str, float]) -> dict[str, float]:
         self.state.episode = self._episodes(self.state.global_step)
@@ -194,6 +212,8 @@ class TRLCallbacks(TrainerCallbacks):
         self.hooks.lr_scheduler.step()
         save, stop = super().step_end(update)
         tables, total = self.args.num_sample_generations, self.args.num_total_batches or 1
+        if update < total and not stop:
+            self.require_unchanged()
         if tables > 0 and (update - 1) % max(1, total // tables) == 0:
             self.trainer.generate_completions(sampling=True)
         if save and self.args.save_only_model:  # the run writes no checkpoint to resume from
@@ -204,6 +224,11 @@ class TRLCallbacks(TrainerCallbacks):
     def saved(self) -> None:
         self.trainer._save_checkpoint(self.trainer.model, trial=None)
         super().saved()
+
+    def end(self) -> None:
+        super().end()
+        if max_across_processes(int(self.control.should_save), self.accelerator):
+            self.saved()
 
     def _episodes(self, updates: int) -> int:
         assert self.args.batch_size is not None

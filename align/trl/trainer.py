@@ -149,6 +149,7 @@ class PPOTrainer(KnownArguments):
         self.callback_handler.processing_class = processing_class
         if ref_model is None and (copied := self.setup.roles.reference_model) is not None:
             self.ref_model = copied.backbone.model
+        self.callbacks.require_unchanged()
         notes += [*unsupported_settings(args), *uncalled_methods(type(self))]
         for line in [*notes, *number_format_hint(args, model.dtype, self.accelerator.device)]:
             self.setup.run.print(f"warning: {line}")

@@ -128,6 +128,35 @@ def test_events_come_in_the_order_of_trl(make_trainer, tmp_path):
     assert events.objects["lr_scheduler"] is trainer.lr_scheduler
 
 
+class Changes(TrainerCallback):
+    """Changes a setting after the first update, as for a schedule."""
+
+    def on_step_end(self, args, state, control, **objects):
+        args.kl_coef /= 2
+
+
+def test_what_is_changed_too_late_is_refused(make_trainer, models, tmp_path):
+    with pytest.raises(ValueError, match=r"`args.kl_coef` was changed after the trainer was made, which has no effect"):
+        make_trainer(callbacks=[Changes()]).train()
+    for name, value in (("lr_scheduler", object()), ("reward_model", models["value_model"])):
+        trainer = make_trainer({"output_dir": str(tmp_path / name)})
+        setattr(trainer, name, value)
+        with pytest.raises(ValueError, match=f"`{name}` was changed after"):
+            trainer.train()
+
+
+class SavesAtTheEnd(TrainerCallback):
+    def on_train_end(self, args, state, control, **objects):
+        control.should_save = True
+
+
+def test_a_callback_may_ask_for_a_checkpoint_at_the_end_of_training(make_trainer, tmp_path):
+    events = Events()
+    make_trainer({"save_strategy": "no"}, callbacks=[SavesAtTheEnd(), events]).train()
+    assert events.seen[-2:] == [("end", 2), ("save", 2)]
+    assert (tmp_path / "out" / "checkpoint-2" / "model.safetensors").exists()
+
+
 def test_folders_are_those_of_trl_without_pickles(make_trainer, models, folder, tmp_path):
     trainer = make_trainer({"total_episodes": 12, "save_steps": 1, "save_total_limit": 2, "stop_token_id": 7})
     trainer.train()
