@@ -98,7 +98,7 @@ class ModelSource:
         """Load the model with the settings of a run, or take the one in memory.
 
         Args:
-            adapter: name of the trained adapter.
+            adapter: name of a trained adapter of the settings.
             allow_reward_model: whether the model may lack a vocabulary matrix.
             frozen_copies: copies of the model that the stage will keep; counted before it is loaded.
             is_trained: False for a teacher, whose weights may be frozen.
@@ -107,6 +107,7 @@ class ModelSource:
             UserError: if the model cannot be loaded, does not fit, or has no trainable weight.
         """
         model, config = self.model, run.model_config
+        adapter = adapter if self.peft_config is None else "default"  # the name at which PEFT saves into the folder itself
         if isinstance(model, LoadedModel):
             loaded = model
         elif isinstance(model, str | Path):

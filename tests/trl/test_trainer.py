@@ -7,6 +7,7 @@ import torch
 import yaml
 from datasets import Dataset
 from peft import LoraConfig, get_peft_model
+from safetensors.torch import load_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from transformers import AutoModelForCausalLM, TrainerCallback
 
@@ -109,6 +110,10 @@ def test_an_adapter_is_trained_beside_a_whole_value_model(make_trainer, models, 
     assert {"adapter_config.json", "adapter_model.safetensors", "tokenizer.json"} <= names
     saved = json.loads((tmp_path / "saved" / "adapter_config.json").read_text())
     assert (saved["r"], saved["lora_alpha"]) == (32, 16)
+    trainer.policy_model.save_pretrained(tmp_path / "by-peft")
+    by_both = [load_file(tmp_path / name / "adapter_model.safetensors") for name in ("saved", "by-peft")]
+    assert by_both[0].keys() == by_both[1].keys()
+    assert all(torch.equal(weight, by_both[1][name]) for name, weight in by_both[0].items())
     for name, weight in models["model"].named_parameters():
         plain = name.replace("base_layer.", "")
         if plain in base:
