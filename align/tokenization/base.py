@@ -262,9 +262,9 @@ class Tokenization:
 
     def text(self, ids: list[int]) -> str:
         """Return the text of a response without special tokens and the template's end token, which may be none of them."""
-        decoded = self.tokenizer.decode(ids[:-1] if ids[-1:] == [self.end_id] else ids, skip_special_tokens=True)
-        assert isinstance(decoded, str)
-        return decoded.strip()
+        written = ids[:-1] if ids[-1:] == [self.end_id] else ids
+        # T5's tokenizers may ask for a clean-up, which removes the space before a period.
+        return str(self.tokenizer.decode(written, skip_special_tokens=True, clean_up_tokenization_spaces=False)).strip()
 
     def token_texts(self, ids: list[int]) -> list[str]:
         """Return the text of each token, special tokens included; a character of several tokens is at the last of them."""

@@ -220,6 +220,14 @@ def test_sentencepiece_puts_no_space_before_an_answer_behind_a_line_break(scheme
     assert ids == rendered_ids(found.tokenizer, [USER, *turns])[: len(ids)]
 
 
+def test_a_response_is_read_as_it_was_written_where_the_tokenizer_would_clean_up_its_spaces():
+    tokenizer = sentencepiece()
+    tokenizer.clean_up_tokenization_spaces = True
+    found = Tokenization(tokenizer)
+    assert tokenizer.decode(found.text_ids("It is . 4")) == "It is. 4"
+    assert found.text(found.response_ids("It is . 4")) == "It is . 4"
+
+
 @pytest.mark.parametrize("template", ["auto", "plain", "raw"])
 def test_a_decoder_reads_no_end_token_behind_its_prompt(template):
     """Tutorials for Llama and Mistral set add_eos_token, and it is saved with the model."""
