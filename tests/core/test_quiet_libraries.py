@@ -1,4 +1,6 @@
 import logging
+import subprocess
+import sys
 import warnings
 
 from peft import LoraConfig, get_peft_model
@@ -17,3 +19,9 @@ def test_an_adapter_of_gpt2_prints_no_warning(monkeypatch):
         get_peft_model(model, LoraConfig(r=1, target_modules=["c_attn"]))
         warnings.warn("any other warning", UserWarning, stacklevel=1)
     assert [str(each.message) for each in printed] == ["any other warning"]
+
+
+def test_a_stage_that_is_started_as_a_module_prints_no_warning():
+    done = subprocess.run([sys.executable, "-m", "align.sft.train", "--help"], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("usage")
+    assert done.stderr == ""
