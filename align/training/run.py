@@ -75,6 +75,7 @@ class Run:
             run_on_main(lambda: make_repo(config.push_to_hub), self.accelerator)
         self.accelerator.wait_for_everyone()  # every process has looked before one of them writes
         self.opened, self.update = False, 0
+        self.length_setting = "total_updates" if hasattr(config, "total_updates") else "num_train_epochs"
         self.stop = StopRequest()
         self.callbacks: TrainerCallbacks | None = None
         self._update_start: tuple[Checkpoint, int, dict[str, Any]] | None = None
@@ -156,8 +157,9 @@ class Run:
         limit_collectives()  # all engines have been made
         self.saved = self.update = first - 1
         if first > total:
-            more = "total_updates" if hasattr(self.config, "total_updates") else "num_train_epochs"
-            self.print(f"finished: {first - 1} of {total} updates; raise {more} to continue, or choose another output_dir")
+            self.print(
+                f"finished: {first - 1} of {total} updates; raise {self.length_setting} to continue, or choose another output_dir"
+            )
         in_update = False
         try:
             display = ProgressDisplay(f"{self.stage:>6}", total, first - 1, enabled=self.is_main)

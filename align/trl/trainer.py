@@ -141,7 +141,7 @@ class PPOTrainer(KnownArguments):
         config = core_config(args, longest, sorted({id for id in ends if id is not None}))
         self.core_config = replace(config, prompts=data_name(prompts), **reward_settings(*rewards))
         self.setup = self._prepare(ModelSource(model, processing_class, peft_config), rewards, prompts, value_model)
-        self.accelerator = self.setup.run.accelerator
+        self.accelerator, self.setup.run.length_setting = self.setup.run.accelerator, "total_episodes"
         self.optimizer, self.lr_scheduler = self.hooks.optimizer, self.hooks.lr_scheduler
         self.model = PolicyAndValueModel(self.setup.policy.backbone.peft or model, value_model)
         self.policy_model, self.is_peft_model = self.model.policy, isinstance(self.model.policy, PeftModel)

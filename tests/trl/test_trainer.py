@@ -186,7 +186,7 @@ def test_folders_are_those_of_trl_without_pickles(make_trainer, models, folder, 
     assert "| reward model | tiny-llama" in (out / "README.md").read_text()
 
 
-def test_a_run_resumes_with_its_history(make_trainer, models, tmp_path):
+def test_a_run_resumes_with_its_history(make_trainer, models, tmp_path, capsys):
     settings = {"total_episodes": 16, "save_steps": 2, "learning_rate": 1e-3, "output_dir": str(tmp_path / "two")}
     start = {name: {key: value.clone() for key, value in model.state_dict().items()} for name, model in models.items()}
     whole = make_trainer(settings | {"output_dir": str(tmp_path / "one")})
@@ -205,6 +205,8 @@ def test_a_run_resumes_with_its_history(make_trainer, models, tmp_path):
     keys = METRICS - {"eps"}
     rows = [[{key: row[key] for key in keys} for row in trainer.state.log_history] for trainer in (whole, resumed)]
     assert rows[0] == rows[1]
+    make_trainer(settings | {"resume_from_checkpoint": True}).train()
+    assert "finished: 4 of 4 updates; raise total_episodes to continue, or choose" in capsys.readouterr().err
 
 
 def test_a_given_optimizer_trains_at_the_rates_of_its_scheduler(make_trainer, models):
