@@ -131,9 +131,11 @@ def encode_records(
     encoded: list[Example] = []
     spelled: list[str] = []
     unknown: list[str] = []  # the records with unknown characters
+    twice, doubled = 2 * tuple(loaded.tokenization.chat.opening_ids), 0
     counts = OverlongCounts(limits)
     for number, record in enumerate(records_of(data, kind, skip_bad_rows), start=1):
         spelled += filter(None, [_spelled_token(record, loaded.tokenization)])
+        doubled += bool(twice) and (getattr(record, "ids", None) or ())[: len(twice)] == twice
         where = f"{source}: record {record.id or number}"
         examples, over = _encode_record(record, where, loaded, limits, encode_one, unknown)
         counts.add(over, len(examples))
@@ -143,6 +145,12 @@ def encode_records(
             "%s: %d of %d %ss spell special tokens such as %r, which are read as plain characters; if a chat template "
             "wrote these texts, give their turns as role and content, or their token ids as input_ids",
             *(source, len(spelled), counts.records, name, spelled[0]),
+        )
+    if doubled and os.environ.get("RANK", "0") == "0":
+        logger.warning(
+            "%s: %d of %d %ss begin with the start token twice; tokenize the text of a chat template with "
+            "add_special_tokens=False",
+            *(source, doubled, counts.records, name),
         )
     if unknown and os.environ.get("RANK", "0") == "0":
         logger.warning(

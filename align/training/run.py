@@ -157,9 +157,8 @@ class Run:
         limit_collectives()  # all engines have been made
         self.saved = self.update = first - 1
         if first > total:
-            self.print(
-                f"finished: {first - 1} of {total} updates; raise {self.length_setting} to continue, or choose another output_dir"
-            )
+            what = f"finished: {first - 1} of {total} updates"
+            self.print(f"{what}; raise {self.length_setting} to continue, or choose another output_dir")
         in_update = False
         try:
             display = ProgressDisplay(f"{self.stage:>6}", total, first - 1, enabled=self.is_main)

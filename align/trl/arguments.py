@@ -347,16 +347,19 @@ def unsupported_settings(args: PPOConfig) -> list[str]:
 
 NEVER_CALLED = (
     *("create_optimizer", "create_scheduler", "create_optimizer_and_scheduler"),
-    *("get_train_dataloader", "compute_loss", "training_step"),
+    *("get_train_dataloader", "compute_loss", "training_step", "get_decay_parameter_names", "null_ref_context", "_save"),
 )
-"""Methods of transformers' `Trainer` that the training of `PPOTrainer` does not call."""
+"""Methods of the trainers of transformers and TRL that the training of `PPOTrainer` does not call."""
 
 
 def uncalled_methods(trainer: type[Any]) -> list[str]:
     """Return a line for each method of a trainer's subclass that would be called in TRL and is not here."""
     bases = [base for base in trainer.__mro__ if not base.__module__.startswith("align.") and base is not object]
     names = [name for name in NEVER_CALLED if any(name in vars(base) for base in bases)]
-    return [f"{trainer.__name__}.{name} is never called; give the trainer `optimizers` or `callbacks`" for name in names]
+    return [
+        f"{trainer.__name__}.{name} is never called; give the trainer `optimizers`, `callbacks` or `ref_model`"
+        for name in names
+    ]
 
 
 def number_format_hint(args: PPOConfig, dtype: torch.dtype, device: torch.device) -> list[str]:

@@ -3,6 +3,7 @@ from pathlib import Path
 import pytest
 import torch
 from datasets import Dataset, DatasetDict
+from tokenizers.processors import TemplateProcessing
 from torch import nn
 from transformers import EarlyStoppingCallback
 
@@ -92,8 +93,12 @@ def test_overridden_methods_are_called_or_named(make_trainer, capsys):
         def create_optimizer(self):
             raise NotImplementedError
 
+        def null_ref_context(self):
+            raise NotImplementedError
+
     trainer = make_trainer(trainer=Own)
-    assert "Own.create_optimizer is never called" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert all(f"Own.{name} is never called" in said for name in ("create_optimizer", "null_ref_context"))
     trainer.train()
     trainer.save_model(trainer.args.output_dir)
     assert saved == [trainer.model, ("checkpoint-2", True), ("out", False)]
@@ -190,3 +195,11 @@ def test_a_value_model_of_ones_own_is_refused(make_trainer, models):
         make_trainer(value_model=Own(models["value_model"].model))
     with pytest.raises(UserError, match="reward_model: Own is a model, but no transformers classifier: give a function"):
         make_trainer(reward_model=Own(models["reward_model"].model))
+
+
+def test_prompts_with_two_start_tokens_are_named(make_trainer, tokenizer, caplog):
+    start = TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", tokenizer.bos_token_id)])
+    tokenizer.backend_tokenizer.post_processor = start
+    texts = [tokenizer.bos_token + "Name a color.", "Name a color.", "Name a color."]
+    make_trainer(train_dataset=Dataset.from_list([tokenizer(text).data for text in texts]), eval_dataset=None)
+    assert "1 of 3 prompts begin with the start token twice" in caplog.text
