@@ -18,6 +18,7 @@ answers: {violates: "Yes", unsure: "Unsure", follows: "No"}
 import hashlib
 import json
 import re
+import time
 from pathlib import Path
 
 import yaml
@@ -59,8 +60,11 @@ def parse(text: str, file: str) -> Json:
     }
 
 
-def store(session: Session, rule_set: Json) -> RuleSet:
-    """The row of this version of the rule set, made if it is new."""
+def store(session: Session, rule_set: Json, again: bool = True) -> RuleSet:
+    """The row of this version of the rule set, made if it is new.
+
+    With `again`, a version that was stored before becomes the newest.
+    """
     digest = hashlib.sha256(json.dumps(rule_set, sort_keys=True).encode()).hexdigest()
     same = select(RuleSet).where(RuleSet.name == rule_set["name"], RuleSet.digest == digest)
     row = session.scalar(same)
@@ -68,6 +72,8 @@ def store(session: Session, rule_set: Json) -> RuleSet:
         row = RuleSet(name=rule_set["name"], digest=digest, content=rule_set)
         session.add(row)
         session.flush()
+    elif again:
+        row.created_at = time.time()
     return row
 
 
@@ -88,13 +94,13 @@ def read(path: Path, name: str = "") -> Json:
 
 def newest(session: Session, name: str) -> RuleSet | None:
     """The latest stored version of a rule set."""
-    return session.scalar(select(RuleSet).where(RuleSet.name == name).order_by(RuleSet.id.desc()).limit(1))
+    return session.scalar(select(RuleSet).where(RuleSet.name == name).order_by(RuleSet.created_at.desc()).limit(1))
 
 
 def store_shipped(session: Session) -> None:
     """Store the sets of forms/rules/, where they are there."""
     for path in sorted(PACKAGE_RULE_SETS.glob("*.yaml")):
-        store(session, read(path))
+        store(session, read(path), again=False)
 
 
 def _rules(node: yaml.Node, file: str, common: Json) -> list[Json]:

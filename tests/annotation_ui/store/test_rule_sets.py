@@ -42,7 +42,7 @@ def test_a_bad_rule_file_is_refused_with_its_line(text, line, says):
 
 def test_the_version_of_the_rules_goes_with_the_judgment(database, judgments):
     with database.write() as session:
-        for text in ("old", "new"):
+        for text in ("new", "old", "new"):  # the last one counts, also one that was stored before
             rule_sets.store(session, {"name": "own", "title": "", "source": "", "rules": [{"id": "a", "text": text}]})
     import_rows(database, NewBatch("b", "rules", rule_set="own"), [("t", {"prompt": "p", "response": "r"})])
     (ann,) = add_users(database, "ann")
