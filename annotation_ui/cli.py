@@ -215,7 +215,7 @@ def _import(options: argparse.Namespace) -> None:
         labelers_per_item=options.labelers_per_item,
         priority=options.priority,
         rule_set=rule_set,
-        settings={name: value for name, value in chosen.items() if value not in (None, False)},
+        settings={name: value for name, value in chosen.items() if value is not None and value is not False},
         labelers=tuple(options.labeler),
     )
     count = import_file(database, batch, options.file)

@@ -168,8 +168,6 @@ def _checked_settings(task: str, text: str) -> Json:
         if type(value) is not kinds.get(name):
             known = ", ".join(f"{each} ({kind.__name__})" for each, kind in kinds.items())
             raise UserError(f"settings: {name!r} is not one of {known}, or has another type")
-    if settings.get("attention_every", 1) < 1:
-        raise UserError("settings: attention_every must be 1 or more")
     return settings
 
 

@@ -38,7 +38,7 @@ class NewBatch:
     Attributes:
         task: a name in `annotation_ui.tasks.TASKS`.
         rule_set: the name of a stored rule set, for the tasks that need one.
-        settings: those of the task (`Task.settings`), `rules` and `attention_every`.
+        settings: those of the task (`Task.settings`), and `attention_every`.
     """
 
     name: str
@@ -119,6 +119,8 @@ def _begin_batch(database: Database, new: NewBatch) -> tuple[Batch, list[Json]]:
         raise UserError(f"task {new.task!r}: must be one of {', '.join(TASKS)}")
     name = check_name(new.name)
     check_numbers(new.labelers_per_item, new.priority)
+    if new.settings.get("attention_every", 1) < 1:
+        raise UserError(f"attention_every {new.settings['attention_every']}: must be 1 or more")
     with database.read() as session:
         earlier = session.scalar(select(Batch).where(Batch.name == name))
     if earlier is not None and earlier.complete:

@@ -58,7 +58,7 @@ class JudgeRules(Task):
         """One item per response; with `one_rule_each`, one item per rule of each response."""
         judged = response_fields(row)
         ids = [rule["id"] for rule in rules]
-        wanted = row.get("rules", settings.get("rules") or ids)
+        wanted = row.get("rules", ids)
         if not isinstance(wanted, list) or not wanted or not all(rule in ids for rule in wanted):
             raise BadInputError("rules: not all in the rule set")
         require(len(set(wanted)) == len(wanted), "rules: the same one twice")

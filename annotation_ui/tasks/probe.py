@@ -26,7 +26,7 @@ class Probe(Task):
         """One item per rule; `prompt` is an optional beginning of the conversation."""
         opening = check_messages(row.get("prompt", []), "prompt")
         require(not opening or opening[-1]["role"] != "user", "prompt: ends with a user turn, which the labeler writes")
-        wanted = [row["rule"]] if "rule" in row else settings.get("rules") or [rule["id"] for rule in rules]
+        wanted = [row["rule"]] if "rule" in row else [rule["id"] for rule in rules]
         ids = [rule["id"] for rule in rules]
         require(all(rule in ids for rule in wanted), "rule: not in the rule set")
         return [{"prompt": opening, "rule": rule} for rule in wanted]

@@ -121,7 +121,8 @@ def test_users_and_batches_on_the_shell(run, tmp_path):
     write_rows(tmp_path / "s.jsonl", rows)
     assert run("create-user", "ann")[0] == run("create-user", "boss", "--role", "lead")[0] == 0
     assert run("create-user", "Ann")[0] == 2  # nobody could tell the two apart
-    assert run("import", str(tmp_path / "s.jsonl"), "--task", "rank", "--attention-every", "3")[0] == 0
+    for every, code in (("0", 2), ("-3", 2), ("3", 0)):
+        assert run("import", str(tmp_path / "s.jsonl"), "--task", "rank", "--attention-every", every)[0] == code
     assert run("deactivate-user", "ann") == (0, "ann cannot sign in\n")
     assert run("deactivate-user", "boss")[0] == 2  # the only lead
     assert run("users") == (0, "name\trole\tactive\nann\tlabeler\tno\nboss\tlead\tyes\n")

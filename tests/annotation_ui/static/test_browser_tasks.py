@@ -61,8 +61,8 @@ def test_23_rules_fill_one_and_a_half_screens_and_none_moves_when_it_is_chosen(s
 
 def test_the_help_of_a_form_names_its_own_answers_and_the_response_is_in_sight(server, browser):
     turns = [{"role": role, "content": "word " * 90} for _ in range(5) for role in ("user", "assistant")]
-    server.add_batch([("t:1", {"prompt": turns[:-1], "response": "Yes."})], "rules", rule_set="lamda-harms-form",
-                     settings={"rules": ["makes-sense", "harm-hate"]})  # fmt: skip
+    row = {"prompt": turns[:-1], "response": "Yes.", "rules": ["makes-sense", "harm-hate"]}
+    server.add_batch([("t:1", row)], "rules", rule_set="lamda-harms-form")
     page = open_task(server, browser, "form-help", "rules")
     expect(page.locator(".reading .card")).to_be_in_viewport()
     keys = page.locator(".rule.chosen .verdict")
