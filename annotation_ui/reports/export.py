@@ -43,7 +43,8 @@ class Selection:
     Attributes:
         record: a key of `records()`.
         aggregated: one row per item instead of one per judgment.
-        since: only judgments made at this time or later (seconds since 1970).
+        since: only judgments made at this time or later (seconds since 1970); aggregated, only items that have such a
+            judgment, with all of their judgments.
         batches: names of batches; empty means all.
         include_gold: also items with a known answer.
         preferences: with aggregated rankings, how probable each order of two responses is, by labelers' reliability.
@@ -110,8 +111,13 @@ def check_batches(session: Session, names: Sequence[str]) -> None:
 def _selected_judgments(session: Session, selection: Selection) -> list[CurrentJudgment]:
     check_batches(session, selection.batches)
     tasks, skips = records()[selection.record], selection.record == SKIPS
-    judgments = current_judgments(session, tasks, selection.batches, selection.since, skips=skips)
-    return [judgment for judgment in judgments if selection.include_gold or judgment.item.gold is None]
+    judgments = current_judgments(session, tasks, selection.batches, skips=skips)
+    wanted = [judgment for judgment in judgments if selection.include_gold or judgment.item.gold is None]
+    later = [judgment for judgment in wanted if judgment.judgment.created_at >= (selection.since or 0)]
+    if not selection.aggregated:
+        return later
+    items = {judgment.item.id for judgment in later}  # half of an item's judgments would combine to another answer
+    return [judgment for judgment in wanted if judgment.item.id in items]
 
 
 def _rows_of_judgments(selection: Selection, judgments: list[CurrentJudgment]) -> list[Json]:

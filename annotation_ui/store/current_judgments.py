@@ -26,7 +26,6 @@ def current_judgments(
     session: Session,
     tasks: tuple[str, ...],
     batches: Sequence[str] = (),
-    since: float | None = None,
     *,
     skips: bool = False,
 ) -> list[CurrentJudgment]:
@@ -45,8 +44,6 @@ def current_judgments(
     )
     if batches:
         query = query.where(Batch.name.in_(batches))
-    if since is not None:
-        query = query.where(Judgment.created_at >= since)
     return [
         CurrentJudgment(item, batch, judgment, pseudonym, _canonical_answer(batch, judgment), adjudicated)
         for item, batch, judgment, pseudonym, adjudicated in session.execute(query)

@@ -134,6 +134,19 @@ def test_gold_time_and_batches_select(database, judgments):
     assert read(database, overview.per_day, "rank")[0]["judgments"] == 3
 
 
+def test_an_item_with_a_later_judgment_is_combined_from_all_of_its_judgments(database, judgments):
+    add_batch(database, rank_rows(2, 2), labelers_per_item=3)
+    ann, bob, cem = add_users(database, "ann", "bob", "cem")
+    for labeler in (ann, bob):
+        for _ in range(2):
+            do(judgments, labeler, "rank", {"ranks": [1, 2]})
+    later = time.time()
+    do(judgments, cem, "rank", {"ranks": [2, 1]})
+    for aggregated, rows in ((False, [("item-0", [2, 1])]), (True, [("item-0", [1, 2])])):
+        found = rows_to_export(database, Selection("rankings", aggregated, since=later))
+        assert [(row["id"], row["ranks"]) for row in found] == rows
+
+
 def test_the_busiest_labelers_have_a_color_each_and_the_rest_one_together(database, judgments):
     add_batch(database, rank_rows(3, 2), labelers_per_item=4)
     for labeler, count in zip(add_users(database, "ann", "bob", "cem", "dee"), (1, 3, 2, 1), strict=True):
