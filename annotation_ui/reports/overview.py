@@ -92,9 +92,12 @@ def per_day(session: Session, task: str, most: int = 6) -> list[Json]:
     ]
 
 
-def coefficients(session: Session, task: str, batches: tuple[str, ...] = ()) -> list[Json]:
-    """Agreement of a task's labelers: one row per measure."""
-    by_item = answers_by_item(labelers_judgments(session, task, batches))
+def coefficients(session: Session, task: str) -> list[Json]:
+    """Agreement of a task's labelers: one row per measure.
+
+    Items with a known answer are left out, as in exports: everybody gets them, and their answer is clear.
+    """
+    by_item = answers_by_item([each for each in labelers_judgments(session, task) if each.item.gold is None])
     scales = agreement.scales_of(TASKS[task], by_item)
     measured: dict[str, float | None] = {}
     for (scale, level), values in scales.items():

@@ -222,10 +222,12 @@ def test_no_cell_is_a_formula(cell):
 
 
 def test_agreement_of_rankings_is_measured_from_the_database(database, judgments):
-    add_batch(database, rank_rows(2, 3), labelers_per_item=2)
+    rows = rank_rows(3, 3)
+    rows[2][1]["gold"] = {"ranks": [1, 2, 3]}  # everybody gets it first, and its answer is clear: it does not count
+    add_batch(database, rows, labelers_per_item=2, settings={"attention_every": 1})
     ann, bob = add_users(database, "ann", "bob")
     for user, of_second in ((ann, [1, 2, 3]), (bob, [3, 2, 1])):
-        for ranks in ([1, 2, 3], of_second):
+        for ranks in ([1, 2, 3], [1, 2, 3], of_second):
             do(judgments, user, "rank", {"ranks": ranks})
     measured = read(database, overview.coefficients, "rank")
     found = {row["measure"]: (row["value"], row["shared items"]) for row in measured}

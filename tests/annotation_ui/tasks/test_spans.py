@@ -221,10 +221,10 @@ def test_many_long_spans_that_overlap_are_compared_soon():
 
 
 def test_disagreements_list_what_labelers_marked_differently(server):
-    batch = server.add_batch([("t:1", {"prompt": "p", "response": TEXT})], "spans", labelers_per_item=2)
+    server.add_batch([("t:1", {"prompt": "p", "response": TEXT})], "spans", labelers_per_item=2)
     for name, spans in (("marks-ann", []), ("marks-bob", [{"start": 0, "end": 4, "type": "incorrect"}])):
         do(server.judgments, server.user_id(name), "spans", {"spans": spans})
     (row,) = read(server.database, overview.disagreements, "spans")
     assert row["agreement"] == 0
-    measures = {each["measure"] for each in read(server.database, overview.coefficients, "spans", (batch,))}
+    measures = {each["measure"] for each in read(server.database, overview.coefficients, "spans")}
     assert "Krippendorff's alpha (nominal): any error" in measures
