@@ -293,6 +293,7 @@ class RuleJudgment(Record):
         rule: the rule's id in forms/rules.
         verdict: violates, unsure or follows.
         labeler: who judged.
+        decision: whether a lead made it, whose verdict counts instead of the labelers'.
         note: the labeler's comment; may be empty.
         model: which model wrote the response, if known.
     """
@@ -302,6 +303,7 @@ class RuleJudgment(Record):
     rule: str
     verdict: str
     labeler: str | None = None
+    decision: bool | None = None
     note: str | None = None
     model: str | None = None
     id: str | None = None
@@ -311,6 +313,8 @@ class RuleJudgment(Record):
     def __post_init__(self) -> None:
         if self.verdict not in VERDICTS:
             raise field_error("verdict", f"is {short_repr(self.verdict)}", f"use one of {', '.join(VERDICTS)}")
+        if self.decision not in (None, False, True):
+            raise field_error("decision", f"is {short_repr(self.decision)}", "use true, or leave it out")
         set_checked(
             self,
             prompt=check_prompt(self.prompt),

@@ -8,7 +8,7 @@ and flags. An answer is `follows` (yes), `violates` (no) or `unsure`, as the app
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import combinations
 from pathlib import Path
@@ -66,6 +66,7 @@ class ResponseVotes:
     Attributes:
         prompt: identifies the prompt: answers on one prompt depend on each other.
         votes: by question, the answer of each labeler; a question that was not asked has no entry.
+        decisions: by question, the answer of a lead, which counts instead.
     """
 
     model: str
@@ -73,11 +74,12 @@ class ResponseVotes:
     votes: Mapping[str, Sequence[str]]
     category: str | None = None
     rating: int | None = None
+    decisions: Mapping[str, str] = field(default_factory=dict)
 
     @cached_property
     def verdicts(self) -> dict[str, str]:
-        """The majority's answer to each question; a tie is unsure."""
-        return {question: majority(votes, tie=UNSURE) for question, votes in self.votes.items()}
+        """The lead's or else the majority's answer to each question; a tie is unsure."""
+        return {asked: self.decisions.get(asked) or majority(votes, tie=UNSURE) for asked, votes in self.votes.items()}
 
     def says_yes(self, question: str) -> bool:
         """Whether the majority answered with yes."""
@@ -120,21 +122,26 @@ def run_verdicts(config: VerdictsConfig) -> list[Evaluation]:
 def read_judgments(files: Sequence[str], skip_bad_rows: bool) -> list[ResponseVotes]:
     """The responses that rule judgments are about; without a model, they stand under the names of the files."""
     names = " + ".join(Path(path).stem for path in files)
-    votes: dict[tuple[str, str, str], dict[str, list[str]]] = {}
+    found: dict[tuple[str, str, str], tuple[dict[str, list[str]], dict[str, str]]] = {}
     for path in files:
         for record in read_records(path, RuleJudgment, skip_bad_rows=skip_bad_rows):
             if record.rule == AUTHORSHIP and record.model is None:
                 text, advice = repr(record.response[:40]), "import the texts with their author under model"
                 raise UserError(f"{path}: field 'model' is missing for {text}: {advice}")
             key = record.model or names, content_hash(to_json(record.prompt)), record.response
-            votes.setdefault(key, {}).setdefault(record.rule, []).append(record.verdict)
-    return [ResponseVotes(model, prompt, of_response) for (model, prompt, _), of_response in votes.items()]
+            votes, decisions = found.setdefault(key, ({}, {}))
+            given = votes.setdefault(record.rule, [])
+            if record.decision:
+                decisions[record.rule] = record.verdict
+            else:
+                given.append(record.verdict)
+    return [ResponseVotes(*key[:2], votes, decisions=decisions) for key, (votes, decisions) in found.items()]
 
 
 def read_rankings(files: Sequence[str], skip_bad_rows: bool) -> list[ResponseVotes]:
     """The responses of rankings with their flags; a response that two people ranked is there twice.
 
-    Comparisons, which the app exports with a `choice`, are left out: they ask for no flags.
+    Comparisons, which the app exports with a `choice`, and decisions of leads are left out: neither asks for flags.
     """
     nothing = "holds no ranking with questions on each response; comparisons have none"
     return parse_rows(files, _responses_of_ranking, nothing, skip_bad_rows=skip_bad_rows) if files else []
@@ -151,14 +158,16 @@ def _responses_of_ranking(fields: Mapping[str, Any], _number: str) -> list[Respo
     flags = check_flags(fields["flags"], len(responses)) if fields.get("flags") else [()] * len(responses)
     if any(isinstance(names, str) for names in flags):
         raise field_error("flags", "is for the whole ranking", "give a list for each response")
-    if fields.get("choice") is not None:
+    if fields.get("choice") is not None or fields.get("decision"):
         return []
+    more = [check_texts(names, "also_by") for names in fields.get("also_by") or [[]] * len(models)]
     prompt, category = str(fields.get("prompt")), fields.get("category")
     return [
         ResponseVotes(
-            model, prompt, {flag_id(flag): [FOLLOWS if flag in names else VIOLATES] for flag in FLAGS}, category, rating
+            name, prompt, {flag_id(flag): [FOLLOWS if flag in names else VIOLATES] for flag in FLAGS}, category, rating
         )
-        for model, rating, names in zip(models, ratings, flags, strict=True)
+        for model, others, rating, names in zip(models, more, ratings, flags, strict=True)
+        for name in (model, *others)
     ]
 
 
@@ -187,8 +196,8 @@ def share_of(
 
 def number_prompts(prompts: Sequence[str]) -> list[int]:
     """The number of each prompt, from 0 without gaps."""
-    numbers: list[int] = np.unique(prompts, return_inverse=True)[1].tolist()
-    return numbers
+    numbers = {prompt: number for number, prompt in enumerate(sorted(set(prompts)))}
+    return [numbers[prompt] for prompt in prompts]
 
 
 # ---------------------------------------------------------------------------------------------------------------- rules
@@ -221,10 +230,10 @@ def verdict_table(responses: Sequence[ResponseVotes]) -> list[Json]:
     """By rule or question: how many responses got each verdict, and the share of pairs of labelers that agree."""
     rows = []
     for question in sorted({question for each in responses for question in each.votes} - set(map(flag_id, FLAGS))):
-        votes = [each.votes[question] for each in responses if question in each.votes]
-        counts = Counter(majority(of_response, tie=UNSURE) for of_response in votes)
-        pairs = [first == second for of_response in votes for first, second in combinations(of_response, 2)]
-        row = {"question": question, "n": len(votes), **{verdict: counts[verdict] for verdict in VERDICTS}}
+        asked = [each for each in responses if question in each.votes]
+        counts = Counter(each.verdicts[question] for each in asked)
+        pairs = [first == second for each in asked for first, second in combinations(each.votes[question], 2)]
+        row = {"question": question, "n": len(asked), **{verdict: counts[verdict] for verdict in VERDICTS}}
         rows.append({**row, "labelers agree": round(sum(pairs) / len(pairs), 3) if pairs else None})
     return rows
 

@@ -135,7 +135,8 @@ def _raw_rows(selection: Selection, judgments: list[CurrentJudgment]) -> Iterato
     for judgment in judgments:
         item, task = judgment.item, TASKS[judgment.batch.task]
         for row in _records_of_answer(selection.record, task, item, judgment.answer):
-            yield {**row, "labeler": judgment.labeler, "id": exported_id(item), **_times(selection, judgment)}
+            decision = {"decision": True} if judgment.adjudicated else {}
+            yield {**row, "labeler": judgment.labeler, **decision, "id": exported_id(item), **_times(selection, judgment)}
 
 
 def _times(selection: Selection, judgment: CurrentJudgment) -> Json:

@@ -143,19 +143,21 @@ def win_rates(session: Session) -> list[Json]:
     for judgment in current_judgments(session, ("compare",)):
         if judgment.item.gold is not None:
             continue
-        models, choice = judgment.item.content.get("model") or ["first", "second"], judgment.answer["choice"]
-        for side, model in zip("AB", models, strict=True):
+        content, choice = judgment.item.content, judgment.answer["choice"]
+        models, more = content.get("model") or ["first", "second"], content.get("also_by") or [[], []]
+        for side, model, others in zip("AB", models, more, strict=True):
             outcome = "ties" if choice not in ("A", "B") else "wins" if choice == side else "losses"
-            counts[str(model)][outcome] += 1
+            for name in (model, *others):
+                counts[str(name)][outcome] += 1
     return [
         {"model": model, **count, "win rate": rounded((count["wins"] + count["ties"] / 2) / sum(count.values()))}
         for model, count in sorted(counts.items())
     ]
 
 
-def labelers_judgments(session: Session, task: str, batches: tuple[str, ...] = ()) -> list[CurrentJudgment]:
+def labelers_judgments(session: Session, task: str) -> list[CurrentJudgment]:
     """The judgments that count, without the leads' decisions and without training."""
-    judgments = current_judgments(session, (task,), batches)
+    judgments = current_judgments(session, (task,))
     return [each for each in judgments if not each.adjudicated and each.item.purpose != "training"]
 
 

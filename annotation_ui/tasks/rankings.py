@@ -14,8 +14,8 @@ BETTER, TIE, WORSE = "better", "tie", "worse"
 def ranking_fields(row: Json, fewest: int, most: int) -> Json:
     """`prompt`, `responses` and `model` of a row whose responses are to be compared.
 
-    Equal responses are shown once; all empty ones count as the same.
-    A single name as `model` is that of all.
+    Equal responses are shown once; all empty ones count as the same. `also_by` then lists, for each shown response, the
+    other models that wrote it. A single name as `model` is that of all.
     """
     require(isinstance(row.get("responses"), list), "responses: must be a list of texts")
     responses = row["responses"]
@@ -28,6 +28,9 @@ def ranking_fields(row: Json, fewest: int, most: int) -> Json:
     fields = {"prompt": row.get("prompt"), "responses": [responses[i] for i in first]}
     if row.get("model") is not None:
         fields["model"] = [models[i] for i in first]
+        by_text = [[name for name, text in zip(models, comparable, strict=True) if text == comparable[i]] for i in first]
+        if any(also := [list(dict.fromkeys(names))[1:] for names in by_text]):
+            fields["also_by"] = also
     checked_record(Ranking, {**fields, "ranks": list(range(1, len(first) + 1))})
     for number, response in enumerate(responses):
         require(len(response) <= MAX_TEXT, f"responses[{number}]: longer than {MAX_TEXT} characters")
@@ -35,9 +38,9 @@ def ranking_fields(row: Json, fewest: int, most: int) -> Json:
 
 
 def ranking_row(content: Json, ranks: Sequence[int], answer: Json, **more: Any) -> Json:
-    """One ranking as a row (docs/data.md), with the labeler's comment and the names of models if there are any."""
+    """One ranking as a row (docs/data.md), with the labeler's comment and the names of models, if given."""
     row = {"prompt": content["prompt"], "responses": content["responses"], "ranks": ranks, **more, **comment_field(answer)}
-    return {**row, "model": content["model"]} if content.get("model") else row
+    return row | {field: content[field] for field in ("model", "also_by") if content.get(field)}
 
 
 def ranking_pairs(rows: Sequence[Json]) -> Iterator[Json]:

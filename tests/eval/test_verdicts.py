@@ -240,6 +240,11 @@ def test_ratings_and_flags_by_hand(run):
     assert found[1]["flag unfit_for_assistant"] == (pytest.approx(1 / 3), 3)
 
 
+def test_a_response_that_two_models_wrote_counts_for_both(run):
+    old, new = run([{**RANKINGS[0], "also_by": [["new"], []]}], "rankings")
+    assert [each.measurements[0].value for each in (old, new)] == [5, 6]
+
+
 def test_a_comparison_that_the_app_exports_is_no_answer_about_flags(run, app):
     database, judgments = app
     row = {"prompt": "Hi", "responses": ["a", "b"], "model": ["old", "new"]}
@@ -299,6 +304,21 @@ def test_from_the_form_of_claims_to_the_measurements(app, run):
     for rows in (exported, aggregated):
         (result,) = run(rows)
         assert [each.value for each in result.measurements] == [1.0, 1.0, 1.0]
+
+
+def test_the_decision_of_a_lead_counts_instead_of_the_labelers_answers(app, run):
+    database, judgments = app
+    row = {"prompt": "p", "response": "r"}
+    add_batch(database, [("f:1", row)], "rules", labelers_per_item=3, rule_set="role")
+    for user, verdict in zip(add_users(database, "ann", "bob", "eve"), (YES, YES, NO), strict=True):
+        answer(judgments, user, {"helpful": YES, "in-role": verdict})
+    (boss,) = add_users(database, "boss", role="lead")
+    decision = {"verdicts": {rule: {"verdict": NO, "note": ""} for rule in ("helpful", "in-role")}}
+    judgments.submit(boss, judgments.leases.adjudicate(boss, 1).id, "decision", decision, 1)
+    (found,) = run(rows_to_export(database, Selection("rule_judgments")))
+    assert values(found.measurements)["role consistency"] == 0
+    counts = {"question": "in-role", "n": 1, "follows": 0, "violates": 1, "unsure": 0, "labelers agree": 0.333}
+    assert found.tables["Verdicts by question"][1] == counts
 
 
 def test_from_the_form_of_authorship_to_the_measurements(app, run):

@@ -67,6 +67,7 @@ def test_every_exported_row_is_a_record_that_training_reads(database, judgments)
     ranking, tie = rows_to_export(database, Selection("rankings"))
     assert (tie["ranks"], tie["ratings"]) == ([1, 1], [4, 4])
     assert (ranking["responses"], ranking["model"], ranking["some_rated"]) == (["a", "b"], ["x", "y"], [None, 7])
+    assert ranking["also_by"] == [["z"], []]
     assert {convert_row(row, Ranking)[1][0].responses for row in rows_to_export(database, Selection("pairs"))} == {
         ("b", "a"),
         ("corrected", "r"),
@@ -77,7 +78,7 @@ def test_every_exported_row_is_a_record_that_training_reads(database, judgments)
     for record, kind in kinds.items():
         for found in rows_to_export(database, Selection(record)):
             back = kind.from_row(found).to_row() if kind else found
-            same = set(found) - {"some_rated", "labeler"}
+            same = set(found) - {"some_rated", "also_by", "labeler"}
             assert {field: back[field] for field in same} == {field: found[field] for field in same}
 
 
