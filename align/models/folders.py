@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import cast
 
 import torch
+from huggingface_hub import try_to_load_from_cache
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from transformers import AutoConfig, GenerationConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -22,7 +23,7 @@ from align.models.backbone import is_classifier, is_prefix_lm
 from align.models.backbone.determinism import is_dropout_rate
 from align.models.backbone.kinds import attention_kernel, model_class, new_modules, prepare_model
 from align.runtime.progress import console
-from align.runtime.sharding import Sharder, loading_accelerator, local_shard, min_while_loading
+from align.runtime.sharding import Sharder, is_sharded, loading_accelerator, local_shard, min_while_loading
 
 BUILT_IN_BASE = "built_in_base"
 """In the metadata of an adapter's file: the built-in model under it. PEFT's config names the published one."""
@@ -226,3 +227,26 @@ def require_finite(weights: Iterable[tuple[str, Tensor]], owner: str) -> None:
     if first < len(listed):
         name = listed[first][0]
         raise UserError(f"{owner}: its weight '{name}' holds NaN or infinite numbers; take an earlier checkpoint of it")
+
+
+def changed_weights(model: PreTrainedModel) -> list[str]:
+    """Return the weights of a model in memory whose first row differs from that in the folder its config names.
+
+    Weights that the folder or the hub's cache does not have under their names are left out, and those of adapters.
+    """
+    weights = {re.sub(r"(base_layer|original_module)\.", "", name): each for name, each in model.named_parameters()}
+    source, changed = model.config.name_or_path, list[str]()
+    with suppress(OSError, ValueError, SafetensorError):  # no folder or hub name, or a broken file
+        config = Path(source) / "config.json" if Path(source).is_dir() else try_to_load_from_cache(source, "config.json")
+        for path in sorted(Path(str(config)).parent.glob("*.safetensors")):
+            with safe_open(path, framework="pt") as stored:
+                for name in stored.keys():  # noqa: SIM118
+                    weight = weights.get(name, weights.get(f"{model.base_model_prefix}.{name}"))
+                    if weight is None or not weight.dim() or is_sharded(weight):
+                        continue
+                    if stored.get_slice(name).get_shape()[1:] != [*weight.shape[1:]]:
+                        continue
+                    row = stored.get_slice(name)[:1]
+                    if row.dtype.itemsize > 1 and not torch.equal(row.to(weight.dtype), weight[:1].detach().cpu()):
+                        changed.append(name)
+    return changed

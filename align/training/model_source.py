@@ -14,7 +14,7 @@ from align.core.settings import ModelConfig
 from align.model_registry.registry import resolve_model
 from align.models.backbone import Backbone
 from align.models.checkpoint import require_savable
-from align.models.folders import base_of, load_config, unsaved_generation_settings
+from align.models.folders import base_of, changed_weights, load_config, unsaved_generation_settings
 from align.models.loading import LoadedModel, from_objects, load
 from align.models.lora import with_lora_settings
 from align.runtime.distributed import run_on_all, run_on_main
@@ -121,6 +121,8 @@ class ModelSource:
             assert self.tokenizer is not None
             with sharded_loading(run.accelerator):  # transformers has sharded the model under the launcher of ZeRO-3
                 loaded = from_objects(model, self.tokenizer, config, adapter, self.peft_config, self.prefix_lm)
+            resumes = run.checkpoint is not None and run.stage in ("ppo", "dpo")
+            run.print(changed_weights_warning(loaded, resumes))
         if is_trained:
             run.print(frozen_warning(loaded.backbone, gets_head=allow_reward_model))
         run_on_main(lambda: require_savable(loaded), run.accelerator)
@@ -141,6 +143,17 @@ def frozen_warning(backbone: Backbone, gets_head: bool) -> str:
     if not gets_head:
         raise UserError(f"{frozen}: call requires_grad_(True) on it")
     return f"warning: {frozen}: only its head is trained"
+
+
+def changed_weights_warning(loaded: LoadedModel, resumes: bool) -> str:
+    """A line for weights in memory that are not those of their folder, if an adapter or a resumed run needs these; or ""."""
+    changed = changed_weights(loaded.backbone.model) if loaded.adapter or resumes else []
+    if not changed:
+        return ""
+    what = f"warning: {len(changed)} weights of the model in memory ('{changed[0]}' for one) are not those of {loaded.base}"
+    if loaded.adapter:
+        return f"{what}, which the saved adapter names as its base: save the model, and load it from there"
+    return f"{what}: if this run has trained them, load the model again, or the reference is a trained one"
 
 
 def generation_warning(loaded: LoadedModel) -> str:

@@ -1,5 +1,7 @@
+import copy
 import inspect
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -120,6 +122,18 @@ def test_an_adapter_is_trained_beside_a_whole_value_model(make_trainer, models, 
             assert torch.equal(weight, base[plain])
 
 
+def test_an_adapter_on_a_base_that_was_changed_in_memory_is_named(make_trainer, models, capsys):
+    """As after merge_and_unload(): the saved adapter names the base that is on disk."""
+    new = {"ref_model": None, "peft_config": LoraConfig(r=4, task_type="CAUSAL_LM")}
+    with torch.no_grad():
+        models["model"].model.layers[0].self_attn.q_proj.weight.mul_(1.5)
+    for policy, expected in ((copy.deepcopy(models["model"]), 1), (models["ref_model"], 0)):
+        make_trainer(model=policy, **new)
+        said = capsys.readouterr().err
+        assert said.count("1 weights of the model in memory ('model.layers.0.self_attn.q_proj.weight' for one)") == expected
+        assert said.count("which the saved adapter names as its base: save the model") == expected
+
+
 def test_events_come_in_the_order_of_trl(make_trainer, tmp_path):
     events = Events()
     trainer = make_trainer({"total_episodes": 12, "save_steps": 2}, callbacks=[events])
@@ -206,7 +220,10 @@ def test_a_run_resumes_with_its_history(make_trainer, models, tmp_path, capsys):
     rows = [[{key: row[key] for key in keys} for row in trainer.state.log_history] for trainer in (whole, resumed)]
     assert rows[0] == rows[1]
     make_trainer(settings | {"resume_from_checkpoint": True}).train()
-    assert "finished: 4 of 4 updates; raise total_episodes to continue, or choose" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "finished: 4 of 4 updates; raise total_episodes to continue, or choose" in said
+    # The models in memory are those that the run has trained: without `ref_model`, one of them would be the reference.
+    assert re.search(r"\d weights of the model in memory .* are not those of .*load the model again", said)
 
 
 def test_a_given_optimizer_trains_at_the_rates_of_its_scheduler(make_trainer, models):
