@@ -2,6 +2,7 @@
 
 import copy
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -9,6 +10,7 @@ from peft import PeftConfig, PeftModel, get_peft_model
 from transformers import AutoTokenizer, GenerationConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from align.core.errors import UserError, first_line
+from align.core.files import read_json
 from align.core.settings import ModelConfig
 from align.model_registry.registry import resolve_model
 from align.models.adapters import copy_adapter, faster_lora, load_adapter, merge_adapter
@@ -125,6 +127,14 @@ def _read(
     base, is_adapter = base_of(folder)
     if not allow_reward_model and is_encoder(settings := load_config(base)):
         refuse_language_model(settings.model_type, name)
+    if (
+        is_adapter
+        and not allow_reward_model
+        and read_json(Path(folder) / "adapter_config.json").get("task_type") == "SEQ_CLS"
+    ):
+        raise UserError(
+            f"model '{name}': it is the adapter of a classifier, such as a reward model: it cannot generate text"
+        )
     model = make_on_meta(base, dtype) if on_meta else load_weights(base, dtype)
     if model.get_output_embeddings() is None and not allow_reward_model:
         raise UserError(f"model '{name}': it is a reward model without an LM head, so it cannot generate text")

@@ -294,3 +294,6 @@ def test_an_adapter_of_another_library_is_to_be_merged(sharp_folders, tmp_path):
     get_peft_model(model, LoraConfig(r=2, task_type="SEQ_CLS")).save_pretrained(tmp_path)
     with pytest.raises(UserError, match=r"merge its adapter .* by merge_and_unload\(\) and save"):
         load_reward_model(str(tmp_path), "float32")
+    for lora_r in (0, 2):  # a policy would have its layers, and not its head
+        with pytest.raises(UserError, match="it is the adapter of a classifier, such as a reward model: it cannot generate"):
+            load(ModelConfig(model=str(tmp_path), lora_r=lora_r), torch.float32)
