@@ -8,8 +8,8 @@ from sqlalchemy import select
 
 from align.core.errors import UserError, counted
 from annotation_ui.cli_common import add_command, open_database, parse_day, print_table
-from annotation_ui.reports.hours import GAP_S, hours, hours_csv
-from annotation_ui.reports.row_files import write_file
+from annotation_ui.reports.hours import COLUMNS, GAP_S, hours
+from annotation_ui.reports.row_files import to_csv, write_file
 from annotation_ui.server.auth import Auth
 from annotation_ui.store import audit
 from annotation_ui.store.forget import forget
@@ -76,7 +76,7 @@ def _hours(options: argparse.Namespace) -> None:
     if options.file is None:
         print_table(rows)
     else:
-        write_file(options.file, hours_csv(rows))
+        write_file(options.file, to_csv(rows, COLUMNS))
         print(f"{counted(len(rows), 'row')} in {options.file}")
 
 

@@ -130,11 +130,8 @@ def read_judgments(files: Sequence[str], skip_bad_rows: bool) -> list[ResponseVo
                 raise UserError(f"{path}: field 'model' is missing for {text}: {advice}")
             key = record.model or names, content_hash(to_json(record.prompt)), record.response
             votes, decisions = found.setdefault(key, ({}, {}))
-            given = votes.setdefault(record.rule, [])
-            if record.decision:
-                decisions[record.rule] = record.verdict
-            else:
-                given.append(record.verdict)
+            votes.setdefault(record.rule, []).extend([] if record.decision else [record.verdict])
+            decisions |= {record.rule: record.verdict} if record.decision else {}
     return [ResponseVotes(*key[:2], votes, decisions=decisions) for key, (votes, decisions) in found.items()]
 
 
@@ -151,9 +148,8 @@ def _responses_of_ranking(fields: Mapping[str, Any], _number: str) -> list[Respo
     responses = check_texts(fields.get("responses"), "responses", may_be_empty=True)
     models = check_texts(fields.get("model"), "model", len(responses))
     ratings = fields.get("ratings") or fields.get("some_rated") or [None] * len(responses)
-    if isinstance(ratings, list):
-        good = [rating is None or (type(rating) is int and RATINGS[0] <= rating <= RATINGS[1]) for rating in ratings]
-    if not isinstance(ratings, list) or len(ratings) != len(responses) or not all(good):
+    wrong, (low, high) = not isinstance(ratings, list) or len(ratings) != len(responses), RATINGS
+    if wrong or not all(rating is None or (type(rating) is int and low <= rating <= high) for rating in ratings):
         raise field_error("ratings", "is not a list of whole numbers from 1 to 7", "export it again")
     flags = check_flags(fields["flags"], len(responses)) if fields.get("flags") else [()] * len(responses)
     if any(isinstance(names, str) for names in flags):

@@ -7,8 +7,8 @@ import gradio as gr
 from align.core.errors import UserError
 from annotation_ui.lead_tabs.common import export_links, show_user_errors
 from annotation_ui.lead_tabs.tables import show, table
-from annotation_ui.reports.hours import GAP_S, hours, hours_csv, today
-from annotation_ui.reports.row_files import write_file
+from annotation_ui.reports.hours import COLUMNS, GAP_S, hours, today
+from annotation_ui.reports.row_files import to_csv, write_file
 from annotation_ui.server.services import Services
 from annotation_ui.server.transfers import new_export_path
 from annotation_ui.tasks import Json
@@ -42,7 +42,7 @@ def hours_tab(tab: gr.Tab, services: Services) -> None:
     def write_hours(first: str, last: str, gap: float | None) -> tuple[str, str]:
         found = rows(first, last, gap)
         path = new_export_path(services.settings, "hours", "csv")
-        write_file(path, hours_csv(found))
+        write_file(path, to_csv(found, COLUMNS))
         return show(found, _NONE), export_links([path])
 
     def begin_month(first: str) -> str:

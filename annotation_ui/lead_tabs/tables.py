@@ -77,11 +77,6 @@ def show(rows: Sequence[dict[str, Any]], empty: str, key: str = "", picked: Any 
     return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
-def day_and_time(moment: float) -> str:
-    """A time as it is shown to leads."""
-    return datetime.fromtimestamp(moment, UTC).strftime("%Y-%m-%d %H:%M UTC")
-
-
 def _row(row: dict[str, Any], columns: list[str], key: str, picked: Any) -> str:
     cells, attributes = [_cell(column, row[column]) for column in columns], ""
     if key:
@@ -99,7 +94,7 @@ def _cell(column: str, value: Any) -> tuple[str, str]:
     if column == "percent":
         return ' class="number"', f'<span class="bar"><span style="width:{value:.0f}%"></span></span>{value:g} %'
     if column in _TIMES:
-        return ' class="time"', day_and_time(value)
+        return ' class="time"', datetime.fromtimestamp(value, UTC).strftime("%Y-%m-%d %H:%M UTC")
     if isinstance(value, int | float):
         return ' class="number"', f"{value:,}" if isinstance(value, int) else f"{value:g}"
     return ' class="long"' if len(str(value)) > _LONG else "", escape(plain_cell(str(value)))

@@ -18,7 +18,7 @@ from annotation_ui.tasks import Json, Task
 Values = Mapping[Hashable, Mapping[str, Any]]  # unit -> labeler -> value
 
 
-def krippendorff_alpha(values: Values, level: Literal["nominal", "ordinal", "interval"]) -> float | None:
+def krippendorff_alpha(values: Values, level: Literal["nominal", "ordinal"]) -> float | None:
     """Krippendorff's alpha over the units that at least two labelers gave a value."""
     labelers = sorted({labeler for by_labeler in values.values() for labeler in by_labeler})
     units = [by_labeler for by_labeler in values.values() if len(by_labeler) > 1]

@@ -8,12 +8,12 @@ from datetime import UTC, date, datetime, timedelta
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from annotation_ui.reports.row_files import to_csv
 from annotation_ui.store.schema import Judgment, User
 from annotation_ui.tasks import Json
 
 GAP_S = 300.0
 """A pause between two answers that is longer than this is not working time."""
+COLUMNS = ("day", "labeler", "exported as", "hours", "items")
 _DAY = 86_400
 _ANSWERS = ("submit", "late", "edit", "adjudicate")
 
@@ -67,11 +67,6 @@ def hours(session: Session, since: date | None = None, until: date | None = None
         for (name, pseudonym, day), seconds in sorted(active.items(), key=lambda each: (each[0][2], each[0][0]))
         if (since is None or day >= since) and (until is None or day <= until)
     ]
-
-
-def hours_csv(rows: list[Json]) -> bytes:
-    """The rows as a CSV file for a spreadsheet."""
-    return to_csv(rows, ("day", "labeler", "exported as", "hours", "items"))
 
 
 def today() -> date:

@@ -204,11 +204,6 @@ class Judgments:
         return "edit" if edited else "submit"
 
 
-def batch_rules(session: Session, batch: Batch) -> list[Json]:
-    """The rules that a batch's items are judged by, in the version that the batch was made with."""
-    return session.get_one(RuleSet, batch.rule_set_id).content["rules"] if batch.rule_set_id else []
-
-
 def _draft_of_current_judgment(session: Session, assignment: Assignment) -> Json:
     """The judgment that counts now, as a draft that the page can open."""
     answer = session.get_one(Judgment, assignment.current_id).answer or {}
@@ -226,7 +221,8 @@ def _own_assignment(session: Session, user_id: int, assignment_id: int) -> Assig
 def _load_context(session: Session, user_id: int, assignment_id: int) -> AssignmentContext:
     assignment = _own_assignment(session, user_id, assignment_id)
     item, batch = session.get_one(Item, assignment.item_id), session.get_one(Batch, assignment.batch_id)
-    return AssignmentContext(assignment, item, batch, batch_rules(session, batch))
+    rules = session.get_one(RuleSet, batch.rule_set_id).content["rules"] if batch.rule_set_id else []
+    return AssignmentContext(assignment, item, batch, rules)
 
 
 def _judgment_of_request(session: Session, user_id: int, request_id: str) -> Judgment | None:

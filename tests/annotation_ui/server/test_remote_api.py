@@ -143,7 +143,6 @@ def test_a_token_is_stored_as_a_hash_and_every_use_that_moves_data_is_recorded(a
         ("name=n&task=rank", "{}\n{", "line:1: responses: must be a list of texts"),
         ("name=n&task=rank&labeler=nobody-at-all", '{"prompt": "p", "responses": ["a", "b"]}', "no user 'nobody-at-all'"),
         ("name=n&task=rank&settings=%5B", "", "settings: not JSON"),
-        ("name=n&task=rank&settings=%7B%22attention_every%22%3A0%7D", "", "attention_every 0: must be 1 or more"),
         ("name=n&task=demonstrate&settings=%7B%22min_words%22%3A%22x%22%7D", "",
          "settings: 'min_words' is not one of min_words (int), max_words (int), attention_every (int), or has another type"),
     ],
