@@ -106,8 +106,10 @@ def make_accelerator(
     """The accelerator of a run: device, processes, and DeepSpeed with `max_grad_norm` if the launcher asked for it.
 
     An exchange between processes that takes `collective_timeout` seconds ends the run. Raise a UserError if DeepSpeed was
-    asked for and is not installed.
+    asked for and is not installed, or if FSDP was.
     """
+    if os.environ.get("ACCELERATE_USE_FSDP") == "true":  # each process would silently hold the whole model
+        raise UserError("FSDP, which the launcher asks for, is not supported: use DeepSpeed (configs/accelerate/zero2.yaml)")
     # A second run in the same process gets its own settings; the process group stays.
     AcceleratorState._reset_state()
     timeout = timedelta(seconds=collective_timeout)

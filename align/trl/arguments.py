@@ -296,9 +296,8 @@ ADVICE = {
         "train_sampling_strategy remove_unused_columns length_column_name"
     ),
     "DDP is not used": "ddp_find_unused_parameters ddp_bucket_cap_mb ddp_broadcast_buffers ddp_static_graph ddp_backend",
-    "start the script by `accelerate launch --config_file` instead": (
-        "fsdp fsdp_config deepspeed accelerator_config parallelism_config"
-    ),
+    "start the script by `accelerate launch --config_file` instead": "deepspeed accelerator_config parallelism_config",
+    "use DeepSpeed, by `accelerate launch --config_file`": "fsdp fsdp_config",
     "computations are in the number format of the given models": "bf16_full_eval fp16_full_eval fp16 tf32",
     "PPO has no such loss": "label_smoothing_factor neftune_noise_alpha",
     "the models are not compiled": "torch_compile torch_compile_backend torch_compile_mode",

@@ -4,6 +4,7 @@ import pytest
 import torch
 from accelerate.state import AcceleratorState, PartialState
 
+from align.core.errors import UserError
 from align.runtime.distributed import bfloat16_is_fast, compute_dtype
 from align.sft import SFTConfig
 from align.training.run import Run
@@ -30,6 +31,12 @@ def test_emulated_bfloat16_is_not_taken(gpu, major, dtype):
     gpu(major)
     assert compute_dtype("auto") == dtype
     assert compute_dtype("bfloat16") == torch.bfloat16, "who asks for it gets it"
+
+
+def test_fsdp_is_refused(monkeypatch, tmp_path):
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    with pytest.raises(UserError, match="FSDP, which the launcher asks for, is not supported: use DeepSpeed"):
+        Run(SFTConfig(model="tiny-gpt2", train_data="none", output_dir=str(tmp_path)), "sft")
 
 
 @pytest.fixture
