@@ -28,27 +28,16 @@ class Cleaner:
     """Cleans pages one after another, and remembers the spans of sentences that it has seen.
 
     Args:
-        sentences: minimum per page.
-        words: minimum per line.
         bad_words: words in lower case that a page may not contain.
         language: ISO 639 code of the language that a page must be in; empty: any.
-        probability: minimum probability of that language.
 
     Attributes:
         removed: number of removed lines, pages and repeated sentences, by reason.
         kept: number of pages.
     """
 
-    def __init__(
-        self,
-        sentences: int = SENTENCES,
-        words: int = WORDS,
-        bad_words: Collection[str] = (),
-        language: str = "",
-        probability: float = LANGUAGE_PROBABILITY,
-    ) -> None:
-        self.sentences, self.words, self.language, self.probability = sentences, words, language, probability
-        self.removed, self.kept = Counter[str](), 0
+    def __init__(self, bad_words: Collection[str] = (), language: str = "") -> None:
+        self.language, self.removed, self.kept = language, Counter[str](), 0
         spelled = "|".join(map(re.escape, sorted(bad_words)))
         self._bad = re.compile(rf"(?<!\w)(?:{spelled})(?!\w)") if spelled else None
         self._identifier = language_identifier(language) if language else None
@@ -60,9 +49,9 @@ class Cleaner:
         if reason is None:
             lines = self._without_repeated_spans([split_sentences(line) for line in self._kept_lines(text)])
             kept = "\n".join(" ".join(line) for line in lines if line)
-            if sum(map(len, lines)) < self.sentences:
-                reason = f"pages with fewer than {self.sentences} sentences"
-            elif self._identifier and dict(self._identifier.rank(kept))[self.language] < self.probability:
+            if sum(map(len, lines)) < SENTENCES:
+                reason = f"pages with fewer than {SENTENCES} sentences"
+            elif self._identifier and dict(self._identifier.rank(kept))[self.language] < LANGUAGE_PROBABILITY:
                 reason = f"pages in another language than {self.language}"
             else:
                 self.kept += 1
@@ -82,8 +71,8 @@ class Cleaner:
         for line in map(str.strip, text.splitlines()):
             if not line.endswith(LINE_ENDS) or line.endswith("..."):
                 self.removed["lines without an end"] += bool(line)
-            elif len(line.split()) < self.words:
-                self.removed[f"lines of fewer than {self.words} words"] += 1
+            elif len(line.split()) < WORDS:
+                self.removed[f"lines of fewer than {WORDS} words"] += 1
             elif "javascript" in line.lower():  # a warning to enable it
                 self.removed["lines about Javascript"] += 1
             else:
