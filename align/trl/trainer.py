@@ -116,7 +116,6 @@ class PPOTrainer(KnownArguments):
         given = ({**models, "reward_model": reward_model}, train_dataset, peft_config, callbacks or [])
         if problem := next(problems(args, *given), ""):
             raise InvalidArgumentError(problem)
-        self.has_trained = False
         self.args, self.processing_class = args, processing_class
         self.ref_model, self.reward_model = ref_model, reward_model
         self.train_dataset, self.eval_dataset, self.train_dataset_len = train_dataset, eval_dataset, len(train_dataset)
@@ -193,13 +192,8 @@ class PPOTrainer(KnownArguments):
         """Run all updates, from the last checkpoint on if `args.resume_from_checkpoint` is set.
 
         Raises:
-            InvalidArgumentError: if this trainer has run all updates before.
+            UserError: if this trainer has trained before.
         """
-        if self.has_trained and self.state.global_step >= self.core_config.total_updates:
-            raise InvalidArgumentError(
-                "this trainer has trained; make a new one with another `output_dir` to train the models further"
-            )
-        self.has_trained = True
         train(self.core_config, self.setup)
         self.setup.close()
 

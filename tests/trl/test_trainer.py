@@ -388,10 +388,18 @@ def test_a_setting_without_effect_is_named_once_and_a_second_run_is_refused(make
     trainer = make_trainer({"total_episodes": 4, "max_steps": 7})
     assert capsys.readouterr().err.count("max_steps is 7 and has no effect: set total_episodes") == 1
     trainer.train()
-    with pytest.raises(ValueError, match="this trainer has trained; make a new one"):
+    with pytest.raises(UserError, match="this trainer has trained; make a new one"):
         trainer.train()
     with pytest.raises(UserError, match="already holds a run; set resume"):
         make_trainer()
+
+
+def test_a_trainer_that_was_stopped_cannot_begin_again(make_trainer):
+    """Its updates would begin at 1, with trained weights, and its schedule of learning rates go on to 0."""
+    trainer = make_trainer({"total_episodes": 16}, callbacks=[Events(last=2)])
+    trainer.train()
+    with pytest.raises(UserError, match="make a new one, with resume_from_checkpoint to continue the run"):
+        trainer.train()
 
 
 def test_the_reference_context_switches_the_adapter_off(make_trainer, models, prompts):

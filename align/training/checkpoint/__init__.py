@@ -116,9 +116,15 @@ class Checkpoint:
     def load(self) -> int:
         """Restore the run's last complete checkpoint; return the update after which it was written, 0 if there is none.
 
-        Raise a UserError, on every process, if one of them cannot load it, or it belongs to another model or other data.
+        Raise a UserError, on every process, if one of them cannot load it, it belongs to another model or other data, or the
+        run has trained already: it would begin again at update 1, with trained weights.
         """
         run, folder = self.run, self.run.checkpoint
+        if run.update:
+            raise UserError(
+                "this trainer has trained; make a new one, with resume_from_checkpoint to continue the run, or with another "
+                "output_dir to train the model further"
+            )
         if folder is None:
             return 0
         tensors: dict[str, dict[str, Tensor]] = {}
