@@ -140,14 +140,21 @@ def _questions(row: Mapping[str, Any], number: str, source: str, seen: set[str])
     lists = []
     for name in ("correct_answers", "incorrect_answers"):
         given = required_field(row, name, "write at least one answer")
-        # TruthfulQA.csv separates answers by semicolons.
-        answers = check_texts([part for part in given.split(";") if part.strip()] if isinstance(given, str) else given, name)
+        if isinstance(given, str):  # TruthfulQA.csv separates answers by semicolons
+            given = [_closed(part) for part in given.split(";") if part.strip()]
+            texts[1] = _closed(texts[1])
+        answers = check_texts(given, name)
         if not answers:
             raise field_error(name, "is an empty list", "write at least one answer")
         lists.append(tuple(answer.strip() for answer in answers))
     category = check_optional_text(row.get("category"), "category") or "all"
     name = new_id(row, number, seen)
     return [Question(name, f"{source}: question {name}", category, texts[0].strip(), texts[1].strip(), *lists)]
+
+
+def _closed(answer: str) -> str:
+    """An answer of TruthfulQA.csv with a final period, as in its code (`split_multi_answer`) and in lm-eval's data."""
+    return f"{answer.strip().removesuffix('.')}."
 
 
 @dataclass(frozen=True)

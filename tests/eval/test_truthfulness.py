@@ -64,12 +64,12 @@ def written(folder: Path, text: str) -> str:
     return str(path)
 
 
-def test_a_csv_row_is_cut_at_semicolons(tmp_path):
+def test_a_csv_row_is_cut_at_semicolons_and_each_answer_ends_with_a_period(tmp_path):
     (question,) = read_questions(written(tmp_path, HEAD + GOOD))
     assert (question.id, question.category, question.text) == ("1", "Law", "May I?")
-    assert question.correct == ("Yes you may", "You may")
-    assert question.incorrect == ("No", "Never.")
-    assert question.answers == ["Yes you may", "You may", "No", "Never."]
+    assert question.correct == ("Yes you may.", "You may.")
+    assert question.incorrect == ("No.", "Never.")
+    assert question.answers == ["Yes you may.", "You may.", "No.", "Never."]
 
 
 def test_the_projects_own_questions_can_be_read():
