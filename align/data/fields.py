@@ -152,6 +152,14 @@ def _is_number(value: object) -> TypeGuard[int | float]:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
+def _number(value: object) -> int | float | None:
+    """A number, which may be written as text; None for any other value."""
+    try:
+        return value if _is_number(value) else float(value) if isinstance(value, str) else None
+    except ValueError:
+        return None
+
+
 def check_score(value: object, field: str) -> float:
     """A score to rank by: any number but NaN, which cannot be ordered."""
     if not _is_number(value) or math.isnan(value):
@@ -277,8 +285,8 @@ def learned_turns(turns: Sequence[Any], field: str) -> list[bool]:
 def check_scores(row: Row) -> bool:
     """Whether the two scores of a pair are equal; a rejected response with the higher score is refused."""
     for chosen, rejected in SCORES:
-        scores = (row.get(chosen), row.get(rejected))
-        if not _is_number(scores[0]) or not _is_number(scores[1]):
+        scores = (_number(row.get(chosen)), _number(row.get(rejected)))
+        if scores[0] is None or scores[1] is None:
             continue
         if scores[0] < scores[1]:
             wrong = f"is {scores[1]}, higher than {chosen} ({scores[0]})"

@@ -100,6 +100,8 @@ REFUSED = [
      "field 'messages[1].train': is 'no'; use 1 or 0: parts of a loss cannot be weighted"),
     (Ranking, {**PAIR, "score_chosen": 2, "score_rejected": 7.5},
      "field 'score_rejected': is 7.5, higher than score_chosen (2); exchange the responses, or remove the row"),
+    (Ranking, {**PAIR, "score_chosen": "2", "score_rejected": " 10"},
+     "field 'score_rejected': is 10.0, higher than score_chosen (2.0); exchange the responses, or remove the row"),
     (Ranking, {**BINARIZED, "score_chosen": 5.5, "score_rejected": 8.0},
      "field 'score_rejected': is 8.0, higher than score_chosen (5.5); exchange the responses, or remove the row"),
     (Ranking, {"instruction": "Hi", "chosen_response": "a", "rejected_response": "b", "chosen_avg_rating": 2.0,
@@ -163,7 +165,9 @@ def test_empty_fields_change_nothing(empty):
 def test_true_labels_and_ordered_scores_are_read():
     expected = [Demonstration(prompt=HI, continuation=(assistant("Yo"),))]
     assert convert_row({**ANSWERED, "label": True, "kto_tag": True, "weight": 1}, Demonstration)[1] == expected
-    assert convert_row({**PAIR, "score_chosen": 7, "score_rejected": 2}, Ranking)[1]
+    for scores in ((7, 2), ("10", "2"), ("good", "bad"), ("nan", "2")):
+        assert convert_row({**PAIR, "score_chosen": scores[0], "score_rejected": scores[1]}, Ranking)[1][0].ranks == (1, 2)
+    assert convert_row({**PAIR, "score_chosen": "7", "score_rejected": 7.0}, Ranking)[1][0].ranks == (1, 1)
     assert convert_row({**ANSWERED, "label": False}, Prompt)[1] == [Prompt(prompt=HI)]
 
 
