@@ -164,7 +164,7 @@ def _comparisons_of_row(row: Mapping[str, Any], _number: str) -> list[PairwiseCo
     if row.get("model") is None:
         raise UserError("field 'model': is missing; import answers with the name of the model that wrote each")
     models = check_texts(row["model"], "model", len(texts))
-    item = str(row.get("id") or row.get("prompt"))
+    item = str(row.get("prompt") or row.get("id"))  # ids number the rows of one file; a prompt may be in several
     comparisons = []
     for i, j in combinations(range(len(texts)), 2):
         if models[i] != models[j]:

@@ -8,6 +8,7 @@ import pytest
 
 from align.core.errors import UserError
 from align.core.settings import dump
+from align.eval.pairwise import item_numbers
 from align.eval.results import read_evaluations
 from align.eval.store import fingerprint
 from align.eval.winrate import (
@@ -83,6 +84,16 @@ def test_a_bad_comparison_names_its_line(tmp_path, change, message):
     path = write_rows(tmp_path / "c.jsonl", [row])
     with pytest.raises(UserError, match=message):
         read_comparisons([str(path)], False)
+
+
+def test_comparisons_of_one_prompt_depend_on_each_other_whatever_their_ids(tmp_path):
+    """Three pairs of models on one prompt have three ids, and two files may number different prompts alike."""
+    rows = [
+        {"id": str(number % 3), "prompt": f"Prompt {number // 3}", "responses": ["a", "b"], "ranks": [1, 2], "model": pair}
+        for number, pair in enumerate([["x", "y"], ["x", "z"], ["y", "z"]] * 2)
+    ]
+    compared = read_comparisons([write_rows(tmp_path / "c.jsonl", rows)], False)
+    assert item_numbers(compared).tolist() == [0, 0, 0, 1, 1, 1]
 
 
 @pytest.mark.parametrize("ways", [{}, {"judge": "a:b", "reward_model": "x"}])
