@@ -235,10 +235,10 @@ def changed_weights(model: PreTrainedModel) -> list[str]:
     Weights that the folder or the hub's cache does not have under their names are left out, and those of adapters.
     """
     weights = {re.sub(r"(base_layer|original_module)\.", "", name): each for name, each in model.named_parameters()}
-    source, changed = model.config.name_or_path, list[str]()
-    with suppress(OSError, ValueError, SafetensorError):  # no folder or hub name, or a broken file
-        config = Path(source) / "config.json" if Path(source).is_dir() else try_to_load_from_cache(source, "config.json")
-        for path in sorted(Path(str(config)).parent.glob("*.safetensors")):
+    source, changed = model.config.name_or_path or "", list[str]()
+    with suppress(OSError, ValueError, SafetensorError):  # neither folder nor hub name, or a broken file
+        config = f"{source}/config.json" if os.path.isdir(source) else try_to_load_from_cache(source, "config.json")
+        for path in sorted(Path(config).parent.glob("*.safetensors")) if isinstance(config, str) else ():
             with safe_open(path, framework="pt") as stored:
                 for name in stored.keys():  # noqa: SIM118
                     weight = weights.get(name, weights.get(f"{model.base_model_prefix}.{name}"))
