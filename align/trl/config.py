@@ -117,6 +117,15 @@ def stop_token_of(args: PPOConfig, eos_token_id: int | None) -> int | None:
     return eos_token_id
 
 
+def ending_ids(stop_token_id: int | None, pad_id: int | None, rows: int) -> list[int]:
+    """Return the tokens that end a response: the stop token, and padding if the model has `rows` enough to sample it.
+
+    In TRL, padding masks the rest of a response, also if it is the EOS token.
+    """
+    ends = (stop_token_id, pad_id if pad_id in range(rows) else None)
+    return sorted({id for id in ends if id is not None})
+
+
 def set_batch_sizes(args: PPOConfig, rows: int, processes: int) -> list[str]:
     """Compute the sizes of updates, minibatches and the run, and store them in `args` as TRL does.
 

@@ -47,7 +47,15 @@ from align.trl.arguments import (
     uncalled_methods,
     unsupported_settings,
 )
-from align.trl.config import MEMBERS, InvalidArgumentError, PPOConfig, renamed_arguments, set_batch_sizes, stop_token_of
+from align.trl.config import (
+    MEMBERS,
+    InvalidArgumentError,
+    PPOConfig,
+    ending_ids,
+    renamed_arguments,
+    set_batch_sizes,
+    stop_token_of,
+)
 from align.trl.hooks import TrainerHooks, TRLCallbacks, show_completions
 from align.trl.value_head import PolicyAndValueModel, PreTrainedModelWrapper
 
@@ -116,8 +124,7 @@ class PPOTrainer(KnownArguments):
         given = ({**models, "reward_model": reward_model}, train_dataset, peft_config, callbacks or [])
         if problem := next(problems(args, *given), ""):
             raise InvalidArgumentError(problem)
-        self.args, self.processing_class = args, processing_class
-        self.ref_model, self.reward_model = ref_model, reward_model
+        self.args, self.processing_class, self.ref_model, self.reward_model = args, processing_class, ref_model, reward_model
         self.train_dataset, self.eval_dataset, self.train_dataset_len = train_dataset, eval_dataset, len(train_dataset)
         self.data_collator = data_collator or DataCollatorWithPadding(processing_class)
         self.stop_token_id = stop_token_of(args, processing_class.eos_token_id)
@@ -134,10 +141,8 @@ class PPOTrainer(KnownArguments):
         self.callbacks = TRLCallbacks([*reporters, *(callbacks or []), PrinterCallback], self)
         self.state, self.callback_handler = self.callbacks.state, self.callbacks.handler
         rewards = split_rewards([reward_model], "reward_model")
-        # In TRL, padding that the policy samples masks the rest of the response, also if it is the EOS token.
-        pad = processing_class.pad_token_id
-        ends = (self.stop_token_id, pad if pad in range(vocabulary_rows(cast(Any, model))) else None)
-        config = core_config(args, longest, sorted({id for id in ends if id is not None}))
+        ends = ending_ids(self.stop_token_id, processing_class.pad_token_id, vocabulary_rows(cast(Any, model)))
+        config = core_config(args, longest, ends)
         self.core_config = replace(config, prompts=data_name(prompts), **reward_settings(*rewards))
         self.setup = self._prepare(ModelSource(model, processing_class, peft_config), rewards, prompts, value_model)
         self.accelerator, self.setup.run.length_setting = self.setup.run.accelerator, "total_episodes"

@@ -116,8 +116,8 @@ class Checkpoint:
     def load(self) -> int:
         """Restore the run's last complete checkpoint; return the update after which it was written, 0 if there is none.
 
-        Raise a UserError, on every process, if one of them cannot load it, it belongs to another model or other data, or the
-        run has trained already: it would begin again at update 1, with trained weights.
+        Raise a UserError, on every process, if one of them cannot load it, or it belongs to another model or other data. A
+        run that has trained is refused too: it would begin again at update 1, with trained weights.
         """
         run, folder = self.run, self.run.checkpoint
         if run.update:
