@@ -11,11 +11,9 @@ from align.core.settings import ModelConfig
 from align.models.adapters import adapter_parameters, copy_adapter, merge_adapter
 from align.models.checkpoint import save_model, weights_of
 from align.models.loading import from_objects, load
-from align.models.roles import REFERENCE_ADAPTER, Roles
 from align.ppo.actor_critic import build_actor_critic, critic_weights
-from align.ppo.extensions.reference_refresh import ReferenceRefresh
 from align.ppo.scoring_models import can_share_base
-from tests.models.adapters import CARD, IDS, response_logits, save_reward, states, trainable
+from tests.models.adapters import CARD, IDS, response_logits, save_reward, trainable
 from tests.models.architectures import make_model
 
 # GPT-2 has biases and one matrix for both vocabularies; Llama here has neither.
@@ -29,6 +27,7 @@ CONTINUED = {
     "whole vocabulary matrix": ("tiny-llama", "q_proj", {"modules_to_save": ["lm_head"]}),
 }
 MERGED = {
+    "plain": ("tiny-llama", "q_proj,v_proj", {}),
     "bias of B and of the base": ("tiny-gpt2", "c_attn", {"lora_bias": True}),
     "biases of the base": ("tiny-gpt2", "c_attn", {"bias": "all"}),
     "tied embedding": ("tiny-gpt2", "c_attn,wte", {}),
@@ -66,6 +65,8 @@ def test_a_merged_adapter_computes_the_same_and_so_does_its_saved_folder(make_ad
     name, targets, settings = MERGED[kind]
     folder, expected = make_adapter(name, targets, **settings)
     loaded = load(settings_of(folder, targets, rank=0), torch.float32)
+    assert loaded.adapter is None
+    assert all(weight.requires_grad for weight in loaded.backbone.model.parameters())
     torch.testing.assert_close(response_logits(loaded.backbone), expected[0, 2:], atol=5e-5, rtol=0)
     save_model(tmp_path / "merged", loaded, weights_of(loaded.backbone), CARD)
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "merged").eval()
@@ -149,22 +150,6 @@ def test_what_cannot_be_continued_or_merged_is_refused(make_adapter, name, targe
     folder, _ = make_adapter(name, targets, **settings)
     with pytest.raises(UserError, match=message):
         load(replace(settings_of(folder, targets), **given), torch.float32)
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("targets", ["q_proj", "q_proj,embed_tokens"])
-def test_a_refreshed_reference_is_the_policy(load_sharp, targets):
-    loaded = load_sharp("tiny-llama", lora_r=2, lora_target_modules=targets)
-    module = build_actor_critic(loaded, reference_is_updated=True)
-    for weight in adapter_parameters(loaded.backbone.model, "policy").values():
-        torch.nn.init.normal_(weight, std=0.3)
-    before = states(loaded.backbone, REFERENCE_ADAPTER)
-    refresh = ReferenceRefresh(2)
-    refresh.policy = loaded
-    refresh.start(None, Roles(module))
-    refresh.after_update(2, None)
-    assert torch.equal(states(loaded.backbone, REFERENCE_ADAPTER), states(loaded.backbone, "policy"))
-    assert (states(loaded.backbone, "policy") - before).abs().max() > 0.1
 
 
 @pytest.mark.parametrize("name", ["tiny-llama", "bigbird-pegasus"])
