@@ -262,6 +262,8 @@ def sample_answers(
     # Chosen among all prompts: models that drop different ones answer the same ones of the others.
     chosen = set(subsample(range(1, next(numbers)), given.limit))
     encoded = {number: prompt for number, prompt in found if int(number) in chosen}
+    if not encoded:
+        raise UserError(f"{given.prompts}: none of the {given.limit} prompts is left within the limits; raise limit")
     prompts = {
         number: TokenPrompt(
             ids_after(evaluated.few_shot_prompt, prompt, tokenization, given.prompts),

@@ -112,6 +112,19 @@ def test_a_fingerprint_of_a_folder_changes_with_its_data(tmp_path, name):
     assert fingerprint(str(tmp_path)) == after
 
 
+def test_a_limit_chooses_the_same_prompts_for_models_that_drop_different_ones(sharp_folders, tmp_path):
+    texts = ["a" * (100 if number in (0, 3) else 5) for number in range(8)]
+    prompts = write_rows(tmp_path / "p.jsonl", [{"prompt": text} for text in texts])
+    config = WinrateConfig(models=[sharp_folders["tiny-gpt2"], "x"], prompts=prompts, limit=4, reward_model="r",
+                           output=str(tmp_path / "out"), dtype="float32", max_new_tokens=2, overlong="drop")  # fmt: skip
+    evaluated = next(open_models(config.models[:1], open_context(config.output, config)))
+    assert list(sample_answers(config, config, "all", evaluated)) == ["1", "3", "5", "7"]
+    few = replace(config, max_prompt_tokens=60)
+    assert list(sample_answers(few, few, "some", evaluated)) == ["3", "5", "7"]
+    with pytest.raises(UserError, match="none of the 1 prompts is left"):
+        sample_answers(replace(few, limit=1), few, "none", evaluated)
+
+
 HI = ({"role": "user", "content": "Hi"},)
 EXAMPLES = [("How are you?", "Fine."), ("Hi", "Hello."), ("Who?", "A program.")]
 
