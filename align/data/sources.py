@@ -36,6 +36,7 @@ TEXT_ENDING = ".txt"  # a file of prompts; not looked for in folders, where it m
 NOT_DATA = {"dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json"}
 OTHER_ENDINGS = (".gz", ".xls", ".ods", ".zip", ".zst", ".yaml")  # files that cannot be read here
 SPLIT_NAMES = {"train", "validation", "valid", "val", "dev", "test", "eval"}
+SHARD = re.compile(r"(\w+)-\d{5}-of-\d{5,}\..*")
 HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 OPTIONS = re.compile(r"(?P<name>[^\[\]]+)\[(?P<options>[^\[\]]*)\]\s*")
 
@@ -205,7 +206,7 @@ def _folder_rows(folder: Path, label: str, split: str, columns: Mapping[str, str
     files = [path for path in sorted(folder.rglob("*")) if _is_data(path, folder)]
     if not files:
         raise UserError(f"{label}: the folder has no data files; it needs files ending in {', '.join(ENDINGS)}")
-    splits = {path: _path_words(path, folder) & (SPLIT_NAMES | {split.lower()}) for path in files}
+    splits = {path: _splits_of(path, folder, split.lower()) for path in files}
     wanted = [path for path in files if split.lower() in splits[path]] or [path for path in files if not splits[path]]
     if not wanted:
         available = ", ".join(sorted(set().union(*splits.values())))
@@ -220,9 +221,16 @@ def _is_data(path: Path, folder: Path) -> bool:
     return path.is_file() and not hidden and path.name not in NOT_DATA and path.name.lower().endswith(ENDINGS)
 
 
-def _path_words(path: Path, folder: Path) -> set[str]:
-    """The words of a file's path inside its folder: `data/train-00000-of-00001.parquet` has the word `train`."""
-    return set(re.split(r"[^a-z0-9]+", str(path.relative_to(folder)).lower())) | {path.name.lower().split(".")[0]}
+def _splits_of(path: Path, folder: Path, asked: str) -> set[str]:
+    """The splits that a file's path inside its folder names, which may be the one `asked` for; empty: it names none.
+
+    A shard, such as `data/train_prefs-00000-of-00001.parquet`, is of the split `train_prefs` alone, as in `datasets`.
+    """
+    words = set(re.split(r"[^a-z0-9]+", str(path.relative_to(folder)).lower())) | {path.name.lower().split(".")[0]}
+    shard = SHARD.fullmatch(path.name.lower())
+    if shard and SPLIT_NAMES & set(shard[1].split("_")):
+        return {shard[1]}
+    return words & (SPLIT_NAMES | {asked})
 
 
 def _saved_rows(folder: Path, label: str, split: str) -> Iterator[SourceRow]:

@@ -95,6 +95,16 @@ def test_folder_of_files_takes_those_of_the_split(tmp_path):
     assert error_of(tmp_path, split="dev") == f"{tmp_path}: no file of the split 'dev'; the folder has test, train"
 
 
+def test_shards_of_a_hub_data_set_are_of_the_whole_name_alone(tmp_path):
+    """A clone of ultrafeedback_binarized has the same rows in `train_prefs` and `train_sft`."""
+    for split, rows in (("train_prefs", ROWS), ("train_sft", ROWS[:1]), ("test_prefs", ROWS[:1])):
+        write_parquet(tmp_path / "data" / f"{split}-00000-of-00001.parquet", rows)
+    read = read_records(f"{tmp_path}[split=train_prefs]", Prompt)
+    assert [record.prompt for record in read] == [record.prompt for record in RECORDS]
+    told = f"{tmp_path}: no file of the split 'train'; the folder has test_prefs, train_prefs, train_sft"
+    assert error_of(tmp_path) == told
+
+
 def test_folder_without_split_names_is_read_whole(tmp_path):
     (tmp_path / "a.jsonl").write_bytes(lines(ROWS[:2]))
     (tmp_path / "b.jsonl.gz").write_bytes(gz(lines(ROWS[2:])))
