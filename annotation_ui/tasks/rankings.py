@@ -28,12 +28,14 @@ def ranking_fields(row: Json, fewest: int, most: int) -> Json:
     fields = {"prompt": row.get("prompt"), "responses": [responses[i] for i in first]}
     if row.get("model") is not None:
         fields["model"] = [models[i] for i in first]
-        by_text = [[name for name, text in zip(models, comparable, strict=True) if text == comparable[i]] for i in first]
-        if any(also := [list(dict.fromkeys(names))[1:] for names in by_text]):
-            fields["also_by"] = also
     checked_record(Ranking, {**fields, "ranks": list(range(1, len(first) + 1))})
     for number, response in enumerate(responses):
         require(len(response) <= MAX_TEXT, f"responses[{number}]: longer than {MAX_TEXT} characters")
+    if "model" in fields and len(first) < len(responses):
+        require(all(isinstance(name, str) for name in models), "model: must be names")
+        by_text = [[name for name, text in zip(models, comparable, strict=True) if text == comparable[i]] for i in first]
+        if any(also := [list(dict.fromkeys(names))[1:] for names in by_text]):
+            fields["also_by"] = also
     return fields
 
 
