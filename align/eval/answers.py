@@ -259,7 +259,7 @@ def sample_answers(
     inference = evaluated.context.inference
     limits = Limits(how.max_prompt_tokens, how.max_new_tokens, how.overlong)
     found = encode_records(given.prompts, Prompt, evaluated.loaded, limits, inference.skip_bad_rows, encode_one)
-    # Chosen among all prompts: models that drop different ones answer the same ones of the others.
+    # Choose among all prompts, so that models which drop different prompts still answer the same ones.
     chosen = set(subsample(range(1, next(numbers)), given.limit))
     encoded = {number: prompt for number, prompt in found if int(number) in chosen}
     if not encoded:

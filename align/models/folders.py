@@ -230,9 +230,9 @@ def require_finite(weights: Iterable[tuple[str, Tensor]], owner: str) -> None:
 
 
 def changed_weights(model: PreTrainedModel) -> list[str]:
-    """Return the weights of a model in memory whose first row differs from that in the folder its config names.
+    """Return the names of weights in memory whose first row differs from the one stored in the model's folder.
 
-    Weights that the folder or the hub's cache does not have under their names are left out, and those of adapters.
+    The config names the folder, or a model in the hub's cache. Skip adapters, and weights that are not stored there.
     """
     weights = {re.sub(r"(base_layer|original_module)\.", "", name): each for name, each in model.named_parameters()}
     source, changed = model.config.name_or_path or "", list[str]()

@@ -26,7 +26,7 @@ export function mount(root, view, context) {
   const choices = radioGroup({ class: "choices", "aria-label": "Which one is better?" }, CHOICES.map(([choice, name, key]) =>
     [choice, [name, " ", h("kbd", { "aria-hidden": "true" }, key)], { "data-choice": choice }]), choose);
   const comment = h("textarea", { class: "note", rows: "1", maxlength: "2000", "aria-label": "Comment on the comparison",
-    placeholder: "Comment (quote the text: others see other letters)", oninput: () => {
+    placeholder: "Comment (quote the text: letters differ between labelers)", oninput: () => {
       state = { ...state, comment: comment.value };
       context.typed(state);
     } });

@@ -56,7 +56,7 @@ class Ranking {
       choose: (index) => this.choose(index, false), beginning: (index) => this.cards[index].beginning });
     this.cards = view.responses.map((response, index) => new Card(this, response, index));
     this.comment = h("textarea", { class: "note", rows: "2", maxlength: "2000", "aria-label": "Comment on the ranking",
-      placeholder: "Comment (quote the text: others see other letters)", oninput: () => this.typeComment() });
+      placeholder: "Comment (quote the text: letters differ between labelers)", oninput: () => this.typeComment() });
     this.better = new BetterAnswer(this);
     this.views = new Views(this);
     root.append(h("div", { class: "columns" },
