@@ -22,7 +22,7 @@ from align.core.errors import UserError, without_secrets
 from align.core.plugins import import_object
 from align.core.setting_names import describe_unknown
 
-Schedule = Literal["cosine", "linear", "inverse_sqrt", "constant"]
+Schedule = Literal["cosine", "linear", "inverse_sqrt", "truncated_rsqrt", "constant"]
 Overlong = Literal["error", "drop", "truncate"]
 TEXTS = ("instruction", "task_prefixes", "fallback", "prompt", "system")
 """Settings that hold text for a model, in which ~ is a character."""
@@ -275,7 +275,9 @@ class OptimizationConfig(Settings):
 
     learning_rate: float = option(1e-5, "peak learning rate", gt=0)
     lr_scheduler_type: Schedule = option(
-        "cosine", "decay of the learning rate after warm-up, to 0 at the end (constant: none)"
+        "cosine",
+        "decay of the learning rate after warm-up: cosine and linear to 0, inverse_sqrt as sqrt(warm-up / update); "
+        "truncated_rsqrt (T5) stays at learning_rate during warm-up, then decays as inverse_sqrt",
     )
     warmup_ratio: float = option(0.03, "share of all updates during which the learning rate rises from 0", ge=0, lt=1)
     optimizer: Literal["adamw", "adafactor"] = option("adamw", "optimizer; adafactor needs less memory (T5 paper)")

@@ -45,9 +45,13 @@ class ParamGroup:
 def learning_rate(config: OptimizationConfig, update: int, total: int, peak: float) -> float:
     """The learning rate of an update from 1 to `total`: a linear rise during warm-up, then the schedule's decay.
 
-    The inverse square root is T5's (section 3.1.2, 1/sqrt(max(n, k)) with warm-up k), scaled to `peak`.
+    `inverse_sqrt` is that of the Transformer (Vaswani et al. 2017, section 5.3) and of transformers. `truncated_rsqrt` is
+    T5's, 1/sqrt(max(n, k)) for update n and warm-up k (Raffel et al. 2020, section 3.1.2), scaled to `peak`: it is constant
+    during warm-up. The name is that of T5's code (Mesh TensorFlow).
     """
     warmup = math.ceil(round(config.warmup_ratio * total, 6))  # 0.07 * 100 is slightly more than 7
+    if config.lr_scheduler_type == "truncated_rsqrt":
+        return peak * math.sqrt(max(1, warmup) / max(1, warmup, update))
     if update <= warmup:
         return peak * update / warmup
     done = (update - 1 - warmup) / max(1, total - warmup)

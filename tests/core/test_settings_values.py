@@ -79,7 +79,7 @@ def test_path_objects_are_arguments_of_trainers(tmp_path):
         ({"report_to": "nothing"}, "report_to is \\['nothing'\\], but must be one of tensorboard, wandb, trackio, none"),
         (
             {"lr_scheduler_type": "cosin"},
-            "lr_scheduler_type is 'cosin', but must be one of cosine, linear, inverse_sqrt, constant",
+            "lr_scheduler_type is 'cosin', but must be one of cosine, linear, inverse_sqrt, truncated_rsqrt, constant",
         ),
     ],
 )

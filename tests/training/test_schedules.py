@@ -18,6 +18,10 @@ from align.training.optimizer import ParamGroup, learning_rate
         ("linear", 10, 0.125),
         ("inverse_sqrt", 1, 0.5),
         ("inverse_sqrt", 8, 0.5),  # sqrt(2 / 8)
+        ("truncated_rsqrt", 1, 1.0),  # constant through update 2: sqrt(2 / max(n, 2))
+        ("truncated_rsqrt", 2, 1.0),
+        ("truncated_rsqrt", 3, 0.8164966),  # sqrt(2 / 3)
+        ("truncated_rsqrt", 8, 0.5),
         ("constant", 1, 0.5),
         ("constant", 10, 1.0),
     ],
@@ -29,6 +33,14 @@ def test_schedules_by_hand(schedule, update, expected):
     assert learning_rate(at_once, 1, 10, 1.0) == 1.0, "without warm-up it starts at the peak"
     seven_percent = SFTConfig(learning_rate=1.0, lr_scheduler_type="constant", warmup_ratio=0.07)
     assert learning_rate(seven_percent, 7, 100, 1.0) == 1.0, "7 of 100 updates"
+
+
+def test_t5s_schedule_of_pretraining():
+    """1/sqrt(max(n, k)) with k = 10,000 (Raffel et al. 2020, section 3.1.2): 0.01 until k, and 1/sqrt(n) after it."""
+    steps = 2**19
+    config = SFTConfig(learning_rate=0.01, lr_scheduler_type="truncated_rsqrt", warmup_ratio=10_000 / steps)
+    for step, expected in ((1, 0.01), (10_000, 0.01), (40_000, 0.005), (250_000, 0.002), (steps, 0.0013810679)):
+        assert learning_rate(config, step, steps, 0.01) == pytest.approx(expected, rel=1e-6), step
 
 
 def test_a_group_rests_and_then_runs_through_its_whole_schedule():
