@@ -59,14 +59,15 @@ def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
     return masked_sum(values, mask) / mask.sum().clamp(min=1)
 
 
-def whiten(values: Tensor, mask: Tensor, shift_mean: bool = True) -> Tensor:
+def whiten(values: Tensor, mask: Tensor, shift_mean: bool = True, min_std: float = 0.0) -> Tensor:
     """Scale to unit variance over the masked positions, as lm-human-preferences does (biased variance, 1e-8).
 
     `values` must be the whole global batch. The mean is removed (advantages) unless `shift_mean` is False (rewards).
+    Values whose standard deviation is below `min_std` are divided by `min_std`.
     """
     mean = masked_mean(values, mask)
     variance = masked_mean((values - mean) ** 2, mask)
-    whitened = (values - mean) * torch.rsqrt(variance + 1e-8)
+    whitened = (values - mean) * torch.rsqrt((variance + 1e-8).clamp(min=min_std**2))
     return (whitened if shift_mean else whitened + mean).masked_fill(~mask, 0.0)
 
 

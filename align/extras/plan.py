@@ -302,7 +302,9 @@ def ppo_work(config: PPOConfig, devices: int) -> StageWork:
     responses = [config.max_new_tokens] * config.samples_per_prompt
     groups = [(length, responses)] if backbone.shares_prompts else [(length, responses[:1])] * len(responses)
     times = config.total_updates * config.rollout_batch_size / len(responses)
-    phases = {name: times * flops for name, flops in phase_flops(profiles, groups, config.num_ppo_epochs).items()}
+    critic_epochs = config.epochs - config.num_ppo_epochs if config.has_critic else 0
+    of_update = phase_flops(profiles, groups, config.num_ppo_epochs, critic_epochs)
+    phases = {name: times * flops for name, flops in of_update.items()}
     own_rows, in_batch = -(-config.rollout_batch_size // devices), SamplingParams.batch_tokens // (length + responses[0])
     batches = config.total_updates * -(-own_rows // max(1, in_batch))
     trained, own = _trained(loaded), weights_bytes([backbone])

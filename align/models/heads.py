@@ -92,17 +92,13 @@ class Float32Linear(nn.Linear):
 class ScalarHead(nn.Module):
     """A linear map from a hidden state to one number, computed in float32.
 
-    A reward head starts with standard deviation 1/sqrt(H+1) (lm-human-preferences, `policy.py`) and has no bias.
-    A value head starts at 0, because the noise of another start would reach a trunk that the policy shares.
+    It starts with standard deviation 1/sqrt(H+1) and bias 0 (lm-human-preferences, `policy.py`).
     """
 
-    def __init__(self, hidden_size: int, start_at_zero: bool = False, bias: bool = True) -> None:
+    def __init__(self, hidden_size: int, bias: bool = True) -> None:
         super().__init__()
         self.linear = Float32Linear(hidden_size, 1, bias=bias)
-        if start_at_zero:
-            nn.init.zeros_(self.linear.weight)
-        else:
-            nn.init.normal_(self.linear.weight, std=(hidden_size + 1) ** -0.5)
+        nn.init.normal_(self.linear.weight, std=(hidden_size + 1) ** -0.5)
         if bias:
             nn.init.zeros_(self.linear.bias)
 
@@ -117,6 +113,35 @@ class ScalarHead(nn.Module):
         """[.., H] -> [..] float32."""
         numbers: Tensor = self.linear(hidden)
         return numbers.squeeze(-1)
+
+
+class ValueHead(ScalarHead):
+    """A scalar head for values: a linear map that gradients train, and a fitted term on the running mean of hidden states.
+
+    Both start at 0, because the noise of another start would reach a trunk that the policy shares. The fitted term is not a
+    parameter: neither the number format of the weights nor their sharding changes it. It reads the mean over the tokens so
+    far because single states predict returns worse and vary more from token to token (docs/studies/critic.md).
+    """
+
+    def __init__(self, hidden_size: int) -> None:
+        super().__init__(hidden_size)
+        nn.init.zeros_(self.linear.weight)
+        self.fitted: tuple[Tensor, Tensor] | None = None
+        """Weight [H] and bias [] of the fitted term, float32."""
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """[B, T, H] -> [B, T] float32."""
+        values = super().forward(hidden)
+        if self.fitted is None:
+            return values
+        weight, bias = self.fitted
+        return values + running_mean(hidden.float()) @ weight + bias
+
+
+def running_mean(states: Tensor) -> Tensor:
+    """[.., T, H] means over each token and those before it."""
+    counts = torch.arange(1, states.shape[-2] + 1, device=states.device)
+    return states.cumsum(-2) / counts[:, None]
 
 
 class LanguageModel(nn.Module):

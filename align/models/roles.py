@@ -5,6 +5,7 @@ the base without adapters or with the frozen adapter that training started from.
 """
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, NamedTuple, cast
@@ -29,6 +30,8 @@ class ActorCriticOutput(NamedTuple):
     log_probs: Tensor
     values: Tensor
     entropy: Tensor
+    value_states: Tensor | None = None
+    """[B, T, H] hidden states that the value head maps to values; None where gradients are on."""
 
 
 class Role(Enum):
@@ -39,6 +42,7 @@ class Role(Enum):
     INITIAL = "initial policy"
     LANGUAGE_MODEL = "language model"
     REWARD = "reward"
+    VALUE = "value"
 
 
 class ActorCritic(nn.Module):
@@ -54,6 +58,8 @@ class ActorCritic(nn.Module):
         reward_heads: of reward models that are adapters on the backbone, by the adapter's name.
         with_entropy: compute the entropy of the policy with its gradient.
         reference_adapter: of the reference, if it is no longer the initial policy.
+        frozen_critic: a model outside this module that is the critic's backbone and is not trained.
+        trains_critic: whether gradients train the critic. Otherwise values are computed only where gradients are off.
     """
 
     def __init__(
@@ -67,12 +73,16 @@ class ActorCritic(nn.Module):
         reward_heads: Mapping[str, ScalarHead] | None = None,
         with_entropy: bool = False,
         reference_adapter: str | None = None,
+        frozen_critic: Backbone | None = None,
+        trains_critic: bool = True,
     ) -> None:
         super().__init__()
+        self._frozen_critic = [frozen_critic] if frozen_critic else []  # in a list: its weights are not this module's
         self.reference_adapter = reference_adapter or initial_adapter
         self.backbone, self.adapter_name, self.initial_adapter = backbone, adapter, initial_adapter
         self.value_head, self.critic, self.critic_adapter = value_head, critic, critic_adapter
         self.reward_heads, self.with_entropy = nn.ModuleDict(reward_heads or {}), with_entropy
+        self.trains_critic = trains_critic
 
     def forward(
         self,
@@ -89,6 +99,11 @@ class ActorCritic(nn.Module):
             return cast(Tensor, RewardModel(self.backbone, head, reward)(prompt, response, prompt_of_response))
         if role is Role.POLICY:
             return self._policy(prompt, response, temperature, prompt_of_response)
+        if role is Role.VALUE:
+            # These values train the critic alone: a trunk that it shares belongs to the policy.
+            with nullcontext() if self.has_trunk_for_values else torch.no_grad():
+                states = self._value_states(prompt, response, prompt_of_response)
+            return self._values(states, response.mask())
         adapters = {Role.REFERENCE: self.reference_adapter, Role.INITIAL: self.initial_adapter}
         model = LanguageModel(self.backbone, adapters.get(role, self.adapter_name))
         return cast(Tensor, model(prompt, response, None, temperature, prompt_of_response))
@@ -101,13 +116,26 @@ class ActorCritic(nn.Module):
             hidden = self.backbone.hidden(prompt, response, prompt_of_response)
             with_entropy = self.with_entropy or not torch.is_grad_enabled()
             log_probs, entropy = response_log_probs(self.backbone, hidden, response, mask, temperature, with_entropy)
-        if self.critic is not None:
-            hidden = self.critic.hidden(prompt, response, prompt_of_response)
-        elif self.critic_adapter is not None:
-            with self.backbone.adapter(self.critic_adapter):
-                hidden = self.backbone.hidden(prompt, response, prompt_of_response)
-        values = self.value_head(hidden[:, :-1]).masked_fill(~mask, 0.0)
-        return ActorCriticOutput(log_probs, values, entropy)
+        if torch.is_grad_enabled() and not self.trains_critic:
+            return ActorCriticOutput(log_probs, torch.zeros_like(log_probs), entropy)
+        states = self._value_states(prompt, response, prompt_of_response) if self.has_trunk_for_values else hidden[:, :-1]
+        values = self._values(states, mask)
+        return ActorCriticOutput(log_probs, values, entropy, None if torch.is_grad_enabled() else states)
+
+    @property
+    def has_trunk_for_values(self) -> bool:
+        """Whether the critic does not share the policy's trunk."""
+        return self.critic is not None or self.critic_adapter is not None or bool(self._frozen_critic)
+
+    def _value_states(self, prompt: Padded, response: Padded, prompt_of_response: Tensor | None) -> Tensor:
+        """Return the hidden states [B, T, H] before each response token, by the critic or the trunk that it shares."""
+        if critic := self.critic or next(iter(self._frozen_critic), None):
+            return critic.hidden(prompt, response, prompt_of_response)[:, :-1]
+        with self.backbone.adapter(self.critic_adapter or self.adapter_name):
+            return self.backbone.hidden(prompt, response, prompt_of_response)[:, :-1]
+
+    def _values(self, states: Tensor, mask: Tensor) -> Tensor:
+        return cast(Tensor, self.value_head(states)).masked_fill(~mask, 0.0)
 
 
 @dataclass(eq=False)
@@ -136,6 +164,24 @@ class Roles:
             prompt_of_response: [B] the prompt of each response; None: response i answers prompt i.
         """
         return cast(ActorCriticOutput, self.actor_critic(Role.POLICY, prompt, response, temperature, prompt_of_response))
+
+    @property
+    def value_head(self) -> ScalarHead:
+        """The head of the critic."""
+        return self._module.value_head
+
+    @property
+    def trains_critic(self) -> bool:
+        """Whether gradients train the critic."""
+        return self._module.trains_critic
+
+    @property
+    def _module(self) -> ActorCritic:
+        return cast(ActorCritic, getattr(self.actor_critic, "module", self.actor_critic))  # an engine may be around it
+
+    def values(self, prompt: Padded, response: Padded, prompt_of_response: Tensor | None = None) -> Tensor:
+        """Return values [B, T] whose gradients reach the critic's weights only, not a trunk that it shares."""
+        return cast(Tensor, self.actor_critic(Role.VALUE, prompt, response, 1.0, prompt_of_response))
 
     def reference(
         self, prompt: Padded, response: Padded, temperature: float, prompt_of_response: Tensor | None = None

@@ -6,9 +6,10 @@ from typing import Literal
 
 import torch
 
+from align.core.errors import UserError
 from align.models.adapters import adapter_parameters, copy_adapter
 from align.models.backbone import Backbone, is_prefix_lm, wrap
-from align.models.heads import RewardModel, ScalarHead
+from align.models.heads import RewardModel, ScalarHead, ValueHead
 from align.models.loading import LoadedModel, freeze_unused_lm_head, recompute_activations
 from align.models.roles import REFERENCE_ADAPTER, VALUE_ADAPTER, ActorCritic
 from align.models.vocabulary import vocabulary_rows
@@ -18,7 +19,10 @@ from align.reward.scoring import reads_ids_of
 from align.runtime.sharding import is_sharded, sharded_copies
 from align.training.optimizer import ParamGroup
 
-Critic = Literal["none", "shared", "separate"]
+Critic = Literal["none", "shared", "separate", "reward"]
+ValueFit = Literal["none", "first", "every"]
+POLICY_GROUP, VALUE_GROUP = "", "value"
+"""Names of the groups of weights with a learning rate each."""
 
 
 def build_actor_critic(
@@ -29,6 +33,7 @@ def build_actor_critic(
     with_entropy: bool = False,
     reference_is_updated: bool = False,
     value_model: tuple[Backbone, ScalarHead] | None = None,
+    value_fit: ValueFit = "none",
 ) -> ActorCritic:
     """Build the module that PPO trains.
 
@@ -37,35 +42,49 @@ def build_actor_critic(
     reads its token ids. Otherwise it starts from the initial policy, with a head that starts at 0.
 
     Args:
-        critic: `shared`: a head on the policy's trunk; `separate`: a model, or with LoRA an adapter, for values alone.
+        critic: `shared`: a head on the policy's trunk; `separate`: a model, or with LoRA an adapter, for values alone;
+            `reward`: a head on the frozen reward model, which only `ValueRegression` fits.
         critic_init: the reward model that a separate critic may start from.
         adapters: reward models on the policy's base.
         with_entropy: whether the loss has a term for the policy's entropy.
         reference_is_updated: whether the reference follows the policy.
         value_model: a model with its head that becomes the critic in place of any other.
+        value_fit: on which rollouts `ValueRegression` fits the head: a fitted head starts at 0 also beside a reward model's
+            trunk, and one that is fitted to every rollout is not trained.
     """
     backbone, hidden_size = policy.backbone, policy.backbone.hidden_size
-    value_head = ScalarHead(hidden_size, start_at_zero=True).requires_grad_(critic != "none")
-    model, critic_adapter = None, None
+    value_head: ScalarHead = ValueHead(hidden_size)
+    model, frozen, critic_adapter = None, None, None
     if value_model:
         model, value_head = value_model  # weights that the caller froze stay frozen
         freeze_unused_lm_head(model)
+    elif critic == "reward":
+        if isinstance(critic_init, RewardAdapter):
+            critic_adapter = critic_init.adapter
+        elif critic_init and (source := source_of_values(critic_init, policy)):
+            value_head, frozen = ValueHead(source.backbone.hidden_size), source.backbone
+        else:
+            raise UserError("critic: reward needs a reward model with the policy's architecture and token ids")
     elif critic == "separate" and policy.adapter:
         assert backbone.peft is not None
         reward_adapter = critic_init if isinstance(critic_init, RewardAdapter) else None
         copy_adapter(backbone.peft, reward_adapter.adapter if reward_adapter else policy.adapter, VALUE_ADAPTER)
         critic_adapter = VALUE_ADAPTER
-        if reward_adapter:
+        if reward_adapter and value_fit == "none":
             _start_from(reward_adapter.head, reward_adapter.mean, value_head)
         backbone.peft.set_requires_grad(policy.adapter)  # adding one adapter must not freeze the other
     elif critic == "separate":
         if isinstance(critic_init, LoadedReward) and (source := source_of_values(critic_init, policy)):
-            model, value_head = _copy_with_settings_of(backbone, source.backbone), ScalarHead(source.backbone.hidden_size)
-            _start_from(source.head, critic_init.mean, value_head)
+            model, value_head = _copy_with_settings_of(backbone, source.backbone), ValueHead(source.backbone.hidden_size)
+            if value_fit == "none":
+                _start_from(source.head, critic_init.mean, value_head)
         else:
             model = copy_backbone(backbone)
         model.requires_grad_(True)
         freeze_unused_lm_head(model)
+    if not value_model and (critic in ("none", "reward") or value_fit == "every"):
+        value_head.requires_grad_(False)
+    trains_critic = critic == "separate" or value_head.linear.weight.requires_grad
     reference_adapter = _reference_adapter(policy) if reference_is_updated and policy.adapter else None
     heads = {adapter.adapter: adapter.head for adapter in adapters}
     return ActorCritic(
@@ -74,6 +93,8 @@ def build_actor_critic(
         value_head,
         initial_adapter=policy.initial_adapter,
         critic=model,
+        frozen_critic=frozen,
+        trains_critic=trains_critic or value_model is not None,
         critic_adapter=critic_adapter,
         reward_heads=heads,
         with_entropy=with_entropy,
@@ -143,7 +164,10 @@ def param_groups(
     """
     critic = critic_weights(module)
     policy = frozenset(name for name, weight in module.named_parameters() if weight.requires_grad) - critic
-    return [ParamGroup("", policy, learning_rate, frozen_steps), ParamGroup("value", critic, value_learning_rate)]
+    return [
+        ParamGroup(POLICY_GROUP, policy, learning_rate, frozen_steps),
+        ParamGroup(VALUE_GROUP, critic, value_learning_rate),
+    ]
 
 
 def copy_backbone(backbone: Backbone) -> Backbone:

@@ -41,23 +41,51 @@ def estimate_advantages(
     gamma: float,
     lam: float,
     samples: int,
+    value_lam: float | None = None,
+    min_std: float = 0.0,
 ) -> tuple[Tensor, Tensor | None]:
     """Return advantages [B, T] by the named estimator, and returns [B, T] if values are learned; arguments as below."""
     if estimator == "gae":
-        return gae(rewards, values, lengths, gamma, lam)
+        return gae(rewards, values, lengths, gamma, lam, value_lam, min_std)
     if estimator == "reinforce++":
         return reinforce_plus_plus(rewards, lengths, gamma), None
     return {"rloo": rloo, "grpo": grpo}[estimator](rewards, lengths, samples), None
 
 
-def gae(rewards: Tensor, values: Tensor, lengths: Tensor, gamma: float, lam: float) -> tuple[Tensor, Tensor]:
+def gae(
+    rewards: Tensor,
+    values: Tensor,
+    lengths: Tensor,
+    gamma: float,
+    lam: float,
+    value_lam: float | None = None,
+    min_std: float = 0.0,
+) -> tuple[Tensor, Tensor]:
     """Generalized advantage estimation: whitened advantages, and the returns that values learn, both [B, T].
 
     Args:
-        values: [B, T], each read before its token.
+        values: [B, T], each predicted before its token.
+        value_lam: lambda of the returns (decoupled GAE: VC-PPO, arXiv 2503.01491); None: `lam`.
+        min_std: smallest standard deviation that whitening divides by, see `min_advantage_std`.
     """
     advantages, returns = advantages_and_returns(rewards, values, lengths, gamma, lam)
-    return whiten(advantages, length_mask(lengths, rewards.shape[1])), returns
+    if value_lam is not None and value_lam != lam:
+        _, returns = advantages_and_returns(rewards, values, lengths, gamma, value_lam)
+    return whiten(advantages, length_mask(lengths, rewards.shape[1]), min_std=min_std), returns
+
+
+def min_advantage_std(scores: Tensor, floor: float) -> float:
+    """Return the smallest standard deviation that whitening of advantages divides by.
+
+    Whitening scales advantages of any size to unit variance. If scores are all alike, or the critic predicts them, what
+    remains is noise, and the policy would follow it. The result is `floor` times the standard deviation of the scores,
+    or times a tenth of their root mean square or 0.01 if one of them is larger.
+
+    Args:
+        scores: [B] of a rollout.
+        floor: 0 gives 0.
+    """
+    return floor * max(float(scores.std(correction=0)), 0.1 * float(scores.square().mean().sqrt()), 0.01)
 
 
 def rloo(rewards: Tensor, lengths: Tensor, samples: int) -> Tensor:

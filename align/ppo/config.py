@@ -61,6 +61,11 @@ class LossConfig(Settings):
     cliprange: float = option(0.2, "epsilon of the policy's ratio clip", ge=0)
     cliprange_high: float = option(0.0, "upper epsilon of the ratio clip (DAPO: 0.28); 0: the same as cliprange", ge=0)
     cliprange_value: float = option(0.2, "largest change of a value from its old value in one update; 0: no limit", ge=0)
+    max_update_kl: float = option(
+        0.02,
+        "nats per token of KL to the policy before the update above which the update stops training the policy; 0: no limit",
+        ge=0,
+    )
     vf_coef: float = option(0.1, "coefficient of the value loss (lm-human-preferences: 0.1)", ge=0)
     ent_coef: float = option(0.0, "coefficient of the entropy bonus", ge=0)
 
@@ -104,6 +109,9 @@ class EvaluationConfig(Settings):
         "largest validation KL, in nats per response, of the saved policy, which has the highest reward (with selection: "
         "selection reward)",
         gt=0,
+    )
+    stop_on_collapse: bool = option(
+        True, "stop with an error if the mean score stays far below that of the first rollout; false: only warn"
     )
     save_best_policy: bool = option(
         True, "with validation_prompts, the final model is the policy of the best evaluation; false: the last policy"
@@ -151,6 +159,14 @@ class PPOConfig(
     )
     gamma: float = option(1.0, "discount of later rewards", ge=0, le=1)
     lam: float = option(0.95, "lambda of generalized advantage estimation", ge=0, le=1)
+    value_lam: float | None = option(
+        None, "lambda of the returns that the critic learns (decoupled GAE; VC-PPO, VAPO: 1); none: lam", ge=0, le=1
+    )
+    whitening_floor: float = option(
+        0.1,
+        "advantages are divided by at least this share of the scores' standard deviation; 0: by their own alone",
+        ge=0,
+    )
     whiten_rewards: bool = option(
         False, "scale rewards to unit variance, keeping their mean; only with a critic (see advantage_estimator)"
     )
@@ -161,16 +177,27 @@ class PPOConfig(
         UnsetFloat(-1.0),
         "score of a response without an end token (summarize_from_feedback_details: -1); none: its own score",
     )
-    critic: Literal["shared", "separate"] = option(
+    critic: Literal["shared", "separate", "reward"] = option(
         "shared",
-        "shared: a value head on the policy's trunk; separate: another model (with LoRA: adapter)",
+        "trunk of the value head. shared: the policy; separate: a trained copy (with LoRA: an adapter); reward: the frozen "
+        "reward model, with a head that value_fit fits",
     )
     value_learning_rate: float = option(
         0.0,
         "peak learning rate of the critic's head and of a separate critic (InstructGPT: 9e-6); 0: learning_rate",
         ge=0,
     )
+    value_fit: Literal["none", "first", "every"] = option(
+        "every",
+        "fit the value head to the returns of no rollout (gradients alone train it), the first or every rollout, by ridge "
+        "regression",
+    )
     critic_warmup: int = option(0, "number of initial updates that train only the critic", ge=0)
+    num_critic_epochs: int = option(
+        0,
+        "passes of the critic over a rollout; those beyond num_ppo_epochs train the critic alone; 0: num_ppo_epochs",
+        ge=0,
+    )
 
     ema_decay: float = option(
         0.0,
@@ -184,6 +211,12 @@ class PPOConfig(
         "same prompt; needs samples_per_prompt above 1; 0: none",
         ge=0,
         le=1,
+    )
+    hold_length: float = option(
+        0.0,
+        "reward of a token for each 100 % that a rollout's mean response is shorter than in the first rollout; needs "
+        "samples_per_prompt above 1; 0: none",
+        ge=0,
     )
     reference_refresh: int = option(
         0, "updates between copies of the policy to the reference; 0: the reference is the initial policy", ge=0
@@ -209,13 +242,29 @@ class PPOConfig(
         """Whether values are learned."""
         return self.advantage_estimator in NEEDS_CRITIC
 
+    @property
+    def trains_critic(self) -> bool:
+        """Whether the critic learns by gradients."""
+        return self.critic == "separate" or (self.has_critic and self.critic == "shared" and self.value_fit != "every")
+
+    @property
+    def epochs(self) -> int:
+        """Passes over a rollout, by the policy or the critic."""
+        return max(self.num_ppo_epochs, self.num_critic_epochs)
+
     def without_effect(self) -> dict[str, str]:
         """Return the settings that have no effect at the values of others, with the reason."""
         found, estimator = super().without_effect(), self.advantage_estimator
         critic = ["value_learning_rate", "cliprange_value"]
         if not self.has_critic:
-            critic += ["vf_coef", "lam"] if estimator == "reinforce++" else ["vf_coef", "lam", "gamma"]
+            critic += ["value_fit", "num_critic_epochs", "value_lam", "whitening_floor", "vf_coef", "lam"]
+            critic += [] if estimator == "reinforce++" else ["gamma"]
             found |= dict.fromkeys(critic, f"advantage_estimator {estimator}")
+        elif not self.trains_critic:
+            reason = "a head on the reward model" if self.critic == "reward" else "value_fit every"
+            found |= dict.fromkeys(
+                [*critic, "vf_coef", "num_critic_epochs", "value_lam"], f"{reason} is fitted, not trained"
+            )
         elif not self.vf_coef:
             found |= dict.fromkeys([*critic, "critic"], "vf_coef 0 does not train the critic")
         if len(self.reward_model) < 2:
@@ -253,8 +302,21 @@ class PPOConfig(
             ("critic_warmup", self.critic_warmup < self.total_updates, f"below total_updates ({self.total_updates})"),
             ("samples_per_prompt", not (grouped and alone), f"2 or more for advantage_estimator {self.advantage_estimator}"),
             ("samples_per_prompt", not (self.length_adjustment and alone), "2 or more for length_adjustment"),
+            ("samples_per_prompt", not (self.hold_length and alone), "2 or more for hold_length"),
             ("critic", self.has_critic or self.critic == "shared", f"shared, {reason}"),
+            ("critic", self.critic != "reward" or bool(self.reward_model), "shared or separate without reward_model"),
+            ("value_fit", self.critic != "reward" or self.value_fit != "none", "first or every with critic reward"),
+            (
+                "critic_warmup",
+                self.critic != "reward" or not self.critic_warmup,
+                "0 with critic reward, which is not trained",
+            ),
             ("critic_warmup", self.has_critic or not self.critic_warmup, f"0, {reason}"),
+            (
+                "num_critic_epochs",
+                self.num_critic_epochs == 0 or self.num_critic_epochs >= self.num_ppo_epochs,
+                f"0, or at least num_ppo_epochs ({self.num_ppo_epochs})",
+            ),
             # Keeping the mean adds the same number to each token, whose sum over a response is a reward for its length. A
             # critic learns that part as a baseline; the other estimators make an advantage of it.
             ("whiten_rewards", self.has_critic or not self.whiten_rewards, f"false, {reason}"),

@@ -2,6 +2,8 @@
 
 import math
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
@@ -10,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from align.core.errors import UserError
 from align.core.files import new_folder
 from align.core.seeds import RngStream
 from align.models.checkpoint import WriteModel, save_model, update_in_card, weights_of
@@ -42,7 +45,7 @@ def is_better(candidate: Candidate, best: Candidate | None) -> bool:
 
 
 class PolicySelection:
-    """The best trained policy so far.
+    """The best policy so far; the initial policy is a candidate.
 
     Args:
         max_kl: largest KL to the initial policy, in nats per response, of a policy that is kept.
@@ -52,38 +55,33 @@ class PolicySelection:
 
     def __init__(self, max_kl: float, critic_warmup: int = 0, score_name: str = "reward") -> None:
         self.max_kl, self.critic_warmup, self.score_name = max_kl, critic_warmup, score_name
-        self.initial: Candidate | None = None
         self.best: Candidate | None = None
 
     def update(self, candidate: Candidate, kl: float) -> bool:
         """Record an evaluated policy; return whether it is the best one so far."""
         if not kl <= self.max_kl:  # nor one that is not a number
             return False
-        if candidate.update == 0:
-            self.initial = candidate
-        if candidate.update <= self.critic_warmup or not is_better(candidate, self.best):
+        is_initial_again = 0 < candidate.update <= self.critic_warmup
+        if is_initial_again or not is_better(candidate, self.best):
             return False
         self.best = candidate
         return True
 
     def warning(self) -> str:
-        """A warning if the kept policy is not better than the initial policy; else ""."""
-        initial, best = self.initial, self.best
-        if initial is None or best is None or is_better(best, initial):
+        """Return a warning if no later policy is better than the initial one, which is kept then; else ""."""
+        if self.best is None or self.best.update:
             return ""
-        means = f"{fmean(best.scores):.3g}, that of the initial policy {fmean(initial.scores):.3g}"
-        what = f"the kept policy, of update {best.update}, is no better than the initial policy"
-        return f"warning: {what}: its {self.score_name} is {means}"
+        mean = fmean(self.best.scores)
+        return f"warning: no evaluation has a higher {self.score_name} than the initial policy ({mean:.3g}), which is kept"
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the evaluations of the kept policy and of the initial policy."""
-        return {name: found and asdict(found) for name, found in (("best", self.best), ("initial", self.initial))}
+        """Return the evaluation of the kept policy."""
+        return {"best": self.best and asdict(self.best)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned."""
-        self.best, self.initial = (
-            Candidate(found["update"], found["scores"]) if found else None for found in (state["best"], state["initial"])
-        )
+        best = state["best"]
+        self.best = Candidate(best["update"], best["scores"]) if best else None
 
 
 def take_over_best_policy(run: Run, selection: PolicySelection) -> None:
@@ -194,6 +192,16 @@ class Evaluator:
                 save_policy(setup, self.folder, metrics)
                 metrics["is_best"], self.stale = 1.0, 0
         return {f"validation/{name}": value for name, value in metrics.items()}
+
+    @contextmanager
+    def naming_kept_policy(self) -> Iterator[None]:
+        """Add to an error which policy the run has kept."""
+        try:
+            yield
+        except UserError as error:
+            best = self.selection.best if self.config.save_best_policy else None
+            kept = f"{self.folder} holds the policy of update {best.update}" if best else "no policy was saved"
+            raise UserError(f"{error}; {kept}, and the initial policy is {self.setup.run.model_config.model}") from error
 
     def finish(self) -> Path:
         """Save the last policy, unless an evaluation has selected one; return the folder of the kept policy."""

@@ -37,12 +37,17 @@ def flops_profiles(
         reference: a model that takes the place of the policy's copy.
     """
     critic = module.critic or (policy.backbone if module.critic_adapter else None)
+    critic_profile = flops_profile(critic, module.critic_adapter) if critic else None
+    scoring = tuple(scorer.flops_profile for scorer in scorers)
+    if not module.trains_critic:  # a frozen reward model as critic costs another forward pass
+        scoring += scoring[:1] if module.has_trunk_for_values else ()
+        critic_profile = None
     return RoleFlopsProfiles(
         policy=flops_profile(policy.backbone, policy.adapter),
         reference=flops_profile(reference or policy.backbone, None if reference else module.reference_adapter),
         initial=flops_profile(policy.backbone, policy.initial_adapter) if reference_is_updated else None,
-        critic=flops_profile(critic, module.critic_adapter) if critic else None,
-        rewards=tuple(scorer.flops_profile for scorer in scorers),
+        critic=critic_profile,
+        rewards=scoring,
     )
 
 
@@ -53,12 +58,15 @@ def rollout_lengths(rollout: Rollout, backbone: Backbone, budget: int) -> list[t
     return [(len(prompts[rows[0]]), [len(rollout.responses[row]) for row in rows]) for rows in groups]
 
 
-def phase_flops(profiles: RoleFlopsProfiles, lengths: Sequence[tuple[int, Sequence[int]]], epochs: int) -> dict[str, float]:
-    """FLOPs of one update in each of its phases: sampling, scoring, learning.
+def phase_flops(
+    profiles: RoleFlopsProfiles, lengths: Sequence[tuple[int, Sequence[int]]], epochs: float, critic_epochs: float = 0.0
+) -> dict[str, float]:
+    """Return the FLOPs of one update in each of its phases: sampling, scoring, learning.
 
     Args:
-        lengths: tokens of each prompt that is read, and of its responses.
-        epochs: passes of learning.
+        lengths: tokens of each prompt, and of the responses to it.
+        epochs: passes that train policy and critic.
+        critic_epochs: further passes that train the critic alone. With a shared trunk they are forward passes.
     """
     sampling = scoring = learning = 0.0
     for prompt, responses in lengths:
@@ -68,5 +76,8 @@ def phase_flops(profiles: RoleFlopsProfiles, lengths: Sequence[tuple[int, Sequen
         scoring += sum(forward_flops(role, prompt, responses, predicted) for role in language_models)
         scoring += sum(forward_flops(role, prompt, responses) for role in (profiles.critic, *profiles.rewards) if role)
         learning += epochs * training_flops(profiles.policy, prompt, responses, predicted)
-        learning += epochs * training_flops(profiles.critic, prompt, responses) if profiles.critic else 0.0
+        if profiles.critic:
+            learning += (epochs + critic_epochs) * training_flops(profiles.critic, prompt, responses)
+        else:
+            learning += critic_epochs * forward_flops(profiles.policy, prompt, responses)
     return {"sampling": sampling, "scoring": scoring, "learning": learning}

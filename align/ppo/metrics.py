@@ -54,13 +54,24 @@ def response_kl(experience: Experience, estimator: KLEstimator = "k1") -> Tensor
 
 
 def value_metrics(experience: Experience) -> dict[str, float]:
-    """How well the critic predicts returns; empty without a critic."""
+    """Return how well the critic predicts returns, and its calibration; empty without a critic.
+
+    The calibration is the slope of the least-squares line of returns over values: 1 for unbiased values, below 1 for values
+    that vary too much.
+    """
     if experience.returns is None:
         return {}
-    returns, mask = experience.returns, experience.mask
-    residual = masked_mean((returns - experience.old.values) ** 2, mask)
-    variance = masked_mean((returns - masked_mean(returns, mask)) ** 2, mask)
-    return {"value/explained_variance": float(1 - residual / variance.clamp(min=1e-8))}
+    returns, values, mask = experience.returns, experience.old.values, experience.mask
+    return_deviation, value_deviation = (each - masked_mean(each, mask) for each in (returns, values))
+    residual = masked_mean((returns - values) ** 2, mask)
+    variance = masked_mean(return_deviation**2, mask)
+    value_variance = masked_mean(value_deviation**2, mask)
+    covariance = masked_mean(return_deviation * value_deviation, mask)
+    return {
+        "value/loss": 0.5 * float(residual),
+        "value/explained_variance": float(1 - residual / variance.clamp(min=1e-8)),
+        "value/calibration": float(covariance / value_variance) if value_variance > 1e-8 else 0.0,
+    }
 
 
 def engine_metrics(experience: Experience, corrected: bool = False) -> dict[str, float]:
@@ -202,6 +213,84 @@ class MissingEosWatch:
             f"warning: responses that end have a mean score of {mean:.3g}, and one that does not gets {replacement:.3g} "
             "(missing_eos_score): running into the limit is rewarded. Set a lower missing_eos_score, or missing_eos_penalty"
         )
+
+
+CRITIC_PATIENCE = 3
+"""Updates in a row with a negative explained variance before the warning."""
+COLLAPSE_ERRORS, COLLAPSE_PATIENCE = 4.0, 5
+"""A run stops after 5 updates in a row whose mean score is 4 standard errors below that of the first rollout."""
+STEP_KL_WARNING = 2.0
+"""Nats per response by which the KL to the reference grows in one update before the warning."""
+
+
+class CollapseWatch:
+    """Warns at the first signs that updates ruin the policy, and stops a run whose policy has lost its reward.
+
+    Args:
+        stops: whether it stops a run, or only warns.
+    """
+
+    def __init__(self, stops: bool = True) -> None:
+        self.stops = stops
+        self.first: list[float] | None = None
+        """Mean and standard error of the scores of the first rollout."""
+        self.kl = 0.0
+        self.unexplained = self.alike = self.worse = 0
+        self.warned: list[str] = []
+
+    def check(self, metrics: Mapping[str, float], scores: Tensor, samples: int) -> list[str]:
+        """Return warnings after an update, each once in a run.
+
+        Args:
+            metrics: of the update, as in docs/metrics.md.
+            scores: [B] the training signal of its rollout.
+            samples: neighboring scores of one prompt.
+
+        Raises:
+            UserError: if the policy has collapsed.
+        """
+        kl, explained = metrics["kl/k1"], metrics.get("value/explained_variance", 0.0)
+        growth, self.kl = kl - self.kl, kl
+        mean, error = mean_and_error(
+            "score", scores.float().view(-1, samples).mean(1)
+        ).values()  # samples of a prompt are alike
+        self.first = self.first or [mean, error]
+        is_alike = float(scores.std(correction=0)) <= 1e-3 * max(1.0, abs(mean))
+        is_worse = kl > 0 and self.first[0] - mean > COLLAPSE_ERRORS * math.hypot(self.first[1], error)
+        self.unexplained = self.unexplained + 1 if explained < 0 else 0
+        self.alike = self.alike + 1 if is_alike else 0
+        self.worse = self.worse + 1 if is_worse else 0
+        fell = (
+            f"the mean score fell from {self.first[0]:.3g} to {mean:.3g}, by more than {COLLAPSE_ERRORS:.0f} standard errors"
+        )
+        if self.stops and self.worse >= COLLAPSE_PATIENCE:
+            raise UserError(f"{fell}, and stayed there for {COLLAPSE_PATIENCE} updates: the policy has collapsed")
+        signs = {
+            "critic": self.unexplained >= CRITIC_PATIENCE,
+            "kl": growth > STEP_KL_WARNING,
+            "alike": self.alike >= CRITIC_PATIENCE,
+            "worse": is_worse,
+        }
+        lines = {
+            "critic": f"the explained variance was negative for {CRITIC_PATIENCE} updates (now {explained:.2f}): the critic "
+            "adds noise: raise rollout_batch_size or critic_warmup, or lower value_learning_rate",
+            "kl": f"one update moved the policy by {growth:.1f} nats per response: lower learning_rate, num_ppo_epochs or "
+            "max_update_kl, or raise rollout_batch_size",
+            "alike": f"all scores of a rollout were alike (now {mean:.3g}) for {CRITIC_PATIENCE} updates: nothing to "
+            "learn from: check the reward",
+            "worse": f"{fell}: lower learning_rate or num_ppo_epochs",
+        }
+        new = [name for name, is_seen in signs.items() if is_seen and name not in self.warned]
+        self.warned += new
+        return [f"warning: {lines[name]}" for name in new]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the counts, the first scores and the warnings given."""
+        return {name: value for name, value in vars(self).items() if name != "stops"}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        vars(self).update(state)
 
 
 class DriftWatch:

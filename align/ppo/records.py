@@ -14,7 +14,7 @@ The prompts of a rollout repeat: the responses to one prompt are neighbors.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -74,6 +74,10 @@ class RoleOutputs:
     entropy: Tensor
     initial_log_probs: Tensor | None = None
     """Log-probs by the initial policy; None where it is the reference."""
+    fitted_values: Tensor | None = None
+    """Values by a head that was fitted to the rollout, from which clipping starts; None: `values`."""
+    value_states: dict[int, Tensor] = field(default_factory=dict)
+    """Hidden states [n, H] before the tokens of each row that this process computed, which the value head reads."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +118,7 @@ class Experience:
 
         return LossInputs(
             chosen(self.old.log_probs),
-            chosen(self.old.values),
+            chosen(self.old.values if self.old.fitted_values is None else self.old.fitted_values),
             chosen(self.old.ref_log_probs),
             chosen(self.advantages),
             None if self.returns is None else chosen(self.returns),

@@ -91,6 +91,7 @@ def forward_all_roles(
     temperature: float,
     micro_batch_tokens: int,
     accelerator: Accelerator,
+    with_value_states: bool = False,
 ) -> RoleOutputs:
     """Compute log-probs of policy and reference, values and entropy of every response token; the same on every process.
 
@@ -98,14 +99,16 @@ def forward_all_roles(
         minibatches: the rows, as the first epoch of training will batch them: the same kernels then see the same shapes,
             and the ratio at the first minibatch is 1 in every number format.
         backbone: the policy's.
+        with_value_states: keep the states that the value head reads.
     """
     scored: dict[int, Tensor] = {}
+    value_states: dict[int, Tensor] = {}
     for rows in minibatches:
         for batch in plan_minibatch(rollout, rows, backbone, micro_batch_tokens, accelerator):
             prompt, response, prompt_of_response = pack_rollout(rollout, batch.rows, accelerator.device)
             policy = roles.policy(prompt, response, temperature, prompt_of_response)
             reference = roles.reference(prompt, response, temperature, prompt_of_response)
-            outputs = [policy.log_probs, reference, policy.values, policy.entropy]  # in the order of `RoleOutputs`
+            outputs = [policy.log_probs, reference, policy.values, policy.entropy]
             if roles.reference_is_updated:
                 outputs.append(roles.initial(prompt, response, temperature, prompt_of_response))
             columns = torch.stack([output.float() for output in outputs]).cpu()
@@ -113,6 +116,16 @@ def forward_all_roles(
                 for index, row in enumerate(batch.rows):
                     # A copy: pickling a view would send all rows of the micro-batch with each one.
                     scored[row] = columns[:, index, : len(rollout.responses[row])].clone()
+                    if with_value_states and policy.value_states is not None:
+                        value_states[row] = policy.value_states[index, : len(rollout.responses[row])].cpu()
     everywhere = dict(gather_rows(list(scored.items()), accelerator))
     columns_of_rows = zip(*(everywhere[row] for row in range(len(rollout))), strict=True)
-    return RoleOutputs(*(pad_sequence(list(column), batch_first=True) for column in columns_of_rows))
+    padded = [pad_sequence(list(column), batch_first=True) for column in columns_of_rows]
+    return RoleOutputs(
+        log_probs=padded[0],
+        ref_log_probs=padded[1],
+        values=padded[2],
+        entropy=padded[3],
+        initial_log_probs=padded[4] if roles.reference_is_updated else None,
+        value_states=value_states,
+    )

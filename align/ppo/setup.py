@@ -12,7 +12,7 @@ from align.batches.encoding import Limits, encode_prompts
 from align.batches.mixtures import is_given, split_by_opening
 from align.core.errors import UserError, counted
 from align.models.backbone import Backbone
-from align.models.heads import LanguageModel
+from align.models.heads import LanguageModel, ValueHead
 from align.models.loading import LoadedModel
 from align.models.roles import REWARD_ADAPTER, ActorCritic, Roles
 from align.models.vocabulary import vocabulary_rows
@@ -25,6 +25,7 @@ from align.ppo.records import Experience, RoleOutputs, Rollout
 from align.ppo.rewards import Rewards
 from align.ppo.rollout import plan_minibatch, prompts_of_update, shuffled_minibatches
 from align.ppo.scoring_models import RewardSource, load_source, make_scorer
+from align.ppo.value_regression import ValueRegression
 from align.reward.checkpoint import require_reward_model
 from align.runtime.distributed import max_across_processes, zero_stage
 from align.runtime.sharding import full_numel, place_frozen_model, sharded_loading
@@ -65,11 +66,14 @@ class PPOSetup:
     extensions: Extensions
     card: dict[str, str]
     """The lines of the model card that do not change during training."""
+    value_regression: ValueRegression | None = None
+    """Fits the value head; None: gradients alone train it."""
 
     def stateful(self) -> dict[str, Stateful]:
         """Return the stateful objects of the setup by their names in a checkpoint."""
         own = {extension.name: extension for extension in self.extensions if extension.has_state}
-        return {"prompts": PromptIdentity(self.prompts), **own}
+        critic = {"value_regression": self.value_regression} if self.value_regression else {}
+        return {"prompts": PromptIdentity(self.prompts), **critic, **own}
 
     def close(self) -> None:
         """Release the resources of the sampler and the run."""
@@ -125,9 +129,11 @@ def prepare(config: PPOConfig, inputs: PPOInputs) -> PPOSetup:
         adapters = [source.adapter_on_policy for source in sources if source.adapter_on_policy]
         adapters += [adapter for extension in extensions for adapter in extension.adapters]
         critic_init = (sources[0].adapter_on_policy or sources[0].loaded) if sources else None
-        module = build_actor_critic(policy, critic, critic_init, adapters, config.ent_coef > 0, follows, value_model)
+        module = build_actor_critic(
+            policy, critic, critic_init, adapters, config.ent_coef > 0, follows, value_model, config.value_fit
+        )
     # Engine and rewards.
-    steps = config.num_ppo_epochs * config.num_mini_batches
+    steps = config.epochs * config.num_mini_batches
     value_rate = config.value_learning_rate or config.learning_rate
     groups = param_groups(module, config.learning_rate, value_rate, frozen_steps=config.critic_warmup * steps)
     engine, roles = build_engine_and_roles(
@@ -146,8 +152,11 @@ def prepare(config: PPOConfig, inputs: PPOInputs) -> PPOSetup:
     sampler, sampling = build_sampler(wanted, config, run, policy, engine, every_prompt)
     profiles = flops_profiles(policy, module, scorers, follows, reference)
     card = model_card(config.prompts, config.reward_model, config.reward_functions, selects, extensions)
+    # A value model that the caller gave keeps its head.
+    head, fits = roles.value_head, config.has_critic and config.value_fit != "none"
+    regression = ValueRegression(head, run.accelerator) if fits and isinstance(head, ValueHead) else None
     data = (encoded, held_out, profiles, extensions, card)
-    return PPOSetup(run, policy, engine, roles, sampler, sampling, rewards, *data)
+    return PPOSetup(run, policy, engine, roles, sampler, sampling, rewards, *data, value_regression=regression)
 
 
 def attach_callbacks(

@@ -22,22 +22,25 @@ The names of this file, in the order of an update:
     sums         metrics of a micro-batch that add up over micro-batches and processes
 """
 
+from dataclasses import replace
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from align.core.launch import run_stage
 from align.core.seeds import RngStream
-from align.core.tensor_ops import length_mask, whiten
-from align.ppo.advantages import add_kl_penalty, estimate_advantages
+from align.core.tensor_ops import length_mask, masked_sum, whiten
+from align.ppo.actor_critic import POLICY_GROUP
+from align.ppo.advantages import add_kl_penalty, advantages_and_returns, estimate_advantages, min_advantage_std
 from align.ppo.config import PPOConfig
 from align.ppo.evaluation import Evaluator
 from align.ppo.extensions import configured_extensions
 from align.ppo.flops import phase_flops, rollout_lengths
 from align.ppo.inputs import PPOInputs
-from align.ppo.losses import KLController, kl_estimate, ppo_loss
-from align.ppo.metrics import MissingEosWatch, NegativeKLWatch, check_ratio, response_kl, rollout_metrics
-from align.ppo.records import Experience, RoleOutputs
+from align.ppo.losses import KLController, kl_estimate, ppo_loss, value_losses
+from align.ppo.metrics import CollapseWatch, MissingEosWatch, NegativeKLWatch, check_ratio, response_kl, rollout_metrics
+from align.ppo.records import Experience, RoleOutputs, Rollout
 from align.ppo.reward_functions import load_functions
 from align.ppo.rewards import apply_missing_eos
 from align.ppo.rollout import (
@@ -49,6 +52,7 @@ from align.ppo.rollout import (
     shuffled_minibatches,
 )
 from align.ppo.setup import PPOSetup, largest_micro_batch, prepare, save_if_scoring_fails
+from align.ppo.value_regression import ValueRegression
 from align.runtime.flops import Clock
 from align.training.checkpoint import Checkpoint, Stateful
 from align.training.engine import NotFiniteError
@@ -62,11 +66,12 @@ class PPOState:
     def __init__(self, config: PPOConfig) -> None:
         self.kl = KLController(config.kl_coef, config.kl_target, config.kl_horizon)
         self.negative_kl = NegativeKLWatch()
+        self.collapse = CollapseWatch(stops=config.stop_on_collapse)
         self.missing_eos = MissingEosWatch(config.missing_eos_score)  # checkpoints lack it: it may warn again after a resume
 
     def stateful(self) -> dict[str, Stateful]:
         """Return the stateful objects by their names in a checkpoint; none has the name of an extension."""
-        return {"kl": self.kl, "negative_kl": self.negative_kl}
+        return {"kl": self.kl, "negative_kl": self.negative_kl, "collapse": self.collapse}
 
 
 def train(config: PPOConfig, setup: PPOSetup) -> Path:
@@ -104,7 +109,10 @@ def train(config: PPOConfig, setup: PPOSetup) -> Path:
         state.negative_kl.check(response_kl(experience))
         if update > config.critic_warmup:
             state.kl.update(metrics["kl/k1"], len(experience.rollout))
-        phases = phase_flops(setup.flops_profiles, lengths, config.num_ppo_epochs)
+        epochs = metrics["policy/epochs"]
+        phases = phase_flops(
+            setup.flops_profiles, lengths, epochs, (config.epochs if setup.roles.trains_critic else epochs) - epochs
+        )
         flops = sum(phases.values()) + learned["flops"]
         metrics |= learned | {"flops": flops} | clock.shares()
         metrics |= run.speed(float(experience.lengths.sum()), flops, metrics["time/update"])
@@ -114,6 +122,9 @@ def train(config: PPOConfig, setup: PPOSetup) -> Path:
             metrics |= evaluator.evaluate(update)
         run.log(update, metrics)
         run.set_progress(f"reward {metrics['reward/mean']:.3f}, KL {metrics['kl/k1']:.2f}")
+        with evaluator.naming_kept_policy():
+            for warning in state.collapse.check(metrics, experience.scores, config.samples_per_prompt):
+                run.print(warning)
     return evaluator.finish()
 
 
@@ -133,7 +144,8 @@ def collect_experience(config: PPOConfig, setup: PPOSetup, state: PPOState, upda
     # 3. Compute log-probs of policy and reference, and values, in the batches of the first epoch.
     minibatches = shuffled_minibatches(len(rollout), samples, config.num_mini_batches, update, 0, config.seed)
     budget = config.micro_batch_tokens
-    old = forward_all_roles(setup.roles, rollout, minibatches, backbone, config.temperature, budget, run.accelerator)
+    how = (config.temperature, budget, run.accelerator, setup.value_regression is not None)
+    old = forward_all_roles(setup.roles, rollout, minibatches, backbone, *how)
     # 4. Compute advantages.
     with save_if_scoring_fails(run, rollout, update):
         signal = setup.extensions.training_signal(scores, rollout, old, components)  # extensions: scores and token rewards
@@ -141,10 +153,35 @@ def collect_experience(config: PPOConfig, setup: PPOSetup, state: PPOState, upda
     missing_eos = (rollout.ended_mask, config.missing_eos_penalty, config.missing_eos_score)
     scores, training_scores = (apply_missing_eos(each, *missing_eos) for each in (scores, training_scores))
     run.print(state.missing_eos.check(training_scores, rollout.ended_mask))
+    if setup.value_regression and (update == 1 or config.value_fit == "every"):
+        rewards = shape_rewards(config, training_scores, old, rollout.lengths, kl_coef, token_rewards)
+        old = fit_values(config, setup.value_regression, rollout, old, rewards)
     advantages, returns = compute_advantages(config, training_scores, old, rollout.lengths, kl_coef, token_rewards)
     clock.lap("score")
     outputs = (old, advantages, returns, kl_coef)
     return Experience(rollout, training_scores, *outputs, scores, components, token_weights)
+
+
+def shape_rewards(
+    config: PPOConfig,
+    training_scores: Tensor,
+    old: RoleOutputs,
+    lengths: Tensor,
+    kl_coef: float,
+    extra_token_rewards: Tensor | None = None,
+) -> Tensor:
+    """Return the reward [B, T] of each token: `training_scores` [B] on the last one, and the KL penalty.
+
+    Args:
+        extra_token_rewards: [B, T] further rewards of tokens, of extensions; None: none.
+    """
+    coef = kl_coef if config.kl_in == "reward" else 0.0
+    kl = kl_estimate(old.log_probs, old.ref_log_probs, config.kl_estimator)
+    rewards = add_kl_penalty(training_scores, kl, lengths, coef)
+    mask = length_mask(lengths, rewards.shape[1])
+    if extra_token_rewards is not None:
+        rewards = rewards + extra_token_rewards.masked_fill(~mask, 0.0)
+    return whiten(rewards, mask, shift_mean=False) if config.whiten_rewards else rewards
 
 
 def compute_advantages(
@@ -155,49 +192,71 @@ def compute_advantages(
     kl_coef: float,
     extra_token_rewards: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """Return advantages [B, T] from `training_scores` [B] and the KL penalty, and returns [B, T] if there is a critic.
+    """Return advantages [B, T], and returns [B, T] if there is a critic; arguments as for `shape_rewards`."""
+    rewards = shape_rewards(config, training_scores, old, lengths, kl_coef, extra_token_rewards)
+    totals = training_scores if extra_token_rewards is None else training_scores + extra_token_rewards.sum(1)
+    return estimate_advantages(
+        config.advantage_estimator,
+        rewards,
+        old.values,
+        lengths,
+        gamma=config.gamma,
+        lam=config.lam,
+        samples=config.samples_per_prompt,
+        value_lam=config.value_lam,
+        min_std=min_advantage_std(totals, config.whitening_floor),
+    )
 
-    Args:
-        extra_token_rewards: [B, T] further rewards of tokens, of extensions; None: none.
-    """
-    coef = kl_coef if config.kl_in == "reward" else 0.0
-    kl = kl_estimate(old.log_probs, old.ref_log_probs, config.kl_estimator)
-    token_rewards = add_kl_penalty(training_scores, kl, lengths, coef)
-    mask = length_mask(lengths, token_rewards.shape[1])
-    if extra_token_rewards is not None:
-        token_rewards = token_rewards + extra_token_rewards.masked_fill(~mask, 0.0)
-    if config.whiten_rewards:
-        token_rewards = whiten(token_rewards, mask, shift_mean=False)
-    estimator, samples = config.advantage_estimator, config.samples_per_prompt
-    return estimate_advantages(estimator, token_rewards, old.values, lengths, config.gamma, config.lam, samples)
+
+def fit_values(
+    config: PPOConfig, regression: ValueRegression, rollout: Rollout, old: RoleOutputs, rewards: Tensor
+) -> RoleOutputs:
+    """Fit the value head to the returns of a rollout; return `old` with cross-fitted values."""
+    lengths = rollout.lengths
+    _, returns = advantages_and_returns(rewards, torch.zeros_like(rewards), lengths, config.gamma, lam=1.0)
+    fit = regression.fit(old.value_states, returns, lengths, config.samples_per_prompt)
+    cross_fitted, fitted = fit or (old.values, None)
+    return replace(old, values=cross_fitted, fitted_values=fitted, value_states={})
 
 
 def update_policy(config: PPOConfig, setup: PPOSetup, experience: Experience, update: int) -> dict[str, float]:
-    """Train policy and critic on an experience for several epochs; metrics are means over all optimizer steps."""
+    """Train policy and critic on an experience for several epochs; metrics are means over the policy's optimizer steps."""
     # 5. Train for several epochs over the rollout in minibatches, one optimizer step each.
     run, engine, rollout = setup.run, setup.engine, experience.rollout
-    found: dict[str, list[float]] = {}
-    step = (update - 1) * config.num_ppo_epochs * config.num_mini_batches
+    step_metrics: dict[str, list[float]] = {}
+    policy_steps = 0
+    step = (update - 1) * config.epochs * config.num_mini_batches
     counts = (len(rollout), config.samples_per_prompt, config.num_mini_batches)
-    for epoch in range(config.num_ppo_epochs):
+    trains_policy = True
+    for epoch in range(config.epochs):
         for number, minibatch in enumerate(shuffled_minibatches(*counts, update, epoch, config.seed)):
+            trains_policy = trains_policy and epoch < config.num_ppo_epochs
+            if not (trains_policy or setup.roles.trains_critic):
+                break
             step += 1
             minibatch_tokens = float(experience.lengths[minibatch].sum())
             plan = plan_minibatch(rollout, minibatch, setup.policy.backbone, config.micro_batch_tokens, run.accelerator)
+            loss_of = micro_batch_loss if trains_policy else critic_loss
             try:
                 for rows in engine.micro_batches(plan):
-                    engine.backward(*micro_batch_loss(config, setup, experience, rows, minibatch_tokens))
+                    engine.backward(*loss_of(config, setup, experience, rows, minibatch_tokens))
                 metrics = dict(engine.sums)
                 if epoch == number == 0:
                     run.print(check_ratio(metrics["ratio/abs_error"], run.accelerator.device))
-                metrics |= setup.extensions.extra_loss((update, epoch, number), len(minibatch))  # extensions: losses
-                metrics |= engine.step(step)
+                if trains_policy and 0 < config.max_update_kl < metrics["policy/approx_kl"]:
+                    trains_policy = False  # this step and the remaining ones train the critic alone
+                if trains_policy:
+                    metrics |= setup.extensions.extra_loss((update, epoch, number), len(minibatch))  # extensions: losses
+                metrics |= engine.step(step, frozen=frozenset() if trains_policy else frozenset({POLICY_GROUP}))
             except NotFiniteError as error:
                 stop_on_nan(run, update, error, [{"row": row, "response": rollout.texts[row]} for row in minibatch])
-            for name, value in metrics.items():
-                found.setdefault(name, []).append(value)
-    found["loss/total"] = found.pop("loss")
-    return {name: sum(values) / len(values) for name, values in found.items()}
+            if trains_policy:
+                policy_steps += 1
+                for name, value in metrics.items():
+                    step_metrics.setdefault(name, []).append(value)
+    step_metrics["loss/total"] = step_metrics.pop("loss")
+    means = {name: sum(values) / len(values) for name, values in step_metrics.items()}
+    return means | {"policy/epochs": policy_steps / config.num_mini_batches}
 
 
 def micro_batch_loss(
@@ -208,7 +267,23 @@ def micro_batch_loss(
     prompt, response, prompt_of_response = pack_rollout(experience.rollout, rows, device)
     new = setup.roles.policy(prompt, response, config.temperature, prompt_of_response)
     batch = experience.loss_inputs(rows, response.ids.shape[1], device)
+    if not setup.roles.trains_critic:
+        batch = batch._replace(returns=None)
     return ppo_loss(new, batch, response.mask(), minibatch_tokens, config.loss_coefficients(experience.kl_coef))
+
+
+def critic_loss(
+    config: PPOConfig, setup: PPOSetup, experience: Experience, rows: list[int], minibatch_tokens: float
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return the value loss alone, arguments as for `micro_batch_loss`; its gradients do not reach the policy."""
+    device = setup.run.accelerator.device
+    prompt, response, prompt_of_response = pack_rollout(experience.rollout, rows, device)
+    batch = experience.loss_inputs(rows, response.ids.shape[1], device)
+    values = setup.roles.values(prompt, response, prompt_of_response)
+    assert batch.returns is not None
+    coefficients = config.loss_coefficients(experience.kl_coef)
+    losses, _ = value_losses(values, batch.old_values, batch.returns, coefficients.cliprange_value)
+    return coefficients.vf_coef * masked_sum(losses, response.mask()) / minibatch_tokens, {}
 
 
 def run_ppo(config: PPOConfig) -> Path:

@@ -12,7 +12,7 @@ number of processes never change a gradient. A "master" is the float32 copy of a
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -118,12 +118,16 @@ class TrainEngine:
             share = (value.detach().double() if isinstance(value, Tensor) else value) * weight
             self._totals[name] = self._totals[name] + share if name in self._totals else share
 
-    def step(self, number: int) -> dict[str, float]:
+    def step(self, number: int, frozen: Collection[str] = ()) -> dict[str, float]:
         """Apply the gradients of step `number`, from 1; return the learning rates and `grad_norm` (before clipping).
 
-        Raise a NotFiniteError if the gradient norm is not finite; nothing was updated.
+        The learning rate of the groups named in `frozen` is 0 in this step. Raise a NotFiniteError if the gradient norm is
+        not finite; nothing was updated.
         """
-        rates = {group.metric: group.rate(self.run.optimization, number, self.total_steps) for group in self.groups}
+        rates = {
+            group.metric: 0.0 if group.name in frozen else group.rate(self.run.optimization, number, self.total_steps)
+            for group in self.groups
+        }
         for group in self.optimizer.param_groups:
             group["lr"] = rates[group["metric"]]
         self.run.weights_changed()

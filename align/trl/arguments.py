@@ -251,6 +251,11 @@ def core_config(args: PPOConfig, longest_prompt: int, stop_ids: Sequence[int]) -
             cliprange_value=args.cliprange_value or SMALLEST,  # 0 would be no limit
             missing_eos_score=None,
             critic="separate",
+            # TRL has none of these safeguards; with them, metrics and weights would differ.
+            value_fit="none",
+            whitening_floor=0.0,
+            max_update_kl=0.0,
+            stop_on_collapse=False,
             save_best_policy=False,
         )
     except UserError as error:

@@ -22,16 +22,18 @@ PROMPTS = ["red", "green, blue", "one", "two"]
 
 @pytest.fixture
 def trainer(sharp_folders, make_config):
-    """PPO whose reward falls while it trains: the best policy is the first one that is evaluated."""
+    """PPO whose reward rises in the first update and falls later: the best policy is that of update 1."""
 
     def made(name="tiny-gpt2", **settings):
         calls = []
 
         def falling(prompts, responses):
-            calls.append(len(responses))
-            return [float(len(response)) - 100 * len(calls) for response in responses]
+            calls.append(len(responses))  # of the initial policy; then training and evaluation of each update
+            level = -1000 if len(calls) == 1 else -100 * len(calls)
+            return [float(len(response)) + level for response in responses]
 
         given = {"total_updates": 3, "rollout_batch_size": 8, "learning_rate": 1e-2, "eval_steps": 1, "max_kl": 1e9}
+        given["missing_eos_score"] = None
         return PPOTrainer(sharp_folders[name], [falling], PROMPTS, make_config(**(given | settings)), PROMPTS)
 
     return made
@@ -66,7 +68,7 @@ def killed_after(last):
 def test_the_final_model_is_the_best_policy_or_the_last(best, trainer):
     made = trainer(save_best_policy=best)
     folder = made.train()
-    assert [row["update"] for row in metrics_of(made.run.folder) if row.get("validation/is_best")] == [1] * best
+    assert [row["update"] for row in metrics_of(made.run.folder) if row.get("validation/is_best")] == [0, 1] * best
     _, kept = first_and_kept_updates(load_run(made.run.folder))
     assert kept == (1 if best else 3)
     assert same(folder, policy_of(made)) != best
@@ -109,7 +111,7 @@ def test_a_second_run_takes_over_the_best_policy_of_the_first(first, sharp_folde
 
         def reward(prompts, responses):
             value = next(rewards)
-            return [value] * len(responses)
+            return [value + row for row in range(len(responses))]  # differences that move the policy
 
         made = PPOTrainer(sharp_folders["tiny-gpt2"], [reward], PROMPTS, config, PROMPTS)
         return made, made.train()
@@ -153,7 +155,7 @@ def test_a_policy_saved_after_the_checkpoint_is_kept_only_if_it_comes_back(later
     with killed_after(4):
         run([0.0, 2.0, 1.0, 1.0, 3.0])
     folder = run(later, resume_from_checkpoint=True)
-    assert [row["update"] for row in metrics_of(folder.parent) if row.get("validation/is_best")] == kept
+    assert [row["update"] for row in metrics_of(folder.parent) if row.get("validation/is_best")] == [0, *kept]
     card = (folder / "README.md").read_text()
     assert f"| update | {kept[-1]} |" in card
     assert f"| reward | {best:.4g} |" in card
@@ -174,19 +176,23 @@ def test_a_report_names_the_policy_in_the_folder_after_a_resume_that_lost_the_be
     with killed_after(3):
         run(max_kl=1e9)
     folder = run(max_kl=1e-9, resume_from_checkpoint=True)
-    assert [row["update"] for row in metrics_of(folder.parent) if row.get("validation/is_best")] == [1]
+    assert [row["update"] for row in metrics_of(folder.parent) if row.get("validation/is_best")] == [0, 1]
     assert "| update | 4 |" in (folder / "README.md").read_text()
     assert first_and_kept_updates(load_run(folder.parent)) == (0, 4)
 
 
-def test_a_policy_that_is_worse_than_the_start_is_named(make_config, capsys):
+def test_the_initial_policy_is_kept_if_no_later_one_is_better(make_config, sharp_folders, capsys):
     settings = {"total_updates": 6, "eval_steps": 6, "rollout_batch_size": 32, "max_new_tokens": 12, "learning_rate": 1e-2}
     config = make_config(kl_coef=0.0, max_kl=1000.0, missing_eos_score=None, **settings)
     words = ["red", "green", "blue", "one", "two", "three", "dog", "cat"]
-    folder = PPOTrainer("tiny-gpt2", [share_of_e], words, config, words, selection_reward_model=fewer_es).train()
-    assert "| update | 0 |" not in (folder / "README.md").read_text()
+    start = sharp_folders["tiny-gpt2"]
+    made = PPOTrainer(start, [share_of_e], words, config, words, selection_reward_model=fewer_es)
+    folder = made.train()
+    assert "| update | 0 |" in (folder / "README.md").read_text()
+    assert same(folder, AutoModelForCausalLM.from_pretrained(start, dtype=torch.float32).state_dict())
+    assert not same(folder, policy_of(made))
     printed = " ".join(capsys.readouterr().err.split())
-    assert "is no better than the initial policy: its selection reward is -0." in printed
+    assert "higher selection reward than the initial policy (-0." in printed
 
 
 def test_a_higher_mean_wins_and_of_equal_means_the_first() -> None:

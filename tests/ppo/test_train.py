@@ -90,6 +90,7 @@ def test_the_policy_rests_while_the_critic_warms_up(critic: str, tmp_path: Path)
             tmp_path,
             reward_functions=["align.ppo.toy_rewards:brevity=3"],  # between 2.6 and 3 for 12 bytes
             critic=critic,
+            value_fit="none",
             total_updates=5,
             critic_warmup=3,
             value_learning_rate=1e-2,
@@ -120,8 +121,8 @@ def test_a_judge_chooses_the_policy_and_stops_a_run_that_games_its_reward(
     rows = metrics(tmp_path)
     assert rows[-1]["update"] < 60
     name = "validation/selection_reward"
-    later = {row["update"]: row[name] for row in rows if row["update"] and name in row}
-    best = max(later, key=lambda update: (later[update], -update))
+    evaluated = {row["update"]: row[name] for row in rows if name in row}
+    best = max(evaluated, key=lambda update: (evaluated[update], -update))
     assert f"| update | {best} |" in (tmp_path / "run" / "model" / "README.md").read_text()
     printed = " ".join(capsys.readouterr().err.split())
     assert "stopped: from update" in printed
@@ -197,7 +198,7 @@ def test_no_part_of_the_state_has_the_name_of_an_extension(make_ppo, load_sharp)
     ppo = make_ppo(load_sharp("tiny-gpt2"))
     evaluator = Evaluator(ppo.setup, ppo.config, 1, 0, (None, None))
     names = ppo.setup.stateful() | PPOState(ppo.config).stateful() | evaluator.stateful()
-    assert names.keys() == {"prompts", "kl", "negative_kl", "drift", "best_policy"}
+    assert names.keys() == {"prompts", "kl", "negative_kl", "collapse", "drift", "best_policy"}
     assert not names.keys() & EXTENSIONS.keys()
 
 

@@ -250,6 +250,7 @@ EXTENSIONS = {
     "attributes": "align.extras.attributes.attribute_rewards:AttributeRewards",
     "rules": "align.extras.rules.rule_terms:RuleRewards",
     "length_adjustment": "align.ppo.extensions.length_adjustment:LengthAdjustment",
+    "hold_length": "align.ppo.extensions.length_adjustment:HoldLength",
     "vllm.importance_cap": "align.ppo.extensions.importance_weights:ImportanceWeights",
     "ptx": "align.ppo.extensions.ptx:PtxLoss",
     "reference_refresh": "align.ppo.extensions.reference_refresh:ReferenceRefresh",

@@ -1,4 +1,6 @@
-"""Length adjustment: removes the length-correlated part of the training scores."""
+"""Two ways to keep response lengths: remove the length-correlated part of the training scores, or reward tokens."""
+
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,6 +25,35 @@ class LengthAdjustment(Extension):
 
     def metrics(self) -> dict[str, float]:
         return {"reward/length_slope": self.slope}
+
+
+class HoldLength(Extension):
+    """Rewards tokens while responses are shorter than in the first rollout, and penalizes them while they are longer.
+
+    The reward of a token is `gain` times the relative deviation of the rollout's mean length. It is taken relative to the
+    other answers to a prompt, so that the mean score of a prompt stays.
+    """
+
+    def __init__(self, gain: float) -> None:
+        self.gain, self.first_length, self.token_reward = gain, 0.0, 0.0
+
+    def load(self, context: TrainingContext) -> None:
+        self.samples = context.samples_per_prompt
+
+    def transform_scores(self, scores: Tensor, rollout: Rollout, components: dict[str, Tensor]) -> Tensor:
+        mean = float(rollout.lengths.double().mean())
+        self.first_length = self.first_length or mean
+        self.token_reward = self.gain * (1 - mean / self.first_length)
+        return adjust_for_length(scores.float(), rollout.lengths, rollout.ended_mask, self.samples, -self.token_reward)
+
+    def metrics(self) -> dict[str, float]:
+        return {"reward/per_token": self.token_reward}
+
+    def state_dict(self) -> Any:
+        return {"first_length": self.first_length}
+
+    def load_state_dict(self, state: Any) -> None:
+        self.first_length = state["first_length"]
 
 
 def length_slope(scores: Tensor, lengths: Tensor, ended: Tensor, samples: int) -> float:

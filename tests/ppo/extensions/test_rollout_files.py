@@ -74,4 +74,4 @@ def test_a_run_writes_what_it_learned_from(model: str, tmp_path: Path, monkeypat
         assert float(advantages.std(correction=0)) == pytest.approx(1, abs=1e-4), "whitened over the batch"
         # At the first update the policy is the reference.
         assert any(value != 0 for each in rows for value in each["kl"]) == (update > 1)
-        assert any(value != 0 for each in rows for value in each["values"]) == (update > 1), "values start at 0"
+        assert any(value != 0 for each in rows for value in each["values"]), "fitted to the first rollout"
