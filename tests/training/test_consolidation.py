@@ -22,7 +22,7 @@ from tests.training.toy_modules import write_shards
 COMMON = {"model": "tiny-llama", "dtype": "float32", "report_to": ["none"], "overlong": "truncate", "max_prompt_tokens": 64}
 
 
-PPO = {"reward_functions": ["align.ppo.toy_rewards:share_of_e"], "rollout_batch_size": 16, "max_new_tokens": 12}
+PPO = {"reward_functions": ["tests.ppo.rewards:letters"], "rollout_batch_size": 4, "max_new_tokens": 6}
 PPO |= {"stop_token_ids": [7], "missing_eos_score": None}
 
 
