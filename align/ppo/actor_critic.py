@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -52,54 +53,82 @@ def build_actor_critic(
         value_fit: on which rollouts `ValueRegression` fits the head: a fitted head starts at 0 also beside a reward model's
             trunk, and one that is fitted to every rollout is not trained.
     """
-    backbone, hidden_size = policy.backbone, policy.backbone.hidden_size
-    value_head: ScalarHead = ValueHead(hidden_size)
-    model, frozen, critic_adapter = None, None, None
     if value_model:
-        model, value_head = value_model  # weights that the caller froze stay frozen
-        freeze_unused_lm_head(model)
+        parts = CriticParts(head=value_model[1], model=value_model[0])  # weights that the caller froze stay frozen
+        freeze_unused_lm_head(value_model[0])
     elif critic == "reward":
-        if isinstance(critic_init, RewardAdapter):
-            critic_adapter = critic_init.adapter
-        elif critic_init and (source := source_of_values(critic_init, policy)):
-            value_head, frozen = ValueHead(source.backbone.hidden_size), source.backbone
-        else:
-            raise UserError("critic: reward needs a reward model with the policy's architecture and token ids")
-    elif critic == "separate" and policy.adapter:
+        parts = _frozen_reward_critic(policy, critic_init)
+    elif critic == "separate":
+        parts = _separate_critic(policy, critic_init, starts_from_head=value_fit == "none")
+    else:
+        parts = CriticParts(head=ValueHead(policy.backbone.hidden_size))
+    if not value_model and (critic in ("none", "reward") or value_fit == "every"):
+        parts.head.requires_grad_(False)
+    trains_trunk = critic == "separate" or value_model is not None
+    return ActorCritic(
+        policy.backbone,
+        policy.adapter,
+        parts.head,
+        initial_adapter=policy.initial_adapter,
+        critic=parts.model,
+        frozen_critic=parts.frozen_model,
+        trains_critic=trains_trunk or parts.head.linear.weight.requires_grad,
+        critic_adapter=parts.adapter,
+        reward_heads={adapter.adapter: adapter.head for adapter in adapters},
+        with_entropy=with_entropy,
+        reference_adapter=_reference_adapter(policy) if reference_is_updated and policy.adapter else None,
+    )
+
+
+@dataclass
+class CriticParts:
+    """A critic: its head, and a trunk other than the policy's."""
+
+    head: ScalarHead
+    model: Backbone | None = None
+    """A trunk whose weights are trained."""
+    frozen_model: Backbone | None = None
+    adapter: str | None = None
+    """An adapter on the policy's base."""
+
+
+def _frozen_reward_critic(policy: LoadedModel, reward: RewardAdapter | LoadedReward | None) -> CriticParts:
+    """A new head on a reward model that is not trained."""
+    if isinstance(reward, RewardAdapter):
+        return CriticParts(ValueHead(policy.backbone.hidden_size), adapter=reward.adapter)
+    source = source_of_values(reward, policy) if reward else None
+    if source is None:
+        raise UserError("critic: reward needs a reward model with the policy's model type and token ids; use shared")
+    return CriticParts(ValueHead(source.backbone.hidden_size), frozen_model=source.backbone)
+
+
+def _separate_critic(
+    policy: LoadedModel, critic_init: RewardAdapter | LoadedReward | None, starts_from_head: bool
+) -> CriticParts:
+    """A trained model, or with LoRA an adapter, that starts from the reward model or else from the policy.
+
+    Args:
+        starts_from_head: copy the reward model's head, too.
+    """
+    backbone = policy.backbone
+    head: ScalarHead = ValueHead(backbone.hidden_size)
+    if policy.adapter:
         assert backbone.peft is not None
         reward_adapter = critic_init if isinstance(critic_init, RewardAdapter) else None
         copy_adapter(backbone.peft, reward_adapter.adapter if reward_adapter else policy.adapter, VALUE_ADAPTER)
-        critic_adapter = VALUE_ADAPTER
-        if reward_adapter and value_fit == "none":
-            _start_from(reward_adapter.head, reward_adapter.mean, value_head)
+        if reward_adapter and starts_from_head:
+            _start_from(reward_adapter.head, reward_adapter.mean, head)
         backbone.peft.set_requires_grad(policy.adapter)  # adding one adapter must not freeze the other
-    elif critic == "separate":
-        if isinstance(critic_init, LoadedReward) and (source := source_of_values(critic_init, policy)):
-            model, value_head = _copy_with_settings_of(backbone, source.backbone), ValueHead(source.backbone.hidden_size)
-            if value_fit == "none":
-                _start_from(source.head, critic_init.mean, value_head)
-        else:
-            model = copy_backbone(backbone)
-        model.requires_grad_(True)
-        freeze_unused_lm_head(model)
-    if not value_model and (critic in ("none", "reward") or value_fit == "every"):
-        value_head.requires_grad_(False)
-    trains_critic = critic == "separate" or value_head.linear.weight.requires_grad
-    reference_adapter = _reference_adapter(policy) if reference_is_updated and policy.adapter else None
-    heads = {adapter.adapter: adapter.head for adapter in adapters}
-    return ActorCritic(
-        backbone,
-        policy.adapter,
-        value_head,
-        initial_adapter=policy.initial_adapter,
-        critic=model,
-        frozen_critic=frozen,
-        trains_critic=trains_critic or value_model is not None,
-        critic_adapter=critic_adapter,
-        reward_heads=heads,
-        with_entropy=with_entropy,
-        reference_adapter=reference_adapter,
-    )
+        return CriticParts(head, adapter=VALUE_ADAPTER)
+    if isinstance(critic_init, LoadedReward) and (source := source_of_values(critic_init, policy)):
+        model, head = _copy_with_settings_of(backbone, source.backbone), ValueHead(source.backbone.hidden_size)
+        if starts_from_head:
+            _start_from(source.head, critic_init.mean, head)
+    else:
+        model = copy_backbone(backbone)
+    model.requires_grad_(True)
+    freeze_unused_lm_head(model)
+    return CriticParts(head, model=model)
 
 
 def _copy_with_settings_of(policy: Backbone, source: Backbone) -> Backbone:

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from align.core.tensor_ops import masked_sum
-from align.models.roles import ActorCriticOutput
 
 KLEstimator = Literal["k1", "k2", "k3"]
 
@@ -47,7 +46,7 @@ class LossCoefficients(NamedTuple):
 
 
 def ppo_loss(
-    new: ActorCriticOutput | tuple[Tensor, Tensor, Tensor],
+    new: tuple[Tensor, Tensor, Tensor],
     batch: LossInputs,
     mask: Tensor,
     minibatch_tokens: float,
@@ -61,7 +60,7 @@ def ppo_loss(
         mask: [B, T] True on response tokens.
         minibatch_tokens: response tokens of the whole minibatch, over all micro-batches and processes; divides every sum.
     """
-    log_probs, values, entropy = new[:3]
+    log_probs, values, entropy = new
     policy, policy_clipped = policy_losses(
         log_probs, batch.old_log_probs, batch.advantages, coefficients.cliprange, coefficients.cliprange_high
     )

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
+from accelerate import Accelerator
 from torch import nn
 
 from align.batches.encoding import Limits, encode_prompts
@@ -102,7 +103,6 @@ def prepare(config: PPOConfig, inputs: PPOInputs) -> PPOSetup:
     run = Run(inputs.policy.settings(config), "ppo")
     loaded = inputs.policy.load(run, frozen_copies=0 if inputs.reference else 1 + follows)
     policy = with_reference_adapter(loaded, inputs.reference)
-    # The functions below receive values or a group of settings: only this one and the loop read the stage's settings.
     policy.tokenization.stop_ids = config.stop_ids or frozenset()
     samples, length, updates = config.samples_per_prompt, config.max_new_tokens, config.total_updates
     limits = Limits(config.max_prompt_tokens, length, config.overlong)
@@ -129,10 +129,8 @@ def prepare(config: PPOConfig, inputs: PPOInputs) -> PPOSetup:
         adapters = [source.adapter_on_policy for source in sources if source.adapter_on_policy]
         adapters += [adapter for extension in extensions for adapter in extension.adapters]
         critic_init = (sources[0].adapter_on_policy or sources[0].loaded) if sources else None
-        module = build_actor_critic(
-            policy, critic, critic_init, adapters, config.ent_coef > 0, follows, value_model, config.value_fit
-        )
-    # Engine and rewards.
+        how = (config.ent_coef > 0, follows, value_model, config.value_fit)
+        module = build_actor_critic(policy, critic, critic_init, adapters, *how)
     steps = config.epochs * config.num_mini_batches
     value_rate = config.value_learning_rate or config.learning_rate
     groups = param_groups(module, config.learning_rate, value_rate, frozen_steps=config.critic_warmup * steps)
@@ -152,11 +150,15 @@ def prepare(config: PPOConfig, inputs: PPOInputs) -> PPOSetup:
     sampler, sampling = build_sampler(wanted, config, run, policy, engine, every_prompt)
     profiles = flops_profiles(policy, module, scorers, follows, reference)
     card = model_card(config.prompts, config.reward_model, config.reward_functions, selects, extensions)
-    # A value model that the caller gave keeps its head.
-    head, fits = roles.value_head, config.has_critic and config.value_fit != "none"
-    regression = ValueRegression(head, run.accelerator) if fits and isinstance(head, ValueHead) else None
-    data = (encoded, held_out, profiles, extensions, card)
-    return PPOSetup(run, policy, engine, roles, sampler, sampling, rewards, *data, value_regression=regression)
+    regression = value_regression(roles, run.accelerator) if config.has_critic and config.value_fit != "none" else None
+    data = (encoded, held_out, profiles, extensions, card, regression)
+    return PPOSetup(run, policy, engine, roles, sampler, sampling, rewards, *data)
+
+
+def value_regression(roles: Roles, accelerator: Accelerator) -> ValueRegression | None:
+    """Return the regression of the value head; None for a value model that the caller gave, which keeps its head."""
+    head = roles.value_head
+    return ValueRegression(head, accelerator) if isinstance(head, ValueHead) else None
 
 
 def attach_callbacks(

@@ -155,7 +155,7 @@ def collect_experience(config: PPOConfig, setup: PPOSetup, state: PPOState, upda
     run.print(state.missing_eos.check(training_scores, rollout.ended_mask))
     if setup.value_regression and (update == 1 or config.value_fit == "every"):
         rewards = shape_rewards(config, training_scores, old, rollout.lengths, kl_coef, token_rewards)
-        old = fit_values(config, setup.value_regression, rollout, old, rewards)
+        old = fit_values(setup.value_regression, rollout, old, rewards, config.gamma, config.samples_per_prompt)
     advantages, returns = compute_advantages(config, training_scores, old, rollout.lengths, kl_coef, token_rewards)
     clock.lap("score")
     outputs = (old, advantages, returns, kl_coef)
@@ -209,12 +209,12 @@ def compute_advantages(
 
 
 def fit_values(
-    config: PPOConfig, regression: ValueRegression, rollout: Rollout, old: RoleOutputs, rewards: Tensor
+    regression: ValueRegression, rollout: Rollout, old: RoleOutputs, rewards: Tensor, gamma: float, samples: int
 ) -> RoleOutputs:
     """Fit the value head to the returns of a rollout; return `old` with cross-fitted values."""
     lengths = rollout.lengths
-    _, returns = advantages_and_returns(rewards, torch.zeros_like(rewards), lengths, config.gamma, lam=1.0)
-    fit = regression.fit(old.value_states, returns, lengths, config.samples_per_prompt)
+    _, returns = advantages_and_returns(rewards, torch.zeros_like(rewards), lengths, gamma, lam=1.0)
+    fit = regression.fit(old.value_states, returns, lengths, samples)
     cross_fitted, fitted = fit or (old.values, None)
     return replace(old, values=cross_fitted, fitted_values=fitted, value_states={})
 
@@ -269,7 +269,13 @@ def micro_batch_loss(
     batch = experience.loss_inputs(rows, response.ids.shape[1], device)
     if not setup.roles.trains_critic:
         batch = batch._replace(returns=None)
-    return ppo_loss(new, batch, response.mask(), minibatch_tokens, config.loss_coefficients(experience.kl_coef))
+    return ppo_loss(
+        (new.log_probs, new.values, new.entropy),
+        batch,
+        response.mask(),
+        minibatch_tokens,
+        config.loss_coefficients(experience.kl_coef),
+    )
 
 
 def critic_loss(

@@ -251,8 +251,7 @@ def core_config(args: PPOConfig, longest_prompt: int, stop_ids: Sequence[int]) -
             cliprange_value=args.cliprange_value or SMALLEST,  # 0 would be no limit
             missing_eos_score=None,
             critic="separate",
-            # TRL has none of these safeguards; with them, metrics and weights would differ.
-            value_fit="none",
+            value_fit="none",  # TRL has none of these four safeguards, which would change metrics and weights
             whitening_floor=0.0,
             max_update_kl=0.0,
             stop_on_collapse=False,

@@ -3,7 +3,20 @@ import torch
 
 from align.core.errors import UserError
 from align.ppo import PPOTrainer
-from align.ppo.metrics import PATIENCE, DriftWatch, MissingEosWatch, NegativeKLWatch, check_ratio, repetition
+from align.ppo.metrics import (
+    COLLAPSE_PATIENCE,
+    CRITIC_PATIENCE,
+    PATIENCE,
+    CollapseWatch,
+    DriftWatch,
+    MissingEosWatch,
+    NegativeKLWatch,
+    check_ratio,
+    repetition,
+    value_metrics,
+)
+from align.ppo.records import Experience, RoleOutputs, Rollout
+from align.tokenization.encoded import EncodedPrompt
 
 NEGATIVE, POSITIVE = torch.tensor([-1.0, -1.2, -0.8, -1.0]), torch.tensor([1.0, 1.2, 0.8, 1.0])
 FIRST = {"reward": 1.0, "length": 100.0, "repetition": 0.05, "eos_rate": 0.9}
@@ -158,3 +171,69 @@ def test_the_ratio_check_is_exact_where_kernels_are_and_warns_where_they_are_not
             check_ratio(error, torch.device(device))
     else:
         assert bool(check_ratio(error, torch.device(device))) == (outcome == "warns")
+
+
+def update(kl=0.1, explained=0.5):
+    return {"kl/k1": kl, "value/explained_variance": explained}
+
+
+def test_a_policy_that_has_lost_its_reward_stops_the_run_with_the_drop_and_may_recover_before():
+    watch = CollapseWatch()
+    good, bad = torch.tensor([2.0, 1.0, 2.0, 1.0]), torch.tensor([-1.0, -2.0, -1.0, -2.0])
+    # Errors .577 / 2 = .289 each, together .408; the drop of 3 is above 4 x .408 = 1.63, one of 1.5 is not.
+    assert watch.check(update(), good, 1) == []
+    assert watch.check(update(), good - 1.5, 1) == []
+    (warning,) = watch.check(update(), bad, 1)
+    assert "from 1.5 to -1.5" in warning
+    assert [watch.check(update(), bad, 1) for _ in range(COLLAPSE_PATIENCE - 2)] == [[]] * (COLLAPSE_PATIENCE - 2)
+    assert watch.check(update(), good, 1) == []  # recovered: the count starts again
+    for _ in range(COLLAPSE_PATIENCE - 1):
+        watch.check(update(), bad, 1)
+    resumed = CollapseWatch()
+    resumed.load_state_dict(watch.state_dict())
+    with pytest.raises(UserError, match=rf"-1\.5.*{COLLAPSE_PATIENCE} updates"):
+        resumed.check(update(), bad, 1)
+
+
+def test_a_watch_that_does_not_stop_only_warns_and_equal_samples_of_a_prompt_are_one_measurement():
+    watch = CollapseWatch(stops=False)
+    watch.check(update(), torch.ones(4), 2)
+    for _ in range(2 * COLLAPSE_PATIENCE):
+        watch.check(update(), torch.tensor([0.0, 0.0, 0.5, 0.5]), 2)
+    assert watch.worse == 0  # means 0 and .5 of two prompts: error .25, and the drop of .75 is within 4 x .25
+    for _ in range(2 * COLLAPSE_PATIENCE):
+        watch.check(update(), torch.full((4,), -1.0), 2)
+    assert watch.worse == 2 * COLLAPSE_PATIENCE
+
+
+@pytest.mark.parametrize(
+    ("metrics", "scores", "sign"),
+    [
+        (update(explained=-0.2), torch.tensor([1.0, 2.0]), "explained variance"),
+        (update(), torch.tensor([1.0, 1.0]), "alike"),
+        (update(), torch.tensor([-250.0, -250.001]), "alike"),
+    ],
+)
+def test_signs_that_last_are_named_once(metrics, scores, sign):
+    watch = CollapseWatch()
+    lines = [watch.check(metrics, scores, 1) for _ in range(CRITIC_PATIENCE + 3)]
+    assert [len(line) for line in lines] == [0] * (CRITIC_PATIENCE - 1) + [1] + [0] * 3
+    assert sign in lines[CRITIC_PATIENCE - 1][0]
+
+
+def test_one_update_that_moves_the_policy_far_is_named():
+    watch = CollapseWatch()
+    scores = torch.tensor([1.0, 2.0])
+    assert [watch.check(update(kl), scores, 1) for kl in (0.0, 1.9, 3.8)] == [[]] * 3
+    (warning,) = watch.check(update(5.9), scores, 1)
+    assert "2.1 nats" in warning
+
+
+def test_value_metrics_by_hand():
+    """Returns 1 and 3, values 1 and 2: residual (0 + 1) / 2, variance 1; the line of returns over values has slope 2."""
+    nothing = torch.zeros(2, 1)
+    old = RoleOutputs(nothing, nothing, torch.tensor([[1.0], [2.0]]), nothing)
+    rollout = Rollout([EncodedPrompt((), [1])] * 2, [[7], [7]], [True, True], ["x", "x"])
+    experience = Experience(rollout, nothing[:, 0], old, nothing, torch.tensor([[1.0], [3.0]]), 0.0, nothing[:, 0], {})
+    metrics = value_metrics(experience)
+    assert metrics == pytest.approx({"value/loss": 0.25, "value/explained_variance": 0.5, "value/calibration": 2.0})

@@ -1,7 +1,7 @@
 """PPO must not ruin a policy, whatever its size: random small set-ups with a task that the policy already solves.
 
-The defaults of the value head, of whitening and of the KL limit of an update decide this. With a value head that starts at 0,
-most of these set-ups lose a tenth to a half of their reward in the first update.
+The defaults of the value head, whitening and the KL limit of an update decide this. With a value head that starts at 0, most
+of these set-ups lose a tenth to a half of their reward in the first update.
 """
 
 import random
@@ -12,7 +12,10 @@ from align.ppo import PPOConfig, PPOTrainer
 from align.sft import SFTConfig, SFTTrainer
 from tests.files import metrics_of
 
-WORDS = "apple bird cold door east fish gold hand iron jump king leaf moon nest open pink quiz rain star tree".split()
+WORDS = [
+    *("apple", "bird", "cold", "door", "east", "fish", "gold", "hand", "iron", "jump"),
+    *("king", "leaf", "moon", "nest", "open", "pink", "quiz", "rain", "star", "tree"),
+]
 
 
 def answer(word: str) -> str:

@@ -19,7 +19,7 @@ from align.ppo.train import PPOState, compute_advantages
 from align.tokenization.encoded import EncodedPrompt
 from align.training.engine import TrainEngine
 from tests.files import metrics_of, read_rows
-from tests.ppo.rewards import fewer_es
+from tests.ppo.rewards import fewer_es, long
 
 
 def settings(model: str, folder: Path, **more: object) -> PPOConfig:
@@ -232,3 +232,54 @@ def test_the_graph_of_a_micro_batch_is_gone_when_the_next_one_is_made(
     monkeypatch.setattr(train_module, "micro_batch_loss", watched_loss)
     run_ppo(settings("tiny-llama", tmp_path, total_updates=1, micro_batch_tokens=64, num_mini_batches=2))
     assert len(losses) > 4
+
+
+def test_an_update_stops_training_the_policy_at_the_kl_limit_and_the_critic_goes_on(tmp_path: Path) -> None:
+    """At a learning rate that is far too high, one step of four exceeds the limit; a critic of its own makes all four."""
+    config = settings(
+        "tiny-gpt2",
+        tmp_path,
+        reward_functions=["tests.ppo.rewards:letters"],
+        total_updates=2,
+        learning_rate=0.05,
+        num_ppo_epochs=4,
+        num_mini_batches=1,
+        critic="separate",
+        value_fit="none",
+        value_learning_rate=1e-3,
+    )
+    run_ppo(config)
+    rows = metrics(tmp_path)
+    assert rows[1]["policy/epochs"] == 1.0  # the first step has a KL of 0 before it, the second one more than the limit
+    limited = rows[1]["policy/approx_kl"]
+    assert limited == pytest.approx(0, abs=1e-6)
+
+
+def test_passes_of_the_critic_alone_do_not_move_the_policy(tmp_path: Path) -> None:
+    """With 2 more passes of the critic, the first update's policy is the same, and values are nearer to the returns."""
+    texts, losses = [], []
+    for number, epochs in enumerate((0, 3)):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        config = settings(
+            "tiny-llama",
+            folder,
+            reward_functions=[],
+            total_updates=1,
+            num_ppo_epochs=1,
+            num_mini_batches=1,
+            lr_scheduler_type="constant",
+            value_fit="none",
+            value_learning_rate=1e-2,
+            num_critic_epochs=epochs,
+            max_update_kl=0.0,
+            eval_steps=1,
+            cliprange_value=0.0,
+        )
+        trainer = PPOTrainer(config.model, [long], config.prompts, config, config.prompts)
+        trainer.train()
+        weights = trainer.setup.policy.backbone.model.state_dict()
+        texts.append({name: weight.clone() for name, weight in weights.items()})
+        losses.append(float(trainer.setup.roles.value_head.linear.bias.detach().abs()))
+    assert all(torch.equal(texts[0][name], weight) for name, weight in texts[1].items())
+    assert losses[1] > 2 * losses[0] > 0  # the bias moves toward the returns, near 3, in each of the critic's steps

@@ -139,9 +139,11 @@ READS_ALL_SETTINGS = {
     "align.ppo.train": {
         "PPOState.__init__",
         "collect_experience",
+        "shape_rewards",
         "compute_advantages",
         "update_policy",
         "micro_batch_loss",
+        "critic_loss",
     },
     "align.ppo.setup": {"prepare"},
     "align.commands.sample": {"sample_command", "sample_rows"},

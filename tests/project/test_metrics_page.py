@@ -90,6 +90,8 @@ def runs(tmp_path_factory, serve):
         samples_per_prompt=2,
         num_mini_batches=2,
         length_adjustment=0.5,
+        hold_length=0.1,
+        value_fit="first",
         eval_steps=1,
         engine="vllm-server",
         reference_refresh=1,
@@ -132,6 +134,6 @@ def test_the_files_of_a_run_folder(runs, stage):
     checkpoint = runs[stage] / "checkpoints" / "update-000002"
     assert sorted(path.name for path in checkpoint.parent.iterdir())[-1] == checkpoint.name
     files = {"checksums.json", "state.safetensors", "trainer.json"}
-    files |= {"reference_refresh.safetensors"} if stage == "ppo" else set()
+    files |= {"reference_refresh.safetensors", "value_regression.safetensors"} if stage == "ppo" else set()
     assert {path.name for path in checkpoint.iterdir()} == files
     assert all(f"`{name}`" in page("metrics") for name in files)

@@ -130,7 +130,7 @@ def test_the_path_from_a_prompt_to_a_weight_update_is_short():
     files = [row[0].strip("`") for row in table(page("architecture"), "file | contribution")]
     assert {"align/ppo/train.py", "align/training/engine.py"} <= set(files)
     assert len(files) <= 10
-    assert sum(len(text_of(ROOT / name).splitlines()) for name in files) <= 1600
+    assert sum(len(text_of(ROOT / name).splitlines()) for name in files) <= 1800
 
 
 def test_the_speeds_are_those_of_the_benchmarks():

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from align.ppo.config import PPOConfig
-from align.ppo.extensions.length_adjustment import LengthAdjustment, length_slope
+from align.ppo.extensions.length_adjustment import HoldLength, LengthAdjustment, length_slope
 from align.ppo.records import Rollout
 from align.ppo.rewards import apply_missing_eos
 from align.tokenization.encoded import EncodedPrompt
@@ -57,3 +57,17 @@ def test_running_into_the_limit_earns_nothing_where_only_length_is_scored(rule, 
 def test_one_length_explains_nothing():
     assert length_slope(torch.tensor([1.0, 2.0]), torch.tensor([3, 3]), torch.tensor([True, True]), 2) == 0.0
     assert length_slope(torch.tensor([1.0, 2.0]), torch.tensor([3, 4]), torch.tensor([True, False]), 2) == 0.0
+
+
+def test_held_length_by_hand():
+    """The first rollout has 4 tokens on average. At 3, a token is worth 0.5 * (1 - 3 / 4) = 0.125 within a prompt."""
+    hold = HoldLength(0.5)
+    hold.samples = 2
+    first, second = rollout([4, 4, 3, 5], [True] * 4), rollout([2, 4, 3, 3], [True] * 4)
+    scores = torch.tensor([1.0, 2.0, 3.0, 4.0])
+    assert hold.transform_scores(scores, first, {}).tolist() == scores.tolist()
+    resumed = HoldLength(0.5)
+    resumed.samples = 2
+    resumed.load_state_dict(hold.state_dict())
+    assert resumed.transform_scores(scores, second, {}).tolist() == pytest.approx([0.875, 2.125, 3.0, 4.0])
+    assert resumed.metrics() == {"reward/per_token": 0.125}
