@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby, zip_longest
+from statistics import fmean
 from typing import Any, Literal
 
 from align.core.statistics import mean_interval
@@ -101,9 +102,14 @@ def summarize_run(run: RunData) -> Summary:
         _add_pair_accuracy(summary, "DPO", claim, run.rankings["dpo"], "note", "")
     if ppo:
         _choose_samples(summary, run)
-        if first is not None and kept is not None:
-            _add_reward_change(summary, ppo, first, kept)
-            _add_ppo_changes(summary, ppo, first, kept)
+        compared = kept
+        if first is not None and kept is None and (last := max(ppo.series("validation/reward"), default=first)) > first:
+            compared = last
+            text = "The initial policy was kept, because no later one had a higher reward"
+            summary.findings["bad"].append(f"{text}; the last policy is compared with it here.")
+        if first is not None and compared is not None:
+            _add_reward_change(summary, ppo, first, compared)
+            _add_ppo_changes(summary, ppo, first, compared)
     add_evaluation_findings(summary, run.evaluations)
     if not summary.headline:
         stages = ", ".join(STAGES[stage][0] for stage in run.stages)
@@ -315,6 +321,13 @@ def _add_ppo_changes(summary: Summary, ppo: StageRun, first: int, kept: int) -> 
         rating, note = "bad" if entropy[0] and entropy[-1] / entropy[0] < 0.5 else "", "first and last rollout"
         text = "Responses became less varied: entropy fell from {} nats per token."
         summary.add_row("PPO: entropy, nats per token", entropy[0], entropy[-1], rating, note=note, if_bad=text)
+    explained = list(ppo.series("value/explained_variance").values())
+    if len(explained) > 1:
+        third = max(1, len(explained) // 3)
+        first, last = fmean(explained[:third]), fmean(explained[-third:])
+        rating, note = "bad" if last < 0 else "", "means over the first and the last third of the rollouts"
+        text = "The critic adds noise to the advantages: its explained variance went from {}."
+        summary.add_row("PPO: explained variance of the critic", first, last, rating, note=note, if_bad=text)
 
 
 # ----------------------------------------------------------------------------------------------------------- evaluations

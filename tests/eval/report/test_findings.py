@@ -75,6 +75,28 @@ def test_the_table_has_the_numbers_of_every_stage(run: Path) -> None:
     assert "entropy fell from 4 to 1 nats per token" in bad
 
 
+def test_a_run_that_kept_its_initial_policy_says_so_and_compares_the_last_one() -> None:
+    run = ppo_run({0: (3.0, 0.0), 2: (1.0, 2.0), 4: (2.0, 3.0)})
+    run.metrics[0]["validation/is_best"] = 1.0
+    assert first_and_kept_updates(RunData(Path(), {"ppo": run})) == (0, None)
+    summary = summarize_run(RunData(Path(), {"ppo": run}))
+    assert "initial policy was kept" in " ".join(summary.findings["bad"])
+    (reward,) = [row for row in summary.rows if row.name == "PPO: reward on held-out prompts"]
+    assert (reward.before, reward.after) == ("3", "2")
+
+
+def test_a_critic_that_adds_noise_is_among_the_losses() -> None:
+    """Means over the first and the last third: 0.5 and -0.25."""
+    explained = [0.5, 0.5, 0.0, 0.0, -0.5, 0.0]
+    run = ppo_run({0: (1.0, 0.0), 6: (2.0, 1.0)})
+    for update, value in enumerate(explained, 1):
+        run.metrics.setdefault(update, {})["value/explained_variance"] = value
+    summary = summarize_run(RunData(Path(), {"ppo": run}))
+    (row,) = [row for row in summary.rows if "explained variance" in row.name]
+    assert (row.before, row.after, row.rating) == ("0.5", "−0.25", "bad")
+    assert "0.5 to −0.25" in " ".join(summary.findings["bad"])
+
+
 def test_every_rule_is_a_line() -> None:
     stage = StageRun("ppo", Path("x"), {}, {})
     shares = {0: (0.5, 0.1, 0.30), 10: (0.6, 0.2, 0.05), 20: (0.9, 0.9, 0.9)}

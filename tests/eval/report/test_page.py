@@ -227,9 +227,9 @@ def test_every_plot_and_line_is_there_after_a_real_pipeline(tmp_path: Path) -> N
     html = write_report(run).read_text(encoding="utf-8")
     assert set(re.findall(r'<figure id="([\w-]+)"', html)) >= {
         *("sft-loss", "reward-loss", "reward-accuracy", "reward-calibration"),
-        *("ppo-reward", "ppo-kl", "ppo-frontier", "ppo-length", "ppo-text", "ppo-entropy"),
+        *("ppo-reward", "ppo-kl", "ppo-frontier", "ppo-length", "ppo-text", "ppo-critic", "ppo-entropy"),
     }
     names = re.findall(r'<th scope="row">((?:SFT|Reward model|PPO): [^<]*)</th>', html)
-    assert len(names) == 11
+    assert len(names) == 12
     assert "held-out prompts" in re.findall(r'<p class="headline">([^<]*)', html)[0]
     assert html.count('<article class="pair" data-change') == len(COLORS)

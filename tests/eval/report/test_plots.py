@@ -50,7 +50,8 @@ def test_one_update_is_enough_for_every_plot() -> None:
     row = dict.fromkeys([*names, "validation/reward", "validation/kl"], 0.25)
     plots = ppo_plots({1: row})
     assert [plot.name for plot in plots] == [
-        "ppo-reward", "ppo-kl", "ppo-frontier", "ppo-length", "ppo-text", "ppo-entropy",
+        "ppo-reward", "ppo-kl", "ppo-frontier", "ppo-length", "ppo-text",
+        "ppo-critic", "ppo-value-loss", "ppo-entropy",
     ]  # fmt: skip
 
 
