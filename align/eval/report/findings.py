@@ -324,10 +324,10 @@ def _add_ppo_changes(summary: Summary, ppo: StageRun, first: int, kept: int) -> 
     explained = list(ppo.series("value/explained_variance").values())
     if len(explained) > 1:
         third = max(1, len(explained) // 3)
-        first, last = fmean(explained[:third]), fmean(explained[-third:])
-        rating, note = "bad" if last < 0 else "", "means over the first and the last third of the rollouts"
+        start, end = fmean(explained[:third]), fmean(explained[-third:])
+        rating, note = "bad" if end < 0 else "", "means over the first and the last third of the rollouts"
         text = "The critic adds noise to the advantages: its explained variance went from {}."
-        summary.add_row("PPO: explained variance of the critic", first, last, rating, note=note, if_bad=text)
+        summary.add_row("PPO: explained variance of the critic", start, end, rating, note=note, if_bad=text)
 
 
 # ----------------------------------------------------------------------------------------------------------- evaluations
