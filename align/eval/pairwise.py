@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import combinations
 
 import numpy as np
-from scipy.optimize import brentq, minimize, minimize_scalar
+from scipy.optimize import brentq
 from scipy.special import expit, xlog1py, xlogy
 
 from align.core.statistics import LEVEL, design_effect, share_interval
@@ -29,6 +29,7 @@ class PairwiseComparison:
         item: the prompt; comparisons of one item depend on each other.
         lengths: characters of both answers.
         flipped: whether the judge's verdict changed with the order of the answers; the outcome is then a tie.
+        index: the row of the prompt in its file, from 0, by which its difficulty is looked up; None: unknown.
     """
 
     item: str
@@ -37,6 +38,7 @@ class PairwiseComparison:
     outcome: float
     lengths: tuple[int, int]
     flipped: bool = False
+    index: int | None = None
 
     def outcome_for(self, model: str) -> float:
         """The outcome from the point of view of `model`: 1 if it won."""
@@ -46,6 +48,11 @@ class PairwiseComparison:
         """By how many characters `model`'s answer is longer than the other one."""
         longer = self.lengths[0] - self.lengths[1]
         return longer if model == self.first else -longer
+
+    def reference_length(self, model: str, baseline: str) -> int:
+        """Characters of the baseline's answer; in comparisons without the baseline, of the answer that is not `model`'s."""
+        by_model = {self.first: self.lengths[0], self.second: self.lengths[1]}
+        return by_model.get(baseline, self.lengths[model == self.first])
 
 
 def outcome_of_rewards(first: float, second: float) -> float:
@@ -78,17 +85,27 @@ def pair_table(comparisons: Sequence[PairwiseComparison], models: Sequence[str])
     return rows
 
 
+NAME = "win rate, length-controlled"
 MIN_PROMPTS = 30
-"""Fewest prompts for a fit of two coefficients."""
+"""Fewest prompts for a fit of three coefficients."""
+THIN_OVERLAP = 0.05
+"""Share of comparisons on the rarer side of equal length, below which the value is an extrapolation."""
 
 
-def length_controlled_measurement(comparisons: Sequence[PairwiseComparison], model: str, scorer: str) -> Measurement:
-    """The win rate that `model` would have if both answers were equally long.
+def length_controlled_measurement(
+    comparisons: Sequence[PairwiseComparison], model: str, scorer: str, baseline: str = ""
+) -> Measurement:
+    """Estimate the win rate that `model` would have if both answers were equally long.
 
-    Logistic regression of the outcome on tanh(d / sd(d)), d how much longer the answer is; the win rate is the
-    prediction at d = 0. After the length control of AlpacaEval 2 (Dubois et al. 2024, "Length-Controlled AlpacaEval",
-    section 3), without its term for the difficulty of each instruction, which needs a whole leaderboard.
-    It has no value for fewer than `MIN_PROMPTS` prompts, and where d = 0 is outside the data.
+    Logistic regression of the outcome on tanh(d / sd(d)), where d is how much longer the answer is, and on tanh(z), where z
+    is the standardized length of the baseline's answer. The win rate is the prediction at d = 0 and the mean of tanh(z).
+    The first term is that of AlpacaEval 2 (Dubois et al. 2024, "Length-Controlled AlpacaEval", section 3). The second
+    replaces its difficulty of each prompt, which requires a leaderboard: prompts with short answers are harder for the
+    baseline, and without the term the first one absorbs this.
+    There is no value for fewer than `MIN_PROMPTS` prompts, and where d = 0 is outside the data.
+
+    Args:
+        baseline: its answers give z; in comparisons without it, and by default, the other model's answers do.
     """
     count, items = len(comparisons), item_numbers(comparisons)
     outcomes = np.array([comparison.outcome_for(model) for comparison in comparisons], dtype=np.float64)
@@ -102,60 +119,105 @@ def length_controlled_measurement(comparisons: Sequence[PairwiseComparison], mod
         side = "longer" if extra_length[0] > 0 else "shorter"
         note = f"every answer is {side}: nothing shows the rate at equal length"
     else:
-        extra = np.tanh(extra_length / extra_length.std())
-        intercept, low, high = estimate_intercept(extra, outcomes, design_effect(outcomes, items))
+        features = [np.tanh(extra_length / extra_length.std(ddof=1))]
+        reference = np.array([comparison.reference_length(model, baseline) for comparison in comparisons], dtype=np.float64)
+        if reference.std() > 0:
+            control = np.tanh((reference - reference.mean()) / reference.std())
+            features.append(control - control.mean())
+        intercept, low, high = estimate_intercept(np.column_stack(features), outcomes, design_effect(outcomes, items))
         value = float(expit(intercept)), float(expit(low)), float(expit(high))
         note = "predicted for answers of equal length"
-    return Measurement("win rate, length-controlled", *value, count, scorer, note, "" if value[0] is None else "higher")
+        overlap = min((extra_length <= 0).mean(), (extra_length >= 0).mean())
+        if overlap < THIN_OVERLAP:
+            note += f"; {overlap:.1%} of the answers are on the other side of equal length: use the interval, not the value"
+    return Measurement(NAME, *value, count, scorer, note, "" if value[0] is None else "higher")
 
 
-def estimate_intercept(extra: np.ndarray, outcomes: np.ndarray, effect: float) -> tuple[float, float, float]:
-    """The intercept of logit P = intercept + slope x extra, and its interval by penalized profile likelihood.
+def estimate_intercept(features: np.ndarray, outcomes: np.ndarray, effect: float) -> tuple[float, float, float]:
+    """Estimate the intercept of logit P = intercept + features x weights, and its interval by penalized profile likelihood.
 
     Args:
-        extra: [N], not all equal.
+        features: [N, F], no column constant.
         outcomes: [N], from 0 to 1; a tie is one half.
         effect: how many rows stand for one independent observation, at least 1.
     """
     from scipy.stats import chi2  # slow to import
 
-    value, _ = fit(extra, outcomes, np.ones(len(outcomes)))
+    value = fit(features, outcomes, np.ones(len(outcomes)))[0]
     weights = np.full(len(outcomes), 1 / max(1.0, effect))
-    at, steepest = fit(extra, outcomes, weights)
-    least = penalized_log_likelihood(at, steepest, extra, outcomes, weights) - float(chi2.ppf(LEVEL, 1)) / 2
+    best = fit(features, outcomes, weights)
+    least = penalized_log_likelihood(best, features, outcomes, weights) - float(chi2.ppf(LEVEL, 1)) / 2
 
     def lead(intercept: float) -> float:
         """How far the highest penalized log-likelihood with this intercept is above that of the interval's ends."""
-        found = minimize_scalar(
-            lambda slope: -penalized_log_likelihood(intercept, slope, extra, outcomes, weights),
-            bracket=(steepest - 1, steepest + 1),
-        )
-        return -float(found.fun) - least
+        line = fit(features, outcomes, weights, intercept, start=best)
+        return penalized_log_likelihood(line, features, outcomes, weights) - least
 
-    low, high = _end(lead, at, -1.0), _end(lead, at, 1.0)
+    low, high = _end(lead, best[0], -1.0), _end(lead, best[0], 1.0)
     return value, min(low, value), max(high, value)
 
 
-def fit(extra: np.ndarray, outcomes: np.ndarray, weights: np.ndarray) -> tuple[float, float]:
-    """The intercept and the slope that maximize `penalized_log_likelihood`; a row stands for `weights` [N] observations."""
-    found = minimize(
-        lambda line: -penalized_log_likelihood(line[0], line[1], extra, outcomes, weights),
-        np.zeros(2),
-        method="Nelder-Mead",
-        options={"xatol": 1e-8, "fatol": 1e-12, "maxiter": 2000},
-    )
-    return float(found.x[0]), float(found.x[1])
+MAX_STEP = 5.0
+"""Largest change of a coefficient in one Newton step (log-odds), as in R's logistf."""
+
+
+def fit(
+    features: np.ndarray,
+    outcomes: np.ndarray,
+    weights: np.ndarray,
+    intercept: float | None = None,
+    start: np.ndarray | None = None,
+) -> np.ndarray:
+    """Return the intercept and the slopes that maximize `penalized_log_likelihood`, by Newton steps on Firth's score.
+
+    Args:
+        features: [N, F], or [N] of one feature.
+        weights: [N], how many observations a row stands for.
+        intercept: a fixed intercept; None: it is fitted.
+        start: where the search begins; by default at 0.
+    """
+    design = np.column_stack([np.ones(len(outcomes)), features])
+    line = np.zeros(design.shape[1]) if start is None else np.array(start, dtype=np.float64)
+    free = slice(0 if intercept is None else 1, None)
+    if intercept is not None:
+        line[0] = intercept
+    value = penalized_log_likelihood(line, features, outcomes, weights)
+    for _ in range(200):
+        probability = expit(design @ line)
+        variance = weights * probability * (1 - probability)
+        information = design.T @ (variance[:, None] * design)
+        leverage = variance * np.einsum("nf,fn->n", design, np.linalg.solve(information, design.T))
+        score = design.T @ (weights * (outcomes - probability) + leverage * (0.5 - probability))
+        step = np.linalg.solve(information[free, free], score[free])
+        step *= min(1.0, MAX_STEP / max(np.abs(step).max(), 1e-12))
+        while True:  # halve the step until it is no loss
+            trial = line.copy()
+            trial[free] += step
+            trial_value = penalized_log_likelihood(trial, features, outcomes, weights)
+            if trial_value >= value or np.abs(step).max() < 1e-10:
+                break
+            step /= 2
+        line, value = trial, trial_value
+        if np.abs(step).max() < 1e-8:
+            break
+    return line
 
 
 def penalized_log_likelihood(
-    intercept: float, slope: float, extra: np.ndarray, outcomes: np.ndarray, weights: np.ndarray
+    line: Sequence[float] | np.ndarray, features: np.ndarray, outcomes: np.ndarray, weights: np.ndarray
 ) -> float:
-    """The log-likelihood of the outcomes plus half the log-determinant of the information."""
-    probability = expit(intercept + slope * extra)
+    """The log-likelihood of the outcomes plus half the log-determinant of the information.
+
+    Args:
+        line: the intercept and the slopes.
+        features: [N, F], or [N] of one feature.
+    """
+    design = np.column_stack([np.ones(len(outcomes)), features])
+    probability = expit(design @ np.asarray(line))
     fitted = weights * (xlogy(outcomes, probability) + xlog1py(1 - outcomes, -probability))
     variance = weights * probability * (1 - probability)
-    determinant = variance.sum() * (variance @ extra**2) - (variance @ extra) ** 2
-    return float(fitted.sum() + 0.5 * math.log(determinant)) if determinant > 0 else -math.inf
+    sign, log_determinant = np.linalg.slogdet(design.T @ (variance[:, None] * design))
+    return float(fitted.sum() + 0.5 * log_determinant) if sign > 0 else -math.inf
 
 
 def _end(lead: Callable[[float], float], at: float, sign: float) -> float:

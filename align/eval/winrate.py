@@ -7,17 +7,23 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import combinations
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from align.core.errors import UserError
 from align.core.launch import run_stage
 from align.core.plugins import call_own_code, checked_scores, import_function, source_version
-from align.core.settings import option
+from align.core.settings import option, require_setting
 from align.data.conversation import Conversation, as_paragraphs
-from align.data.fields import check_texts, check_whole_numbers
+from align.data.fields import check_text, check_texts, check_whole_numbers
 from align.data.readers import parse_rows
+from align.eval.alpaca_eval import (
+    PromptDifficulty,
+    difficulty_controlled_measurement,
+    read_difficulty,
+    read_number,
+)
 from align.eval.answers import (
     EvaluatedModel,
     EvaluationContext,
@@ -27,6 +33,7 @@ from align.eval.answers import (
     open_reward_models,
     reward_answers,
     sample_answers,
+    short_names,
 )
 from align.eval.pairwise import (
     PairwiseComparison,
@@ -83,9 +90,22 @@ class WinrateConfig(FewShotConfig, EndpointConfig, EvalPromptsConfig, AnsweringC
     judge: str = option(
         "", "judge: module:function, from prompts, first and second answers to the probability that the first wins"
     )
+    baseline: str = option(
+        "", "model with which length-controlled rates compare; default: the one in all comparisons, of two the first"
+    )
+    difficulty: str = option(
+        "", "rows of index and instruction_difficulty, against the baseline: length control as in AlpacaEval 2; empty: none"
+    )
+    anchors: str = option(
+        "", "rows of preference, std_delta_len and instruction_difficulty: the baseline's longer and shorter answers"
+    )
+    difficulty_by: Literal["index", "position"] = option(
+        "index", "field of the row that selects the difficulty; position: order in the file, as AlpacaEval 2 published"
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        require_setting(self, "anchors", bool(self.difficulty or not self.anchors), "set together with difficulty")
         given = [bool(way) for way in (self.comparisons, self.reward_model, self.judge, self.endpoint)]
         if sum(given) != 1:
             raise UserError("give one of comparisons, reward_model, judge and endpoint: it decides which answer is better")
@@ -94,6 +114,8 @@ class WinrateConfig(FewShotConfig, EndpointConfig, EvalPromptsConfig, AnsweringC
 def run_winrate(config: WinrateConfig) -> list[Evaluation]:
     """Compare the models and write `winrate.json`; returns an evaluation for each model."""
     context = open_context(config.output, config)
+    by_position = config.difficulty_by == "position"
+    difficulty = read_difficulty(config.difficulty, config.anchors, by_position) if config.difficulty else None
     if config.comparisons:
         files = [f"{Path(path).name} {fingerprint(path)}".strip() for path in config.comparisons]
         comparisons, scorer = read_comparisons(config.comparisons, config.skip_bad_rows), f"people ({', '.join(files)})"
@@ -120,24 +142,57 @@ def run_winrate(config: WinrateConfig) -> list[Evaluation]:
         comparisons = []
         for (number, one, other), outcome in zip(pairs, outcomes, strict=True):
             lengths = len(answers[one][number].text), len(answers[other][number].text)
-            comparisons.append(PairwiseComparison(number, one, other, outcome[0], lengths, outcome[1]))
+            comparisons.append(PairwiseComparison(number, one, other, outcome[0], lengths, outcome[1], int(number) - 1))
     models = list(dict.fromkeys(name for each in comparisons for name in (each.first, each.second)))
     tables = {"pairs": pair_table(comparisons, models)}
+    baseline = find_baseline(comparisons, short_name_of(config.baseline, config.models))
+    if difficulty and not baseline:
+        raise UserError(
+            "difficulty: no model is in all comparisons; set baseline to the model that the difficulty refers to"
+        )
     evaluations = []
     for model in models:
-        measurements = model_measurements(comparisons, model, scorer)
+        measurements = model_measurements(comparisons, model, scorer, baseline, difficulty)
         evaluations.append(Evaluation(TASK, model, asdict(config), measurements, tables))
     return publish(config, evaluations, context.accelerator)
 
 
-def model_measurements(comparisons: Sequence[PairwiseComparison], model: str, scorer: str) -> list[Measurement]:
-    """The measurements of one model against all others together."""
+def find_baseline(comparisons: Sequence[PairwiseComparison], name: str = "") -> str:
+    """Return the model `name`, or the first that is in all comparisons; empty if there is none.
+
+    Raises:
+        UserError: if `name` is in no comparison.
+    """
+    models = list(dict.fromkeys(name for each in comparisons for name in (each.first, each.second)))
+    if name and name not in models:
+        raise UserError(f"baseline is '{name}': no comparison has it; the models are {', '.join(models)}")
+    in_all = [model for model in models if all(model in (each.first, each.second) for each in comparisons)]
+    return name or next(iter(in_all), "")
+
+
+def short_name_of(model: str, models: Sequence[str]) -> str:
+    """Return the name in the results of one of `models`; any other name is returned as it is."""
+    return dict(zip(models, short_names(models), strict=True)).get(model, model)
+
+
+def model_measurements(
+    comparisons: Sequence[PairwiseComparison],
+    model: str,
+    scorer: str,
+    baseline: str = "",
+    difficulty: PromptDifficulty | None = None,
+) -> list[Measurement]:
+    """The measurements of one model against all others together; with `difficulty`, length control against the baseline."""
     own = [comparison for comparison in comparisons if model in (comparison.first, comparison.second)]
     count, flips = len(own), sum(comparison.flipped for comparison in own)
     ties = sum(comparison.outcome == 0.5 for comparison in own) / count
+    if difficulty is None:
+        length_controlled = length_controlled_measurement(own, model, scorer, baseline)
+    else:
+        length_controlled = difficulty_controlled_measurement(own, model, baseline, scorer, difficulty)
     measurements = [
         Measurement("win rate", *win_rate(own, model), count, scorer, "a tie counts as half", "higher"),
-        length_controlled_measurement(own, model, scorer),
+        length_controlled,
         Measurement("ties", ties, None, None, count, scorer),
     ]
     if flips:
@@ -150,7 +205,7 @@ def model_measurements(comparisons: Sequence[PairwiseComparison], model: str, sc
 
 
 def read_comparisons(files: Sequence[str], skip_bad_rows: bool) -> list[PairwiseComparison]:
-    """Comparisons from rows with `prompt`, `responses`, `ranks` and `model`, as the app exports them; ties are kept.
+    """Comparisons from files of the labeling app (ties are kept), and from annotations in AlpacaEval's format.
 
     Raises:
         UserError: for a row that does not say which models it compares, or that is otherwise bad.
@@ -158,19 +213,53 @@ def read_comparisons(files: Sequence[str], skip_bad_rows: bool) -> list[Pairwise
     return parse_rows(files, _comparisons_of_row, "no comparison of two models", skip_bad_rows=skip_bad_rows)
 
 
+BASELINE = "baseline"
+"""The name of the baseline in rows that do not name it."""
+
+
 def _comparisons_of_row(row: Mapping[str, Any], _number: str) -> list[PairwiseComparison]:
+    if "output_1" in row or "baseline_length" in row:
+        return _alpaca_eval_comparison(row)
     texts = check_texts(row.get("responses"), "responses", may_be_empty=True)
     ranks = check_whole_numbers(row.get("ranks"), "ranks", len(texts), 1, None)
     if row.get("model") is None:
         raise UserError("field 'model': is missing; import answers with the name of the model that wrote each")
     models = check_texts(row["model"], "model", len(texts))
     item = str(row.get("prompt") or row.get("id"))  # ids number the rows of one file; a prompt may be in several
+    index = None if row.get("index") is None else int(read_number(row, "index", low=0, whole=True))
     comparisons = []
     for i, j in combinations(range(len(texts)), 2):
         if models[i] != models[j]:
             outcome = outcome_of_rewards(-ranks[i], -ranks[j])  # rank 1 is best
-            comparisons.append(PairwiseComparison(item, models[i], models[j], outcome, (len(texts[i]), len(texts[j]))))
+            lengths = len(texts[i]), len(texts[j])
+            comparisons.append(PairwiseComparison(item, models[i], models[j], outcome, lengths, index=index))
     return comparisons
+
+
+def _alpaca_eval_comparison(row: Mapping[str, Any]) -> list[PairwiseComparison]:
+    """The comparison of a row of AlpacaEval's annotations, or of its table of lengths; none for a failed annotation.
+
+    `preference` is from 1 (the baseline is better) to 2, or 0 for a tie. Annotations have `instruction`, `generator_1`,
+    `output_1` (the baseline's), `generator_2` and `output_2`. A table has the number of the `instruction`, `model`, `length`
+    and `baseline_length`.
+    """
+    if row.get("preference") is None:
+        return []
+    preference = read_number(row, "preference", low=0, high=2)
+    preference = 1.5 if preference == 0 else preference  # a tie in AlpacaEval 1
+    if preference < 1:
+        raise UserError(f"field 'preference': is {preference:g}; use a number from 1 (the baseline is better) to 2, or 0")
+    if "output_1" in row:
+        texts = [check_text(row.get(name), name, may_be_empty=True) for name in ("output_1", "output_2")]
+        first, second = (check_text(row.get(name), name) for name in ("generator_1", "generator_2"))
+        item, lengths = check_text(row.get("instruction"), "instruction"), (len(texts[0]), len(texts[1]))
+        index = None if row.get("index") is None else int(read_number(row, "index", low=0, whole=True))
+    else:
+        first, second = BASELINE, check_text(row.get("model"), "model")
+        lengths = int(read_number(row, "baseline_length", low=0)), int(read_number(row, "length", low=0))
+        index = int(read_number(row, "instruction", low=0, whole=True))
+        item = str(index)
+    return [PairwiseComparison(item, first, second, 2 - preference, lengths, index=index)]
 
 
 def rewards_by_number(

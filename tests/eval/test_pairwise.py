@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -104,3 +105,31 @@ def test_the_table_of_a_model():
     assert {measurement.scorer for measurement in named.values()} == {"judge 1"}
     (row,) = pair_table(rows, ["a", "b"])
     assert (row["won"], row["tied"], row["lost"]) == (2, 2, 1)
+
+
+def test_the_length_of_the_baselines_answer_controls_for_the_prompt():
+    """Prompts with short answers of the baseline are won more often, and there the model's answer is nearly as long."""
+    generator = np.random.default_rng(3)
+    baseline = generator.lognormal(7.3, 0.5, 800).round()
+    extra = (-0.6 * baseline + generator.normal(0, 400, 800)).round()
+    size = np.tanh((baseline - baseline.mean()) / baseline.std())
+    odds = -0.5 + 1.5 * np.tanh(extra / extra.std(ddof=1)) - 1.2 * (size - size.mean())
+    rows = [
+        PairwiseComparison(str(n), "base", "m", 1 / (1 + math.exp(odds[n])), (int(baseline[n]), int(baseline[n] + extra[n])))
+        for n in range(800)
+    ]
+    model, other = (length_controlled_measurement(rows, name, "judge", "base") for name in ("m", "base"))
+    expected = 1 / (1 + math.exp(0.5))
+    assert model.value == pytest.approx(expected, abs=0.01)
+    assert model.low < expected < model.high
+    assert (other.value, other.low, other.high) == pytest.approx((1 - model.value, 1 - model.high, 1 - model.low), abs=1e-4)
+    equal = [replace(row, lengths=(2000, 2000 + int(d))) for row, d in zip(rows, extra, strict=True)]
+    uncontrolled = length_controlled_measurement(equal, "m", "judge", "base")
+    assert abs(uncontrolled.value - expected) > 0.05
+
+
+def test_a_value_far_from_the_data_is_marked():
+    lengths = [(500, 500 - n) for n in range(-1, 49)]
+    rows = [PairwiseComparison(str(n), "base", "m", n % 3 / 2, pair) for n, pair in enumerate(lengths)]
+    assert "2.0% of the answers" not in length_controlled_measurement(rows[:20], "m", "judge", "base").note
+    assert "4.0% of the answers" in length_controlled_measurement(rows, "m", "judge", "base").note
