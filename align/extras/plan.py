@@ -3,8 +3,7 @@
 FLOPs of each phase of a stage come from its settings and data, by the formulas of its runs.
 """
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from statistics import fmean
@@ -17,8 +16,19 @@ from torch import Tensor
 from align.batches.encoding import Limits, encode_demonstrations, encode_prompts, encode_rankings
 from align.batches.mixtures import encode_mixture, hold_out, split_by_opening
 from align.core.errors import UserError
-from align.core.settings import ModelConfig, Settings, option
+from align.core.settings import ModelConfig, Settings, option, require_setting
 from align.core.settings_parser import parse
+from align.extras.scaling import (
+    CHINCHILLA_FIT,
+    FLOPS_PER_WEIGHT,
+    INFERENCE_FLOPS_PER_WEIGHT,
+    REPLICATED_FIT,
+    ScalingLaw,
+    TrainingRun,
+    allocate,
+    fit_scaling_law,
+    read_training_runs,
+)
 from align.model_registry.registry import resolve_model
 from align.models.backbone import flops_profile
 from align.models.folders import base_of
@@ -36,10 +46,6 @@ from align.sft.train import example_flops, require_prompt_in_row
 from align.training.data_order import DataOrder
 from align.training.memory import GIB, Sharding, resident_memory, weights_bytes
 
-FLOPS_PER_WEIGHT = 6
-"""FLOPs of training for each weight and token: 2 forward, 4 backward (Kaplan et al. 2020, section 2.1)."""
-SMALLEST, LARGEST = (400e6, 1.92e19), (10e12, 1.30e28)
-"""Parameters and FLOPs in the first and the last row of Chinchilla's table 3: sizes between them lie on a power law."""
 USABLE = 0.8
 """Share of a device's memory that a plan fills. The rest is for activations, its context, communication and fragments."""
 
@@ -69,6 +75,12 @@ class PlanConfig(Settings):
     """What training needs, before it starts: model size for a compute budget, hours and memory of each stage."""
 
     flops: float = option(0.0, "compute budget in FLOPs: prints the best model size and tokens for it; 0: none", ge=0)
+    runs: str = option(
+        "", "your runs, rows of N (parameters), D (tokens) and loss: fits Chinchilla's form of the loss; empty: none"
+    )
+    inference_tokens: float = option(
+        0.0, "tokens that the model will process in use: prints a smaller model trained longer, as LLaMA; 0: none", ge=0
+    )
     model: str = option(
         "", "model of every stage, instead of the one in its settings; only its config and tokenizer are read"
     )
@@ -83,6 +95,10 @@ class PlanConfig(Settings):
         gt=0,
         le=1,
     )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_setting(self, "inference_tokens", bool(self.flops or not self.inference_tokens), "set together with flops")
 
 
 class StageWork(NamedTuple):
@@ -120,26 +136,49 @@ class Layout(NamedTuple):
 
 def run_plan(config: PlanConfig) -> None:
     """Print a plan. Raises: UserError if the settings ask for nothing, and for a mistake in them or in the data."""
-    if not any((config.flops, config.sft, config.reward, config.ppo)):
-        raise UserError("nothing to plan: give flops, or the settings files of stages as sft, reward, ppo")
+    if not any((config.flops, config.runs, config.sft, config.reward, config.ppo)):
+        raise UserError("nothing to plan: give flops, runs, or the settings files of stages as sft, reward, ppo")
     stages, parts = plan_stages(config), []
+    laws = {"Chinchilla, approach 3": CHINCHILLA_FIT, "Besiroglu et al. 2024": REPLICATED_FIT}
+    if config.runs:
+        runs = read_training_runs(config.runs)
+        laws = {config.runs: fit_scaling_law(runs)} | laws
+        parts.append(describe_fit(runs, laws[config.runs], config.flops))
     if config.flops:
-        size, tokens = allocate(config.flops)
-        budget = f"N = {count(size)} parameters on D = {count(tokens)} tokens ({tokens / size:.1f} a parameter)"
-        parts.append(f"{config.flops:.3g} FLOPs by Chinchilla's table 3: {budget}")
+        parts.append(budget_table(config.flops, laws, config.inference_tokens))
     if stages:
         parts += [hours_table(stages, config.gpu, config.gpus, config.mfu), memory_table(stages, config.gpu, config.gpus)]
     print("\n\n".join(parts))
 
 
-def allocate(flops: float) -> tuple[float, float]:
-    """Return the parameters and tokens that Chinchilla's table 3 gives for a number of FLOPs, about 20 tokens a parameter.
+def budget_table(flops: float, laws: Mapping[str, ScalingLaw], inference_tokens: float) -> str:
+    """Model size, tokens and loss for a compute budget by each law, and by Chinchilla's table; then those for inference."""
+    size, tokens = allocate(flops)
+    first = f"{flops:.3g} FLOPs by Chinchilla's table 3: N = {count(size)} parameters on D = {count(tokens)} tokens"
+    rows, cheapest = [], []
+    for name, law in laws.items():
+        size, tokens = law.allocate(flops)
+        rows.append([name, count(size), count(tokens), f"{tokens / size:.1f}", f"{law.loss(size, tokens):.3f}"])
+        if inference_tokens:
+            small, longer = law.allocate_with_inference(flops, inference_tokens)
+            total = small * (FLOPS_PER_WEIGHT * longer + INFERENCE_FLOPS_PER_WEIGHT * inference_tokens)
+            saved = 1 - total / (flops + INFERENCE_FLOPS_PER_WEIGHT * size * inference_tokens)
+            cheapest.append([name, count(small), count(longer), f"{longer / small:.1f}", f"{saved:.1%}"])
+    heads = ["fit of the loss", "N", "D", "D/N"]
+    parts = [f"{first} ({allocate(flops)[1] / allocate(flops)[0]:.1f} a parameter)\n{_table([*heads, 'loss'], rows)}"]
+    if cheapest:
+        what = f"the same loss with the fewest FLOPs for training and {count(inference_tokens)} tokens of inference"
+        parts.append(f"{what}\n{_table([*heads, 'FLOPs saved'], cheapest)}")
+    return "\n\n".join(parts)
 
-    Hoffmann et al. 2022, "Training compute-optimal large language models", arXiv 2203.15556.
-    """
-    exponent = math.log(LARGEST[0] / SMALLEST[0]) / math.log(LARGEST[1] / SMALLEST[1])
-    parameters = SMALLEST[0] * (flops / SMALLEST[1]) ** exponent
-    return parameters, flops / (FLOPS_PER_WEIGHT * parameters)
+
+def describe_fit(runs: Sequence[TrainingRun], law: ScalingLaw, flops: float) -> str:
+    """The numbers of a fit to a user's runs, its largest error, and how far it is from a budget."""
+    error = max(abs(law.loss(run.parameters, run.tokens) / run.loss - 1) for run in runs)
+    numbers = ", ".join(f"{name} = {value:.4g}" for name, value in law._asdict().items())
+    text = f"fit of {len(runs)} runs: {numbers}; largest error of a loss {error:.2%}"
+    largest = max(FLOPS_PER_WEIGHT * run.parameters * run.tokens for run in runs)
+    return text + (f"; the budget is {flops / largest:.3g} times that of the largest run" if flops > largest else "")
 
 
 def plan_stages(config: PlanConfig) -> list[StageWork]:
