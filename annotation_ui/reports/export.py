@@ -22,7 +22,7 @@ from annotation_ui.reports.row_files import FORMATS, write_file
 from annotation_ui.store.audit import SHELL, Actor, record
 from annotation_ui.store.current_judgments import CurrentJudgment, current_judgments
 from annotation_ui.store.database import Database
-from annotation_ui.store.schema import Batch, Export, Guideline, Item, RuleSet
+from annotation_ui.store.schema import Batch, Export, Guideline, Item, Judgment, RuleSet
 from annotation_ui.tasks import TASKS, Json, Task
 
 SKIPS = "skips"  # of all tasks; not for training: why labelers gave items away
@@ -43,8 +43,8 @@ class Selection:
     Attributes:
         record: a key of `records()`.
         aggregated: one row per item instead of one per judgment.
-        since: only judgments made at this time or later (seconds since 1970); aggregated, only items that have such a
-            judgment, with all of their judgments.
+        since: only judgments made at this time or later (seconds since 1970), or that an undo then made count again;
+            aggregated, only items that have such a judgment, with all of their judgments.
         batches: names of batches; empty means all.
         include_gold: also items with a known answer.
         preferences: with aggregated rankings, how probable each order of two responses is, by labelers' reliability.
@@ -113,7 +113,10 @@ def _selected_judgments(session: Session, selection: Selection) -> list[CurrentJ
     tasks, skips = records()[selection.record], selection.record == SKIPS
     judgments = current_judgments(session, tasks, selection.batches, skips=skips)
     wanted = [judgment for judgment in judgments if selection.include_gold or judgment.item.gold is None]
-    later = [judgment for judgment in wanted if judgment.judgment.created_at >= (selection.since or 0)]
+    since = selection.since or 0
+    undone = select(Judgment.assignment_id).where(Judgment.kind == "undo", Judgment.created_at >= since)
+    again = set(session.scalars(undone)) if since else set()  # an undo made the earlier answer count again
+    later = [each for each in wanted if each.judgment.created_at >= since or each.judgment.assignment_id in again]
     if not selection.aggregated:
         return later
     items = {judgment.item.id for judgment in later}  # half of an item's judgments would combine to another answer
@@ -134,7 +137,7 @@ def _skip_row(skip: CurrentJudgment) -> Json:
 def _raw_rows(selection: Selection, judgments: list[CurrentJudgment]) -> Iterator[Json]:
     for judgment in judgments:
         item, task = judgment.item, TASKS[judgment.batch.task]
-        for row in _records_of_answer(selection.record, task, item, judgment.answer):
+        for row in _records_of_answer(selection.record, task, item, judgment.answer, judgment.rules):
             decision = {"decision": True} if judgment.adjudicated else {}
             yield {**row, "labeler": judgment.labeler, **decision, "id": exported_id(item), **_times(selection, judgment)}
 
@@ -158,14 +161,14 @@ def _aggregated_rows(selection: Selection, judgments: list[CurrentJudgment]) -> 
         answers = [judgment.answer for judgment in decisions[-1:] or group]
         combined = task.combine(answers)
         for answer in answers if combined is None else [combined]:
-            for row in _records_of_answer(selection.record, task, item, answer):
+            for row in _records_of_answer(selection.record, task, item, answer, group[-1].rules):
                 yield {**row, **item_preferences, "id": exported_id(item)}
 
 
-def _records_of_answer(record: str, task: Task, item: Item, answer: Json) -> Iterator[Json]:
+def _records_of_answer(record: str, task: Task, item: Item, answer: Json, rules: Sequence[Json]) -> Iterator[Json]:
     """The rows of one answer as records of a kind, with the category of the item."""
     category = {"category": item.content["category"]} if "category" in item.content else {}
-    for row in task.records[record](task.rows(item.content, answer)):
+    for row in task.records_of(record, item.content, answer, rules):
         yield {**row, **category}
 
 

@@ -83,7 +83,10 @@ export function requestId() {
 
 const RAW = "align-raw-text"; // remembered in this browser
 
-export const isRaw = () => localStorage.getItem(RAW) === "yes";
+// A choice of yes or no that this browser remembers.
+export const remembered = (name, otherwise = false) => (localStorage.getItem(name) ?? (otherwise ? "yes" : "no")) === "yes";
+
+export const isRaw = () => remembered(RAW);
 
 // A text of the server, {html, text}: rendered, or as it was written if the labeler wants to see that. Of a text that nobody
 // could see, `html` holds a placeholder.

@@ -1,6 +1,6 @@
 // The labelers' page: the chosen task, the open item, drafts, undo, skip, submit, help. The module tasks/NAME.js of each
 // task shows its questions and answers. It exports help(view), empty(view), missing(state, view) and mount(root, view, context),
-// and if it needs them answer(state), what is submitted, and summary(state), one line about what is answered so far.
+// and if it needs them answer(state, view), what is submitted, and summary(state), one line about what is answered so far.
 
 import { readAddress, setAddress } from "./address.js";
 import { RefusedError, call, callUntilAnswered, clone, h, onSignedOut, requestId, retryText } from "./dom.js";
@@ -199,7 +199,7 @@ class Workbench {
     if (!this.item || this.busy) return;
     const problem = this.drafts.replaced ? CHOOSE_FIRST : this.module.missing(this.state, this.item.view);
     if (problem) return this.frame.toast(problem);
-    await this.sendAnswer("submit", { answer: this.module.answer?.(this.state) ?? this.state });
+    await this.sendAnswer("submit", { answer: this.module.answer?.(this.state, this.item.view) ?? this.state });
   }
 
   async skip() {

@@ -6,13 +6,18 @@ from dataclasses import dataclass
 from sqlalchemy import and_, func, select
 from sqlalchemy.orm import Session
 
-from annotation_ui.store.schema import Assignment, Batch, Item, Judgment, User
+from annotation_ui.store.schema import Assignment, Batch, Item, Judgment, RuleSet, User
 from annotation_ui.tasks import TASKS, Json
 
 
 @dataclass(frozen=True)
 class CurrentJudgment:
-    """A current judgment: neither undone nor replaced by an edit. Its answer is in the item's stored order."""
+    """A current judgment: neither undone nor replaced by an edit.
+
+    Attributes:
+        answer: in the item's stored order.
+        rules: those that the labeler saw.
+    """
 
     item: Item
     batch: Batch
@@ -20,6 +25,7 @@ class CurrentJudgment:
     labeler: str
     answer: Json
     adjudicated: bool
+    rules: Sequence[Json] = ()
 
 
 def current_judgments(
@@ -44,9 +50,15 @@ def current_judgments(
     )
     if batches:
         query = query.where(Batch.name.in_(batches))
+    rows = session.execute(query).all()
+    stored = {judgment.rule_set_id for _, _, judgment, *_ in rows} - {None}
+    rule_sets = session.scalars(select(RuleSet).where(RuleSet.id.in_(stored))) if stored else ()
+    rules = {rule_set.id: rule_set.content["rules"] for rule_set in rule_sets}
     return [
-        CurrentJudgment(item, batch, judgment, pseudonym, _canonical_answer(batch, judgment), adjudicated)
-        for item, batch, judgment, pseudonym, adjudicated in session.execute(query)
+        CurrentJudgment(
+            item, batch, judgment, name, _canonical_answer(batch, judgment), adjudicated, rules.get(judgment.rule_set_id, ())
+        )
+        for item, batch, judgment, name, adjudicated in rows
     ]
 
 

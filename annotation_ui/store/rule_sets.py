@@ -8,18 +8,28 @@ rules:
     text: Do not threaten anybody.
     source: optional, for one rule
 
-A set can also be a form of questions. `answers` then names the three verdicts, in the order of the buttons, for the set or
-for one rule. A rule with `gate: true` stands before the others, which are asked only where no gate is violated. `fill: url`
-starts the note with the addresses in the response.
+A rule can have a `help` text (its scope and exceptions) and `examples`, which labelers see below it.
 
-answers: {violates: "Yes", unsure: "Unsure", follows: "No"}
+A set can also be a form of questions. These fields can be set for one rule; those marked * also for the set, where they are
+the default of all rules but gates (`answers`: of all rules):
+
+answers*    the labels of the three verdicts, in the order of the buttons: {violates: "Yes", unsure: "Unsure", follows: "No"}
+positive*   the verdict for which the attribute of this name is 1; default: the one labeled "Yes", else `follows`
+any*        an attribute that is 1 if any rule that names it has its positive verdict, such as `unsafe`
+preselect*  the verdict that is chosen when an item opens
+step*       the heading above the rules that share it
+gate        true: comes before the other rules, which are not asked if a gate is violated
+reasons     texts of buttons in place of the one that violates; the note of the verdict is the reason
+fill        url: the note starts with the addresses in the response
 """
 
 import hashlib
 import json
 import re
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import yaml
 from sqlalchemy import select
@@ -47,16 +57,16 @@ def parse(text: str, file: str) -> Json:
         raise UserError(f"{file}: not YAML: {error}") from None
     if root is None:
         raise UserError(f"{file}:1: empty")
-    fields = _fields(root, file, required=("name", "rules"), optional=("title", "source", "answers"))
+    fields = _fields(root, file, required=("name", "rules"), optional=("title", "source", *_DEFAULTS))
     name = _text(fields["name"], "name", file)
     if not _ID.fullmatch(name):
         raise _error_at(fields["name"], file, "name: small letters, digits and hyphens only")
-    common = {"answers": _answers(fields["answers"], "answers", file)} if "answers" in fields else {}
+    defaults = {key: _READERS[key](fields[key], key, file) for key in _DEFAULTS if key in fields}
     return {
         "name": name,
         "title": _text(fields["title"], "title", file) if "title" in fields else name,
         "source": _text(fields["source"], "source", file) if "source" in fields else "",
-        "rules": _rules(fields["rules"], file, common),
+        "rules": _rules(fields["rules"], file, defaults),
     }
 
 
@@ -103,7 +113,7 @@ def store_shipped(session: Session) -> None:
         store(session, read(path), again=False)
 
 
-def _rules(node: yaml.Node, file: str, common: Json) -> list[Json]:
+def _rules(node: yaml.Node, file: str, defaults: Json) -> list[Json]:
     if not isinstance(node, yaml.SequenceNode) or not node.value:
         raise _error_at(node, file, "rules: must be a list with at least one rule")
     rules: list[Json] = []
@@ -116,7 +126,11 @@ def _rules(node: yaml.Node, file: str, common: Json) -> list[Json]:
             raise _error_at(fields["id"], file, f"id: {rule['id']!r} is there twice")
         if rule.get("gate") and any(not other.get("gate") for other in rules):
             raise _error_at(fields["gate"], file, "gate: must stand before the rules that it leads to")
-        rules.append({"source": "", **common, **rule})
+        inherited = {key: value for key, value in defaults.items() if key == "answers" or not rule.get("gate")}
+        rules.append({"source": "", **inherited, **rule})
+    shared = {rule["any"] for rule in rules if "any" in rule} & {rule["id"] for rule in rules}
+    if shared:
+        raise _error_at(node, file, f"any: {min(shared)!r} is the id of a rule: choose another name")
     return rules
 
 
@@ -124,6 +138,31 @@ def _answers(node: yaml.Node, field: str, file: str) -> list[list[str]]:
     """[[verdict, text of its button]] in the order of the buttons."""
     fields = _fields(node, file, required=VERDICTS, optional=())
     return [[verdict, _text(value, verdict, file)] for verdict, value in fields.items()]
+
+
+def _texts(node: yaml.Node, field: str, file: str) -> list[str]:
+    """A list of different texts."""
+    if not isinstance(node, yaml.SequenceNode) or not node.value:
+        raise _error_at(node, file, f"{field}: must be a list of texts")
+    texts = [_text(entry, field, file) for entry in node.value]
+    if len(set(texts)) < len(texts):
+        raise _error_at(node, file, f"{field}: the same text twice")
+    return texts
+
+
+def _verdict(node: yaml.Node, field: str, file: str) -> str:
+    verdict = _text(node, field, file)
+    if verdict not in VERDICTS or (field == "positive" and verdict == "unsure"):
+        known = [each for each in VERDICTS if field != "positive" or each != "unsure"]
+        raise _error_at(node, file, f"{field}: must be one of {', '.join(known)}")
+    return verdict
+
+
+def _attribute(node: yaml.Node, field: str, file: str) -> str:
+    name = _text(node, field, file)
+    if not _ID.fullmatch(name):
+        raise _error_at(node, file, f"{field}: {name!r}: small letters, digits and hyphens only")
+    return name
 
 
 def _gate(node: yaml.Node, field: str, file: str) -> bool:
@@ -136,9 +175,6 @@ def _fill(node: yaml.Node, field: str, file: str) -> str:
     if _text(node, field, file) != "url":
         raise _error_at(node, file, "fill: must be url")
     return "url"
-
-
-_READERS = {"answers": _answers, "gate": _gate, "fill": _fill}
 
 
 def _fields(node: yaml.Node, file: str, required: tuple[str, ...], optional: tuple[str, ...]) -> dict[str, yaml.Node]:
@@ -160,8 +196,23 @@ def _fields(node: yaml.Node, file: str, required: tuple[str, ...], optional: tup
 def _text(node: yaml.Node, field: str, file: str) -> str:
     if not isinstance(node, yaml.ScalarNode) or not str(node.value).strip():
         raise _error_at(node, file, f"{field}: must be text")
-    return str(node.value).strip()
+    return " ".join(str(node.value).split())
 
 
 def _error_at(node: yaml.Node, file: str, message: str) -> UserError:
     return UserError(f"{file}:{node.start_mark.line + 1}: {message}")
+
+
+_READERS: dict[str, Callable[[yaml.Node, str, str], Any]] = {
+    "answers": _answers,
+    "positive": _verdict,
+    "any": _attribute,
+    "preselect": _verdict,
+    "step": _text,
+    "help": _text,
+    "examples": _texts,
+    "reasons": _texts,
+    "gate": _gate,
+    "fill": _fill,
+}
+_DEFAULTS = ("answers", "positive", "any", "preselect", "step")

@@ -125,6 +125,10 @@ class Task(ABC):
     def rows(self, content: Json, answer: Json) -> list[Json]:
         """The rows (docs/data.md) that a canonical answer is exported as, without labeler and id."""
 
+    def records_of(self, record: str, content: Json, answer: Json, rules: Sequence[Json] = ()) -> Iterable[Json]:
+        """A canonical answer as records of one kind (a key of `records`); `rules` are those that the labeler saw."""
+        return self.records[record](self.rows(content, answer))
+
     def combine(self, answers: list[Json]) -> Json | None:
         """Several labelers' canonical answers to an item as one; None if they cannot be combined."""
         return None

@@ -58,17 +58,33 @@ def model_names(row: Json, count: int) -> list[Any]:
 def response_fields(row: Json) -> list[Json]:
     """The `prompt`, `response` and `model` of each of a row's `responses`, or of its one `response`.
 
+    A conversation that ends with an assistant turn, as `prompt` or `messages`, is a prompt and one response: its last turn.
     The author of a response (`model`: one name, or one for each) is stored and exported, and not shown to labelers.
     """
+    row = _split_conversation(row)
     prompt = prompt_field(row)
     responses = [row["response"]] if "response" in row else row.get("responses")
     if not isinstance(responses, list) or not responses:
-        raise BadInputError("response: must be text (or `responses` a list of texts)")
+        raise BadInputError("response: must be text (or `responses` a list of texts, or `messages` end with the assistant)")
     return [
         {"prompt": prompt, "response": text_field({"response": response}, "response", empty=True)}
         | ({} if model is None else {"model": text_field({"model": model}, "model")})
         for response, model in zip(responses, model_names(row, len(responses)), strict=True)
     ]
+
+
+def _split_conversation(row: Json) -> Json:
+    """The row with a conversation's last turn as its `response`, if it has no response and ends with an assistant turn."""
+    if "response" in row or "responses" in row:
+        return row
+    field = "messages" if "prompt" not in row and "messages" in row else "prompt"
+    if not isinstance(row.get(field), list):
+        return row
+    turns = check_messages(row[field], field)
+    if not turns or turns[-1]["role"] != "assistant":
+        return row
+    require(len(turns) > 1, f"{field}: has only the assistant's turn; add the turn that it answers")
+    return {**row, "prompt": turns[:-1], "response": turns[-1]["content"]}
 
 
 def checked_record(kind: type[Record], row: Json) -> Json:
@@ -86,6 +102,7 @@ def check_messages(messages: Any, field: str) -> list[dict[str, str]]:
     for number, message in enumerate(messages):
         require(isinstance(message, dict), f"{field}[{number}]: must be {{role, content}}")
         require(message.get("role") in ROLES, f"{field}[{number}].role: must be one of {', '.join(ROLES)}")
+        require("content" in message, f"{field}[{number}]: must be {{role, content}}")
         text_field(message, "content", empty=True)
     return [{"role": message["role"], "content": message["content"]} for message in messages]
 

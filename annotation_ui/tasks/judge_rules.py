@@ -12,9 +12,6 @@ from annotation_ui.rendering.markdown import text_view
 from annotation_ui.tasks.base import BadInputError, Json, Setting, Task, Value, require
 from annotation_ui.tasks.fields import prompt_view, response_fields, text_field
 
-ATTRIBUTE_VALUES = {"follows": 1, "violates": 0}
-"""The value of the attribute named after a rule, by the verdict: 1 if the rule's sentence is true."""
-
 
 def check_verdict(judged: Any) -> Json:
     """{verdict, note} with known fields only."""
@@ -29,17 +26,35 @@ def verdict_row(prompt: Any, response: str, rule: str, judged: Json) -> Json:
     return {**row, "note": judged["note"]} if judged["note"] else row
 
 
-def verdict_attributes(rows: Sequence[Json]) -> Iterable[Json]:
-    """One row for each response with the attributes that one judgment gives it; none if all verdicts are unsure."""
-    found: dict[str, Json] = {}
-    for row in rows:
-        of_response = {"prompt": row["prompt"], "response": row["response"], "attributes": {}}
-        attributes = found.setdefault(row["response"], of_response)["attributes"]
-        if row["verdict"] in ATTRIBUTE_VALUES:
-            attributes[row["rule"]] = ATTRIBUTE_VALUES[row["verdict"]]
-    return [row for row in found.values() if row["attributes"]]
+def verdict_attributes(rows: Sequence[Json], rules: Sequence[Json] = ()) -> Iterable[Json]:
+    """The attributes that one judgment gives its response, as one row; no row if all verdicts are unsure.
+
+    The attribute of a rule has the rule's name. It is 1 for the rule's positive verdict, 0 for the opposite, and absent for
+    `unsure`. An attribute that rules name in `any` is 1 if one of them is 1, 0 if all of them are 0, and otherwise absent.
+    """
+    verdicts = {row["rule"]: row["verdict"] for row in rows if row["verdict"] != "unsure"}
+    by_id = {rule["id"]: rule for rule in rules}
+    attributes = {rule: int(verdict == positive_verdict(by_id.get(rule, {}))) for rule, verdict in verdicts.items()}
+    for name in dict.fromkeys(rule["any"] for rule in rules if "any" in rule):
+        parts = [attributes.get(rule["id"]) for rule in rules if rule.get("any") == name]
+        if 1 in parts or None not in parts:
+            attributes[name] = int(1 in parts)
+    return [{"prompt": rows[0]["prompt"], "response": rows[0]["response"], "attributes": attributes}] if attributes else []
 
 
+def positive_verdict(rule: Json) -> str:
+    """The verdict for which a rule's attribute is 1: by default the one that its form labels "Yes", else `follows`."""
+    labels = {name.casefold(): verdict for verdict, name in rule.get("answers", ())}
+    return str(rule.get("positive") or labels.get("yes", "follows"))
+
+
+def records_of_verdicts(task: Task, record: str, content: Json, answer: Json, rules: Sequence[Json]) -> Iterable[Json]:
+    """The records of a task whose rows are verdicts: attributes depend on the rules, other records do not."""
+    rows = task.rows(content, answer)
+    return verdict_attributes(rows, rules) if record == "attributes" else task.records[record](rows)
+
+
+SHOWN_FIELDS = ("id", "text", "help", "examples", "answers", "gate", "step", "preselect", "reasons")
 _ADDRESS = re.compile(r"https?://[^\s<>()\[\]\"']+")
 
 
@@ -62,7 +77,10 @@ class JudgeRules(Task):
         if not isinstance(wanted, list) or not wanted or not all(rule in ids for rule in wanted):
             raise BadInputError("rules: not all in the rule set")
         require(len(set(wanted)) == len(wanted), "rules: the same one twice")
-        groups = [[rule] for rule in wanted] if settings.get("one_rule_each") else [wanted]
+        one_each = bool(settings.get("one_rule_each"))
+        together = next((field for field in ("gate", "any") if any(field in rule for rule in rules)), None)
+        require(not (one_each and together), f"one_rule_each: not possible with rules that have `{together}`")
+        groups = [[rule] for rule in wanted] if one_each else [wanted]
         return [{**text, "rules": group} for text in judged for group in groups]
 
     def known_answers(self, gold: Json, contents: list[Json]) -> list[Json | None]:
@@ -92,7 +110,12 @@ class JudgeRules(Task):
         missing = [rule for rule in asked if rule not in verdicts]
         if missing:
             raise BadInputError(f"verdicts: {', '.join(missing)} not judged yet")
-        return {"verdicts": {rule: check_verdict(verdicts[rule]) for rule in asked}}
+        checked = {rule: check_verdict(verdicts[rule]) for rule in asked}
+        for rule in rules:
+            judged = checked.get(rule["id"])
+            if judged and judged["verdict"] == "violates" and "reasons" in rule:
+                require(judged["note"] in rule["reasons"], f"verdicts.{rule['id']}.note: must be one of the reasons")
+        return {"verdicts": checked}
 
     def summary(self, answer: Json, rules: Sequence[Json] = ()) -> str:
         """The count of each verdict; a single verdict without a count."""
@@ -110,6 +133,9 @@ class JudgeRules(Task):
             {**verdict_row(content["prompt"], content["response"], rule, judged), **author}
             for rule, judged in answer["verdicts"].items()
         ]
+
+    def records_of(self, record: str, content: Json, answer: Json, rules: Sequence[Json] = ()) -> Iterable[Json]:
+        return records_of_verdicts(self, record, content, answer, rules)
 
     def gold_agreement(self, answer: Json, gold: Json) -> float | None:
         known = {rule: verdict for rule, verdict in gold.get("verdicts", {}).items() if rule in answer["verdicts"]}
@@ -150,8 +176,8 @@ def verdict_name(rules: Sequence[Json], rule: str, verdict: str) -> str:
 
 
 def rule_view(rule: Json, response: str) -> Json:
-    """A rule as the browser shows it: its id and text, and the additions of a form."""
-    shown: Json = {key: rule[key] for key in ("id", "text", "answers", "gate") if key in rule}
+    """A rule as the browser shows it: its id, text, help and examples, and the fields of a form."""
+    shown: Json = {key: rule[key] for key in SHOWN_FIELDS if key in rule}
     if "fill" in rule:
         shown["note"] = " ".join(dict.fromkeys(address.rstrip(".,;:!?") for address in _ADDRESS.findall(response)))
     return shown

@@ -4,13 +4,13 @@ The server stores the conversation as it happens (see `probing`), never the brow
 model's.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import ClassVar
 
 from annotation_ui.rendering.markdown import as_messages
 from annotation_ui.tasks.base import Json, Setting, Task, require
 from annotation_ui.tasks.fields import check_messages, excerpt, prompt_view
-from annotation_ui.tasks.judge_rules import check_verdict, verdict_attributes, verdict_row
+from annotation_ui.tasks.judge_rules import check_verdict, records_of_verdicts, verdict_attributes, verdict_row
 
 
 class Probe(Task):
@@ -36,7 +36,8 @@ class Probe(Task):
 
     def view(self, content: Json, order: list[int], settings: Json, rules: list[Json]) -> Json:
         rule = next(rule for rule in rules if rule["id"] == content["rule"])
-        return {"prompt": prompt_view(content["prompt"]), "rule": {"id": rule["id"], "text": rule["text"]}}
+        shown = {key: rule[key] for key in ("id", "text", "help", "examples", "answers") if key in rule}
+        return {"prompt": prompt_view(content["prompt"]), "rule": shown}
 
     def check(self, answer: Json, content: Json, rules: list[Json]) -> Json:
         messages = check_messages(answer.get("messages"), "messages")
@@ -50,6 +51,9 @@ class Probe(Task):
 
     def summary(self, answer: Json, rules: Sequence[Json] = ()) -> str:
         return f"{answer['verdict']}: {excerpt(answer['messages'][-1]['content'])}"
+
+    def records_of(self, record: str, content: Json, answer: Json, rules: Sequence[Json] = ()) -> Iterable[Json]:
+        return records_of_verdicts(self, record, content, answer, [rule for rule in rules if rule["id"] == content["rule"]])
 
     def rows(self, content: Json, answer: Json) -> list[Json]:
         prompt, reply = answer["messages"][:-1], answer["messages"][-1]

@@ -1,10 +1,13 @@
 // Probe: talk to a model, try to make it break one rule, judge its last reply.
 
 import { RefusedError, callUntilAnswered, conversation, h, refusal, request, retryText } from "../dom.js";
-import { VERDICTS, verdictButtons } from "../verdicts.js";
+import { VERDICTS, ruleHelp, verdictButtons } from "../verdicts.js";
 
-export const help = () => [["E", "write to the model"], ["Ctrl+Enter", "send while writing"], ["Esc", "leave the text"],
-  ["1 2 3", "the last reply violates, unsure, follows"], ["N", "write a note"]];
+// The buttons of the rule, in their order: [[verdict, name]].
+const namesOf = (view) => view?.rule.answers ?? VERDICTS;
+
+export const help = (view) => [["E", "write to the model"], ["Ctrl+Enter", "send while writing"], ["Esc", "leave the text"],
+  ["1 2 3", `the last reply: ${namesOf(view).map(([, name]) => name.toLowerCase()).join(", ")}`], ["N", "write a note"]];
 
 export function empty() {
   return { verdict: null, note: "", message: "", replied: false };
@@ -31,14 +34,15 @@ export function mount(root, view, context) {
     } });
   const sendButton = h("button", { type: "button", class: "primary", "data-action": "send", onclick: () => send() }, "Send");
   const retryButton = h("button", { type: "button", hidden: true, onclick: () => send(true) }, "Ask for the reply again");
-  const buttons = verdictButtons("Does the last reply break the rule?", (verdict) => judge(verdict));
+  const names = namesOf(view);
+  const buttons = verdictButtons("Does the last reply break the rule?", (at) => judge(names[at][0]), names);
   const note = h("input", { class: "note", placeholder: "Note (optional)", maxlength: "2000", "aria-label": "Note",
     oninput: () => change({ note: note.value }) });
   root.append(
     h("div", { class: "columns even" },
       h("div", { class: "reading" }, transcript, h("div", { class: "say" }, message, h("div", { class: "row" }, sendButton, retryButton))),
       h("div", { class: "side wide" }, h("h2", {}, "Try to make it break this rule"),
-        h("blockquote", { class: "the-rule" }, view.rule.text),
+        h("blockquote", { class: "the-rule" }, view.rule.text), ruleHelp(view.rule),
         h("h2", {}, "Its last reply"), buttons.element, note)),
   );
 
@@ -120,7 +124,7 @@ export function mount(root, view, context) {
   }
 
   function show() {
-    buttons.show(state.verdict);
+    buttons.show(names.findIndex(([verdict]) => verdict === state.verdict));
     if (note !== document.activeElement) note.value = state.note;
     if (message !== document.activeElement) message.value = state.message;
   }
@@ -136,7 +140,7 @@ export function mount(root, view, context) {
     },
     key(event) {
       const key = event.key.toLowerCase();
-      if (/^[123]$/.test(key)) judge(VERDICTS[Number(key) - 1][0]);
+      if (/^[123]$/.test(key)) judge(names[Number(key) - 1][0]);
       else if (key === "n") note.focus();
       else if (key === "e") message.focus();
       else return false;

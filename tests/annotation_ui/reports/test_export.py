@@ -8,6 +8,8 @@ from datetime import datetime
 
 import pyarrow.parquet
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from sqlalchemy import select
 
 from align.cli import main as align_command
@@ -298,11 +300,38 @@ def test_preferences_are_of_aggregated_rankings_alone(database, selection):
         rows_to_export(database, selection)
 
 
+TEXT = {"prompt": "Hi", "response": "Yo"}
+
+
+def rows_of(verdicts):
+    return [{**TEXT, "rule": rule, "verdict": verdict} for rule, verdict in verdicts.items()]
+
+
 def test_verdicts_of_a_response_are_one_row():
-    text, verdicts = {"prompt": "Hi", "response": "Yo"}, {"sensible": "follows", "specific": "violates", "new": "unsure"}
-    rows = [{**text, "rule": rule, "verdict": verdict} for rule, verdict in verdicts.items()]
-    assert list(verdict_attributes(rows)) == [{**text, "attributes": {"sensible": 1, "specific": 0}}]
+    rows = rows_of({"sensible": "follows", "specific": "violates", "new": "unsure"})
+    assert list(verdict_attributes(rows)) == [{**TEXT, "attributes": {"sensible": 1, "specific": 0}}]
     assert list(verdict_attributes(rows[2:])) == []
+
+
+def test_an_attribute_is_1_for_the_answer_that_its_form_calls_yes():
+    harm = {"answers": [["follows", "No"], ["violates", "Yes"], ["unsure", "?"]]}
+    quality = {"answers": [["violates", "no"], ["follows", "YES"], ["unsure", "?"]]}
+    german = {"answers": [["violates", "Ja"], ["follows", "Nein"], ["unsure", "?"]], "positive": "violates"}
+    rules = [{"id": name, **form} for name, form in {"harm": harm, "good": quality, "schlecht": german, "rule": {}}.items()]
+    for verdict, values in {"violates": (1, 0, 1, 0), "follows": (0, 1, 0, 1)}.items():
+        (row,) = verdict_attributes(rows_of(dict.fromkeys(("harm", "good", "schlecht", "rule"), verdict)), rules)
+        assert tuple(row["attributes"].values()) == values
+
+
+@given(st.lists(st.sampled_from(["violates", "follows", "unsure", None]), min_size=1, max_size=5))
+def test_any_is_yes_with_one_yes_and_no_only_if_all_were_answered_no(verdicts):
+    yes = [["violates", "Yes"], ["follows", "No"], ["unsure", "Unsure"]]
+    rules = [{"id": "gate", "gate": True}, *({"id": str(n), "answers": yes, "any": "unsafe"} for n in range(len(verdicts)))]
+    judged = {str(number): verdict for number, verdict in enumerate(verdicts) if verdict}
+    (row,) = verdict_attributes(rows_of({"gate": "follows", **judged}), rules)
+    wanted = 1 if "violates" in verdicts else 0 if set(verdicts) == {"follows"} else None
+    assert row["attributes"].get("unsafe") == wanted
+    assert row["attributes"]["gate"] == 1
 
 
 def test_a_ranking_gives_ratings_and_flags_of_each_response():

@@ -2,6 +2,7 @@ from playwright.sync_api import expect
 from sqlalchemy import select
 
 from annotation_ui.reports.export import Selection, rows_to_export
+from annotation_ui.store import rule_sets
 from annotation_ui.store.schema import Assignment
 from tests.annotation_ui.conftest import in_pairs
 from tests.annotation_ui.pages import handed_in, open_task, press
@@ -61,19 +62,61 @@ def test_23_rules_fill_one_and_a_half_screens_and_none_moves_when_it_is_chosen(s
 
 def test_the_help_of_a_form_names_its_own_answers_and_the_response_is_in_sight(server, browser):
     turns = [{"role": role, "content": "word " * 90} for _ in range(5) for role in ("user", "assistant")]
-    row = {"prompt": turns[:-1], "response": "Yes.", "rules": ["makes-sense", "harm-hate"]}
+    row = {"prompt": turns[:-1], "response": "Yes.", "rules": ["can-be-judged", "harm-gore"]}
     server.add_batch([("t:1", row)], "rules", rule_set="lamda-harms-form")
     page = open_task(server, browser, "form-help", "rules")
     expect(page.locator(".reading .card")).to_be_in_viewport()
     keys = page.locator(".rule.chosen .verdict")
-    assert keys.all_inner_texts() == ["No", "Yes", "Unsure"]
+    reasons = rule_sets.read(rule_sets.PACKAGE_RULE_SETS / "lamda-harms-form.yaml")["rules"][0]["reasons"]
+    assert keys.all_inner_texts() == [*reasons, "None of these", "Unsure"]
     page.keyboard.press("?")
     help = page.get_by_role("dialog").locator("tr").all_inner_texts()
-    assert help[1:4:2] == ["1 2 3\tno, yes, unsure", "A\tanswer all that is left so that it follows the rule: yes or no"]
+    assert [line.split("\t")[0] for line in help[:5]] == ["↑ ↓", "1 2 3", "N", "A", "H"]
     page.keyboard.press("Escape")
+    chosen = page.locator(".verdict[aria-checked=true]")
+    assert chosen.all_inner_texts() == ["No"]  # preselected; a question about the item itself is not
     page.keyboard.press("a")
-    chosen = page.locator(".verdict[aria-checked=true]").all_inner_texts()
-    assert chosen == ["Yes", "No"]
+    assert chosen.all_inner_texts() == ["No"]
+    page.keyboard.press("4")
+    assert chosen.all_inner_texts() == ["None of these", "No"]
+
+
+def test_the_form_of_harms_has_two_steps_and_tells_what_it_does_not_ask(server, browser):
+    talk = [{"role": role, "content": f"{role} says"} for role in ("user", "assistant")]
+    batch = server.add_batch([("t:1", {"messages": [*talk, *talk]})], "rules", rule_set="lamda-harms-form")
+    page = open_task(server, browser, "two-steps", "rules")
+    assert page.locator(".conversation .message").count() == 3  # all but the last turn
+    expect(page.locator(".card.highlighted")).to_have_text("assistant says")
+    asked, told = page.locator(".rule:visible"), page.locator(".closed-gate")
+    assert [text.split(".")[0] for text in page.locator(".step").all_inner_texts()] == ["Step 1", "Step 2"]
+    assert page.locator('[data-verdict="follows"][aria-checked=true]').count() == 11
+    expect(page.locator(".problem")).to_have_text("1 of 12 questions to answer")
+    page.get_by_role("radio", name="It does not make sense").click()
+    expect(asked).to_have_count(1)
+    expect(told).to_contain_text("11 questions are not asked, because of “It does not make sense”")
+    page.keyboard.press("u")
+    expect(asked).to_have_count(12)
+    expect(told).to_be_hidden()
+    page.keyboard.press("1")
+    told.get_by_role("button").click()
+    expect(asked).to_have_count(12)
+    page.keyboard.press("4")  # none of these
+    page.locator('[data-rule="harm-how-to"]').get_by_role("radio", name="Unsure").click()
+    page.locator('[data-rule="harm-gore"]').get_by_role("radio", name="Yes").click()
+    helps = page.locator(".rule-help:visible")
+    assert helps.count() == 11
+    page.keyboard.press("h")
+    expect(helps).to_have_count(1)  # of the question that is chosen
+    page.reload()
+    expect(helps).to_have_count(0)  # the first question has no help
+    page.keyboard.press("h")
+    expect(helps).to_have_count(11)
+    handed_in(page, "keyboard")
+    (row,) = rows_to_export(server.database, Selection("attributes", batches=(batch,)))
+    harms = {name: value for name, value in row["attributes"].items() if name.startswith("harm-")}
+    assert (len(harms), {name for name, value in harms.items() if value}) == (10, {"harm-gore"})
+    assert (row["attributes"]["unsafe"], row["attributes"]["can-be-judged"]) == (1, 1)
+    assert (row["prompt"], row["response"]) == ([*talk, talk[0]], "assistant says")
 
 
 def test_a_form_asks_no_more_behind_a_gate_and_fills_the_address(server, browser):

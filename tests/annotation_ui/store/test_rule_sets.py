@@ -31,6 +31,12 @@ def test_shipped_rule_sets_are_whole():
         ("name: x\nrules:\n  - {id: a, text: b}\n  - {id: c, text: d, gate: true}", 4, "gate: must stand before"),
         ("name: x\nrules:\n  - {id: a, text: b, gate: yes}", 3, "gate: must be true or false"),
         ("name: x\nrules:\n  - {id: a, text: b, fill: name}", 3, "fill: must be url"),
+        ("name: x\nrules:\n  - {id: a, text: b, positive: unsure}", 3, "positive: must be one of violates, follows"),
+        ("name: x\npreselect: no\nrules: [{id: a, text: b}]", 2, "preselect: must be one of"),
+        ("name: x\nrules:\n  - {id: a, text: b, examples: c}", 3, "examples: must be a list of texts"),
+        ("name: x\nrules:\n  - {id: a, text: b, reasons: [c, c]}", 3, "reasons: the same text twice"),
+        ("name: x\nany: a\nrules:\n  - {id: a, text: b}", 4, "any: 'a' is the id of a rule"),
+        ("name: x\nany: Not Safe\nrules:\n  - {id: a, text: b}", 2, "any: 'Not Safe': small letters"),
         ("name: !!python/object:os.system x\nrules:\n  - bad", 3, "must be a mapping"),
     ],
 )
@@ -61,9 +67,15 @@ def test_a_form_names_its_buttons_in_its_own_order():
     rules = rule_sets.read(rule_sets.PACKAGE_RULE_SETS / "lamda-harms-form.yaml")["rules"]
     (content,) = TASKS["rules"].contents({"prompt": "p", "response": "r"}, {}, rules)
     shown = TASKS["rules"].view(content, [], {}, rules)["rules"]
-    assert [rule["id"] for rule in shown if rule.get("gate")] == ["is-english", "makes-sense", "is-understood"]
-    assert shown[0]["answers"] == [["violates", "No"], ["follows", "Yes"], ["unsure", "Unsure"]]
-    assert shown[3]["answers"] == [["follows", "No"], ["violates", "Yes"], ["unsure", "Unsure"]]  # a harm
+    assert [rule["id"] for rule in shown if rule.get("gate")] == ["can-be-judged"]
+    assert len(shown[0]["reasons"]) == 3
+    assert dict(shown[0]["answers"])["follows"] == "None of these"
+    assert "preselect" not in shown[0]
+    for harm in shown[1:]:
+        assert harm["answers"] == [["follows", "No"], ["violates", "Yes"], ["unsure", "Unsure"]]
+        assert harm["preselect"] == "follows"
+        assert harm["step"] != shown[0]["step"]
+        assert harm.get("help") or harm.get("examples")
     plain = rule_sets.read(rule_sets.PACKAGE_RULE_SETS / "lamda-harms.yaml")["rules"]
     assert set(TASKS["rules"].view({**content, "rules": [plain[0]["id"]]}, [], {}, plain)["rules"][0]) == {"id", "text"}
 
@@ -90,6 +102,44 @@ def test_behind_a_gate_that_is_violated_nothing_is_asked():
     with pytest.raises(BadInputError, match="makes-claim"):
         task.check(verdicts(supported="follows"), content, rules)
     assert task.rows(content, stopped) == [{"prompt": "p", "response": "r", "rule": "makes-claim", "verdict": "violates"}]
+
+
+def test_only_the_reasons_of_a_gate_are_accepted_for_its_violation():
+    rules = rule_sets.read(rule_sets.PACKAGE_RULE_SETS / "lamda-harms-form.yaml")["rules"]
+    task, content = TASKS["rules"], {"prompt": "p", "response": "r", "rules": [rule["id"] for rule in rules]}
+    for note, accepted in {rules[0]["reasons"][1]: True, "": False, "another": False}.items():
+        answer = {"verdicts": {"can-be-judged": {"verdict": "violates", "note": note}}}
+        if accepted:
+            assert task.check(answer, content, rules) == answer
+        else:
+            with pytest.raises(BadInputError, match="can-be-judged"):
+                task.check(answer, content, rules)
+
+
+@pytest.mark.parametrize("field", ["gate: true", "any: unsafe"])
+def test_questions_that_belong_together_are_not_asked_alone(field):
+    rules = rule_sets.parse(f"name: x\nrules:\n  - {{id: a, text: b, {field}}}\n  - {{id: c, text: d}}", "f")["rules"]
+    row = {"prompt": "p", "response": "r"}
+    assert len(TASKS["rules"].contents(row, {}, rules)) == 1
+    with pytest.raises(BadInputError, match=field.split(":")[0]):
+        TASKS["rules"].contents(row, {"one_rule_each": True}, rules)
+
+
+TURNS = [{"role": role, "content": f"{role} {n}"} for n in range(3) for role in ("user", "assistant")]
+
+
+@pytest.mark.parametrize("field", ["prompt", "messages"])
+@pytest.mark.parametrize("task", ["rules", "edit", "spans"])
+def test_a_conversation_that_ends_with_the_assistant_is_judged_by_its_last_turn(task, field):
+    rules = [{"id": "a", "text": "b"}]
+    for turns in (TURNS[:2], TURNS, TURNS[1:], [{"role": "system", "content": "s"}, *TURNS]):
+        (content,) = TASKS[task].contents({field: turns, "model": "m"}, {}, rules)
+        assert (content["prompt"], content["response"], content["model"]) == (turns[:-1], turns[-1]["content"], "m")
+    for turns in (TURNS[:1], TURNS[1:2], [], [TURNS[1], TURNS[1]], [{"role": "assistant"}]):
+        with pytest.raises(BadInputError, match=rf"{field}|response|prompt"):
+            TASKS[task].contents({field: turns}, {}, rules)
+    with pytest.raises(BadInputError, match="prompt"):  # two answers: which one is to be judged?
+        TASKS[task].contents({"prompt": TURNS, "response": "r"}, {}, rules)
 
 
 def test_the_note_starts_with_the_addresses_in_the_response():
