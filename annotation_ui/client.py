@@ -181,8 +181,9 @@ class Client:
         """Yield new judgments, oldest first, and wait for more.
 
         Each has `judgment` (its id), `kind`, `batch`, `task`, `id`, `purpose`, `labeler`, `seconds`, `at` and `rows`, the
-        answer before an export makes records of it. An `edit` replaces the labeler's earlier answer to the item, an `undo`
-        withdraws it, and a judgment of kind `late` does not count.
+        answer before an export makes records of it. An `edit` replaces the labeler's earlier answer to the item. An `undo`
+        withdraws the last one; its `rows` have the earlier answer that counts again, if there is one. A judgment of kind
+        `late` does not count.
 
         Args:
             after: id of the last judgment that is known; 0 begins with the first one.

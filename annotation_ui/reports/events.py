@@ -12,7 +12,6 @@ from annotation_ui.store.database import Database
 from annotation_ui.store.schema import AuditRecord, Batch, Item, Judgment, User
 from annotation_ui.tasks import TASKS, Json
 
-WITHOUT_ANSWER = ("skip", "undo")
 _DAY_S = 86_400.0
 
 
@@ -21,8 +20,9 @@ def new_judgments(
 ) -> list[Json]:
     """The judgments, skips and undos with an id above `after`, oldest first.
 
-    `rows` of each has the answer before an export makes records of it, in the item's own order; it is empty for a skip and
-    an undo. The audit trail gets a record if the first judgment is read, and once a day.
+    `rows` of each has the answer before an export makes records of it, in the item's own order. It is empty for a skip.
+    Those of an undo have the earlier answer that counts again, if there is one. The audit trail gets a record if the first
+    judgment is read, and once a day.
     """
     with database.read() as session:
         check_batches(session, batches)
@@ -71,7 +71,7 @@ def _newest_settled(database: Database, after: int) -> int:
 
 def _event(judgment: Judgment, item: Item, batch: Batch, labeler: str) -> Json:
     task, answer, rows = TASKS[batch.task], judgment.answer or {}, list[Json]()
-    if judgment.kind not in WITHOUT_ANSWER:
+    if judgment.kind != "skip" and judgment.answer is not None:
         rows = task.rows(item.content, task.canonical(answer, judgment.shown_order))
     event = {
         "judgment": judgment.id,

@@ -22,13 +22,13 @@ def hours(session: Session, since: date | None = None, until: date | None = None
     """One row for each day (UTC) and labeler with an answer or a skip, oldest day first.
 
     An answer counts for the active seconds that the page measured, which end when it is stored. A pause between two answers
-    counts if it is at most `gap_seconds` long. Overlapping times, as of two windows, count once. An answer that was
-    undone counts for the time that it took, and not as an item. A changed answer counts from the labeler's previous
-    answer to the same item at the earliest.
+    counts if it is at most `gap_seconds` long. Overlapping times, as of two windows, count once. An undone answer counts for
+    the time that it took, and not as an item; an earlier answer to the item then counts again. A changed answer counts from
+    the labeler's previous answer to the same item at the earliest.
     """
     of_judgment = (Judgment.created_at, Judgment.seconds, Judgment.kind, Judgment.item_id, Judgment.assignment_id)
     query = (
-        select(User.name, User.pseudonym, *of_judgment)
+        select(User.name, User.pseudonym, *of_judgment, Judgment.answer.is_(None))
         .join(User, User.id == Judgment.user_id)
         .order_by(User.name, Judgment.created_at, Judgment.id)
     )
@@ -38,19 +38,23 @@ def hours(session: Session, since: date | None = None, until: date | None = None
         query = query.where(Judgment.created_at < _midnight(until) + 2 * _DAY)
     spans: dict[tuple[str, str], list[tuple[float, float]]] = defaultdict(list)
     items: dict[tuple[str, str, date], set[int]] = defaultdict(set)
-    answered_on: dict[tuple[str, int], set[date]] = defaultdict(set)
+    decided_on: dict[int, list[date]] = defaultdict(list)  # by assignment: answers and skips that were not undone
     judged_until: dict[int, float] = {}  # by assignment
-    for name, pseudonym, at, seconds, kind, item, assignment in session.execute(query):
+    for name, pseudonym, at, seconds, kind, item, assignment, nothing_left in session.execute(query):
         if kind == "undo":
-            for day in answered_on.pop((name, item), ()):
+            decided = decided_on[assignment]
+            kept = [] if nothing_left else decided[:-1]
+            for day in set(decided) - set(kept):
                 items[name, pseudonym, day].discard(item)
+            decided_on[assignment] = kept
             continue
         spans[name, pseudonym].append((max(at - seconds, judged_until.get(assignment, 0.0)), at))
         judged_until[assignment] = at
         judged = items[name, pseudonym, _day(at)]
+        if kind != "late":
+            decided_on[assignment].append(_day(at))
         if kind in _ANSWERS:
             judged.add(item)
-            answered_on[name, item].add(_day(at))
     active: dict[tuple[str, str, date], float] = dict.fromkeys(items, 0.0)
     for (name, pseudonym), own in spans.items():
         for start, end in _joined(own, gap_seconds):

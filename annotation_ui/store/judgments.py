@@ -132,6 +132,8 @@ class Judgments:
     def undo(self, user_id: int, task: str, request_id: str, assignment_id: int | None = None) -> Assignment | None:
         """Take back the last answer or skip of a task (or the named assignment's) and open its item again, as it was.
 
+        The answer that counted before, if there is one, counts again. The stored undo has it as its `answer`.
+
         Returns:
             The reopened assignment, also of a request that was handled before; None if there is nothing to take back.
         """
@@ -150,8 +152,9 @@ class Judgments:
                 assignment.draft = _draft_of_current_judgment(session, assignment)
             if not self.leases.renew(session, assignment):
                 raise ConflictError("somebody else now has the item that you skipped")
-            _append_judgment(session, context, "undo", request_id, None, 0)
-            assignment.current_id = None
+            before = _answer_before(session, assignment)
+            _append_judgment(session, context, "undo", request_id, before and before.answer, 0)
+            assignment.current_id = before and before.id
             assignment.draft_seq += 1
             return assignment
 
@@ -208,6 +211,20 @@ def _draft_of_current_judgment(session: Session, assignment: Assignment) -> Json
     """The judgment that counts now, as a draft that the page can open."""
     answer = session.get_one(Judgment, assignment.current_id).answer or {}
     return {"state": TASKS[assignment.task].draft(answer), "past": []}
+
+
+def _answer_before(session: Session, assignment: Assignment) -> Judgment | None:
+    """The answer that counted before the last answer or skip that was not undone."""
+    decisions: list[Judgment] = []
+    query = select(Judgment).where(Judgment.assignment_id == assignment.id, Judgment.kind != "late")
+    for judgment in session.scalars(query.order_by(Judgment.id)):
+        if judgment.kind != "undo":
+            decisions.append(judgment)
+        elif judgment.answer is None:  # nothing counted any more
+            decisions.clear()
+        else:
+            decisions.pop()
+    return decisions[-2] if len(decisions) > 1 else None
 
 
 def _own_assignment(session: Session, user_id: int, assignment_id: int) -> Assignment:

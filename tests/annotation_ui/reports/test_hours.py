@@ -62,12 +62,12 @@ def test_hours_by_hand(database):
         (1, "09:30", 360, "skip"),  # 09:24 to 09:30, after a pause of 12 minutes, which does not; no item
         (1, "10:00", 360, "submit"),  # 09:54 to 10:00
         (1, "10:03", 600, "edit"),  # 10:00 to 10:03: the time before the first answer is not the change's; the same item
-        (1, "10:10", 60, "undo"),  # no time; the answer of 10:00 is no item any more
+        (1, "10:10", 60, "undo"),  # no time; the answer of 10:00 counts again
     )
     judged(database, ben, (1, "23:59", 60, "submit"), (2, "00:05", 360, "submit"))  # over midnight
     # ann: 12 + 6 + 9 minutes; ben: 23:58 to 24:00 and 00:00 to 00:05, without a pause in between
     assert table(database) == [
-        ("2026-03-01", "ann", round(27 / 60, 2), 2),
+        ("2026-03-01", "ann", round(27 / 60, 2), 3),
         ("2026-03-01", "ben", round(2 / 60, 2), 1),
         ("2026-03-02", "ben", round(5 / 60, 2), 1),
     ]
