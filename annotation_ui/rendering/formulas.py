@@ -1,11 +1,13 @@
 r"""Formulas in LaTeX as MathML, which browsers draw without scripts, styles or fonts from elsewhere.
 
 Delimiters are `\( \)` and `$ $` within a line, `\[ \]` and `$$ $$` for a formula on its own. A formula that cannot be
-shown completely stays text: one with a comment, a definition, a command that drops an argument, an error, or more than
-`MAX_FORMULA` characters.
+shown completely stays text: one with a comment, a definition, an error, a command that drops an argument, or more than
+`MAX_FORMULA` characters. So does a formula of which the result lacks a letter or digit.
 """
 
 import re
+import unicodedata
+from collections import Counter
 from functools import lru_cache
 from html import escape, unescape
 from xml.etree.ElementTree import Element
@@ -46,6 +48,14 @@ _REFUSED = re.compile(  # comments, definitions, and all with which the converte
 )
 _ENVIRONMENTS = {"aligned": "split", "gathered": "split", "align": "align*", "gather": "align*", "gather*": "align*"}
 _ENVIRONMENT = re.compile(r"(\\(?:begin|end)\{)(" + "|".join(map(re.escape, _ENVIRONMENTS)) + r")\}")
+_LAST_CELL = re.compile(  # an empty one, behind which the converter drops the next row
+    r"(?<!\\)&(?=\s*(?:\\\\|\\cr(?![a-zA-Z])|\\end(?![a-zA-Z])|$))"
+)
+_NOT_SHOWN = re.compile(  # names of environments and commands, the columns of an array, widths of spaces
+    r"\\(?:begin|end)\s*\{[^{}]*\}(?:\s*\{[lcr|@\s]*\})?|\\label\s*\{[^{}]*\}"
+    rf"|\\[hm]?(?:space|skip|kern)\s*(?:\{{\s*{_WIDTH}\s*\}}|{_WIDTH})|\\[a-zA-Z]+"
+)
+_TAG = re.compile("<[^>]*>")
 _ENTITY = re.compile(r"&#x[0-9A-F]{2,6};")  # as the converter writes characters
 _UP_TO_DOLLAR = re.compile(rf"(?:[^$\\\n]|\\.){{1,{MAX_FORMULA}}}?(?<!\s)\$(?!\w)")
 _PROSE = re.compile(r"[^\W\d_]{3}|[^\W\d_]{2}\s+[^\W\d_]{2}")
@@ -67,10 +77,17 @@ def to_mathml(latex: str, display: bool) -> str | None:
     latex = _ENVIRONMENT.sub(lambda match: f"{match[1]}{_ENVIRONMENTS[match[2]]}}}", latex)
     if r"\\" in latex and r"\begin" not in latex:
         latex = rf"\begin{{align*}}{latex}\end{{align*}}"  # lines below each other
+    latex = _LAST_CELL.sub("&{}", latex)
     try:
-        return _written(convert_to_element(latex, display="block" if display else "inline"))
+        mathml = _written(convert_to_element(latex, display="block" if display else "inline"))
     except Exception:  # the converter has its own for each mistake, and others for some
         return None
+    return mathml if _characters(_NOT_SHOWN.sub(" ", latex)) <= _characters(unescape(_TAG.sub(" ", mathml))) else None
+
+
+def _characters(text: str) -> Counter[str]:
+    """How often each letter and digit occurs, in any mathematical style."""
+    return Counter(filter(str.isalnum, unicodedata.normalize("NFKC", text)))
 
 
 def _written(element: Element) -> str:

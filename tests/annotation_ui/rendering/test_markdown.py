@@ -1,14 +1,17 @@
 import re
 import secrets
 import time
+import unicodedata
 from html import unescape
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from latex2mathml import commands
+from latex2mathml.converter import convert_to_element
 from playwright.sync_api import expect
 
+from annotation_ui.rendering import formulas
 from annotation_ui.rendering.formulas import TAGS, to_mathml
 from annotation_ui.rendering.markdown import is_visible, text_view, to_html
 
@@ -165,6 +168,38 @@ def test_a_formula_that_would_hide_words_is_text(formula):
     for text in (f"${formula}$", f"$$\n{formula}\n$$"):
         assert "<math" not in to_html(text)
         assert "hidden words" in shown(text)
+
+
+CELLS = st.sampled_from(["", " ", "1", "x", "x_2", r"\frac{3}{4}", r"\text{if } y > 0", r"\mathbb{R}"])
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(st.lists(CELLS, min_size=1, max_size=4), min_size=1, max_size=5),
+    st.sampled_from(["pmatrix", "matrix", "bmatrix", "cases", "aligned", "align*", "array"]),
+    st.sampled_from(["", r" \\ ", r" \\ \hline "]),
+    st.sampled_from([r" \\ ", "\\\\", "\\\\\n"]),
+)
+def test_every_row_of_a_matrix_is_shown_or_the_formula_is_text(rows, name, end, between):
+    """Rows of different lengths, with empty cells anywhere."""
+    columns = "{" + "c" * max(map(len, rows)) + "}" if name == "array" else ""
+    body = between.join(" & ".join(row) for row in rows)
+    mathml = to_mathml(rf"\begin{{{name}}}{columns} {body}{end if name == 'array' else ''}\end{{{name}}}", True)
+    written = "".join(cell for row in rows for cell in row)
+    for old, new in {r"\frac{3}{4}": "34", r"\text{if }": "if", r"\mathbb{R}": "R", "x_2": "x2", ">": "", " ": ""}.items():
+        written = written.replace(old, new)
+    assert mathml is not None
+    drawn = unicodedata.normalize("NFKC", unescape(re.sub("<[^>]*>", "", mathml)))
+    assert "".join(filter(str.isalnum, drawn)) == written
+
+
+def test_a_formula_of_which_the_converter_drops_a_letter_is_text(monkeypatch):
+    kept = "\\sqrt{1729} + b"
+    assert to_mathml(kept, True) is not None
+    monkeypatch.setattr(formulas, "convert_to_element", lambda latex, display: convert_to_element("1729 +", display))
+    to_mathml.cache_clear()
+    assert to_mathml(kept, True) is None
+    to_mathml.cache_clear()
 
 
 def latex_commands(value):
