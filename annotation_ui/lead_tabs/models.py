@@ -21,8 +21,8 @@ def models_tab(page: gr.Blocks, services: Services) -> None:
     checkpoints = services.checkpoints
     gr.Markdown(
         "The model that labelers talk to in *Probe a model*: a folder, the model of a run, an adapter, a hub name or a "
-        "built-in model. One model is in memory at a time, in its own process. A batch that names a model loads it with "
-        "its first message; a batch that names none uses the model loaded here."
+        "built-in model. The two models used last stay in memory, each in its own process. A batch that names a "
+        "model loads it with its first message; a batch that names none uses the model loaded here."
     )
     with gr.Row():
         name = gr.Dropdown(list(registered_models()), value=None, label="Model", allow_custom_value=True, scale=3)

@@ -84,9 +84,12 @@ def text_view(text: str, what: str = "answer") -> dict[str, str]:
     return {"html": f"<p><em>{placeholder}</em></p>", "text": text}
 
 
-def messages_html(messages: list[dict[str, str]]) -> list[dict[str, str]]:
-    """Each message of a conversation with its content rendered, and as it was written."""
-    return [{"role": message["role"], **text_view(message["content"], "message")} for message in messages]
+def messages_html(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Each message of a conversation with its content rendered, and as it was written; `cut` marks an incomplete reply."""
+    return [
+        {"role": message["role"], **text_view(message["content"], "message")} | ({"cut": True} if message.get("cut") else {})
+        for message in messages
+    ]
 
 
 def as_messages(prompt: Any) -> list[dict[str, str]]:

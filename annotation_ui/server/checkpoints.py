@@ -1,7 +1,7 @@
-"""The model that labelers talk to in the Probe task: at most one is in memory, in its own process.
+"""The models that labelers talk to in the Probe task: the two used last are in memory, each in its own process.
 
-The lead loads it by name, or the first message of a batch that names a model does. Unloading ends the process, which frees
-all of its memory. A model that exhausts the memory ends its process, not the app, and no reply delays a labeler.
+The lead loads one by name, or the first message of a batch that names a model does. Unloading ends the processes, which
+frees all of their memory. A model that exhausts the memory ends its process, not the app, and no reply delays a labeler.
 """
 
 import multiprocessing
@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from align.core.errors import UserError, first_line
 from align.core.launch import quiet_libraries
@@ -22,7 +22,8 @@ from align.model_registry.registry import resolve_model
 if TYPE_CHECKING:
     from align.commands.chat import Speaker
 
-MAX_NEW_TOKENS = 256
+MODELS = 2
+"""Most models in memory: batches that compare two models alternate between them."""
 TEMPERATURE = 0.7
 NICENESS = 5  # the server answers labelers first
 
@@ -34,6 +35,18 @@ class Status:
     state: Literal["none", "loading", "loaded", "failed"] = "none"
     name: str = ""
     detail: str = ""
+
+
+class Piece(NamedTuple):
+    """The next piece of a model's reply. `cut`: the reply ends here, at the limit of tokens."""
+
+    model: str
+    text: str
+    cut: bool = False
+
+
+class _OutOfMemoryError(UserError):
+    """The process has ended, or reports that memory is exhausted."""
 
 
 @dataclass
@@ -48,24 +61,33 @@ class _RunningModel:
         try:
             kind, text = self.connection.recv()
         except (EOFError, OSError):
-            raise UserError("the model's process has ended (unloaded, or out of memory)") from None
+            raise _OutOfMemoryError("the model's process has ended (unloaded, or out of memory)") from None
         if kind == "error":
-            raise UserError(text)
+            raise _OutOfMemoryError(text) if "memory" in text else UserError(text)
         return kind, text
+
+    def stop(self) -> None:
+        """End the process."""
+        self.process.kill()
+        self.process.join()
 
 
 class Checkpoints:
-    """Loads models and lets them answer. One operation runs at a time; others wait for the lock."""
+    """Loads models and lets them answer. One operation runs at a time; others wait for the lock.
+
+    The last model that the lead asked for, and the model of the last message, is that of `status`.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._status = Status()
-        self._model: _RunningModel | None = None
+        self._models: dict[str, _RunningModel] = {}  # by name, the one used last at the end
         self._requested = ""  # what the lead asked for last and has not unloaded since
 
     @property
     def status(self) -> Status:
-        model, status = self._model, self._status
+        status = self._status
+        model = self._models.get(status.name)
         if status.state == "loaded" and model is not None and not model.process.is_alive():
             return Status("failed", status.name, "its process has ended; the next message loads it again")
         return status
@@ -86,18 +108,14 @@ class Checkpoints:
         threading.Thread(target=load_when_free, daemon=True).start()
 
     def unload(self) -> None:
-        """End the model's process, even in the middle of a reply, and cancel a load that is still waiting."""
+        """End all models' processes, even in the middle of a reply, and cancel a load that is still waiting."""
         self._requested = ""
-        self._stop_process()
+        models, self._models, self._status = self._models, {}, Status()
+        for model in models.values():
+            model.stop()
 
-    def _stop_process(self) -> None:
-        model, self._model, self._status = self._model, None, Status()
-        if model is not None:
-            model.process.kill()
-            model.process.join()
-
-    def reply(self, name: str, messages: list[Any]) -> Iterator[tuple[str, str]]:
-        """Yield a model's reply as (its name, the next piece); with an empty name, of the model that the lead has loaded.
+    def reply(self, name: str, messages: list[Any], max_new_tokens: int) -> Iterator[Piece]:
+        """Yield a model's reply in pieces; with an empty name, of the model that the lead has loaded.
 
         Raises:
             UserError: if there is no model, or it cannot answer.
@@ -111,28 +129,50 @@ class Checkpoints:
             except UserError:
                 raise UserError("the model cannot be loaded: see the lead's page") from None
             with suppress(OSError):  # of a process that has ended, which `read` reports
-                model.connection.send(messages)
+                turns = [{"role": message["role"], "content": message["content"]} for message in messages]
+                model.connection.send((turns, max_new_tokens))
             while (message := model.read())[0] == "piece":
-                yield wanted, message[1]
+                yield Piece(wanted, message[1])
+            yield Piece(wanted, "", cut=message[1] == "cut")
 
     def _ensure_loaded(self, name: str) -> _RunningModel:
         """The model, whose process is started unless it is in memory already."""
-        model = self._model
-        if model is not None and model.name == name and model.process.is_alive():
-            self._status = Status("loaded", name, model.detail)
-            return model
-        self._stop_process()  # two models may not fit
+        model = self._models.pop(name, None)
+        if model is None or not model.process.is_alive():
+            self._keep(MODELS - 1)
+            try:
+                model = self._start(name)
+            except _OutOfMemoryError:
+                if self._status.name != name or not self._keep(0):  # it was unloaded in the meantime, or was alone
+                    raise
+                model = self._start(name)
+        self._models[name] = model
+        others = ", ".join(other for other in self._models if other != name)
+        self._status = Status("loaded", name, f"{model.detail}{f'; also in memory: {others}' if others else ''}")
+        return model
+
+    def _keep(self, count: int) -> bool:
+        """Stop all but the models used last; whether there were more than `count`."""
+        stopped = list(self._models)[: max(0, len(self._models) - count)]
+        for name in stopped:
+            self._models.pop(name).stop()
+        return bool(stopped)
+
+    def _start(self, name: str) -> _RunningModel:
+        """Start a model's process and wait until it is loaded."""
         self._status = Status("loading", name)
         start = time.monotonic()
         try:
-            self._model = model = _start_process(name)
+            self._models[name] = model = _start_process(name)
             _, description = model.read()
         except (OSError, ValueError, UserError) as error:
+            failed = self._models.pop(name, None)
+            if failed is not None:
+                failed.stop()
             if self._status.name == name:  # else it was unloaded in the meantime
-                self._model, self._status = None, Status("failed", name, str(error))
-            raise UserError(str(error)) from None
+                self._status = Status("failed", name, str(error))
+            raise (error if isinstance(error, UserError) else UserError(str(error))) from None
         model.detail = f"{description}; loaded in {time.monotonic() - start:.0f} s"
-        self._status = Status("loaded", name, model.detail)
         return model
 
 
@@ -151,8 +191,8 @@ def _start_process(name: str) -> _RunningModel:
 def run_model(name: str, connection: Connection) -> None:
     """Load a model, and answer the conversations that come in until the app ends.
 
-    It sends ("ready", description), then for each conversation ("piece", text) any number of times and ("done", ""). In
-    place of what fails it sends ("error", reason).
+    It sends ("ready", description), then for each conversation and limit of tokens ("piece", text) any number of times and
+    ("done", "cut" or ""). On a failure, it sends ("error", reason) instead.
     """
     os.nice(NICENESS)
     with suppress(EOFError, OSError):  # the app has ended
@@ -167,23 +207,23 @@ def run_model(name: str, connection: Connection) -> None:
             return
         connection.send(("ready", _described(speaker.loaded.backbone.model)))
         while True:
-            messages = connection.recv()
+            messages, max_new_tokens = connection.recv()
             try:
-                for piece in pieces_of_reply(speaker, messages):
-                    connection.send(("piece", piece))
-                connection.send(("done", ""))
+                for message in pieces_of_reply(speaker, messages, max_new_tokens):
+                    connection.send(message)
             except Exception as error:
                 connection.send(("error", _one_line(error)))
 
 
-def pieces_of_reply(speaker: "Speaker", messages: list[Any]) -> Iterator[str]:
-    """Sample a reply and yield its pieces as they are generated."""
+def pieces_of_reply(speaker: "Speaker", messages: list[Any], max_new_tokens: int) -> Iterator[tuple[str, str]]:
+    """Yield ("piece", text) as a reply is generated, and at last ("done", "cut"), or ("done", "") if it ended by itself."""
     from align.sampling.generation import SamplingParams
 
-    sent = 0
-    for answer in speaker.answer(messages, SamplingParams(MAX_NEW_TOKENS, TEMPERATURE)):
-        yield answer.text[sent:]
-        sent = max(sent, len(answer.text))
+    sent, ended = 0, False
+    for answer in speaker.answer(messages, SamplingParams(max_new_tokens, TEMPERATURE)):
+        yield "piece", answer.text[sent:]
+        sent, ended = max(sent, len(answer.text)), answer.ended
+    yield "done", "" if ended else "cut"
 
 
 def _described(model: Any) -> str:

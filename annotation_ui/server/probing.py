@@ -7,13 +7,16 @@ arrives, the reply when it is complete. If the browser disconnects or the server
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
 
 from align.core.errors import UserError
+from annotation_ui.server.checkpoints import Piece
 from annotation_ui.store.judgments import ConflictError, Judgments
 from annotation_ui.tasks.base import BadInputError
+from annotation_ui.tasks.probe import MAX_NEW_TOKENS
 
-Messages = list[dict[str, str]]
-Reply = Callable[[str, Messages], Iterator[tuple[str, str]]]  # (checkpoint, conversation) -> (model, piece of its reply)
+Messages = list[dict[str, Any]]
+Reply = Callable[[str, Messages, int], Iterator[Piece]]  # of a checkpoint to a conversation, with at most so many tokens
 
 MAX_MESSAGE = 20_000
 MAX_TURNS = 50
@@ -29,8 +32,8 @@ class Probing:
         self._busy: set[int] = set()
         self._lock = threading.Lock()
 
-    def add_message(self, user_id: int, assignment_id: int, text: str) -> tuple[str, Messages]:
-        """Store the labeler's message; returns (name of the batch's checkpoint, the conversation).
+    def add_message(self, user_id: int, assignment_id: int, text: str) -> tuple[str, Messages, int]:
+        """Store the labeler's message; returns (name of the batch's checkpoint, the conversation, most tokens of the reply).
 
         An empty message asks for the reply again after a failure.
         """
@@ -55,14 +58,17 @@ class Probing:
         except BaseException:  # a full disk: the labeler sends the message again
             self._end_reply(assignment_id)
             raise
-        return str(context.batch.settings.get("checkpoint", "")), messages
+        settings = context.batch.settings
+        return str(settings.get("checkpoint", "")), messages, int(settings.get("max_new_tokens", MAX_NEW_TOKENS))
 
     def is_answering(self, assignment_id: int) -> bool:
         """Whether the model's reply is being generated; the conversation is stored before this ends."""
         with self._lock:
             return assignment_id in self._busy
 
-    def stream_reply(self, user_id: int, assignment_id: int, checkpoint: str, messages: Messages) -> AsyncIterator[str]:
+    def stream_reply(
+        self, user_id: int, assignment_id: int, checkpoint: str, messages: Messages, max_new_tokens: int
+    ) -> AsyncIterator[str]:
         """Start the reply and return its pieces; it is completed and stored even if they are not read."""
         loop, pieces = asyncio.get_running_loop(), asyncio.Queue[str | None | Exception]()
 
@@ -70,12 +76,12 @@ class Probing:
             loop.call_soon_threadsafe(pieces.put_nowait, piece)
 
         def generate_reply() -> None:
-            text = model = ""
+            reply: dict[str, Any] = {"role": "assistant", "content": "", "model": ""}
             try:
-                for model, piece in self._reply(checkpoint, messages):  # noqa: B007 (stored with the reply)
-                    text += piece
+                for model, piece, cut in self._reply(checkpoint, messages, max_new_tokens):
+                    reply |= {"content": reply["content"] + piece, "model": model} | ({"cut": True} if cut else {})
                     put_piece(piece)
-                answered = [*messages, {"role": "assistant", "content": text, "model": model}]
+                answered = [*messages, reply]
                 self._judgments.save_transcript(user_id, assignment_id, answered)
                 put_piece(None)
             except Exception as error:  # the labeler sees it, and the thread ends

@@ -16,9 +16,10 @@ export function h(tag, properties = {}, ...children) {
 }
 
 export class RefusedError extends Error {
-  constructor(status, message) {
+  constructor(status, message, deleted = false) {
     super(message);
     this.status = status;
+    this.deleted = deleted; // the batch of the item
   }
 }
 
@@ -60,7 +61,7 @@ export async function call(method, path, body, options = {}) {
 export async function refusal(response) {
   if (response.status >= 500) return new UnavailableError("the server cannot answer now");
   const answer = await response.json().catch(() => ({}));
-  return new RefusedError(response.status, typeof answer.error === "string" ? answer.error : "the server refused the request");
+  return new RefusedError(response.status, typeof answer.error === "string" ? answer.error : "the server refused the request", answer.deleted);
 }
 
 // Repeats a request until the server answers; its request id makes it count once. `onRetry(error)` is called before each pause.
@@ -143,6 +144,7 @@ export function conversation(messages) {
         { class: `message ${message.role}` },
         h("h3", { class: "speaker" }, names[message.role] ?? message.role),
         written(message),
+        message.cut ? h("p", { class: "hint cut" }, "Cut off at the limit of tokens") : null,
       ),
     ),
   );

@@ -42,7 +42,7 @@ class Base(DeclarativeBase):
     type_annotation_map = {  # noqa: RUF012  (SQLAlchemy's own form)
         dict[str, Any]: JSON(none_as_null=True),
         list[int]: JSON(none_as_null=True),
-        list[dict[str, str]]: JSON(none_as_null=True),
+        list[dict[str, Any]]: JSON(none_as_null=True),
         float: Float(precision=53),
     }
 
@@ -199,7 +199,7 @@ class Assignment(Base):
     shown_order: Mapped[list[int]]
     draft: Mapped[dict[str, Any] | None]
     draft_seq: Mapped[int] = mapped_column(default=0)
-    transcript: Mapped[list[dict[str, str]] | None]
+    transcript: Mapped[list[dict[str, Any]] | None]
     opened_at: Mapped[float]
     leased_at: Mapped[float]
     expires_at: Mapped[float]

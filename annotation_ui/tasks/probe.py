@@ -12,6 +12,9 @@ from annotation_ui.tasks.base import Json, Setting, Task, require
 from annotation_ui.tasks.fields import check_messages, excerpt, prompt_view
 from annotation_ui.tasks.judge_rules import check_verdict, records_of_verdicts, verdict_attributes, verdict_row
 
+MAX_NEW_TOKENS, MOST_NEW_TOKENS = 256, 8192
+"""Longest reply: by default, and the limit of a batch's setting."""
+
 
 class Probe(Task):
     """A conversation with a model and a verdict on its last reply."""
@@ -19,11 +22,21 @@ class Probe(Task):
     name = "probe"
     title = "Probe a model"
     needs_rules = True
-    settings = (Setting("checkpoint", str, "Model to probe (empty: the one loaded on the Model tab)", "model to talk to"),)
+    settings = (
+        Setting("checkpoint", str, "Model to probe (empty: the one loaded on the Model tab)", "model to talk to"),
+        Setting(
+            "max_new_tokens",
+            int,
+            f"Longest reply in tokens (empty: {MAX_NEW_TOKENS})",
+            "longest reply of the model, in tokens",
+        ),
+    )
     records: ClassVar = {"rule_judgments": list, "attributes": verdict_attributes}
 
     def contents(self, row: Json, settings: Json, rules: list[Json]) -> list[Json]:
         """One item per rule; `prompt` is an optional beginning of the conversation."""
+        limit = settings.get("max_new_tokens", MAX_NEW_TOKENS)
+        require(type(limit) is int and 1 <= limit <= MOST_NEW_TOKENS, f"max_new_tokens: must be 1 to {MOST_NEW_TOKENS}")
         opening = check_messages(row.get("prompt", []), "prompt")
         require(not opening or opening[-1]["role"] != "user", "prompt: ends with a user turn, which the labeler writes")
         wanted = [row["rule"]] if "rule" in row else [rule["id"] for rule in rules]
@@ -43,8 +56,9 @@ class Probe(Task):
         messages = check_messages(answer.get("messages"), "messages")
         replied = len(messages) > 0 and messages[-1]["role"] == "assistant"
         require(replied, "messages: talk to the model first, then judge its last reply")
-        model = answer["messages"][-1].get("model", "")
-        return {"messages": messages, "model": model, **check_verdict(answer)}
+        last = answer["messages"][-1]
+        cut = {"cut": True} if last.get("cut") else {}
+        return {"messages": messages, "model": last.get("model", ""), **cut, **check_verdict(answer)}
 
     def draft(self, answer: Json) -> Json:
         return {"verdict": answer["verdict"], "note": answer["note"]}  # the server holds the conversation
@@ -58,4 +72,4 @@ class Probe(Task):
     def rows(self, content: Json, answer: Json) -> list[Json]:
         prompt, reply = answer["messages"][:-1], answer["messages"][-1]
         row = verdict_row(prompt, reply["content"], content["rule"], answer)
-        return [{**row, "model": answer["model"]} if answer.get("model") else row]
+        return [row | {field: answer[field] for field in ("model", "cut") if answer.get(field)}]

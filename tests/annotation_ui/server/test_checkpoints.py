@@ -2,15 +2,19 @@ import asyncio
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
 from playwright.sync_api import expect
 
 from align.commands.chat import Speaker
 from align.core.errors import UserError
+from align.data.records import RuleJudgment
 from align.models.checkpoint import save_model, weights_of
+from annotation_ui.rendering.markdown import messages_html
 from annotation_ui.reports.export import Selection, rows_to_export
-from annotation_ui.server.checkpoints import Checkpoints, Status, pieces_of_reply
+from annotation_ui.server.checkpoints import Checkpoints, Piece, Status, _OutOfMemoryError, pieces_of_reply
 from annotation_ui.server.probing import Probing
 from annotation_ui.store import rule_sets
 from annotation_ui.store.judgments import ConflictError, Judgments
@@ -26,31 +30,92 @@ def test_any_model_that_sample_takes_replies(load_sharp, sharp_folders, tmp_path
         loaded = load_sharp("tiny-llama", lora_r=2)
         save_model(tmp_path / "adapter", loaded, weights_of(loaded.backbone), CARD)
     name = {"built-in": "tiny-t5", "folder": sharp_folders["tiny-gpt2"], "adapter": str(tmp_path / "adapter")}[kind]
-    pieces = list(pieces_of_reply(Speaker(name), HELLO))
-    assert len(pieces) > 1
-    assert "".join(pieces).strip()
+    *pieces, end = pieces_of_reply(Speaker(name), HELLO, 8)
+    assert 1 < len(pieces) <= 9
+    assert "".join(text for kind, text in pieces if kind == "piece").strip()
+    assert end in (("done", "cut"), ("done", ""))
+
+
+@pytest.mark.parametrize("ended", [True, False])
+def test_a_reply_that_reaches_the_limit_is_cut(ended):
+    class Answering:
+        def answer(self, messages, sampling):
+            assert sampling.max_new_tokens == 3
+            yield SimpleNamespace(text="He", ended=False)
+            yield SimpleNamespace(text="Hello", ended=ended)
+
+    pieces = [("piece", "He"), ("piece", "llo"), ("done", "" if ended else "cut")]
+    assert list(pieces_of_reply(Answering(), HELLO, 3)) == pieces
+
+
+class Loaded:
+    """In place of a model's process: it loads, or finds no memory beside another model."""
+
+    running: ClassVar = []
+
+    def __init__(self, name):
+        self.name, self.detail = name, ""
+        self.process = self
+        self.running.append(name)
+
+    def is_alive(self):
+        return self.name in self.running
+
+    def stop(self):
+        self.running.remove(self.name)
+
+    def read(self):
+        if self.name == "large" and len(self.running) > 1:
+            raise _OutOfMemoryError("the model's process has ended")
+        if self.name == "broken":
+            raise UserError("no such model")
+        return "ready", "a model"
+
+
+def test_the_two_models_used_last_stay_in_memory(monkeypatch):
+    monkeypatch.setattr("annotation_ui.server.checkpoints._start_process", Loaded)
+    monkeypatch.setattr(Loaded, "running", [])
+    checkpoints = Checkpoints()
+    for name, running in (
+        ("a", "a"), ("b", "ab"), ("a", "ab"), ("c", "ac"), ("a", "ac"), ("b", "ab"),
+    ):  # fmt: skip
+        checkpoints._ensure_loaded(name)
+        assert (sorted(Loaded.running), checkpoints.status.name) == (list(running), name)
+    with pytest.raises(UserError, match="no such model"):
+        checkpoints._ensure_loaded("broken")
+    assert checkpoints.status.state == "failed"
+    checkpoints._ensure_loaded("b")
+    checkpoints._ensure_loaded("large")  # alone, after it did not fit beside another
+    assert Loaded.running == ["large"]
+    assert checkpoints.status.state == "loaded"
+    checkpoints.unload()
+    assert Loaded.running == []
 
 
 def test_a_conversation_that_is_too_long_is_refused_with_a_message(sharp_folders):
     with pytest.raises(UserError, match="longer than the model can read"):
-        next(pieces_of_reply(Speaker(sharp_folders["tiny-gpt2"]), [{"role": "user", "content": "x" * 20_000}]))
+        next(pieces_of_reply(Speaker(sharp_folders["tiny-gpt2"]), [{"role": "user", "content": "x" * 20_000}], 8))
 
 
 @pytest.mark.slow  # the test of the lead's page loads one
 def test_a_model_loads_in_the_background_fails_with_its_process_and_is_unloaded(tmp_path):
     checkpoints = Checkpoints()
     with pytest.raises(UserError, match="no model is loaded"):
-        next(checkpoints.reply("", HELLO))
+        next(checkpoints.reply("", HELLO, 8))
     checkpoints._status = Status("loaded", "tiny-llama")  # as after a message of a batch that names it
     with pytest.raises(UserError, match="no model is loaded"):  # another batch does not talk to it
-        next(checkpoints.reply("", HELLO))
+        next(checkpoints.reply("", HELLO, 8))
     checkpoints.load("tiny-gpt2")
     assert checkpoints.status.state == "loading"  # it returned before the model was there
-    pieces = list(checkpoints.reply("", HELLO))  # waits until the model is loaded
-    assert {model for model, _ in pieces} == {"tiny-gpt2"}
+    pieces = list(checkpoints.reply("", HELLO, 8))  # waits until the model is loaded
+    assert {piece.model for piece in pieces} == {"tiny-gpt2"}
+    assert pieces[-1].cut  # random weights
+    process = checkpoints._models["tiny-gpt2"].process
+    list(checkpoints.reply("tiny-llama", HELLO, 8))
+    list(checkpoints.reply("", HELLO, 8))
+    assert checkpoints._models["tiny-gpt2"].process is process  # both are in memory
     assert checkpoints.status.state == "loaded"
     assert "GPT2LMHeadModel" in checkpoints.status.detail
-    process = checkpoints._model.process
     process.kill()  # as the kernel does when memory runs out
     process.join()
     assert checkpoints.status.state == "failed"
@@ -139,17 +204,17 @@ def test_an_item_that_is_skipped_while_the_model_answers_stays_skipped(database,
     ann, number = opened
     skipped = threading.Event()
 
-    def reply(checkpoint, messages):
-        yield "model", "Hel"
+    def reply(checkpoint, messages, limit):
+        yield Piece("model", "Hel")
         assert skipped.wait(20)
-        yield "model", "lo"
+        yield Piece("model", "lo")
 
     probing = Probing(judgments, reply)
 
     async def read(text):
-        checkpoint, messages = await asyncio.to_thread(probing.add_message, ann, number, text)
+        asked = await asyncio.to_thread(probing.add_message, ann, number, text)
         pieces = []
-        async for piece in probing.stream_reply(ann, number, checkpoint, messages):
+        async for piece in probing.stream_reply(ann, number, *asked):
             pieces.append(piece)
             if not skipped.is_set():
                 with pytest.raises(ConflictError, match="still answering"):
@@ -170,11 +235,10 @@ def test_an_item_that_is_skipped_while_the_model_answers_stays_skipped(database,
 def test_a_reply_that_nobody_reads_is_stored(judgments, opened):
     """The browser went away before the reply began, and the labeler goes on in another one."""
     ann, number = opened
-    probing = Probing(judgments, lambda checkpoint, messages: iter([("model", "Hello")]))
+    probing = Probing(judgments, lambda *_: iter([Piece("model", "Hello")]))
 
     async def leave_at_once():
-        checkpoint, messages = probing.add_message(ann, number, "Hi")
-        probing.stream_reply(ann, number, checkpoint, messages)
+        probing.stream_reply(ann, number, *probing.add_message(ann, number, "Hi"))
         for _ in range(200):
             if not probing._busy:
                 return
@@ -187,7 +251,7 @@ def test_a_reply_that_nobody_reads_is_stored(judgments, opened):
 
 def test_a_message_that_could_not_be_stored_can_be_sent_again(judgments, opened, monkeypatch):
     ann, number = opened
-    probing = Probing(judgments, lambda checkpoint, messages: iter(()))
+    probing = Probing(judgments, lambda *_: iter(()))
 
     def full(*_):
         raise OSError("no space left")
@@ -196,4 +260,39 @@ def test_a_message_that_could_not_be_stored_can_be_sent_again(judgments, opened,
         patch.setattr(Judgments, "save_transcript", full)
         with pytest.raises(OSError, match="no space"):
             probing.add_message(ann, number, "Hi")
-    assert probing.add_message(ann, number, "Hi") == ("", [{"role": "user", "content": "Hi"}])
+    assert probing.add_message(ann, number, "Hi") == ("", [{"role": "user", "content": "Hi"}], 256)
+
+
+@pytest.mark.parametrize("cut", [True, False])
+def test_a_cut_reply_is_stored_marked_and_exported_and_the_batch_sets_the_limit(database, judgments, opened, cut):
+    limits = []
+    settings = {"max_new_tokens": 7}
+    add_batch(database, [("t", {"rule": "no-threats"})], "probe", rule_set="sparrow-dialogue", settings=settings, priority=1)
+    (bob,) = add_users(database, "bob")
+    number = judgments.leases.next(bob, "probe").id
+
+    def reply(checkpoint, messages, limit):
+        limits.append(limit)
+        yield Piece("model", "Hello")
+        yield Piece("model", "", cut)
+
+    probing = Probing(judgments, reply)
+
+    async def talk():
+        return [piece async for piece in probing.stream_reply(bob, number, *probing.add_message(bob, number, "Hi"))]
+
+    with ThreadPoolExecutor(1) as pool:
+        assert "".join(pool.submit(asyncio.run, talk()).result()) == "Hello"
+    assert limits == [7]
+    transcript = judgments.load(bob, number).assignment.transcript
+    assert [message.get("cut", False) for message in messages_html(transcript)] == [False, cut]
+    judgments.submit(bob, number, "judged", {"verdict": "follows", "note": ""}, 1)
+    (row,) = rows_to_export(database, Selection("rule_judgments"))
+    assert (row["response"], row["model"], row.get("cut", False)) == ("Hello", "model", cut)
+    RuleJudgment.from_row(row)
+
+
+@pytest.mark.parametrize("limit", [0, -1, 2.5, "7", True, 100_000])
+def test_a_limit_that_is_none_is_refused_at_import(database, opened, limit):
+    with pytest.raises(UserError, match="max_new_tokens"):
+        add_batch(database, [("t", {})], "probe", rule_set="sparrow-dialogue", settings={"max_new_tokens": limit})
