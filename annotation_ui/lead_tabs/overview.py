@@ -11,9 +11,12 @@ import gradio as gr
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from align.data.records import RATINGS
 from annotation_ui.lead_tabs.common import LAST_COUNTS, task_list
 from annotation_ui.lead_tabs.tables import show, table
 from annotation_ui.reports import overview
+from annotation_ui.reports.ratings import ratings_by_model
+from annotation_ui.reports.row_files import plain_cell
 from annotation_ui.server.services import Services
 from annotation_ui.store.schema import Batch, Export, Guideline, Judgment, User
 
@@ -97,9 +100,44 @@ def _row(day: str, parts: Sequence[dict[str, Any]], busiest: int, colors: dict[s
     return f'<tr><td class="time">{day}</td><td class="number">{_total(parts):,}</td><td>{bar}{spoken}</td></tr>'
 
 
+def ratings_chart(rows: Sequence[dict[str, Any]], empty: str) -> str:
+    """The rows of `ratings_by_model` as HTML: a bar with a part for each rating, and the mean with its interval below it."""
+    if not rows:
+        return f'<p class="empty">{escape(empty)}</p>'
+    low, high = RATINGS
+    legend = "".join(f'<li><span class="rating-{rating}"></span>{rating}</li>' for rating in range(low, high + 1))
+    head = "".join(f'<th scope="col">{name}</th>' for name in ("model", "ratings", "mean (95 %)", "distribution"))
+    body = "".join(map(_ratings_row, rows))
+    table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    return f'<ul class="legend" aria-hidden="true">{legend}</ul><div class="scroll days">{table}</div>'
+
+
+def _ratings_row(row: dict[str, Any]) -> str:
+    def place(value: float) -> float:
+        return 100 * (min(max(value, RATINGS[0]), RATINGS[1]) - RATINGS[0]) / (RATINGS[1] - RATINGS[0])
+
+    counts = list(enumerate(row["counts"], start=RATINGS[0]))
+    parts = "".join(
+        f'<span class="rating-{rating}" style="flex: {count}" title="{rating}: {count:,}"></span>'
+        for rating, count in counts
+        if count
+    )
+    mean, low, high = row["mean"], row["low"], row["high"]
+    interval, line = "", ""
+    if low is not None:
+        interval = f" ({low:.2f} to {high:.2f})"
+        line = f'<span class="interval" style="left: {place(low):.1f}%; width: {place(high) - place(low):.1f}%"></span>'
+    scale = f'<div class="scale" aria-hidden="true">{line}<span class="mean" style="left: {place(mean):.1f}%"></span></div>'
+    spoken = f'<span class="visually-hidden">{", ".join(f"{rating}: {count:,}" for rating, count in counts)}</span>'
+    cells = f'<td class="number">{row["ratings"]:,}</td><td class="number">{mean:.2f}{interval}</td>'
+    bar = f'<div class="stack" aria-hidden="true">{parts}</div>'
+    return f"<tr><td>{escape(plain_cell(row['model']))}</td>{cells}<td>{bar}{scale}{spoken}</td></tr>"
+
+
 _NO_BATCH = "No batch yet. Import prompts or samples on the Import tab."
 _NO_AGREEMENT = "Agreement needs an item of this task that two labelers have judged."
 _NO_WINS = "Win rates appear when somebody has judged an item of Compare two."
+_NO_RATINGS = "Ratings appear when somebody has rated a response in Rank responses."
 _NO_DAY = "Nobody has judged an item of this task in the last 30 days."
 
 
@@ -113,6 +151,7 @@ def overview_tab(page: gr.Blocks, services: Services) -> None:
     with gr.Row(equal_height=False):
         agreement = table("Agreement")
         wins = table("Win rates (Compare two)")
+    ratings = table("Ratings from 1 to 7 (Rank responses)")
     days = table("Judgments per day")
 
     def read_overview(task: str) -> list[Any]:
@@ -123,8 +162,9 @@ def overview_tab(page: gr.Blocks, services: Services) -> None:
                 show(overview.progress(session), _NO_BATCH),
                 show(coefficients, _NO_AGREEMENT),
                 show(overview.win_rates(session), _NO_WINS),
+                ratings_chart(ratings_by_model(session), _NO_RATINGS),
                 day_chart(overview.per_day(session, task), _NO_DAY),
             ]
 
-    shown = [steps, progress, agreement, wins, days]
+    shown = [steps, progress, agreement, wins, ratings, days]
     gr.on([page.load, refresh.click, task.change, gr.Timer(30).tick], read_overview, task, shown, **LAST_COUNTS)
