@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from annotation_ui.reports.export import check_batches, exported_id
+from annotation_ui.reports.export import check_batches, exported_ids
 from annotation_ui.store.audit import SHELL, Actor, record
 from annotation_ui.store.database import Database
 from annotation_ui.store.schema import AuditRecord, Batch, Item, Judgment, User
@@ -39,7 +39,9 @@ def new_judgments(
     if batches:
         query = query.where(Batch.name.in_(batches))
     with database.read() as session:
-        events = [_event(*row) for row in session.execute(query)]
+        rows = session.execute(query).tuples().all()
+        ids = exported_ids(session, (item for _, item, *_ in rows))
+        events = [_event(*row, ids[row[1].id]) for row in rows]
         unrecorded = bool(events) and (after == 0 or not _recorded_today(session, by))
     if unrecorded:
         with database.write() as session:
@@ -69,7 +71,7 @@ def _newest_settled(database: Database, after: int) -> int:
         return session.scalar(newest) or 0
 
 
-def _event(judgment: Judgment, item: Item, batch: Batch, labeler: str) -> Json:
+def _event(judgment: Judgment, item: Item, batch: Batch, labeler: str, exported_id: str) -> Json:
     task, answer, rows = TASKS[batch.task], judgment.answer or {}, list[Json]()
     if judgment.kind != "skip" and judgment.answer is not None:
         rows = task.rows(item.content, task.canonical(answer, judgment.shown_order))
@@ -78,7 +80,7 @@ def _event(judgment: Judgment, item: Item, batch: Batch, labeler: str) -> Json:
         "kind": judgment.kind,
         "batch": batch.name,
         "task": batch.task,
-        "id": exported_id(item),
+        "id": exported_id,
         "purpose": item.purpose,
         "labeler": labeler,
         "seconds": judgment.seconds,

@@ -7,13 +7,13 @@ there is one, else the mean rank or the majority. Labelers appear by pseudonym o
 import hashlib
 import json
 import time
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import cast
 
-from sqlalchemy import select
+from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from align.core.errors import UserError
@@ -27,6 +27,7 @@ from annotation_ui.tasks import TASKS, Json, Task
 
 SKIPS = "skips"  # of all tasks; not for training: why labelers gave items away
 MANIFEST_VERSION = 1
+_FEW = 500  # items that a query names; for more of them, it reads the ids of all
 
 
 def records() -> dict[str, tuple[str, ...]]:
@@ -48,7 +49,7 @@ class Selection:
         batches: names of batches; empty means all.
         include_gold: also items with a known answer.
         preferences: with aggregated rankings, how probable each order of two responses is, by labelers' reliability.
-        times: when each judgment was made (UTC), and its active seconds.
+        times: when each judgment was made (UTC), its active seconds, and the version of the guidelines that was shown.
     """
 
     record: str
@@ -80,7 +81,7 @@ def export(database: Database, selection: Selection, path: Path, by: Actor = SHE
         raise UserError(f"{path}: the name must end in {', '.join('.' + name for name in FORMATS)}")
     with database.read() as session:
         judgments = _selected_judgments(session, selection)
-        rows = _rows_of_judgments(selection, judgments)
+        rows = _rows_of_judgments(session, selection, judgments)
         manifest = _manifest(session, selection, judgments, rows)
     content = FORMATS[suffix](rows)
     manifest["file"] = {"name": path.name, "bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
@@ -96,8 +97,7 @@ def rows_to_export(database: Database, selection: Selection) -> list[Json]:
     """The rows that `export` would write."""
     selection.check()
     with database.read() as session:
-        judgments = _selected_judgments(session, selection)
-    return _rows_of_judgments(selection, judgments)
+        return _rows_of_judgments(session, selection, _selected_judgments(session, selection))
 
 
 def check_batches(session: Session, names: Sequence[str]) -> None:
@@ -123,32 +123,35 @@ def _selected_judgments(session: Session, selection: Selection) -> list[CurrentJ
     return [judgment for judgment in wanted if judgment.item.id in items]
 
 
-def _rows_of_judgments(selection: Selection, judgments: list[CurrentJudgment]) -> list[Json]:
+def _rows_of_judgments(session: Session, selection: Selection, judgments: list[CurrentJudgment]) -> list[Json]:
+    ids = exported_ids(session, (judgment.item for judgment in judgments))
     if selection.record == SKIPS:
-        return [{**_skip_row(judgment), **_times(selection, judgment)} for judgment in judgments]
-    return list(_aggregated_rows(selection, judgments) if selection.aggregated else _raw_rows(selection, judgments))
+        return [{**_skip_row(judgment, ids), **_times(selection, judgment)} for judgment in judgments]
+    write = _aggregated_rows if selection.aggregated else _raw_rows
+    return list(write(selection, judgments, ids))
 
 
-def _skip_row(skip: CurrentJudgment) -> Json:
+def _skip_row(skip: CurrentJudgment, ids: dict[int, str]) -> Json:
     row = {"prompt": skip.item.content["prompt"], "task": skip.batch.task, "reason": skip.answer.get("reason", "")}
-    return {**row, "labeler": skip.labeler, "id": exported_id(skip.item)}
+    return {**row, "labeler": skip.labeler, "id": ids[skip.item.id]}
 
 
-def _raw_rows(selection: Selection, judgments: list[CurrentJudgment]) -> Iterator[Json]:
+def _raw_rows(selection: Selection, judgments: list[CurrentJudgment], ids: dict[int, str]) -> Iterator[Json]:
     for judgment in judgments:
         item, task = judgment.item, TASKS[judgment.batch.task]
         for row in _records_of_answer(selection.record, task, item, judgment.answer, judgment.rules):
             decision = {"decision": True} if judgment.adjudicated else {}
-            yield {**row, "labeler": judgment.labeler, **decision, "id": exported_id(item), **_times(selection, judgment)}
+            yield {**row, "labeler": judgment.labeler, **decision, "id": ids[item.id], **_times(selection, judgment)}
 
 
 def _times(selection: Selection, judgment: CurrentJudgment) -> Json:
     stored = judgment.judgment
     at = datetime.fromtimestamp(stored.created_at, UTC).isoformat(timespec="seconds")
-    return {"judged_at": at, "seconds": round(stored.seconds, 1)} if selection.times else {}
+    shown = {} if judgment.guidelines is None else {"guidelines": judgment.guidelines}
+    return {"judged_at": at, "seconds": round(stored.seconds, 1), **shown} if selection.times else {}
 
 
-def _aggregated_rows(selection: Selection, judgments: list[CurrentJudgment]) -> Iterator[Json]:
+def _aggregated_rows(selection: Selection, judgments: list[CurrentJudgment], ids: dict[int, str]) -> Iterator[Json]:
     """The rows of one answer for each item, or of all answers if the task cannot combine them."""
     by_item: dict[int, list[CurrentJudgment]] = {}
     for judgment in judgments:
@@ -162,7 +165,7 @@ def _aggregated_rows(selection: Selection, judgments: list[CurrentJudgment]) -> 
         combined = task.combine(answers)
         for answer in answers if combined is None else [combined]:
             for row in _records_of_answer(selection.record, task, item, answer, group[-1].rules):
-                yield {**row, **item_preferences, "id": exported_id(item)}
+                yield {**row, **item_preferences, "id": ids[item.id]}
 
 
 def _records_of_answer(record: str, task: Task, item: Item, answer: Json, rules: Sequence[Json]) -> Iterator[Json]:
@@ -189,15 +192,33 @@ def _preferences(judgments: list[CurrentJudgment]) -> dict[int, Json]:
     return found
 
 
-def exported_id(item: Item) -> str:
-    """The id of an item in exports: that of the imported row, if it had one."""
-    return item.external_id or f"item-{item.id}"
+def exported_ids(session: Session, items: Iterable[Item]) -> dict[int, str]:
+    """The id of each item in exports, by the item's number: that of the imported row, if it had one.
+
+    Rows of several imports can have the same id, such as those that `align sample` numbers. From the second import on, the
+    id is then `ID@BATCH`, with the number of the batch, which a new name does not change.
+    """
+    wanted = {item.id: item for item in items}
+    plain = {number: item.external_id or f"item-{number}" for number, item in wanted.items()}
+    longer = {number: f"{plain[number]}@{item.batch_id}" for number, item in wanted.items()}
+    query = select(Item.external_id, func.min(Item.batch_id)).where(Item.external_id.is_not(None))
+    if len(wanted) <= _FEW:
+        query = query.where(Item.external_id.in_({*plain.values(), *longer.values()}))
+    first = dict(session.execute(query.group_by(Item.external_id)).tuples().all())
+    ids = {}
+    for number, item in wanted.items():
+        used_before = item.external_id is None or first[item.external_id] != item.batch_id
+        chosen = longer[number] if used_before and plain[number] in first else plain[number]
+        while chosen != plain[number] and chosen in first:
+            chosen += f"@{item.batch_id}"
+        ids[number] = chosen
+    return ids
 
 
 def _manifest(session: Session, selection: Selection, judgments: list[CurrentJudgment], rows: list[Json]) -> Json:
     rule_set_ids = {each.judgment.rule_set_id for each in judgments} - {None}
     rule_sets = session.scalars(select(RuleSet).where(RuleSet.id.in_(rule_set_ids)))
-    guideline_ids = {each.judgment.guideline_id for each in judgments} - {None}
+    guideline_ids = {each.judgment.guideline_id: each.guidelines for each in judgments if each.guidelines}
     guidelines = session.scalars(select(Guideline).where(Guideline.id.in_(guideline_ids)).order_by(Guideline.id))
     times = [each.judgment.created_at for each in judgments]
     return {
@@ -215,7 +236,12 @@ def _manifest(session: Session, selection: Selection, judgments: list[CurrentJud
         "last_judgment_id": max((each.judgment.id for each in judgments), default=None),
         "rule_sets": [{"name": row.name, "sha256": row.digest} for row in rule_sets],
         "guidelines": [
-            {"task": row.task, "text": row.text, "sha256": hashlib.sha256(row.text.encode()).hexdigest()}
+            {
+                "task": row.task,
+                "version": guideline_ids[row.id],
+                "text": row.text,
+                "sha256": hashlib.sha256(row.text.encode()).hexdigest(),
+            }
             for row in guidelines
         ],
         "aggregation": "adjudicated, else mean rank / majority" if selection.aggregated else None,

@@ -14,7 +14,12 @@ from annotation_ui.reports.overview import disagreements
 from annotation_ui.server.bodies import Draft, Next, NextDecision, Submission, TaskName, Text, Undo
 from annotation_ui.server.services import Services
 from annotation_ui.store import guidelines
-from annotation_ui.store.judgments import AssignmentContext, AssignmentNotFoundError, ConflictError
+from annotation_ui.store.judgments import (
+    AssignmentContext,
+    AssignmentNotFoundError,
+    BatchDeletedError,
+    ConflictError,
+)
 from annotation_ui.store.leases import Leases, is_given_to
 from annotation_ui.store.schema import Assignment, Batch, Item, Judgment, User
 from annotation_ui.tasks import TASKS, BadInputError, Json, comparable_tasks
@@ -33,8 +38,8 @@ def add_routes(app: FastAPI, services: Services) -> None:
     @app.exception_handler(ConflictError)
     @app.exception_handler(BadInputError)
     def refuse(_: Request, error: Exception) -> JSONResponse:
-        status = {AssignmentNotFoundError: 404, ConflictError: 409}.get(type(error), 422)
-        return JSONResponse({"error": str(error)}, status)
+        status = 404 if isinstance(error, AssignmentNotFoundError) else 409 if isinstance(error, ConflictError) else 422
+        return JSONResponse({"error": str(error), "deleted": isinstance(error, BatchDeletedError)}, status)
 
 
 def _item_routes(services: Services) -> APIRouter:
@@ -72,7 +77,7 @@ def _item_routes(services: Services) -> APIRouter:
     @router.post("/assignments/{number}/submit")
     def submit(request: Request, number: AssignmentId, body: Submission) -> Json:
         user_id = request.state.user.id
-        judgment = judgments.submit(user_id, number, body.request_id, body.answer, body.seconds)
+        judgment = judgments.submit(user_id, number, body.request_id, body.answer, body.seconds, body.guidelines)
         return {"judgment": judgment.id, "kind": judgment.kind, "lesson": _training_feedback(services, user_id, number)}
 
     @router.post("/assignments/{number}/skip")
@@ -117,8 +122,8 @@ def _text_routes(services: Services) -> APIRouter:
     async def say(request: Request, number: AssignmentId, body: Text) -> StreamingResponse:
         """Send a message to the probed model; its reply streams back as plain text."""
         user_id = request.state.user.id
-        checkpoint, messages = await to_thread.run_sync(services.probing.add_message, user_id, number, body.text)
-        reply = services.probing.stream_reply(user_id, number, checkpoint, messages)
+        asked = await to_thread.run_sync(services.probing.add_message, user_id, number, body.text)
+        reply = services.probing.stream_reply(user_id, number, *asked)
         return StreamingResponse(reply, media_type="text/plain; charset=utf-8")
 
     @router.get("/assignments/{number}/transcript")
@@ -223,11 +228,12 @@ def _labelers_answers(services: Services, context: AssignmentContext) -> list[Js
 
 
 def _page(services: Services, user_id: int, task: str, assignment: Assignment | None) -> Json:
-    """An item with the guidelines in force, and their id in `unread` if this user has not opened this version yet."""
+    """An item with the guidelines in force and their id, which is also in `unread` if this user has not opened them yet."""
     with services.database.read() as session:
         newest, unread = guidelines.newest(session, task), guidelines.unread(session, task, user_id)
     return {
         "guidelines": to_html(newest.text if newest else ""),
+        "version": newest.id if newest else None,
         "unread": unread.id if unread else None,
         "item": _item_json(services, user_id, assignment.id) if assignment else None,
     }

@@ -59,6 +59,7 @@ class Submission(Body):
     answer: Json = {}
     reason: str = ""
     seconds: float = Field(0, ge=0, le=1e7)
+    guidelines: int | None = Field(None, ge=1, le=2**31 - 1)  # the version that the page showed
 
 
 class Undo(Body):

@@ -30,6 +30,8 @@ export const otherWindowNotice = (takeOver, load) => warning("You changed this i
 export const submittedNotice = (change, next) => warning("You submitted this item in another window. What you wrote here is not saved.",
   ["change", "Change the submitted answer to this", change], ["next", "Go to the next item", next]);
 
+export const deletedNotice = (message, next) => warning(`${message[0].toUpperCase()}${message.slice(1)}.`, ["next", "Go to the next item", next]);
+
 export const lostNotice = (next) => warning("Your time for this item ran out, and somebody else has it now. An answer would be stored, but not counted.",
   ["next", "Go to the next item", next]);
 

@@ -9,7 +9,7 @@ import { Drafts } from "./drafts.js";
 import { Frame } from "./frame.js";
 import { openHistory } from "./history.js";
 import { Keys, help, helpTable } from "./keys.js";
-import { decisionBanner, guidelinesNotice, markRead, lostNotice, noDisagreement, nothingToDo, otherWindowNotice, showLesson, submittedNotice } from "./notices.js";
+import { decisionBanner, deletedNotice, guidelinesNotice, markRead, lostNotice, noDisagreement, nothingToDo, otherWindowNotice, showLesson, submittedNotice } from "./notices.js";
 
 const RENEW_EVERY = 60_000; // ms; an open page keeps its item
 const MAX_UNDO_STEPS = 50; // within one item
@@ -97,6 +97,7 @@ class Workbench {
       setAddress(`?task=${task}&decide`, "replaceState");
     }
     this.guidelines = page.guidelines;
+    this.version = page.version; // of the guidelines
     this.unread = page.unread;
     this.banner = page.deciding ? decisionBanner(page.deciding) : guidelinesNotice(page.unread, () => this.showGuidelines());
     this.frame.showCounts(page.counts, page.deciding);
@@ -199,7 +200,7 @@ class Workbench {
     if (!this.item || this.busy) return;
     const problem = this.drafts.replaced ? CHOOSE_FIRST : this.module.missing(this.state, this.item.view);
     if (problem) return this.frame.toast(problem);
-    await this.sendAnswer("submit", { answer: this.module.answer?.(this.state, this.item.view) ?? this.state });
+    await this.sendAnswer("submit", { guidelines: this.version, answer: this.module.answer?.(this.state, this.item.view) ?? this.state });
   }
 
   async skip() {
@@ -297,6 +298,7 @@ class Workbench {
     if (!this.touched) return this.showRefusal(error);
     this.drafts.stop();
     this.frame.showStatus("Not saved");
+    if (error.deleted) return this.frame.notice("deleted", ...deletedNotice(error.message, () => this.leaveDraft()));
     this.frame.notice("submitted", ...submittedNotice(async () => {
       const { item, state, past } = this;
       if (!(await this.ask("POST", `assignments/${item.assignment}/reopen`, {}, (error) => this.frame.toast(error.message)))) return;

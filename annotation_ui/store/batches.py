@@ -110,8 +110,11 @@ def delete_batch(database: Database, name: str) -> bool:
             return True
         batch.open, batch.deleted_at = False, time.time()
         batch.version += 1
-        leased = (Assignment.batch_id == batch.id, Assignment.state == "leased", Assignment.current_id.is_(None))
+        leased = (Assignment.batch_id == batch.id, Assignment.state == "leased")
         for assignment in session.scalars(select(Assignment).where(*leased).with_for_update()):
+            if assignment.current_id is not None:  # reopened: the earlier answer stays
+                assignment.state = "done"
+                continue
             assignment.state = "expired"
             give_back_slot(session, assignment)
         return False

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from sqlalchemy import and_, func, select
 from sqlalchemy.orm import Session
 
+from annotation_ui.store import guidelines
 from annotation_ui.store.schema import Assignment, Batch, Item, Judgment, RuleSet, User
 from annotation_ui.tasks import TASKS, Json
 
@@ -17,6 +18,7 @@ class CurrentJudgment:
     Attributes:
         answer: in the item's stored order.
         rules: those that the labeler saw.
+        guidelines: the number of the version that the labeler's page showed, from 1; None if it is unknown.
     """
 
     item: Item
@@ -26,6 +28,7 @@ class CurrentJudgment:
     answer: Json
     adjudicated: bool
     rules: Sequence[Json] = ()
+    guidelines: int | None = None
 
 
 def current_judgments(
@@ -54,9 +57,17 @@ def current_judgments(
     stored = {judgment.rule_set_id for _, _, judgment, *_ in rows} - {None}
     rule_sets = session.scalars(select(RuleSet).where(RuleSet.id.in_(stored))) if stored else ()
     rules = {rule_set.id: rule_set.content["rules"] for rule_set in rule_sets}
+    numbers = guidelines.numbers(session)
     return [
         CurrentJudgment(
-            item, batch, judgment, name, _canonical_answer(batch, judgment), adjudicated, rules.get(judgment.rule_set_id, ())
+            item,
+            batch,
+            judgment,
+            name,
+            _canonical_answer(batch, judgment),
+            adjudicated,
+            rules.get(judgment.rule_set_id, ()),
+            numbers.get(judgment.guideline_id),
         )
         for item, batch, judgment, name, adjudicated in rows
     ]

@@ -1,6 +1,7 @@
 """The guidelines of each task: Markdown in immutable versions; the app records who has opened which."""
 
 import re
+from collections import Counter
 
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
@@ -63,6 +64,16 @@ def mark_read(database: Database, guideline_id: int, user_id: int) -> None:
         session.get(User, user_id, with_for_update=True)  # two tabs may report at once
         if session.get(Guideline, guideline_id) and not session.get(GuidelineRead, (guideline_id, user_id)):
             session.add(GuidelineRead(guideline_id=guideline_id, user_id=user_id))
+
+
+def numbers(session: Session) -> dict[int, int]:
+    """The number of each version, counted from 1 for each task, by its id."""
+    counts: Counter[str] = Counter()
+    found = {}
+    for version, task in session.execute(select(Guideline.id, Guideline.task).order_by(Guideline.id)):
+        counts[task] += 1
+        found[version] = counts[task]
+    return found
 
 
 def versions(session: Session, task: str) -> list[tuple[int, Guideline, str, int]]:

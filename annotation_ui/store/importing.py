@@ -7,6 +7,7 @@ with `"training": true` a training item, which comes before it; `explanation` is
 
 import json
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
@@ -179,7 +180,8 @@ def _remove_incomplete(database: Database, batch_id: int) -> None:
 
 
 def _items(task: Task, batch: Batch, rules: list[Json], rows: Iterable[tuple[str, Json]]) -> Iterator[Json]:
-    """The imported rows as database rows of items."""
+    """The imported rows as database rows of items. A row with the id of an earlier one gets `ID#2`, `ID#3` and so on."""
+    ids: Counter[str] = Counter()
     for where, row in rows:
         try:
             contents = task.contents(row, batch.settings, rules)
@@ -189,6 +191,11 @@ def _items(task: Task, batch: Batch, rules: list[Json], rows: Iterable[tuple[str
             purposes = [_purpose(row, answer) for answer in known_answers]
         except BadInputError as error:
             raise UserError(f"{where}: {error}") from None
+        if external_id is not None:
+            ids[external_id] += 1
+            while ids[external_id] > 1:
+                external_id = f"{external_id}#{ids[external_id]}"
+                ids[external_id] += 1
         for content, answer, purpose in zip(contents, known_answers, purposes, strict=True):
             yield {
                 "external_id": external_id,

@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import func, select
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from annotation_ui.store.leases import Leases, give_back_slot
@@ -28,6 +28,13 @@ class ConflictError(Exception):
     """The assignment is in another state than the request assumes; the message tells the labeler what to do."""
 
 
+class BatchDeletedError(ConflictError):
+    """The lead has deleted the batch of the assignment: an answer would not be exported."""
+
+    def __init__(self) -> None:
+        super().__init__("the lead has deleted this batch, so an answer would not count; your draft is kept")
+
+
 @dataclass(frozen=True)
 class AssignmentContext:
     """A labeler's assignment with everything that its page needs."""
@@ -36,6 +43,11 @@ class AssignmentContext:
     item: Item
     batch: Batch
     rules: list[Json]
+
+    def require_batch(self) -> None:
+        """Raise: BatchDeletedError, if the batch was deleted."""
+        if self.batch.deleted_at is not None:
+            raise BatchDeletedError
 
 
 @dataclass(frozen=True)
@@ -76,7 +88,7 @@ class Judgments:
             held = self.leases.renew(session, assignment)
             return {"held": held, "stored": stored, "sequence": assignment.draft_seq}
 
-    def save_transcript(self, user_id: int, assignment_id: int, messages: list[dict[str, str]]) -> None:
+    def save_transcript(self, user_id: int, assignment_id: int, messages: list[Json]) -> None:
         """Store a probing conversation. Only the server calls this, never with messages from a browser.
 
         An item that was skipped or submitted while the model answered stays so.
@@ -87,8 +99,18 @@ class Judgments:
             if assignment.state in ("leased", "expired"):
                 self.leases.renew(session, assignment)
 
-    def submit(self, user_id: int, assignment_id: int, request_id: str, answer: Json, seconds: float) -> Judgment:
+    def submit(
+        self,
+        user_id: int,
+        assignment_id: int,
+        request_id: str,
+        answer: Json,
+        seconds: float,
+        guideline_id: int | None = None,
+    ) -> Judgment:
         """Append the judgment; the same request sent twice (a lost response, a double click) makes one judgment.
+
+        `guideline_id` is the version of the guidelines that the labeler's page showed.
 
         A request id with another answer than the first time is refused. If the lease has expired and somebody else has the
         slot, the judgment is stored as `late` and never exported.
@@ -102,10 +124,11 @@ class Judgments:
             checked = TASKS[assignment.task].check(answer, context.item.content, context.rules)
             if earlier is not None:
                 return _same_request(earlier, assignment, checked)
+            context.require_batch()
             if assignment.state in ("done", "skipped"):
                 raise ConflictError(ALREADY_SUBMITTED)
             kind = self._judgment_kind(session, assignment)
-            judgment = _append_judgment(session, context, kind, request_id, checked, seconds)
+            judgment = _append_judgment(session, context, kind, request_id, checked, seconds, guideline_id)
             assignment.state = "expired" if kind == "late" else "done"
             if kind != "late":
                 assignment.current_id, assignment.draft = judgment.id, None
@@ -119,6 +142,7 @@ class Judgments:
             assignment, answer = context.assignment, {"reason": reason[:1000]}
             if earlier is not None:
                 return _same_request(earlier, assignment, answer, skip=True)
+            context.require_batch()
             if assignment.state in ("done", "skipped") or assignment.current_id is not None:
                 raise ConflictError(ALREADY_SUBMITTED)
             if context.item.purpose == "training":
@@ -146,6 +170,7 @@ class Judgments:
             if context is None:
                 return None
             assignment = context.assignment
+            context.require_batch()
             if context.item.purpose == "training":
                 raise BadInputError(KNOWN_ANSWER_SHOWN)
             if assignment.state != "skipped":
@@ -178,10 +203,12 @@ class Judgments:
     def reopen(self, user_id: int, assignment_id: int) -> Assignment:
         """Open a submitted answer to change it, or continue a change. The old answer counts until the new one is in."""
         with self.leases.database.write() as session:
-            assignment = _own_assignment(session, user_id, assignment_id)
+            context = _load_context(session, user_id, assignment_id)
+            assignment = context.assignment
+            context.require_batch()
             if assignment.current_id is None:
                 raise ConflictError("you have no answer here to change")
-            if session.get_one(Item, assignment.item_id).purpose == "training":
+            if context.item.purpose == "training":
                 raise BadInputError(KNOWN_ANSWER_SHOWN)
             if assignment.draft is None:
                 assignment.draft = _draft_of_current_judgment(session, assignment)
@@ -259,10 +286,18 @@ def _same_request(earlier: Judgment, assignment: Assignment, answer: Json, skip:
 
 
 def _append_judgment(
-    session: Session, context: AssignmentContext, kind: str, request_id: str, answer: Any, seconds: float
+    session: Session,
+    context: AssignmentContext,
+    kind: str,
+    request_id: str,
+    answer: Any,
+    seconds: float,
+    guideline_id: int | None = None,
 ) -> Judgment:
     assignment = context.assignment
-    guideline = select(func.max(Guideline.id)).where(Guideline.task == assignment.task)
+    if guideline_id is not None:
+        shown = session.get(Guideline, guideline_id)
+        require(shown is not None and shown.task == assignment.task, "guidelines: this task has no such version")
     judgment = Judgment(
         request_id=request_id,
         assignment_id=assignment.id,
@@ -273,7 +308,7 @@ def _append_judgment(
         shown_order=assignment.shown_order,
         seconds=max(0.0, min(seconds, time.time() - assignment.opened_at)),
         rule_set_id=context.batch.rule_set_id,
-        guideline_id=session.scalar(guideline),
+        guideline_id=guideline_id,
     )
     session.add(judgment)
     session.flush()
@@ -287,7 +322,9 @@ def _last_submitted(session: Session, user_id: int, task: str, assignment_id: in
     newest = (
         select(Judgment.assignment_id)
         .join(Assignment, Assignment.id == Judgment.assignment_id)
+        .join(Batch, Batch.id == Assignment.batch_id)
         .where(Judgment.user_id == user_id, Assignment.task == task, Assignment.state.in_(("done", "skipped")))
+        .where(Batch.deleted_at.is_(None))
         .order_by(Judgment.id.desc())
         .limit(1)
     )

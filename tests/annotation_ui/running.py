@@ -19,6 +19,7 @@ from sqlalchemy import select, update
 
 from annotation_ui.server.auth import Auth
 from annotation_ui.server.headers import COOKIE
+from annotation_ui.store import guidelines
 from annotation_ui.store.database import Database
 from annotation_ui.store.importing import NewBatch, import_rows
 from annotation_ui.store.judgments import Judgments
@@ -106,7 +107,9 @@ def do(judgments, user, task, answer):
     """Answer the labeler's next item in the item's own order."""
     assignment = judgments.leases.next(user, task)
     shown = TASKS[task].shown(answer, assignment.shown_order)
-    judgments.submit(user, assignment.id, f"{user}-{assignment.id}-{task}", shown, 3.0)
+    with judgments.leases.database.read() as session:
+        newest = guidelines.newest(session, task)
+    judgments.submit(user, assignment.id, f"{user}-{assignment.id}-{task}", shown, 3.0, newest and newest.id)
 
 
 class Server:

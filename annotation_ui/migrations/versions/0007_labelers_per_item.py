@@ -1,8 +1,13 @@
-"""The oldest schema that is upgraded. New databases are created from the models; a change of the models adds a revision."""
+"""The number of labelers of each item is called labelers_per_item, as in the settings."""
+
+from alembic import op
 
 revision = "0007_labelers_per_item"
-down_revision = None
+down_revision = "0006_tokens_audit_webhook"
+
+TABLES = ("batches", "webhook_events")
 
 
 def upgrade() -> None:
-    """Nothing: `Database.upgrade` marks a new database with the newest revision."""
+    for table in TABLES:
+        op.execute(f"ALTER TABLE {table} RENAME COLUMN overlap TO labelers_per_item")

@@ -3,12 +3,13 @@ import hashlib
 import json
 import random
 import re
+import secrets
 import time
 from datetime import datetime
 
 import pyarrow.parquet
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import select
 
@@ -19,11 +20,14 @@ from align.data.readers import read_records
 from align.data.records import FLAGS, AttributeJudgment, Demonstration, Ranking, RuleJudgment
 from annotation_ui.lead_tabs.overview import day_chart
 from annotation_ui.reports import overview
+from annotation_ui.reports.events import new_judgments
 from annotation_ui.reports.export import Selection, export, records, rows_to_export
 from annotation_ui.reports.labeler_report import labeler_rows
 from annotation_ui.reports.row_files import plain_cell
 from annotation_ui.store import guidelines, rule_sets
-from annotation_ui.store.schema import Judgment
+from annotation_ui.store.batches import delete_batch
+from annotation_ui.store.schema import Batch, Item, Judgment
+from annotation_ui.tasks import BadInputError
 from annotation_ui.tasks.judge_rules import verdict_attributes
 from annotation_ui.tasks.rankings import ranking_attributes
 from tests.annotation_ui.running import add_batch, add_users, do, rank_rows, read, stored
@@ -185,7 +189,7 @@ def test_files_manifest_and_hash(database, judgments, tmp_path, kind):
     manifest = export(database, Selection("rankings"), path)
     content = path.read_bytes()
     digest = hashlib.sha256(b"Be fair.").hexdigest()
-    assert manifest["guidelines"] == [{"task": "rank", "text": "Be fair.", "sha256": digest}]
+    assert manifest["guidelines"] == [{"task": "rank", "version": 1, "text": "Be fair.", "sha256": digest}]
     assert manifest == json.loads((tmp_path / f"out.{kind}.manifest.json").read_text())
     assert manifest["file"]["sha256"] == hashlib.sha256(content).hexdigest()
     assert (manifest["rows"], manifest["judgments"], manifest["items"], len(manifest["labelers"])) == (1, 1, 1, 1)
@@ -199,6 +203,45 @@ def test_files_manifest_and_hash(database, judgments, tmp_path, kind):
         assert list(row) == sorted(row)
     else:
         assert pyarrow.parquet.read_table(path).to_pylist() == rows_to_export(database, Selection("rankings"))
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.lists(st.lists(st.sampled_from(["1", "2", "a", "item-1", "1@2", "1#2", None]), min_size=1, max_size=4), max_size=3)
+)
+def test_ids_are_unique_across_imports_and_the_first_import_keeps_its_own(database, judgments, imports):
+    (ann,) = add_users(database, secrets.token_hex(8))
+    for batch in stored(database, select(Batch.name).where(Batch.deleted_at.is_(None))):
+        delete_batch(database, batch)
+    before = {item.external_id for item in stored(database, select(Item))}
+    for ids in imports:
+        rows = [("t", {"prompt": str(n), "responses": ["a", "b"], "id": row_id}) for n, row_id in enumerate(ids)]
+        add_batch(database, rows)
+        for _ in rows:
+            do(judgments, ann, "rank", {"ranks": [1, 2]})
+    exported = [row["id"] for row in rows_to_export(database, Selection("rankings"))]
+    assert len(set(exported)) == len(exported) == sum(map(len, imports))
+    if imports and not before:
+        expected = {row_id for row_id in imports[0] if row_id}
+        assert expected <= set(exported[: len(imports[0])])
+    followed = [event["id"] for event in new_judgments(database, 0, limit=10_000) if event["kind"] == "submit"]
+    assert followed[len(followed) - len(exported) :] == exported
+
+
+def test_the_version_of_the_guidelines_that_was_shown_is_exported(database, judgments):
+    add_batch(database, 3)
+    ann, boss = add_users(database, "ann", "boss")
+    other = guidelines.save(database, "rules", "Of another task.", boss, edited=0)
+    first = guidelines.save(database, "rank", "Be kind.", boss, edited=0)
+    second = guidelines.save(database, "rank", "Be kind and brief.", boss, edited=first)  # while ann has the first one open
+    for number, version in enumerate((first, second, None)):
+        opened = judgments.leases.next(ann, "rank")
+        with pytest.raises(BadInputError, match="guidelines"):
+            judgments.submit(ann, opened.id, f"bad-{number}", {"ranks": [1, 2, 3, 4]}, 1, other)
+        judgments.submit(ann, opened.id, f"request-{number}", {"ranks": [1, 2, 3, 4]}, 1, version)
+    rows = rows_to_export(database, Selection("rankings", times=True))
+    assert [row.get("guidelines") for row in rows] == [1, 2, None]
+    assert not any("guidelines" in row for row in rows_to_export(database, Selection("rankings")))
 
 
 def test_rows_have_the_time_and_the_seconds_of_their_judgment(database, judgments, tmp_path):

@@ -14,6 +14,7 @@ from annotation_ui.server.api import next_decision
 from annotation_ui.store import guidelines, rule_sets
 from annotation_ui.store.batches import BatchSettings, change_batch, delete_batch, restore_batch, stored_settings
 from annotation_ui.store.importing import NewBatch, import_rows
+from annotation_ui.store.judgments import BatchDeletedError
 from annotation_ui.store.schema import Assignment, Batch, BatchLabeler, Item, Judgment
 from annotation_ui.tasks import TASKS, BadInputError
 from tests.annotation_ui.running import add_batch, add_users, do, rank_rows, read, stored
@@ -145,7 +146,7 @@ def test_batches_are_renamed_deleted_and_restored_and_no_judgment_is_lost(databa
 
 
 @pytest.mark.parametrize("task", ["demonstrate", "probe"])
-def test_a_batch_that_is_deleted_while_somebody_writes_keeps_the_draft_and_takes_the_answer(database, judgments, task):
+def test_a_batch_that_is_deleted_while_somebody_writes_keeps_the_draft_and_refuses_the_answer(database, judgments, task):
     rules = {"rule_set": "sparrow-dialogue"} if task == "probe" else {}
     with database.write() as session:
         rule_sets.store_shipped(session)
@@ -153,6 +154,7 @@ def test_a_batch_that_is_deleted_while_somebody_writes_keeps_the_draft_and_takes
     name = add_batch(database, [("t:1", row)], task, **rules)
     (ann,) = add_users(database, "ann")
     opened = judgments.leases.next(ann, task)
+    said = None
     if task == "probe":
         said = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hello!", "model": "m"}]
         judgments.save_transcript(ann, opened.id, said)
@@ -160,9 +162,42 @@ def test_a_batch_that_is_deleted_while_somebody_writes_keeps_the_draft_and_takes
         judgments.save_draft(ann, opened.id, {"state": {"completion": "A poem"}}, 1)
     assert delete_batch(database, name) is False
     answer = {"verdict": "follows", "note": ""} if task == "probe" else {"completion": "A poem, finished"}
-    assert judgments.submit(ann, opened.id, "late", answer, 1).kind == "submit"
+    for action in (
+        lambda: judgments.submit(ann, opened.id, "late", answer, 1),
+        lambda: judgments.skip(ann, opened.id, "skip", "", 1),
+    ):
+        with pytest.raises(BatchDeletedError, match="deleted this batch"):
+            action()
     restore_batch(database, name)
+    kept = judgments.load(ann, opened.id).assignment
+    assert (kept.draft or kept.transcript) in ({"state": {"completion": "A poem"}}, said)
+    assert judgments.submit(ann, opened.id, "late", answer, 1).kind == "submit"
     assert read(database, overview.progress)[0]["done"] == 1
+
+
+def test_answers_of_a_deleted_batch_are_neither_changed_nor_undone(database, judgments):
+    kept, deleted = add_batch(database, 1, priority=1), add_batch(database, 2)
+    (ann,) = add_users(database, "ann")
+    for _ in range(3):
+        do(judgments, ann, "rank", BEST_FIRST)
+    last, reopened = stored(database, select(Judgment).order_by(Judgment.id.desc()))[:2]
+    judgments.reopen(ann, reopened.assignment_id)
+    delete_batch(database, deleted)
+    assert judgments.leases.next(ann, "rank") is None  # the change that was begun is closed
+    answer = {"ranks": [4, 3, 2, 1]}
+    for action in (
+        lambda: judgments.submit(ann, reopened.assignment_id, "change", answer, 1),
+        lambda: judgments.reopen(ann, last.assignment_id),
+        lambda: judgments.undo(ann, "rank", "undo-named", last.assignment_id),
+    ):
+        with pytest.raises(BatchDeletedError):
+            action()
+    again = judgments.submit(ann, last.assignment_id, last.request_id, last.answer, 1)  # sent twice: it was stored
+    assert again.id == last.id
+    undone = judgments.undo(ann, "rank", "undo-last")  # that of the batch that is left
+    assert judgments.load(ann, undone.id).batch.name == kept
+    restore_batch(database, deleted)
+    assert len(rows_to_export(database, Selection("rankings", batches=(deleted,)))) == 2
 
 
 def test_items_and_judgments_are_found_by_labeler_batch_state_flag_and_text(database, judgments):
