@@ -24,24 +24,19 @@ from annotation_ui.server.error_pages import add_error_pages
 from annotation_ui.server.guard import Guard
 from annotation_ui.server.pages import add_pages
 from annotation_ui.server.remote_api import add_remote_api
+from annotation_ui.server.root_path import RootPath
 from annotation_ui.server.services import Services
 from annotation_ui.server.transfers import add_transfers
 from annotation_ui.store import rule_sets
 
 SECONDS_BETWEEN_LOOKS = 0.05
-_LABELER_HEAD = """
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<link rel="stylesheet" href="/ui/theme.css">
-<link rel="stylesheet" href="/ui/markdown.css">
-<link rel="stylesheet" href="/ui/workbench.css">
-"""
-_LEAD_HEAD = "".join(f'<link rel="stylesheet" href="/ui/{name}.css">' for name in ("theme", "markdown", "lead"))
+_VIEWPORT = '<meta name="viewport" content="width=device-width, initial-scale=1">'
 _TOP = """
 <span class="brand" aria-hidden="true"><span></span><span></span><span></span></span><h1>Lead</h1>
-<nav><a href="/">Label</a> <a href="/password">Change password</a>
-<form method="post" action="/logout"><button>Sign out</button></form></nav>
+<nav><a href="{root}/">Label</a> <a href="{root}/password">Change password</a>
+<form method="post" action="{root}/logout"><button>Sign out</button></form></nav>
 """
-_START = "import('/ui/workbench.js').then((workbench) => workbench.start(element))"
+_START = "import('{root}/ui/workbench.js').then((workbench) => workbench.start(element))"
 
 
 def create_app(services: Services) -> FastAPI:
@@ -55,15 +50,22 @@ def create_app(services: Services) -> FastAPI:
     add_routes(app, services)
     add_transfers(app, services)
     add_remote_api(app, services)
-    mount(app, lead_page(services), "/lead", _LEAD_HEAD)
-    mount(app, labeler_page(), "/", _LABELER_HEAD)
+    root = services.settings.root_path
+    mount(app, lead_page(services), "/lead", _style_sheets(root, "theme", "markdown", "lead"), root)
+    mount(app, labeler_page(root), "/", _VIEWPORT + _style_sheets(root, "theme", "markdown", "workbench"), root)
+    if root:
+        app.add_middleware(RootPath, root=root)  # outside the guard, which sees paths without it
     return app
+
+
+def _style_sheets(root: str, *names: str) -> str:
+    return "".join(f'<link rel="stylesheet" href="{root}/ui/{name}.css">' for name in names)
 
 
 def lead_page(services: Services) -> gr.Blocks:
     """Build the page at /lead, with all of its tabs. Every table is read from the database each time it is shown."""
     with gr.Blocks(title="Lead · Labeling", analytics_enabled=False) as page:
-        gr.HTML(_TOP, elem_id="top")
+        gr.HTML(_TOP.format(root=services.settings.root_path), elem_id="top")
         with gr.Tabs(overflow_behavior="wrap"):  # all of them in sight, on a phone, too
             with gr.Tab("Overview"):
                 overview_tab(page, services)
@@ -90,25 +92,34 @@ def lead_page(services: Services) -> gr.Blocks:
     return cast(gr.Blocks, page)
 
 
-def labeler_page() -> gr.Blocks:
+def labeler_page(root: str = "") -> gr.Blocks:
     """Build the page at /: one component, the workbench of static/workbench.js, without events or inputs.
 
     Gradio's API then offers nothing to call. The workbench keeps no state in Gradio: it reads the open item from /api and
     saves every change there.
     """
     with gr.Blocks(title="Labeling", analytics_enabled=False, fill_width=True) as page:
-        gr.HTML('<div class="workbench"></div>', js_on_load=_START, apply_default_css=False, elem_id="workbench")
+        gr.HTML(
+            '<div class="workbench"></div>',
+            js_on_load=_START.replace("{root}", root),
+            apply_default_css=False,
+            elem_id="workbench",
+        )
     return cast(gr.Blocks, page)
 
 
-def mount(app: FastAPI, page: gr.Blocks, path: str, head: str) -> None:
-    """Add a Gradio page to the app; the guard decides who may see it, and no request makes it open a file."""
+def mount(app: FastAPI, page: gr.Blocks, path: str, head: str, root: str = "") -> None:
+    """Add a Gradio page to the app; the guard decides who may see it, and no request makes it open a file.
+
+    `root` is the path of a proxy, which precedes `path` in addresses.
+    """
     _forbid_files(page)
     gr.mount_gradio_app(
         app,
         page,
         path=path,
         head=head,
+        root_path=f"{root}{path}".rstrip("/") if root else None,
         auth_dependency=_signed_in,
         ssr_mode=False,
         show_error=False,

@@ -26,6 +26,7 @@ from annotation_ui.cli_users import add_user_commands
 from annotation_ui.reports.export import Selection, export, records
 from annotation_ui.reports.overview import progress
 from annotation_ui.server.proxy import Peer, proxy_sign_in
+from annotation_ui.server.root_path import checked_root_path
 from annotation_ui.server.services import Settings, make_services
 from annotation_ui.store import rule_sets
 from annotation_ui.store.backup import back_up, restore
@@ -82,6 +83,7 @@ def _add_server_options(parser: argparse.ArgumentParser, only_if_given: bool = F
     add("--lease-minutes", 30, "how long an idle labeler holds an item", type=float)
     add("--session-hours", 12, "how long an idle labeler stays signed in", type=float)
     add("--https", False, "behind a proxy that speaks TLS: cookies over https only", action="store_true")
+    add("--root-path", "", "path of a proxy below which the app is served, such as /labels", metavar="PATH")
     add("--proxy-user-header", "", "header in which a company's proxy names the signed-in user", metavar="NAME")
     add("--proxy-address", "", "IP address of that proxy; the header does not count from any other", metavar="IP")
 
@@ -149,13 +151,19 @@ def _serve(options: argparse.Namespace) -> None:
     open_database(options).close()
     make_folder(options.data_dir)
     settings = Settings(
-        database_url(options), options.data_dir, options.lease_minutes, options.session_hours, options.https, proxy
+        database_url(options),
+        options.data_dir,
+        options.lease_minutes,
+        options.session_hours,
+        options.https,
+        proxy,
+        checked_root_path(options.root_path),
     )
     services = make_services(settings)
     password = services.auth.first_lead()
     if password is not None:
         print(f"First start: sign in as  lead  with the password  {password}  (shown only now)", flush=True)
-    print(f"Labeling app: http://{options.host}:{options.port}", flush=True)
+    print(f"Labeling app: http://{options.host}:{options.port}{settings.root_path}", flush=True)
     uvicorn.run(
         Peer(create_app(services), options.https),
         host=options.host,

@@ -14,7 +14,6 @@ from sqlalchemy import select
 
 from align.core.errors import UserError
 from annotation_ui.server.services import Services
-from annotation_ui.server.transfers import EXPORT_PATH
 from annotation_ui.store.schema import Batch, User
 from annotation_ui.tasks import TASKS
 
@@ -90,12 +89,11 @@ def file_field(elem_id: str, label: str, suffixes: tuple[str, ...], most_bytes: 
 
 def send_file(elem_id: str) -> str:
     """The JavaScript that puts the upload's key in place of the event's first input."""
-    return f"async (_, ...rest) => [await (await import('/ui/files.js')).upload('{elem_id}'), ...rest]"
+    files = "await import(new URL('../ui/files.js', document.baseURI))"
+    return f"async (_, ...rest) => [await ({files}).upload('{elem_id}'), ...rest]"
 
 
 def export_links(paths: list[Path]) -> str:
-    """Links that download exported files."""
-    links = [
-        f'<li><a href="{EXPORT_PATH}/{html.escape(path.name)}" download>{html.escape(path.name)}</a></li>' for path in paths
-    ]
+    """Links that download exported files, below the lead's page."""
+    links = [f'<li><a href="exports/{html.escape(path.name)}" download>{html.escape(path.name)}</a></li>' for path in paths]
     return f'<ul class="downloads">{"".join(links)}</ul>'

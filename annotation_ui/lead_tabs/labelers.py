@@ -50,7 +50,7 @@ def labelers_tab(tab: gr.Tab, services: Services) -> None:
 _NONE = "Labelers disagree on nothing that is not decided yet. Items need two labelers for this (a setting of the batch)."
 _OPEN = """(task) => {
   const item = document.querySelector('#disagreements .picked')?.dataset.key ?? '';
-  window.location.assign(`/?task=${task}&decide=${item}`);
+  window.location.assign(`../?task=${task}&decide=${item}`);
 }"""
 
 

@@ -102,7 +102,7 @@ class _UserActions:
 
 AUDIT_RECORDS = 50
 _ABOUT = (
-    "A program on another machine uses a token instead of a password. [The API](/lead/api) lists its requests; "
+    "A program on another machine uses a token instead of a password. [The API](api) lists its requests; "
     "`annotation_ui.client` is the Python client."
 )
 

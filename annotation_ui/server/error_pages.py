@@ -13,6 +13,7 @@ from sqlalchemy.exc import OperationalError
 from starlette.exceptions import HTTPException
 
 from annotation_ui.server.headers import PROTECTING
+from annotation_ui.server.root_path import root_path
 from annotation_ui.store.database import database_error_line
 
 LEADS_ONLY = "for leads only"
@@ -41,7 +42,7 @@ _PAGE = Template((Path(__file__).parents[1] / "static" / "login.html").read_text
 
 def plain_page(title: str, content: str) -> str:
     """A page outside of Gradio, such as the one to sign in; `content` is HTML."""
-    return _PAGE.substitute(title=escape(title), content=content)
+    return _PAGE.substitute(title=escape(title), content=content, root=root_path.get())
 
 
 def wants_page(accept: str) -> bool:
@@ -60,7 +61,7 @@ def error_page(status: int, detail: str = "") -> str:
     """The page of an error; `detail` is shown where there is no fixed advice."""
     title = _TITLES.get(status, "This did not work")
     advice = detail.capitalize() if status == 403 and detail != LEADS_ONLY else _ADVICE.get(status, detail.capitalize())
-    return plain_page(title, f'<p>{escape(advice)}</p><p><a href="/">To the labeling page</a></p>')
+    return plain_page(title, f'<p>{escape(advice)}</p><p><a href="{root_path.get()}/">To the labeling page</a></p>')
 
 
 def add_error_pages(app: FastAPI) -> None:

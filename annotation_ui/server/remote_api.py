@@ -24,6 +24,7 @@ from annotation_ui.reports.overview import progress
 from annotation_ui.reports.row_files import FORMATS
 from annotation_ui.server.bodies import Body, TaskName
 from annotation_ui.server.guard import API_PATH
+from annotation_ui.server.root_path import root_path
 from annotation_ui.server.services import Services
 from annotation_ui.server.transfers import export_file, new_export_path, receive, uploaded
 from annotation_ui.store.audit import Actor
@@ -180,15 +181,16 @@ def _add_docs(app: FastAPI, router: APIRouter) -> None:
 
     @app.get(SCHEMA_PATH, include_in_schema=False)
     def openapi() -> JSONResponse:
-        return JSONResponse(schema())
+        return JSONResponse(schema(servers=[{"url": root_path.get() or "/"}]))
 
     @app.get(DOCS_PATH, include_in_schema=False)
     def docs() -> HTMLResponse:
+        root = root_path.get()
         return get_swagger_ui_html(
-            openapi_url=SCHEMA_PATH,
+            openapi_url=f"{root}{SCHEMA_PATH}",
             title="API · Labeling",
-            swagger_js_url=f"{DOCS_FILES}/swagger-ui-bundle.js",
-            swagger_css_url=f"{DOCS_FILES}/swagger-ui.css",
-            swagger_favicon_url=f"{DOCS_FILES}/favicon.png",
+            swagger_js_url=f"{root}{DOCS_FILES}/swagger-ui-bundle.js",
+            swagger_css_url=f"{root}{DOCS_FILES}/swagger-ui.css",
+            swagger_favicon_url=f"{root}{DOCS_FILES}/favicon.png",
             swagger_ui_parameters={"validatorUrl": None},
         )

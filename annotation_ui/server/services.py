@@ -32,6 +32,7 @@ class Settings:
     session_hours: float = 12
     https: bool = False  # the server is behind a TLS proxy: send cookies over https only
     proxy: ProxySignIn | None = None  # a proxy that signs users in
+    root_path: str = ""  # the path of a proxy below which the app is served, such as /labels
 
     @property
     def exports(self) -> Path:

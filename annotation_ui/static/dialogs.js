@@ -1,6 +1,6 @@
 // The questions that the page asks in a dialog: the password after a session has ended, and why an item is skipped.
 
-import { h } from "./dom.js";
+import { BASE, h } from "./dom.js";
 
 const REASONS = ["I do not understand the task or the text", "I do not know enough to judge it", "It is broken, cut off or empty",
   "I do not want to read this"];
@@ -31,7 +31,7 @@ export class SignIn {
     h("p", {}, "What you wrote is still here. Sign in again to save it and go on."),
     h("label", {}, "Name", h("input", { name: "name", autocomplete: "username", readonly: true, value: this.user })),
     h("label", {}, "Password", password), problem,
-    h("div", { class: "row" }, h("button", { class: "primary" }, "Sign in"), h("a", { href: "/login" }, "Sign in as somebody else")));
+    h("div", { class: "row" }, h("button", { class: "primary" }, "Sign in"), h("a", { href: `${BASE}/login` }, "Sign in as somebody else")));
     this.dialog.replaceChildren(form);
     document.querySelector(".workbench").append(this.dialog);
     this.dialog.showModal();
@@ -40,7 +40,7 @@ export class SignIn {
 
   async refusalOf(password) {
     const body = new URLSearchParams({ name: this.user, password });
-    const answer = await fetch("/login", { method: "POST", body, redirect: "manual" }).catch(() => null);
+    const answer = await fetch(`${BASE}/login`, { method: "POST", body, redirect: "manual" }).catch(() => null);
     if (answer === null || answer.status >= 500) return "The server cannot be reached. Try again.";
     if (answer.type === "opaqueredirect") return "";
     return answer.status === 429 ? "Too many attempts. Wait some minutes and try again." : "Wrong password.";

@@ -39,7 +39,7 @@ export function onSignedOut(ask) {
 // fetch, which waits for a new sign-in where one is needed; not for a page that is being left.
 export async function request(path, options = {}) {
   for (;;) {
-    const response = await fetch(`/api/${path}`, options);
+    const response = await fetch(`${BASE}/api/${path}`, options);
     if (response.status !== 401 || !signIn || options.keepalive) return response;
     await signIn();
   }
@@ -81,6 +81,9 @@ export function requestId() {
   const bytes = crypto.getRandomValues(new Uint8Array(16));
   return Array.from(bytes, (byte) => byte.toString(16).padStart(2, "0")).join("");
 }
+
+// The path of the app, without a slash at its end: empty, or that of a proxy. This file is BASE/ui/dom.js.
+export const BASE = new URL("..", import.meta.url).pathname.replace(/\/$/, "");
 
 const RAW = "align-raw-text"; // remembered in this browser
 

@@ -1,6 +1,6 @@
 // The parts of the page around the item: tabs, action buttons, messages, dialogs.
 
-import { h, isRaw, toggleRaw } from "./dom.js";
+import { BASE, h, isRaw, toggleRaw } from "./dom.js";
 
 // `account`: what /api/tasks returns; `handlers`: {task(name), history, guidelines, help, undo, skip, submit}.
 export class Frame {
@@ -93,8 +93,8 @@ export class Frame {
 }
 
 function header(frame, account, handlers) {
-  const link = (text, href) => h("a", { href }, text);
-  const out = h("form", { method: "post", action: "/logout" }, h("button", { class: "link" }, "Sign out"));
+  const link = (text, path) => h("a", { href: `${BASE}${path}` }, text);
+  const out = h("form", { method: "post", action: `${BASE}/logout` }, h("button", { class: "link" }, "Sign out"));
   const menu = h("details", { class: "menu" }, h("summary", { "aria-label": "Account" }, account.user),
     h("div", { class: "menu-list" }, link("Change password", "/password"), out));
   const button = (text, action, more = {}) => h("button", { class: "link", type: "button", onclick: action, ...more }, text);

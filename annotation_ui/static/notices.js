@@ -1,7 +1,7 @@
 // What the page says above an item (new guidelines, a lead's decision, another window), where there is none, and after a
 // training item: its known answer.
 
-import { call, h } from "./dom.js";
+import { BASE, call, h } from "./dom.js";
 
 // `unread`: the id of the guidelines that this labeler has not opened; `read()` opens them.
 export function guidelinesNotice(unread, read) {
@@ -17,7 +17,7 @@ export function decisionBanner(deciding) {
   const agreement = deciding.agreement === null ? "" : `, on which labelers agree to ${Math.round(100 * deciding.agreement)} %`;
   const left = deciding.left === 1 ? "1 disagreement is left." : `${deciding.left} disagreements are left.`;
   return h("p", { class: "notice decision", role: "status" }, h("b", {}, "You decide"), ` item ${deciding.item}${agreement}. Your answer counts instead of theirs. `,
-    left, " ", h("a", { href: "/lead/" }, "Stop deciding"));
+    left, " ", h("a", { href: `${BASE}/lead/` }, "Stop deciding"));
 }
 
 // What `Frame.notice` shows where work is at risk; each action is [its name, what the button says, what it does].
@@ -39,7 +39,7 @@ export const lostNotice = (next) => warning("Your time for this item ran out, an
 export function nothingToDo(lead, again, undo) {
   if (lead) return h("div", { class: "nothing" }, h("h2", {}, "Nothing to do here"),
     h("p", {}, "Leads get no labelers' items: to do both, use two accounts. What there is to decide is among the disagreements."),
-    h("a", { href: "/lead/" }, "To the lead's page"));
+    h("a", { href: `${BASE}/lead/` }, "To the lead's page"));
   return h("div", { class: "nothing" }, h("h2", {}, "Nothing to do here"),
     h("p", {}, "There are no items of this task left for you. Another task may have some, or the lead may add more."),
     h("button", { type: "button", onclick: again }, "Check again"), " ",
@@ -49,7 +49,7 @@ export function nothingToDo(lead, again, undo) {
 export function noDisagreement() {
   return h("div", { class: "nothing" }, h("h2", {}, "No disagreement is left"),
     h("p", {}, "You have decided or skipped every item of this task on which labelers differ."),
-    h("a", { href: "/lead/" }, "Back to the lead's page"));
+    h("a", { href: `${BASE}/lead/` }, "Back to the lead's page"));
 }
 
 // `lesson`: {agreement, known, own, explanation}; resolves when the labeler has closed it.

@@ -1,0 +1,62 @@
+"""The path of a proxy below which the app is served, such as /labels: it precedes the path of every address."""
+
+import re
+from contextvars import ContextVar
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from align.core.errors import UserError
+
+root_path: ContextVar[str] = ContextVar("root_path", default="")
+"""That of the request: empty, or with a slash at its beginning and none at its end."""
+_PATH = re.compile(r"(?:/[A-Za-z0-9._~-]+)*")
+
+
+def checked_root_path(path: str) -> str:
+    """The path without a slash at its end. Raises: UserError if it is not a path."""
+    path = path.rstrip("/")
+    if not _PATH.fullmatch(path) or "/." in path:
+        raise UserError(f"--root-path {path!r}: must be a path such as /labels")
+    return path
+
+
+class RootPath:
+    """ASGI middleware for a proxy that removes the root path from requests, or leaves it.
+
+    The app sees paths without it. Redirects of the app get it.
+    """
+
+    def __init__(self, app: ASGIApp, root: str) -> None:
+        self.app, self.root = app, root
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        root_path.set(self.root)
+        path, raw = scope["path"], scope.get("raw_path") or b""
+        if path == self.root:
+            headers = [(b"location", f"{self.root}/".encode())]
+            await send({"type": "http.response.start", "status": 307, "headers": headers})
+            await send({"type": "http.response.body", "body": b""})
+            return
+        if path.startswith(f"{self.root}/"):
+            scope = {**scope, "path": path[len(self.root) :], "raw_path": raw.removeprefix(self.root.encode())}
+        host = Headers(scope=scope).get("host", "")
+
+        async def send_with_root(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                if "location" in headers:
+                    headers["location"] = self._with_root(headers["location"], host)
+            await send(message)
+
+        await self.app(scope, receive, send_with_root)
+
+    def _with_root(self, location: str, host: str) -> str:
+        """An address of this app with the root path; other addresses as they are."""
+        parts = urlsplit(location)
+        own = parts.path.startswith("/") and parts.netloc in ("", host)
+        return parts._replace(path=self.root + parts.path).geturl() if own else location
