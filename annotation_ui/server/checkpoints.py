@@ -155,7 +155,9 @@ class Checkpoints:
         """Stop all but the models used last; whether there were more than `count`."""
         stopped = list(self._models)[: max(0, len(self._models) - count)]
         for name in stopped:
-            self._models.pop(name).stop()
+            model = self._models.pop(name, None)
+            if model is not None:  # else it was unloaded at this moment
+                model.stop()
         return bool(stopped)
 
     def _start(self, name: str) -> _RunningModel:

@@ -12,6 +12,15 @@ export const helpTable = (...lists) => h("table", { class: "keys" }, lists.flat(
 
 const MAX_AHEAD = 50;
 
+// The letter or digit that a US keyboard has at a key, if the layout has a letter of another alphabet or a digit behind Shift
+// there; else the key as it is.
+export function keyName({ key, code = "", shiftKey }) {
+  if (key.length !== 1 || /[a-z0-9]/i.test(key)) return key;
+  const letter = key > "\x7f" && /^Key([A-Z])$/.exec(code);
+  const digit = !shiftKey && /^Digit([0-9])$/.exec(code);
+  return (letter || digit)?.[1]?.toLowerCase() ?? key;
+}
+
 export class Keys {
   constructor(workbench) {
     this.workbench = workbench;
@@ -35,7 +44,8 @@ export class Keys {
       else if (enter && target.tagName === "INPUT") workbench.submit();
       return;
     }
-    if (workbench.history ? this.pressInHistory(event) : this.pressAtItem(event)) event.preventDefault();
+    const named = { key: keyName(event), repeat: event.repeat, target };
+    if (workbench.history ? this.pressInHistory(named) : this.pressAtItem(named)) event.preventDefault();
   }
 
   pressInHistory(event) {
@@ -66,12 +76,12 @@ export class Keys {
   keepForNext(event) {
     event.preventDefault();
     const leaves = /^(Enter|Escape|Tab)$/.test(event.key);
-    if (!event.repeat && !leaves && this.ahead.length < MAX_AHEAD) this.ahead.push(event.key);
+    if (!event.repeat && !leaves && this.ahead.length < MAX_AHEAD) this.ahead.push({ key: keyName(event), text: event.key });
   }
 
   replay() {
-    for (const key of this.ahead.splice(0)) {
-      if (isTyping(document.activeElement)) key.length === 1 && document.execCommand("insertText", false, key);
+    for (const { key, text } of this.ahead.splice(0)) {
+      if (isTyping(document.activeElement)) text.length === 1 && document.execCommand("insertText", false, text);
       else if (!/^[usw?g]$/i.test(key)) this.pressAtItem({ key }); // nobody decides an item that was not shown yet
     }
   }

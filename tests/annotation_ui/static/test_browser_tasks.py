@@ -44,6 +44,26 @@ def test_judge_rules(any_server, browser, how):
     ]  # fmt: skip
 
 
+KEY_NAMES = """async (pressed) => {
+  const { keyName } = await import("/ui/keys.js");
+  return pressed.map(([key, code, shiftKey]) => keyName({ key, code, shiftKey }));
+}"""
+
+
+def test_letters_and_digits_work_on_keyboards_of_other_alphabets(server, browser):
+    server.add_batch([("t:1", {"prompt": "Q", "response": "A"})], "rules", rule_set="plain-style")
+    page = open_task(server, browser, "layouts", "rules")
+    pressed = {("ф", "KeyA", False): "a", ("Ф", "KeyA", True): "a", ("ش", "KeyA", False): "a", ("é", "Digit2", False): "2",
+               ("&", "Digit1", False): "1", ("!", "Digit1", True): "!", ("?", "Digit7", True): "?",
+               ("a", "KeyQ", False): "a",
+               ("'", "KeyQ", False): "'", ("ü", "BracketLeft", False): "ü", ("Enter", "Enter", False): "Enter"}  # fmt: skip
+    assert page.evaluate(KEY_NAMES, [list(key) for key in pressed]) == list(pressed.values())
+    press = "(init) => document.activeElement.dispatchEvent(new KeyboardEvent('keydown', { bubbles: true, ...init }))"
+    page.evaluate(press, {"key": "é", "code": "Digit2"})
+    page.evaluate(press, {"key": "ф", "code": "KeyA"})
+    assert page.locator(".verdict[aria-checked=true]").all_inner_texts() == ["Unsure", "Follows"]
+
+
 def test_23_rules_fill_one_and_a_half_screens_and_none_moves_when_it_is_chosen(server, browser):
     server.add_batch([("t:1", {"prompt": "Q", "response": "A"})], "rules", rule_set="sparrow-dialogue")
     page = open_task(server, browser, "many-rules", "rules", viewport={"width": 1280, "height": 800})
