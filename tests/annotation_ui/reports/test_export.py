@@ -366,6 +366,7 @@ def test_an_attribute_is_1_for_the_answer_that_its_form_calls_yes():
         assert tuple(row["attributes"].values()) == values
 
 
+@settings(deadline=None)
 @given(st.lists(st.sampled_from(["violates", "follows", "unsure", None]), min_size=1, max_size=5))
 def test_any_is_yes_with_one_yes_and_no_only_if_all_were_answered_no(verdicts):
     yes = [["violates", "Yes"], ["follows", "No"], ["unsure", "Unsure"]]

@@ -113,7 +113,7 @@ def test_people_sign_in_label_and_export_below_the_path(browser, tmp_path):
         lead.add_cookies([{"name": COOKIE, "value": server.token("boss", "lead"), "url": url}])
         office = lead.new_page()
         office.set_default_timeout(60_000)
-        office.goto(f"{ROOT}/lead")
+        office.goto(f"{ROOT}/lead/")
         expect(office.locator(".lead-table").first).to_contain_text(batch)  # an event of Gradio was answered
         office.get_by_role("link", name="Label", exact=True).click()
         office.wait_for_selector(".workbench .top")
