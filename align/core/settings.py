@@ -323,7 +323,10 @@ class RunConfig(Settings):
     report_to: list[str] = option(
         ["tensorboard"], "trackers in addition to metrics.jsonl", choices=("tensorboard", "wandb", "trackio", "none")
     )
-    save_steps: int = option(0, "updates between checkpoints; 0: only after a request to stop", ge=0)
+    save_steps: int = option(0, "updates between checkpoints; 0: by time, see save_minutes", ge=0)
+    save_minutes: float = option(
+        10.0, "minutes between checkpoints if save_steps is 0; 0: a checkpoint only after a request to stop", ge=0
+    )
     save_total_limit: int = option(2, "number of checkpoints that are kept; 0: all", ge=0)
     collective_timeout: float = option(1800.0, "time limit of a collective operation, in seconds", ge=1, le=86_400)
     skip_bad_rows: bool = option(False, "skip bad rows of the data instead of stopping at the first")

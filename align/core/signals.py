@@ -1,7 +1,8 @@
 """Requests to stop: SIGTERM (a cluster takes the machine back), SIGUSR1 (it will soon) and SIGINT (Ctrl-C).
 
-A run ends at the next place where its state can be saved, and saves. If that takes too long (`grace_seconds`), it ends
-without saving, because what asked it to stop would kill it.
+A run ends at the next place where its state can be saved, and saves. After SIGTERM and SIGUSR1 it ends without saving if
+that takes too long (`grace_seconds`), because the cluster would kill it. Ctrl-C has no time limit: a second one ends the run
+at once.
 """
 
 import math
@@ -11,18 +12,19 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 
 EXIT_STOPPED = 75
 """Exit code of a run that was asked to stop and can be resumed: EX_TEMPFAIL of sysexits.h, "try again later"."""
 GRACE_SECONDS = 25.0
-"""The time to save after SIGTERM or Ctrl-C. Clusters kill 30 seconds after SIGTERM, unless told otherwise."""
+"""The time to save after SIGTERM. Clusters kill 30 seconds after it, unless told otherwise."""
 WARNING_SECONDS = 270.0
 """The time to save after SIGUSR1, which configs/cluster/slurm.sbatch requests 300 seconds before the time limit."""
-SECOND_CTRL_C = 2.0
+SECOND_CTRL_C = 1.0
+"""Seconds within which a second Ctrl-C counts as the first one: a launcher passes on what the terminal sends as well."""
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGUSR1") if hasattr(signal, name))
 
 
@@ -39,8 +41,8 @@ class Stopped(KeyboardInterrupt):
 
 
 def grace_seconds(number: int) -> float:
-    """Return the time from a signal to the end of a process that could not save."""
-    return WARNING_SECONDS if signal.Signals(number).name == "SIGUSR1" else GRACE_SECONDS
+    """Return the time from a signal to the end of a process that could not save: infinity after Ctrl-C."""
+    return {"SIGINT": math.inf, "SIGUSR1": WARNING_SECONDS}.get(signal.Signals(number).name, GRACE_SECONDS)
 
 
 class StopRequest:
@@ -61,10 +63,13 @@ class StopRequest:
             self.saves = False
 
     @contextmanager
-    def listening(self) -> Iterator[None]:
-        """Note signals instead of dying from them, in a program's main thread.
+    def listening(self, announce: Callable[[int], None] = lambda number: None) -> Iterator[None]:
+        """Note signals instead of dying from them, in a program's main thread; afterward handlers are as they were.
 
-        A second Ctrl-C, 2 seconds later, interrupts at once. After `grace_seconds` the process ends.
+        A second Ctrl-C, a second later, interrupts at once. After `grace_seconds` the process ends.
+
+        Args:
+            announce: called at once, in another thread, with the number of the first signal.
         """
         if threading.current_thread() is not threading.main_thread() or os.name != "posix":
             yield
@@ -74,7 +79,7 @@ class StopRequest:
         before = {number: signal.signal(number, self._note) for number in SIGNALS}
         # The kernel's signal reaches the pipe even while the main thread is inside a long computation or waits for others.
         wakeup = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-        watcher = threading.Thread(target=self._end_after_grace, args=(reader,), daemon=True)
+        watcher = threading.Thread(target=self._watch, args=(reader, announce), name="align-signals", daemon=True)
         watcher.start()
         try:
             yield
@@ -94,8 +99,8 @@ class StopRequest:
             return
         self.signal, self.since = signal.Signals(number).name, time.monotonic()
 
-    def _end_after_grace(self, reader: int) -> None:
-        """Wait for signals, until 0 comes; end the process if it still runs after the time of grace of one of them."""
+    def _watch(self, reader: int, announce: Callable[[int], None]) -> None:
+        """Announce the first signal, until 0 comes; end the process if it still runs after the time of grace of one."""
         poll = select.poll()
         poll.register(reader, select.POLLIN)
         by, end = 0, math.inf
@@ -103,7 +108,12 @@ class StopRequest:
             number = os.read(reader, 1)[0]
             if not number:
                 return
-            if number in SIGNALS and time.monotonic() + grace_seconds(number) < end:  # SIGTERM after SIGUSR1 leaves less
+            if number not in SIGNALS:
+                continue
+            if not by:
+                with suppress(OSError):  # nothing reads the output
+                    announce(number)
+            if not by or time.monotonic() + grace_seconds(number) < end:  # SIGTERM after SIGUSR1 leaves less
                 by, end = number, time.monotonic() + grace_seconds(number)
         undone = "within an update, without saving: the last checkpoint counts"
         if self.saves:

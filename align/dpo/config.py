@@ -19,6 +19,9 @@ from align.training.data_order import EpochConfig
 class DPOConfig(MixtureConfig, SplitConfig, EpochConfig, ModelConfig, RunConfig, OptimizationConfig):
     """A policy that learns from rankings without a reward model; the reference is the initial policy."""
 
+    needs = "a model and rankings of responses (train_data)"
+    first_run = "configs/dpo/first-run.yaml"
+
     learning_rate: float = option(1e-6, "peak learning rate (1e-6 for all weights: DPO, appendix B; 1e-5 to 1e-4 with LoRA)")
     train_data: str = option(
         "data/rankings.jsonl",

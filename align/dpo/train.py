@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from peft import PeftConfig
@@ -41,11 +41,11 @@ from align.reward.rankings import (
 from align.runtime.distributed import run_on_main
 from align.runtime.flops import Clock, FlopsProfile, forward_flops, training_flops
 from align.tokenization.encoded import EncodedRanking
-from align.training.data_order import DataOrder
+from align.training.data_order import DataOrder, measured_on
 from align.training.engine import TrainEngine
 from align.training.epoch_loop import EpochLoop
 from align.training.model_source import Model, ModelSource
-from align.training.run import Run
+from align.training.run import Run, making_trainer
 from align.training.start import build_engine, warn_if_prompts_are_reread, with_data_names
 
 
@@ -88,7 +88,7 @@ def train(
     # Before a checkpoint is loaded, the weights are those of the start.
     examples, referenced = read_reference(order.examples, held_out, engine, backbone, profile, budget)
     batches = order.over(examples)
-    loop = EpochLoop(engine, order, config.eval_steps)
+    loop = EpochLoop(engine, order, config.eval_steps, measure_of(pair_loss, held_out))
     planned = ((batch, group_sizes(backbone, rankings_of(batch))) for batch in batches.first_batches())
     loop.measure_largest_micro_batch(planned, loss_of)
 
@@ -114,8 +114,13 @@ def train(
         metrics, scored = evaluate(engine, backbone, referenced, pair_loss, budget)
         if loop.is_best(metrics):
             save(loaded, engine, config.train_data, metrics, scored)
-    run.close()
     return run.folder / "model"
+
+
+def measure_of(pair_loss: PairLoss, held_out: list[EncodedRanking]) -> dict[str, Any]:
+    """Return what the validation loss is measured on."""
+    settings = {"loss": pair_loss.kind, "beta": pair_loss.beta, "label_smoothing": pair_loss.label_smoothing}
+    return measured_on("validation_data", held_out, **settings)
 
 
 def batch_loss(
@@ -242,6 +247,7 @@ class DPOTrainer:
     Arguments are those of `SFTTrainer`.
     """
 
+    @making_trainer()
     def __init__(
         self,
         policy: Model,
@@ -268,9 +274,12 @@ class DPOTrainer:
 
     def train(self) -> Path:
         """Train from the last checkpoint on; return the folder of the best policy."""
-        if self.config.dry_run:
-            return EpochLoop(self.engine, self.order, self.config.eval_steps).end_dry_run()
-        return train(self.config, self.loaded, self.engine, self.order, self.held_out)
+        with self.run:
+            if self.config.dry_run:
+                pair_loss = PairLoss(self.config.loss, self.config.beta, self.config.label_smoothing)
+                measure = measure_of(pair_loss, self.held_out)
+                return EpochLoop(self.engine, self.order, self.config.eval_steps, measure).end_dry_run()
+            return train(self.config, self.loaded, self.engine, self.order, self.held_out)
 
 
 def run_dpo(config: DPOConfig) -> Path:

@@ -26,6 +26,7 @@ from align.reward.checkpoint import LoadedReward, load_reward_model
 from align.reward.rankings import pack_rankings, score_rankings
 from align.reward.scoring import RewardModelScorer
 from align.runtime.distributed import compute_dtype, make_accelerator, map_across_processes
+from align.runtime.process import keep_freed_memory
 from align.sampling.generation import SamplingParams, row_uniforms, sample
 from align.sampling.settings import AnsweringConfig, FewShotConfig, InferenceConfig
 from align.tokenization import Tokenization
@@ -87,6 +88,7 @@ class EvaluatedModel:
 
 def open_accelerator(dtype: str) -> Accelerator:
     """Return the processes that share an evaluation."""
+    keep_freed_memory()
     return make_accelerator(compute_dtype(dtype), max_grad_norm=0.0)
 
 

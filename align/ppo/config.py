@@ -132,6 +132,9 @@ class PPOConfig(
 ):
     """Clipped-ratio PPO with a KL penalty to the reference, the initial policy."""
 
+    needs = "a model, prompts and a reward (reward_model, reward_functions, rules, rubrics or attributes)"
+    first_run = "configs/ppo/first-run.yaml"
+
     adam_epsilon: float = option(1e-5, "epsilon of AdamW (the N implementation details of RLHF with PPO: 1e-5)")
     learning_rate: float = option(3e-6, "peak learning rate (3e-6 for all weights, 1e-4 to 3e-4 with LoRA)")
     lr_scheduler_type: Schedule = option("linear", "decay of the learning rate")

@@ -2,7 +2,7 @@
 
 import math
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -10,11 +10,13 @@ from statistics import fmean
 from typing import Any
 
 import torch
+import yaml
 from torch import Tensor
 
 from align.core.errors import UserError
 from align.core.files import new_folder
 from align.core.seeds import RngStream
+from align.core.settings import dump
 from align.models.checkpoint import WriteModel, save_model, update_in_card, weights_of
 from align.ppo.config import EvaluationConfig
 from align.ppo.extensions import PolicyEvaluation
@@ -24,6 +26,7 @@ from align.ppo.rollout import forward_all_roles, sample_rollout
 from align.ppo.setup import PPOSetup, save_if_scoring_fails
 from align.runtime.distributed import run_on_main
 from align.training.checkpoint import Stateful
+from align.training.data_order import changed_measure, measured_on
 from align.training.run import Run
 
 
@@ -51,11 +54,26 @@ class PolicySelection:
         max_kl: largest KL to the initial policy, in nats per response, of a policy that is kept.
         critic_warmup: first updates, in which the policy does not change.
         score_name: a name of the scores, for warnings.
+        measure: what the scores are measured on, see `measured_on`; None: always the same.
     """
 
-    def __init__(self, max_kl: float, critic_warmup: int = 0, score_name: str = "reward") -> None:
+    def __init__(
+        self,
+        max_kl: float,
+        critic_warmup: int = 0,
+        score_name: str = "reward",
+        measure: Mapping[str, Any] | None = None,
+    ) -> None:
         self.max_kl, self.critic_warmup, self.score_name = max_kl, critic_warmup, score_name
         self.best: Candidate | None = None
+        self.measure = self.measured_before = dict(measure or {})
+
+    def forget_if_changed(self) -> str:
+        """Forget the scores of a resumed run if new ones are measured on something else; return a line, or ""."""
+        line = changed_measure(self.measured_before, self.measure)
+        if line:
+            self.best = None
+        return line
 
     def update(self, candidate: Candidate, kl: float) -> bool:
         """Record an evaluated policy; return whether it is the best one so far."""
@@ -75,13 +93,29 @@ class PolicySelection:
         return f"warning: no evaluation has a higher {self.score_name} than the initial policy ({mean:.3g}), which is kept"
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the evaluation of the kept policy."""
-        return {"best": self.best and asdict(self.best)}
+        """Return the evaluation of the kept policy, and what it was measured on."""
+        return {"best": self.best and asdict(self.best), "measure": self.measure}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned."""
         best = state["best"]
         self.best = Candidate(best["update"], best["scores"]) if best else None
+        self.measured_before = state.get("measure", self.measure)  # a checkpoint of an earlier version lacks it
+
+
+MEASURE_SETTINGS = (
+    *("reward_model", "reward_ensemble", "uncertainty_weight", "reward_functions", "rubrics", "attributes", "rules"),
+    *("extensions", "missing_eos_penalty", "missing_eos_score", "max_new_tokens", "stop_token_ids", "ignore_eos"),
+    *("temperature", "max_kl", "selection"),
+)
+"""The settings that decide which score a policy gets on the fixed prompts."""
+
+
+def measure_of(setup: PPOSetup) -> dict[str, Any]:
+    """Return what the scores of policies are measured on."""
+    settings: dict[str, Any] = yaml.safe_load(dump(setup.run.config))
+    chosen = {name: settings[name] for name in MEASURE_SETTINGS if name in settings}
+    return measured_on("validation_prompts", [prompt.ids for prompt in setup.validation], **chosen)
 
 
 def take_over_best_policy(run: Run, selection: PolicySelection) -> None:
@@ -142,7 +176,7 @@ class Evaluator:
         self.stale = 0
         """The update of the policy in the folder, if it is later than the checkpoint that the run continues."""
         score_name = next((each.selects_by for each in setup.extensions if each.selects_by), "reward")
-        self.selection = PolicySelection(config.max_kl, critic_warmup, score_name)
+        self.selection = PolicySelection(config.max_kl, critic_warmup, score_name, measure_of(setup))
 
     def stateful(self) -> dict[str, Stateful]:
         """Return the stateful objects by their names in a checkpoint."""
@@ -150,6 +184,9 @@ class Evaluator:
 
     def begin(self, done: int) -> None:
         """Take over the best policy of a run that this one continues; evaluate and log the initial policy of a new run."""
+        if done < self.total_updates and (line := self.selection.forget_if_changed()):
+            self.drift.load_state_dict(None)
+            self.setup.run.print(line)
         if self.config.save_best_policy:
             take_over_best_policy(self.setup.run, self.selection)
             self.stale = self.setup.run.stale_update(done)

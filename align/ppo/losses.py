@@ -148,7 +148,7 @@ class KLController:
     """
 
     def __init__(self, coef: float, target: float = 0.0, horizon: int = 10_000) -> None:
-        self.coef, self.target, self.horizon = coef, target, horizon
+        self.coef, self.target, self.horizon, self.start = coef, target, horizon, coef
 
     def update(self, kl: float, samples: int) -> None:
         """Raise the coefficient while KL is above the target, by at most 20 % per horizon of samples; lower it below.
@@ -161,10 +161,12 @@ class KLController:
             error = min(max(kl / self.target - 1.0, -0.2), 0.2)
             self.coef *= 1.0 + error * min(samples / self.horizon, 1.0)  # a rollout beyond the horizon must not overshoot
 
-    def state_dict(self) -> float:
-        """Return the coefficient."""
-        return self.coef
+    def state_dict(self) -> dict[str, float]:
+        """Return the coefficient, and the one of the settings from which it was adapted."""
+        return {"coef": self.coef, "start": self.start}
 
-    def load_state_dict(self, state: float) -> None:
-        """Restore what `state_dict` returned; a constant coefficient is that of the settings, which may have changed."""
-        self.coef = state if self.target else self.coef
+    def load_state_dict(self, state: dict[str, float] | float) -> None:
+        """Restore an adapted coefficient. A `kl_coef` that has changed applies instead; earlier states are a number."""
+        stored = state if isinstance(state, dict) else {"coef": state, "start": self.start}
+        if self.target and stored["start"] == self.start:
+            self.coef = stored["coef"]

@@ -3,7 +3,8 @@
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from accelerate import Accelerator
@@ -39,7 +40,7 @@ from align.training.data_order import PLANNED_UPDATES, examples_digest, require_
 from align.training.engine import TrainEngine
 from align.training.memory import FLOAT32_BYTES
 from align.training.optimizer import ParamGroup
-from align.training.run import Run
+from align.training.run import Run, making_trainer
 from align.training.start import build_engine, warn_if_prompts_are_reread
 
 if TYPE_CHECKING:
@@ -76,10 +77,15 @@ class PPOSetup:
         critic = {"value_regression": self.value_regression} if self.value_regression else {}
         return {"prompts": PromptIdentity(self.prompts), **critic, **own}
 
-    def close(self) -> None:
-        """Release the resources of the sampler and the run."""
-        self.sampler.close()
-        self.run.close()
+    def __enter__(self) -> Self:
+        self.run.__enter__()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        try:
+            self.sampler.close()
+        finally:
+            self.run.__exit__(kind, error, trace)
 
     @contextmanager
     def averaged_weights(self) -> Iterator[None]:
@@ -93,6 +99,7 @@ class PPOSetup:
         self.sampler.weights_changed()
 
 
+@making_trainer()
 def prepare(config: PPOConfig, inputs: PPOInputs) -> PPOSetup:
     """Open the run's folder, load all models and data, and build the engines. Raise a UserError for a mistake in them."""
     extensions = inputs.extensions
@@ -175,7 +182,7 @@ def require_rewards(inputs: PPOInputs) -> None:
     """Raise a UserError for a run without a reward, or with a folder that is not a reward model."""
     if not (inputs.reward_models or inputs.functions or any(each.gives_scores for each in inputs.extensions)):
         kinds = "reward_model, reward_functions, rules, rubrics, attributes, or several of them"
-        raise UserError(f"PPO needs a reward: set {kinds}")
+        raise UserError(f"PPO needs a reward: set {kinds}; {PPOConfig.first_run} is an example that runs as it is")
     for model in inputs.reward_models:
         if isinstance(model, str):
             require_reward_model(model)

@@ -94,7 +94,7 @@ def train(config: PPOConfig, setup: PPOSetup) -> Path:
     evaluator.begin(done)
     run.open()  # locks the folder, unless a result above has been written to it already
     updates = run.updates(done + 1, config.total_updates, checkpoint)
-    for update in extensions.updates(updates, done):  # extensions: resume, early stop
+    for update in extensions.updates(updates, done, run.accelerator):  # extensions: resume, early stop
         clock = Clock()
         experience = collect_experience(config, setup, state, update, clock)  # steps 1 to 4
         lengths = rollout_lengths(experience.rollout, setup.policy.backbone, config.micro_batch_tokens)
@@ -296,9 +296,8 @@ def run_ppo(config: PPOConfig) -> Path:
     """Train a policy by PPO; return the best policy's folder. Raise a UserError for a mistake in settings or data."""
     rewards = (config.reward_model, load_functions(config.reward_functions), configured_extensions(vars(config)))
     setup = prepare(config, PPOInputs(ModelSource(config.model), *rewards, config.prompts, config.validation_prompts))
-    folder = train(config, setup)
-    setup.close()
-    return folder
+    with setup:
+        return train(config, setup)
 
 
 if __name__ == "__main__":

@@ -125,9 +125,8 @@ class PPOTrainer:
 
     def train(self) -> Path:
         """Run all updates from the last checkpoint on; return the folder of the best policy, or of the last."""
-        folder = train(self.config, self.setup)
-        self.setup.close()
-        return folder
+        with self.setup:
+            return train(self.config, self.setup)
 
     def save_model(self, folder: str | Path) -> None:
         """Save the current policy, which is the last one after `train`, into a folder. Other files in it stay."""

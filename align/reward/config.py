@@ -18,6 +18,9 @@ from align.training.data_order import EpochConfig
 class RewardConfig(MixtureConfig, SplitConfig, SequenceConfig, EpochConfig, ModelConfig, RunConfig, OptimizationConfig):
     """A reward model on rankings of 2 to 9 responses."""
 
+    needs = "a model and rankings of responses (train_data)"
+    first_run = "configs/reward/first-run.yaml"
+
     train_data: str = option(
         "data/rankings.jsonl",
         "rankings or pairs to learn from: file, folder or hub name; several are separated by commas, each as NAME or "

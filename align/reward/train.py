@@ -45,11 +45,11 @@ from align.runtime.distributed import run_on_main
 from align.runtime.flops import FlopsProfile
 from align.tokenization import encode_demonstration
 from align.tokenization.encoded import EncodedRanking
-from align.training.data_order import DataOrder
+from align.training.data_order import DataOrder, measured_on
 from align.training.engine import TrainEngine
 from align.training.epoch_loop import EpochLoop
 from align.training.model_source import Model, ModelSource
-from align.training.run import Run
+from align.training.run import Run, making_trainer
 from align.training.start import (
     build_engine,
     share_sequences,
@@ -80,7 +80,8 @@ def train(
         lm_weight=lm_weight,
         device=run.accelerator.device,
     )
-    loop = EpochLoop(engine, order, config.eval_steps)
+    measure = measured_on("validation_data", held_out, soft_targets=config.soft_targets)
+    loop = EpochLoop(engine, order, config.eval_steps, measure)
     planned = ((batch, group_sizes(backbone, batch)) for batch in order.first_batches())
     loop.measure_largest_micro_batch(planned, loss_of)
 
@@ -107,7 +108,6 @@ def train(
         metrics, scored = evaluate(engine, backbone, held_out, budget, config.soft_targets)
         if loop.is_best(metrics):
             save(loaded, engine, config.train_data, metrics, scored, demonstrated)
-    run.close()
     return run.folder / "model"
 
 
@@ -265,6 +265,7 @@ class RewardTrainer:
     mean reward becomes 0.
     """
 
+    @making_trainer()
     def __init__(
         self,
         model: Model,
@@ -307,10 +308,12 @@ class RewardTrainer:
 
     def train(self) -> Path:
         """Train from the last checkpoint on; return the folder of the best model."""
-        if self.config.dry_run:
-            return EpochLoop(self.engine, self.order, self.config.eval_steps).end_dry_run()
-        parts = (self.loaded, self.engine, self.order, self.held_out, self.demonstrated)
-        return train(self.config, *parts)
+        with self.run:
+            if self.config.dry_run:
+                measure = measured_on("validation_data", self.held_out, soft_targets=self.config.soft_targets)
+                return EpochLoop(self.engine, self.order, self.config.eval_steps, measure).end_dry_run()
+            parts = (self.loaded, self.engine, self.order, self.held_out, self.demonstrated)
+            return train(self.config, *parts)
 
 
 def run_reward(config: RewardConfig) -> Path:

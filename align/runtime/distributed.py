@@ -19,7 +19,7 @@ from transformers.integrations import unset_hf_deepspeed_config
 from align.core import heartbeat
 from align.core.errors import OtherProcessError, UserError, reason
 from align.core.plugins import install_hint
-from align.runtime.process import keep_freed_memory, return_freed_memory
+from align.runtime.process import return_freed_memory
 
 try:
     import fcntl
@@ -130,9 +130,7 @@ def make_accelerator(
     except ImportError as error:
         raise UserError(f"DeepSpeed is not installed; {install_hint('deepspeed')}") from error
     limit_collectives(timeout)
-    if zero_stage(accelerator) < 3:
-        keep_freed_memory()
-    else:
+    if zero_stage(accelerator) == 3:
         return_freed_memory()
     plugin = accelerator.state.deepspeed_plugin
     if plugin is not None:

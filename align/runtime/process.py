@@ -7,7 +7,8 @@ fifth of the time of a PPO update of SmolLM2-135M.
 import ctypes
 import os
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 # mallopt(3) and glibc's malloc.h
@@ -15,6 +16,8 @@ M_TRIM_THRESHOLD = -1
 M_MMAP_THRESHOLD = -3
 M_MMAP_MAX = -4
 DEFAULT_MMAP_MAX, DEFAULT_THRESHOLD = 65_536, 128 * 1024
+LARGEST_THRESHOLD = 32 * 1024**2
+"""The threshold that glibc adapts to by itself after a buffer of this size was freed (DEFAULT_MMAP_THRESHOLD_MAX)."""
 
 
 def request_huge_pages() -> None:
@@ -28,6 +31,21 @@ def keep_freed_memory() -> None:
         library = _glibc()
         library.mallopt(M_MMAP_MAX, 0)
         library.mallopt(M_TRIM_THRESHOLD, -1)
+
+
+@contextmanager
+def freed_memory_kept() -> Iterator[None]:
+    """Keep freed memory inside, as `keep_freed_memory`; afterward the C library returns it as it does by default."""
+    keep_freed_memory()
+    try:
+        yield
+    finally:
+        with suppress(OSError, AttributeError):
+            library = _glibc()
+            library.mallopt(M_MMAP_MAX, DEFAULT_MMAP_MAX)
+            library.mallopt(M_MMAP_THRESHOLD, LARGEST_THRESHOLD)
+            library.mallopt(M_TRIM_THRESHOLD, 2 * LARGEST_THRESHOLD)
+            library.malloc_trim(0)
 
 
 def return_freed_memory() -> None:

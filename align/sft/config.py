@@ -18,6 +18,9 @@ from align.training.data_order import EpochConfig
 class SFTConfig(MixtureConfig, SplitConfig, SequenceConfig, EpochConfig, ModelConfig, RunConfig, OptimizationConfig):
     """Supervised fine-tuning on demonstrations."""
 
+    needs = "a model and demonstrations (train_data)"
+    first_run = "configs/sft/tiny-llama.yaml"
+
     train_data: str = option(
         "data/demonstrations.jsonl",
         "demonstrations to learn from: file, folder or hub name; several are separated by commas, each as NAME or "

@@ -28,11 +28,11 @@ from align.runtime.flops import FlopsProfile, training_flops
 from align.sft.config import SFTConfig
 from align.sft.loss import demonstration_loss
 from align.tokenization.encoded import EncodedDemonstration
-from align.training.data_order import DataOrder
+from align.training.data_order import DataOrder, measured_on
 from align.training.engine import TrainEngine
 from align.training.epoch_loop import EpochLoop
 from align.training.model_source import Model, ModelSource
-from align.training.run import Run
+from align.training.run import Run, making_trainer
 from align.training.start import build_engine, share_sequences, with_data_names
 
 
@@ -47,7 +47,7 @@ def train(
     run, budget, prompt_weight = engine.run, config.micro_batch_tokens, config.prompt_loss_weight
     profile = flops_profile(loaded.backbone, loaded.adapter)
     loss_of = partial(batch_loss, engine.module, prompt_weight=prompt_weight, device=run.accelerator.device)
-    loop = EpochLoop(engine, order, config.eval_steps)
+    loop = EpochLoop(engine, order, config.eval_steps, measured_on("validation_data", held_out))
     loop.measure_largest_micro_batch(((batch, token_counts(batch)) for batch in order.first_batches()), loss_of)
     if not loop.done:
         run.log(0, evaluate(engine, held_out, budget))
@@ -72,7 +72,6 @@ def train(
         metrics = evaluate(engine, held_out, budget)
         if loop.is_best(metrics):
             save(loaded, engine, config.train_data, metrics)
-    run.close()
     return run.folder / "model"
 
 
@@ -173,6 +172,7 @@ class SFTTrainer:
         UserError: for a mistake in the settings or the data.
     """
 
+    @making_trainer()
     def __init__(
         self,
         model: Model,
@@ -200,9 +200,11 @@ class SFTTrainer:
 
     def train(self) -> Path:
         """Train from the last checkpoint on; return the folder of the best model."""
-        if self.config.dry_run:
-            return EpochLoop(self.engine, self.order, self.config.eval_steps).end_dry_run()
-        return train(self.config, self.loaded, self.engine, self.order, self.held_out)
+        with self.run:
+            if self.config.dry_run:
+                measure = measured_on("validation_data", self.held_out)
+                return EpochLoop(self.engine, self.order, self.config.eval_steps, measure).end_dry_run()
+            return train(self.config, self.loaded, self.engine, self.order, self.held_out)
 
 
 def run_sft(config: SFTConfig) -> Path:

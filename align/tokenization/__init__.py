@@ -6,6 +6,7 @@ from align.tokenization.rendering import (
     PLAIN_TEMPLATE,
     ConversationError,
     set_template_date,
+    template_date,
 )
 
 __all__ = [
@@ -16,4 +17,5 @@ __all__ = [
     "Tokenization",
     "encode_demonstration",
     "set_template_date",
+    "template_date",
 ]

@@ -36,6 +36,11 @@ def set_template_date(day: str) -> None:
     _date = date.fromisoformat(day)
 
 
+def template_date() -> str:
+    """Return the date that chat templates read as today's."""
+    return _date.isoformat()
+
+
 def choose_template(own: str, name: str) -> str:
     """Return the chat template `name`: `auto` (which is `own`), `plain`, `raw`, or the path of a Jinja file."""
     if name == "auto":

@@ -169,6 +169,23 @@ def labels_digest(examples: Iterable[Any]) -> str:
     return digest.hexdigest()
 
 
+def measured_on(data: str, examples: Sequence[Any], **settings: Any) -> dict[str, Any]:
+    """Return what scores of a model are measured on, as JSON values by name: a digest of the data, and settings.
+
+    Args:
+        data: the name of the setting of the data.
+    """
+    return {data: f"{examples_digest(examples)} {labels_digest(examples)}", **settings}
+
+
+def changed_measure(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """Return a line if earlier scores were measured on something else, and cannot be compared with new ones; else ""."""
+    names = [name for name in {**before, **now} if before.get(name) != now.get(name)]
+    if not names:
+        return ""
+    return f"{', '.join(names)} changed since the last evaluation: the choice of the best model starts again"
+
+
 def _contents(example: Any) -> Iterator[Sequence[int]]:
     for part in getattr(example, "parts", (example,)):
         if hasattr(part, "prompt"):

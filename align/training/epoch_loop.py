@@ -14,7 +14,7 @@ from align.runtime.distributed import run_on_main
 from align.runtime.flops import Clock
 from align.tokenization import Tokenization
 from align.training.checkpoint import Checkpoint
-from align.training.data_order import DataOrder
+from align.training.data_order import DataOrder, changed_measure
 from align.training.engine import NotFiniteError, Sums, TrainEngine
 from align.training.run_folder import read_metrics
 from align.training.start import examples_as_text, measure_peak_memory, should_measure_memory, stop_on_nan
@@ -34,19 +34,25 @@ class EpochLoop:
     Args:
         order: the examples of each update.
         eval_steps: updates between evaluations; 0: at the end of each epoch.
+        measure: what the validation loss is measured on, see `measured_on`. If a resumed run has another one, the choice of
+            the best model starts again.
 
     Attributes:
         done: updates before this run began or resumed.
         total: updates in all.
     """
 
-    def __init__(self, engine: TrainEngine, order: DataOrder[Any], eval_steps: int) -> None:
-        self.engine, self.run, self.clock = engine, engine.run, Clock()
+    def __init__(self, engine: TrainEngine, order: DataOrder[Any], eval_steps: int, measure: Mapping[str, Any]) -> None:
+        self.engine, self.run, self.clock, self.measure = engine, engine.run, Clock(), dict(measure)
         self.total, self.eval_steps = engine.total_steps, eval_steps or order.updates_per_epoch
         self.best, self.is_missing = math.inf, False
         self.evaluated: int | None = None
         self.checkpoint = Checkpoint(self.run, engine, {"batches": order, "best": self})
+        self.measured_before = self.measure
         self.done = self.checkpoint.load()
+        if self.done < self.total and (line := changed_measure(self.measured_before, self.measure)):
+            self.best = math.inf
+            self.run.print(line)
         self.stale = self.run.stale_update(self.done)
 
     def measure_largest_micro_batch(
@@ -133,12 +139,13 @@ class EpochLoop:
         return True
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the choice of the best model so far."""
-        return {"loss": self.best, "evaluated": self.evaluated}
+        """Return the choice of the best model so far, and what it was measured on."""
+        return {"loss": self.best, "evaluated": self.evaluated, "measure": self.measure}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned."""
         self.best, self.evaluated = state["loss"], state["evaluated"]
+        self.measured_before = state.get("measure", self.measure)  # a checkpoint of an earlier version lacks it
 
 
 def flat_loss_warning(losses: Sequence[float]) -> str:

@@ -1,12 +1,18 @@
 """A run: processes, memory, log, updates and stops; `run_folder` has its files."""
 
 import json
+import os
+import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import torch
+from accelerate.state import AcceleratorState
 
 from align.core.errors import UserError, counted, without_secrets
 from align.core.files import append_line
@@ -15,26 +21,88 @@ from align.core.signals import Stopped, StopRequest
 from align.models.checkpoint import UPDATE_ROW, make_repo, push_model, update_in_card
 from align.runtime.distributed import (
     compute_dtype,
+    deepspeed_was_launched,
     limit_collectives,
     make_accelerator,
     run_on_all,
     run_on_main,
     sum_across_processes,
     watch_other_processes,
+    zero_stage,
 )
 from align.runtime.flops import peak_flops
+from align.runtime.process import freed_memory_kept
 from align.runtime.progress import ProgressDisplay, console
-from align.tokenization import set_template_date
+from align.tokenization import set_template_date, template_date
 from align.training.memory import GIB, Memory
-from align.training.run_folder import RunFolder, environment, find_start, naming_disk_errors, release_lock
+from align.training.run_folder import (
+    RunFolder,
+    environment,
+    find_start,
+    input_digests,
+    naming_disk_errors,
+    release_lock,
+)
 
 if TYPE_CHECKING:
     from align.training.callbacks import TrainerCallbacks
     from align.training.checkpoint import Checkpoint
 
+NEXT = {
+    "sft": "align chat {model}, or train a reward model: align reward --model {model} --train_data RANKINGS",
+    "reward": "align ppo --model SFT_MODEL --reward_model {model}, or a report: align report {run}",
+    "ppo": "align chat {model}, or a report with curves and samples: align report {run}",
+    "dpo": "align chat {model}, or a report with curves: align report {run}",
+    "rules": "align sample or align ppo with this rule model (docs/rules.md)",
+    "attributes": "align sample or align ppo with this attribute model (docs/rules.md)",
+    "distill": "align chat {model}",
+}
+"""The usual next commands after each stage."""
+LARGEST_SAVING_SHARE = 0.05
+"""Largest share of the time that checkpoints by time may take: a large model gets them less often."""
+
+
+@contextmanager
+def preserved_process_state(accelerate_state: dict[str, Any] | None = None) -> Iterator[None]:
+    """Restore torch's random state, accelerate's state and the date of chat templates at the end, also after an error.
+
+    A launch of DeepSpeed keeps accelerate's state, which its engine reads until the process ends.
+
+    Args:
+        accelerate_state: the state inside; None: a new one.
+    """
+    day, shared, is_kept = template_date(), AcceleratorState._shared_state, deepspeed_was_launched()
+    if not is_kept:
+        AcceleratorState._shared_state = {} if accelerate_state is None else accelerate_state
+    cuda = [torch.cuda.current_device()] if torch.cuda.is_available() and torch.cuda.is_initialized() else []
+    try:
+        with torch.random.fork_rng(devices=cuda):
+            yield
+    finally:
+        set_template_date(day)
+        if not is_kept:
+            AcceleratorState._shared_state = shared
+
+
+@contextmanager
+def making_trainer() -> Iterator[None]:
+    """Decorate what makes a trainer: the process is as it was afterward, also if the trainer is never used."""
+    environment = dict(os.environ)
+    with preserved_process_state():
+        try:
+            yield
+        finally:
+            if not deepspeed_was_launched():  # which compiles operators later, with the programs that were found here
+                for name in os.environ.keys() - environment.keys():
+                    del os.environ[name]
+                os.environ.update(environment)
+
 
 class Run:
     """One run of a stage. Its folder is written when the first result is: an error before that leaves no files.
+
+    It trains inside `with run:`. What it installs there (signal handlers, threads, the lock of the folder, the progress bar,
+    trackers) is undone at the end, also after an error or Ctrl-C.
 
     Args:
         config: the stage's settings, which the folder keeps; they have the three groups of the attributes.
@@ -82,6 +150,37 @@ class Run:
         """The state at the beginning of an update: a stop saves it as long as the update has changed no weight."""
         torch.manual_seed(config.seed)  # for new heads and adapters alone; training draws from `align.core.seeds`
         self.started, self.tokens_per_second = time.monotonic(), 0.0
+        self.saved_at, self.saving_seconds = self.started, 0.0
+        """When the last checkpoint was complete, and how long it took."""
+        self.update_began, self.seconds_per_update = self.started, 0.0
+        self._installed, self._listening = ExitStack(), ExitStack()
+
+    def __enter__(self) -> Self:
+        installed = self._installed
+        installed.enter_context(preserved_process_state(self.accelerator.state.__dict__))
+        set_template_date(self.template_date)
+        torch.manual_seed(self.config.seed)
+        if zero_stage(self.accelerator) < 3:
+            installed.enter_context(freed_memory_kept())
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        try:
+            if kind is None:
+                self.close()
+        finally:
+            with suppress(*([Stopped] if kind else [])):  # a launcher ends what is left of a failed run
+                self.release()
+
+    def release(self) -> None:
+        """Undo what the run has installed in the process; the folder is free for another run."""
+        with ExitStack() as undone:
+            undone.enter_context(self._installed)
+            if self.opened:
+                undone.callback(release_lock, self.folder)
+                undone.enter_context(suppress(OSError))
+                undone.callback(self._finish_trackers)
+            undone.enter_context(self._listening)
 
     def open(self) -> None:
         """Lock the folder and write the files that precede all results. All processes call this before they write there.
@@ -90,13 +189,22 @@ class Run:
         """
         if self.opened:
             return
-        facts = environment() | {"template_date": self.template_date}
         previous, limit = (self.checkpoint, self.continues_own), self.config.save_total_limit
-        for line in run_on_main(
-            lambda: self.files.begin(self.results, dump(self.config), facts, *previous, limit), self.accelerator
-        ):
-            self.print(line)
+
+        def begin() -> list[str]:
+            facts = {"template_date": self.template_date, "inputs": input_digests(asdict(self.config))}
+            return self.files.begin(self.results, dump(self.config), environment() | facts, *previous, limit)
+
+        try:
+            lines = run_on_main(begin, self.accelerator)
+        except BaseException:
+            release_lock(self.folder)
+            raise
         self.opened = True
+        for line in lines:
+            self.print(line)
+        if self.is_main and self.checkpoint and self.continues_own:
+            self.started -= self.files.seconds()
         if self.trackers:
             with naming_disk_errors(self.folder):
                 self.accelerator.init_trackers(self.stage)
@@ -161,13 +269,16 @@ class Run:
             self.print(f"{what}; raise {self.length_setting} to continue, or choose another output_dir")
         in_update = False
         try:
-            display = ProgressDisplay(f"{self.stage:>6}", total, first - 1, enabled=self.is_main)
-            with display as self.progress, self.stop.listening():
+            with self._listening as listening:
+                bar = ProgressDisplay(f"{self.stage:>6}", total, first - 1, enabled=self.is_main)
+                self.progress = listening.enter_context(bar)
+                listening.enter_context(self.stop.listening(self._announce_stop))
+                self.saved_at = time.monotonic()
                 for update in range(first, total + 1):
                     self.update, self._update_start = update, (checkpoint, update, checkpoint.states())
-                    in_update = True
+                    self.update_began, in_update = time.monotonic(), True
                     yield update
-                    in_update = False
+                    in_update, self.seconds_per_update = False, time.monotonic() - self.update_began
                     self.memory.release_excess_memory()
                     self.progress.advance()
                     save, stop = self.callbacks.step_end(update) if self.callbacks else (False, False)
@@ -176,8 +287,8 @@ class Run:
                             self._save(checkpoint, update)
                     if stop:
                         return
-                    if update < total and self._asked_to_stop():
-                        self._save_and_stop(checkpoint, update)
+                    if update < total:
+                        self._save_by_time_or_stop(checkpoint, update)
         except Stopped:
             if not in_update:
                 raise
@@ -197,9 +308,34 @@ class Run:
             checkpoint, update, states = self._update_start
             self._save_and_stop(checkpoint, update - 1, states)
 
+    def _save_by_time_or_stop(self, checkpoint: "Checkpoint", update: int) -> None:
+        """Save if `save_minutes` have passed since the last checkpoint, or before a stop that any process was asked for."""
+        interval = max(60 * self.config.save_minutes, self.saving_seconds / LARGEST_SAVING_SHARE)
+        by_time = self.config.save_minutes > 0 and not self.config.save_steps
+        is_due = self.is_main and by_time and time.monotonic() - self.saved_at > interval
+        asked, due = self._any_process(bool(self.stop.signal), is_due)
+        if asked:
+            self._save_and_stop(checkpoint, update)
+        if due and update != self.saved:
+            try:
+                with self.stop.saving():
+                    self._save(checkpoint, update)
+            except UserError as error:  # a full disk ends no run that needs no disk before its end
+                self.saved_at = time.monotonic()
+                self.print(f"warning: {error}; the run continues without this checkpoint")
+
+    def _announce_stop(self, number: int) -> None:
+        """Print at once what a signal causes, and when."""
+        left = self.seconds_per_update - (time.monotonic() - self.update_began)
+        about = f", about {left:.0f} s" if left >= 1 else ""
+        again = "; press Ctrl-C again to stop now" if number == signal.SIGINT else ""
+        self.print(f"{signal.Signals(number).name}: stopping after this update{about}{again}")
+
     def _save(self, checkpoint: "Checkpoint", update: int, states: dict[str, Any] | None = None) -> None:
+        began = time.monotonic()
         checkpoint.save(update, states)
-        self.saved = update
+        self.saved, self.saved_at = update, time.monotonic()
+        self.saving_seconds = self.saved_at - began
         if self.callbacks:
             self.callbacks.saved()
 
@@ -212,38 +348,49 @@ class Run:
 
     def _asked_to_stop(self) -> bool:
         """Whether any process was asked to stop; the same on all of them."""
-        asked = torch.tensor(float(bool(self.stop.signal)), device=self.accelerator.device)
-        return bool(sum_across_processes(asked, self.accelerator) > 0)
+        return self._any_process(bool(self.stop.signal))[0]
+
+    def _any_process(self, *wishes: bool) -> list[bool]:
+        """Return for each wish whether any process has it; the same on all of them."""
+        wanted = torch.tensor([float(wish) for wish in wishes], device=self.accelerator.device)
+        return [count > 0 for count in sum_across_processes(wanted, self.accelerator).tolist()]
 
     def set_progress(self, text: str) -> None:
         """Show a few metrics of the last logged update next to the progress bar, and its speed."""
         self.progress.set_text(f"{text}, {self.tokens_per_second:,.0f} tokens/s")
 
     def close(self) -> None:
-        """Finish callbacks and trackers, push the model and release the folder. The process group stays open."""
+        """Finish callbacks and trackers, push the model and release the process. The process group stays open."""
         if self.callbacks and self.opened:
             self.callbacks.end()
         self.accelerator.wait_for_everyone()
         with naming_disk_errors(self.folder / self.stage):
-            for tracker in self.accelerator.trackers if self.opened and self.trackers else ():
-                tracker.finish()
+            self._finish_trackers()
         repo, folder = self.config.push_to_hub, self.folder / "model"
         if self.is_main and self.opened and repo and folder.exists():
             try:
                 self.print(f"pushed to {push_model(folder, repo)}")
             except UserError as error:
                 self.print(f"warning: {error}; the model is in {folder}; repeat with: align model push {folder} {repo}")
-        release_lock(self.folder)
+        if self.opened and self.is_main and folder.exists():
+            self.print(f"model: {folder}\nnext: {NEXT.get(self.stage, NEXT['sft']).format(model=folder, run=self.folder)}")
+        self.release()
+
+    def _finish_trackers(self) -> None:
+        trackers, self.trackers = self.trackers, []
+        for tracker in self.accelerator.trackers if trackers else ():
+            tracker.finish()
 
     def end_dry_run(self, updates: int, done: int) -> Path:
-        """Print the plan of a run of `updates`, `done` before its checkpoint, and close it; return its model's folder."""
+        """Print the plan of a run of `updates`, `done` before its checkpoint; return its model's folder."""
         config, folder = self.config, self.folder
-        saves = f"a checkpoint every {config.save_steps}" if config.save_steps else "no checkpoints (save_steps 0)"
+        saves = "no checkpoints (save_steps and save_minutes are 0)"
+        if config.save_steps or config.save_minutes:
+            saves = f"a checkpoint every {config.save_steps or f'{config.save_minutes:g} minutes'}"
         start = f", from {self.checkpoint}" if self.checkpoint else ""
         left = f"; {counted(max(0, updates - done), 'update')} left" if self.checkpoint else ""
         self.print(
             f"dry run: {counted(updates, 'update')}{start}; {saves}{left}; the model would be in {folder / 'model'}; "
             "nothing was written"
         )
-        self.close()
         return folder / "model"

@@ -5,11 +5,13 @@ does not inherit it.
 """
 
 import errno
+import hashlib
 import importlib.util
 import json
 import math
 import os
 import platform
+import re
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -201,6 +203,12 @@ class RunFolder:
                 write_text(self.metrics, "".join(line for line in logged if update_of(line) <= done))
         return lines
 
+    def seconds(self) -> float:
+        """Return the time of the last line of metrics: that of all earlier parts of a resumed run."""
+        return (
+            max((row.get("seconds", 0.0) for row in read_metrics(self.path)), default=0.0) if self.metrics.exists() else 0.0
+        )
+
     def write_rows(self, name: str, rows: Sequence[Mapping[str, Any]], update: int) -> None:
         """Append the rows of an update to `name`.jsonl, in place of those of this update and later ones."""
         path = self.path / f"{name}.jsonl"
@@ -244,6 +252,63 @@ FREE_ON_RESUME = (
     *("dry_run", "resume_from_checkpoint", "output_dir", "report_to", "save_total_limit"),
     *("collective_timeout", "push_to_hub"),
 )
+
+
+DIGEST_BLOCK, DIGEST_BLOCKS = 2**16, 64
+"""Bytes of a block of a large file, and how many blocks enter its digest; files of up to 4 MiB are read to their end."""
+NOT_INPUTS = ("output_dir", "resume_from_checkpoint", "push_to_hub", "report_to")
+_DECORATION = re.compile(r"(\[[^]]*\])?(=[^=/]*|:[^:/]*)?$")
+"""What may follow the path of an input: a column, a weight, or the id of a rule."""
+
+
+def input_digests(settings: Mapping[str, Any]) -> dict[str, str]:
+    """Return a digest of each file and folder of data that settings name, by `setting path`; models are left out.
+
+    Large files count by their size and `DIGEST_BLOCKS` blocks: other weights differ everywhere, a corrected text in the
+    middle of a large file may go unnoticed.
+    """
+    found: dict[str, str] = {}
+    for name, value in settings.items():
+        if name in NOT_INPUTS:
+            continue
+        for text in _texts(value):
+            for part in text.split(","):
+                path = Path(_DECORATION.sub("", part.strip().removeprefix("model:")))
+                is_model = any((path / config).exists() for config in ("config.json", "adapter_config.json"))
+                if str(path) != "." and path.exists() and not is_model:
+                    found[f"{name} {path}"] = _digest(path)
+    return found
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping | list):
+        for item in value.values() if isinstance(value, Mapping) else value:
+            yield from _texts(item)
+
+
+def _digest(path: Path) -> str:
+    digest = hashlib.sha256()
+    files = [path] if path.is_file() else sorted(each for each in path.rglob("*") if each.is_file())
+    for file in files:
+        inside = file.relative_to(path)
+        if any(part.startswith(".") for part in inside.parts):
+            continue
+        size = file.stat().st_size
+        digest.update(f"{inside} {size}\n".encode())
+        step = max(DIGEST_BLOCK, size // DIGEST_BLOCKS)
+        with open(file, "rb") as opened:
+            for start in (*range(0, size, step), max(0, size - DIGEST_BLOCK)):
+                opened.seek(start)
+                digest.update(opened.read(DIGEST_BLOCK))
+    return digest.hexdigest()
+
+
+def compare_inputs(before: Mapping[str, str], now: Mapping[str, str]) -> str:
+    """Return a line that names the inputs whose contents have changed since the run began, or ""."""
+    changed = [name for name, digest in now.items() if before.get(name, digest) != digest]
+    return f"contents that have changed since this run began: {', '.join(changed)}" if changed else ""
 
 
 def template_date(resumed: Path | None) -> str:
@@ -291,6 +356,13 @@ def read_settings(path: Path) -> dict[str, Any] | None:
     return found
 
 
+def changed_inputs(resumed: Path, settings: str) -> str:
+    """Return the line of `compare_inputs` for the run in a folder and settings as YAML."""
+    path = resumed / "environment.json"
+    before = read_json(path).get("inputs", {}) if path.exists() else {}
+    return compare_inputs(before, input_digests(yaml.safe_load(settings)))
+
+
 def find_start(
     folder: Path,
     earlier: Results,
@@ -318,6 +390,7 @@ def find_start(
     day = run_on_main(lambda: template_date(resumed), accelerator)
     if resumed:
         report(compare_settings(settings, folder if is_own else resumed))
+        report(run_on_main(lambda: changed_inputs(resumed, settings), accelerator))
     elif has_results:
         report(f"{folder} holds no checkpoint to resume from (see save_steps): starting with the first update")
     return checkpoint, is_own, day

@@ -228,7 +228,7 @@ def core_config(args: PPOConfig, longest_prompt: int, stop_ids: Sequence[int]) -
         save_steps = math.ceil(save_steps * args.num_total_batches)
     try:
         return core.PPOConfig(
-            **{name: getattr(args, name) for name in SAME},
+            **{name: getattr(args, name) for name in SAME} | {"save_minutes": 0.0},
             output_dir=str(Path(args.output_dir) / RUN_FOLDER),
             resume_from_checkpoint=resumed_checkpoint(args),
             report_to=["none"],

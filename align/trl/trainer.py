@@ -199,8 +199,8 @@ class PPOTrainer(KnownArguments):
         Raises:
             UserError: if this trainer has trained before.
         """
-        train(self.core_config, self.setup)
-        self.setup.close()
+        with self.setup:
+            train(self.core_config, self.setup)
 
     def generate_completions(self, sampling: bool = False) -> None:
         """Print a table of completions of the evaluation prompts with their scores; do nothing without such prompts.

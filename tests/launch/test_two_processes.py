@@ -66,13 +66,16 @@ def test_ppo_of_two_processes_shares_rewards_objects_and_what_the_disk_shows(tmp
     """The first process calls reward functions for both. The value models in memory differ at first: all start with that of
     the first process. A wish of one callback counts for both. A file that one process does not see ends both runs.
     """
-    names = ("own_rewards", "given_objects", "stale_disk")
-    (first, second), objects, disk = told_by_both(tmp_path, "cpu2", *names)
+    names = ("own_rewards", "given_objects", "stop_on_one", "stale_disk")
+    (first, second), objects, stopped, disk = told_by_both(tmp_path, "cpu2", *names)
     assert first["calls"] == {"noisy": 3 + 4, "judge": 4}, "once for each rollout of 3 updates and 4 evaluations"
     assert second["calls"] == {"noisy": 0, "judge": 0}
     assert first["failing"].startswith("reward function 'failing' failed: ValueError: the service is down (")
     for name in ("selection", "drift", "judge", "failing"):
         assert first[name] == second[name]
+
+    assert stopped == [str(tmp_path / "stop_on_one" / "run" / "model")] * 2
+    assert [row["update"] for row in metrics(tmp_path / "stop_on_one" / "run")] == [1, 2], "an extension of one stops both"
 
     (tmp_path / "one").mkdir()
     alone = cases.given_objects(tmp_path / "one")

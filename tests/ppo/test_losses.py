@@ -147,8 +147,10 @@ def test_adaptive_coefficient_by_hand(kl, expected):
 def test_a_resumed_run_continues_an_adapted_coefficient_and_reads_a_constant_one_from_its_settings():
     controller, fixed = KLController(0.1, target=6.0), KLController(0.1)
     for each in (controller, fixed):
-        each.load_state_dict(KLController(0.4).state_dict())
+        each.load_state_dict({"coef": 0.4, "start": 0.1})
     assert (controller.coef, fixed.coef) == (0.4, 0.1)
+    controller.load_state_dict(0.3)  # as earlier versions wrote it
+    assert controller.coef == 0.3
 
 
 def test_a_horizon_far_below_the_rollout_does_not_turn_the_sign():

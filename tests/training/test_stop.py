@@ -1,6 +1,7 @@
 import gc
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import pytest
 from torch import nn
 
 from align import cli
+from align.core.errors import UserError
 from align.core.signals import EXIT_STOPPED, Stopped
 from align.ppo.extensions import Extension
 from align.sft import SFTConfig
@@ -80,7 +82,7 @@ def test_a_signal_at_the_end_of_a_failed_update_hides_no_error(fails, make_run, 
         finally:
             raise Stopped("stopped by SIGTERM")
 
-    monkeypatch.setattr(run.stop, "listening", stopped_meanwhile)
+    monkeypatch.setattr(run.stop, "listening", lambda announce: stopped_meanwhile())
 
     def train():
         for _ in run.updates(1, 2, Checkpoint(run, TrainEngine(run, nn.Linear(1, 1), 2), {})):
@@ -167,6 +169,17 @@ with signals.StopRequest().listening():
     os.kill(os.getpid(), signal.SIGTERM)
     hashlib.pbkdf2_hmac('sha256', b'', b'', 10**9)
 """
+NO_LIMIT = """
+import os, signal, time
+from align.core import signals
+signals.GRACE_SECONDS = 0.1
+with signals.StopRequest().listening(lambda number: print("announced", signal.Signals(number).name, flush=True)) as _:
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(2)
+    print("still running", flush=True)
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(60)
+"""
 SLOW_DISK = """
 import os, signal, sys, time
 from align.core import signals
@@ -205,3 +218,92 @@ def test_a_process_that_reaches_no_safe_place_in_time_ends_and_says_where_it_was
     done = subprocess.run(program, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == EXIT_STOPPED, done.stderr
     assert done.stderr.splitlines()[-1] == line
+
+
+def test_ctrl_c_is_announced_at_once_and_has_no_time_limit_and_a_second_one_interrupts():
+    done = subprocess.run(
+        [sys.executable, "-c", NO_LIMIT], cwd=ROOT, capture_output=True, text=True, timeout=240, check=False
+    )
+    assert done.stdout.split("\n")[:2] == ["announced SIGINT", "still running"], done.stderr
+    assert "KeyboardInterrupt" in done.stderr
+
+
+LONG_UPDATES = """
+import sys, time
+from align.core.launch import run_stage
+from align.sft import SFTConfig, run_sft
+from align.training.engine import TrainEngine
+step = TrainEngine.step
+def slow_step(self, number):
+    metrics = step(self, number)
+    time.sleep(4)
+    return metrics
+TrainEngine.step = slow_step
+run_stage(SFTConfig, run_sft)
+"""
+
+
+def start_long_updates(folder: Path, *more: str) -> "subprocess.Popen[str]":
+    words = [*COMMON.split(), *SFT.split(), "--num_train_epochs", "500", "--output_dir", str(folder), *more]
+    program = [sys.executable, "-c", LONG_UPDATES, *words]
+    return subprocess.Popen(program, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, stderr=subprocess.PIPE, text=True)
+
+
+def wait_for(path: Path, text: str, process: "subprocess.Popen[str]") -> None:
+    while process.poll() is None and not (path.exists() and text in path.read_text()):
+        time.sleep(0.01)
+
+
+def test_ctrl_c_says_at_once_when_the_run_stops_and_then_saves(tmp_path):
+    run = tmp_path / "run"
+    process = start_long_updates(run)
+    wait_for(run / "metrics.jsonl", '"update": 1,', process)
+    time.sleep(0.5)  # within the second update, whose length is known
+    process.send_signal(signal.SIGINT)
+    assert process.stderr is not None
+    line = next((line for line in process.stderr if "SIGINT" in line), "")
+    assert not list(run.glob("checkpoints/*")), "the line came before the checkpoint"
+    assert re.match(r"SIGINT: stopping after this update, about \d+ s; press Ctrl-C again to stop now", line)
+    printed = process.communicate(timeout=240)[1]
+    assert process.returncode == EXIT_STOPPED, printed
+    assert "stopped by SIGINT after update 2; --resume_from_checkpoint auto continues it" in printed
+    assert [path.name for path in run.glob("checkpoints/*")] == ["update-000002"]
+
+
+def test_a_killed_run_without_save_steps_loses_the_updates_since_its_last_checkpoint_by_time(tmp_path, monkeypatch, capsys):
+    run = tmp_path / "run"
+    process = start_long_updates(run, "--save_minutes", "0.0001")
+    wait_for(run / "metrics.jsonl", '"update": 2,', process)
+    process.kill()
+    process.communicate(timeout=240)
+    assert [path.name for path in run.glob("checkpoints/update-*")] == ["update-000001"]
+    monkeypatch.chdir(ROOT)
+    cli.main(["sft", *COMMON.split(), *SFT.split(), "--output_dir", str(run), "--resume_from_checkpoint", "auto"])
+    assert f"resumed from {run}/checkpoints/update-000001" in capsys.readouterr().err
+    updates = [row["update"] for row in metrics(run)]
+    assert updates == list(range(len(updates)))
+
+
+class Disk:
+    """A checkpoint on a disk that is full."""
+
+    def __init__(self) -> None:
+        self.tries = 0
+
+    def states(self):
+        return {}
+
+    def save(self, update, states=None):
+        self.tries += 1
+        raise UserError(f"update-{update}: cannot be written (No space left on device)")
+
+
+@pytest.mark.parametrize("by_time", [True, False])
+def test_a_full_disk_ends_no_run_that_saves_by_time_alone(by_time, make_run, capsys):
+    run, disk = make_run(SFTConfig, "sft", save_minutes=1e-9, save_steps=0 if by_time else 1), Disk()
+    try:
+        assert list(run.updates(1, 4, disk)) == [1, 2, 3, 4]
+    except UserError:
+        assert not by_time
+    assert disk.tries == (3 if by_time else 1)
+    assert capsys.readouterr().err.count("No space left on device") == disk.tries * by_time

@@ -152,6 +152,7 @@ class GenerativeForm(AttributeForm):
 
     def __init__(self, loaded: LoadedModel, heads: list[Head], generator_filter: str) -> None:
         super().__init__(loaded, heads)
+        self.measure["generator_filter"] = generator_filter
         self.questions, self.names = Questions(heads, loaded.tokenization), [head.name for head in heads]
         self.condition = Condition(generator_filter, self.names, "generator_filter") if generator_filter else None
 

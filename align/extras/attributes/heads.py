@@ -42,6 +42,7 @@ class AttributeForm:
 
     def __init__(self, loaded: LoadedModel, heads: list[Head]) -> None:
         self.loaded, self.profile, self.heads = loaded, flops_profile(loaded.backbone, loaded.adapter), heads
+        self.measure: dict[str, Any] = {"heads": [f"{head.name}={head.kind}" for head in heads]}
 
     def training_metrics(self, sums: dict[str, float]) -> dict[str, float]:
         """Return the metrics of an update from the sums over its micro-batches."""

@@ -26,7 +26,7 @@ from align.extras.rules.train import JudgmentConfig, train
 from align.models.roles import REWARD_ADAPTER
 from align.training.data_order import DataOrder, EpochConfig
 from align.training.model_source import Model, ModelSource
-from align.training.run import Run
+from align.training.run import Run, making_trainer
 from align.training.start import build_engine, with_data_names
 
 BOUNDS = {"binary": (0.0, 1.0), "scale": SCALE}
@@ -124,6 +124,7 @@ class AttributeTrainer:
     without `validation_data`, a share of `train_data` is held out; `rankings` train a head called `preference`.
     """
 
+    @making_trainer()
     def __init__(
         self,
         model: Model,
@@ -172,7 +173,8 @@ class AttributeTrainer:
     def train(self) -> Path:
         """Train from the last checkpoint on; return the folder of the best model."""
         data = ", ".join(filter(None, (self.config.train_data, self.config.rankings)))
-        return train(self.form, self.engine, self.order, self.held_out, data, self.config.eval_steps)
+        with self.engine.run:
+            return train(self.form, self.engine, self.order, self.held_out, data, self.config.eval_steps)
 
 
 def run_attribute_model(config: AttributeConfig) -> Path:

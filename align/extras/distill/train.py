@@ -32,7 +32,7 @@ from align.tokenization.encoded import EncodedDemonstration
 from align.training.data_order import DataOrder, EpochConfig
 from align.training.engine import TrainEngine
 from align.training.model_source import Model, ModelSource
-from align.training.run import Run
+from align.training.run import Run, making_trainer
 from align.training.start import build_engine, with_data_names
 
 
@@ -121,6 +121,7 @@ class DistillForm:
 
     def __init__(self, teacher: LoadedModel, student: LoadedModel, weights: LossWeights) -> None:
         self.teacher, self.loaded, self.weights = teacher, student, weights
+        self.measure = {"model": teacher.base, "weights of the losses": list(weights)}
         self.predictor = Predictor(teacher.backbone)
         self.profiles = flops_profile(student.backbone, None), flops_profile(teacher.backbone, None)
 
@@ -209,6 +210,7 @@ class DistillTrainer:
     Arguments are those of `SFTTrainer`; the teacher has no adapter. DeepSpeed is refused.
     """
 
+    @making_trainer()
     def __init__(
         self,
         teacher: Model,
@@ -247,7 +249,8 @@ class DistillTrainer:
     def train(self) -> Path:
         """Train from the last checkpoint on; return the folder of the best student."""
         config = self.config
-        return train(self.form, self.engine, self.order, self.held_out, config.train_data, config.eval_steps)
+        with self.run:
+            return train(self.form, self.engine, self.order, self.held_out, config.train_data, config.eval_steps)
 
 
 def run_distill(config: DistillConfig) -> Path:

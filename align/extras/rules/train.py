@@ -3,10 +3,11 @@
 Launch it by `accelerate launch align/extras/rules/train.py --config configs/rule-model/x.yaml`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -39,11 +40,11 @@ from align.reward.checkpoint import RULE, initial_head, require_savable_classifi
 from align.reward.rankings import group_flops, group_sizes, reward_rankings, score_rankings
 from align.runtime.distributed import run_on_main
 from align.tokenization.encoded import EncodedJudgments
-from align.training.data_order import DataOrder, EpochConfig
+from align.training.data_order import DataOrder, EpochConfig, measured_on
 from align.training.engine import TrainEngine
 from align.training.epoch_loop import EpochLoop
 from align.training.model_source import Model, ModelSource
-from align.training.run import Run
+from align.training.run import Run, making_trainer
 from align.training.start import build_engine, warn_if_prompts_are_reread, with_data_names
 
 
@@ -96,7 +97,7 @@ def train(form: Any, engine: TrainEngine, order: DataOrder[Any], held_out: list[
         eval_steps: updates between evaluations; 0: at the end of each epoch.
     """
     run, budget = engine.run, engine.run.optimization.micro_batch_tokens
-    loop = EpochLoop(engine, order, eval_steps)
+    loop = EpochLoop(engine, order, eval_steps, measured_on("validation_data", held_out, **form.measure))
     if run.config.dry_run:
         return loop.end_dry_run()
     loss_of = partial(form.batch_loss, engine.module, run.accelerator.device)
@@ -123,7 +124,6 @@ def train(form: Any, engine: TrainEngine, order: DataOrder[Any], held_out: list[
         metrics = form.evaluate(engine, held_out, budget)
         if loop.is_best(metrics):
             form.save(engine, data, metrics)
-    run.close()
     return run.folder / "model"
 
 
@@ -134,6 +134,8 @@ class RuleForm:
     """
 
     evaluates_start = False
+    measure: Mapping[str, Any] = MappingProxyType({})
+    """Settings that change the validation loss."""
 
     def __init__(self, loaded: LoadedModel, unseen: list[EncodedJudgments], rules: dict[str, str]) -> None:
         self.loaded, self.profile = loaded, flops_profile(loaded.backbone, loaded.adapter)
@@ -220,6 +222,7 @@ class RuleTrainer:
     Arguments are those of `SFTTrainer`; without `validation_data`, a share of `train_data` is held out.
     """
 
+    @making_trainer()
     def __init__(
         self,
         model: Model,
@@ -273,7 +276,8 @@ class RuleTrainer:
     def train(self) -> Path:
         """Train from the last checkpoint on; return the folder of the best model."""
         config = self.config
-        return train(self.form, self.engine, self.order, self.held_out, config.train_data, config.eval_steps)
+        with self.engine.run:
+            return train(self.form, self.engine, self.order, self.held_out, config.train_data, config.eval_steps)
 
 
 def run_rule_model(config: RuleConfig) -> Path:

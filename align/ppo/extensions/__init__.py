@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
+from accelerate import Accelerator
 from torch import Tensor, nn
 
 from align.core.errors import UserError, nearest_name
@@ -22,6 +23,7 @@ from align.models.loading import LoadedModel
 from align.models.roles import Roles
 from align.ppo.records import Experience, RoleOutputs, Rollout
 from align.ppo.scoring_models import RewardAdapter
+from align.runtime.distributed import run_on_all
 from align.tokenization.encoded import EncodedPrompt
 from align.training.engine import TrainEngine
 from align.training.run import Run
@@ -93,7 +95,7 @@ class Extension:
 
     @property
     def should_stop(self) -> bool:
-        """Whether training ends before the next update."""
+        """Whether training ends before the next update; true on one process ends it on all."""
         return False
 
     def load(self, context: TrainingContext) -> None:
@@ -190,12 +192,23 @@ class Extensions(list[Extension]):
             found |= more
         return found
 
-    def updates(self, updates: Iterable[int], done: int) -> Iterator[int]:
-        """Call `resume` after the last finished update `done`, then yield updates until `should_stop` of one is true."""
+    def updates(self, updates: Iterable[int], done: int, accelerator: Accelerator | None = None) -> Iterator[int]:
+        """Call `resume` after the last finished update `done`, then yield updates until `should_stop` of one is true.
+
+        All processes end if one of them stops.
+
+        Args:
+            accelerator: the processes; None: this one alone.
+        """
         for each in self:
             each.resume(done)
+        stopping = [each for each in self if type(each).should_stop is not Extension.should_stop]
+
+        def wants_to_stop() -> bool:
+            return any(call_own_code(f"extension '{each.name}'", getattr, each, "should_stop") for each in stopping)
+
         for update in updates:
-            if any(call_own_code(f"extension '{each.name}'", getattr, each, "should_stop") for each in self):
+            if stopping and any(run_on_all(wants_to_stop, accelerator) if accelerator else [wants_to_stop()]):
                 return
             yield update
 

@@ -12,6 +12,7 @@ from align.ppo.reward_functions import WeightedFunction
 from align.ppo.rewards import Rewards
 from align.ppo.scoring_models import RewardModelLike, load_source, make_scorer
 from align.reward.checkpoint import require_reward_model
+from align.training.data_order import measured_on
 from align.training.engine import TrainEngine
 
 
@@ -100,9 +101,15 @@ class RewardModelSelection(Extension):
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the count and the best evaluation."""
-        return {"count": self.count, "best": self.best}
+        """Return the count, the best evaluation and what its scores were measured on."""
+        return {"count": self.count, "best": self.best, "measure": self._measure()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
-        self.count, self.best = state["count"], state["best"]
+        """Restore what `state_dict` returned, unless scores are measured on something else now."""
+        if state.get("measure", self._measure()) == self._measure():
+            self.count, self.best = state["count"], state["best"]
+
+    def _measure(self) -> dict[str, Any]:
+        context = self.context
+        prompts = [prompt.ids for prompt in context.prompts[len(context.training_prompts) :]]
+        return measured_on("validation_prompts", prompts, model=str(self.card["chosen by"]), tokens=context.max_new_tokens)

@@ -30,6 +30,7 @@ from align.model_registry.registry import resolve_model
 from align.models.heads import RewardModel, ScalarHead
 from align.models.loading import load
 from align.ppo import PPOConfig, PPOTrainer, train
+from align.ppo.extensions import Extension
 from align.reward import RewardConfig
 from align.runtime.distributed import gather_rows, run_on_all, run_on_main
 from align.runtime.sequence import share_rows
@@ -156,6 +157,31 @@ def own_rewards(folder: Path) -> dict[str, Any]:
     except UserError as error:
         seen["failing"] = str(error)
     return seen
+
+
+class StopsOnOne(Extension):
+    """On the last process alone: wants the end after update 2."""
+
+    def __init__(self):
+        self.updates = 0
+
+    @property
+    def should_stop(self):
+        return self.updates == 2 and int(os.environ.get("WORLD_SIZE", "1")) - 1 == RANK
+
+    def after_update(self, update, experience):
+        self.updates = update
+
+
+def stop_on_one(folder: Path) -> str:
+    """PPO that one process wants to stop; returns the folder of the model."""
+    stops = f"{__name__ if __name__ != '__main__' else 'tests.launch.programs.cases'}:StopsOnOne"
+    config = PPOConfig(output_dir=str(folder / "run"), total_updates=5, extensions=[stops], **PPO)
+    return str(PPOTrainer("tiny-gpt2", [constant], ["red", "green", "blue", "one"], config).train())
+
+
+def constant(prompts, responses):
+    return [1.0] * len(responses)
 
 
 class Wishes(TrainerCallback):
