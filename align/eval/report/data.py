@@ -91,15 +91,18 @@ class RunData:
     problems: list[str] = field(default_factory=list)
 
 
-REPORTABLE = "give the folder of one run, or one with the runs of the stages in its subfolders sft, reward, ppo and dpo"
+REPORTABLE = "give the folder of one run, or one with the runs of the stages in subfolders"
 
 
 def load_run(folder: Path) -> RunData:
-    """Read `folder` with its subfolders sft, reward, dpo and ppo, or the folder of a single stage."""
+    """Read the runs of the stages in the subfolders of `folder`, or the folder of a single stage.
+
+    Of several runs of a stage, the report shows the newest policy, and the models that its settings name.
+    """
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder; {REPORTABLE}")
     run = RunData(folder)
-    folders = _stage_folders(folder)
+    folders, others = stage_folders(folder)
     if not folders:
         raise UserError(f"{folder}: no config.yaml or metrics.jsonl of a run in it; {REPORTABLE}")
     for stage in STAGES:
@@ -107,6 +110,8 @@ def load_run(folder: Path) -> RunData:
             run.stages[stage] = _load_stage(stage, folders[stage], run.problems)
         elif stage != "dpo":  # which a complete run need not have
             run.problems.append(f"{stage}: no run of this stage; its part is left out.")
+    for stage, path in others:
+        run.problems.append(f"{path}: another run of {stage} is left out; for its report: align report {path}")
     for stage in ("reward", "dpo"):
         if stage in folders:
             run.rankings[stage] = _read_rows(folders[stage] / "validation.json", _parse_ranking, run.problems)
@@ -132,15 +137,47 @@ def load_evaluations(folder: Path, problems: list[str]) -> list[Evaluation]:
     return evaluations
 
 
-def _stage_folders(folder: Path) -> dict[str, Path]:
-    def holds_run(candidate: Path) -> bool:
-        return (candidate / "config.yaml").is_file() or (candidate / "metrics.jsonl").is_file()
+def stage_folders(folder: Path) -> tuple[dict[str, Path], list[tuple[str, Path]]]:
+    """Return the run of each stage that a report shows, and the other runs in the same folder with their stages."""
+    runs: dict[str, list[Path]] = {}
+    for path in (folder, *sorted(each for each in folder.iterdir() if each.is_dir())):
+        if stage := _stage_of(path):
+            runs.setdefault(stage, []).append(path)
+    for found in runs.values():
+        found.sort(key=_written, reverse=True)
+    chosen: dict[str, Path] = {}
+    for stage, setting in (("ppo", ""), ("dpo", ""), ("reward", "reward_model"), ("sft", "model")):
+        named = [path for other in chosen.values() for path in _named_runs(other, setting)] if setting else []
+        matching = [path for path in runs.get(stage, []) if any(_is_same_run(path, each) for each in named)]
+        if found := matching or runs.get(stage, []):
+            chosen[stage] = found[0]
+    others = [(stage, path) for stage, found in runs.items() for path in found if path != chosen.get(stage)]
+    return {stage: chosen[stage] for stage in STAGES if stage in chosen}, others
 
-    folders = {stage: folder / stage for stage in STAGES if holds_run(folder / stage)}
-    if not folders and holds_run(folder):
-        config = _read(folder / "config.yaml", yaml.safe_load, dict, [])
-        folders = {stage: folder for stage, (_, setting) in STAGES.items() if setting in config}
-    return folders
+
+def _stage_of(path: Path) -> str:
+    """Return the stage of the run in a folder: by its settings, or the folder's name without them; "" for no run."""
+    if not ((path / "config.yaml").is_file() or (path / "metrics.jsonl").is_file()):
+        return ""
+    config = _read(path / "config.yaml", yaml.safe_load, dict, [])
+    by_settings = next((stage for stage, (_, setting) in STAGES.items() if setting in config), "")
+    return by_settings or (path.name if path.name in STAGES else "")
+
+
+def _written(path: Path) -> float:
+    files = [path / name for name in ("metrics.jsonl", "config.yaml")]
+    return max(file.stat().st_mtime for file in files if file.is_file())
+
+
+def _named_runs(run: Path, setting: str) -> list[Path]:
+    """Return the runs whose models a setting of a run names."""
+    value = _read(run / "config.yaml", yaml.safe_load, dict, []).get(setting) or []
+    return [Path(str(name)).parent for name in (value if isinstance(value, list) else [value])]
+
+
+def _is_same_run(path: Path, named: Path) -> bool:
+    """Whether a setting names a run: relative paths begin where that run was started, and folders may have been moved."""
+    return path.resolve() == named.resolve() or (not named.exists() and path.resolve().name == named.name)
 
 
 def _load_stage(stage: str, folder: Path, problems: list[str]) -> StageRun:

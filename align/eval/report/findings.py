@@ -1,5 +1,6 @@
 """The gains and losses of a run: sentences, rows of a table with numbers, and the samples that show it."""
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -111,10 +112,36 @@ def summarize_run(run: RunData) -> Summary:
             _add_reward_change(summary, ppo, first, compared)
             _add_ppo_changes(summary, ppo, first, compared)
     add_evaluation_findings(summary, run.evaluations)
+    summary.findings["bad"][:0] = alarms(run)
     if not summary.headline:
         stages = ", ".join(STAGES[stage][0] for stage in run.stages)
         summary.headline = f"Stages of this run: {stages}. A policy before and after PPO cannot be compared yet."
     return summary
+
+
+# --------------------------------------------------------------------------------------------------------------- alarms
+
+CHANCE_LOSS = math.log(2)
+"""The loss of a reward model or of DPO that prefers either response of a pair with probability 1/2."""
+
+
+def alarms(run: RunData) -> list[str]:
+    """Return a sentence for each value that makes the rest of a report meaningless; they come first."""
+    found = []
+    for stage, what in (("reward", "The reward model"), ("dpo", "DPO's policy")):
+        losses = run.stages[stage].series("validation/loss") if stage in run.stages else {}
+        if losses and run.stages[stage].config.get("loss", "sigmoid") != "ipo" and min(losses.values()) > CHANCE_LOSS:
+            text = f"{what} is worse than chance: its lowest validation loss is {format_number(min(losses.values()))}"
+            found.append(f"{text} ({format_number(CHANCE_LOSS)} is chance). Check labels, limits and learning rate.")
+    for stage, each in run.stages.items():
+        series = each.series("validation/loss")
+        first, last = (series[min(series)], series[max(series)]) if series else (0.0, 0.0)
+        if stage == "sft" and len(series) > 1 and min(series.values()) >= first < last:
+            change = f"from {format_number(first)} to {format_number(last)}"
+            found.append(f"Fine-tuning made the model worse on held-out demonstrations: its loss rose {change}.")
+        if any("loss" in row and not math.isfinite(row["loss"]) for row in each.metrics.values()):
+            found.append(f"{STAGES[stage][0]}: a loss was not a number.")
+    return found
 
 
 # -------------------------------------------------------------------------------------------------- SFT and reward model

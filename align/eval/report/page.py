@@ -39,7 +39,7 @@ MAX_SAMPLES = 300
 
 
 def write_report(run: Path, target: Path | None = None) -> Path:
-    """Write the report of a folder with subfolders sft, reward and ppo (any may be missing), or of one stage's folder.
+    """Write the report of a folder with the runs of stages in subfolders, or of one stage's folder.
 
     The page lists missing and truncated data, and requests nothing from the network. A `summary.json` in the folder is
     shown as the table of results. Returns the file: `target`, or `report.html` in `run`.
@@ -112,10 +112,19 @@ def _key_numbers(stage: StageRun) -> Iterator[str]:
     if stage.metrics:
         last = max(stage.metrics)
         yield f"{last} update{'' if last == 1 else 's'}"
-        if seconds := stage.metrics[last].get("seconds"):
+        if seconds := total_seconds(stage):
             yield f"{seconds / 60:.1f} minutes"
     if device := stage.environment.get("device"):
         yield f"on {device} ({stage.environment.get('processors', '?')} threads)"
+
+
+def total_seconds(stage: StageRun) -> float:
+    """Return the time of a run over all of its resumes, in runs of earlier versions too, which count it anew after each."""
+    total = before = 0.0
+    for seconds in stage.series("seconds").values():
+        total += seconds - before if seconds >= before else seconds
+        before = seconds
+    return total
 
 
 def rerun_commands(run: RunData) -> list[str]:

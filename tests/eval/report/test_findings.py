@@ -1,5 +1,7 @@
 import json
+import os
 import shutil
+import time
 from pathlib import Path
 
 from align.eval.report.data import RunData, Sample, StageRun, load_run
@@ -8,12 +10,13 @@ from align.eval.report.findings import (
     Summary,
     _add_ppo_changes,
     add_evaluation_findings,
+    alarms,
     alternate_gains_and_losses,
     first_and_kept_updates,
     pair_samples,
     summarize_run,
 )
-from align.eval.report.page import write_report
+from align.eval.report.page import total_seconds, write_report
 from align.eval.results import Evaluation, Measurement, save_evaluations
 from tests.eval.report.example_run import Page, ppo_run, truthfulness, write_lines
 
@@ -172,3 +175,62 @@ def test_nothing_beyond_intervals_is_said_too(run: Path, tmp_path: Path) -> None
     assert "Truthfulness: no measurement of a and b differs" in " ".join(summarize_run(runs).findings["note"])
     assert any("toxicity.json" in problem for problem in runs.problems)
     assert any("eval/more/truthfulness.json: is left out" in problem for problem in runs.problems)
+
+
+def write_run(folder: Path, stage: str, seconds: int, **settings: object) -> None:
+    """A run whose files were last written so many seconds ago."""
+    identity = {"sft": "prompt_loss_weight", "reward": "centering_weight", "ppo": "rollout_batch_size"}[stage]
+    folder.mkdir(parents=True)
+    (folder / "config.yaml").write_text(json.dumps({identity: 1, **settings}))
+    write_lines(folder / "metrics.jsonl", [{"update": 1, "seconds": 5.0, "loss": 1.0}])
+    for path in folder.iterdir():
+        os.utime(path, (time.time() - seconds,) * 2)
+
+
+def test_runs_belong_together_by_their_settings_not_by_the_names_of_their_folders(tmp_path: Path) -> None:
+    write_run(tmp_path / "sft", "sft", 10)
+    write_run(tmp_path / "tuned", "sft", 50)
+    write_run(tmp_path / "reward", "reward", 20)
+    write_run(tmp_path / "reward2", "reward", 40)
+    write_run(tmp_path / "ppo", "ppo", 9, model="elsewhere/sft/model", reward_model=["elsewhere/reward/model"])
+    newest = {"model": f"{tmp_path}/tuned/model", "reward_model": [f"{tmp_path}/reward2/model"]}
+    write_run(tmp_path / "my-policy", "ppo", 5, **newest)
+    run = load_run(tmp_path)
+    shown = {stage: each.folder.name for stage, each in run.stages.items()}
+    assert shown == {"sft": "tuned", "reward": "reward2", "ppo": "my-policy"}
+    for stage, name in (("sft", "sft"), ("reward", "reward"), ("ppo", "ppo")):
+        told = f"{tmp_path}/{name}: another run of {stage} is left out; for its report: align report {tmp_path}/{name}"
+        assert told in run.problems
+    os.utime(tmp_path / "ppo" / "metrics.jsonl")  # the policy of the moved folders is the newest now
+    assert {stage: each.folder.name for stage, each in load_run(tmp_path).stages.items()} == {
+        "sft": "sft",
+        "reward": "reward",
+        "ppo": "ppo",
+    }
+
+
+def test_the_time_of_a_run_is_that_of_all_its_parts() -> None:
+    rows = {1: 10.0, 2: 20.0, 3: 4.0, 4: 8.0}  # resumed after update 2, by a version that counted anew
+    stage = StageRun("sft", Path(), metrics={update: {"seconds": seconds} for update, seconds in rows.items()})
+    assert total_seconds(stage) == 28.0
+    stage.metrics |= {3: {"seconds": 24.0}, 4: {"seconds": 28.0}}
+    assert total_seconds(stage) == 28.0
+
+
+def test_a_reward_model_worse_than_chance_comes_first(tmp_path: Path) -> None:
+    def first(loss: float, **config: object) -> str:
+        stage = StageRun("reward", tmp_path, config, metrics={1: {"validation/loss": loss}})
+        run = RunData(tmp_path, {"reward": stage, "ppo": ppo_run({0: (2.0, 0.0), 1: (1.0, 1.0)})}, rankings={"reward": []})
+        return next(iter(summarize_run(run).findings["bad"]), "")
+
+    assert "The reward model is worse than chance: its lowest validation loss is 2.4 (0.693 is chance)" in first(2.4)
+    assert "worse than chance" not in first(0.69)
+
+
+def test_fine_tuning_that_makes_the_model_worse_comes_first(tmp_path: Path) -> None:
+    sft = StageRun("sft", tmp_path, metrics={0: {"validation/loss": 1.0}, 9: {"validation/loss": 2.0}})
+    assert "its loss rose from 1 to 2" in alarms(RunData(tmp_path, {"sft": sft}))[0]
+    sft.metrics[5] = {"validation/loss": 0.9}  # the best model, which is kept
+    assert alarms(RunData(tmp_path, {"sft": sft})) == []
+    sft.metrics[6] = {"loss": float("nan")}
+    assert "a loss was not a number" in alarms(RunData(tmp_path, {"sft": sft}))[0]
