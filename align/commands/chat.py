@@ -19,6 +19,7 @@ from align.data.conversation import Message, check_conversation
 from align.models.backbone import Backbone
 from align.models.loading import load_frozen
 from align.reward.checkpoint import LoadedReward, load_reward_model, require_reward_model
+from align.runtime.progress import console
 from align.sampling.generation import SamplingParams, draw, row_uniforms, warpers_of
 from align.tokenization.encoded import SampledResponse
 
@@ -88,6 +89,7 @@ def run_chat(config: ChatConfig) -> None:
     if config.reward_model:
         require_reward_model(config.reward_model)
     scorer = (config.reward_model, config.dtype, config.chat_template)
+    console.print(f"loading {', '.join(filter(None, [*config.model, config.reward_model]))}")  # takes 10 s and more
     reward = load_reward_model(*scorer) if config.reward_model else None
     speakers = [Speaker(name, config.dtype, config.chat_template, config.seed) for name in config.model]
     with suppress(ImportError):

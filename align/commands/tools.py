@@ -11,7 +11,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
 from align.core.errors import UserError, first_line
-from align.core.launch import quiet_libraries
+from align.core.launch import FROM_ALIGN_LAUNCH, quiet_libraries
 from align.core.settings import HUB_REPO
 from align.core.signals import EXIT_STOPPED, SIGNALS, WARNING_SECONDS
 
@@ -41,7 +41,7 @@ def report_command(arguments: list[str]) -> None:
         metavar="RUN",
         nargs="+",
         type=Path,
-        help="folder of one run, or one whose subfolders sft, reward, ppo and dpo hold runs; some may be missing",
+        help="folder of one run, or one whose subfolders hold the runs of stages, which their settings connect",
     )
     parser.add_argument("--output", type=Path, help="file to write, of a single RUN (default: report.html in RUN)")
     parser.add_argument(
@@ -191,6 +191,7 @@ def launch_processes(arguments: list[str]) -> None:
     # torch's agent hands these to its processes; without the last one, SIGUSR1 would kill it and leave them behind.
     options.signals_to_handle = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"
     options.shutdown_timeout = SHUTDOWN_SECONDS
+    os.environ[FROM_ALIGN_LAUNCH] = "1"
     for number in SIGNALS:  # the agent sets its own; a launch of one process keeps these
         signal.signal(number, _forward_signal)
     try:

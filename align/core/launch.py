@@ -1,14 +1,18 @@
 """Run a stage as a program: settings from the command line, errors as one line, a clean end of the process group."""
 
+import json
 import logging
 import os
 import select
+import shutil
 import sys
+import textwrap
 import threading
+import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TextIO, TypeVar
 
@@ -25,6 +29,8 @@ if TYPE_CHECKING:
 Config = TypeVar("Config", bound="DataclassInstance")
 EXIT_INTERRUPTED = 130
 """Exit code after Ctrl-C, as in shells: 128 + SIGINT."""
+FROM_ALIGN_LAUNCH = "ALIGN_LAUNCH"
+"""Variable of processes that `align launch` has started, which prints no traceback of its own."""
 EXIT_CLOSED_PIPE = 141
 """Exit code after the reader of the output has gone (`align ... | head`), as in shells: 128 + SIGPIPE."""
 
@@ -79,7 +85,7 @@ def one_line_errors() -> Iterator[None]:
                 print(without_secrets("".join(traceback.format_exception(error))), file=sys.stderr, end="")
             message, code = without_secrets(" ".join(str(error).splitlines())), 2 if isinstance(error, UserError) else 1
             heartbeat.stop_watching(message, code)
-            print(f"{prefix}error: {message}", file=sys.stderr)
+            _print_error(f"{prefix}error: {message}")
             raise SystemExit(code) from None
         except RuntimeError as error:
             if not is_lost_process(error):
@@ -103,6 +109,20 @@ def one_line_errors() -> Iterator[None]:
             heartbeat.stop_watching("interrupted", EXIT_INTERRUPTED)
             print(f"{prefix}interrupted", file=sys.stderr)
             raise SystemExit(EXIT_INTERRUPTED) from None
+
+
+def _print_error(line: str) -> None:
+    """Print an error, on a terminal broken between words, and let a launcher of several processes repeat it."""
+    if sys.stderr.isatty():
+        line = textwrap.fill(
+            line, shutil.get_terminal_size().columns, break_long_words=False, break_on_hyphens=False, drop_whitespace=True
+        )
+    print(line, file=sys.stderr)
+    if path := os.environ.get("TORCHELASTIC_ERROR_FILE"):  # shown at the end of torch's summary of failures
+        with suppress(OSError), open(path, "w", encoding="utf-8") as file:
+            json.dump({"message": {"message": line, "extraInfo": {"timestamp": str(int(time.time()))}}}, file)
+    if "ACCELERATE_MIXED_PRECISION" in os.environ and FROM_ALIGN_LAUNCH not in os.environ:
+        print("(accelerate prints a traceback of its launcher below; the error is the line above)", file=sys.stderr)
 
 
 class Stage(NamedTuple):
@@ -144,7 +164,17 @@ def run_stage(
     from align.core.settings_parser import parse
 
     with one_line_errors(), stopped_by_signals():
-        config = parse(config_class, sys.argv[1:] if arguments is None else arguments, program)
+        words = sys.argv[1:] if arguments is None else arguments
+        if not words and (needs := getattr(config_class, "needs", "")):
+            first_run = getattr(config_class, "first_run", "")
+            command = (
+                program or f"{'accelerate launch' if 'ACCELERATE_MIXED_PRECISION' in os.environ else 'python'} {sys.argv[0]}"
+            )
+            raise UserError(
+                f"no settings given: a run needs {needs}; in a clone of the repository, this runs as it is: {command} "
+                f"--config {first_run}"
+            )
+        config = parse(config_class, words, program)
         quiet_libraries()
         _check_launcher_variables()
         try:

@@ -3,6 +3,7 @@
 FLOPs of each phase of a stage come from its settings and data, by the formulas of its runs.
 """
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -87,7 +88,11 @@ class PlanConfig(Settings):
     sft: str = option("", "settings of fine-tuning to plan (configs/sft/x.yaml, or config.yaml of a run); empty: none")
     reward: str = option("", "settings of a reward model to plan; empty: none")
     ppo: str = option("", "settings of PPO to plan; empty: none")
-    gpu: str = option("A100-80", "device; cpu: this machine, whose peak is measured", choices=(*DEVICES, "cpu"))
+    gpu: str = option(
+        "auto",
+        "device; cpu: this machine, whose peak is measured; auto: the GPU of this machine, or cpu",
+        choices=(*DEVICES, "cpu", "auto"),
+    )
     gpus: int = option(1, "number of devices", gt=0)
     mfu: float = option(
         0.4,
@@ -99,6 +104,23 @@ class PlanConfig(Settings):
     def __post_init__(self) -> None:
         super().__post_init__()
         require_setting(self, "inference_tokens", bool(self.flops or not self.inference_tokens), "set together with flops")
+
+
+def device_name(gpu: str) -> str:
+    """Return the name of a device: for `auto` that of this machine.
+
+    Raises:
+        UserError: for a GPU that is not in the list.
+    """
+    if gpu != "auto":
+        return gpu
+    if not torch.cuda.is_available():
+        return "cpu"
+    found, memory = torch.cuda.get_device_name(), torch.cuda.get_device_properties(0).total_memory
+    same = [name for name in DEVICES if name.partition("-")[0] in re.split(r"[ -]", found)]
+    if not same:
+        raise UserError(f"gpu: {found} is not listed; give one of {', '.join(DEVICES)}")
+    return min(same, key=lambda name: abs(DEVICES[name].memory - memory))
 
 
 class StageWork(NamedTuple):
@@ -147,7 +169,8 @@ def run_plan(config: PlanConfig) -> None:
     if config.flops:
         parts.append(budget_table(config.flops, laws, config.inference_tokens))
     if stages:
-        parts += [hours_table(stages, config.gpu, config.gpus, config.mfu), memory_table(stages, config.gpu, config.gpus)]
+        gpu = device_name(config.gpu)
+        parts += [hours_table(stages, gpu, config.gpus, config.mfu), memory_table(stages, gpu, config.gpus)]
     print("\n\n".join(parts))
 
 
@@ -192,7 +215,7 @@ def plan_stages(config: PlanConfig) -> list[StageWork]:
     for file, kind, count_work in kinds:
         if file:
             settings = parse(kind, ["--config", file, *(["--model", config.model] if config.model else [])])
-            if config.gpu != "cpu" and settings.dtype == "auto":
+            if device_name(config.gpu) != "cpu" and settings.dtype == "auto":
                 settings = replace(settings, dtype="bfloat16")
             plans.append(count_work(settings))
     return plans

@@ -5,12 +5,39 @@ from datetime import timedelta
 from types import TracebackType
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeElapsedColumn
+from rich.text import Text
 
-console = Console(stderr=True, soft_wrap=True, markup=False, highlight=False)
+
+class LineConsole(Console):
+    """A console that breaks long lines between words on a terminal, and nowhere in a log file."""
+
+    @property
+    def soft_wrap(self) -> bool:
+        """Whether the reader breaks lines."""
+        return not self.is_terminal
+
+    @soft_wrap.setter
+    def soft_wrap(self, value: bool) -> None:
+        pass  # rich's constructor sets its default
+
+
+console = LineConsole(stderr=True, markup=False, highlight=False)
 """Where a process prints for people, as it is: a path may hold brackets."""
 LINE_INTERVAL = 10.0
 """Seconds between two lines in a log file; the first and the last step are always printed."""
+
+
+class RemainingColumn(ProgressColumn):
+    """The remaining time of a display. Rich's own column forgets steps that take longer than 30 seconds."""
+
+    def __init__(self, display: "ProgressDisplay") -> None:
+        super().__init__()
+        self.display = display
+
+    def render(self, task: Task) -> Text:
+        """Return the time as text; -:--:-- before the first step."""
+        return Text(self.display.remaining() or "-:--:--", style="progress.remaining")
 
 
 class ProgressDisplay:
@@ -23,6 +50,7 @@ class ProgressDisplay:
     def __init__(self, name: str, total: int, completed: int = 0, enabled: bool = True, transient: bool = False) -> None:
         self.name, self.total, self.completed, self.first = name.strip(), total, completed, completed
         self.text, self.started, self.printed_at, self.printed = "", time.monotonic(), -LINE_INTERVAL, -1
+        self.advanced_at = self.started
         has_bar = console.is_terminal or console.is_jupyter
         self.prints_lines = enabled and not has_bar
         columns = (
@@ -31,7 +59,7 @@ class ProgressDisplay:
             MofNCompleteColumn(),
             TimeElapsedColumn(),
             TextColumn("left"),
-            TimeRemainingColumn(),
+            RemainingColumn(self),
             TextColumn("{task.fields[text]}"),
         )
         self.bar = Progress(*columns, console=console, transient=transient, disable=not (enabled and has_bar))
@@ -58,19 +86,26 @@ class ProgressDisplay:
 
     def advance(self, count: int = 1) -> None:
         """Count steps as complete."""
-        self.completed += count
+        self.completed, self.advanced_at = self.completed + count, time.monotonic()
         self.bar.update(self.task, completed=self.completed)
         self._print_line(last=self.completed == self.total)
 
-    def line(self, seconds: float) -> str:
-        """Return the line of a log file, `seconds` after the start."""
+    def remaining(self) -> str:
+        """Return the estimated time to the end; "" before the first step and after the last."""
         done, left = self.completed - self.first, self.total - self.completed
-        remaining = f"{timedelta(seconds=round(seconds / done * left))} left" if done and left else ""
-        details = ", ".join(filter(None, (self.text, remaining)))
+        if not (done and left > 0):
+            return ""
+        at_last_step = (self.advanced_at - self.started) / done * left
+        return str(timedelta(seconds=round(max(0.0, at_last_step - (time.monotonic() - self.advanced_at)))))
+
+    def line(self) -> str:
+        """Return the line of a log file."""
+        remaining = self.remaining()
+        details = ", ".join(filter(None, (self.text, remaining and f"{remaining} left")))
         return f"{self.name} {self.completed}/{self.total}" + (f": {details}" if details else "")
 
     def _print_line(self, last: bool) -> None:
         now = time.monotonic()
         if self.prints_lines and self.printed != self.completed and (last or now - self.printed_at >= LINE_INTERVAL):
-            console.print(self.line(now - self.started))
+            console.print(self.line())
             self.printed_at, self.printed = now, self.completed

@@ -13,7 +13,9 @@ import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from align import cli
+from align.commands import chat
 from align.commands.chat import Speaker
+from align.core.errors import UserError
 from align.core.seeds import RngStream
 from align.sampling.generation import SamplingParams, row_uniforms, sample
 from tests.commands.words import words_of
@@ -47,6 +49,16 @@ def test_each_answer_reads_the_turns_before_it(sharp_folders, model, monkeypatch
     text = talk(monkeypatch, capsys, ["Hi", "And you?", "/reset", "Hi"], folder)
     first, second = expected(folder, "Hi", "And you?")
     assert text == f"{first}\n{second}\n{first}\n"
+
+
+def test_what_is_loaded_is_printed_before_it_is_loaded(monkeypatch, capsys):
+    def load(name, *_):
+        raise UserError(f"printed before: {capsys.readouterr().err}")
+
+    monkeypatch.setattr(chat, "load_frozen", load)
+    with pytest.raises(SystemExit):
+        cli.main(["chat", "some/model"])
+    assert "printed before: loading some/model" in capsys.readouterr().err
 
 
 def test_a_system_message_begins_a_new_conversation(sharp_folders, monkeypatch, capsys):

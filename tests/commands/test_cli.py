@@ -1,4 +1,6 @@
+import os
 import runpy
+import shutil
 import subprocess
 import sys
 from dataclasses import dataclass, field
@@ -10,7 +12,9 @@ import torch
 from safetensors.torch import load_file
 
 from align import __version__, cli
+from align.cli import stage_configs
 from align.core.errors import UserError
+from align.core.settings_parser import parse
 from align.model_registry.registry import registered_models
 from tests.commands.words import words_of
 from tests.files import ROOT, read_rows, write_rows
@@ -160,3 +164,39 @@ def test_command_and_script_do_the_same_and_say_little(tmp_path, demonstrations,
     weights = [load_file(tmp_path / name / "model" / "model.safetensors") for name in ("script", "command")]
     assert weights[0].keys() == weights[1].keys()
     assert all(torch.equal(weights[0][key], weights[1][key]) for key in weights[0])
+
+
+@pytest.mark.parametrize("stage", ["sft", "reward", "dpo", "ppo"])
+def test_a_stage_without_settings_names_what_it_needs_and_a_file_that_is_complete(stage, capsys):
+    with pytest.raises(SystemExit) as ended:
+        cli.main([stage])
+    (line,) = capsys.readouterr().err.splitlines()
+    assert ended.value.code == 2
+    config = stage_configs()[stage]
+    assert f"no settings given: a run needs {config.needs}" in line
+    assert line.endswith(f"this runs as it is: align {stage} --config {config.first_run}")
+    settings = parse(config, ["--config", str(ROOT / config.first_run)])
+    assert settings.model in registered_models(), "a model that is made or downloaded, not one of an earlier stage"
+    data = [getattr(settings, name, "") for name in ("train_data", "validation_data", "demonstrations", "prompts")]
+    assert all((ROOT / path).is_file() for path in filter(None, data))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", ["sft", "reward", "dpo", "ppo"])
+def test_the_file_that_a_launch_without_settings_names_runs_in_a_fresh_clone(stage, tmp_path):
+    for name in ("align", "configs", "data"):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+    variables = os.environ | {"PYTHONPATH": str(tmp_path), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    launcher = [sys.executable, "-m", "accelerate.commands.accelerate_cli", "launch", "--num_processes", "1", "--cpu"]
+
+    def launch(*words: str) -> "subprocess.CompletedProcess[str]":
+        program = [*launcher, *words]
+        return subprocess.run(program, cwd=tmp_path, env=variables, capture_output=True, text=True, check=False)
+
+    refused = launch(f"align/{stage}/train.py")
+    (line,) = (line for line in refused.stderr.splitlines() if line.startswith("error: "))
+    assert "(accelerate prints a traceback of its launcher below" in refused.stderr
+    command = line.rpartition("this runs as it is: accelerate launch ")[2].split()
+    done = launch(*command, "--dtype", "float32")
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert list(tmp_path.glob("runs/*/*/model/model.safetensors"))

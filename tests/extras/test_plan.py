@@ -1,9 +1,12 @@
+from types import SimpleNamespace
+
 import pytest
 import torch
 import yaml
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from align import cli
+from align.core.errors import UserError
 from align.core.settings import ModelConfig
 from align.extras.plan import (
     DEVICES,
@@ -12,6 +15,7 @@ from align.extras.plan import (
     PlanConfig,
     StageWork,
     allocate,
+    device_name,
     layouts,
     memory_table,
     placements,
@@ -146,7 +150,7 @@ def test_the_weights_of_all_roles_are_counted(runs, capsys):
     assert critic.weights == 4 * 431_360
     assert sum(weight.numel() for weight in critic.trained) == 2 * 431_360 / 4
     assert 0 < critic.flops["learning"] - found.flops["learning"] < found.flops["learning"]
-    cli.main(["plan", "--ppo", str(runs / "ppo.yaml"), "--gpus", "2"])
+    cli.main(["plan", "--ppo", str(runs / "ppo.yaml"), "--gpus", "2", "--gpu", "A100-80"])
     said = capsys.readouterr().out
     assert "ppo: take configs/accelerate/ddp.yaml with num_processes 2" in said
     assert "ppo    sampling" in said
@@ -183,3 +187,24 @@ def test_mistakes_are_one_line(command_error):
         (["--flops", "1e20", "--gpu", "B9"], "gpu is 'B9'"),
     ):
         assert said in command_error(cli.main, ["plan", *words])
+
+
+@pytest.mark.parametrize(
+    ("name", "gigabytes", "device"),
+    [
+        ("NVIDIA A100-SXM4-40GB", 40, "A100-40"),
+        ("NVIDIA A100-SXM4-80GB", 80, "A100-80"),
+        ("NVIDIA H100 80GB HBM3", 80, "H100"),
+    ],
+)
+def test_the_default_device_is_that_of_this_machine(name, gigabytes, device, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert device_name(PlanConfig().gpu) == "cpu"
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: name)
+    found = SimpleNamespace(total_memory=gigabytes * 10**9)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: found)
+    assert device_name(PlanConfig().gpu) == device
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA GeForce RTX 9090")
+    with pytest.raises(UserError, match="RTX 9090 is not listed; give one of A100-40"):
+        device_name("auto")

@@ -1,6 +1,8 @@
+import io
 import re
 import subprocess
 import sys
+from datetime import timedelta
 
 import pytest
 
@@ -38,6 +40,33 @@ def test_the_first_the_last_and_one_step_in_each_interval_get_a_line(clock, caps
         "ppo 6/8: reward 0.6, 0:00:05 left",
         "ppo 8/8: reward 0.8",
     ]
+
+
+@pytest.mark.parametrize("seconds", [10, 31, 400])
+def test_a_terminal_shows_the_remaining_time_of_long_steps_too(seconds, clock, monkeypatch):
+    shown = io.StringIO()
+    monkeypatch.setattr(
+        progress, "console", progress.LineConsole(file=shown, force_terminal=True, color_system=None, width=120)
+    )
+    with ProgressDisplay("ppo", total=4) as display:
+        assert display.remaining() == ""
+        for _ in range(2):
+            clock(seconds)
+            display.advance()
+        clock(5)
+        display.bar.refresh()
+    left = str(timedelta(seconds=2 * seconds - 5))
+    assert f"left {left}" in shown.getvalue()
+
+
+def test_a_terminal_breaks_lines_between_words_and_a_log_file_nowhere():
+    words = " ".join(f"word{number}" for number in range(40))
+    for is_terminal in (True, False):
+        shown = io.StringIO()
+        progress.LineConsole(file=shown, force_terminal=is_terminal, width=50, markup=False).print(words)
+        lines = shown.getvalue().splitlines()
+        assert len(lines) > 1 if is_terminal else lines == [words]
+        assert [word for line in lines for word in line.split()] == words.split()
 
 
 def test_hours_and_work_that_was_complete_before_are_printed(clock, capsys):
@@ -91,8 +120,11 @@ def test_a_training_loss_that_does_not_fall_is_one_line_at_the_end(tmp_path, cap
     for rate in ("1e-12", "1e-2"):
         cli.main(["sft", *words, "--learning_rate", rate, "--output_dir", str(tmp_path / rate), *TINY])
         found[rate] = capsys.readouterr().err.splitlines()
-    assert re.fullmatch(r"sft 24/24: loss [\d.]+, [\d,]+ tokens/s", found["1e-2"][-1])
-    assert found["1e-12"][-1].startswith("warning: the training loss did not fall: its mean was ")
+    learned, flat = found["1e-2"], found["1e-12"]
+    assert re.fullmatch(r"sft 24/24: loss [\d.]+, [\d,]+ tokens/s", learned[-3])
+    assert learned[-2] == f"model: {tmp_path}/1e-2/model"
+    assert learned[-1].startswith(f"next: align chat {tmp_path}/1e-2/model")
+    assert flat[-3].startswith("warning: the training loss did not fall: its mean was ")
     assert not [line for line in found["1e-2"] if "did not fall" in line]
 
 
