@@ -30,7 +30,7 @@ Config = TypeVar("Config", bound="DataclassInstance")
 EXIT_INTERRUPTED = 130
 """Exit code after Ctrl-C, as in shells: 128 + SIGINT."""
 FROM_ALIGN_LAUNCH = "ALIGN_LAUNCH"
-"""Variable of processes that `align launch` has started, which prints no traceback of its own."""
+"""Variable of processes that `align launch` has started, which prints no traceback."""
 EXIT_CLOSED_PIPE = 141
 """Exit code after the reader of the output has gone (`align ... | head`), as in shells: 128 + SIGPIPE."""
 

@@ -24,7 +24,7 @@ GRACE_SECONDS = 25.0
 WARNING_SECONDS = 270.0
 """The time to save after SIGUSR1, which configs/cluster/slurm.sbatch requests 300 seconds before the time limit."""
 SECOND_CTRL_C = 1.0
-"""Seconds within which a second Ctrl-C counts as the first one: a launcher passes on what the terminal sends as well."""
+"""Seconds within which a second Ctrl-C counts as the first one: a launcher forwards the signal of the terminal."""
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGUSR1") if hasattr(signal, name))
 
 

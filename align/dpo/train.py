@@ -118,7 +118,7 @@ def train(
 
 
 def measure_of(pair_loss: PairLoss, held_out: list[EncodedRanking]) -> dict[str, Any]:
-    """Return what the validation loss is measured on."""
+    """Return the data and settings that the validation loss depends on."""
     settings = {"loss": pair_loss.kind, "beta": pair_loss.beta, "label_smoothing": pair_loss.label_smoothing}
     return measured_on("validation_data", held_out, **settings)
 

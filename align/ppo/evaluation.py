@@ -54,7 +54,7 @@ class PolicySelection:
         max_kl: largest KL to the initial policy, in nats per response, of a policy that is kept.
         critic_warmup: first updates, in which the policy does not change.
         score_name: a name of the scores, for warnings.
-        measure: what the scores are measured on, see `measured_on`; None: always the same.
+        measure: data and settings of the scores, see `measured_on`; None: always the same.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class PolicySelection:
         return f"warning: no evaluation has a higher {self.score_name} than the initial policy ({mean:.3g}), which is kept"
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the evaluation of the kept policy, and what it was measured on."""
+        """Return the evaluation of the kept policy, with its data and settings."""
         return {"best": self.best and asdict(self.best), "measure": self.measure}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -112,7 +112,7 @@ MEASURE_SETTINGS = (
 
 
 def measure_of(setup: PPOSetup) -> dict[str, Any]:
-    """Return what the scores of policies are measured on."""
+    """Return the data and settings that the scores of policies depend on."""
     settings: dict[str, Any] = yaml.safe_load(dump(setup.run.config))
     chosen = {name: settings[name] for name in MEASURE_SETTINGS if name in settings}
     return measured_on("validation_prompts", [prompt.ids for prompt in setup.validation], **chosen)

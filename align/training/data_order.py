@@ -170,7 +170,7 @@ def labels_digest(examples: Iterable[Any]) -> str:
 
 
 def measured_on(data: str, examples: Sequence[Any], **settings: Any) -> dict[str, Any]:
-    """Return what scores of a model are measured on, as JSON values by name: a digest of the data, and settings.
+    """Return the data and settings that scores of a model depend on, as JSON values by name: a digest, and settings.
 
     Args:
         data: the name of the setting of the data.

@@ -34,7 +34,7 @@ class EpochLoop:
     Args:
         order: the examples of each update.
         eval_steps: updates between evaluations; 0: at the end of each epoch.
-        measure: what the validation loss is measured on, see `measured_on`. If a resumed run has another one, the choice of
+        measure: data and settings of the validation loss, see `measured_on`. If a resumed run has another one, the choice of
             the best model starts again.
 
     Attributes:
@@ -139,7 +139,7 @@ class EpochLoop:
         return True
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the choice of the best model so far, and what it was measured on."""
+        """Return the choice of the best model so far, with its data and settings."""
         return {"loss": self.best, "evaluated": self.evaluated, "measure": self.measure}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

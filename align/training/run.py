@@ -101,8 +101,8 @@ def making_trainer() -> Iterator[None]:
 class Run:
     """One run of a stage. Its folder is written when the first result is: an error before that leaves no files.
 
-    It trains inside `with run:`. What it installs there (signal handlers, threads, the lock of the folder, the progress bar,
-    trackers) is undone at the end, also after an error or Ctrl-C.
+    It trains inside `with run:`. All that it installs there (signal handlers, threads, the lock of the folder, the progress
+    bar, trackers) is undone at the end, also after an error or Ctrl-C.
 
     Args:
         config: the stage's settings, which the folder keeps; they have the three groups of the attributes.
@@ -173,7 +173,7 @@ class Run:
                 self.release()
 
     def release(self) -> None:
-        """Undo what the run has installed in the process; the folder is free for another run."""
+        """Restore the process as it was before the run; the folder is free for another run."""
         with ExitStack() as undone:
             undone.enter_context(self._installed)
             if self.opened:
@@ -325,7 +325,7 @@ class Run:
                 self.print(f"warning: {error}; the run continues without this checkpoint")
 
     def _announce_stop(self, number: int) -> None:
-        """Print at once what a signal causes, and when."""
+        """Print at once when the run will stop."""
         left = self.seconds_per_update - (time.monotonic() - self.update_began)
         about = f", about {left:.0f} s" if left >= 1 else ""
         again = "; press Ctrl-C again to stop now" if number == signal.SIGINT else ""

@@ -142,7 +142,9 @@ def test_a_run_leaves_the_process_as_it_was(stage, exit_name, warm, tmp_path, mo
     assert process_state(folder) == before, "after the trainer was made"
     kept: list[BaseException] = []
     if act:
-        monkeypatch.setattr(engine.TrainEngine, "step", lambda self, number: act(lambda: original(self, number)))
+        monkeypatch.setattr(
+            engine.TrainEngine, "step", lambda self, *values, **named: act(lambda: original(self, *values, **named))
+        )
         try:
             trainer.train()
         except BaseException as caught:  # as an interactive session keeps the last traceback, with the run's generator

@@ -234,8 +234,8 @@ from align.core.launch import run_stage
 from align.sft import SFTConfig, run_sft
 from align.training.engine import TrainEngine
 step = TrainEngine.step
-def slow_step(self, number):
-    metrics = step(self, number)
+def slow_step(self, *values, **named):
+    metrics = step(self, *values, **named)
     time.sleep(4)
     return metrics
 TrainEngine.step = slow_step
