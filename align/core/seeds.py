@@ -48,6 +48,8 @@ class RngStream(IntEnum):
     """Which conversations are held out when a model learns from judgments."""
     CHAT = 21
     """The tokens of answers in `align chat`."""
+    TEXT_OBJECTIVE = 22
+    """The parts that are masked or removed from raw texts in an update of fine-tuning."""
 
 
 SeedKey = tuple[int, RngStream, *tuple[int, ...]]

@@ -43,6 +43,7 @@ from align.runtime.distributed import compute_dtype
 from align.runtime.flops import PEAKS, peak_flops
 from align.sampling.generation import SamplingParams
 from align.sft.config import SFTConfig
+from align.sft.raw_text import RawText
 from align.sft.train import example_flops, require_prompt_in_row
 from align.training.data_order import DataOrder
 from align.training.memory import GIB, Sharding, resident_memory, weights_bytes
@@ -300,14 +301,19 @@ def layouts(work: StageWork, gpu: str, devices: int) -> list[Layout]:
 
 
 def sft_work(config: SFTConfig) -> StageWork:
-    """Count learning from demonstrations.
+    """Count learning from demonstrations or raw text.
 
     Raises:
         UserError: for a mistake in the settings, the model or the data.
     """
     loaded = load_on_meta(config, compute_dtype(config.dtype), prefix_lm=config.prefix_lm)
     require_prompt_in_row(loaded, config.prompt_loss_weight)
-    read = partial(encode_demonstrations, loaded=loaded, limits=config.limits, skip_bad_rows=config.skip_bad_rows)
+    read: Callable[[Any], list[Any]] = partial(
+        encode_demonstrations, loaded=loaded, limits=config.limits, skip_bad_rows=config.skip_bad_rows
+    )
+    if config.objective != "demonstrations":
+        texts = RawText(config.objective, loaded, config.text_tokens, config.seed, config.skip_bad_rows)
+        read = texts.read_examples
     profile = flops_profile(loaded.backbone, loaded.adapter)
     cost = partial(example_flops, profile, prompt_weight=config.prompt_loss_weight)
     return _learning("sft", config, read, cost, loaded)

@@ -1,6 +1,7 @@
 """Settings of supervised fine-tuning."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 from align.core.settings import (
     MixtureConfig,
@@ -10,6 +11,7 @@ from align.core.settings import (
     SequenceConfig,
     SplitConfig,
     option,
+    require_setting,
 )
 from align.training.data_order import EpochConfig
 
@@ -26,7 +28,13 @@ class SFTConfig(MixtureConfig, SplitConfig, SequenceConfig, EpochConfig, ModelCo
         "demonstrations to learn from: file, folder or hub name; several are separated by commas, each as NAME or "
         "NAME=WEIGHT; FILE[FIELD=COLUMN, ...] reads columns as fields",
     )
-    validation_data: str = option("", "held-out demonstrations, which select the best model; empty: none")
+    validation_data: str = option("", "held-out demonstrations or texts, which select the best model; empty: none")
+    objective: Literal["demonstrations", "lm", "span_corruption", "infilling", "prefix"] = option(
+        "demonstrations",
+        "training target: the answers of demonstrations; or of raw texts the next token (lm), T5's masked spans "
+        "(span_corruption), BART's text with masked spans (infilling), or the continuation of a random prefix (prefix)",
+    )
+    text_tokens: int = option(512, "length in tokens of the pieces into which raw texts are cut", gt=1)
     num_train_epochs: int = option(1, "passes over the training data (InstructGPT: 16)")
     batch_size: int = option(32, "examples in one update, over all processes")
     prompt_loss_weight: float = option(
@@ -39,3 +47,16 @@ class SFTConfig(MixtureConfig, SplitConfig, SequenceConfig, EpochConfig, ModelCo
         False,
         "attend to a decoder's whole prompt in both directions (T5's prefix language model); saved with the model",
     )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        is_text = self.objective != "demonstrations"
+        for name, wanted in (("prompt_loss_weight", "0"), ("task_prefixes", "empty")):
+            require_setting(self, name, not (is_text and getattr(self, name)), f"{wanted} with objective {self.objective}")
+
+    def without_effect(self) -> dict[str, str]:
+        if self.objective == "demonstrations":
+            names: tuple[str, ...] = ("text_tokens",)
+        else:
+            names = ("max_prompt_tokens", "max_response_tokens", "overlong")
+        return super().without_effect() | dict.fromkeys(names, f"objective {self.objective}")

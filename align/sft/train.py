@@ -1,4 +1,4 @@
-"""Supervised fine-tuning: a model learns the assistant's turns of demonstrations.
+"""Supervised fine-tuning: a model learns the assistant's turns of demonstrations, or an objective on raw text.
 
 Launch it by `accelerate launch align/sft/train.py --config configs/sft/x.yaml`.
 """
@@ -27,6 +27,7 @@ from align.runtime.distributed import run_on_main, sum_across_processes
 from align.runtime.flops import FlopsProfile, training_flops
 from align.sft.config import SFTConfig
 from align.sft.loss import demonstration_loss
+from align.sft.raw_text import RawText, RawTextOrder
 from align.tokenization.encoded import EncodedDemonstration
 from align.training.data_order import DataOrder, measured_on
 from align.training.engine import TrainEngine
@@ -188,10 +189,17 @@ class SFTTrainer:
         self.loaded = loaded = source.load(run)
         share_sequences(run, loaded.backbone, config.sequence_parallel)
         require_prompt_in_row(loaded, config.prompt_loss_weight)
-        encode = partial(encode_demonstrations, limits=config.limits, skip_bad_rows=config.skip_bad_rows, loaded=loaded)
-        data = (train_data, validation_data)
-        mixed, self.held_out = encode_split(*data, encode, config.task_prefixes, config.validation_split)
-        self.order = DataOrder(mixed, config.seed, config.batch_size, config.mixing_cap, config.mixing_temperature)
+        data, split = (train_data, validation_data), (config.task_prefixes, config.validation_split)
+        mixing = (config.batch_size, config.mixing_cap, config.mixing_temperature)
+        self.order: DataOrder[EncodedDemonstration]
+        if config.objective == "demonstrations":
+            encode = partial(encode_demonstrations, limits=config.limits, skip_bad_rows=config.skip_bad_rows, loaded=loaded)
+            mixed, self.held_out = encode_split(*data, encode, *split)
+            self.order = DataOrder(mixed, config.seed, *mixing)
+        else:
+            texts = RawText(config.objective, loaded, config.text_tokens, config.seed, config.skip_bad_rows)
+            mixed, pieces = encode_split(*data, texts.read, *split)
+            self.order, self.held_out = RawTextOrder(texts, mixed, *mixing), texts.examples(pieces, 0)
         number = counted(len(mixed.examples), "example")
         run.print(f"sft: {number} to learn from, {len(self.held_out)} held out; model {run.model_config.model}")
         module = LanguageModel(loaded.backbone, loaded.adapter)

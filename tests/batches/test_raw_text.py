@@ -5,9 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from align.ppo.extensions.ptx import cut_into_pieces, pack, prefix, replace_spans, span_corruption
+from align.batches.raw_text import cut_into_pieces, infilling, mask_spans, pack, prefix, replace_spans, span_corruption
 
 SENTINELS = list(range(1000, 1100))
+MASK = 2000
 IDS = st.lists(st.integers(0, 500), min_size=2, max_size=200)
 SEEDS = st.integers(0, 2**32)
 
@@ -58,6 +59,46 @@ def test_spans_have_a_mean_of_three_and_as_many_as_there_are_sentinels():
     source, target = span_corruption(range(500), SENTINELS[:3], random(0))
     assert sum(token in SENTINELS for token in source) == 2
     assert put_back(source, target) == list(range(500))
+
+
+def test_infilling_by_hand():
+    """The sentence of figure 1 of the BART paper: ABC.DE., where one mask token replaces D.E and an empty span."""
+    words = ["A", "B", "C", ".", "D", "E", "."]
+    source, target = mask_spans(range(7), [(1, 3), (4, 4), (5, 6)], MASK)
+    said = ["_" if token == MASK else words[token] for token in source]
+    assert "".join(said) == "A_._D_."
+    assert "".join(words[token] for token in target) == "ABC.DE."
+
+
+@given(IDS, SEEDS)
+def test_infilling_masks_30_percent_and_the_target_is_the_text(ids, seed):
+    source, target = infilling(ids, MASK, random(seed))
+    assert target == ids
+    kept = [token for token in source if token != MASK]
+    assert len(ids) - len(kept) == min(max(round(0.3 * len(ids)), 1), len(ids) - 1)
+    rest = iter(ids)
+    assert all(token in rest for token in kept), "the kept tokens stay in order"
+
+
+def test_the_lengths_of_infilled_spans_are_poisson_distributed_with_mean_three():
+    lengths = []
+    for seed in range(200):
+        ids = list(range(1000))
+        source, _ = infilling(ids, MASK, random(seed))
+        expected, empty = 0, 0
+        for token in source:
+            if token == MASK:
+                empty += 1
+                continue
+            if empty == 1:
+                lengths.append(token - expected)
+            expected, empty = token + 1, 0
+    assert len(lengths) > 10_000
+    # Two spans that touch are left out: a mask token between two kept tokens is one span.
+    assert numpy.mean(lengths) == pytest.approx(3.0, abs=0.1)
+    assert numpy.var(lengths) == pytest.approx(3.0, abs=0.15), "the variance of a Poisson distribution is its mean"
+    share_of_zeros = lengths.count(0) / len(lengths)
+    assert share_of_zeros == pytest.approx(0.0498, abs=0.005)  # e^-3
 
 
 @given(IDS, SEEDS)
