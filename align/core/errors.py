@@ -30,7 +30,7 @@ def is_lost_process(error: BaseException) -> bool:
 
 def counted(number: int, noun: str) -> str:
     """Return a number with its noun: `1 row`, `1,200 rows`."""
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}{'es' if noun.endswith('s') else 's'}"
 
 
 def first_line(error: BaseException) -> str:

@@ -2,8 +2,9 @@
 
 import os
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import cache
 from typing import Any, NamedTuple, TypeVar, cast
@@ -17,9 +18,11 @@ from torch.distributed import distributed_c10d as c10d
 from transformers.integrations import unset_hf_deepspeed_config
 
 from align.core import heartbeat
-from align.core.errors import OtherProcessError, UserError, reason
+from align.core.errors import OtherProcessError, UserError, counted, is_lost_process, reason
 from align.core.plugins import install_hint
+from align.runtime.deepspeed_settings import make_plugin
 from align.runtime.process import return_freed_memory
+from align.runtime.progress import console
 
 try:
     import fcntl
@@ -30,6 +33,14 @@ Item = TypeVar("Item")
 
 COLLECTIVE_TIMEOUT_S = 1800.0
 """NCCL's default is 10 minutes, gloo's 30: an exchange may have to wait while one process writes a checkpoint."""
+MEETING_SECONDS = 20.0
+"""Processes of a launch that have not met after this time say that they wait."""
+NOT_SUPPORTED = {
+    "FSDP": "ACCELERATE_USE_FSDP",
+    "Megatron-LM": "ACCELERATE_USE_MEGATRON_LM",
+    "accelerate's parallelism_config": "ACCELERATE_USE_PARALLELISM_CONFIG",
+}
+"""What accelerate's launcher can ask for, with its variable, and this package does not implement."""
 _timeout = timedelta(seconds=COLLECTIVE_TIMEOUT_S)
 
 
@@ -108,48 +119,84 @@ def make_accelerator(
     An exchange between processes that takes `collective_timeout` seconds ends the run. Raise a UserError if DeepSpeed was
     asked for and is not installed, or if FSDP was.
     """
-    if os.environ.get("ACCELERATE_USE_FSDP") == "true":  # each process would silently hold the whole model
-        raise UserError("FSDP, which the launcher asks for, is not supported: use DeepSpeed (configs/accelerate/zero2.yaml)")
+    for name, variable in NOT_SUPPORTED.items():
+        if os.environ.get(variable) == "true":  # with FSDP each process would silently hold the whole model
+            raise UserError(
+                f"{name}, which the launcher asks for, is not supported: use DeepSpeed (configs/accelerate/zero2.yaml)"
+            )
     # A second run in the same process gets its own settings; the process group stays.
     AcceleratorState._reset_state()
     timeout = timedelta(seconds=collective_timeout)
     process_group = InitProcessGroupKwargs(timeout=timeout)
     deepspeed = deepspeed_was_launched()
-    if deepspeed:
-        prepare_compiling()
     if deepspeed and not torch.cuda.is_available():
         # Unless the backend is named, DeepSpeed on CPUs makes every process believe that it is rank 0 of 1.
         process_group = InitProcessGroupKwargs(backend="gloo", timeout=timeout)
     try:
-        accelerator = Accelerator(
-            cpu=computes_on_cpu() and not deepspeed,  # without it, processes on CPUs do not find each other
-            mixed_precision="bf16" if deepspeed and dtype == torch.bfloat16 else "no",
-            kwargs_handlers=[process_group],
-            **kwargs,
-        )
+        if deepspeed:
+            prepare_compiling()
+            kwargs["deepspeed_plugin"], line = make_plugin(dtype, max_grad_norm)
+            print_once(line)
+        with waiting_for_others():
+            accelerator = Accelerator(
+                cpu=computes_on_cpu() and not deepspeed,  # without it, processes on CPUs do not find each other
+                mixed_precision="bf16" if deepspeed and dtype == torch.bfloat16 else "no",
+                kwargs_handlers=[process_group],
+                **kwargs,
+            )
     except ImportError as error:
         raise UserError(f"DeepSpeed is not installed; {install_hint('deepspeed')}") from error
     limit_collectives(timeout)
     if zero_stage(accelerator) == 3:
         return_freed_memory()
-    plugin = accelerator.state.deepspeed_plugin
-    if plugin is not None:
+    if deepspeed:
         # transformers would let the first process read a whole model; align.runtime.sharding loads without that.
         unset_hf_deepspeed_config()
-        # Batches are cut by tokens and losses divided by global counts already, so the engine must not divide by anything.
-        plugin.deepspeed_config |= {
-            "train_micro_batch_size_per_gpu": 1,
-            "gradient_accumulation_steps": 1,
-            "gradient_clipping": max_grad_norm,
-            # The step is what ends an accumulation. Otherwise the last backward pass does, and with offload the optimizer
-            # then reads old gradients of all weights that take no part in it (a separate critic before ptx).
-            "managed_gradient_accumulation": False,
-            "steps_per_print": 10**9,
-        }
-        for name in ("offload_optimizer", "offload_param"):  # pinned memory, which accelerate's files cannot ask for
-            if plugin.deepspeed_config["zero_optimization"].get(name, {}).get("device") == "cpu":
-                plugin.deepspeed_config["zero_optimization"][name].setdefault("pin_memory", True)
     return accelerator
+
+
+@contextmanager
+def waiting_for_others() -> Iterator[None]:
+    """Tell if the processes of a launch take long to meet, which happens inside.
+
+    Raises:
+        UserError: if they cannot, because a port is in use for example.
+    """
+    count = os.environ.get("WORLD_SIZE", "1")
+    where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+    hint = f"all {count} processes need the MASTER_ADDR and MASTER_PORT of process 0"
+    line = f"process {os.environ.get('RANK')} waits for the others at {where}; {hint}"
+    timer = threading.Timer(MEETING_SECONDS, print, (line,), {"file": sys.stderr, "flush": True})
+    timer.daemon = True
+    if count != "1":
+        timer.start()
+    try:
+        yield
+    except torch.distributed.DistError as error:
+        if is_lost_process(error):
+            raise
+        raise UserError(f"the processes cannot meet at {where} ({reason(error)}); {hint}") from error
+    finally:
+        timer.cancel()
+
+
+def launch_line(accelerator: Accelerator) -> str:
+    """Return a line with the processes that a launcher has started; "" without one."""
+    if not any(name.startswith("ACCELERATE_") or name == "WORLD_SIZE" for name in os.environ):
+        return ""
+    stage = zero_stage(accelerator)
+    line = f"{counted(accelerator.num_processes, 'process')} on {accelerator.device.type}"
+    if stage:
+        line += f", DeepSpeed ZeRO-{stage}"
+    if accelerator.num_processes == 1 and os.environ.get("ACCELERATE_USE_CPU", "").lower() == "true":
+        line += "; with --cpu, `accelerate launch` starts one process whatever its --num_processes: use `align launch`"
+    return line
+
+
+def print_once(line: str) -> None:
+    """Print a line for people, on the first process only; "" prints nothing."""
+    if line and os.environ.get("RANK", "0") == "0":
+        console.print(line)
 
 
 def limit_collectives(timeout: timedelta | None = None) -> None:

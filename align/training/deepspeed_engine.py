@@ -64,7 +64,10 @@ class DeepSpeedEngine(TrainEngine):
         self.average = WeightAverage(self._shards(), average_decay) if average_decay else None
 
     def _shards(self) -> dict[str, Tensor]:
-        return {str(number): flat.data for number, flat in enumerate(self.module.optimizer.single_partition_of_fp32_groups)}
+        engine = self.module.optimizer
+        # In bfloat16, DeepSpeed runs ZeRO-1 with another class, `BF16_Optimizer`.
+        flats = getattr(engine, "single_partition_of_fp32_groups", None) or engine.fp32_groups_flat_partition
+        return {str(number): flat.data for number, flat in enumerate(flats)}
 
     @contextmanager
     def averaged_weights(self) -> Iterator[None]:
@@ -109,6 +112,7 @@ class DeepSpeedEngine(TrainEngine):
 
     def drop_gradients(self) -> None:
         self.module.zero_grad()
+        self.module.optimizer.zero_grad()  # the float32 sums of ZeRO-1
 
     def state(self) -> tuple[Mapping[str, Tensor | FlatTensorSlice], dict[str, float]]:
         """This process's parts of masters and moments; nothing is gathered."""
