@@ -40,7 +40,7 @@ def load_adapter(model: PreTrainedModel, folder: str, name: str) -> PeftModel:
 def add_adapter(backbone: Backbone, folder: str, name: str) -> None:
     """Load a saved adapter, frozen, onto a backbone that has adapters; raises as `load_adapter`."""
     assert backbone.peft is not None
-    stored, was_training = _stored_names(folder), backbone.model.training
+    stored = _stored_names(folder)
     try:
         backbone.peft.load_adapter(folder, adapter_name=name, autocast_adapter_dtype=False)
     except Exception as error:  # an external config, of which PEFT checks little
@@ -48,7 +48,6 @@ def add_adapter(backbone: Backbone, folder: str, name: str) -> None:
     vars(backbone.peft).setdefault(ADDED, set()).add(name)
     _finish_loading(backbone.peft, folder, name, stored)
     disable_dropout(backbone.model)
-    backbone.peft.train(was_training)  # `load_adapter` leaves all of it in evaluation mode, without gradient checkpointing
 
 
 def adapter_parameters(model: torch.nn.Module, adapter: str) -> dict[str, torch.nn.Parameter]:

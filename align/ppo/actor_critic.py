@@ -11,7 +11,7 @@ from align.core.errors import UserError
 from align.models.adapters import adapter_parameters, copy_adapter
 from align.models.backbone import Backbone, is_prefix_lm, wrap
 from align.models.heads import RewardModel, ScalarHead, ValueHead
-from align.models.loading import LoadedModel, freeze_unused_lm_head, recompute_activations
+from align.models.loading import LoadedModel, freeze_unused_lm_head
 from align.models.roles import REFERENCE_ADAPTER, VALUE_ADAPTER, ActorCritic
 from align.models.vocabulary import vocabulary_rows
 from align.ppo.scoring_models import RewardAdapter
@@ -126,16 +126,15 @@ def _separate_critic(
             _start_from(source.head, critic_init.mean, head)
     else:
         model = copy_backbone(backbone)
+    model.recomputes = backbone.recomputes
     model.requires_grad_(True)
     freeze_unused_lm_head(model)
     return CriticParts(head, model=model)
 
 
 def _copy_with_settings_of(policy: Backbone, source: Backbone) -> Backbone:
-    """Return a copy of a frozen reward model that recomputes activations and builds masks as the policy does."""
+    """Return a copy of a frozen reward model that builds masks as the policy does."""
     model = copy_backbone(source)
-    if policy.model.is_activation_checkpointing:
-        recompute_activations(model)
     kernels = {each.model.config._attn_implementation for each in (policy, model)}
     model.block_attention = policy.block_attention and len(kernels) == 1
     return model

@@ -31,6 +31,7 @@ from align.training.optimizer import (
     build_optimizer,
     complete_groups,
     copy_weights,
+    gradients_to_masters,
     make_master,
 )
 from align.training.run import Run
@@ -81,6 +82,7 @@ class TrainEngine:
         self.module = module.to(run.accelerator.device)
         self.trainable = {name: weight for name, weight in module.named_parameters() if weight.requires_grad}
         self.masters = {name: make_master(weight) for name, weight in self.trainable.items()}
+        self.drop_gradients()  # of an earlier use of the module
         self.groups = complete_groups(run.optimization.learning_rate, self.trainable, groups)
         self.optimizer = build_optimizer(run.optimization, self.masters, self.groups)
         self.average = WeightAverage(self.masters, average_decay) if average_decay else None
@@ -154,7 +156,8 @@ class TrainEngine:
         return norm
 
     def _backward(self, loss: Tensor) -> None:
-        loss.backward()
+        with gradients_to_masters(self.trainable, self.masters):
+            loss.backward()
 
     def drop_gradients(self) -> None:
         """Discard accumulated gradients: a NaN must not reach the next update if the caller continues."""

@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -91,21 +92,30 @@ def build_optimizer(
 
 
 def make_master(weight: nn.Parameter) -> Tensor:
-    """Return the float32 tensor that the optimizer updates: the weight, or a copy that collects its gradients."""
-    if weight.dtype == torch.float32:
-        return weight
-    master = weight.detach().float().clone()
+    """Return the float32 tensor that the optimizer updates: the weight itself, or a copy."""
+    return weight if weight.dtype == torch.float32 else weight.detach().float().clone()
 
-    def add_gradient_to_master(parameter: Tensor) -> None:
-        assert parameter.grad is not None
+
+@contextmanager
+def gradients_to_masters(weights: Mapping[str, Tensor], masters: Mapping[str, Tensor]) -> Iterator[None]:
+    """Add each gradient that a backward pass completes inside to its float32 master, by name, and drop it."""
+
+    def move(master: Tensor, weight: Tensor) -> None:
+        assert weight.grad is not None
         if master.grad is None:
-            master.grad = parameter.grad.float()
+            master.grad = weight.grad.float()
         else:
-            master.grad.add_(parameter.grad)  # widened inside the sum: no copy in float32
-        parameter.grad = None
+            master.grad.add_(weight.grad)  # widened inside the sum: no copy in float32
+        weight.grad = None
 
-    weight.register_post_accumulate_grad_hook(add_gradient_to_master)
-    return master
+    copied = [(weight, masters[name]) for name, weight in weights.items() if masters[name] is not weight]
+    # The hooks end with the pass: a weight that kept one could not be used after the run.
+    hooks = [weight.register_post_accumulate_grad_hook(partial(move, master)) for weight, master in copied]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 class GradientReduction:

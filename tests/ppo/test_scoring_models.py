@@ -208,7 +208,7 @@ def test_a_critic_may_be_smaller_than_the_policy(classifier, trainer):
         [folder], ["red", "green"], critic="separate", value_fit="none", chat_template="raw", gradient_checkpointing=True
     )
     module = ppo.setup.engine.module
-    assert module.critic.model.is_activation_checkpointing
+    assert module.critic.recomputes
     assert module.critic.hidden_size == module.value_head.linear.in_features == 16 < module.backbone.hidden_size
     assert torch.equal(module.value_head.linear.weight, model.score.weight)
     ppo.train()

@@ -192,9 +192,9 @@ def test_top_p_keeps_the_smallest_set_of_that_mass_after_the_temperature(backbon
 
 def test_a_model_in_training_mode_samples_the_same(tiny_name, backbone, sharp_folders):
     """transformers drops the cache while it recomputes blocks: sampling must not notice."""
-    config = ModelConfig(model=sharp_folders[tiny_name], gradient_checkpointing=True)
-    training = load(config, torch.float32).backbone
-    assert training.model.training
+    training = load(ModelConfig(model=sharp_folders[tiny_name]), torch.float32).backbone
+    training.model.train()
+    training.model.activation_checkpointing_enable()
     sampling = SamplingParams(max_new_tokens=8)
     assert draws(training, sampling) == draws(backbone, sampling)
     assert training.model.training

@@ -11,7 +11,7 @@ from align.batches.micro_batches import MicroBatch
 from align.core.errors import UserError
 from align.training.checkpoint import Checkpoint
 from align.training.engine import NotFiniteError, TrainEngine
-from align.training.optimizer import GradientReduction, ParamGroup, make_master
+from align.training.optimizer import GradientReduction, ParamGroup, gradients_to_masters, make_master
 from tests.training.toy_modules import Kept, Weights, accumulate, regression, step, vector
 
 
@@ -241,7 +241,8 @@ def test_gradients_of_bfloat16_weights_are_summed_in_their_masters(group):
     master = make_master(weight)
     reduction = GradientReduction({"weight": master})
     reduction.begin()
-    (weight * torch.tensor([1.0, 2.0, 4.0], dtype=torch.bfloat16)).sum().backward()
+    with gradients_to_masters({"weight": weight}, {"weight": master}):
+        (weight * torch.tensor([1.0, 2.0, 4.0], dtype=torch.bfloat16)).sum().backward()
     reduction.finish()
     assert weight.grad is None
     assert master.grad.tolist() == [1.0, 2.0, 4.0]

@@ -9,6 +9,7 @@ which a reward is read.
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NoReturn
 
 import torch
@@ -16,6 +17,7 @@ from peft import PeftModel
 from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils.other import AuxiliaryTrainingWrapper
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from align.core.errors import UserError
@@ -55,6 +57,7 @@ class Backbone(nn.Module):
         model: the transformers model, with adapter layers inside if there are any.
         prompt_in_row: True if one row of tokens holds a prompt and its response (decoders, encoders).
         shares_prompts: whether several responses to a prompt can be read in one row.
+        recomputes: whether the backward pass computes the activations of layers again (gradient checkpointing).
         sequence: the processes that share this one's rows, all of which must read the same; None: none do.
     """
 
@@ -71,7 +74,7 @@ class Backbone(nn.Module):
         # Outside the module tree: the adapter layers are already inside `model` and must not be listed twice.
         self._unlisted: dict[str, PeftModel | None] = {"peft": peft_model}
         self._entered_adapter: tuple[str | None] | None = None  # of the innermost `adapter` context; None: none entered
-        self.shares_prompts = False
+        self.shares_prompts = self.recomputes = False
         self.sequence: SequenceGroup | None = None
 
     @property
@@ -200,7 +203,36 @@ class Backbone(nn.Module):
 
         The backward pass recomputes a block after its `adapter` context has ended; it must use the same adapter.
         """
-        return nullcontext(), self.adapter(*self._entered_adapter) if self._entered_adapter else nullcontext()
+        return nullcontext(), self._recompute(self._entered_adapter)
+
+    @contextmanager
+    def _recompute(self, entered_adapter: tuple[str | None] | None) -> Iterator[None]:
+        with self.recomputing(), self.adapter(*entered_adapter) if entered_adapter else nullcontext():
+            yield
+
+    @contextmanager
+    def recomputing(self) -> Iterator[None]:
+        """Let layers save no activations inside, if `recomputes` is set and gradients are on.
+
+        Transformers recomputes layers in training mode only. They are in it inside this context alone: the model stays in
+        evaluation mode for all other uses, also after an error.
+        """
+        if not (self.recomputes and torch.is_grad_enabled()):
+            yield
+            return
+        names = ("training", "gradient_checkpointing", "_gradient_checkpointing_func")
+        values = (True, True, partial(checkpoint, use_reentrant=False, context_fn=self.recompute_contexts))
+        layers = [module for module in self.model.modules() if hasattr(module, "gradient_checkpointing")]
+        before = [[getattr(layer, name, None) for name in names] for layer in layers]
+        try:
+            for layer in layers:
+                for name, value in zip(names, values, strict=True):
+                    setattr(layer, name, value)
+            yield
+        finally:
+            for layer, earlier in zip(layers, before, strict=True):
+                for name, value in zip(names, earlier, strict=True):
+                    setattr(layer, name, value)
 
 
 def refuse_language_model(model_type: str, name: str = "") -> NoReturn:

@@ -61,7 +61,8 @@ class DecoderBackbone(Backbone):
         return states[rows.row, rows.column]
 
     def _read(self, ids: Tensor, **extra: Any) -> Tensor:
-        states: Tensor = self.model.base_model(input_ids=ids, use_cache=False, **extra).last_hidden_state
+        with self.recomputing():
+            states: Tensor = self.model.base_model(input_ids=ids, use_cache=False, **extra).last_hidden_state
         return states
 
     def _read_shared(self, ids: Tensor) -> Tensor:

@@ -55,6 +55,17 @@ def head_modules(model: PreTrainedModel) -> list[str]:
     ]
 
 
+def position_limit(model: PreTrainedModel) -> int | None:
+    """Return the most tokens that a model has positions for; None: no limit."""
+    config = model.config
+    limit = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
+    if not limit:
+        return None
+    tables = (module for name, module in model.named_modules() if name.endswith("position_embeddings"))
+    first = next((table.padding_idx for table in tables if isinstance(table, nn.Embedding)), None)
+    return int(limit) if first is None else int(limit) - first - 1  # RoBERTa counts from behind its padding id
+
+
 class EncoderBackbone(Backbone):
     """BERT style: a row holds a prompt and one response as a pair, with token types where the model has them.
 
@@ -79,12 +90,7 @@ class EncoderBackbone(Backbone):
 
     @property
     def context_length(self) -> int | None:
-        limit = getattr(self.model.config, "max_position_embeddings", None)
-        if not limit:
-            return None
-        tables = (module for name, module in self.model.named_modules() if name.endswith("position_embeddings"))
-        first = next((table.padding_idx for table in tables if isinstance(table, nn.Embedding)), None)
-        return int(limit) if first is None else int(limit) - first - 1  # RoBERTa counts from behind its padding id
+        return position_limit(self.model)
 
     def summary(self, prompt: Padded, response: Padded, prompt_of_response: Tensor | None = None) -> Tensor:
         prompt = prompt if prompt_of_response is None else prompt.rows(prompt_of_response)
@@ -93,7 +99,8 @@ class EncoderBackbone(Backbone):
         inputs = {"input_ids": packed.ids.masked_fill(~real, config.pad_token_id or 0), "attention_mask": real.long()}
         if getattr(config, "type_vocab_size", 0) > 1:
             inputs["token_type_ids"] = second.long()
-        states: Tensor = self.model(**inputs).logits
+        with self.recomputing():
+            states: Tensor = self.model(**inputs).logits
         return states
 
 

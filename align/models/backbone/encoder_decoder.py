@@ -63,7 +63,8 @@ class EncoderDecoderBackbone(Backbone):
 
     def _encode(self, prompt: Padded) -> Tensor:
         """[P, L, H] of P prompts."""
-        states: Tensor = self.encoder(input_ids=prompt.ids, attention_mask=prompt.mask().long()).last_hidden_state
+        with self.recomputing():
+            states: Tensor = self.encoder(input_ids=prompt.ids, attention_mask=prompt.mask().long()).last_hidden_state
         return states
 
     def _start_tokens(self, count: int) -> Tensor:
@@ -73,12 +74,13 @@ class EncoderDecoderBackbone(Backbone):
         encoded, mask = self._encode(prompt), prompt.mask().long()
         if prompt_of_response is not None:
             encoded, mask = encoded[prompt_of_response], mask[prompt_of_response]
-        states: Tensor = self.decoder(  # causal: padding on the right of responses needs no mask
-            input_ids=torch.cat([self._start_tokens(len(response.ids)), response.ids], dim=1),
-            encoder_hidden_states=encoded,
-            encoder_attention_mask=mask,
-            use_cache=False,
-        ).last_hidden_state
+        with self.recomputing():
+            states: Tensor = self.decoder(  # causal: padding on the right of responses needs no mask
+                input_ids=torch.cat([self._start_tokens(len(response.ids)), response.ids], dim=1),
+                encoder_hidden_states=encoded,
+                encoder_attention_mask=mask,
+                use_cache=False,
+            ).last_hidden_state
         return states
 
     def prefill(self, prompt: Padded) -> tuple[DecodingState, Tensor]:
