@@ -1,6 +1,7 @@
 """The folder or hub name of a model: its configs, read before its weights, and its weights, read from safetensors."""
 
 import copy
+import hashlib
 import os
 import re
 from collections.abc import Iterable
@@ -47,10 +48,14 @@ def base_of(source: str) -> tuple[str, bool]:
         built_in = (stored.metadata() or {}).get(BUILT_IN_BASE)
     if built_in and base == published_name(built_in):  # its weights may differ from the published ones
         return str(resolve_model(built_in)), True
-    if Path(base).exists() or Path(base).is_absolute():
+    if Path(base).exists():
         return str(resolve_model(base)), True
-    # The adapter may have been trained in another working directory, with its base next to it: runs/sft, runs/reward.
-    candidates = (parent / base for parent in Path(source).resolve().parents)
+    # The adapter may have been trained in another working directory or moved, with its base next to it: runs/sft,
+    # runs/reward. Of an absolute path, the last parts count, two at least.
+    parts = Path(base).parts
+    tails = [Path(*parts[start:]) for start in range(1, len(parts) - 1)] if Path(base).is_absolute() else [Path(base)]
+    own = Path(source).resolve()
+    candidates = (parent / tail for tail in tails for parent in own.parents if parent / tail != own)
     existing = next((folder for folder in candidates if (folder / "config.json").exists()), None)
     return str(existing or resolve_model(base)), True
 
@@ -229,6 +234,66 @@ def require_finite(weights: Iterable[tuple[str, Tensor]], owner: str) -> None:
         raise UserError(f"{owner}: its weight '{name}' holds NaN or infinite numbers; take an earlier checkpoint of it")
 
 
+def stored_file(source: str, name: str) -> Path | None:
+    """Return the path of a file of a folder, or of a hub name in the hub's cache; None if it is not on this machine."""
+    with suppress(ValueError):  # neither a folder nor a hub name
+        found = os.path.join(source, name) if os.path.isdir(source) else try_to_load_from_cache(source, name)
+        return Path(found) if isinstance(found, str) and os.path.isfile(found) else None
+    return None
+
+
+VOCABULARIES = (
+    *("tokenizer.json", "vocab.json", "vocab.txt", "vocab.bpe", "tekken.json"),
+    *("tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "source.spm", "spm.model", "prophetnet.tokenizer"),
+)
+"""Files with the tokens of a tokenizer."""
+
+
+def has_vocabulary(source: str) -> bool:
+    """Return whether a folder, or a hub name in the hub's cache, holds the tokens of a tokenizer.
+
+    Where there are none, transformers makes an empty tokenizer of the model's class.
+    """
+    return any(stored_file(source, name) for name in VOCABULARIES)
+
+
+def tokenizer_source(source: str, base: str) -> str:
+    """Return the folder or hub name with a model's tokenizer: the model's own, or that of the base under an adapter.
+
+    Raises:
+        UserError: if a folder holds none.
+    """
+    has_config = stored_file(source, "tokenizer_config.json") is not None  # all that a tokenizer of bytes needs
+    if (
+        base != source
+        and not has_vocabulary(source)
+        and not (has_config and os.path.isdir(base) and not has_vocabulary(base))
+    ):
+        return tokenizer_source(base, base)
+    if os.path.isdir(source) and not has_vocabulary(source) and not has_config:
+        raise UserError(f"{source}: it holds no tokenizer; save it there by tokenizer.save_pretrained")
+    return source
+
+
+def weight_files(source: str) -> list[Path]:
+    """Return the safetensors files of a folder, or of a hub name in the hub's cache; none if it is not on this machine."""
+    marker = stored_file(source, "config.json") or stored_file(source, "adapter_config.json")
+    return sorted(marker.parent.glob("*.safetensors")) if marker else []
+
+
+def weights_digest(name: str) -> str:
+    """Return a digest of the stored weights of a model, with those of an adapter's base; "" if none are on this machine."""
+    with suppress(UserError, OSError, ValueError):  # a model in memory has a name of no folder
+        source = str(resolve_model(name))
+        paths = [path for folder in dict.fromkeys((source, base_of(source)[0])) for path in weight_files(folder)]
+        digest = hashlib.sha256()
+        for path in paths:
+            with open(path, "rb") as file:
+                digest.update(hashlib.file_digest(file, "sha256").digest())
+        return digest.hexdigest() if paths else ""
+    return ""
+
+
 def changed_weights(model: PreTrainedModel) -> list[str]:
     """Return the names of weights in memory whose first row differs from the one stored in the model's folder.
 
@@ -237,8 +302,7 @@ def changed_weights(model: PreTrainedModel) -> list[str]:
     weights = {re.sub(r"(base_layer|original_module)\.", "", name): each for name, each in model.named_parameters()}
     source, changed = model.config.name_or_path or "", list[str]()
     with suppress(OSError, ValueError, SafetensorError):  # neither folder nor hub name, or a broken file
-        config = f"{source}/config.json" if os.path.isdir(source) else try_to_load_from_cache(source, "config.json")
-        for path in sorted(Path(config).parent.glob("*.safetensors")) if isinstance(config, str) else ():
+        for path in weight_files(source):
             with safe_open(path, framework="pt") as stored:
                 for name in stored.keys():  # noqa: SIM118
                     weight = weights.get(name, weights.get(f"{model.base_model_prefix}.{name}"))

@@ -123,6 +123,7 @@ def make_scorer(
     source: RewardSource, run: Run, policy: LoadedModel, roles: Roles, prompts: Sequence[EncodedPrompt], max_new_tokens: int
 ) -> RewardModelScorer:
     """Return the scorer of a model that can read all prompts and responses; report if it reads other token ids."""
+    run.models.add(source.name)
     scorer = source.scorer(policy, roles, run.accelerator, run.optimization.micro_batch_tokens)
     reads_ids = scorer.reads_given_ids and all(prompt.given_as_ids for prompt in prompts)
     if scorer.tokenization and not reads_ids:

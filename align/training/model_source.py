@@ -117,6 +117,7 @@ class ModelSource:
             run_on_all(lambda: run.memory.check_before_load(frozen_copies), run.accelerator)
             with sharded_loading(run.accelerator):
                 loaded = load(config, run.dtype, adapter, allow_reward_model, self.peft_config, self.prefix_lm)
+            run.models.add(str(model))
         else:
             assert self.tokenizer is not None
             with sharded_loading(run.accelerator):  # transformers has sharded the model under the launcher of ZeRO-3

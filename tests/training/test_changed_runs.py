@@ -4,10 +4,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
 from align import cli
+from align.model_registry.registry import resolve_model
 from align.model_registry.tiny import byte_tokenizer
 from align.models.checkpoint import update_in_card
 from align.training import run_folder
@@ -212,3 +213,53 @@ def test_a_checkpoint_that_lacks_state_is_one_line(ppo, tmp_path, capsys):
     assert ended.value.code == 2
     assert line.startswith(f"error: {checkpoint}: it lacks state that this version needs (KeyError: 'best'); resume it with")
     assert snapshot(tmp_path / "run") == before
+
+
+def replace_weights(folder: Path, how: str) -> None:
+    """Change the stored weights of a model as another run or a download would."""
+    path = folder / "model.safetensors"
+    weights = load_file(path)
+    name = sorted(name for name, weight in weights.items() if weight.dim() > 1)[0]
+    if how == "one number":
+        weights[name].view(-1)[-1] += 0.125
+    else:
+        weights = {key: weight * 1.01 for key, weight in weights.items()}
+    save_file(weights, path, metadata={"format": "pt"})
+
+
+@pytest.mark.parametrize("how", ["one number", "all"])
+@pytest.mark.parametrize("role", ["base of an adapter", "reference", "reward model"])
+def test_a_model_with_other_weights_is_recognized_by_a_resumed_run(role, how, tmp_path, capsys):
+    rows = [{"prompt": f"Is {i} odd?", "completion": "Yes."} for i in range(4)]
+    write_rows(tmp_path / "demos.jsonl", *rows)
+    for name in ("model", "reward"):
+        shutil.copytree(resolve_model("tiny-gpt2"), tmp_path / name)
+    model, run = tmp_path / "model", tmp_path / "run"
+    common = ["--output_dir", str(run), "--save_steps", "1", "--report_to", "none", "--dtype", "float32"]
+    if role == "base of an adapter":
+        data = ["--train_data", str(tmp_path / "demos.jsonl"), "--batch_size", "2", "--lora_r", "2"]
+        words = ["sft", "--model", str(model), *data, *common, "--num_train_epochs"]
+    else:
+        words = ["ppo", "--model", str(model), "--prompts", str(tmp_path / "demos.jsonl"), "--rollout_batch_size", "4"]
+        words += ["--max_new_tokens", "4", "--missing_eos_score", "none", *common]
+        if role == "reward model":
+            model = tmp_path / "judge" / "model"
+            data = ["--train_data", "data/rankings_heldout.jsonl", "--batch_size", "30", "--max_response_tokens", "16"]
+            judge = ["--model", str(tmp_path / "reward"), *data, "--overlong", "truncate", "--max_prompt_tokens", "64"]
+            cli.main(["reward", *judge, "--output_dir", str(tmp_path / "judge"), "--report_to", "none"])
+            words += ["--reward_model", str(model)]
+        else:
+            words += ["--reward_functions", "align.ppo.toy_rewards:share_of_e"]
+        words.append("--total_updates")
+    cli.main([*words, "1"])
+    resumed = ["2", "--resume_from_checkpoint", "true"]
+    copied = shutil.copytree(model, tmp_path / "before")
+    replace_weights(model, how)
+    with pytest.raises(SystemExit):
+        cli.main([*words, *resumed])
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert str(model) in line, "the line names the model"
+    assert "other weights" in line
+    shutil.rmtree(model)
+    copied.rename(model)
+    cli.main([*words, *resumed])

@@ -32,7 +32,9 @@ if TYPE_CHECKING:
     from align.training.run import Run
 
 Item = TypeVar("Item")
-NOT_REQUIRED = ("callbacks",)
+MODELS = "models"
+"""The name of the digests of loaded models, which older checkpoints lack."""
+NOT_REQUIRED = ("callbacks", MODELS)
 """Objects without which a run resumes: their states change no weight."""
 Files = dict[str, tuple[Mapping[str, Tensor], dict[str, str] | None]]
 """The files that one process writes, by name: tensors, and the metadata in their header."""
@@ -56,7 +58,7 @@ class Checkpoint:
     """Saves and restores the engine and the other stateful objects of a run, by name. Every process calls all methods."""
 
     def __init__(self, run: "Run", engine: "TrainEngine", stateful: Mapping[str, Stateful]) -> None:
-        self.run, self.engine, self.stateful = run, engine, dict(stateful)
+        self.run, self.engine, self.stateful = run, engine, {**stateful, MODELS: run.models}
         if run.callbacks:
             self.stateful["callbacks"] = run.callbacks
 
@@ -148,7 +150,7 @@ class Checkpoint:
                     )
                 more = tensors.get(f"{name}.safetensors")
                 self.stateful[name].load_state_dict({**state, **more} if more else state)
-        for name in self.stateful.keys() - stored["states"].keys():
+        for name in self.stateful.keys() - stored["states"].keys() - {MODELS}:
             run.print(f"{folder} has no state of '{name}', which starts from its initial state")
         run.print(f"resumed from {folder}")
         return int(stored["update"])
