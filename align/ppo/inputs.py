@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 from align.batches.encoding import Data
 from align.core.errors import UserError
 from align.models.backbone import Backbone, classifier_head, has_separate_encoder, is_classifier
+from align.models.backbone.user_changes import HEAD_ADVICE, require_plain_head, require_unchanged
 from align.models.heads import ScalarHead
 from align.models.loading import LoadedModel, read_by_ids_of
 from align.models.lora import START_ADAPTER
@@ -119,6 +120,9 @@ def _value_head(value_model: nn.Module, backbone: Backbone) -> ScalarHead:
     """
     summary = getattr(getattr(value_model, "v_head", None), "summary", None)
     if isinstance(summary, nn.Linear) and summary.out_features == 1:
+        require_unchanged(value_model, "value_model", HEAD_ADVICE)
+        require_unchanged(value_model.v_head, "value_model: its v_head", HEAD_ADVICE)  # type: ignore[arg-type]
+        require_plain_head(summary, "value_model: its v_head.summary")
         return ScalarHead.around(summary)
     kind = type(value_model).__name__
     if not is_classifier(backbone.model.config):

@@ -17,6 +17,7 @@ KNOWS_ARCHITECTURES = {
 }
 BUILDS_ARCHITECTURES = KNOWS_ARCHITECTURES | {
     "align/model_registry/tiny.py",
+    "align/model_registry/gguf_files.py",
     "align/model_registry/wheels.py",
     "align/extras/armo_rm.py",
 }

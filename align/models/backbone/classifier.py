@@ -14,6 +14,7 @@ from align.models.backbone.contract import Backbone
 from align.models.backbone.decoder import DecoderBackbone
 from align.models.backbone.encoder import EncoderBackbone, classifier_tensors, head_modules
 from align.models.backbone.encoder_decoder import EncoderDecoderBackbone
+from align.models.backbone.user_changes import require_plain_head, require_published_forward
 
 CLASSIFIER = "ForSequenceClassification"
 """The end of the name of each transformers class of sequence classifiers."""
@@ -34,6 +35,8 @@ def classifier_head(backbone: Backbone) -> nn.Linear:
     if not isinstance(head, nn.Linear):
         name = type(backbone.model).__name__
         raise UserError(f"its class {name} has no linear layer 'score'; give a reward function that calls it")
+    require_published_forward(backbone.model)
+    require_plain_head(head, "its layer 'score'")
     return head
 
 

@@ -83,6 +83,11 @@ class Backbone(nn.Module):
         return self._unlisted["peft"]
 
     @property
+    def called_modules(self) -> list[nn.Module]:
+        """The modules of the model that a pass calls, besides its vocabulary matrix."""
+        return [self.model.base_model]
+
+    @property
     def hidden_size(self) -> int:
         """H, the width of a hidden state."""
         config = self.model.config

@@ -85,6 +85,10 @@ class EncoderBackbone(Backbone):
             model.config.attention_type = "original_full"
 
     @property
+    def called_modules(self) -> list[nn.Module]:
+        return [self.model]
+
+    @property
     def hidden_size(self) -> int:
         return self.summary_state.removed.in_features
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import torch
 from peft import PeftModel
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 
@@ -33,6 +33,10 @@ class EncoderDecoderBackbone(Backbone):
                 # Switch drops the tokens of a row beyond an expert's capacity. Sampling reads token by token and drops none:
                 # scoring would be of another model.
                 module.expert_capacity = NO_LIMIT  # type: ignore[assignment]
+
+    @property
+    def called_modules(self) -> list[nn.Module]:
+        return [self.encoder, self.decoder]
 
     @property
     def encoder(self) -> PreTrainedModel:

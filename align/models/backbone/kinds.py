@@ -22,9 +22,11 @@ from align.models.backbone.classifier import is_classifier
 from align.models.backbone.contract import Backbone
 from align.models.backbone.decoder import DecoderBackbone, sliding_window
 from align.models.backbone.determinism import compute_routers_in_float32, disable_dropout, routers_of
+from align.models.backbone.embeddings import sum_embedding_gradients_in_float32
 from align.models.backbone.encoder import EncoderBackbone, expose_summary, head_modules
 from align.models.backbone.encoder_decoder import EncoderDecoderBackbone
 from align.models.backbone.norms import fuse_norms
+from align.models.backbone.user_changes import MODEL_ADVICE, require_unchanged
 from align.models.backbone.verification import verify
 from align.runtime.sharding import readable
 
@@ -48,8 +50,11 @@ def wrap(model: PreTrainedModel, peft_model: PeftModel | None = None, check: boo
     disable_dropout(model)
     compute_routers_in_float32(model)
     fuse_norms(model)
+    sum_embedding_gradients_in_float32(model)
     kind = EncoderDecoderBackbone if model.config.is_encoder_decoder else DecoderBackbone
     backbone: Backbone = (EncoderBackbone if is_encoder(model.config) else kind)(model, peft_model)
+    for module in _passed_by(backbone):
+        require_unchanged(module, type(module).__name__, MODEL_ADVICE)
     if check:
         try:
             with readable(model):
@@ -62,6 +67,14 @@ def wrap(model: PreTrainedModel, peft_model: PeftModel | None = None, check: boo
                 "supported"
             ) from error
     return backbone
+
+
+def _passed_by(backbone: Backbone) -> list[nn.Module]:
+    """Return the modules around a model's layers, which the backbone does not call."""
+    model, peft_model, called = backbone.model, backbone.peft, backbone.called_modules
+    outer: list[nn.Module] = [] if peft_model is None else [peft_model, peft_model.base_model]
+    inner = [] if model in called else [module for module in (model, model.base_model) if module not in called]
+    return outer + inner
 
 
 def is_encoder(config: PreTrainedConfig) -> bool:
