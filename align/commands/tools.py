@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 REPORT_HELP = "write the report of a run"
 DATA_HELP = "data check, convert, clean: describe a file, write it in this project's layout, clean raw text by C4's rules"
 MODEL_HELP = (
-    "model list, fetch NAME, push FOLDER REPO, consolidate RUN: built-in models, downloads and uploads, a checkpoint as a "
-    "plain folder"
+    "model list, fetch NAME, push FOLDER REPO, merge ADAPTER, consolidate RUN: built-in models, downloads and uploads, an "
+    "adapter or a checkpoint as a plain folder"
 )
 
 
@@ -115,16 +115,22 @@ def _clean(options: Namespace) -> None:
 
 def model_command(arguments: list[str]) -> None:
     """List the built-in models, or print the folder of one model after making, downloading or consolidating it."""
-    parser = OneLineParser(prog="align model", allow_abbrev=False, description="List, fetch, push and consolidate models.")
-    actions = parser.add_subparsers(metavar="list|fetch|push|consolidate", required=True)
+    parser = OneLineParser(
+        prog="align model", allow_abbrev=False, description="List, fetch, push, merge, consolidate models."
+    )
+    actions = parser.add_subparsers(metavar="list|fetch|push|merge|consolidate", required=True)
     actions.add_parser("list", help="list the models that need no hub").set_defaults(run=_list)
     fetch = actions.add_parser("fetch", help="make or download a model, and print its folder")
-    fetch.add_argument("name", metavar="NAME", help="a built-in model, or a name on the hub")
+    fetch.add_argument("name", metavar="NAME", help="a built-in model, a name on the hub, or a GGUF file")
     fetch.set_defaults(run=_fetch)
     push = actions.add_parser("push", help="push a saved model to the Hugging Face Hub")
     push.add_argument("folder", metavar="FOLDER", type=Path, help="a model's folder, or that of its run")
     push.add_argument("repo", metavar="USER/NAME", help="repository on the hub; created if it is missing")
     push.set_defaults(run=_push)
+    merge = actions.add_parser("merge", help="merge an adapter into its base, and write a folder without an adapter")
+    merge.add_argument("model", metavar="ADAPTER", help="the folder of an adapter, or that of its run")
+    merge.add_argument("--output", required=True, metavar="DIR", help="the folder to write; replaced in one step")
+    merge.set_defaults(run=_merge)
     whole = actions.add_parser("consolidate", help="write the policy of a checkpoint as a folder that loads elsewhere")
     whole.add_argument("source", metavar="RUN_OR_CHECKPOINT", help="a run's folder (its last checkpoint), or a checkpoint")
     whole.add_argument("--output", required=True, metavar="DIR", help="the folder to write; replaced in one step")
@@ -158,6 +164,14 @@ def _push(options: Namespace) -> None:
     print(push_model(options.folder, options.repo))
 
 
+def _merge(options: Namespace) -> None:
+    quiet_libraries()
+    from align.models.checkpoint import merge_model
+
+    merge_model(options.model, Path(options.output))
+    print(options.output)
+
+
 def _consolidate(options: Namespace) -> None:
     quiet_libraries()
     from align.training.checkpoint.consolidation import consolidate
@@ -188,6 +202,10 @@ def launch_processes(arguments: list[str]) -> None:
     parser = launch_command_parser()
     parser.prog = "align launch"
     options = parser.parse_args(arguments)
+    if options.cpu and (options.num_processes or 1) > 1:
+        # With --cpu, accelerate starts one process whatever --num_processes is, unless MPI does it.
+        options.cpu, options.use_cpu, options.multi_gpu = False, True, True
+        os.environ["ACCELERATE_USE_CPU"] = "true"
     # torch's agent hands these to its processes; without the last one, SIGUSR1 would kill it and leave them behind.
     options.signals_to_handle = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"
     options.shutdown_timeout = SHUTDOWN_SECONDS

@@ -6,11 +6,13 @@ model that is a local folder is left out of the card and of the adapter's config
 
 import copy
 import json
+import os
 import re
 import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +23,17 @@ from peft.utils import get_peft_model_state_dict
 from safetensors import safe_open
 from safetensors.torch import save
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.core_model_loading import revert_weight_conversion
+from transformers.modeling_utils import remove_tied_weights_from_state_dict
 
 from align.core.errors import UserError, first_line, reason
 from align.core.files import new_folder, read_json, write_json, write_text
-from align.model_registry.registry import published_name, registered_name
+from align.model_registry.registry import published_name, registered_name, resolve_model
 from align.models.backbone import Backbone, has_separate_matrix, is_prefix_lm
-from align.models.folders import BUILT_IN_BASE, saved_generation_config
-from align.models.loading import LoadedModel
+from align.models.folders import BUILT_IN_BASE, base_of, load_config, saved_generation_config, stored_file
+from align.models.loading import LoadedModel, load_whole
+from align.runtime.sharding import is_sharded
 
 UPDATE_ROW = "update"
 """The row of a card with the update after which the model was saved."""
@@ -47,6 +51,8 @@ MODEL_FILES = (
 """Patterns of the weights and the configs of a saved model."""
 PATTERNS = ("*.safetensors", "*.json", "*.jinja", "additional_chat_templates/*.jinja", "*.model", "*.txt", "README.md")
 """The files that are pushed."""
+ORIGINAL_TOKENIZERS = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "source.spm", "target.spm")
+"""SentencePiece files, which transformers reads and does not write."""
 MARKERS = ("config.json", "adapter_config.json")
 BASE = "base_model_name_or_path"
 
@@ -70,7 +76,7 @@ def save_model(
     """
     with new_folder(folder) as temporary:
         if loaded.adapter is None:
-            model = loaded.backbone.model
+            model, state = loaded.backbone.model, separate_untied(loaded.backbone.model, state)
             model.save_pretrained(temporary, state_dict=dict(state))
             # Under the names that published folders have: Mixtral's experts are one tensor in memory and many on disk.
             left_out = set(model._keys_to_ignore_on_save or ())  # what is computed again: Marian's positions
@@ -81,6 +87,23 @@ def save_model(
         for name, value in (extra or {}).items():
             write_json(temporary / name, value)
         finish_folder(temporary, loaded, card)
+
+
+def merge_model(name: str, folder: Path) -> None:
+    """Write the model of an adapter as a transformers folder without an adapter, in the number format of its base.
+
+    Raises:
+        UserError: if it is not the adapter of a language model, or cannot be merged.
+    """
+    source = str(resolve_model(name))
+    base, is_adapter = base_of(source)
+    if not is_adapter:
+        raise UserError(f"model '{name}' has no adapter; it is complete as it is")
+    config = load_config(base)
+    dtype = config.dtype if config.dtype in (torch.float32, torch.bfloat16) else torch.float32
+    loaded = load_whole(name, dtype)
+    card = {"title": "Merged model", "stage": "merge", "adapter": name}
+    save_model(folder, loaded, weights_of(loaded.backbone), card)
 
 
 def save_model_into(folder: Path, loaded: LoadedModel, state: Mapping[str, Tensor], card: Mapping[str, Any]) -> set[str]:
@@ -114,6 +137,7 @@ def finish_folder(
     """Write the tokenizer (None: the model's own), chat template, generation settings and model card."""
     tokenization, model = loaded.tokenization, loaded.backbone.model
     (tokenizer or tokenization.tokenizer).save_pretrained(temporary)
+    copy_tokenizer_files(loaded.base, temporary)
     config = temporary / "config.json"
     if config.exists() and has_separate_matrix(model):
         # Transformers 4 ties the output matrix of a T5 v1.1 to the embedding, unless the config says that it is not.
@@ -128,12 +152,41 @@ def finish_folder(
     write_text(temporary / "README.md", model_card(card, loaded))
 
 
-def require_savable(loaded: LoadedModel, write: Callable[[Path], None] | None = None) -> None:
-    """Write the files of a saved model without its weights, those of a policy or by `write`, to a temporary folder.
+def copy_tokenizer_files(base: str, folder: Path) -> None:
+    """Copy the files from which a base's tokenizer was converted, if `save_pretrained` has not written them.
 
-    Transformers validates more when it saves than when it loads: a run would fail at its end.
+    transformers writes tokenizer.json only. Converters for llama.cpp and others read the original file.
     """
+    for name in ORIGINAL_TOKENIZERS:
+        source = stored_file(base_of(base)[0], name)
+        if source is not None and not (folder / name).exists():
+            shutil.copyfile(source, folder / name)
+
+
+def separate_untied(model: PreTrainedModel, state: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """Return weights in which a vocabulary matrix that the config does not tie shares no memory with the embedding.
+
+    It was tied in memory. The config would not tie it again, and transformers writes shared memory once.
+    """
+    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+    if head is None or head.weight is not embedding.weight or model.config.get_text_config().tie_word_embeddings:
+        return state
+    (name,) = (f"{name}.weight" for name, module in model.named_modules() if module is head)
+    return {**state, name: state[name].clone()}
+
+
+def require_savable(loaded: LoadedModel, write: Callable[[Path], None] | None = None) -> None:
+    """Write the files of a saved model, those of a policy or by `write`, to a temporary folder. Large weights are left out.
+
+    Transformers and safetensors validate more when they save than when they load: a run would fail at its end.
+    """
+    model = loaded.backbone.model
+    state = {} if any(map(is_sharded, model.parameters())) else weights_of(loaded.backbone)
     try:
+        if loaded.adapter is not None and state:
+            adapter_weights(loaded, loaded.adapter, state)
+        elif state:
+            remove_tied_weights_from_state_dict(dict(separate_untied(model, state)), model)
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
             if write is not None:
@@ -162,19 +215,46 @@ def save_adapter(
         changes: fields of the adapter's config that differ in the file.
         more: further tensors for the file, under PEFT's full names.
     """
-    peft_model = loaded.backbone.peft
-    assert peft_model is not None
-    full = {f"base_model.model.{key}": value for key, value in state.items()}
-    weights = get_peft_model_state_dict(peft_model, state_dict=full, adapter_name=name)
-    if not weights:
-        raise UserError(f"adapter '{name}' holds no weights: nothing was saved")
-    weights = {key: value.detach().cpu().contiguous() for key, value in {**weights, **(more or {})}.items()}
+    weights = {**adapter_weights(loaded, name, state), **(more or {})}
+    weights = {key: value.detach().cpu().contiguous() for key, value in weights.items()}
     metadata = {"format": "pt"}
     if built_in := registered_name(loaded.base):
         metadata[BUILT_IN_BASE] = built_in
     (folder / "adapter_model.safetensors").write_bytes(_with_sorted_metadata(save(weights, metadata)))
     _save_adapter_config(folder, loaded, name, changes)
     require_equal_on_disk(folder, weights)
+
+
+def adapter_weights(loaded: LoadedModel, name: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors of one adapter under PEFT's full names; none share memory, which safetensors refuses to write.
+
+    Raises:
+        UserError: if the adapter holds no weights.
+    """
+    peft_model = loaded.backbone.peft
+    assert peft_model is not None
+    full = {f"base_model.model.{key}": value for key, value in state.items()}
+    # By default PEFT would also save embedding matrices under adapters, which the base has: twice if they are tied.
+    found = get_peft_model_state_dict(
+        peft_model, state_dict=full, adapter_name=name, save_embedding_layers=_has_resized_embedding(loaded)
+    )
+    if not found:
+        raise UserError(f"adapter '{name}' holds no weights: nothing was saved")
+    weights: dict[str, Tensor] = {}
+    seen = set[int]()
+    for key, value in found.items():
+        storage = value.untyped_storage().data_ptr()
+        weights[key] = value.clone() if storage in seen else value
+        seen.add(storage)
+    return weights
+
+
+def _has_resized_embedding(loaded: LoadedModel) -> bool:
+    """Return whether the base in memory has another number of tokens than in its folder: an adapter then brings its rows."""
+    with suppress(UserError):
+        config = load_config(base_of(loaded.base)[0]).get_text_config()
+        return bool(config.vocab_size != loaded.backbone.model.config.get_text_config().vocab_size)
+    return False
 
 
 def _with_sorted_metadata(data: bytes) -> bytes:
@@ -190,7 +270,7 @@ def _save_adapter_config(folder: Path, loaded: LoadedModel, name: str, changes: 
     assert peft_model is not None
     config = copy.copy(peft_model.peft_config[name])
     config.inference_mode = True
-    local = loaded.base if Path(loaded.base).is_dir() else None  # None for a model in memory
+    local = os.path.abspath(loaded.base) if Path(loaded.base).is_dir() else None  # None for a model in memory
     config.base_model_name_or_path = published_name(loaded.base) or registered_name(loaded.base) or local
     for key, value in (changes or {}).items():
         setattr(config, key, value)

@@ -3,7 +3,7 @@
 import copy
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, cast
 
 import torch
 from peft import PeftConfig, PeftModel, get_peft_model
@@ -33,11 +33,19 @@ from align.models.folders import (
     reads_prompts_whole,
     require_finite,
     stored_generation_config,
+    tokenizer_source,
     valid_generation_config,
 )
-from align.models.lora import START_ADAPTER, new_lora_config, prepared_lora_config, require_same_lora, train_active_adapter
+from align.models.lora import (
+    START_ADAPTER,
+    new_lora_config,
+    prepared_lora_config,
+    require_same_lora,
+    tied_adapter_warning,
+    train_active_adapter,
+)
 from align.models.vocabulary import require_rows, require_vocabulary, require_vocabulary_of, rows_of_texts, vocabulary_rows
-from align.runtime.distributed import compute_dtype, computes_on_cpu
+from align.runtime.distributed import compute_dtype, computes_on_cpu, print_once
 from align.tokenization import ConversationError, PairTokenization, Tokenization
 
 
@@ -174,7 +182,8 @@ def load_tokenization(model: str, chat_template: str = "auto", config: PreTraine
         generation = stored_generation_config(base)
     config = config or load_config(base)
     try:
-        return make_tokenization(AutoTokenizer.from_pretrained(source), chat_template, config, generation)
+        tokenizer = AutoTokenizer.from_pretrained(tokenizer_source(source, base))
+        return make_tokenization(tokenizer, chat_template, config, generation)
     except ConversationError as error:
         raise UserError(f"model '{model}': {error}") from error
     except (OSError, ValueError) as error:
@@ -329,6 +338,7 @@ def _with_fresh_adapter(
     except ValueError as error:
         where = "peft_config" if peft_config else f"lora_target_modules '{config.lora_target_modules}'"
         raise UserError(f"{where}: {first_line(error)}") from error
+    print_once(tied_adapter_warning(model))
     backbone = wrap(model, faster_lora(peft_model), check)
     return _finish(config, LoadedModel(backbone, tokenization, base, adapter))
 
@@ -339,16 +349,13 @@ def _finish(config: ModelConfig, loaded: LoadedModel) -> LoadedModel:
             raise UserError("block_attention: FlexAttention has no gradient on a processor; set block_attention to false")
         use_block_attention(loaded.backbone)
     if config.gradient_checkpointing:
-        recompute_activations(loaded.backbone, loaded.adapter)
+        recompute_activations(loaded.backbone)
     return loaded
 
 
-def recompute_activations(backbone: Backbone, adapter: str | None = None) -> None:
-    """Switch gradient checkpointing on, for passes with `adapter`."""
-    backbone.model.train()  # transformers recomputes only in training mode
-    settings: dict[str, Any] = {"use_reentrant": False}
-    if adapter:
-        settings["context_fn"] = backbone.recompute_contexts
-    backbone.model.activation_checkpointing_enable(settings)
-    # Only reentrant checkpoints need inputs with a gradient; it would go on below the lowest layer that is trained.
-    backbone.model.disable_input_require_grads()
+def recompute_activations(backbone: Backbone) -> None:
+    """Switch gradient checkpointing on. Raise a UserError if the architecture does not support it."""
+    if not backbone.model.supports_gradient_checkpointing:
+        kind = backbone.model.config.model_type
+        raise UserError(f"gradient_checkpointing: transformers does not support it for model type '{kind}'; set it to false")
+    backbone.recomputes = True

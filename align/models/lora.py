@@ -2,6 +2,7 @@
 
 import copy
 import os
+from collections import Counter
 from dataclasses import MISSING, dataclass, fields, replace
 from typing import Any, Literal, TypeVar
 
@@ -95,6 +96,22 @@ def new_lora_config(config: ModelConfig, model: PreTrainedModel, base: str) -> L
         return LoraConfig(**shape, base_model_name_or_path=base, **own, **further)
     except ValueError as error:
         raise UserError(f"lora: {first_line(error)}; name the modules in lora_target_modules") from error
+
+
+def tied_adapter_warning(model: PreTrainedModel) -> str:
+    """Return a line for an adapter on one of several layers that share a weight, such as a tied vocabulary matrix, or ""."""
+    holders = Counter(id(weight) for module in model.modules() for weight in module._parameters.values())
+    adapted = [
+        name
+        for name, layer in model.named_modules()
+        if isinstance(layer, LoraLayer) and any(holders[id(each)] > 1 for each in layer.get_base_layer().parameters())
+    ]
+    if not adapted:
+        return ""
+    return (
+        f"warning: {adapted[0]} has an adapter and shares its weight with another layer. PEFT's merge_and_unload would "
+        "change both: merge the trained adapter by `align model merge`"
+    )
 
 
 def require_supported(given: PeftConfig, is_new: bool = True) -> LoraConfig:

@@ -8,6 +8,7 @@ from typing import Any
 from transformers import AddedToken, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from align.core.errors import UserError
+from align.models.folders import has_vocabulary
 from align.tokenization import Tokenization
 
 MOST_UNUSED_ROWS = 1024
@@ -48,11 +49,13 @@ def require_vocabulary_of(policy: PreTrainedModel, tokenization: Tokenization, m
     """Refuse a model without a tokenizer that reads other tokens by the policy's ids.
 
     The tokenizer in the folder or the hub's cache that the model came from tells most of its tokens; one in memory may have
-    other added tokens. `role` names the model in errors.
+    other added tokens. If no vocabulary is stored there, only the number of rows is compared: transformers would make an
+    empty tokenizer. `role` names the model in errors.
     """
     is_other = vocabulary_rows(model) > vocabulary_rows(policy) + MOST_UNUSED_ROWS
-    with suppress(Exception):  # there may be none, and a folder from elsewhere can be wrong in any way
-        if source := model.config.name_or_path:
+    with suppress(Exception):  # a folder from elsewhere can be wrong in any way
+        source = model.config.name_or_path
+        if source and has_vocabulary(source):
             stored = AutoTokenizer.from_pretrained(source, local_files_only=True, trust_remote_code=False)
             names = {id: token for token, id in stored.get_vocab().items()}
             alike = [names[id] == token for token, id in tokenization.tokenizer.get_vocab().items() if id in names]

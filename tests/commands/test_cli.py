@@ -49,7 +49,7 @@ def test_no_words_show_the_help_and_fail(command_error):
             "invalid choice: 'chek' (choose from 'check', 'convert', 'clean')",
         ),
         (["data", "check"], "error: align data check: the following arguments are required: FILE"),
-        (["model"], "error: align model: the following arguments are required: list|fetch|push|consolidate"),
+        (["model"], "error: align model: the following arguments are required: list|fetch|push|merge|consolidate"),
         (["report"], "error: align report: the following arguments are required: RUN"),
         (["ppo", "--ptx.dta", "x"], "error: unknown option --ptx.dta; did you mean --ptx.data?"),
         (["sample"], "error: model is [], but must be given"),
