@@ -1,11 +1,16 @@
 """Helpers that TRL's module of this name exports, for scripts that import them; the trainer does not use them."""
 
+import sys
+from types import ModuleType
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from transformers import GenerationConfig
 from transformers.utils import ModelOutput
 
+from align.core.errors import UserError
 from align.trl.config import PPOConfig
 from align.trl.hooks import OnlineTrainerState
 from align.trl.trainer import PPOTrainer
@@ -127,3 +132,22 @@ def batch_generation(
         ids += [*written]
         logits += [*of_tokens]
     return pad_sequence(ids, True, float(pad_token_id)), pad_sequence(logits, True)
+
+
+ADVICE = "give the trainer a reward function as reward_model (docs/howto/own-reward.md), or callbacks"
+
+
+class _HelperModule(ModuleType):
+    """This module, whose names cannot be replaced: in TRL the trainer would call the replacement."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Raise a UserError, except for the attributes that Python sets."""
+        if not (name.startswith("__") and name.endswith("__")):
+            raise UserError(f"{self.__name__}.{name}: the trainer does not call it, so setting it has no effect; {ADVICE}")
+        super().__setattr__(name, value)
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}; {ADVICE}")
+
+
+sys.modules[__name__].__class__ = _HelperModule

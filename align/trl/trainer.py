@@ -44,6 +44,7 @@ from align.trl.arguments import (
     padding_hint,
     problems,
     prompt_rows,
+    require_own_loop,
     uncalled_methods,
     unsupported_settings,
 )
@@ -70,6 +71,7 @@ class KnownArguments:
     """Refuses the argument names of earlier releases, unless a subclass defines the arguments."""
 
     def __new__(cls, *values: Any, **given: Any) -> Self:
+        require_own_loop(cls, PPOTrainer)
         inherited: Any = cls.__init__
         if inherited is PPOTrainer.__init__ and (message := renamed_arguments(given)):
             raise InvalidArgumentError(message)

@@ -4,6 +4,8 @@ import pytest
 import torch
 from transformers import GenerationConfig
 
+from align.core.errors import UserError
+from align.trl import PPOTrainer, ppo_trainer
 from align.trl.ppo_trainer import (
     batch_generation,
     exact_div,
@@ -65,3 +67,30 @@ def test_a_remainder_is_refused():
     assert exact_div(8, 4) == 2
     with pytest.raises(ValueError, match="size, inexact division: 8 / 3"):
         exact_div(8, 3, "size")
+
+
+@pytest.mark.parametrize("name", ["get_reward", "generate", "batch_generation", "no_such_name"])
+def test_a_name_that_the_trainer_does_not_call_cannot_be_replaced(name):
+    before = getattr(ppo_trainer, name, None)
+    with pytest.raises(UserError, match=f"ppo_trainer.{name}: .*reward function"):
+        setattr(ppo_trainer, name, lambda *_: None)
+    assert getattr(ppo_trainer, name, None) is before
+
+
+def test_a_missing_name_of_trls_module_comes_with_advice():
+    with pytest.raises(AttributeError, match="'get_reward'; give the trainer a reward function"):
+        _ = ppo_trainer.get_reward
+
+
+def test_a_subclass_with_a_training_loop_of_its_own_is_refused_before_training(make_trainer):
+    class Copied(PPOTrainer):
+        def train(self):
+            self.control = None
+
+    class Wrapped(PPOTrainer):
+        def train(self):
+            return super().train()
+
+    with pytest.raises(UserError, match=r"Copied.train replaces .* call super\(\).train\(\), or .* extension"):
+        make_trainer(trainer=Copied)
+    make_trainer(trainer=Wrapped)
