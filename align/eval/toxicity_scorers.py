@@ -27,6 +27,7 @@ from align.core.hub import require_hub
 from align.core.plugins import call_own_code, checked_scores, import_function, source_version
 from align.eval.store import fingerprint
 from align.model_registry.registry import resolve_model
+from align.models.backbone.encoder import position_limit
 from align.runtime.endpoint import RESUME_HINT
 
 DEFAULT = "minilm-l6"
@@ -102,7 +103,7 @@ def load_classifier(model: str, label: str, device: torch.device | str) -> tuple
     names = {str(name).lower(): name for name in classifier.config.id2label.values()}
     if label.lower() not in names:
         raise UserError(f"{who} has no label '{label}'; set scorer_label to one of {', '.join(names)}")
-    max_tokens = min(tokenizer.model_max_length, getattr(classifier.config, "max_position_embeddings", None) or 512)
+    max_tokens = min(tokenizer.model_max_length, position_limit(classifier) or 512)
     several = len(names) > 1 and classifier.config.problem_type != "multi_label_classification"
     classify = pipeline("text-classification", model=classifier, tokenizer=tokenizer, device=device, top_k=None)
     options: dict[str, Any] = {"truncation": True, "max_length": max_tokens}

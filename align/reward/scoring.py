@@ -1,22 +1,28 @@
 """Scoring responses of any policy with a reward model that may have another tokenizer."""
 
 import math
+import re
+import unicodedata
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
 from accelerate import Accelerator
 
 from align.batches.micro_batches import group_tokens, map_groups, pack_groups, prompt_groups
-from align.core.errors import UserError
+from align.core.errors import UserError, counted
+from align.data.records import Conversation
 from align.models.backbone import Backbone, flops_profile
 from align.models.vocabulary import vocabulary_rows
 from align.reward.checkpoint import LoadedReward
 from align.reward.rankings import RewardFunctionOfTokens
+from align.runtime.distributed import print_once
 from align.runtime.flops import FlopsProfile
 from align.runtime.sharding import place_frozen_model
-from align.tokenization import PairTokenization, Tokenization
+from align.tokenization import ConversationError, PairTokenization, Tokenization
 from align.tokenization.encoded import EncodedPrompt, PromptResponse, SampledResponse
+from align.tokenization.rendering import ChatRenderer
 
 PROMPTS_TRIED = 16
 """How many of the longest prompts in the policy's tokens are tried in the reward model's tokens."""
@@ -55,6 +61,30 @@ def knows_tokens_of(own: Tokenization, policy: Tokenization) -> bool:
     return only_pad(own, first) and only_pad(policy, second)
 
 
+def separate_special_tokens(chat: ChatRenderer, text: str) -> str:
+    """Return a text with spaces inside each special token that it spells, which is then read in pieces."""
+    while (token := chat.spelled_token([text])) is not None:
+        text = text.replace(token, " ".join(token) if len(token) > 1 else " ")
+    return text
+
+
+def normalize_and_separate(chat: ChatRenderer, text: str) -> str:
+    """Return what `separate_special_tokens` does for a tokenizer that first replaces letters, such as full-width ones."""
+    return separate_special_tokens(chat, unicodedata.normalize("NFKC", text))
+
+
+def without_punctuation(_: ChatRenderer, text: str) -> str:
+    """Return the words of a text."""
+    return re.sub(r"[^\w\s]|_", " ", text)
+
+
+REWRITINGS = (separate_special_tokens, normalize_and_separate, without_punctuation)
+"""Ways to rewrite a text that the reward model's tokenizer cannot read, the mildest first.
+
+A policy may sample any text, so none may end a run.
+"""
+
+
 @dataclass(eq=False)
 class RewardModelScorer:
     """A frozen reward model that scores responses of a policy.
@@ -65,6 +95,7 @@ class RewardModelScorer:
         tokenization: of the reward model, if it reads other token ids than the policy; texts are then tokenized again.
         reads_whole_turns: see `LoadedReward`; needs `tokenization`.
         reads_given_ids: whether prompts that the data holds as token ids are read as they are, with the response's ids.
+        rewritten: the texts that the model's tokenizer could not read as they are.
     """
 
     module: RewardFunctionOfTokens
@@ -76,6 +107,7 @@ class RewardModelScorer:
     tokenization: Tokenization | None = None
     reads_whole_turns: bool = False
     reads_given_ids: bool = False
+    rewritten: int = 0
 
     @classmethod
     def from_loaded(
@@ -124,10 +156,29 @@ class RewardModelScorer:
             rows = vocabulary_rows(self.backbone.model)
             # A padding token that the policy samples, or an id that is no token: the model may have no row for it.
             return PromptResponse(*([id for id in ids if id < rows] for ids in (response.prompt_ids, response.ids)))
+        try:
+            return self._encode_text(self.tokenization, response.conversation, response.text, response.ended)
+        except ConversationError as error:
+            for rewrite in REWRITINGS:
+                chat = self.tokenization.chat
+                turns: Conversation = tuple(
+                    {"role": turn["role"], "content": rewrite(chat, turn["content"])} for turn in response.conversation
+                )
+                with suppress(ConversationError):
+                    ids = self._encode_text(self.tokenization, turns, rewrite(chat, response.text), response.ended)
+                    self._report_rewritten(error)
+                    return ids
+            raise
+
+    def _encode_text(self, tokenization: Tokenization, conversation: Conversation, text: str, ended: bool) -> PromptResponse:
         if self.reads_whole_turns:
-            return PromptResponse(*self.tokenization.whole_turn_ids(response.conversation, response.text, response.ended))
-        ids = self.tokenization.answer_ids(response.conversation, response.text, whole=False, ended=response.ended)
-        return PromptResponse(*ids)
+            return PromptResponse(*tokenization.whole_turn_ids(conversation, text, ended))
+        return PromptResponse(*tokenization.answer_ids(conversation, text, whole=False, ended=ended))
+
+    def _report_rewritten(self, error: ConversationError) -> None:
+        self.rewritten += 1
+        if self.rewritten & (self.rewritten - 1) == 0:  # 1, 2, 4, 8 and so on
+            print_once(f"{counted(self.rewritten, 'text')} rewritten for the reward model's tokenizer: {error}")
 
     def require_context(
         self, name: str, prompts: Sequence[EncodedPrompt], new_tokens: int, policy: Tokenization, after: int = 0

@@ -25,6 +25,7 @@ from align.eval.toxicity_scorers import (
 )
 from align.model_registry.registry import resolve_model
 from tests.files import read_rows
+from tests.models.encoders import write_encoder
 
 
 def lengths(texts):
@@ -254,3 +255,10 @@ def test_no_labeled_text_is_trained_on():
     assert len(labeled) == 240
     assert not labeled & set(trained)
     assert len(set(trained)) == len(trained)
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta", "electra", "deberta", "distilbert"])
+def test_a_text_of_any_length_has_a_score(family, sharpen, tmp_path):
+    folder = write_encoder(family, tmp_path / family, sharpen, classifier=True)
+    scorer = open_scorer(f"model:{folder}", "label_0")
+    assert len(scorer(["a", "bc " * 300, "d" * 255, "e" * 256])) == 4

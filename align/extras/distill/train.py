@@ -24,6 +24,7 @@ from align.extras.rules.train import train
 from align.models.backbone import Backbone, flops_profile, with_every_layer, wrap
 from align.models.checkpoint import require_savable, save_model, weights_of
 from align.models.loading import LoadedModel, load
+from align.models.vocabulary import vocabulary_rows
 from align.runtime.distributed import run_on_main, sum_across_processes
 from align.runtime.flops import forward_flops, training_flops
 from align.runtime.sharding import place_frozen_model
@@ -102,8 +103,7 @@ def make_student(
         return replace(teacher, backbone=wrap(smaller.requires_grad_(True)))
     student = load(replace(settings, model=name), model.dtype)
     vocabularies = [each.tokenization.tokenizer.get_vocab() for each in (teacher, student)]
-    sizes = [each.backbone.model.config.vocab_size for each in (teacher, student)]
-    if vocabularies[0] != vocabularies[1] or sizes[0] != sizes[1]:
+    if vocabularies[0] != vocabularies[1] or max(vocabularies[0].values()) >= common_rows(teacher, student):
         raise UserError(f"student '{name}' has another vocabulary than its teacher, so it cannot learn its logits")
     widths = [each.backbone.hidden_size for each in (teacher, student)]
     if equal_width and widths[0] != widths[1]:
@@ -114,6 +114,11 @@ def make_student(
     return student
 
 
+def common_rows(teacher: LoadedModel, student: LoadedModel) -> int:
+    """Return the number of tokens that both predict; the larger matrix has more rows of padding."""
+    return min(vocabulary_rows(each.backbone.model) for each in (teacher, student))
+
+
 class DistillForm:
     """A student that learns from its teacher; see `RuleForm`."""
 
@@ -122,7 +127,7 @@ class DistillForm:
     def __init__(self, teacher: LoadedModel, student: LoadedModel, weights: LossWeights) -> None:
         self.teacher, self.loaded, self.weights = teacher, student, weights
         self.measure = {"model": teacher.base, "weights of the losses": list(weights)}
-        self.predictor = Predictor(teacher.backbone)
+        self.predictor, self.rows = Predictor(teacher.backbone), common_rows(teacher, student)
         self.profiles = flops_profile(student.backbone, None), flops_profile(teacher.backbone, None)
 
     def sizes(self, examples: Sequence[EncodedDemonstration]) -> list[int]:
@@ -147,8 +152,9 @@ class DistillForm:
         mask = Padded.from_lists([list(map(int, example.loss_mask)) for example in examples]).ids.to(device) > 0
         with torch.no_grad():
             teacher_logits, teacher_states = self.predictor(prompt, response, mask)
+            teacher_logits = teacher_logits[:, : self.rows]
         logits, states = model(prompt, response, mask)
-        ce = soft_cross_entropy(logits, teacher_logits, self.weights.temperature)
+        ce = soft_cross_entropy(logits[:, : self.rows], teacher_logits, self.weights.temperature)
         nll = -log_probs_of(logits, response.ids[mask])
         distances = cosine_distance(states, teacher_states) if self.weights.cosine else ce.new_zeros(0)
         tokens = sum(sum(example.loss_mask) for example in batch)

@@ -3,6 +3,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from align.core.errors import UserError
 from align.core.settings import ModelConfig
@@ -156,6 +157,32 @@ def test_a_whole_run_writes_a_student_that_loads(tiny_name, tmp_path, capsys):
     loaded = load(ModelConfig(model=str(tmp_path / "run" / "model"), dtype="float32"), torch.float32)
     assert loaded.backbone.model.config.num_hidden_layers == 1
     assert "| teacher |" in (tmp_path / "run" / "model" / "README.md").read_text()
+
+
+def widened(folder, to, rows):
+    """A copy of a model whose matrices have further rows of padding, which no token has."""
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    model.resize_token_embeddings(rows, mean_resizing=False)
+    model.save_pretrained(to)
+    tokenizer.save_pretrained(to)
+    return str(to)
+
+
+@pytest.mark.parametrize("wider", ["teacher", "student", "both"])
+def test_rows_of_padding_in_either_matrix_change_no_cross_entropy(wider, sharp_folders, tmp_path):
+    losses = []
+    for name, teacher_rows, student_rows in (
+        ("alike", 264, 264),
+        (wider, 280 if wider != "student" else 264, 272 if wider != "teacher" else 264),
+    ):
+        teacher = widened(sharp_folders["tiny-llama"], tmp_path / f"{name}-teacher", teacher_rows)
+        student = widened(sharp_folders["tiny-llama"], tmp_path / f"{name}-student", student_rows)
+        more = {"student": student, "batch_size": 4, "max_response_tokens": 16, "lm_weight": 0.0}
+        config = DistillConfig(**settings(tmp_path / name, **more))
+        DistillTrainer(teacher, ROWS[:4], config, ROWS[:4]).train()
+        first = read_rows(tmp_path / name / "metrics.jsonl")[0]
+        losses.append([first[f"validation/{part}"] for part in ("loss/ce", "kl", "loss/cosine")])
+    assert losses[0] == pytest.approx(losses[1], abs=1e-4)
 
 
 @pytest.mark.parametrize(
