@@ -200,16 +200,41 @@ def run_unless_finished(stage: Callable[[Any], Path], config: RunConfig) -> Path
     return model
 
 
+PROCESS_VARIABLES = ("WORLD_SIZE", "RANK", "LOCAL_RANK")
+ADDRESS_VARIABLES = ("MASTER_ADDR", "MASTER_PORT")
+MPI_SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
+"""Numbers of processes of MPI launchers, which accelerate reads too."""
+
+
 def _check_launcher_variables() -> None:
-    """Refuse variables of a launcher that are set in part: torch would look for processes that do not exist."""
-    several = os.environ.get("WORLD_SIZE", "1") != "1" or os.environ.get("LOCAL_RANK", "-1") != "-1"
-    missing = [name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
+    """Refuse variables of launchers that are left over or set in part: torch would look for processes that do not exist."""
+    numbers = {name: os.environ[name] for name in (*PROCESS_VARIABLES, "MASTER_PORT", *MPI_SIZES) if name in os.environ}
+    for name, value in numbers.items():
+        if not value.lstrip("-").isdigit():
+            raise UserError(f"{name}={value} in the environment is not a number; {_unset([name])}")
+    several = numbers.get("WORLD_SIZE", "1") != "1" or numbers.get("LOCAL_RANK", "-1") != "-1"
+    missing = [name for name in ("RANK", "WORLD_SIZE", *ADDRESS_VARIABLES) if name not in os.environ]
+    found = [name for name in PROCESS_VARIABLES if name in os.environ]
     if several and missing:
-        found = [name for name in ("WORLD_SIZE", "RANK", "LOCAL_RANK") if name in os.environ]
         raise UserError(
             f"{', '.join(f'{name}={os.environ[name]}' for name in found)} in the environment stands for several processes, "
-            f"but {', '.join(missing)} is not set; unset {' '.join(found)} for one process, or start with `align launch`"
+            f"but {', '.join(missing)} is not set; {_unset(found)}"
         )
+    if "RANK" in numbers and not 0 <= int(numbers["RANK"]) < int(numbers.get("WORLD_SIZE", "1")):
+        raise UserError(f"RANK={numbers['RANK']} in the environment is not below WORLD_SIZE; {_unset(found)}")
+    for name in MPI_SIZES:
+        if numbers.get(name, "1") != "1" and "WORLD_SIZE" not in numbers:
+            raise UserError(
+                f"{name}={numbers[name]} in the environment stands for processes of MPI, which do not find each other here; "
+                f"{_unset([name])}"
+            )
+    for name in ("ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_FSDP"):
+        if os.environ.get(name) == "true" and missing:
+            raise UserError(f"{name}=true in the environment, but {', '.join(missing)} is not set; {_unset([name])}")
+
+
+def _unset(names: Sequence[str]) -> str:
+    return f"unset {' '.join(names)} for one process, or start with `align launch`"
 
 
 def quiet_libraries() -> None:

@@ -5,6 +5,7 @@ transformers folders in a cache folder ($ALIGN_CACHE, by default ~/.cache/align)
 that is renamed as the last step. Concurrent processes, Ctrl-C and a full disk leave no incomplete model.
 """
 
+import hashlib
 import os
 import re
 import shutil
@@ -23,6 +24,7 @@ from align.core.plugins import import_object
 
 HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
 """The files of a hub model that are needed to load it here: never a pickle."""
+GGUF = ".gguf"
 LOCK_TIMEOUT_S = 900.0  # the wait for another process's download
 # The hub's ids are "name" or "owner/name"; everything else must be meant as a path.
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
@@ -98,6 +100,7 @@ def resolve_model(name: str | Path) -> Path | str:
       takes precedence over a folder in the working directory; "./tiny-gpt2" is the folder.
     - An existing folder: that folder, which must hold config.json or adapter_config.json; of a run's folder, the
       model in it.
+    - A GGUF file: the folder in the cache that it is converted to, once.
     - Anything else that can be a hub id: the same string.
 
     Raises:
@@ -113,9 +116,13 @@ def resolve_model(name: str | Path) -> Path | str:
             if _is_complete(folder):
                 return folder
         raise UserError(f"model folder {name!r} holds neither config.json nor adapter_config.json: no model was saved there")
+    if path.suffix == GGUF:
+        if not path.is_file():
+            raise UserError(f"model {name!r}: no such file")
+        return _ensure_converted(path)
     if not _HUB_NAME.fullmatch(name) or path.exists():
         names = ", ".join(_REGISTRY)
-        raise UserError(f"model {name!r} is no folder, no hub name and none of the built-in models ({names})")
+        raise UserError(f"model {name!r} is not a local folder, GGUF file, hub name or built-in model ({names})")
     return name
 
 
@@ -155,9 +162,20 @@ def _target(name: str) -> Path:
     return cache_folder() / "models" / f"{name}-r1"  # raise the number when a result changes: old copies are then not used
 
 
+def _ensure_converted(file: Path) -> Path:
+    """The folder of the model in a GGUF file, made by the first process that needs it; another one if the file changes."""
+    facts = file.stat()
+    key = hashlib.sha256(f"{file.absolute()} {facts.st_size} {facts.st_mtime_ns}".encode()).hexdigest()[:12]
+    build = partial(_build_by, "gguf_files:build", (str(file.absolute()),))
+    return _make(build, file.name, cache_folder() / "models" / f"{file.stem}-{key}")
+
+
 def _ensure_built(name: str) -> Path:
     """The folder of the built-in model `name`, made by the first process that needs it."""
-    model, target = _REGISTRY[name], _target(name)
+    return _make(_REGISTRY[name].build, name, _target(name))
+
+
+def _make(build: Callable[[Path, Path], None], name: str, target: Path) -> Path:
     if _is_complete(target):  # the usual case takes no lock: a read-only cache works
         return target
     lock = target.parent / f".{target.name}.lock"
@@ -165,7 +183,7 @@ def _ensure_built(name: str) -> Path:
         target.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(lock, timeout=LOCK_TIMEOUT_S):
             if not _is_complete(target):
-                _build_atomically(model.build, target)
+                _build_atomically(build, target)
     except Timeout as error:
         raise UserError(
             f"waited {LOCK_TIMEOUT_S:.0f} s for another process to make {name}: if none runs, delete {lock}"

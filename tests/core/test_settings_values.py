@@ -10,7 +10,7 @@ from align.commands.sample import SampleConfig
 from align.commands.tools import launch_processes as launch
 from align.core.errors import UserError
 from align.core.files import resolve_path
-from align.core.launch import run_stage
+from align.core.launch import _check_launcher_variables, run_stage
 from align.core.settings import Range, dump
 from align.core.settings_parser import parse
 from align.dpo import DPOConfig
@@ -227,15 +227,34 @@ def test_dump_reads_back(config, tmp_path):
     assert set(yaml.safe_load(path.read_text())) == {item.name for item in fields(config)}
 
 
-@pytest.mark.parametrize("left", [{"WORLD_SIZE": "2"}, {"LOCAL_RANK": "0"}, {"WORLD_SIZE": "2", "RANK": "0"}])
+MET = {"MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
+LEFT_OVER = (
+    *({"WORLD_SIZE": "2"}, {"LOCAL_RANK": "0"}, {"WORLD_SIZE": "2", "RANK": "0"}, {"RANK": "1"}),
+    *({"PMI_SIZE": "4"}, {"OMPI_COMM_WORLD_SIZE": "2"}, {"MV2_COMM_WORLD_SIZE": "8"}),
+    *({"ACCELERATE_USE_DEEPSPEED": "true"}, {"ACCELERATE_USE_FSDP": "true"}),
+    *({"WORLD_SIZE": "two"}, {"PMI_SIZE": ""}, {"WORLD_SIZE": "2", "RANK": "2", **MET}),
+    {"WORLD_SIZE": "2", "RANK": "0", **MET, "MASTER_PORT": "x"},
+)
+
+
+@pytest.mark.parametrize("left", LEFT_OVER, ids=str)
 def test_variables_of_a_launcher_that_is_gone_are_one_line(left, monkeypatch, command_error):
-    for name in ("WORLD_SIZE", "RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
+    for name in {name for each in LEFT_OVER for name in each}:
         monkeypatch.delenv(name, raising=False)
     for name, value in left.items():
         monkeypatch.setenv(name, value)
     lines = command_error(run_stage, SFTConfig, lambda config: None, []).splitlines()
     assert len(lines) == 1
-    assert f"unset {' '.join(sorted(left, key=['WORLD_SIZE', 'RANK', 'LOCAL_RANK'].index))} for one process" in lines[0]
+    advised = lines[0].partition("unset ")[2].partition(" for one process")[0].split()
+    assert advised, "the line tells what to do"
+    assert set(advised) <= left.keys()
+
+
+def test_variables_of_a_complete_launch_are_accepted(monkeypatch):
+    given = {"WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "1", "PMI_SIZE": "4", "ACCELERATE_USE_DEEPSPEED": "true", **MET}
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    _check_launcher_variables()
 
 
 def test_accelerates_file_of_a_newer_version_is_one_line(tmp_path):

@@ -15,7 +15,6 @@ from align.runtime.flops import (
     Matrices,
     Stack,
     forward_flops,
-    measured_peak,
     peak_flops,
     sampling_flops,
     training_flops,
@@ -173,9 +172,13 @@ def test_shapes_of_the_tiny_models(sharp_backbones):
 
 
 def test_the_peak_is_known_or_measured(monkeypatch):
+    monkeypatch.setattr("align.runtime.flops._peaks", {})
     cpu = torch.device("cpu")
     measured = peak_flops(cpu, torch.float32)
-    assert measured == measured_peak(cpu, torch.float32) > 1e8, "measured once a process"
+    assert measured == peak_flops(cpu, torch.float32) > 1e8, "measured once a process"
+    assert peak_flops(cpu, torch.float32, 100 * measured) == 100 * measured, "a peak is not below what was achieved"
+    assert peak_flops(cpu, torch.float32) == 100 * measured
+    monkeypatch.undo()
     names = {
         "NVIDIA A100-SXM4-80GB": 312e12,
         "NVIDIA H100 80GB HBM3": 989e12,

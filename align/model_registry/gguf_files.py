@@ -1,0 +1,38 @@
+"""Models in GGUF files, as llama.cpp and Ollama use them, converted to transformers folders in bfloat16."""
+
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+
+from align.core.errors import UserError, reason
+
+
+def build(folder: Path, _work: Path, file: str) -> None:
+    """Write the model and the tokenizer of a GGUF file into a folder.
+
+    Raises:
+        UserError: if transformers cannot read the file.
+    """
+    path = Path(file)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+        quantized = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.bfloat16)
+        model = plain_copy(quantized)
+    except Exception as error:  # a file from elsewhere can be wrong in any way
+        raise UserError(f"{file}: transformers cannot read this GGUF file ({reason(error)})") from error
+    tokenizer.save_pretrained(folder)
+    model.save_pretrained(folder)
+
+
+def plain_copy(quantized: PreTrainedModel) -> PreTrainedModel:
+    """Return a model with the weights of one that was loaded from GGUF, which counts as quantized and cannot be saved."""
+    config = quantized.config
+    for name in ("quantization_config", "_model_name_or_path"):
+        vars(config).pop(name, None)
+    with torch.device("meta"):  # no random numbers are drawn, only to be overwritten
+        model: PreTrainedModel = type(quantized)(config)
+    model.load_state_dict(quantized.state_dict(), strict=True, assign=True)
+    model.tie_weights()
+    model.config.dtype = quantized.dtype
+    return model
