@@ -1,5 +1,6 @@
 import json
 import math
+import os
 from dataclasses import asdict, fields
 from pathlib import Path
 
@@ -255,6 +256,20 @@ def test_variables_of_a_complete_launch_are_accepted(monkeypatch):
     for name, value in given.items():
         monkeypatch.setenv(name, value)
     _check_launcher_variables()
+
+
+@pytest.mark.parametrize(("words", "several"), [("--cpu --num_processes 2", True), ("--cpu --num_processes 1", False)])
+def test_align_launch_starts_as_many_processes_on_a_cpu_as_it_is_told(words, several, monkeypatch):
+    """accelerate's --cpu starts one process, whatever --num_processes is."""
+    given = []
+    monkeypatch.setattr("accelerate.commands.launch.launch_command", given.append)
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("signal.signal", lambda *_: None)
+        launch([*words.split(), "align/sft/train.py"])
+    (options,) = given
+    assert (options.multi_gpu, options.cpu) == (several, not several)
+    assert os.environ["ACCELERATE_USE_CPU"] == ("true" if several else "")
 
 
 def test_accelerates_file_of_a_newer_version_is_one_line(tmp_path):

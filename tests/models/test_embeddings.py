@@ -1,6 +1,6 @@
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -18,7 +18,7 @@ class OneEmbedding(torch.nn.Module):
         self.table = torch.nn.Embedding(8, 4, padding_idx=padding_idx, dtype=torch.bfloat16)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     tokens=st.integers(1, 5000),
     used=st.integers(1, 8),

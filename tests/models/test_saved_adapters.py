@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import event, given, settings
+from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
@@ -46,7 +46,7 @@ def logits(model: torch.nn.Module) -> torch.Tensor:
     return model(input_ids=IDS).logits.float()
 
 
-@settings(max_examples=16, deadline=None)
+@settings(max_examples=16, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     targets=st.sets(st.sampled_from(LAYERS), min_size=1),
     whole=st.sets(st.sampled_from(WHOLE)),

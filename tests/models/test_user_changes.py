@@ -4,7 +4,7 @@ from functools import partial
 
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from transformers import (
     BartConfig,
@@ -119,7 +119,7 @@ ROLES = [
 
 
 @pytest.mark.parametrize(("role", "name", "make"), ROLES, ids=lambda value: getattr(value, "__name__", value))
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_a_changed_module_is_called_or_refused(role, name, make, data):
     torch.manual_seed(0)

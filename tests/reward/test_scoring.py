@@ -3,7 +3,7 @@
 from typing import Any, cast
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, normalizers, pre_tokenizers
 from tokenizers.models import BPE, Unigram, WordLevel
@@ -61,6 +61,7 @@ texts = st.lists(st.sampled_from([*SPECIAL, *LETTERS, FULL_WIDTH, "[SE", "P]"]),
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(prompt=texts, response=texts, whole=st.booleans(), ended=st.booleans())
 def test_any_text_that_a_policy_samples_can_be_scored(kind, prompt, response, whole, ended):
     scorer = scorer_of(kind, whole)

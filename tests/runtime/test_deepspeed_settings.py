@@ -1,6 +1,6 @@
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 pytest.importorskip("deepspeed")
@@ -40,17 +40,17 @@ def contains_auto(value):
 
 
 def test_a_file_for_the_trainer_of_transformers_is_filled_in():
-    settings, line = complete_settings(TRAINER_FILE, torch.bfloat16, 0.5, "ds.json")
-    assert not contains_auto(settings)
-    assert "optimizer" not in settings
-    assert "scheduler" not in settings
-    assert settings["gradient_clipping"] == 0.5
-    assert settings["bf16"] == {"enabled": True}
-    zero = settings["zero_optimization"]
+    found, line = complete_settings(TRAINER_FILE, torch.bfloat16, 0.5, "ds.json")
+    assert not contains_auto(found)
+    assert "optimizer" not in found
+    assert "scheduler" not in found
+    assert found["gradient_clipping"] == 0.5
+    assert found["bf16"] == {"enabled": True}
+    zero = found["zero_optimization"]
     assert zero["sub_group_size"] == 1e9
     assert zero["offload_optimizer"] == {"pin_memory": True, "device": "cpu"}
     assert zero["stage3_gather_16bit_weights_on_model_save"], "otherwise the trained model cannot be saved"
-    assert settings["wall_clock_breakdown"]
+    assert found["wall_clock_breakdown"]
     for key, setting in (("optimizer", "learning_rate"), ("scheduler", "lr_scheduler_type")):
         assert key in line
         assert setting in line
@@ -63,6 +63,7 @@ values = st.one_of(
 EXTRA = ("compression_training", "data_efficiency", "sparse_attention", "gradient_allreduce_op", "amp", "no_such_key")
 
 
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.dictionaries(st.sampled_from([*INSTEAD, *sorted(APPLIED - {"zero_optimization"}), *EXTRA]), values))
 def test_each_key_is_applied_overridden_with_a_line_or_refused(stored):
     stored |= {"zero_optimization": {"stage": 2}}
@@ -71,15 +72,15 @@ def test_each_key_is_applied_overridden_with_a_line_or_refused(stored):
         with pytest.raises(UserError, match="|".join(refused)):
             complete_settings(stored, torch.float32, 1.0, "ds.json")
         return
-    settings, line = complete_settings(stored, torch.float32, 1.0, "ds.json")
+    found, line = complete_settings(stored, torch.float32, 1.0, "ds.json")
     own = run_settings(torch.float32, 1.0)
-    assert {key: settings[key] for key in own} == own, "the run decides these"
+    assert {key: found[key] for key in own} == own, "the run decides these"
     for key, value in stored.items():
         is_auto_or_off = contains_auto(value) or not value
         if key in EXTRA:
             assert is_auto_or_off, key
         elif key in APPLIED:
-            assert is_auto_or_off or settings[key] == value, key
+            assert is_auto_or_off or found[key] == value, key
         elif not is_auto_or_off and value != own.get(key):
             assert key in line, key
 

@@ -1,3 +1,5 @@
+import os
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -5,7 +7,8 @@ import torch
 from accelerate.state import AcceleratorState, PartialState
 
 from align.core.errors import UserError
-from align.runtime.distributed import bfloat16_is_fast, compute_dtype
+from align.runtime import distributed
+from align.runtime.distributed import bfloat16_is_fast, compute_dtype, launch_line, make_accelerator, waiting_for_others
 from align.sft import SFTConfig
 from align.training.run import Run
 
@@ -58,3 +61,41 @@ def test_a_gpu_without_float64_is_not_taken_and_the_run_says_so(apple_gpu, tmp_p
     run = Run(SFTConfig(output_dir=str(tmp_path / "run"), dtype="float32", report_to=["none"]), "sft")
     assert run.accelerator.device == torch.device("cpu")
     assert "no float64" in capsys.readouterr().err
+
+
+def test_processes_that_do_not_meet_say_so(monkeypatch, capfd):
+    monkeypatch.setattr(distributed, "MEETING_SECONDS", 0.01)
+    for name, value in {"WORLD_SIZE": "2", "RANK": "1", "MASTER_ADDR": "10.0.0.9", "MASTER_PORT": "29500"}.items():
+        monkeypatch.setenv(name, value)
+
+    def meet():
+        with waiting_for_others():
+            time.sleep(0.3)
+            raise torch.distributed.DistNetworkError("address in use")
+
+    with pytest.raises(UserError, match=r"cannot meet at 10\.0\.0\.9:29500 \(address in use\)"):
+        meet()
+    assert capfd.readouterr().err.startswith("process 1 waits for the others at 10.0.0.9:29500; all 2 processes need")
+    with waiting_for_others():
+        pass
+    time.sleep(0.1)
+    assert capfd.readouterr().err == "", "processes that have met wait for nobody"
+
+
+@pytest.mark.parametrize(
+    ("given", "line"),
+    [
+        ({}, ""),
+        ({"ACCELERATE_MIXED_PRECISION": "no"}, "1 process on cpu"),
+        ({"ACCELERATE_USE_CPU": "true"}, "1 process on cpu; with --cpu, `accelerate launch` starts one process"),
+    ],
+)
+def test_a_launched_run_names_its_processes(given, line, monkeypatch):
+    for name in [name for name in os.environ if name.startswith("ACCELERATE_")]:
+        monkeypatch.delenv(name)
+    accelerator = make_accelerator(torch.float32, 1.0)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    found = launch_line(accelerator)
+    assert found.startswith(line)
+    assert bool(found) == bool(line)
