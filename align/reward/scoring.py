@@ -68,6 +68,14 @@ def separate_special_tokens(chat: ChatRenderer, text: str) -> str:
     return text
 
 
+def hidden_token(chat: ChatRenderer, text: str) -> str | None:
+    """Return a special token that a text spells only after the tokenizer has replaced letters, such as full-width ones."""
+    normalizer = getattr(getattr(chat.tokenizer, "backend_tokenizer", None), "normalizer", None)
+    if normalizer is None or text.isascii():
+        return None
+    return chat.spelled_token([normalizer.normalize_str(separate_special_tokens(chat, text))])
+
+
 def normalize_and_separate(chat: ChatRenderer, text: str) -> str:
     """Return what `separate_special_tokens` does for a tokenizer that first replaces letters, such as full-width ones."""
     return separate_special_tokens(chat, unicodedata.normalize("NFKC", text))
@@ -171,6 +179,9 @@ class RewardModelScorer:
             raise
 
     def _encode_text(self, tokenization: Tokenization, conversation: Conversation, text: str, ended: bool) -> PromptResponse:
+        for each in (text, *(turn["content"] for turn in conversation)):
+            if token := hidden_token(tokenization.chat, each):
+                raise ConversationError(f"the text contains {token!r} in other letters, which the tokenizer replaces")
         if self.reads_whole_turns:
             return PromptResponse(*tokenization.whole_turn_ids(conversation, text, ended))
         return PromptResponse(*tokenization.answer_ids(conversation, text, whole=False, ended=ended))
