@@ -160,7 +160,7 @@ def make_plugin(dtype: torch.dtype, max_grad_norm: float) -> tuple[DeepSpeedPlug
     try:
         if file == "none":
             plugin, where = DeepSpeedPlugin(), "the launcher's DeepSpeed settings"
-            stored = {"zero_optimization": plugin.deepspeed_config["zero_optimization"]}
+            stored: dict[str, Any] = {"zero_optimization": plugin.deepspeed_config["zero_optimization"]}
             if plugin.gradient_accumulation_steps not in (AUTO, 1):
                 stored["gradient_accumulation_steps"] = plugin.gradient_accumulation_steps
             settings, line = complete_settings(stored, dtype, max_grad_norm, where)

@@ -4,6 +4,8 @@ A backbone calls a model's layers and its vocabulary matrix, and passes by the m
 no effect, so it is refused.
 """
 
+from typing import Any
+
 from torch import nn
 
 from align.core.errors import UserError
@@ -18,7 +20,7 @@ def _is_own(kind: type[nn.Module]) -> bool:
     return not kind.forward.__module__.startswith(("transformers.", "align.", "peft."))
 
 
-def _is_published(kind: type) -> bool:
+def _is_published(kind: type[Any]) -> bool:
     """Return whether a class is a complete model of transformers."""
     return kind.__module__.startswith("transformers.models.")
 
