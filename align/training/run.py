@@ -252,7 +252,7 @@ class Run:
 
     def mfu(self, flops: float, seconds: float) -> float:
         """Return the model FLOPs utilization: the share of all devices' peak, at most 1."""
-        achieved = flops / seconds / self.accelerator.num_processes
+        achieved = flops / seconds / int(self.accelerator.num_processes)
         return achieved / peak_flops(self.accelerator.device, self.dtype, achieved)
 
     def record(self, name: str, rows: list[dict[str, Any]], update: int) -> None:
