@@ -244,7 +244,7 @@ def test_variables_of_a_launcher_that_is_gone_are_one_line(left, monkeypatch, co
         monkeypatch.delenv(name, raising=False)
     for name, value in left.items():
         monkeypatch.setenv(name, value)
-    lines = command_error(run_stage, SFTConfig, lambda config: None, []).splitlines()
+    lines = command_error(run_stage, SFTConfig, lambda config: None, ["--report_to", "none"]).splitlines()
     assert len(lines) == 1
     advised = lines[0].partition("unset ")[2].partition(" for one process")[0].split()
     assert advised, "the line tells what to do"

@@ -13,7 +13,7 @@ from align.model_registry.registry import fetch_model
 from align.models.loading import load
 
 HIDDEN, INNER, HEADS = 32, 48, 2
-LETTERS = [*"abcdefghijklmnopqrstuvwxyz", "\u0120"]
+LETTERS = [*"abcdefghijklmnopqrstuvwxyz", "\u0120", "ab"]
 TOKENS = ["<unk>", "<s>", "</s>", *LETTERS]
 
 
