@@ -24,7 +24,7 @@ from annotation_ui.server.error_pages import add_error_pages
 from annotation_ui.server.guard import Guard
 from annotation_ui.server.pages import add_pages
 from annotation_ui.server.remote_api import add_remote_api
-from annotation_ui.server.root_path import RootPath
+from annotation_ui.server.root_path import BelowRoot, RootPath
 from annotation_ui.server.services import Services
 from annotation_ui.server.transfers import add_transfers
 from annotation_ui.store import rule_sets
@@ -44,13 +44,15 @@ def create_app(services: Services) -> FastAPI:
     with services.database.write() as session:
         rule_sets.store_shipped(session)
     app = FastAPI(title="Labeling", docs_url=None, redoc_url=None, openapi_url=None)
+    root = services.settings.root_path
+    if root:
+        app.add_middleware(BelowRoot, root=root)
     app.add_middleware(Guard, auth=services.auth, https=services.settings.https, proxy=services.settings.proxy)
     add_error_pages(app)
     add_pages(app, services)
     add_routes(app, services)
     add_transfers(app, services)
     add_remote_api(app, services)
-    root = services.settings.root_path
     mount(app, lead_page(services), "/lead", _style_sheets(root, "theme", "markdown", "lead"), root)
     mount(app, labeler_page(root), "/", _VIEWPORT + _style_sheets(root, "theme", "markdown", "workbench"), root)
     if root:

@@ -23,9 +23,9 @@ def checked_root_path(path: str) -> str:
 
 
 class RootPath:
-    """ASGI middleware for a proxy that removes the root path from requests, or leaves it.
+    """Outer ASGI middleware for a proxy that removes the root path from requests, or leaves it.
 
-    The app sees paths without it. Redirects of the app get it.
+    The guard sees paths without it. Redirects of the app get it.
     """
 
     def __init__(self, app: ASGIApp, root: str) -> None:
@@ -58,5 +58,18 @@ class RootPath:
     def _with_root(self, location: str, host: str) -> str:
         """An address of this app with the root path; other addresses as they are."""
         parts = urlsplit(location)
-        own = parts.path.startswith("/") and parts.netloc in ("", host)
+        own = parts.path.startswith("/") and parts.netloc in ("", host) and not parts.path.startswith(f"{self.root}/")
         return parts._replace(path=self.root + parts.path).geturl() if own else location
+
+
+class BelowRoot:
+    """Inner ASGI middleware that puts the root path before each path, by which mounted apps find their routes."""
+
+    def __init__(self, app: ASGIApp, root: str) -> None:
+        self.app, self.root = app, root
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            raw = self.root.encode() + (scope.get("raw_path") or b"")
+            scope = {**scope, "path": self.root + scope["path"], "raw_path": raw, "root_path": self.root}
+        await self.app(scope, receive, send)

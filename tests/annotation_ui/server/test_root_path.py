@@ -9,14 +9,14 @@ import pytest
 from playwright.sync_api import expect
 from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse, RedirectResponse
-from starlette.routing import Route
+from starlette.routing import Mount, Route
 from starlette.testclient import TestClient
 
 from align.core.errors import UserError
 from annotation_ui.reports.export import Selection, rows_to_export
 from annotation_ui.server.auth import Auth
 from annotation_ui.server.headers import COOKIE
-from annotation_ui.server.root_path import RootPath, checked_root_path, root_path
+from annotation_ui.server.root_path import BelowRoot, RootPath, checked_root_path, root_path
 from tests.annotation_ui.running import Server
 
 ROOT = "/team/labels"
@@ -45,6 +45,12 @@ def test_paths_lose_the_root_and_redirects_of_the_app_get_it():
 
     app = Starlette(routes=[Route("/moved", moved), Route("/{rest:path}", seen)])
     client = TestClient(RootPath(app, ROOT), base_url="http://host", follow_redirects=False)
+    within = Starlette(routes=[Mount("/lead", Starlette(routes=[Route("/{rest:path}", seen)])), Route("/x/y", seen)])
+    below = TestClient(RootPath(BelowRoot(within, ROOT), ROOT), base_url="http://host", follow_redirects=False)
+    for sent in ("/lead/a", "/x/y"):  # the routes of mounted apps, too, are found
+        for prefix in ("", ROOT):
+            assert below.get(prefix + sent).text == f"{ROOT}{sent} {ROOT}"
+    assert below.get("/lead").headers["location"] == f"http://host{ROOT}/lead/"
     for sent, path in ((f"{ROOT}/x/y", "/x/y"), ("/x/y", "/x/y"), (f"{ROOT}/", "/"), (f"{ROOT}x", f"{ROOT}x")):
         assert client.get(sent).text == f"{path} {ROOT}"
     assert client.get(ROOT).headers["location"] == f"{ROOT}/"
