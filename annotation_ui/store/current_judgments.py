@@ -66,8 +66,8 @@ def current_judgments(
             name,
             _canonical_answer(batch, judgment),
             adjudicated,
-            rules.get(judgment.rule_set_id, ()),
-            numbers.get(judgment.guideline_id),
+            rules.get(judgment.rule_set_id or 0, ()),
+            numbers.get(judgment.guideline_id or 0),
         )
         for item, batch, judgment, name, adjudicated in rows
     ]
