@@ -330,6 +330,11 @@ class RunConfig(Settings):
     save_total_limit: int = option(2, "number of checkpoints that are kept; 0: all", ge=0)
     collective_timeout: float = option(1800.0, "time limit of a collective operation, in seconds", ge=1, le=86_400)
     skip_bad_rows: bool = option(False, "skip bad rows of the data instead of stopping at the first")
+    device_watts: float = option(
+        0.0, "average power of one process's device and its share of the machine, in watts; 0: unknown", ge=0
+    )
+    co2e_per_kwh: float = option(0.0, "kg of CO2e per kWh of electricity; needs device_watts; 0: unknown", ge=0)
+    price_per_hour: float = option(0.0, "price of one process's device per hour, in any currency; 0: unknown", ge=0)
     push_to_hub: str = option("", "repository on the Hugging Face Hub for the final model: user/name; created as private")
 
     def __post_init__(self) -> None:

@@ -36,6 +36,8 @@ from align.models.loading import LoadedModel, load_whole
 from align.runtime.sharding import is_sharded
 
 UPDATE_ROW = "update"
+EMISSIONS = "cost/co2e_kg"
+"""The metric of a run's emissions; the hub's metadata has grams."""
 """The row of a card with the update after which the model was saved."""
 WriteModel = Callable[[Path, LoadedModel, Mapping[str, Tensor], Mapping[str, Any]], object]
 """`save_model` or `save_model_into`."""
@@ -306,6 +308,13 @@ def model_card(card: Mapping[str, Any], loaded: LoadedModel) -> str:
     base, built_in = published_name(loaded.base), registered_name(loaded.base)
     if base:  # the hub refuses a folder
         head["base_model"] = base
+    if EMISSIONS in card:
+        grams = round(1000 * float(card[EMISSIONS]), 3)
+        head["co2_eq_emissions"] = {
+            "emissions": grams,
+            "source": "power and time of the run",
+            "training_type": "fine-tuning",
+        }
     origin = f" from `{base or built_in}`" if base or built_in else ""
     if base and built_in:
         origin += f", in the form of the built-in model `{built_in}`"

@@ -35,6 +35,7 @@ from align.runtime.flops import peak_flops
 from align.runtime.process import freed_memory_kept
 from align.runtime.progress import ProgressDisplay, console
 from align.tokenization import set_template_date, template_date
+from align.training.cost import cost_metrics, hours_in
 from align.training.loaded_models import LoadedModels
 from align.training.memory import GIB, Memory
 from align.training.run_folder import (
@@ -145,6 +146,8 @@ class Run:
         if config.push_to_hub and not config.dry_run:
             run_on_main(lambda: make_repo(config.push_to_hub), self.accelerator)
         self.accelerator.wait_for_everyone()  # every process has looked before one of them writes
+        spent = run_on_main(lambda: hours_in(files.metrics), self.accelerator)
+        self.device_hours_before = spent if self.continues_own else 0.0
         self.opened, self.update = False, 0
         self.length_setting = "total_updates" if hasattr(config, "total_updates") else "num_train_epochs"
         self.stop = StopRequest()
@@ -153,6 +156,7 @@ class Run:
         """The state at the beginning of an update: a stop saves it as long as the update has changed no weight."""
         torch.manual_seed(config.seed)  # for new heads and adapters alone; training draws from `align.core.seeds`
         self.started, self.tokens_per_second = time.monotonic(), 0.0
+        self.part_started = self.started  # the time of earlier parts of a resumed run does not move this one
         self.saved_at, self.saving_seconds = self.started, 0.0
         """When the last checkpoint was complete, and how long it took."""
         self.update_began, self.seconds_per_update = self.started, 0.0
@@ -220,7 +224,7 @@ class Run:
     def log(self, update: int, metrics: Mapping[str, float]) -> None:
         """Write one line of metrics.jsonl and send it to the trackers. docs/metrics.md defines each name."""
         self.open()
-        metrics = {**metrics, "memory/peak": self.memory.peak() / GIB}
+        metrics = {**metrics, **self.cost(), "memory/peak": self.memory.peak() / GIB}
         if self.callbacks:
             self.callbacks.log(update, metrics)
         if not self.is_main:
@@ -235,7 +239,12 @@ class Run:
     def card(self, title: str, data: str, metrics: Mapping[str, float], **more: str) -> dict[str, str]:
         """Return the contents of a saved model's card."""
         card = {"title": title, "stage": self.stage, "data": data, UPDATE_ROW: str(self.update)} | more
-        return card | {name: f"{value:.4g}" for name, value in metrics.items()}
+        return card | {name: f"{value:.4g}" for name, value in {**metrics, **self.cost()}.items()}
+
+    def cost(self) -> dict[str, float]:
+        """Return the costs of the run since its first start, as metrics."""
+        hours = (time.monotonic() - self.part_started) / 3600 * self.accelerator.num_processes
+        return cost_metrics(self.config, self.device_hours_before + hours)
 
     def stale_update(self, done: int) -> int:
         """Return the update of the model in the folder if the run resumes from an earlier one, `done`; else 0.

@@ -37,6 +37,13 @@ TEMPLATES = Path(__file__).parent / "templates"
 MAX_SAMPLES = 300
 """Prompts on a page; of more, those whose rewards differ most are shown."""
 
+COST_UNITS = {
+    "cost/device_hours": "device hours",
+    "cost/kwh": "kWh",
+    "cost/co2e_kg": "kg CO2e",
+    "cost/price": "(price of the devices)",
+}
+
 
 def write_report(run: Path, target: Path | None = None) -> Path:
     """Write the report of a folder with the runs of stages in subfolders, or of one stage's folder.
@@ -114,6 +121,9 @@ def _key_numbers(stage: StageRun) -> Iterator[str]:
         yield f"{last} update{'' if last == 1 else 's'}"
         if seconds := total_seconds(stage):
             yield f"{seconds / 60:.1f} minutes"
+        for name, unit in COST_UNITS.items():
+            if amount := stage.metrics[last].get(name):
+                yield f"{format_number(amount)} {unit}"
     if device := stage.environment.get("device"):
         yield f"on {device} ({stage.environment.get('processors', '?')} threads)"
 
