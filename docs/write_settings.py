@@ -31,6 +31,7 @@ from align.ppo import PPOConfig
 from align.runtime.endpoint import EndpointConfig
 from align.sampling.settings import AnsweringConfig, FewShotConfig, InferenceConfig
 from align.training.data_order import EpochConfig
+from align.training.layerwise import LayerwiseConfig
 
 PAGE = Path(__file__).parent / "settings.md"
 HEAD = """# Settings
@@ -50,6 +51,7 @@ SHARED = {
     "Validation split": SplitConfig,
     "Mixed data sources": MixtureConfig,
     "Sequence parallelism": SequenceConfig,
+    "Learning rates by layer": LayerwiseConfig,
     "Held-out conversations": JudgmentConfig,
     "Inference": InferenceConfig,
     "Evaluation": EvalConfig,

@@ -12,10 +12,20 @@ from align.core.settings import (
     option,
 )
 from align.training.data_order import EpochConfig
+from align.training.layerwise import LayerwiseConfig
 
 
 @dataclass(kw_only=True)
-class RewardConfig(MixtureConfig, SplitConfig, SequenceConfig, EpochConfig, ModelConfig, RunConfig, OptimizationConfig):
+class RewardConfig(
+    MixtureConfig,
+    SplitConfig,
+    SequenceConfig,
+    EpochConfig,
+    ModelConfig,
+    RunConfig,
+    LayerwiseConfig,
+    OptimizationConfig,
+):
     """A reward model on rankings of 2 to 9 responses."""
 
     needs = "a model and rankings of responses (train_data)"

@@ -48,6 +48,7 @@ from align.tokenization.encoded import EncodedRanking
 from align.training.data_order import DataOrder, measured_on
 from align.training.engine import TrainEngine
 from align.training.epoch_loop import EpochLoop
+from align.training.layerwise import layer_groups
 from align.training.model_source import Model, ModelSource
 from align.training.run import Run, making_trainer
 from align.training.start import (
@@ -304,7 +305,9 @@ class RewardTrainer:
         warn_if_prompts_are_reread(run, loaded.backbone, (len(ranking.responses) for ranking in mixed.examples))
         self.order = DataOrder(mixed, config.seed, config.batch_size, config.mixing_cap, config.mixing_temperature)
         run.print(run.memory.check(module))
-        self.engine = build_engine(run, module, self.order.updates(config.num_train_epochs))
+        updates = self.order.updates(config.num_train_epochs)
+        groups = layer_groups(config, config.learning_rate, loaded.backbone, module, updates)
+        self.engine = build_engine(run, module, updates, groups)
 
     def train(self) -> Path:
         """Train from the last checkpoint on; return the folder of the best model."""

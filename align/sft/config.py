@@ -14,10 +14,20 @@ from align.core.settings import (
     require_setting,
 )
 from align.training.data_order import EpochConfig
+from align.training.layerwise import LayerwiseConfig
 
 
 @dataclass(kw_only=True)
-class SFTConfig(MixtureConfig, SplitConfig, SequenceConfig, EpochConfig, ModelConfig, RunConfig, OptimizationConfig):
+class SFTConfig(
+    MixtureConfig,
+    SplitConfig,
+    SequenceConfig,
+    EpochConfig,
+    ModelConfig,
+    RunConfig,
+    LayerwiseConfig,
+    OptimizationConfig,
+):
     """Supervised fine-tuning on demonstrations."""
 
     needs = "a model and demonstrations (train_data)"

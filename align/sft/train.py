@@ -32,6 +32,7 @@ from align.tokenization.encoded import EncodedDemonstration
 from align.training.data_order import DataOrder, measured_on
 from align.training.engine import TrainEngine
 from align.training.epoch_loop import EpochLoop
+from align.training.layerwise import layer_groups
 from align.training.model_source import Model, ModelSource
 from align.training.run import Run, making_trainer
 from align.training.start import build_engine, share_sequences, with_data_names
@@ -204,7 +205,9 @@ class SFTTrainer:
         run.print(f"sft: {number} to learn from, {len(self.held_out)} held out; model {run.model_config.model}")
         module = LanguageModel(loaded.backbone, loaded.adapter)
         run.print(run.memory.check(module))
-        self.engine = build_engine(run, module, self.order.updates(config.num_train_epochs))
+        updates = self.order.updates(config.num_train_epochs)
+        groups = layer_groups(config, config.learning_rate, loaded.backbone, module, updates)
+        self.engine = build_engine(run, module, updates, groups)
 
     def train(self) -> Path:
         """Train from the last checkpoint on; return the folder of the best model."""

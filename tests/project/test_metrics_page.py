@@ -53,17 +53,18 @@ def runs(tmp_path_factory, serve):
 
     root = tmp_path_factory.mktemp("docs")
     data = {name: write_rows(root / f"{name}.jsonl", rows) for name, rows in DATA.items()}
+    cost = {"device_watts": 300, "co2e_per_kwh": 0.4, "price_per_hour": 2}
     config = {
-        stage: partial(made, dtype="float32", report_to=["none"], save_steps=1, output_dir=str(root / stage))
+        stage: partial(made, dtype="float32", report_to=["none"], save_steps=1, output_dir=str(root / stage), **cost)
         for stage, made in stage_configs().items()
     }
     demonstrations, rankings = data["demonstrations"], data["rankings"]
     learned = {"train_data": demonstrations, "validation_data": demonstrations, "batch_size": 1}
-    start = str(run_sft(config["sft"](model="tiny-llama", **learned)))
+    start = str(run_sft(config["sft"](model="tiny-llama", layer_lr_decay=0.5, **learned)))
     run_distill(config["distill"](model=start, **learned))
     learned = {"train_data": rankings, "validation_data": rankings, "batch_size": 1}
     terms = {"demonstrations": demonstrations, "centering_weight": 0.01, "lm_loss_weight": 0.5}
-    scorer = str(run_reward(config["reward"](model=start, **terms, **learned)))
+    scorer = str(run_reward(config["reward"](model=start, layer_lr_decay=0.5, **terms, **learned)))
     run_dpo(config["dpo"](model=start, **learned))
     rated = {"train_data": data["ratings"], "validation_data": data["ratings"], "batch_size": 4}
     run_attribute_model(config["attributes"](model=start, form="generative", **rated))

@@ -25,7 +25,7 @@ SMALL = [
 ]
 STAGES = {
     "sft": "--train_data data/demonstrations.jsonl --validation_data data/demonstrations_heldout.jsonl --batch_size 40 "
-    "--max_response_tokens 32 --eval_steps 5",
+    "--max_response_tokens 32 --eval_steps 5 --layer_lr_decay 0.5 --unfreeze_steps 2",
     "reward": "--train_data data/rankings_heldout.jsonl --validation_data data/rankings_heldout.jsonl --batch_size 4 "
     "--demonstrations data/demonstrations_heldout.jsonl --max_response_tokens 32 --eval_steps 5",
     "rules": "--train_data data/rule_judgments.jsonl --validation_split 0.8 --batch_size 8 --max_response_tokens 32 "

@@ -72,7 +72,7 @@ def _matrices(backbone: Backbone, modules: Modules, adapter: str | None, below: 
 
 def _layers_below(stack: PreTrainedModel, adapter: str | None) -> tuple[str, ...]:
     """Return the names, each with a dot at its end, of the layers below the first trained weight: all if there is none."""
-    layers = [f"{name}.{number}." for name, found in _stacks(stack).items() for number in range(len(found))]
+    layers = [f"{name}.{number}." for name, found in layer_lists(stack).items() for number in range(len(found))]
     first = _first_trained(stack, adapter)
     lowest = next((number for number, layer in enumerate(layers) if first and first.startswith(layer)), 0)
     return tuple(layers[:lowest] if first else layers)
@@ -130,7 +130,7 @@ def with_every_layer(model: PreTrainedModel, step: int) -> PreTrainedModel:
 
     The first is always kept: T5's holds the positions of all.
     """
-    stacks = _stacks(model)
+    stacks = layer_lists(model)
     if not stacks:
         raise UserError(f"layers of a {model.config.model_type} cannot be left out: name a smaller model as the student")
     shortest = min(len(layers) for layers in stacks.values())
@@ -151,7 +151,8 @@ def with_every_layer(model: PreTrainedModel, step: int) -> PreTrainedModel:
     return smaller
 
 
-def _stacks(model: PreTrainedModel) -> dict[str, nn.ModuleList]:
+def layer_lists(model: PreTrainedModel) -> dict[str, nn.ModuleList]:
+    """Return the lists of layers of a model by their names: one, or those of the encoder and of the decoder."""
     counts = {getattr(model.config, name, None) for name in LAYER_COUNTS}
     found: dict[str, nn.ModuleList] = {}
     for name, module in model.named_modules():
