@@ -6,10 +6,9 @@ prompt"), after an instruction, and after both.
 
 import re
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from scipy.special import logsumexp
@@ -19,8 +18,7 @@ from align.core.launch import run_stage
 from align.core.seeds import RngStream
 from align.core.settings import option, require_setting
 from align.data.conversation import Conversation, user_turn
-from align.data.fields import check_optional_text, check_text, check_texts, field_error, required_field
-from align.data.readers import FewShotPrompt, parse_rows, read_records
+from align.data.readers import FewShotPrompt, read_records
 from align.data.records import Demonstration
 from align.eval.answers import (
     EvaluatedModel,
@@ -30,7 +28,8 @@ from align.eval.answers import (
     open_models,
     sample_once,
 )
-from align.eval.results import EvalConfig, Evaluation, Measurement, new_id, publish, share_measurement, subsample
+from align.eval.questions import Question, read_questions
+from align.eval.results import EvalConfig, Evaluation, Measurement, publish, share_measurement, subsample
 from align.eval.store import Json, compute_once
 from align.eval.truthfulness_judge import AnswerJudge, Aspect, load_judge
 from align.runtime.progress import console
@@ -105,56 +104,6 @@ def run_truthfulness(config: TruthfulnessConfig) -> list[Evaluation]:
 
 
 # ------------------------------------------------------------------------------------------------------------ questions
-
-
-@dataclass(frozen=True)
-class Question:
-    """A question with the one answer that MC1 counts as right, and at least one correct and one incorrect answer.
-
-    `where` names it in an error.
-    """
-
-    id: str
-    where: str
-    category: str
-    text: str
-    best: str
-    correct: tuple[str, ...]
-    incorrect: tuple[str, ...]
-
-    @property
-    def answers(self) -> list[str]:
-        """The distinct answers, which a model has to read."""
-        return list(dict.fromkeys((self.best, *self.correct, *self.incorrect)))
-
-
-def read_questions(source: str, skip_bad_rows: bool = False) -> list[Question]:
-    """The questions of a file: `.csv` with TruthfulQA's columns, or JSON Lines. Raises: see `parse_rows`."""
-    parse = partial(_questions, source=source, seen=set())
-    return parse_rows([source], parse, "no usable question", skip_bad_rows=skip_bad_rows)
-
-
-def _questions(row: Mapping[str, Any], number: str, source: str, seen: set[str]) -> list[Question]:
-    row = {name.lower().replace(" ", "_"): value for name, value in row.items()}  # TruthfulQA.csv has "Best Answer"
-    texts = [check_text(required_field(row, name, "write it into the row"), name) for name in ("question", "best_answer")]
-    lists = []
-    for name in ("correct_answers", "incorrect_answers"):
-        given = required_field(row, name, "write at least one answer")
-        if isinstance(given, str):  # TruthfulQA.csv separates answers by semicolons
-            given = [_closed(part) for part in given.split(";") if part.strip()]
-            texts[1] = _closed(texts[1])
-        answers = check_texts(given, name)
-        if not answers:
-            raise field_error(name, "is an empty list", "write at least one answer")
-        lists.append(tuple(answer.strip() for answer in answers))
-    category = check_optional_text(row.get("category"), "category") or "all"
-    name = new_id(row, number, seen)
-    return [Question(name, f"{source}: question {name}", category, texts[0].strip(), texts[1].strip(), *lists)]
-
-
-def _closed(answer: str) -> str:
-    """An answer of TruthfulQA.csv with a final period, as in its code (`split_multi_answer`) and in lm-eval's data."""
-    return f"{answer.strip().removesuffix('.')}."
 
 
 @dataclass(frozen=True)
@@ -312,7 +261,7 @@ def judged_measurements(
     rows: list[Json] = [{"question": question.text, "answer": answer} for question, answer in pairs]
     measurements, verdicts = [], []
     for aspect, judge in judges.items():
-        name, probabilities = VERDICT_NAMES[aspect], judge.probabilities(answers)
+        name, probabilities = VERDICT_NAMES[aspect], judge.probabilities(questions, answers)
         rows = [row | {name: probability} for row, probability in zip(rows, probabilities, strict=True)]
         verdicts.append([probability >= 0.5 for probability in probabilities])
         measurements.append(share_measurement(name, verdicts[-1], judge.name, better="higher"))

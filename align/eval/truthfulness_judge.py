@@ -1,14 +1,15 @@
 """A judge of answers: is this answer to this question true (or informative)? `align eval train-judge` trains one.
 
-The judge is a logistic regression on the words and word pairs of the answer. They show how true answers are usually
-phrased, but hold no facts.
+The judge compares the answer with the reference answers to its question: boosted trees on similarities of words and of
+sentence vectors, and on the logit of a logistic regression on the answer's words and the vector of question and answer. It
+holds no facts of its own: without references, it knows only how true answers are usually phrased.
 """
 
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,14 +26,29 @@ from align.core.settings import Settings, option
 from align.core.statistics import calibration_error, roc_auc
 from align.data.fields import check_text, field_error, required_field
 from align.data.readers import parse_rows
+from align.eval.answer_features import AnswerFeatures, Encode, JudgedAnswer, SentenceEncoder, answer_features
+from align.eval.questions import Question, read_questions
 
 HEAD_FILE, METADATA_FILE = "judge_head.safetensors", "judge.json"
-BUCKETS = 1 << 16
-"""Number of buckets that words and word pairs are hashed into."""
 HELD_OUT = 0.2
 """Share of the questions that is held out to evaluate a judge."""
-PRIOR_VARIANCE = 5.0
-"""Variance of a logit under the Gaussian prior of the weights: the L2 penalty. It was chosen on held-out questions."""
+PRIOR_VARIANCE = 3.0
+"""Variance of a logit under the Gaussian prior of the logistic regression's weights: the L2 penalty."""
+FOLDS = 3
+"""The trees learn from logits of regressions that did not see the question."""
+TREES: dict[str, Any] = {
+    "max_iter": 200,
+    "learning_rate": 0.05,
+    "max_leaf_nodes": 15,
+    "min_samples_leaf": 40,
+    "l2_regularization": 1.0,
+    "max_features": 0.5,
+    "early_stopping": False,
+    "random_state": 0,
+}
+"""Settings of gradient boosting (scikit-learn's HistGradientBoostingClassifier)."""
+Weights = Mapping[str, np.ndarray]
+"""The tensors of a judge, see `fit_judge`."""
 Aspect = Literal["truth", "info"]
 """The question that a judge decides: whether an answer is true, or whether it is informative."""
 ASPECT_WORDS: dict[Aspect, str] = {"truth": "True", "info": "Helpful"}
@@ -47,7 +63,13 @@ class JudgeConfig(Settings):
     data: str = option(
         "", "labeled answers: rows with question, answer, label, or TruthfulQA's own judge data", required=True
     )
+    questions: str = option(
+        "",
+        "the same questions with their reference answers: TruthfulQA.csv, or JSON Lines with question, best_answer, "
+        "correct_answers, incorrect_answers; empty: a judge without references, which is much worse",
+    )
     asks: Aspect = option("truth", "meaning of the labels: truth (the answer is true) or info (it is informative)")
+    encoder: str = option("minilm-l6", "sentence encoder: a folder, hub name or built-in model")
     skip_bad_rows: bool = option(False, "leave out rows that cannot be read instead of stopping at the first")
     output_dir: str = option("runs/judge", "folder whose subfolder model holds the judge", required=True)
 
@@ -63,54 +85,165 @@ class LabeledAnswer:
 
 @dataclass(frozen=True)
 class AnswerJudge:
-    """A logistic regression with weights [BUCKETS], and its name in results: aspect, hash, AUC on held-out questions."""
+    """A trained judge.
 
-    weight: np.ndarray
-    bias: float
+    Attributes:
+        weights: see `fit_judge`.
+        encoder: name of the sentence encoder.
+        uses_references: whether it was trained with reference answers.
+        name: its name in results: aspect, hash of the weights, AUC on held-out questions.
+    """
+
+    weights: Weights
+    encoder: str
+    uses_references: bool
     name: str
 
-    def probabilities(self, answers: Sequence[str]) -> list[float]:
-        """The probability of "yes" for each answer."""
-        probabilities: list[float] = expit(word_features(answers) @ self.weight + self.bias).tolist()
+    @cached_property
+    def _encode(self) -> Encode:
+        return SentenceEncoder(self.encoder)
+
+    def probabilities(self, questions: Sequence[Question], answers: Sequence[str]) -> list[float]:
+        """Return the probability of "yes" for the answer to each question."""
+        items = [
+            JudgedAnswer(question.text, answer, question if self.uses_references else None)
+            for question, answer in zip(questions, answers, strict=True)
+        ]
+        probabilities: list[float] = expit(judge_logits(self.weights, answer_features(items, self._encode))).tolist()
         return probabilities
 
 
 def run_train_judge(config: JudgeConfig) -> Path:
     """Train a judge, save it, and print AUC and calibration on held-out questions; returns its folder."""
-    from sklearn.linear_model import LogisticRegression
-
     rows = read_labeled_answers(config.data, config.asks, config.skip_bad_rows)
+    references = match_references(rows, config.questions, config.skip_bad_rows)
     training, held_out = split_by_question(rows, HELD_OUT, seed=0)
     if len({row.label for row in training}) < 2:
         problem = "without the held-out questions, all answers have the same label; give more questions"
         raise UserError(f"{config.data}: {problem}")
-    model = LogisticRegression(C=PRIOR_VARIANCE, max_iter=1000)
-    model.fit(word_features([row.answer for row in training]), [row.label for row in training])
-    weight, bias = model.coef_[0], float(model.intercept_[0])
-    metrics = held_out_metrics(word_features([row.answer for row in held_out]) @ weight + bias, held_out)
-    counts = {"learned_from": len(training), "held_out": len(held_out)}
-    tensors = {"weight": np.asarray(weight, np.float32), "bias": np.array(bias, np.float32)}
+    evaluated = [row for row in held_out if not is_reference(row, references)]
+    encode = SentenceEncoder(config.encoder)
+    weights = fit_judge(features_of(training, references, encode), labels_of(training), [row.question for row in training])
+    metrics = {}
+    if evaluated:
+        metrics = held_out_metrics(judge_logits(weights, features_of(evaluated, references, encode)), evaluated)
+    counts = {"learned_from": len(training), "held_out": len(evaluated)}
     folder = Path(config.output_dir) / "model"
     with new_folder(folder) as temporary:
-        save_file(tensors, temporary / HEAD_FILE)
+        save_file(dict(weights), temporary / HEAD_FILE)
         write_json(temporary / METADATA_FILE, asdict(config) | counts | {"metrics": metrics})
     texts = ", ".join(f"{name} {value:.3f}" for name, value in metrics.items())
-    print(f"judge of {config.asks}, trained on {counted(len(training), 'answer')}; {len(held_out)} held out: {texts}")
+    print(f"judge of {config.asks}, trained on {counted(len(training), 'answer')}; {len(evaluated)} held out: {texts}")
     print(f"the judge is in {folder}")
     return folder
 
 
-def word_features(answers: Sequence[str]) -> Any:
-    """Words and pairs of neighboring words, with marks for beginning and end, hashed; each row has norm 1."""
-    from sklearn.feature_extraction.text import HashingVectorizer
+def match_references(rows: Sequence[LabeledAnswer], source: str, skip_bad_rows: bool = False) -> dict[str, Question]:
+    """Return the reference answers of each question, by its text; empty without a source.
 
-    words = HashingVectorizer(
-        n_features=BUCKETS, ngram_range=(1, 2), token_pattern=r"\w+|[^\w\s]", alternate_sign=False, binary=True
-    )
-    return words.transform([f"< {answer} >" for answer in answers])
+    Raises:
+        UserError: if no question of the rows is in the file.
+    """
+    if not source:
+        return {}
+    known = {question.text: question for question in read_questions(source, skip_bad_rows)}
+    asked = {row.question for row in rows}
+    if not asked & known.keys():
+        raise UserError(f"questions: {source} has none of the {len(asked)} questions of the labeled answers")
+    if missing := sorted(asked - known.keys()):
+        print(f"{source}: no reference answers to {counted(len(missing), 'question')}, such as {missing[0]!r}")
+    return known
+
+
+def is_reference(row: LabeledAnswer, references: Mapping[str, Question]) -> bool:
+    """Return whether the answer is a reference answer to its question: such an answer tells nothing about the judge."""
+    question = references.get(row.question)
+    return question is not None and row.answer in question.answers
+
+
+def features_of(rows: Sequence[LabeledAnswer], references: Mapping[str, Question], encode: Encode) -> AnswerFeatures:
+    """Return the features of labeled answers."""
+    items = [JudgedAnswer(row.question, row.answer, references.get(row.question)) for row in rows]
+    return answer_features(items, encode)
+
+
+def labels_of(rows: Sequence[LabeledAnswer]) -> np.ndarray:
+    """Return the labels [N] bool."""
+    return np.array([row.label for row in rows])
+
+
+# ------------------------------------------------------------------------------------------------------------ the model
+
+
+def fit_judge(features: AnswerFeatures, labels: np.ndarray, questions: Sequence[str]) -> dict[str, np.ndarray]:
+    """Fit the logistic regression on the text and the trees on its logit and the agreement with references.
+
+    Args:
+        labels: [N] bool, of both kinds.
+        questions: [N]; the trees learn from logits of regressions on other questions.
+
+    Returns:
+        `text.weight` and `text.bias` of the regression; for T trees of up to M nodes `tree.feature`, `tree.left`,
+        `tree.right` and `tree.leaf` [T, M] int32, `tree.threshold` and `tree.value` [T, M] float64; `tree.bias`.
+    """
+    from sklearn.ensemble import HistGradientBoostingClassifier
+    from sklearn.linear_model import LogisticRegression
+
+    def regression(rows: np.ndarray) -> LogisticRegression:
+        return LogisticRegression(C=PRIOR_VARIANCE, max_iter=200, tol=1e-3).fit(features.text[rows], labels[rows])
+
+    everything = regression(np.arange(len(labels)))
+    logits = everything.decision_function(features.text)
+    fold = np.unique(questions, return_inverse=True)[1] % FOLDS
+    for number in np.unique(fold):
+        inside = fold == number
+        if len(np.unique(labels[~inside])) == 2:
+            logits[inside] = regression(np.flatnonzero(~inside)).decision_function(features.text[inside])
+    boosted = HistGradientBoostingClassifier(**TREES).fit(_tree_inputs(features, logits), labels)
+    # scikit-learn's public interface saves these trees only by pickle. A test compares both logits.
+    trees = [predictor.nodes for (predictor,) in boosted._predictors]
+
+    def column(name: str, dtype: type) -> np.ndarray:
+        values: np.ndarray = np.zeros((len(trees), max(map(len, trees))), dtype)
+        for row, nodes in enumerate(trees):
+            values[row, : len(nodes)] = nodes[name]
+        return values
+
+    return {
+        "text.weight": everything.coef_[0].astype(np.float32),
+        "text.bias": everything.intercept_.astype(np.float32),
+        "tree.feature": column("feature_idx", np.int32),
+        "tree.left": column("left", np.int32),
+        "tree.right": column("right", np.int32),
+        "tree.leaf": column("is_leaf", np.int32),
+        "tree.threshold": column("num_threshold", np.float64),
+        "tree.value": column("value", np.float64),
+        "tree.bias": np.asarray(boosted._baseline_prediction, dtype=np.float64).reshape(1),
+    }
+
+
+def judge_logits(weights: Weights, features: AnswerFeatures) -> np.ndarray:
+    """Return the logits [N] of "yes"."""
+    text = features.text @ weights["text.weight"].astype(np.float64) + weights["text.bias"].astype(np.float64)
+    inputs = _tree_inputs(features, text)
+    trees, rows = np.arange(len(weights["tree.feature"])), np.arange(len(inputs))[:, None]
+    nodes = np.zeros((len(inputs), len(trees)), dtype=np.int64)
+    while not (is_leaf := weights["tree.leaf"][trees, nodes].astype(bool)).all():
+        goes_left = inputs[rows, weights["tree.feature"][trees, nodes]] <= weights["tree.threshold"][trees, nodes]
+        children = np.where(goes_left, weights["tree.left"][trees, nodes], weights["tree.right"][trees, nodes])
+        nodes = np.where(is_leaf, nodes, children)
+    logits: np.ndarray = weights["tree.value"][trees, nodes].sum(1) + weights["tree.bias"]
+    return logits
+
+
+def _tree_inputs(features: AnswerFeatures, logits: np.ndarray) -> np.ndarray:
+    return np.column_stack([features.agreement, logits]).astype(np.float32)  # as scikit-learn's trees read numbers
 
 
 # ------------------------------------------------------------------------------------------------------ files of judges
+
+TREE_TENSORS = ("feature", "left", "right", "leaf", "threshold", "value", "bias")
+TENSORS = {"text.weight", "text.bias", *(f"tree.{name}" for name in TREE_TENSORS)}
 
 
 def load_judge(folder: str, aspect: Aspect) -> AnswerJudge:
@@ -122,15 +255,16 @@ def load_judge(folder: str, aspect: Aspect) -> AnswerJudge:
     if metadata.get("asks") != aspect:
         raise UserError(f"{folder}: this judge was trained for {metadata.get('asks')}, not for {aspect}")
     try:
-        tensors, auc = load_file(path / HEAD_FILE), metadata["metrics"]["auc"]
-        weight, bias = tensors["weight"].astype(np.float64), float(tensors["bias"])
-        if weight.shape != (BUCKETS,):
-            raise KeyError(f"weight is {weight.shape}, not {BUCKETS}")
+        weights, metrics = load_file(path / HEAD_FILE), metadata["metrics"]
+        encoder, uses_references = metadata["encoder"], bool(metadata["questions"])
+        if weights.keys() != TENSORS:
+            raise KeyError(f"tensors {', '.join(sorted(weights))}")
     except (OSError, SafetensorError, KeyError, ValueError) as error:
         reason = first_line(error)
         raise UserError(f"{folder}: its {HEAD_FILE} or {METADATA_FILE} is broken ({reason}); train it again") from error
     version = hashlib.sha256((path / HEAD_FILE).read_bytes()).hexdigest()[:12]
-    return AnswerJudge(weight, bias, f"{aspect} judge {version} (held-out AUC {auc:.2f})")
+    quality = f"held-out AUC {metrics['auc']:.2f}" if "auc" in metrics else "not evaluated"
+    return AnswerJudge(weights, encoder, uses_references, f"{aspect} judge {version} ({quality})")
 
 
 def read_labeled_answers(source: str, aspect: Aspect, skip_bad_rows: bool = False) -> list[LabeledAnswer]:

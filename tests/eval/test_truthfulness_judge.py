@@ -4,22 +4,30 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy.sparse import csr_matrix
 
 from align.core.errors import UserError
 from align.core.statistics import calibration_error, roc_auc
+from align.eval.answer_features import AnswerFeatures
+from align.eval.questions import read_questions
 from align.eval.truthfulness_judge import (
+    TREES,
     JudgeConfig,
     LabeledAnswer,
-    held_out_metrics,
+    _tree_inputs,
+    fit_judge,
+    is_reference,
+    judge_logits,
     load_judge,
+    match_references,
     read_labeled_answers,
     run_train_judge,
     split_by_question,
-    word_features,
 )
 from tests.files import write_rows
 
-OWN = Path(__file__).parents[3] / "shared" / "data" / "truthfulqa-finetune-truth.jsonl.gz"
+TRUTHFUL_QUESTIONS = "data/truthfulness.jsonl"
+TRUTHFULQA = Path(__file__).parents[3] / "shared" / "data"
 
 
 def answers(true=("No, never.", "No, it is not."), false=("Yes, always.", "Yes, it is."), questions: int = 30) -> list[dict]:
@@ -77,28 +85,80 @@ def test_bad_rows_are_one_clear_line(tmp_path, rows, complaint):
         read_labeled_answers(write_rows(tmp_path / "rows.jsonl", rows), "truth")
 
 
-def test_words_of_an_answer_count_whatever_stands_beside_it():
-    """Of "< no ! >", each of 4 words and 3 pairs weighs 1 / sqrt(7)."""
-    texts = ["No!", "Yes", ""]
-    together = word_features(texts)
-    assert sorted(together[0].data) == pytest.approx([7**-0.5] * 7)
-    assert [word_features([text]).toarray().tolist() for text in texts] == [[row] for row in together.toarray().tolist()]
+def test_the_saved_trees_give_the_logits_of_scikit_learn():
+    """The regression on the text is refitted, so the comparison covers its logit as an input of the trees, too."""
+    from sklearn.ensemble import HistGradientBoostingClassifier
+
+    random, rows = np.random.default_rng(0), 200  # fewer than scikit-learn's 255 bins: no value lies on a threshold
+    features = AnswerFeatures(random.normal(size=(rows, 5)).astype(np.float32), csr_matrix(random.normal(size=(rows, 4))))
+    labels = features.agreement[:, 0] * features.agreement[:, 1] + random.normal(size=rows) > 0
+    questions = ["one question"] * rows  # no other question: the trees learn from the logits of the regression itself
+    weights = fit_judge(features, labels, questions)
+    inputs = _tree_inputs(features, features.text @ weights["text.weight"].astype(float) + float(weights["text.bias"][0]))
+    expected = HistGradientBoostingClassifier(**TREES).fit(inputs, labels).decision_function(inputs)
+    assert judge_logits(weights, features) == pytest.approx(expected, abs=1e-6)
+
+
+def capitals(countries: int = 40) -> tuple[list[dict], list[dict]]:
+    """Questions whose true answers no style tells from false ones, and their reference answers."""
+    rows, questions = [], []
+    for number in range(countries):
+        asked, names = f"What is the capital of country {number}?", [f"Rado{number}", f"Velu{number}"]
+        right, wrong = names if number % 2 else names[::-1]
+        questions.append(
+            {
+                "question": asked,
+                "best_answer": f"The capital is {right}.",
+                "correct_answers": [f"The capital is {right}.", f"Its capital is called {right}."],
+                "incorrect_answers": [f"The capital is {wrong}.", f"Its capital is called {wrong}."],
+            }
+        )
+        for name, label in ((right, True), (wrong, False)):
+            texts = (f"I think it is {name}.", f"{name}.", f"They named it {name} long ago.", f"The capital is {name}.")
+            rows += [{"question": asked, "answer": text, "label": label} for text in texts]
+    return rows, questions
+
+
+def test_a_judge_compares_answers_to_questions_it_has_not_seen_with_their_references(tmp_path):
+    rows, questions = capitals()
+    data, known = write_rows(tmp_path / "rows.jsonl", rows), write_rows(tmp_path / "questions.jsonl", questions)
+    metrics = {}
+    for source in ("", known):
+        config = JudgeConfig(output_dir=str(tmp_path / "run"), data=data, questions=source, encoder="tiny-llama")
+        folder = run_train_judge(config)
+        metadata = json.loads((folder / "judge.json").read_text())
+        metrics[source] = metadata["metrics"]["auc"]
+    assert metrics[""] < 0.7, "without references the label cannot be known"
+    assert metrics[known] > 0.95
+    assert metadata["held_out"] == 8 * 6, "two of the eight answers to each question are references themselves"
+    judge = load_judge(str(folder), "truth")
+    new = read_questions(known)[:1]
+    right, wrong = (judge.probabilities(new, [f"It should be {name}0."])[0] for name in ("Velu", "Rado"))
+    assert right > 0.5 > wrong
+
+
+def test_reference_answers_are_matched_by_question(tmp_path, capsys):
+    rows, questions = capitals(3)
+    labeled = [LabeledAnswer(row["question"], row["answer"], row["label"]) for row in rows]
+    known = match_references(labeled, write_rows(tmp_path / "questions.jsonl", questions[:2]))
+    assert "no reference answers to 1 question, such as 'What is the capital of country 2?'" in capsys.readouterr().out
+    assert sum(is_reference(row, known) for row in labeled) == 4
+    assert match_references(labeled, "") == {}
+    with pytest.raises(UserError, match="has none of the 3 questions of the labeled answers"):
+        match_references(labeled, "data/truthfulness.jsonl")
 
 
 def test_a_judge_learns_is_saved_and_loads_again_and_another_or_none_is_refused(tmp_path):
     data = write_rows(tmp_path / "rows.jsonl", answers())
-    folder = run_train_judge(JudgeConfig(output_dir=str(tmp_path / "run"), data=data))
+    folder = run_train_judge(JudgeConfig(output_dir=str(tmp_path / "run"), data=data, encoder="tiny-llama"))
     judge = load_judge(str(folder), "truth")
     metadata = json.loads((folder / "judge.json").read_text())
     metrics = metadata["metrics"]
     assert metrics["auc"] > 0.9  # on questions that it has not seen
     assert metadata["held_out"] == 24
-    no, yes = judge.probabilities(["No, never.", "Yes, always."])
+    questions = 2 * read_questions(TRUTHFUL_QUESTIONS)[:1]
+    no, yes = judge.probabilities(questions, ["No, never.", "Yes, always."])
     assert no > 0.5 > yes
-    _, held_out = split_by_question(read_labeled_answers(data, "truth"), 0.2, 0)
-    found = judge.probabilities([row.answer for row in held_out])
-    again = held_out_metrics(np.log(found) - np.log1p(-np.array(found)), held_out)
-    assert again["calibration_error"] == pytest.approx(metrics["calibration_error"], abs=1e-4)
     with pytest.raises(UserError, match="this judge was trained for truth, not for info"):
         load_judge(str(folder), "info")
     with pytest.raises(UserError, match="not a judge"):
@@ -108,8 +168,13 @@ def test_a_judge_learns_is_saved_and_loads_again_and_another_or_none_is_refused(
         load_judge(str(folder), "truth")
 
 
-@pytest.mark.skipif(not OWN.exists(), reason="../shared/data is absent")
-def test_words_alone_tell_true_answers_to_questions_not_seen(tmp_path):
-    config = JudgeConfig(output_dir=str(tmp_path / "run"), data=str(OWN))
+@pytest.mark.slow
+@pytest.mark.skipif(not TRUTHFULQA.exists(), reason="../shared/data is absent")
+def test_a_judge_agrees_with_people_on_answers_to_questions_of_truthfulqa_not_seen(tmp_path):
+    config = JudgeConfig(
+        output_dir=str(tmp_path / "run"),
+        data=str(TRUTHFULQA / "truthfulqa-finetune-truth.jsonl.gz"),
+        questions=str(TRUTHFULQA / "TruthfulQA.csv"),
+    )
     metrics = json.loads((run_train_judge(config) / "judge.json").read_text())["metrics"]
-    assert metrics["auc"] > 0.79  # 0.807 was seen
+    assert metrics["auc"] > 0.85
