@@ -16,13 +16,12 @@ import torch
 
 from align.core.files import read_json_lines, write_json_lines
 from align.eval.answers import open_context, open_models
+from align.eval.questions import Question, read_questions
 from align.eval.results import subsample
 from align.eval.truthfulness import (
-    Question,
     QuestionFormat,
     TruthfulnessConfig,
     multiple_choice,
-    read_questions,
     score_choices,
 )
 from align.model_registry.registry import resolve_model

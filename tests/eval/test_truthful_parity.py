@@ -15,7 +15,8 @@ import torch
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from align.eval.answers import open_context, open_models
-from align.eval.truthfulness import QuestionFormat, TruthfulnessConfig, multiple_choice, read_questions, score_choices
+from align.eval.questions import read_questions
+from align.eval.truthfulness import QuestionFormat, TruthfulnessConfig, multiple_choice, score_choices
 from align.model_registry.registry import resolve_model
 
 CSV = Path(__file__).parents[3] / "shared" / "data" / "TruthfulQA.csv"
