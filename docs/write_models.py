@@ -64,7 +64,7 @@ ENCODER_HEAD = """
 ## Encoders
 
 Encoders process the prompt and the response as a text pair with bidirectional attention. Each can be a reward model, a rule
-model (with the rule as the second text), an attribute model (`--form heads`) and a judge of answers, but not a policy
+model (with the rule as the second text) and an attribute model (`--form heads`), but not a policy
 ([usage](howto/own-model.md#an-encoder-as-reward-model)).
 
 """

@@ -2,7 +2,7 @@
 
 The judge compares the answer with the reference answers to its question: boosted trees on similarities of words and of
 sentence vectors, and on the logit of a logistic regression on the answer's words and the vector of question and answer. It
-holds no facts of its own: without references, it knows only how true answers are usually phrased.
+holds no facts: without references, it knows only how true answers are usually phrased.
 """
 
 import hashlib
