@@ -166,9 +166,18 @@ def read_json(path: Path) -> Any:
         raise UserError(f"{path}: not valid JSON ({error})") from error
 
 
+def read_lines(path: Path) -> list[str]:
+    """Return the lines of a text file with their ends.
+
+    Only a line feed ends a line. `str.splitlines` would also cut at U+0085 and U+2028, which strings in JSON may contain.
+    """
+    with open(path, encoding="utf-8", newline="\n") as file:
+        return list(file)
+
+
 def read_json_lines(path: Path) -> list[Any]:
-    """Read the rows of a JSON Lines file that this package wrote. U+2028, which strings may hold, ends no line."""
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line.strip()]
+    """Read the rows of a JSON Lines file that this package wrote."""
+    return [json.loads(line) for line in read_lines(path) if line.strip()]
 
 
 def write_json_lines(target: Path, rows: Iterable[Any]) -> None:

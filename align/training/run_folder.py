@@ -27,7 +27,7 @@ import yaml
 from accelerate import Accelerator
 
 from align.core.errors import UserError
-from align.core.files import PARTIAL, clear_leftovers, read_json, write_json, write_text
+from align.core.files import PARTIAL, clear_leftovers, read_json, read_lines, write_json, write_text
 from align.runtime.distributed import run_on_main
 from align.training.checkpoint.files import checkpoint_to_resume, checkpoints_in, quarantine_later, rotate_checkpoints
 
@@ -102,7 +102,7 @@ def read_metrics(folder: Path) -> list[dict[str, float]]:
     """The lines of a run's metrics.jsonl. Raise a UserError if the file is missing or is not JSON."""
     path = folder / "metrics.jsonl"
     try:
-        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        return [json.loads(line) for line in read_lines(path)]
     except (OSError, ValueError) as error:
         raise UserError(f"{path}: not the metrics of a run ({error})") from error
 
@@ -199,8 +199,7 @@ class RunFolder:
             write_json(self.path / "environment.json", facts)
             done = read_json(checkpoint / "trainer.json")["update"] if checkpoint else -1
             if self.metrics.exists():  # updates after the checkpoint will be logged again
-                logged = self.metrics.read_text(encoding="utf-8").splitlines(keepends=True)
-                write_text(self.metrics, "".join(line for line in logged if update_of(line) <= done))
+                write_text(self.metrics, "".join(line for line in read_lines(self.metrics) if update_of(line) <= done))
         return lines
 
     def seconds(self) -> float:
@@ -212,8 +211,7 @@ class RunFolder:
     def write_rows(self, name: str, rows: Sequence[Mapping[str, Any]], update: int) -> None:
         """Append the rows of an update to `name`.jsonl, in place of those of this update and later ones."""
         path = self.path / f"{name}.jsonl"
-        old = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
-        kept = [line for line in old if update_of(line) < update]
+        kept = [line for line in (read_lines(path) if path.exists() else []) if update_of(line) < update]
         new = [json.dumps({"update": update, **row}, ensure_ascii=False) + "\n" for row in rows]
         write_text(path, "".join(kept + new))
 
