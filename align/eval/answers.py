@@ -20,6 +20,7 @@ from align.eval.results import EvalPromptsConfig, subsample
 from align.eval.store import Json, compute_once, content_hash, fingerprint
 from align.model_registry.registry import resolve_model
 from align.models.backbone import Backbone
+from align.models.folders import base_of, load_config
 from align.models.heads import response_log_probs
 from align.models.loading import LoadedModel, load_frozen
 from align.reward.checkpoint import LoadedReward, load_reward_model
@@ -123,7 +124,7 @@ def open_models(
     sources = [str(resolve_model(model)) for model in models]
     for name, short, model, source in zip(names, short_names(names), models, sources, strict=True):
         loaded = load_frozen(model, how.dtype, how.chat_template, context.accelerator.device)
-        version, prompt = weights_version(source, loaded), FewShotPrompt()
+        version, prompt = weights_version(source), FewShotPrompt()
         if name in named:
             version += f"{FEW_SHOT_SUFFIX}-{content_hash([examples.instruction, examples.examples])}"
             prompt = examples
@@ -131,9 +132,11 @@ def open_models(
         del loaded  # before the next one is opened
 
 
-def weights_version(source: str, loaded: LoadedModel) -> str:
-    """The fingerprint of a model in a folder, or the commit of one from the hub."""
-    return fingerprint(source) or str(getattr(loaded.backbone.model.config, "_commit_hash", None))
+def weights_version(source: str) -> str:
+    """Return the fingerprint of a model's folder, or the commit of a hub model. An adapter's version includes its base."""
+    base, is_adapter = base_of(source)
+    version = fingerprint(source) or str(getattr(load_config(source), "_commit_hash", None))
+    return content_hash([version, weights_version(base)]) if is_adapter else version
 
 
 @dataclass(frozen=True)
@@ -156,7 +159,7 @@ def open_reward_models(names: Sequence[str], inference: InferenceConfig) -> list
     for name, short in zip(names, short_names(names), strict=True):
         folder = str(resolve_model(name))
         reward = load_reward_model(folder, inference.dtype, inference.chat_template)
-        found.append(NamedRewardModel(short, weights_version(folder, reward.loaded), reward))
+        found.append(NamedRewardModel(short, weights_version(folder), reward))
     return found
 
 

@@ -23,7 +23,7 @@ from align.core.files import read_json_lines
 from align.core.launch import run_stage
 from align.core.settings import option, require_setting
 from align.core.statistics import difference_interval
-from align.eval.answers import open_accelerator, short_names
+from align.eval.answers import open_accelerator, short_names, weights_version
 from align.eval.results import Better, EvalConfig, Evaluation, Measurement, mean_measurement, publish
 from align.eval.store import Json, compute_once, fingerprint
 from align.model_registry.registry import resolve_model
@@ -73,7 +73,7 @@ def run_lm_eval_tasks(config: LMEvalConfig) -> list[Evaluation]:
     names, found = short_names(config.models), dict[str, Json]()
     for name, model in zip(names, config.models, strict=True):
         source = str(resolve_model(model))
-        settings = config.result_settings("lm_eval_python", "tasks") | {"model": model, "weights": fingerprint(source)}
+        settings = config.result_settings("lm_eval_python", "tasks") | {"model": model, "weights": weights_version(source)}
         settings["task_files"] = fingerprint(config.task_folder)
         path = Path(config.output) / f"{TASK}-{name}.jsonl"
         run = partial(run_tasks, partial(config.command, source), accelerator)

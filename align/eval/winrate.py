@@ -3,7 +3,9 @@
 A judge is a function, or a chat model at an endpoint. Each pair of answers is judged in both orders.
 """
 
+import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from itertools import combinations
 from pathlib import Path
@@ -34,6 +36,7 @@ from align.eval.answers import (
     reward_answers,
     sample_answers,
     short_names,
+    weights_version,
 )
 from align.eval.pairwise import (
     PairwiseComparison,
@@ -285,7 +288,12 @@ def training_reward_fingerprints(model: str) -> set[str]:
             continue
         named = settings.get("reward_model") or []
         sources = [named] if isinstance(named, str) else named
-        return {fingerprint(f"{each}/model" if (Path(each) / "model").is_dir() else each) for each in sources} - {""}
+        models = [f"{source}/model" if (Path(source) / "model").is_dir() else source for source in sources]
+        versions = set()
+        for model in filter(os.path.isdir, models):
+            with suppress(UserError):  # its base is gone
+                versions.add(weights_version(model))
+        return versions
     return set()
 
 

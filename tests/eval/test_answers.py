@@ -1,3 +1,4 @@
+import json
 import shutil
 from dataclasses import replace
 
@@ -9,7 +10,7 @@ from align.commands.sample import SampleConfig, run_sample
 from align.core.errors import UserError
 from align.core.seeds import RngStream
 from align.data.readers import FewShotPrompt
-from align.eval.answers import open_context, open_models, respond, sample_answers, short_names
+from align.eval.answers import open_context, open_models, respond, sample_answers, short_names, weights_version
 from align.eval.bias import BiasConfig
 from align.eval.results import EvalConfig, subsample
 from align.eval.store import fingerprint
@@ -97,6 +98,24 @@ def test_a_fingerprint_changes_with_a_matrix_in_the_middle_of_the_weights(tmp_pa
     before = fingerprint(str(tmp_path))
     save_file(matrices | {"b": matrices["b"].index_fill(0, torch.tensor([7]), 1.0)}, weights)
     assert fingerprint(str(tmp_path)) != before
+
+
+def test_the_version_of_an_adapter_changes_with_its_own_weights_and_with_those_of_its_base(tmp_path):
+    base, adapter = tmp_path / "base", tmp_path / "adapter"
+    for folder in (base, adapter):
+        folder.mkdir()
+    (base / "config.json").write_text("{}")
+    (adapter / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": str(base)}))
+    files = base / "model.safetensors", adapter / "adapter_model.safetensors"
+    for file in files:
+        save_file({"w": torch.zeros(9)}, file)
+    versions = [weights_version(str(adapter))]
+    assert versions[0] == weights_version(str(adapter))
+    for file in files:
+        save_file({"w": torch.ones(9)}, file)
+        versions.append(weights_version(str(adapter)))
+    assert len({*versions, fingerprint(str(adapter)), weights_version(str(base))}) == 5
+    assert weights_version(str(base)) == fingerprint(str(base))
 
 
 @pytest.mark.parametrize("name", ["r.jsonl", "deep/er/r.parquet"])
