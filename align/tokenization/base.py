@@ -243,7 +243,11 @@ class Tokenization:
         """
         messages: Conversation = (*prompt, {"role": "assistant", "content": text})
         self.chat.require_turns(messages)
-        ids = self.chat.conversation_ids(messages, generation_prompt=False, unfinished=not ended)
+        spelled = self.chat.spells_special_token(messages)
+        told = self.chat.render(self.chat.marked(messages) if spelled else messages, False)
+        if not ended:  # not by `continue_final_message`, which fails where the template drops a thought from the answer
+            told, _ = self._split_tail(told, self._tail(messages))
+        ids = self.chat.marked_ids(told, spelled)
         shared = min(_shared(self.prompt_ids(prompt), ids), len(ids) - 1)
         return ids[:shared], ids[shared:]
 

@@ -155,12 +155,11 @@ class ChatRenderer:
     def _spelled(self, ids: list[int]) -> str:
         return "".join(self.tokenizer.convert_ids_to_tokens(ids))
 
-    def render(self, messages: Conversation, generation_prompt: bool = True, unfinished: bool = False) -> str:
+    def render(self, messages: Conversation, generation_prompt: bool = True) -> str:
         """Return the text that the template makes of a conversation.
 
         Args:
             generation_prompt: open the assistant's next turn.
-            unfinished: stop after the text of the last message.
         """
         try:
             text = self.tokenizer.apply_chat_template(
@@ -168,7 +167,6 @@ class ChatRenderer:
                 chat_template=self.template,
                 tokenize=False,
                 add_generation_prompt=generation_prompt,
-                continue_final_message=unfinished,
             )
         except Exception as error:  # an external program can fail in any way
             raise ConversationError(
@@ -213,13 +211,11 @@ class ChatRenderer:
     def _controls(self, role: str) -> re.Pattern[str]:
         return self._special_tokens if role == "assistant" else self._control_tokens
 
-    def conversation_ids(
-        self, messages: Conversation, generation_prompt: bool = True, unfinished: bool = False
-    ) -> list[int]:
+    def conversation_ids(self, messages: Conversation, generation_prompt: bool = True) -> list[int]:
         """Return the ids of a rendered conversation; special tokens spelled in messages are read as plain characters."""
         spelled = self.spells_special_token(messages)
         messages = self.marked(messages) if spelled else messages
-        return self.marked_ids(self.render(messages, generation_prompt, unfinished), spelled)
+        return self.marked_ids(self.render(messages, generation_prompt), spelled)
 
     def marked(self, messages: Conversation) -> Conversation:
         """Mark the special tokens that messages spell, to tell them from the template's."""

@@ -1,4 +1,6 @@
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from align.core.errors import UserError
 from align.data.records import Demonstration
@@ -183,3 +185,30 @@ def test_a_completed_template_leaves_the_tokenizers_other_templates():
     assert found.prompt_ids(TALK) == tokenization().prompt_ids(TALK)
     assert tokenizer.chat_template == {"default": own, "tool_use": tools}
     assert found.reads_alike(tokenization())
+
+
+WITHOUT_THOUGHTS = (
+    "{% for m in messages %}{% set text = m.content.split('</think>')[-1] if m.role == 'assistant' else m.content %}"
+    "{{ '<extra_id_1>' + m.role + text }}{% if m.role == 'assistant' %}{{ eos_token }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<extra_id_1>assistant' }}{% endif %}"
+)
+WITH_EVERY_THOUGHT = (
+    "{% for m in messages %}{{ '<extra_id_1>' + m.role }}{% if m.role == 'assistant' %}"
+    "{% set parts = m.content.split('</think>') %}"
+    "{{ '<think>' + (parts[0].split('<think>')[-1].strip() if parts|length > 1 else '') + '</think>' }}"
+    "{{ parts[-1].strip() + eos_token }}{{ '\\n' }}{% else %}{{ m.content }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<extra_id_1>assistant' }}{% endif %}"
+)
+PARTS = st.lists(st.sampled_from(["<think>", "</think>", "x", "eos", "assistant", " ", "\n", "Yes."]), max_size=6)
+
+
+@pytest.mark.parametrize("template", [WITHOUT_THOUGHTS, WITH_EVERY_THOUGHT], ids=["without thoughts", "with thoughts"])
+@given(parts=PARTS)
+@settings(max_examples=50, deadline=None)
+def test_a_turn_that_was_cut_off_is_the_beginning_of_the_finished_one(template, parts):
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = template
+    found, text = Tokenization(tokenizer), "".join(parts)
+    turns = [found.whole_turn_ids(USER, text, ended) for ended in (False, True)]
+    cut, finished = ([*prompt, *response] for prompt, response in turns)
+    assert cut == finished[: finished.index(EOS)]
