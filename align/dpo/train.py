@@ -28,7 +28,7 @@ from align.models.backbone import Backbone, flops_profile
 from align.models.checkpoint import save_model, weights_of
 from align.models.heads import LanguageModel
 from align.models.loading import LoadedModel
-from align.reward.loss import Pairs, dpo_losses, ipo_losses, pairs_of
+from align.reward.loss import Pairs, dpo_losses, ipo_losses, ordered_rightly, pairs_of
 from align.reward.rankings import (
     ScoredRanking,
     group_flops,
@@ -142,7 +142,7 @@ def batch_loss(
         return (pairs.weight * values).sum() / len(batch)
 
     return mean(losses_of_pairs(log_ratios, rankings, pairs, pair_loss)), {
-        "accuracy": mean((chosen > rejected).float()),
+        "accuracy": mean(ordered_rightly(chosen - rejected)),
         "rewards/chosen": mean(chosen),
         "rewards/rejected": mean(rejected),
         "logps/chosen": mean(log_probs.detach()[pairs.better]),

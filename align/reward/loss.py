@@ -92,6 +92,15 @@ def pairs_of(ranks: Sequence[Sequence[int]]) -> Pairs:
     return stack_pairs([compare_by_rank(row) for row in ranks], [len(row) for row in ranks])
 
 
+def ordered_rightly(difference: Tensor) -> Tensor:
+    """Return 1 where the better response has the higher reward, one half for equal rewards, else 0 [pairs].
+
+    Args:
+        difference: [pairs] the reward of the better response minus that of the worse one.
+    """
+    return 0.5 + 0.5 * difference.sign()
+
+
 def ranking_loss(rewards: Tensor, pairs: Pairs) -> Tensor:
     """Sum over rankings of the mean over pairs of the cross-entropy of their labels and the Bradley-Terry model.
 

@@ -12,7 +12,15 @@ from align.batches.micro_batches import map_rows
 from align.core.statistics import correlation, kendall_tau, pair_calibration_error, share_interval
 from align.core.tensor_ops import Padded
 from align.models.backbone import Backbone
-from align.reward.loss import Pairs, compare_by_preference, compare_by_rank, pairs_of, ranking_loss, stack_pairs
+from align.reward.loss import (
+    Pairs,
+    compare_by_preference,
+    compare_by_rank,
+    ordered_rightly,
+    pairs_of,
+    ranking_loss,
+    stack_pairs,
+)
 from align.runtime.flops import FlopsProfile, training_flops
 from align.tokenization.encoded import EncodedRanking, SharedPrompt
 
@@ -134,7 +142,7 @@ def ranking_metrics(rankings: Sequence[ScoredRanking]) -> dict[str, float]:
     rewards = torch.tensor([value for item in rankings for value in item.rewards], dtype=torch.float64)
     lengths = torch.tensor([value for item in rankings for value in item.lengths], dtype=torch.float64)
     pairs, difference = pairs_and_differences(rankings)
-    right = (difference > 0).double() + 0.5 * (difference == 0).double()
+    right = ordered_rightly(difference)
     low, high = share_interval(right.numpy(), pairs.ranking.numpy())  # pairs of a ranking depend on each other
     metrics = {
         "loss": mean_loss(rankings, pairs),

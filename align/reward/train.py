@@ -28,7 +28,7 @@ from align.models.loading import LoadedModel, freeze_unused_lm_head
 from align.models.roles import REWARD_ADAPTER
 from align.reward.checkpoint import initial_head, require_savable_classifier, save_reward_model
 from align.reward.config import RewardConfig
-from align.reward.loss import centering_loss, ranking_loss
+from align.reward.loss import centering_loss, ordered_rightly, ranking_loss
 from align.reward.rankings import (
     ScoredRanking,
     group_flops,
@@ -137,7 +137,7 @@ def batch_loss(
         rewards = reward_rankings(model, rankings, device)
     pairs = label_pairs(rankings, soft_targets).to(device)
     loss = ranking_loss(rewards, pairs)
-    is_right = (rewards[pairs.better] > rewards[pairs.worse]).float()
+    is_right = ordered_rightly(rewards[pairs.better] - rewards[pairs.worse])
     sums = {
         "ranking_loss": loss / len(batch),
         "accuracy": (pairs.weight * is_right).sum() / len(batch),

@@ -13,7 +13,7 @@ from align.models.backbone import flops_profile
 from align.models.heads import ScalarHead
 from align.reward import RewardConfig, RewardTrainer
 from align.reward.loss import centering_loss, compare_by_preference, dpo_losses, ipo_losses, pairs_of, ranking_loss
-from align.reward.rankings import group_sizes, label_pairs
+from align.reward.rankings import group_sizes, label_pairs, ranking_metrics, with_rewards
 from align.reward.train import batch_loss, build_module, example_flops
 from align.tokenization.encoded import EncodedRanking
 from align.training.start import build_engine
@@ -260,3 +260,17 @@ def test_the_language_model_loss_beside_rewards_by_hand(tiny_name, load_sharp, m
     assert float(found[0.5][0].detach()) == pytest.approx(float(found[0.0][0].detach()) + 0.5 * total / count, abs=1e-5)
     assert "lm_loss" not in found[0.0][1]
     assert flops[0.5] > flops[0.0]
+
+
+@given(st.lists(st.tuples(*[st.sampled_from([-1.0, 0.0, 2.0])] * 2), min_size=1, max_size=5))
+@settings(max_examples=30, deadline=None)
+def test_equal_rewards_count_one_half_in_training_as_in_validation(rewards):
+    pairs = [EncodedRanking([5], [[6], [7]], [1, 2]) for _ in rewards]
+
+    def model(prompt, response, prompt_of_response):
+        return torch.tensor(rewards).flatten()
+
+    _, sums = batch_loss(model, pairs, pairs, False, 0.0, 0.0, torch.device("cpu"))
+    expected = sum(1.0 if better > worse else 0.5 if better == worse else 0.0 for better, worse in rewards) / len(rewards)
+    assert float(sums["accuracy"]) == pytest.approx(expected)
+    assert ranking_metrics(with_rewards(pairs, rewards))["accuracy"] == pytest.approx(expected)
