@@ -265,7 +265,7 @@ def rank_ratings(answers: Iterable[RatedAnswer]) -> tuple[list[Ranking], int]:
             ratings.setdefault(answer.response, []).append(answer.rating)
         if len(ratings) < 2:
             continue
-        means = {text: sum(given) / len(given) for text, given in ratings.items()}
+        means = {text: round(sum(given) / len(given), 9) for text, given in ratings.items()}  # (4.1 + 4.3) / 2 equals 4.2
         order = sorted(means, key=lambda text: -means[text])
         kept = {order[i] for i in evenly_spaced(len(order))}
         responses = tuple(text for text in means if text in kept)

@@ -1,12 +1,15 @@
 import contextlib
+from fractions import Fraction
 from itertools import product
 
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from align.batches.encoding import Limits, encode_rankings
 from align.core.errors import UserError
 from align.data.formats import KINDS, convert_row
-from align.data.layouts import RatedAnswer
+from align.data.layouts import RatedAnswer, rank_ratings
 from align.data.readers import read_records
 from align.data.records import Demonstration, Ranking
 from tests.data.rows import HI, assistant, error_of, lines, system, user
@@ -223,6 +226,20 @@ def test_ratings_are_ranked_by_prompt(tmp_path, caplog):
     ]
     assert read_records(path, Ranking) == expected
     assert caplog.messages == [f"{path}: left out 1 prompt with a single rated response"]
+
+
+TENTHS = st.lists(st.integers(0, 50), min_size=1, max_size=5)
+
+
+@settings(deadline=None, max_examples=50)
+@given(TENTHS, TENTHS)
+@example([41, 43], [42])
+@example([1, 2, 3], [3, 2, 1])
+def test_mean_ratings_that_are_equal_are_a_tie(of_a, of_b):
+    answers = [rated(tenths / 10, response) for response, all_tenths in (("a", of_a), ("b", of_b)) for tenths in all_tenths]
+    means = Fraction(sum(of_a), len(of_a)), Fraction(sum(of_b), len(of_b))
+    ranks = (1, 1) if means[0] == means[1] else (1, 2) if means[0] > means[1] else (2, 1)
+    assert rank_ratings(answers)[0] == [ranked(HI, "a", "b", ranks=ranks)]
 
 
 @pytest.mark.parametrize("number", [float("inf"), -float("inf")])
