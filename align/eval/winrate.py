@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from itertools import combinations
+from itertools import combinations, product
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,7 +18,7 @@ from align.core.launch import run_stage
 from align.core.plugins import call_own_code, checked_scores, import_function, source_version
 from align.core.settings import option, require_setting
 from align.data.conversation import Conversation, as_paragraphs
-from align.data.fields import check_text, check_texts, check_whole_numbers
+from align.data.fields import check_list, check_text, check_texts, check_whole_numbers
 from align.data.readers import parse_rows
 from align.eval.alpaca_eval import (
     PromptDifficulty,
@@ -46,7 +46,7 @@ from align.eval.pairwise import (
     win_rate,
 )
 from align.eval.results import EvalConfig, EvalPromptsConfig, Evaluation, Measurement, publish
-from align.eval.store import CHUNK, Json, compute_once, fingerprint
+from align.eval.store import CHUNK, Json, compute_once, content_hash, fingerprint
 from align.runtime.distributed import map_across_processes
 from align.runtime.endpoint import RESUME_HINT, EndpointConfig, question_version, request_verdicts
 from align.runtime.progress import console
@@ -210,17 +210,28 @@ def model_measurements(
 def read_comparisons(files: Sequence[str], skip_bad_rows: bool) -> list[PairwiseComparison]:
     """Comparisons from files of the labeling app (ties are kept), and from annotations in AlpacaEval's format.
 
+    A lead's decision counts instead of the labelers' answers. A response that several models wrote counts for each.
+
     Raises:
         UserError: for a row that does not say which models it compares, or that is otherwise bad.
     """
-    return parse_rows(files, _comparisons_of_row, "no comparison of two models", skip_bad_rows=skip_bad_rows)
+    decisions: dict[str, str] = {}  # from what was shown to the number of the row; the last one of several leads
+
+    def parse(row: Mapping[str, Any], number: str) -> list[tuple[str, str, PairwiseComparison]]:
+        compared, shown = _comparisons_of_row(row), content_hash([row.get(name) for name in ("id", "prompt", "responses")])
+        if row.get("decision"):
+            decisions[shown] = number
+        return [(shown, number, each) for each in compared]
+
+    found = parse_rows(files, parse, "no comparison of two models", skip_bad_rows=skip_bad_rows)
+    return [each for shown, number, each in found if decisions.get(shown, number) == number]
 
 
 BASELINE = "baseline"
 """The name of the baseline in rows that do not name it."""
 
 
-def _comparisons_of_row(row: Mapping[str, Any], _number: str) -> list[PairwiseComparison]:
+def _comparisons_of_row(row: Mapping[str, Any]) -> list[PairwiseComparison]:
     if "output_1" in row or "baseline_length" in row:
         return _alpaca_eval_comparison(row)
     texts = check_texts(row.get("responses"), "responses", may_be_empty=True)
@@ -228,14 +239,15 @@ def _comparisons_of_row(row: Mapping[str, Any], _number: str) -> list[PairwiseCo
     if row.get("model") is None:
         raise UserError("field 'model': is missing; import answers with the name of the model that wrote each")
     models = check_texts(row["model"], "model", len(texts))
+    also = check_list(row.get("also_by") or [[]] * len(models), "also_by", len(models))
+    authors = [(model, *check_texts(others, "also_by")) for model, others in zip(models, also, strict=True)]
     item = str(row.get("prompt") or row.get("id"))  # ids number the rows of one file; a prompt may be in several
     index = None if row.get("index") is None else int(read_number(row, "index", low=0, whole=True))
     comparisons = []
     for i, j in combinations(range(len(texts)), 2):
-        if models[i] != models[j]:
-            outcome = outcome_of_rewards(-ranks[i], -ranks[j])  # rank 1 is best
-            lengths = len(texts[i]), len(texts[j])
-            comparisons.append(PairwiseComparison(item, models[i], models[j], outcome, lengths, index=index))
+        outcome, lengths = outcome_of_rewards(-ranks[i], -ranks[j]), (len(texts[i]), len(texts[j]))  # rank 1 is best
+        pairs = [pair for pair in product(authors[i], authors[j]) if pair[0] != pair[1]]
+        comparisons += [PairwiseComparison(item, first, second, outcome, lengths, index=index) for first, second in pairs]
     return comparisons
 
 

@@ -137,11 +137,14 @@ def disagreements(session: Session, task: str, limit: int | None = 50) -> list[J
 def win_rates(session: Session) -> list[Json]:
     """Wins, ties and losses of each model in the Compare task; a tie or "both bad" counts as half a win.
 
-    Items with a known answer are left out, as in exports: who wins there was decided before.
+    Items with a known answer are left out, as in exports: who wins there was decided before. A lead's decision counts
+    instead of the labelers' answers to its item.
     """
     counts: dict[str, dict[str, int]] = defaultdict(lambda: {"wins": 0, "ties": 0, "losses": 0})
-    for judgment in current_judgments(session, ("compare",)):
-        if judgment.item.gold is not None:
+    judgments = [each for each in current_judgments(session, ("compare",)) if each.item.gold is None]
+    decisions = {each.item.id: each for each in judgments if each.adjudicated}  # the last one of several leads
+    for judgment in judgments:
+        if decisions.get(judgment.item.id, judgment) is not judgment:
             continue
         content, choice = judgment.item.content, judgment.answer["choice"]
         models, more = content.get("model") or ["first", "second"], content.get("also_by") or [[], []]

@@ -1,10 +1,14 @@
-"""What the tests of evaluation share: a reward model on a sharpened tiny model, and real HTTP servers."""
+"""What the tests of evaluation share: reward models on sharpened tiny models, a labeling database, real HTTP servers."""
 
 import json
 from contextlib import ExitStack
 
 import pytest
 
+from annotation_ui.store import rule_sets
+from annotation_ui.store.database import Database
+from annotation_ui.store.judgments import Judgments
+from annotation_ui.store.leases import Leases
 from tests.http_stand_in import answering
 
 
@@ -24,6 +28,17 @@ def reward_folders(load_sharp, tmp_path_factory):
         save_reward_model(root / name, loaded, weights_of(loaded.backbone), head, {"mean": 0.5}, card)
         folders[name] = str(root / name)
     return folders
+
+
+@pytest.fixture
+def app(tmp_path):
+    """A database with the shipped forms, and its judgments."""
+    database = Database(f"sqlite:///{tmp_path}/app.db")
+    database.upgrade()
+    with database.write() as session:
+        rule_sets.store_shipped(session)
+    yield database, Judgments(Leases(database))
+    database.close()
 
 
 @pytest.fixture

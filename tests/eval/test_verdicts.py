@@ -17,10 +17,7 @@ from align.eval.verdicts import (
 )
 from annotation_ui.reports.export import Selection, rows_to_export
 from annotation_ui.store import rule_sets
-from annotation_ui.store.database import Database
 from annotation_ui.store.importing import NewBatch, import_rows
-from annotation_ui.store.judgments import Judgments
-from annotation_ui.store.leases import Leases
 from annotation_ui.tasks import TASKS
 from tests.annotation_ui.running import add_batch, add_users, do
 from tests.eval.files import values
@@ -272,17 +269,6 @@ def test_a_ranking_that_cannot_be_counted_is_one_line(run, change, complaint):
     with pytest.raises(UserError, match=complaint) as caught:
         run([{**RANKINGS[0], **change}], "rankings")
     assert "\n" not in str(caught.value)
-
-
-@pytest.fixture
-def app(tmp_path):
-    """A database with the shipped forms, and its judgments."""
-    database = Database(f"sqlite:///{tmp_path}/app.db")
-    database.upgrade()
-    with database.write() as session:
-        rule_sets.store_shipped(session)
-    yield database, Judgments(Leases(database))
-    database.close()
 
 
 def answer(judgments, user, verdicts):

@@ -21,7 +21,10 @@ from align.eval.winrate import (
 )
 from align.ppo import PPOConfig
 from align.runtime.endpoint import EndpointConfig
+from annotation_ui.reports import overview
+from annotation_ui.reports.export import Selection, rows_to_export
 from annotation_ui.tasks.compare import Compare
+from tests.annotation_ui.running import add_batch, add_users, do, read
 from tests.eval.files import stored_rows, values
 from tests.files import write_rows
 
@@ -77,6 +80,7 @@ def test_more_than_two_models(tmp_path):
         ({"model": None}, r"c.jsonl:1: field 'model': is missing"),
         ({"ranks": [1]}, r"c.jsonl:1: field 'ranks'"),
         ({"responses": "x"}, r"c.jsonl:1: field 'responses'"),
+        ({"also_by": [["z"]]}, r"c.jsonl:1: field 'also_by'"),
     ],
 )
 def test_a_bad_comparison_names_its_line(tmp_path, change, message):
@@ -94,6 +98,38 @@ def test_comparisons_of_one_prompt_depend_on_each_other_whatever_their_ids(tmp_p
     ]
     compared = read_comparisons([write_rows(tmp_path / "c.jsonl", rows)], False)
     assert item_numbers(compared).tolist() == [0, 0, 0, 1, 1, 1]
+
+
+@pytest.mark.parametrize("decision", ["A", "B", "tie"])
+def test_the_decision_of_a_lead_counts_instead_of_the_labelers_answers(app, tmp_path, decision):
+    """Two leads decide one of two items: the later one counts, in the measured win rates and in the leads' table."""
+    database, judgments = app
+    row = {"prompt": "p", "responses": ["a", "bcd"], "model": ["new", "old"]}
+    add_batch(database, [("t", {**row, "id": str(number)}) for number in range(2)], "compare", labelers_per_item=3)
+    users = add_users(database, "ann", "bob", "eve")
+    for user, choice in zip(users, ("A", "A", "B"), strict=True):
+        for _ in range(2):
+            do(judgments, user, "compare", {"choice": choice})
+    for name, given in (("mia", "tie"), ("boss", decision)):
+        (lead,) = add_users(database, name, role="lead")
+        assignment = judgments.leases.adjudicate(lead, 1)
+        judgments.submit(lead, assignment.id, name, Compare().shown({"choice": given}, assignment.shown_order), 1)
+    rows = rows_to_export(database, Selection("rankings"))
+    assert len(rows) == 3 + 2 + 3
+    path = write_rows(tmp_path / "c.jsonl", rows)
+    found = {each.model: rate(each) for each in run_winrate(WinrateConfig(comparisons=[path], output=str(tmp_path / "o")))}
+    of_new = {"A": 1, "B": 0, "tie": 0.5}[decision]
+    assert found == {"new": pytest.approx((of_new + 2) / 4), "old": pytest.approx((2 - of_new) / 4)}
+    shown = {row["model"]: row["win rate"] for row in read(database, overview.win_rates)}
+    assert shown == {name: pytest.approx(value, abs=5e-4) for name, value in found.items()}
+
+
+def test_a_response_of_several_models_counts_for_each(tmp_path):
+    row = {"prompt": "p", "responses": ["a", "b"], "ranks": [1, 2], "model": ["x", "y"], "also_by": [["v", "y"], ["w"]]}
+    compared = read_comparisons([write_rows(tmp_path / "c.jsonl", [row])], False)
+    pairs = {(each.first, each.second) for each in compared if each.outcome == 1}
+    assert pairs == {("x", "y"), ("x", "w"), ("v", "y"), ("v", "w"), ("y", "w")}
+    assert len(compared) == len(pairs)
 
 
 @pytest.mark.parametrize("ways", [{}, {"judge": "a:b", "reward_model": "x"}])

@@ -23,7 +23,7 @@ from align.eval.answers import open_accelerator
 from align.eval.results import EvalConfig, Evaluation, Measurement, mean_measurement, publish, share_measurement
 from align.eval.store import Json, compute_once, content_hash
 from align.eval.verdicts import FOLLOWS, UNSURE, VIOLATES, ResponseVotes, verdict_table, violation_measurements
-from align.extras.rules.judgments import read_rules
+from align.extras.rules.judgments import read_rules, without_overruled
 from align.extras.rules.rubrics import LetterJudge, Rubric, load_rubrics
 from align.runtime.distributed import map_across_processes
 from align.runtime.endpoint import EndpointConfig, question_version, request_verdicts
@@ -127,7 +127,7 @@ def run_rules(config: RulesConfig) -> list[Evaluation]:
 
 
 def read_verdicts(judgments: Sequence[str], rules: Mapping[str, str], files: Sequence[str], skip_bad_rows: bool) -> Verdicts:
-    """Return the verdict of the majority of labelers on each case.
+    """Return the verdict of the majority of labelers on each case, or a lead's decision.
 
     Args:
         judgments: files of labelers' verdicts.
@@ -136,13 +136,16 @@ def read_verdicts(judgments: Sequence[str], rules: Mapping[str, str], files: Seq
     Raises:
         UserError: for a bad row, or a rule that is in no file of rules.
     """
-    verdicts: dict[RuleCase, list[str]] = {}
+    records: list[RuleJudgment] = []
     for path in judgments:
         for record in read_records(path, RuleJudgment, skip_bad_rows=skip_bad_rows):
             if record.rule not in rules:
                 raise UserError(f"{path}: rule '{record.rule}' is not in {', '.join(files)}; add its file to rules")
-            case = RuleCase(record.rule, rules[record.rule], record.prompt, record.response)
-            verdicts.setdefault(case, []).append(record.verdict)
+            records.append(record)
+    verdicts: dict[RuleCase, list[str]] = {}
+    for record in without_overruled(records):
+        case = RuleCase(record.rule, rules[record.rule], record.prompt, record.response)
+        verdicts.setdefault(case, []).append(record.verdict)
     return {case: majority(votes, tie=UNSURE) for case, votes in verdicts.items()}
 
 

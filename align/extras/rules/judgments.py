@@ -77,7 +77,18 @@ def mean_judgments(judgments: Iterable[tuple[Conversation, str, str, float | Non
 def collect_judgments(records: Sequence[RuleJudgment]) -> list[JudgedResponse]:
     """Every response with the share of `violates` among the verdicts other than `unsure`, by rule."""
     value = {"violates": 1.0, "follows": 0.0}
-    return mean_judgments((row.prompt, row.response, row.rule, value.get(row.verdict)) for row in records)
+    counted = without_overruled(records)
+    return mean_judgments((row.prompt, row.response, row.rule, value.get(row.verdict)) for row in counted)
+
+
+def without_overruled(records: Sequence[RuleJudgment]) -> list[RuleJudgment]:
+    """Leave out the labelers' verdicts on a response and a rule that a lead decided."""
+
+    def asked(row: RuleJudgment) -> tuple[str, str, str]:
+        return str(to_json(row.prompt)), row.response, row.rule
+
+    decisions = {asked(row): row for row in records if row.decision}  # the last one of several leads
+    return [row for row in records if decisions.get(asked(row), row) is row]
 
 
 def read_judgments(data: Data, skip_bad_rows: bool, rules: Mapping[str, str], files: Sequence[str]) -> list[JudgedResponse]:

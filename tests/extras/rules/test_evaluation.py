@@ -95,6 +95,14 @@ def test_rows_of_the_labeling_app(settings, tmp_path):
     assert values(found)["agreement: accuracy"] == (0.5, 2)
 
 
+def test_the_decision_of_a_lead_is_the_verdict_of_people(settings, tmp_path):
+    asked = {"prompt": "Hi", "response": "r", "rule": "no-insults"}
+    rows = [{**asked, "verdict": verdict} for verdict in (V, V, V)] + [{**asked, "verdict": F, "decision": True}]
+    write_rows(tmp_path / "export.jsonl", rows)
+    (found,) = run_rules(settings(judgments=[str(tmp_path / "export.jsonl")]))
+    assert [row["people"] for row in found.tables["People against the scorer"] if sum(list(row.values())[1:])] == [F]
+
+
 def test_people_against_a_scorer(settings):
     """The scorer finds both rules violated by three and by four, and by no other response."""
     (found,) = run_rules(settings())

@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -36,6 +37,24 @@ def test_a_target_is_the_share_of_labelers_who_decided_that_the_rule_is_violated
     (item,) = collect_judgments(rows)
     assert (item.prompt, item.response) == (USER, "Yo")
     assert item.targets == {"disagree": 0.5, "two-of-three": pytest.approx(2 / 3), "all": 1.0, "none": 0.0}
+
+
+VERDICTS = st.sampled_from(["violates", "follows", "unsure"])
+VOTES = st.lists(st.tuples(st.sampled_from("ab"), st.sampled_from("xy"), VERDICTS, st.booleans()), max_size=12)
+
+
+@settings(deadline=None, max_examples=50)
+@given(VOTES)
+def test_the_last_decision_of_a_lead_counts_instead_of_the_labelers_verdicts(votes):
+    rows = [replace(judgment(response, rule, verdict), decision=lead) for response, rule, verdict, lead in votes]
+    expected = {}
+    for asked in {vote[:2] for vote in votes}:
+        given, decisions = ([vote[2] for vote in votes if vote[:2] == asked and vote[3] is lead] for lead in (False, True))
+        decided = [verdict == "violates" for verdict in decisions[-1:] or given if verdict != "unsure"]
+        if decided:
+            expected[asked] = sum(decided) / len(decided)
+    found = collect_judgments(rows)
+    assert {(each.response, rule): target for each in found for rule, target in each.targets.items()} == expected
 
 
 def test_a_response_on_which_nobody_decided_is_left_out():
