@@ -142,7 +142,7 @@ def _is_on(value: Any) -> bool:
 
 
 def _agrees(given: Any, own: Any) -> bool:
-    """Return whether a launcher's value asks for nothing but what the run sets."""
+    """Return whether a launcher's value asks for nothing else than the run sets."""
     if isinstance(given, dict):
         own = own if isinstance(own, dict) else {}
         is_off = not _is_on(given) and not own.get("enabled")
