@@ -72,7 +72,7 @@ def test_a_function_is_called_in_batches(monkeypatch):
         ("perspectiv", "scorer 'perspectiv' is unknown; give minilm-l6, model:NAME"),
         ("no_such_module:f", "No module named 'no_such_module'"),
         ("math:no_such", "no_such"),
-        ("model:/no/such/folder", "no folder, no hub name"),
+        ("model:/no/such/folder", "not a local folder"),
         ("model:tiny-llama", "is not a text classifier: it has no weight 'score.weight'"),
     ],
 )

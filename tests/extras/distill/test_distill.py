@@ -168,12 +168,12 @@ def widened(folder, to, rows):
     return str(to)
 
 
-@pytest.mark.parametrize("wider", ["teacher", "student", "both"])
+@pytest.mark.parametrize("wider", ["teacher", "student"])
 def test_rows_of_padding_in_either_matrix_change_no_cross_entropy(wider, sharp_folders, tmp_path):
     losses = []
     for name, teacher_rows, student_rows in (
         ("alike", 264, 264),
-        (wider, 280 if wider != "student" else 264, 272 if wider != "teacher" else 264),
+        (wider, 280 if wider == "teacher" else 264, 272 if wider == "student" else 264),
     ):
         teacher = widened(sharp_folders["tiny-llama"], tmp_path / f"{name}-teacher", teacher_rows)
         student = widened(sharp_folders["tiny-llama"], tmp_path / f"{name}-student", student_rows)
