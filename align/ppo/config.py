@@ -264,10 +264,9 @@ class PPOConfig(
             critic += [] if estimator == "reinforce++" else ["gamma"]
             found |= dict.fromkeys(critic, f"advantage_estimator {estimator}")
         elif not self.trains_critic:
-            reason = "a head on the reward model" if self.critic == "reward" else "value_fit every"
-            found |= dict.fromkeys(
-                [*critic, "vf_coef", "num_critic_epochs", "value_lam"], f"{reason} is fitted, not trained"
-            )
+            reason = "critic reward" if self.critic == "reward" else "value_fit every"
+            critic += ["vf_coef", "num_critic_epochs", "value_lam"]
+            found |= dict.fromkeys(critic, f"{reason} does not train the critic by gradients")
         elif not self.vf_coef:
             found |= dict.fromkeys([*critic, "critic"], "vf_coef 0 does not train the critic")
         if len(self.reward_model) < 2:

@@ -181,7 +181,9 @@ GROUPS = {"advantage_estimator": "rloo", "samples_per_prompt": 2}
     [
         (SFTConfig, {"adam_beta1": 0.5}, ""),
         (SFTConfig, {"adam_beta1": 0.5, "optimizer": "adafactor"}, "adam_beta1 0.5 (optimizer adafactor)"),
-        (PPOConfig, {"gamma": 0.9, "lam": 0.5, "vf_coef": 0.5, "value_learning_rate": 1e-3}, ""),
+        (PPOConfig, {"gamma": 0.9, "lam": 0.5, "vf_coef": 0.5, "value_learning_rate": 1e-3, "value_fit": "first"}, ""),
+        (PPOConfig, {"vf_coef": 0.5}, "vf_coef 0.5 (value_fit every does not train the critic by gradients)"),
+        (PPOConfig, {"vf_coef": 0.5, "critic": "separate"}, ""),
         (PPOConfig, GROUPS, ""),
         (PPOConfig, GROUPS | {"gamma": 0.9}, "gamma 0.9 (advantage_estimator rloo)"),
         (PPOConfig, {"advantage_estimator": "reinforce++", "gamma": 0.9}, ""),
