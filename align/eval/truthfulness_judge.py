@@ -1,8 +1,8 @@
 """A judge of answers: is this answer to this question true (or informative)? `align eval train-judge` trains one.
 
-The judge compares the answer with the reference answers to its question: boosted trees on similarities of words and of
-sentence vectors, and on the logit of a logistic regression on the answer's words and the vector of question and answer. It
-holds no facts: without references, it knows only how true answers are usually phrased.
+The judge compares the answer with the reference answers to its question. It consists of boosted trees. Their features are
+similarities of words and of sentence vectors, and the logit of a logistic regression on the text. It holds no facts: without
+references, it knows only how true answers are usually phrased.
 """
 
 import hashlib
