@@ -178,8 +178,8 @@ class Judgments:
             if not self.leases.renew(session, assignment):
                 raise ConflictError("somebody else now has the item that you skipped")
             before = _answer_before(session, assignment)
-            _append_judgment(session, context, "undo", request_id, before and before.answer, 0)
-            assignment.current_id = before and before.id
+            _append_judgment(session, context, "undo", request_id, before.answer if before else None, 0)
+            assignment.current_id = before.id if before else None
             assignment.draft_seq += 1
             return assignment
 

@@ -128,6 +128,7 @@ def test_the_form_of_harms_has_two_steps_and_tells_what_it_does_not_ask(server, 
     page.keyboard.press("h")
     expect(helps).to_have_count(1)  # of the question that is chosen
     page.reload()
+    page.wait_for_selector(".rule.chosen")
     expect(helps).to_have_count(0)  # the first question has no help
     page.keyboard.press("h")
     expect(helps).to_have_count(11)
