@@ -220,7 +220,7 @@ def _check_launcher_variables() -> None:
             f"{', '.join(f'{name}={os.environ[name]}' for name in found)} in the environment stands for several processes, "
             f"but {', '.join(missing)} is not set; {_unset(found)}"
         )
-    if "RANK" in numbers and not 0 <= int(numbers["RANK"]) < int(numbers.get("WORLD_SIZE", "1")):
+    if {"RANK", "WORLD_SIZE"} <= numbers.keys() and not 0 <= int(numbers["RANK"]) < int(numbers["WORLD_SIZE"]):
         raise UserError(f"RANK={numbers['RANK']} in the environment is not below WORLD_SIZE; {_unset(found)}")
     for name in MPI_SIZES:
         if numbers.get(name, "1") != "1" and "WORLD_SIZE" not in numbers:

@@ -12,18 +12,16 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 import yaml
 from huggingface_hub import CommitOperationAdd, HfApi, ModelCard, constants
-from peft.utils import get_peft_model_state_dict
 from safetensors import safe_open
 from safetensors.torch import save
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 from transformers.core_model_loading import revert_weight_conversion
 from transformers.modeling_utils import remove_tied_weights_from_state_dict
 
@@ -31,8 +29,9 @@ from align.core.errors import UserError, first_line, reason
 from align.core.files import new_folder, read_json, write_json, write_text
 from align.model_registry.registry import published_name, registered_name, resolve_model
 from align.models.backbone import Backbone, has_separate_matrix, is_prefix_lm
-from align.models.folders import BUILT_IN_BASE, base_of, load_config, saved_generation_config, stored_file
+from align.models.folders import BUILT_IN_BASE, base_of, load_config, saved_generation_config
 from align.models.loading import LoadedModel, load_whole
+from align.models.saved_parts import adapter_weights, copy_tokenizer_files, separate_untied
 from align.runtime.sharding import is_sharded
 
 UPDATE_ROW = "update"
@@ -53,8 +52,6 @@ MODEL_FILES = (
 """Patterns of the weights and the configs of a saved model."""
 PATTERNS = ("*.safetensors", "*.json", "*.jinja", "additional_chat_templates/*.jinja", "*.model", "*.txt", "README.md")
 """The files that are pushed."""
-ORIGINAL_TOKENIZERS = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "source.spm", "target.spm")
-"""SentencePiece files, which transformers reads and does not write."""
 MARKERS = ("config.json", "adapter_config.json")
 BASE = "base_model_name_or_path"
 
@@ -154,29 +151,6 @@ def finish_folder(
     write_text(temporary / "README.md", model_card(card, loaded))
 
 
-def copy_tokenizer_files(base: str, folder: Path) -> None:
-    """Copy the files from which a base's tokenizer was converted, if `save_pretrained` has not written them.
-
-    transformers writes tokenizer.json only. Converters for llama.cpp and others read the original file.
-    """
-    for name in ORIGINAL_TOKENIZERS:
-        source = stored_file(base_of(base)[0], name)
-        if source is not None and not (folder / name).exists():
-            shutil.copyfile(source, folder / name)
-
-
-def separate_untied(model: PreTrainedModel, state: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-    """Return weights in which a vocabulary matrix that the config does not tie shares no memory with the embedding.
-
-    It was tied in memory. The config would not tie it again, and transformers writes shared memory once.
-    """
-    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
-    if head is None or head.weight is not embedding.weight or model.config.get_text_config().tie_word_embeddings:
-        return state
-    (name,) = (f"{name}.weight" for name, module in model.named_modules() if module is head)
-    return {**state, name: state[name].clone()}
-
-
 def require_savable(loaded: LoadedModel, write: Callable[[Path], None] | None = None) -> None:
     """Write the files of a saved model, those of a policy or by `write`, to a temporary folder. Large weights are left out.
 
@@ -225,38 +199,6 @@ def save_adapter(
     (folder / "adapter_model.safetensors").write_bytes(_with_sorted_metadata(save(weights, metadata)))
     _save_adapter_config(folder, loaded, name, changes)
     require_equal_on_disk(folder, weights)
-
-
-def adapter_weights(loaded: LoadedModel, name: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors of one adapter under PEFT's full names; none share memory, which safetensors refuses to write.
-
-    Raises:
-        UserError: if the adapter holds no weights.
-    """
-    peft_model = loaded.backbone.peft
-    assert peft_model is not None
-    full = {f"base_model.model.{key}": value for key, value in state.items()}
-    # By default PEFT would also save embedding matrices under adapters, which the base has: twice if they are tied.
-    found = get_peft_model_state_dict(
-        peft_model, state_dict=full, adapter_name=name, save_embedding_layers=_has_resized_embedding(loaded)
-    )
-    if not found:
-        raise UserError(f"adapter '{name}' holds no weights: nothing was saved")
-    weights: dict[str, Tensor] = {}
-    seen = set[int]()
-    for key, value in found.items():
-        storage = value.untyped_storage().data_ptr()
-        weights[key] = value.clone() if storage in seen else value
-        seen.add(storage)
-    return weights
-
-
-def _has_resized_embedding(loaded: LoadedModel) -> bool:
-    """Return whether the base in memory has another number of tokens than in its folder: an adapter then brings its rows."""
-    with suppress(UserError):
-        config = load_config(base_of(loaded.base)[0]).get_text_config()
-        return bool(config.vocab_size != loaded.backbone.model.config.get_text_config().vocab_size)
-    return False
 
 
 def _with_sorted_metadata(data: bytes) -> bytes:

@@ -1,6 +1,5 @@
 """The arguments of the trainer: checks, prompts, this library's settings for them, and those without a counterpart."""
 
-import inspect
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, fields
@@ -364,17 +363,6 @@ def uncalled_methods(trainer: type[Any]) -> list[str]:
         f"{trainer.__name__}.{name} is never called; give the trainer `optimizers`, `callbacks` or `ref_model`"
         for name in names
     ]
-
-
-def require_own_loop(trainer: type[Any], base: type[Any]) -> None:
-    """Raise a UserError for a subclass with a `train` that does not call the one of `base`: a changed copy of TRL's loop."""
-    train: Any = inspect.unwrap(trainer.train)
-    names = train.__code__.co_names if inspect.isfunction(train) else ()
-    if trainer.train is not base.train and not {"super", base.__name__} & {*names}:
-        raise UserError(
-            f"{trainer.__name__}.train replaces the training loop, whose parts have other names here; call super().train(), "
-            "or change the loop by an extension (docs/howto/own-extension.md)"
-        )
 
 
 def number_format_hint(args: PPOConfig, dtype: torch.dtype, device: torch.device) -> list[str]:

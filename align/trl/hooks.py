@@ -1,5 +1,6 @@
 """The trainer's part of the PPO loop: scores without an EOS token, learning rates, metrics, events, sample completions."""
 
+import inspect
 import time
 import warnings
 from collections.abc import Mapping, Sequence
@@ -260,3 +261,14 @@ def show_completions(setup: PPOSetup, prompts: Sequence[EncodedPrompt], seed: in
 
         if wandb.run is not None:
             wandb.log({"completions": wandb.Table(columns=list(COMPLETION_COLUMNS), data=[list(row) for row in rows])})
+
+
+def require_own_loop(trainer: type[Any], base: type[Any]) -> None:
+    """Raise a UserError for a subclass with a `train` that does not call the one of `base`: a changed copy of TRL's loop."""
+    train: Any = inspect.unwrap(trainer.train)
+    names = train.__code__.co_names if inspect.isfunction(train) else ()
+    if trainer.train is not base.train and not {"super", base.__name__} & {*names}:
+        raise UserError(
+            f"{trainer.__name__}.train replaces the training loop, whose parts have other names here; call super().train(), "
+            "or change the loop by an extension (docs/howto/own-extension.md)"
+        )

@@ -44,7 +44,6 @@ from align.trl.arguments import (
     padding_hint,
     problems,
     prompt_rows,
-    require_own_loop,
     uncalled_methods,
     unsupported_settings,
 )
@@ -57,7 +56,7 @@ from align.trl.config import (
     set_batch_sizes,
     stop_token_of,
 )
-from align.trl.hooks import TrainerHooks, TRLCallbacks, show_completions
+from align.trl.hooks import TrainerHooks, TRLCallbacks, require_own_loop, show_completions
 from align.trl.value_head import PolicyAndValueModel, PreTrainedModelWrapper
 
 

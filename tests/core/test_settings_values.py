@@ -232,7 +232,7 @@ def test_dump_reads_back(config, tmp_path):
 
 MET = {"MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
 LEFT_OVER = (
-    *({"WORLD_SIZE": "2"}, {"LOCAL_RANK": "0"}, {"WORLD_SIZE": "2", "RANK": "0"}, {"RANK": "1"}),
+    *({"WORLD_SIZE": "2"}, {"LOCAL_RANK": "0"}, {"WORLD_SIZE": "2", "RANK": "0"}),
     *({"PMI_SIZE": "4"}, {"OMPI_COMM_WORLD_SIZE": "2"}, {"MV2_COMM_WORLD_SIZE": "8"}),
     *({"ACCELERATE_USE_DEEPSPEED": "true"}, {"ACCELERATE_USE_FSDP": "true"}),
     *({"WORLD_SIZE": "two"}, {"PMI_SIZE": ""}, {"WORLD_SIZE": "2", "RANK": "2", **MET}),

@@ -70,7 +70,7 @@ def test_a_saved_folder_is_returned_as_it_is(tmp_path, marker):
 def test_what_is_no_model_and_no_hub_name_is_refused(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("model.gguf").write_bytes(b"GGUF")
-    with pytest.raises(UserError, match="not a local folder"):
+    with pytest.raises(UserError, match="cannot read this GGUF file" if name.endswith(".gguf") else "not a local folder"):
         registry.resolve_model(name)
     with pytest.raises(UserError, match=r"neither config\.json nor adapter_config\.json"):
         registry.resolve_model(str(tmp_path))
