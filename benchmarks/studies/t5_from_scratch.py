@@ -70,7 +70,7 @@ class Size:
     words: int = 100
     listed: int = 4
     demonstrations: int = 6400
-    ranked: int = 640
+    ranked: int = 2560
     prompts: int = 1280
     validation: int = 128
     test: int = 400
@@ -244,8 +244,8 @@ def train(folder: Path, data: Path, kind: str, seed: int, size: Size) -> dict[st
             demonstrations=str(data / "demonstrations.jsonl"),
             validation_split=0.1,
             batch_size=32,
-            num_train_epochs=2,
-            learning_rate=5e-4,
+            num_train_epochs=3,
+            learning_rate=1e-3,
             warmup_ratio=0.1,
             output_dir=str(folder / "reward"),
         ),
