@@ -1,19 +1,18 @@
-"""Encoding of records as token ids within length limits, and counts of the records that exceed them."""
+"""Encoding of records as token ids within length limits."""
 
 import logging
 import os
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
+from align.batches.limits import Limits, OverlongCounts, OverlongError
 from align.batches.mixtures import Data, data_name, split_prefix
 from align.core.errors import UserError, counted
-from align.core.settings import Overlong
 from align.data.conversation import user_turn
 from align.data.formats import kind_name
-from align.data.readers import read_records, report_single, scan_rows
-from align.data.records import Conversation, Demonstration, Prompt, Ranking, Record
+from align.data.readers import read_records, report_single, scan_rows, warn_of_bad_rows
+from align.data.records import Conversation, Demonstration, Prompt, Ranking, Record, ranks_from_scores
 from align.data.sources import SourceRow
 from align.models.loading import LoadedModel
 from align.tokenization import ConversationError, Tokenization, encode_demonstration
@@ -24,90 +23,10 @@ R = TypeVar("R", bound=Record)
 Example = TypeVar("Example")
 ApplyLimits = Callable[[list[int], list[int] | None], PromptResponse | None]
 """Applies the limits to a prompt and a response, see `_within_limits`; None: the record is dropped."""
-MIN_KEPT = 0.1
-"""Smallest share of the records that `overlong: drop` may keep. With less, the limits rather than the data are wrong."""
-
-
-@dataclass(frozen=True)
-class Limits:
-    """Maximum tokens of a prompt and of a response, and the treatment of longer ones.
-
-    Attributes:
-        overlong: `error` refuses; `drop` leaves out; `truncate` keeps a prompt's end with its start token and system turn,
-            and a response's beginning.
-        settings: the settings that hold the two limits, for messages.
-    """
-
-    prompt: int
-    response: int
-    overlong: Overlong = "error"
-    settings: tuple[str, str] = ("max_prompt_tokens", "max_response_tokens")
-
-    def exceeded(self, prompt: Sequence[int], response: Sequence[int]) -> list[str]:
-        """Return the settings of the limits that a prompt and a response exceed."""
-        lengths = zip((len(prompt), len(response)), (self.prompt, self.response), self.settings, strict=True)
-        return [setting for length, limit, setting in lengths if length > limit]
-
-    def apply(
-        self, prompt: list[int], response: list[int], where: str, fixed: tuple[int, int] = (0, 0)
-    ) -> PromptResponse | None:
-        """Return the prompt and the response within the limits, or None if they are dropped.
-
-        Args:
-            fixed: numbers of tokens at the prompt's beginning and the response's end that truncation keeps.
-        """
-        too_long = self.exceeded(prompt, response)
-        if too_long and self.overlong == "error":
-            is_prompt = len(prompt) > self.prompt
-            what = f"prompt has {len(prompt)}" if is_prompt else f"response has {len(response)}"
-            limit = f"{too_long[0]} is {self.prompt if is_prompt else self.response}"
-            raise UserError(f"{where}: the {what} tokens, {limit}; raise the limit, or set overlong to drop or truncate")
-        if too_long and self.overlong == "drop":
-            return None
-        before, after = fixed
-        if len(prompt) > self.prompt:
-            prompt = [*prompt[:before], *prompt[len(prompt) - max(self.prompt - before, 0) :]]
-        if len(response) > self.response:
-            response = [*response[: max(self.response - after, 0)], *response[len(response) - after :]]
-        return PromptResponse(prompt, response)
-
-
-class OverlongCounts:
-    """Counts records by the limits that they exceed: all, those of which nothing is left, those that were shortened."""
-
-    def __init__(self, limits: Limits) -> None:
-        self.limits = limits
-        self.records = self.dropped = self.cut = 0
-        self.over: Counter[str] = Counter()
-
-    def add(self, over: Collection[str], kept: int) -> None:
-        """Count a record that exceeds the limits of the settings `over`, and of which `kept` examples are left."""
-        self.records += 1
-        self.over.update(over)
-        self.dropped += bool(over and not kept)
-        self.cut += bool(over and kept)
-
-    def report(self, source: str, kind: str) -> None:
-        """Log on the first process how many records were dropped or truncated; `kind` names a record, in the singular."""
-        left = self.records - self.dropped
-        if self.dropped and not left:
-            wrong = f"no {kind} is left within the limits; raise them, or set overlong to truncate"
-            raise UserError(f"{source}: {wrong} ({self._over_which()} of {self.records})")
-        if self.dropped and left < MIN_KEPT * self.records:
-            wrong = f"overlong drop leaves {left} of {self.records} {kind}s ({self._over_which()}), less than {MIN_KEPT:.0%}"
-            raise UserError(f"{source}: {wrong}; raise the limit, set overlong to truncate, or remove the long rows")
-        if not self.over or os.environ.get("RANK", "0") != "0":
-            return
-        overlong = self.limits.overlong
-        done = f"{'shortened' if overlong == 'truncate' else 'dropped turns of'} {self.cut} of {self.records} {kind}s"
-        if self.dropped:
-            turns = f", and turns of {self.cut} more" if self.cut else ""
-            done = f"left out {self.dropped} of {self.records} {kind}s{turns}"
-        logger.warning("%s: overlong %s %s (%s)", source, overlong, done, self._over_which())
-
-    def _over_which(self) -> str:
-        values = dict(zip(self.limits.settings, (self.limits.prompt, self.limits.response), strict=True))
-        return ", ".join(f"{count} over {setting} {values[setting]}" for setting, count in self.over.items())
+NO_END_TOKEN, SCORED_AT_END = "no end token is learned after them", "they are scored at an end token, as complete ones"
+"""What happens to responses that were cut at a limit."""
+TIED = "with all responses tied: ties add nothing to a loss"
+EQUAL = "have responses with equal token ids, which count as ties; a ranking without another pair is left out"
 
 
 def encode_records(
@@ -117,11 +36,13 @@ def encode_records(
     limits: Limits,
     skip_bad_rows: bool,
     encode_one: Callable[[R, ApplyLimits], Iterable[Example]],
+    kept_end: int = 0,
 ) -> list[Example]:
     """Read records and turn them into token ids.
 
     Args:
         encode_one: yields a record's examples; it passes prompts and responses through the `ApplyLimits` it is given.
+        kept_end: tokens at the end of a response that truncation keeps, because its score is read there; 0: none.
 
     Raises:
         UserError: if a record exceeds the limits or the model's context, or if none is left.
@@ -131,41 +52,74 @@ def encode_records(
     encoded: list[Example] = []
     spelled: list[str] = []
     unknown: list[str] = []  # the records with unknown characters
-    twice, doubled = 2 * tuple(loaded.tokenization.chat.opening_ids), 0
+    refused: list[str] = []  # lines about the records that the chat template or the tokenizer refuses
+    twice, doubled, cut = 2 * tuple(loaded.tokenization.chat.opening_ids), 0, 0
     counts = OverlongCounts(limits)
     for number, record in enumerate(records_of(data, kind, skip_bad_rows), start=1):
         spelled += filter(None, [_spelled_token(record, loaded.tokenization)])
         doubled += bool(twice) and (getattr(record, "ids", None) or ())[: len(twice)] == twice
+        cut += bool(getattr(record, "cut_responses", 0))
         where = f"{source}: record {record.id or number}"
-        examples, over = _encode_record(record, where, loaded, limits, encode_one, unknown)
+        over: dict[str, int] = {}
+        examples: list[Example] = []
+        try:
+            examples = _encode_record(record, where, loaded, limits, encode_one, unknown, kept_end, over)
+        except OverlongError as error:
+            counts.error = counts.error or error
+        except ConversationError as error:
+            refused.append(f"{where}: {error}")
+            if not skip_bad_rows:
+                raise UserError(refused[0]) from error
         counts.add(over, len(examples))
         encoded += examples
-    if spelled and os.environ.get("RANK", "0") == "0":
+    counts.raise_error(name)
+    if refused and encoded:
+        warn_of_bad_rows(f"{source}: skipped", refused, counts.records)
+    if os.environ.get("RANK", "0") == "0":
+        if cut:
+            logger.warning(
+                "%s: %d of %d %ss have responses that were cut at the token limit (finish_reason); %s",
+                *(source, cut, counts.records, name, SCORED_AT_END if kept_end else NO_END_TOKEN),
+            )
+        _warn_of_tokens(source, f"{counts.records} {name}s", spelled, doubled, unknown, loaded.tokenization)
+    counts.report(source, name)
+    if not encoded:
+        raise UserError(f"{source}: {_why_nothing_is_left(name, counts, refused)}")
+    return encoded
+
+
+def _why_nothing_is_left(name: str, counts: OverlongCounts, refused: Sequence[str]) -> str:
+    if refused:
+        return f"no usable {name}; {len(refused)} of {counts.records} {name}s are bad, the first: {refused[0]}"
+    if name == kind_name(Ranking) and counts.records and not counts.dropped:
+        return f"each of its {counts.records} rankings ties all responses; there is nothing to learn"
+    if not counts.records:
+        return f"has no {name}; give at least one"
+    return f"no {name} is left within the limits; raise them, or set overlong to truncate"
+
+
+def _warn_of_tokens(
+    source: str, records: str, spelled: Sequence[str], doubled: int, unknown: Sequence[str], tokenization: Tokenization
+) -> None:
+    """Log what the tokenizer makes of texts; `records` names them with their number, the rest is as in `encode_records`."""
+    if spelled:
         logger.warning(
-            "%s: %d of %d %ss spell special tokens such as %r, which are read as plain characters; if a chat template "
+            "%s: %d of %s spell special tokens such as %r, which are read as plain characters; if a chat template "
             "wrote these texts, give their turns as role and content, or their token ids as input_ids",
-            *(source, len(spelled), counts.records, name, spelled[0]),
+            *(source, len(spelled), records, spelled[0]),
         )
-    if doubled and os.environ.get("RANK", "0") == "0":
+    if doubled:
         logger.warning(
-            "%s: %d of %d %ss begin with the start token twice; tokenize the text of a chat template with "
+            "%s: %d of %s begin with the start token twice; tokenize the text of a chat template with "
             "add_special_tokens=False",
-            *(source, doubled, counts.records, name),
+            *(source, doubled, records),
         )
-    if unknown and os.environ.get("RANK", "0") == "0":
+    if unknown:
         logger.warning(
-            "%s: %d of %d %ss have characters that the tokenizer does not know and reads as %r (first: %s)",
-            *(source, len(set(unknown)), counts.records, name, loaded.tokenization.tokenizer.unk_token),
+            "%s: %d of %s have characters that the tokenizer does not know and reads as %r (first: %s)",
+            *(source, len(set(unknown)), records, tokenization.tokenizer.unk_token),
             unknown[0].removeprefix(f"{source}: "),
         )
-    counts.report(source, name)
-    if encoded:
-        return encoded
-    if kind is Ranking and counts.records and not counts.dropped:
-        raise UserError(f"{source}: each of its {counts.records} rankings ties all responses; there is nothing to learn")
-    if not counts.records:
-        raise UserError(f"{source}: has no {name}; give at least one")
-    raise UserError(f"{source}: no {name} is left within the limits; raise them, or set overlong to truncate")
 
 
 def _spelled_token(record: Record, tokenization: Tokenization) -> str | None:
@@ -182,37 +136,44 @@ def _encode_record(
     limits: Limits,
     encode_one: Callable[[R, ApplyLimits], Iterable[Example]],
     unknown: list[str],
-) -> tuple[list[Example], set[str]]:
-    """Return a record's examples, and the settings of the limits that it exceeds.
+    kept_end: int,
+    over: dict[str, int],
+) -> list[Example]:
+    """Return a record's examples.
 
     Args:
         unknown: receives `where` if the tokenizer does not know a character of the record.
+        over: receives the most tokens that exceed each limit, by its setting.
     """
-    over: set[str] = set()
 
     def apply_limits(prompt: list[int], response: list[int] | None) -> PromptResponse | None:
         if loaded.tokenization.chat.unknown_id in (*prompt, *(response or ())):
             unknown.append(where)
-        over.update(limits.exceeded(prompt, response or ()))
-        kept = _within_limits(loaded.tokenization, limits, where, record.prompt, prompt, response or [])
+        for setting, tokens in limits.exceeded(prompt, response or ()).items():
+            over[setting] = max(tokens, over.get(setting, 0))
+        kept = _within_limits(loaded.tokenization, limits, where, record.prompt, prompt, response or [], kept_end)
         if kept is not None:  # a response that is still to be sampled needs room for the longest one
             longest = limits.response if response is None else len(kept.response)
             loaded.backbone.require_fit(len(kept.prompt), longest, where)
         return kept
 
-    try:
-        return list(encode_one(record, apply_limits)), over
-    except ConversationError as error:
-        raise UserError(f"{where}: {error}") from error
+    return list(encode_one(record, apply_limits))
 
 
 def _within_limits(
-    tokenization: Tokenization, limits: Limits, where: str, turns: Conversation, prompt: list[int], response: list[int]
+    tokenization: Tokenization,
+    limits: Limits,
+    where: str,
+    turns: Conversation,
+    prompt: list[int],
+    response: list[int],
+    kept_end: int = 0,
 ) -> PromptResponse | None:
     """Apply the limits to a prompt and a response. Truncation keeps a prompt's beginning with its system turn.
 
     Args:
         turns: those that `prompt` begins with; empty if the record holds token ids.
+        kept_end: see `encode_records`.
     """
     before = tokenization.fixed_before
     if turns and limits.overlong == "truncate" and len(prompt) > limits.prompt:
@@ -222,7 +183,7 @@ def _within_limits(
                 f"{where}: the beginning of the prompt with its system turn has {before} tokens, which truncation keeps, "
                 f"but the limit is {limits.prompt}; raise the limit, shorten the system turn, or set overlong to drop"
             )
-    return limits.apply(prompt, response, where, (before, tokenization.fixed_after))
+    return limits.apply(prompt, response, where, (before, max(kept_end, tokenization.fixed_after)))
 
 
 def records_of(data: Data, kind: type[R], skip_bad_rows: bool) -> Iterator[R]:
@@ -287,42 +248,89 @@ def encode_rankings(
     skip_bad_rows: bool,
     whole_turns: bool = False,
     soft_targets: bool = False,
+    scored: bool = True,
 ) -> list[EncodedRanking]:
     """Return rankings whose prompt and responses are all within the limits; raises as `encode_records`.
 
-    A ranking that ties all responses is left out and counted.
+    Responses with equal token ids, which truncation may make of different texts, share the mean of their ranks. A ranking
+    that ties all responses is left out and counted.
 
     Args:
         whole_turns: responses include the text that the template writes after them, as other libraries' reward models read
             it.
         soft_targets: keep a ranking of tied responses that has `preferences`, which give its pairs.
+        scored: for a reward model of this package, which reads its score at the end token: a response that was cut has one,
+            too. False for a language model, which must not learn to end there.
     """
-    tied = 0
+    tied = equal = 0
+    tokenization, at_end = loaded.tokenization, scored and not whole_turns
 
     def encode_one(record: Ranking, apply_limits: ApplyLimits) -> Iterator[EncodedRanking]:
-        nonlocal tied
-        if record.all_tied and not (soft_targets and record.preferences is not None):
+        nonlocal tied, equal
+        soft = soft_targets and record.preferences is not None
+        if record.all_tied and not soft:
             tied += 1
             return
-        prompt, responses = _ranking_ids(loaded.tokenization, record, whole_turns)
+        prompt, responses = _ranking_ids(tokenization, record, whole_turns, at_end)
         kept = [apply_limits(prompt, response) for response in responses]
-        fitted = [pair for pair in kept if pair is not None]
-        if len(fitted) == len(kept):
-            labels = (list(record.ranks), record.margin or 0.0, record.category, record.preferences)
-            ids = [pair.response for pair in fitted]
-            yield EncodedRanking(fitted[0].prompt, ids, *labels, opening_digest(record.prompt))
+        fitted = [pair.response for pair in kept if pair is not None]
+        if len(fitted) < len(kept):
+            return
+        ranks, preferences = tie_equal_responses(fitted, record)
+        equal += ranks != list(record.ranks)
+        if len(set(ranks)) == 1 and not (soft and len(set(map(tuple, fitted))) > 1):
+            return
+        lengths = zip(record.is_complete, fitted, responses, strict=True)
+        ended = [complete and len(ids) == len(full) for complete, ids, full in lengths]
+        yield EncodedRanking(
+            prompt=kept[0].prompt if kept[0] is not None else prompt,
+            responses=fitted,
+            ranks=ranks,
+            margin=record.margin or 0.0,
+            category=record.category,
+            preferences=preferences,
+            opening=opening_digest(record.prompt),
+            ended=None if all(ended) or not at_end else ended,
+        )
 
-    encoded = encode_records(data, Ranking, loaded, limits, skip_bad_rows, encode_one)
-    if tied and os.environ.get("RANK", "0") == "0":
-        left_out = counted(tied, "ranking")
-        logger.warning("%s: left out %s with all responses tied: ties add nothing to a loss", data_name(data), left_out)
+    encoded = encode_records(data, Ranking, loaded, limits, skip_bad_rows, encode_one, kept_end=int(at_end))
+    if os.environ.get("RANK", "0") == "0":
+        if tied:
+            logger.warning("%s: left out %s %s", data_name(data), counted(tied, "ranking"), TIED)
+        if equal:
+            logger.warning("%s: %s %s", data_name(data), counted(equal, "ranking"), EQUAL)
     return encoded
 
 
-def _ranking_ids(tokenization: Tokenization, record: Ranking, whole_turns: bool) -> tuple[list[int], list[list[int]]]:
+def tie_equal_responses(
+    responses: Sequence[Sequence[int]], record: Ranking
+) -> tuple[list[int], Sequence[Sequence[float]] | None]:
+    """Return a ranking's ranks and preferences with ties between equal token ids, of which no loss can prefer one.
+
+    Equal responses [K] get the mean of their ranks. The others keep their order.
+    """
+    places: dict[tuple[int, ...], list[int]] = {}
+    for place, ids in enumerate(responses):
+        places.setdefault(tuple(ids), []).append(place)
+    if len(places) == len(responses):
+        return list(record.ranks), record.preferences
+    group_of = [places[tuple(ids)] for ids in responses]
+    means = [sum(record.ranks[place] for place in group) / len(group) for group in group_of]
+    preferences = record.preferences
+    if preferences is not None:
+        preferences = tuple(
+            tuple(0.0 if j in group_of[i] else value for j, value in enumerate(row)) for i, row in enumerate(preferences)
+        )
+    return list(ranks_from_scores([-mean for mean in means])), preferences
+
+
+def _ranking_ids(
+    tokenization: Tokenization, record: Ranking, whole_turns: bool, at_end: bool
+) -> tuple[list[int], list[list[int]]]:
     if not whole_turns:
-        return tokenization.answers_ids(record.prompt, record.responses)
-    pairs = [tokenization.whole_turn_ids(record.prompt, text) for text in record.responses]
+        return tokenization.answers_ids(record.prompt, record.responses, ended=None if at_end else record.is_complete)
+    complete = zip(record.responses, record.is_complete, strict=True)
+    pairs = [tokenization.whole_turn_ids(record.prompt, text, is_complete) for text, is_complete in complete]
     shared = min(len(prompt) for prompt, _ in pairs)  # a response's first token may join the prompt's last
     return pairs[0][0][:shared], [[*prompt[shared:], *response] for prompt, response in pairs]
 
@@ -362,11 +370,18 @@ def decoded_turn(ids: list[int], tokenization: Tokenization) -> Conversation:
 def encode_response(
     prompt: Conversation, response: str, loaded: LoadedModel, limits: Limits, where: str, counts: OverlongCounts
 ) -> PromptResponse | None:
-    """Return a prompt and its response within the limits, or None if they are dropped; `where` names them in an error."""
+    """Return a prompt and its response within the limits, or None if they are dropped; `where` names them in an error.
+
+    `counts` keeps the error of the first overlong one.
+    """
     try:
         ids = loaded.tokenization.answer_ids(prompt, response)
     except ConversationError as error:
         raise UserError(f"{where}: {error}") from error
-    kept = _within_limits(loaded.tokenization, limits, where, prompt, *ids)
+    kept = None
+    try:
+        kept = _within_limits(loaded.tokenization, limits, where, prompt, *ids, kept_end=1)
+    except OverlongError as error:
+        counts.error = counts.error or error
     counts.add(limits.exceeded(*ids), kept is not None)
     return kept

@@ -48,7 +48,9 @@ class ChatConfig(Settings):
     dtype: Literal["auto", "float32", "bfloat16"] = option(
         "auto", "number format of computations; auto: bfloat16 if the hardware supports it, else float32"
     )
-    chat_template: str = option("auto", "chat template: auto, plain, raw, or the path of a Jinja file")
+    chat_template: str = option(
+        "auto", "chat template: auto, plain, raw, a name or the path of a Jinja file; auto[VARIABLE=VALUE, ...]"
+    )
     reward_model: str = option("", "folder of a reward model that scores each answer; empty: none")
 
     def __post_init__(self) -> None:

@@ -23,6 +23,7 @@ from align.runtime.distributed import computes_on_cpu
 from align.runtime.progress import ProgressDisplay, console
 from align.sampling.generation import row_uniforms, sample
 from align.sampling.settings import AnsweringConfig, FewShotConfig, InferenceConfig
+from align.tokenization import Tokenization
 from align.tokenization.encoded import EncodedPrompt, SampledResponse
 
 SCORERS = {
@@ -105,10 +106,11 @@ def sample_command(config: SampleConfig) -> None:
 def run_sample(config: SampleConfig) -> Path:
     """Sample responses and write them; return the written file.
 
-    A row contains `prompt`, `responses` [n], `model` [n] (the model of each response), `id`, and `category` if the prompt
-    has one. Scoring models add fields: a reward model `rewards` [n], a rule model `violates` (by rule, [n]), and an
-    attribute model `attributes` (by name, [n]). Responses are in the order of sampling. If `attributes.filter` leaves
-    none, the row has `fallback`, or the prompt is omitted.
+    A row contains `prompt`, `responses` [n], `model` [n] (the model of each response), `finish_reason` [n] (`stop`, or
+    `length` for a response that was cut at `max_new_tokens`), `id`, and `category` if the prompt has one. Scoring models add
+    fields: a reward model `rewards` [n], a rule model `violates` (by rule, [n]), and an attribute model `attributes` (by
+    name, [n]). Responses are in the order of sampling. If `attributes.filter` leaves none, the row has `fallback`, or the
+    prompt is omitted.
     """
     target = Path(config.output)
     if target.exists():
@@ -152,15 +154,18 @@ def sample_rows(config: SampleConfig) -> list[Row | None]:
     for scorer in scorers:
         scorer.score(loaded, drawn, candidates)
     rows: list[Row | None] = []
+    saved: list[SampledResponse] = []
     for place, prompt in enumerate(prompts):
         starts = range(place * copies, (place + 1) * copies, config.best_of)
         kept = _best([range(start, start + config.best_of) for start in starts], rewards, scorers)
         if not kept and not config.fallback:
             rows.append(None)
             continue
+        saved += [candidates[number] for number in kept]
         row: Row = {"id": prompt.id or str(place + 1), "prompt": to_json(prompt.conversation)}
         row["responses"] = [candidates[number].text for number in kept] or [config.fallback]
         row["model"] = config.model * len(kept) or ["fallback"]  # without figures
+        row["finish_reason"] = ["stop" if candidates[number].ended else "length" for number in kept] or ["stop"]
         if prompt.category is not None:
             row["category"] = prompt.category
         if kept and config.reward_model:
@@ -168,7 +173,19 @@ def sample_rows(config: SampleConfig) -> list[Row | None]:
         for scorer in reversed(scorers if kept else []):
             row |= scorer.columns(kept)
         rows.append(row)
+    if config.output:
+        _warn_of_lost_tokens(saved, loaded.tokenization)
     return rows
+
+
+def _warn_of_lost_tokens(saved: Sequence[SampledResponse], tokenization: Tokenization) -> None:
+    """Print how many responses are other tokens when they are read again from their texts, as for training."""
+    changed = sum(not tokenization.reads_back(response) for response in saved)
+    if changed:
+        console.print(
+            f"warning: {changed} of {counted(len(saved), 'response')} will be read as other tokens than were sampled: texts "
+            "have no special tokens, outer spaces or unusual splits into tokens, and some chat templates leave out thoughts"
+        )
 
 
 def _best(parts: Sequence[range], rewards: Sequence[float], scorers: Sequence[CandidateScorer]) -> list[int]:

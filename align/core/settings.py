@@ -249,7 +249,9 @@ class ModelConfig(Settings):
 
     model: str = option("smollm2-135m", "initial model: a folder, a hub name or a built-in model (`align model list`)")
     chat_template: str = option(
-        "auto", "chat template: auto (the tokenizer's, else plain), plain, raw, or the path of a Jinja file"
+        "auto",
+        "chat template: auto (the tokenizer's, else plain), plain, raw, the name of one of the tokenizer's, or the path of "
+        "a Jinja file; auto[enable_thinking=false] sets variables of the template",
     )
     dtype: Literal["auto", "float32", "bfloat16"] = option(
         "auto", "number format of computations; auto: bfloat16 if the hardware supports it, with float32 masters"

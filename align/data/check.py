@@ -10,7 +10,15 @@ from typing import Any, NamedTuple
 
 from align.core.errors import UserError, counted
 from align.data.formats import KINDS, find_format
-from align.data.readers import LISTED_PROBLEMS, Scan, require_records, scan_records, scan_rows, write_records
+from align.data.readers import (
+    LISTED_PROBLEMS,
+    Scan,
+    require_records,
+    require_used_columns,
+    scan_records,
+    scan_rows,
+    write_records,
+)
 from align.data.records import AttributeJudgment, Demonstration, Prompt, Ranking, Record, RuleJudgment
 from align.data.sources import iter_rows
 
@@ -31,6 +39,7 @@ def check_data(path: str, kind: str | None = None) -> str:
     name = find_kind(path, kind)
     scanned = scan_rows(iter_rows(path), KINDS[name])
     require_records(scanned, path, KINDS[name])
+    require_used_columns(path, scanned)
     records: Sequence[Record] = scanned.records
     entries = [
         ("source", path),

@@ -5,8 +5,12 @@ from collections.abc import Mapping
 from typing import Any, TypedDict
 
 from align.data.fields import check_list, check_text, check_turn, field_error, short_repr
+from align.data.transcripts import prompt_turns
 
 ROLES = ("system", "user", "assistant")
+TEXT_PARTS = ("text", "input_text", "output_text")
+ANSWERS = ("completion", "chosen", "rejected")
+"""Fields of a row that hold an answer as text or as a list of turns."""
 _TURNS_AS_TEXT = re.compile(
     r"""(?s)\s*\[\s*\{\s*(?=['"](role|content|from|value)['"]\s*:)(?=.*['"](content|value)['"]\s*:)"""
     r"""(.*,\s*)?['"](role|from)['"]\s*:\s*['"](system|user|assistant|human|gpt)['"]"""
@@ -26,6 +30,11 @@ Conversation = tuple[Message, ...]
 def user_turn(text: str) -> Conversation:
     """A conversation of one user turn: the meaning of a prompt given as plain text."""
     return ({"role": "user", "content": text},)
+
+
+def assistant_turn(text: str) -> Conversation:
+    """A conversation of one assistant turn: the meaning of an answer given as plain text."""
+    return ({"role": "assistant", "content": text},)
 
 
 def check_conversation(value: object, field: str) -> Conversation:
@@ -49,16 +58,35 @@ def _check_message(value: object, field: str) -> Message:
     if not isinstance(value, Mapping):
         raise field_error(field, f"is {short_repr(value)}, not a turn", "write {role, content}")
     role = value.get("role")
+    role = "system" if role == "developer" else role  # the name of OpenAI's newer models
     if role not in ROLES:
         raise field_error(f"{field}.role", f"is {short_repr(role)}", "use system, user or assistant")
     check_turn(value, field)
-    content = check_text(value.get("content"), f"{field}.content", may_be_empty=role == "system")
+    content = _joined_parts(value.get("content"), f"{field}.content")
+    content = check_text(content, f"{field}.content", may_be_empty=role == "system")
     return {"role": role, "content": content}
+
+
+def _joined_parts(content: object, field: str) -> object:
+    """The content of a turn, which may be a list of parts of text, as in OpenAI's API and transformers."""
+    if not isinstance(content, list | tuple):
+        return content
+    texts = []
+    for i, part in enumerate(content):
+        if not isinstance(part, Mapping) or part.get("type") not in TEXT_PARTS:
+            kind = part.get("type") if isinstance(part, Mapping) else part
+            raise field_error(f"{field}[{i}]", f"is {short_repr(kind)}, and only text can be read", "remove the row")
+        texts.append(check_text(part.get("text"), f"{field}[{i}].text", may_be_empty=True))
+    return "".join(texts)
+
+
+def _spells_turns(text: str) -> bool:
+    return text.rstrip().endswith("]") and _TURNS_AS_TEXT.match(text) is not None
 
 
 def _check_plain(value: str, field: str, *, may_be_empty: bool = False) -> str:
     """Text that is no list of turns, which `str` or pandas has made a text."""
-    if value.rstrip().endswith("]") and _TURNS_AS_TEXT.match(value):
+    if _spells_turns(value):
         raise field_error(field, "is a text that spells a list of turns", "write the list, as JSON with double quotes")
     return check_text(value, field, may_be_empty=may_be_empty)
 
@@ -78,7 +106,7 @@ def check_prompt(value: object, field: str = "prompt") -> Conversation:
 def check_continuation(value: object, field: str) -> Conversation:
     """Turns to learn from: the first and the last are the assistant's. Plain text is one assistant turn."""
     if isinstance(value, str):
-        return ({"role": "assistant", "content": _check_plain(value, field)},)
+        return assistant_turn(_check_plain(value, field))
     turns = _turns(value, field)
     if turns[0]["role"] != "assistant":
         raise field_error(field, f"begins with a {turns[0]['role']} turn", "move the turns before the answer to prompt")
@@ -109,10 +137,26 @@ def as_paragraphs(conversation: Conversation) -> str:
 
 
 def to_json(conversation: Conversation) -> Any:
-    """The form for a file: text for a single user turn, otherwise a list of {role, content}."""
+    """The form for a file: text for a single user turn, otherwise a list of {role, content}.
+
+    A text that would be read as several turns, such as a transcript, is a list of one turn.
+    """
     if len(conversation) == 1 and conversation[0]["role"] == "user":
-        return conversation[0]["content"]
+        text = conversation[0]["content"]
+        if prompt_turns(text) is None and not _spells_turns(text):
+            return text
     return [dict(turn) for turn in conversation]
+
+
+def answer_to_json(text: str) -> Any:
+    """The form of an answer for a file: text, or a list of one turn if the text spells a list of turns."""
+    return [dict(turn) for turn in assistant_turn(text)] if _spells_turns(text) else text
+
+
+def unambiguous(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row whose texts are read as they are: `prompt` and answers that would be read as turns become lists of one turn."""
+    forms = {"prompt": lambda text: to_json(user_turn(text)), **dict.fromkeys(ANSWERS, answer_to_json)}
+    return {name: forms[name](value) if name in forms and isinstance(value, str) else value for name, value in row.items()}
 
 
 # ---------------------------- sentences: the segments that fine-grained rewards belong to (Wu et al. 2023, arXiv 2306.01693)

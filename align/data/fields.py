@@ -30,12 +30,50 @@ def check_row(row: object) -> Mapping[str, Any]:
     return row
 
 
+class WatchedRow(dict[str, Any]):
+    """A row with the set `read` of the fields that were read by name."""
+
+    def __init__(self, row: Mapping[str, Any]) -> None:
+        super().__init__(row)
+        self.read = set[str]()
+
+    def __getitem__(self, field: str) -> Any:
+        self.read.add(field)
+        return super().__getitem__(field)
+
+    def get(self, field: str, default: Any = None) -> Any:
+        self.read.add(field)
+        return super().get(field, default)
+
+    def __contains__(self, field: object) -> bool:
+        self.read.add(str(field))
+        return super().__contains__(field)
+
+
 def required_field(row: Mapping[str, Any], field: str, remedy: str) -> Any:
     """The value of a field that must be given. None counts as missing: Parquet fills missing fields with it."""
     value = row.get(field)
     if value is None:
         raise field_error(field, "is missing", remedy)
     return value
+
+
+CUT_REASONS = ("length", "max_tokens", "max_length")
+
+
+def is_cut(finish_reason: str | None) -> bool:
+    """Whether a response was cut at the token limit, by the reason that OpenAI's, Anthropic's or vLLM's API returns."""
+    return finish_reason is not None and finish_reason.strip().lower() in CUT_REASONS
+
+
+def as_lists(value: object) -> object:
+    """A value with its tuples, also nested ones, as lists."""
+    return [as_lists(entry) for entry in value] if isinstance(value, tuple) else value
+
+
+def without_none(row: dict[str, Any]) -> dict[str, Any]:
+    """A row without its empty fields."""
+    return {field: value for field, value in row.items() if value is not None}
 
 
 def text_or_none(value: object) -> str | None:

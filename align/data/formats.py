@@ -1,15 +1,17 @@
 """The table of layouts that can be read. The layout of a row is recognized by its fields, given the kind of record."""
 
+import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from align.core.errors import UserError
-from align.data import layouts
+from align.data import label_tools, layouts
 from align.data.conversation import check_conversation
-from align.data.fields import check_meaning, check_row, check_scores, field_error, turns_before
+from align.data.fields import WatchedRow, check_meaning, check_row, check_scores, field_error, id_or_none, turns_before
 from align.data.layouts import Format, RatedAnswer, Reader, Row, has, has_any, messages_prompt
+from align.data.model_comparisons import arena_55k_questions, is_question_turns, question_turn
 from align.data.published import PUBLISHED, is_messages_pair
 from align.data.records import AttributeJudgment, Demonstration, Prompt, Ranking, Record, RuleJudgment
 
@@ -49,6 +51,14 @@ def _has_messages(row: Row) -> bool:
     return has("messages")(row) and not is_messages_pair(row)
 
 
+def _argilla_prompt(row: Row) -> dict[str, Any]:
+    return {**label_tools.prompt_of(label_tools.argilla_fields(row)), "id": id_or_none(row.get("id"))}
+
+
+def _label_studio_prompt(row: Row) -> dict[str, Any]:
+    return {**label_tools.prompt_of(label_tools.label_studio_fields(row)), "id": id_or_none(row.get("id"))}
+
+
 _ATTRIBUTES, _is_judgment = "prompt, response, attributes", has_any("verdict", "rule")
 _is_sampled = has("prompt", "responses", "model", without=("ranks",))
 # The first match counts. This project's layouts match on any field that only they have, so that a missing one is named.
@@ -60,6 +70,11 @@ _ANSWERED: tuple[Format, ...] = (
     Format("sampled", Demonstration, "prompt, responses, model", _is_sampled, layouts.sampled_demonstrations),
     # Rankings
     Format("OpenAssistant tree", Ranking, "prompt {replies}", layouts.is_tree, layouts.tree_rankings),
+    Format("Argilla", Ranking, "fields, responses", label_tools.is_argilla, label_tools.argilla, _argilla_prompt),
+    Format(
+        *("Label Studio", Ranking, "data, annotations", label_tools.is_label_studio),
+        *(label_tools.label_studio, _label_studio_prompt),
+    ),
     Format("ranking", Ranking, "prompt, responses, ranks", has_any("responses", "ranks"), _own(Ranking)),
     *PUBLISHED,
     Format("HH-RLHF", Ranking, "chosen, rejected (transcripts)", _is_hh, layouts.hh_pair, layouts.hh_prompt),
@@ -74,7 +89,9 @@ _PROMPTS = (
     Format("token ids", Prompt, "input_ids", has("input_ids"), _prompt_from_ids),
     Format("OpenAssistant tree", Prompt, "prompt {replies}", layouts.is_tree, layouts.tree_prompts),
     Format("pair", Prompt, "chosen (turns)", layouts.is_whole_pair, _prompt_by(layouts.pair_prompt)),
+    Format("Arena 55k", Prompt, "prompt, winner_model_a", has_any("winner_model_a"), _prompt_by(arena_55k_questions)),
     Format("prompt", Prompt, "prompt", has("prompt"), _own(Prompt)),
+    Format("question", Prompt, "turns", is_question_turns, _prompt_by(question_turn)),
     *(replace(known, kind=Prompt, convert=_prompt_by(known.prompt)) for known in _ANSWERED if known.prompt),
 )
 FORMATS = (*_ANSWERED, *_PROMPTS)
@@ -83,6 +100,10 @@ OWN_LAYOUTS = (
     *("rule judgment", "attribute judgment", "prompt", "token ids"),
 )
 """Layouts that an error message recommends."""
+
+
+FIELDS = {field for known in FORMATS for field in re.findall(r"[\w-]+", known.fields)}
+"""All fields that recognize a layout."""
 
 
 def kind_name(kind: type[Record]) -> str:
@@ -102,13 +123,13 @@ def convert_row(row: object, kind: type[Record], unused: Counter[str] | None = N
     Raises:
         UserError: that names the bad field, or the fields of the known layouts if none is recognized.
     """
-    row = check_row(row)
+    given = row = check_row(row)
     arrays = {field: value.tolist() for field, value in row.items() if hasattr(value, "tolist")}  # of formatted `datasets`
     row = layouts.with_parsed_prompt({**row, **arrays})
     layout = find_format(row, kind)
     if layout is None:
         raise _unrecognized(row, kind)
-    watched = _WatchedRow(row)
+    watched = WatchedRow(row)
     check_meaning(watched, learned=kind is not Prompt, demonstration=kind is Demonstration)
     if kind is Ranking:
         check_scores(watched)
@@ -116,25 +137,11 @@ def convert_row(row: object, kind: type[Record], unused: Counter[str] | None = N
     before = turns_before(watched, has_history=layout.name != "SHP")
     if any(before):
         records = [_with_turns_before(record, *before) for record in records]
+    if isinstance(given, WatchedRow):
+        given.read |= watched.read
     if unused is not None:
         unused.update(str(field) for field, value in row.items() if field not in watched.read and value is not None)
     return layout, records
-
-
-class _WatchedRow(dict[str, Any]):
-    """A row with the set `read` of the fields that were read by name."""
-
-    def __init__(self, row: Row) -> None:
-        super().__init__(row)
-        self.read = set[str]()
-
-    def __getitem__(self, field: str) -> Any:
-        self.read.add(field)
-        return super().__getitem__(field)
-
-    def get(self, field: str, default: Any = None) -> Any:
-        self.read.add(field)
-        return super().get(field, default)
 
 
 def _with_turns_before(record: Record, system: str | None, history: list[dict[str, Any]]) -> Record:

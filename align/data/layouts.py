@@ -4,7 +4,6 @@ A function `..._prompt` returns the fields of a `Prompt`; the others return reco
 """
 
 import math
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
@@ -12,8 +11,8 @@ from typing import Any, Self
 from align.data.conversation import (
     Conversation,
     Message,
+    assistant_turn,
     check_answer,
-    check_continuation,
     check_conversation,
     check_prompt,
 )
@@ -31,6 +30,7 @@ from align.data.fields import (
     text_or_none,
 )
 from align.data.records import Demonstration, Prompt, Ranking, Record, evenly_spaced, ranks_from_scores, set_checked
+from align.data.transcripts import joined, prompt_turns, transcript_turns
 
 Fields = dict[str, Any]
 Reader = Callable[[Row], Fields]
@@ -81,6 +81,7 @@ def _pair_ranking(row: Row, prompt: object, chosen: object, rejected: object, *,
             ranks=(1, 1) if check_scores(row) else (1, 2),
             margin=row.get("margin"),
             labeler=row.get("labeler"),
+            finish_reason=row.get("finish_reason"),
             **id_and_category(row),
         )
     ]
@@ -106,8 +107,7 @@ def pair(row: Row) -> list[Record]:
     rejected = required_field(row, "rejected", "a pair has prompt, chosen and rejected")
     if _is_whole_conversation(chosen) or _is_whole_conversation(rejected):
         asked, turns = row.get("prompt"), check_conversation(chosen, "chosen")
-        if isinstance(asked, list | tuple) and check_prompt(asked) != turns[-1 - len(asked) : -1]:
-            raise field_error("prompt", "differs from the turns before the last one of 'chosen'", "remove one of them")
+        _check_asked(asked, turns)
         return _pair_of_conversations(row, turns, check_conversation(rejected, "rejected"))
     prompt = required_field(row, "prompt", "write the text that both responses answer")
     # as the labeling app exports them: a policy's answer may be empty, and somebody has judged it
@@ -118,6 +118,17 @@ def _is_whole_conversation(turns: object) -> bool:
     """Whether a list of turns begins with the prompt, and not with the answer to it."""
     first = turns[0] if isinstance(turns, list | tuple) and turns else None
     return isinstance(first, Mapping) and first.get("role") != "assistant"
+
+
+def _check_asked(asked: object, turns: Conversation) -> None:
+    """Refuse a `prompt` beside a whole conversation that is not part of it: the turns before the last, or a user's turn."""
+    if isinstance(asked, list | tuple):
+        is_part = check_prompt(asked) == turns[-1 - len(asked) : -1]
+    else:
+        said = [turn["content"].split() for turn in turns[:-1] if turn["role"] == "user"]
+        is_part = not isinstance(asked, str) or asked.split() in said
+    if not is_part:
+        raise field_error("prompt", "differs from the turns before the last one of 'chosen'", "remove one of them")
 
 
 def is_whole_pair(row: Row) -> bool:
@@ -136,69 +147,28 @@ def _pair_of_conversations(row: Row, chosen: Conversation, rejected: Conversatio
 
 def pair_prompt(row: Row) -> dict[str, Any]:
     """The prompt of a pair of whole conversations: the turns of `chosen` before the last."""
-    return {"prompt": check_conversation(row["chosen"], "chosen")[:-1], **id_and_category(row)}
+    turns = check_conversation(row["chosen"], "chosen")
+    _check_asked(row.get("prompt"), turns)
+    return {"prompt": turns[:-1], **id_and_category(row)}
 
 
-# --- Transcripts, as in HH-RLHF (Bai et al. 2022): "\\n\\nHuman: ...\\n\\nAssistant: ..." ---
-
-SPEAKERS = {"Human": "user", "Assistant": "assistant"}
-_SPEAKER = re.compile(r"(?:\A\s*|\r?\n\r?\n)(Human|Assistant):")
-"""A name that begins a turn: at the beginning of the text, or after a blank line. Elsewhere it is part of a message."""
-
-
-def _transcript_turns(text: str) -> list[Message] | None:
-    """The turns of a text that begins with a speaker's name, stripped of white space; None for any other text."""
-    before, *parts = _SPEAKER.split(text)
-    if before or not parts:
-        return None
-    return [
-        {"role": SPEAKERS[name], "content": content.strip()} for name, content in zip(parts[::2], parts[1::2], strict=True)
-    ]
-
-
-def _joined(turns: Sequence[Message]) -> Conversation:
-    """Join turns of one speaker in a row (a model that wrote "Assistant:" again): roles have to alternate."""
-    joined: list[Message] = []
-    for turn in turns:
-        if joined and joined[-1]["role"] == turn["role"]:
-            turn = {"role": turn["role"], "content": f"{joined.pop()['content']}\n\n{turn['content']}".strip()}
-        joined.append(turn)
-    return tuple(joined)
+# --- Transcripts ---
 
 
 def _transcript(row: Row, field: str) -> Conversation:
     """The turns of a transcript; the last may be empty."""
-    turns = _transcript_turns(check_text(required_field(row, field, "write the transcript"), field))
+    turns = transcript_turns(check_text(required_field(row, field, "write the transcript"), field))
     if turns is None:
         wrong = "is neither a transcript that begins with 'Human:' nor an answer to a 'prompt'"
         raise field_error(field, wrong, "add the field prompt")
-    return _joined(turns)
-
-
-_HELPSTEER_SPEAKER = re.compile(r"\n?<extra_id_1>(User|Assistant)\n")
-"""What separates the turns of a prompt in HelpSteer and HelpSteer 2; the first turn is the user's."""
+    return tuple({"role": turn["role"], "content": turn["content"]} for turn in joined(turns))
 
 
 def with_parsed_prompt(row: Row) -> Row:
-    """The row, with `prompt` parsed if it is a transcript that waits for the assistant, as in Dahoas/rm-static.
-
-    It begins with the user's name and ends with the assistant's name or with a user's turn, or its turns are separated as in
-    HelpSteer 2. Any other text is one message.
-    """
+    """The row, with a `prompt` that is a conversation in one text as turns, see `prompt_turns`."""
     prompt = row.get("prompt")
-    first, *rest = _HELPSTEER_SPEAKER.split(prompt) if isinstance(prompt, str) else ("",)
-    if rest:
-        roles = {"User": "user", "Assistant": "assistant"}
-        later = [{"role": roles[name], "content": text} for name, text in zip(rest[::2], rest[1::2], strict=True)]
-        return {**row, "prompt": [{"role": "user", "content": first}, *later]}
-    turns = _transcript_turns(prompt) if isinstance(prompt, str) else None
-    if turns is None or turns[0]["role"] != "user":
-        return row
-    joined = _joined(turns)
-    if turns[-1] == {"role": "assistant", "content": ""}:
-        return {**row, "prompt": joined if joined[-1]["content"] else joined[:-1]}
-    waits = joined[-1]["role"] == "user" and (len(joined) > 1 or str(prompt).startswith("\n\n"))
-    return {**row, "prompt": joined} if waits else row
+    turns = prompt_turns(prompt) if isinstance(prompt, str) else None
+    return row if turns is None else {**row, "prompt": turns}
 
 
 def hh_pair(row: Row) -> list[Record]:
@@ -219,7 +189,12 @@ def sampled_demonstrations(row: Row) -> list[Record]:
     """A demonstration for each response of a row of `align sample`, such as the best of n answers."""
     prompt, more = check_prompt(row["prompt"]), id_and_category(row)
     texts = check_texts(row["responses"], "responses")
-    return [Demonstration(prompt=prompt, continuation=check_continuation(text, "responses"), **more) for text in texts]
+    reasons = row.get("finish_reason")
+    reasons = [None] * len(texts) if reasons is None else check_texts(reasons, "finish_reason", len(texts))
+    return [
+        Demonstration(prompt=prompt, continuation=assistant_turn(text), finish_reason=reason, **more)
+        for text, reason in zip(texts, reasons, strict=True)
+    ]
 
 
 # --- Ratings of single answers, one a row, and the rankings that the answers to one prompt make together ---

@@ -6,13 +6,26 @@ A row is converted to the fields of one of this project's layouts: `messages`, `
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from align.data.conversation import check_conversation, check_prompt
+from align.data.answers import (
+    alternating_turns,
+    check_objects,
+    compared_answers,
+    completion_of,
+    pair_of,
+    preference_by_number,
+    preference_in_words,
+    ranked_answers,
+    ranks_of_two,
+    score_of,
+    scores_of,
+    texts_of,
+)
+from align.data.conversation import check_prompt
 from align.data.fields import (
     check_list,
-    check_score,
     check_text,
     field_error,
     id_or_none,
@@ -34,7 +47,16 @@ from align.data.layouts import (
     pair,
     prompt_field,
 )
-from align.data.records import Demonstration, Ranking, Record, evenly_spaced, ranks_from_scores
+from align.data.model_comparisons import (
+    alpaca_eval_answers,
+    arena_55k_answers,
+    arena_55k_questions,
+    arena_answers,
+    arena_questions,
+    qa_feedback_answers,
+    qa_feedback_question,
+)
+from align.data.records import Demonstration, Ranking, Record
 
 Entry = tuple[str, str, Matcher, Reader, Reader]
 
@@ -91,16 +113,20 @@ def _tag(row: Row) -> Any:
 # --- Prompts ---
 
 
-def instruction(extra: str = "", category: str = "category") -> Reader:
-    """The instruction, and after an empty line the field `extra` if it is not empty; `category` names a field."""
+def instruction(*extras: str, category: str = "category") -> Reader:
+    """The instruction, and after empty lines the fields `extras` that are not empty; `category` names a field."""
 
     def prompt(row: Row) -> Fields:
         text = check_text(required_field(row, "instruction", "write the task"), "instruction")
-        addition = check_text(row.get(extra) or "", extra, may_be_empty=True) if extra else ""
-        whole = f"{text}\n\n{addition}" if addition.strip() else text
+        additions = [check_text(row.get(extra) or "", extra, may_be_empty=True) for extra in extras]
+        whole = "\n\n".join([text, *(addition for addition in additions if addition.strip())])
         return {"prompt": whole, "category": text_or_none(row.get(category))}
 
     return prompt
+
+
+TASK = instruction("input", "context")
+"""Alpaca's `input` and Dolly's `context`, in rows of either."""
 
 
 def _question(row: Row) -> Fields:
@@ -127,21 +153,23 @@ def _sharegpt_turns(row: Row) -> list[Fields]:
     turns = check_list(row["conversations"], "conversations")
     if all(isinstance(turn, Mapping) and "role" in turn for turn in turns):  # some copies use the usual names
         return turns
+    if all(isinstance(turn, str) for turn in turns):  # LIMA
+        return alternating_turns(turns, "conversations")
     return [_sharegpt_turn(turn, f"conversations[{i}]") for i, turn in enumerate(turns)]
+
+
+def _is_ultrachat(row: Row) -> bool:
+    data = row.get("data")
+    return isinstance(data, list | tuple) and bool(data) and all(isinstance(text, str) for text in data)
 
 
 def _capybara(row: Row) -> Fields:
     turns = [
         {"role": role, "content": check_text(entry.get(name), f"conversation[{i}].{name}")}
-        for i, entry in enumerate(_objects(row["conversation"], "conversation", "{input, output}"))
+        for i, entry in enumerate(check_objects(row["conversation"], "conversation", "{input, output}"))
         for name, role in (("input", "user"), ("output", "assistant"))
     ]
     return {**id_and_category(row), "messages": turns}
-
-
-def _arena_questions(row: Row) -> Fields:
-    turns = check_conversation(row["conversation_a"], "conversation_a")
-    return {"prompt": turns[:-1] if turns[-1]["role"] == "assistant" else turns, "id": row.get("question_id")}
 
 
 def _post_to_summarize(row: Row) -> Fields:
@@ -170,115 +198,25 @@ def _tagged_turns(row: Row) -> list[Fields]:
 
 def _tagged_prompt(row: Row) -> Fields:
     if row.get("instruction") is not None:
-        return instruction("input")(row)
+        return TASK(row)
     return {**id_and_category(row), "prompt": _tagged_turns(row)[:-1]}
 
 
 # --- Answers ---
 
 
-def _completion(field: str) -> Reader:
-    return lambda row: {"completion": check_text(row[field], field)}
-
-
-def _pair(chosen: str, rejected: str) -> Reader:
-    def answers(row: Row) -> Fields:
-        texts = [check_text(row.get(name), name) for name in (chosen, rejected)]
-        if texts[0] == texts[1]:
-            raise field_error(rejected, f"is the same text as '{chosen}'", "remove the row")
-        return {"chosen": texts[0], "rejected": texts[1], "margin": row.get("margin"), "labeler": row.get("labeler")}
-
-    return answers
-
-
-def _ranks_of_two(preference: float) -> tuple[int, int]:
-    """The ranks of two responses; the preference for the first is above, below or equal to 0."""
-    return (1, 1) if preference == 0 else (1, 2) if preference > 0 else (2, 1)
-
-
-def _compared(first: str, second: str, preference: Callable[[Row], float], labeler: str = "", id: str = "") -> Reader:
-    """Responses in two fields and the preference for the first; `labeler` and `id` name fields."""
-
-    def answers(row: Row) -> Fields:
-        ranks = _ranks_of_two(preference(row))
-        texts = [check_text(row.get(name), name) for name in (first, second)]
-        more = {"labeler": row.get(labeler)} if labeler else {"id": text_or_none(row.get(id))} if id else {}
-        return {"responses": texts, "ranks": ranks, **more}
-
-    return answers
-
-
-PREFERENCES = {
-    **dict.fromkeys(("a", "1", "first", "response_a", "answer_a", "model_a"), 1),
-    **dict.fromkeys(("b", "2", "second", "response_b", "answer_b", "model_b"), -1),
-    **dict.fromkeys(("tie", "tie_(bothbad)", "both", "neither", "same", "equal"), 0),
-}
-"""Words for the better of two answers: above 0 the first."""
-
-
-def _in_words(row: Row, field: str) -> int:
-    word = str(required_field(row, field, "write a, b or tie")).strip().lower().replace(" ", "_").removesuffix(".0")
-    if word == "0":  # a column of 0 and 1 may count from 0, or tell whether the first answer is better
-        raise field_error(field, f"is {short_repr(row[field])}, and a code of 0 and 1 is ambiguous", "write a, b or tie")
-    if word not in PREFERENCES:
-        raise field_error(field, f"is {short_repr(row[field])}", "use a, b or tie")
-    return PREFERENCES[word]
-
-
-def _by_number(row: Row, field: str, remedy: str = "use 0 or 1") -> int:
-    """The number of the better response: 0 for the first."""
-    value = row.get(field)
-    if value not in (0, 1) or isinstance(value, bool):
-        raise field_error(field, f"is {short_repr(value)}", remedy)
-    return 1 if value == 0 else -1
-
-
-def _score(row: Row, field: str) -> float:
-    return check_score(row.get(field), field)
-
-
-def _arena(row: Row) -> Fields:
-    """Two conversations about the same questions; those that part before the last answer cannot be compared."""
-    sides = [check_conversation(row.get(name), name) for name in ("conversation_a", "conversation_b")]
-    if sides[0][:-1] != sides[1][:-1] or sides[0][-1]["role"] != "assistant":
-        wrong = "differs from 'conversation_a' before its last turn"
-        raise field_error("conversation_b", wrong, "remove the row, or use skip_bad_rows")
-    models = [row.get("model_a"), row.get("model_b")]
-    texts = [side[-1]["content"] for side in sides]
-    named = models if all(isinstance(model, str) for model in models) else None
-    return {"responses": texts, "ranks": _ranks_of_two(_in_words(row, "winner")), "model": named}
-
-
 def _summaries(row: Row) -> Fields:
-    summaries = _objects(row["summaries"], "summaries")
+    summaries = check_objects(row["summaries"], "summaries")
     if len(summaries) != 2:
         raise field_error("summaries", f"is a list of {len(summaries)}", "give two summaries")
-    ranks = _ranks_of_two(_by_number(row, "choice"))
-    return {"responses": _texts(summaries, "summaries", "text"), "ranks": ranks, "labeler": row.get("worker")}
-
-
-def _objects(value: object, field: str, wanted: str = "{text, ...}") -> Sequence[Row]:
-    entries = check_list(value, field)
-    for i, entry in enumerate(entries):
-        if not isinstance(entry, Mapping):
-            raise field_error(f"{field}[{i}]", f"is {short_repr(entry)}", f"write {wanted}")
-    return entries
-
-
-def _texts(entries: Sequence[Row], field: str, name: str) -> list[str]:
-    return [check_text(entry.get(name), f"{field}[{i}].{name}") for i, entry in enumerate(entries)]
-
-
-def _scores(entries: Sequence[Row], field: str, *names: str) -> list[float]:
-    """The score of each entry, in the first of the fields that it has."""
-    found = (next((name for name in names if entry.get(name) is not None), names[0]) for entry in entries)
-    return [check_score(entries[i].get(name), f"{field}[{i}].{name}") for i, name in enumerate(found)]
+    ranks = ranks_of_two(preference_by_number(row, "choice"))
+    return {"responses": texts_of(summaries, "summaries", "text"), "ranks": ranks, "labeler": row.get("worker")}
 
 
 def _nectar(row: Row) -> Fields:
-    answers = _objects(row["answers"], "answers", "{answer, rank}")
-    texts = _texts(answers, "answers", "answer")
-    return _ranked(answers, texts, [-rank for rank in _scores(answers, "answers", "rank")])
+    answers = check_objects(row["answers"], "answers", "{answer, rank}")
+    texts = texts_of(answers, "answers", "answer")
+    return ranked_answers(answers, texts, [-rank for rank in scores_of(answers, "answers", "rank")])
 
 
 def _ultrafeedback(row: Row) -> Fields:
@@ -288,11 +226,11 @@ def _ultrafeedback(row: Row) -> Fields:
     argilla/ultrafeedback-binarized-preferences). The mean goes from 1 to 5 and `overall_score` to 10: if one completion has
     no mean (null, or NaN in the published files), all are ranked by the latter.
     """
-    completions = _objects(row["completions"], "completions", "{response, overall_score, ...}")
+    completions = check_objects(row["completions"], "completions", "{response, overall_score, ...}")
     means = [completion.get("fine-grained_score") for completion in completions]
     has_means = not any(mean is None or (isinstance(mean, float) and math.isnan(mean)) for mean in means)
-    scores = _scores(completions, "completions", "fine-grained_score" if has_means else "overall_score")
-    return _ranked(completions, _texts(completions, "completions", "response"), scores)
+    scores = scores_of(completions, "completions", "fine-grained_score" if has_means else "overall_score")
+    return ranked_answers(completions, texts_of(completions, "completions", "response"), scores)
 
 
 def _scored_answers(row: Row) -> Fields:
@@ -306,18 +244,9 @@ def _scored_answers(row: Row) -> Fields:
         if len(set(map(len, columns))) > 1:
             raise field_error("answers", "has columns of different lengths", "give one entry for each answer")
         answers = [dict(zip(answers, entry, strict=True)) for entry in zip(*columns, strict=True)]
-    answers = _objects(answers, "answers", "{text, pm_score}")
-    texts = _texts(answers, "answers", "text")
-    return _ranked([], texts, _scores(answers, "answers", "pm_score", "score", "votes"))
-
-
-def _ranked(entries: Sequence[Row], texts: Sequence[str], scores: Sequence[float]) -> Fields:
-    """Responses by their scores, with the models that the entries name; of more than nine, nine evenly spaced by rank."""
-    order = sorted(range(len(texts)), key=lambda i: -scores[i])
-    kept = sorted(order[i] for i in evenly_spaced(len(order)))
-    models = [text_or_none(entry.get("model")) for entry in entries]
-    named = [models[i] for i in kept] if models and all(models) else None
-    return {"responses": [texts[i] for i in kept], "ranks": ranks_from_scores([scores[i] for i in kept]), "model": named}
+    answers = check_objects(answers, "answers", "{text, pm_score}")
+    texts = texts_of(answers, "answers", "text")
+    return ranked_answers([], texts, scores_of(answers, "answers", "pm_score", "score", "votes"))
 
 
 def _tagged(row: Row) -> Fields:
@@ -327,9 +256,8 @@ def _tagged(row: Row) -> Fields:
 
 _RANKINGS: tuple[Entry, ...] = (
     # Comparisons of two answers
-    ("LLaMA-Factory pair", "instruction, chosen, rejected", _is_text_pair("instruction"), instruction("input"),
-     _pair(*IN_PAIR)),
-    ("Orca pair", "question, chosen, rejected", _is_text_pair("question", "input"), _question, _pair(*IN_PAIR)),
+    ("LLaMA-Factory pair", "instruction, chosen, rejected", _is_text_pair("instruction"), TASK, pair_of(*IN_PAIR)),
+    ("Orca pair", "question, chosen, rejected", _is_text_pair("question", "input"), _question, pair_of(*IN_PAIR)),
     ("ShareGPT pair", "conversations, chosen, rejected", has("conversations", *IN_PAIR),
      lambda row: {**id_and_category(row), "prompt": _sharegpt_turns(row)},
      lambda row: {name: [_sharegpt_turn(row[name], name)] for name in IN_PAIR}),
@@ -340,32 +268,40 @@ _RANKINGS: tuple[Entry, ...] = (
     # The binarized form of argilla/ultrafeedback-binarized-preferences
     ("UltraFeedback pair", "instruction, chosen_response, rejected_response", has("instruction", "chosen_response"),
      instruction(category="source"),
-     lambda row: {**_pair("chosen_response", "rejected_response")(row), **id_and_category(row)}),
+     lambda row: {**pair_of("chosen_response", "rejected_response")(row), **id_and_category(row)}),
     # lvwerra/stack-exchange-paired: `response_j` was voted above `response_k`
     ("StackExchange pair", "question, response_j, response_k", has("question", "response_j"), _question,
-     _pair("response_j", "response_k")),
+     pair_of("response_j", "response_k")),
+    # lmsys/lmsys-arena-human-preference-55k: `prompt` and responses are JSON lists of texts
+    ("Arena 55k", "prompt, response_a, response_b, winner_model_a", has_any("winner_model_a"), arena_55k_questions,
+     arena_55k_answers),
     # This project's form for spreadsheets: two answers, and a column that names the better one
     ("preferred", "prompt, response_a, response_b, preferred", has_any("response_a", "response_b"), prompt_field,
-     _compared("response_a", "response_b", lambda row: _in_words(row, "preferred"), labeler="labeler")),
-    ("Chatbot Arena", "conversation_a, conversation_b, winner", has("conversation_a", "winner"), _arena_questions, _arena),
+     compared_answers("response_a", "response_b", lambda row: preference_in_words(row, "preferred"), labeler="labeler")),
+    ("Chatbot Arena", "conversation_a, conversation_b, winner", has("conversation_a", "winner"), arena_questions,
+     arena_answers),
     # By `better_response_id`, the more helpful one; `safer_response_id` is the second label
     ("SafeRLHF", "prompt, response_0, response_1, better_response_id", has("better_response_id"), prompt_field,
-     _compared("response_0", "response_1", lambda row: _by_number(row, "better_response_id"))),
+     compared_answers("response_0", "response_1", lambda row: preference_by_number(row, "better_response_id"))),
     ("summarize_from_feedback", "info, summaries, choice",
      lambda row: has("info", "summaries")(row) and isinstance(row["info"], Mapping), _post_to_summarize, _summaries),
     # `labels` is 1 where A is preferred and 0 where B is (card of stanfordnlp/SHP, "Data Structure")
     ("SHP", "history, human_ref_A, human_ref_B, labels", has_any("human_ref_A", "human_ref_B"), _shp_post,
-     _compared("human_ref_A", "human_ref_B",
-               lambda row: -_by_number(row, "labels", "use 1 where A is preferred, 0 where B is"), id="post_id")),
+     compared_answers("human_ref_A", "human_ref_B",
+               lambda row: -preference_by_number(row, "labels", "use 1 where A is preferred, 0 where B is"), id="post_id")),
     ("WebGPT", "question, answer_0, score_0, answer_1, score_1", has("question", "answer_0"), _webgpt_question,
-     _compared("answer_0", "answer_1", lambda row: _score(row, "score_0") - _score(row, "score_1"))),
+     compared_answers("answer_0", "answer_1", lambda row: score_of(row, "score_0") - score_of(row, "score_1"))),
     # The strength of the preference is below 0 where the first response is better
     ("HelpSteer 2", "prompt, response_1, response_2, preference_strength", has("prompt", "preference_strength"),
-     prompt_field, _compared("response_1", "response_2", lambda row: -_score(row, "preference_strength"))),
+     prompt_field, compared_answers("response_1", "response_2", lambda row: -score_of(row, "preference_strength"))),
     ("HelpSteer 3", "context, response1, response2, overall_preference", has("context", "overall_preference"),
      lambda row: {"prompt": row["context"], "category": text_or_none(row.get("domain"))},
-     _compared("response1", "response2", lambda row: -_score(row, "overall_preference"))),
+     compared_answers("response1", "response2", lambda row: -score_of(row, "overall_preference"))),
+    ("AlpacaEval", "instruction, output_1, output_2, preference", has("instruction", "output_1", "output_2"), TASK,
+     alpaca_eval_answers),
     # Rankings of several answers
+    ("qa-feedback", "question, prediction 1, ..., preference", has("question", "prediction 1", "preference"),
+     qa_feedback_question, qa_feedback_answers),
     ("Nectar", "prompt, answers {answer, rank}", has("prompt", "answers"), prompt_field, _nectar),
     ("UltraFeedback", "instruction, completions", has("instruction", "completions"), instruction(category="source"),
      _ultrafeedback),
@@ -381,11 +317,15 @@ _DEMONSTRATIONS: tuple[Entry, ...] = (
     ("ShareGPT", "conversations {from, value}", has("conversations", without=IN_PAIR),
      lambda row: {**id_and_category(row), "messages": _sharegpt_turns(row)}, lambda row: {}),
     ("Capybara", "conversation {input, output}", has("conversation", without=IN_PAIR), _capybara, lambda row: {}),
-    ("OpenOrca", "question, response", has("question", "response"), _question, _completion("response")),
+    ("UltraChat", "data [text, ...]", _is_ultrachat,
+     lambda row: {**id_and_category(row), "messages": alternating_turns(row["data"], "data")}, lambda row: {}),
+    ("GSM8K", "question, answer", has("question", "answer", without=("answers", "response")), _question,
+     completion_of("answer")),
+    ("OpenOrca", "question, response", has("question", "response"), _question, completion_of("response")),
     # The `text` of Alpaca, all fields in a template, is ignored
-    ("Alpaca", "instruction, input, output", has("instruction", "output"), instruction("input"), _completion("output")),
+    ("Alpaca", "instruction, input, output", has("instruction", "output"), TASK, completion_of("output")),
     ("Dolly", "instruction, context, response", has("instruction", "response", without=("completions", "chosen_response")),
-     instruction("context"), _completion("response")),
+     TASK, completion_of("response")),
 )  # fmt: skip
 PUBLISHED = tuple(
     published(name, kind, fields, matches, prompt, answers)

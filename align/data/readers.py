@@ -5,19 +5,19 @@ import json
 import logging
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from align.core.errors import UserError, counted
+from align.core.errors import UserError, counted, nearest_name_hint
 from align.core.files import new_file
 from align.data.conversation import Conversation
-from align.data.fields import check_id, check_row, check_text, required_field
-from align.data.formats import convert_row, kind_name
+from align.data.fields import WatchedRow, check_id, check_row, check_text, required_field
+from align.data.formats import FIELDS, convert_row, kind_name
 from align.data.layouts import RatedAnswer, rank_ratings
 from align.data.records import Message, Prompt, Record
-from align.data.sources import SourceRow, iter_rows
+from align.data.sources import SourceRow, field_columns, iter_rows
 
 logger = logging.getLogger(__name__)
 R = TypeVar("R", bound=Record)
@@ -100,11 +100,12 @@ def scan_records(
     """Return the records of a source with counts and problems of its rows; arguments and errors as for `read_records`."""
     scanned = scan_rows(iter_rows(os.fspath(source), split), kind, stop_at_bad=not skip_bad_rows)
     require_records(scanned, source, kind)
+    require_used_columns(str(source), scanned)
     report_single(scanned, str(source))
     if not token_ids and any(isinstance(record, Prompt) and not record.prompt for record in scanned.records):
         raise UserError(f"{source}: holds prompts as token ids (input_ids), and text is needed here; give the field prompt")
     if scanned.problems:
-        _warn_of_bad_rows(f"{source}: skipped", scanned.problems, scanned.rows)
+        warn_of_bad_rows(f"{source}: skipped", scanned.problems, scanned.rows)
     return scanned
 
 
@@ -129,6 +130,21 @@ def require_records(scanned: Scan[R], source: str | os.PathLike[str], kind: type
     raise UserError(f"{source}: no usable {kind_name(kind)}; {counted(scanned.rows, 'readable row')}, but none of this kind")
 
 
+def require_used_columns(source: str, scanned: Scan[Any]) -> None:
+    """Refuse a source whose options take a field from a column, although no row uses the field."""
+    is_prompt = any(isinstance(record, Prompt) for record in scanned.records[:1])  # the answers beside it are not read
+    good = scanned.rows - len(scanned.problems)
+    unused = {field for field, rows in scanned.unused.items() if rows == good and not (is_prompt and field in FIELDS)}
+    _refuse_unused(source, field_columns(source) & unused)
+
+
+def _refuse_unused(source: str, fields: set[str]) -> None:
+    if fields:
+        name = min(fields)
+        hint = nearest_name_hint(name, FIELDS | {"id", "category", "labeler", "system", "history", "margin"} - {name})
+        raise UserError(f"{source}: no row uses the field '{name}' that it takes from a column{hint or '; leave it out'}")
+
+
 def parse_rows(
     sources: Sequence[str],
     parse: Callable[[Mapping[str, Any], str], Iterable[Item]],
@@ -144,7 +160,8 @@ def parse_rows(
         nothing: the error for sources without an item, such as "holds no usable question".
     """
     rows = (row for source in sources for row in iter_rows(source, split))
-    return list(_parse(rows, ", ".join(sources), parse, nothing, skip_bad_rows))
+    columns = set().union(*map(field_columns, sources))
+    return list(_parse(rows, ", ".join(sources), parse, nothing, skip_bad_rows, columns))
 
 
 def _parse(
@@ -153,26 +170,33 @@ def _parse(
     parse: Callable[[Mapping[str, Any], str], Iterable[Item]],
     nothing: str,
     skip_bad_rows: bool,
+    columns: Collection[str] = (),
 ) -> Iterator[Item]:
+    """Yield the items of rows; `columns` are fields that options take from columns, which must be used."""
     problems: list[str] = []
+    unused = set(columns)
     number, is_empty = 0, True
     for number, (where, row) in enumerate(rows, start=1):
         try:
-            items = list(parse(check_row(row), str(number)))
+            watched = WatchedRow(check_row(row))
+            items = list(parse(watched, str(number)))
         except UserError as error:
             problems.append(f"{where}: {error}")
             if not skip_bad_rows:
                 raise UserError(problems[0]) from error
         else:
+            unused -= watched.read
             is_empty = is_empty and not items
             yield from items
     if is_empty:
         raise UserError(f"{name}: {nothing}{f'; the first bad row: {problems[0]}' if problems else ''}")
+    _refuse_unused(name, unused)
     if problems:
-        _warn_of_bad_rows(f"{name}: skipped", problems, number)
+        warn_of_bad_rows(f"{name}: skipped", problems, number)
 
 
-def _warn_of_bad_rows(skipped: str, problems: Sequence[str], rows: int) -> None:
+def warn_of_bad_rows(skipped: str, problems: Sequence[str], rows: int) -> None:
+    """Log the number of bad rows and the first five; `skipped` begins the line."""
     logger.warning("%s %s of %d:", skipped, counted(len(problems), "bad row"), rows)
     for problem in problems[:LISTED_PROBLEMS]:
         logger.warning("%s", problem)
@@ -217,7 +241,8 @@ def read_texts(source: str | Sequence[str | Mapping[str, Any]], skip_bad_rows: b
         name = "texts in memory"
         items = enumerate(({"text": row} if isinstance(row, str) else row for row in source), start=1)
         rows = (SourceRow(f"{name}: item {number}", row) for number, row in items)
-    return _parse(rows, name, _text_of_row, "no text in it; each row needs a field 'text'", skip_bad_rows)
+    columns = field_columns(source) if isinstance(source, str) else ()
+    return _parse(rows, name, _text_of_row, "no text in it; each row needs a field 'text'", skip_bad_rows, columns)
 
 
 def _text_of_row(row: Mapping[str, Any], number: str) -> Iterator[Text]:

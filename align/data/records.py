@@ -8,8 +8,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Self
 
-from align.data.conversation import Conversation, Message, check_continuation, check_conversation, check_prompt, to_json
+from align.data.conversation import (
+    Conversation,
+    Message,
+    answer_to_json,
+    check_continuation,
+    check_conversation,
+    check_prompt,
+    to_json,
+)
 from align.data.fields import (
+    as_lists,
     attended_ids,
     check_attributes,
     check_flags,
@@ -24,9 +33,11 @@ from align.data.fields import (
     check_token_ids,
     check_whole_numbers,
     field_error,
+    is_cut,
     learned_turns,
     required_field,
     short_repr,
+    without_none,
 )
 
 __all__ = ["AttributeJudgment", "Conversation", "Demonstration", "Message", "Prompt", "Ranking", "Record", "RuleJudgment"]
@@ -57,14 +68,6 @@ def set_checked(record: "Record", **values: object) -> None:
         object.__setattr__(record, name, value)
 
 
-def _as_lists(value: object) -> object:
-    return [_as_lists(entry) for entry in value] if isinstance(value, tuple) else value
-
-
-def _without_none(row: dict[str, Any]) -> dict[str, Any]:
-    return {field: value for field, value in row.items() if value is not None}
-
-
 class Record:
     """The base of all kinds of records.
 
@@ -92,8 +95,8 @@ class Record:
 
     def to_row(self) -> dict[str, Any]:
         """The row of a file, without missing fields."""
-        row = {field.name: _as_lists(getattr(self, field.name)) for field in fields(self)}  # type: ignore[arg-type]
-        return _without_none({**row, "prompt": to_json(self.prompt)})
+        row = {field.name: as_lists(getattr(self, field.name)) for field in fields(self)}  # type: ignore[arg-type]
+        return without_none({**row, "prompt": to_json(self.prompt)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,16 +106,24 @@ class Demonstration(Record):
     Attributes:
         prompt: every turn before the first one to learn from.
         continuation: starts and ends with an assistant turn; each assistant turn in it is learned.
+        finish_reason: why the last turn ended, see `is_cut`; None: it is complete.
     """
 
     prompt: Conversation
     continuation: Conversation
+    finish_reason: str | None = None
     id: str | None = None
     category: str | None = None
 
     def __post_init__(self) -> None:
         continuation = check_continuation(self.continuation, "continuation")
-        set_checked(self, prompt=check_prompt(self.prompt), continuation=continuation)
+        finish_reason = check_optional_text(self.finish_reason, "finish_reason")
+        set_checked(self, prompt=check_prompt(self.prompt), continuation=continuation, finish_reason=finish_reason)
+
+    @property
+    def cut_responses(self) -> int:
+        """1 if the last turn was cut at a limit, else 0."""
+        return int(is_cut(self.finish_reason))
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> Self:
@@ -143,20 +154,27 @@ class Demonstration(Record):
         ends = [i for i in range(0, len(learned), 2) if learned[i] and not any(learned[i + 2 : i + 3])]
         starts = [i for i in range(0, len(learned), 2) if learned[i] and not (i and learned[i - 2])]
         known = {"id": row.get("id"), "category": row.get("category")}
+        reason, last = row.get("finish_reason"), len(continuation) - 1
         return [
-            cls(prompt=(*prompt, *continuation[:start]), continuation=continuation[start : end + 1], **known)
+            cls(
+                prompt=(*prompt, *continuation[:start]),
+                continuation=continuation[start : end + 1],
+                finish_reason=reason if end == last else None,
+                **known,
+            )
             for start, end in zip(starts, ends, strict=True)
         ]
 
     def to_row(self) -> dict[str, Any]:
         """`prompt` and `completion`, or `messages` if all of several assistant turns are learned from."""
         if len(self.continuation) == 1:
-            turns = {"prompt": to_json(self.prompt), "completion": self.continuation[0]["content"]}
+            answer = answer_to_json(self.continuation[0]["content"])
+            turns = {"prompt": to_json(self.prompt), "completion": answer}
         elif any(turn["role"] == "assistant" for turn in self.prompt):
             turns = {"prompt": to_json(self.prompt), "completion": to_json(self.continuation)}
         else:
             turns = {"messages": [dict(turn) for turn in self.prompt + self.continuation]}
-        return _without_none({**turns, "id": self.id, "category": self.category})
+        return without_none({**turns, "finish_reason": self.finish_reason, "id": self.id, "category": self.category})
 
 
 def _split_messages(messages: Conversation) -> tuple[Conversation, Conversation]:
@@ -188,6 +206,7 @@ class Ranking(Record):
             wrong; 1 minus the entries (i, j) and (j, i) is the probability of a tie.
         flags: names for the whole ranking, or a tuple of names for each response.
         model: which model wrote each response [K].
+        finish_reason: why each response [K] ended, see `is_cut`; None: all are complete.
     """
 
     prompt: Conversation
@@ -199,6 +218,7 @@ class Ranking(Record):
     preferences: tuple[tuple[float, ...], ...] | None = None
     flags: tuple[str, ...] | tuple[tuple[str, ...], ...] | None = None
     model: tuple[str, ...] | None = None
+    finish_reason: tuple[str, ...] | None = None
     id: str | None = None
     category: str | None = None
     needed: ClassVar = {
@@ -226,7 +246,18 @@ class Ranking(Record):
             preferences=None if self.preferences is None else check_preferences(self.preferences, count),
             flags=None if self.flags is None else check_flags(self.flags, count),
             model=None if self.model is None else check_texts(self.model, "model", count),
+            finish_reason=None if self.finish_reason is None else check_texts(self.finish_reason, "finish_reason", count),
         )
+
+    @property
+    def is_complete(self) -> tuple[bool, ...]:
+        """Whether each response [K] is complete, and was not cut at a limit."""
+        return tuple(not is_cut(reason) for reason in self.finish_reason or [None] * len(self.responses))
+
+    @property
+    def cut_responses(self) -> int:
+        """The number of responses that were cut at a limit."""
+        return self.is_complete.count(False)
 
     @property
     def all_tied(self) -> bool:

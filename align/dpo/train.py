@@ -261,7 +261,8 @@ class DPOTrainer:
         source = ModelSource(policy, tokenizer, peft_config)
         self.run = run = Run(source.settings(config), "dpo")
         self.loaded = loaded = source.load(run)
-        encode = partial(encode_rankings, limits=config.limits, skip_bad_rows=config.skip_bad_rows, loaded=loaded)
+        skip = config.skip_bad_rows
+        encode = partial(encode_rankings, limits=config.limits, skip_bad_rows=skip, loaded=loaded, scored=False)
         data = (train_data, validation_data)
         mixed, self.held_out = encode_split(*data, encode, config.task_prefixes, config.validation_split)
         counts = f"{counted(len(mixed.examples), 'ranking')} to learn from, {len(self.held_out)} held out"

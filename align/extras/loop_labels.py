@@ -273,13 +273,16 @@ def merge_answers(parts: Sequence[Sequence[Row]], prefix: str) -> list[Row]:
     """
     merged = []
     for rows in zip(*parts, strict=True):
-        model_of: dict[str, str] = {}
+        found: dict[str, tuple[str, str]] = {}
         for row in rows:
-            for text, model in zip(row["responses"], row["model"], strict=True):
+            reasons = row.get("finish_reason") or ["stop"] * len(row["responses"])
+            for text, model, reason in zip(row["responses"], row["model"], reasons, strict=True):
                 if text.strip():
-                    model_of.setdefault(text, model)
-        if len(model_of) > 1:
+                    found.setdefault(text, (model, reason))
+        if len(found) > 1:
             first = {**rows[0], "id": f"{prefix}{rows[0]['id']}"}
             first.pop("rewards", None)
-            merged.append({**first, "responses": list(model_of), "model": list(model_of.values())})
+            merged.append({**first, "responses": list(found), "model": [model for model, _ in found.values()]})
+            if "finish_reason" in first:
+                merged[-1]["finish_reason"] = [reason for _, reason in found.values()]
     return merged

@@ -71,6 +71,8 @@ class LoadedReward:
             libraries' reward models do, and not to the token that ends a turn.
         has_template: False for a classifier whose tokenizer has no chat template.
         reads_policy_ids: whether it reads the policy's token ids, because its own tokenizer is not known.
+        scores_at_end: whether a response that was cut gets an end token, at which the score is read, as in training. False
+            for other libraries' models, whose training is not known.
     """
 
     model: nn.Module
@@ -79,6 +81,7 @@ class LoadedReward:
     reads_whole_turns: bool = False
     has_template: bool = True
     reads_policy_ids: bool = False
+    scores_at_end: bool = True
 
 
 # ---------------------------------------------------------------------------------------------------------------- saving
@@ -224,7 +227,7 @@ def load_reward_model(
     loaded = load_whole(folder, compute_dtype(dtype), allow_reward_model=True)
     if published := published_class(loaded.backbone.model.config):
         model = published.reward_model(loaded.backbone, loaded.tokenization, folder)
-        return LoadedReward(model.eval().requires_grad_(False), loaded, 0.0, reads_whole_turns=True)
+        return LoadedReward(model.eval().requires_grad_(False), loaded, 0.0, reads_whole_turns=True, scores_at_end=False)
     if not is_reward_model(folder, kind):
         return _external_reward(folder, loaded, chat_template)
     head, mean = load_head(folder, loaded.backbone, kind)
@@ -315,4 +318,4 @@ def _external_reward(name: str, loaded: LoadedModel, chat_template: str = "auto"
     has_template, own = loaded.tokenization.has_own_template, loaded.tokenization
     if not has_template and chat_template != "auto" and not isinstance(own, PairTokenization):
         loaded = replace(loaded, tokenization=Tokenization(own.tokenizer, chat_template))
-    return LoadedReward(model, loaded, mean, reads_whole_turns=has_template, has_template=has_template)
+    return LoadedReward(model, loaded, mean, has_template, has_template, scores_at_end=False)

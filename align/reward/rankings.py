@@ -1,5 +1,6 @@
 """Rankings in memory: how a model reads them, and the metrics of a reward model on them."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -135,6 +136,20 @@ def mean_loss(rankings: Sequence[ScoredRanking], pairs: Pairs) -> float:
     rewards = torch.tensor([value for item in rankings for value in item.rewards], dtype=torch.float64)
     pairs = pairs._replace(weight=pairs.weight.double(), margin=torch.zeros_like(pairs.margin))
     return float(ranking_loss(rewards, pairs)) / len(rankings)
+
+
+CHANCE_LOSS = math.log(2)
+"""The ranking loss of a model that gives all responses the same reward."""
+
+
+def chance_warning(loss: float | None) -> str:
+    """Return a sentence if a validation loss exceeds that of equal rewards; "" if it does not, or without one."""
+    if loss is None or not loss > CHANCE_LOSS:
+        return ""
+    return (
+        f"the validation loss {loss:.3f} exceeds log 2 = {CHANCE_LOSS:.3f}, the loss of equal rewards for all responses: "
+        "the rewards are worse than none"
+    )
 
 
 def ranking_metrics(rankings: Sequence[ScoredRanking]) -> dict[str, float]:

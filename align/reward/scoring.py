@@ -104,6 +104,7 @@ class RewardModelScorer:
         reads_whole_turns: see `LoadedReward`; needs `tokenization`.
         reads_given_ids: whether prompts that the data holds as token ids are read as they are, with the response's ids.
         rewritten: the texts that the model's tokenizer could not read as they are.
+        end_id: the end token that a response gets if it was cut, because the score is read there; None: it gets none.
     """
 
     module: RewardFunctionOfTokens
@@ -116,6 +117,7 @@ class RewardModelScorer:
     reads_whole_turns: bool = False
     reads_given_ids: bool = False
     rewritten: int = 0
+    end_id: int | None = None
 
     @classmethod
     def from_loaded(
@@ -128,7 +130,18 @@ class RewardModelScorer:
         alike = reads_ids_of(reward, policy) and not reward.reads_whole_turns
         own = None if alike else loaded.tokenization
         known = knows_tokens_of(loaded.tokenization, policy)
-        return cls(module, reward.mean, loaded.backbone, accelerator, budget, profile, own, reward.reads_whole_turns, known)
+        return cls(
+            module=module,
+            mean=reward.mean,
+            backbone=loaded.backbone,
+            accelerator=accelerator,
+            budget=budget,
+            flops_profile=profile,
+            tokenization=own,
+            reads_whole_turns=reward.reads_whole_turns,
+            reads_given_ids=known,
+            end_id=policy.end_id if reward.scores_at_end else None,
+        )
 
     def __call__(self, responses: Sequence[SampledResponse]) -> list[float]:
         """Rewards minus the mean over demonstrations; the same on every process. Raises: see `score_rows`."""
@@ -160,12 +173,14 @@ class RewardModelScorer:
 
     def encode(self, response: SampledResponse) -> PromptResponse:
         """A prompt and a response in the token ids of the reward model."""
+        ended = response.ended or self.end_id is not None
         if self.tokenization is None or (self.reads_given_ids and response.given_as_ids):
             rows = vocabulary_rows(self.backbone.model)
             # A padding token that the policy samples, or an id that is no token: the model may have no row for it.
-            return PromptResponse(*([id for id in ids if id < rows] for ids in (response.prompt_ids, response.ids)))
+            prompt, written = ([id for id in ids if id < rows] for ids in (response.prompt_ids, response.ids))
+            return PromptResponse(prompt, written if response.ended else self._with_end(prompt, written))
         try:
-            return self._encode_text(self.tokenization, response.conversation, response.text, response.ended)
+            return self._encode_text(self.tokenization, response.conversation, response.text, ended)
         except ConversationError as error:
             for rewrite in REWRITINGS:
                 chat = self.tokenization.chat
@@ -173,7 +188,7 @@ class RewardModelScorer:
                     {"role": turn["role"], "content": rewrite(chat, turn["content"])} for turn in response.conversation
                 )
                 with suppress(ConversationError):
-                    ids = self._encode_text(self.tokenization, turns, rewrite(chat, response.text), response.ended)
+                    ids = self._encode_text(self.tokenization, turns, rewrite(chat, response.text), ended)
                     self._report_rewritten(error)
                     return ids
             raise
@@ -190,6 +205,13 @@ class RewardModelScorer:
         self.rewritten += 1
         if self.rewritten & (self.rewritten - 1) == 0:  # 1, 2, 4, 8 and so on
             print_once(f"{counted(self.rewritten, 'text')} rewritten for the reward model's tokenizer: {error}")
+
+    def _with_end(self, prompt: list[int], ids: list[int]) -> list[int]:
+        """Return response ids with an end token, which replaces the last id if the context has no room for one more."""
+        if self.end_id is None:
+            return ids
+        has_room = self.backbone.fits(len(prompt), len(ids) + 1)
+        return [*(ids if has_room else ids[:-1]), self.end_id]
 
     def require_context(
         self, name: str, prompts: Sequence[EncodedPrompt], new_tokens: int, policy: Tokenization, after: int = 0

@@ -4,7 +4,7 @@ Launch it by `accelerate launch align/reward/train.py --config configs/reward/x.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
@@ -31,6 +31,7 @@ from align.reward.config import RewardConfig
 from align.reward.loss import centering_loss, ordered_rightly, ranking_loss
 from align.reward.rankings import (
     ScoredRanking,
+    chance_warning,
     group_flops,
     group_sizes,
     label_pairs,
@@ -131,8 +132,9 @@ def batch_loss(
     """
     if lm_weight:
         prompt, response, prompt_of_response = pack_rankings(rankings, device)
-        is_best = torch.tensor([rank == 1 for item in rankings for rank in item.ranks], device=device)
-        rewards, log_probs = model(prompt, response, prompt_of_response, response.mask() & is_best[:, None])
+        learned = torch.tensor([count for item in rankings for count in best_tokens(item)], device=device)
+        positions = torch.arange(response.ids.shape[1], device=device)
+        rewards, log_probs = model(prompt, response, prompt_of_response, positions < learned[:, None])
     else:
         rewards = reward_rankings(model, rankings, device)
     pairs = label_pairs(rankings, soft_targets).to(device)
@@ -170,7 +172,7 @@ class RewardLanguageModel(RewardModel):
 
 def best_tokens(ranking: EncodedRanking) -> list[int]:
     """Return the tokens of each response that the language-model loss is taken on: those of the best responses."""
-    return [len(ids) if rank == 1 else 0 for ids, rank in zip(ranking.responses, ranking.ranks, strict=True)]
+    return [count if rank == 1 else 0 for count, rank in zip(ranking.written_tokens, ranking.ranks, strict=True)]
 
 
 def example_flops(backbone: Backbone, profile: FlopsProfile, ranking: EncodedRanking, lm_weight: float) -> float:
@@ -183,7 +185,8 @@ def evaluate(
 ) -> tuple[dict[str, float], list[ScoredRanking]]:
     """Return metrics on held-out rankings, equal on every process, and the rankings with their rewards.
 
-    The loss has the targets of training. The other metrics, and the rankings that are returned, leave out ties.
+    The loss has the targets of training; a loss above that of equal rewards is printed as a warning. The other metrics, and
+    the rankings that are returned, leave out ties.
     """
     if not held_out:
         return {}, []
@@ -192,6 +195,9 @@ def evaluate(
     metrics = ranking_metrics(ordered) if ordered else {}
     if soft_targets:
         metrics["loss"] = mean_loss(scored, label_pairs(held_out, soft_targets))
+    if warning := chance_warning(metrics.get("loss")):
+        causes = "check the labels, the learning rate and how many responses overlong: truncate has cut"
+        engine.run.print(f"warning: {warning}; {causes}")
     return {f"validation/{name}": value for name, value in metrics.items()}, ordered
 
 
@@ -220,7 +226,9 @@ def save(
 
     def write() -> None:
         weights = weights_of(loaded.backbone, state)
-        card = run.card("Reward model", data, metrics, mean=f"{mean:.4g}")
+        warning = chance_warning(metrics.get("validation/loss"))
+        more = {"mean": f"{mean:.4g}"} | ({"warning": warning} if warning else {})
+        card = run.card("Reward model", data, metrics, **more)
         write_json(run.folder / "validation.json", [asdict(item) for item in scored])
         metadata = {"mean": mean, "mean_over": len(demonstrated)}
         save_reward_model(run.folder / "model", loaded, weights, state["head.linear.weight"], metadata, card)
@@ -246,13 +254,14 @@ def encode_demonstrated(data: Data, loaded: LoadedModel, limits: Limits, skip_ba
     """Return demonstrations as rankings of one response, the one that a person wrote: for the mean reward."""
 
     def encode_one(record: Demonstration, apply_limits: ApplyLimits) -> Iterator[EncodedRanking]:
-        example = encode_demonstration(loaded.tokenization, record, one_row=False)[-1]
+        complete = replace(record, finish_reason=None)  # a score is read at the end token
+        example = encode_demonstration(loaded.tokenization, complete, one_row=False)[-1]
         kept = apply_limits(example.prompt, example.response)
         assert kept is not None  # too long a text is truncated
         yield EncodedRanking(kept.prompt, [kept.response], [1])
 
     limits = Limits(limits.prompt, limits.response, "truncate")
-    return encode_records(data, Demonstration, loaded, limits, skip_bad_rows, encode_one)
+    return encode_records(data, Demonstration, loaded, limits, skip_bad_rows, encode_one, kept_end=1)
 
 
 class RewardTrainer:

@@ -23,7 +23,9 @@ class InferenceConfig(Settings):
     batch_tokens: int = option(
         16384, "padded prompt and response tokens in memory at once; results depend on it in bfloat16, not in float32", gt=0
     )
-    chat_template: str = option("auto", "chat template: auto, plain, raw, or the path of a Jinja file")
+    chat_template: str = option(
+        "auto", "chat template: auto, plain, raw, a name or the path of a Jinja file; auto[VARIABLE=VALUE, ...]"
+    )
     skip_bad_rows: bool = option(False, "leave out rows that cannot be read instead of stopping at the first")
 
 

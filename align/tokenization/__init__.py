@@ -1,6 +1,7 @@
 """Conversations to token ids and back."""
 
-from align.tokenization.base import PairTokenization, Tokenization, encode_demonstration
+from align.tokenization.base import Tokenization, encode_demonstration
+from align.tokenization.pairs import PairTokenization
 from align.tokenization.rendering import (
     NAMED_TEMPLATES,
     PLAIN_TEMPLATE,

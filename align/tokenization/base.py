@@ -7,6 +7,7 @@ Only a template writes special tokens. A message that spells one (`<|im_end|>`, 
 message cannot end a turn.
 """
 
+import re
 from collections.abc import Sequence
 from contextlib import suppress
 
@@ -14,7 +15,7 @@ from transformers import PreTrainedTokenizerBase
 
 from align.core.errors import UserError
 from align.data.records import Conversation, Demonstration, Message
-from align.tokenization.encoded import EncodedDemonstration
+from align.tokenization.encoded import EncodedDemonstration, SampledResponse
 from align.tokenization.rendering import ChatRenderer, ConversationError
 
 LONGEST_CHARACTER = 4
@@ -22,6 +23,7 @@ LONGEST_CHARACTER = 4
 JOINED = ("The answer is 4.", "4")
 """Answers that test whether a tokenizer reads an answer after a prompt as it reads it alone."""
 MARKER = "The answer."
+_OPENING_TAG, _CLOSING_TAG = re.compile(r"<([a-z_]+)>", re.IGNORECASE), re.compile(r"</([a-z_]+)>", re.IGNORECASE)
 
 
 class Tokenization:
@@ -59,6 +61,7 @@ class Tokenization:
         self._end_texts = tokenizer.convert_ids_to_tokens(sorted(self.end_ids))
         self._tails: dict[tuple[str, ...], str] = {}
         self._closings: dict[str, int | None] = {}
+        self._begun, self._header = self._find_beginnings()
         asked = self.chat.render(({"role": "user", "content": "Hi"},))
         # SentencePiece puts a space before the first word of a text, but not after a line break.
         self._joins = all(
@@ -87,6 +90,22 @@ class Tokenization:
         only = bool(after) and self.chat.special_ids.isdisjoint(after) and self.chat.reserve(after[0])
         return int(after[0] if only or self.chat.special_ids.intersection(after[:1]) else self.tokenizer.eos_token_id)
 
+    def _find_beginnings(self) -> tuple[str, list[int]]:
+        """Return what differs between the beginning of a sampled answer and that of a recorded one.
+
+        Returns:
+            The tag that a prompt for sampling opens and no recorded answer has, such as `<think>`, with the text around it,
+            or "". And the ids of a header with special tokens that the model writes before its answer (gpt-oss).
+        """
+        prompt: Conversation = ({"role": "user", "content": "Hi"},)
+        asked, told = self.chat.render(prompt), self.chat.render((*prompt, {"role": "assistant", "content": MARKER}), False)
+        head = told.rsplit(MARKER, 1)[0]
+        begun = asked.removeprefix(head) if asked.startswith(head) else ""
+        closed = {tag.lower() for tag in _CLOSING_TAG.findall(begun)}
+        opens = any(tag.lower() not in closed for tag in _OPENING_TAG.findall(begun))
+        header = self.chat.template_ids(head.removeprefix(asked)) if head.startswith(asked) else []
+        return begun if opens else "", header if self.chat.special_ids.intersection(header) else []
+
     def prompt_ids(self, prompt: Conversation) -> list[int]:
         """Return the prompt up to the beginning of the assistant's turn, as sampling reads it.
 
@@ -109,21 +128,21 @@ class Tokenization:
     ) -> tuple[list[int], list[int]]:
         """Return a prompt and a recorded answer with its end token, as the template writes a conversation that ends with it.
 
-        The prompt is that of sampling, as far as the template writes the same before a recorded answer: a `<think>` that
-        opens a thought for sampling is not part of it.
+        The prompt is that of sampling, as far as the template writes the same before a recorded answer. A `<think>` that
+        opens a thought for sampling is part of it if the answer begins with it, as `text` returns it.
 
         Args:
             whole: refuse an answer of which the template drops a part, such as a thought.
-            ended: False for a response that was cut off: without the end token.
+            ended: False for a response that was cut off: without the end token and the text before it.
 
         Raises:
             ConversationError: as `prompt_ids`, and if a part of the answer is dropped.
         """
-        prompt_ids, (response,) = self.answers_ids(prompt, [text], whole)
-        return prompt_ids, response if ended else response[:-1]
+        prompt_ids, (response,) = self.answers_ids(prompt, [text], whole, [ended])
+        return prompt_ids, response
 
     def answers_ids(
-        self, prompt: Conversation, texts: Sequence[str], whole: bool = True
+        self, prompt: Conversation, texts: Sequence[str], whole: bool = True, ended: Sequence[bool] | None = None
     ) -> tuple[list[int], list[list[int]]]:
         """Return a prompt and several recorded answers, see `answer_ids`; the prompt is the part that all of them share."""
         self.chat.require_turns(prompt)
@@ -131,25 +150,29 @@ class Tokenization:
         opening = (
             self.chat.conversation_ids(prompt) if self.chat.spells_special_token(prompt) else self.chat.template_ids(asked)
         )
+        # Nothing is left of an empty answer without its end token.
+        ends = [not text or is_ended for text, is_ended in zip(texts, ended or [True] * len(texts), strict=True)]
         if self.chat.encoder_decoder:
-            return opening, [self.response_ids(text) for text in texts]
+            answers = [self.response_ids(text) for text in texts]
+            return opening, [ids if end else ids[:-1] for ids, end in zip(answers, ends, strict=True)]
         found: list[tuple[list[int], list[int]]] = []
-        for text in texts:
+        for text, end in zip(texts, ends, strict=True):
             messages: Conversation = (*prompt, {"role": "assistant", "content": text})
             self.chat.require_turns(messages)
             told = self.chat.render(messages, False)
-            response = self._plain_continuation(asked, told, text)
-            found.append((opening, response) if response else self._cut_answer(messages, opening, whole))
+            response = self._plain_continuation(asked, told, text, end)
+            found.append((opening, response) if response else self._cut_answer(messages, opening, whole, end))
         shared = min(len(ids) for ids, _ in found)
         return opening[:shared], [[*ids[shared:], *response] for ids, response in found]
 
-    def _plain_continuation(self, asked: str, told: str, text: str) -> list[int] | None:
+    def _plain_continuation(self, asked: str, told: str, text: str, ended: bool) -> list[int] | None:
         """Return the ids of an answer and its end token, or None if the template writes something else after the prompt.
 
         Args:
             asked: the rendered prompt.
             told: the rendered conversation that ends with the answer.
         """
+        text = text.removeprefix(self._begun) if asked.endswith(self._begun) else text
         if not self._joins or not told.startswith(asked + text):
             return None
         tail = told[len(asked) + len(text) :]
@@ -158,9 +181,13 @@ class Tokenization:
             ends = [token for token in after if token in self.end_ids] or [self.end_id]
             self._closings[tail] = ends[0] if after[:1] == ends[:1] or ends[0] not in after else None
         closing = self._closings[tail]
-        return None if closing is None else [*self.text_ids(text), closing]
+        if closing is None:
+            return None
+        return [*self.text_ids(text), *([closing] if ended else [])]
 
-    def _cut_answer(self, messages: Conversation, opening: list[int], whole: bool) -> tuple[list[int], list[int]]:
+    def _cut_answer(
+        self, messages: Conversation, opening: list[int], whole: bool, ended: bool
+    ) -> tuple[list[int], list[int]]:
         """Return prompt and last answer of a conversation, cut from its rendering."""
         asked, told = self.chat.render(messages[:-1]), self.chat.render(messages, False)
         tail = self._tail(messages)
@@ -177,6 +204,8 @@ class Tokenization:
         head, tail = self._split_tail(told, tail)
         ends = [tail.find(text) + len(text) for text in self._end_texts if text in tail]
         text, closing = head + tail[: min(ends, default=0)], [] if ends else [self.end_id]
+        if not ended:
+            text, closing = head, []
         ids = [*self.chat.marked_ids(text, spelled), *closing]
         shared = _shared(opening, ids)
         if told.startswith(asked) and shared < len(opening):
@@ -265,10 +294,25 @@ class Tokenization:
         return self.as_whole_text(asked), encoded
 
     def text(self, ids: list[int]) -> str:
-        """Return the text of a response without special tokens and the template's end token, which may be none of them."""
+        """Return the text of a sampled response without special tokens, the template's end token and outer spaces.
+
+        It begins with the tag that the prompt has opened for the response, such as `<think>`. A header of special tokens
+        and plain ones that the template writes before recorded answers is left out.
+        """
         written = ids[:-1] if ids[-1:] == [self.end_id] else ids
+        if self._header and written[: len(self._header)] == self._header:
+            written = written[len(self._header) :]
         # T5's tokenizers may ask for a clean-up, which removes the space before a period.
-        return str(self.tokenizer.decode(written, skip_special_tokens=True, clean_up_tokenization_spaces=False)).strip()
+        text = str(self.tokenizer.decode(written, skip_special_tokens=True, clean_up_tokenization_spaces=False))
+        return (self._begun + text).strip()
+
+    def reads_back(self, response: SampledResponse) -> bool:
+        """Return whether a sampled response that is saved as text is learned as the same token ids after the same prompt."""
+        try:
+            prompt, ids = self.answer_ids(response.conversation, response.text, ended=response.ended)
+        except ConversationError:
+            return False
+        return prompt + ids == response.prompt_ids + response.ids
 
     def token_texts(self, ids: list[int]) -> list[str]:
         """Return the text of each token, special tokens included; a character of several tokens is at the last of them."""
@@ -299,56 +343,6 @@ class Tokenization:
         )
 
 
-class PairTokenization(Tokenization):
-    """The input of encoders (BERT): `tokenizer(prompt, response)`.
-
-    Prompt and response include the marks: `[CLS] prompt [SEP]` and `response [SEP]`. A tokenizer without a chat template
-    reads the prompt's plain text.
-    """
-
-    reads_pairs = True
-
-    def _prepare(self) -> None:
-        tokenizer = self.tokenizer
-        if tokenizer.eos_token is None and tokenizer.sep_token is not None:
-            tokenizer.eos_token = tokenizer.sep_token  # BERT's tokenizer names no EOS
-        first, second = (tokenizer(text, add_special_tokens=False).input_ids for text in ("a", "b"))
-        both = tokenizer("a", "b").input_ids
-        start = _find(both, first, 0)
-        between = _find(both, second, start + len(first))
-        self._before, self._middle = both[:start], both[start + len(first) : between]
-        self._after = both[between + len(second) :]
-        if not self._middle or not self._after:
-            raise UserError("the tokenizer writes no mark between two texts: an encoder could not tell prompt from response")
-        self.fixed_before, self.fixed_after = len(self._before), len(self._after)
-
-    def _find_end_of_turn(self) -> int:
-        return int(self._after[0])
-
-    def prompt_ids(self, prompt: Conversation) -> list[int]:
-        self.chat.require_turns(prompt)
-        return [*self._before, *self.chat.conversation_ids(prompt), *self._middle]
-
-    def answer_ids(
-        self, prompt: Conversation, text: str, whole: bool = True, ended: bool = True
-    ) -> tuple[list[int], list[int]]:
-        return self.prompt_ids(prompt), self.response_ids(text)
-
-    def answers_ids(
-        self, prompt: Conversation, texts: Sequence[str], whole: bool = True
-    ) -> tuple[list[int], list[list[int]]]:
-        return self.prompt_ids(prompt), [self.response_ids(text) for text in texts]
-
-    def response_ids(self, text: str) -> list[int]:  # the mark closes the pair, not the response
-        return [*self.text_ids(text), *self._after]
-
-    def whole_turn_ids(self, prompt: Conversation, text: str, ended: bool = True) -> tuple[list[int], list[int]]:
-        return self.prompt_ids(prompt), self.response_ids(text)
-
-    def reads_alike(self, other: Tokenization) -> bool:
-        return isinstance(other, PairTokenization) and super().reads_alike(other)
-
-
 def _shared(first: Sequence[int], second: Sequence[int]) -> int:
     pairs = enumerate(zip(first, second, strict=False))
     return next((place for place, (a, b) in pairs if a != b), min(len(first), len(second)))
@@ -357,12 +351,6 @@ def _shared(first: Sequence[int], second: Sequence[int]) -> int:
 def _letters(text: str) -> str:
     """Return a text without white space, which templates trim."""
     return "".join(text.split())
-
-
-def _find(ids: list[int], part: list[int], start: int) -> int:
-    """Return the index at which `part` begins in `ids[start:]`, or `len(ids)`."""
-    places = range(start, len(ids) - len(part) + 1)
-    return next((place for place in places if ids[place : place + len(part)] == part), len(ids))
 
 
 def encode_demonstration(
@@ -376,7 +364,8 @@ def encode_demonstration(
     """
     messages = (*demonstration.prompt, *demonstration.continuation)
     places = [i for i in range(len(demonstration.prompt), len(messages)) if messages[i]["role"] == "assistant"]
-    turns = [tokenization.answer_ids(messages[:place], messages[place]["content"]) for place in places]
+    cut = len(messages) - 1 if demonstration.cut_responses else None  # nothing was written after its last token
+    turns = [tokenization.answer_ids(messages[:place], messages[place]["content"], ended=place != cut) for place in places]
     rows = [[*prompt, *response] for prompt, response in turns]
     # Between two answers, text with a spelled special token would mix template and message.
     apart = not one_row or len(turns) == 1 or tokenization.chat.spells_special_token(messages)

@@ -75,6 +75,7 @@ class EncodedRanking:
         margin: difference of rewards by which a better response should win.
         preferences: [K, K] probability that response i is better than response j.
         opening: as of `EncodedDemonstration`.
+        ended: [K] whether the response is complete; the end token of any other was added for the score; None: all are.
     """
 
     prompt: TokenIds
@@ -84,6 +85,13 @@ class EncodedRanking:
     category: str | None = None
     preferences: Sequence[Sequence[float]] | None = None
     opening: int = 0
+    ended: Sequence[bool] | None = None
+
+    @property
+    def written_tokens(self) -> list[int]:
+        """[K]: the tokens of each response that somebody wrote, without an end token that was added."""
+        ended = self.ended or [True] * len(self.responses)
+        return [len(ids) - (not is_ended) for ids, is_ended in zip(self.responses, ended, strict=True)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,9 +2,11 @@
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import date, datetime
 
+from jinja2 import Environment, TemplateError
+from jinja2.meta import find_undeclared_variables
 from transformers import PreTrainedTokenizerBase
 from transformers.utils.chat_template_utils import mark_control_tokens
 
@@ -41,18 +43,80 @@ def template_date() -> str:
     return _date.isoformat()
 
 
-def choose_template(own: str, name: str) -> str:
-    """Return the chat template `name`: `auto` (which is `own`), `plain`, `raw`, or the path of a Jinja file."""
-    if name == "auto":
-        return _with_fixed_date(own)
-    if name in NAMED_TEMPLATES:
-        return NAMED_TEMPLATES[name]
+def choose_template(own: str | Mapping[str, str], name: str) -> str:
+    """Return the chat template `name`: `auto` (which is `own`), `plain`, `raw`, or the path of a Jinja file.
+
+    Args:
+        own: the tokenizer's template, or several by name; then `name` may also be one of their names.
+        name: may end with variables of the template, as `auto[enable_thinking=false]`.
+    """
+    name, variables = _split_variables(name)
+    if isinstance(own, Mapping) and (name in own or name == "auto"):
+        if name == "auto" and "default" not in own:
+            raise UserError(
+                f"the tokenizer has the chat templates {', '.join(own)} and no default; name one, such as chat_template "
+                f"{min(own)}"
+            )
+        template = _with_fixed_date(own["default" if name == "auto" else name])
+    elif name == "auto":
+        template = _with_fixed_date(str(own))
+    elif name in NAMED_TEMPLATES:
+        template = NAMED_TEMPLATES[name]
+    else:
+        try:
+            template = _with_fixed_date(resolve_path(name).read_text(encoding="utf-8"))
+        except OSError as error:
+            named = f", {', '.join(own)}" if isinstance(own, Mapping) else ""
+            wrong = f"chat_template '{name}': {error.strerror}"
+            raise UserError(f"{wrong}; give auto, plain, raw{named} or the path of a Jinja file") from error
+    return _with_variables(template, variables)
+
+
+_VARIABLES = re.compile(r"(?P<name>[^\[\]]+)\[(?P<variables>[^\[\]]*)\]\s*")
+
+
+def _split_variables(name: str) -> tuple[str, dict[str, object]]:
+    """Separate `NAME[VARIABLE=VALUE, ...]`. A value is JSON, or text without quotes."""
+    match = _VARIABLES.fullmatch(name)
+    if match is None or resolve_path(name).exists():
+        return name, {}
+    variables: dict[str, object] = {}
+    for part in match["variables"].split(","):
+        variable, equals, value = (word.strip() for word in part.partition("="))
+        if not (equals and value and variable.isidentifier()):
+            raise UserError(f"chat_template '{name}': write [VARIABLE=VALUE, ...], such as auto[enable_thinking=false]")
+        try:
+            variables[variable] = json.loads(value.lower() if value in ("True", "False", "None") else value)
+        except ValueError:
+            variables[variable] = value
+    return match["name"].strip(), variables
+
+
+def _with_variables(template: str, variables: Mapping[str, object]) -> str:
+    """Set variables at the beginning of a template. Every program that renders it then uses them."""
+    if not variables:
+        return template
+    read = _variables_of(template)
+    for variable in variables:
+        if variable not in read:
+            raise UserError(
+                f"chat_template: the template does not read the variable '{variable}'; it reads "
+                f"{', '.join(sorted(read)) or 'none'}"
+            )
+    values = {name: "none" if value is None else json.dumps(value, ensure_ascii=False) for name, value in variables.items()}
+    return "".join(f"{{% set {name} = {value} %}}" for name, value in values.items()) + template
+
+
+def _variables_of(template: str) -> set[str]:
     try:
-        return _with_fixed_date(resolve_path(name).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError(
-            f"chat_template '{name}': {error.strerror}; give auto, plain, raw or the path of a Jinja file"
-        ) from error
+        # `generation` marks an assistant's turn for transformers; it is no tag of Jinja's.
+        parsed = Environment(extensions=["jinja2.ext.loopcontrols"]).parse(_GENERATION_TAG.sub("", template))
+    except TemplateError as error:
+        raise UserError(f"chat_template: the template cannot be parsed ({first_line(error)}); mend it") from error
+    return find_undeclared_variables(parsed) - {"messages", "add_generation_prompt", "raise_exception", "strftime_now"}
+
+
+_GENERATION_TAG = re.compile(r"{%-?\s*(?:end)?generation\s*-?%}")
 
 
 def _with_fixed_date(template: str) -> str:
@@ -84,7 +148,7 @@ class ChatRenderer:
     because other programs prompt a saved model through it.
 
     Args:
-        chat_template: `auto` (the tokenizer's own, else `plain`), `plain`, `raw`, or the path of a Jinja file.
+        chat_template: see `choose_template`; a tokenizer without a template has `plain`.
         encoder_decoder: whether an encoder reads the prompt.
         reads_pairs: whether the model reads pairs of texts: the template defaults to `raw` and is not completed.
 
@@ -97,8 +161,6 @@ class ChatRenderer:
     ) -> None:
         self.tokenizer, self.encoder_decoder = tokenizer, encoder_decoder
         own = tokenizer.chat_template
-        if isinstance(own, dict):  # one for each use
-            own = own.get("default")
         template = self.template = choose_template(own or (RAW_TEMPLATE if reads_pairs else PLAIN_TEMPLATE), chat_template)
         self.opening_ids, after = self.automatic_tokens()
         self.closing_ids = after if encoder_decoder else []

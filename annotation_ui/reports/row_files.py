@@ -9,6 +9,7 @@ from typing import Any
 
 from align.core.errors import UserError
 from align.core.files import new_file
+from align.data.conversation import ANSWERS, unambiguous
 from annotation_ui.rendering.markdown import as_messages
 from annotation_ui.tasks import Json
 
@@ -17,7 +18,12 @@ _FORMULA = tuple("=+-@＝＋－＠")  # what begins a formula, in full width, to
 
 def to_jsonl(rows: list[Json]) -> bytes:
     """One JSON object a line, as training reads it."""
-    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
+    return "".join(json.dumps(unambiguous(row), ensure_ascii=False) + "\n" for row in rows).encode()
+
+
+def assistant_turns(answer: Any) -> Any:
+    """An answer as a list of one message."""
+    return [{"role": "assistant", "content": answer}] if isinstance(answer, str) else answer
 
 
 def to_parquet(rows: list[Json]) -> bytes:
@@ -25,6 +31,10 @@ def to_parquet(rows: list[Json]) -> bytes:
     import pyarrow
     import pyarrow.parquet
 
+    rows = [unambiguous(row) for row in rows]
+    for field in ANSWERS:
+        if any(isinstance(row.get(field), list) for row in rows):
+            rows = [{**row, field: assistant_turns(row[field])} if field in row else row for row in rows]
     if len({isinstance(row["prompt"], str) for row in rows}) > 1:
         rows = [{**row, "prompt": as_messages(row["prompt"])} for row in rows]
     columns = sorted({field for row in rows for field in row})

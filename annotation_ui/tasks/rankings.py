@@ -28,6 +28,10 @@ def ranking_fields(row: Json, fewest: int, most: int) -> Json:
     fields = {"prompt": row.get("prompt"), "responses": [responses[i] for i in first]}
     if row.get("model") is not None:
         fields["model"] = [models[i] for i in first]
+    if row.get("finish_reason") is not None:
+        reasons = row["finish_reason"]
+        require(isinstance(reasons, list) and len(reasons) == len(responses), "finish_reason: must be one for each response")
+        fields["finish_reason"] = [reasons[i] for i in first]
     checked_record(Ranking, {**fields, "ranks": list(range(1, len(first) + 1))})
     for number, response in enumerate(responses):
         require(len(response) <= MAX_TEXT, f"responses[{number}]: longer than {MAX_TEXT} characters")
@@ -42,7 +46,7 @@ def ranking_fields(row: Json, fewest: int, most: int) -> Json:
 def ranking_row(content: Json, ranks: Sequence[int], answer: Json, **more: Any) -> Json:
     """One ranking as a row (docs/data.md), with the labeler's comment and the names of models, if given."""
     row = {"prompt": content["prompt"], "responses": content["responses"], "ranks": ranks, **more, **comment_field(answer)}
-    return row | {field: content[field] for field in ("model", "also_by") if content.get(field)}
+    return row | {field: content[field] for field in ("model", "also_by", "finish_reason") if content.get(field)}
 
 
 def ranking_pairs(rows: Sequence[Json]) -> Iterator[Json]:
@@ -52,7 +56,9 @@ def ranking_pairs(rows: Sequence[Json]) -> Iterator[Json]:
             if row["ranks"][i] == row["ranks"][j]:
                 continue  # a tie prefers neither
             better, worse = (i, j) if row["ranks"][i] < row["ranks"][j] else (j, i)
-            yield {"prompt": row["prompt"], "chosen": row["responses"][better], "rejected": row["responses"][worse]}
+            pair = {"prompt": row["prompt"], "chosen": row["responses"][better], "rejected": row["responses"][worse]}
+            reasons = row.get("finish_reason")
+            yield pair | ({"finish_reason": [reasons[better], reasons[worse]]} if reasons else {})
 
 
 def ranking_attributes(rows: Sequence[Json]) -> Iterator[Json]:

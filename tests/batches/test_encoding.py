@@ -1,7 +1,19 @@
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
-from align.batches.encoding import Limits, encode_demonstrations, encode_prompts, encode_rankings
+from align.batches.encoding import (
+    Limits,
+    encode_demonstrations,
+    encode_prompts,
+    encode_rankings,
+    tie_equal_responses,
+)
 from align.core.errors import UserError
+from align.data import Ranking
+from align.model_registry.tiny import byte_tokenizer
+from align.models.loading import LoadedModel
+from align.tokenization import Tokenization
 from tests.files import write_rows
 from tests.refusals import refusal
 
@@ -108,3 +120,115 @@ def test_ties_of_all_responses_are_left_out_and_counted(load_sharp, write, caplo
     assert caplog.messages == [f"{path}: left out 2 rankings with all responses tied: ties add nothing to a loss"]
     with pytest.raises(UserError, match="each of its 2 rankings ties all responses; there is nothing to learn"):
         encode_rankings(write(tie, tie), loaded, limits, False)
+
+
+def cut_rows(*reasons):
+    return [{"prompt": "Hi", "completion": "One, two", "finish_reason": reason} for reason in reasons]
+
+
+@pytest.mark.parametrize(("reason", "is_cut"), [("length", True), ("MAX_TOKENS", True), ("stop", False), (None, False)])
+def test_a_demonstration_that_was_cut_has_no_end_token_and_is_counted(load_sharp, caplog, reason, is_cut):
+    loaded = load_sharp("tiny-gpt2")
+    (found,) = encode_demonstrations(cut_rows(reason), loaded, Limits(100, 100), False)
+    whole = loaded.tokenization.response_ids("One, two")
+    assert found.response == (whole[:-1] if is_cut else whole)
+    assert len(found.loss_mask) == len(found.response)
+    assert [("1 of 1" in line and "no end token" in line) for line in caplog.messages] == [True] * is_cut
+
+
+def test_only_the_last_turn_of_a_conversation_was_cut(load_sharp):
+    loaded = load_sharp("tiny-gpt2")
+    turns = [{"role": role, "content": text} for role, text in (("user", "a"), ("assistant", "b")) * 2]
+    end = loaded.tokenization.end_id
+    (complete,) = encode_demonstrations([{"messages": turns}], loaded, Limits(100, 100), False)
+    (cut,) = encode_demonstrations([{"messages": turns, "finish_reason": "length"}], loaded, Limits(100, 100), False)
+    assert complete.response == [*cut.response, end]
+    assert cut.response.count(end) == 1
+
+
+RESPONSES = st.lists(st.text("ab", max_size=6), min_size=2, max_size=5)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(responses=RESPONSES, data=st.data(), limit=st.integers(2, 5), scored=st.booleans())
+def test_responses_with_equal_ids_after_truncation_are_ties(load_sharp, responses, data, limit, scored):
+    """And a score is read at the end token of each, which a language model learns after complete ones alone."""
+    loaded = load_sharp("tiny-gpt2")
+    end = loaded.tokenization.end_id
+    rank_of = {text: data.draw(st.integers(1, 4), label=text) for text in responses}
+    reasons = [data.draw(st.sampled_from(["stop", "length"])) for _ in responses]
+    row = {"prompt": "Hi", "responses": responses, "ranks": [rank_of[text] for text in responses], "finish_reason": reasons}
+    other = {"prompt": "Hi", "responses": ["c", "d"], "ranks": [1, 2]}
+    found, *more = encode_rankings([row, other], loaded, Limits(100, limit, "truncate"), False, scored=scored)
+    if not more:  # all responses are ties
+        assert len({text[: limit - scored] for text in responses}) < len(responses) or len(set(row["ranks"])) == 1
+        return
+    assert max(map(len, found.responses)) <= limit
+    pairs = [(i, j) for i in range(len(responses)) for j in range(i)]
+    for i, j in pairs:
+        if found.responses[i] == found.responses[j]:
+            assert found.ranks[i] == found.ranks[j]
+    for text, ids, reason in zip(responses, found.responses, reasons, strict=True):
+        is_complete = len(text) < limit and (reason == "stop" or not text)
+        assert (ids[-1] == end) == (scored or is_complete)
+    if scored:
+        counts = [len(ids) - (len(text) >= limit or reason == "length") for text, ids, reason in
+                  zip(responses, found.responses, reasons, strict=True)]  # fmt: skip
+        assert found.written_tokens == counts
+    if len(set(map(tuple, found.responses))) == len(responses):
+        levels = sorted(set(row["ranks"]))
+        assert found.ranks == [levels.index(rank) + 1 for rank in row["ranks"]]
+
+
+def test_best_and_worst_of_three_that_are_equal_say_nothing_of_the_third(load_sharp, caplog):
+    row = {"prompt": "Hi", "responses": ["aaaa1", "b", "aaaa2"], "ranks": [1, 2, 3]}
+    more = {"prompt": "Hi", "responses": ["aaaa1", "aaaa2", "b"], "ranks": [1, 2, 3]}
+    loaded = load_sharp("tiny-gpt2")
+    (found,) = encode_rankings([row, more], loaded, Limits(100, 4, "truncate"), False)
+    assert found.ranks == [1, 1, 2]
+    assert sum("2 rankings have responses with equal token ids" in line for line in caplog.messages) == 1
+
+
+def test_preferences_between_equal_responses_are_ties():
+    matrix = ((0.0, 0.9, 0.6), (0.1, 0.0, 0.2), (0.3, 0.7, 0.0))
+    record = Ranking(
+        prompt=({"role": "user", "content": "Hi"},), responses=("a", "b", "c"), ranks=(1, 2, 3), preferences=matrix
+    )
+    ranks, preferences = tie_equal_responses([[5], [6], [5]], record)
+    assert ranks == [1, 1, 1]
+    assert preferences == ((0.0, 0.9, 0.0), (0.1, 0.0, 0.2), (0.0, 0.7, 0.0))
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(lengths=st.lists(st.integers(1, 40), min_size=1, max_size=8))
+def test_all_overlong_records_are_counted_in_one_error(load_sharp, lengths):
+    rows = [{"prompt": "Hi", "completion": "x" * length} for length in lengths]
+    loaded, limits = load_sharp("tiny-gpt2"), Limits(100, 20)
+    over = [length + 1 for length in lengths if length + 1 > 20]
+    if not over:
+        assert len(encode_demonstrations(rows, loaded, limits, False)) == len(rows)
+        return
+    said = refusal(encode_demonstrations, rows, loaded, limits, False)
+    assert f"record {next(i for i, n in enumerate(lengths, 1) if n + 1 > 20)}: the response has {over[0]} tokens" in said
+    if len(over) > 1:
+        assert f"{len(over)} of {len(rows)} demonstrations are too long: {len(over)} over max_response_tokens 20" in said
+        assert f"the longest {max(over)}" in said
+
+
+def test_a_row_that_the_template_refuses_is_skipped_and_counted(load_sharp, caplog):
+    loaded = load_sharp("tiny-gpt2")
+    refusing = loaded.tokenization.tokenizer.chat_template
+    refusing = "{% if messages[0].role == 'system' %}{{ raise_exception('no system turn') }}{% endif %}" + refusing
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = refusing
+    loaded = LoadedModel(loaded.backbone, Tokenization(tokenizer), loaded.base)
+    turns = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "Hi"}]
+    rows = [{"prompt": turns, "completion": "a"}, {"prompt": "Hi", "completion": "b"}]
+    assert "record 1: the chat template fails" in refusal(encode_demonstrations, rows, loaded, Limits(100, 100), False)
+    (found,) = encode_demonstrations(rows, loaded, Limits(100, 100), True)
+    assert found.response == loaded.tokenization.response_ids("b")
+    assert "skipped 1 bad row of 2:" in caplog.text
+    assert "no system turn" in caplog.text
+    said = refusal(encode_demonstrations, rows[:1], loaded, Limits(100, 100), True)
+    assert "no usable demonstration" in said
+    assert "no system turn" in said

@@ -12,6 +12,7 @@ from align.data import Demonstration, Prompt, read_records
 from align.eval.answers import sampled_responses
 from align.models.loading import load
 from align.reward.checkpoint import load_reward_model
+from align.tokenization import encode_demonstration
 from align.tokenization.encoded import EncodedPrompt
 from tests.commands.words import words_of
 from tests.files import ROOT, read_rows, write_rows
@@ -52,8 +53,22 @@ def test_sample_writes_rows_for_the_labeling_app(tmp_path, prompts):
     for row in rows:
         assert row["model"] == ["tiny-gpt2"]
         assert len(row["responses"]) == 1
+        assert row["finish_reason"] == ["length"]  # an untrained model does not end within 12 tokens
         assert isinstance(row["responses"][0], str)
         assert "rewards" not in row
+
+
+def test_answers_that_were_cut_are_learned_without_an_end_token(tmp_path, prompts, capfd):
+    rows = sampled(tmp_path, prompts, samples_per_prompt=4)
+    loaded = load(ModelConfig(model="tiny-gpt2", dtype="float32"), torch.float32)
+    records = read_records(tmp_path / "out.jsonl", Demonstration, skip_bad_rows=True)
+    reasons = [reason for row in rows for reason in row["finish_reason"]]
+    assert [record.finish_reason for record in records] == reasons
+    for record in records:
+        (example,) = encode_demonstration(loaded.tokenization, record, one_row=True)
+        assert (example.response[-1] == loaded.tokenization.end_id) == (record.finish_reason == "stop")
+    # An untrained model samples bytes that are no UTF-8 and special tokens, which a text does not keep.
+    assert re.search(r"warning: \d+ of 12 responses will be read as other tokens", capfd.readouterr().out)
 
 
 def test_samples_depend_on_the_seed_alone(tmp_path, prompts):

@@ -19,8 +19,8 @@ from tests.data.rows import (
     system,
     user,
 )
+from tests.data.test_published import ARENA_55K, ARGILLA, HELPSTEER_3, LABEL_STUDIO, QA_FEEDBACK, SHAREGPT_PROMPT, WEBGPT
 from tests.data.test_published import ERRORS as PUBLISHED_ERRORS
-from tests.data.test_published import HELPSTEER_3, SHAREGPT_PROMPT, WEBGPT
 from tests.data.test_published import ROWS as PUBLISHED
 from tests.refusals import refusal
 
@@ -38,6 +38,14 @@ ROWS = [
     ("messages", {"messages": [*DIALOGUE, assistant("4")]},
      [Demonstration(prompt=(user("1"),), continuation=(assistant("2"), user("3"), assistant("4")))]),
     ("sampled",
+     {"prompt": "Hi", "responses": ["a", "b"], "model": ["m", "m"], "finish_reason": ["stop", "length"]},
+     [Demonstration(prompt=HI, continuation=(assistant(text),), finish_reason=reason)
+      for text, reason in (("a", "stop"), ("b", "length"))]),
+    ("prompt-completion", {"prompt": "Hi", "completion": "Yo", "finish_reason": "max_tokens"},
+     [Demonstration(prompt=HI, continuation=(assistant("Yo"),), finish_reason="max_tokens")]),
+    ("pair", {"prompt": "Hi", "chosen": "yes", "rejected": "no", "finish_reason": ["stop", "length"]},
+     [pair(HI, "yes", "no", finish_reason=("stop", "length"))]),
+    ("sampled",
      {"id": "7", "prompt": "Hi", "responses": ["a", "b"], "model": ["m", "m"], "category": "c", "rewards": [1.0, 0.5]},
      [Demonstration(prompt=HI, continuation=(assistant(text),), id="7", category="c") for text in "ab"]),
     ("ranking", {"prompt": "Hi", "responses": ["a", "b"], "ranks": [2, 1], "labeler": "ann", "created": "today"},
@@ -54,6 +62,9 @@ ROWS = [
      {"prompt": "Hi", "response": "a", "attributes": {"sensible": 1, "rating": None, "depth": 2.5}, "labeler": "ann"},
      [AttributeJudgment(prompt=HI, response="a", attributes={"sensible": 1, "depth": 2.5}, labeler="ann")]),
     ("prompt", {"prompt": "Hi", "id": "p1"}, [Prompt(prompt=HI, id="p1")]),
+    ("question", {"question_id": 81, "category": "writing", "turns": ["Hi", "Shorter."]},
+     [Prompt(prompt=HI, id="81", category="writing")]),
+    ("question", {"uid": "8f", "cluster": "c", "turns": [{"content": "Hi"}]}, [Prompt(prompt=HI, id="8f")]),
     ("token ids", {"input_ids": [5, 6], "id": "p1"}, [Prompt(ids=(5, 6), id="p1")]),
     # Other people's
     ("HH-RLHF", HH, [pair(DIALOGUE, "yes", "no")]),
@@ -118,6 +129,10 @@ PROMPTS = [
     (STACK, Prompt(prompt=HI, id="31")),
     (SHAREGPT_PROMPT, Prompt(prompt=(system("s"), user("1")))),
     ({**WEBGPT, "score_0": "?", "answer_1": 5}, Prompt(prompt=HI)),
+    ({**ARENA_55K, "winner_model_a": "?"}, Prompt(prompt=DIALOGUE, id="7")),
+    ({**ARGILLA, "responses": {}}, Prompt(prompt=HI, id="r1")),
+    ({**LABEL_STUDIO, "annotations": []}, Prompt(prompt=HI, id="5")),
+    ({**QA_FEEDBACK, "preference": "?"}, Prompt(prompt=(user("Hi\n\nMill\n\nIt is old."),))),
     ({**HELPSTEER_3, "overall_preference": "?"}, Prompt(prompt=DIALOGUE, category="code")),
 ]  # fmt: skip
 
@@ -204,3 +219,25 @@ ERRORS = [
 @pytest.mark.parametrize(("kind", "row", "message"), [*ERRORS, *PUBLISHED_ERRORS])
 def test_errors_name_the_field_of_the_row(kind, row, message):
     assert refusal(convert_row, row, kind) == message
+
+
+@pytest.mark.parametrize(
+    ("prompt", "is_part"),
+    [
+        ("1", True),
+        (" 3\n", True),
+        ("2", False),
+        ("Hi", False),
+        (list(DIALOGUE), True),
+        ([user("3")], True),
+        ([user("1")], False),
+    ],
+)
+def test_a_prompt_beside_whole_conversations_is_compared_with_them(prompt, is_part):
+    row = {"prompt": prompt, **{name: [*DIALOGUE, assistant(name)] for name in ("chosen", "rejected")}}
+    for kind in (Ranking, Prompt):
+        if is_part:
+            (record,) = convert_row(row, kind)[1]
+            assert record.prompt == DIALOGUE
+        else:
+            assert "field 'prompt': differs from the turns" in refusal(convert_row, row, kind)

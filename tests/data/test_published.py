@@ -1,4 +1,5 @@
 import contextlib
+import json
 from fractions import Fraction
 from itertools import product
 
@@ -111,6 +112,63 @@ HELPSTEER_3 = {
 ALPACA_KTO = {"instruction": "1", "input": "", "output": "a", "kto_tag": False}
 TWO = {"prompt": "Hi", "response_a": "a", "response_b": "b"}
 
+
+def parts(*texts):
+    return [{"type": "text", "text": text, "image": None, "mimeType": None} for text in texts]
+
+
+ARENA_55K = {
+    "id": 7,
+    "model_a": "m1",
+    "model_b": "m2",
+    "prompt": json.dumps(["1", "3"]),
+    "response_a": json.dumps(["2", "x"]),
+    "response_b": json.dumps(["2", "y"]),
+    "winner_model_a": 1,
+    "winner_model_b": 0,
+    "winner_tie": 0,
+}
+ALPACA_EVAL = {
+    "instruction": "Hi",
+    "output_1": "a",
+    "generator_1": "m1",
+    "dataset": "helpful_base",
+    "output_2": "b",
+    "generator_2": "m2",
+    "annotator": "gpt4",
+    "preference": 1.9,
+}
+QA_FEEDBACK = {
+    "question": "Hi",
+    "passages": [["Mill", "Mill\n\nIt is", "old."]],
+    **{f"prediction {number}": text for number, text in enumerate("abcd", 1)},
+    "preference": [1, 1, 1, 1, 1, 0],
+}
+RANKED = [{"value": "response_2", "rank": 1}, {"value": "response_1", "rank": 2}]
+ARGILLA = {
+    "id": "r1",
+    "status": "completed",
+    "fields": {"prompt": "Hi", "response_1": "a", "response_2": "b"},
+    "responses": {
+        "ranking": [
+            {"value": RANKED, "user_id": "u1"},
+            {"value": [{**entry, "rank": 1} for entry in RANKED], "user_id": "u2"},
+            {"value": RANKED, "user_id": "u3", "status": "discarded"},
+        ],
+        "comment": [{"value": "fine", "user_id": "u1"}],
+    },
+    "suggestions": {},
+    "metadata": {},
+}
+LABEL_STUDIO = {
+    "id": 5,
+    "data": {"prompt": "Hi", "answer1": "a", "answer2": "b"},
+    "annotations": [
+        {"completed_by": 7, "result": [{"from_name": "pw", "type": "pairwise", "value": {"selected": "right"}}]},
+        {"completed_by": 8, "was_cancelled": True, "result": [{"from_name": "pw", "value": {"selected": "left"}}]},
+    ],
+}
+
 ROWS = [
     ("ShareGPT", SHAREGPT, [Demonstration(prompt=ONE, continuation=(assistant("2"), user("3"), assistant("4")), id="x_0")]),
     ("ShareGPT", {"conversations": said(("human", "1"), ("gpt", "2")), "system": "s"},
@@ -157,6 +215,64 @@ ROWS = [
     ("HelpSteer 3", HELPSTEER_3, [ranked(THREE, "a", "b", ranks=(2, 1), category="code")]),
     ("HelpSteer 3", {**HELPSTEER_3, "overall_preference": 0}, [ranked(THREE, "a", "b", ranks=(1, 1), category="code")]),
     ("Chatbot Arena", arena("model_b"), [ranked(THREE, "yes", "no", ranks=(2, 1), id="58", model=("m1", "m2"))]),
+    ("Chatbot Arena", arena("both_bad"), [ranked(THREE, "yes", "no", ranks=(1, 1), id="58", model=("m1", "m2"))]),
+    # MT-bench's judgments of the first turn show both turns
+    ("Chatbot Arena",
+     {"question_id": 81, "winner": "model_a", "turn": 1, "conversation_a": [*THREE, assistant("4")],
+      "conversation_b": [user("1"), assistant("x"), user("3"), assistant("y")]}, [ranked(ONE, "2", "x", id="81")]),
+    # Arena 140k: parts of text, in Arena-Expert as JSON
+    ("Chatbot Arena",
+     {"id": "u", "winner": "model_b", "conversation_a": [user(parts("Hi")), assistant(parts("a"))],
+      "conversation_b": json.dumps([user(parts("Hi")), assistant(parts("b", "c"))])},
+     [ranked(HI, "a", "bc", ranks=(2, 1), id="u")]),
+    ("Arena 55k", ARENA_55K, [ranked(THREE, "x", "y", id="7", model=("m1", "m2"))]),
+    ("Arena 55k", {**ARENA_55K, "winner_model_a": "0", "winner_tie": "1"},
+     [ranked(THREE, "x", "y", ranks=(1, 1), id="7", model=("m1", "m2"))]),
+    ("AlpacaEval", ALPACA_EVAL, [ranked(HI, "a", "b", ranks=(2, 1), labeler="gpt4", model=("m1", "m2"))]),
+    ("AlpacaEval", {**ALPACA_EVAL, "preference": 1, "input": "x", "generator_1": None, "annotator": 3},
+     [ranked((user("Hi\n\nx"),), "a", "b")]),
+    ("AlpacaEval", {**ALPACA_EVAL, "preference": 1.5},
+     [ranked(HI, "a", "b", ranks=(1, 1), labeler="gpt4", model=("m1", "m2"))]),
+    ("qa-feedback", QA_FEEDBACK,
+     [ranked((user("Hi\n\nMill\n\nIt is old."),), *"abcd", ranks=(1, 2, 3, 3), preferences=(
+         (0.0, 1.0, 1.0, 1.0), (0.0, 0.0, 1.0, 1.0), (0.0, 0.0, 0.0, 0.0), (0.0, 0.0, 0.0, 0.0)))]),
+    # a cycle: b over a, c over b, a over c; d loses all
+    ("qa-feedback", {**QA_FEEDBACK, "passages": [], "preference": [2, 1, 1, 2, 1, 1]},
+     [ranked(HI, *"abcd", ranks=(1, 1, 1, 2), preferences=(
+         (0.0, 0.0, 1.0, 1.0), (1.0, 0.0, 0.0, 1.0), (0.0, 1.0, 0.0, 1.0), (0.0, 0.0, 0.0, 0.0)))]),
+    ("UltraChat", {"id": "0", "data": ["1", "2", "3", "4"]},
+     [Demonstration(prompt=ONE, continuation=(assistant("2"), user("3"), assistant("4")), id="0")]),
+    ("ShareGPT", {"conversations": ["1", "2"], "source": "stackexchange"},
+     [Demonstration(prompt=ONE, continuation=(assistant("2"),))]),
+    ("GSM8K", {"question": "1", "answer": "2 #### 2"}, [Demonstration(prompt=ONE, continuation=(assistant("2 #### 2"),))]),
+    ("Alpaca", {"instruction": "1", "context": "x", "output": "2"},
+     [Demonstration(prompt=(user("1\n\nx"),), continuation=(assistant("2"),))]),
+    ("Dolly", {"instruction": "1", "input": "x", "response": "2", "category": "c"},
+     [Demonstration(prompt=(user("1\n\nx"),), continuation=(assistant("2"),), category="c")]),
+    # Argilla: a record as JSON, the columns of version 2 and of version 1
+    ("Argilla", ARGILLA,
+     [ranked(HI, "b", "a", id="r1", labeler="u1"), ranked(HI, "b", "a", ranks=(1, 1), id="r1", labeler="u2")]),
+    ("Argilla",
+     {"id": "r1", "prompt": "Hi", "response_1": "a", "response_2": "b", "best.responses": ["response_2", "response_1"],
+      "best.responses.users": ["u1", "u2"], "best.responses.status": ["submitted", "discarded"]},
+     [ranked(HI, "a", "b", ranks=(2, 1), id="r1", labeler="u1")]),
+    ("Argilla",
+     {"prompt": "Hi", "response-1": "a", "response-2": "b",
+      "rank": [{"user_id": "u1", "value": {"rank": [2, 1], "value": ["response-1", "response-2"]}, "status": "submitted"}]},
+     [ranked(HI, "a", "b", ranks=(2, 1), labeler="u1")]),
+    ("Argilla",
+     {"fields": {"instruction": "Hi", "completion": "a"}, "responses": {"quality": [{"value": 4, "user_id": "u1"}]}},
+     [rated(4)]),
+    ("Label Studio", LABEL_STUDIO, [ranked(HI, "a", "b", ranks=(2, 1), id="5", labeler="7")]),
+    ("Label Studio",
+     {"id": 5, "data": {"question": "Hi", "items": [{"id": 1, "title": "a"}, {"id": 2, "title": "t", "body": "b"}]},
+      "annotations": [{"completed_by": {"id": 7, "email": "ann@x.org"},
+                       "result": [{"from_name": "r", "value": {"ranker": {"rank": ["2", "1"]}}}]}]},
+     [ranked(HI, "b", "a", id="5", labeler="ann@x.org")]),
+    ("Label Studio",
+     {"data": {"prompt": "Hi", "response": "a"},
+      "annotations": [{"result": [{"from_name": "stars", "value": {"rating": 4}}]}]},
+     [rated(4)]),
     ("Chatbot Arena", arena("tie (bothbad)"), [ranked(THREE, "yes", "no", ranks=(1, 1), id="58", model=("m1", "m2"))]),
 ]  # fmt: skip
 

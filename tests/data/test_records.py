@@ -2,7 +2,7 @@ import json
 import string
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from align.core.errors import UserError
@@ -248,3 +248,41 @@ def test_a_record_comes_back_from_its_row_as_it_was(record):
 def test_a_record_made_in_code_is_checked_too():
     with pytest.raises(UserError, match="field 'ranks'"):
         Ranking(prompt=(user("Hi"),), responses=("a", "b"), ranks=(1,))
+
+
+PARTS = st.lists(st.text(st.characters(codec="utf-8"), max_size=5), min_size=1, max_size=3)
+
+
+@given(PARTS, st.sampled_from(["text", "input_text", "output_text"]))
+def test_parts_of_text_are_one_text(texts, kind):
+    assume("".join(texts).strip())
+    turn = user([{"type": kind, "text": text, "image": None} for text in texts])
+    assert Prompt(prompt=(turn,)) == Prompt(prompt=(user("".join(texts)),))
+
+
+@pytest.mark.parametrize("part", [{"type": "image_url", "image_url": "x"}, {"text": "x"}, "x", None, {"type": "text"}])
+def test_a_part_that_is_no_text_is_refused(part):
+    said = refusal(Prompt, prompt=(user([{"type": "text", "text": "Hi"}, part]),))
+    assert said.startswith("field 'prompt[0].content[1]")
+
+
+def test_a_developer_turn_is_a_system_turn():
+    developer = {"role": "developer", "content": "Be kind."}
+    assert Prompt(prompt=(developer, user("Hi"))).prompt == (system("Be kind."), user("Hi"))
+    assert "system turn after another" in refusal(Prompt, prompt=(system("a"), developer, user("Hi")))
+
+
+@pytest.mark.parametrize(
+    ("reasons", "complete"),
+    [(None, (True, True)), (["stop", "length"], (True, False)), (["MAX_TOKENS", "eos"], (False, True))],
+)
+def test_the_responses_that_were_cut(reasons, complete):
+    record = Ranking(prompt=(user("Hi"),), responses=("a", "b"), ranks=(1, 2), finish_reason=reasons)
+    assert record.is_complete == complete
+    assert record.cut_responses == complete.count(False)
+
+
+def test_the_reason_belongs_to_the_last_turn_alone():
+    turns = [user("1"), {**assistant("2")}, user("3"), {**assistant("4"), "weight": 0}, user("5"), assistant("6")]
+    records = Demonstration.all_from_row({"messages": turns, "finish_reason": "length"})
+    assert [record.finish_reason for record in records] == [None, "length"]

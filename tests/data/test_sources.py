@@ -9,6 +9,7 @@ from pathlib import Path
 
 import datasets
 import pandas
+import pyarrow
 import pytest
 
 from align.core.errors import UserError
@@ -26,6 +27,13 @@ def gz(data):
     return gzip.compress(data, mtime=0)
 
 
+def zst(data):
+    sink = pyarrow.BufferOutputStream()
+    with pyarrow.CompressedOutputStream(sink, "zstd") as stream:
+        stream.write(data)
+    return sink.getvalue().to_pybytes()
+
+
 @pytest.mark.parametrize(
     ("name", "data"),
     [
@@ -40,6 +48,10 @@ def gz(data):
         ("rows.jsonl.gz", gz(lines(ROWS))),
         ("parts.jsonl.gz", gz(lines(ROWS[:1])) + gz(lines(ROWS[1:]))),
         ("array.json.gz", gz(json.dumps(ROWS).encode())),
+        ("rows.jsonl.zst", zst(lines(ROWS))),
+        ("parts.jsonl.zst", zst(lines(ROWS[:1])) + zst(lines(ROWS[1:]))),
+        ("array.json.zst", zst(json.dumps(ROWS).encode())),
+        ("rows.csv.zst", zst(pandas.DataFrame(ROWS).to_csv(index=False).encode())),
     ],
 )
 def test_json_files(tmp_path, name, data):
@@ -173,8 +185,8 @@ def test_a_name_that_is_neither_file_nor_hub_data_set(monkeypatch, tmp_path, err
         ("a.jsonl", b"\n \n", "has no rows; write one record per line"),
         ("a.jsonl.gz", gz(b""), "has no rows; write one record per line"),
         ("a.json", b"[]", "has no rows; write one record per line"),
-        ("a.ods", b"x", "unknown kind of file; use one that ends in .jsonl, .json, .ndjson, .jsonl.gz, .json.gz, "
-         ".ndjson.gz, .csv, .tsv, .csv.gz, .tsv.gz, .xlsx, .parquet, or .txt for prompts, one per line"),
+        ("a.ods", b"x", "unknown kind of file; use one that ends in .jsonl, .json, .ndjson, .csv or .tsv "
+         "(also with .gz or .zst), .xlsx, .parquet, or .txt for prompts, one per line"),
         ("a.jsonl.gz", b"plain", "broken gzip file (Not a gzipped file (b'pl')); copy or compress it again"),
         ("a.jsonl.gz", gz(lines(ROWS))[:-9], "broken gzip file (Compressed file ended before the "
          "end-of-stream marker was reached); copy or compress it again"),
@@ -201,6 +213,8 @@ DAMAGED[40] ^= 0xFF
     ("name", "data", "message"),
     [
         ("a.jsonl.gz", bytes(DAMAGED), "/a.jsonl.gz: broken gzip file ("),
+        ("a.jsonl.zst", b"plain", "/a.jsonl.zst: broken Zstandard file ("),
+        ("a.csv.zst", zst(HEADER * 99)[:-3], "/a.csv.zst: broken Zstandard file ("),
         ("a.parquet", b"PAR1 or so", "/a.parquet: not a readable Parquet file ("),
         (
             "a.json",
@@ -220,7 +234,7 @@ DAMAGED[40] ^= 0xFF
         ("state.json", b"{}", ": not a readable `datasets` folder ("),
         ("README.md", b"# About", ": the folder has no data files; it needs files ending in .jsonl"),
     ],
-    ids=["gzip", "parquet", "array", "name twice", "csv", "datasets", "folder"],
+    ids=["gzip", "zstd", "zstd end", "parquet", "array", "name twice", "csv", "datasets", "folder"],
 )
 def test_damaged_files_and_folders(tmp_path, name, data, message):
     (tmp_path / name).write_bytes(data)

@@ -1,17 +1,25 @@
+import csv
 import datetime
+import io
 import json
+import re
 import sys
+import tempfile
 import zipfile
+from pathlib import Path
 
 import pandas
 import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 
 from align.batches.mixtures import mixture_of
 from align.core.errors import UserError
 from align.core.settings_parser import parse
-from align.data import Prompt, Ranking, check_data, read_records
+from align.data import Demonstration, Prompt, Ranking, check_data, read_records
 from align.data.fields import SCORES
 from align.data.sources import iter_rows
+from align.data.tables import csv_rows
 from align.reward import RewardConfig
 from tests.data.rows import HI, assistant, error_of, lines, user, write_parquet
 
@@ -183,3 +191,59 @@ def test_excel_without_its_library(tmp_path, monkeypatch):
     command = "pip install -c constraints.txt -e '.[xlsx]'"
     remedy = f"save the sheet as CSV UTF-8, or install the extra xlsx in the clone: {command}"
     assert error_of(tmp_path / "a.xlsx") == f"{tmp_path}/a.xlsx: Excel files need openpyxl; {remedy}"
+
+
+HEADERS = st.text(st.sampled_from('ab ,;\t"\n\r'), min_size=1, max_size=8).filter(lambda name: name.strip(" \n\r\t") != "")
+CELLS = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=12)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(HEADERS, min_size=2, max_size=4), st.sampled_from(",;\t|"), st.booleans(), st.data())
+def test_any_header_and_any_cell_are_read(headers, separator, is_named, data):
+    """Cells in quotes may hold separators, quotes and line breaks, in the header too, and Excel names its separator."""
+    names = [re.sub(r"\s*[\r\n]+\s*", " ", name.strip()) for name in headers]
+    assume(len(set(names)) == len(names) and all(names))
+    is_named = is_named or separator == "|"
+    rows = data.draw(st.lists(st.lists(CELLS, min_size=len(names), max_size=len(names)), min_size=1, max_size=3))
+    text = io.StringIO()
+    csv.writer(text, delimiter=separator, quoting=csv.QUOTE_ALL).writerows([headers, *rows])
+    content = (f"sep={separator}\r\n" if is_named else "") + text.getvalue()
+    found = list(csv_rows(io.BytesIO(content.encode()), "a.csv"))
+    assert found == [dict(zip(names, row, strict=True)) for row in rows]
+
+
+@pytest.mark.parametrize("first", ["sep=;\n", "SEP=;\r\n", '"sep=;"\n', "\ufeffsep=;\r\n"])
+def test_a_first_line_that_names_the_separator_is_no_header(tmp_path, first):
+    (tmp_path / "a.csv").write_bytes(f'{first}prompt;chosen;rejected\n"a,b,c,d";e;f\n"g;h;i\n'.encode())
+    assert "a.csv:4: broken CSV" in error_of(tmp_path / "a.csv", Ranking)
+    (tmp_path / "a.csv").write_bytes(f"{first}prompt;chosen;rejected\na,b,c,d;e;f\n".encode())
+    (found,) = read_records(tmp_path / "a.csv", Ranking)
+    assert (found.prompt, found.responses) == ((user("a,b,c,d"),), ("e", "f"))
+
+
+JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(JSON_VALUES)
+def test_an_answer_in_json_is_text(value):
+    text = json.dumps(value, ensure_ascii=False)
+    assume(text.strip() and not isinstance(value, str))
+    content = io.StringIO()
+    csv.writer(content).writerows([["prompt", "completion"], ["Give JSON", text]])
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "a.csv"
+        path.write_bytes(content.getvalue().encode())
+        (found,) = read_records(path, Demonstration)
+    assert found.continuation == (assistant(text),)
+
+
+def test_turns_in_cells_are_turns(tmp_path):
+    turns = json.dumps([user("Hi"), assistant("Yo"), user("Bye")])
+    (tmp_path / "a.csv").write_text(f'prompt,completion\n"{turns.replace(chr(34), chr(34) * 2)}",x\n')
+    (found,) = read_records(tmp_path / "a.csv", Demonstration)
+    assert found.prompt == (user("Hi"), assistant("Yo"), user("Bye"))

@@ -53,6 +53,9 @@ def test_answers_of_all_models_are_one_row_without_doubles_and_blanks():
     (row,) = merge_answers([answers("sft", "a", "b", " \n"), answers("ppo", "b", "c", "c")], "round-2/")
     assert row == {"id": "round-2/7", "prompt": "Hi", "responses": ["a", "b", "c"], "model": ["sft", "sft", "ppo"]}
     assert merge_answers([answers("sft", "a", "a"), answers("ppo", "a", "")], "") == []
+    cut = [{**rows[0], "finish_reason": ["stop", "length"]} for rows in (answers("sft", "a", "b"), answers("ppo", "b", "c"))]
+    (row,) = merge_answers([[part] for part in cut], "")
+    assert (row["responses"], row["finish_reason"]) == (["a", "b", "c"], ["stop", "length", "length"])
 
 
 def test_prompts_are_drawn_once(tmp_path):

@@ -109,17 +109,24 @@ def test_a_template_of_its_own_stays_and_writes_no_end_behind_what_was_cut_off(c
     assert scorer_in_ppo(folder, policy, "raw")(answers) == pytest.approx(logits(model, expected), abs=1e-5)
 
 
-def test_a_reward_model_of_this_package_reads_no_end_behind_what_was_cut_off(load_sharp):
-    """It has another tokenizer than the policy: another template."""
+@pytest.mark.parametrize("template", ["auto", "raw"])
+def test_a_reward_model_of_this_package_reads_an_end_behind_what_was_cut_off(template, load_sharp):
+    """It reads the score at the end token, by the policy's ids or by another template."""
     own = load_sharp("tiny-gpt2")
     model = RewardModel(own.backbone, ScalarHead(own.backbone.hidden_size, bias=False), None)
-    policy = load_sharp("tiny-gpt2", chat_template="raw").tokenization
+    policy = load_sharp("tiny-gpt2", chat_template=template).tokenization
     scorer = RewardModelScorer.from_loaded(LoadedReward(model, own, 0.0), policy, Accelerator(cpu=True), 4096)
-    ended, cut_off = (scorer.encode(SampledResponse(ASKED, [1], [2], "Io.", each)).response for each in (True, False))
-    assert ended == [*cut_off, own.tokenization.end_id]
-    assert cut_off == own.tokenization.tokenizer("Io.", add_special_tokens=False).input_ids
-    empty = [SampledResponse(ASKED, [1], [2], "", ended=False)]
+    prompt, ids = policy.prompt_ids(ASKED), policy.response_ids("Io.")
+    responses = [SampledResponse(ASKED, prompt, row, "Io.", row == ids) for row in (ids, ids[:-1])]
+    assert scorer.encode(responses[0]) == scorer.encode(responses[1])
+    assert scorer.encode(responses[1]).response == [*own.tokenization.text_ids("Io."), own.tokenization.end_id]
+    first, second = scorer(responses)
+    assert first == pytest.approx(second, abs=1e-5)
+    empty = [SampledResponse(ASKED, [1], [], "", ended=False)]
     assert len(scorer(empty)) == 1
+    # Where the context has no room for one more token, the end token takes the place of the last one.
+    full = [7] * (own.backbone.context_length - len(prompt))
+    assert scorer.encode(SampledResponse(ASKED, prompt, full, "", False, True)).response == [*full[:-1], policy.end_id]
 
 
 @pytest.mark.parametrize("template", [None, CHATML])

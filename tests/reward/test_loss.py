@@ -13,8 +13,8 @@ from align.models.backbone import flops_profile
 from align.models.heads import ScalarHead
 from align.reward import RewardConfig, RewardTrainer
 from align.reward.loss import centering_loss, compare_by_preference, dpo_losses, ipo_losses, pairs_of, ranking_loss
-from align.reward.rankings import group_sizes, label_pairs, ranking_metrics, with_rewards
-from align.reward.train import batch_loss, build_module, example_flops
+from align.reward.rankings import CHANCE_LOSS, chance_warning, group_sizes, label_pairs, ranking_metrics, with_rewards
+from align.reward.train import batch_loss, best_tokens, build_module, example_flops
 from align.tokenization.encoded import EncodedRanking
 from align.training.start import build_engine
 from tests.files import metrics_of
@@ -189,6 +189,36 @@ def test_soft_targets_of_data_without_preferences_are_refused(tmp_path):
     config = RewardConfig(soft_targets=True, output_dir=str(tmp_path), report_to=["none"], dtype="float32")
     with pytest.raises(UserError, match="soft_targets: no ranking in 1 record in memory"):
         RewardTrainer("tiny-llama", rows, config)
+
+
+def test_rewards_that_are_worse_than_none_are_told_in_run_and_card(tmp_path, capfd):
+    """The labels of the held-out rankings are turned round."""
+    rows = [{"prompt": f"q{i}", "responses": ["yes", "no"], "ranks": [1, 2]} for i in range(8)]
+    turned = [{**row, "ranks": [2, 1]} for row in rows]
+    settings = {"output_dir": str(tmp_path), "report_to": ["none"], "dtype": "float32", "batch_size": 8}
+    config = RewardConfig(learning_rate=1e-2, num_train_epochs=6, warmup_ratio=0.0, **settings)
+    RewardTrainer("tiny-llama", rows, config, validation_data=turned).train()
+    found = [row["validation/loss"] for row in metrics_of(tmp_path) if "validation/loss" in row]
+    assert max(found) > CHANCE_LOSS
+    warning = chance_warning(max(found))
+    assert warning in capfd.readouterr().out
+    kept = min(found)
+    card = (tmp_path / "model" / "README.md").read_text()
+    assert ("| warning |" in card) == (kept > CHANCE_LOSS)
+
+
+def test_responses_that_are_cut_are_scored_at_the_end_token_and_not_learned_to_end(tmp_path):
+    rows = [{"prompt": f"q{i}", "responses": ["yes" * 9, "no" * 9], "ranks": [1, 2]} for i in range(4)]
+    limits = {"max_response_tokens": 5, "overlong": "truncate"}
+    settings = {"output_dir": str(tmp_path), "report_to": ["none"], "dtype": "float32", **limits}
+    trainer = RewardTrainer("tiny-llama", rows, RewardConfig(lm_loss_weight=0.5, **settings), demonstrations=[
+        {"prompt": "Hi", "completion": "long" * 9}
+    ])  # fmt: skip
+    end = trainer.loaded.tokenization.end_id
+    for ranking in (*trainer.order.examples, *trainer.demonstrated):
+        assert [ids[-1] for ids in ranking.responses] == [end] * len(ranking.responses)
+        assert set(map(len, ranking.responses)) == {5}
+    assert {tuple(best_tokens(ranking)) for ranking in trainer.order.examples} == {(4, 0)}
 
 
 # Losses of DPO and IPO

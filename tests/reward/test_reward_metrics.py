@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from align.core.statistics import correlation, kendall_tau, pair_calibration, pair_calibration_error
-from align.reward.rankings import ScoredRanking, ranking_metrics
+from align.reward.rankings import ScoredRanking, chance_warning, mean_loss, pairs_and_differences, ranking_metrics
 
 
 def doubles(values):
@@ -106,3 +106,12 @@ def test_summary_of_a_model_that_is_always_right():
     assert metrics["kendall_tau"] == 1.0
     assert metrics["length_correlation"] == 0.0
     assert {name for name in metrics if "distance" in name} == {f"accuracy/distance_{d}" for d in (1, 2, 3)}
+
+
+@pytest.mark.parametrize(("difference", "warns"), [(0.5, False), (0.0, False), (-0.1, True), (-9.0, True)])
+def test_a_loss_above_that_of_equal_rewards_is_a_warning(difference, warns):
+    rows = [ScoredRanking((1, 2), (difference, 0.0), (1, 1))]
+    loss = mean_loss(rows, pairs_and_differences(rows)[0])
+    assert loss == pytest.approx(math.log(1 + math.exp(-difference)))
+    assert bool(chance_warning(loss - 1e-9)) == warns
+    assert not chance_warning(None)

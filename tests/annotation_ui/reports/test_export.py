@@ -56,7 +56,8 @@ def test_rankings_raw_pairs_and_aggregated(database, judgments):
 def test_every_exported_row_is_a_record_that_training_reads(database, judgments):
     """Also the awkward ones: ratings of some, a tie of all, a response that was sampled twice."""
     turns = [{"role": role, "content": role} for role in ("user", "assistant", "user")]
-    row = {"prompt": turns, "responses": ["a", "b", "a"], "model": ["x", "y", "z"], "id": 1}
+    reasons = {"finish_reason": ["stop", "length", "stop"]}
+    row = {"prompt": turns, "responses": ["a", "b", "a"], "model": ["x", "y", "z"], "id": 1, **reasons}
     add_batch(database, [("t", row), ("t", row)])
     add_batch(database, [("t", {"prompt": "p"})], "demonstrate")
     talk = {"prompt": "p", "response": "r"}
@@ -74,6 +75,7 @@ def test_every_exported_row_is_a_record_that_training_reads(database, judgments)
     assert (tie["ranks"], tie["ratings"]) == ([1, 1], [4, 4])
     assert (ranking["responses"], ranking["model"], ranking["some_rated"]) == (["a", "b"], ["x", "y"], [None, 7])
     assert ranking["also_by"] == [["z"], []]
+    assert ranking["finish_reason"] == ["stop", "length"]
     assert {convert_row(row, Ranking)[1][0].responses for row in rows_to_export(database, Selection("pairs"))} == {
         ("b", "a"),
         ("corrected", "r"),

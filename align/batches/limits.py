@@ -1,0 +1,121 @@
+"""Limits of the tokens of prompts and responses, and counts of the records that exceed them."""
+
+import logging
+import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from align.core.errors import UserError
+from align.core.settings import Overlong
+from align.tokenization.encoded import PromptResponse
+
+logger = logging.getLogger(__name__)
+MIN_KEPT = 0.1
+"""Smallest share of the records that `overlong: drop` may keep. With less, the limits rather than the data are wrong."""
+REMEDY = "raise the limit, or set overlong to drop or truncate"
+
+
+class OverlongError(UserError):
+    """A record that exceeds a limit; all of a source are counted before it is raised."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Maximum tokens of a prompt and of a response, and the treatment of longer ones.
+
+    Attributes:
+        overlong: `error` refuses; `drop` leaves out; `truncate` keeps a prompt's end with its start token and system turn,
+            and a response's beginning.
+        settings: the settings that hold the two limits, for messages.
+    """
+
+    prompt: int
+    response: int
+    overlong: Overlong = "error"
+    settings: tuple[str, str] = ("max_prompt_tokens", "max_response_tokens")
+
+    def exceeded(self, prompt: Sequence[int], response: Sequence[int]) -> dict[str, int]:
+        """Return the tokens of a prompt and a response, if they exceed their limits, by the settings of these."""
+        lengths = zip((len(prompt), len(response)), (self.prompt, self.response), self.settings, strict=True)
+        return {setting: length for length, limit, setting in lengths if length > limit}
+
+    def apply(
+        self, prompt: list[int], response: list[int], where: str, fixed: tuple[int, int] = (0, 0)
+    ) -> PromptResponse | None:
+        """Return the prompt and the response within the limits, or None if they are dropped.
+
+        Args:
+            fixed: numbers of tokens at the prompt's beginning and the response's end that truncation keeps.
+        """
+        too_long = self.exceeded(prompt, response)
+        if too_long and self.overlong == "error":
+            is_prompt = len(prompt) > self.prompt
+            what = f"prompt has {len(prompt)}" if is_prompt else f"response has {len(response)}"
+            limit = f"{next(iter(too_long))} is {self.prompt if is_prompt else self.response}"
+            raise OverlongError(f"{where}: the {what} tokens, {limit}; {REMEDY}")
+        if too_long and self.overlong == "drop":
+            return None
+        before, after = fixed
+        if len(prompt) > self.prompt:
+            prompt = [*prompt[:before], *prompt[len(prompt) - max(self.prompt - before, 0) :]]
+        if len(response) > self.response:
+            response = [*response[: max(self.response - after, 0)], *response[len(response) - after :]]
+        return PromptResponse(prompt, response)
+
+
+class OverlongCounts:
+    """Counts overlong records by the limits that they exceed: all, dropped, truncated."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self.records = self.dropped = self.cut = 0
+        self.over: Counter[str] = Counter()
+        self.longest: dict[str, int] = {}
+        self.error: OverlongError | None = None
+
+    def add(self, over: Mapping[str, int], kept: int) -> None:
+        """Count a record with its tokens `over` the limit of each setting, and of which `kept` examples are left."""
+        self.records += 1
+        self.over.update(over.keys())
+        for setting, tokens in over.items():
+            self.longest[setting] = max(tokens, self.longest.get(setting, 0))
+        self.dropped += bool(over and not kept)
+        self.cut += bool(over and kept)
+
+    def raise_error(self, kind: str) -> None:
+        """Raise the error of the first overlong record, with the counts of all."""
+        if self.error is None:
+            return
+        if self.dropped == 1:
+            raise self.error
+        longest = ", ".join(f"the longest {tokens}" for tokens in self.longest.values())
+        all_of_them = f"{self.dropped} of {self.records} {kind}s are too long: {self._over_which()}; {longest}"
+        raise UserError(f"{self.error} ({all_of_them})") from self.error
+
+    def report(self, source: str, kind: str) -> None:
+        """Log on the first process how many records were dropped or truncated; `kind` names a record, in the singular.
+
+        Raises:
+            UserError: if overlong records are refused, or too few are left.
+        """
+        self.raise_error(kind)
+        left = self.records - self.dropped
+        if self.dropped and not left:
+            wrong = f"no {kind} is left within the limits; raise them, or set overlong to truncate"
+            raise UserError(f"{source}: {wrong} ({self._over_which()} of {self.records})")
+        if self.dropped and left < MIN_KEPT * self.records:
+            wrong = f"overlong drop leaves {left} of {self.records} {kind}s ({self._over_which()}), less than {MIN_KEPT:.0%}"
+            raise UserError(f"{source}: {wrong}; raise the limit, set overlong to truncate, or remove the long rows")
+        if not self.over or os.environ.get("RANK", "0") != "0":
+            return
+        overlong = self.limits.overlong
+        done = f"{'shortened' if overlong == 'truncate' else 'dropped turns of'} {self.cut} of {self.records} {kind}s"
+        if self.dropped:
+            turns = f", and turns of {self.cut} more" if self.cut else ""
+            done = f"left out {self.dropped} of {self.records} {kind}s{turns}"
+        logger.warning("%s: overlong %s %s (%s)", source, overlong, done, self._over_which())
+
+    def _over_which(self) -> str:
+        values = dict(zip(self.limits.settings, (self.limits.prompt, self.limits.response), strict=True))
+        return ", ".join(f"{count} over {setting} {values[setting]}" for setting, count in self.over.items())

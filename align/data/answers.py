@@ -1,0 +1,106 @@
+"""Answers and preferences in rows of published data sets, as fields of this project's layouts."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+from align.data.fields import check_list, check_score, check_text, field_error, required_field, short_repr, text_or_none
+from align.data.layouts import Fields, Reader, Row
+from align.data.records import evenly_spaced, ranks_from_scores
+
+
+def completion_of(field: str) -> Reader:
+    return lambda row: {"completion": check_text(row[field], field)}
+
+
+def pair_of(chosen: str, rejected: str) -> Reader:
+    def answers(row: Row) -> Fields:
+        texts = [check_text(row.get(name), name) for name in (chosen, rejected)]
+        if texts[0] == texts[1]:
+            raise field_error(rejected, f"is the same text as '{chosen}'", "remove the row")
+        return {"chosen": texts[0], "rejected": texts[1], "margin": row.get("margin"), "labeler": row.get("labeler")}
+
+    return answers
+
+
+def ranks_of_two(preference: float) -> tuple[int, int]:
+    """The ranks of two responses; the preference for the first is above, below or equal to 0."""
+    return (1, 1) if preference == 0 else (1, 2) if preference > 0 else (2, 1)
+
+
+def compared_answers(first: str, second: str, preference: Callable[[Row], float], labeler: str = "", id: str = "") -> Reader:
+    """Responses in two fields and the preference for the first; `labeler` and `id` name fields."""
+
+    def answers(row: Row) -> Fields:
+        ranks = ranks_of_two(preference(row))
+        texts = [check_text(row.get(name), name) for name in (first, second)]
+        more = {"labeler": row.get(labeler)} if labeler else {"id": text_or_none(row.get(id))} if id else {}
+        return {"responses": texts, "ranks": ranks, **more}
+
+    return answers
+
+
+PREFERENCES = {
+    **dict.fromkeys(("a", "1", "first", "response_a", "answer_a", "model_a"), 1),
+    **dict.fromkeys(("b", "2", "second", "response_b", "answer_b", "model_b"), -1),
+    **dict.fromkeys(("tie", "tie_(bothbad)", "both_bad", "both", "neither", "same", "equal"), 0),
+}
+"""Words for the better of two answers: above 0 the first."""
+
+
+def preference_in_words(row: Row, field: str) -> int:
+    word = str(required_field(row, field, "write a, b or tie")).strip().lower().replace(" ", "_").removesuffix(".0")
+    if word == "0":  # a column of 0 and 1 may count from 0, or tell whether the first answer is better
+        raise field_error(field, f"is {short_repr(row[field])}, and a code of 0 and 1 is ambiguous", "write a, b or tie")
+    if word not in PREFERENCES:
+        raise field_error(field, f"is {short_repr(row[field])}", "use a, b or tie")
+    return PREFERENCES[word]
+
+
+def preference_by_number(row: Row, field: str, remedy: str = "use 0 or 1") -> int:
+    """The number of the better response: 0 for the first."""
+    value = row.get(field)
+    if value not in (0, 1) or isinstance(value, bool):
+        raise field_error(field, f"is {short_repr(value)}", remedy)
+    return 1 if value == 0 else -1
+
+
+def score_of(row: Row, field: str) -> float:
+    return check_score(row.get(field), field)
+
+
+def named_models(row: Row, first: str, second: str) -> list[str] | None:
+    """The models that two fields name, or None if one does not."""
+    models = [row.get(first), row.get(second)]
+    return [str(model) for model in models] if all(isinstance(model, str) for model in models) else None
+
+
+def check_objects(value: object, field: str, wanted: str = "{text, ...}") -> Sequence[Row]:
+    entries = check_list(value, field)
+    for i, entry in enumerate(entries):
+        if not isinstance(entry, Mapping):
+            raise field_error(f"{field}[{i}]", f"is {short_repr(entry)}", f"write {wanted}")
+    return entries
+
+
+def texts_of(entries: Sequence[Row], field: str, name: str) -> list[str]:
+    return [check_text(entry.get(name), f"{field}[{i}].{name}") for i, entry in enumerate(entries)]
+
+
+def scores_of(entries: Sequence[Row], field: str, *names: str) -> list[float]:
+    """The score of each entry, in the first of the fields that it has."""
+    found = (next((name for name in names if entry.get(name) is not None), names[0]) for entry in entries)
+    return [check_score(entries[i].get(name), f"{field}[{i}].{name}") for i, name in enumerate(found)]
+
+
+def ranked_answers(entries: Sequence[Row], texts: Sequence[str], scores: Sequence[float]) -> Fields:
+    """Responses by their scores, with the models that the entries name; of more than nine, nine evenly spaced by rank."""
+    order = sorted(range(len(texts)), key=lambda i: -scores[i])
+    kept = sorted(order[i] for i in evenly_spaced(len(order)))
+    models = [text_or_none(entry.get("model")) for entry in entries]
+    named = [models[i] for i in kept] if models and all(models) else None
+    return {"responses": [texts[i] for i in kept], "ranks": ranks_from_scores([scores[i] for i in kept]), "model": named}
+
+
+def alternating_turns(texts: Sequence[object], field: str) -> list[Fields]:
+    """Texts as turns of the user and the assistant in alternation."""
+    roles = ("user", "assistant")
+    return [{"role": roles[i % 2], "content": check_text(text, f"{field}[{i}]")} for i, text in enumerate(texts)]

@@ -1,0 +1,165 @@
+"""Rows of CSV files and of Excel sheets."""
+
+import csv
+import io
+import json
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import date, datetime, time
+from itertools import chain, zip_longest
+from pathlib import Path
+from typing import IO, Any
+
+from align.core.errors import UserError, first_line, nearest_name_hint
+from align.core.plugins import install_hint
+from align.data.fields import SCORES
+
+STRUCTURED = {
+    "messages", "responses", "ranks", "ratings", "rating", "preferences", "flags", "margin", "attributes", "answers",
+    "completions", "labels", "label", "kto_tag", "weight", "train", "helpfulness", "preference_strength",
+    "overall_preference", "choice", "better_response_id", "score_0", "score_1", "conversations", "conversation", "history",
+    "input_ids", "attention_mask", "tools", "images", "finish_reason", "conversation_a", "conversation_b", "turns", "turn",
+    "data", "annotations", "fields", "preference", "passages", *(name for pair in SCORES for name in pair),
+}  # fmt: skip
+"""Fields whose cells are JSON: numbers, truth values, lists, objects."""
+TURNS = frozenset(("prompt", "completion", "chosen", "rejected"))
+"""Fields whose cells are text, or a JSON list of turns."""
+SEPARATORS = ",;\t"
+MAX_HEADER = 1_000_000  # characters; a longer header has a quote that nothing closes
+_SEPARATOR_LINE = re.compile(r'"?sep=([^\r\n"])"?[,;\t]*[\r\n]*', re.IGNORECASE)
+_LINE_BREAKS = re.compile(r"\s*[\r\n]+\s*")
+
+
+def rename(row: Mapping[str, Any], columns: Mapping[str, str]) -> dict[str, Any]:
+    """The row with the columns that `columns` names by field under the names of their fields, in place of any there."""
+    for column in columns.values():
+        if column not in row:
+            known = [str(name) for name in row]
+            hint = nearest_name_hint(column, known) or f"; it has {', '.join(known) or 'none'}"
+            raise UserError(f"no column '{column}'{hint}")
+    kept = {name: value for name, value in row.items() if name not in columns.values() and name not in columns}
+    return {**kept, **{field: row[column] for field, column in columns.items()}}
+
+
+def csv_rows(stream: IO[bytes], label: str) -> Iterator[dict[str, str | None] | UserError]:
+    """The rows of cells below the header of a CSV file, as spreadsheets and pandas write them, and the errors of bad rows.
+
+    The separator is the one that a first line `sep=;` names (Excel), or the comma, semicolon or tab that the header has most
+    of. `label` is the file's name, for messages.
+    """
+    csv.field_size_limit(sys.maxsize)  # the default of 128 KiB is shorter than a long document
+    text = io.TextIOWrapper(stream, encoding="utf-8-sig", newline="")  # Excel begins UTF-8 with a byte order mark
+    line = 1  # where the next row begins
+    try:
+        start = text.readline()
+        if "\0" in start:
+            raise UserError(f"{label}: is UTF-16; save it as CSV UTF-8")
+        before = 0  # lines before those of the reader
+        named = _SEPARATOR_LINE.fullmatch(start)
+        if named:
+            start, before, line = text.readline(), 1, 2
+        separators = named[1] if named else SEPARATORS
+        while _unquoted(start, separators)[1] and len(start) < MAX_HEADER and (more := text.readline()):
+            start += more
+        separator = max(separators, key=_unquoted(start, separators)[0].count)
+        reader = csv.reader(chain(io.StringIO(start, newline=""), text), delimiter=separator, strict=True)
+        names = _header(next(reader, []), label)
+        line = reader.line_num + before + 1
+        for cells in reader:
+            line = reader.line_num + before + 1
+            if len(cells) == len(names):
+                yield _row(names, cells)
+            elif cells:
+                wrong = f"has {len(cells)} cells, and the header has {len(names)}"
+                yield UserError(f"{wrong}; put cells with '{separator}' in quotes")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{label}: not UTF-8 (byte 0x{error.object[error.start]:02x}); save it as CSV UTF-8") from error
+    except csv.Error as error:
+        remedy = "write it again, with quotes inside of cells doubled"
+        raise UserError(f"{label}:{line}: broken CSV ({error}); {remedy}") from error
+
+
+def _unquoted(header: str, separators: str) -> tuple[str, bool]:
+    """The text of a header outside quoted cells, and whether the last quoted cell continues in the next line."""
+    quoted = re.compile(rf'(?:\A|(?<=[{re.escape(separators)}\r\n]))"(?:[^"]|"")*("|\Z)')
+    return quoted.sub("", header), any(not cell[1] for cell in quoted.finditer(header))
+
+
+def excel_rows(path: Path, label: str) -> Iterator[dict[str, str | None] | UserError]:
+    """The rows of cells below the header of the first sheet of an Excel file, and errors, as `csv_rows`.
+
+    A cell counts as the text that it holds: "NA" is no gap, and a number in a column of text is its digits. Formulas have
+    the value that was saved with them.
+    """
+    try:
+        from openpyxl import load_workbook
+    except ModuleNotFoundError as error:
+        remedy = f"save the sheet as CSV UTF-8, or {install_hint('xlsx')}"
+        raise UserError(f"{label}: Excel files need openpyxl; {remedy}") from error
+    try:
+        book = load_workbook(path, read_only=True, data_only=True)
+        sheet = book.worksheets[0]
+        sheet.reset_dimensions()  # the size that the file states may be wrong, and rows beyond it would be lost
+        found = sheet.iter_rows()
+    except Exception as error:  # of zipfile, of the XML parser, or a KeyError for a part that is not there
+        raise UserError(f"{label}: not a readable Excel file ({first_line(error)}); save it again as .xlsx") from error
+    try:
+        names = _header([_cell_text(cell.value) for cell in next(found, ())], label)
+        for cells in found:
+            broken = next((cell for cell in cells if cell.data_type == "e"), None)
+            texts = [_cell_text(cell.value) for cell in cells]
+            if broken is not None:
+                yield UserError(f"cell {broken.coordinate} is the error {broken.value}; correct the formula")
+            elif any(texts[len(names) :]):
+                count = max(number for number, text in enumerate(texts, 1) if text)
+                wrong = f"has {count} cells, and the header has {len(names)}"
+                yield UserError(f"{wrong}; name the columns, or remove the cells")
+            elif any(texts):
+                yield _row(names, [text for text, _ in zip_longest(texts, names, fillvalue="")])
+    finally:
+        book.close()
+
+
+def _header(cells: Sequence[str], label: str) -> list[str]:
+    names = [_LINE_BREAKS.sub(" ", name.strip()) for name in cells]
+    twice = next((name for name in names if name and names.count(name) > 1), None)
+    if twice is not None:
+        raise UserError(f"{label}: the header has the column '{twice}' twice; rename one")
+    return names
+
+
+def _row(names: Sequence[str], cells: Sequence[str]) -> dict[str, str | None]:
+    """An empty cell is None, and a column without a name, in which pandas writes the index, is left out."""
+    return {name: cell or None for name, cell in zip(names, cells, strict=False) if name}
+
+
+def read_cell(field: str, cell: str | None) -> Any:
+    """The value of a cell of a table: its text, or what its JSON holds where the field is no text."""
+    may_be_turns = field in TURNS and cell is not None and cell.lstrip().startswith("[")
+    if cell is None or (field not in STRUCTURED and not may_be_turns):
+        return cell
+    try:
+        value = json.loads(cell.lower() if cell in ("True", "False", "TRUE", "FALSE") else cell)
+    except (ValueError, RecursionError):
+        return cell  # a check of the row names what is wrong with it
+    return value if field in STRUCTURED or _are_turns(value) else cell
+
+
+def _are_turns(value: object) -> bool:
+    """Whether a decoded cell is a list of turns. Any other JSON in a column of text is text, such as an answer in JSON."""
+    return (
+        isinstance(value, list)
+        and bool(value)
+        and all(isinstance(turn, dict) and {"role", "content"} <= turn.keys() for turn in value)
+    )
+
+
+def _cell_text(value: object) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return str(value).upper()  # as Excel shows it
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))
+    return value.isoformat() if isinstance(value, datetime | date | time) else str(value)

@@ -1,0 +1,56 @@
+"""Conversations that are written as one text: transcripts, as in HH-RLHF (Bai et al. 2022), and HelpSteer's prompts.
+
+"\n\nHuman: ...\n\nAssistant: ..."
+"""
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+Turns = list[dict[str, Any]]
+SPEAKERS = {"Human": "user", "Assistant": "assistant"}
+_SPEAKER = re.compile(r"(?:\A\s*|\r?\n\r?\n)(Human|Assistant):")
+"""A name that begins a turn: at the beginning of the text, or after a blank line. Elsewhere it is part of a message."""
+_HELPSTEER_SPEAKER = re.compile(r"\n?<extra_id_1>(User|Assistant)\n")
+"""What separates the turns of a prompt in HelpSteer and HelpSteer 2; the first turn is the user's."""
+
+
+def transcript_turns(text: str) -> Turns | None:
+    """The turns of a text that begins with a speaker's name, stripped of white space; None for any other text."""
+    before, *parts = _SPEAKER.split(text)
+    if before or not parts:
+        return None
+    return [
+        {"role": SPEAKERS[name], "content": content.strip()} for name, content in zip(parts[::2], parts[1::2], strict=True)
+    ]
+
+
+def joined(turns: Sequence[dict[str, Any]]) -> Turns:
+    """Join turns of one speaker in a row (a model that wrote "Assistant:" again): roles have to alternate."""
+    found: Turns = []
+    for turn in turns:
+        if found and found[-1]["role"] == turn["role"]:
+            turn = {"role": turn["role"], "content": f"{found.pop()['content']}\n\n{turn['content']}".strip()}
+        found.append(turn)
+    return found
+
+
+def prompt_turns(prompt: str) -> Turns | None:
+    """The turns of a text prompt that is a transcript waiting for the assistant, as in Dahoas/rm-static; None for any other.
+
+    It begins with the user's name and ends with the assistant's name or with a user's turn, or its turns are separated as in
+    HelpSteer 2. Any other text is one message.
+    """
+    first, *rest = _HELPSTEER_SPEAKER.split(prompt)
+    if rest:
+        roles = {"User": "user", "Assistant": "assistant"}
+        later = [{"role": roles[name], "content": text} for name, text in zip(rest[::2], rest[1::2], strict=True)]
+        return [{"role": "user", "content": first}, *later]
+    turns = transcript_turns(prompt)
+    if turns is None or turns[0]["role"] != "user":
+        return None
+    whole = joined(turns)
+    if turns[-1] == {"role": "assistant", "content": ""}:
+        return whole if whole[-1]["content"] else whole[:-1]
+    waits = whole[-1]["role"] == "user" and (len(whole) > 1 or prompt.startswith("\n\n"))
+    return whole if waits else None
