@@ -7,27 +7,22 @@ A group derives from `Settings` and a stage's settings from its groups, side by 
 
 import json
 import math
-import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from functools import cache
-from numbers import Integral, Real
-from types import NoneType
-from typing import Any, Literal, NamedTuple, Self, TypeVar, cast, get_args, get_origin, get_type_hints
+from typing import Any, Literal, NamedTuple, Self, TypeVar, cast, get_type_hints
 
 import yaml
 
 from align.core.errors import UserError, without_secrets
 from align.core.plugins import import_object
 from align.core.setting_names import describe_unknown
+from align.core.setting_values import convert
 
 Schedule = Literal["cosine", "linear", "inverse_sqrt", "truncated_rsqrt", "constant"]
 Overlong = Literal["error", "drop", "truncate"]
-TEXTS = ("instruction", "task_prefixes", "fallback", "prompt", "system")
-"""Settings that hold text for a model, in which ~ is a character."""
 HUB_REPO = re.compile(r"[\w.-]+/[\w.-]+")
-WANTED = {bool: "true or false", int: "a whole number", float: "a number", str: "text or a path"}
 
 
 Found = TypeVar("Found")
@@ -132,7 +127,7 @@ class Settings:
                 value = _as_block(name, value, blocks[name])
         elif name in (declared := declarations(type(self))):
             hint, limits = declared[name]
-            value = _converted(name, value, hint)
+            value = convert(name, value, hint)
             if value is not None and not limits.allow(value):
                 raise UserError(f"{name} is {value!r}, but must be {limits}")
         super().__setattr__(name, value)
@@ -186,59 +181,6 @@ def declarations(settings: type[Any]) -> dict[str, tuple[Any, Range]]:
             declared = item.metadata.get("limits", Range())
             limits[item.name] = limits.get(item.name, Range()) if declared == Range() else declared
     return {name: (hints[name], found) for name, found in limits.items()}
-
-
-def _converted(name: str, value: object, hint: Any) -> object:
-    if get_origin(hint) is list:
-        items = list(value) if isinstance(value, list | tuple) else [value]
-        return [_converted(name, item, get_args(hint)[0]) for item in items]
-    if is_optional(hint):
-        return None if value is None else _converted(name, value, get_args(hint)[0])
-    if get_origin(hint) is Literal:
-        if value not in get_args(hint):
-            raise UserError(f"{name} is {value!r}, but must be one of {', '.join(map(str, get_args(hint)))}")
-        return value
-    is_bool = isinstance(value, bool)
-    if hint is bool and is_bool:
-        return value
-    if hint == bool | str:
-        return _switch_or_path(name, value)
-    if hint is int and isinstance(value, Integral) and not is_bool:
-        return int(value)
-    if hint is float and isinstance(value, Real) and not is_bool:
-        try:
-            number = float(value)
-        except OverflowError as error:
-            raise UserError(f"{name} is too large for a number with a fraction: {str(value)[:20]}...") from error
-        return value if isinstance(value, int | float) else number
-    if hint is str and isinstance(value, str | os.PathLike):
-        return _with_home(os.fspath(value)) if name not in TEXTS else value
-    if hint in WANTED:
-        raise UserError(f"{name} is {value!r} ({type(value).__name__}), but must be {WANTED[hint]}")
-    return value
-
-
-def _switch_or_path(name: str, value: object) -> bool | str:
-    """A value that is true, false or a path; `auto` is another word for true."""
-    if isinstance(value, bool):
-        return value
-    if not isinstance(value, str | os.PathLike):
-        raise UserError(f"{name} is {value!r} ({type(value).__name__}), but must be auto, true, false or a path")
-    word = os.fspath(value)
-    if word.lower() in ("auto", "true", "yes", "on", "1"):
-        return True
-    return _with_home(word) if word.lower() not in ("false", "no", "off", "0", "") else False
-
-
-def is_optional(hint: Any) -> bool:
-    """Whether a type is `X | None`."""
-    return NoneType in get_args(hint)
-
-
-def _with_home(path: str) -> str:
-    """A path, alone or after `model:`, with ~ at its beginning expanded."""
-    prefix = "model:" if path.startswith("model:~") else ""
-    return prefix + os.path.expanduser(path.removeprefix(prefix))
 
 
 @dataclass(kw_only=True)

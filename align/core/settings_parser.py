@@ -18,7 +18,8 @@ from align.core.errors import UserError
 from align.core.files import resolve_path
 from align.core.plugins import import_object
 from align.core.setting_names import describe_unknown
-from align.core.settings import block_paths, is_optional, setting_names
+from align.core.setting_values import is_optional
+from align.core.settings import block_paths, setting_names
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

@@ -45,7 +45,8 @@ from align.training.data_order import DataOrder, measured_on
 from align.training.engine import TrainEngine
 from align.training.epoch_loop import EpochLoop
 from align.training.model_source import Model, ModelSource
-from align.training.run import Run, making_trainer
+from align.training.process_state import making_trainer
+from align.training.run import Run
 from align.training.start import build_engine, warn_if_prompts_are_reread, with_data_names
 
 

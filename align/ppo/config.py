@@ -306,7 +306,6 @@ class PPOConfig(
             ("samples_per_prompt", not (self.length_adjustment and alone), "2 or more for length_adjustment"),
             ("samples_per_prompt", not (self.hold_length and alone), "2 or more for hold_length"),
             ("critic", self.has_critic or self.critic == "shared", f"shared, {reason}"),
-            ("critic", self.critic != "reward" or bool(self.reward_model), "shared or separate without reward_model"),
             ("value_fit", self.critic != "reward" or self.value_fit != "none", "first or every with critic reward"),
             (
                 "critic_warmup",

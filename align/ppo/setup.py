@@ -40,7 +40,8 @@ from align.training.data_order import PLANNED_UPDATES, examples_digest, require_
 from align.training.engine import TrainEngine
 from align.training.memory import FLOAT32_BYTES
 from align.training.optimizer import ParamGroup
-from align.training.run import Run, making_trainer
+from align.training.process_state import making_trainer
+from align.training.run import Run
 from align.training.start import build_engine, warn_if_prompts_are_reread
 
 if TYPE_CHECKING:

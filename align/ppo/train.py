@@ -143,8 +143,7 @@ def collect_experience(config: PPOConfig, setup: PPOSetup, state: PPOState, upda
         scores, components = setup.rewards(rollout)
     # 3. Compute log-probs of policy and reference, and values, in the batches of the first epoch.
     minibatches = shuffled_minibatches(len(rollout), samples, config.num_mini_batches, update, 0, config.seed)
-    budget = config.micro_batch_tokens
-    how = (config.temperature, budget, run.accelerator, setup.value_regression is not None)
+    how = (config.temperature, config.micro_batch_tokens, run.accelerator, setup.value_regression is not None)
     old = forward_all_roles(setup.roles, rollout, minibatches, backbone, *how)
     # 4. Compute advantages.
     with save_if_scoring_fails(run, rollout, update):

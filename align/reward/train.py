@@ -51,7 +51,8 @@ from align.training.engine import TrainEngine
 from align.training.epoch_loop import EpochLoop
 from align.training.layerwise import layer_groups
 from align.training.model_source import Model, ModelSource
-from align.training.run import Run, making_trainer
+from align.training.process_state import making_trainer
+from align.training.run import Run
 from align.training.start import (
     build_engine,
     share_sequences,

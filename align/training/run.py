@@ -1,18 +1,16 @@
 """A run: processes, memory, log, updates and stops; `run_folder` has its files."""
 
 import json
-import os
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import torch
-from accelerate.state import AcceleratorState
 
 from align.core.errors import UserError, counted, without_secrets
 from align.core.files import append_line
@@ -21,7 +19,6 @@ from align.core.signals import Stopped, StopRequest
 from align.models.checkpoint import UPDATE_ROW, make_repo, push_model, update_in_card
 from align.runtime.distributed import (
     compute_dtype,
-    deepspeed_was_launched,
     launch_line,
     limit_collectives,
     make_accelerator,
@@ -34,10 +31,11 @@ from align.runtime.distributed import (
 from align.runtime.flops import peak_flops
 from align.runtime.process import freed_memory_kept
 from align.runtime.progress import ProgressDisplay, console
-from align.tokenization import set_template_date, template_date
+from align.tokenization import set_template_date
 from align.training.cost import cost_metrics, hours_in
 from align.training.loaded_models import LoadedModels
 from align.training.memory import GIB, Memory
+from align.training.process_state import preserved_process_state
 from align.training.run_folder import (
     RunFolder,
     environment,
@@ -63,42 +61,6 @@ NEXT = {
 """The usual next commands after each stage."""
 LARGEST_SAVING_SHARE = 0.05
 """Largest share of the time that checkpoints by time may take: a large model gets them less often."""
-
-
-@contextmanager
-def preserved_process_state(accelerate_state: dict[str, Any] | None = None) -> Iterator[None]:
-    """Restore torch's random state, accelerate's state and the date of chat templates at the end, also after an error.
-
-    A launch of DeepSpeed keeps accelerate's state, which its engine reads until the process ends.
-
-    Args:
-        accelerate_state: the state inside; None: a new one.
-    """
-    day, shared, is_kept = template_date(), AcceleratorState._shared_state, deepspeed_was_launched()
-    if not is_kept:
-        AcceleratorState._shared_state = {} if accelerate_state is None else accelerate_state
-    cuda = [torch.cuda.current_device()] if torch.cuda.is_available() and torch.cuda.is_initialized() else []
-    try:
-        with torch.random.fork_rng(devices=cuda):
-            yield
-    finally:
-        set_template_date(day)
-        if not is_kept:
-            AcceleratorState._shared_state = shared
-
-
-@contextmanager
-def making_trainer() -> Iterator[None]:
-    """Decorate what makes a trainer: the process is as it was afterward, also if the trainer is never used."""
-    environment = dict(os.environ)
-    with preserved_process_state():
-        try:
-            yield
-        finally:
-            if not deepspeed_was_launched():  # which compiles operators later, with the programs that were found here
-                for name in os.environ.keys() - environment.keys():
-                    del os.environ[name]
-                os.environ.update(environment)
 
 
 class Run:

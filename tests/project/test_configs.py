@@ -31,7 +31,7 @@ SMALL = ("tiny-llama", "smollm2-135m")
 ZERO = {"two-nodes": 3}
 """The stage of ZeRO where the name of a file does not tell it."""
 
-MOST_OWN_SETTINGS, MOST_SETTINGS = 45, 88
+MOST_OWN_SETTINGS, MOST_SETTINGS = 45, 91
 """Of PPO: declared by its class, and with those of its groups. A new setting takes the place of one that no user changes."""
 
 

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from align import cli
 from align.core.errors import UserError
-from align.core.settings import block_paths, declarations, dump, is_optional
+from align.core.setting_values import is_optional
+from align.core.settings import block_paths, declarations, dump
 from align.ppo.losses import KLController
 from align.training.run_folder import (
     DIGEST_BLOCK,

@@ -26,7 +26,8 @@ from align.extras.rules.train import JudgmentConfig, train
 from align.models.roles import REWARD_ADAPTER
 from align.training.data_order import DataOrder, EpochConfig
 from align.training.model_source import Model, ModelSource
-from align.training.run import Run, making_trainer
+from align.training.process_state import making_trainer
+from align.training.run import Run
 from align.training.start import build_engine, with_data_names
 
 BOUNDS = {"binary": (0.0, 1.0), "scale": SCALE}

@@ -33,7 +33,8 @@ from align.tokenization.encoded import EncodedDemonstration
 from align.training.data_order import DataOrder, EpochConfig
 from align.training.engine import TrainEngine
 from align.training.model_source import Model, ModelSource
-from align.training.run import Run, making_trainer
+from align.training.process_state import making_trainer
+from align.training.run import Run
 from align.training.start import build_engine, with_data_names
 
 
