@@ -16,6 +16,7 @@ from align.ppo.rollout import forward_all_roles, sample_rollout
 from align.reward import RewardConfig, RewardTrainer
 from align.sft import SFTConfig, SFTTrainer
 from tests.models.adapters import IDS, response_logits, states, trainable
+from tests.ppo.rewards import letters
 
 GPT, LLAMA, T5 = "tiny-gpt2", "tiny-llama", "tiny-t5"
 KINDS = {
@@ -64,15 +65,11 @@ def tokenizer(sharp_folders):
 def trainer(sharp_folders, tokenizer, tmp_path):
     def made(name, policy, settings=(), **given):
         config = {"output_dir": str(tmp_path / "run"), "report_to": ["none"], "total_updates": 1, "learning_rate": 1e-2}
-        config |= {"rollout_batch_size": 4, "max_new_tokens": 5, "dtype": "float32"}
+        config |= {"rollout_batch_size": 4, "max_new_tokens": 5, "dtype": "float32", "missing_eos_score": None}
         config = PPOConfig(**(config | dict(settings)))
-        return PPOTrainer(policy, [long], ["red", "green, blue"], config, tokenizer=tokenizer(name), **given)
+        return PPOTrainer(policy, [letters], ["red", "green, blue"], config, tokenizer=tokenizer(name), **given)
 
     return made
-
-
-def long(prompts, responses):
-    return [float(len(response)) for response in responses]
 
 
 def settings_of(kind):
