@@ -3,7 +3,7 @@ import torch
 
 from align.core.tensor_ops import Padded
 from align.models import heads
-from align.models.heads import LanguageModel, RewardModel, ScalarHead, predict_tokens, response_log_probs
+from align.models.heads import LanguageModel, RewardModel, ScalarHead, ValueHead, predict_tokens, response_log_probs
 from align.models.roles import ActorCriticOutput, Role
 
 PROMPT, RESPONSE = Padded.from_lists([[9, 10, 11], [12]]), Padded.from_lists([[20, 21], [22, 23, 24, 25]])
@@ -101,7 +101,7 @@ def test_a_head_starts_small_and_is_a_dot_product_in_float32():
     # 1 / sqrt(9999 + 1) = 0.01; of 9999 draws the estimate is good to 0.01 / sqrt(2 * 9999) = 0.00007: 4 of those.
     assert float(head.linear.weight.detach().std()) == pytest.approx(0.01, abs=0.0003)
     assert head.linear.bias.tolist() == [0.0]
-    assert ScalarHead(5, start_at_zero=True)(torch.randn(3, 2, 5)).abs().max() == 0.0  # of values on a shared trunk
+    assert ValueHead(5)(torch.randn(3, 2, 5)).abs().max() == 0.0  # of values on a shared trunk
     head = ScalarHead(2).bfloat16()
     with torch.no_grad():
         head.linear.weight.copy_(torch.tensor([[0.5, -2.0]]))
