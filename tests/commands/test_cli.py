@@ -157,10 +157,13 @@ def test_command_and_script_do_the_same_and_say_little(tmp_path, demonstrations,
     cli.main(["sft", *words, "--output_dir", "command"])
     command = capfd.readouterr()
     assert script.out == command.out == ""
-    # The line of the stage and its progress bar: no loading bars, no advice of libraries.
-    for lines in (script.err.splitlines(), command.err.splitlines()):
+    # The line of the stage, its progress bar, the model's place and the next command: no loading bars, no advice of libraries.
+    for folder, printed in (("script", script.err), ("command", command.err)):
+        *lines, place, following = printed.splitlines()
         assert lines[0] == "sft: 4 examples to learn from, 0 held out; model tiny-gpt2"
         assert all(line.strip().startswith("sft") for line in lines), lines
+        assert f"{folder}/model" in place
+        assert f"--model {folder}/model" in following
     weights = [load_file(tmp_path / name / "model" / "model.safetensors") for name in ("script", "command")]
     assert weights[0].keys() == weights[1].keys()
     assert all(torch.equal(weights[0][key], weights[1][key]) for key in weights[0])

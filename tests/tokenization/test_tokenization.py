@@ -174,7 +174,9 @@ def test_t5_reads_every_earlier_turn_with_its_encoder(sharp_folders):
 
 def test_a_tokenizer_that_is_missing_is_one_line(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
-    assert refusal(load_tokenization, str(tmp_path)).startswith(f"model '{tmp_path}': its tokenizer cannot be loaded (")
+    message = refusal(load_tokenization, str(tmp_path))
+    assert message.startswith(f"{tmp_path}: ")
+    assert "no tokenizer" in message
 
 
 def test_a_completed_template_leaves_the_tokenizers_other_templates():
