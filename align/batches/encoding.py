@@ -101,7 +101,7 @@ def _why_nothing_is_left(name: str, counts: OverlongCounts, refused: Sequence[st
 def _warn_of_tokens(
     source: str, records: str, spelled: Sequence[str], doubled: int, unknown: Sequence[str], tokenization: Tokenization
 ) -> None:
-    """Log remarks of the tokenizer about texts; `records` names them with their number, the rest is as in `encode_records`."""
+    """Log remarks of the tokenizer about texts; `records` names them with their number, else as in `encode_records`."""
     if spelled:
         logger.warning(
             "%s: %d of %s spell special tokens such as %r, which are read as plain characters; if a chat template "

@@ -157,7 +157,7 @@ def test_command_and_script_do_the_same_and_say_little(tmp_path, demonstrations,
     cli.main(["sft", *words, "--output_dir", "command"])
     command = capfd.readouterr()
     assert script.out == command.out == ""
-    # The line of the stage, its progress bar, the model's place and the next command: no loading bars, no advice of libraries.
+    # The stage, its progress bar, the model's place and the next command: no loading bars, no advice of libraries.
     for folder, printed in (("script", script.err), ("command", command.err)):
         *lines, place, following = printed.splitlines()
         assert lines[0] == "sft: 4 examples to learn from, 0 held out; model tiny-gpt2"
