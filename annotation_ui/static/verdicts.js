@@ -14,6 +14,6 @@ export function verdictButtons(label, choose, names = VERDICTS) {
 // The scope and the examples of a rule; null if it has none.
 export function ruleHelp(rule) {
   if (!rule.help && !rule.examples) return null;
-  return h("div", { class: "rule-help" }, rule.help ? h("p", {}, rule.help) : null,
+  return h("div", { class: "rule-help" }, rule.help ? h("p", {}, rule.help, " ") : null,
     rule.examples ? h("p", {}, h("b", {}, "Examples: "), `${rule.examples.join("; ")}.`) : null);
 }

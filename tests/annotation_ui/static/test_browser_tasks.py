@@ -15,7 +15,7 @@ BOTH = in_pairs(("sqlite", "mouse"), ("postgresql", "keyboard"))
 
 @in_pairs(("postgresql", "keyboard"))
 def test_judge_rules(any_server, browser, how):
-    row = {"prompt": "Who are you?", "responses": ["I am Bob, a human."], "id": "who"}
+    row = {"prompt": "Who are you?", "responses": ["I am Bob, a human."], "id": f"who-{how}"}
     batch = any_server.add_batch([("test:1", row)], "rules", rule_set="sparrow-dialogue")
     page = open_task(any_server, browser, f"rules-{how}", "rules")
     assert page.locator(".rule").count() == 23
@@ -40,7 +40,7 @@ def test_judge_rules(any_server, browser, how):
     labeler = rows[0]["labeler"]
     assert [row for row in rows if row["verdict"] != "follows"] == [
         {"prompt": "Who are you?", "response": "I am Bob, a human.", "rule": "no-human-identity", "verdict": "violates",
-         "note": "says so", "labeler": labeler, "id": "who"}
+         "note": "says so", "labeler": labeler, "id": row["id"]}
     ]  # fmt: skip
 
 
@@ -67,17 +67,18 @@ def test_letters_and_digits_work_on_keyboards_of_other_alphabets(server, browser
 def test_23_rules_fill_one_and_a_half_screens_and_none_moves_when_it_is_chosen(server, browser):
     server.add_batch([("t:1", {"prompt": "Q", "response": "A"})], "rules", rule_set="sparrow-dialogue")
     page = open_task(server, browser, "many-rules", "rules", viewport={"width": 1280, "height": 800})
-    rules = page.locator(".rule")
-    boxes = [rule.bounding_box() for rule in rules.all()]
-    assert len(boxes) == 23
-    assert boxes[-1]["y"] + boxes[-1]["height"] - boxes[0]["y"] < 1.5 * 800
-    press(page, "ArrowDown", "ArrowDown")
-    places = [page.locator(".rule p").nth(number).bounding_box() for number in range(23)]
-    press(page, "ArrowDown")
-    note = page.locator(".rule.chosen .note").bounding_box()["height"]
-    moved = [page.locator(".rule p").nth(number).bounding_box() for number in range(23)]
-    assert [box["width"] for box in moved] == [box["width"] for box in places]
-    assert note < 40
+    rules, texts = page.locator(".rule"), page.locator(".rule > p:first-child")
+    assert rules.count() == 23
+    sizes = []
+    for _ in rules.all():  # whichever is chosen: its help and its note are shown
+        first, last = rules.first.bounding_box(), rules.last.bounding_box()
+        assert last["y"] + last["height"] - first["y"] < 1.5 * 800
+        boxes = [text.bounding_box() for text in texts.all()]
+        sizes.append([(box["width"], box["height"]) for box in boxes])
+        assert page.locator(".rule.chosen .note").bounding_box()["height"] < 40
+        assert page.locator(".rule-help:visible").count() == 1
+        press(page, "ArrowDown")
+    assert sizes == [sizes[0]] * 23
 
 
 def test_the_help_of_a_form_names_its_own_answers_and_the_response_is_in_sight(server, browser):
@@ -172,7 +173,8 @@ def test_demonstrate_with_a_refresh_in_the_middle_and_a_preview(any_server, brow
     talk = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"},
             {"role": "user", "content": "Bold?"}]  # fmt: skip
     settings = {"min_words": 3, "max_words": 5}
-    batch = any_server.add_batch([("t:1", {"prompt": talk, "id": "d"})], "demonstrate", settings=settings)
+    imported = {"prompt": talk, "id": f"demo-{how}"}
+    batch = any_server.add_batch([("t:1", imported)], "demonstrate", settings=settings)
     page = open_task(any_server, browser, f"demo-{how}", "demonstrate")
     if how == "mouse":
         page.click("textarea")
@@ -193,7 +195,7 @@ def test_demonstrate_with_a_refresh_in_the_middle_and_a_preview(any_server, brow
     handed_in(page, "mouse") if how == "mouse" else page.keyboard.press("Control+Enter")
     expect(page.locator(".count")).to_have_text("1 done")
     (row,) = rows_to_export(any_server.database, Selection("demonstrations", batches=(batch,)))
-    assert (row["prompt"], row["completion"], row["id"]) == (talk, "It is **bold**.", "d")
+    assert (row["prompt"], row["completion"], row["id"]) == (talk, "It is **bold**.", imported["id"])
 
 
 @BOTH
