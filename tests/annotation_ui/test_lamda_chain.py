@@ -53,7 +53,7 @@ def test_clicks_on_the_forms_become_a_filter_and_a_ranking(own_server, browser, 
         tmp_path / "shown.jsonl", [{"prompt": [user], "completion": said["content"]} for user, said in answers]
     )
     command(f"sft --model tiny-llama --train_data {shown} --output_dir {sft} {QUICK}")
-    heads = f"--heads unsafe,{','.join(quality)}"
+    heads = f"--heads unsafe {' '.join(quality)}"
     command(f"attributes --model {sft}/model --train_data {labels} --output_dir {attributes} {heads} {QUICK}")
 
     prompts = write_rows(tmp_path / "prompts.jsonl", [{"prompt": prompt} for prompt in PROMPTS[:4]])

@@ -101,7 +101,8 @@ def test_people_sign_in_label_and_export_below_the_path(browser, tmp_path):
         threading.Thread(target=proxy.serve_forever, daemon=True).start()
         url = f"http://127.0.0.1:{proxy.server_port}"
         password = secrets.token_hex(8)
-        Auth(server.database).set_password(server.user_id("ann"), password)
+        server.user_id("ann")  # a new user
+        Auth(server.database).set_password("ann", password)
         batch = server.add_batch([("t", {"prompt": "Q", "responses": ["a", "b"]})], "compare")
         page = browser.new_context(base_url=url).new_page()
         page.set_default_timeout(60_000)
