@@ -101,6 +101,8 @@ class Tokenization:
         asked, told = self.chat.render(prompt), self.chat.render((*prompt, {"role": "assistant", "content": MARKER}), False)
         head = told.rsplit(MARKER, 1)[0]
         begun = asked.removeprefix(head) if asked.startswith(head) else ""
+        if any(text in begun for text in self._end_texts):  # T5's templates end a prompt with <eos>, which looks like a tag
+            begun = ""
         closed = {tag.lower() for tag in _CLOSING_TAG.findall(begun)}
         opens = any(tag.lower() not in closed for tag in _OPENING_TAG.findall(begun))
         header = self.chat.template_ids(head.removeprefix(asked)) if head.startswith(asked) else []

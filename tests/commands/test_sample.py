@@ -68,7 +68,7 @@ def test_answers_that_were_cut_are_learned_without_an_end_token(tmp_path, prompt
         (example,) = encode_demonstration(loaded.tokenization, record, one_row=True)
         assert (example.response[-1] == loaded.tokenization.end_id) == (record.finish_reason == "stop")
     # An untrained model samples bytes that are no UTF-8 and special tokens, which a text does not keep.
-    assert re.search(r"warning: \d+ of 12 responses will be read as other tokens", capfd.readouterr().out)
+    assert re.search(r"warning: \d+ of 12 responses will be read as other tokens", capfd.readouterr().err)
 
 
 def test_samples_depend_on_the_seed_alone(tmp_path, prompts):

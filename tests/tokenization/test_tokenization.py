@@ -214,3 +214,8 @@ def test_a_turn_that_was_cut_off_is_the_beginning_of_the_finished_one(template, 
     turns = [found.whole_turn_ids(USER, text, ended) for ended in (False, True)]
     cut, finished = ([*prompt, *response] for prompt, response in turns)
     assert cut == finished[: finished.index(EOS)]
+
+
+def test_the_text_of_an_encoder_decoders_response_has_no_part_of_its_prompt(sharp_folders):
+    tokenization = load_tokenization(sharp_folders["tiny-t5"])
+    assert tokenization.text(tokenization.response_ids("fine")) == "fine"
