@@ -80,7 +80,7 @@ def add_users(database, *names, role="labeler"):
         return [row.id for row in rows]
 
 
-def rank_rows(count, responses=4):
+def rank_rows(count, responses=4, ids="item"):
     return [
         (
             f"test:{i}",
@@ -88,7 +88,7 @@ def rank_rows(count, responses=4):
                 "prompt": f"Prompt {i}",
                 "responses": [f"Response {i}.{k}" for k in range(responses)],
                 "model": [f"model-{k}" for k in range(responses)],
-                "id": f"item-{i}",
+                "id": f"{ids}-{i}",
             },
         )
         for i in range(count)

@@ -63,12 +63,12 @@ def test_rows_go_in_and_rankings_come_out(any_server, remote, tmp_path):
 def test_new_judgments_come_in_order_with_edits_undos_and_skips(any_server, remote):
     leases = Leases(any_server.database)
     judgments, name = Judgments(leases), f"stream-{secrets.token_hex(4)}"
-    batch, ann = any_server.add_batch(2), any_server.user_id(name)
+    batch, ann = any_server.add_batch(rank_rows(2, ids=name)), any_server.user_id(name)
     before = max(stored(any_server.database, select(Judgment.id)), default=0)
     stream = remote.judgments(after=before, batches=[batch], poll_seconds=0.05)
     do(judgments, ann, "rank", {"ranks": [1, 2, 3, 4]})
     first = next(stream)
-    assert (first["kind"], first["id"], first["purpose"]) == ("submit", "item-0", "work")
+    assert (first["kind"], first["id"], first["purpose"]) == ("submit", f"{name}-0", "work")
     assert first["rows"][0]["ranks"] == [1, 2, 3, 4]  # in the item's own order, whatever was shown
     assert first["rows"][0]["responses"] == ROWS[0]["responses"]
 
@@ -196,14 +196,14 @@ def loop_app(any_server, monkeypatch):
 
 def test_a_loop_on_another_machine_labels_through_the_server(any_server, loop_app, tmp_path):
     batch, name, target = f"round-{secrets.token_hex(4)}", f"loop-{secrets.token_hex(4)}", tmp_path / "rankings.jsonl"
-    write_rows(tmp_path / "samples.jsonl", ROWS)
+    write_rows(tmp_path / "samples.jsonl", (row for _, row in rank_rows(3, ids=name)))
     for done in range(3):
         waiting = loop_app.collect(batch, tmp_path / "samples.jsonl", target)
         assert waiting.startswith(f"{done} of 3 judgments of the batch")
         assert not target.exists()
         any_server.rank(name, [1, 2, 3, 4])
     assert loop_app.collect(batch, tmp_path / "samples.jsonl", target) == ""
-    assert [(row["id"], row["ranks"]) for row in read_rows(target)] == [(f"item-{n}", [1, 2, 3, 4]) for n in range(3)]
+    assert [(row["id"], row["ranks"]) for row in read_rows(target)] == [(f"{name}-{n}", [1, 2, 3, 4]) for n in range(3)]
 
 
 def test_an_import_that_runs_or_was_killed_is_not_taken_for_a_closed_batch(

@@ -111,6 +111,7 @@ export function mount(root, view, context) {
     chosen = Math.max(0, Math.min(index, askedRules(state, view).length - 1));
     if (focus) lines[chosen].element.focus();
     show();
+    lines[chosen].element.scrollIntoView({ block: "nearest" }); // its help and its note, too
   }
 
   function markRestAsFollows() {

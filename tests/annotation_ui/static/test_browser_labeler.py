@@ -3,6 +3,7 @@ from playwright.sync_api import expect
 
 from annotation_ui.reports.export import Selection, rows_to_export
 from tests.annotation_ui.pages import Held, exported, open_task, press
+from tests.annotation_ui.running import rank_rows
 
 CODE = "```python\n" + "x = call(" + ", ".join(f"argument_{i}=value_{i}" for i in range(60)) + ")\n```"
 WRITTEN = ["old pond\na frog leaps in\nwater's sound", "![a pond](http://x/pond.png)", "[1]: http://example.com",
@@ -197,7 +198,7 @@ def test_radio_groups_have_arrow_keys(server, browser):
 
 
 def test_keys_counts_comment_skip_and_keys_typed_ahead(server, browser):
-    batch = server.add_batch(4)
+    batch = server.add_batch(rank_rows(4, ids="busy"))
     page = open_task(server, browser, "busy", "rank")
     expect(page.locator(".left")).to_have_text("4 of 4 left")
     press(page, *"1234", "q", "5", "f", "b", "c", "f", "ArrowRight", "q", "2", "q", "0", "c")
@@ -227,7 +228,7 @@ def test_keys_counts_comment_skip_and_keys_typed_ahead(server, browser):
         expect(page.locator(".stage")).not_to_contain_text(prompt.split("\n")[-1])
         skips = rows_to_export(server.database, Selection("skips", batches=(batch,)))
         assert skips[-1]["reason"] == reason
-    assert [(row["task"], row["id"]) for row in skips] == [("rank", "item-1"), ("rank", "item-2"), ("rank", "item-3")]
+    assert [(row["task"], row["id"]) for row in skips] == [("rank", f"busy-{number}") for number in (1, 2, 3)]
     expect(page.locator(".left")).to_have_text("0 of 1 left")
     press(page, "u")  # a skip that is taken back is no skip
     page.wait_for_selector(".card")
