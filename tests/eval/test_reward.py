@@ -109,6 +109,7 @@ def test_reward_against_kl_over_the_policies_of_a_run(settings, sharp_folders, t
     given = {"model": sharp_folders["tiny-llama"], "reward_model": settings["reward_model"], "prompts": settings["prompts"]}
     given |= {"total_updates": 2, "rollout_batch_size": 4, "max_new_tokens": 5, "save_steps": 1, "save_total_limit": 0}
     given |= {"learning_rate": 1e-3, "dtype": "float32", "report_to": ["none"], "output_dir": str(tmp_path / "ppo")}
+    given["missing_eos_score"] = None  # few responses end: equal scores would not move the policy
     run_ppo(PPOConfig(**given, validation_prompts=settings["prompts"]))
     config = RewardEvalConfig(**settings | {"preferences": ""}, frontier=str(tmp_path / "ppo"))
     found = run_reward_eval(config)
@@ -189,7 +190,9 @@ def test_a_policy_against_itself_gains_nothing(sharp_folders, reward):
 def test_prompts_of_token_ids_are_read_and_scored_as_they_are(sharp_folders, reward):
     policy, ids, answer = sharp_folders["tiny-llama"], [9, 10, 11], [20, 21, 1]
     found = compare_policies(policy, policy, reward, [Prompt(ids=ids)], SAMPLING, seed=3, samples=2, dtype="float32")
-    read = Padded.from_lists([ids] * 2), Padded.from_lists([answer.ids for answer in found.after.answers])
+    end = load_tokenization(policy).end_id  # a response that was cut is scored at an end token, too
+    answers = [[*each.ids, *([] if each.ended else [end])] for each in found.after.answers]
+    read = Padded.from_lists([ids] * 2), Padded.from_lists(answers)
     with torch.no_grad():
         assert found.after.rewards == pytest.approx((reward.model(*read) - reward.mean).tolist(), abs=1e-5)
         expected = float(reward.model(Padded.from_lists([ids]), Padded.from_lists([answer])) - reward.mean)

@@ -42,10 +42,16 @@ def test_a_prompt_between_others_may_have_no_response():
         torch.testing.assert_close(found[place, : len(ids) + 1], expected, atol=1e-5, rtol=0)
 
 
-def test_an_architecture_with_logits_of_its_own_kind_is_refused(sharpen):
+def test_an_architecture_with_logits_of_its_own_kind_is_refused(sharpen, monkeypatch):
     """They need more than the last hidden state and the vocabulary matrix."""
+    forward = GPT2LMHeadModel.forward
+
+    def scaled(self, *arguments, **named):
+        output = forward(self, *arguments, **named)
+        return output | {"logits": output.logits * 1.5}
+
+    monkeypatch.setattr(GPT2LMHeadModel, "forward", scaled)
     model = sharpen(GPT2LMHeadModel(SHORT_GPT2))
-    model.register_forward_hook(lambda _, inputs, output: output | {"logits": output.logits * 1.5})
     with pytest.raises(UserError, match=r"^model type 'gpt2': its logits are not a plain function .* not supported$"):
         wrap(model)
     assert isinstance(wrap(model, check=False), Backbone)
