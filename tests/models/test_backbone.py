@@ -1,3 +1,5 @@
+import functools
+
 import pytest
 import torch
 from transformers import BartConfig, BartForConditionalGeneration, GPT2Config, GPT2LMHeadModel
@@ -46,6 +48,7 @@ def test_an_architecture_with_logits_of_its_own_kind_is_refused(sharpen, monkeyp
     """They need more than the last hidden state and the vocabulary matrix."""
     forward = GPT2LMHeadModel.forward
 
+    @functools.wraps(forward)  # it looks like the library's own
     def scaled(self, *arguments, **named):
         output = forward(self, *arguments, **named)
         return output | {"logits": output.logits * 1.5}
