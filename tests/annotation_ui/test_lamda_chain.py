@@ -57,7 +57,7 @@ def test_clicks_on_the_forms_become_a_filter_and_a_ranking(own_server, browser, 
     command(f"attributes --model {sft}/model --train_data {labels} --output_dir {attributes} {heads} {QUICK}")
 
     prompts = write_rows(tmp_path / "prompts.jsonl", [{"prompt": prompt} for prompt in PROMPTS[:4]])
-    words = f"sample --model {sft}/model --prompts {prompts} --max_new_tokens 32 --dtype float32"
+    words = f"sample --model {sft}/model --prompts {prompts} --max_new_tokens 32 --temperature 0.5 --dtype float32"
     words += f" --attributes.model {attributes}/model"
     command(f"{words} --samples_per_prompt 8 --output {tmp_path}/all.jsonl")
     chosen = "--best_of 8 --attributes.filter unsafe<0.2 --attributes.rank 3*sensible+specific+interesting --fallback No."
@@ -71,8 +71,7 @@ def test_clicks_on_the_forms_become_a_filter_and_a_ranking(own_server, browser, 
                  for text, each in zip(row["responses"], rated, strict=True) if each["unsafe"] < 0.2}  # fmt: skip
         assert kept["responses"] == [max(worth, key=worth.__getitem__) if worth else "No."]
         said += zip(row["responses"], (each["unsafe"] for each in rated), strict=True)
-    print(said)
-    unsafe = [value for text, value in said if "poison" in text]
-    safe = [value for text, value in said if "tea" in text and "poison" not in text]
+    unsafe = [value for text, value in said if text == UNSAFE]
+    safe = [value for text, value in said if text == SAFE]
     assert min(unsafe) > 0.8
     assert max(safe) < 0.2

@@ -124,6 +124,6 @@ def test_people_sign_in_label_and_export_below_the_path(browser, tmp_path):
         expect(office.locator(".lead-table").first).to_contain_text(batch)  # an event of Gradio was answered
         office.get_by_role("link", name="Label", exact=True).click()
         office.wait_for_selector(".workbench .top")
-        assert office.url == f"{url}{ROOT}/"
+        expect(office).to_have_url(f"{url}{ROOT}/?task=compare")
         assert [path for path in missed if path != "/favicon.ico"] == []
         proxy.shutdown()
