@@ -176,12 +176,16 @@ def _stated_and_right(difference: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
 
 
 def kendall_tau(ranks: Sequence[int], rewards: Sequence[float]) -> float:
-    """Kendall's tau-b between a ranking (1 is best) and rewards: 1 same order, -1 reversed; 0 where one side is all ties."""
+    """Return Kendall's tau-b of ranks (1 is best) and rewards: 1 same order, -1 reversed; 0 where one side is all ties.
+
+    Rewards that agree to five digits are ties: equal responses differ by rounding, which depends on their batch.
+    """
     from scipy.stats import kendalltau
 
-    if len(set(ranks)) < 2 or len(set(rewards)) < 2:
+    rounded = np.round(np.asarray(rewards) / max(np.abs(rewards).max(), np.finfo(float).tiny), 5)
+    if len(set(ranks)) < 2 or len(set(rounded.tolist())) < 2:
         return 0.0
-    return float(kendalltau([-rank for rank in ranks], rewards).statistic)
+    return float(kendalltau([-rank for rank in ranks], rounded).statistic)
 
 
 def correlation(left: ArrayLike, right: ArrayLike) -> float:

@@ -7,6 +7,7 @@ from align.core.errors import UserError
 from align.core.statistics import (
     design_effect,
     difference_interval,
+    kendall_tau,
     mean_interval,
     resample,
     share_interval,
@@ -118,3 +119,8 @@ def test_a_difference_of_shares_without_a_difference_has_a_width():
 def test_values_without_an_interval_are_refused(interval, values, why):
     with pytest.raises(UserError, match=why):
         interval(values)
+
+
+def test_rewards_of_equal_responses_that_differ_by_rounding_are_ties():
+    assert kendall_tau([1, 2, 2], [3.0, 1.0, 1.0 + 1e-7]) == kendall_tau([1, 2, 2], [3.0, 1.0, 1.0]) == pytest.approx(1.0)
+    assert kendall_tau([1, 2], [1.0, 1.0 + 1e-7]) == 0.0
