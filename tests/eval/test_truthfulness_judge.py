@@ -171,9 +171,13 @@ def test_a_judge_learns_is_saved_and_loads_again_and_another_or_none_is_refused(
 @pytest.mark.slow
 @pytest.mark.skipif(not TRUTHFULQA.exists(), reason="../shared/data is absent")
 def test_a_judge_agrees_with_people_on_answers_to_questions_of_truthfulqa_not_seen(tmp_path):
+    """Trained on every sixth question, which takes a sixth of the time."""
+    with gzip.open(TRUTHFULQA / "truthfulqa-finetune-truth.jsonl.gz", "rt") as file:
+        rows = [json.loads(line) for line in file]
+    questions = sorted({row["prompt"].split("\n")[0] for row in rows})[::6]
     config = JudgeConfig(
         output_dir=str(tmp_path / "run"),
-        data=str(TRUTHFULQA / "truthfulqa-finetune-truth.jsonl.gz"),
+        data=write_rows(tmp_path / "truth.jsonl", [row for row in rows if row["prompt"].split("\n")[0] in questions]),
         questions=str(TRUTHFULQA / "TruthfulQA.csv"),
     )
     metrics = json.loads((run_train_judge(config) / "judge.json").read_text())["metrics"]

@@ -21,7 +21,7 @@ def test_a_dry_run_prints_the_plan_and_writes_nothing(stage, tmp_path, capsys, a
     assert lines[-1].endswith(f"the model would be in {tmp_path / 'run' / 'model'}; nothing was written")
     assert list(tmp_path.iterdir()) == []
     if stage == "ppo":
-        assert "dry run: 4 updates; no checkpoints (save_steps 0);" in lines[-1]  # 14 / 4, rounded up
+        assert "dry run: 4 updates; a checkpoint every 10 minutes;" in lines[-1]  # 14 / 4, rounded up
         assert "4 updates of 4 responses (16 episodes)" in lines
 
 
