@@ -92,13 +92,17 @@ def pairs_of(ranks: Sequence[Sequence[int]]) -> Pairs:
     return stack_pairs([compare_by_rank(row) for row in ranks], [len(row) for row in ranks])
 
 
+ROUNDING = 1e-6
+"""Rewards this close are equal: those of equal responses differ by rounding, which depends on their batch."""
+
+
 def ordered_rightly(difference: Tensor) -> Tensor:
     """Return 1 where the better response has the higher reward, one half for equal rewards, else 0 [pairs].
 
     Args:
         difference: [pairs] the reward of the better response minus that of the worse one.
     """
-    return 0.5 + 0.5 * difference.sign()
+    return 0.5 + 0.5 * difference.sign() * (difference.abs() > ROUNDING)
 
 
 def ranking_loss(rewards: Tensor, pairs: Pairs) -> Tensor:

@@ -12,7 +12,15 @@ from align.core.tensor_ops import Padded
 from align.models.backbone import flops_profile
 from align.models.heads import ScalarHead
 from align.reward import RewardConfig, RewardTrainer
-from align.reward.loss import centering_loss, compare_by_preference, dpo_losses, ipo_losses, pairs_of, ranking_loss
+from align.reward.loss import (
+    centering_loss,
+    compare_by_preference,
+    dpo_losses,
+    ipo_losses,
+    ordered_rightly,
+    pairs_of,
+    ranking_loss,
+)
 from align.reward.rankings import CHANCE_LOSS, chance_warning, group_sizes, label_pairs, ranking_metrics, with_rewards
 from align.reward.train import batch_loss, best_tokens, build_module, example_flops
 from align.tokenization.encoded import EncodedRanking
@@ -304,3 +312,7 @@ def test_equal_rewards_count_one_half_in_training_as_in_validation(rewards):
     expected = sum(1.0 if better > worse else 0.5 if better == worse else 0.0 for better, worse in rewards) / len(rewards)
     assert float(sums["accuracy"]) == pytest.approx(expected)
     assert ranking_metrics(with_rewards(pairs, rewards))["accuracy"] == pytest.approx(expected)
+
+
+def test_rewards_that_differ_by_rounding_are_equal():
+    assert ordered_rightly(torch.tensor([1.0, -1.0, 0.0, 1e-7, -1e-7, 1e-5])).tolist() == [1.0, 0.0, 0.5, 0.5, 0.5, 1.0]
