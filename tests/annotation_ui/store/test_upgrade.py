@@ -41,6 +41,8 @@ def old_database(url, revision):
             values = {name: json.dumps(value) if isinstance(value, dict | list) else value for name, value in row.items()}
             places = ", ".join(f":{name}" for name in values)
             connection.execute(text(f"INSERT INTO {table} ({', '.join(values)}) VALUES ({places})"), values)
+            if connection.dialect.name == "postgresql":  # ids that were given do not advance the sequence
+                connection.execute(text(f"SELECT setval(pg_get_serial_sequence('{table}', 'id'), 1)"))
         config = _alembic_config()
         config.attributes["connection"] = connection
         command.stamp(config, "0001")
