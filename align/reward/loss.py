@@ -92,7 +92,7 @@ def pairs_of(ranks: Sequence[Sequence[int]]) -> Pairs:
     return stack_pairs([compare_by_rank(row) for row in ranks], [len(row) for row in ranks])
 
 
-ROUNDING = 1e-6
+ROUNDING = 1e-5
 """Rewards this close are equal: those of equal responses differ by rounding, which depends on their batch."""
 
 

@@ -47,7 +47,7 @@ def test_known_items_are_left_out_and_equal_responses_count_for_each_model(datab
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.lists(st.lists(st.integers(1, 7), min_size=1, max_size=4), min_size=30, max_size=60))
+@given(st.lists(st.lists(st.integers(1, 7), min_size=1, max_size=4), min_size=100, max_size=150))
 def test_the_interval_is_that_of_a_bootstrap_over_items(groups):
     mean, half = mean_and_half_width(groups)
     values = [value for group in groups for value in group]

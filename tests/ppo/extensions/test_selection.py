@@ -1,3 +1,5 @@
+from types import SimpleNamespace
+
 import pytest
 
 from align.core.errors import UserError
@@ -8,7 +10,11 @@ from tests.ppo.rewards import long
 
 
 def selection(patience):
-    return RewardModelSelection(SelectionSettings(early_stopping_patience=patience), WeightedFunction("own", 1.0, long))
+    """A selection as after `load`, without prompts."""
+    made = RewardModelSelection(SelectionSettings(early_stopping_patience=patience), WeightedFunction("own", 1.0, long))
+    made.context = SimpleNamespace(prompts=[], training_prompts=[], max_new_tokens=4)
+    made.card = {"chosen by": "own"}
+    return made
 
 
 def evaluation(reward, selection_reward, kl=1.0):
