@@ -53,7 +53,7 @@ def test_the_interval_is_that_of_a_bootstrap_over_items(groups):
     values = [value for group in groups for value in group]
     low, high = mean_interval(values, 1000, [number for number, group in enumerate(groups) for _ in group])
     assert mean == pytest.approx(np.mean(values))
-    assert 2 * half == pytest.approx(high - low, rel=0.25, abs=0.02)
+    assert 2 * half == pytest.approx(high - low, rel=0.25, abs=0.05)  # of a scale of 6
 
 
 def test_the_chart_shows_the_distribution_the_mean_and_the_interval():
