@@ -88,9 +88,19 @@ class DeepSpeedEngine(TrainEngine):
         norm = float(self.module.get_global_grad_norm() or 0.0)
         if not math.isfinite(norm):
             raise NotFiniteError("the gradient is not a finite number")
+        self._clear_partitions()
         if self.average:
             self.average.add(self._shards())
         return norm
+
+    def _clear_partitions(self) -> None:
+        """Set ZeRO-3's gradient partitions to 0: a weight without a gradient in the next step would get the last one again."""
+        engine = self.module.optimizer
+        if (buffer := getattr(engine, "grad_partitions_flat_buffer", None)) is not None:
+            buffer.zero_()
+            for flat in engine.fp32_partitioned_groups_flat:  # has gradients if the optimizer is offloaded
+                if flat.grad is not None:
+                    flat.grad.zero_()
 
     def _make_states(self) -> None:
         """Make the moments of every flat shard before the first step, which reading and writing need."""
@@ -113,6 +123,7 @@ class DeepSpeedEngine(TrainEngine):
     def drop_gradients(self) -> None:
         self.module.zero_grad()
         self.module.optimizer.zero_grad()  # the float32 sums of ZeRO-1
+        self._clear_partitions()
 
     def state(self) -> tuple[Mapping[str, Tensor | FlatTensorSlice], dict[str, float]]:
         """This process's parts of masters and moments; nothing is gathered."""
