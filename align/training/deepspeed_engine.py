@@ -94,7 +94,7 @@ class DeepSpeedEngine(TrainEngine):
         return norm
 
     def _clear_partitions(self) -> None:
-        """Set ZeRO-3's gradient partitions to 0: a weight without a gradient in the next step would get the last one again."""
+        """Set ZeRO-3's gradient partitions to 0. DeepSpeed keeps the last gradient of a weight that a step does not use."""
         engine = self.module.optimizer
         if (buffer := getattr(engine, "grad_partitions_flat_buffer", None)) is not None:
             buffer.zero_()

@@ -90,7 +90,9 @@ def test_of_the_best_of_n(reward, load_sharp, tiny_name, tmp_path):
         best_of_n(evaluated, sample_answers(config, config, "best-of-n", evaluated, 8), [named(reward)])
     (row,) = stored_rows(tmp_path / "out" / "best-of-n-policy.jsonl").values()
     assert len(row["ids"]) == 8
-    assert read == once(reward, row["ids"])
+    tokenization = reward.loaded.tokenization
+    answers = [ids if tokenization.has_ended(ids) else [*ids, tokenization.end_id] for ids in row["ids"]]
+    assert read == once(reward, answers)
 
 
 def test_of_candidates_of_align_sample(reward):

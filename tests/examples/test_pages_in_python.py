@@ -61,15 +61,17 @@ def test_t5_answers_as_align_sample_does(trained, capsys):
     assert text.strip() == capsys.readouterr().out.strip()
 
 
-def test_an_adapter_is_merged(trained, tmp_path, monkeypatch, capsys):
+def test_an_adapter_loads_in_peft_and_is_merged(trained, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     base = trained("sft", "tiny-llama")
     (tmp_path / "run").rename(tmp_path / "base")
     folder = trained("sft", str(tmp_path / "base" / base.name), "--lora_r", "2")
-    run(code_with("merge_and_unload", folder), capsys)
+    names, _ = run(code_with("AutoPeftModelForCausalLM", folder), capsys)
+    cli.main(["model", "merge", str(folder), "--output", "merged"])
     ids = torch.tensor([[5, 6, 7]])
     ours, merged = (load(ModelConfig(model=str(path)), torch.float32).backbone.model for path in (folder, "merged"))
-    torch.testing.assert_close(merged(ids).logits, ours(ids).logits, atol=1e-5, rtol=0)
+    for model in (names["model"].float(), merged):
+        torch.testing.assert_close(model(ids).logits, ours(ids).logits, atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("words", [[], ["--lora_r", "2"]], ids=["all weights", "adapter"])

@@ -36,7 +36,7 @@ calls = []
 @pytest.mark.slow
 def test_a_session_survives_a_failed_and_an_interrupted_run(tmp_path):
     (tmp_path / "cells.py").write_text(f"folder = {str(tmp_path)!r}\n{CELLS}")
-    variables = os.environ | {"PYTHONPATH": f"{ROOT}:{tmp_path}", "IPYTHONDIR": str(tmp_path), "TERM": "dumb"}
+    variables = os.environ | {"PYTHONPATH": f"{ROOT}:{tmp_path}", "IPYTHONDIR": str(tmp_path / "ipython"), "TERM": "dumb"}
     options = ["-m", "IPython", "--simple-prompt", "--no-banner", "--no-confirm-exit"]
     session = pexpect.spawn(sys.executable, options, cwd=str(ROOT), env=variables, encoding="utf-8", timeout=300)
 

@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from align.core.statistics import mean_interval
 from annotation_ui.lead_tabs.overview import ratings_chart
 from annotation_ui.reports.ratings import Z95, mean_and_half_width, ratings_by_model
 from tests.annotation_ui.running import add_batch, add_users, do, read
@@ -48,12 +47,14 @@ def test_known_items_are_left_out_and_equal_responses_count_for_each_model(datab
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.lists(st.integers(1, 7), min_size=1, max_size=4), min_size=100, max_size=150))
-def test_the_interval_is_that_of_a_bootstrap_over_items(groups):
+def test_the_standard_error_is_that_of_a_bootstrap_over_items(groups):
     mean, half = mean_and_half_width(groups)
     values = [value for group in groups for value in group]
-    low, high = mean_interval(values, 1000, [number for number, group in enumerate(groups) for _ in group])
+    sums, counts = np.array([sum(group) for group in groups]), np.array([len(group) for group in groups])
+    drawn = np.random.default_rng(0).integers(len(groups), size=(4000, len(groups)))
+    bootstrap = sums[drawn].sum(1) / counts[drawn].sum(1)
     assert mean == pytest.approx(np.mean(values))
-    assert 2 * half == pytest.approx(high - low, rel=0.25, abs=0.05)  # of a scale of 6
+    assert half == pytest.approx(Z95 * bootstrap.std(), rel=0.1, abs=1e-9)
 
 
 def test_the_chart_shows_the_distribution_the_mean_and_the_interval():

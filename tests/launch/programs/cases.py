@@ -262,7 +262,8 @@ def stale_disk(folder: Path) -> list[Any]:
                 cli.main(["ppo", *words])
                 ended.append(0)
             except SystemExit as error:
-                ended += [error.code, told.getvalue().splitlines()[-1]]
+                (line,) = {line for line in told.getvalue().splitlines() if "error: " in line}
+                ended += [error.code, line]
     return [moved, ended]
 
 
