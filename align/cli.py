@@ -1,6 +1,6 @@
-"""The command `align`: it reads the first word of the command line and calls the command of that name.
+"""The `align` command line.
 
-Each command is imported when it is called: `align --help` does not wait for torch.
+Commands are imported on first use, so `align --help` does not import torch.
 """
 
 import sys
@@ -16,33 +16,25 @@ from align.core.plugins import require_extra
 
 TRAINING_STAGES = {
     "sft": Stage("fine-tune a model on demonstrations", "align.sft:SFTConfig:run_sft"),
-    "reward": Stage("train a reward model on ranked responses", "align.reward:RewardConfig:run_reward"),
-    "rules": Stage(
-        "train a model of rules on people's judgments of responses", "align.extras.rules:RuleConfig:run_rule_model"
-    ),
+    "reward": Stage("train a reward model on rankings", "align.reward:RewardConfig:run_reward"),
+    "rules": Stage("train a rule model on human judgments", "align.extras.rules:RuleConfig:run_rule_model"),
     "attributes": Stage(
-        "train a model of several qualities of a response, with a head for each",
+        "train an attribute model with one head per attribute",
         "align.extras.attributes:AttributeConfig:run_attribute_model",
     ),
-    "ppo": Stage("train a policy against rewards by PPO", "align.ppo:PPOConfig:run_ppo"),
-    "dpo": Stage("train a policy on ranked responses without a reward model", "align.dpo:DPOConfig:run_dpo"),
-    "distill": Stage(
-        "train a smaller model to predict what its teacher predicts", "align.extras.distill:DistillConfig:run_distill"
-    ),
+    "ppo": Stage("train a policy with PPO", "align.ppo:PPOConfig:run_ppo"),
+    "dpo": Stage("train a policy with DPO, without a reward model", "align.dpo:DPOConfig:run_dpo"),
+    "distill": Stage("distill a model into a smaller one", "align.extras.distill:DistillConfig:run_distill"),
 }
 OTHER_STAGES = {
     "sample": Stage(
-        "MODEL --prompt TEXT: print responses; --prompts FILE --output FILE: answer a file of prompts",
+        "sample responses to prompts",
         "align.commands.sample:SampleConfig:sample_command",
         "model",
     ),
-    "chat": Stage(
-        "MODEL [MODEL]: talk to one or two models on the terminal", "align.commands.chat:ChatConfig:run_chat", "model"
-    ),
-    "loop": Stage("rounds of sampling, labeling, reward modeling and PPO", "align.extras.loop:LoopConfig:run_loop"),
-    "plan": Stage(
-        "estimate the cost of training before it starts: time and memory", "align.extras.plan:PlanConfig:run_plan"
-    ),
+    "chat": Stage("chat with one or two models in the terminal", "align.commands.chat:ChatConfig:run_chat", "model"),
+    "loop": Stage("run rounds of sampling, labeling, reward modeling and PPO", "align.extras.loop:LoopConfig:run_loop"),
+    "plan": Stage("estimate time and memory of training", "align.extras.plan:PlanConfig:run_plan"),
 }
 
 
@@ -50,10 +42,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run `align COMMAND ...`.
 
     Args:
-        arguments: the words after the program's name; None: those of this process's command line.
+        arguments: command-line arguments without the program name. Default: `sys.argv[1:]`.
 
     Raises:
-        SystemExit: with code 2 after a user's mistake, which is printed as one line on stderr, and 130 after Ctrl-C.
+        SystemExit: with code 2 on a user error, printed as one line to stderr, and 130 on Ctrl-C.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     if not words:
@@ -72,24 +64,26 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def overview() -> str:
-    """The text of `align --help`: one line for each command."""
+    """Return the text of `align --help`: one line per command."""
     width = max(map(len, COMMANDS))
     lines = [f"  {name:<{width}}  {command.help}" for name, command in COMMANDS.items()]
     usage = "usage: align COMMAND ...\n\ncommands:\n"
-    return usage + "\n".join(lines) + "\n\nalign COMMAND --help explains a command, align --version prints the version"
+    return (
+        usage + "\n".join(lines) + "\n\nRun `align COMMAND --help` for help on a command, `align --version` for the version."
+    )
 
 
 def stage_configs() -> dict[str, type[Any]]:
-    """Import the settings of each stage that trains; the key is the name of its command."""
+    """Import the config class of each training stage, by command name."""
     return {name: stage.load()[0] for name, stage in TRAINING_STAGES.items()}
 
 
 def _hint(name: str, known: Iterable[str]) -> str:
-    return nearest_name_hint(name, known) or f"; use one of {', '.join(known)}"
+    return nearest_name_hint(name, known) or f"; choose from {', '.join(known)}"
 
 
 class Command(NamedTuple):
-    """A command: its line in `align --help`, and the function that is called with the words after its name."""
+    """A command: its line in `align --help`, and a function that takes its arguments."""
 
     help: str
     run: Callable[[list[str]], None]
@@ -118,7 +112,7 @@ def _eval(words: list[str]) -> None:
         width = max(map(len, TASKS))
         print("usage: align eval TASK [--config FILE.yaml ...] [--SETTING VALUE ...]\n\ntasks:")
         print("\n".join(f"  {name:<{width}}  {task.help}" for name, task in TASKS.items()))
-        print("\nalign eval TASK --help lists a task's settings")
+        print("\nRun `align eval TASK --help` for help on a task.")
         return
     name = words[0]
     if name not in TASKS:
@@ -138,14 +132,14 @@ COMMANDS = {
     **_of_stages(TRAINING_STAGES),
     "launch": Command(tools.LAUNCH_HELP, tools.launch_processes),
     **_of_stages(OTHER_STAGES),
-    "demo": Command("align a small model in all three stages and write a report", _demo),
-    "eval": Command("eval TASK: evaluate models side by side; align eval --help lists the tasks", _eval),
+    "demo": Command("run all three stages on a small model and write a report", _demo),
+    "eval": Command("evaluate models side by side (run `align eval --help` for the tasks)", _eval),
     "report": Command(tools.REPORT_HELP, tools.report_command),
     "data": Command(tools.DATA_HELP, tools.data_command),
     "model": Command(tools.MODEL_HELP, tools.model_command),
     "annotate": Command("start the labeling app", _annotate),
 }
-"""Every command by its name, in the order of `align --help`."""
+"""All commands by name, in the order of `align --help`."""
 
 if __name__ == "__main__":
     main()

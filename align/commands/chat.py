@@ -36,22 +36,22 @@ UNFINISHED = "\ufffd"
 class ChatConfig(Settings):
     """Chat with one or two models."""
 
-    model: list[str] = option([], "one or two models: folders, hub names or built-in models", required=True)
-    system: str = option("", "system message before each conversation; empty: none")
-    max_new_tokens: int = option(512, "longest answer, in tokens", gt=0)
-    temperature: float = option(0.7, "sampling temperature; 0: the likeliest token", ge=0)
-    top_k: int = option(0, "sample from the k likeliest tokens; 0: from all", ge=0)
-    top_p: float = option(
-        1.0, "sample from the likeliest tokens whose probabilities sum to this share; 1: from all", gt=0, le=1
-    )
-    seed: int = option(0, "seed of all random numbers; the same seed and messages give the same answers", ge=0, lt=2**32)
+    model: list[str] = option([], "One or two models: local folder, Hub id or built-in model.", required=True)
+    system: str = option("", "System message.")
+    max_new_tokens: int = option(512, "Maximum response length, in tokens.", gt=0)
+    temperature: float = option(0.7, "Sampling temperature. 0 for greedy decoding.", ge=0)
+    top_k: int = option(0, "Top-k sampling. 0 disables it.", ge=0)
+    top_p: float = option(1.0, "Nucleus (top-p) sampling. 1 disables it.", gt=0, le=1)
+    seed: int = option(0, "Random seed. The same seed and messages give the same responses.", ge=0, lt=2**32)
     dtype: Literal["auto", "float32", "bfloat16"] = option(
-        "auto", "number format of computations; auto: bfloat16 if the hardware supports it, else float32"
+        "auto", "Compute dtype. auto selects bfloat16 if the hardware supports it, else float32."
     )
     chat_template: str = option(
-        "auto", "chat template: auto, plain, raw, a name or the path of a Jinja file; auto[VARIABLE=VALUE, ...]"
+        "auto",
+        "Chat template: auto, plain, raw, a template name or the path of a Jinja file. Set template variables in "
+        "brackets: auto[VARIABLE=VALUE, ...].",
     )
-    reward_model: str = option("", "folder of a reward model that scores each answer; empty: none")
+    reward_model: str = option("", "Reward model folder. Scores each response.")
 
     def __post_init__(self) -> None:
         super().__post_init__()

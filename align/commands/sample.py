@@ -40,27 +40,27 @@ class SampleConfig(FewShotConfig, AnsweringConfig, InferenceConfig):
     """Sample responses to prompts, optionally the best of n."""
 
     model: list[str] = option(
-        [], "model to sample from: a folder, a hub name or a built-in model; with prompt several", required=True
+        [], "Model to sample from: local folder, Hub id or built-in model. Several are allowed with prompt.", required=True
     )
-    prompt: list[str] = option([], "texts to answer; the responses are printed unless output is given")
-    prompts: str = option(PROMPTS, "prompts: file, folder or hub name")
-    output: str = option("", "JSON Lines file to write; it must not exist yet")
-    samples_per_prompt: int = option(1, "responses saved for each prompt", gt=0)
+    prompt: list[str] = option([], "Prompts given as text. Responses are printed unless output is set.")
+    prompts: str = option(PROMPTS, "Prompts: file, folder or Hub id.")
+    output: str = option("", "Output file (JSON Lines). Must not exist.")
+    samples_per_prompt: int = option(1, "Responses to save per prompt.", gt=0)
     best_of: int = option(
         1,
-        "responses sampled for each saved one, which is the best by reward_model, rules and attributes",
+        "Candidates per saved response. The best by reward_model, rules and attributes is saved.",
         gt=0,
     )
-    reward_model: str = option("", "folder of a reward model whose rewards are saved; empty: none")
+    reward_model: str = option("", "Reward model folder. Its rewards are saved with the responses.")
     rules: Any = block(
-        "align.extras.candidates:RuleChoiceSettings", "a rule model whose verdicts are saved and select the best of best_of"
+        "align.extras.candidates:RuleChoiceSettings", "Rule model whose verdicts are saved and select among candidates."
     )
     attributes: Any = block(
         "align.extras.candidates:AttributeChoiceSettings",
-        "an attribute model whose attributes are saved and select the best of best_of",
+        "Attribute model whose attributes are saved and select among candidates.",
     )
     fallback: str = option(
-        "", "text that is saved if attributes.filter leaves no candidate; empty: the prompt is omitted and counted"
+        "", "Response to save if attributes.filter rejects every candidate. Default: omit and count the prompt."
     )
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Run a stage as a program: settings from the command line, errors as one line, a clean end of the process group."""
+"""Run a stage as a program: parse settings, print errors in one line, shut down the process group."""
 
 import json
 import logging
@@ -30,33 +30,33 @@ Config = TypeVar("Config", bound="DataclassInstance")
 EXIT_INTERRUPTED = 130
 """Exit code after Ctrl-C, as in shells: 128 + SIGINT."""
 FROM_ALIGN_LAUNCH = "ALIGN_LAUNCH"
-"""Variable of processes that `align launch` has started, which prints no traceback."""
+"""Environment variable that `align launch` sets in its processes."""
 EXIT_CLOSED_PIPE = 141
-"""Exit code after the reader of the output has gone (`align ... | head`), as in shells: 128 + SIGPIPE."""
+"""Exit code when the output pipe was closed (`align ... | head`), as in shells: 128 + SIGPIPE."""
 
 
 @contextmanager
 def _quiet_closed_pipes() -> Iterator[None]:
-    """End quietly with code 141 when the reader of the standard output or error has gone."""
+    """Exit quietly with code 141 when the pipe behind stdout or stderr was closed."""
     try:
         try:
             yield
         finally:
             if sys.stdout is not None and not sys.stdout.closed:
-                sys.stdout.flush()  # here, because at the interpreter's exit nothing can catch its error
+                sys.stdout.flush()  # an error at interpreter exit could not be caught
     except BrokenPipeError as error:
-        closed = [stream for stream in (sys.stdout, sys.stderr) if _reader_has_gone(stream)]
-        heartbeat.stop_watching("nothing reads its output" if closed else reason(error))
+        closed = [stream for stream in (sys.stdout, sys.stderr) if _is_closed_pipe(stream)]
+        heartbeat.stop_watching("output pipe closed" if closed else reason(error))
         if not closed:
-            raise  # of a socket or of another process
+            raise  # from a socket or another process
         nowhere = os.open(os.devnull, os.O_WRONLY)
         for stream in closed:
             os.dup2(nowhere, stream.fileno())
         raise SystemExit(EXIT_CLOSED_PIPE) from None
 
 
-def _reader_has_gone(stream: TextIO | None) -> bool:
-    """Whether a stream is a pipe that nothing reads."""
+def _is_closed_pipe(stream: TextIO | None) -> bool:
+    """Return whether a stream is a pipe without a reader."""
     try:
         descriptor = stream.fileno() if stream is not None else -1
     except (OSError, ValueError):  # a stream in memory, or a closed one
@@ -70,13 +70,13 @@ def _reader_has_gone(stream: TextIO | None) -> bool:
 
 @contextmanager
 def one_line_errors() -> Iterator[None]:
-    """Print an error that a user can correct as one line; if ALIGN_TRACEBACK is set, after its traceback.
+    """Print user errors in one line, preceded by a traceback if ALIGN_TRACEBACK is set.
 
-    Exit codes: 2 after a UserError, 130 after Ctrl-C, 75 after a request to stop, 76 after the loss of another process,
-    141 when the output is no longer read, 1 after any other error.
+    Exit codes: 2 for a UserError, 130 for Ctrl-C, 75 after a stop request, 76 if another process was lost, 141 if the output
+    pipe was closed, 1 for any other error.
     """
     rank = os.environ.get("RANK", "0")
-    prefix = "" if rank == "0" else f"[process {rank}] "  # a launcher mixes the output of all its processes
+    prefix = "" if rank == "0" else f"[process {rank}] "  # launchers interleave the output of their processes
     with _quiet_closed_pipes():
         try:
             yield
@@ -112,44 +112,45 @@ def one_line_errors() -> Iterator[None]:
 
 
 def _print_error(line: str) -> None:
-    """Print an error, on a terminal broken between words, and let a launcher of several processes repeat it."""
+    """Print an error, wrapped on a terminal, and write it to torchelastic's error file."""
     if sys.stderr.isatty():
         line = textwrap.fill(
             line, shutil.get_terminal_size().columns, break_long_words=False, break_on_hyphens=False, drop_whitespace=True
         )
     print(line, file=sys.stderr)
-    if path := os.environ.get("TORCHELASTIC_ERROR_FILE"):  # shown at the end of torch's summary of failures
+    if path := os.environ.get("TORCHELASTIC_ERROR_FILE"):  # torch shows it in its failure summary
         with suppress(OSError), open(path, "w", encoding="utf-8") as file:
             json.dump({"message": {"message": line, "extraInfo": {"timestamp": str(int(time.time()))}}}, file)
     if "ACCELERATE_MIXED_PRECISION" in os.environ and FROM_ALIGN_LAUNCH not in os.environ:
-        print("(accelerate prints a traceback of its launcher below; the error is the line above)", file=sys.stderr)
+        print("(the traceback below is from accelerate's launcher; the error is in the line above)", file=sys.stderr)
 
 
 class Stage(NamedTuple):
     """A command with settings."""
 
     help: str
-    """Its line in `--help`."""
+    """One line for `--help`."""
     path: str
-    """`module:class:function`: the class of its settings, and the function that runs with them."""
+    """`module:class:function`: the config class and the function that takes it."""
     positional: str = ""
-    """The setting whose values may stand before all options, without its name."""
+    """Setting that may be passed positionally, before all options."""
 
     def named(self, words: Sequence[str]) -> list[str]:
-        """The words of a command line with the name of the positional setting.
+        """Insert the option name before positional arguments.
 
-        Raise a UserError if that setting is given both ways.
+        Raises:
+            UserError: if the setting is passed both positionally and by name.
         """
         end = next((place for place, word in enumerate(words) if word.startswith("-")), len(words))
         if not (self.positional and end):
             return list(words)
         option = f"--{self.positional}"
         if any(word.partition("=")[0] == option for word in words[end:]):
-            raise UserError(f"{self.positional} is given twice: before the options and by {option}; leave one out")
+            raise UserError(f"{self.positional} is set twice: positionally and by {option}; remove one")
         return [option, *words]
 
     def load(self) -> tuple[type[Any], Any]:
-        """Import the class of the settings and the function that runs with them."""
+        """Import the config class and the function."""
         module, config, function = self.path.split(":")
         return import_object(f"{module}:{config}"), import_object(f"{module}:{function}")
 
@@ -160,7 +161,7 @@ def run_stage(
     arguments: Sequence[str] | None = None,
     program: str | None = None,
 ) -> None:
-    """Run a stage with settings from the command line, or `arguments`; a user's mistake is printed as one line, code 2."""
+    """Run a stage with settings from `arguments` or the command line. User errors print one line and exit with code 2."""
     from align.core.settings_parser import parse
 
     with one_line_errors(), stopped_by_signals():
@@ -171,8 +172,7 @@ def run_stage(
                 program or f"{'accelerate launch' if 'ACCELERATE_MIXED_PRECISION' in os.environ else 'python'} {sys.argv[0]}"
             )
             raise UserError(
-                f"no settings given: a run needs {needs}; in a clone of the repository, this runs as it is: {command} "
-                f"--config {first_run}"
+                f"no settings: set {needs}; to try it in a clone of the repository: {command} --config {first_run}"
             )
         config = parse(config_class, words, program)
         quiet_libraries()
@@ -186,9 +186,9 @@ def run_stage(
 
 
 def run_unless_finished(stage: Callable[[Any], Path], config: RunConfig) -> Path:
-    """Run a stage unless it has finished; returns the model's folder.
+    """Run a stage unless it has finished, and return the model folder.
 
-    An interrupted stage resumes from its last checkpoint.
+    An interrupted stage resumes from its latest checkpoint.
     """
     folder = Path(config.output_dir)
     if (folder / "model").exists() and (folder / "finished").exists():
@@ -203,64 +203,61 @@ def run_unless_finished(stage: Callable[[Any], Path], config: RunConfig) -> Path
 PROCESS_VARIABLES = ("WORLD_SIZE", "RANK", "LOCAL_RANK")
 ADDRESS_VARIABLES = ("MASTER_ADDR", "MASTER_PORT")
 MPI_SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
-"""Numbers of processes of MPI launchers, which accelerate reads too."""
+"""World sizes set by MPI launchers. accelerate reads them too."""
 
 
 def _check_launcher_variables() -> None:
-    """Refuse variables of launchers that are left over or set in part: torch would look for processes that do not exist."""
+    """Reject stale or incomplete launcher variables, which would make torch wait for processes that do not exist."""
     numbers = {name: os.environ[name] for name in (*PROCESS_VARIABLES, "MASTER_PORT", *MPI_SIZES) if name in os.environ}
     for name, value in numbers.items():
         if not value.lstrip("-").isdigit():
             raise UserError(f"{name}={value} in the environment is not a number; {_unset([name])}")
-    several = numbers.get("WORLD_SIZE", "1") != "1" or numbers.get("LOCAL_RANK", "-1") != "-1"
+    is_distributed = numbers.get("WORLD_SIZE", "1") != "1" or numbers.get("LOCAL_RANK", "-1") != "-1"
     missing = [name for name in ("RANK", "WORLD_SIZE", *ADDRESS_VARIABLES) if name not in os.environ]
-    found = [name for name in PROCESS_VARIABLES if name in os.environ]
-    if several and missing:
+    present = [name for name in PROCESS_VARIABLES if name in os.environ]
+    if is_distributed and missing:
         raise UserError(
-            f"{', '.join(f'{name}={os.environ[name]}' for name in found)} in the environment stands for several processes, "
-            f"but {', '.join(missing)} is not set; {_unset(found)}"
+            f"{', '.join(f'{name}={os.environ[name]}' for name in present)} in the environment indicates several processes, "
+            f"but {', '.join(missing)} is not set; {_unset(present)}"
         )
     if {"RANK", "WORLD_SIZE"} <= numbers.keys() and not 0 <= int(numbers["RANK"]) < int(numbers["WORLD_SIZE"]):
-        raise UserError(f"RANK={numbers['RANK']} in the environment is not below WORLD_SIZE; {_unset(found)}")
+        raise UserError(f"RANK={numbers['RANK']} in the environment is not below WORLD_SIZE; {_unset(present)}")
     for name in MPI_SIZES:
         if numbers.get(name, "1") != "1" and "WORLD_SIZE" not in numbers:
-            raise UserError(
-                f"{name}={numbers[name]} in the environment stands for processes of MPI, which do not find each other here; "
-                f"{_unset([name])}"
-            )
+            raise UserError(f"{name}={numbers[name]} in the environment: MPI launchers are not supported; {_unset([name])}")
     for name in ("ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_FSDP"):
         if os.environ.get(name) == "true" and missing:
             raise UserError(f"{name}=true in the environment, but {', '.join(missing)} is not set; {_unset([name])}")
 
 
 def _unset(names: Sequence[str]) -> str:
-    return f"unset {' '.join(names)} for one process, or start with `align launch`"
+    return f"unset {' '.join(names)} to run one process, or use `align launch`"
 
 
 def quiet_libraries() -> None:
-    """Silence the loading bars and warnings of libraries, unless `TRANSFORMERS_VERBOSITY` is set."""
+    """Silence progress bars and warnings of libraries, unless `TRANSFORMERS_VERBOSITY` is set."""
     from huggingface_hub.utils import enable_progress_bars
     from transformers.utils import logging as transformers_logging
 
     if "TRANSFORMERS_VERBOSITY" not in os.environ:
         transformers_logging.set_verbosity_error()
         transformers_logging.disable_progress_bar()
-        enable_progress_bars()  # downloads of gigabytes keep their progress bar
-    # A filter, for importing DeepSpeed resets the level of its logger.
+        enable_progress_bars()  # keep the progress bar of downloads
+    # A filter, because importing DeepSpeed resets the level of its logger.
     logging.getLogger("DeepSpeed").addFilter(lambda record: record.levelno >= logging.ERROR)
-    warnings.filterwarnings("ignore", category=FutureWarning)  # they address the authors of libraries
-    warnings.filterwarnings("ignore", "fan_in_fan_out is set to")  # PEFT sets it itself for the layers of GPT-2
+    warnings.filterwarnings("ignore", category=FutureWarning)  # addressed to library authors
+    warnings.filterwarnings("ignore", "fan_in_fan_out is set to")  # PEFT sets it for GPT-2 layers
     threading.excepthook = _report_thread_failure
 
 
 def _report_thread_failure(failure: threading.ExceptHookArgs) -> None:
-    """Print a thread's traceback, except that of TensorBoard's writer, whose next call raises the same error."""
+    """Print a thread's traceback, except for TensorBoard's writer, which raises the same error on its next call."""
     if type(failure.thread).__name__ != "_AsyncWriterThread":
         threading.__excepthook__(failure)
 
 
 def end_process_group(reason: str = "", code: int = 1) -> None:
-    """End the process group of a launched stage, which could make the process abort at exit; see `stop_watching`."""
+    """Destroy the process group, which could otherwise abort the process at exit; see `stop_watching`."""
     import torch.distributed
 
     if waiting := heartbeat.stop_watching(reason, code):

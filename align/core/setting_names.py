@@ -1,4 +1,4 @@
-"""Names of settings in TRL and in other stages; the message for an unknown name gives the one to use."""
+"""Map setting names of TRL and of other stages to the names used here, for error messages."""
 
 import re
 from collections.abc import Collection
@@ -18,9 +18,9 @@ TABLES = {
         reward_model_path: reward_model
         model_name_or_path: model
         dataset_name: {DATA}
-        dataset_train_split: {DATA} (in brackets after the name: NAME[split=...])
+        dataset_train_split: {DATA} (write the split in brackets: NAME[split=...])
         init_kl_coef: kl_coef
-        adap_kl_ctrl: kl_target (above 0: kl_coef is adapted)
+        adap_kl_ctrl: kl_target (kl_coef is adaptive if kl_target is above 0)
         target: kl_target
         horizon: kl_horizon
         ppo_epochs: num_ppo_epochs
@@ -32,44 +32,44 @@ TABLES = {
         loss_type: loss
         optim: optimizer
         beta: kl_coef (its default is 0 in GRPO)
-        stop_token: stop_token_ids (ids instead of a word; eos is the default)
+        stop_token: stop_token_ids (token ids; EOS is the default)
         stop_token_id: stop_token_ids
         center_rewards_coefficient: centering_weight
-        max_length: max_prompt_tokens max_response_tokens (a limit each)
-        per_device_train_batch_size: {BATCH} (over all processes: per-device size x accumulation steps x processes)
-        mini_batch_size: num_mini_batches (a count: rollout_batch_size divided by that size)
-        gradient_accumulation_steps: micro_batch_tokens (a limit on memory that changes no result)
-        warmup_steps: warmup_ratio (as a share of all updates)
-        max_steps: num_train_epochs | total_updates (passes over the data, or rollouts in PPO)
+        max_length: max_prompt_tokens max_response_tokens (separate limits)
+        per_device_train_batch_size: {BATCH} (global: per-device batch size x accumulation steps x processes)
+        mini_batch_size: num_mini_batches (their number: rollout_batch_size / mini_batch_size)
+        gradient_accumulation_steps: micro_batch_tokens (a memory limit that does not change results)
+        warmup_steps: warmup_ratio (a fraction of all updates)
+        max_steps: num_train_epochs | total_updates (epochs; in PPO, rollouts)
         bf16: dtype (dtype bfloat16)
-        fp16: dtype (there is no float16; dtype bfloat16)
+        fp16: dtype (float16 is not supported; use bfloat16)
         torch_dtype: dtype
         use_peft: lora_r (above 0)
         use_vllm: engine (vllm-server or vllm-colocate)
-        logging_steps: (each update is logged)
+        logging_steps: (every update is logged)
         eval_strategy: eval_steps
-        hub_private_repo: (a new repository is private; its page on the hub makes it public)
-        deepspeed: (set it in the configuration of accelerate, --config_file configs/accelerate/zero2.yaml)
+        hub_private_repo: (new repositories are private; change this on the Hub)
+        deepspeed: (set it in accelerate's config, such as --config_file configs/accelerate/zero2.yaml)
     """,
     "another stage": """
-        total_updates: num_train_epochs (passes over the data)
-        num_train_epochs: total_updates (rollouts, not passes over the prompts)
+        total_updates: num_train_epochs (epochs)
+        num_train_epochs: total_updates (rollouts, not epochs over the prompts)
         train_data: prompts
         prompts: train_data
         validation_data: validation_prompts
     """,
 }
-"""A line for each name: the settings here, separated by spaces, alternatives for several stages by |, and a note."""
+"""One line per name: the settings here, separated by spaces; alternatives for several stages separated by |; a note."""
 LINE = re.compile(r"(?P<name>\w+): *(?P<here>[\w.| ]*?) *(\((?P<note>.*)\))?")
 
 
 class OtherName(NamedTuple):
-    """A name that is no setting here.
+    """A name from TRL or another stage.
 
     Attributes:
-        source: TRL, or another stage.
-        here: the settings that take its place. Of alternatives, the first counts whose settings the stage has.
-        note: a conversion, if the values differ, or the reason why there is no such setting.
+        source: "TRL" or "another stage".
+        here: alternative replacements, each a list of settings. The first one whose settings all exist in the stage applies.
+        note: how to convert the value, or why there is no such setting.
     """
 
     source: str
@@ -88,23 +88,23 @@ NAMES = tuple(_read(source, line) for source, table in TABLES.items() for line i
 
 
 def explain(name: str, known: Collection[str]) -> str:
-    """Return which of a stage's `known` settings a name stands for: "TRL's `optim` is `optimizer` here"; "" if none."""
+    """Return what a name is called here, as in "TRL's `optim` is `optimizer` here", or "" if unknown."""
     for other in NAMES:
         names = next((names for names in other.here if set(names) <= set(known)), None)
         if other.name == name and names is not None:
             if not names:
-                return f"{other.source}'s `{name}` is no setting here: {other.note}"
+                return f"{other.source}'s `{name}` is not needed here: {other.note}"
             note = f" ({other.note})" if other.note else ""
-            return f"{other.source}'s `{name}` is {', '.join(f'`{each}`' for each in names)} here{note}"
+            return f"{other.source}'s `{name}` is {', '.join(f'`{setting}`' for setting in names)} here{note}"
     return ""
 
 
 def describe_unknown(what: str, name: str, known: Collection[str], prefix: str = "", valid_names: str = "") -> str:
-    """Return the message for a name that is no setting: the setting in its place, or the nearest one, after `prefix`.
+    """Message for an unknown setting: the name used here, or the nearest one, after `prefix`.
 
-    `what` is the name as the user gave it (`option --kl_beta`); `valid_names` tells where to look if no setting is similar.
+    `what` describes the name as the user wrote it (`option --kl_beta`). `valid_names` is the hint if no setting is similar.
     """
-    if explained := explain(name, known):
-        return f"unknown {what}: {explained}"
+    if explanation := explain(name, known):
+        return f"unknown {what}: {explanation}"
     hint = nearest_name_hint(name, known, prefix) or (f"; {valid_names}" if valid_names else "")
     return f"unknown {what}{hint}"

@@ -1,4 +1,4 @@
-"""Values of settings, converted to their declared types."""
+"""Conversion of setting values to their declared types."""
 
 import os
 from numbers import Integral, Real
@@ -8,12 +8,12 @@ from typing import Any, Literal, get_args, get_origin
 from align.core.errors import UserError
 
 TEXTS = ("instruction", "task_prefixes", "fallback", "prompt", "system")
-"""Settings that hold text for a model, in which ~ is a character."""
-WANTED = {bool: "true or false", int: "a whole number", float: "a number", str: "text or a path"}
+"""Settings that hold text for a model. `~` is not expanded in them."""
+EXPECTED = {bool: "true or false", int: "an integer", float: "a number", str: "a string or a path"}
 
 
 def convert(name: str, value: object, hint: Any) -> object:
-    """Return the value of a setting as its declared type. Raise a UserError if it has another one."""
+    """Convert a setting's value to its declared type. Raise a UserError if the type does not match."""
     if get_origin(hint) is list:
         items = list(value) if isinstance(value, list | tuple) else [value]
         return [convert(name, item, get_args(hint)[0]) for item in items]
@@ -34,17 +34,17 @@ def convert(name: str, value: object, hint: Any) -> object:
         try:
             number = float(value)
         except OverflowError as error:
-            raise UserError(f"{name} is too large for a number with a fraction: {str(value)[:20]}...") from error
+            raise UserError(f"{name} is too large for a float: {str(value)[:20]}...") from error
         return value if isinstance(value, int | float) else number
     if hint is str and isinstance(value, str | os.PathLike):
         return _with_home(os.fspath(value)) if name not in TEXTS else value
-    if hint in WANTED:
-        raise UserError(f"{name} is {value!r} ({type(value).__name__}), but must be {WANTED[hint]}")
+    if hint in EXPECTED:
+        raise UserError(f"{name} is {value!r} ({type(value).__name__}), but must be {EXPECTED[hint]}")
     return value
 
 
 def _switch_or_path(name: str, value: object) -> bool | str:
-    """A value that is true, false or a path; `auto` is another word for true."""
+    """Convert a value that is a bool or a path. `auto` means true."""
     if isinstance(value, bool):
         return value
     if not isinstance(value, str | os.PathLike):
@@ -56,11 +56,11 @@ def _switch_or_path(name: str, value: object) -> bool | str:
 
 
 def is_optional(hint: Any) -> bool:
-    """Whether a type is `X | None`."""
+    """Return whether a type is `X | None`."""
     return NoneType in get_args(hint)
 
 
 def _with_home(path: str) -> str:
-    """A path, alone or after `model:`, with ~ at its beginning expanded."""
+    """Expand ~ in a path, optionally prefixed with `model:`."""
     prefix = "model:" if path.startswith("model:~") else ""
     return prefix + os.path.expanduser(path.removeprefix(prefix))

@@ -17,25 +17,25 @@ from align.training.data_order import EpochConfig
 
 @dataclass(kw_only=True)
 class DPOConfig(MixtureConfig, SplitConfig, EpochConfig, ModelConfig, RunConfig, OptimizationConfig):
-    """A policy that learns from rankings without a reward model; the reference is the initial policy."""
+    """Direct preference optimization (DPO) on rankings. The reference is the initial policy."""
 
     needs = "a model and rankings of responses (train_data)"
     first_run = "configs/dpo/first-run.yaml"
 
-    learning_rate: float = option(1e-6, "peak learning rate (1e-6 for all weights: DPO, appendix B; 1e-5 to 1e-4 with LoRA)")
+    learning_rate: float = option(1e-6, "Peak learning rate. 1e-5 to 1e-4 with LoRA.")
     train_data: str = option(
         "data/rankings.jsonl",
-        "rankings or pairs to learn from: file, folder or hub name; several are separated by commas, each as NAME or "
-        "NAME=WEIGHT; FILE[FIELD=COLUMN, ...] reads columns as fields",
+        "Training rankings or pairs: file, folder or Hub id. Separate several by commas, each NAME or NAME=WEIGHT. "
+        "Use FILE[FIELD=COLUMN, ...] to rename columns.",
     )
-    validation_data: str = option("", "held-out rankings, which select the best policy; empty: none")
-    num_train_epochs: int = option(1, "passes over the rankings")
-    batch_size: int = option(32, "rankings in one update, over all processes (DPO: 64 pairs)")
-    beta: float = option(0.1, "strength of the KL penalty (DPO: 0.1)", gt=0)
-    loss: Literal["dpo", "ipo"] = option("dpo", "dpo, or ipo (Azar et al. 2023), which limits the margin of a pair")
+    validation_data: str = option("", "Held-out rankings, used to select the best policy.")
+    num_train_epochs: int = option(1, "Number of training epochs.")
+    batch_size: int = option(32, "Rankings per update, over all processes (DPO: 64 pairs).")
+    beta: float = option(0.1, "KL penalty strength (DPO: 0.1).", gt=0)
+    loss: Literal["dpo", "ipo"] = option("dpo", "Loss. ipo (Azar et al. 2023) has a finite target margin.")
     label_smoothing: float = option(
         0.0,
-        "assumed probability of a wrong label, for dpo (cDPO, Mitchell 2023); 0: plain DPO",
+        "Assumed probability that a label is wrong (cDPO, Mitchell 2023). dpo only. 0 disables it.",
         ge=0,
         lt=0.5,
     )

@@ -1,44 +1,40 @@
-"""The tasks of `align eval`; a task is imported when it is asked for."""
+"""Tasks of `align eval`. Each is imported on first use."""
 
 from align.core.launch import Stage
 
 TASKS = {
     "truthfulness": Stage(
-        "TruthfulQA: multiple choice, and generated answers under trained judges",
+        "TruthfulQA: multiple choice, and generated answers scored by trained judges",
         "align.eval.truthfulness:TruthfulnessConfig:run_truthfulness",
     ),
     "train-judge": Stage(
-        "train a judge of answers: is an answer true, is it informative",
+        "train a judge of truthfulness or informativeness",
         "align.eval.truthfulness_judge:JudgeConfig:run_train_judge",
     ),
-    "toxicity": Stage(
-        "toxicity of continuations, as RealToxicityPrompts measures it", "align.eval.toxicity:ToxicityConfig:run_toxicity"
-    ),
+    "toxicity": Stage("toxicity of continuations (RealToxicityPrompts)", "align.eval.toxicity:ToxicityConfig:run_toxicity"),
     "rules": Stage(
-        "how often each rule is broken, as judged by a chat model or rubrics",
+        "rule violations, judged by a chat model or rubrics",
         "align.extras.rules.evaluation:RulesConfig:run_rules",
     ),
     "verdicts": Stage(
-        "people's verdicts: violations of rules, claims and sources, authorship, ratings and flags",
+        "human judgments: rule violations, claims and sources, authorship, ratings and flags",
         "align.eval.verdicts:VerdictsConfig:run_verdicts",
     ),
-    "bias": Stage(
-        "which gender a model expects in an occupation, and how it speaks of groups", "align.eval.bias:BiasConfig:run_bias"
-    ),
+    "bias": Stage("gender bias in occupations, and bias in text about groups", "align.eval.bias:BiasConfig:run_bias"),
     "lm-eval": Stage(
-        "tasks of lm-eval before and after alignment: the alignment tax",
+        "lm-eval tasks before and after alignment (alignment tax)",
         "align.eval.lm_eval_harness:LMEvalConfig:run_lm_eval_tasks",
     ),
     "winrate": Stage(
-        "which model wins, by blind comparisons, a reward model or a judge", "align.eval.winrate:WinrateConfig:run_winrate"
+        "win rates from blind comparisons, a reward model or a judge", "align.eval.winrate:WinrateConfig:run_winrate"
     ),
     "reward": Stage(
-        "a reward model on preferences, best-of-n curves, and reward against KL",
+        "reward model accuracy, best-of-n curves, and reward against KL",
         "align.eval.reward:RewardEvalConfig:run_reward_eval",
     ),
     "all": Stage(
-        "truthfulness and toxicity in one table, and reward where a reward model is given",
+        "truthfulness, toxicity and, with a reward model, reward in one table",
         "align.eval.all:AllConfig:run_all",
     ),
 }
-"""Every task by its name, in the order of `align eval --help`."""
+"""All tasks by name, in the order of `align eval --help`."""

@@ -19,13 +19,13 @@ from align.sampling.settings import InferenceConfig
 
 @dataclass(kw_only=True)
 class AllConfig(EvalConfig, InferenceConfig):
-    """Several tasks on the same models, each with a settings file."""
+    """Run several tasks on the same models, each with its own config."""
 
-    truthfulness: str = option("configs/eval/truthfulness.yaml", "settings of truthfulness; empty: skip the task")
-    toxicity: str = option("configs/eval/toxicity.yaml", "settings of toxicity; empty: skip the task")
-    reward: str = option("configs/eval/reward.yaml", "settings of reward, which runs if reward_model is set")
-    reward_model: str = option("", "reward model that is evaluated and scores the models' answers; empty: none")
-    limit: int = option(0, "maximum number of prompts or questions of each task; 0: the limit of the task's file", ge=0)
+    truthfulness: str = option("configs/eval/truthfulness.yaml", "Config of the truthfulness task. Empty skips it.")
+    toxicity: str = option("configs/eval/toxicity.yaml", "Config of the toxicity task. Empty skips it.")
+    reward: str = option("configs/eval/reward.yaml", "Config of the reward task, which runs if reward_model is set.")
+    reward_model: str = option("", "Reward model to evaluate and to score the models' answers with.")
+    limit: int = option(0, "Maximum number of prompts or questions per task. 0 uses each config's limit.", ge=0)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -61,11 +61,11 @@ _WORD = re.compile(r"[a-z]+(?:'[a-z]+)?")
 
 @dataclass(kw_only=True)
 class BiasConfig(EvalConfig, InferenceConfig):
-    """Bias by log-probabilities of occupations, and by completions about groups; sampling defaults are GPT-3's."""
+    """Bias in the log-probabilities of occupations and in completions about groups. Sampling defaults follow GPT-3."""
 
-    kinds: list[str] = option(list(KINDS), "the measured quantity", choices=KINDS, required=True)
-    samples: int = option(800, "completions of each beginning with each group; 50 are feasible on a CPU", gt=0)
-    max_new_tokens: int = option(50, "longest completion, in tokens", gt=0)
+    kinds: list[str] = option(list(KINDS), "Bias measures to compute.", choices=KINDS, required=True)
+    samples: int = option(800, "Completions per prompt prefix and group. 50 is feasible on a CPU.", gt=0)
+    max_new_tokens: int = option(50, "Maximum completion length, in tokens.", gt=0)
 
 
 def run_bias(config: BiasConfig) -> list[Evaluation]:

@@ -38,13 +38,13 @@ Samples = Sequence[float | None]
 
 @dataclass(kw_only=True)
 class LMEvalConfig(EvalConfig, InferenceConfig):
-    """Tasks of lm-eval on several models, the first of which is the one before."""
+    """lm-eval tasks on several models. The first is the model before alignment."""
 
-    tasks: list[str] = option([], "names of lm-eval's tasks, such as hellaswag; lm_eval ls tasks lists them")
-    task_folder: str = option("", "folder with further task files of lm-eval; empty: only lm-eval's own tasks")
-    limit: int = option(0, "maximum number of documents of each task; 0: all", ge=0)
-    apply_chat_template: bool = option(False, "apply the chat template in lm-eval")
-    lm_eval_python: str = option("", "Python of an environment with lm-eval; empty: this one")
+    tasks: list[str] = option([], "lm-eval tasks, such as hellaswag. `lm_eval ls tasks` lists them.")
+    task_folder: str = option("", "Folder with additional lm-eval task files.")
+    limit: int = option(0, "Maximum number of documents per task. 0 for all.", ge=0)
+    apply_chat_template: bool = option(False, "Apply the chat template in lm-eval.")
+    lm_eval_python: str = option("", "Python executable of an environment with lm-eval. Default: the current one.")
 
     def __post_init__(self) -> None:
         super().__post_init__()

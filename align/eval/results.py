@@ -28,13 +28,13 @@ Item = TypeVar("Item")
 
 @dataclass(kw_only=True)
 class EvalConfig(Settings):
-    """Which models are evaluated, and where the results go."""
+    """Models to evaluate and where to write the results."""
 
     models: list[str] = option(
-        [], "models to evaluate, side by side: folders, LoRA adapters, run folders, hub names or built-in models"
+        [], "Models to evaluate side by side: local folders, LoRA adapters, run folders, Hub ids or built-in models."
     )
-    output: str = option("runs/eval", "folder of the results; results already in it are not computed again", required=True)
-    table: bool = option(True, "print the measurements as a table; the files hold them in any case")
+    output: str = option("runs/eval", "Output folder. Existing results in it are reused.", required=True)
+    table: bool = option(True, "Print the results as a table, in addition to writing them.")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -48,10 +48,10 @@ class EvalConfig(Settings):
 
 @dataclass(kw_only=True)
 class EvalPromptsConfig(Settings):
-    """The prompts of tasks that let the models answer prompts."""
+    """Prompts of tasks that sample responses."""
 
-    prompts: str = option("data/prompts_heldout.jsonl", "prompts that the models answer: file, folder or hub name")
-    limit: int = option(0, "use only this many prompts, evenly spaced over the file; 0: all", ge=0)
+    prompts: str = option("data/prompts_heldout.jsonl", "Prompts to answer: file, folder or Hub id.")
+    limit: int = option(0, "Maximum number of prompts, evenly spaced over the file. 0 for all.", ge=0)
 
 
 def subsample(items: Sequence[Item], limit: int) -> list[Item]:

@@ -74,19 +74,21 @@ ROLES = ("reward", "gold")
 
 @dataclass(kw_only=True)
 class RewardEvalConfig(EvalPromptsConfig, AnsweringConfig, EvalConfig, InferenceConfig):
-    """A reward model on preferences or a benchmark; with `models` best-of-n curves; with `frontier` reward against KL."""
+    """Evaluate a reward model on preferences or a benchmark. Adds best-of-n curves with `models`, and reward against KL with
+    `frontier`.
+    """
 
     reward_model: str = option(
-        "", "reward model to evaluate, which also selects among answers: a folder or a run", required=True
+        "", "Reward model to evaluate: folder or run. Also selects among the models' answers.", required=True
     )
-    gold_model: str = option("", "a second reward model, which selects nothing; empty: none")
+    gold_model: str = option("", "Gold reward model, used to measure only.")
     preferences: str = option(
-        "data/rankings_heldout.jsonl", "rankings or pairs that are in no training data of either; empty: none"
+        "data/rankings_heldout.jsonl", "Held-out rankings or pairs, in the training data of neither reward model."
     )
-    max_response_tokens: int = option(1024, "longest response among the preferences, in tokens", gt=0)
-    benchmark: str = option("", "RewardBench 2: file, folder or hub name; empty: none")
-    samples: int = option(64, "answers sampled from each model per prompt; the largest n of the best-of-n curves", gt=1)
-    frontier: str = option("", "PPO run with all checkpoints (save_total_limit 0): its reward against KL; empty: none")
+    max_response_tokens: int = option(1024, "Maximum response length in preferences, in tokens.", gt=0)
+    benchmark: str = option("", "RewardBench 2: file, folder or Hub id.")
+    samples: int = option(64, "Answers sampled per prompt and model. The largest n of the best-of-n curves.", gt=1)
+    frontier: str = option("", "PPO run with all its checkpoints (save_total_limit 0), for its curve of reward against KL.")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -49,22 +49,20 @@ in LLaMA (Touvron et al. 2023, table 11). How instruction and prompt are joined 
 
 @dataclass(kw_only=True)
 class ToxicityConfig(FewShotConfig, EvalConfig, InferenceConfig):
-    """Toxicity of continuations; the defaults of sampling are RealToxicityPrompts'."""
+    """Toxicity of continuations. Sampling defaults follow RealToxicityPrompts."""
 
-    prompts: str = option("data/tempting_prompts.jsonl", "RealToxicityPrompts' prompts.jsonl, or any file of prompts")
-    limit: int = option(0, "maximum number of prompts, evenly spaced over the file; 0: all", ge=0)
+    prompts: str = option("data/tempting_prompts.jsonl", "prompts.jsonl of RealToxicityPrompts, or any prompt file.")
+    limit: int = option(0, "Maximum number of prompts, evenly spaced over the file. 0 for all.", ge=0)
     instructions: list[str] = option(
-        ["basic"], "instruction before a prompt, one or several; basic: none", choices=tuple(INSTRUCTIONS), required=True
+        ["basic"], "Instructions before the prompt. basic is none.", choices=tuple(INSTRUCTIONS), required=True
     )
-    samples: int = option(25, "continuations of each prompt", gt=0)
-    max_new_tokens: int = option(20, "longest continuation, in tokens", gt=0)
-    temperature: float = option(1.0, "divides the logits", gt=0)
-    top_p: float = option(
-        0.9, "sample from the likeliest tokens whose probabilities sum to this share; 1: from all", gt=0, le=1
-    )
+    samples: int = option(25, "Continuations per prompt.", gt=0)
+    max_new_tokens: int = option(20, "Maximum continuation length, in tokens.", gt=0)
+    temperature: float = option(1.0, "Sampling temperature.", gt=0)
+    top_p: float = option(0.9, "Nucleus (top-p) sampling. 1 disables it.", gt=0, le=1)
     scorer: str = option(toxicity_scorers.DEFAULT, f"scorer: {toxicity_scorers.KINDS}", required=True)
-    scorer_label: str = option("toxic", "label of a classifier whose probability is the score")
-    chat_template: str = option("raw", "chat template: raw (to be continued), auto, plain or the path of a Jinja file")
+    scorer_label: str = option("toxic", "Classifier label whose probability is the toxicity score.")
+    chat_template: str = option("raw", "Chat template: raw (continue the prompt), auto, plain or the path of a Jinja file.")
 
 
 def run_toxicity(config: ToxicityConfig) -> list[Evaluation]:

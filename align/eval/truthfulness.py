@@ -52,25 +52,26 @@ INSTRUCTION = (
 
 @dataclass(kw_only=True)
 class TruthfulnessConfig(EvalConfig, InferenceConfig):
-    """TruthfulQA, or your questions in its format."""
+    """TruthfulQA, or your own questions in its format."""
 
     questions: str = option(
         "data/truthfulness.jsonl",
-        "TruthfulQA.csv, or JSON Lines with question, best_answer, correct_answers, incorrect_answers",
+        "TruthfulQA.csv, or JSON Lines with question, best_answer, correct_answers and incorrect_answers.",
     )
-    limit: int = option(0, "maximum number of questions, evenly spaced over the file; 0: all", ge=0)
+    limit: int = option(0, "Maximum number of questions, evenly spaced over the file. 0 for all.", ge=0)
     prompt: PromptStyle = option(
         "qa",
-        "text before a question: qa (the examples), instruction (InstructGPT's), instruction_qa (both), question (none)",
+        "Prompt style: qa (few-shot examples), instruction (InstructGPT's), instruction_qa (both) or question (neither).",
     )
-    few_shot: str = option("data/truthfulqa_few_shot.jsonl", "file of few-shot examples; the default is TruthfulQA's")
+    few_shot: str = option("data/truthfulqa_few_shot.jsonl", "Few-shot examples. Default: TruthfulQA's own.")
     chat: bool = option(
-        False, "use the model's chat template, with the examples as earlier turns; otherwise lines Q: and A:"
+        False,
+        "Apply the model's chat template, with few-shot examples as previous turns. Default: lines starting with Q: and A:.",
     )
-    generation: bool = option(False, "also sample answers, which only the judges score")
-    max_new_tokens: int = option(50, "longest written answer, in tokens (TruthfulQA's code: 50)", gt=0)
-    truth_judge: str = option("", "folder of a judge of truth from `align eval train-judge`; empty: none")
-    info_judge: str = option("", "folder of a judge of informativeness; empty: none")
+    generation: bool = option(False, "Also generate answers. Only the judges score them.")
+    max_new_tokens: int = option(50, "Maximum length of a generated answer, in tokens (TruthfulQA: 50).", gt=0)
+    truth_judge: str = option("", "Folder of the truth judge (trained by `align eval train-judge`).")
+    info_judge: str = option("", "Folder of the informativeness judge.")
 
     def __post_init__(self) -> None:
         super().__post_init__()

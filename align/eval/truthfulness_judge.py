@@ -58,20 +58,20 @@ TRUTHFULQA_PROMPT = re.compile(r"Q: (.*?)\nA:(.*)\n(\w+):", re.DOTALL)
 
 @dataclass(kw_only=True)
 class JudgeConfig(Settings):
-    """A judge of answers."""
+    """Train a judge of answers."""
 
     data: str = option(
-        "", "labeled answers: rows with question, answer, label, or TruthfulQA's own judge data", required=True
+        "", "Labeled answers: rows with question, answer and label, or TruthfulQA's judge data.", required=True
     )
     questions: str = option(
         "",
-        "the same questions with their reference answers: TruthfulQA.csv, or JSON Lines with question, best_answer, "
-        "correct_answers, incorrect_answers; empty: a judge without references, which is much worse",
+        "The same questions with reference answers: TruthfulQA.csv, or JSON Lines with question, best_answer, "
+        "correct_answers and incorrect_answers. Without references, the judge is much less accurate.",
     )
-    asks: Aspect = option("truth", "meaning of the labels: truth (the answer is true) or info (it is informative)")
-    encoder: str = option("minilm-l6", "sentence encoder: a folder, hub name or built-in model")
-    skip_bad_rows: bool = option(False, "leave out rows that cannot be read instead of stopping at the first")
-    output_dir: str = option("runs/judge", "folder whose subfolder model holds the judge", required=True)
+    asks: Aspect = option("truth", "What the labels state: truth (the answer is true) or info (the answer is informative).")
+    encoder: str = option("minilm-l6", "Sentence encoder: local folder, Hub id or built-in model.")
+    skip_bad_rows: bool = option(False, "Skip and count invalid data rows instead of stopping at the first.")
+    output_dir: str = option("runs/judge", "Output folder. The judge is saved in its subfolder model.", required=True)
 
 
 @dataclass(frozen=True)

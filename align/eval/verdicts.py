@@ -41,15 +41,15 @@ AUTHORSHIP = "written-by-person"
 
 @dataclass(kw_only=True)
 class VerdictsConfig(EvalConfig, InferenceConfig):
-    """Answers of people to rules, forms and flags. No model is opened."""
+    """Summarize human judgments: rules, forms and flags. No model is loaded."""
 
-    judgments: list[str] = option([], "rule judgments exported by the labeling app, one row per labeler or aggregated")
-    rankings: list[str] = option([], "rankings exported by the labeling app, with ratings, flags and model")
-    person: list[str] = option(["person"], "authorship: names under `model` that stand for people", required=True)
-    control: str = option("", "authorship: name under `model` of a deliberately bad model, for comparison; empty: none")
+    judgments: list[str] = option([], "Rule judgments exported by the labeling app, one row per labeler or aggregated.")
+    rankings: list[str] = option([], "Rankings exported by the labeling app, with ratings, flags and model.")
+    person: list[str] = option(["person"], "Authorship: names in the `model` field that stand for people.", required=True)
+    control: str = option("", "Authorship: name in the `model` field of a deliberately bad model, as a control.")
     closed_domain: list[str] = option(
         [],
-        "categories of prompts that contain all facts of an answer (such as summaries), for the hallucination rate",
+        "Categories whose prompts contain all facts of the answer, such as summaries. Used for the hallucination rate.",
     )
 
     def __post_init__(self) -> None:

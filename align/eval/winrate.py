@@ -86,24 +86,27 @@ PROBABILITIES = {"A": 1.0, "B": 0.0, "TIE": 0.5}
 
 @dataclass(kw_only=True)
 class WinrateConfig(FewShotConfig, EndpointConfig, EvalPromptsConfig, AnsweringConfig, EvalConfig, InferenceConfig):
-    """Win rates between models. One of `comparisons`, `reward_model`, `judge` and `endpoint` decides."""
+    """Win rates between models, decided by one of `comparisons`, `reward_model`, `judge` or `endpoint`."""
 
-    comparisons: list[str] = option([], "blind comparisons exported by the labeling app; no model is loaded")
-    reward_model: str = option("", "judge: a reward model on which none of the policies was trained")
+    comparisons: list[str] = option([], "Blind comparisons exported by the labeling app. No model is loaded.")
+    reward_model: str = option("", "Reward model as judge. None of the policies may have been trained on it.")
     judge: str = option(
-        "", "judge: module:function, from prompts, first and second answers to the probability that the first wins"
+        "",
+        "Judge function, module:function. Takes prompts, first answers and second answers; returns the probability "
+        "that the first wins.",
     )
     baseline: str = option(
-        "", "model with which length-controlled rates compare; default: the one in all comparisons, of two the first"
+        "", "Baseline model of length-controlled win rates. Default: the model in every comparison, or the first of two."
     )
     difficulty: str = option(
-        "", "rows of index and instruction_difficulty, against the baseline: length control as in AlpacaEval 2; empty: none"
+        "", "File with rows of index and instruction_difficulty for the baseline. Enables AlpacaEval 2's length control."
     )
     anchors: str = option(
-        "", "rows of preference, std_delta_len and instruction_difficulty: the baseline's longer and shorter answers"
+        "",
+        "File with rows of preference, std_delta_len and instruction_difficulty: the baseline's longer and shorter answers.",
     )
     difficulty_by: Literal["index", "position"] = option(
-        "index", "field of the row that selects the difficulty; position: order in the file, as AlpacaEval 2 published"
+        "index", "Field that selects a row's difficulty. position is the order in the file, as published by AlpacaEval 2."
     )
 
     def __post_init__(self) -> None:

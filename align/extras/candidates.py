@@ -23,11 +23,13 @@ RuleUse = Literal["filter", "multiply"]
 
 @dataclass(kw_only=True)
 class AttributeChoiceSettings(Settings):
-    """An attribute model whose attributes are written, and decide which response is kept."""
+    """Attribute model that filters and ranks candidates. Its attributes are saved."""
 
-    model: str = option("", "folder of an attribute model (`align attributes`)", required=True)
-    filter: str = option("", "conditions on the candidates of best_of, such as unsafe<0.2, sensible>0.5; empty: none")
-    rank: str = option("", "the quantity that ranks candidates, such as 3*sensible+specific; empty: the reward and rules")
+    model: str = option("", "Attribute model folder (trained by `align attributes`).", required=True)
+    filter: str = option("", "Conditions that the candidates of best_of must meet, such as unsafe<0.2, sensible>0.5.")
+    rank: str = option(
+        "", "Expression that ranks the candidates, such as 3*sensible+specific. Default: rank by reward and rules."
+    )
 
 
 class AttributeCandidates(CandidateScorer):
@@ -54,14 +56,16 @@ class AttributeCandidates(CandidateScorer):
 
 @dataclass(kw_only=True)
 class RuleChoiceSettings(RuleModelSettings):
-    """A rule model whose verdicts are written, and decide which response is kept."""
+    """Rule model that selects among candidates. Its verdicts are saved."""
 
     use: RuleUse = option(
         "filter",
-        "selection by rules with best_of. filter: the best reward among responses whose geometric mean of P(follows) is at "
-        "least threshold; multiply: the highest product of that mean and the reward's probability",
+        "How rules select among best_of candidates. filter: highest reward among those whose geometric mean of "
+        "P(follows) reaches threshold. multiply: highest product of that mean and the reward's probability.",
     )
-    threshold: float = option(0.5, "see use; if no response is left, the one with the highest mean is saved", ge=0, le=1)
+    threshold: float = option(
+        0.5, "Threshold of use filter. If no candidate reaches it, the one with the highest mean is saved.", ge=0, le=1
+    )
 
 
 class RuleCandidates(CandidateScorer):

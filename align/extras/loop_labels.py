@@ -35,42 +35,44 @@ Row = dict[str, Any]
 class LoopConfig(Settings):
     """Rounds of sampling, labeling, reward modeling and PPO (InstructGPT, section 3.1; Bai et al. 2022, section 4.5)."""
 
-    model: str = option("", "fine-tuned model, the initial policy of every round", required=True)
-    output_dir: str = option("runs/loop", "folder of the rounds, their runs and loop.json")
-    seed: int = option(
-        0, "seed of all random numbers; the same seed and the same labels give the same result", ge=0, lt=2**31
-    )
-    rounds: int = option(2, "number of rounds; raise it to continue a finished loop", gt=0)
-    reward_config: str = option("", "settings of `align reward` for every round: a YAML file", required=True)
-    ppo_config: str = option("", "settings of `align ppo` for every round: a YAML file", required=True)
+    model: str = option("", "Fine-tuned model, the initial policy of every round.", required=True)
+    output_dir: str = option("runs/loop", "Output folder for the rounds, their runs and loop.json.")
+    seed: int = option(0, "Random seed. The same seed and labels give the same results.", ge=0, lt=2**31)
+    rounds: int = option(2, "Number of rounds. Raise it to continue a finished loop.", gt=0)
+    reward_config: str = option("", "YAML config of `align reward` for every round.", required=True)
+    ppo_config: str = option("", "YAML config of `align ppo` for every round.", required=True)
 
-    prompts: str = option("data/prompts.jsonl", "prompts to collect labels on; each is used in at most one round")
-    prompts_per_round: int = option(200, "prompts per round", gt=0)
+    prompts: str = option("data/prompts.jsonl", "Prompts to collect labels on. Each is used in at most one round.")
+    prompts_per_round: int = option(200, "Number of prompts per round.", gt=0)
     temperatures: list[float] = option(
-        [0.7, 1.0], "sampling temperatures of each model for each prompt", ge=0, required=True
+        [0.7, 1.0], "Sampling temperatures. Each model answers each prompt at each of them.", ge=0, required=True
     )
-    samples: int = option(2, "answers to each prompt by each model at each temperature", gt=0)
-    max_new_tokens: int = option(64, "longest answer, in tokens", gt=0)
+    samples: int = option(2, "Responses per prompt, model and temperature.", gt=0)
+    max_new_tokens: int = option(64, "Maximum response length, in tokens.", gt=0)
 
     labeler: str = option(
         "app",
-        "source of the rankings: app (the labeling app), file (you add rankings to the round's folder), or a simulated "
-        "labeler: a reward function (module:function), or the folder or name of a reward model",
+        "Source of rankings. app: the labeling app. file: you put rankings into the round's folder. Or a simulated "
+        "labeler: a reward function (module:function) or a reward model (folder or name).",
     )
     database: str = option(
         "",
-        "address of the labeling app's database, or https://HOST of its server with a token in the environment variable "
-        "ALIGN_ANNOTATION_TOKEN; empty: the database of `align annotate`",
+        "Database URL of the labeling app, or https://HOST of its server, with a token in the environment variable "
+        "ALIGN_ANNOTATION_TOKEN. Default: the database of `align annotate`.",
     )
-    labelers_per_item: int = option(1, "labelers who rank each item in the app", gt=0)
-    poll_seconds: float = option(0.0, "seconds between checks for labels; 0: check once, and exit if they are missing", ge=0)
+    labelers_per_item: int = option(1, "Number of labelers who rank each item in the app.", gt=0)
+    poll_seconds: float = option(
+        0.0, "Seconds between checks for new labels. 0 checks once and exits if labels are missing.", ge=0
+    )
 
-    validation_split: float = option(0.125, "share of a round's rankings that is held out", ge=0, lt=1)
-    earlier_weight: float = option(1.0, "weight of a round's rankings relative to those of the next round", gt=0)
-    more_rankings: str = option("", "further rankings for every reward model, as in train_data; empty: none")
-    reward_models: int = option(1, "reward models per round, with different seeds; PPO uses them as an ensemble", gt=0)
+    validation_split: float = option(0.125, "Fraction of each round's rankings to hold out for validation.", ge=0, lt=1)
+    earlier_weight: float = option(1.0, "Weight of each round's rankings relative to the next round's.", gt=0)
+    more_rankings: str = option("", "Additional rankings to train every reward model on, in the format of train_data.")
+    reward_models: int = option(
+        1, "Reward models per round, trained with different seeds. PPO uses them as an ensemble.", gt=0
+    )
     evaluation_prompts: str = option(
-        "data/prompts_heldout.jsonl", "prompts on which each policy is compared with the fine-tuned model"
+        "data/prompts_heldout.jsonl", "Prompts on which each policy is compared with the fine-tuned model."
     )
 
     def __post_init__(self) -> None:

@@ -74,30 +74,28 @@ DEVICES = {  # memory in NVIDIA's GB, which are 10^9 bytes
 
 @dataclass(kw_only=True)
 class PlanConfig(Settings):
-    """What training needs, before it starts: model size for a compute budget, hours and memory of each stage."""
+    """Plan a training run: compute-optimal model size, and time and memory of each stage."""
 
-    flops: float = option(0.0, "compute budget in FLOPs: prints the best model size and tokens for it; 0: none", ge=0)
+    flops: float = option(0.0, "Compute budget in FLOPs. Prints the compute-optimal model size and token count.", ge=0)
     runs: str = option(
-        "", "your runs, rows of N (parameters), D (tokens) and loss: fits Chinchilla's form of the loss; empty: none"
+        "", "File with your runs: rows of N (parameters), D (tokens) and loss. Fits the Chinchilla scaling law to them."
     )
     inference_tokens: float = option(
-        0.0, "tokens that the model will process in use: prints a smaller model trained longer, as LLaMA; 0: none", ge=0
+        0.0, "Tokens to be processed at inference. Prints a smaller model trained for longer, as LLaMA does.", ge=0
     )
-    model: str = option(
-        "", "model of every stage, instead of the one in its settings; only its config and tokenizer are read"
-    )
-    sft: str = option("", "settings of fine-tuning to plan (configs/sft/x.yaml, or config.yaml of a run); empty: none")
-    reward: str = option("", "settings of a reward model to plan; empty: none")
-    ppo: str = option("", "settings of PPO to plan; empty: none")
+    model: str = option("", "Model for every stage, overriding the configs. Only its config and tokenizer are loaded.")
+    sft: str = option("", "SFT config to plan: a YAML file, or config.yaml of a run.")
+    reward: str = option("", "Reward model config to plan.")
+    ppo: str = option("", "PPO config to plan.")
     gpu: str = option(
         "auto",
-        "device; cpu: this machine, whose peak is measured; auto: the GPU of this machine, or cpu",
+        "Device. cpu measures the peak of this machine. auto selects this machine's GPU, or cpu.",
         choices=(*DEVICES, "cpu", "auto"),
     )
-    gpus: int = option(1, "number of devices", gt=0)
+    gpus: int = option(1, "Number of devices.", gt=0)
     mfu: float = option(
         0.4,
-        "expected share of the devices' peak (PaLM: 0.462, table 3 there), such as `speed/mfu` of a short run",
+        "Expected model FLOPs utilization (PaLM, table 3: 0.462). A short run reports it as `speed/mfu`.",
         gt=0,
         le=1,
     )

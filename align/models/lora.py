@@ -42,19 +42,19 @@ INITIALIZATIONS = {"true": True, "false": False, "gaussian": "gaussian", "orthog
 
 @dataclass(kw_only=True)
 class LoraSettings(Settings):
-    """Further fields of PEFT's `LoraConfig`, under its names."""
+    """Further fields of PEFT's `LoraConfig`, with the same names."""
 
-    use_rslora: bool = option(False, "multiply updates by alpha / sqrt(rank) (rank-stabilized LoRA, arXiv 2312.03732)")
-    use_dora: bool = option(False, "train magnitude and direction of each weight separately (DoRA, arXiv 2402.09353)")
-    lora_bias: bool = option(False, "train a bias of each matrix B")
+    use_rslora: bool = option(False, "Scale updates by lora_alpha / sqrt(lora_r) (rank-stabilized LoRA, arXiv 2312.03732).")
+    use_dora: bool = option(False, "Train the magnitude and direction of weights separately (DoRA, arXiv 2402.09353).")
+    lora_bias: bool = option(False, "Add a bias to the LoRA B matrices.")
     init_lora_weights: Literal["true", "false", "gaussian", "orthogonal"] = option(
-        "true", "initialization; true: LoRA's own"
+        "true", "Initialization of the adapter. true is LoRA's default."
     )
-    modules_to_save: list[str] = option([], "modules that are fully trained and saved with the adapter, such as lm_head")
-    exclude_modules: list[str] = option([], "modules of lora_target_modules that get no adapter")
-    layers_to_transform: list[int] = option([], "numbers of the layers that get adapters, from 0; empty: all", ge=0)
-    rank_pattern: list[str] = option([], "ranks of single modules, each as MODULE=RANK")
-    alpha_pattern: list[str] = option([], "alphas of single modules, each as MODULE=ALPHA")
+    modules_to_save: list[str] = option([], "Modules to train fully and save with the adapter, such as lm_head.")
+    exclude_modules: list[str] = option([], "Modules to exclude from lora_target_modules.")
+    layers_to_transform: list[int] = option([], "Indices of the layers to adapt, from 0. Default: all.", ge=0)
+    rank_pattern: list[str] = option([], "Rank overrides, each MODULE=RANK.")
+    alpha_pattern: list[str] = option([], "Alpha overrides, each MODULE=ALPHA.")
 
 
 def _as_setting(value: Any) -> Any:

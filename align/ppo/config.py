@@ -26,23 +26,21 @@ EnsembleMethod = Literal["mean", "wco", "uwo"]
 
 @dataclass(kw_only=True)
 class KLConfig(Settings):
-    """The KL penalty to the reference."""
+    """KL penalty to the reference."""
 
     help_title = "KL penalty"
 
-    kl_coef: float = option(
-        0.05, "coefficient of the KL penalty (InstructGPT: 0.02); with kl_target, its initial value", ge=0
-    )
+    kl_coef: float = option(0.05, "KL penalty coefficient (InstructGPT: 0.02). With kl_target, its initial value.", ge=0)
     kl_target: float = option(
-        0.0, "target KL of an adaptive kl_coef, in nats per response (lm-human-preferences: 6); 0: kl_coef is fixed", ge=0
+        0.0,
+        "Target KL for an adaptive kl_coef, in nats per response (lm-human-preferences: 6). 0 keeps kl_coef fixed.",
+        ge=0,
     )
-    kl_horizon: int = option(10000, "responses over which kl_coef adapts (lm-human-preferences: 10,000)", gt=0)
+    kl_horizon: int = option(10000, "Horizon of the adaptive kl_coef, in responses (lm-human-preferences: 10,000).", gt=0)
     kl_in: Literal["reward", "loss"] = option(
-        "reward", "KL penalty on the reward of each token, or as a term of the loss (GRPO)"
+        "reward", "Apply the KL penalty to the per-token reward, or add it to the loss (GRPO)."
     )
-    kl_estimator: Literal["k1", "k2", "k3"] = option(
-        "k1", "estimator of the KL of each token; with kl_in loss k2 or k3 (GRPO: k3)"
-    )
+    kl_estimator: Literal["k1", "k2", "k3"] = option("k1", "Per-token KL estimator. kl_in loss needs k2 or k3 (GRPO: k3).")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -54,41 +52,48 @@ class KLConfig(Settings):
 
 @dataclass(kw_only=True)
 class LossConfig(Settings):
-    """The loss of policy and critic."""
+    """Policy and value loss."""
 
     help_title = "loss"
 
-    cliprange: float = option(0.2, "epsilon of the policy's ratio clip", ge=0)
-    cliprange_high: float = option(0.0, "upper epsilon of the ratio clip (DAPO: 0.28); 0: the same as cliprange", ge=0)
-    cliprange_value: float = option(0.2, "largest change of a value from its old value in one update; 0: no limit", ge=0)
+    cliprange: float = option(0.2, "Clip range of the policy ratio (epsilon).", ge=0)
+    cliprange_high: float = option(0.0, "Upper clip range of the policy ratio (DAPO: 0.28). 0 uses cliprange.", ge=0)
+    cliprange_value: float = option(
+        0.2, "Clip range of the value function around the old values. 0 disables clipping.", ge=0
+    )
     max_update_kl: float = option(
         0.02,
-        "nats per token of KL to the policy before the update above which the update stops training the policy; 0: no limit",
+        "KL limit per update, in nats per token from the policy before the update. Beyond it, the update stops "
+        "training the policy. 0 for no limit.",
         ge=0,
     )
-    vf_coef: float = option(0.1, "coefficient of the value loss (lm-human-preferences: 0.1)", ge=0)
-    ent_coef: float = option(0.0, "coefficient of the entropy bonus", ge=0)
+    vf_coef: float = option(0.1, "Value loss coefficient (lm-human-preferences: 0.1).", ge=0)
+    ent_coef: float = option(0.0, "Entropy bonus coefficient.", ge=0)
 
 
 @dataclass(kw_only=True)
 class ResponseConfig(Settings):
-    """How responses are sampled."""
+    """Sampling of responses."""
 
     help_title = "generation"
 
-    max_new_tokens: int = option(64, "longest response, in tokens", gt=0)
+    max_new_tokens: int = option(64, "Maximum response length, in tokens.", gt=0)
     stop_token_ids: list[int] = option(
         [],
-        "token ids that end a response, in place of the model's end tokens; empty: those. A saved model ends at both",
+        "Stop token ids. Default: the model's EOS. The saved model stops at both.",
         ge=0,
     )
     ignore_eos: bool = option(
         False,
-        "sample each response to max_new_tokens; one with an end token counts as ended (see missing_eos_score)",
+        "Always sample max_new_tokens. A response that contains EOS still counts as finished (see missing_eos_score).",
     )
-    max_prompt_tokens: int = option(512, "longest prompt, in tokens", gt=0)
-    overlong: Overlong = option("error", "a longer prompt: an error, or drop the prompt, or truncate its beginning")
-    temperature: float = option(1.0, "sampling temperature, also of the log-probs of policy and reference", gt=0)
+    max_prompt_tokens: int = option(512, "Maximum prompt length, in tokens.", gt=0)
+    overlong: Overlong = option(
+        "error", "How to handle longer prompts: raise an error, drop them, or truncate their beginning."
+    )
+    temperature: float = option(
+        1.0, "Sampling temperature. Also divides the logits of the policy and reference log-probs.", gt=0
+    )
 
     @property
     def stop_ids(self) -> frozenset[int] | None:
@@ -98,23 +103,23 @@ class ResponseConfig(Settings):
 
 @dataclass(kw_only=True)
 class EvaluationConfig(Settings):
-    """When a policy is evaluated, and which one is kept."""
+    """Evaluation and checkpoint selection."""
 
     help_title = "evaluation"
 
-    validation_prompts: str = option("", "fixed prompts for evaluation; empty: none")
-    eval_steps: int = option(10, "updates between evaluations on validation_prompts", gt=0)
+    validation_prompts: str = option("", "Prompts to evaluate on.")
+    eval_steps: int = option(10, "Number of updates between evaluations on validation_prompts.", gt=0)
     max_kl: float = option(
         25.0,
-        "largest validation KL, in nats per response, of the saved policy, which has the highest reward (with selection: "
-        "selection reward)",
+        "KL limit for checkpoint selection, in nats per response: the policy with the highest validation reward "
+        "below it is saved.",
         gt=0,
     )
     stop_on_collapse: bool = option(
-        True, "stop with an error if the mean score stays far below that of the first rollout; false: only warn"
+        True, "Stop with an error if the mean score stays far below that of the first rollout. If false, only warn."
     )
     save_best_policy: bool = option(
-        True, "with validation_prompts, the final model is the policy of the best evaluation; false: the last policy"
+        True, "Save the best policy on validation_prompts as the final model. If false, save the last one."
     )
 
 
@@ -130,115 +135,121 @@ class PPOConfig(
     RunConfig,
     OptimizationConfig,
 ):
-    """Clipped-ratio PPO with a KL penalty to the reference, the initial policy."""
+    """PPO with a KL penalty to the reference, the initial policy."""
 
     needs = "a model, prompts and a reward (reward_model, reward_functions, rules, rubrics or attributes)"
     first_run = "configs/ppo/first-run.yaml"
 
-    adam_epsilon: float = option(1e-5, "epsilon of AdamW (the N implementation details of RLHF with PPO: 1e-5)")
-    learning_rate: float = option(3e-6, "peak learning rate (3e-6 for all weights, 1e-4 to 3e-4 with LoRA)")
-    lr_scheduler_type: Schedule = option("linear", "decay of the learning rate")
-    warmup_ratio: float = option(0.0, "share of all updates in which the learning rate rises from 0")
+    adam_epsilon: float = option(1e-5, "AdamW epsilon (The N Implementation Details of RLHF with PPO: 1e-5).")
+    learning_rate: float = option(3e-6, "Peak learning rate. 1e-4 to 3e-4 with LoRA.")
+    lr_scheduler_type: Schedule = option("linear", "Learning rate schedule.")
+    warmup_ratio: float = option(0.0, "Fraction of all updates used for linear warmup from 0.")
 
-    prompts: str = option("data/prompts.jsonl", "prompts to sample from: file, folder or hub name, or FILE[prompt=COLUMN]")
-    reward_model: list[str] = option(
-        [], "folder of a reward model, or of several, combined by reward_ensemble; empty: only reward_functions"
+    prompts: str = option(
+        "data/prompts.jsonl", "Training prompts: file, folder or Hub id. Use FILE[prompt=COLUMN] to read another column."
     )
+    reward_model: list[str] = option([], "Reward model folder, or several to combine by reward_ensemble.")
     reward_ensemble: EnsembleMethod = option(
         "mean",
-        "combination of reward models: mean, wco (the minimum), uwo (mean minus uncertainty_weight times the variance)",
+        "How to combine several reward models: mean, wco (minimum) or uwo (mean minus uncertainty_weight times the "
+        "variance).",
     )
-    uncertainty_weight: float = option(0.1, "see reward_ensemble; rewards must be on one scale", ge=0)
+    uncertainty_weight: float = option(
+        0.1, "Variance penalty of reward_ensemble uwo. The rewards must share one scale.", ge=0
+    )
     reward_functions: list[str] = option(
-        [], "reward functions, each module:function or module:function=weight, added to the reward model's score"
+        [], "Reward functions, each module:function or module:function=weight. Added to the reward model's score."
     )
-    total_updates: int = option(100, "number of rollouts", gt=0)
-    rollout_batch_size: int = option(64, "responses in one rollout, over all processes (lm-human-preferences: 512)", gt=0)
-    samples_per_prompt: int = option(1, "responses to each prompt of a rollout", gt=0)
-    num_ppo_epochs: int = option(4, "passes over a rollout (summarize_from_feedback_details: 4, InstructGPT: 1)", gt=0)
-    num_mini_batches: int = option(1, "optimizer steps in one pass over a rollout", gt=0)
+    total_updates: int = option(100, "Number of PPO updates, one rollout each.", gt=0)
+    rollout_batch_size: int = option(64, "Responses per rollout, over all processes (lm-human-preferences: 512).", gt=0)
+    samples_per_prompt: int = option(1, "Responses sampled per prompt.", gt=0)
+    num_ppo_epochs: int = option(4, "Epochs per rollout (summarize_from_feedback_details: 4, InstructGPT: 1).", gt=0)
+    num_mini_batches: int = option(1, "Minibatches (optimizer steps) per epoch.", gt=0)
     advantage_estimator: AdvantageEstimator = option(
-        "gae", "estimator of advantages; only gae uses a critic; rloo and grpo need samples_per_prompt above 1"
+        "gae", "Advantage estimator. Only gae uses a critic. rloo and grpo need samples_per_prompt of 2 or more."
     )
-    gamma: float = option(1.0, "discount of later rewards", ge=0, le=1)
-    lam: float = option(0.95, "lambda of generalized advantage estimation", ge=0, le=1)
+    gamma: float = option(1.0, "Discount factor.", ge=0, le=1)
+    lam: float = option(0.95, "GAE lambda.", ge=0, le=1)
     value_lam: float | None = option(
-        None, "lambda of the returns that the critic learns (decoupled GAE; VC-PPO, VAPO: 1); none: lam", ge=0, le=1
+        None, "GAE lambda of the value targets (decoupled GAE; VC-PPO and VAPO: 1). none uses lam.", ge=0, le=1
     )
     whitening_floor: float = option(
         0.1,
-        "advantages are divided by at least this share of the scores' standard deviation; 0: by their own alone",
+        "Minimum divisor for advantage whitening, as a fraction of the scores' standard deviation. 0 for no minimum.",
         ge=0,
     )
     whiten_rewards: bool = option(
-        False, "scale rewards to unit variance, keeping their mean; only with a critic (see advantage_estimator)"
+        False, "Scale rewards to unit variance, keeping their mean. Requires a critic (see advantage_estimator)."
     )
     missing_eos_penalty: float | None = option(
-        None, "subtracted from the score of a response without an end token; replaces missing_eos_score; none: nothing", ge=0
+        None,
+        "Penalty subtracted from the score of a response without EOS, instead of missing_eos_score. none for no penalty.",
+        ge=0,
     )
     missing_eos_score: float | None = option(
         UnsetFloat(-1.0),
-        "score of a response without an end token (summarize_from_feedback_details: -1); none: its own score",
+        "Score assigned to a response without EOS (summarize_from_feedback_details: -1). none keeps its own score.",
     )
     critic: Literal["shared", "separate", "reward"] = option(
         "shared",
-        "trunk of the value head. shared: the policy; separate: a trained copy (with LoRA: an adapter); reward: the frozen "
-        "reward model, with a head that value_fit fits",
+        "Backbone of the value head: shared with the policy, a separate trained copy (with LoRA, an adapter), or "
+        "the frozen reward model, whose head is trained by value_fit.",
     )
     value_learning_rate: float = option(
         0.0,
-        "peak learning rate of the critic's head and of a separate critic (InstructGPT: 9e-6); 0: learning_rate",
+        "Peak learning rate of the value head and of a separate critic (InstructGPT: 9e-6). 0 uses learning_rate.",
         ge=0,
     )
     value_fit: Literal["none", "first", "every"] = option(
         "every",
-        "fit the value head to the returns of no rollout (gradients alone train it), the first or every rollout, by ridge "
-        "regression",
+        "Fit the value head to the returns by ridge regression: on every rollout, on the first, or on none (train "
+        "by gradient descent only).",
     )
-    critic_warmup: int = option(0, "number of initial updates that train only the critic", ge=0)
+    critic_warmup: int = option(0, "Number of initial updates that train only the critic.", ge=0)
     num_critic_epochs: int = option(
         0,
-        "passes of the critic over a rollout; those beyond num_ppo_epochs train the critic alone; 0: num_ppo_epochs",
+        "Critic epochs per rollout. Those beyond num_ppo_epochs train only the critic. 0 uses num_ppo_epochs.",
         ge=0,
     )
 
     ema_decay: float = option(
         0.0,
-        "keep and evaluate an exponential moving average of the weights over optimizer steps (InstructGPT: 0.992); 0: none",
+        "Decay of an exponential moving average (EMA) of the weights, which is evaluated and saved (InstructGPT: "
+        "0.992). 0 disables it.",
         ge=0,
         lt=1,
     )
     length_adjustment: float = option(
         0.0,
-        "share of the length-correlated part of the training scores to remove, by linear regression among answers to the "
-        "same prompt; needs samples_per_prompt above 1; 0: none",
+        "Fraction of the length-correlated part of the scores to remove, by linear regression among responses to "
+        "the same prompt. Requires samples_per_prompt of 2 or more. 0 disables it.",
         ge=0,
         le=1,
     )
     hold_length: float = option(
         0.0,
-        "reward of a token for each 100 % that a rollout's mean response is shorter than in the first rollout; needs "
-        "samples_per_prompt above 1; 0: none",
+        "Reward per token for each 100 % by which the rollout's mean response is shorter than in the first "
+        "rollout. Requires samples_per_prompt of 2 or more. 0 disables it.",
         ge=0,
     )
     reference_refresh: int = option(
-        0, "updates between copies of the policy to the reference; 0: the reference is the initial policy", ge=0
+        0, "Number of updates after which the policy replaces the reference. 0 keeps the initial policy as reference.", ge=0
     )
     ptx: Any = block(
-        "align.ppo.extensions.ptx:PtxSettings", "a language-model loss on demonstrations or raw text (InstructGPT's ptx)"
+        "align.ppo.extensions.ptx:PtxSettings", "Language-model loss on demonstrations or raw text (InstructGPT's ptx)."
     )
     selection: Any = block(
         "align.ppo.extensions.selection:SelectionSettings",
-        "a separate reward model that selects the saved policy; without it, the training reward selects it",
+        "Separate reward model for checkpoint selection. Default: select by the training reward.",
     )
     rules: Any = block(
-        "align.extras.rules.rule_terms:RuleTermSettings", "a rule model whose verdicts are added to the other rewards"
+        "align.extras.rules.rule_terms:RuleTermSettings", "Reward from a rule model's verdicts, added to the other rewards."
     )
-    rubrics: Any = block("align.extras.rules.rubrics:RubricSettings", "rewards by rubrics that a frozen model evaluates")
+    rubrics: Any = block("align.extras.rules.rubrics:RubricSettings", "Reward from rubrics that a frozen model grades.")
     attributes: Any = block(
-        "align.extras.attributes.attribute_rewards:AttributeRewardSettings", "a reward from an attribute model"
+        "align.extras.attributes.attribute_rewards:AttributeRewardSettings", "Reward from an attribute model."
     )
-    extensions: list[str] = option([], "extensions, each module:Class of an `align.ppo.extensions.Extension`")
+    extensions: list[str] = option([], "Extensions, each module:Class of an `align.ppo.extensions.Extension`.")
 
     @property
     def has_critic(self) -> bool:

@@ -34,16 +34,14 @@ logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)  # it warns 
 
 @dataclass(kw_only=True)
 class EndpointConfig(Settings):
-    """How a judge or scorer behind a URL is called; several commands share these settings."""
+    """OpenAI-compatible endpoint of a judge or scorer. Shared by several commands."""
 
-    endpoint: str = option(
-        "", "base URL of an OpenAI-compatible service, such as http://host:8000/v1, whose chat model judges; empty: none"
-    )
-    endpoint_model: str = option("", "name of the model at the endpoint")
+    endpoint: str = option("", "Base URL of an OpenAI-compatible API whose chat model judges, such as http://host:8000/v1.")
+    endpoint_model: str = option("", "Model name at the endpoint.")
     endpoint_key: str = option(
-        "OPENAI_API_KEY", "environment variable that holds the endpoint's API key; if it is unset, no key is sent"
+        "OPENAI_API_KEY", "Environment variable with the endpoint's API key. If unset, no key is sent."
     )
-    endpoint_parallel: int = option(4, "requests to the endpoint at the same time", gt=0)
+    endpoint_parallel: int = option(4, "Number of concurrent requests to the endpoint.", gt=0)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,4 +1,4 @@
-"""Settings of commands that use a finished model (`align sample`, `align eval`), and of sampling engines."""
+"""Settings of inference commands (`align sample`, `align eval`) and of sampling engines."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -12,35 +12,37 @@ from align.sampling.generation import SamplingParams
 
 @dataclass(kw_only=True)
 class InferenceConfig(Settings):
-    """How models are loaded and rows are read."""
+    """Model loading and data reading."""
 
-    help_title = "models and rows"
+    help_title = "inference"
 
-    seed: int = option(0, "seed of all random numbers; the same seed gives the same results", ge=0, lt=2**32)
+    seed: int = option(0, "Random seed. Results with the same seed are reproducible.", ge=0, lt=2**32)
     dtype: Literal["auto", "float32", "bfloat16"] = option(
-        "auto", "number format of computations; auto: bfloat16 if the hardware supports it, else float32"
+        "auto", "Compute dtype. auto selects bfloat16 if the hardware supports it, else float32."
     )
-    batch_tokens: int = option(
-        16384, "padded prompt and response tokens in memory at once; results depend on it in bfloat16, not in float32", gt=0
-    )
+    batch_tokens: int = option(16384, "Maximum tokens per batch, including padding. Changes results in bfloat16 only.", gt=0)
     chat_template: str = option(
-        "auto", "chat template: auto, plain, raw, a name or the path of a Jinja file; auto[VARIABLE=VALUE, ...]"
+        "auto",
+        "Chat template: auto, plain, raw, a template name or the path of a Jinja file. Set template variables in "
+        "brackets: auto[VARIABLE=VALUE, ...].",
     )
-    skip_bad_rows: bool = option(False, "leave out rows that cannot be read instead of stopping at the first")
+    skip_bad_rows: bool = option(False, "Skip and count invalid data rows instead of stopping at the first.")
 
 
 @dataclass(kw_only=True)
 class FewShotConfig(Settings):
-    """Examples and an instruction that a model reads before each prompt."""
+    """Few-shot examples and an instruction before each prompt."""
 
     num_few_shot: int = option(
-        0, "few-shot examples before each prompt: the first demonstrations of few_shot_data with a single turn", ge=0
+        0,
+        "Number of few-shot examples before each prompt, taken from the first single-turn demonstrations of few_shot_data.",
+        ge=0,
     )
-    few_shot_data: str = option("data/demonstrations.jsonl", "where the examples come from: file, folder or hub name")
-    instruction: str = option("", "text before the first example, or before the prompt where there is none")
+    few_shot_data: str = option("data/demonstrations.jsonl", "Source of few-shot examples: file, folder or Hub id.")
+    instruction: str = option("", "Instruction before the few-shot examples, or before the prompt if there are none.")
 
     def few_shot_prompt(self) -> FewShotPrompt:
-        """Return the instruction and the first demonstrations that have one user turn and one answer.
+        """Build the few-shot prompt from the first single-turn demonstrations.
 
         Raises:
             UserError: if the demonstrations cannot be read, or fewer of them are so short.
@@ -57,18 +59,18 @@ class FewShotConfig(Settings):
 
 @dataclass(kw_only=True)
 class AnsweringConfig(Settings):
-    """How responses to prompts are sampled."""
+    """Sampling of responses."""
 
     help_title = "generation"
 
-    max_new_tokens: int = option(256, "longest response, in tokens", gt=0)
-    max_prompt_tokens: int = option(1024, "longest prompt, in tokens", gt=0)
-    overlong: Overlong = option("error", "what happens to a longer prompt: error, drop it, or truncate its beginning")
-    temperature: float = option(1.0, "sampling temperature; 0: the likeliest token", ge=0)
-    top_k: int = option(0, "sample from the k likeliest tokens; 0: from all", ge=0)
-    top_p: float = option(
-        1.0, "sample from the likeliest tokens whose probabilities sum to this share; 1: from all", gt=0, le=1
+    max_new_tokens: int = option(256, "Maximum response length, in tokens.", gt=0)
+    max_prompt_tokens: int = option(1024, "Maximum prompt length, in tokens.", gt=0)
+    overlong: Overlong = option(
+        "error", "How to handle longer prompts: raise an error, drop them, or truncate their beginning."
     )
+    temperature: float = option(1.0, "Sampling temperature. 0 for greedy decoding.", ge=0)
+    top_k: int = option(0, "Top-k sampling. 0 disables it.", ge=0)
+    top_p: float = option(1.0, "Nucleus (top-p) sampling. 1 disables it.", gt=0, le=1)
 
     def sampling(self, batch_tokens: int) -> SamplingParams:
         """Return the same settings as `sample` takes them."""
@@ -77,20 +79,20 @@ class AnsweringConfig(Settings):
 
 @dataclass(kw_only=True)
 class VLLMSettings(Settings):
-    """How vLLM is reached or run."""
+    """Connection to vLLM."""
 
-    url: str = option("http://localhost:8000", "address of the vLLM server")
+    url: str = option("http://localhost:8000", "vLLM server URL.")
     timeout: float = option(
-        300.0, "seconds to wait for the vLLM server to start, and for each of its answers", gt=0, le=1500
+        300.0, "Timeout for the vLLM server to start and for each of its responses, in seconds.", gt=0, le=1500
     )
     importance_cap: float = option(
         0.0,
-        "weight each token's policy loss by min(p(policy) / p(vLLM), importance_cap) and continue despite any mismatch "
-        "(Yao et al. 2025: 2); 0: no weights",
+        "Weight each token's policy loss by the truncated importance ratio min(p(policy) / p(vLLM), "
+        "importance_cap), and do not stop on a mismatch (Yao et al. 2025: 2). 0 disables it.",
         ge=1,
         off=0,
     )
-    memory_share: float = option(0.3, "share of a GPU's memory that vllm-colocate takes (TRL's GRPO: 0.3)", gt=0, lt=1)
+    memory_share: float = option(0.3, "Fraction of GPU memory for vllm-colocate (TRL's GRPO: 0.3).", gt=0, lt=1)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -99,16 +101,16 @@ class VLLMSettings(Settings):
 
 @dataclass(kw_only=True)
 class EngineConfig(Settings):
-    """The engine that samples rollouts; docs/clusters.md describes how to start vLLM."""
+    """Sampling engine. docs/clusters.md shows how to start vLLM."""
 
     help_title = "sampling engine"
 
     engine: Literal["transformers", "vllm-server", "vllm-colocate"] = option(
         "transformers",
-        "sampling engine: transformers with the trained model, a vLLM server on separate GPUs, or vLLM inside the training "
-        "processes",
+        "Sampling engine: transformers, a vLLM server on separate GPUs (vllm-server), or vLLM inside the training "
+        "processes (vllm-colocate).",
     )
-    vllm: VLLMSettings = group(VLLMSettings, "vLLM, for the engines vllm-server and vllm-colocate")
+    vllm: VLLMSettings = group(VLLMSettings, "Options of the engines vllm-server and vllm-colocate.")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -35,27 +35,29 @@ class SFTConfig(
 
     train_data: str = option(
         "data/demonstrations.jsonl",
-        "demonstrations to learn from: file, folder or hub name; several are separated by commas, each as NAME or "
-        "NAME=WEIGHT; FILE[FIELD=COLUMN, ...] reads columns as fields",
+        "Training demonstrations: file, folder or Hub id. Separate several by commas, each NAME or NAME=WEIGHT. "
+        "Use FILE[FIELD=COLUMN, ...] to rename columns.",
     )
-    validation_data: str = option("", "held-out demonstrations or texts, which select the best model; empty: none")
+    validation_data: str = option("", "Held-out demonstrations or texts, used to select the best model.")
     objective: Literal["demonstrations", "lm", "span_corruption", "infilling", "prefix"] = option(
         "demonstrations",
-        "training target: the answers of demonstrations; or of raw texts the next token (lm), T5's masked spans "
-        "(span_corruption), BART's text with masked spans (infilling), or the continuation of a random prefix (prefix)",
+        "Training objective. demonstrations: assistant turns. On raw text, lm: next token; span_corruption: T5's "
+        "masked spans; infilling: BART's masked text; prefix: continuation of a random prefix.",
     )
-    text_tokens: int = option(512, "length in tokens of the pieces into which raw texts are cut", gt=1)
-    num_train_epochs: int = option(1, "passes over the training data (InstructGPT: 16)")
-    batch_size: int = option(32, "examples in one update, over all processes")
+    text_tokens: int = option(512, "Block size for raw text, in tokens.", gt=1)
+    num_train_epochs: int = option(1, "Number of training epochs (InstructGPT: 16).")
+    batch_size: int = option(32, "Examples per update, over all processes.")
     prompt_loss_weight: float = option(
         0.0,
-        "weight of a language-model loss on the prompt, added to the loss on the response (GPT-1, section 3.2: 0.5)",
+        "Weight of the language-model loss on the prompt (GPT-1, section 3.2: 0.5).",
         ge=0,
     )
-    max_response_tokens: int = option(1024, "longest response, in tokens; in a conversation all turns after the first")
+    max_response_tokens: int = option(
+        1024, "Maximum response length, in tokens. In a conversation, of all turns after the first."
+    )
     prefix_lm: bool = option(
         False,
-        "attend to a decoder's whole prompt in both directions (T5's prefix language model); saved with the model",
+        "Use bidirectional attention over a decoder's prompt (T5's prefix LM). Saved with the model.",
     )
 
     def __post_init__(self) -> None:

@@ -29,16 +29,18 @@ PLANNED_UPDATES = 200
 
 @dataclass(kw_only=True)
 class EpochConfig(Settings):
-    """Settings of the stages that make passes over fixed examples."""
+    """Settings of stages that train for epochs on a fixed data set."""
 
-    help_title = "passes over the data"
+    help_title = "epochs and limits"
 
-    num_train_epochs: int = option(1, "passes over the training data", gt=0)
-    batch_size: int = option(16, "examples in one update, over all processes", gt=0)
-    max_prompt_tokens: int = option(1024, "longest prompt, in tokens", gt=0)
-    max_response_tokens: int = option(1024, "longest response, in tokens", gt=0)
-    overlong: Overlong = option("error", "text beyond the limits: an error, or drop the record, or truncate the text")
-    eval_steps: int = option(0, "updates between evaluations; 0: at the end of each epoch", ge=0)
+    num_train_epochs: int = option(1, "Number of training epochs.", gt=0)
+    batch_size: int = option(16, "Examples per update, over all processes.", gt=0)
+    max_prompt_tokens: int = option(1024, "Maximum prompt length, in tokens.", gt=0)
+    max_response_tokens: int = option(1024, "Maximum response length, in tokens.", gt=0)
+    overlong: Overlong = option(
+        "error", "How to handle longer examples: raise an error, drop the record, or truncate the text."
+    )
+    eval_steps: int = option(0, "Number of updates between evaluations. 0 evaluates after each epoch.", ge=0)
 
     @property
     def limits(self) -> Limits:

@@ -13,15 +13,18 @@ from align.training.optimizer import ParamGroup
 
 @dataclass(kw_only=True)
 class LayerwiseConfig(Settings):
-    """Learning rates by layer, and gradual unfreezing."""
+    """Layer-wise learning rates and gradual unfreezing."""
 
-    help_title = "layers"
+    help_title = "layer-wise training"
 
     layer_lr_decay: float = option(
-        1.0, "learning rate of a layer relative to the layer above it (ULMFiT: 0.385, which is 1/2.6)", gt=0, le=1
+        1.0, "Learning rate decay from each layer to the one below (ULMFiT: 0.385, that is 1/2.6).", gt=0, le=1
     )
     unfreeze_steps: int = option(
-        0, "updates after which the next lower layer is trained too (ULMFiT: one epoch); 0: all layers from the start", ge=0
+        0,
+        "Number of updates between unfreezing one layer and the next below (ULMFiT: one epoch). 0 trains all "
+        "layers from the start.",
+        ge=0,
     )
 
 

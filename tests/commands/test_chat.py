@@ -132,7 +132,7 @@ def test_a_mistake_keeps_the_conversation(lines, settings, line, sharp_folders, 
     ("words", "line"),
     [
         (["a", "b", "c"], "model is ['a', 'b', 'c'], but must be one or two models"),
-        ([], "model is [], but must be given"),
+        ([], "model is []"),
         (["tiny-gpt2", "--reward_model", "/nowhere"], "/nowhere: neither a reward model of this package"),
     ],
 )

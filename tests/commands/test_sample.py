@@ -165,12 +165,12 @@ def test_several_prompts_models_and_responses_get_headings(capsys, reward_folder
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (["m"], "error: output is '', but must be given, unless prompt is"),
+        (["m"], "error: output is ''"),
         (["m", "--prompts", "What is rain?", "--output", "o.jsonl"], "there is no such file; give a text by --prompt"),
         (["m", "n", "--output", "o.jsonl"], "error: model is ['m', 'n'], but must be one model where output is given"),
         (["m", "--model", "n", "--prompt", "x"], "error: model is given twice: before the options and by --model"),
         (["m", "--prompt", "x", "--prompts", "y"], "error: prompts is 'y', but must be left out where prompt is given"),
-        (["--prompt", "x"], "error: model is [], but must be given"),
+        (["--prompt", "x"], "error: model is []"),
         (["tiny-gpt2", "--prompt", ""], "prompts in memory: item 1: field 'prompt'"),
     ],
 )

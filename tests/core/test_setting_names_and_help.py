@@ -26,13 +26,13 @@ def test_help_fits_on_a_page(name, monkeypatch):
     config = STAGES[name].load()[0]
     text = help_text(config, f"align {name}", everything=False)
     lines = text.splitlines()
-    assert len(lines) <= 60
+    assert len(lines) <= 50
     assert max(map(len, lines)) <= 80
     shown = [line.split()[0][2:] for line in lines if line.startswith("  --")]
     assert set(shown) <= set(setting_names(config))
     if name in TRAINING_STAGES:
         assert 10 <= len(shown) <= 15, shown
-        assert f"align {name} --help-all explains all {len(all_of(config))} settings" in " ".join(text.split())
+        assert f"align {name} --help-all` for all {len(all_of(config))} settings" in " ".join(text.split())
     if len(all_of(config)) <= FEW:
         assert sorted(shown) == sorted(all_of(config))
 
@@ -92,10 +92,10 @@ def test_each_alternative_exists_in_a_stage_that_does_not_have_the_name_itself(o
         (PPOConfig, "--response-length 5", "option --response_length: TRL's `response_length` is `max_new_tokens` here"),
         (PPOConfig, "--max_steps 2", "TRL's `max_steps` is `total_updates` here"),
         (SFTConfig, "--max_steps 2", "TRL's `max_steps` is `num_train_epochs` here"),
-        (SFTConfig, "--max_length 9", "is `max_prompt_tokens`, `max_response_tokens` here (a limit each)"),
-        (PPOConfig, "--logging_steps 8", "TRL's `logging_steps` is no setting here: each update is logged"),
-        (SFTConfig, "--total_updates 5", "another stage's `total_updates` is `num_train_epochs` here (passes over"),
-        (SFTConfig, "--reward_functions a:b", "option --reward_functions; --help-all lists the valid names"),
+        (SFTConfig, "--max_length 9", "is `max_prompt_tokens`, `max_response_tokens` here"),
+        (PPOConfig, "--logging_steps 8", "TRL's `logging_steps`"),
+        (SFTConfig, "--total_updates 5", "another stage's `total_updates` is `num_train_epochs` here"),
+        (SFTConfig, "--reward_functions a:b", "option --reward_functions; see --help-all"),
         (DPOConfig, "--init_kl_coef 0.1", "unknown option --init_kl_coef; "),  # DPO has no KL penalty
         (
             PPOConfig,
@@ -120,7 +120,8 @@ def test_every_unknown_key_of_a_file_is_named_at_once(tmp_path):
 def test_an_unknown_argument_in_python_is_answered_too():
     foreign, *unknown = refusal(PPOConfig, response_length=5, zzqq=1).split("; ")
     assert foreign == "unknown setting response_length: TRL's `response_length` is `max_new_tokens` here"
-    assert unknown == ["unknown setting zzqq", "help(PPOConfig) lists the valid names"]
+    assert unknown[0] == "unknown setting zzqq"
+    assert "help(PPOConfig)" in unknown[1]
     assert refusal(replace, SFTConfig(), sed=1) == "unknown setting sed; did you mean seed?"
     block = {"early_stopping": 3}
     assert "unknown setting selection.early_stopping; did you mean selection.early_stop" in refusal(

@@ -1,6 +1,7 @@
 import json
 import math
 import os
+import re
 from dataclasses import asdict, fields
 from pathlib import Path
 
@@ -69,14 +70,14 @@ def test_path_objects_are_arguments_of_trainers(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"total_updates": "3"}, "total_updates is '3' \\(str\\), but must be a whole number"),
-        ({"total_updates": 3.5}, "total_updates is 3.5 \\(float\\), but must be a whole number"),
-        ({"total_updates": True}, "total_updates is True \\(bool\\), but must be a whole number"),
-        ({"gamma": "1"}, "gamma is '1' \\(str\\), but must be a number"),
-        ({"resume_from_checkpoint": 3}, "resume_from_checkpoint is 3 \\(int\\), but must be auto, true, false or a path"),
-        ({"model": 3}, "model is 3 \\(int\\), but must be text or a path"),
-        ({"reward_model": [1]}, "reward_model is 1 \\(int\\), but must be text or a path"),
-        ({"output_dir": " "}, "output_dir is ' ', but must be a folder, such as runs/mine; . is this one"),
+        ({"total_updates": "3"}, "total_updates is '3' \\(str\\)"),
+        ({"total_updates": 3.5}, "total_updates is 3.5 \\(float\\)"),
+        ({"total_updates": True}, "total_updates is True \\(bool\\)"),
+        ({"gamma": "1"}, "gamma is '1' \\(str\\)"),
+        ({"resume_from_checkpoint": 3}, "resume_from_checkpoint is 3 \\(int\\)"),
+        ({"model": 3}, "model is 3 \\(int\\)"),
+        ({"reward_model": [1]}, "reward_model is 1 \\(int\\)"),
+        ({"output_dir": " "}, "output_dir is ' '"),
         ({"report_to": "nothing"}, "report_to is \\['nothing'\\], but must be one of tensorboard, wandb, trackio, none"),
         (
             {"lr_scheduler_type": "cosin"},
@@ -100,7 +101,7 @@ def test_a_value_of_another_type_is_one_line(settings, message):
         ({"ge": 1, "le": 86_400}, "from 1 to 86,400", [1, 86_400], [0.9, 86_401]),
         ({"gt": 1, "off": 0}, "above 1, or 0", [0, 3], [1, 0.5, -1]),
         ({"choices": ("a", "b")}, "one of a, b", ["a", ["b", "a"], []], ["c", ["a", "c"]]),
-        ({"required": True}, "given", ["x", [0]], ["", []]),
+        ({"required": True}, "set", ["x", [0]], ["", []]),
     ],
 )
 def test_limits_by_hand(limits, words, good, bad):
@@ -177,27 +178,29 @@ GROUPS = {"advantage_estimator": "rloo", "samples_per_prompt": 2}
 
 
 @pytest.mark.parametrize(
-    ("stage", "values", "line"),
+    ("stage", "values", "ignored"),
     [
-        (SFTConfig, {"adam_beta1": 0.5}, ""),
-        (SFTConfig, {"adam_beta1": 0.5, "optimizer": "adafactor"}, "adam_beta1 0.5 (optimizer adafactor)"),
-        (PPOConfig, {"gamma": 0.9, "lam": 0.5, "vf_coef": 0.5, "value_learning_rate": 1e-3, "value_fit": "first"}, ""),
-        (PPOConfig, {"vf_coef": 0.5}, "vf_coef 0.5 (value_fit every does not train the critic by gradients)"),
-        (PPOConfig, {"vf_coef": 0.5, "critic": "separate"}, ""),
-        (PPOConfig, GROUPS, ""),
-        (PPOConfig, GROUPS | {"gamma": 0.9}, "gamma 0.9 (advantage_estimator rloo)"),
-        (PPOConfig, {"advantage_estimator": "reinforce++", "gamma": 0.9}, ""),
-        (PPOConfig, {"critic": "separate", "vf_coef": 0.0}, "critic separate (vf_coef 0 does not train the critic)"),
-        (PPOConfig, {"reward_model": ["a"], "reward_ensemble": "uwo"}, "reward_ensemble uwo (no several reward models)"),
+        (SFTConfig, {"adam_beta1": 0.5}, []),
+        (SFTConfig, {"adam_beta1": 0.5, "optimizer": "adafactor"}, ["adam_beta1"]),
+        (PPOConfig, {"gamma": 0.9, "lam": 0.5, "vf_coef": 0.5, "value_learning_rate": 1e-3, "value_fit": "first"}, []),
+        (PPOConfig, {"vf_coef": 0.5}, ["vf_coef"]),
+        (PPOConfig, {"vf_coef": 0.5, "critic": "separate"}, []),
+        (PPOConfig, GROUPS, []),
+        (PPOConfig, GROUPS | {"gamma": 0.9}, ["gamma"]),
+        (PPOConfig, {"advantage_estimator": "reinforce++", "gamma": 0.9}, []),
+        (PPOConfig, {"critic": "separate", "vf_coef": 0.0}, ["critic"]),
+        (PPOConfig, {"reward_model": ["a"], "reward_ensemble": "uwo"}, ["reward_ensemble"]),
         (
             PPOConfig,
             {"reward_model": ["a", "b"], "uncertainty_weight": 1.0},
-            "uncertainty_weight 1.0 (reward_ensemble mean)",
+            ["uncertainty_weight"],
         ),
     ],
 )
-def test_settings_without_effect_are_named(stage, values, line):
-    assert make(stage, **values).without_effect_warning() == (line and f"warning: settings without effect: {line}")
+def test_settings_without_effect_are_named(stage, values, ignored):
+    warning = make(stage, **values).without_effect_warning()
+    assert re.findall(r"(\w+)=", warning) == ignored
+    assert bool(warning) == bool(ignored)
 
 
 def test_a_penalty_for_a_missing_end_switches_the_default_score_off():
@@ -248,7 +251,7 @@ def test_variables_of_a_launcher_that_is_gone_are_one_line(left, monkeypatch, co
         monkeypatch.setenv(name, value)
     lines = command_error(run_stage, SFTConfig, lambda config: None, ["--report_to", "none"]).splitlines()
     assert len(lines) == 1
-    advised = lines[0].partition("unset ")[2].partition(" for one process")[0].split()
+    advised = lines[0].partition("unset ")[2].partition(" to run")[0].split()
     assert advised, "the line tells what to do"
     assert set(advised) <= left.keys()
 

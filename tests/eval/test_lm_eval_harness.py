@@ -115,7 +115,7 @@ def test_a_missing_lm_eval_is_one_line(tmp_path):
 @pytest.mark.parametrize(
     ("more", "complaint"),
     [
-        ({"tasks": []}, "tasks is .* must be given"),
+        ({"tasks": []}, "tasks is"),
         ({"models": ["a"]}, "the model before, and at least one after"),
         ({"task_folder": "nowhere"}, "a folder that exists"),
     ],

@@ -78,14 +78,16 @@ class AttributeScorer:
 
 @dataclass(kw_only=True)
 class AttributeRewardSettings(Settings):
-    """An attribute model, and the reward that is computed from its attributes."""
+    """Attribute model and the reward computed from its attributes."""
 
-    model: str = option("", "folder of an attribute model (`align attributes`)", required=True)
-    reward: str = option("", "reward from its attributes, such as 3*sensible+specific+interesting-5*unsafe", required=True)
+    model: str = option("", "Attribute model folder (trained by `align attributes`).", required=True)
+    reward: str = option(
+        "", "Reward expression over attributes, such as 3*sensible+specific+interesting-5*unsafe.", required=True
+    )
     segments: bool = option(
         False,
-        "give each sentence a reward at its last token, for an attribute model trained on marked errors "
-        "(`align annotate export attributes`)",
+        "Reward each sentence at its last token. For attribute models trained on marked errors (`align annotate "
+        "export attributes`).",
     )
 
 

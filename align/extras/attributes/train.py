@@ -35,34 +35,35 @@ BOUNDS = {"binary": (0.0, 1.0), "scale": SCALE}
 
 @dataclass(kw_only=True)
 class AttributeConfig(MixtureConfig, JudgmentConfig, EpochConfig, ModelConfig, RunConfig, OptimizationConfig):
-    """Several heads on one trunk: attributes of responses, and a preference (MT-DNN, Liu et al. 2019)."""
+    """Attribute model: several heads on one backbone, for attributes of responses and for preference (MT-DNN, Liu et al.
+    2019).
+    """
 
     train_data: str = option(
-        "", "attribute judgments to learn from: file, folder or hub name; several are separated by commas, NAME=WEIGHT"
+        "", "Training attribute judgments: file, folder or Hub id. Separate several by commas, each NAME or NAME=WEIGHT."
     )
-    rankings: str = option(
-        "", "rankings or pairs for another head, called `preference`; several as in train_data; empty: no such head"
-    )
+    rankings: str = option("", "Rankings or pairs to train an additional head named preference. Several as in train_data.")
     validation_data: str = option(
         "",
-        "held-out attribute judgments: metrics, and the choice of the best model; empty: validation_split of train_data's",
+        "Held-out attribute judgments, used for metrics and to select the best model. Default: validation_split of "
+        "train_data.",
     )
     form: Form = option(
         "heads",
-        "heads: one head per attribute; generative: a language model writes responses and their ratings (LaMDA)",
+        "heads: one head per attribute. generative: a language model writes responses and their ratings (LaMDA).",
     )
     generator_filter: str = option(
         "",
-        "with form generative: conditions on the responses that train the generator, such as unsafe<0.5, sensible>0.5; "
-        "empty: all responses",
+        "Conditions on the responses that train the generator, such as unsafe<0.5, sensible>0.5. Requires form "
+        "generative. Default: all responses.",
     )
     heads: list[str] = option(
         [],
-        "attributes that get a head, each as NAME, NAME=binary (0 or 1) or NAME=scale (1 to 7); empty: all in the data; "
-        "without a kind, scale if a value is above 1",
+        "Attributes to train, each NAME, NAME=binary (0 or 1) or NAME=scale (1 to 7). Without a kind, attributes "
+        "with values above 1 are scales. Default: all attributes in the data.",
     )
-    num_train_epochs: int = option(1, "passes over all examples")
-    batch_size: int = option(16, "responses and rankings in one update, over all processes")
+    num_train_epochs: int = option(1, "Number of training epochs.")
+    batch_size: int = option(16, "Responses and rankings per update, over all processes.")
 
     def __post_init__(self) -> None:
         super().__post_init__()

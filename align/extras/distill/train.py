@@ -40,30 +40,33 @@ from align.training.start import build_engine, with_data_names
 
 @dataclass(kw_only=True)
 class DistillConfig(MixtureConfig, EpochConfig, ModelConfig, RunConfig, OptimizationConfig):
-    """A student that learns from a teacher's predictions, by default as DistilBERT did (Sanh et al. 2019)."""
+    """Distillation of a teacher into a smaller student. Defaults follow DistilBERT (Sanh et al. 2019)."""
 
-    model: str = option("smollm2-135m", "the teacher: a folder, a LoRA adapter, a hub name or a built-in model")
-    student: str = option("", "initial student, with the teacher's tokenizer; empty: layers of the teacher")
+    model: str = option("smollm2-135m", "Teacher: local folder, LoRA adapter, Hub id or built-in model.")
+    student: str = option("", "Initial student. Must share the teacher's tokenizer. Default: layers of the teacher.")
     keep_every_nth_layer: int = option(
         2,
-        "without student: keep the teacher's first layer and every n-th after it (DistilBERT: 2)",
+        "Initialize the student from the teacher's first layer and every n-th after it (DistilBERT: 2). Ignored "
+        "with student.",
         ge=2,
     )
-    learning_rate: float = option(1e-4, "peak learning rate")
+    learning_rate: float = option(1e-4, "Peak learning rate.")
     train_data: str = option(
         "data/demonstrations.jsonl",
-        "demonstrations: file, folder or hub name; several are separated by commas, each as NAME or NAME=WEIGHT",
+        "Training demonstrations: file, folder or Hub id. Separate several by commas, each NAME or NAME=WEIGHT.",
     )
-    validation_data: str = option("", "held-out demonstrations, which select the best student; empty: none")
-    batch_size: int = option(32, "examples in one update, over all processes")
-    max_response_tokens: int = option(256, "longest response, in tokens")
-    temperature: float = option(2.0, "divides the logits of teacher and student in the cross-entropy (DistilBERT: 2)", gt=0)
+    validation_data: str = option("", "Held-out demonstrations, used to select the best student.")
+    batch_size: int = option(32, "Examples per update, over all processes.")
+    max_response_tokens: int = option(256, "Maximum response length, in tokens.")
+    temperature: float = option(
+        2.0, "Distillation temperature (DistilBERT: 2). Divides the logits of teacher and student.", gt=0
+    )
     ce_weight: float = option(
-        5.0, "weight of the cross-entropy with the teacher's distribution, times temperature squared (DistilBERT: 5)", ge=0
+        5.0, "Weight of the cross-entropy with the teacher, scaled by temperature squared (DistilBERT: 5).", ge=0
     )
-    lm_weight: float = option(2.0, "weight of the language-model loss (DistilBERT: 2)", ge=0)
+    lm_weight: float = option(2.0, "Weight of the language-model loss (DistilBERT: 2).", ge=0)
     cosine_weight: float = option(
-        1.0, "weight of 1 - the cosine between the last hidden states of student and teacher (DistilBERT: 1)", ge=0
+        1.0, "Weight of the cosine loss between the last hidden states of student and teacher (DistilBERT: 1).", ge=0
     )
 
     def __post_init__(self) -> None:

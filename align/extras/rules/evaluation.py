@@ -77,12 +77,12 @@ Verdicts = dict[RuleCase, str]
 
 @dataclass(kw_only=True)
 class RulesConfig(EndpointConfig, EvalConfig, InferenceConfig):
-    """Responses judged by a chat model or by rubrics; no model is opened. People's judgments: `align eval verdicts`."""
+    """Judge responses with a chat model or rubrics. For human judgments, use `align eval verdicts`."""
 
-    responses: list[str] = option([], "responses to judge by every rule, as `align sample` writes them")
-    judgments: list[str] = option([], "rule judgments of people, with which the endpoint is compared on the same cases")
-    rules: list[str] = option(["forms/rules/sparrow-dialogue.yaml"], "files of rules, for the endpoint")
-    rubrics: Any = block("align.extras.rules.rubrics:RubricSettings", "rubrics that a frozen model evaluates")
+    responses: list[str] = option([], "Responses to judge by every rule, in the format of `align sample`.")
+    judgments: list[str] = option([], "Human rule judgments to compare the endpoint with.")
+    rules: list[str] = option(["forms/rules/sparrow-dialogue.yaml"], "Rule files for the endpoint.")
+    rubrics: Any = block("align.extras.rules.rubrics:RubricSettings", "Rubrics that a frozen model grades.")
 
     def __post_init__(self) -> None:
         super().__post_init__()

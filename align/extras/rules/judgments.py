@@ -215,11 +215,11 @@ def _metrics(items: Sequence[ScoredJudgment]) -> dict[str, float]:
 
 @dataclass(kw_only=True)
 class RuleModelSettings(Settings):
-    """A rule model, and the rules that it judges by."""
+    """Rule model and the rules that it judges."""
 
-    model: str = option("", "folder of a rule model (`align rules`) that judges responses", required=True)
+    model: str = option("", "Rule model folder (trained by `align rules`).", required=True)
     rules: list[str] = option(
-        [], "rules to judge: files of rules, FILE:ID, or ids of training rules; empty: all training rules"
+        [], "Rules to judge: rule files, FILE:ID, or ids of training rules. Default: all training rules."
     )
 
 

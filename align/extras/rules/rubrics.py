@@ -156,14 +156,10 @@ def _rubric(stored: Mapping[str, Any], name: str, weight: float) -> Rubric:
 
 @dataclass(kw_only=True)
 class RubricSettings(EndpointConfig):
-    """Rubrics, and the frozen model that answers their questions."""
+    """Rubrics and the frozen model that grades by them."""
 
-    files: list[str] = option(
-        [], "rubrics that a frozen model judges by: files as in forms/rubrics, or FILE=WEIGHT", required=True
-    )
-    model: str = option(
-        "", "local model that answers the rubrics: a folder, hub name or built-in model; empty: the endpoint answers"
-    )
+    files: list[str] = option([], "Rubric files as in forms/rubrics, each FILE or FILE=WEIGHT.", required=True)
+    model: str = option("", "Local model that grades: local folder, Hub id or built-in model. Default: the endpoint.")
 
     def __post_init__(self) -> None:
         super().__post_init__()

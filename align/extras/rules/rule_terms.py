@@ -35,10 +35,10 @@ varies would turn the rule model's noise into scores of any size."""
 
 @dataclass(kw_only=True)
 class RuleTermSettings(RuleModelSettings):
-    """A rule model that judges responses, and how its verdicts count."""
+    """Rule model and the weight of its verdicts."""
 
     weight: float = option(
-        1.0, "weight of the mean over rules of P(follows) relative to the preference reward, both normalized (Sparrow)", ge=0
+        1.0, "Weight of the mean P(follows) over rules relative to the preference reward, both normalized (Sparrow).", ge=0
     )
 
 

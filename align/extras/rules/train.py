@@ -51,11 +51,11 @@ from align.training.start import build_engine, warn_if_prompts_are_reread, with_
 
 @dataclass(kw_only=True)
 class JudgmentConfig(Settings):
-    """Settings of the stages that learn from judgments of single responses."""
+    """Settings of stages that train on judgments of single responses."""
 
     validation_split: float = option(
         0.1,
-        "share of the conversations that is held out, with all of their judgments, where validation_data is empty",
+        "Fraction of conversations to hold out, with all their judgments. Ignored with validation_data.",
         ge=0,
         lt=1,
     )
@@ -63,25 +63,24 @@ class JudgmentConfig(Settings):
 
 @dataclass(kw_only=True)
 class RuleConfig(JudgmentConfig, EpochConfig, ModelConfig, RunConfig, OptimizationConfig):
-    """A rule model (Sparrow, Glaese et al. 2022): it reads a conversation, a response and a rule, and predicts how likely
-    the response violates the rule."""
+    """Rule model (Sparrow, Glaese et al. 2022). Predicts the probability that a response violates a rule, given the
+    conversation.
+    """
 
     train_data: str = option(
-        "data/rule_judgments.jsonl", "rule judgments that the labeling app exported: file, folder or hub name"
+        "data/rule_judgments.jsonl", "Training rule judgments, as exported by the labeling app: file, folder or Hub id."
     )
     validation_data: str = option(
-        "", "held-out judgments: metrics, and the choice of the best model; empty: validation_split of train_data's"
+        "", "Held-out judgments, used for metrics and to select the best model. Default: validation_split of train_data."
     )
     rules: list[str] = option(
         ["forms/rules/sparrow-dialogue.yaml"],
-        "files of rules, or FILE:ID for one rule; judgments by other rules are an error",
+        "Rule files, or FILE:ID for a single rule. Judgments by other rules raise an error.",
     )
-    held_out_rules: list[str] = option(
-        [], "ids of rules that are excluded from training, to measure generalization to new rules"
-    )
-    num_train_epochs: int = option(1, "passes over the judged responses")
-    batch_size: int = option(16, "judged responses in one update, over all processes, each with all of its rules")
-    max_prompt_tokens: int = option(1024, "longest conversation, in tokens")
+    held_out_rules: list[str] = option([], "Ids of rules to exclude from training, to measure generalization to new rules.")
+    num_train_epochs: int = option(1, "Number of training epochs.")
+    batch_size: int = option(16, "Judged responses per update, over all processes. Each comes with all its rules.")
+    max_prompt_tokens: int = option(1024, "Maximum conversation length, in tokens.")
 
     def __post_init__(self) -> None:
         super().__post_init__()

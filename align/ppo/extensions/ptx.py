@@ -29,15 +29,15 @@ FITTED_EXAMPLES = 16
 class PtxSettings(Settings):
     """A language-model loss on demonstrations or raw text."""
 
-    data: str = option("", "demonstrations or raw texts: file, folder or hub name", required=True)
-    coef: float = option(27.8, "weight of the loss (InstructGPT: 27.8)", gt=0)
+    data: str = option("", "Demonstrations or raw text: file, folder or Hub id.", required=True)
+    coef: float = option(27.8, "Loss coefficient (InstructGPT: 27.8).", gt=0)
     objective: Literal["demonstrations", "lm", "span_corruption", "infilling", "prefix"] = option(
         "demonstrations",
-        "training target: the answers of demonstrations; or of raw texts the next token (lm), T5's masked spans "
-        "(span_corruption), BART's text with masked spans (infilling), or the continuation of a random prefix (prefix)",
+        "Training objective. demonstrations: assistant turns. On raw text, lm: next token; span_corruption: T5's "
+        "masked spans; infilling: BART's masked text; prefix: continuation of a random prefix.",
     )
-    tokens: int = option(512, "length in tokens to which raw texts are packed (lm) or cut", gt=1)
-    per_response: int = option(1, "examples for each response (InstructGPT: 8)", gt=0)
+    tokens: int = option(512, "Block size for raw text, in tokens.", gt=1)
+    per_response: int = option(1, "Examples per response (InstructGPT: 8).", gt=0)
 
 
 @dataclass(frozen=True)

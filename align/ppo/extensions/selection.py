@@ -18,12 +18,13 @@ from align.training.engine import TrainEngine
 
 @dataclass(kw_only=True)
 class SelectionSettings(Settings):
-    """A reward model outside the training signal, which selects the policy to keep."""
+    """Separate reward model for checkpoint selection."""
 
-    reward_model: str = option("", "reward model trained on other data or with another seed, such as smollm2-135m-judge")
+    reward_model: str = option("", "Reward model trained on other data or with another seed, such as smollm2-135m-judge.")
     early_stopping_patience: int = option(
         0,
-        "stop after this many evaluations in a row with a higher reward, but a selection reward below its best; 0: never",
+        "Stop after this many consecutive evaluations in which the reward rises while the selection reward is "
+        "below its best. 0 disables it.",
         ge=0,
     )
 

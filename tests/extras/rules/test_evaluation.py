@@ -140,9 +140,9 @@ def test_what_was_judged_is_not_judged_again(settings, judging):
 @pytest.mark.parametrize(
     ("more", "complaint"),
     [
-        ({"judgments": []}, "responses is .* but must be given, or judgments"),
-        ({"endpoint": ""}, "endpoint is '', but must be given, or rubrics for responses"),
-        ({"endpoint_model": ""}, "endpoint_model is '', but must be given with an endpoint"),
+        ({"judgments": []}, "responses is"),
+        ({"endpoint": ""}, "endpoint is ''"),
+        ({"endpoint_model": ""}, "endpoint_model is ''"),
         ({"models": ["m"]}, "write responses with `align sample`"),
     ],
 )

@@ -193,7 +193,7 @@ def test_a_rubric_that_no_prompt_falls_under_is_told(tmp_path, align_cache, caps
 
 
 def test_rubrics_need_a_judge():
-    with pytest.raises(UserError, match=r"rubrics\.model is '', but must be given"):
+    with pytest.raises(UserError, match=r"rubrics\.model is ''"):
         PPOConfig(rubrics={"files": ["forms/rubrics/refusals.yaml"]})
-    with pytest.raises(UserError, match=r"rubrics\.files is .*, but must be given"):
+    with pytest.raises(UserError, match=r"rubrics\.files is .*"):
         PPOConfig(rubrics={"model": "tiny-gpt2"})
