@@ -6,11 +6,15 @@ VENV := .venv
 # Every process would compile the packages again where the environment forbids to keep bytecode.
 export PYTHONDONTWRITEBYTECODE :=
 PIP := $(VENV)/bin/python -m pip install -qq --disable-pip-version-check -c constraints.txt
+UV := UV_PROJECT_ENVIRONMENT=$(VENV) UV_PYTHON_DOWNLOADS=never $(VENV)/bin/uv
+# --inexact keeps what other targets installed.
+SYNC := $(UV) sync -q --frozen --inexact --no-install-package torch
+UPGRADE ?=
 TESTS ?= tests
 JOBS ?= 3
 DEMO := runs/demo$(if $(filter-out smollm2-135m,$(MODEL)),-$(MODEL))
 
-.PHONY: help demo annotate test test-full lint format docs clean
+.PHONY: help demo annotate test test-full lint format docs lock clean
 
 help: ## list the targets
 	@sed -nE 's/^([a-z-]+):.* ## (.*)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 14
@@ -38,6 +42,11 @@ docs: $(VENV)/.docs ## build the documentation site into site/; a warning is an 
 	@$(VENV)/bin/python docs/write_settings.py
 	@NO_MKDOCS_2_WARNING=1 $(VENV)/bin/python -m mkdocs build --strict
 
+lock: $(VENV)/.torch ## resolve uv.lock and constraints.txt again; UPGRADE=--upgrade takes new versions
+	@$(UV) lock -q $(UPGRADE)
+	@{ sed -n '/^#/p' constraints.txt && $(UV) export -q --frozen --all-extras --all-groups --no-emit-project --no-hashes \
+	--no-annotate --no-header | sed 's/ ;.*//'; } >$(VENV)/constraints.txt && mv $(VENV)/constraints.txt constraints.txt
+
 clean: ## remove environments and builds
 	rm -rf $(VENV) $(PEER) $(LM_EVAL) build dist site *.egg-info
 
@@ -45,21 +54,31 @@ $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "error: Python 3.11 or newer is needed, this is " + sys.version.split()[0])'
 	@$(PYTHON) -m venv $(VENV)
 
+# With an NVIDIA driver, uv takes the CUDA build from PyTorch's index, otherwise the CPU build. If it cannot, pip's settings
+# decide: by default, PyPI's build.
+$(VENV)/.torch: constraints.txt | $(VENV)/bin/python
+	@echo "installing torch into $(VENV)"
+	@$(PIP) uv
+	@$(UV) pip install -q -c constraints.txt --torch-backend=auto torch 2>$(VENV)/torch.log || \
+	{ echo "PyTorch's index has no build for this machine, or cannot be reached ($(VENV)/torch.log): asking pip"; \
+	$(PIP) --no-compile torch; }
+	@touch $@
+
 # Packages are compiled when they are imported: to compile all of them takes longer than the rest of their installation.
-$(VENV)/.core: pyproject.toml constraints.txt | $(VENV)/bin/python
-	@echo "installing into $(VENV) (a minute or two)"
-	@$(PIP) --no-compile -e . && touch $@
+$(VENV)/.core: pyproject.toml uv.lock $(VENV)/.torch
+	@echo "installing into $(VENV) (up to a minute)"
+	@$(SYNC) && touch $@
 
-$(VENV)/.ui: pyproject.toml constraints.txt | $(VENV)/bin/python
-	@echo "installing into $(VENV) (a minute or two)"
-	@$(PIP) -e '.[ui]' && touch $@
+$(VENV)/.ui: pyproject.toml uv.lock $(VENV)/.torch
+	@echo "installing into $(VENV) (up to a minute)"
+	@$(SYNC) --extra ui && touch $@
 
-$(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/bin/python
-	@echo "installing into $(VENV) with the development tools (a few minutes)"
-	@$(PIP) -e '.[ui,clean,deepspeed,dev]' && touch $@
+$(VENV)/.dev: pyproject.toml uv.lock $(VENV)/.torch
+	@echo "installing into $(VENV) with the development tools (a minute or two)"
+	@$(SYNC) --compile-bytecode --extra ui --extra clean --extra deepspeed --extra dev && touch $@
 
-$(VENV)/.docs: pyproject.toml constraints.txt | $(VENV)/bin/python
-	@echo "installing into $(VENV) (a minute or two)"
-	@$(PIP) -e '.[docs]' && touch $@
+$(VENV)/.docs: pyproject.toml uv.lock $(VENV)/.torch
+	@echo "installing into $(VENV) (up to a minute)"
+	@$(SYNC) --extra docs && touch $@
 
 include benchmarks/Makefile

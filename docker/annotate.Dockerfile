@@ -6,7 +6,7 @@ WORKDIR /app
 COPY constraints.txt ./
 # Without CUDA: the app runs a model only to let labelers talk to it.
 RUN pip install --no-cache-dir -c constraints.txt torch --index-url https://download.pytorch.org/whl/cpu
-COPY pyproject.toml setup.py MANIFEST.in README.md LICENSE ./
+COPY pyproject.toml README.md LICENSE ./
 COPY annotation_ui annotation_ui
 COPY align align
 COPY configs configs

@@ -15,7 +15,7 @@ WORKDIR /workspace
 COPY constraints.txt ./
 # torch first: this layer is several gigabytes and changes only with its version.
 RUN pip install --no-cache-dir -c constraints.txt torch --index-url https://download.pytorch.org/whl/cu130
-COPY pyproject.toml setup.py MANIFEST.in README.md LICENSE ./
+COPY pyproject.toml README.md LICENSE ./
 COPY annotation_ui annotation_ui
 COPY align align
 COPY configs configs

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.utils.hooks import RemovableHandle
 
+from align.core.plugins import require_extra
 from align.runtime.distributed import limit_collectives, max_across_processes, zero_stage
 
 _loading_for: list[Accelerator] = []
@@ -304,7 +305,8 @@ def without_engine_hooks(module: nn.Module, accelerator: Accelerator) -> Iterato
     if zero_stage(accelerator) < 3:
         yield
         return
-    from trl.models.utils import add_hooks, remove_hooks
+    with require_extra("deepspeed"):
+        from trl.models.utils import add_hooks, remove_hooks
 
     remove_hooks(module)
     try:

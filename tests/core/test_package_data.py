@@ -3,6 +3,7 @@ import os
 import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from tests.files import ROOT
 from tests.http_stand_in import answering
 
 BUILT_FROM = ("align", "annotation_ui", "configs", "data", "forms")
-BUILT_FROM += ("pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE")
+BUILT_FROM += ("pyproject.toml", "README.md", "LICENSE")
 
 
 def test_a_path_means_the_working_directory_first(tmp_path, monkeypatch):
@@ -35,15 +36,18 @@ def test_other_paths_stay_as_they_are(path, tmp_path, monkeypatch):
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory) -> Path:
-    """The folder of a build, as a wheel holds it, from a copy so that no build/ is left in the checkout."""
+    """The files of a wheel, built from a copy of what an image or a source archive holds."""
     source, target = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("installed")
     for name in BUILT_FROM:
         if (ROOT / name).is_dir():
             shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
         else:
             shutil.copy(ROOT / name, source / name)
-    words = [sys.executable, "setup.py", "-q", "build_py", "--build-lib", str(target)]
+    words = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(target)]
     subprocess.run(words, cwd=source, check=True, timeout=300, env={**os.environ, "PYTHONPATH": ""})
+    (wheel,) = target.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(target)
     return target
 
 

@@ -130,7 +130,7 @@ def test_a_dockerfile_is_clean_copies_what_is_sent_and_pins_what_it_installs(pat
     copied = {source for rest in rests(path, "COPY") for source in rest.split()[:-1]}
     assert {source for source in copied if not (ROOT / source).exists()} == set()
     assert {source for source in copied if not any(fnmatch(source, rule) for rule in kept)} == set()
-    assert copied >= {"pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE", "align", "annotation_ui"}
+    assert copied >= {"pyproject.toml", "README.md", "LICENSE", "align", "annotation_ui"}
     installs = [command for rest in rests(path, "RUN") for command in rest.split("&&") if "pip install" in command]
     assert len(installs) == 2
     for command in installs:
