@@ -14,6 +14,10 @@ from typing import Any
 from align.core.errors import OtherProcessError, UserError, first_line, is_lost_process, short_repr
 
 
+UNPINNED = {"vllm"}
+"""Extras that need other versions than those of constraints.txt."""
+
+
 def import_object(path: str) -> Any:
     """Import a part of this package, named as "module:name"."""
     module, name = path.split(":")
@@ -31,7 +35,8 @@ def require_extra(extra: str) -> Iterator[None]:
 
 def install_hint(extra: str) -> str:
     """The part of an error message with the command that installs an extra."""
-    return f"install the extra {extra} in the clone: pip install -c constraints.txt -e '.[{extra}]'"
+    pins = "" if extra in UNPINNED else "-c constraints.txt "
+    return f"install the extra {extra} in the clone: pip install {pins}-e '.[{extra}]'"
 
 
 def import_function(path: str, purpose: str, form: str = "module:function") -> Callable[..., Any]:

@@ -2,9 +2,13 @@ import re
 import sys
 import tomllib
 from importlib.metadata import packages_distributions
+from itertools import chain
 
 import pytest
 import yaml
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
 
 from tests.project.markdown import ROOT
 from tests.project.test_layers import imports_in
@@ -52,6 +56,21 @@ def test_every_package_that_is_imported_is_declared(folder):
     sources, modules = packages_distributions(), imported - own
     assert len(modules) > 10
     assert {module for module in modules if not names_of(sources.get(module, [module])) & declared} == set()
+
+
+def test_uv_and_pip_install_the_same_versions_of_what_is_required():
+    """After a change of requirements, `make lock` writes both files."""
+    lock = tomllib.loads((ROOT / "uv.lock").read_text(encoding="utf-8"))
+    (own,) = [package for package in lock["package"] if "registry" not in package["source"]]
+    others = [package for package in lock["package"] if package is not own]
+    pins = [line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("#")]
+    assert sorted(pins) == sorted([package["name"], package["version"]] for package in others)
+    files = [file for package in others for file in (*package.get("wheels", ()), package.get("sdist")) if file]
+    assert all(file["hash"].startswith("sha256:") for file in files)
+
+    locked = {(entry["name"], SpecifierSet(entry.get("specifier", ""))) for entry in own["metadata"]["requires-dist"]}
+    required = map(Requirement, [*PROJECT["dependencies"], *chain(*PROJECT["optional-dependencies"].values())])
+    assert locked == {(canonicalize_name(entry.name), entry.specifier) for entry in required}
 
 
 FOLDERS = ("align", "annotation_ui", "configs", "docs", "examples", "notebooks")
