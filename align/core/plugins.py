@@ -13,7 +13,6 @@ from typing import Any
 
 from align.core.errors import OtherProcessError, UserError, first_line, is_lost_process, short_repr
 
-
 UNPINNED = {"vllm"}
 """Extras that need other versions than those of constraints.txt."""
 
