@@ -58,6 +58,35 @@ def pytest_make_collect_report(collector):
     return _fail_if_skipped((yield))
 
 
+DEBIAN = "on Debian: sudo .ci/install_debian.sh"
+REMEDIES = {
+    "chromium": f"a browser; {DEBIAN}, elsewhere: .venv/bin/playwright install chromium-headless-shell",
+    "postgresql": f"PostgreSQL; {DEBIAN}",
+    "two machines": f"network namespaces (root on Linux, and the command ip); {DEBIAN}",
+    "hadolint": "hadolint, which checks the Dockerfiles; it has no wheel for this machine",
+    ABSENT: "research data, whose licenses do not allow a copy in the repository; set ALIGN_RESEARCH_DATA to its folder",
+}
+"""What skipped tests need and how to get it, by a part of the reason of the skip."""
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    """Say what was not run, and how to run it."""
+    reasons = [str(report.longrepr[-1]) for report in terminalreporter.stats.get("skipped", [])]
+    lines = []
+    for part, remedy in REMEDIES.items():
+        if count := sum(part in reason for reason in reasons):
+            lines.append(f"{count} skipped, which need {remedy}")
+    if others := sum(not any(part in reason for part in REMEDIES) for reason in reasons):
+        lines.append(f"{others} skipped for other reasons, listed above")
+    if "not slow" in config.getoption("markexpr"):
+        lines.append("tests marked slow: make test-full runs them")
+    if "not gpu" in config.getoption("markexpr"):
+        lines.append("tests marked gpu: make gpu-test runs them on a machine with an NVIDIA GPU")
+    terminalreporter.section("not run")
+    for line in lines:
+        terminalreporter.line(line)
+
+
 LONGEST = (
     *("test_resume", "test_browser_tasks", "test_checkpoints", "test_gradio_files", "test_two_processes"),
     *("test_losses_in_batches", "test_browser_lead_work", "test_adapters", "test_accessibility", "test_stop"),
@@ -217,15 +246,18 @@ CHROMIUM_ARGUMENTS = [
 
 @pytest.fixture(scope="session")
 def browser():
-    """Debian's Chromium without a window, one for all tests of a process, in which Playwright cannot start twice."""
-    from playwright.sync_api import expect, sync_playwright
+    """A headless Chromium, Debian's or Playwright's; one per process, because Playwright cannot start twice in one."""
+    from playwright.sync_api import Error, expect, sync_playwright
 
     program = next((path for path in CHROMIUM if path.exists()), None)
-    if program is None:
-        pytest.skip("chromium is not installed")
     expect.set_options(timeout=60_000)  # a loaded machine takes its time
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=program, args=CHROMIUM_ARGUMENTS)
+        try:
+            browser = playwright.chromium.launch(executable_path=program, args=CHROMIUM_ARGUMENTS)
+        except Error:
+            if program is not None:
+                raise
+            pytest.skip("chromium is not installed")
         yield browser
         browser.close()
 

@@ -11,6 +11,7 @@ from align.data import Demonstration, Prompt, Ranking, check_data, read_records,
 from align.data.readers import read_texts
 from tests.data.rows import RECORDS, ROWS, error_of, lines, write_parquet
 from tests.refusals import refusal
+from tests.research_data import ABSENT
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
 
@@ -122,7 +123,7 @@ def test_only_json_lines_are_written(tmp_path):
 def real_rows():
     path = SHARED / "hh-harmless-2000.jsonl.gz"
     if not path.exists():
-        pytest.skip(f"the real rows are not here: {path}")
+        pytest.skip(f"{ABSENT}: {path}")
     return path
 
 

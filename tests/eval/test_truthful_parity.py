@@ -18,6 +18,7 @@ from align.eval.answers import open_context, open_models
 from align.eval.questions import read_questions
 from align.eval.truthfulness import QuestionFormat, TruthfulnessConfig, multiple_choice, score_choices
 from align.model_registry.registry import resolve_model
+from tests.research_data import ABSENT
 
 CSV = Path(__file__).parents[3] / "shared" / "data" / "TruthfulQA.csv"
 FIXTURE = Path(__file__).with_name("lm_eval_truthful.json")
@@ -42,7 +43,7 @@ def build(folder: Path) -> Path:
     return folder
 
 
-@pytest.mark.skipif(not CSV.exists(), reason="../shared/data is absent")
+@pytest.mark.skipif(not CSV.exists(), reason=ABSENT)
 def test_every_answer_and_every_figure_is_lm_evals(tmp_path):
     expected = json.loads(FIXTURE.read_text())
     by_id = {question.id: question for question in read_questions(str(CSV))}

@@ -25,6 +25,7 @@ from align.eval.truthfulness_judge import (
     split_by_question,
 )
 from tests.files import write_rows
+from tests.research_data import ABSENT
 
 TRUTHFUL_QUESTIONS = "data/truthfulness.jsonl"
 TRUTHFULQA = Path(__file__).parents[3] / "shared" / "data"
@@ -169,7 +170,7 @@ def test_a_judge_learns_is_saved_and_loads_again_and_another_or_none_is_refused(
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not TRUTHFULQA.exists(), reason="../shared/data is absent")
+@pytest.mark.skipif(not TRUTHFULQA.exists(), reason=ABSENT)
 def test_a_judge_agrees_with_people_on_answers_to_questions_of_truthfulqa_not_seen(tmp_path):
     """Trained on every sixth question, which takes a sixth of the time."""
     with gzip.open(TRUTHFULQA / "truthfulqa-finetune-truth.jsonl.gz", "rt") as file:

@@ -17,6 +17,7 @@ import yaml
 from markupsafe import Markup, escape
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.rcsetup import cycler
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from align.core.statistics import pair_calibration
@@ -43,7 +44,7 @@ STYLE: Any = {  # Any: matplotlib types each of its 300 keys
     **dict.fromkeys(("font.size", "legend.fontsize", "axes.labelsize", "xtick.labelsize", "ytick.labelsize"), 9),
     **dict.fromkeys(("axes.spines.top", "axes.spines.right", "legend.frameon"), False),
     **dict.fromkeys(("axes.grid", "axes.axisbelow"), True),
-    "axes.prop_cycle": matplotlib.cycler(color=[BLUE]),
+    "axes.prop_cycle": cycler(color=[BLUE]),
     "grid.linewidth": 0.6,
     "lines.linewidth": 1.8,
     "lines.markersize": 4.5,
