@@ -14,7 +14,7 @@ TESTS ?= tests
 JOBS ?= 3
 DEMO := runs/demo$(if $(filter-out smollm2-135m,$(MODEL)),-$(MODEL))
 
-.PHONY: help demo annotate test test-full lint format docs lock clean
+.PHONY: help demo annotate test test-full lint format docs wheel lock clean
 
 help: ## list the targets
 	@sed -nE 's/^([a-z-]+):.* ## (.*)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 14
@@ -42,7 +42,10 @@ docs: $(VENV)/.docs ## build the documentation site into site/; a warning is an 
 	@$(VENV)/bin/python docs/write_settings.py
 	@NO_MKDOCS_2_WARNING=1 $(VENV)/bin/python -m mkdocs build --strict
 
-lock: $(VENV)/.torch ## resolve uv.lock and constraints.txt again; UPGRADE=--upgrade takes new versions
+wheel: $(VENV)/bin/uv ## build the wheel into dist/
+	@$(UV) build -q --wheel
+
+lock: $(VENV)/bin/uv ## resolve uv.lock and constraints.txt again; UPGRADE=--upgrade takes new versions
 	@$(UV) lock -q $(UPGRADE)
 	@{ sed -n '/^#/p' constraints.txt && $(UV) export -q --frozen --all-extras --all-groups --no-emit-project --no-hashes \
 	--no-annotate --no-header | sed 's/ ;.*//'; } >$(VENV)/constraints.txt && mv $(VENV)/constraints.txt constraints.txt
@@ -54,12 +57,14 @@ $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "error: Python 3.11 or newer is needed, this is " + sys.version.split()[0])'
 	@$(PYTHON) -m venv $(VENV)
 
+$(VENV)/bin/uv: constraints.txt | $(VENV)/bin/python
+	@$(PIP) uv && touch $@
+
 # With an NVIDIA driver, uv takes the CUDA build from PyTorch's index, otherwise the CPU build. If it cannot, pip's settings
 # decide: by default, PyPI's build.
-$(VENV)/.torch: constraints.txt | $(VENV)/bin/python
+$(VENV)/.torch: constraints.txt $(VENV)/bin/uv
 	@echo "installing torch into $(VENV)"
-	@$(PIP) uv
-	@$(UV) pip install -q -c constraints.txt --torch-backend=auto torch 2>$(VENV)/torch.log || \
+	@UV_HTTP_RETRIES=1 $(UV) pip install -q -c constraints.txt --torch-backend=auto torch 2>$(VENV)/torch.log || \
 	{ echo "PyTorch's index has no build for this machine, or cannot be reached ($(VENV)/torch.log): asking pip"; \
 	$(PIP) --no-compile torch; }
 	@touch $@

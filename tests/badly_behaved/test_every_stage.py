@@ -38,6 +38,7 @@ from align.sft import SFTConfig, run_sft
 from align.tokenization import encode_demonstration
 from tests.badly_behaved.specimens import SPECIMENS, Specimen, write
 from tests.files import read_rows, write_rows
+from tests.settings import run_settings
 
 QUESTIONS = ("Name a moon of Mars.", "Is ice warm?", "Add 2 and 2.", "Say hello.")
 ANSWERS = ("Phobos.", "No, ice is cold.", "4", "Hello!")
@@ -82,7 +83,7 @@ def trained(request, source, data, tmp_path_factory) -> Trained:
     """Every stage, in the order of the recipe."""
     specimen, rank = request.param
     folder, start = tmp_path_factory.mktemp("runs"), source(specimen)
-    common = {"dtype": "float32", "report_to": ["none"], "lora_r": rank, "learning_rate": 1e-4}
+    common = run_settings(lora_r=rank, learning_rate=1e-4)
     common["gradient_checkpointing"] = "dropout" in specimen.name
 
     def settings(stage, **more):
@@ -215,7 +216,7 @@ def no_toxicity(texts: list[str]) -> list[float]:
 @pytest.mark.parametrize("stage", ["sft", "reward", "dpo", "ppo"])
 @pytest.mark.parametrize("specimen", [each for each in SPECIMENS if each.refused], ids=lambda each: each.name)
 def test_what_cannot_be_trained_is_refused_in_one_line(specimen, stage, source, data, tmp_path) -> None:
-    common = {"model": str(source(specimen)), "output_dir": str(tmp_path / "run"), "dtype": "float32", "report_to": ["none"]}
+    common = run_settings(tmp_path / "run", model=str(source(specimen)))
     ppo = {"prompts": data["prompts"], "reward_functions": ["tests.extras.running:code_points"], "total_updates": 1}
     run, kind, more = {
         "sft": (run_sft, SFTConfig, {"train_data": data["demonstrations"]}),

@@ -32,6 +32,7 @@ from align.reward.checkpoint import load_reward_model
 from align.sampling.generation import SamplingParams
 from tests.eval.files import stored_rows
 from tests.files import write_rows
+from tests.settings import run_settings
 
 RANKINGS = [
     {"prompt": "Hi", "responses": ["a", "bb", "ccc"], "ranks": [1, 2, 3], "category": "x"},
@@ -108,7 +109,7 @@ def test_the_curve_of_best_of_n(settings, sharp_folders):
 def test_reward_against_kl_over_the_policies_of_a_run(settings, sharp_folders, tmp_path):
     given = {"model": sharp_folders["tiny-llama"], "reward_model": settings["reward_model"], "prompts": settings["prompts"]}
     given |= {"total_updates": 2, "rollout_batch_size": 4, "max_new_tokens": 5, "save_steps": 1, "save_total_limit": 0}
-    given |= {"learning_rate": 1e-3, "dtype": "float32", "report_to": ["none"], "output_dir": str(tmp_path / "ppo")}
+    given |= run_settings(tmp_path / "ppo", learning_rate=1e-3)
     given["missing_eos_score"] = None  # few responses end: equal scores would not move the policy
     run_ppo(PPOConfig(**given, validation_prompts=settings["prompts"]))
     config = RewardEvalConfig(**settings | {"preferences": ""}, frontier=str(tmp_path / "ppo"))

@@ -1,13 +1,14 @@
 """What the tests of the stages in extras share: settings of a short run, commands in one line, a simulated labeler."""
 
 from align import cli
+from tests.settings import run_settings
 
 TINY = "--model tiny-llama --dtype float32 --report_to none"
 
 
 def settings(folder, **more):
     """Settings of a short run in float32."""
-    return {"output_dir": str(folder), "report_to": ["none"], "dtype": "float32", "learning_rate": 3e-3} | more
+    return run_settings(folder, learning_rate=3e-3) | more
 
 
 def command(words):

@@ -16,6 +16,7 @@ from align.reward.checkpoint import load_reward_model
 from align.reward.scoring import RewardModelScorer
 from align.tokenization.encoded import SampledResponse
 from tests.files import read_rows, write_rows
+from tests.settings import run_settings
 
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -93,7 +94,7 @@ def test_it_is_evaluated_and_rewards_a_policy(published, tmp_path):
     assert [row["rewards"] for row in stored] == [pytest.approx(row, abs=1e-4) for row in scores]
     prompts = write_rows(tmp_path / "prompts.jsonl", [{"prompt": prompt} for prompt, *_ in pairs])
     ppo = {"rollout_batch_size": 3, "num_mini_batches": 1, "total_updates": 1, "max_new_tokens": 6, "prompts": str(prompts)}
-    ppo |= {"dtype": "float32", "report_to": ["none"], "max_prompt_tokens": 64, "output_dir": str(tmp_path / "ppo")}
+    ppo |= run_settings(tmp_path / "ppo", max_prompt_tokens=64)
     run_ppo(PPOConfig(model="tiny-llama", reward_model=folder, **ppo))
     (row,) = read_rows(tmp_path / "ppo" / "metrics.jsonl")
     assert row["reward/model"] != 0.0

@@ -40,6 +40,7 @@ from annotation_ui.store.schema import Batch
 from tests.annotation_ui.running import add_users
 from tests.files import read_rows, write_rows
 from tests.forked import forked
+from tests.settings import run_settings
 
 E = "align.ppo.toy_rewards:share_of_e"
 
@@ -130,7 +131,7 @@ def test_a_folder_belongs_to_one_loop(tmp_path):
 @pytest.fixture
 def settings(tmp_path, sharp_folders):
     """Settings of a loop that takes seconds, as words of a command line."""
-    common = {"report_to": ["none"], "dtype": "float32", "lora_r": 2, "overlong": "truncate", "max_prompt_tokens": 64}
+    common = run_settings(lora_r=2, overlong="truncate", max_prompt_tokens=64)
     reward = {**common, "batch_size": 4, "max_response_tokens": 16, "demonstrations": "data/demonstrations_heldout.jsonl"}
     ppo = {**common, "prompts": "data/prompts_heldout.jsonl", "total_updates": 2, "rollout_batch_size": 4}
     ppo |= {"max_new_tokens": 8, "save_steps": 1, "eval_steps": 2, "learning_rate": 1e-3}

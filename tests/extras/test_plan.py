@@ -27,6 +27,7 @@ from align.sft import SFTConfig
 from align.training.run_folder import read_metrics
 from tests.files import ROOT, write_rows
 from tests.models.encoders import write_encoder
+from tests.settings import run_settings
 
 
 @pytest.mark.parametrize(
@@ -101,7 +102,7 @@ def runs(tmp_path_factory):
     root = tmp_path_factory.mktemp("plan")
     rows = [{"prompt": "Count" + "." * n, "completion": "one " * (1 + n)} for n in range(6)]
     data = write_rows(root / "demonstrations.jsonl", rows)
-    shared = {"model": "tiny-llama", "dtype": "float32", "report_to": ["none"]}
+    shared = run_settings(model="tiny-llama")
     run_sft(SFTConfig(**shared, train_data=str(data), batch_size=2, num_train_epochs=2, output_dir=str(root / "sft")))
     ppo = {"total_updates": 3, "rollout_batch_size": 6, "samples_per_prompt": 2, "num_ppo_epochs": 2, "max_new_tokens": 8}
     ppo |= {"reward_functions": ["align.ppo.toy_rewards:share_of_e"], "missing_eos_score": None, "prompts": str(data)}

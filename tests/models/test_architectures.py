@@ -27,6 +27,7 @@ from align.sft import SFTConfig, run_sft
 from tests.files import metrics_of
 from tests.models.architectures import ARCHITECTURES, DECODERS, PATHS, has_classifier, make_model, marked
 from tests.models.reading import CLOSE, OWNER, PROMPTS, RESPONSES, assert_reads_alike
+from tests.settings import run_settings
 
 
 @pytest.fixture(params=marked(ARCHITECTURES))
@@ -108,7 +109,7 @@ def test_torch_counts_the_same_flops(name):
     assert counter.get_total_flops() == pytest.approx(expected, rel=0.05 if "LongT5" not in name else 0.2)
 
 
-COMMON = {"dtype": "float32", "report_to": ["none"], "max_prompt_tokens": 64}
+COMMON = run_settings(max_prompt_tokens=64)
 
 
 def each_path():

@@ -17,6 +17,7 @@ from align.reward import RewardConfig, RewardTrainer
 from align.sft import SFTConfig, SFTTrainer
 from tests.models.adapters import IDS, response_logits, states, trainable
 from tests.ppo.rewards import letters
+from tests.settings import run_settings
 
 GPT, LLAMA, T5 = "tiny-gpt2", "tiny-llama", "tiny-t5"
 KINDS = {
@@ -360,7 +361,7 @@ def test_every_stage_trains_an_adapter_of_peft_alone(stage, form, base, tokenize
     trainer_class, config_class, rows = STAGES[stage]
     lora = LoraConfig(r=2, use_rslora=True, target_modules=["q_proj"])
     model = get_peft_model(base(LLAMA), lora) if form == "PeftModel" else base(LLAMA)
-    settings = {"report_to": ["none"], "dtype": "float32", "learning_rate": 1e-2}
+    settings = run_settings(learning_rate=1e-2)
     config = config_class(output_dir=str(tmp_path / "run"), num_train_epochs=3, **settings)  # A has no gradient at first
     more = {"peft_config": lora} if form == "peft_config" else {}
     made = trainer_class(model, rows, config, tokenizer=tokenizer(LLAMA), **more)

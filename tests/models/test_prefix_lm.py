@@ -23,6 +23,7 @@ from align.sft.train import require_prompt_in_row
 from align.training.checkpoint.consolidation import consolidate
 from tests.files import metrics_of
 from tests.models.architectures import make_model
+from tests.settings import run_settings
 
 PROMPT, RESPONSE = [5, 6, 7, 8, 9, 10], [20, 21, 22, 23, 24, 25, 26]
 
@@ -52,7 +53,7 @@ def test_a_prompt_sees_itself_whole_and_a_response_what_stands_before_it(loaded)
     assert changed(PROMPT, [*RESPONSE[:3], 50, *RESPONSE[4:]]) == [False] * 9 + [True] * 4  # the fourth response token
 
 
-COMMON = {"dtype": "float32", "report_to": ["none"], "max_prompt_tokens": 64}
+COMMON = run_settings(max_prompt_tokens=64)
 
 
 @pytest.mark.parametrize("rank", [0, pytest.param(4, marks=pytest.mark.slow)])

@@ -25,6 +25,7 @@ from align.sft import SFTConfig, SFTTrainer
 from tests.badly_behaved.specimens import CHATML
 from tests.models.adapters import CARD
 from tests.models.architectures import make_model
+from tests.settings import run_settings
 
 DEMONSTRATIONS = [{"prompt": "Hi", "completion": "Hello!"}] * 2
 
@@ -52,7 +53,7 @@ def in_memory(sharp_folders):
 
 
 def settings_of(tmp_path, **more):
-    return {"output_dir": str(tmp_path / "run"), "dtype": "float32", "report_to": ["none"], **more}
+    return run_settings(tmp_path / "run", **more)
 
 
 DECODING = {

@@ -4,6 +4,8 @@ import sys
 
 import pytest
 
+from tests.settings import run_settings
+
 
 @pytest.fixture
 def make_config(tmp_path):
@@ -11,7 +13,7 @@ def make_config(tmp_path):
     from align.ppo import PPOConfig
 
     def make(folder="run", **settings):
-        given = {"output_dir": str(tmp_path / folder), "report_to": ["none"], "dtype": "float32", "total_updates": 1}
+        given = run_settings(tmp_path / folder, total_updates=1)
         return PPOConfig(**(given | {"rollout_batch_size": 4, "max_new_tokens": 6} | settings))
 
     return make

@@ -20,6 +20,7 @@ from align.tokenization.encoded import EncodedPrompt
 from align.training.engine import TrainEngine
 from tests.files import metrics_of, read_rows
 from tests.ppo.rewards import fewer_es, long
+from tests.settings import run_settings
 
 
 def settings(model: str, folder: Path, **more: object) -> PPOConfig:
@@ -27,23 +28,21 @@ def settings(model: str, folder: Path, **more: object) -> PPOConfig:
     prompts = folder / "prompts.jsonl"
     words = ("red", "green", "blue", "one", "two", "three", "dog", "cat")
     write_records(prompts, [Prompt(prompt=({"role": "user", "content": word},)) for word in words])
-    given: dict[str, object] = {
-        "model": model,
-        "output_dir": str(folder / "run"),
-        "prompts": str(prompts),
-        "validation_prompts": str(prompts),
-        "reward_functions": ["align.ppo.toy_rewards:share_of_e"],
-        "report_to": ["none"],
-        "dtype": "float32",
-        "total_updates": 30,
-        "rollout_batch_size": 64,
-        "max_new_tokens": 12,
-        "missing_eos_score": None,
-        "learning_rate": 3e-3,
-        "kl_coef": 0.0,
-        "eval_steps": 10,
-        "max_kl": 1000.0,
-    }
+    given: dict[str, object] = run_settings(
+        folder / "run",
+        model=model,
+        prompts=str(prompts),
+        validation_prompts=str(prompts),
+        reward_functions=["align.ppo.toy_rewards:share_of_e"],
+        total_updates=30,
+        rollout_batch_size=64,
+        max_new_tokens=12,
+        missing_eos_score=None,
+        learning_rate=3e-3,
+        kl_coef=0.0,
+        eval_steps=10,
+        max_kl=1000.0,
+    )
     return PPOConfig(**(given | more))
 
 

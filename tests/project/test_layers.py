@@ -4,8 +4,6 @@ from graphlib import CycleError, TopologicalSorter
 
 import pytest
 
-from align import cli
-from align.eval import TASKS
 from tests.project.markdown import ROOT
 
 LAYERS = (
@@ -91,99 +89,3 @@ def test_no_circle():
         TopologicalSorter(graph).prepare()
     except CycleError as error:
         pytest.fail(f"modules import each other in a circle: {' -> '.join(error.args[1])}")
-
-
-@cache
-def classes():
-    """(package, class) -> the names of its bases; a class of `align` has a name of its own there, but for those of TRL."""
-    found, twice = {}, []
-    for name, path in SOURCES.items():
-        package = name.split(".")[0]
-        for node in nodes_of(path):
-            if isinstance(node, ast.ClassDef) and part_of(name) != "align.trl":
-                twice += [node.name] if package == "align" and (package, node.name) in found else []
-                bases = [ast.unparse(base).split("[")[0].split(".")[-1] for base in node.bases]
-                found[package, node.name] = [base for base in bases if base != node.name]
-    assert twice == []
-    return found
-
-
-def longest_chain(package, name):
-    """A class and the longest chain of its bases in the packages, the first base first."""
-    places = [
-        (place, base) for base in classes()[package, name] for place in {package, "align"} if (place, base) in classes()
-    ]
-    return [*max((longest_chain(*place) for place in places), key=len, default=[]), name]
-
-
-def test_a_class_is_at_most_one_below_its_base():
-    """A command's settings may be two below `Settings`: a base, groups, and classes that list groups."""
-    chains = [longest_chain(*place) for place in classes()]
-    assert len(chains) > 300
-    assert [chain for chain in chains if len(chain) > (3 if chain[0] == "Settings" else 2)] == []
-    assert max(map(len, chains)) == 3, "settings are found"
-
-
-def functions_of(path):
-    return [node for node in nodes_of(path) if isinstance(node, ast.FunctionDef)]
-
-
-def taken_by(function):
-    """The names in the annotations of a function's parameters."""
-    given = function.args
-    hints = (each.annotation for each in (*given.posonlyargs, *given.args, *given.kwonlyargs) if each.annotation)
-    return {name.id for hint in hints for name in ast.walk(hint) if isinstance(name, ast.Name)}
-
-
-READS_ALL_SETTINGS = {
-    "align.ppo.train": {
-        "PPOState.__init__",
-        "collect_experience",
-        "shape_rewards",
-        "compute_advantages",
-        "update_policy",
-        "micro_batch_loss",
-        "critic_loss",
-    },
-    "align.ppo.setup": {"prepare"},
-    "align.commands.sample": {"sample_command", "sample_rows"},
-    "align.extras.loop": {"Loop.__init__"},
-    "align.extras.plan": {"plan_stages", "sft_work", "reward_work", "_learning", "ppo_work"},
-}
-"""Besides a command's function, its trainer and its `train`: the loops of PPO and of two commands, and plans of stages."""
-
-
-def test_functions_receive_values_or_groups_of_settings():
-    """A group of settings derives from `Settings` alone; the settings of a command list groups, and stay in its loop."""
-    tables = (cli.TRAINING_STAGES, cli.OTHER_STAGES, TASKS)
-    commands = {stage.path.split(":")[1] for table in tables for stage in table.values()}
-    assert len(commands) > 15
-    found = {}
-    for name, path in SOURCES.items():
-        methods = {id(each): node.name for node in nodes_of(path) if isinstance(node, ast.ClassDef) for each in node.body}
-        for function in functions_of(path) if part_of(name) not in ("align.trl", "annotation_ui") else ():
-            owner = methods.get(id(function), "")
-            of_command = owner.endswith("Trainer") or function.name.startswith("run_") or function.name == "train"
-            if commands & taken_by(function) and not of_command:
-                found.setdefault(name, set()).add(f"{owner}.{function.name}".removeprefix("."))
-    assert found == READS_ALL_SETTINGS
-
-
-def test_no_function_returns_a_function_of_its_own():
-    """A class, a method or `functools.partial` takes its place; the tables of data layouts are made of such functions."""
-    found = set()
-    for name, path in sources_of("align").items():
-        for function in functions_of(path):
-            inner = {node.name for node in ast.walk(function) if isinstance(node, ast.FunctionDef)} - {function.name}
-            returned = [node.value for node in ast.walk(function) if isinstance(node, ast.Return)]
-            if any(isinstance(value, ast.Lambda) or getattr(value, "id", "") in inner for value in returned):
-                found.add(name)
-    assert found == {f"align.data.{name}" for name in ("answers", "formats", "layouts", "published")}
-
-
-def test_functions_and_files_stay_short():
-    assert [name for name, path in SOURCES.items() if len(path.read_text(encoding="utf-8").splitlines()) > 400] == []
-    functions = [(name, each) for name, path in SOURCES.items() for each in functions_of(path)]
-    assert len(functions) > 2000
-    long = [f"{name}.{each.name}" for name, each in functions if (each.end_lineno or 0) - each.lineno >= 60]
-    assert long == [], "functions of more than 60 lines"

@@ -8,7 +8,7 @@ import pytest
 from align.cli import COMMANDS
 from align.data import Demonstration, Prompt, Ranking, read_records
 from tests.http_stand_in import answering
-from tests.project.markdown import DOCS, PAGES, README, ROOT, page, table, text_of
+from tests.project.markdown import PAGES, README, ROOT, page, text_of
 from tests.project.test_layers import LAYERS
 
 
@@ -124,36 +124,6 @@ def test_the_server_reward_that_is_shown_asks_and_scores(tmp_path, monkeypatch):
 def test_the_layers_that_are_drawn_are_those_of_the_code():
     drawn = re.search(r"```layers\n(.*?)```", page("architecture"), re.S).group(1).strip().splitlines()
     assert [set(re.findall(r"[\w.]+", line)) for line in reversed(drawn)] == list(LAYERS)
-
-
-def test_the_path_from_a_prompt_to_a_weight_update_is_short():
-    files = [row[0].strip("`") for row in table(page("architecture"), "file | contribution")]
-    assert {"align/ppo/train.py", "align/training/engine.py"} <= set(files)
-    assert len(files) <= 10
-    assert sum(len(text_of(ROOT / name).splitlines()) for name in files) <= 1800
-
-
-def test_the_speeds_are_those_of_the_benchmarks():
-    tables = text_of(ROOT / "benchmarks" / "README.md").split("### On a GPU")
-    cpu, gpu = (table(text, "work | unit | ours") for text in tables)
-    shown = table(page("comparison"), "work | times as fast as TRL")
-    assert [(row[1], row[2]) for row in shown] == [(row[4].split()[0], row[7]) for row in cpu[: len(shown)]]
-    titles = ("On two CPU cores", "On one H100")
-    on_cpu, on_gpu = (re.search(rf"\*\*{title}\*\*.*?\n\n", text_of(README), re.S).group(0) for title in titles)
-    for text, measured, untold in ((on_cpu, cpu, {1.7, 7.6}), (on_gpu, gpu, set())):
-        stated = {float(number) for number in re.findall(r"([\d.]+)(?= times| and [\d.]+ times)", " ".join(text.split()))}
-        real = {float(row[4].split()[0]) for row in measured if row[4] != "-"}
-        assert stated == {round(number) if number > 20 else number for number in real} - untold
-    results = text_of(ROOT / "benchmarks" / "README.md")
-    measured = table(results[results.index("<!-- gpu: begin -->") :], "work | unit | ours")
-    stated = " ".join(re.search(r"\*\*On one H100\*\*.*?\n\n", text_of(README), re.S).group(0).split())
-    ratios = [f"{row[4].split()[0]} times" for row in measured if row[4] != "-"]
-    assert re.findall(r"[\d.]+ times", stated) == ratios
-    tokens = 128 * 512 / float(measured[0][2])
-    assert f"{round(tokens, -2):,.0f} tokens/s" in stated
-    whole, short = (table(text_of(path), "| align-rlhf") for path in (DOCS / "comparison.md", README))
-    assert len(short) == 5
-    assert [row for row in short if row not in whole] == []
 
 
 def test_readme_names_commands_targets_and_folders_that_are_there():

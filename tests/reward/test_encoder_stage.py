@@ -17,8 +17,9 @@ from align.reward.rankings import reward_rankings
 from tests.extras.rules.planted import RULES
 from tests.files import read_rows
 from tests.models.encoders import CONFIGS, write_encoder
+from tests.settings import run_settings
 
-COMMON = {"dtype": "float32", "report_to": ["none"], "max_prompt_tokens": 160}
+COMMON = run_settings(max_prompt_tokens=160)
 CASES = [(family, rank) for family in CONFIGS for rank in (0, 4)]
 
 

@@ -27,6 +27,7 @@ from align.tokenization.encoded import EncodedRanking
 from align.training.start import build_engine
 from tests.files import metrics_of
 from tests.models.losses import ADAPTER, assert_invariant, loss_of_rows, rankings
+from tests.settings import run_settings
 
 QUICK = settings(deadline=None, max_examples=40)
 
@@ -178,7 +179,7 @@ def test_validation_has_the_soft_targets_of_training_also_of_tied_rankings(tmp_p
         {"prompt": f"q{i}", "responses": ["yes", "no"], "ranks": [1, 1 + i % 2], "preferences": [[0, 0.1], [0.9, 0]]}
         for i in range(8)
     ]
-    settings = {"output_dir": str(tmp_path), "report_to": ["none"], "dtype": "float32", "batch_size": 8, "eval_steps": 1}
+    settings = run_settings(tmp_path, batch_size=8, eval_steps=1)
     config = RewardConfig(soft_targets=True, learning_rate=1e-2, num_train_epochs=4, warmup_ratio=0.0, **settings)
     trainer = RewardTrainer("tiny-llama", rows, config, validation_data=rows)
     assert len(trainer.order.examples) == len(trainer.held_out) == 8
@@ -203,7 +204,7 @@ def test_rewards_that_are_worse_than_none_are_told_in_run_and_card(tmp_path, cap
     """The labels of the held-out rankings are turned round."""
     rows = [{"prompt": f"q{i}", "responses": ["yes", "no"], "ranks": [1, 2]} for i in range(8)]
     turned = [{**row, "ranks": [2, 1]} for row in rows]
-    settings = {"output_dir": str(tmp_path), "report_to": ["none"], "dtype": "float32", "batch_size": 8}
+    settings = run_settings(tmp_path, batch_size=8)
     config = RewardConfig(learning_rate=1e-2, num_train_epochs=6, warmup_ratio=0.0, **settings)
     RewardTrainer("tiny-llama", rows, config, validation_data=turned).train()
     found = [row["validation/loss"] for row in metrics_of(tmp_path) if "validation/loss" in row]
@@ -218,7 +219,7 @@ def test_rewards_that_are_worse_than_none_are_told_in_run_and_card(tmp_path, cap
 def test_responses_that_are_cut_are_scored_at_the_end_token_and_not_learned_to_end(tmp_path):
     rows = [{"prompt": f"q{i}", "responses": ["yes" * 9, "no" * 9], "ranks": [1, 2]} for i in range(4)]
     limits = {"max_response_tokens": 5, "overlong": "truncate"}
-    settings = {"output_dir": str(tmp_path), "report_to": ["none"], "dtype": "float32", **limits}
+    settings = run_settings(tmp_path, **limits)
     trainer = RewardTrainer("tiny-llama", rows, RewardConfig(lm_loss_weight=0.5, **settings), demonstrations=[
         {"prompt": "Hi", "completion": "long" * 9}
     ])  # fmt: skip

@@ -4,6 +4,7 @@ import pytest
 
 from tests.files import write_rows
 from tests.sampling.rewards import PROMPTS
+from tests.settings import run_settings
 
 
 @pytest.fixture
@@ -11,18 +12,16 @@ def common_settings(tmp_path, sharp_folders):
     """What all runs with vLLM share; the rate is so high that an update shows in every weight."""
     path = tmp_path / "prompts.jsonl"
     write_rows(path, ({"prompt": text} for text in PROMPTS))
-    return {
-        "model": sharp_folders["tiny-llama"],
-        "dtype": "float32",
-        "report_to": ["none"],
-        "reward_functions": ["tests.sampling.rewards:letters"],
-        "prompts": str(path),
-        "total_updates": 2,
-        "num_ppo_epochs": 1,
-        "learning_rate": 1e-2,
-        "missing_eos_score": None,
-        "output_dir": str(tmp_path / "run"),
-    }
+    return run_settings(
+        tmp_path / "run",
+        model=sharp_folders["tiny-llama"],
+        reward_functions=["tests.sampling.rewards:letters"],
+        prompts=str(path),
+        total_updates=2,
+        num_ppo_epochs=1,
+        learning_rate=1e-2,
+        missing_eos_score=None,
+    )
 
 
 @pytest.fixture

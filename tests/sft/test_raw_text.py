@@ -12,6 +12,7 @@ from align.models.loading import LoadedModel
 from align.sft import SFTConfig, SFTTrainer
 from align.sft.raw_text import RawText
 from tests.files import metrics_of, write_rows
+from tests.settings import run_settings
 
 TEXTS = [{"text": f"{number} moons. The sea is calm, and so is the sky above. Count to {number}!"} for number in range(24)]
 OBJECTIVES = ("lm", "span_corruption", "infilling", "prefix")
@@ -27,7 +28,7 @@ def config(tmp_path, texts):
     """`config(name, objective="lm")`: the settings of a short run into a folder of that name."""
 
     def make(name="run", **settings):
-        common = {"train_data": texts, "output_dir": str(tmp_path / name), "report_to": ["none"], "dtype": "float32"}
+        common = run_settings(tmp_path / name, train_data=texts)
         common |= {"batch_size": 6, "learning_rate": 3e-3, "text_tokens": 40, "lr_scheduler_type": "constant"}
         return SFTConfig(**(common | settings))
 

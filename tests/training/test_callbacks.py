@@ -7,6 +7,7 @@ from transformers.trainer_callback import ExportableState
 
 from align.core.errors import UserError
 from align.ppo import PPOConfig, PPOTrainer
+from tests.settings import run_settings
 
 PROMPTS = ["red", "green, blue", "one", "two"]
 
@@ -56,7 +57,7 @@ class Counter(TrainerCallback, ExportableState):
 @pytest.fixture
 def trainer(sharp_folders, tmp_path):
     def made(callbacks, **settings):
-        given = {"output_dir": str(tmp_path / "run"), "report_to": ["none"], "dtype": "float32", "total_updates": 6}
+        given = run_settings(tmp_path / "run", total_updates=6)
         given |= {"rollout_batch_size": 2, "max_new_tokens": 4, "num_ppo_epochs": 1}
         config = PPOConfig(**(given | settings))
         return PPOTrainer(sharp_folders["tiny-gpt2"], [long], PROMPTS, config, callbacks=callbacks)
@@ -95,7 +96,7 @@ def test_training_begins_before_the_first_evaluation_with_gradients_and_before_a
         events.append(("score", torch.is_grad_enabled(), folder.exists()))
         return long(prompts, responses)
 
-    settings = {"report_to": ["none"], "dtype": "float32", "total_updates": 1, "rollout_batch_size": 2, "max_new_tokens": 4}
+    settings = run_settings(total_updates=1, rollout_batch_size=2, max_new_tokens=4)
     config = PPOConfig(output_dir=str(folder), **settings)
     PPOTrainer(sharp_folders["tiny-gpt2"], [score], PROMPTS, config, PROMPTS[:2], callbacks=[Begin()]).train()
     assert events[:2] == [("begin", True, False), ("score", False, False)]

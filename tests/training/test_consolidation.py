@@ -17,9 +17,10 @@ from align.reward import RewardConfig, run_reward
 from align.training.checkpoint.files import write_checksums
 from align.training.checkpoint.state import FlatTensorSlice, StoredState, shard_file
 from tests.files import ROOT
+from tests.settings import run_settings
 from tests.training.toy_modules import write_shards
 
-COMMON = {"model": "tiny-llama", "dtype": "float32", "report_to": ["none"], "overlong": "truncate", "max_prompt_tokens": 64}
+COMMON = run_settings(model="tiny-llama", overlong="truncate", max_prompt_tokens=64)
 
 
 PPO = {"reward_functions": ["tests.ppo.rewards:letters"], "rollout_batch_size": 4, "max_new_tokens": 6}

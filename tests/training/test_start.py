@@ -10,6 +10,7 @@ from align.sft import SFTConfig, SFTTrainer
 from align.training.model_source import ModelSource
 from align.training.run import Run
 from align.training.start import share_sequences
+from tests.settings import run_settings
 
 SIZES = {"vocab_size": 264, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
 SIZES |= {"pad_token_id": 0, "eos_token_id": 1}
@@ -64,7 +65,7 @@ def test_it_is_said_where_a_prompt_has_several_responses(stage, load_sharp, tmp_
 def test_a_model_whose_weights_are_all_frozen_trains_a_head_or_is_refused(stage, load_sharp, tmp_path, capsys):
     loaded = load_sharp("tiny-llama")
     loaded.backbone.model.requires_grad_(False)
-    settings = {"dtype": "float32", "report_to": ["none"], "output_dir": str(tmp_path / "run")}
+    settings = run_settings(tmp_path / "run")
     frozen = "all weights of the model are frozen, as merge_and_unload() leaves them"
     if stage == "reward":
         TRAINERS[stage](loaded, **settings)

@@ -12,6 +12,7 @@ from align.sft import SFTConfig, SFTTrainer
 from align.training.run_folder import refuse_other_run, release_lock, take_lock
 from tests.bad_input.conftest import TINY, snapshot, write_rows
 from tests.files import ROOT
+from tests.settings import run_settings
 
 HOLD = "import sys, pathlib; from align.training.run_folder import take_lock; take_lock(pathlib.Path(sys.argv[1]))\n"
 HOLD += "print('held', flush=True); sys.stdin.read()"
@@ -67,7 +68,7 @@ def test_the_rollouts_of_a_run_that_is_going_on_are_not_removed(validation, tmp_
 @pytest.mark.parametrize("resume", [False, True])
 def test_a_run_that_finished_meanwhile_is_not_replaced(resume, tmp_path):
     folder, rows = tmp_path / "run", [{"prompt": f"Is {i} odd?", "completion": "Yes."} for i in range(4)]
-    settings = {"model": "tiny-gpt2", "dtype": "float32", "report_to": ["none"], "output_dir": str(folder)}
+    settings = run_settings(folder, model="tiny-gpt2")
     second = SFTTrainer("tiny-gpt2", rows, SFTConfig(**settings, resume_from_checkpoint=resume))
     data = write_rows(tmp_path / "demos.jsonl", *rows)
     cli.main(["sft", *TINY, "--train_data", str(data), "--output_dir", str(folder), "--save_steps", "1"])

@@ -16,6 +16,7 @@ from align.sft import SFTConfig, run_sft
 from tests.eval.report.example_run import Page, make_runs, write_lines
 from tests.files import write_rows
 from tests.refusals import refusal
+from tests.settings import run_settings
 
 
 @pytest.fixture(scope="module")
@@ -206,7 +207,7 @@ COLORS = ["Red", "Blue", "Green", "Gray"]
 
 @pytest.mark.slow
 def test_every_plot_and_line_is_there_after_a_real_pipeline(tmp_path: Path) -> None:
-    shared = {"model": "tiny-gpt2", "report_to": ["none"], "dtype": "float32"}
+    shared = run_settings(model="tiny-gpt2")
     examples = [{"prompt": f"A color like {name}?", "completion": f"{name}."} for name in COLORS]
     demonstrations = write_rows(tmp_path / "demonstrations.jsonl", examples)
     ranked = [

@@ -40,10 +40,11 @@ from align.training.run import Run
 from align.training.start import build_engine
 from tests.launch.launcher import ppo_words
 from tests.launch.programs.in_turn import avoid_compiling
+from tests.settings import run_settings
 from tests.training.toy_modules import Kept, accumulate
 
 RANK = int(os.environ.get("RANK", "0"))
-PLAIN = {"dtype": "float32", "report_to": ["none"]}
+PLAIN = run_settings()
 PPO = {**PLAIN, "rollout_batch_size": 4, "num_ppo_epochs": 1, "max_new_tokens": 4, "collective_timeout": 60}
 
 

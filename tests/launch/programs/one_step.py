@@ -30,6 +30,7 @@ from align.training.run import Run
 from align.training.start import build_engine
 from tests.models.architectures import ARCHITECTURES, make_model
 from tests.models.encoders import CONFIGS, make_classifier, pair_tokenizer
+from tests.settings import run_settings
 from tests.training.toy_modules import accumulate
 
 # Two processes read two each. Tokens differ, so that processes send theirs to other experts.
@@ -57,13 +58,7 @@ def copy_of(role: nn.Module) -> nn.Module:
 def one_step(name: str, folder: Path) -> tuple[dict[str, Tensor], int]:
     """What is written of an architecture, and the process's rank."""
     # A large epsilon: without it Adam's first step is the gradient's sign, also of what rounding alone moved.
-    settings = {
-        "dtype": "float32",
-        "report_to": ["none"],
-        "lr_scheduler_type": "constant",
-        "warmup_ratio": 0.0,
-        "adam_epsilon": 1e-2,
-    }
+    settings = run_settings(lr_scheduler_type="constant", warmup_ratio=0.0, adam_epsilon=1e-2)
     config = RewardConfig(**settings, learning_rate=1e-2, output_dir=str(folder / "runs" / name), model=name)
     run = Run(config, "reward")
     torch.manual_seed(3)

@@ -15,6 +15,7 @@ from align.core.settings import setting_names
 from align.ppo import PPOConfig, run_ppo
 from align.ppo.extensions import EXTENSIONS, Extension, Extensions, configured_extensions
 from tests.files import ROOT, metrics_of, read_rows, write_rows
+from tests.settings import run_settings
 
 RUN = """
 import sys
@@ -167,7 +168,7 @@ class Counter(Extension):
 
 
 def settings(prompts, folder, **more):
-    config = {"model": "tiny-llama", "prompts": prompts, "output_dir": str(folder), "report_to": "none", "dtype": "float32"}
+    config = run_settings(folder, model="tiny-llama", prompts=prompts)
     config |= {"rollout_batch_size": 2, "max_new_tokens": 2, "reward_functions": "align.ppo.toy_rewards:share_of_e"}
     return PPOConfig(**config | more)
 
