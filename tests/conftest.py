@@ -88,7 +88,16 @@ def pytest_terminal_summary(terminalreporter, config):
 
 
 LONGEST = (
-    *("test_resume", "test_browser_tasks", "test_checkpoints", "test_gradio_files", "test_two_processes"),
+    *(
+        "test_every_stage",
+        "test_resume",
+        "test_architectures",
+        "test_encoder_stage",
+        "test_browser_tasks",
+        "test_checkpoints",
+        "test_gradio_files",
+        "test_two_processes",
+    ),
     *("test_losses_in_batches", "test_browser_lead_work", "test_adapters", "test_accessibility", "test_stop"),
     *("test_browser_rank", "test_browser_labeler", "test_crash", "test_layers", "test_loop", "test_examples"),
     *(
@@ -103,7 +112,11 @@ LONGEST = (
 """Files that are tested first, or workers that share out whole files would wait for one of them at the end."""
 
 
-def pytest_collection_modifyitems(items):
+def pytest_collection_modifyitems(config, items):
+    if "not slow" not in config.getoption("markexpr"):
+        dropped = [item for item in items if item.get_closest_marker("part")]
+        items[:] = [item for item in items if not item.get_closest_marker("part")]
+        config.hook.pytest_deselected(items=dropped)
     places = {name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: places.get(item.path.stem, len(places)))
 

@@ -70,7 +70,9 @@ def endpoints(routes):
             yield route
 
 
-@pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["files", "all"])
+@pytest.mark.parametrize(
+    "every", [pytest.param(False, marks=pytest.mark.part), pytest.param(True, marks=pytest.mark.slow)], ids=["files", "all"]
+)
 def test_no_path_or_event_of_gradio_gives_a_file_away(every, boss, ann, tmp_path):
     """In any run through the paths that name files and some events, in the full run through all."""
     secret = boss.server.folder / "secret.jsonl"

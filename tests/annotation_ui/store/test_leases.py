@@ -222,7 +222,10 @@ def test_many_threads_take_each_slot_once(database, leases, judgments):
 
 @pytest.mark.parametrize(
     ("database_kind", "count"),
-    [("sqlite", 20_000), *(pytest.param(kind, 100_000, marks=pytest.mark.slow) for kind in ("sqlite", "postgresql"))],
+    [
+        pytest.param("sqlite", 20_000, marks=pytest.mark.part),
+        *(pytest.param(kind, 100_000, marks=pytest.mark.slow) for kind in ("sqlite", "postgresql")),
+    ],
     indirect=["database_kind"],
 )
 def test_the_next_of_many_items_comes_in_under_50_ms(count, database, leases, judgments):
