@@ -8,6 +8,7 @@ JSON line for each launch: the variables of each process (`environments`), the `
 print (`printed`, `told`). It answers with the exit codes. Where one process fails, the others are ended, as a launcher does.
 """
 
+import gc
 import importlib
 import json
 import os
@@ -101,6 +102,8 @@ def serve() -> None:
     os.dup2(2, 1)  # what imports print is no answer
     for name in IMPORTED:
         importlib.import_module(name)
+    gc.collect()
+    gc.freeze()  # every run of a stage collects garbage, and would look through all that was imported
     for line in sys.stdin:
         request = json.loads(line)
         codes = wait_for([start(request, rank) for rank in range(len(request["environments"]))])
