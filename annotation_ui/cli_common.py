@@ -38,6 +38,7 @@ def add_command(commands: Any, name: str, run: Callable[..., None], text: str, *
 
 
 def make_folder(folder: Path) -> None:
+    """Create a folder, or raise a UserError that names `--data-dir`."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -64,6 +65,7 @@ def open_database(options: argparse.Namespace, must_exist: bool = False) -> Data
 
 
 def database_url(options: argparse.Namespace) -> str:
+    """Return the URL of the database that the command line names."""
     return options.database or sqlite_url(options.data_dir)
 
 
@@ -88,6 +90,7 @@ def _cell(column: str, value: Any) -> Any:
 
 
 def parse_time(text: str) -> float:
+    """Parse a time such as 2026-01-31T12:00, in seconds since 1970."""
     try:
         return datetime.fromisoformat(text).timestamp()
     except ValueError:

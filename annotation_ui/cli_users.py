@@ -18,6 +18,7 @@ from annotation_ui.store.tokens import SCOPES, Tokens
 
 
 def add_user_commands(commands: Any) -> None:
+    """Add the commands that manage users."""
     user = add_command(commands, "create-user", _create_user, "add a user; prints the password", "name")
     user.add_argument("--role", choices=USER_ROLES, default="labeler")
     add_command(commands, "reset-password", _reset_password, "give a user a new password and print it", "name")

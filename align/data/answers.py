@@ -8,10 +8,13 @@ from align.data.records import evenly_spaced, ranks_from_scores
 
 
 def completion_of(field: str) -> Reader:
+    """Read the completion from a field."""
     return lambda row: {"completion": check_text(row[field], field)}
 
 
 def pair_of(chosen: str, rejected: str) -> Reader:
+    """Read a chosen and a rejected response from two fields."""
+
     def answers(row: Row) -> Fields:
         texts = [check_text(row.get(name), name) for name in (chosen, rejected)]
         if texts[0] == texts[1]:
@@ -47,6 +50,7 @@ PREFERENCES = {
 
 
 def preference_in_words(row: Row, field: str) -> int:
+    """Return 1 for a, -1 for b and 0 for a tie, as a field says in words."""
     word = str(required_field(row, field, "write a, b or tie")).strip().lower().replace(" ", "_").removesuffix(".0")
     if word == "0":  # a column of 0 and 1 may count from 0, or tell whether the first answer is better
         raise field_error(field, f"is {short_repr(row[field])}, and a code of 0 and 1 is ambiguous", "write a, b or tie")
@@ -64,6 +68,7 @@ def preference_by_number(row: Row, field: str, remedy: str = "use 0 or 1") -> in
 
 
 def score_of(row: Row, field: str) -> float:
+    """Return the score in a field."""
     return check_score(row.get(field), field)
 
 
@@ -74,6 +79,7 @@ def named_models(row: Row, first: str, second: str) -> list[str] | None:
 
 
 def check_objects(value: object, field: str, wanted: str = "{text, ...}") -> Sequence[Row]:
+    """Check that a field is a list of objects."""
     entries = check_list(value, field)
     for i, entry in enumerate(entries):
         if not isinstance(entry, Mapping):
@@ -82,6 +88,7 @@ def check_objects(value: object, field: str, wanted: str = "{text, ...}") -> Seq
 
 
 def texts_of(entries: Sequence[Row], field: str, name: str) -> list[str]:
+    """Return one text field of each entry of a list."""
     return [check_text(entry.get(name), f"{field}[{i}].{name}") for i, entry in enumerate(entries)]
 
 

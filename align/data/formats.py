@@ -107,10 +107,12 @@ FIELDS = {field for known in FORMATS for field in re.findall(r"[\w-]+", known.fi
 
 
 def kind_name(kind: type[Record]) -> str:
+    """Return the name of a kind of record, such as ranking."""
     return next(name for name, known in KINDS.items() if known is kind)
 
 
 def find_format(row: Row, kind: type[Record]) -> Format | None:
+    """Return the first format of a kind whose fields a row has, or None."""
     return next((known for known in FORMATS if known.kind is kind and known.matches(row)), None)
 
 

@@ -88,6 +88,7 @@ def _pair_ranking(row: Row, prompt: object, chosen: object, rejected: object, *,
 
 
 def prompt_field(row: Row) -> Fields:
+    """Read the prompt of a row with the field `prompt`."""
     return {"prompt": required_field(row, "prompt", "write the text to answer"), **id_and_category(row)}
 
 
@@ -132,6 +133,7 @@ def _check_asked(asked: object, turns: Conversation) -> None:
 
 
 def is_whole_pair(row: Row) -> bool:
+    """Whether `chosen` is a whole conversation."""
     return _is_whole_conversation(row.get("chosen"))
 
 
@@ -261,6 +263,7 @@ ROLE_NAMES = {"prompter": "user", "assistant": "assistant"}
 
 
 def is_tree(row: Mapping[str, Any]) -> bool:
+    """Whether a row is a tree of messages."""
     return isinstance(row.get("prompt"), Mapping) and "replies" in row["prompt"]
 
 
@@ -307,6 +310,7 @@ def tree_rankings(row: Mapping[str, Any]) -> list[Record]:
 
 
 def tree_prompts(row: Mapping[str, Any]) -> list[Record]:
+    """Return each prompter's turn of a tree as a prompt, with the turns before it."""
     nodes = _prompter_nodes((), row["prompt"])
     return [Prompt(prompt=prompt, id=node.get("message_id")) for prompt, node in nodes]
 

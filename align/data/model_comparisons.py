@@ -32,6 +32,7 @@ def question_turn(row: Row) -> Fields:
 
 
 def arena_questions(row: Row) -> Fields:
+    """Read the turns before the judged answers."""
     turns = _arena_side(row, "conversation_a")
     id = id_or_none(row.get("question_id")) or id_or_none(row.get("id"))
     return {"prompt": turns[:-1] if turns[-1]["role"] == "assistant" else turns, "id": id}
@@ -115,6 +116,7 @@ def _alpaca_eval_preference(row: Row) -> float:
 
 
 def alpaca_eval_answers(row: Row) -> Fields:
+    """Read two outputs, the preferred one and its annotator."""
     compared = compared_answers("output_1", "output_2", _alpaca_eval_preference, labeler="annotator")(row)
     labeler = text_or_none(compared["labeler"])
     return {**compared, "labeler": labeler, "model": named_models(row, "generator_1", "generator_2")}

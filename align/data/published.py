@@ -94,6 +94,7 @@ def _is_text_pair(*prompt: str) -> Matcher:
 
 
 def is_messages_pair(row: Row) -> bool:
+    """Whether a row has a list `messages` and two responses to it."""
     return has("messages", *IN_PAIR)(row) and isinstance(row["chosen"], Mapping)
 
 

@@ -173,4 +173,5 @@ def answers_by_item(judgments: list[CurrentJudgment]) -> dict[Any, dict[str, Jso
 
 
 def rounded(value: float | None) -> float | None:
+    """Round a number to three digits; None stays None."""
     return None if value is None else round(value, 3)
