@@ -266,7 +266,8 @@ def _add(section: Any, settings: type[Any], names: Sequence[str], prefix: str = 
     hints, declared = get_type_hints(settings), {item.name: item for item in fields(settings)}
     for name in names:
         default, text = default_of(declared[name]), declared[name].metadata["help"]
-        text = FIRST_SENTENCE.match(text)[0] if brief else text
+        if brief and (first := FIRST_SENTENCE.match(text)):
+            text = first[0]
         text = f"{text} (default: {default})" if default else text
         section.add_argument(f"--{prefix}{name}", metavar=kind_of(hints[name]), help=text.replace("%", "%%"))
 
