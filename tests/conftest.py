@@ -77,7 +77,7 @@ def pytest_terminal_summary(terminalreporter, config):
         if count := sum(part in reason for reason in reasons):
             lines.append(f"{count} skipped, which need {remedy}")
     if others := sum(not any(part in reason for part in REMEDIES) for reason in reasons):
-        lines.append(f"{others} skipped for other reasons, listed above")
+        lines.append(f"{others} skipped for other reasons, listed below")
     if "not slow" in config.getoption("markexpr"):
         lines.append("tests marked slow: make test-full runs them")
     if "not gpu" in config.getoption("markexpr"):
