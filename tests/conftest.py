@@ -11,6 +11,7 @@ import os
 import shutil
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from pathlib import Path
@@ -85,6 +86,19 @@ def pytest_terminal_summary(terminalreporter, config):
     terminalreporter.section("not run")
     for line in lines:
         terminalreporter.line(line)
+    if "not slow" not in config.getoption("markexpr"):
+        show_slowest_files(terminalreporter)
+
+
+def show_slowest_files(terminalreporter, count=20):
+    """Print the files that took longest, which LONGEST should begin with."""
+    seconds = Counter()
+    for report in (report for reports in terminalreporter.stats.values() for report in reports):
+        if hasattr(report, "duration"):
+            seconds[report.nodeid.partition("::")[0]] += report.duration
+    terminalreporter.section("slowest files, in seconds")
+    for file, duration in seconds.most_common(count):
+        terminalreporter.line(f"{duration:6.0f}  {file}")
 
 
 LONGEST = (
