@@ -21,7 +21,7 @@ class Work:
     """A piece of work that both sides do.
 
     Attributes:
-        stage: `learning` is PPO on the examples' own responses, without sampling; its time is that of `update_policy`.
+        stage: `learning` is PPO on the examples' own responses, without sampling; its time is that of `train_on`.
         rows: of one step: responses of a PPO rollout, rankings of a reward update, demonstrations, or rows sampled at once.
         prompt, response: shortest and longest, in tokens; a response includes the token that ends it.
         responses: to each prompt, K of a ranking.

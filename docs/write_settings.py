@@ -16,7 +16,6 @@ from align.core.settings import (
     ModelConfig,
     OptimizationConfig,
     RunConfig,
-    SequenceConfig,
     SplitConfig,
     block_paths,
 )
@@ -50,7 +49,6 @@ SHARED = {
     "Passes over a data set": EpochConfig,
     "Validation split": SplitConfig,
     "Mixed data sources": MixtureConfig,
-    "Sequence parallelism": SequenceConfig,
     "Learning rates by layer": LayerwiseConfig,
     "Held-out conversations": JudgmentConfig,
     "Inference": InferenceConfig,

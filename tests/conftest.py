@@ -116,7 +116,6 @@ LONGEST = (
     *("test_browser_rank", "test_browser_labeler", "test_crash", "test_layers", "test_loop", "test_examples"),
     *(
         "test_checkpoints_of_two",
-        "test_sequence_parallel",
         "test_heartbeat",
         "test_limits",
         "test_sharded",
@@ -380,9 +379,10 @@ def make_ppo(make_run) -> Callable[..., HandPPO]:
     from align.models.backbone import flops_profile
     from align.ppo.actor_critic import build_actor_critic
     from align.ppo.config import PPOConfig
-    from align.ppo.extensions import TrainingContext, configured_extensions
+    from align.ppo.extensions import TrainingContext
+    from align.ppo.extensions.discovery import configured_extensions
     from align.ppo.flops import RoleFlopsProfiles
-    from align.ppo.rewards import Rewards
+    from align.ppo.rewards import MissingEos, Rewards
     from align.ppo.setup import PPOSetup, build_engine_and_roles
     from align.sampling.engines import TransformersEngine
     from align.sampling.generation import SamplingParams
@@ -390,10 +390,20 @@ def make_ppo(make_run) -> Callable[..., HandPPO]:
     def make(loaded: LoadedModel, reward_adapter=None, **settings) -> HandPPO:
         run = make_run(PPOConfig, "ppo", **({"num_ppo_epochs": 1, "total_updates": 1, "whiten_rewards": False} | settings))
         config, policy = run.config, flops_profile(loaded.backbone, loaded.adapter)
-        extensions = configured_extensions(vars(config))
-        sizes = (config.samples_per_prompt, config.max_prompt_tokens, config.max_new_tokens)
-        scoring = (config.missing_eos_penalty, config.missing_eos_score)
-        context = TrainingContext(run, loaded, [], [], config.total_updates, config.critic_warmup, *sizes, *scoring)
+        extensions = configured_extensions(config)
+        missing_eos = MissingEos(config.missing_eos_penalty, config.missing_eos_score)
+        context = TrainingContext(
+            run=run,
+            policy=loaded,
+            training_prompts=[],
+            prompts=[],
+            total_updates=config.total_updates,
+            critic_warmup=config.critic_warmup,
+            samples_per_prompt=config.samples_per_prompt,
+            max_prompt_tokens=config.max_prompt_tokens,
+            max_new_tokens=config.max_new_tokens,
+            missing_eos=missing_eos,
+        )
         for extension in extensions:
             extension.load(context)
         critic, adapters = config.critic if config.has_critic else "none", [reward_adapter] if reward_adapter else []
@@ -403,8 +413,22 @@ def make_ppo(make_run) -> Callable[..., HandPPO]:
             extension.start(engine, roles)
         sampler, sampling = TransformersEngine(engine, loaded), SamplingParams(config.max_new_tokens)
         profiles = RoleFlopsProfiles(policy, flops_profile(loaded.backbone, None))
-        parts = (run, loaded, engine, roles, sampler, sampling, Rewards([]), [], [], profiles, extensions, {})
-        return HandPPO(config, PPOSetup(*parts))
+        setup = PPOSetup(
+            run=run,
+            policy=loaded,
+            engine=engine,
+            roles=roles,
+            sampler=sampler,
+            sampling=sampling,
+            rewards=Rewards([]),
+            missing_eos=missing_eos,
+            prompts=[],
+            validation=[],
+            flops_profiles=profiles,
+            extensions=extensions,
+            card={},
+        )
+        return HandPPO(config, setup)
 
     return make
 

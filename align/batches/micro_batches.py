@@ -11,7 +11,6 @@ from torch import Tensor
 from align.core.tensor_ops import Padded, cut_by_tokens
 from align.models.backbone import Backbone
 from align.runtime.distributed import gather_rows
-from align.runtime.sequence import sequence_size
 
 Item = TypeVar("Item")
 
@@ -20,66 +19,64 @@ MAX_PADDING_PER_BATCH = {"cpu": 64, "cuda": 4096}
 batch is faster."""
 
 
-class GroupedRows(list[int]):
-    """The rows of a micro-batch, some of which stay together; `starts` has the first row of each group."""
-
-    def __init__(self, groups: Sequence[Sequence[int]]) -> None:
-        super().__init__(row for group in groups for row in group)
-        self.starts = frozenset(group[0] for group in groups)
-
-
 @dataclass(frozen=True)
 class MicroBatch:
-    """Rows for one forward and backward pass.
+    """Row numbers for one forward and backward pass.
 
     Attributes:
-        rows: of the global batch; `GroupedRows` where some of them stay together.
-        loss_weight: factor of its loss and metrics. 0 for a filler, which keeps processes in lockstep; 1 / n where n
-            processes share rows.
+        groups: row numbers in the global batch. The rows of a group share one prompt in memory.
+        weight: factor of the loss and the metrics: 1, or 0 for a filler that keeps processes in lockstep.
     """
 
-    rows: list[int] | GroupedRows
-    loss_weight: float
+    groups: list[list[int]]
+    weight: float = 1.0
 
     @property
-    def group_count(self) -> int:
-        """Groups of rows that stay together; without `GroupedRows`, each row is one."""
-        return len(self.rows.starts) if isinstance(self.rows, GroupedRows) else len(self.rows)
+    def rows(self) -> list[int]:
+        """The row numbers of all groups."""
+        return [row for group in self.groups for row in group]
 
 
 def micro_batches(rows: Sequence[int], lengths: Sequence[int], budget: int, accelerator: Accelerator) -> list[MicroBatch]:
     """Return this process's part of a global batch, cut by tokens after sorting by length.
 
     Every process gets the same number of micro-batches, because all of them must gather sharded weights together; a process
-    with fewer rows gets fillers. Processes that share rows get the same ones.
+    with fewer rows gets fillers.
 
     Args:
         rows: the global batch, the same on every process.
         lengths: tokens of each of `rows`.
         budget: padded tokens that a micro-batch may hold.
     """
-    order = sorted(range(len(rows)), key=lambda i: (-lengths[i], i))
-    sharing = sequence_size(accelerator)
-    groups = accelerator.num_processes // sharing
-    plans = []
-    for number in range(groups):
-        own = order[number::groups]
-        padding = MAX_PADDING_PER_BATCH.get(accelerator.device.type)
-        cut = cut_by_tokens([lengths[i] for i in own], budget * sharing, padding=padding)
-        plans.append([[own[i] for i in batch] for batch in cut])
-    batch_count = max(len(plan) for plan in plans)
-    own_plan = plans[accelerator.process_index // sharing]
-    plan = [MicroBatch([rows[i] for i in batch], 1.0 / sharing) for batch in own_plan]
-    filler = MicroBatch([rows[order[-1]]], 0.0)  # the shortest row
-    return plan + [filler] * (batch_count - len(plan))
+    return group_batches([[row] for row in rows], lengths, budget, accelerator)
 
 
 def group_batches(
     groups: Sequence[Sequence[int]], costs: Sequence[int], budget: int, accelerator: Accelerator
 ) -> list[MicroBatch]:
-    """Return `micro_batches` of groups of rows that must stay together, as `GroupedRows`; `costs` are tokens by group."""
-    plan = micro_batches(range(len(groups)), costs, budget, accelerator)
-    return [MicroBatch(GroupedRows([groups[group] for group in batch.rows]), batch.loss_weight) for batch in plan]
+    """Return `micro_batches` of groups of rows that must stay together; `costs` are tokens by group."""
+    order = sorted(range(len(groups)), key=lambda i: (-costs[i], i))
+    padding = MAX_PADDING_PER_BATCH.get(accelerator.device.type)
+    plans = []
+    for process in range(accelerator.num_processes):
+        share = order[process :: accelerator.num_processes]
+        cut = cut_by_tokens([costs[i] for i in share], budget, padding=padding)
+        plans.append([MicroBatch([list(groups[share[i]]) for i in batch]) for batch in cut])
+    plan = plans[accelerator.process_index]
+    filler = MicroBatch([list(groups[order[-1]])], weight=0.0)  # the smallest group
+    return plan + [filler] * (max(map(len, plans)) - len(plan))
+
+
+@dataclass(frozen=True)
+class PackedInputs:
+    """Token ids of B responses to P prompts, as `Backbone.hidden` takes them."""
+
+    prompt: Padded
+    """[P, L]."""
+    response: Padded
+    """[B, T]."""
+    prompt_of_response: Tensor | None
+    """[B] the prompt of each response; None: response i answers prompt i."""
 
 
 def map_rows(
@@ -91,7 +88,7 @@ def map_rows(
         costs: tokens of each row.
         function: returns a result for each row of a micro-batch: a plain Python object or a tensor on the CPU.
     """
-    return map_groups([[row] for row in range(len(costs))], costs, budget, accelerator, function)
+    return map_groups([[row] for row in range(len(costs))], costs, budget, accelerator, lambda batch: function(batch.rows))
 
 
 def map_groups(
@@ -99,14 +96,13 @@ def map_groups(
     costs: Sequence[int],
     budget: int,
     accelerator: Accelerator,
-    function: Callable[[list[int]], Sequence[Item]],
+    function: Callable[[MicroBatch], Sequence[Item]],
 ) -> list[Item]:
     """Apply `map_rows` to groups of rows that are worked on together; see `group_batches`."""
     numbered: list[tuple[int, Item]] = []
-    reports = accelerator.process_index % sequence_size(accelerator) == 0  # one of those that share rows, for all of them
     for batch in group_batches(groups, costs, budget, accelerator):
-        results = function(batch.rows)
-        if batch.loss_weight and reports:
+        results = function(batch)
+        if batch.weight:
             numbered += zip(batch.rows, results, strict=True)
     return [result for _, result in sorted(gather_rows(numbered, accelerator), key=lambda pair: pair[0])]
 
@@ -149,24 +145,14 @@ def group_tokens(
 
 
 def pack_groups(
-    prompts: Sequence[Ids], responses: Sequence[Ids], rows: Sequence[int] | GroupedRows, device: torch.device
-) -> tuple[Padded, Padded, Tensor | None]:
-    """Return some rows as `Backbone.hidden` takes them: distinct prompts, responses, `prompt_of_response`.
-
-    Args:
-        rows: of a micro-batch. The groups of `GroupedRows` stay apart: two groups of one prompt are two prompts here. Of
-            other rows, neighbors with equal prompts share theirs.
-
-    Returns:
-        Prompts, responses, and the prompt of each response [B]; None if every row has its own prompt.
-    """
-    distinct: list[Ids] = []
-    prompt_of_response: list[int] = []
-    starts = rows.starts if isinstance(rows, GroupedRows) else frozenset()
-    for row in rows:
-        if not distinct or row in starts or list(distinct[-1]) != list(prompts[row]):
-            distinct.append(prompts[row])
-        prompt_of_response.append(len(distinct) - 1)
-    prompt = Padded.from_lists([list(ids) for ids in distinct]).to(device)
-    response = Padded.from_lists([list(responses[row]) for row in rows]).to(device)
-    return prompt, response, torch.tensor(prompt_of_response, device=device) if len(distinct) < len(rows) else None
+    prompts: Sequence[Ids], responses: Sequence[Ids], groups: Sequence[Sequence[int]], device: torch.device
+) -> PackedInputs:
+    """Return groups of rows as `Backbone.hidden` takes them; all rows of a group have the prompt of its first row."""
+    prompt_of_response = [number for number, group in enumerate(groups) for _ in group]
+    return PackedInputs(
+        prompt=Padded.from_lists([list(prompts[group[0]]) for group in groups]).to(device),
+        response=Padded.from_lists([list(responses[row]) for group in groups for row in group]).to(device),
+        prompt_of_response=None
+        if len(groups) == len(prompt_of_response)
+        else torch.tensor(prompt_of_response, device=device),
+    )

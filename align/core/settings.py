@@ -8,9 +8,9 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import Field, asdict, dataclass, field, fields
 from functools import cache
-from typing import Any, Literal, NamedTuple, Self, TypeVar, cast, get_type_hints
+from typing import Any, ClassVar, Literal, NamedTuple, Self, TypeVar, cast, get_type_hints
 
 import yaml
 
@@ -80,25 +80,31 @@ class UnsetFloat(float):
     """A default that another setting disables. Values set by the user are plain `float`."""
 
 
-def option(default: Any, help: str, **limits: Any) -> Any:
+def option(default: Any, help: str, *, extension: bool = False, **limits: Any) -> Any:
     """Declare a settings field with its help text and the fields of `Range`.
 
-    A subclass that changes a default inherits the limits.
+    A subclass that changes a default inherits the limits. With `extension`, a value that is not falsy switches on the
+    extension of that name.
     """
     text = f"{help} Choices: {', '.join(limits['choices'])}." if "choices" in limits else help
-    metadata = {"help": text, "limits": Range(**limits)}
+    metadata = {"help": text, "limits": Range(**limits), "extension": extension}
     if isinstance(default, list):
         return field(default_factory=lambda: list(default), metadata=metadata)
     return field(default=default, metadata=metadata)
 
 
-def block(settings: str, help: str) -> Any:
+def is_extension_setting(item: Field[Any]) -> bool:
+    """Whether a field was declared with `extension`."""
+    return bool(item.metadata.get("extension"))
+
+
+def block(settings: str, help: str, *, extension: bool = False) -> Any:
     """Declare an optional block of settings, given as "module:Class" and imported on first use.
 
     The field is None unless one of the block's settings is set. In YAML a block is a mapping (`ptx: {data: x}`), on the
     command line its settings are `--ptx.data x`, and in Python it is an instance of its class or a mapping.
     """
-    return field(default=None, metadata={"help": help, "block": settings})
+    return field(default=None, metadata={"help": help, "block": settings, "extension": extension})
 
 
 def group(settings: type[Any], help: str) -> Any:
@@ -261,6 +267,8 @@ class OptimizationConfig(Settings):
 class RunConfig(Settings):
     """Output folder, checkpoints, resuming and trackers."""
 
+    length_setting: ClassVar[str] = "num_train_epochs"
+    """The setting that determines the number of updates of a run."""
     help_title = "output and checkpoints"
 
     output_dir: str = option("runs/run", "Output folder for the config, metrics, checkpoints and final model.")
@@ -339,20 +347,6 @@ class SplitConfig(Settings):
         for name in ("validation_data", "validation_prompts"):
             is_set = bool(getattr(self, name, ""))
             require_setting(self, "validation_split", not (is_set and self.validation_split), f"0 with {name}")
-
-
-@dataclass(kw_only=True)
-class SequenceConfig(Settings):
-    """Sequence parallelism."""
-
-    help_title = "sequence parallelism"
-
-    sequence_parallel: int = option(
-        1,
-        "Number of processes that share a sequence too long for one (DeepSpeed Ulysses). Must divide the decoder's "
-        "number of attention heads.",
-        ge=1,
-    )
 
 
 def require_setting(config: object, name: str, valid: bool, expected: str) -> None:

@@ -1,6 +1,7 @@
 """Tensor functions that every stage shares. Shapes: B rows, T response positions, V vocabulary."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -42,6 +43,15 @@ class Padded(NamedTuple):
     def tolists(self) -> list[list[int]]:
         """The rows without their padding."""
         return [row[:length] for row, length in zip(self.ids.tolist(), self.lengths.tolist(), strict=True)]
+
+
+class BatchLoss(NamedTuple):
+    """The share of a micro-batch in the loss of its global batch, and metrics that add up in the same way."""
+
+    loss: Tensor
+    """Scalar, with gradients."""
+    sums: Mapping[str, Tensor | float] = MappingProxyType({})
+    """Scalars by name, without gradients."""
 
 
 def length_mask(lengths: Tensor, width: int) -> Tensor:

@@ -1,6 +1,6 @@
 """Direct preference optimization of a policy on rankings.
 
-Launch it by `accelerate launch align/dpo/train.py --config configs/dpo/x.yaml`.
+Launch it with `accelerate launch align/dpo/train.py --config configs/dpo/x.yaml`.
 
 The reference is the policy before its first update. Its log-probs never change, so they are computed once, by the policy
 itself, and no copy of the model is kept.
@@ -23,6 +23,7 @@ from align.batches.mixtures import TrainingData, encode_split
 from align.core.errors import counted
 from align.core.files import write_json
 from align.core.launch import run_stage
+from align.core.tensor_ops import BatchLoss
 from align.dpo.config import DPOConfig
 from align.models.backbone import Backbone, flops_profile
 from align.models.checkpoint import save_model, weights_of
@@ -39,15 +40,16 @@ from align.reward.rankings import (
     with_rewards,
 )
 from align.runtime.distributed import run_on_main
-from align.runtime.flops import Clock, FlopsProfile, forward_flops, training_flops
+from align.runtime.flops import FlopsProfile, forward_flops, training_flops
 from align.tokenization.encoded import EncodedRanking
 from align.training.data_order import DataOrder, measured_on
 from align.training.engine import TrainEngine
 from align.training.epoch_loop import EpochLoop
 from align.training.model_source import Model, ModelSource
+from align.training.monitor import Monitor, examples_as_text
 from align.training.process_state import making_trainer
 from align.training.run import Run
-from align.training.start import build_engine, warn_if_prompts_are_reread, with_data_names
+from align.training.setup import build_engine, warn_if_prompts_are_reread, with_data_names
 
 
 class PairLoss(NamedTuple):
@@ -87,34 +89,33 @@ def train(
     pair_loss = PairLoss(config.loss, config.beta, config.label_smoothing)
     loss_of = partial(batch_loss, engine.module, pair_loss=pair_loss, device=run.accelerator.device)
     # Before a checkpoint is loaded, the weights are those of the start.
-    examples, referenced = read_reference(order.examples, held_out, engine, backbone, profile, budget)
+    examples, referenced = compute_reference(order.examples, held_out, engine, backbone, profile, budget)
     batches = order.over(examples)
-    loop = EpochLoop(engine, order, config.eval_steps, measure_of(pair_loss, held_out))
+    loop, monitor = EpochLoop(engine, order, config.eval_steps, measure_of(pair_loss, held_out)), Monitor(run)
     planned = ((batch, group_sizes(backbone, rankings_of(batch))) for batch in batches.first_batches())
     loop.measure_largest_micro_batch(planned, loss_of)
+    evaluate_model = partial(evaluate_and_save, loop, loaded, referenced, pair_loss, config.train_data)
 
     for update in loop.updates():
         batch = batches.batch(update)
-        sizes = group_sizes(backbone, rankings_of(batch))
-        plan = micro_batches(range(len(batch)), sizes, budget, run.accelerator)
-        with loop.learning(update, rankings_of(batch), loaded.tokenization):
-            for rows in engine.micro_batches(plan):
-                engine.backward(*loss_of([batch[row] for row in rows], batch))
-            step = engine.step(update)
-        metrics = engine.sums | {"rewards/margin": engine.sums["rewards/chosen"] - engine.sums["rewards/rejected"]}
-        flops = flops_of(rankings_of(batch), backbone, profile, training_flops)
-        metrics |= step | loop.costs(sum(sizes), flops)
-        if loop.evaluates(update):
-            found, scored = evaluate(engine, backbone, referenced, pair_loss, budget)
-            metrics |= found
-            if loop.is_best(metrics):
-                save(loaded, engine, config.train_data, metrics, scored)
-        loop.log(update, metrics)
+        rankings = rankings_of(batch)
+        sizes = group_sizes(backbone, rankings)
+        with monitor.update(update, partial(examples_as_text, rankings, loaded.tokenization)):
+            for part in micro_batches(range(len(batch)), sizes, budget, run.accelerator):
+                engine.backward(loss_of([batch[row] for row in part.rows], batch), part.weight)
+            sums = engine.reduce_gradients()
+            monitor.lap("learn")
+            monitor.add(sums | engine.step(update))
+            monitor.lap("step")
+        monitor.add({"rewards/margin": sums["rewards/chosen"] - sums["rewards/rejected"], "tokens/read": float(sum(sizes))})
+        monitor.add_speed(sum(sizes), flops_of(rankings, backbone, profile, training_flops))
+        if loop.is_due(update):
+            monitor.add(evaluate_model(monitor.row))
+            monitor.lap("validate")
+        monitor.log(update, loop.progress(monitor.row["loss"]))
 
-    if loop.needs_evaluation():
-        metrics, scored = evaluate(engine, backbone, referenced, pair_loss, budget)
-        if loop.is_best(metrics):
-            save(loaded, engine, config.train_data, metrics, scored)
+    if loop.is_due_again():
+        evaluate_model({})
     return run.folder / "model"
 
 
@@ -130,10 +131,15 @@ def batch_loss(
     batch: Sequence[ReferencedRanking],
     pair_loss: PairLoss,
     device: torch.device,
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return the share of the loss, a mean over the rankings of `batch`, that a micro-batch has, and of its metrics."""
+) -> BatchLoss:
+    """Return the share of a micro-batch in the loss, which is a mean over the rankings of the global batch.
+
+    Args:
+        examples: the micro-batch.
+        batch: the global batch.
+    """
     rankings = rankings_of(examples)
-    log_probs = read_log_probs(model, rankings, device)
+    log_probs = sum_log_probs(model, rankings, device)
     log_ratios = log_probs - torch.tensor([value for item in examples for value in item.log_probs], device=device)
     pairs = pairs_of([item.ranks for item in rankings]).to(device)  # margins are for reward models
     rewards = pair_loss.beta * log_ratios.detach()
@@ -142,13 +148,14 @@ def batch_loss(
     def mean(values: Tensor) -> Tensor:
         return (pairs.weight * values).sum() / len(batch)
 
-    return mean(losses_of_pairs(log_ratios, rankings, pairs, pair_loss)), {
+    sums = {
         "accuracy": mean(ordered_rightly(chosen - rejected)),
         "rewards/chosen": mean(chosen),
         "rewards/rejected": mean(rejected),
         "logps/chosen": mean(log_probs.detach()[pairs.better]),
         "logps/rejected": mean(log_probs.detach()[pairs.worse]),
     }
+    return BatchLoss(mean(losses_of_pairs(log_ratios, rankings, pairs, pair_loss)), sums)
 
 
 def losses_of_pairs(log_ratios: Tensor, rankings: Sequence[EncodedRanking], pairs: Pairs, pair_loss: PairLoss) -> Tensor:
@@ -161,10 +168,10 @@ def losses_of_pairs(log_ratios: Tensor, rankings: Sequence[EncodedRanking], pair
     return dpo_losses(difference, pair_loss.beta, pair_loss.label_smoothing)
 
 
-def read_log_probs(model: nn.Module, rankings: Sequence[EncodedRanking], device: torch.device) -> Tensor:
+def sum_log_probs(model: nn.Module, rankings: Sequence[EncodedRanking], device: torch.device) -> Tensor:
     """Return the log-prob [B] of each response, summed over its tokens."""
-    prompt, response, prompt_of_response = pack_rankings(rankings, device)
-    log_probs: Tensor = model(prompt, response, None, 1.0, prompt_of_response)
+    inputs = pack_rankings(rankings, device)
+    log_probs: Tensor = model(inputs.prompt, inputs.response, prompt_of_response=inputs.prompt_of_response)
     return log_probs.sum(dim=1)
 
 
@@ -172,11 +179,11 @@ def log_probs_of(
     rankings: Sequence[EncodedRanking], engine: TrainEngine, backbone: Backbone, budget: int
 ) -> list[list[float]]:
     """Return the current weights' log-probs of each ranking's responses, on every process."""
-    read = partial(read_log_probs, engine.module, device=engine.accelerator.device)
+    read = partial(sum_log_probs, engine.module, device=engine.accelerator.device)
     return score_rankings(read, rankings, backbone, budget, engine.accelerator) if rankings else []
 
 
-def read_reference(
+def compute_reference(
     rankings: list[EncodedRanking],
     held_out: list[EncodedRanking],
     engine: TrainEngine,
@@ -185,23 +192,28 @@ def read_reference(
     budget: int,
 ) -> tuple[list[ReferencedRanking], list[ReferencedRanking]]:
     """Return training and held-out rankings with the current weights' log-probs as those of the reference."""
-    run, clock = engine.run, Clock()
-    run.print("dpo: reading all responses with the start, which is the reference")
-    found = [
-        list(map(ReferencedRanking, part, log_probs_of(part, engine, backbone, budget))) for part in (rankings, held_out)
-    ]
-    clock.lap("reference")
+    run, monitor = engine.run, Monitor(engine.run)
+    run.print("dpo: computing the log-probs of all responses under the initial policy, the reference")
+    examples, referenced = (
+        [
+            ReferencedRanking(item, log_probs)
+            for item, log_probs in zip(part, log_probs_of(part, engine, backbone, budget), strict=True)
+        ]
+        for part in (rankings, held_out)
+    )
+    monitor.lap("reference")
     if run.checkpoint is None:
-        every = [*rankings, *held_out]
-        tokens, flops = float(sum(group_sizes(backbone, every))), flops_of(every, backbone, profile, forward_flops)
-        run.log(0, {"tokens/read": tokens, "flops": flops} | run.speed(tokens, flops, clock.seconds["reference"]))
-    return found[0], found[1]
+        tokens = float(sum(group_sizes(backbone, [*rankings, *held_out])))
+        monitor.add({"tokens/read": tokens})
+        monitor.add_speed(tokens, flops_of([*rankings, *held_out], backbone, profile, forward_flops))
+        run.log(0, monitor.row)
+    return examples, referenced
 
 
 def flops_of(
     rankings: Sequence[EncodedRanking], backbone: Backbone, profile: FlopsProfile, count: Callable[..., float]
 ) -> float:
-    """Return the FLOPs of reading rankings with `forward_flops` or learning them with `training_flops`."""
+    """Return the FLOPs of forward passes (`forward_flops`) or of training (`training_flops`) on rankings."""
     return sum(group_flops(backbone, profile, item, count, list(map(len, item.responses))) for item in rankings)
 
 
@@ -213,8 +225,8 @@ def evaluate(
         return {}, []
     rankings = rankings_of(held_out)
     log_ratios = [
-        [now - before for now, before in zip(found, item.log_probs, strict=True)]
-        for found, item in zip(log_probs_of(rankings, engine, backbone, budget), held_out, strict=True)
+        [now - before for now, before in zip(log_probs, item.log_probs, strict=True)]
+        for log_probs, item in zip(log_probs_of(rankings, engine, backbone, budget), held_out, strict=True)
     ]
     scored = with_rewards(rankings, [[pair_loss.beta * value for value in row] for row in log_ratios])
     pairs = pairs_of([item.ranks for item in rankings])
@@ -222,6 +234,24 @@ def evaluate(
     loss = (pairs.weight.double() * losses_of_pairs(flat, rankings, pairs, pair_loss)).sum() / len(rankings)
     metrics = ranking_metrics(scored) | {"loss": float(loss)}
     return {f"validation/{name}": value for name, value in metrics.items()}, scored
+
+
+def evaluate_and_save(
+    loop: EpochLoop,
+    loaded: LoadedModel,
+    held_out: list[ReferencedRanking],
+    pair_loss: PairLoss,
+    data: str,
+    metrics: dict[str, float],
+) -> dict[str, float]:
+    """Evaluate the policy and save it if it is the best; return `metrics` of the update with those of the evaluation."""
+    budget = loop.run.optimization.micro_batch_tokens
+    evaluation, scored = evaluate(loop.engine, loaded.backbone, held_out, pair_loss, budget)
+    metrics = metrics | evaluation
+    if is_best := loop.is_best(metrics):
+        save(loaded, loop.engine, data, metrics, scored)
+    loop.record_evaluation(metrics, is_best)
+    return metrics
 
 
 def save(

@@ -315,9 +315,9 @@ def answer_log_likelihoods(
     """
 
     def read(batch: Sequence[PromptResponses]) -> Tensor:
-        prompt, response, prompt_of_response = pack_rankings(batch, backbone.device)
-        hidden = backbone.hidden(prompt, response, prompt_of_response)
-        return response_log_probs(backbone, hidden, response, response.mask())[0].double().sum(1)
+        inputs = pack_rankings(batch, backbone.device)
+        hidden = backbone.hidden(inputs.prompt, inputs.response, inputs.prompt_of_response)
+        return response_log_probs(backbone, hidden, inputs.response, inputs.response.mask())[0].double().sum(1)
 
     return score_rankings(read, questions, backbone, budget, accelerator)
 

@@ -10,7 +10,7 @@ import torch
 from accelerate import Accelerator
 
 from align.batches.encoding import decoded_turn
-from align.batches.micro_batches import group_tokens, map_groups, pack_groups, prompt_groups
+from align.batches.micro_batches import MicroBatch, group_tokens, map_groups, pack_groups, prompt_groups
 from align.core.seeds import RngStream, SeedKey
 from align.core.statistics import mean_interval
 from align.data.records import Prompt
@@ -171,12 +171,12 @@ def response_kl(
     contexts, ids = [answer.prompt_ids for answer in answers], [answer.ids for answer in answers]
 
     @torch.no_grad()
-    def batch_kl(rows: list[int]) -> list[float]:
-        prompt, response, prompt_of_response = pack_groups(contexts, ids, rows, accelerator.device)
-        mask, log_probs = response.mask(), []
+    def batch_kl(batch: MicroBatch) -> list[float]:
+        inputs = pack_groups(contexts, ids, batch.groups, accelerator.device)
+        mask, log_probs = inputs.response.mask(), []
         for backbone in (policy.backbone, reference.backbone):
-            hidden = backbone.hidden(prompt, response, prompt_of_response)
-            log_probs.append(response_log_probs(backbone, hidden, response, mask, temperature)[0])
+            hidden = backbone.hidden(inputs.prompt, inputs.response, inputs.prompt_of_response)
+            log_probs.append(response_log_probs(backbone, hidden, inputs.response, mask, temperature)[0])
         k3 = kl_estimate(log_probs[0], log_probs[1], "k3")
         return k3.sum(1).tolist()
 

@@ -358,11 +358,10 @@ def ppo_work(config: PPOConfig, devices: int) -> StageWork:
     policy, rewards = flops_profile(backbone, loaded.adapter), [_reward_model(name, loaded) for name in config.reward_model]
     separate = config.critic == "separate"
     profiles = RoleFlopsProfiles(
-        policy,
-        flops_profile(backbone, loaded.initial_adapter),
-        policy if separate else None,
-        tuple(flops_profile(model.backbone, model.adapter) for model in rewards),
-        initial=policy if config.reference_refresh else None,
+        policy=policy,
+        reference=flops_profile(backbone, loaded.initial_adapter),
+        critic=policy if separate else None,
+        rewards=tuple(flops_profile(model.backbone, model.adapter) for model in rewards),
     )
     length = round(fmean(len(prompt.ids) for prompt in prompts))
     responses = [config.max_new_tokens] * config.samples_per_prompt
@@ -374,7 +373,7 @@ def ppo_work(config: PPOConfig, devices: int) -> StageWork:
     own_rows, in_batch = -(-config.rollout_batch_size // devices), SamplingParams.batch_tokens // (length + responses[0])
     batches = config.total_updates * -(-own_rows // max(1, in_batch))
     trained, own = _trained(loaded), weights_bytes([backbone])
-    copies = 0 if loaded.adapter else 1 + bool(config.reference_refresh)  # with adapters, one base serves the reference too
+    copies = 0 if loaded.adapter else 1  # with adapters, one base serves the reference too
     weights = own * (1 + copies) + sum(weights_bytes([model.backbone]) for model in rewards if model is not loaded)
     if separate:
         weights += sum(weight.numel() * weight.element_size() for weight in trained)

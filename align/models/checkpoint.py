@@ -38,7 +38,7 @@ UPDATE_ROW = "update"
 EMISSIONS = "cost/co2e_kg"
 """The metric of a run's emissions; the hub's metadata has grams."""
 """The row of a card with the update after which the model was saved."""
-WriteModel = Callable[[Path, LoadedModel, Mapping[str, Tensor], Mapping[str, Any]], object]
+WriteModel = Callable[..., object]
 """`save_model` or `save_model_into`."""
 
 MODEL_FILES = (
@@ -62,6 +62,7 @@ def save_model(
     state: Mapping[str, Tensor],
     card: Mapping[str, Any],
     extra: Mapping[str, Any] | None = None,
+    stop_ids: frozenset[int] = frozenset(),
 ) -> None:
     """Save the policy: all weights as a transformers folder, or the adapter alone as a PEFT folder.
 
@@ -72,6 +73,7 @@ def save_model(
         state: whole weights by their names in `loaded.backbone.model`.
         card: `title`, `stage`, and further rows of the card's table.
         extra: further JSON files by their names.
+        stop_ids: token ids that end a response in addition to the model's end tokens.
     """
     with new_folder(folder) as temporary:
         if loaded.adapter is None:
@@ -85,7 +87,7 @@ def save_model(
             save_adapter(temporary, loaded, loaded.adapter, state)
         for name, value in (extra or {}).items():
             write_json(temporary / name, value)
-        finish_folder(temporary, loaded, card)
+        finish_folder(temporary, loaded, card, stop_ids=stop_ids)
 
 
 def merge_model(name: str, folder: Path) -> None:
@@ -105,17 +107,23 @@ def merge_model(name: str, folder: Path) -> None:
     save_model(folder, loaded, weights_of(loaded.backbone), card)
 
 
-def save_model_into(folder: Path, loaded: LoadedModel, state: Mapping[str, Tensor], card: Mapping[str, Any]) -> set[str]:
+def save_model_into(
+    folder: Path,
+    loaded: LoadedModel,
+    state: Mapping[str, Tensor],
+    card: Mapping[str, Any],
+    stop_ids: frozenset[int] = frozenset(),
+) -> set[str]:
     """Save the policy as `save_model` does, into a folder whose other files stay; return the names of the written files.
 
     Weights and configs of a model that was saved there before are removed, by the names that this package writes. A folder
     that does not exist appears in one step.
     """
     if not folder.exists():
-        save_model(folder, loaded, state, card)
+        save_model(folder, loaded, state, card, stop_ids=stop_ids)
         return {path.name for path in folder.iterdir()}
     complete = folder / ".model"
-    save_model(complete, loaded, state, card)
+    save_model(complete, loaded, state, card, stop_ids=stop_ids)
     written = {path.name for path in complete.iterdir()}
     for path in complete.iterdir():
         target = folder / path.name
@@ -131,9 +139,13 @@ def save_model_into(folder: Path, loaded: LoadedModel, state: Mapping[str, Tenso
 
 
 def finish_folder(
-    temporary: Path, loaded: LoadedModel, card: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase | None = None
+    temporary: Path,
+    loaded: LoadedModel,
+    card: Mapping[str, Any],
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    stop_ids: frozenset[int] = frozenset(),
 ) -> None:
-    """Write the tokenizer (None: the model's own), chat template, generation settings and model card."""
+    """Write the tokenizer (None: the model's), chat template, generation settings with `stop_ids`, and model card."""
     tokenization, model = loaded.tokenization, loaded.backbone.model
     (tokenizer or tokenization.tokenizer).save_pretrained(temporary)
     copy_tokenizer_files(loaded.base, temporary)
@@ -144,7 +156,7 @@ def finish_folder(
     generation = getattr(model, "generation_config", None)
     if generation is not None:
         generation = saved_generation_config(generation)
-        generation.eos_token_id = sorted(tokenization.end_ids | tokenization.stop_ids)
+        generation.eos_token_id = sorted(tokenization.end_ids | stop_ids)
         changed = tokenizer is not None and tokenizer is not tokenization.tokenizer
         generation.pad_token_id = tokenizer.pad_token_id if tokenizer and changed else tokenization.pad_id
         generation.save_pretrained(temporary)

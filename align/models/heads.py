@@ -5,7 +5,6 @@ from typing import cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import pad
 from torch.utils.checkpoint import checkpoint
 
 from align.core.tensor_ops import Padded, entropy_of, log_probs_of
@@ -35,11 +34,6 @@ def predict_tokens(
         chosen = log_probs_of(logits, tokens, temperature)
         return (chosen, entropy_of(logits, temperature)) if with_entropy else (chosen,)
 
-    count, sequence = len(tokens), backbone.sequence
-    if sequence:  # each process predicts a part of them
-        missing = -count % sequence.size
-        states, tokens = pad(states, (0, 0, 0, missing)), pad(tokens, (0, missing))
-        states, tokens = sequence.own_tokens(states[None])[0], sequence.own_tokens(tokens[None])[0]
     whole = WHOLE_BYTES.get(states.device.type, WHOLE_BYTES["cpu"])
     parts = math.ceil(len(tokens) * int(backbone.model.config.vocab_size) * states.element_size() / whole)
     if parts <= 1:
@@ -50,10 +44,7 @@ def predict_tokens(
             checkpoint(of_part, *pair, use_reentrant=False, preserve_rng_state=False, context_fn=backbone.recompute_contexts)
             for pair in zip(states.chunk(parts), tokens.chunk(parts), strict=True)
         ]
-    columns = (torch.cat(column) for column in zip(*found, strict=True))
-    if sequence:
-        columns = (sequence.all_tokens(column[None])[0, :count] for column in columns)
-    log_probs, *entropy = columns
+    log_probs, *entropy = (torch.cat(column) for column in zip(*found, strict=True))
     return log_probs, entropy[0] if with_entropy else None
 
 

@@ -17,8 +17,8 @@ from align.core.tensor_ops import Padded
 from align.models.backbone import Backbone
 from align.models.heads import LanguageModel, RewardModel, ScalarHead, response_log_probs
 
-REWARD_ADAPTER, VALUE_ADAPTER, REFERENCE_ADAPTER = "reward", "value", "reference"
-"""Names of adapters on the policy's base: of a reward model, of a separate critic, of a reference that follows it."""
+REWARD_ADAPTER, VALUE_ADAPTER = "reward", "value"
+"""Names of adapters on the policy's base: of a reward model, of a separate critic."""
 
 
 class ActorCriticOutput(NamedTuple):
@@ -39,7 +39,6 @@ class Role(Enum):
 
     POLICY = "policy"
     REFERENCE = "reference"
-    INITIAL = "initial policy"
     LANGUAGE_MODEL = "language model"
     REWARD = "reward"
     VALUE = "value"
@@ -52,12 +51,11 @@ class ActorCritic(nn.Module):
 
     Args:
         adapter: the policy's adapter; None: all weights are trained.
-        initial_adapter: of the initial policy, if it shares the backbone; None: the bare base.
+        reference_adapter: the adapter of the reference, if it shares the backbone; None: the base without adapters.
         critic: the critic's backbone, or None if it shares the policy's.
         critic_adapter: the critic's adapter; None: the policy's trunk.
         reward_heads: of reward models that are adapters on the backbone, by the adapter's name.
         with_entropy: compute the entropy of the policy with its gradient.
-        reference_adapter: of the reference, if it is no longer the initial policy.
         frozen_critic: a model outside this module that is the critic's backbone and is not trained.
         trains_critic: whether gradients train the critic. Otherwise values are computed only where gradients are off.
     """
@@ -67,19 +65,17 @@ class ActorCritic(nn.Module):
         backbone: Backbone,
         adapter: str | None,
         value_head: ScalarHead,
-        initial_adapter: str | None = None,
+        reference_adapter: str | None = None,
         critic: Backbone | None = None,
         critic_adapter: str | None = None,
         reward_heads: Mapping[str, ScalarHead] | None = None,
         with_entropy: bool = False,
-        reference_adapter: str | None = None,
         frozen_critic: Backbone | None = None,
         trains_critic: bool = True,
     ) -> None:
         super().__init__()
         self._frozen_critic = [frozen_critic] if frozen_critic else []  # in a list: its weights are not this module's
-        self.reference_adapter = reference_adapter or initial_adapter
-        self.backbone, self.adapter_name, self.initial_adapter = backbone, adapter, initial_adapter
+        self.backbone, self.adapter_name, self.reference_adapter = backbone, adapter, reference_adapter
         self.value_head, self.critic, self.critic_adapter = value_head, critic, critic_adapter
         self.reward_heads, self.with_entropy = nn.ModuleDict(reward_heads or {}), with_entropy
         self.trains_critic = trains_critic
@@ -104,8 +100,8 @@ class ActorCritic(nn.Module):
             with nullcontext() if self.has_trunk_for_values else torch.no_grad():
                 states = self._value_states(prompt, response, prompt_of_response)
             return self._values(states, response.mask())
-        adapters = {Role.REFERENCE: self.reference_adapter, Role.INITIAL: self.initial_adapter}
-        model = LanguageModel(self.backbone, adapters.get(role, self.adapter_name))
+        adapter = self.reference_adapter if role is Role.REFERENCE else self.adapter_name
+        model = LanguageModel(self.backbone, adapter)
         return cast(Tensor, model(prompt, response, None, temperature, prompt_of_response))
 
     def _policy(
@@ -145,14 +141,10 @@ class Roles:
     Attributes:
         actor_critic: an `ActorCritic`, or the engine around it.
         reference_model: a separate frozen language model; None: the policy's backbone is also the reference.
-        initial_model: a frozen copy of the initial policy, if the reference follows the policy.
-        reference_is_updated: whether the reference follows the policy.
     """
 
     actor_critic: Any
     reference_model: Any = None
-    initial_model: Any = None
-    reference_is_updated: bool = False
 
     def policy(
         self, prompt: Padded, response: Padded, temperature: float, prompt_of_response: Tensor | None = None
@@ -190,14 +182,6 @@ class Roles:
         if self.reference_model is not None:
             return cast(Tensor, self.reference_model(prompt, response, None, temperature, prompt_of_response))
         return cast(Tensor, self.actor_critic(Role.REFERENCE, prompt, response, temperature, prompt_of_response))
-
-    def initial(
-        self, prompt: Padded, response: Padded, temperature: float, prompt_of_response: Tensor | None = None
-    ) -> Tensor:
-        """Return log-probs [B, T] of the initial policy, where it is not the reference; arguments as for `policy`."""
-        if self.initial_model is not None:
-            return cast(Tensor, self.initial_model(prompt, response, None, temperature, prompt_of_response))
-        return cast(Tensor, self.actor_critic(Role.INITIAL, prompt, response, temperature, prompt_of_response))
 
     def language_model(self, prompt: Padded, response: Padded, prompt_of_response: Tensor | None = None) -> Tensor:
         """Return log-probs [B, T] of the policy at temperature 1, for a language-model loss."""

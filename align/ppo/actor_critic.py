@@ -12,7 +12,7 @@ from align.models.adapters import adapter_parameters, copy_adapter
 from align.models.backbone import Backbone, is_prefix_lm, wrap
 from align.models.heads import RewardModel, ScalarHead, ValueHead
 from align.models.loading import LoadedModel, freeze_unused_lm_head
-from align.models.roles import REFERENCE_ADAPTER, VALUE_ADAPTER, ActorCritic
+from align.models.roles import VALUE_ADAPTER, ActorCritic
 from align.models.vocabulary import vocabulary_rows
 from align.ppo.scoring_models import RewardAdapter
 from align.reward.checkpoint import LoadedReward
@@ -32,7 +32,6 @@ def build_actor_critic(
     critic_init: RewardAdapter | LoadedReward | None = None,
     adapters: Sequence[RewardAdapter] = (),
     with_entropy: bool = False,
-    reference_is_updated: bool = False,
     value_model: tuple[Backbone, ScalarHead] | None = None,
     value_fit: ValueFit = "none",
 ) -> ActorCritic:
@@ -48,7 +47,6 @@ def build_actor_critic(
         critic_init: the reward model that a separate critic may start from.
         adapters: reward models on the policy's base.
         with_entropy: whether the loss has a term for the policy's entropy.
-        reference_is_updated: whether the reference follows the policy.
         value_model: a model with its head that becomes the critic in place of any other.
         value_fit: on which rollouts `ValueRegression` fits the head: a fitted head starts at 0 also beside a reward model's
             trunk, and one that is fitted to every rollout is not trained.
@@ -69,14 +67,13 @@ def build_actor_critic(
         policy.backbone,
         policy.adapter,
         parts.head,
-        initial_adapter=policy.initial_adapter,
+        reference_adapter=policy.initial_adapter,
         critic=parts.model,
         frozen_critic=parts.frozen_model,
         trains_critic=trains_trunk or parts.head.linear.weight.requires_grad,
         critic_adapter=parts.adapter,
         reward_heads={adapter.adapter: adapter.head for adapter in adapters},
         with_entropy=with_entropy,
-        reference_adapter=_reference_adapter(policy) if reference_is_updated and policy.adapter else None,
     )
 
 
@@ -138,18 +135,6 @@ def _copy_with_settings_of(policy: Backbone, source: Backbone) -> Backbone:
     kernels = {each.model.config._attn_implementation for each in (policy, model)}
     model.block_attention = policy.block_attention and len(kernels) == 1
     return model
-
-
-def _reference_adapter(loaded: LoadedModel) -> str:
-    """Add a frozen copy of the policy's adapter for the reference; returns its name."""
-    assert loaded.backbone.peft is not None
-    assert loaded.adapter is not None
-    trained = [weight for weight in loaded.backbone.model.parameters() if weight.requires_grad]
-    copy_adapter(loaded.backbone.peft, loaded.adapter, REFERENCE_ADAPTER)
-    loaded.backbone.model.requires_grad_(False)
-    for weight in trained:
-        weight.requires_grad_(True)
-    return REFERENCE_ADAPTER
 
 
 def source_of_values(reward: LoadedReward, policy: LoadedModel) -> RewardModel | None:

@@ -137,6 +137,7 @@ class PPOConfig(
 ):
     """PPO with a KL penalty to the reference, the initial policy."""
 
+    length_setting = "total_updates"
     needs = "a model, prompts and a reward (reward_model, reward_functions, rules, rubrics or attributes)"
     first_run = "configs/ppo/first-run.yaml"
 
@@ -219,10 +220,25 @@ class PPOConfig(
         ge=0,
         lt=1,
     )
+    # Extensions, in the order in which their hooks are called.
+    rubrics: Any = block(
+        "align.extras.rules.rubrics:RubricSettings", "Reward from rubrics that a frozen model grades.", extension=True
+    )
+    attributes: Any = block(
+        "align.extras.attributes.attribute_rewards:AttributeRewardSettings",
+        "Reward from an attribute model.",
+        extension=True,
+    )
+    rules: Any = block(
+        "align.extras.rules.rule_terms:RuleTermSettings",
+        "Reward from a rule model's verdicts, added to the other rewards.",
+        extension=True,
+    )
     length_adjustment: float = option(
         0.0,
         "Fraction of the length-correlated part of the scores to remove, by linear regression among responses to "
         "the same prompt. Requires samples_per_prompt of 2 or more. 0 disables it.",
+        extension=True,
         ge=0,
         le=1,
     )
@@ -230,26 +246,22 @@ class PPOConfig(
         0.0,
         "Reward per token for each 100 % by which the rollout's mean response is shorter than in the first "
         "rollout. Requires samples_per_prompt of 2 or more. 0 disables it.",
+        extension=True,
         ge=0,
     )
-    reference_refresh: int = option(
-        0, "Number of updates after which the policy replaces the reference. 0 keeps the initial policy as reference.", ge=0
-    )
     ptx: Any = block(
-        "align.ppo.extensions.ptx:PtxSettings", "Language-model loss on demonstrations or raw text (InstructGPT's ptx)."
+        "align.ppo.extensions.ptx:PtxSettings",
+        "Language-model loss on demonstrations or raw text (InstructGPT's ptx).",
+        extension=True,
     )
     selection: Any = block(
         "align.ppo.extensions.selection:SelectionSettings",
         "Separate reward model for checkpoint selection. Default: select by the training reward.",
+        extension=True,
     )
-    rules: Any = block(
-        "align.extras.rules.rule_terms:RuleTermSettings", "Reward from a rule model's verdicts, added to the other rewards."
+    extensions: list[str] = option(
+        [], "Installed extensions by name, or module:Class of an `align.ppo.extensions.Extension`."
     )
-    rubrics: Any = block("align.extras.rules.rubrics:RubricSettings", "Reward from rubrics that a frozen model grades.")
-    attributes: Any = block(
-        "align.extras.attributes.attribute_rewards:AttributeRewardSettings", "Reward from an attribute model."
-    )
-    extensions: list[str] = option([], "Extensions, each module:Class of an `align.ppo.extensions.Extension`.")
 
     @property
     def has_critic(self) -> bool:

@@ -21,11 +21,11 @@ from align.models.checkpoint import WriteModel, save_model, update_in_card, weig
 from align.ppo.config import EvaluationConfig
 from align.ppo.extensions import PolicyEvaluation
 from align.ppo.metrics import DriftWatch, mean_and_error, response_metrics
-from align.ppo.rewards import apply_missing_eos
+from align.ppo.records import Rollout
 from align.ppo.rollout import forward_all_roles, sample_rollout
 from align.ppo.setup import PPOSetup, save_if_scoring_fails
 from align.runtime.distributed import run_on_main
-from align.training.checkpoint import Stateful
+from align.training.checkpoint.checkpoint import Stateful
 from align.training.data_order import changed_measure, measured_on
 from align.training.run import Run
 
@@ -118,7 +118,7 @@ def measure_of(setup: PPOSetup) -> dict[str, Any]:
     return measured_on("validation_prompts", [prompt.ids for prompt in setup.validation], **chosen)
 
 
-def take_over_best_policy(run: Run, selection: PolicySelection) -> None:
+def copy_best_policy(run: Run, selection: PolicySelection) -> None:
     """Copy the best policy of the run whose checkpoint this one continues, if that is another run.
 
     The other run may have kept a later policy since. The selection then starts again without a best policy.
@@ -160,18 +160,11 @@ class Evaluator:
     """Evaluates the policy on the fixed prompts, and keeps the best one in the folder `model` of the run.
 
     Args:
-        missing_eos: `missing_eos_penalty` and `missing_eos_score`.
+        config: when to evaluate, and which policy to keep.
     """
 
-    def __init__(
-        self,
-        setup: PPOSetup,
-        config: EvaluationConfig,
-        total_updates: int,
-        critic_warmup: int,
-        missing_eos: tuple[float | None, float | None],
-    ) -> None:
-        self.setup, self.config, self.total_updates, self.missing_eos = setup, config, total_updates, missing_eos
+    def __init__(self, setup: PPOSetup, config: EvaluationConfig, total_updates: int, critic_warmup: int) -> None:
+        self.setup, self.config, self.total_updates = setup, config, total_updates
         self.folder, self.drift = setup.run.folder / "model", DriftWatch()
         self.stale = 0
         """The update of the policy in the folder, if it is later than the checkpoint that the run continues."""
@@ -183,12 +176,12 @@ class Evaluator:
         return {"drift": self.drift, "best_policy": self.selection}
 
     def begin(self, done: int) -> None:
-        """Take over the best policy of a run that this one continues; evaluate and log the initial policy of a new run."""
+        """Copy the best policy of a run that this one continues; evaluate and log the initial policy of a new run."""
         if done < self.total_updates and (line := self.selection.forget_if_changed()):
             self.drift.load_state_dict(None)
             self.setup.run.print(line)
         if self.config.save_best_policy:
-            take_over_best_policy(self.setup.run, self.selection)
+            copy_best_policy(self.setup.run, self.selection)
             self.stale = self.setup.run.stale_update(done)
         if not done and self.is_due(0):
             self.setup.run.log(0, self.evaluate(0))
@@ -205,21 +198,14 @@ class Evaluator:
             key = (run.config.seed, RngStream.VALIDATION_SAMPLES)
             rollout = sample_rollout(setup.sampler, setup.policy.tokenization, setup.validation, setup.sampling, key)
             with save_if_scoring_fails(run, rollout, update):
-                evaluation = PolicyEvaluation(update, rollout, setup.rewards(rollout)[0])
-                for extension in setup.extensions:
-                    extension.evaluate(evaluation)
-            scores = apply_missing_eos(evaluation.scores, rollout.ended_mask, *self.missing_eos)
-            how = (setup.policy.backbone, setup.sampling.temperature, run.optimization.micro_batch_tokens, run.accelerator)
-            outputs = forward_all_roles(setup.roles, rollout, [list(range(len(rollout)))], *how)
-            initial = outputs.ref_log_probs if outputs.initial_log_probs is None else outputs.initial_log_probs
-            kl = (outputs.log_probs - initial).sum()
-            metrics = mean_and_error("reward", scores)
-            metrics |= {"kl": float(kl / len(rollout)), "kl_per_token": float(kl / rollout.lengths.sum())}
+                evaluation = self._score(update, rollout)
+            scores = evaluation.final_scores
+            metrics = mean_and_error("reward", scores) | {"kl": evaluation.kl, "kl_per_token": evaluation.kl_per_token}
             metrics |= response_metrics(rollout) | evaluation.metrics
             for warning in self.drift.check(metrics):
                 run.print(f"warning: reward rose, but {warning}: read the samples before trusting it")
-            for extension in setup.extensions:
-                run.print(extension.after_evaluation(update, metrics))
+            for line in evaluation.messages:
+                run.print(line)
             run.record("samples", sample_rows(evaluation, scores), update)
             chosen = scores if evaluation.selection_scores is None else evaluation.selection_scores
             candidate = Candidate(update, chosen.tolist())
@@ -229,6 +215,32 @@ class Evaluator:
                 save_policy(setup, self.folder, metrics)
                 metrics["is_best"], self.stale = 1.0, 0
         return {f"validation/{name}": value for name, value in metrics.items()}
+
+    def _score(self, update: int, rollout: Rollout) -> PolicyEvaluation:
+        """Return the rewards of a rollout and its KL to the reference, after the changes of extensions."""
+        setup, run = self.setup, self.setup.run
+        scores = setup.rewards(rollout)
+        outputs = forward_all_roles(
+            setup.roles,
+            rollout,
+            minibatches=[list(range(len(rollout)))],
+            backbone=setup.policy.backbone,
+            temperature=setup.sampling.temperature,
+            micro_batch_tokens=run.optimization.micro_batch_tokens,
+            accelerator=run.accelerator,
+        )
+        kl = (outputs.log_probs - outputs.ref_log_probs).sum()
+        evaluation = PolicyEvaluation(
+            update=update,
+            rollout=rollout,
+            scores=scores.total,
+            missing_eos=setup.missing_eos,
+            kl=float(kl / len(rollout)),
+            kl_per_token=float(kl / rollout.lengths.sum()),
+        )
+        for extension in setup.extensions:
+            extension.evaluate(evaluation)
+        return evaluation
 
     @contextmanager
     def naming_kept_policy(self) -> Iterator[None]:
@@ -259,4 +271,5 @@ def save_policy(setup: PPOSetup, folder: Path, metrics: dict[str, float], write:
     state = setup.engine.model_state()
     card = setup.run.card("Policy trained by PPO", metrics=metrics, **setup.card)
     weights = weights_of(setup.policy.backbone, state)
-    run_on_main(lambda: write(folder, setup.policy, weights, card), setup.run.accelerator)
+    stop_ids = setup.sampling.stop_ids or frozenset()
+    run_on_main(lambda: write(folder, setup.policy, weights, card, stop_ids=stop_ids), setup.run.accelerator)

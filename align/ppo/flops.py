@@ -20,21 +20,18 @@ class RoleFlopsProfiles(NamedTuple):
     critic: FlopsProfile | None = None
     """None: a head on the policy's trunk."""
     rewards: tuple[FlopsProfile, ...] = ()
-    initial: FlopsProfile | None = None
-    """None: the initial policy is the reference."""
 
 
 def flops_profiles(
     policy: LoadedModel,
     module: ActorCritic,
     scorers: Sequence[RewardModelScorer],
-    reference_is_updated: bool,
     reference: Backbone | None = None,
 ) -> RoleFlopsProfiles:
     """Return the profile of each role, on which its FLOPs depend.
 
     Args:
-        reference: a model that takes the place of the policy's copy.
+        reference: a separate reference model; None: the initial policy.
     """
     critic = module.critic or (policy.backbone if module.critic_adapter else None)
     critic_profile = flops_profile(critic, module.critic_adapter) if critic else None
@@ -45,14 +42,13 @@ def flops_profiles(
     return RoleFlopsProfiles(
         policy=flops_profile(policy.backbone, policy.adapter),
         reference=flops_profile(reference or policy.backbone, None if reference else module.reference_adapter),
-        initial=flops_profile(policy.backbone, policy.initial_adapter) if reference_is_updated else None,
         critic=critic_profile,
         rewards=scoring,
     )
 
 
 def rollout_lengths(rollout: Rollout, backbone: Backbone, budget: int) -> list[tuple[int, list[int]]]:
-    """Return the tokens of each prompt that is read in micro-batches of `budget` tokens, and of the responses to it."""
+    """Return the tokens of each prompt in micro-batches of `budget` tokens, and of the responses that share it."""
     prompts = [prompt.ids for prompt in rollout.prompts]
     groups = prompt_groups(backbone, prompts, rollout.responses, range(len(rollout)), budget)
     return [(len(prompts[rows[0]]), [len(rollout.responses[row]) for row in rows]) for rows in groups]
@@ -72,7 +68,7 @@ def phase_flops(
     for prompt, responses in lengths:
         predicted = sum(responses)
         sampling += sampling_flops(profiles.policy, prompt, responses)
-        language_models = [role for role in (profiles.policy, profiles.reference, profiles.initial) if role]
+        language_models = (profiles.policy, profiles.reference)
         scoring += sum(forward_flops(role, prompt, responses, predicted) for role in language_models)
         scoring += sum(forward_flops(role, prompt, responses) for role in (profiles.critic, *profiles.rewards) if role)
         learning += epochs * training_flops(profiles.policy, prompt, responses, predicted)

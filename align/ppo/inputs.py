@@ -15,7 +15,7 @@ from align.models.backbone.user_changes import HEAD_ADVICE, require_plain_head, 
 from align.models.heads import ScalarHead
 from align.models.loading import LoadedModel, read_by_ids_of
 from align.models.lora import START_ADAPTER
-from align.ppo.extensions import Extensions
+from align.ppo.extensions.active import Extensions
 from align.ppo.reward_functions import WeightedFunction
 from align.ppo.scoring_models import RewardModelLike
 from align.reward.checkpoint import LoadedReward

@@ -1,32 +1,51 @@
 """The loss of PPO, its terms token by token, KL estimators, and the KL penalty's coefficient.
 
-In `ppo_loss`, `new` is the output of the policy and the critic that are trained, with gradients. `batch` holds constants
-from the rollout: the outputs before the update, advantages and returns. All functions take and return tensors and keep no
-state; only `KLController` has one, the coefficient.
+In `ppo_loss`, `new` is the output of the policy and the critic in training, with gradients. `batch` holds constants from the
+rollout: the outputs before the update, advantages and returns. All functions take and return tensors and keep no state;
+only `KLController` has one, the coefficient.
 """
 
-from typing import Literal, NamedTuple
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from align.core.tensor_ops import masked_sum
+from align.core.tensor_ops import BatchLoss, masked_sum
 
 KLEstimator = Literal["k1", "k2", "k3"]
 
 
-class LossInputs(NamedTuple):
-    """The inputs of the loss of B responses besides the current outputs of policy and critic; all [B, T]."""
+@dataclass(frozen=True, kw_only=True)
+class LossInputs:
+    """The inputs of the loss of B responses besides the current outputs of policy and critic; tensors are [B, T]."""
 
+    mask: Tensor
+    """True on response tokens."""
     old_log_probs: Tensor
     """Log-probs by the policy before its first step on the rollout, not those that a sampling engine reported."""
     old_values: Tensor
     ref_log_probs: Tensor
     advantages: Tensor
-    returns: Tensor | None
-    """None without a critic."""
-    token_weights: Tensor | None
+    returns: Tensor | None = None
+    """None without a critic that is trained by gradients."""
+    token_weights: Tensor | None = None
     """Factors of the policy's losses; None: all are 1."""
+    minibatch_tokens: float
+    """Response tokens of the minibatch, over all micro-batches and processes; divides every sum."""
+
+
+class NewOutputs(Protocol):
+    """Outputs [B, T] of the policy and the critic in training; `ActorCriticOutput` has them."""
+
+    @property
+    def log_probs(self) -> Tensor: ...
+
+    @property
+    def values(self) -> Tensor: ...
+
+    @property
+    def entropy(self) -> Tensor: ...
 
 
 class LossCoefficients(NamedTuple):
@@ -45,22 +64,14 @@ class LossCoefficients(NamedTuple):
     """None: the loss has no such term."""
 
 
-def ppo_loss(
-    new: tuple[Tensor, Tensor, Tensor],
-    batch: LossInputs,
-    mask: Tensor,
-    minibatch_tokens: float,
-    coefficients: LossCoefficients,
-) -> tuple[Tensor, dict[str, Tensor]]:
+def ppo_loss(new: NewOutputs, batch: LossInputs, coefficients: LossCoefficients) -> BatchLoss:
     """Return the PPO loss of a micro-batch, and metrics that add up over micro-batches.
 
     Args:
-        new: log-probs, values and entropies [B, T] of the current policy and critic.
+        new: outputs of the current policy and critic.
         batch: the experience of the same responses.
-        mask: [B, T] True on response tokens.
-        minibatch_tokens: response tokens of the whole minibatch, over all micro-batches and processes; divides every sum.
     """
-    log_probs, values, entropy = new
+    log_probs, mask, minibatch_tokens = new.log_probs, batch.mask, batch.minibatch_tokens
     policy, policy_clipped = policy_losses(
         log_probs, batch.old_log_probs, batch.advantages, coefficients.cliprange, coefficients.cliprange_high
     )
@@ -68,10 +79,10 @@ def ppo_loss(
         policy = policy * batch.token_weights
     terms, clipped = {"policy": (1.0, policy)}, {"policy": policy_clipped}
     if batch.returns is not None:
-        value, clipped["value"] = value_losses(values, batch.old_values, batch.returns, coefficients.cliprange_value)
+        value, clipped["value"] = value_losses(new.values, batch.old_values, batch.returns, coefficients.cliprange_value)
         terms["value"] = (coefficients.vf_coef, value)
     if coefficients.ent_coef:
-        terms["entropy"] = (-coefficients.ent_coef, entropy)
+        terms["entropy"] = (-coefficients.ent_coef, new.entropy)
     if coefficients.kl_estimator:
         terms["kl"] = (coefficients.kl_coef, kl_estimate(log_probs, batch.ref_log_probs, coefficients.kl_estimator))
     means = {name: masked_sum(losses, mask) / minibatch_tokens for name, (_, losses) in terms.items()}
@@ -86,7 +97,14 @@ def ppo_loss(
             # Schulman's k3 of the step within the update, old to new.
             "policy/approx_kl": masked_sum(ratio - 1 - torch.log(ratio), mask) / minibatch_tokens,
         }
-    return total, sums
+    return BatchLoss(total, sums)
+
+
+def critic_loss(values: Tensor, batch: LossInputs, coefficients: LossCoefficients) -> BatchLoss:
+    """Return the value loss of a micro-batch alone; arguments as for `ppo_loss`, with the current values [B, T]."""
+    assert batch.returns is not None
+    losses, _ = value_losses(values, batch.old_values, batch.returns, coefficients.cliprange_value)
+    return BatchLoss(coefficients.vf_coef * masked_sum(losses, batch.mask) / batch.minibatch_tokens)
 
 
 def policy_losses(

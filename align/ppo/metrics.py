@@ -74,17 +74,17 @@ def value_metrics(experience: Experience) -> dict[str, float]:
     }
 
 
-def engine_metrics(experience: Experience, corrected: bool = False) -> dict[str, float]:
-    """Mismatch between the sampling engine and the policy; empty if they are the same model.
+def engine_metrics(experience: Experience) -> dict[str, float]:
+    """Return the mismatch between the sampling engine and the policy; empty if they are the same model.
 
     Raises:
-        UserError: if it is larger than number formats and kernels can cause, and not `corrected` by token weights.
+        UserError: if it is larger than number formats and kernels can cause, and token weights do not correct for it.
     """
     engine_log_probs, mask = experience.rollout.engine_log_probs, experience.mask
     if engine_log_probs is None:
         return {}
     mismatch = float(masked_mean(kl_estimate(engine_log_probs, experience.old.log_probs, "k3"), mask))
-    if not corrected and not mismatch <= MISMATCH_LIMIT:
+    if not experience.signal.corrects_sampling and not mismatch <= MISMATCH_LIMIT:
         raise UserError(
             f"the engine samples from a different distribution than the policy ({mismatch:.2g} nats per token): does it "
             "serve the policy's architecture and configuration, and does it report log-probs at the sampling temperature "
@@ -94,28 +94,25 @@ def engine_metrics(experience: Experience, corrected: bool = False) -> dict[str,
     return {"sampling/engine_kl": mismatch}
 
 
-def rollout_metrics(experience: Experience, penalty: KLEstimator | None, corrected: bool = False) -> dict[str, float]:
-    """All metrics of a rollout. Raises: see `engine_metrics`.
+def rollout_metrics(experience: Experience, penalty: KLEstimator | None) -> dict[str, float]:
+    """Return all metrics of a rollout. Raises: see `engine_metrics`.
 
     Args:
-        penalty: estimator of the KL that the reward lost; None: the reward has no KL penalty.
+        penalty: estimator of the KL penalty in the reward; None: the reward has no KL penalty.
     """
     old, mask, scores = experience.old, experience.mask, experience.scores
     kl = response_kl(experience)
     k3 = response_kl(experience, "k3")
     penalties = experience.kl_coef * response_kl(experience, penalty) if penalty else 0.0
-    initial = old.initial_log_probs
-    to_initial = {} if initial is None else {"kl/initial_policy": float(((old.log_probs - initial) * mask).sum(1).mean())}
     metrics = {
         **value_metrics(experience),
-        **engine_metrics(experience, corrected),
-        **{f"reward/{name}": float(values.mean()) for name, values in experience.score_components.items()},
+        **engine_metrics(experience),
+        **{f"reward/{name}": float(values.mean()) for name, values in experience.signal.components.items()},
         "reward/mean": float(scores.mean()),
         "reward/std": float(scores.std(correction=0)),
-        "reward/kl_penalized": float((experience.training_scores - penalties).mean()),
+        "reward/kl_penalized": float((experience.signal.scores - penalties).mean()),
         "kl/k1": float(kl.mean()),
         "kl/k3": float(k3.mean()),
-        **to_initial,
         "kl/coef": experience.kl_coef,
         "entropy": float(masked_mean(old.entropy, mask)),
         **{f"response/{name}": value for name, value in response_metrics(experience.rollout).items()},

@@ -3,24 +3,28 @@
     Prompt           a validated row of a file                           align/data/records.py
     EncodedPrompt    its token ids                                       align/tokenization/encoded.py
     Rollout          B prompts, each with a sampled response             here
+    Scores           the rewards of a rollout                            here
     RoleOutputs      outputs of policy, reference and critic for it      here
+    TrainingSignal   the scores after the changes of extensions          here
     Experience       a rollout ready for the loss                        here
-    LossInputs       the tensors of a micro-batch                        align/ppo/losses.py
+    ExperienceBatch  the tensors of a micro-batch                        here
+    LossInputs       the part of a micro-batch that the loss needs       align/ppo/losses.py
 
 In a rollout, B counts its responses over all processes and T the tokens of the longest one. Its tensors are on the CPU and
-equal on every process; [B, T] ones are float32, and entries past a response's end are masked. In a micro-batch
-(`LossInputs`), B counts its responses, T is its longest one, and tensors are on this process's device.
+equal on every process; [B, T] ones are float32, and entries past a response's end are masked. In a micro-batch, B counts its
+responses, T is its longest one, and tensors are on this process's device.
 The prompts of a rollout repeat: the responses to one prompt are neighbors.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from align.core.tensor_ops import length_mask
+from align.batches.micro_batches import MicroBatch, pack_groups
+from align.core.tensor_ops import Padded, length_mask
 from align.ppo.losses import LossInputs
 from align.tokenization.encoded import EncodedPrompt, SampledResponse
 
@@ -65,6 +69,16 @@ class Rollout:
 
 
 @dataclass(frozen=True)
+class Scores:
+    """The rewards of a rollout."""
+
+    total: Tensor
+    """[B] weighted sum of all rewards."""
+    components: dict[str, Tensor]
+    """[B] each: single rewards, and other parts of the scores, which are logged as `reward/<name>`."""
+
+
+@dataclass(frozen=True)
 class RoleOutputs:
     """Outputs of policy, reference and critic for a rollout, before the policy is trained on it; [B, T]."""
 
@@ -72,33 +86,50 @@ class RoleOutputs:
     ref_log_probs: Tensor
     values: Tensor
     entropy: Tensor
-    initial_log_probs: Tensor | None = None
-    """Log-probs by the initial policy; None where it is the reference."""
     fitted_values: Tensor | None = None
     """Values by a head that was fitted to the rollout, from which clipping starts; None: `values`."""
     value_states: dict[int, Tensor] = field(default_factory=dict)
-    """Hidden states [n, H] before the tokens of each row that this process computed, which the value head reads."""
+    """Hidden states [n, H] before the tokens of each row that this process computed, the input of the value head."""
+
+
+@dataclass(frozen=True)
+class TrainingSignal:
+    """What the policy is trained on: the scores, which extensions may change, and optional values of tokens."""
+
+    scores: Tensor
+    """[B]."""
+    components: dict[str, Tensor]
+    """[B] each, logged as `reward/<name>`."""
+    token_rewards: Tensor | None = None
+    """[B, T] rewards of tokens, added to the score and the KL penalty; None: none."""
+    token_weights: Tensor | None = None
+    """[B, T] factors of the policy's losses; None: all are 1."""
+    corrects_sampling: bool = False
+    """Whether `token_weights` correct for a sampling engine whose distribution differs from the policy's."""
+
+    def add_token_rewards(self, rewards: Tensor) -> "TrainingSignal":
+        """Return a signal with `rewards` [B, T] added to those of tokens."""
+        return replace(self, token_rewards=rewards if self.token_rewards is None else self.token_rewards + rewards)
+
+    def multiply_token_weights(self, weights: Tensor) -> "TrainingSignal":
+        """Return a signal whose token weights are multiplied by `weights` [B, T]."""
+        return replace(self, token_weights=weights if self.token_weights is None else self.token_weights * weights)
 
 
 @dataclass(frozen=True)
 class Experience:
-    """A rollout with all that the loss reads."""
+    """A rollout with everything that the loss needs."""
 
     rollout: Rollout
-    training_scores: Tensor
-    """[B] the training signal."""
+    scores: Tensor
+    """[B] on the scale of the rewards, for metrics."""
+    signal: TrainingSignal
     old: RoleOutputs
     advantages: Tensor
     """[B, T] from the estimator."""
     returns: Tensor | None
     """[B, T] from unwhitened advantages; None without a critic."""
     kl_coef: float
-    scores: Tensor
-    """[B] on the scale of the rewards, for metrics."""
-    score_components: dict[str, Tensor]
-    """[B] each: single rewards and other parts of the scores by name, for metrics."""
-    token_weights: Tensor | None = None
-    """[B, T] of the policy's losses; None: all are 1."""
 
     @property
     def lengths(self) -> Tensor:
@@ -110,17 +141,48 @@ class Experience:
         """[B, T] True on response tokens."""
         return length_mask(self.lengths, self.advantages.shape[1])
 
-    def loss_inputs(self, rows: Sequence[int], width: int, device: torch.device) -> LossInputs:
-        """Return the tensors of some rows [B, T] for `ppo_loss`."""
+    def batch(
+        self, part: MicroBatch, minibatch: Sequence[int], device: torch.device, trains_critic: bool
+    ) -> "ExperienceBatch":
+        """Return a micro-batch as tensors on a device.
 
-        def chosen(tensor: Tensor) -> Tensor:
+        Args:
+            part: its rows of the rollout.
+            minibatch: the rows of its minibatch, over all processes.
+            trains_critic: whether the loss has a term for values.
+        """
+        inputs = pack_groups([prompt.ids for prompt in self.rollout.prompts], self.rollout.responses, part.groups, device)
+        rows, width = part.rows, inputs.response.ids.shape[1]
+        old_values = self.old.values if self.old.fitted_values is None else self.old.fitted_values
+
+        def columns(tensor: Tensor) -> Tensor:
             return tensor[rows, :width].to(device)
 
-        return LossInputs(
-            chosen(self.old.log_probs),
-            chosen(self.old.values if self.old.fitted_values is None else self.old.fitted_values),
-            chosen(self.old.ref_log_probs),
-            chosen(self.advantages),
-            None if self.returns is None else chosen(self.returns),
-            None if self.token_weights is None else chosen(self.token_weights),
+        return ExperienceBatch(
+            prompt=inputs.prompt,
+            response=inputs.response,
+            prompt_of_response=inputs.prompt_of_response,
+            weight=part.weight,
+            mask=inputs.response.mask(),
+            old_log_probs=columns(self.old.log_probs),
+            old_values=columns(old_values),
+            ref_log_probs=columns(self.old.ref_log_probs),
+            advantages=columns(self.advantages),
+            returns=columns(self.returns) if trains_critic and self.returns is not None else None,
+            token_weights=None if self.signal.token_weights is None else columns(self.signal.token_weights),
+            minibatch_tokens=float(self.lengths[minibatch].sum()),
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExperienceBatch(LossInputs):
+    """A micro-batch: B responses to P prompts."""
+
+    prompt: Padded
+    """[P, L]."""
+    response: Padded
+    """[B, T]."""
+    prompt_of_response: Tensor | None
+    """[B] the prompt of each response; None: response i answers prompt i."""
+    weight: float = 1.0
+    """Factor of the loss and the metrics, see `MicroBatch`."""

@@ -5,6 +5,7 @@ Each reward is logged separately. A reward sees prompts and responses, as texts 
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -12,15 +13,15 @@ from accelerate import Accelerator
 from torch import Tensor
 
 from align.data.records import Conversation
-from align.ppo.records import Rollout
+from align.ppo.records import Rollout, Scores
 from align.ppo.reward_functions import WeightedFunction, call_reward_function
 from align.runtime.distributed import run_on_main
 from align.tokenization.encoded import SampledResponse
 
 ResponseScorer = Callable[[Sequence[SampledResponse]], list[float]]
 """Responses to rewards: a `RewardModelScorer`."""
-FurtherRewards = Callable[[Rollout, Mapping[str, Tensor]], dict[str, Tensor]]
-"""A rollout and the rewards so far to further rewards [B], by name: `Extensions.score`."""
+ExtraRewards = Callable[[Rollout, Mapping[str, Tensor]], dict[str, Tensor]]
+"""A rollout and the rewards so far to extra rewards [B], by name: `Extensions.score`."""
 
 RESERVED = ("attributes", "mean", "std", "length_slope", "disagreement", "kl_penalized")
 """Metrics of the score itself, `reward/mean` for one: a function of that name is logged as `reward/mean_2`."""
@@ -33,7 +34,7 @@ class Rewards:
         ensemble: how the rewards of several models are combined, see `combine_rewards`.
         uncertainty_weight: see `combine_rewards`.
         accelerator: processes that score together. The first one calls the functions. All get the scores or raise its error.
-        further: adds rewards to those of models and functions.
+        extra: returns rewards in addition to those of models and functions.
     """
 
     def __init__(
@@ -43,17 +44,19 @@ class Rewards:
         ensemble: Literal["mean", "wco", "uwo"] = "mean",
         uncertainty_weight: float = 0.0,
         accelerator: Accelerator | None = None,
-        further: FurtherRewards = lambda rollout, rewards: {},
+        extra: ExtraRewards = lambda rollout, rewards: {},
     ) -> None:
-        self.models, self.functions, self.further = list(models), list(functions), further
+        self.models, self.functions, self.extra = list(models), list(functions), extra
         self.ensemble, self.uncertainty_weight = ensemble, uncertainty_weight
         self.accelerator = accelerator
 
-    def __call__(self, rollout: Rollout) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the scores [B]; by name each weighted reward [B], and of several models each one's and their disagreement.
+    def __call__(self, rollout: Rollout) -> Scores:
+        """Return the scores of a rollout.
+
+        The components are the weighted rewards; with several reward models also each one's reward and their disagreement.
 
         Raises:
-            UserError: if a reward fails, or a further one has a name that is taken.
+            UserError: if a reward fails, or two rewards have the same name.
         """
         rewards, members = self._of_models(rollout)
         conversations = [prompt.conversation for prompt in rollout.prompts]
@@ -62,9 +65,9 @@ class Rewards:
             taken = {*RESERVED, *rewards, *members}
             name = next(name for name in itertools.chain([reward.name], numbered) if name not in taken)
             rewards[name] = reward.weight * torch.tensor(scores)
-        rewards |= self.further(rollout, rewards)
+        rewards |= self.extra(rollout, rewards)
         nothing = torch.zeros(len(rollout))  # rules alone may be the training signal
-        return torch.stack([*rewards.values(), nothing]).sum(0), rewards | members
+        return Scores(torch.stack([*rewards.values(), nothing]).sum(0), rewards | members)
 
     def _of_functions(self, prompts: Sequence[Conversation], responses: Sequence[str]) -> list[list[float]]:
         """The scores of each function, the same on every process: a function may be random, or each call may cost money."""
@@ -84,21 +87,25 @@ class Rewards:
         return {"model": combined}, members if len(self.models) > 1 else {}
 
 
-def apply_missing_eos(scores: Tensor, ended: Tensor, penalty: float | None, score: float | None) -> Tensor:
-    """Return scores [B] with the penalty for responses that did not end.
+@dataclass(frozen=True)
+class MissingEos:
+    """How responses without EOS are scored.
 
-    A truncated response has no EOS to be scored at; summarize_from_feedback_details replaces its score by -1; TRL
+    A truncated response has no EOS to be scored at. summarize_from_feedback_details replaces its score with -1; TRL
     subtracts a penalty.
-
-    Args:
-        ended: [B] bool.
-        penalty: subtracted from the other scores; None: nothing.
-        score: replaces the other scores; None: does not.
     """
-    scores = scores.float()
-    if score is not None:
-        return torch.where(ended, scores, torch.full_like(scores, score))
-    return scores if penalty is None else torch.where(ended, scores, scores - penalty)
+
+    penalty: float | None = None
+    """Subtracted from the score; None: nothing."""
+    score: float | None = None
+    """Replaces the score; None: it does not."""
+
+    def apply(self, scores: Tensor, ended: Tensor) -> Tensor:
+        """Return scores [B] in which responses without EOS are penalized; `ended` is [B] bool."""
+        scores = scores.float()
+        if self.score is not None:
+            return torch.where(ended, scores, torch.full_like(scores, self.score))
+        return scores if self.penalty is None else torch.where(ended, scores, scores - self.penalty)
 
 
 def combine_rewards(rewards: Tensor, ensemble: Literal["mean", "wco", "uwo"], uncertainty_weight: float) -> Tensor:

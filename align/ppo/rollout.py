@@ -2,8 +2,7 @@
 
 A rollout of B responses is the same on every process. `shuffled_minibatches` divides its rows into minibatches, of which
 each is one optimizer step. `plan_minibatch` cuts a minibatch into the micro-batches of this process, by tokens. The
-responses to one prompt form a group, which stays in one micro-batch and reads its prompt once (`prompt_groups`).
-`pack_rollout` makes the padded tensors of one micro-batch.
+responses to one prompt form a group, which stays in one micro-batch and shares its prompt (`prompt_groups`).
 """
 
 from collections.abc import Sequence
@@ -13,9 +12,8 @@ from accelerate import Accelerator
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from align.batches.micro_batches import GroupedRows, MicroBatch, group_batches, group_tokens, pack_groups, prompt_groups
+from align.batches.micro_batches import MicroBatch, group_batches, group_tokens, pack_groups, prompt_groups
 from align.core.seeds import RngStream, SeedKey, generator
-from align.core.tensor_ops import Padded
 from align.models.backbone import Backbone
 from align.models.roles import Roles
 from align.ppo.records import RoleOutputs, Rollout
@@ -51,7 +49,7 @@ def sample_rollout(
     ended = sampled.ended
     if not sampling.stops(tokenization.end_ids):  # each response has all tokens, and may contain an end token
         ended = [not tokenization.end_ids.isdisjoint(ids) for ids in sampled.ids]
-    return Rollout(prompts, sampled.ids, ended, texts, sampled.log_probs)
+    return Rollout(prompts=prompts, responses=sampled.ids, ended=ended, texts=texts, log_probs=sampled.log_probs)
 
 
 def shuffled_minibatches(rows: int, samples: int, minibatches: int, update: int, epoch: int, seed: int) -> list[list[int]]:
@@ -75,13 +73,6 @@ def plan_minibatch(
     return group_batches(groups, sizes, micro_batch_tokens, accelerator)
 
 
-def pack_rollout(
-    rollout: Rollout, rows: Sequence[int] | GroupedRows, device: torch.device
-) -> tuple[Padded, Padded, Tensor | None]:
-    """Return prompts and responses of some rows, and each response's prompt index, ready for a module."""
-    return pack_groups([prompt.ids for prompt in rollout.prompts], rollout.responses, rows, device)
-
-
 @torch.no_grad()
 def forward_all_roles(
     roles: Roles,
@@ -99,33 +90,26 @@ def forward_all_roles(
         minibatches: the rows, as the first epoch of training will batch them: the same kernels then see the same shapes,
             and the ratio at the first minibatch is 1 in every number format.
         backbone: the policy's.
-        with_value_states: keep the states that the value head reads.
+        with_value_states: keep the input of the value head.
     """
-    scored: dict[int, Tensor] = {}
-    value_states: dict[int, Tensor] = {}
-    for rows in minibatches:
-        for batch in plan_minibatch(rollout, rows, backbone, micro_batch_tokens, accelerator):
-            prompt, response, prompt_of_response = pack_rollout(rollout, batch.rows, accelerator.device)
-            policy = roles.policy(prompt, response, temperature, prompt_of_response)
-            reference = roles.reference(prompt, response, temperature, prompt_of_response)
-            outputs = [policy.log_probs, reference, policy.values, policy.entropy]
-            if roles.reference_is_updated:
-                outputs.append(roles.initial(prompt, response, temperature, prompt_of_response))
+    prompts, columns_of_row, value_states = [prompt.ids for prompt in rollout.prompts], dict[int, Tensor](), {}
+    for minibatch in minibatches:
+        for part in plan_minibatch(rollout, minibatch, backbone, micro_batch_tokens, accelerator):
+            inputs = pack_groups(prompts, rollout.responses, part.groups, accelerator.device)
+            policy = roles.policy(inputs.prompt, inputs.response, temperature, inputs.prompt_of_response)
+            reference = roles.reference(inputs.prompt, inputs.response, temperature, inputs.prompt_of_response)
+            outputs = (policy.log_probs, reference, policy.values, policy.entropy)
             columns = torch.stack([output.float() for output in outputs]).cpu()
-            if batch.loss_weight:  # 0: a repeated row that keeps processes in lockstep
-                for index, row in enumerate(batch.rows):
-                    # A copy: pickling a view would send all rows of the micro-batch with each one.
-                    scored[row] = columns[:, index, : len(rollout.responses[row])].clone()
-                    if with_value_states and policy.value_states is not None:
-                        value_states[row] = policy.value_states[index, : len(rollout.responses[row])].cpu()
-    everywhere = dict(gather_rows(list(scored.items()), accelerator))
-    columns_of_rows = zip(*(everywhere[row] for row in range(len(rollout))), strict=True)
-    padded = [pad_sequence(list(column), batch_first=True) for column in columns_of_rows]
+            if not part.weight:  # a repeated row that keeps processes in lockstep
+                continue
+            for index, row in enumerate(part.rows):
+                # A copy: pickling a view would send all rows of the micro-batch with each one.
+                columns_of_row[row] = columns[:, index, : len(rollout.responses[row])].clone()
+                if with_value_states and policy.value_states is not None:
+                    value_states[row] = policy.value_states[index, : len(rollout.responses[row])].cpu()
+    gathered = dict(gather_rows(list(columns_of_row.items()), accelerator))
+    columns_of_outputs = zip(*(gathered[row] for row in range(len(rollout))), strict=True)
+    log_probs, ref_log_probs, values, entropy = (pad_sequence(list(rows), batch_first=True) for rows in columns_of_outputs)
     return RoleOutputs(
-        log_probs=padded[0],
-        ref_log_probs=padded[1],
-        values=padded[2],
-        entropy=padded[3],
-        initial_log_probs=padded[4] if roles.reference_is_updated else None,
-        value_states=value_states,
+        log_probs=log_probs, ref_log_probs=ref_log_probs, values=values, entropy=entropy, value_states=value_states
     )

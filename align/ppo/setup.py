@@ -11,46 +11,50 @@ from accelerate import Accelerator
 from torch import nn
 
 from align.batches.encoding import Limits, encode_prompts
+from align.batches.micro_batches import MicroBatch
 from align.batches.mixtures import is_given, split_by_opening
 from align.core.errors import UserError, counted
 from align.models.backbone import Backbone
-from align.models.heads import LanguageModel, ValueHead
+from align.models.heads import LanguageModel, ScalarHead, ValueHead
 from align.models.loading import LoadedModel
 from align.models.roles import REWARD_ADAPTER, ActorCritic, Roles
 from align.models.vocabulary import vocabulary_rows
 from align.ppo.actor_critic import Critic, build_actor_critic, copy_backbone, param_groups
 from align.ppo.config import PPOConfig
-from align.ppo.extensions import Extension, Extensions, TrainingContext
+from align.ppo.extensions import Extension, TrainingContext
+from align.ppo.extensions.active import Extensions
 from align.ppo.flops import RoleFlopsProfiles, flops_profiles
 from align.ppo.inputs import PPOInputs, reference_and_value_model, with_reference_adapter
-from align.ppo.records import Experience, RoleOutputs, Rollout
-from align.ppo.rewards import Rewards
+from align.ppo.records import Experience, ExperienceBatch, RoleOutputs, Rollout, TrainingSignal
+from align.ppo.reward_functions import WeightedFunction
+from align.ppo.rewards import MissingEos, Rewards
 from align.ppo.rollout import plan_minibatch, prompts_of_update, shuffled_minibatches
 from align.ppo.scoring_models import RewardSource, load_source, make_scorer
 from align.ppo.value_regression import ValueRegression
 from align.reward.checkpoint import require_reward_model
-from align.runtime.distributed import max_across_processes, zero_stage
+from align.reward.scoring import RewardModelScorer
+from align.runtime.distributed import max_across_processes
 from align.runtime.sharding import full_numel, place_frozen_model, sharded_loading
 from align.sampling.engines import SamplingEngine, make_engine, sampling_tokens
 from align.sampling.generation import SamplingParams
 from align.sampling.settings import EngineConfig
 from align.tokenization.encoded import EncodedPrompt
-from align.training.checkpoint import Stateful
+from align.training.checkpoint.checkpoint import Stateful
 from align.training.data_order import PLANNED_UPDATES, examples_digest, require_same_examples
 from align.training.engine import TrainEngine
 from align.training.memory import FLOAT32_BYTES
 from align.training.optimizer import ParamGroup
 from align.training.process_state import making_trainer
 from align.training.run import Run
-from align.training.start import build_engine, warn_if_prompts_are_reread
+from align.training.setup import build_engine, warn_if_prompts_are_reread
 
 if TYPE_CHECKING:
     from align.training.callbacks import TrainerCallbacks
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class PPOSetup:
-    """All that the loop needs besides its settings."""
+    """Everything that the loop needs besides its settings."""
 
     run: Run
     policy: LoadedModel
@@ -62,6 +66,7 @@ class PPOSetup:
     """Samples the responses; `sampling` has its parameters."""
     sampling: SamplingParams
     rewards: Rewards
+    missing_eos: MissingEos
     prompts: list[EncodedPrompt]
     validation: list[EncodedPrompt]
     """The fixed prompts of evaluations; may be empty."""
@@ -70,13 +75,13 @@ class PPOSetup:
     card: dict[str, str]
     """The lines of the model card that do not change during training."""
     value_regression: ValueRegression | None = None
-    """Fits the value head; None: gradients alone train it."""
+    """Fits the value head; None: it is trained by gradients alone."""
 
     def stateful(self) -> dict[str, Stateful]:
         """Return the stateful objects of the setup by their names in a checkpoint."""
-        own = {extension.name: extension for extension in self.extensions if extension.has_state}
+        extensions = {extension.name: extension for extension in self.extensions if extension.has_state}
         critic = {"value_regression": self.value_regression} if self.value_regression else {}
-        return {"prompts": PromptIdentity(self.prompts), **critic, **own}
+        return {"prompts": PromptIdentity(self.prompts), **critic, **extensions}
 
     def __enter__(self) -> Self:
         self.run.__enter__()
@@ -105,28 +110,17 @@ def prepare(config: PPOConfig, inputs: PPOInputs) -> PPOSetup:
     """Open the run's folder, load all models and data, and build the engines. Raise a UserError for a mistake in them."""
     extensions = inputs.extensions
     require_rewards(inputs)
-    follows = any(each.updates_reference for each in extensions)
-    if follows and inputs.reference is not None:
-        raise UserError("reference_refresh copies the policy into the reference; leave out reference, or set it to 0")
-    run = Run(inputs.policy.settings(config), "ppo")
-    loaded = inputs.policy.load(run, frozen_copies=0 if inputs.reference else 1 + follows)
+    run = Run(inputs.policy.settings(config), "ppo", inputs.callbacks)
+    loaded = inputs.policy.load(run, frozen_copies=0 if inputs.reference else 1)
     policy = with_reference_adapter(loaded, inputs.reference)
-    policy.tokenization.stop_ids = config.stop_ids or frozenset()
     samples, length, updates = config.samples_per_prompt, config.max_new_tokens, config.total_updates
-    limits = Limits(config.max_prompt_tokens, length, config.overlong)
-    given = encode_prompts(inputs.prompts, policy, limits, config.skip_bad_rows)
-    encoded, held_out = split_by_opening(given, config.validation_split)
-    if is_given(inputs.validation):
-        held_out = encode_prompts(inputs.validation, policy, limits, config.skip_bad_rows)
-    every_prompt = [*encoded, *held_out]
+    prompts, held_out = encode_all_prompts(config, inputs, policy)
+    all_prompts, missing_eos = [*prompts, *held_out], MissingEos(config.missing_eos_penalty, config.missing_eos_score)
     # Models: the policy with its critic and all adapters in one module, a reference, and separate reward models.
-    critic: Critic = config.critic if config.has_critic else "none"
-    sizes = (updates, config.critic_warmup, samples, config.max_prompt_tokens, length)
-    missing_eos = (config.missing_eos_penalty, config.missing_eos_score)
-    context = TrainingContext(run, policy, encoded, every_prompt, *sizes, *missing_eos)
+    context = training_context(config, run, policy, prompts, all_prompts, missing_eos)
     with sharded_loading(run.accelerator):
         reference, value_model = reference_and_value_model(
-            policy, inputs, every_prompt, length, config.gradient_checkpointing, config.has_critic
+            policy, inputs, all_prompts, length, config.gradient_checkpointing, config.has_critic
         )
         sources = [
             load_source(model, policy, config.dtype, f"{REWARD_ADAPTER}_{number}", chat_template=config.chat_template)
@@ -134,37 +128,120 @@ def prepare(config: PPOConfig, inputs: PPOInputs) -> PPOSetup:
         ]
         for extension in extensions:
             extension.load(context)
-        adapters = [source.adapter_on_policy for source in sources if source.adapter_on_policy]
-        adapters += [adapter for extension in extensions for adapter in extension.adapters]
-        critic_init = (sources[0].adapter_on_policy or sources[0].loaded) if sources else None
-        how = (config.ent_coef > 0, follows, value_model, config.value_fit)
-        module = build_actor_critic(policy, critic, critic_init, adapters, *how)
+        module = build_module(config, policy, sources, extensions, value_model)
     steps = config.epochs * config.num_mini_batches
     value_rate = config.value_learning_rate or config.learning_rate
     groups = param_groups(module, config.learning_rate, value_rate, frozen_steps=config.critic_warmup * steps)
     engine, roles = build_engine_and_roles(
         run, policy, module, sources, extensions, updates * steps, groups, config.ema_decay, reference
     )
-    scorers = [make_scorer(source, run, policy, roles, every_prompt, length) for source in sources]
-    weight = config.uncertainty_weight
-    rewards = Rewards(scorers, inputs.functions, config.reward_ensemble, weight, run.accelerator, extensions.score)
+    scorers = [make_scorer(source, run, policy, roles, all_prompts, length) for source in sources]
     for extension in extensions:
         extension.start(engine, roles)
     if inputs.callbacks:
-        attach_callbacks(inputs.callbacks, run, policy, engine, updates, config.rollout_batch_size / samples / len(encoded))
+        epochs_per_update = config.rollout_batch_size / samples / len(prompts)
+        attach_callbacks(inputs.callbacks, run, policy, engine, updates, epochs_per_update)
     selects = bool(held_out) and config.save_best_policy
-    report(run, policy, (len(encoded), len(held_out)), (updates, config.rollout_batch_size, samples), selects, extensions)
+    print_plan(config, run, policy, len(prompts), len(held_out), selects, extensions)
     wanted = SamplingParams(length, config.temperature, stop_ids=config.stop_ids)
-    sampler, sampling = build_sampler(wanted, config, run, policy, engine, every_prompt)
-    profiles = flops_profiles(policy, module, scorers, follows, reference)
-    card = model_card(config.prompts, config.reward_model, config.reward_functions, selects, extensions)
-    regression = value_regression(roles, run.accelerator) if config.has_critic and config.value_fit != "none" else None
-    data = (encoded, held_out, profiles, extensions, card, regression)
-    return PPOSetup(run, policy, engine, roles, sampler, sampling, rewards, *data)
+    sampler, sampling = build_sampler(wanted, config, run, policy, engine, all_prompts)
+    return PPOSetup(
+        run=run,
+        policy=policy,
+        engine=engine,
+        roles=roles,
+        sampler=sampler,
+        sampling=sampling,
+        rewards=combined_rewards(config, scorers, inputs.functions, run.accelerator, extensions),
+        missing_eos=missing_eos,
+        prompts=prompts,
+        validation=held_out,
+        flops_profiles=flops_profiles(policy, module, scorers, reference),
+        extensions=extensions,
+        card=model_card(config.prompts, config.reward_model, config.reward_functions, selects, extensions),
+        value_regression=value_regression(roles, run.accelerator)
+        if config.has_critic and config.value_fit != "none"
+        else None,
+    )
+
+
+def training_context(
+    config: PPOConfig,
+    run: Run,
+    policy: LoadedModel,
+    training_prompts: list[EncodedPrompt],
+    prompts: list[EncodedPrompt],
+    missing_eos: MissingEos,
+) -> TrainingContext:
+    """Return what extensions know of a run."""
+    return TrainingContext(
+        run=run,
+        policy=policy,
+        training_prompts=training_prompts,
+        prompts=prompts,
+        total_updates=config.total_updates,
+        critic_warmup=config.critic_warmup,
+        samples_per_prompt=config.samples_per_prompt,
+        max_prompt_tokens=config.max_prompt_tokens,
+        max_new_tokens=config.max_new_tokens,
+        missing_eos=missing_eos,
+    )
+
+
+def encode_all_prompts(
+    config: PPOConfig, inputs: PPOInputs, policy: LoadedModel
+) -> tuple[list[EncodedPrompt], list[EncodedPrompt]]:
+    """Return the prompts of training and those of evaluations."""
+    limits = Limits(config.max_prompt_tokens, config.max_new_tokens, config.overlong)
+    encoded = encode_prompts(inputs.prompts, policy, limits, config.skip_bad_rows)
+    prompts, held_out = split_by_opening(encoded, config.validation_split)
+    if is_given(inputs.validation):
+        held_out = encode_prompts(inputs.validation, policy, limits, config.skip_bad_rows)
+    return prompts, held_out
+
+
+def combined_rewards(
+    config: PPOConfig,
+    scorers: Sequence[RewardModelScorer],
+    functions: Sequence[WeightedFunction],
+    accelerator: Accelerator,
+    extensions: Extensions,
+) -> Rewards:
+    """Return the rewards of models, functions and extensions."""
+    return Rewards(
+        scorers,
+        functions,
+        ensemble=config.reward_ensemble,
+        uncertainty_weight=config.uncertainty_weight,
+        accelerator=accelerator,
+        extra=extensions.score,
+    )
+
+
+def build_module(
+    config: PPOConfig,
+    policy: LoadedModel,
+    sources: Sequence[RewardSource],
+    extensions: Extensions,
+    value_model: tuple[Backbone, ScalarHead] | None,
+) -> ActorCritic:
+    """Return the module that PPO trains, with the adapters of all reward models that share the policy's base."""
+    critic: Critic = config.critic if config.has_critic else "none"
+    adapters = [source.adapter_on_policy for source in sources if source.adapter_on_policy]
+    adapters += [adapter for extension in extensions for adapter in extension.adapters]
+    return build_actor_critic(
+        policy,
+        critic,
+        critic_init=(sources[0].adapter_on_policy or sources[0].loaded) if sources else None,
+        adapters=adapters,
+        with_entropy=config.ent_coef > 0,
+        value_model=value_model,
+        value_fit=config.value_fit,
+    )
 
 
 def value_regression(roles: Roles, accelerator: Accelerator) -> ValueRegression | None:
-    """Return the regression of the value head; None for a value model that the caller gave, which keeps its head."""
+    """Return the regression of the value head; None for a `value_model` of the caller, which keeps its head."""
     head = roles.value_head
     return ValueRegression(head, accelerator) if isinstance(head, ValueHead) else None
 
@@ -172,18 +249,19 @@ def value_regression(roles: Roles, accelerator: Accelerator) -> ValueRegression 
 def attach_callbacks(
     callbacks: "TrainerCallbacks", run: Run, policy: LoadedModel, engine: TrainEngine, updates: int, epochs_per_update: float
 ) -> None:
-    """Let transformers' callbacks follow a run."""
+    """Attach transformers' callbacks to a run."""
     objects: dict[str, Any] = {"model": policy.backbone.peft or policy.backbone.model, "optimizer": engine.optimizer}
     objects["processing_class"] = policy.tokenization.tokenizer
     callbacks.attach(run.config, run.optimization, run.accelerator, objects, updates, epochs_per_update)
-    run.callbacks = callbacks
 
 
 def require_rewards(inputs: PPOInputs) -> None:
     """Raise a UserError for a run without a reward, or with a folder that is not a reward model."""
     if not (inputs.reward_models or inputs.functions or any(each.gives_scores for each in inputs.extensions)):
-        kinds = "reward_model, reward_functions, rules, rubrics, attributes, or several of them"
-        raise UserError(f"PPO needs a reward: set {kinds}; {PPOConfig.first_run} is an example that runs as it is")
+        raise UserError(
+            "no reward given: set reward_model or reward_functions (or rules, rubrics or attributes), or start from "
+            f"{PPOConfig.first_run}"
+        )
     for model in inputs.reward_models:
         if isinstance(model, str):
             require_reward_model(model)
@@ -205,56 +283,47 @@ def build_engine_and_roles(
     Args:
         sources: the reward models.
         total_steps: optimizer steps of the run.
-        average_decay: of an exponential mean of the weights that evaluations and the result use; 0: none.
-        reference: a model that takes the place of the copy.
+        average_decay: of the exponential moving average of the weights, for evaluations and the result; 0: none.
+        reference: a separate reference model; None: a copy of the policy.
     """
     accelerator = run.accelerator
-    reference_is_updated = any(each.updates_reference for each in extensions)
-    if reference_is_updated and zero_stage(accelerator) == 3:
-        raise UserError("reference_refresh is not possible under ZeRO-3, which shards the weights: use ZeRO-1 or 2")
-    copies = 0 if policy.adapter or reference else 2 if reference_is_updated else 1
     with sharded_loading(accelerator):
-        references = [LanguageModel(copy_backbone(policy.backbone)) for _ in range(copies)]
+        references = [] if policy.adapter or reference else [LanguageModel(copy_backbone(policy.backbone))]
     references += [LanguageModel(reference)] if reference else []
     scoring: list[nn.Module] = [source.loaded.model for source in sources if source.loaded]
     scoring += [model for extension in extensions for model in extension.modules]
     trained = sum(full_numel(weight) for weight in module.parameters() if weight.requires_grad)
-    mean = FLOAT32_BYTES * trained if average_decay else 0
-    run.print(run.memory.check(module, [*references, *scoring], {"mean of the weights": mean}))
-    frozen, initial, *_ = [*(place_frozen_model(model, accelerator) for model in references), None, None]
+    average = FLOAT32_BYTES * trained if average_decay else 0
+    run.print(run.memory.check(module, [*references, *scoring], {"mean of the weights": average}))
+    frozen = [place_frozen_model(model, accelerator) for model in references]
     engine = build_engine(run, module, total_steps, groups, average_decay)
-    return engine, Roles(engine.module, frozen, initial, reference_is_updated)
+    return engine, Roles(engine.module, *frozen)
 
 
-def report(
+def print_plan(
+    config: PPOConfig,
     run: Run,
     policy: LoadedModel,
-    prompts: tuple[int, int],
-    sizes: tuple[int, int, int],
+    training_prompts: int,
+    validation_prompts: int,
     selects: bool,
     extensions: Extensions,
 ) -> None:
-    """Print the data that the run trains on.
-
-    Args:
-        prompts: how many are for training, and for evaluations.
-        sizes: updates, responses of each, and responses to a prompt.
-    """
-    updates, responses, samples = sizes
-    run.print(f"ppo: {counted(prompts[0], 'prompt')}, {prompts[1]} held out; model {run.model_config.model}")
+    """Print the numbers of prompts and updates; `selects`: whether evaluations select the policy to keep."""
+    prompts = counted(training_prompts, "prompt")
+    run.print(f"ppo: {prompts}, {validation_prompts} held out; model {run.model_config.model}")
+    updates, responses = config.total_updates, config.rollout_batch_size
     episodes = counted(updates * responses, "episode")
     run.print(f"{counted(updates, 'update')} of {counted(responses, 'response')} ({episodes})")
-    warn_if_prompts_are_reread(run, policy.backbone, [samples])
-    if selects and not any(each.selects_by for each in extensions):
-        run.print(
-            "the best policy is chosen by the reward that it is trained on; selection.reward_model lets another one choose"
-        )
+    warn_if_prompts_are_reread(run, policy.backbone, [config.samples_per_prompt])
+    if selects and not any(extension.selects_by for extension in extensions):
+        run.print("selecting the best policy by its training reward; set selection.reward_model to use another model")
 
 
 def model_card(
     prompts: str, reward_models: Sequence[str], functions: Sequence[str], selects: bool, extensions: Extensions
 ) -> dict[str, str]:
-    """Return the lines of the model card that do not change during training; arguments are names, and as for `report`."""
+    """Return the lines of the model card that do not change during training; `selects` as for `print_plan`."""
     card = {"data": prompts, "reward model": ", ".join(reward_models) or "none"}
     if functions:
         card["reward functions"] = ", ".join(functions)
@@ -290,33 +359,35 @@ def build_sampler(
     return sampler, replace(wanted, batch_tokens=at_once)
 
 
-def largest_micro_batch(
-    setup: PPOSetup, updates: int, responses: int, samples: int, minibatches: int, has_critic: bool
-) -> tuple[Experience, list[int], float, int]:
-    """Return the micro-batch of this process with the most padded tokens, if all responses have the largest length.
+def largest_micro_batch(config: PPOConfig, setup: PPOSetup) -> tuple[ExperienceBatch, int]:
+    """Return the micro-batch of this process with the most padded tokens, and their number.
 
-    Args:
-        responses: of one update, `samples` to each prompt.
-        minibatches: of one epoch.
-
-    Returns:
-        An experience of zeros, rows of it, the response tokens of their minibatch, and the padded tokens of the rows.
+    All responses have the largest length. Token ids and tensors are 0.
     """
-    accelerator, length = setup.run.accelerator, setup.sampling.max_new_tokens
-    seed, budget = setup.run.config.seed, setup.run.optimization.micro_batch_tokens
-    found: list[tuple[int, Rollout, list[int], list[int]]] = []
-    for update in range(1, min(updates, PLANNED_UPDATES) + 1):
-        prompts = prompts_of_update(setup.prompts, update, responses // samples, samples, seed)
-        rollout = Rollout(prompts, [[0] * length] * responses, [], [])
-        for minibatch in shuffled_minibatches(responses, samples, minibatches, update, 0, seed):
-            for batch in plan_minibatch(rollout, minibatch, setup.policy.backbone, budget, accelerator):
-                longest = max(len(prompts[row].ids) for row in batch.rows)
-                found.append((batch.group_count * longest + len(batch.rows) * length, rollout, minibatch, batch.rows))
-    padded_tokens, rollout, minibatch, rows = max(found, key=lambda batch: batch[0])
+    run, length, responses = setup.run, setup.sampling.max_new_tokens, config.rollout_batch_size
+    samples, count = config.samples_per_prompt, config.rollout_batch_size // config.samples_per_prompt
+    candidates: list[tuple[int, Rollout, list[int], MicroBatch]] = []
+    for update in range(1, min(config.total_updates, PLANNED_UPDATES) + 1):
+        prompts = prompts_of_update(setup.prompts, update, count, samples, config.seed)
+        rollout = Rollout(prompts=prompts, responses=[[0] * length] * responses, ended=[], texts=[])
+        for minibatch in shuffled_minibatches(responses, samples, config.num_mini_batches, update, 0, config.seed):
+            for part in plan_minibatch(
+                rollout, minibatch, setup.policy.backbone, run.optimization.micro_batch_tokens, run.accelerator
+            ):
+                longest = max(len(prompts[row].ids) for row in part.rows)
+                candidates.append((len(part.groups) * longest + len(part.rows) * length, rollout, minibatch, part))
+    padded_tokens, rollout, minibatch, part = max(candidates, key=lambda candidate: candidate[0])
     zeros = torch.zeros(responses, length)
-    old, returns = RoleOutputs(zeros, zeros, zeros, zeros), zeros if has_critic else None
-    experience = Experience(rollout, zeros[:, 0], old, zeros, returns, 0.0, zeros[:, 0], {})
-    return experience, rows, float(length * len(minibatch)), padded_tokens
+    experience = Experience(
+        rollout=rollout,
+        scores=zeros[:, 0],
+        signal=TrainingSignal(zeros[:, 0], {}),
+        old=RoleOutputs(log_probs=zeros, ref_log_probs=zeros, values=zeros, entropy=zeros),
+        advantages=zeros,
+        returns=zeros,
+        kl_coef=0.0,
+    )
+    return experience.batch(part, minibatch, run.accelerator.device, setup.roles.trains_critic), padded_tokens
 
 
 class PromptIdentity:
@@ -336,7 +407,7 @@ class PromptIdentity:
 
 @contextmanager
 def save_if_scoring_fails(run: Run, rollout: Rollout, update: int) -> Iterator[None]:
-    """Save the rollout if scoring it fails, and add the file to the error: sampling may have taken an hour."""
+    """If scoring a rollout fails, save it and name the file in the error: sampling may have taken an hour."""
     try:
         yield
     except UserError as error:

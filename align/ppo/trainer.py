@@ -17,7 +17,7 @@ from align.core.errors import UserError
 from align.models.checkpoint import save_model_into
 from align.ppo.config import PPOConfig
 from align.ppo.evaluation import save_policy
-from align.ppo.extensions import configured_extensions
+from align.ppo.extensions.discovery import configured_extensions
 from align.ppo.inputs import PPOInputs, sharing_pair
 from align.ppo.reward_functions import RewardFunction, WeightedFunction
 from align.ppo.scoring_models import RewardModelLike
@@ -92,26 +92,26 @@ class PPOTrainer:
         names, objects = reward_settings(models, functions), {}
         if selection_reward_model:
             selection = split_rewards([selection_reward_model])
-            (objects["selection"],) = (each for kind in selection for each in kind)
-            (name,) = (each for kind in reward_settings(*selection).values() for each in kind)
+            (objects["selection"],) = (reward for kind in selection for reward in kind)
+            (name,) = (name for kind in reward_settings(*selection).values() for name in kind)
             patience = config.selection.early_stopping_patience if config.selection else 0
             names["selection"] = {"reward_model": name, "early_stopping_patience": patience}
         self.config = replace(config, prompts=data_name(prompts), validation_prompts=data_name(validation_prompts), **names)
-        extensions = configured_extensions(vars(self.config), **objects)
-        if any(each is not None for each in optimizers):
+        extensions = configured_extensions(self.config, **objects)
+        if any(part is not None for part in optimizers):
             from align.ppo.extensions.given_optimizer import GivenOptimizer
 
             extensions.append(GivenOptimizer(*optimizers))
         inputs = PPOInputs(
-            ModelSource(policy, tokenizer, peft_config),
-            models,
-            functions,
-            extensions,
-            prompts,
-            validation_prompts,
-            reference,
-            value_model,
-            trainer_callbacks(callbacks),
+            policy=ModelSource(policy, tokenizer, peft_config),
+            reward_models=models,
+            functions=functions,
+            extensions=extensions,
+            prompts=prompts,
+            validation=validation_prompts,
+            reference=reference,
+            value_model=value_model,
+            callbacks=trainer_callbacks(callbacks, lr_scheduler=optimizers[1]),
         )
         self.setup = prepare(self.config, inputs)
         self.run = self.setup.run
@@ -121,7 +121,6 @@ class PPOTrainer:
             if unfired := unfired_methods(self.run.callbacks.handler.callbacks):
                 events = ", ".join(unfired)
                 self.run.print(f"warning: callbacks: events that never fire: {events}; evaluations are in on_log")
-            self.run.callbacks.handler.lr_scheduler = optimizers[1]
 
     def train(self) -> Path:
         """Run all updates from the last checkpoint on; return the folder of the best policy, or of the last."""
@@ -136,8 +135,9 @@ class PPOTrainer:
 
 def trainer_callbacks(
     callbacks: "Sequence[TrainerCallback | type[TrainerCallback]] | TrainerCallbacks",
+    lr_scheduler: LRScheduler | None = None,
 ) -> "TrainerCallbacks | None":
-    """The callbacks of a run; None if there are none, whose module is then not imported.
+    """Return the callbacks of a run, which receive `lr_scheduler`; None, without importing their module, if there are none.
 
     Raises:
         UserError: if they are not in a list, or one cannot work here.
@@ -149,7 +149,7 @@ def trainer_callbacks(
     if isinstance(callbacks, TrainerCallbacks):
         return callbacks
     require_callbacks(callbacks)
-    return TrainerCallbacks(callbacks)
+    return TrainerCallbacks(callbacks, lr_scheduler=lr_scheduler)
 
 
 def split_rewards(

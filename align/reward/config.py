@@ -7,7 +7,6 @@ from align.core.settings import (
     ModelConfig,
     OptimizationConfig,
     RunConfig,
-    SequenceConfig,
     SplitConfig,
     option,
 )
@@ -19,7 +18,6 @@ from align.training.layerwise import LayerwiseConfig
 class RewardConfig(
     MixtureConfig,
     SplitConfig,
-    SequenceConfig,
     EpochConfig,
     ModelConfig,
     RunConfig,

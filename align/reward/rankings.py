@@ -9,7 +9,7 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor
 
-from align.batches.micro_batches import map_rows
+from align.batches.micro_batches import PackedInputs, map_rows
 from align.core.statistics import correlation, kendall_tau, pair_calibration_error, share_interval
 from align.core.tensor_ops import Padded
 from align.models.backbone import Backbone
@@ -74,19 +74,20 @@ def score_rankings(
     return map_rows(group_sizes(backbone, rankings), budget, accelerator, score_rows)
 
 
-def pack_rankings(rankings: Sequence[SharedPrompt], device: torch.device) -> tuple[Padded, Padded, Tensor]:
-    """Rankings as inputs of `Backbone.hidden`: prompts, all responses in order, and `prompt_of_response`."""
-    prompts = Padded.from_lists([item.prompt for item in rankings]).to(device)
-    responses = Padded.from_lists([response for item in rankings for response in item.responses]).to(device)
-    prompt_of_response = torch.tensor(
-        [number for number, item in enumerate(rankings) for _ in item.responses], device=device
+def pack_rankings(rankings: Sequence[SharedPrompt], device: torch.device) -> PackedInputs:
+    """Return rankings as inputs of `Backbone.hidden`: their prompts, and all responses in order."""
+    prompt_of_response = [number for number, item in enumerate(rankings) for _ in item.responses]
+    return PackedInputs(
+        prompt=Padded.from_lists([item.prompt for item in rankings]).to(device),
+        response=Padded.from_lists([response for item in rankings for response in item.responses]).to(device),
+        prompt_of_response=torch.tensor(prompt_of_response, device=device),
     )
-    return prompts, responses, prompt_of_response
 
 
 def reward_rankings(module: RewardFunctionOfTokens, rankings: Sequence[SharedPrompt], device: torch.device) -> Tensor:
     """Rewards [B] of all responses in order; each prompt is read once if the backbone can share it."""
-    return module(*pack_rankings(rankings, device))
+    inputs = pack_rankings(rankings, device)
+    return module(inputs.prompt, inputs.response, inputs.prompt_of_response)
 
 
 def label_pairs(rankings: Sequence[EncodedRanking], soft_targets: bool) -> Pairs:

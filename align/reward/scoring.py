@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from accelerate import Accelerator
 
-from align.batches.micro_batches import group_tokens, map_groups, pack_groups, prompt_groups
+from align.batches.micro_batches import MicroBatch, group_tokens, map_groups, pack_groups, prompt_groups
 from align.core.errors import UserError, counted
 from align.data.records import Conversation
 from align.models.backbone import Backbone, flops_profile
@@ -163,9 +163,11 @@ class RewardModelScorer:
         prompt_ids, response_ids = [row.prompt for row in rows], [row.response for row in rows]
         device = self.accelerator.device
 
-        def score_batch(batch: list[int]) -> list[float]:
-            rewards: list[float] = (self.module(*pack_groups(prompt_ids, response_ids, batch, device)) - self.mean).tolist()
-            return rewards
+        def score_batch(batch: MicroBatch) -> list[float]:
+            inputs = pack_groups(prompt_ids, response_ids, batch.groups, device)
+            rewards = self.module(inputs.prompt, inputs.response, inputs.prompt_of_response) - self.mean
+            scores: list[float] = rewards.tolist()
+            return scores
 
         groups = prompt_groups(self.backbone, prompt_ids, response_ids, range(len(rows)), self.budget)
         sizes = group_tokens(self.backbone, prompt_ids, response_ids, groups)

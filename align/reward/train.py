@@ -1,6 +1,6 @@
-"""Reward modeling: a scalar head learns to order responses as labelers ranked them.
+"""Reward modeling: train a scalar head to order responses as labelers ranked them.
 
-Launch it by `accelerate launch align/reward/train.py --config configs/reward/x.yaml`.
+Launch it with `accelerate launch align/reward/train.py --config configs/reward/x.yaml`.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,7 +19,7 @@ from align.batches.mixtures import TrainingData, encode_split, is_given
 from align.core.errors import UserError, counted
 from align.core.files import write_json
 from align.core.launch import run_stage
-from align.core.tensor_ops import Padded
+from align.core.tensor_ops import BatchLoss, Padded
 from align.data.records import Demonstration
 from align.models.backbone import Backbone, flops_profile
 from align.models.checkpoint import weights_of
@@ -51,14 +51,10 @@ from align.training.engine import TrainEngine
 from align.training.epoch_loop import EpochLoop
 from align.training.layerwise import layer_groups
 from align.training.model_source import Model, ModelSource
+from align.training.monitor import Monitor, examples_as_text
 from align.training.process_state import making_trainer
 from align.training.run import Run
-from align.training.start import (
-    build_engine,
-    share_sequences,
-    warn_if_prompts_are_reread,
-    with_data_names,
-)
+from align.training.setup import build_engine, warn_if_prompts_are_reread, with_data_names
 
 
 def train(
@@ -84,34 +80,40 @@ def train(
         device=run.accelerator.device,
     )
     measure = measured_on("validation_data", held_out, soft_targets=config.soft_targets)
-    loop = EpochLoop(engine, order, config.eval_steps, measure)
+    loop, monitor = EpochLoop(engine, order, config.eval_steps, measure), Monitor(run)
     planned = ((batch, group_sizes(backbone, batch)) for batch in order.first_batches())
     loop.measure_largest_micro_batch(planned, loss_of)
+    evaluate_model = partial(evaluate_and_save, loop, loaded, held_out, demonstrated, config.train_data, config.soft_targets)
 
     for update in loop.updates():
         batch = order.batch(update)
         sizes = group_sizes(backbone, batch)
-        plan = micro_batches(range(len(batch)), sizes, budget, run.accelerator)
-        with loop.learning(update, batch, loaded.tokenization):
-            for rows in engine.micro_batches(plan):
-                engine.backward(*loss_of([batch[row] for row in rows], batch))
-            step = engine.step(update)
-        metrics = dict(engine.sums)
-        metrics["reward/mean"] = metrics.pop("reward_sum") / sum(len(ranking.responses) for ranking in batch)
-        flops = sum(example_flops(backbone, profile, ranking, lm_weight) for ranking in batch)
-        metrics |= step | loop.costs(sum(sizes), flops)
-        if loop.evaluates(update):
-            found, scored = evaluate(engine, backbone, held_out, budget, config.soft_targets)
-            metrics |= found
-            if loop.is_best(metrics):
-                save(loaded, engine, config.train_data, metrics, scored, demonstrated)
-        loop.log(update, metrics)
+        with monitor.update(update, partial(examples_as_text, batch, loaded.tokenization)):
+            for part in micro_batches(range(len(batch)), sizes, budget, run.accelerator):
+                engine.backward(loss_of([batch[row] for row in part.rows], batch), part.weight)
+            sums = engine.reduce_gradients()
+            monitor.lap("learn")
+            monitor.add(mean_rewards(sums, batch) | engine.step(update))
+            monitor.lap("step")
+        monitor.add({"tokens/read": float(sum(sizes))})
+        monitor.add_speed(sum(sizes), sum(example_flops(backbone, profile, ranking, lm_weight) for ranking in batch))
+        if loop.is_due(update):
+            monitor.add(evaluate_model(monitor.row))
+            monitor.lap("validate")
+        monitor.log(update, loop.progress(monitor.row["loss"]))
 
-    if loop.needs_evaluation():
-        metrics, scored = evaluate(engine, backbone, held_out, budget, config.soft_targets)
-        if loop.is_best(metrics):
-            save(loaded, engine, config.train_data, metrics, scored, demonstrated)
+    if loop.is_due_again():
+        evaluate_model({})
     return run.folder / "model"
+
+
+def mean_rewards(sums: dict[str, float], batch: Sequence[EncodedRanking]) -> dict[str, float]:
+    """Return the metrics of an update, with the mean reward of all responses instead of their sum."""
+    count = sum(len(ranking.responses) for ranking in batch)
+    return {
+        ("reward/mean" if name == "reward_sum" else name): (value / count if name == "reward_sum" else value)
+        for name, value in sums.items()
+    }
 
 
 def batch_loss(
@@ -122,20 +124,23 @@ def batch_loss(
     centering_weight: float,
     lm_weight: float,
     device: torch.device,
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return the share of the loss, a mean over the rankings of `batch`, that a micro-batch has, and of its metrics.
+) -> BatchLoss:
+    """Return the share of a micro-batch in the loss, which is a mean over the rankings of the global batch.
 
     Args:
+        rankings: the micro-batch.
+        batch: the global batch.
         model: a `RewardModel`, or a `RewardLanguageModel` if `lm_weight` is not 0.
         soft_targets: see `label_pairs`.
         centering_weight: of `centering_loss`.
         lm_weight: of the language-model loss on the best responses.
     """
     if lm_weight:
-        prompt, response, prompt_of_response = pack_rankings(rankings, device)
+        inputs = pack_rankings(rankings, device)
         learned = torch.tensor([count for item in rankings for count in best_tokens(item)], device=device)
-        positions = torch.arange(response.ids.shape[1], device=device)
-        rewards, log_probs = model(prompt, response, prompt_of_response, positions < learned[:, None])
+        positions = torch.arange(inputs.response.ids.shape[1], device=device)
+        mask = positions < learned[:, None]
+        rewards, log_probs = model(inputs.prompt, inputs.response, inputs.prompt_of_response, mask)
     else:
         rewards = reward_rankings(model, rankings, device)
     pairs = label_pairs(rankings, soft_targets).to(device)
@@ -152,7 +157,7 @@ def batch_loss(
     if lm_weight:
         sums["lm_loss"] = -log_probs.sum() / sum(sum(best_tokens(ranking)) for ranking in batch)
         loss = loss + lm_weight * sums["lm_loss"]
-    return loss, sums
+    return BatchLoss(loss, sums)
 
 
 class RewardLanguageModel(RewardModel):
@@ -200,6 +205,25 @@ def evaluate(
         causes = "check the labels, the learning rate and how many responses overlong: truncate has cut"
         engine.run.print(f"warning: {warning}; {causes}")
     return {f"validation/{name}": value for name, value in metrics.items()}, ordered
+
+
+def evaluate_and_save(
+    loop: EpochLoop,
+    loaded: LoadedModel,
+    held_out: list[EncodedRanking],
+    demonstrated: list[EncodedRanking],
+    data: str,
+    soft_targets: bool,
+    metrics: dict[str, float],
+) -> dict[str, float]:
+    """Evaluate the model and save it if it is the best; return `metrics` of the update with those of the evaluation."""
+    budget = loop.run.optimization.micro_batch_tokens
+    evaluation, scored = evaluate(loop.engine, loaded.backbone, held_out, budget, soft_targets)
+    metrics = metrics | evaluation
+    if is_best := loop.is_best(metrics):
+        save(loaded, loop.engine, data, metrics, scored, demonstrated)
+    loop.record_evaluation(metrics, is_best)
+    return metrics
 
 
 def rewards_of(
@@ -293,7 +317,6 @@ class RewardTrainer:
         self.run = run = Run(source.settings(config), "reward")
         self.loaded = loaded = source.load(run, REWARD_ADAPTER, allow_reward_model=True)
         run_on_main(lambda: require_savable_classifier(loaded), run.accelerator)
-        share_sequences(run, loaded.backbone, config.sequence_parallel)
         encode = partial(
             encode_rankings,
             loaded=loaded,
@@ -325,8 +348,7 @@ class RewardTrainer:
             if self.config.dry_run:
                 measure = measured_on("validation_data", self.held_out, soft_targets=self.config.soft_targets)
                 return EpochLoop(self.engine, self.order, self.config.eval_steps, measure).end_dry_run()
-            parts = (self.loaded, self.engine, self.order, self.held_out, self.demonstrated)
-            return train(self.config, *parts)
+            return train(self.config, self.loaded, self.engine, self.order, self.held_out, self.demonstrated)
 
 
 def run_reward(config: RewardConfig) -> Path:

@@ -89,6 +89,7 @@ class VLLMSettings(Settings):
         0.0,
         "Weight each token's policy loss by the truncated importance ratio min(p(policy) / p(vLLM), "
         "importance_cap), and do not stop on a mismatch (Yao et al. 2025: 2). 0 disables it.",
+        extension=True,
         ge=1,
         off=0,
     )

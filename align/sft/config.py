@@ -8,7 +8,6 @@ from align.core.settings import (
     ModelConfig,
     OptimizationConfig,
     RunConfig,
-    SequenceConfig,
     SplitConfig,
     option,
     require_setting,
@@ -21,7 +20,6 @@ from align.training.layerwise import LayerwiseConfig
 class SFTConfig(
     MixtureConfig,
     SplitConfig,
-    SequenceConfig,
     EpochConfig,
     ModelConfig,
     RunConfig,

@@ -1,10 +1,11 @@
-"""Supervised fine-tuning: a model learns the assistant's turns of demonstrations, or an objective on raw text.
+"""Supervised fine-tuning on the assistant's turns of demonstrations, or on raw text.
 
-Launch it by `accelerate launch align/sft/train.py --config configs/sft/x.yaml`.
+Launch it with `accelerate launch align/sft/train.py --config configs/sft/x.yaml`.
 """
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from align.batches.micro_batches import micro_batches
 from align.batches.mixtures import TrainingData, encode_split
 from align.core.errors import UserError, counted
 from align.core.launch import run_stage
-from align.core.tensor_ops import Padded
+from align.core.tensor_ops import BatchLoss, Padded
 from align.models.backbone import flops_profile
 from align.models.checkpoint import save_model, weights_of
 from align.models.heads import LanguageModel
@@ -34,9 +35,10 @@ from align.training.engine import TrainEngine
 from align.training.epoch_loop import EpochLoop
 from align.training.layerwise import layer_groups
 from align.training.model_source import Model, ModelSource
+from align.training.monitor import Monitor, examples_as_text
 from align.training.process_state import making_trainer
 from align.training.run import Run
-from align.training.start import build_engine, share_sequences, with_data_names
+from align.training.setup import build_engine, with_data_names
 
 
 def train(
@@ -50,7 +52,7 @@ def train(
     run, budget, prompt_weight = engine.run, config.micro_batch_tokens, config.prompt_loss_weight
     profile = flops_profile(loaded.backbone, loaded.adapter)
     loss_of = partial(batch_loss, engine.module, prompt_weight=prompt_weight, device=run.accelerator.device)
-    loop = EpochLoop(engine, order, config.eval_steps, measured_on("validation_data", held_out))
+    loop, monitor = EpochLoop(engine, order, config.eval_steps, measured_on("validation_data", held_out)), Monitor(run)
     loop.measure_largest_micro_batch(((batch, token_counts(batch)) for batch in order.first_batches()), loss_of)
     if not loop.done:
         run.log(0, evaluate(engine, held_out, budget))
@@ -58,23 +60,22 @@ def train(
     for update in loop.updates():
         batch = order.batch(update)
         lengths = token_counts(batch)
-        plan = micro_batches(range(len(batch)), lengths, budget, run.accelerator)
-        with loop.learning(update, batch, loaded.tokenization):
-            for rows in engine.micro_batches(plan):
-                engine.backward(*loss_of([batch[row] for row in rows], batch))
-            step = engine.step(update)
-        flops = sum(example_flops(profile, example, prompt_weight) for example in batch)
-        metrics = engine.sums | step | loop.costs(sum(lengths), flops)
-        if loop.evaluates(update):
-            metrics |= evaluate(engine, held_out, budget)
-            if loop.is_best(metrics):
-                save(loaded, engine, config.train_data, metrics)
-        loop.log(update, metrics)
+        with monitor.update(update, partial(examples_as_text, batch, loaded.tokenization)):
+            for part in micro_batches(range(len(batch)), lengths, budget, run.accelerator):
+                engine.backward(loss_of([batch[row] for row in part.rows], batch), part.weight)
+            monitor.add(engine.reduce_gradients())
+            monitor.lap("learn")
+            monitor.add(engine.step(update))
+            monitor.lap("step")
+        monitor.add({"tokens/read": float(sum(lengths))})
+        monitor.add_speed(sum(lengths), sum(example_flops(profile, example, prompt_weight) for example in batch))
+        if loop.is_due(update):
+            monitor.add(evaluate_and_save(loop, loaded, held_out, config.train_data, monitor.row))
+            monitor.lap("validate")
+        monitor.log(update, loop.progress(monitor.row["loss"]))
 
-    if loop.needs_evaluation():
-        metrics = evaluate(engine, held_out, budget)
-        if loop.is_best(metrics):
-            save(loaded, engine, config.train_data, metrics)
+    if loop.is_due_again():
+        evaluate_and_save(loop, loaded, held_out, config.train_data, {})
     return run.folder / "model"
 
 
@@ -84,32 +85,53 @@ def batch_loss(
     batch: Sequence[EncodedDemonstration],
     prompt_weight: float,
     device: torch.device,
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return the share of the loss, a mean over the tokens of `batch`, that a micro-batch has, and of its metrics."""
-    log_probs, in_response, in_prompt = read_log_probs(model, examples, prompt_weight > 0, device)
-    response_count = sum(sum(example.loss_mask) for example in batch)
-    prompt_count = sum(len(example.prompt) - 1 for example in batch)
-    loss = demonstration_loss(log_probs, in_response, in_prompt, response_count, prompt_count, prompt_weight)
-    return loss, {"tokens/trained": in_response.sum()}
+) -> BatchLoss:
+    """Return the share of a micro-batch in the loss, which is a mean over the tokens of the global batch.
+
+    Args:
+        examples: the micro-batch.
+        batch: the global batch.
+    """
+    targets = compute_targets(model, examples, prompt_weight > 0, device)
+    loss = demonstration_loss(
+        targets.log_probs,
+        targets.response_mask,
+        targets.prompt_mask,
+        response_count=sum(sum(example.loss_mask) for example in batch),
+        prompt_count=sum(len(example.prompt) - 1 for example in batch),
+        prompt_weight=prompt_weight,
+    )
+    return BatchLoss(loss, {"tokens/trained": targets.response_mask.sum()})
 
 
-def read_log_probs(
+@dataclass(frozen=True)
+class TargetLogProbs:
+    """Log-probs of the tokens in the loss, [B, T] each."""
+
+    log_probs: Tensor
+    response_mask: Tensor
+    """Tokens of the assistant."""
+    prompt_mask: Tensor
+    """Tokens of the prompt."""
+
+
+def compute_targets(
     model: nn.Module, examples: Sequence[EncodedDemonstration], with_prompt: bool, device: torch.device
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return log-probs [B, T], and two masks [B, T]: the assistant's tokens that count, and the prompt's.
+) -> TargetLogProbs:
+    """Compute the log-probs of all tokens in the loss.
 
-    With the prompt in the loss, all of it but its first token is read as if it were part of the response.
+    With `with_prompt`, all of the prompt but its first token is treated as part of the response.
     """
     cuts = [1 if with_prompt else len(example.prompt) for example in examples]
     tails = [example.prompt[cut:] for example, cut in zip(examples, cuts, strict=True)]
     pairs = list(zip(examples, tails, strict=True))
     prompt = Padded.from_lists([example.prompt[:cut] for example, cut in zip(examples, cuts, strict=True)])
     response = Padded.from_lists([tail + example.response for example, tail in pairs])
-    of_prompt = [[1] * len(tail) + [0] * len(example.response) for example, tail in pairs]
-    counted = [[0] * len(tail) + list(map(int, example.loss_mask)) for example, tail in pairs]
-    in_prompt, in_response = (Padded.from_lists(mask).ids.to(device) > 0 for mask in (of_prompt, counted))
-    log_probs = model(prompt.to(device), response.to(device), in_response | in_prompt)
-    return log_probs, in_response, in_prompt
+    prompt_rows = [[1] * len(tail) + [0] * len(example.response) for example, tail in pairs]
+    response_rows = [[0] * len(tail) + list(map(int, example.loss_mask)) for example, tail in pairs]
+    prompt_mask, response_mask = (Padded.from_lists(rows).ids.to(device) > 0 for rows in (prompt_rows, response_rows))
+    log_probs = model(prompt.to(device), response.to(device), response_mask | prompt_mask)
+    return TargetLogProbs(log_probs, response_mask, prompt_mask)
 
 
 def token_counts(examples: Sequence[EncodedDemonstration]) -> list[int]:
@@ -132,10 +154,22 @@ def evaluate(engine: TrainEngine, held_out: list[EncodedDemonstration], budget: 
     total = torch.zeros(2, dtype=torch.float64, device=accelerator.device)
     for part in micro_batches(range(len(held_out)), token_counts(held_out), budget, accelerator):
         examples = [held_out[row] for row in part.rows]
-        log_probs, mask, _ = read_log_probs(engine.module, examples, False, accelerator.device)
-        total += part.loss_weight * torch.stack([-(log_probs * mask).sum(), mask.sum()]).double()
+        targets = compute_targets(engine.module, examples, False, accelerator.device)
+        mask = targets.response_mask
+        total += part.weight * torch.stack([-(targets.log_probs * mask).sum(), mask.sum()]).double()
     loss, count = sum_across_processes(total, accelerator).tolist()
     return {"validation/loss": loss / count, "validation/perplexity": math.exp(min(loss / count, 50.0))}
+
+
+def evaluate_and_save(
+    loop: EpochLoop, loaded: LoadedModel, held_out: list[EncodedDemonstration], data: str, metrics: dict[str, float]
+) -> dict[str, float]:
+    """Evaluate the model and save it if it is the best; return `metrics` of the update with those of the evaluation."""
+    metrics = metrics | evaluate(loop.engine, held_out, loop.run.optimization.micro_batch_tokens)
+    if is_best := loop.is_best(metrics):
+        save(loaded, loop.engine, data, metrics)
+    loop.record_evaluation(metrics, is_best)
+    return metrics
 
 
 def save(loaded: LoadedModel, engine: TrainEngine, data: str, metrics: dict[str, float]) -> None:
@@ -147,11 +181,10 @@ def save(loaded: LoadedModel, engine: TrainEngine, data: str, metrics: dict[str,
 
 
 def require_prompt_in_row(loaded: LoadedModel, prompt_weight: float) -> None:
-    """Raise a UserError if the prompt is to be learned by a model that does not predict it."""
+    """Raise a UserError for a loss on the prompt of a model that does not predict prompt tokens."""
     if prompt_weight and not loaded.backbone.causal:
         raise UserError(
-            "prompt_loss_weight: this model reads its prompt whole (by an encoder, or prefix_lm) and predicts nothing of "
-            "it; set it to 0"
+            "prompt_loss_weight: this model does not predict prompt tokens, because of its encoder or prefix_lm; set it to 0"
         )
 
 
@@ -189,7 +222,6 @@ class SFTTrainer:
         source = ModelSource(model, tokenizer, peft_config, config.prefix_lm)
         self.run = run = Run(source.settings(config), "sft")
         self.loaded = loaded = source.load(run)
-        share_sequences(run, loaded.backbone, config.sequence_parallel)
         require_prompt_in_row(loaded, config.prompt_loss_weight)
         data, split = (train_data, validation_data), (config.task_prefixes, config.validation_split)
         mixing = (config.batch_size, config.mixing_cap, config.mixing_temperature)

@@ -34,10 +34,7 @@ class Tokenization:
 
     Attributes:
         chat: renders conversations.
-        stop_ids: further ids that end a response of a saved model, because PPO sampled with them.
     """
-
-    stop_ids: frozenset[int] = frozenset()
 
     def __init__(
         self,

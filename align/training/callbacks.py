@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from accelerate import Accelerator
+from torch.optim.lr_scheduler import LRScheduler
 from transformers import EarlyStoppingCallback, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_callback import CallbackHandler, DefaultFlowCallback, ExportableState
 
@@ -41,6 +42,7 @@ class TrainerCallbacks:
         callbacks: objects or classes; transformers' `DefaultFlowCallback` is put before them.
         args: the arguments that callbacks receive; None: made of the run's settings.
         state: the state that callbacks receive; None: a new one.
+        lr_scheduler: the scheduler that callbacks receive.
     """
 
     def __init__(
@@ -48,11 +50,12 @@ class TrainerCallbacks:
         callbacks: Sequence[TrainerCallback | type[TrainerCallback]],
         args: TrainingArguments | None = None,
         state: TrainerState | None = None,
+        lr_scheduler: LRScheduler | None = None,
     ) -> None:
-        given = list(callbacks)
-        if not any(callback is DefaultFlowCallback or isinstance(callback, DefaultFlowCallback) for callback in given):
-            given.insert(0, DefaultFlowCallback)
-        self.handler: Any = CallbackHandler(given, None, None, None, None)
+        handled = list(callbacks)
+        if not any(callback is DefaultFlowCallback or isinstance(callback, DefaultFlowCallback) for callback in handled):
+            handled.insert(0, DefaultFlowCallback)
+        self.handler: Any = CallbackHandler(handled, None, None, None, lr_scheduler)
         self.args, self.state, self.control = args, state or TrainerState(), TrainerControl()
 
     def attach(

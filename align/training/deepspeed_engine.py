@@ -21,7 +21,6 @@ from torch import Tensor, nn
 
 from align.core.errors import UserError
 from align.runtime.distributed import limit_collectives, zero_stage
-from align.runtime.flops import Clock
 from align.runtime.sharding import full_numel, full_shape, gather_chosen_parts_together, is_sharded
 from align.training.checkpoint.state import AVERAGE, FlatTensorSlice, StoredState, require_same_weights
 from align.training.engine import NotFiniteError, TrainEngine
@@ -48,7 +47,8 @@ class DeepSpeedEngine(TrainEngine):
     ) -> None:
         if run.optimization.optimizer != "adamw":
             raise UserError(f"optimizer {run.optimization.optimizer}: not possible under DeepSpeed; use adamw")
-        self.run, self.accelerator, self.total_steps, self.clock = run, run.accelerator, total_steps, Clock()
+        self.run, self.accelerator, self.total_steps = run, run.accelerator, total_steps
+        self._totals = {}
         if run.dtype == torch.bfloat16 and any(map(is_sharded, module.parameters())):
             # The engine takes a module that was loaded sharded as it is; new heads and adapters are in float32.
             for weight in module.parameters():
@@ -121,6 +121,7 @@ class DeepSpeedEngine(TrainEngine):
             count_up(self.module.optimizer.optimizer, int(count))
 
     def drop_gradients(self) -> None:
+        self._totals = {}
         self.module.zero_grad()
         self.module.optimizer.zero_grad()  # the float32 sums of ZeRO-1
         self._clear_partitions()

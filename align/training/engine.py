@@ -1,28 +1,27 @@
 """The engine that trains a module: float32 master weights, gradient accumulation, and the optimizer's step.
 
-A loop over one optimizer step reads:
+One optimizer step:
 
-    for rows in engine.micro_batches(plan):
-        engine.backward(*some_loss(model, rows))  # a name would keep its graph in memory while the next one is made
-    metrics = engine.step(update)
+    for batch in micro_batches(...):
+        engine.backward(some_loss(model, batch), batch.weight)  # a variable would keep the graph alive
+    metrics = engine.reduce_gradients()  # over all processes
+    metrics |= engine.step(update)
 
-`plan` lists this process's micro-batches (`MicroBatch`), `rows` are the row numbers of one. A loss comes with metrics,
-which add up. Losses are already divided by global counts, so the engine only adds them up. Padding, micro-batches and the
-number of processes never change a gradient. A "master" is the float32 copy of a bfloat16 weight that the optimizer updates.
+Losses are already divided by global counts, so the engine only adds gradients. Padding, micro-batch size and the number of
+processes never change a gradient. A "master" is the float32 copy of a bfloat16 weight that the optimizer updates.
 """
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from align.batches.micro_batches import MicroBatch
 from align.core.errors import UserError
+from align.core.tensor_ops import BatchLoss
 from align.runtime.distributed import sum_across_processes
-from align.runtime.flops import Clock
 from align.training.checkpoint.state import AVERAGE, FlatTensorSlice, StoredState, require_same_weights
 from align.training.optimizer import (
     GradientReduction,
@@ -33,11 +32,9 @@ from align.training.optimizer import (
     copy_weights,
     gradients_to_masters,
     make_master,
+    scheduled_groups,
 )
 from align.training.run import Run
-
-Sums = Mapping[str, Tensor | float]
-"""Metrics of a micro-batch as scalars that add up over micro-batches and processes."""
 
 
 class NotFiniteError(UserError):
@@ -57,11 +54,9 @@ class TrainEngine:
         average_decay: of the exponential mean of the weights; 0: no mean is kept.
 
     Attributes:
-        clock: ends its laps `learn` and `step` in each step. `EpochLoop` replaces it in each update; PPO has another clock.
         trainable: the trained weights of `module` by name.
         masters: their float32 copies, or they themselves.
         average: the mean of the masters, if one is kept.
-        sums: the loss and the metrics of the last `micro_batches`, summed over micro-batches and processes.
     """
 
     module: Any
@@ -77,8 +72,8 @@ class TrainEngine:
         groups: Sequence[ParamGroup] = (),
         average_decay: float = 0.0,
     ) -> None:
-        self.run, self.accelerator, self.total_steps, self.clock = run, run.accelerator, total_steps, Clock()
-        self._loss_weight, self._totals = 1.0, dict[str, Tensor | float]()
+        self.run, self.accelerator, self.total_steps = run, run.accelerator, total_steps
+        self._totals: dict[str, Tensor | float] = {}
         self.module = module.to(run.accelerator.device)
         self.trainable = {name: weight for name, weight in module.named_parameters() if weight.requires_grad}
         self.masters = {name: make_master(weight) for name, weight in self.trainable.items()}
@@ -89,42 +84,51 @@ class TrainEngine:
         if self.accelerator.num_processes > 1:
             self.reduction = GradientReduction(self.masters)
 
-    def micro_batches(self, plan: Sequence[MicroBatch]) -> Iterator[list[int]]:
-        """Yield the rows of each of this process's micro-batches, whose loss the caller passes to `backward`.
+    def backward(self, loss: BatchLoss, weight: float = 1.0) -> None:
+        """Add the gradients and the metrics of a micro-batch to those since the last `reduce_gradients`.
 
-        After the last one, gradients and `sums` are complete on every process. The gradients of several such loops add up
-        until the next `step`. A requested stop ends the run here, as long as the update has changed no weight. Raise a
-        NotFiniteError if the loss is not a number on any process; the gradients are dropped.
+        On one process, a requested stop ends the run here if the update has not changed a weight yet.
+
+        Args:
+            loss: the micro-batch's share of the global loss.
+            weight: factor of the loss and the metrics, see `MicroBatch`.
         """
-        self._totals = {}
-        if self.reduction:
+        if not self._totals and self.reduction:
             self.reduction.begin()
-        for batch in plan:
-            if self.accelerator.num_processes == 1:  # several must agree, which they do below
-                self.run.raise_if_stop_requested(self.drop_gradients)
-            self._loss_weight = batch.loss_weight
-            yield batch.rows
-        if self.reduction:
-            self.reduction.finish()
-        self.sums = self._sums_of_all_processes()
-        if not math.isfinite(self.sums["loss"]):
-            self.drop_gradients()
-            raise NotFiniteError("the loss is not a finite number")
-        self.run.raise_if_stop_requested(self.drop_gradients)
-
-    def backward(self, loss: Tensor, sums: Sums | None = None) -> None:
-        """Add the gradients of the current micro-batch and its metrics: its shares of the global loss and `sums`."""
-        weight = self._loss_weight
-        self._backward(loss * weight)
-        for name, value in {"loss": loss, **(sums or {})}.items():
+        if self.accelerator.num_processes == 1:  # several must agree, which they do in `reduce_gradients`
+            self.run.raise_if_stop_requested(self.drop_gradients)
+        self._backward(loss.loss * weight)
+        for name, value in {"loss": loss.loss, **loss.sums}.items():
             share = (value.detach().double() if isinstance(value, Tensor) else value) * weight
             self._totals[name] = self._totals[name] + share if name in self._totals else share
 
-    def step(self, number: int, frozen: Collection[str] = ()) -> dict[str, float]:
-        """Apply the gradients of step `number`, from 1; return the learning rates and `grad_norm` (before clipping).
+    def reduce_gradients(self) -> dict[str, float]:
+        """Sum gradients over processes; return `loss` and metrics, summed over micro-batches and processes.
 
-        The learning rate of the groups named in `frozen` is 0 in this step. Raise a NotFiniteError if the gradient norm is
-        not finite; nothing was updated.
+        Further calls of `backward` add to these gradients until the next `step`. A requested stop ends the run here if the
+        update has not changed a weight yet.
+
+        Raises:
+            NotFiniteError: if the loss is not finite on any process. The gradients are dropped.
+        """
+        if self.reduction:
+            self.reduction.finish()
+        sums = self._sums_of_all_processes()
+        self._totals = {}
+        if not math.isfinite(sums["loss"]):
+            self.drop_gradients()
+            raise NotFiniteError("the loss is not a finite number")
+        self.run.raise_if_stop_requested(self.drop_gradients)
+        return sums
+
+    def step(self, number: int, frozen: Collection[str] = ()) -> dict[str, float]:
+        """Apply the gradients of step `number`, counted from 1; return learning rates and `grad_norm` before clipping.
+
+        Args:
+            frozen: names of groups whose learning rate is 0 in this step.
+
+        Raises:
+            NotFiniteError: if the gradient norm is not finite. Nothing is updated.
         """
         rates = {
             group.metric: 0.0 if group.name in frozen else group.rate(self.run.optimization, number, self.total_steps)
@@ -133,10 +137,33 @@ class TrainEngine:
         for group in self.optimizer.param_groups:
             group["lr"] = rates[group["metric"]]
         self.run.weights_changed()
-        self.clock.lap("learn")
-        norm = self._apply()
-        self.clock.lap("step")
-        return rates | {"grad_norm": norm}
+        return rates | {"grad_norm": self._apply()}
+
+    def use_optimizer(self, optimizer: torch.optim.Optimizer | None = None) -> None:
+        """Train with another optimizer, and take learning rates from its groups instead of the settings.
+
+        Args:
+            optimizer: over all trained weights; None: the engine's.
+
+        Raises:
+            UserError: for another optimizer under DeepSpeed, or one that lacks a trained weight.
+        """
+        if optimizer is not None:
+            self._require_all_weights(optimizer)
+            self.optimizer = optimizer
+        self.groups = scheduled_groups(self.optimizer)
+
+    def _require_all_weights(self, optimizer: torch.optim.Optimizer) -> None:
+        if self.accelerator.state.deepspeed_plugin is not None:
+            raise UserError("optimizers: DeepSpeed builds its optimizer from the settings; leave `optimizers` out")
+        held = {id(weight) for group in optimizer.param_groups for weight in group["params"]}
+        missing = sorted(name for name, master in self.masters.items() if id(master) not in held)
+        if missing:
+            raise UserError(
+                f"optimizers: the optimizer lacks {len(missing)} of {len(self.masters)} trained weights, such as "
+                f"'{missing[0]}': it must hold all weights of the policy (of a PeftModel: of its adapter) and of a "
+                "value_model, in float32"
+            )
 
     def _apply(self) -> float:
         for master in self.masters.values():
@@ -161,6 +188,7 @@ class TrainEngine:
 
     def drop_gradients(self) -> None:
         """Discard accumulated gradients: a NaN must not reach the next update if the caller continues."""
+        self._totals = {}
         for tensor in (*self.masters.values(), *self.trainable.values()):
             tensor.grad = None
 
@@ -203,13 +231,13 @@ class TrainEngine:
                 master.copy_(tensors[f"master/{name}"])
                 if self.average:  # one that was not kept before starts from here
                     self.average.values[name].copy_(tensors.get(f"{AVERAGE}/{name}", master))
-        for each in (tensors, numbers):
-            for path in each:
+        for stored_values in (tensors, numbers):
+            for path in stored_values:
                 key, name = path.split("/", 1)
                 if key not in ("master", AVERAGE):
-                    value, master = each[path], self.masters[name]
-                    kept = value.to(master.device, copy=True) if isinstance(value, Tensor) else value
-                    self.optimizer.state[master][key] = kept
+                    value, master = stored_values[path], self.masters[name]
+                    restored = value.to(master.device, copy=True) if isinstance(value, Tensor) else value
+                    self.optimizer.state[master][key] = restored
 
     def model_state(self) -> dict[str, Tensor]:
         """Return all weights of the module, unsharded, for saving."""

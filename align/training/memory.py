@@ -1,7 +1,7 @@
 """The memory of a run: arithmetic before it starts, and the peak of its largest micro-batch before its first update.
 
 The memory of weights, gradients and optimizer state follows from shapes. That of activations is measured:
-`align.training.start` runs the largest micro-batch first and drops its gradients.
+`align.training.peak_memory` runs the largest micro-batch first and drops its gradients.
 """
 
 import gc

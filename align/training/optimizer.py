@@ -43,6 +43,28 @@ class ParamGroup:
         return learning_rate(config, step - self.frozen_steps, total - self.frozen_steps, self.peak)
 
 
+@dataclass(frozen=True)
+class ScheduledGroup(ParamGroup):
+    """A group of an optimizer that the caller built. A scheduler, or the caller, sets its learning rate."""
+
+    optimizer_group: Mapping[str, Any] | None = None
+
+    def rate(self, config: OptimizationConfig, step: int, total: int) -> float:
+        """Return the current learning rate of the optimizer's group."""
+        assert self.optimizer_group is not None
+        return float(self.optimizer_group["lr"])
+
+
+def scheduled_groups(optimizer: torch.optim.Optimizer) -> list[ParamGroup]:
+    """Return a `ScheduledGroup` for each group of an optimizer, which gets the name of its metric."""
+    groups: list[ParamGroup] = []
+    for number, group in enumerate(optimizer.param_groups):
+        scheduled = ScheduledGroup(str(number or ""), frozenset(), group["lr"], optimizer_group=group)
+        group["metric"] = scheduled.metric
+        groups.append(scheduled)
+    return groups
+
+
 def learning_rate(config: OptimizationConfig, update: int, total: int, peak: float) -> float:
     """The learning rate of an update from 1 to `total`: a linear rise during warm-up, then the schedule's decay.
 

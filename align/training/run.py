@@ -8,7 +8,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, Self
 
 import torch
 
@@ -28,7 +28,6 @@ from align.runtime.distributed import (
     watch_other_processes,
     zero_stage,
 )
-from align.runtime.flops import peak_flops
 from align.runtime.process import freed_memory_kept
 from align.runtime.progress import ProgressDisplay, console
 from align.tokenization import set_template_date
@@ -47,7 +46,6 @@ from align.training.run_folder import (
 
 if TYPE_CHECKING:
     from align.training.callbacks import TrainerCallbacks
-    from align.training.checkpoint import Checkpoint
 
 NEXT = {
     "sft": "align chat {model}, or train a reward model: align reward --model {model} --train_data RANKINGS",
@@ -63,6 +61,16 @@ LARGEST_SAVING_SHARE = 0.05
 """Largest share of the time that checkpoints by time may take: a large model gets them less often."""
 
 
+class Savable(Protocol):
+    """What `Run.updates` saves: a `Checkpoint`."""
+
+    def states(self) -> dict[str, Any]:
+        """Return the current states of all objects in the checkpoint except the engine."""
+
+    def save(self, update: int, states: Mapping[str, Any] | None = None) -> None:
+        """Write a checkpoint after an update."""
+
+
 class Run:
     """One run of a stage. Its folder is written when the first result is: an error before that leaves no files.
 
@@ -72,13 +80,14 @@ class Run:
     Args:
         config: the stage's settings, which the folder keeps; they have the three groups of the attributes.
         stage: `sft`, `reward`, `rules`, `attributes`, `ppo`, `dpo` or `distill`.
+        callbacks: callbacks of transformers; None: none.
 
     Raises:
         UserError: if the folder holds a finished or interrupted run and `resume_from_checkpoint` is off, or a run of another
             model, or if another process is writing one there.
     """
 
-    def __init__(self, config: Any, stage: str) -> None:
+    def __init__(self, config: Any, stage: str, callbacks: "TrainerCallbacks | None" = None) -> None:
         self.config: RunConfig = config
         self.model_config: ModelConfig = config
         self.optimization: OptimizationConfig = config
@@ -111,13 +120,11 @@ class Run:
         spent = run_on_main(lambda: hours_in(files.metrics), self.accelerator)
         self.device_hours_before = spent if self.continues_own else 0.0
         self.opened, self.update = False, 0
-        self.length_setting = "total_updates" if hasattr(config, "total_updates") else "num_train_epochs"
-        self.stop = StopRequest()
-        self.callbacks: TrainerCallbacks | None = None
-        self._update_start: tuple[Checkpoint, int, dict[str, Any]] | None = None
+        self.stop, self.callbacks = StopRequest(), callbacks
+        self._update_start: tuple[Savable, int, dict[str, Any]] | None = None
         """The state at the beginning of an update: a stop saves it as long as the update has changed no weight."""
         torch.manual_seed(config.seed)  # for new heads and adapters alone; training draws from `align.core.seeds`
-        self.started, self.tokens_per_second = time.monotonic(), 0.0
+        self.started = time.monotonic()
         self.part_started = self.started  # the time of earlier parts of a resumed run does not move this one
         self.saved_at, self.saving_seconds = self.started, 0.0
         """When the last checkpoint was complete, and how long it took."""
@@ -178,6 +185,11 @@ class Run:
             with naming_disk_errors(self.folder):
                 self.accelerator.init_trackers(self.stage)
 
+    def begin(self, done: int) -> None:
+        """Tell the callbacks that training begins after update `done`."""
+        if self.callbacks:
+            self.callbacks.begin(done)
+
     def print(self, message: str) -> None:
         """Print a line on the terminal, on the main process only."""
         if self.is_main and message:
@@ -216,23 +228,13 @@ class Run:
         kept = run_on_main(lambda: update_in_card(self.folder / "model"), self.accelerator) if self.continues_own else 0
         return kept if kept > done else 0
 
-    def speed(self, tokens: float, flops: float, seconds: float) -> dict[str, float]:
-        """Return tokens per second, and the MFU of some FLOPs over all processes."""
-        self.tokens_per_second = tokens / seconds
-        return {"speed/tokens_per_second": self.tokens_per_second, "speed/mfu": self.mfu(flops, seconds)}
-
-    def mfu(self, flops: float, seconds: float) -> float:
-        """Return the model FLOPs utilization: the share of all devices' peak, at most 1."""
-        achieved = flops / seconds / int(self.accelerator.num_processes)
-        return achieved / peak_flops(self.accelerator.device, self.dtype, achieved)
-
     def record(self, name: str, rows: list[dict[str, Any]], update: int) -> None:
         """Append rows (samples, for example) to `name`.jsonl in the run folder, each with its update."""
         self.open()
         if self.is_main:
             self.files.write_rows(name, rows, update)
 
-    def updates(self, first: int, total: int, checkpoint: "Checkpoint") -> Iterator[int]:
+    def updates(self, first: int, total: int, checkpoint: Savable) -> Iterator[int]:
         """Count updates from `first` to `total` (both included), with a progress bar, or lines in a log file.
 
         The checkpoint is saved after every `save_steps` updates, where a callback asks for it, and before a stop. Raise
@@ -243,7 +245,7 @@ class Run:
         self.saved = self.update = first - 1
         if first > total:
             what = f"finished: {first - 1} of {total} updates"
-            self.print(f"{what}; raise {self.length_setting} to continue, or choose another output_dir")
+            self.print(f"{what}; raise {self.config.length_setting} to continue, or choose another output_dir")
         in_update = False
         try:
             with self._listening as listening:
@@ -285,7 +287,7 @@ class Run:
             checkpoint, update, states = self._update_start
             self._save_and_stop(checkpoint, update - 1, states)
 
-    def _save_by_time_or_stop(self, checkpoint: "Checkpoint", update: int) -> None:
+    def _save_by_time_or_stop(self, checkpoint: Savable, update: int) -> None:
         """Save if `save_minutes` have passed since the last checkpoint, or before a stop that any process was asked for."""
         interval = max(60 * self.config.save_minutes, self.saving_seconds / LARGEST_SAVING_SHARE)
         by_time = self.config.save_minutes > 0 and not self.config.save_steps
@@ -308,7 +310,7 @@ class Run:
         again = "; press Ctrl-C again to stop now" if number == signal.SIGINT else ""
         self.print(f"{signal.Signals(number).name}: stopping after this update{about}{again}")
 
-    def _save(self, checkpoint: "Checkpoint", update: int, states: dict[str, Any] | None = None) -> None:
+    def _save(self, checkpoint: Savable, update: int, states: dict[str, Any] | None = None) -> None:
         began = time.monotonic()
         checkpoint.save(update, states)
         self.saved, self.saved_at = update, time.monotonic()
@@ -316,7 +318,7 @@ class Run:
         if self.callbacks:
             self.callbacks.saved()
 
-    def _save_and_stop(self, checkpoint: "Checkpoint", update: int, states: dict[str, Any] | None = None) -> NoReturn:
+    def _save_and_stop(self, checkpoint: Savable, update: int, states: dict[str, Any] | None = None) -> NoReturn:
         with self.stop.saving():
             if update != self.saved:
                 self._save(checkpoint, update, states)
@@ -333,8 +335,8 @@ class Run:
         return [count > 0 for count in sum_across_processes(wanted, self.accelerator).tolist()]
 
     def set_progress(self, text: str) -> None:
-        """Show a few metrics of the last logged update next to the progress bar, and its speed."""
-        self.progress.set_text(f"{text}, {self.tokens_per_second:,.0f} tokens/s")
+        """Show a text next to the progress bar, or at the end of the next line of a log file."""
+        self.progress.set_text(text)
 
     def close(self) -> None:
         """Finish callbacks and trackers, push the model and release the process. The process group stays open."""

@@ -205,6 +205,12 @@ def has_turns(value: object) -> bool:
 # ---------------------------------------------------------------------------------------------------------------- settings
 
 
+class EpisodesConfig(core.PPOConfig):
+    """The settings of this library for TRL's trainer, whose length is given in episodes."""
+
+    length_setting = "total_episodes"
+
+
 def core_config(args: PPOConfig, longest_prompt: int, stop_ids: Sequence[int]) -> core.PPOConfig:
     """Return the settings of this library for a run with TRL's settings.
 
@@ -227,7 +233,7 @@ def core_config(args: PPOConfig, longest_prompt: int, stop_ids: Sequence[int]) -
     if save_steps < 1:  # a share of the run
         save_steps = math.ceil(save_steps * args.num_total_batches)
     try:
-        return core.PPOConfig(
+        return EpisodesConfig(
             **{name: getattr(args, name) for name in SAME} | {"save_minutes": 0.0},
             output_dir=str(Path(args.output_dir) / RUN_FOLDER),
             resume_from_checkpoint=resumed_checkpoint(args),

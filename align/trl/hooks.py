@@ -22,8 +22,7 @@ from align.core.errors import UserError
 from align.core.seeds import RngStream
 from align.core.tensor_ops import masked_mean
 from align.models.roles import Roles
-from align.ppo.extensions import Extension, TrainingContext
-from align.ppo.extensions.given_optimizer import follow_rates, require_all_weights
+from align.ppo.extensions import Extension, OptimizerStep, TrainingContext
 from align.ppo.losses import kl_estimate
 from align.ppo.records import Experience, Rollout
 from align.ppo.rollout import sample_rollout
@@ -96,28 +95,26 @@ class TrainerHooks(Extension):
         self.run = context.run
 
     def start(self, engine: TrainEngine, roles: Roles) -> None:
-        self.engine = engine
+        own_optimizer = self.optimizer
         if self.optimizer is None:
             self.optimizer = engine.optimizer
             for group in self.optimizer.param_groups:
                 group["lr"] = self.args.learning_rate
-        else:
-            try:
-                require_all_weights(self.optimizer, engine)
-            except UserError as error:
-                raise InvalidArgumentError(str(error)) from error
-            engine.optimizer = self.optimizer
         if self.lr_scheduler is None:  # advances once in each update
             args, total = self.args, cast(int, self.args.num_total_batches)
             kwargs = cast(dict[str, Any] | None, args.lr_scheduler_kwargs or None)
             warmup = args.get_warmup_steps(total)
             self.lr_scheduler = get_scheduler(args.lr_scheduler_type, self.optimizer, warmup, total, kwargs)
-        follow_rates(engine, self.optimizer)
+        try:
+            engine.use_optimizer(own_optimizer)
+        except UserError as error:
+            raise InvalidArgumentError(str(error)) from error
 
-    def resume(self, update: int) -> None:
-        with warnings.catch_warnings():  # a resumed run has made these optimizer steps before
+    def advance_scheduler(self, updates: int) -> None:
+        """Bring the scheduler to the state after a number of updates, whose optimizer steps a resumed run has made."""
+        with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step")
-            for _ in range(update):
+            for _ in range(updates):
                 self.lr_scheduler.step()
 
     def score(self, rollout: Rollout) -> dict[str, Tensor]:
@@ -126,14 +123,16 @@ class TrainerHooks(Extension):
         missing = torch.tensor([self.eos_token_id not in response for response in rollout.responses])
         return {PENALTY: -self.args.missing_eos_penalty * missing.float()}
 
-    def on_experience(self, update: int, experience: Experience) -> None:
-        self.steps, self.experience = [], experience
-        if self.args.disable_tqdm:
-            self.run.progress.stop()
-
-    def extra_loss(self, step_key: tuple[int, int, int], count: int) -> dict[str, float]:
-        self.steps.append(dict(self.engine.sums))
+    def extra_loss(self, step: OptimizerStep) -> dict[str, float]:
+        if step.epoch == step.minibatch == 0:
+            self.steps = []
+            if self.args.disable_tqdm:
+                self.run.progress.stop()
+        self.steps.append(dict(step.metrics))
         return {}
+
+    def after_update(self, update: int, experience: Experience) -> None:
+        self.experience = experience
 
     def metrics_of_update(self) -> dict[str, float]:
         """Return the metrics of the last update under TRL's names.
@@ -145,7 +144,7 @@ class TrainerHooks(Extension):
         assert self.experience is not None
         old, mask, kl_coef = self.experience.old, self.experience.mask, self.args.kl_coef
         kl = float((kl_estimate(old.log_probs, old.ref_log_probs, self.args.kl_estimator) * mask).sum(1).mean())
-        score = float(self.experience.training_scores.mean())
+        score = float(self.experience.signal.scores.mean())
         responses = self.experience.rollout.responses
         ratios = [step["ratio/mean"] for step in self.steps]
         return {
@@ -191,6 +190,7 @@ class TRLCallbacks(TrainerCallbacks):
         self.state.num_train_epochs = self.args.total_episodes / self.trainer.train_dataset_len
         self.state.episode = self._episodes(done)
         self.started, self.first_episode = time.monotonic(), self.state.episode
+        self.hooks.advance_scheduler(done)
         super().begin(done)
         self.require_unchanged()
 
@@ -246,8 +246,8 @@ def show_completions(setup: PPOSetup, prompts: Sequence[EncodedPrompt], seed: in
     sampling = replace(setup.sampling, temperature=COMPLETION_TEMPERATURE)
     key = (seed, RngStream.VALIDATION_SAMPLES)
     rollout = sample_rollout(setup.sampler, setup.policy.tokenization, list(prompts), sampling, key)
-    scores, parts = setup.rewards(rollout)
-    scores = scores - parts.get(PENALTY, 0.0)
+    rewards = setup.rewards(rollout)
+    scores = rewards.total - rewards.components.get(PENALTY, 0.0)
     if not setup.run.is_main:
         return
     queries = tokenizer.batch_decode([prompt.ids for prompt in prompts], skip_special_tokens=True)

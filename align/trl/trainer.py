@@ -25,7 +25,7 @@ from align.core.launch import end_process_group
 from align.models.checkpoint import make_repo, model_card, push_model, save_model_into
 from align.models.vocabulary import vocabulary_rows
 from align.ppo.evaluation import save_policy
-from align.ppo.extensions import Extensions
+from align.ppo.extensions.active import Extensions
 from align.ppo.inputs import BASE_REFERENCE, PPOInputs
 from align.ppo.reward_functions import RewardFunction, WeightedFunction
 from align.ppo.scoring_models import RewardModelLike
@@ -146,7 +146,7 @@ class PPOTrainer(KnownArguments):
         config = core_config(args, longest, ends)
         self.core_config = replace(config, prompts=data_name(prompts), **reward_settings(*rewards))
         self.setup = self._prepare(ModelSource(model, processing_class, peft_config), rewards, prompts, value_model)
-        self.accelerator, self.setup.run.length_setting = self.setup.run.accelerator, "total_episodes"
+        self.accelerator = self.setup.run.accelerator
         self.optimizer, self.lr_scheduler = self.hooks.optimizer, self.hooks.lr_scheduler
         self.model = PolicyAndValueModel(self.setup.policy.backbone.peft or model, value_model)
         self.policy_model, self.is_peft_model = self.model.policy, isinstance(self.model.policy, PeftModel)
@@ -257,8 +257,8 @@ class PPOTrainer(KnownArguments):
         """Save the policy into a folder, and return the names of its files; on other processes than the first, none."""
         names: set[str] = set()
 
-        def write(*given: Any) -> None:
-            names.update(save_model_into(*given))
+        def write(*values: Any, **named: Any) -> None:
+            names.update(save_model_into(*values, **named))
 
         save_policy(self.setup, folder, {}, write)
         return names

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from align.core.files import read_json, write_json
 from align.data.conversation import to_json
 from align.data.records import Prompt
-from align.ppo.extensions.rollout_files import rollout_paths
+from align.ppo.rollout_files import rollout_paths
 from align.training.run_folder import read_metrics
 
 COLORS = ("#333333", "#1f5fa8", "#3c8d5a", "#8fbf4d", "#b5442e", "#e0922f", "#7a4fa3", "#00a6a6")

@@ -11,7 +11,7 @@ import argparse
 import multiprocessing
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ from align.models.heads import ScalarHead
 from align.models.loading import load
 from align.ppo import PPOConfig, run_ppo
 from align.ppo.extensions import Extension, TrainingContext
-from align.ppo.records import Rollout
+from align.ppo.records import RoleOutputs, Rollout, TrainingSignal
 from align.reward import RewardConfig, run_reward
 from align.reward.checkpoint import HEAD, save_reward_model
 from benchmarks.kept import kept
@@ -318,9 +318,9 @@ class RewardAgainstReference(Extension):
     def load(self, context: TrainingContext) -> None:
         self.references = read_json(context.run.folder.parent / "references.json")
 
-    def transform_scores(self, scores: Tensor, rollout: Rollout, components: dict[str, Tensor]) -> Tensor:
+    def shape(self, signal: TrainingSignal, rollout: Rollout, old: RoleOutputs) -> TrainingSignal:
         keys = [prompt_key(prompt.conversation) for prompt in rollout.prompts]
-        return against_references(scores, [self.references[key] for key in keys])
+        return replace(signal, scores=against_references(signal.scores, [self.references[key] for key in keys]))
 
 
 def folder_of(options: argparse.Namespace, bias: str, seed: int) -> Path:

@@ -34,15 +34,16 @@ def test_rows_that_were_cut_stay_apart_and_micro_batches_within_their_budget(sha
     assert any(len(group) == MAX_RESPONSES_PER_ROW for group in groups) == (samples > 4)
     planned = {tuple(group) for group in groups}
     for batch in plan:
-        prompt, response, index = pack_groups(prompts, responses, batch.rows, torch.device("cpu"))
+        inputs = pack_groups(prompts, responses, batch.groups, torch.device("cpu"))
+        index = inputs.prompt_of_response
         owners = index.tolist() if index is not None else range(len(batch.rows))
         read: dict[int, list[int]] = {}
-        texts = prompt.tolists()
+        texts = inputs.prompt.tolists()
         for owner, row in zip(owners, batch.rows, strict=True):
             read.setdefault(owner, []).append(row)
             assert texts[owner] == prompts[row]
         assert {tuple(rows) for rows in read.values()} <= planned
-        assert pack_rows(prompt, response, index).ids.numel() <= BUDGET
+        assert pack_rows(inputs.prompt, inputs.response, index).ids.numel() <= BUDGET
 
 
 class Process:
@@ -59,12 +60,12 @@ def processes(count):
 def test_micro_batches_by_hand():
     # Lengths by row: 40: 3, 41: 10, 42: 5, 43: 4. Two processes take turns from the longest: 41, 43 and 42, 40.
     plans = [micro_batches([40, 41, 42, 43], [3, 10, 5, 4], 10, process) for process in processes(2)]
-    assert plans[0] == [MicroBatch([41], 1.0), MicroBatch([43], 1.0)]
-    assert plans[1] == [MicroBatch([42, 40], 1.0), MicroBatch([40], 0.0)]  # a filler with the shortest row
+    assert plans[0] == [MicroBatch([[41]]), MicroBatch([[43]])]
+    assert plans[1] == [MicroBatch([[42], [40]]), MicroBatch([[40]], weight=0.0)]  # a filler with the shortest row
     # Beside a row of 100 tokens, one of 70 brings 30 of padding; the next one would bring it to 65, above 64 on a CPU.
     (alone,) = processes(1)
-    assert micro_batches([0, 1, 2], [100, 70, 65], 1000, alone) == [MicroBatch([0, 1], 1.0), MicroBatch([2], 1.0)]
-    assert micro_batches([0, 1, 2], [100, 70, 66], 1000, alone) == [MicroBatch([0, 1, 2], 1.0)]
+    assert micro_batches([0, 1, 2], [100, 70, 65], 1000, alone) == [MicroBatch([[0], [1]]), MicroBatch([[2]])]
+    assert micro_batches([0, 1, 2], [100, 70, 66], 1000, alone) == [MicroBatch([[0], [1], [2]])]
 
 
 @QUICK
@@ -73,9 +74,9 @@ def test_micro_batches_share_out_every_row_once_and_keep_processes_in_step(lengt
     rows = [100 + i for i in range(len(lengths))]
     plans = [micro_batches(rows, lengths, budget, process) for process in processes(world)]
     assert len({len(plan) for plan in plans}) == 1
-    real = [row for plan in plans for batch in plan if batch.loss_weight == 1.0 for row in batch.rows]
+    real = [row for plan in plans for batch in plan if batch.weight == 1.0 for row in batch.rows]
     assert sorted(real) == rows
-    assert all(batch.loss_weight in (0.0, 1.0) and batch.rows for plan in plans for batch in plan)
+    assert all(batch.weight in (0.0, 1.0) and batch.rows for plan in plans for batch in plan)
     for plan in plans:
         for batch in plan:
             assert len(batch.rows) == 1 or len(batch.rows) * max(lengths[row - 100] for row in batch.rows) <= budget

@@ -7,7 +7,7 @@ import torch
 import yaml
 from transformers import AutoModelForCausalLM, OPTConfig
 
-import align.ppo.train
+from align.ppo.records import Experience
 from benchmarks import ours
 from benchmarks.data import QWEN3, SHAPES, make
 from benchmarks.measuring import examples, measure
@@ -107,8 +107,8 @@ def test_learning_from_given_responses(name, model, tmp_path, monkeypatch):
     settings = ALL[name].settings | {"micro_batch_tokens": 16}
     monkeypatch.setitem(ALL, name, work := replace(ALL[name], prompt=(4, 4), response=(12, 12), settings=settings))
     make(tmp_path / "data", "gpu", [name])
-    packed, pack = [], align.ppo.train.pack_rollout
-    monkeypatch.setattr(align.ppo.train, "pack_rollout", lambda *words: packed.append(words[1]) or pack(*words))
+    packed, batch = [], Experience.batch
+    monkeypatch.setattr(Experience, "batch", lambda *words: packed.append(words[1].rows) or batch(*words))
     found = measure("ours", work, "auto", tmp_path / "data", 1, tmp_path)
     assert found.tokens == [2 * 16] * work.measured
     assert sum(found.seconds) < found.figures["update"] * work.measured

@@ -14,7 +14,7 @@ from align.models.heads import LanguageModel
 from align.models.loading import load
 from align.reward.rankings import group_sizes
 from align.tokenization.encoded import EncodedRanking
-from align.training.start import build_engine
+from align.training.setup import build_engine
 from tests.files import read_rows
 from tests.models.losses import assert_invariant, loss_of_rows, rankings
 

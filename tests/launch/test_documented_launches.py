@@ -32,9 +32,7 @@ def documented() -> dict[str, set[str]]:
             settings = re.search(r"configs/accelerate/(\S+)\.yaml", words)
             script = re.search(r"align/(?:sft|reward|ppo)/train\.py .*?--config[= ]configs/\S+\.yaml.*", words)
             if settings and script and "vllm" not in words:
-                arguments = script[0].replace("--config=", "--config ").split()[:3] + re.findall(
-                    "--sequence_parallel 2", words
-                )
+                arguments = script[0].replace("--config=", "--config ").split()[:3]
                 launches.setdefault(TWO_PROCESSES.get(settings[1], settings[1]), set()).add(" ".join(arguments))
     return launches
 
@@ -53,7 +51,6 @@ def test_the_pages_launch_what_is_tested_here():
         "zero3 align/ppo/train.py --config configs/untested/ppo/t5-3b.yaml",
         "zero3 align/ppo/train.py --config configs/untested/ppo/llama-7b-lora.yaml",
         "zero2 align/reward/train.py --config configs/untested/reward/llama-7b-lora.yaml",
-        "cpu2 align/sft/train.py --config configs/sft/tiny-llama.yaml --sequence_parallel 2",
     ):
         assert expected in lines
     assert {"one-process", "cpu2", "zero2", "zero3"} == set(LAUNCHES)

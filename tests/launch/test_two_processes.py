@@ -91,9 +91,9 @@ def test_ppo_of_two_processes_shares_rewards_objects_and_what_the_disk_shows(tmp
     assert found.largest < 1e-4, found
 
     run = tmp_path / "stale_disk" / "run"
-    lost = f"error: {run}/checkpoints/update-000001: process 1 does not find reference_refresh.safetensors, which the first "
-    for (moved, ended), prefix in zip(disk, ("", "[process 1] "), strict=True):
-        assert moved == [False, True]
+    lost = f"error: {run}/checkpoints/update-000001: process 1 does not find value_regression.safetensors, which the first "
+    for (restored, ended), prefix in zip(disk, ("", "[process 1] "), strict=True):
+        assert restored == [False, True]
         assert ended == [0, 2, f"{prefix}{lost}process does; all must see output_dir", 0]
     assert [row["update"] for row in metrics(run)] == [0, 1, 2]
 
@@ -103,7 +103,7 @@ def test_ppo_of_two_processes_shares_rewards_objects_and_what_the_disk_shows(tmp
     [("cpu2", 2), *(pytest.param(name, count, marks=pytest.mark.slow) for name, count in (("zero2", 3), ("zero1", 3)))],
 )
 def test_a_stopped_process_ends_the_others_after_collective_timeout(settings, groups, tmp_path):
-    """The groups are the world, the one of shared rows, and the one that DeepSpeed clones from the world."""
+    """The groups are the world, one that the program makes, and the one that DeepSpeed clones from the world."""
     processes = start_processes([cases.__file__, "stopped_process", str(tmp_path), str(TIMEOUT)], settings)
     try:
         while not (tmp_path / "1.json").exists():

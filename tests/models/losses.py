@@ -1,15 +1,16 @@
 """Examples of each stage, their losses as the stages compute them, and the check that micro-batches change nothing."""
 
 import random
+from dataclasses import replace
 
 import pytest
 import torch
 
-from align.batches.micro_batches import micro_batches
-from align.ppo.extensions import Extensions
-from align.ppo.records import Experience
+from align.batches.micro_batches import MicroBatch, micro_batches, prompt_groups
+from align.ppo.extensions.active import Extensions
+from align.ppo.records import Experience, TrainingSignal
 from align.ppo.rollout import forward_all_roles, shuffled_minibatches
-from align.ppo.train import compute_advantages, micro_batch_loss
+from align.ppo.train import compute_advantages, policy_and_critic_loss
 from align.tokenization.encoded import EncodedDemonstration, EncodedRanking
 from tests.training.toy_modules import accumulate
 
@@ -25,15 +26,23 @@ def role_outputs(trainer, rollout):
 
 def experience_of(trainer, rollout, scores, old, kl_coef=0.05):
     """The experience that training scores [B] make of a rollout."""
-    advantages, returns = compute_advantages(trainer.config, scores, old, rollout.lengths, kl_coef)
-    *_, token_weights = Extensions(trainer.extensions.values()).training_signal(scores, rollout, old, {})
-    return Experience(rollout, scores, old, advantages, returns, kl_coef, scores, {}, token_weights)
+    shaped = Extensions(trainer.extensions.values()).shape(TrainingSignal(scores, {}), rollout, old)
+    signal = replace(shaped, scores=scores)
+    advantages, returns = compute_advantages(trainer.config, signal, old, rollout.lengths, kl_coef)
+    return Experience(rollout, scores, signal, old, advantages, returns, kl_coef)
 
 
 def minibatch_loss(trainer, experience, rows):
     """The loss of `rows` of a rollout, as a function of the rows of one micro-batch."""
-    tokens = float(experience.lengths[rows].sum())
-    return lambda part: micro_batch_loss(trainer.config, trainer.setup, experience, part, tokens)
+    config, roles, rollout = trainer.config, trainer.roles, experience.rollout
+    prompts, coefficients = [prompt.ids for prompt in rollout.prompts], config.loss_coefficients(experience.kl_coef)
+
+    def loss(part):
+        groups = prompt_groups(trainer.loaded.backbone, prompts, rollout.responses, part, 10**9)
+        batch = experience.batch(MicroBatch(groups), rows, trainer.run.accelerator.device, roles.trains_critic)
+        return policy_and_critic_loss(roles, batch, config.temperature, coefficients)
+
+    return loss
 
 
 ADAPTER = pytest.param(4, marks=pytest.mark.slow)

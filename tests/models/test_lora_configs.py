@@ -273,11 +273,6 @@ def test_a_peft_model_in_two_trainers_starts_the_second_from_what_the_first_trai
 
 
 def test_peft_models_and_adapters_in_a_wrong_place_are_refused(base, trainer, tokenizer):
-    model = get_peft_model(base(LLAMA), LoraConfig(r=2))
-    model.add_adapter("other", LoraConfig(r=2, init_lora_weights=False))
-    for reference in ("other", "base"):
-        with pytest.raises(UserError, match="reference_refresh copies the policy into the reference; leave out reference"):
-            trainer(LLAMA, model, {"reference_refresh": 1}, reference=reference)
     lora = LoraConfig(r=2, target_modules=["c_attn"])
     with pytest.raises(UserError, match="the model is a PeftModel, whose adapter is trained: leave out peft_config"):
         trainer(GPT, get_peft_model(base(GPT), lora), peft_config=lora)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from align.batches.micro_batches import prompt_groups
-from align.ppo.rollout import pack_rollout, plan_minibatch
+from align.ppo.rollout import plan_minibatch
 from tests.models.losses import assert_invariant, experience_of, lengths_of, minibatch_loss, role_outputs, totals
 from tests.training.toy_modules import accumulate
 
@@ -55,7 +55,7 @@ def test_several_responses_to_a_prompt_cost_it_once_and_change_nothing(
     for shares in (True, False):
         monkeypatch.setattr(backbone, "shares_prompts", shares)
         plan = plan_minibatch(rollout, rows, backbone, trainer.config.micro_batch_tokens, trainer.run.accelerator)
-        planned.append(sum(len(pack_rollout(rollout, part.rows, backbone.device)[0].lengths) for part in plan))
+        planned.append(sum(len(part.groups) for part in plan))
         roles = role_outputs(trainer, rollout)
         experience = experience_of(trainer, rollout, torch.tensor([1.0, -0.5, 0.3, 0.0, 2.0, -1.0]), roles)
         trainer.engine.optimizer.zero_grad(set_to_none=True)

@@ -30,7 +30,6 @@ from align.core.settings import ModelConfig
 from align.models.backbone import wrap
 from align.models.heads import LanguageModel
 from align.models.loading import from_objects, load
-from align.models.roles import REFERENCE_ADAPTER
 from align.ppo.actor_critic import build_actor_critic, copy_backbone
 from align.ppo.scoring_models import load_reward_adapter
 from align.reward.checkpoint import RULE
@@ -168,9 +167,9 @@ def with_dropout(make_adapter):
 def test_adapters_that_are_copied_later_have_no_dropout_either(with_dropout):
     """The critic's and a moving reference's: before the first update the policy is its reference."""
     loaded = load(with_dropout, torch.float32)
-    module = build_actor_critic(loaded, "separate", reference_is_updated=True)
+    module = build_actor_critic(loaded, "separate")
     module.train()
-    for adapter in (module.critic_adapter, REFERENCE_ADAPTER, "start"):
+    for adapter in (module.critic_adapter, "start"):
         assert torch.equal(states(loaded.backbone, adapter), states(loaded.backbone, "policy"))
 
 

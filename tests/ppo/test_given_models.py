@@ -110,7 +110,7 @@ def test_a_classifier_without_a_tokenizer_reads_the_policys_ids(name, trainer, l
     expected = copy.deepcopy(reward)
     setup = trainer(language_model(name), [reward], name).setup
     rollout = rollout_of(setup)
-    scores, _ = setup.rewards(rollout)
+    scores = setup.rewards(rollout).total
     for score, prompt, response in zip(scores, rollout.prompts, rollout.responses, strict=True):
         with torch.no_grad():
             wanted = expected(torch.tensor([prompt.ids + response])).logits

@@ -15,7 +15,7 @@ from align.ppo.metrics import (
     repetition,
     value_metrics,
 )
-from align.ppo.records import Experience, RoleOutputs, Rollout
+from align.ppo.records import Experience, RoleOutputs, Rollout, TrainingSignal
 from align.tokenization.encoded import EncodedPrompt
 
 NEGATIVE, POSITIVE = torch.tensor([-1.0, -1.2, -0.8, -1.0]), torch.tensor([1.0, 1.2, 0.8, 1.0])
@@ -234,6 +234,7 @@ def test_value_metrics_by_hand():
     nothing = torch.zeros(2, 1)
     old = RoleOutputs(nothing, nothing, torch.tensor([[1.0], [2.0]]), nothing)
     rollout = Rollout([EncodedPrompt((), [1])] * 2, [[7], [7]], [True, True], ["x", "x"])
-    experience = Experience(rollout, nothing[:, 0], old, nothing, torch.tensor([[1.0], [3.0]]), 0.0, nothing[:, 0], {})
+    signal = TrainingSignal(nothing[:, 0], {})
+    experience = Experience(rollout, nothing[:, 0], signal, old, nothing, torch.tensor([[1.0], [3.0]]), 0.0)
     metrics = value_metrics(experience)
     assert metrics == pytest.approx({"value/loss": 0.25, "value/explained_variance": 0.5, "value/calibration": 2.0})

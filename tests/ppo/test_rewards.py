@@ -6,7 +6,7 @@ import torch
 from align.core.errors import UserError
 from align.ppo.records import Rollout
 from align.ppo.reward_functions import WeightedFunction, call_reward_function, load_functions
-from align.ppo.rewards import Rewards, apply_missing_eos, combine_rewards
+from align.ppo.rewards import MissingEos, Rewards, combine_rewards
 from align.tokenization.encoded import EncodedPrompt
 from tests.refusals import refusal
 
@@ -26,7 +26,8 @@ def test_a_function_replaces_no_other_no_metric_of_the_score_and_no_reward_model
     """`reward/mean` and `reward/std` are the score's, `reward/model` is the reward model's."""
     names = ("mean", "std", "mean", "model")
     functions = [weighted(lambda p, r, size=size: [size] * len(r), name) for size, name in enumerate(names)]
-    scores, parts = Rewards([lambda found: [5.0] * len(found)], functions)(rollout("abc", "a"))
+    result = Rewards([lambda responses: [5.0] * len(responses)], functions)(rollout("abc", "a"))
+    scores, parts = result.total, result.components
     found = {name: float(part[0]) for name, part in parts.items()}
     assert found == {"model": 5.0, "mean_2": 0.0, "std_2": 1.0, "mean_3": 2.0, "model_2": 3.0}
     assert scores.tolist() == [11.0, 11.0]
@@ -40,7 +41,8 @@ def test_the_score_is_the_weighted_sum_and_each_part_is_kept():
             weighted(lambda p, r: [float(text == "abc") for text in r], "exact", -3.0),
         ],
     )
-    scores, parts = rewards(rollout("abc", "a"))
+    result = rewards(rollout("abc", "a"))
+    scores, parts = result.total, result.components
     # .5 x 3 - 3 x 1 = -1.5;  .5 x 1 - 3 x 0 = .5
     assert scores.tolist() == [-1.5, 0.5]
     assert {name: values.tolist() for name, values in parts.items()} == {"length": [1.5, 0.5], "exact": [-3.0, 0.0]}
@@ -59,7 +61,7 @@ def test_a_function_that_edits_what_it_gets_changes_nothing_for_the_next_one():
         return [len(text) + 10 * len(prompt[0]["content"]) for prompt, text in zip(prompts, responses, strict=True)]
 
     answers = rollout("abc", "a")
-    scores, _ = Rewards([], [weighted(editing, "editing"), weighted(reading, "reading")])(answers)
+    scores = Rewards([], [weighted(editing, "editing"), weighted(reading, "reading")])(answers).total
     assert scores.tolist() == [3 + 20, 1 + 20]
     assert (answers.texts, answers.prompts[0].conversation) == (["abc", "a"], PROMPT)
     assert PROMPT[0]["content"] == "Hi"
@@ -68,7 +70,8 @@ def test_a_function_that_edits_what_it_gets_changes_nothing_for_the_next_one():
 def test_an_ensemble_counts_as_one_reward_and_names_its_members():
     models = [lambda found: [1.0] * len(found), lambda found: [4.0, 1.0][: len(found)]]
     rewards = Rewards(models, [weighted(lambda p, r: [0.5] * len(r), "disagreement")], ensemble="wco")
-    scores, parts = rewards(rollout("x", "y"))
+    result = rewards(rollout("x", "y"))
+    scores, parts = result.total, result.components
     assert scores.tolist() == [1.5, 1.5]
     assert {name: part.tolist() for name, part in parts.items()} == {
         "model": [1.0, 1.0],
@@ -109,7 +112,7 @@ def test_rules_by_hand(rule, weight, expected):
 )
 def test_penalties_for_a_missing_end(penalty, score, expected):
     scores = torch.tensor([3.0, 2.0, -5.0])
-    assert apply_missing_eos(scores, torch.tensor([True, False, False]), penalty, score).tolist() == expected
+    assert MissingEos(penalty, score).apply(scores, torch.tensor([True, False, False])).tolist() == expected
 
 
 def test_functions_are_found_with_their_weights(own_module):

@@ -171,7 +171,7 @@ def test_a_response_has_the_reward_in_align_sample_that_it_has_in_ppo(
     (row,) = sample_rows(config)
     setup, (responses,) = trainer([folder], **given).setup, drawn
     texts = [setup.policy.tokenization.text(ids) for ids in responses.ids]
-    scores, _ = setup.rewards(Rollout(setup.prompts * 6, responses.ids, responses.ended, texts))
+    scores = setup.rewards(Rollout(setup.prompts * 6, responses.ids, responses.ended, texts)).total
     assert row["responses"] == texts
     assert row["rewards"] == pytest.approx(scores.tolist(), abs=1e-5)
 

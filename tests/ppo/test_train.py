@@ -5,17 +5,19 @@ from typing import Any
 import pytest
 import torch
 
+from align.core.tensor_ops import BatchLoss
 from align.data.readers import write_records
 from align.data.records import Prompt
 from align.ppo import PPOConfig, PPOTrainer, run_ppo
 from align.ppo import train as train_module
 from align.ppo.evaluation import Evaluator
-from align.ppo.extensions import EXTENSIONS
+from align.ppo.extensions.discovery import installed_extensions
 from align.ppo.metrics import rollout_metrics
-from align.ppo.records import Experience, RoleOutputs, Rollout
-from align.ppo.rewards import apply_missing_eos
+from align.ppo.monitor import PPOMonitor
+from align.ppo.records import Experience, RoleOutputs, Rollout, TrainingSignal
+from align.ppo.rewards import MissingEos
 from align.ppo.toy_rewards import share_of_e
-from align.ppo.train import PPOState, compute_advantages
+from align.ppo.train import compute_advantages
 from align.tokenization.encoded import EncodedPrompt
 from align.training.engine import TrainEngine
 from tests.files import metrics_of, read_rows
@@ -125,7 +127,7 @@ def test_a_judge_chooses_the_policy_and_stops_a_run_that_games_its_reward(
     assert f"| update | {best} |" in (tmp_path / "run" / "model" / "README.md").read_text()
     printed = " ".join(capsys.readouterr().err.split())
     assert "stopped: from update" in printed
-    assert "chosen by the reward that it is trained on" not in printed
+    assert "selecting the best policy by its training reward" not in printed
     sample = read_rows(tmp_path / "run" / "samples.jsonl")[0]
     assert sample["selection_reward"] == -sample["reward"]
 
@@ -166,9 +168,10 @@ def test_a_shaped_rollout_by_hand() -> None:
         values=torch.tensor([[0.5, 1.0], [0.0, 0.0]]),
         entropy=torch.zeros(2, 2),
     )
-    scores = apply_missing_eos(torch.tensor([3.0, 9.0]), torch.tensor([True, False]), None, -1.0)
+    scores = MissingEos(score=-1.0).apply(torch.tensor([3.0, 9.0]), torch.tensor([True, False]))
     assert scores.tolist() == [3.0, -1.0]  # the second did not end
-    advantages, returns = compute_advantages(config, scores, old, torch.tensor([2, 1]), kl_coef=0.1)
+    signal = TrainingSignal(scores, {})
+    advantages, returns = compute_advantages(config, signal, old, torch.tensor([2, 1]), kl_coef=0.1)
     # Rewards: row 1 -.1 x 1 = -.1, then 3; row 2 -.1 x (-1) - 1 = -.9. With lambda 1 returns are what is still to come.
     torch.testing.assert_close(returns, torch.tensor([[2.9, 3.0], [-0.9, 0.0]]), rtol=0, atol=1e-6)
     # Advantages 2.4, 2, -.9: mean 3.5 / 3 = 1.16667, squares 1.52111 + .69444 + 4.27111 = 6.48667, variance 2.16222,
@@ -176,7 +179,7 @@ def test_a_shaped_rollout_by_hand() -> None:
     expected = torch.tensor([[1.23333 / 1.47045, 0.83333 / 1.47045], [-2.06667 / 1.47045, 0.0]])
     torch.testing.assert_close(advantages, expected, rtol=0, atol=2e-5)
     rollout = Rollout([EncodedPrompt((), [1])] * 2, [[7, 7], [7]], [True, False], ["xx", "x"])
-    experience = Experience(rollout, scores, old, advantages, returns, 0.1, scores, {})
+    experience = Experience(rollout, scores, signal, old, advantages, returns, 0.1)
     assert experience.mask.tolist() == [[True, True], [True, False]]
     # KL per response by k1: 1 and -1; by k2: .5 and .5; by k3, e^-d - 1 + d of d = 1, -1: .367879 and .718282.
     for penalty, kl in (("k1", 0.0), ("k2", 0.5), ("k3", (0.367879 + 0.718282) / 2), (None, 0.0)):
@@ -189,24 +192,25 @@ def test_token_rewards_of_extensions_are_added_on_response_tokens_alone() -> Non
     config = PPOConfig(gamma=1.0, lam=1.0)
     old = RoleOutputs(torch.zeros(2, 2), torch.zeros(2, 2), torch.zeros(2, 2), torch.zeros(2, 2))
     more = torch.tensor([[0.5, 0.25], [1.0, 7.0]])  # 7 stands past the end of the second response
-    _, returns = compute_advantages(config, torch.tensor([3.0, 9.0]), old, torch.tensor([2, 1]), 0.0, more)
+    signal = TrainingSignal(torch.tensor([3.0, 9.0]), {}, token_rewards=more)
+    _, returns = compute_advantages(config, signal, old, torch.tensor([2, 1]), 0.0)
     assert returns.tolist() == [[3.75, 3.25], [10.0, 0.0]]
 
 
 def test_no_part_of_the_state_has_the_name_of_an_extension(make_ppo, load_sharp) -> None:
     ppo = make_ppo(load_sharp("tiny-gpt2"))
-    evaluator = Evaluator(ppo.setup, ppo.config, 1, 0, (None, None))
-    names = ppo.setup.stateful() | PPOState(ppo.config).stateful() | evaluator.stateful()
-    assert names.keys() == {"prompts", "kl", "negative_kl", "collapse", "drift", "best_policy"}
-    assert not names.keys() & EXTENSIONS.keys()
+    evaluator, monitor = Evaluator(ppo.setup, ppo.config, 1, 0), PPOMonitor(ppo.config, ppo.setup)
+    names = ppo.setup.stateful() | monitor.stateful() | evaluator.stateful()
+    assert names.keys() == {"prompts", "negative_kl", "collapse", "drift", "best_policy"}
+    assert not {*names, "kl"} & installed_extensions().keys()
 
 
 def test_whitened_rewards_keep_their_mean_and_reach_the_returns() -> None:
     config = PPOConfig(gamma=1.0, lam=1.0, whiten_rewards=True)
     nothing = torch.zeros(2, 1)
     old = RoleOutputs(nothing, nothing, nothing, nothing)
-    scores, lengths = torch.tensor([2.0, 6.0]), torch.tensor([1, 1])
-    advantages, returns = compute_advantages(config, scores, old, lengths, kl_coef=0.0)
+    signal, lengths = TrainingSignal(torch.tensor([2.0, 6.0]), {}), torch.tensor([1, 1])
+    advantages, returns = compute_advantages(config, signal, old, lengths, kl_coef=0.0)
     # Rewards 2 and 6: mean 4, deviation 2, so 4 - 1 and 4 + 1.
     assert returns[:, 0].tolist() == pytest.approx([3.0, 5.0], abs=1e-6)
     assert advantages[:, 0].tolist() == pytest.approx([-1.0, 1.0], abs=1e-6)
@@ -217,18 +221,18 @@ def test_the_graph_of_a_micro_batch_is_gone_when_the_next_one_is_made(
 ) -> None:
     """Kept by a name in the loop, it took 1.4 GiB of a PPO update of SmolLM2-135M."""
     losses: list[weakref.ref[torch.Tensor]] = []
-    backward, make = TrainEngine.backward, train_module.micro_batch_loss
+    backward, make = TrainEngine.backward, train_module.policy_and_critic_loss
 
-    def watched_backward(engine: TrainEngine, loss: torch.Tensor, sums: Any = None) -> None:
-        losses.append(weakref.ref(loss))
-        backward(engine, loss, sums)
+    def watched_backward(engine: TrainEngine, loss: BatchLoss, weight: float = 1.0) -> None:
+        losses.append(weakref.ref(loss.loss))
+        backward(engine, loss, weight)
 
     def watched_loss(*call: Any) -> Any:
         assert [each() for each in losses] == [None] * len(losses)
         return make(*call)
 
     monkeypatch.setattr(TrainEngine, "backward", watched_backward)
-    monkeypatch.setattr(train_module, "micro_batch_loss", watched_loss)
+    monkeypatch.setattr(train_module, "policy_and_critic_loss", watched_loss)
     run_ppo(settings("tiny-llama", tmp_path, total_updates=1, micro_batch_tokens=64, num_mini_batches=2))
     assert len(losses) > 4
 

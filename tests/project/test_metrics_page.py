@@ -95,7 +95,6 @@ def runs(tmp_path_factory, serve):
         value_fit="first",
         eval_steps=1,
         engine="vllm-server",
-        reference_refresh=1,
         vllm={"url": serve(start).url, "importance_cap": 2.0},
     )
     run_ppo(ppo)
@@ -135,6 +134,6 @@ def test_the_files_of_a_run_folder(runs, stage):
     checkpoint = runs[stage] / "checkpoints" / "update-000002"
     assert sorted(path.name for path in checkpoint.parent.iterdir())[-1] == checkpoint.name
     files = {"checksums.json", "state.safetensors", "trainer.json"}
-    files |= {"reference_refresh.safetensors", "value_regression.safetensors"} if stage == "ppo" else set()
+    files |= {"value_regression.safetensors"} if stage == "ppo" else set()
     assert {path.name for path in checkpoint.iterdir()} == files
     assert all(f"`{name}`" in page("metrics") for name in files)

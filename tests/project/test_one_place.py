@@ -30,7 +30,7 @@ PURE = (
     "align/reward/loss.py",
     *(f"align/ppo/{name}.py" for name in ("advantages", "losses")),
 )
-ALLOWED = {"torch", "typing", "collections", "dataclasses", "math", "align.core.tensor_ops"}
+ALLOWED = {"torch", "typing", "types", "collections", "dataclasses", "math", "align.core.tensor_ops"}
 
 
 def name_of(path):

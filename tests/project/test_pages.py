@@ -1,6 +1,7 @@
 import ast
 import json
 import re
+import runpy
 import shlex
 
 import pytest
@@ -8,7 +9,7 @@ import pytest
 from align.cli import COMMANDS
 from align.data import Demonstration, Prompt, Ranking, read_records
 from tests.http_stand_in import answering
-from tests.project.markdown import PAGES, README, ROOT, page, text_of
+from tests.project.markdown import DOCS, PAGES, README, ROOT, page, table, text_of
 from tests.project.test_layers import LAYERS
 
 
@@ -124,6 +125,15 @@ def test_the_server_reward_that_is_shown_asks_and_scores(tmp_path, monkeypatch):
 def test_the_layers_that_are_drawn_are_those_of_the_code():
     drawn = re.search(r"```layers\n(.*?)```", page("architecture"), re.S).group(1).strip().splitlines()
     assert [set(re.findall(r"[\w.]+", line)) for line in reversed(drawn)] == list(LAYERS)
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("stage", ["ppo", *(pytest.param(name, marks=pytest.mark.slow) for name in ("sft", "reward"))])
+def test_the_files_of_an_update_are_those_of_a_trace(stage):
+    script = runpy.run_path(str(DOCS / "write_architecture.py"))
+    shown = script["section"](stage).search(page("architecture"))[2]
+    traced = list(dict.fromkeys(file for file, _ in script["run_trace"](stage)))
+    assert [row[0].strip("`") for row in table(shown, "file | functions")] == traced, "run docs/write_architecture.py"
 
 
 def test_readme_names_commands_targets_and_folders_that_are_there():

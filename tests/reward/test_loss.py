@@ -24,7 +24,7 @@ from align.reward.loss import (
 from align.reward.rankings import CHANCE_LOSS, chance_warning, group_sizes, label_pairs, ranking_metrics, with_rewards
 from align.reward.train import batch_loss, best_tokens, build_module, example_flops
 from align.tokenization.encoded import EncodedRanking
-from align.training.start import build_engine
+from align.training.setup import build_engine
 from tests.files import metrics_of
 from tests.models.losses import ADAPTER, assert_invariant, loss_of_rows, rankings
 from tests.settings import run_settings

@@ -12,7 +12,7 @@ from align.models.heads import LanguageModel
 from align.sft import SFTConfig, SFTTrainer
 from align.sft.loss import demonstration_loss
 from align.sft.train import batch_loss, token_counts
-from align.training.start import build_engine
+from align.training.setup import build_engine
 from tests.models.losses import ADAPTER, assert_invariant, hand_turns, loss_of_rows
 
 QUICK = settings(deadline=None, max_examples=40)
@@ -100,7 +100,7 @@ def test_a_nan_ends_the_run_and_its_batch_is_saved(sharp_folders, tmp_path, monk
     monkeypatch.setattr("align.sft.train.demonstration_loss", lambda log_probs, *_: log_probs.sum() * float("nan"))
     rows = [{"prompt": f"Hi {number}", "completion": "Yes."} for number in range(2)]
     config = SFTConfig(output_dir=str(tmp_path), dtype="float32", report_to=["none"], batch_size=2)
-    with pytest.raises(UserError, match="update 1: the loss is not a finite number; the weights before it are unharmed"):
+    with pytest.raises(UserError, match=r"^update 1: the loss is not a finite number"):
         SFTTrainer(sharp_folders["tiny-llama"], rows, config).train()
     saved = json.loads((tmp_path / "broken-batch-1.json").read_text())
     assert sorted("Hi 0" in row["prompt"] for row in saved) == [False, True]

@@ -220,7 +220,7 @@ def find_and_note(run: Path, output: Path) -> None:
     """Find the last whole checkpoint with other processes; write what this one found and which files it read."""
     from accelerate import Accelerator
 
-    from align.training.checkpoint import files
+    from align.training.checkpoint.checkpoint import files
 
     accelerator, read, digest = Accelerator(cpu=True), [], files._digest
     files._digest = lambda path: read.append(str(path)) or digest(path)

@@ -9,7 +9,7 @@ from torch import nn
 
 from align.batches.micro_batches import MicroBatch
 from align.core.errors import UserError
-from align.training.checkpoint import Checkpoint
+from align.training.checkpoint.checkpoint import Checkpoint
 from align.training.engine import NotFiniteError, TrainEngine
 from align.training.optimizer import GradientReduction, ParamGroup, gradients_to_masters, make_master
 from tests.training.toy_modules import Kept, Weights, accumulate, regression, step, vector
@@ -134,7 +134,7 @@ def test_small_updates_add_up_until_the_weight_moves(toy_run):
 def test_gradients_add_up_in_float32(toy_run):
     engine = TrainEngine(toy_run(), Weights(vector(1.0, dtype=torch.bfloat16)), 10)
     sizes = [1.0] + [2.0**-9] * 4  # in bfloat16, 1 + 2^-9 is 1
-    plan = [MicroBatch([row], 1.0) for row in range(5)]
+    plan = [MicroBatch([[row]]) for row in range(5)]
     accumulate(engine, plan, lambda rows: (engine.module.w[0].sum() * sizes[rows[0]], {}))
     assert engine.masters["w.0"].grad.item() == 1.0 + 4 * 2.0**-9
     assert engine.module.w[0].grad is None, "the bfloat16 gradient is dropped as soon as it was added"
@@ -148,9 +148,9 @@ def test_micro_batches_change_no_gradient_and_no_metric(toy_run, dtype, toleranc
         module, loss = regression(dtype)
         engine = TrainEngine(toy_run(name), module, 10)
         bounds = [sum(cut[:i]) for i in range(len(cut) + 1)]
-        plan = [MicroBatch(list(range(a, b)), 1.0) for a, b in pairwise(bounds)]
+        plan = [MicroBatch([[row] for row in range(a, b)]) for a, b in pairwise(bounds)]
         if name == "cut":
-            plan.append(MicroBatch([0], 0.0))  # a filler, which must not count
+            plan.append(MicroBatch([[0]], weight=0.0))  # a filler, which must not count
         sums = accumulate(engine, plan, loss)
         gradients = [master.grad.clone() for master in engine.masters.values()]
         found.append((sums, gradients, engine.step(1)["grad_norm"]))
@@ -165,8 +165,8 @@ def test_micro_batches_change_no_gradient_and_no_metric(toy_run, dtype, toleranc
 def test_two_losses_add_up_before_one_step(toy_run):
     engine = TrainEngine(toy_run(adam_epsilon=1.0), Weights(vector(0.0)), 10)
     weight = engine.module.w[0]
-    first = accumulate(engine, [MicroBatch([0], 1.0)], lambda rows: (2 * weight.sum() + 5, {}))
-    second = accumulate(engine, [MicroBatch([0], 1.0)], lambda rows: (weight.sum() + 7, {}))
+    first = accumulate(engine, [MicroBatch([[0]])], lambda rows: (2 * weight.sum() + 5, {}))
+    second = accumulate(engine, [MicroBatch([[0]])], lambda rows: (weight.sum() + 7, {}))
     assert (float(first["loss"]), float(second["loss"])) == (5.0, 7.0)
     assert engine.step(1)["grad_norm"] == 3.0
     assert weight.item() == pytest.approx(-0.1 * 3 / 4, abs=1e-7)
@@ -178,7 +178,7 @@ def test_two_losses_add_up_before_one_step(toy_run):
 def test_a_loss_that_is_no_number_updates_nothing(toy_run, dtype, bad):
     engine = TrainEngine(toy_run(), Weights(vector(1.0, dtype=dtype)), 10)
     losses = [vector(1.0), vector(bad)]
-    plan = [MicroBatch([0], 1.0), MicroBatch([1], 1.0)]
+    plan = [MicroBatch([[0]]), MicroBatch([[1]])]
     with pytest.raises(NotFiniteError, match="loss is not a finite number"):
         accumulate(engine, plan, lambda rows: (engine.module.w[0].float().sum() * losses[rows[0]].sum(), {}))
     assert engine.module.w[0].item() == engine.masters["w.0"].item() == 1.0
@@ -191,7 +191,7 @@ def test_a_gradient_that_is_no_number_updates_nothing(toy_run, limit):
     def loss(_):  # the loss is sqrt(0) = 0, its slope there is infinite
         return engine.module.w[0].sqrt().sum() + engine.module.w[1].sum(), {}
 
-    accumulate(engine, [MicroBatch([0], 1.0)], loss)
+    accumulate(engine, [MicroBatch([[0]])], loss)
     with pytest.raises(NotFiniteError, match="gradient is not a finite number"):
         engine.step(1)
     assert [weight.item() for weight in engine.module.w] == [0.0, 1.0]
@@ -253,7 +253,7 @@ def test_gradients_of_bfloat16_weights_are_summed_in_their_masters(group):
 def test_a_resumed_engine_goes_on_to_the_bit(toy_run, dtype, optimizer):
     def go(engine, loss, first, last):
         for update in range(first, last + 1):
-            accumulate(engine, [MicroBatch(list(range(update, 12)), 1.0)], loss)
+            accumulate(engine, [MicroBatch([[row] for row in range(update, 12)])], loss)
             engine.step(update)
 
     settled = {"optimizer": optimizer, "lr_scheduler_type": "cosine", "warmup_ratio": 0.3, "weight_decay": 0.1}

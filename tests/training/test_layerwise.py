@@ -9,7 +9,7 @@ from align.models.heads import LanguageModel, RewardModel, ScalarHead
 from align.reward import RewardConfig
 from align.sft import SFTConfig
 from align.training.layerwise import LayerwiseConfig, distances_from_top, layer_groups
-from align.training.start import build_engine
+from align.training.setup import build_engine
 
 PROMPTS, RESPONSES = Padded.from_lists([[9, 10, 11]]), Padded.from_lists([[12, 13, 14, 15]])
 DISTANCES = {

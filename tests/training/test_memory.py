@@ -9,12 +9,13 @@ from transformers import LlamaConfig
 
 from align import cli
 from align.core.errors import UserError
+from align.core.tensor_ops import BatchLoss
 from align.models.backbone.decoder import DecoderBackbone
 from align.sft import SFTConfig, run_sft
 from align.training import memory
 from align.training.engine import TrainEngine
 from align.training.memory import GIB, Sharding, cache_bytes, resident_memory, weights_bytes
-from align.training.start import measure_peak_memory
+from align.training.peak_memory import measure_peak_memory
 from tests.launch.compared import metrics
 from tests.training.test_resume import options
 
@@ -145,9 +146,9 @@ def test_a_trial_leaves_no_gradient_and_no_trace_in_random_numbers(toy_run):
     held = []
 
     engine.run.memory.estimate = resident_memory("adamw", [], 0, Sharding())
-    with measure_peak_memory(engine, [0], 4):
+    with measure_peak_memory(engine, 1, 4):
         held.extend(master.grad is not None for master in engine.masters.values())
-        engine.backward(engine.module(torch.ones(2, 4, dtype=torch.bfloat16)).float().sum())
+        engine.backward(BatchLoss(engine.module(torch.ones(2, 4, dtype=torch.bfloat16)).float().sum()))
     assert held == [True, True], "gradients of earlier micro-batches would be there"
     assert torch.equal(torch.get_rng_state(), before)
     assert all(tensor.grad is None for tensor in (*engine.masters.values(), *engine.module.parameters()))

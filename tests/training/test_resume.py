@@ -45,7 +45,7 @@ STAGES = {
     "--kl_target 1 --eval_steps 5 --critic_warmup 1 --value_learning_rate 2e-3 "
     "--ema_decay 0.9 "
     "--samples_per_prompt 2 --length_adjustment 0.5 "
-    "--ent_coef 0.01 --kl_in loss --kl_estimator k3 --reference_refresh 3 --ptx.data data/demonstrations.jsonl "
+    "--ent_coef 0.01 --kl_in loss --kl_estimator k3 --ptx.data data/demonstrations.jsonl "
     "--ptx.coef 0.1",
 }
 

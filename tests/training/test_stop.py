@@ -8,6 +8,7 @@ import sys
 import textwrap
 import time
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from align.core.errors import UserError
 from align.core.signals import EXIT_STOPPED, Stopped
 from align.ppo.extensions import Extension
 from align.sft import SFTConfig
-from align.training.checkpoint import Checkpoint
+from align.training.checkpoint.checkpoint import Checkpoint
 from align.training.engine import TrainEngine
 from tests.files import ROOT
 from tests.launch.compared import compare, metrics
@@ -36,9 +37,9 @@ class Fading(Extension):
     def __init__(self):
         self.count = 0
 
-    def transform_scores(self, scores, rollout, components):
-        self.count += len(scores)
-        return scores / self.count
+    def shape(self, signal, rollout, old):
+        self.count += len(signal.scores)
+        return replace(signal, scores=signal.scores / self.count)
 
     def state_dict(self):
         return {"count": self.count}

@@ -5,6 +5,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from align.batches.micro_batches import MicroBatch
+from align.core.tensor_ops import BatchLoss
 from align.training.checkpoint.state import tensors_of_shards
 
 
@@ -21,10 +22,10 @@ def vector(*numbers, dtype=torch.float32):
 
 
 def accumulate(engine, plan, loss):
-    """Add up the gradients of a loss over micro-batches; returns the sums."""
-    for rows in engine.micro_batches(plan):
-        engine.backward(*loss(rows))
-    return engine.sums
+    """Add up the gradients of a loss (a tensor and sums) over micro-batches; returns the sums."""
+    for batch in plan:
+        engine.backward(BatchLoss(*loss(batch.rows)), batch.weight)
+    return engine.reduce_gradients()
 
 
 class Kept:
@@ -47,7 +48,7 @@ def step(engine, *gradients, update=1):
         weights = engine.module.w
         return sum((w.float() * g).sum() for w, g in zip(weights, gradients, strict=True)), {}
 
-    accumulate(engine, [MicroBatch([0], 1.0)], loss)
+    accumulate(engine, [MicroBatch([[0]])], loss)
     return engine.step(update)
 
 

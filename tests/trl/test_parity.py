@@ -31,7 +31,7 @@ def update_by_align(folder, case, **changes):
     found = {}
 
     class Recorder(Extension):
-        def on_experience(self, update, experience):
+        def after_update(self, update, experience):
             found["prompts"] = [list(prompt.ids) for prompt in experience.rollout.prompts]
             found["advantages"] = experience.advantages
 

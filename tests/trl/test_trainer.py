@@ -308,18 +308,18 @@ def test_scores_are_read_at_the_last_token_also_if_it_is_eos(make_trainer, model
     end = tokenizer.eos_token_id
     written = Responses([[9, 10, end], [11, end], [12] * 6, [end]], [True, True, False, True])
     trainer.setup.sampler.sample = lambda *_: written
-    trainer.hooks.on_experience = lambda update, experience: seen.update(experience=experience)
+    trainer.hooks.after_update = lambda update, experience: seen.update(experience=experience)
     trainer.hooks.metrics_of_update = dict
     trainer.train()
     experience = seen["experience"]
-    assert torch.equal(experience.scores, experience.training_scores), "the console shows those that TRL logs"
+    assert torch.equal(experience.scores, experience.signal.scores), "the console shows those that TRL logs"
     model, expected = models["reward_model"], []
     for prompt, response in zip(experience.rollout.prompts, experience.rollout.responses, strict=True):
         with torch.no_grad():
             states = model.model(input_ids=torch.tensor([[*prompt.ids, *response]])).last_hidden_state
             score = float(model.score(states[0, -1]))
         expected.append(score - (penalty or 0.0) * (tokenizer.eos_token_id not in response))
-    assert experience.training_scores.tolist() == pytest.approx(expected, abs=1e-5)
+    assert experience.signal.scores.tolist() == pytest.approx(expected, abs=1e-5)
 
 
 @pytest.mark.parametrize("stop", [None, 9])

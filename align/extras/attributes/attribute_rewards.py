@@ -17,7 +17,7 @@ from align.extras.attributes.model import AttributeModel, form_of, heads_of, in_
 from align.models.backbone import flops_profile
 from align.models.loading import load_whole
 from align.ppo.extensions import Extension, TrainingContext
-from align.ppo.records import RoleOutputs, Rollout
+from align.ppo.records import RoleOutputs, Rollout, TrainingSignal
 from align.ppo.scoring_models import require_readable
 from align.reward.scoring import RewardModelScorer, knows_tokens_of
 from align.runtime.distributed import compute_dtype
@@ -119,11 +119,11 @@ class AttributeRewards(Extension):
         self.token_values = self._segment_rewards(rollout)
         return {"attributes": self.token_values.sum(1)}
 
-    def transform_scores(self, scores: Tensor, rollout: Rollout, components: dict[str, Tensor]) -> Tensor:
-        return scores - components["attributes"] if self.by_segment else scores  # the tokens have these rewards
-
-    def token_rewards(self, rollout: Rollout, old: RoleOutputs) -> Tensor | None:
-        return self.token_values if self.by_segment else None
+    def shape(self, signal: TrainingSignal, rollout: Rollout, old: RoleOutputs) -> TrainingSignal:
+        if not self.by_segment:
+            return signal
+        scores = signal.scores - signal.components["attributes"]  # the tokens have these rewards
+        return replace(signal, scores=scores).add_token_rewards(self.token_values)
 
     def _rewards(self, responses: Sequence[SampledResponse]) -> Tensor:
         return torch.tensor([self.expression(values) for values in self.scorer(responses)])

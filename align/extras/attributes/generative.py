@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from align.batches.encoding import Limits
 from align.batches.micro_batches import map_rows
 from align.core.errors import UserError
-from align.core.tensor_ops import Padded
+from align.core.tensor_ops import BatchLoss, Padded
 from align.extras.attributes.expressions import Condition
 from align.extras.attributes.heads import AttributeForm, encoded_ratings
 from align.extras.attributes.model import SCALE, Head
@@ -190,7 +190,7 @@ class GenerativeForm(AttributeForm):
 
     def batch_loss(
         self, model: nn.Module, device: torch.device, examples: Sequence[RatedText], batch: Sequence[RatedText]
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+    ) -> BatchLoss:
         """Return a micro-batch's share of the loss, that of each head, and that of the generator."""
         counts = torch.zeros(len(self.heads))  # as in the head form, every head has the same weight
         for item in batch:
@@ -201,7 +201,7 @@ class GenerativeForm(AttributeForm):
         means = losses.new_zeros(len(self.heads)).index_add(0, numbers, losses) / counts.to(device).clamp(min=1)
         generator = of_texts.sum() / tokens
         sums = {f"head/{head.name}": mean for head, mean in zip(self.heads, means, strict=True)}
-        return means.sum() + generator, sums | {"loss/generator": generator}
+        return BatchLoss(means.sum() + generator, sums | {"loss/generator": generator})
 
     def judge(self, engine: TrainEngine, examples: list[RatedText], budget: int) -> tuple[Tensor, Tensor, dict[str, float]]:
         def read_rows(rows: list[int]) -> list[tuple[list[float], list[float], float]]:
@@ -239,9 +239,10 @@ def compute_texts(
         questions [Q]. Last, the losses of the tokens that the generator learns, summed over each text [B].
     """
     parts = [part for item in examples for part in item.parts]
-    prompt, response, prompt_of_response = pack_rankings(parts, device)
+    inputs = pack_rankings(parts, device)
     learned = torch.tensor([tokens > 0 for part in parts for tokens in part.learned], device=device)
-    answers, log_probs = model(prompt, response, prompt_of_response, response.mask() & learned[:, None])
+    mask = inputs.response.mask() & learned[:, None]
+    answers, log_probs = model(inputs.prompt, inputs.response, inputs.prompt_of_response, mask)
     answers = answers[torch.tensor([bool(part.attributes) for part in parts for _ in part.responses], device=device)]
     shares = answers.new_tensor([row for part in parts for row in part.shares]).reshape(answers.shape)
     numbers = torch.tensor([number for part in parts for number in part.attributes], dtype=torch.long, device=device)

@@ -11,6 +11,7 @@ from torch.nn.functional import one_hot
 from align.batches.encoding import Data, Limits, encode_rankings
 from align.batches.micro_batches import map_rows
 from align.core.statistics import correlation
+from align.core.tensor_ops import BatchLoss
 from align.extras.attributes.model import AttributeModel, Form, Head, head_losses, in_label_units
 from align.extras.rules.judgments import JudgedResponse, ScoredJudgment, encoded_responses, rule_metrics
 from align.models.backbone import flops_profile, require_classifier
@@ -126,9 +127,7 @@ class HeadForm(AttributeForm):
             found.append(EncodedTask(encoded.prompt, [encoded.response], item.targets))
         return found
 
-    def batch_loss(
-        self, model: nn.Module, device: torch.device, examples: Sequence[Any], batch: Sequence[Any]
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+    def batch_loss(self, model: nn.Module, device: torch.device, examples: Sequence[Any], batch: Sequence[Any]) -> BatchLoss:
         """Return a micro-batch's share of the loss, and that of each head.
 
         Each head's loss is a mean over its judged responses in the global batch; every head has the same weight.
@@ -143,7 +142,8 @@ class HeadForm(AttributeForm):
             ranking = ranking_loss(outputs[:, self.ranking], pairs_of(ranks).to(device))
             losses = losses + ranking * one_hot(torch.tensor(self.ranking, device=device), len(self.heads))
         means = losses / counts.to(device).clamp(min=1)
-        return means.sum(), {f"head/{head.name}": mean for head, mean in zip(self.heads, means, strict=True)}
+        sums = {f"head/{head.name}": mean for head, mean in zip(self.heads, means, strict=True)}
+        return BatchLoss(means.sum(), sums)
 
     def judge(self, engine: TrainEngine, examples: list[Any], budget: int) -> tuple[Tensor, Tensor, dict[str, float]]:
         def score_rows(rows: list[int]) -> list[list[float]]:

@@ -28,7 +28,7 @@ from align.training.data_order import DataOrder, EpochConfig
 from align.training.model_source import Model, ModelSource
 from align.training.process_state import making_trainer
 from align.training.run import Run
-from align.training.start import build_engine, with_data_names
+from align.training.setup import build_engine, with_data_names
 
 BOUNDS = {"binary": (0.0, 1.0), "scale": SCALE}
 

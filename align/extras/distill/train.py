@@ -18,7 +18,7 @@ from align.batches.mixtures import TrainingData, encode_mixture, is_given
 from align.core.errors import UserError, counted
 from align.core.launch import run_stage
 from align.core.settings import MixtureConfig, ModelConfig, OptimizationConfig, RunConfig, option, require_setting
-from align.core.tensor_ops import Padded, entropy_of, log_probs_of
+from align.core.tensor_ops import BatchLoss, Padded, entropy_of, log_probs_of
 from align.extras.distill.loss import LossWeights, cosine_distance, distillation_loss, soft_cross_entropy
 from align.extras.rules.train import train
 from align.models.backbone import Backbone, flops_profile, with_every_layer, wrap
@@ -35,7 +35,7 @@ from align.training.engine import TrainEngine
 from align.training.model_source import Model, ModelSource
 from align.training.process_state import making_trainer
 from align.training.run import Run
-from align.training.start import build_engine, with_data_names
+from align.training.setup import build_engine, with_data_names
 
 
 @dataclass(kw_only=True)
@@ -149,7 +149,7 @@ class DistillForm:
         device: torch.device,
         examples: Sequence[EncodedDemonstration],
         batch: Sequence[EncodedDemonstration],
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+    ) -> BatchLoss:
         """Return a micro-batch's share of the loss, a mean over the tokens of the global batch, and sums over its tokens."""
         prompt = Padded.from_lists([example.prompt for example in examples]).to(device)
         response = Padded.from_lists([example.response for example in examples]).to(device)
@@ -162,13 +162,14 @@ class DistillForm:
         nll = -log_probs_of(logits, response.ids[mask])
         distances = cosine_distance(states, teacher_states) if self.weights.cosine else ce.new_zeros(0)
         tokens = sum(sum(example.loss_mask) for example in batch)
-        return distillation_loss(ce, nll, distances, tokens, self.weights), {
+        sums = {
             "ce": ce.detach().sum(),
             "entropy": entropy_of(teacher_logits, self.weights.temperature).sum(),
             "lm": nll.detach().sum(),
             "cosine": distances.detach().sum(),
             "tokens": mask.sum(),
         }
+        return BatchLoss(distillation_loss(ce, nll, distances, tokens, self.weights), sums)
 
     def training_metrics(self, sums: dict[str, float]) -> dict[str, float]:
         """Return the metrics of an update from the sums over its micro-batches."""
@@ -179,13 +180,14 @@ class DistillForm:
         """Return the losses on held-out demonstrations, equal on every process; nothing without any."""
         if not held_out:
             return {}
-        accelerator, sums = engine.accelerator, dict[str, Tensor]()
+        accelerator, names = engine.accelerator, list[str]()
         total = torch.zeros((), dtype=torch.float64, device=accelerator.device)
         for part in micro_batches(range(len(held_out)), token_counts(held_out), budget, accelerator):
             examples = [held_out[row] for row in part.rows]
-            _, sums = self.batch_loss(engine.module, accelerator.device, examples, examples)
-            total = total + part.loss_weight * torch.stack(list(sums.values())).double()
-        parts = loss_parts(dict(zip(sums, sum_across_processes(total, accelerator).tolist(), strict=True)))
+            sums = self.batch_loss(engine.module, accelerator.device, examples, examples).sums
+            names, values = list(sums), [torch.as_tensor(value) for value in sums.values()]
+            total = total + part.weight * torch.stack(values).double()
+        parts = loss_parts(dict(zip(names, sum_across_processes(total, accelerator).tolist(), strict=True)))
         loss = self.weights.ce * self.weights.temperature**2 * parts["loss/ce"] + self.weights.lm * parts["loss/lm"]
         parts["loss"] = loss + self.weights.cosine * parts["loss/cosine"]
         return {f"validation/{name}": value for name, value in parts.items()}

@@ -220,8 +220,8 @@ class LocalJudge:
             backbone.require_fit(len(prompt), max(map(len, rows[-1].responses)), "a rubric's question")
 
         def read(part: Sequence[PromptResponses]) -> Tensor:
-            prompts, letters, index = pack_rankings(part, self.accelerator.device)
-            log_probs: Tensor = self.module(prompts, letters, None, 1.0, index)
+            inputs = pack_rankings(part, self.accelerator.device)
+            log_probs: Tensor = self.module(inputs.prompt, inputs.response, prompt_of_response=inputs.prompt_of_response)
             return log_probs.double().sum(1)
 
         return score_rankings(read, rows, backbone, self.budget, self.accelerator)

@@ -5,7 +5,7 @@ Source: Sparrow, Glaese et al. 2022, section 2.7.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -16,8 +16,7 @@ from align.core.settings import option
 from align.extras.rules.judgments import RuleModelSettings, RuleScorer, rules_of_model
 from align.models.roles import Roles
 from align.ppo.extensions import Extension, PolicyEvaluation, TrainingContext
-from align.ppo.records import Rollout
-from align.ppo.rewards import apply_missing_eos
+from align.ppo.records import RoleOutputs, Rollout, TrainingSignal
 from align.ppo.scoring_models import load_source, make_scorer, require_readable
 from align.reward.checkpoint import RULE
 from align.runtime.flops import forward_flops
@@ -93,10 +92,10 @@ class RuleRewards(Extension):
         """Return how likely each response violates each rule [B]."""
         return dict(zip(self.texts, self.scorer(rollout.sampled_responses), strict=True))
 
-    def transform_scores(self, scores: Tensor, rollout: Rollout, components: dict[str, Tensor]) -> Tensor:
+    def shape(self, signal: TrainingSignal, rollout: Rollout, old: RoleOutputs) -> TrainingSignal:
         self.violations = self._violations_of(rollout)
-        components |= {f"rule/{rule}": broken for rule, broken in self.violations.items()}
-        return self.training_scores(scores, self.violations)
+        components = signal.components | {f"rule/{rule}": broken for rule, broken in self.violations.items()}
+        return replace(signal, scores=self.training_scores(signal.scores, self.violations), components=components)
 
     def flops(self, lengths: Sequence[tuple[int, Sequence[int]]]) -> float:
         profile, rules = self.scorer.scorer.flops_profile, self.scorer.lengths
@@ -107,8 +106,7 @@ class RuleRewards(Extension):
     def evaluate(self, evaluation: PolicyEvaluation) -> None:
         violations, preference = self._violations_of(evaluation.rollout), evaluation.scores
         evaluation.scores = self.comparable_scores(preference, violations)
-        context, ended = self.context, evaluation.rollout.ended_mask
-        preference = apply_missing_eos(preference, ended, context.missing_eos_penalty, context.missing_eos_score)
+        preference = evaluation.missing_eos.apply(preference, evaluation.rollout.ended_mask)
         evaluation.metrics["preference"] = float(preference.mean())
         evaluation.metrics |= {f"rule/{rule}": float(broken.mean()) for rule, broken in violations.items()}
 

@@ -1,6 +1,6 @@
 """Rule models: a scalar head learns from verdicts how likely a response violates a rule that it reads.
 
-Launch it by `accelerate launch align/extras/rules/train.py --config configs/rule-model/x.yaml`.
+Launch it with `accelerate launch align/extras/rules/train.py --config configs/rule-model/x.yaml`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,6 +22,7 @@ from align.core.errors import UserError, counted, nearest_name_hint
 from align.core.files import write_json
 from align.core.launch import run_stage
 from align.core.settings import ModelConfig, OptimizationConfig, RunConfig, Settings, option, require_setting
+from align.core.tensor_ops import BatchLoss
 from align.extras.rules.judgments import (
     ScoredJudgment,
     SplitJudgments,
@@ -44,9 +45,10 @@ from align.training.data_order import DataOrder, EpochConfig, measured_on
 from align.training.engine import TrainEngine
 from align.training.epoch_loop import EpochLoop
 from align.training.model_source import Model, ModelSource
+from align.training.monitor import Monitor, examples_as_text
 from align.training.process_state import making_trainer
 from align.training.run import Run
-from align.training.start import build_engine, warn_if_prompts_are_reread, with_data_names
+from align.training.setup import build_engine, warn_if_prompts_are_reread, with_data_names
 
 
 @dataclass(kw_only=True)
@@ -100,7 +102,7 @@ def train(form: Any, engine: TrainEngine, order: DataOrder[Any], held_out: list[
     loop = EpochLoop(engine, order, eval_steps, measured_on("validation_data", held_out, **form.measure))
     if run.config.dry_run:
         return loop.end_dry_run()
-    loss_of = partial(form.batch_loss, engine.module, run.accelerator.device)
+    monitor, loss_of = Monitor(run), partial(form.batch_loss, engine.module, run.accelerator.device)
     loop.measure_largest_micro_batch(((batch, form.sizes(batch)) for batch in order.first_batches()), loss_of)
     if form.evaluates_start and not loop.done:
         run.log(0, form.evaluate(engine, held_out, budget))
@@ -108,23 +110,34 @@ def train(form: Any, engine: TrainEngine, order: DataOrder[Any], held_out: list[
     for update in loop.updates():
         batch = order.batch(update)
         sizes = form.sizes(batch)
-        plan = micro_batches(range(len(batch)), sizes, budget, run.accelerator)
-        with loop.learning(update, batch, form.loaded.tokenization):
-            for rows in engine.micro_batches(plan):
-                engine.backward(*loss_of([batch[row] for row in rows], batch))
-            step = engine.step(update)
-        metrics = form.training_metrics(engine.sums) | step | loop.costs(sum(sizes), sum(map(form.flops, batch)))
-        if loop.evaluates(update):
-            metrics |= form.evaluate(engine, held_out, budget)
-            if loop.is_best(metrics):
-                form.save(engine, data, metrics)
-        loop.log(update, metrics)
+        with monitor.update(update, partial(examples_as_text, batch, form.loaded.tokenization)):
+            for part in micro_batches(range(len(batch)), sizes, budget, run.accelerator):
+                engine.backward(loss_of([batch[row] for row in part.rows], batch), part.weight)
+            sums = engine.reduce_gradients()
+            monitor.lap("learn")
+            monitor.add(form.training_metrics(sums) | engine.step(update))
+            monitor.lap("step")
+        monitor.add({"tokens/read": float(sum(sizes))})
+        monitor.add_speed(sum(sizes), sum(map(form.flops, batch)))
+        if loop.is_due(update):
+            monitor.add(evaluate_and_save(form, loop, held_out, data, monitor.row))
+            monitor.lap("validate")
+        monitor.log(update, loop.progress(monitor.row["loss"]))
 
-    if loop.needs_evaluation():
-        metrics = form.evaluate(engine, held_out, budget)
-        if loop.is_best(metrics):
-            form.save(engine, data, metrics)
+    if loop.is_due_again():
+        evaluate_and_save(form, loop, held_out, data, {})
     return run.folder / "model"
+
+
+def evaluate_and_save(
+    form: Any, loop: EpochLoop, held_out: list[Any], data: str, metrics: dict[str, float]
+) -> dict[str, float]:
+    """Evaluate the model and save it if it is the best; return `metrics` of the update with those of the evaluation."""
+    metrics = metrics | form.evaluate(loop.engine, held_out, loop.run.optimization.micro_batch_tokens)
+    if is_best := loop.is_best(metrics):
+        form.save(loop.engine, data, metrics)
+    loop.record_evaluation(metrics, is_best)
+    return metrics
 
 
 class RuleForm:
@@ -152,17 +165,18 @@ class RuleForm:
 
     def batch_loss(
         self, model: nn.Module, device: torch.device, examples: list[EncodedJudgments], batch: list[EncodedJudgments]
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+    ) -> BatchLoss:
         """Return the share of a micro-batch in the loss and in the metrics of its global batch."""
         count = sum(len(item.targets) for item in batch)
         logits = reward_rankings(model, examples, device)
         targets = torch.tensor([target for item in examples for target in item.targets], device=device)
         decided = targets != 0.5
-        return judgment_loss(logits, targets) / count, {
+        sums = {
             "right": (((logits > 0) == (targets > 0.5)) & decided).float().sum(),
             "decided": decided.float().sum(),
             "probability": torch.sigmoid(logits).sum() / count,
         }
+        return BatchLoss(judgment_loss(logits, targets) / count, sums)
 
     def training_metrics(self, sums: dict[str, float]) -> dict[str, float]:
         """Return the metrics of an update, with the accuracy on decided judgments."""

@@ -17,8 +17,6 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 SDPA = "align_sdpa"
-SEQUENCE = "sequence_group"
-"""Keyword of the `SequenceGroup` that a model passes to attention if several processes share its rows."""
 UNSUPPORTED_ARGUMENTS = ("softcap", "position_bias", "cache", "s_aux")
 """Arguments that few models pass to attention; such calls go to transformers' own kernel."""
 
@@ -48,11 +46,6 @@ def _attention(
     """Compute transformers' SDPA attention, with faster equivalent paths on a CPU."""
     if attention_mask is not None and not isinstance(attention_mask, Tensor):  # a mask of blocks
         return flex_attention_forward(module, query, key, value, attention_mask, scaling, **settings)[0], None
-    sequence = settings.pop(SEQUENCE, None)
-    if sequence is not None:  # no mask: a part of a row begins with its first token, and only whole rows are causal
-        query, key, value = (sequence.heads_for_tokens(states) for states in (query, key, value))
-        output, _ = _attention(module, query, key, value, None, dropout, scaling, **settings)
-        return sequence.tokens_for_heads(output), None
     length = query.shape[2]
     plain = (
         query.device.type == "cpu"

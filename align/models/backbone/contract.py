@@ -22,7 +22,6 @@ from transformers import PreTrainedModel
 
 from align.core.errors import UserError
 from align.core.tensor_ops import Padded
-from align.runtime.sequence import SequenceGroup
 
 
 @dataclass(eq=False)
@@ -58,13 +57,12 @@ class Backbone(nn.Module):
         prompt_in_row: True if one row of tokens holds a prompt and its response (decoders, encoders).
         shares_prompts: whether several responses to a prompt can be read in one row.
         recomputes: whether the backward pass computes the activations of layers again (gradient checkpointing).
-        sequence: the processes that share this one's rows, all of which must read the same; None: none do.
     """
 
     prompt_in_row: bool
     causal = False
     """Whether each token, of the prompt too, sees only earlier tokens. A response may then hold several turns of a
-    conversation, a language-model loss can be taken on the prompt, and processes can share a row."""
+    conversation, and a language-model loss can be taken on the prompt."""
     block_attention = False
     """Whether masks are FlexAttention's (`align.models.backbone.attention.block_mask`); only decoders have any."""
 
@@ -75,7 +73,6 @@ class Backbone(nn.Module):
         self._unlisted: dict[str, PeftModel | None] = {"peft": peft_model}
         self._entered_adapter: tuple[str | None] | None = None  # of the innermost `adapter` context; None: none entered
         self.shares_prompts = self.recomputes = False
-        self.sequence: SequenceGroup | None = None
 
     @property
     def peft(self) -> PeftModel | None:

@@ -6,12 +6,11 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 from transformers import PreTrainedConfig
 from transformers.cache_utils import DynamicCache
 
 from align.core.tensor_ops import Padded, length_mask
-from align.models.backbone.attention import SEQUENCE, block_mask
+from align.models.backbone.attention import block_mask
 from align.models.backbone.contract import Backbone, DecodingState
 from align.models.backbone.static_decoding import StaticDecodingState, can_decode_statically
 
@@ -57,22 +56,9 @@ class DecoderBackbone(Backbone):
             make_mask = block_mask if self.block_attention else partial(packed_mask, dtype=self.model.dtype)
             mask: Any = make_mask(rows.segments, whole_prompt=not self.causal)
             extra = {"position_ids": rows.positions, "attention_mask": mask}
-        states = self._read_shared(rows.ids) if self.sequence else self._read(rows.ids, **extra)
-        return states[rows.row, rows.column]
-
-    def _read(self, ids: Tensor, **extra: Any) -> Tensor:
         with self.recomputing():
-            states: Tensor = self.model.base_model(input_ids=ids, use_cache=False, **extra).last_hidden_state
-        return states
-
-    def _read_shared(self, ids: Tensor) -> Tensor:
-        """Return states [P, L, H] of rows [P, L] of which each process of `sequence` computes a part."""
-        sequence = self.sequence
-        assert sequence is not None
-        ids = pad(ids, (0, -ids.shape[1] % sequence.size))
-        positions = torch.arange(ids.shape[1], device=ids.device).expand(len(ids), -1)
-        own = {"position_ids": sequence.own_tokens(positions), SEQUENCE: sequence}
-        return sequence.all_tokens(self._read(sequence.own_tokens(ids), **own))
+            states: Tensor = self.model.base_model(input_ids=rows.ids, use_cache=False, **extra).last_hidden_state
+        return states[rows.row, rows.column]
 
     def prefill(self, prompt: Padded) -> tuple[DecodingState, Tensor]:
         width = prompt.ids.shape[1]

@@ -1,12 +1,13 @@
 """Two ways to keep response lengths: remove the length-correlated part of the training scores, or reward tokens."""
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from align.ppo.extensions import Extension, TrainingContext
-from align.ppo.records import Rollout
+from align.ppo.records import RoleOutputs, Rollout, TrainingSignal
 
 
 class LengthAdjustment(Extension):
@@ -18,10 +19,10 @@ class LengthAdjustment(Extension):
     def load(self, context: TrainingContext) -> None:
         self.samples = context.samples_per_prompt
 
-    def transform_scores(self, scores: Tensor, rollout: Rollout, components: dict[str, Tensor]) -> Tensor:
-        answers = (rollout.lengths, rollout.ended_mask, self.samples)
-        self.slope = length_slope(scores.float(), *answers)
-        return adjust_for_length(scores.float(), *answers, self.share * self.slope)
+    def shape(self, signal: TrainingSignal, rollout: Rollout, old: RoleOutputs) -> TrainingSignal:
+        scores, lengths, ended = signal.scores.float(), rollout.lengths, rollout.ended_mask
+        self.slope = length_slope(scores, lengths, ended, self.samples)
+        return replace(signal, scores=adjust_for_length(scores, lengths, ended, self.samples, slope=self.share * self.slope))
 
     def metrics(self) -> dict[str, float]:
         return {"reward/length_slope": self.slope}
@@ -40,11 +41,12 @@ class HoldLength(Extension):
     def load(self, context: TrainingContext) -> None:
         self.samples = context.samples_per_prompt
 
-    def transform_scores(self, scores: Tensor, rollout: Rollout, components: dict[str, Tensor]) -> Tensor:
+    def shape(self, signal: TrainingSignal, rollout: Rollout, old: RoleOutputs) -> TrainingSignal:
         mean = float(rollout.lengths.double().mean())
         self.first_length = self.first_length or mean
         self.token_reward = self.gain * (1 - mean / self.first_length)
-        return adjust_for_length(scores.float(), rollout.lengths, rollout.ended_mask, self.samples, -self.token_reward)
+        scores, lengths, ended = signal.scores.float(), rollout.lengths, rollout.ended_mask
+        return replace(signal, scores=adjust_for_length(scores, lengths, ended, self.samples, slope=-self.token_reward))
 
     def metrics(self) -> dict[str, float]:
         return {"reward/per_token": self.token_reward}

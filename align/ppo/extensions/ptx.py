@@ -12,11 +12,11 @@ from align.batches.raw_text import TextObjective, cut_into_pieces, pack
 from align.core.errors import UserError
 from align.core.seeds import RngStream, generator
 from align.core.settings import Settings, option
-from align.core.tensor_ops import Padded
+from align.core.tensor_ops import BatchLoss, Padded
 from align.models.backbone import flops_profile
 from align.models.loading import LoadedModel
 from align.models.roles import Roles
-from align.ppo.extensions import Extension, TrainingContext
+from align.ppo.extensions import Extension, OptimizerStep, TrainingContext
 from align.reward.rankings import group_flops, group_sizes, pack_rankings
 from align.sft.loss import demonstration_loss
 from align.training.engine import TrainEngine
@@ -126,26 +126,32 @@ class PtxLoss(Extension):
 
     def load(self, context: TrainingContext) -> None:
         config, self.budget = context.run.config, context.run.optimization.micro_batch_tokens
-        limits = (context.max_prompt_tokens, config.seed, config.skip_bad_rows)
-        self.examples = PtxExamples(self.settings, context.policy, *limits)
+        self.examples = PtxExamples(
+            self.settings, context.policy, context.max_prompt_tokens, seed=config.seed, skip_bad_rows=config.skip_bad_rows
+        )
 
     def start(self, engine: TrainEngine, roles: Roles) -> None:
         self.engine, self.roles = engine, roles
 
-    def extra_loss(self, step_key: tuple[int, int, int], count: int) -> dict[str, float]:
-        engine, backbone, coef = self.engine, self.examples.backbone, self.settings.coef
-        examples = self.examples.draw(count * self.settings.per_response, step_key)
+    def extra_loss(self, step: OptimizerStep) -> dict[str, float]:
+        engine, accelerator = self.engine, self.engine.accelerator
+        step_key = (step.update, step.epoch, step.minibatch)
+        examples = self.examples.draw(step.responses * self.settings.per_response, step_key)
         tokens = sum(example.predicted for example in examples)
-        lengths = group_sizes(backbone, examples)
-        for rows in engine.micro_batches(micro_batches(range(len(examples)), lengths, self.budget, engine.accelerator)):
-            chosen = [examples[row] for row in rows]
-            prompt, response, prompt_of_response = pack_rankings(chosen, engine.accelerator.device)
-            masks = [list(map(int, mask)) for example in chosen for mask in example.masks]
-            mask = Padded.from_lists(masks).ids.to(engine.accelerator.device) > 0
-            read = (prompt, response, prompt_of_response)
-            engine.backward(coef * demonstration_loss(self.roles.language_model(*read), mask, ~mask, tokens, 0, 0.0))
+        sizes = group_sizes(self.examples.backbone, examples)
+        for part in micro_batches(range(len(examples)), sizes, self.budget, accelerator):
+            engine.backward(self._loss([examples[row] for row in part.rows], tokens), part.weight)
         self.flops_since_update += sum(map(self.examples.flops, examples))
-        return {"loss/ptx": engine.sums["loss"] / coef}
+        return {"loss/ptx": engine.reduce_gradients()["loss"] / self.settings.coef}
+
+    def _loss(self, examples: Sequence[PtxExample], tokens: int) -> BatchLoss:
+        """Return a micro-batch's share of the loss, a mean over `tokens` tokens."""
+        device = self.engine.accelerator.device
+        inputs = pack_rankings(examples, device)
+        rows = [list(map(int, mask)) for example in examples for mask in example.masks]
+        mask = Padded.from_lists(rows).ids.to(device) > 0
+        log_probs = self.roles.language_model(inputs.prompt, inputs.response, inputs.prompt_of_response)
+        return BatchLoss(self.settings.coef * demonstration_loss(log_probs, mask, ~mask, tokens, 0, 0.0))
 
     def flops(self, lengths: Sequence[tuple[int, Sequence[int]]]) -> float:
         flops, self.flops_since_update = self.flops_since_update, 0.0

@@ -36,7 +36,7 @@ class RewardModelSelection(Extension):
     value there (Gao et al. 2022).
 
     Args:
-        reward_model: takes the place of the reward model that the settings name.
+        reward_model: replaces the reward model that the settings name.
 
     Raises:
         UserError: if neither is given, or it is not a reward model.
@@ -76,29 +76,43 @@ class RewardModelSelection(Extension):
         self.rewards = Rewards([scorer], accelerator=context.run.accelerator)
 
     @property
-    def should_stop(self) -> bool:
+    def should_stop(self) -> bool:  # type: ignore[override]
         return 0 < self.patience <= self.count
 
     def evaluate(self, evaluation: PolicyEvaluation) -> None:
-        scores = self.rewards(evaluation.rollout)[0]
+        scores = self.rewards(evaluation.rollout).total
         evaluation.selection_scores = evaluation.columns["selection_reward"] = scores
         evaluation.metrics |= mean_and_error("selection_reward", scores)
+        self._count(
+            {
+                "update": evaluation.update,
+                "reward": float(evaluation.final_scores.mean()),
+                "selection_reward": float(scores.mean()),
+                "kl": evaluation.kl,
+                "kl_per_token": evaluation.kl_per_token,
+            }
+        )
+        if self.should_stop:
+            evaluation.messages.append(self._stop_message())
 
-    def after_evaluation(self, update: int, metrics: dict[str, float]) -> str:
-        if self.best is None or metrics["selection_reward"] >= self.best["selection_reward"]:
-            self.best, self.count = {**metrics, "update": update}, 0
-            return ""
-        best = self.best
-        self.count = self.count + 1 if metrics["reward"] > best["reward"] else 0
-        if not self.should_stop:
-            return ""
+    def _count(self, point: dict[str, float]) -> None:
+        """Record an evaluation, and count those in a row with a higher reward but a lower selection reward than the best."""
+        self.latest = point
+        if self.best is None or point["selection_reward"] >= self.best["selection_reward"]:
+            self.best, self.count = point, 0
+        else:
+            self.count = self.count + 1 if point["reward"] > self.best["reward"] else 0
+
+    def _stop_message(self) -> str:
+        assert self.best is not None
+        best, last = self.best, self.latest
         points = [
             f"update {point['update']:.0f} (KL {point['kl']:.3g} nats per response, {point['kl_per_token']:.3g} per token)"
-            for point in (best, {**metrics, "update": update})
+            for point in (best, last)
         ]
         return (
-            f"stopped: from {points[0]} to {points[1]} the reward rose from {best['reward']:.3g} to {metrics['reward']:.3g} "
-            f"and the selection reward fell from {best['selection_reward']:.3g} to {metrics['selection_reward']:.3g}"
+            f"stopped: from {points[0]} to {points[1]} the reward rose from {best['reward']:.3g} to {last['reward']:.3g} "
+            f"and the selection reward fell from {best['selection_reward']:.3g} to {last['selection_reward']:.3g}"
         )
 
     def state_dict(self) -> dict[str, Any]:

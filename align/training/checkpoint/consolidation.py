@@ -50,7 +50,6 @@ def consolidate(source: Path, output: Path) -> Path:
         raise UserError(f"{path}: No such file or directory; it names the model that the run started from")
     settings = ModelConfig(**{name: config[name] for name in ModelConfig.__dataclass_fields__ if name in config})
     loaded = load(settings, compute_dtype(settings.dtype), prefix_lm=bool(config.get("prefix_lm")))
-    loaded.tokenization.stop_ids = frozenset(config.get("stop_token_ids") or ())
     kept = AVERAGE if any(name.startswith(f"{AVERAGE}/") for name in stored) else "master"
     with torch.no_grad():
         for name, weight in loaded.backbone.model.named_parameters():
@@ -65,5 +64,6 @@ def consolidate(source: Path, output: Path) -> Path:
     update = read_json(checkpoint / "trainer.json")["update"]
     card = {"title": f"Policy after update {update}", "stage": "checkpoint", "run": run.absolute().name}
     clear_partial(output)
-    save_model(output, loaded, weights_of(loaded.backbone), card)
+    stop_ids = frozenset(config.get("stop_token_ids") or ())
+    save_model(output, loaded, weights_of(loaded.backbone), card, stop_ids=stop_ids)
     return checkpoint

@@ -20,7 +20,7 @@ SEEN = []
 class Recorder(Extension):
     """Keeps the experience of each update."""
 
-    def on_experience(self, update, experience):
+    def after_update(self, update, experience):
         SEEN.append(experience)
 
 
@@ -94,7 +94,7 @@ def test_tokens_have_the_rewards_of_their_sentences(align_cache, tmp_path):
     assert experience.returns is not None
     heads, loaded = load_attribute_model(model, "float32")
     tokenization = loaded.tokenization
-    assert experience.training_scores.tolist() == pytest.approx([0] * 4, abs=1e-5)  # the tokens have all of it
+    assert experience.signal.scores.tolist() == pytest.approx([0] * 4, abs=1e-5)  # the tokens have all of it
     for row, ids in enumerate(experience.rollout.responses):
         returns = torch.cat([experience.returns[row, : len(ids)], torch.zeros(1)])
         rewards = returns[:-1] - returns[1:]  # without a discount, a return is the sum of the rewards from there on

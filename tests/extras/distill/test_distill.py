@@ -14,7 +14,7 @@ from align.extras.distill.train import DistillForm, Predictor, make_student
 from align.models.loading import load
 from align.sft.train import token_counts
 from align.tokenization.encoded import EncodedDemonstration
-from align.training.start import build_engine
+from align.training.setup import build_engine
 from tests.extras.running import command, settings
 from tests.files import read_rows, write_rows
 from tests.models.losses import assert_invariant, loss_of_rows

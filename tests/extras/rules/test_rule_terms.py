@@ -1,7 +1,6 @@
 import dataclasses
 import json
 import math
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,7 +11,8 @@ from align.core.errors import UserError
 from align.extras.rules import rule_terms
 from align.extras.rules.rule_terms import RuleRewards, RuleTermSettings, RunningMoments
 from align.ppo.extensions import PolicyEvaluation
-from align.ppo.records import Rollout
+from align.ppo.records import Rollout, TrainingSignal
+from align.ppo.rewards import MissingEos
 from align.tokenization.encoded import EncodedPrompt
 
 
@@ -98,20 +98,27 @@ def judged(said, **given):
 
 
 def test_violations_come_from_the_judge_in_its_order():
-    rules, parts = judged([torch.tensor([[0.1, 0.2], [0.3, 0.4]])]), {}
+    rules = judged([torch.tensor([[0.1, 0.2], [0.3, 0.4]])])
     prompts = [EncodedPrompt(({"role": "user", "content": "Hi"},), [1])] * 2
-    rules.transform_scores(torch.zeros(2), Rollout(prompts, [[2], [2]], [True, True], ["", ""]), parts)
+    rollout = Rollout(prompts, [[2], [2]], [True, True], ["", ""])
+    parts = rules.shape(TrainingSignal(torch.zeros(2), {}), rollout, None).components
     assert list(parts) == ["rule/a", "rule/b"]
     assert torch.allclose(torch.stack(list(parts.values())), torch.tensor([[0.1, 0.2], [0.3, 0.4]]))
 
 
 def test_an_evaluation_has_comparable_scores_and_the_preference_with_the_score_for_a_missing_end(hand_rollout):
     rules = judged([torch.full((1, 6), 0.25)] * 2, rules=["a"], weight=1.0)
-    rules.context = SimpleNamespace(missing_eos_penalty=None, missing_eos_score=-4.0)
     rollout = dataclasses.replace(hand_rollout, ended=[False, True, False, True, True, False])
     # First mean 0 and deviation 2. The three responses that end have 2, 2 and -2, then 3, 3 and -1; the others count as -4.
     for update, more, scores, preference in ((0, 0.0, [-1.0, 1.0], -10 / 6), (1, 1.0, [-0.5, 1.5], -7 / 6)):
-        evaluation = PolicyEvaluation(update, rollout, torch.tensor([-2.0, 2.0] * 3) + more)
+        evaluation = PolicyEvaluation(
+            update=update,
+            rollout=rollout,
+            scores=torch.tensor([-2.0, 2.0] * 3) + more,
+            missing_eos=MissingEos(score=-4.0),
+            kl=0.0,
+            kl_per_token=0.0,
+        )
         rules.evaluate(evaluation)
         assert evaluation.scores.tolist() == pytest.approx(scores * 3, abs=1e-5)
         assert evaluation.metrics == {"preference": pytest.approx(preference), "rule/a": 0.25}

@@ -32,12 +32,11 @@ from align.models.loading import load
 from align.ppo import PPOConfig, PPOTrainer, train
 from align.ppo.extensions import Extension
 from align.reward import RewardConfig
-from align.runtime.distributed import gather_rows, run_on_all, run_on_main
-from align.runtime.sequence import share_rows
+from align.runtime.distributed import gather_rows, limit_collectives, run_on_all, run_on_main
 from align.sft import SFTConfig
-from align.training.checkpoint import Checkpoint
+from align.training.checkpoint.checkpoint import Checkpoint
 from align.training.run import Run
-from align.training.start import build_engine
+from align.training.setup import build_engine
 from tests.launch.launcher import ppo_words
 from tests.launch.programs.in_turn import avoid_compiling
 from tests.settings import run_settings
@@ -139,8 +138,8 @@ def own_rewards(folder: Path) -> dict[str, Any]:
         return [0.0] * len(responses)
 
     class SeenEvaluator(train.Evaluator):
-        def __init__(self, *given):
-            super().__init__(*given)
+        def __init__(self, *values, **named):
+            super().__init__(*values, **named)
             evaluators.append(self)
 
     def trainer(function):
@@ -235,24 +234,24 @@ def given_objects(folder: Path) -> dict[str, Any]:
 def stale_disk(folder: Path) -> list[Any]:
     """PPO on a shared disk that does not show the second process what was just written, as NFS may for a minute.
 
-    Returns whether the reference was the checkpoint's in each resumed run, and the code and line with which each run ended.
+    Returns whether the fitted value head was restored in each resumed run, and the code and line with which each run ended.
     """
-    exists, restore, moved, ended, told = Path.exists, Checkpoint.load, [], [], StringIO()
+    exists, restore, restored, ended, told = Path.exists, Checkpoint.load, [], [], StringIO()
     more = [
         "--validation_prompts",
         "data/prompts_validation.jsonl",
-        "--reference_refresh",
-        "1",
+        "--value_fit",
+        "every",
         "--collective_timeout",
         "60",
     ]
 
     def load_and_note(checkpoint: Checkpoint) -> int:
         done = restore(checkpoint)
-        moved.append(checkpoint.stateful["reference_refresh"].moved)
+        restored.append(checkpoint.stateful["value_regression"].moments is not None)
         return done
 
-    for updates, resume, hidden in ((1, "false", ""), (2, "true", "reference_refresh.safetensors"), (2, "true", "model")):
+    for updates, resume, hidden in ((1, "false", ""), (2, "true", "value_regression.safetensors"), (2, "true", "model")):
 
         def stale(path: Path, *, name: str = hidden, **named: bool) -> bool:
             return exists(path, **named) and not (RANK == 1 and path.name == name and folder in path.parents)
@@ -265,7 +264,7 @@ def stale_disk(folder: Path) -> list[Any]:
             except SystemExit as error:
                 (line,) = {line for line in told.getvalue().splitlines() if "error: " in line}
                 ended += [error.code, line]
-    return [moved, ended]
+    return [restored, ended]
 
 
 def failing_save(folder: Path, fails: str) -> str:
@@ -299,7 +298,7 @@ def spare_weight(folder: Path, updates: int = 4, resume: bool = True) -> None:
     rows, share = torch.arange(8.0).reshape(2, 4) / 8, 1 / run.accelerator.num_processes
     checkpoint = Checkpoint(run, engine, {})
     for update in range(checkpoint.load() + 1, updates + 1):
-        accumulate(engine, [MicroBatch([0], 1.0)], lambda _: (computing["used"](rows).tanh().square().sum() * share, {}))
+        accumulate(engine, [MicroBatch([[0]])], lambda _: (computing["used"](rows).tanh().square().sum() * share, {}))
         engine.step(update)
     checkpoint.save(updates)
     run.close()
@@ -310,8 +309,9 @@ def stopped_process(folder: Path, timeout: str) -> None:
 
     Each process writes the timeouts of its process groups, in seconds, before that update.
     """
-    run, engine = small_run(folder / "run", nn.Linear(4, 4), 2, collective_timeout=float(timeout))
-    share_rows(run.accelerator, 2)
+    _, engine = small_run(folder / "run", nn.Linear(4, 4), 2, collective_timeout=float(timeout))
+    torch.distributed.new_group([0, 1])
+    limit_collectives()
     rows = torch.ones(2, 4)
     for update in (1, 2):
         if update == 2:
@@ -319,7 +319,7 @@ def stopped_process(folder: Path, timeout: str) -> None:
             write(folder, [group._get_backend(torch.device("cpu")).options._timeout.seconds for group in groups])
             if RANK == 1:
                 os.kill(os.getpid(), signal.SIGSTOP)
-        accumulate(engine, [MicroBatch([0], 1.0)], lambda _: (engine.module(rows).square().sum(), {}))
+        accumulate(engine, [MicroBatch([[0]])], lambda _: (engine.module(rows).square().sum(), {}))
         engine.step(update)
 
 

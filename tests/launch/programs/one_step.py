@@ -27,7 +27,7 @@ from align.reward.rankings import pack_rankings
 from align.runtime.sharding import place_frozen_model
 from align.tokenization.encoded import EncodedRanking
 from align.training.run import Run
-from align.training.start import build_engine
+from align.training.setup import build_engine
 from tests.models.architectures import ARCHITECTURES, make_model
 from tests.models.encoders import CONFIGS, make_classifier, pair_tokenizer
 from tests.settings import run_settings
@@ -79,7 +79,7 @@ def one_step(name: str, folder: Path) -> tuple[dict[str, Tensor], int]:
     own = range(run.accelerator.process_index, len(ROWS), run.accelerator.num_processes)
     with torch.no_grad():
         found = {f"output {row}": outputs(frozen, [row]).float().clone() for row in own}
-    accumulate(engine, [MicroBatch([row], 1.0) for row in own], loss)
+    accumulate(engine, [MicroBatch([[row]]) for row in own], loss)
     engine.step(1)
     state = engine.model_state()
     found |= {name: state[name].detach().float().clone() for name in names if name in state}

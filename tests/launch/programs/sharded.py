@@ -28,7 +28,7 @@ from align.sampling.generation import SamplingParams
 from align.sft import SFTConfig
 from align.training.model_source import ModelSource
 from align.training.run import Run
-from align.training.start import build_engine
+from align.training.setup import build_engine
 
 PROMPTS = [[20, 30, 40], [50, 60, 70, 80, 90, 100], [21, 31], [51, 61, 71]]
 COUNTS = (1, 3, 4)  # a process without a row, one with twice the rows of the other, as many on each

@@ -15,7 +15,7 @@ from align.batches.micro_batches import MicroBatch
 from align.sft import SFTConfig
 from align.training.checkpoint.state import FlatTensorSlice
 from align.training.run import Run
-from align.training.start import build_engine
+from align.training.setup import build_engine
 from tests.training.toy_modules import accumulate
 
 SHAPES = ((17, 5), (33,), (8, 8))
@@ -48,7 +48,7 @@ def main(folder: Path, dtype: str, count: int, seed: int) -> None:
     format_ = getattr(torch, dtype)
     engine, inputs = build_engine(run, Weights(format_), 1), gradients(format_, count, seed)
     rank, processes = run.accelerator.process_index, run.accelerator.num_processes
-    plan = [MicroBatch([row], 1.0) for row in range(rank, count, processes)]
+    plan = [MicroBatch([[row]]) for row in range(rank, count, processes)]
     accumulate(
         engine, plan, lambda rows: (engine.module([each.to(engine.accelerator.device) for each in inputs[rows[0]]]), {})
     )

@@ -3,6 +3,7 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -11,10 +12,13 @@ import torch
 from align import cli
 from align.core.errors import UserError
 from align.core.launch import one_line_errors
-from align.core.settings import setting_names
 from align.ppo import PPOConfig, run_ppo
-from align.ppo.extensions import EXTENSIONS, Extension, Extensions, configured_extensions
+from align.ppo.extensions import Extension, OptimizerStep, TrainingSignal, discovery
+from align.ppo.extensions.active import Extensions
+from align.ppo.extensions.discovery import configured_extensions, extension_settings, installed_extensions
+from align.ppo.reward_functions import WeightedFunction
 from tests.files import ROOT, metrics_of, read_rows, write_rows
+from tests.ppo.rewards import long
 from tests.settings import run_settings
 
 RUN = """
@@ -27,6 +31,10 @@ print("imported", *(name for name in sys.modules if name.startswith(("align.ppo.
 """
 
 
+FRAME = ("extension", "active", "discovery")
+"""Files of the folder that are not extensions, in the order of their import."""
+
+
 @pytest.fixture
 def prompts(tmp_path):
     return write_rows(tmp_path / "prompts.jsonl", [{"prompt": "Hi"}])
@@ -37,28 +45,28 @@ def test_an_extension_is_imported_where_it_is_configured(prompts, tmp_path, alig
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, env=os.environ, timeout=240, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     found = [line for line in done.stdout.splitlines() if line.startswith("imported")]
-    assert found == ["imported align.ppo.extensions.rollout_files"], "every run records rollouts"
+    assert found == [f"imported {' '.join(f'align.ppo.extensions.{name}' for name in FRAME)}"], "no extension is imported"
 
 
-def test_the_loop_calls_extensions_at_four_marked_lines():
+def test_the_loop_marks_the_calls_of_extensions():
     """`prepare` and the lines that name the object are no calls of hooks."""
     lines = (ROOT / "align" / "ppo" / "train.py").read_text().splitlines()
     calls = [line for line in lines if re.search(r"\bextensions\.\w+\(", line)]
-    assert calls == [line for line in lines if "  # extensions: " in line]
     assert len(calls) == 4
+    assert [line for line in calls if "  # extensions: " not in line] == []
 
 
 def test_the_page_lists_where_hooks_are_called():
-    """Each method of `Extensions` is called at one place, and each hook is called once."""
+    """Each method of `Extensions` is called at one place, and each hook is listed once."""
     page = (ROOT / "docs" / "architecture.md").read_text()
     table = re.search(r"^\| method of `Extensions`.*\n\| ---.*\n((?:\|.*\n)+)", page, re.M).group(1)
     rows = [[cell.strip() for cell in row.strip("|").split("|")] for row in table.splitlines()]
     methods = [name for row in rows for name in re.findall(r"`(\w+)`", row[0])]
     hooks = [name for row in rows for name in re.findall(r"`(\w+)`", row[1])]
     assert sorted(methods) == sorted(name for name, value in vars(Extensions).items() if inspect.isfunction(value))
-    optional = {"has_state", "state_dict", "load_state_dict"}
-    defined = {name for name, value in vars(Extension).items() if inspect.isfunction(value) or isinstance(value, property)}
-    assert sorted(hooks) == sorted(defined - optional)
+    defined = {name for name, value in vars(Extension).items() if inspect.isfunction(value)}
+    assert sorted(hooks) == sorted((defined | {"should_stop"}) - {"state_dict", "load_state_dict"})
+    assert len(defined) == 11
     code = {path.name: path.read_text() for path in (ROOT / "align" / "ppo").glob("*.py")}
     calls = [name for text in code.values() for name in re.findall(r"\bextensions\.(\w+)\b", text) if name in methods]
     assert sorted(calls) == sorted(methods)
@@ -74,23 +82,13 @@ class Fixed(Extension):
     def should_stop(self):
         return len(self.calls) > self.stops_after
 
-    def resume(self, update):
-        self.calls.append(update)
+    def shape(self, signal, rollout, old):
+        tokens = torch.full((2, 3), self.number)
+        shaped = signal.add_token_rewards(tokens).multiply_token_weights(tokens)
+        return replace(shaped, scores=signal.scores * self.number + 1)
 
-    def transform_scores(self, scores, rollout, components):
-        return scores * self.number + 1
-
-    def token_rewards(self, rollout, old):
-        return torch.full((2, 3), self.number)
-
-    def token_weights(self, rollout, old):
-        return torch.full((2, 3), self.number)
-
-    def on_experience(self, update, experience):
-        self.calls.append("experience")
-
-    def extra_loss(self, step_key, count):
-        return {f"loss/{self.name}": self.number * count}
+    def extra_loss(self, step):
+        return {f"loss/{self.name}": self.number * step.responses}
 
     def flops(self, lengths):
         return self.number
@@ -102,46 +100,61 @@ class Fixed(Extension):
         self.calls.append("after")
 
 
+def signal_of(*scores):
+    return TrainingSignal(torch.tensor(scores), {})
+
+
+STEP = OptimizerStep(update=1, epoch=0, minibatch=0, responses=4, metrics={})
+
+
 def test_hooks_of_several_extensions_are_combined_and_those_of_none_add_nothing():
     both = Extensions([Fixed("a", 2.0), Fixed("b", 3.0)])
     old = SimpleNamespace(log_probs=torch.zeros(2, 3))
-    scores, token_rewards, token_weights = both.training_signal(torch.tensor([1.0, 2.0]), None, old, {})
-    assert scores.tolist() == [(2 + 1) * 3 + 1, (4 + 1) * 3 + 1]
-    assert token_rewards.unique().item() == 2 + 3
-    assert token_weights.unique().item() == 2 * 3
-    assert both.extra_loss((1, 0, 0), 4) == {"loss/a": 8, "loss/b": 12}
-    with both.learning(1, None, []) as learned:
-        assert [each.calls for each in both] == [["experience"]] * 2
-    assert learned == {"flops": 5.0, "a": 2.0, "b": 3.0}
-    assert [each.calls for each in both] == [["experience", "after"]] * 2
-    none, scores = Extensions(), torch.tensor([1.0])
-    assert none.training_signal(scores, None, None, {}) == (scores, None, None)
-    assert none.extra_loss((1, 0, 0), 4) == {}
-    with none.learning(1, None, []) as learned:
-        pass
-    assert learned == {"flops": 0.0}
-    assert list(none.updates(iter([1, 2]), 0)) == [1, 2]
+    signal = both.shape(signal_of(1.0, 2.0), None, old)
+    assert signal.scores.tolist() == [(2 + 1) * 3 + 1, (4 + 1) * 3 + 1]
+    assert signal.token_rewards.unique().item() == 2 + 3
+    assert signal.token_weights.unique().item() == 2 * 3
+    assert both.extra_loss(STEP) == {"loss/a": 8, "loss/b": 12}
+    assert (both.flops([]), both.metrics()) == (5.0, {"a": 2.0, "b": 3.0})
+    both.after_update(1, None)
+    assert [extension.calls for extension in both] == [["after"]] * 2
+    none, signal = Extensions(), signal_of(1.0)
+    assert none.shape(signal, None, old) is signal
+    assert (none.extra_loss(STEP), none.flops([]), none.metrics()) == ({}, 0, {})
+    assert list(none.until_stop(iter([1, 2]))) == [1, 2]
 
 
-def test_an_extension_is_resumed_once_and_may_end_the_updates():
-    one = Fixed("a", 1.0, stops_after=3)
+def test_an_extension_may_end_the_updates():
+    one = Fixed("a", 1.0, stops_after=2)
     seen = []
-    for update in Extensions([one, Fixed("b", 1.0)]).updates(iter(range(5, 20)), 4):
-        one.calls.append("update")
+    for update in Extensions([one, Fixed("b", 1.0)]).until_stop(iter(range(5, 20))):
+        one.after_update(update, None)
         seen.append(update)
-    assert one.calls == [4, *["update"] * 3]
     assert seen == [5, 6, 7]
 
 
-def test_each_extension_has_a_setting():
-    assert [extension.name for extension in configured_extensions(vars(PPOConfig()))] == ["rollouts"]
-    assert set(setting_names(PPOConfig)) >= EXTENSIONS.keys()
-    config = PPOConfig(length_adjustment=0.5, samples_per_prompt=2, reference_refresh=3, ptx={"data": "texts.jsonl"})
-    found = configured_extensions(vars(config))
-    order = list(EXTENSIONS)
-    assert order.index("rules") < order.index("length_adjustment"), "rules are part of the scores that are adjusted"
-    assert [each.name for each in found] == ["length_adjustment", "ptx", "reference_refresh", "rollouts"]
-    assert [each.name for each in found if each.has_state] == ["reference_refresh"]
+def test_each_extension_has_a_setting_and_an_entry_point():
+    assert configured_extensions(PPOConfig()) == []
+    switches = [name for name, _ in extension_settings(PPOConfig(), all_of_them=True)]
+    assert set(switches) == {name for name, point in installed_extensions().items() if point.value.startswith("align.")}
+    order = switches.index
+    assert order("rules") < order("length_adjustment"), "rules are part of the scores that are adjusted"
+    config = PPOConfig(length_adjustment=0.5, hold_length=0.1, samples_per_prompt=2, ptx={"data": "texts.jsonl"})
+    extensions = configured_extensions(config)
+    assert [extension.name for extension in extensions] == ["length_adjustment", "hold_length", "ptx"]
+    assert [extension.name for extension in extensions if extension.has_state] == ["hold_length"]
+
+
+def test_an_extension_that_is_not_installed_is_not_ignored(monkeypatch):
+    monkeypatch.setattr(discovery, "installed_extensions", dict)
+    with pytest.raises(UserError, match=r"^ptx: .*not installed"):
+        configured_extensions(PPOConfig(ptx={"data": "texts.jsonl"}))
+
+
+def test_what_selects_the_policy_reads_the_scores_that_all_others_changed():
+    config = PPOConfig(selection={"reward_model": "own"}, extensions=f"{__name__}:Fitting")
+    extensions = configured_extensions(config, selection=WeightedFunction("own", 1.0, long))
+    assert [extension.name for extension in extensions] == [f"{__name__}:Fitting", "selection"]
 
 
 class Counter(Extension):
@@ -153,9 +166,8 @@ class Counter(Extension):
     def metrics(self):
         return {"counted": float(self.updates)}
 
-    def token_rewards(self, rollout, old):
-        assert old.log_probs.shape == old.ref_log_probs.shape
-        return old.log_probs - old.ref_log_probs
+    def shape(self, signal, rollout, old):
+        return signal.add_token_rewards(old.log_probs - old.ref_log_probs)
 
     def after_update(self, update, experience):
         self.updates += 1
@@ -178,7 +190,7 @@ def test_the_extension_of_the_page_changes_training_scores_alone(prompts, tmp_pa
     code = re.search(r"```python\n(.*?)```", page, re.S).group(1).replace("> 40", "> 0")
     (tmp_path / "my_extensions.py").write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
-    (named,) = re.findall(r"--extensions (\S+)", page)
+    named, *_ = re.findall(r"--extensions (\S+)", page)
     own = {"extensions": named, "total_updates": 1, "kl_coef": 0.0, "missing_eos_score": None}
     run_ppo(settings(prompts, tmp_path / "run", **own))
     (row,) = metrics_of(tmp_path / "run")
@@ -212,14 +224,14 @@ class Rival(Extension):
 
 
 def test_a_reward_of_an_extension_replaces_no_other(prompts, tmp_path, align_cache):
-    with pytest.raises(UserError, match=r"extension '.*:Rival': there is a reward 'share_of_e' already; give its own"):
+    with pytest.raises(UserError, match=r"extension '.*:Rival': reward 'share_of_e' already exists"):
         run_ppo(settings(prompts, tmp_path / "run", total_updates=1, extensions=f"{__name__}:Rival"))
 
 
 class Failing(Extension):
     """Cannot change the scores."""
 
-    def transform_scores(self, scores, rollout, components):
+    def shape(self, signal, rollout, old):
         raise UserError("no table of scores")
 
 
@@ -244,9 +256,9 @@ class Broken(Extension):
         return self._fail("should_stop")
 
     @torch.no_grad()
-    def transform_scores(self, scores, rollout, components):
-        self._fail("transform_scores")
-        return scores
+    def shape(self, signal, rollout, old):
+        self._fail("shape")
+        return signal
 
     def after_update(self, update, experience):
         self._fail("after_update")
@@ -260,7 +272,7 @@ LINE = next(
 )
 
 
-@pytest.mark.parametrize("hook", ["should_stop", "transform_scores", "after_update"])
+@pytest.mark.parametrize("hook", ["should_stop", "shape", "after_update"])
 def test_an_error_in_a_hook_is_one_line_with_the_users_own(hook, prompts, tmp_path, monkeypatch, align_cache, capsys):
     monkeypatch.setenv("BROKEN_HOOK", hook)
     words = [
@@ -283,13 +295,13 @@ def test_an_error_in_a_hook_is_one_line_with_the_users_own(hook, prompts, tmp_pa
     assert f"error: extension '{__name__}:Broken'{where} failed: RuntimeError: " in printed
     assert f" ({__file__}:{LINE})" in printed
     assert "Traceback" not in printed
-    assert ("the rollout of update 1 is in" in printed) == (hook == "transform_scores")
+    assert ("the rollout of update 1 is in" in printed) == (hook == "shape")
 
 
 def test_a_hook_with_other_arguments_is_named_and_its_traceback_can_be_shown(monkeypatch, capsys):
     monkeypatch.setenv("BROKEN_HOOK", "none")
     monkeypatch.setenv("ALIGN_TRACEBACK", "1")
-    *_, own = configured_extensions(vars(PPOConfig(extensions=f"{__name__}:Broken")))
+    *_, own = configured_extensions(PPOConfig(extensions=f"{__name__}:Broken"))
     with pytest.raises(SystemExit), one_line_errors():
         own.evaluate(None)
     printed = capsys.readouterr().err
@@ -299,7 +311,7 @@ def test_a_hook_with_other_arguments_is_named_and_its_traceback_can_be_shown(mon
 
 def test_the_loss_of_a_process_is_no_error_of_a_hook(monkeypatch):
     monkeypatch.setenv("BROKEN_HOOK", "none")
-    *_, own = configured_extensions(vars(PPOConfig(extensions=f"{__name__}:Broken")))
+    *_, own = configured_extensions(PPOConfig(extensions=f"{__name__}:Broken"))
 
     def lost(hook):
         raise RuntimeError("[gloo] Connection closed by peer")
@@ -312,7 +324,14 @@ def test_the_loss_of_a_process_is_no_error_of_a_hook(monkeypatch):
 class Misspelled(Extension):
     """Would change nothing."""
 
-    def transform_score(self, scores, rollout, components):
+    def shapes(self, signal, rollout, old):
+        return signal
+
+
+class Old(Extension):
+    """Has a hook of an earlier version."""
+
+    def transform_scores(self, scores, rollout, components):
         return scores
 
 
@@ -327,43 +346,57 @@ class Fitting(Extension):
 
 
 def test_methods_beside_the_hooks_are_allowed():
-    *_, own = configured_extensions(vars(PPOConfig(extensions=f"{__name__}:Fitting")))
+    *_, own = configured_extensions(PPOConfig(extensions=f"{__name__}:Fitting"))
     assert isinstance(own, Fitting)
 
 
 class Returns(Extension):
-    """Gives these values in place of scores, components and rewards."""
+    """Returns these values as scores, component and reward."""
 
     name = "mine"
 
     def __init__(self, scores, component, reward):
         self.scores, self.component, self.reward = scores, component, reward
 
-    def transform_scores(self, scores, rollout, components):
-        components["x"] = self.component
-        return self.scores
+    def shape(self, signal, rollout, old):
+        return replace(signal, scores=self.scores, components={"x": self.component})
 
     def score(self, rollout):
         return {"y": self.reward}
 
 
+OLD = SimpleNamespace(log_probs=torch.zeros(2, 3))
+
+
 @pytest.mark.parametrize(
     ("returned", "says"),
     [
-        ((None, torch.ones(2)), r"transform_scores must be a tensor of shape \[2\], not NoneType"),
-        ((torch.ones(1), torch.ones(2)), r"transform_scores must be a tensor of shape \[2\], not one of \[1\]"),
+        ((None, torch.ones(2)), r"scores must be a tensor of shape \[2\], not NoneType"),
+        ((torch.ones(1), torch.ones(2)), r"scores must be a tensor of shape \[2\], not one of \[1\]"),
         ((torch.ones(2), 1.0), r"component 'x' must be a tensor of shape \[2\], not float"),
     ],
 )
 def test_what_has_not_the_shape_of_the_scores_is_refused(returned, says):
     with pytest.raises(UserError, match=f"^extension 'mine': {says}$"):
-        Extensions([Returns(*returned, None)]).training_signal(torch.zeros(2), None, None, {})
+        Extensions([Returns(*returned, None)]).shape(signal_of(0.0, 0.0), None, OLD)
 
 
 def test_what_has_not_the_shape_of_the_tokens_is_refused():
     old = SimpleNamespace(log_probs=torch.zeros(3, 3))
     with pytest.raises(UserError, match=r"'a': token_rewards must be a tensor of shape \[3, 3\], not one of \[2, 3\]$"):
-        Extensions([Fixed("a", 1.0)]).training_signal(torch.zeros(3), None, old, {})
+        Extensions([Fixed("a", 1.0)]).shape(signal_of(0.0, 0.0, 0.0), None, old)
+
+
+class Nothing(Extension):
+    """Forgets to return the signal."""
+
+    def shape(self, signal, rollout, old):
+        signal.components["x"] = signal.scores
+
+
+def test_a_shape_that_returns_nothing_is_refused():
+    with pytest.raises(UserError, match="must return a TrainingSignal, not NoneType"):
+        Extensions([Nothing()]).shape(signal_of(0.0, 0.0), None, OLD)
 
 
 def test_a_reward_that_has_not_a_number_for_each_response_is_refused():
@@ -374,13 +407,15 @@ def test_a_reward_that_has_not_a_number_for_each_response_is_refused():
 @pytest.mark.parametrize(
     ("named", "says"),
     [
-        ("no_such_module:X", "extension 'no_such_module:X': No module named 'no_such_module'; write module:Class"),
+        ("no_such_module:X", "extension 'no_such_module:X': No module named 'no_such_module'"),
+        ("no_such_extension", "extension 'no_such_extension': No module named 'no_such_extension'"),
         ("collections:Counter", "extension 'collections:Counter': must be a subclass of align.ppo.extensions.Extension"),
         (f"{__name__}:settings", "settings': must be a subclass of align.ppo.extensions.Extension"),
-        (f"{__name__}:Fixed", "Fixed': missing a required argument: 'name'; it is made without arguments"),
-        (f"{__name__}:Misspelled", "has no hook transform_score; rename it to transform_scores, or to _transform_score if"),
+        (f"{__name__}:Fixed", "Fixed': missing a required argument: 'name'"),
+        (f"{__name__}:Misspelled", "there is no hook shapes; rename it to shape, or to _shapes"),
+        (f"{__name__}:Old", "there is no hook transform_scores; rename it to shape, or to _transform_scores"),
     ],
 )
 def test_what_is_no_extension_is_named(named, says):
     with pytest.raises(UserError, match=re.escape(says)):
-        configured_extensions(vars(PPOConfig(extensions=named)))
+        configured_extensions(PPOConfig(extensions=named))

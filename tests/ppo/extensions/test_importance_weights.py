@@ -34,8 +34,8 @@ def test_the_loss_and_its_gradient_by_hand(found) -> None:
     scores = torch.tensor([1.0, -0.5, 0.3, 0.0, 2.0, -1.0])
     experience = experience_of(trainer, rollout, scores, roles)
     weights = torch.tensor([math.exp(-0.5), 2.0]).repeat(5)[: experience.mask.shape[1]]  # e^1 is cut to 2
-    torch.testing.assert_close(experience.token_weights[experience.mask], weights.expand(6, -1)[experience.mask])
-    figures = engine_metrics(experience, corrected=True) | trainer.extensions["vllm.importance_cap"].metrics()
+    torch.testing.assert_close(experience.signal.token_weights[experience.mask], weights.expand(6, -1)[experience.mask])
+    figures = engine_metrics(experience) | trainer.extensions["vllm.importance_cap"].metrics()
     even, odd = int(experience.mask[:, 0::2].sum()), int(experience.mask[:, 1::2].sum())
     assert figures["sampling/importance_clipfrac"] == pytest.approx(odd / (even + odd))
     assert figures["sampling/importance_weight"] == pytest.approx((even * math.exp(-0.5) + odd * 2) / (even + odd), rel=1e-5)
@@ -46,7 +46,7 @@ def test_the_loss_and_its_gradient_by_hand(found) -> None:
     _, sums = minibatch_loss(trainer, experience, list(range(6)))(list(range(6)))
     expected = -(weights * experience.advantages)[experience.mask].mean()  # the ratio is 1
     assert float(sums["loss/policy"]) == pytest.approx(float(expected), abs=1e-5)
-    plain = dataclasses.replace(experience, token_weights=None)
+    plain = dataclasses.replace(experience, signal=dataclasses.replace(experience.signal, token_weights=None))
     _, without = minibatch_loss(trainer, plain, list(range(6)))(list(range(6)))
     assert abs(float(without["loss/policy"]) - float(expected)) > 0.01
     assert float(without["loss/value"]) == float(sums["loss/value"]), "values have no weights"
@@ -56,7 +56,7 @@ def test_without_weights_a_mismatch_stops_the_run(found) -> None:
     trainer, rollout, roles = found
     trainer.extensions.pop("vllm.importance_cap")
     experience = experience_of(trainer, rollout, torch.zeros(6), roles)
-    assert experience.token_weights is None
+    assert experience.signal.token_weights is None
     with pytest.raises(UserError, match=r"samples from a different distribution .* vllm.importance_cap 2 corrects for it"):
         engine_metrics(experience)
     own = experience_of(trainer, dataclasses.replace(rollout, log_probs=None), torch.zeros(6), roles)

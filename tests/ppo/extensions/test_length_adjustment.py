@@ -3,8 +3,8 @@ import torch
 
 from align.ppo.config import PPOConfig
 from align.ppo.extensions.length_adjustment import HoldLength, LengthAdjustment, length_slope
-from align.ppo.records import Rollout
-from align.ppo.rewards import apply_missing_eos
+from align.ppo.records import Rollout, TrainingSignal
+from align.ppo.rewards import MissingEos
 from align.tokenization.encoded import EncodedPrompt
 
 
@@ -18,8 +18,9 @@ def learned_from(scores, answers, share=1.0, **settings):
     config = PPOConfig(length_adjustment=share, **settings)
     adjustment = LengthAdjustment(share)
     adjustment.samples = config.samples_per_prompt
-    scores = adjustment.transform_scores(scores, answers, {})
-    learned = apply_missing_eos(scores, answers.ended_mask, config.missing_eos_penalty, config.missing_eos_score)
+    signal = adjustment.shape(TrainingSignal(scores, {}), answers, None)
+    missing_eos = MissingEos(config.missing_eos_penalty, config.missing_eos_score)
+    learned = missing_eos.apply(signal.scores, answers.ended_mask)
     return learned, adjustment.metrics()["reward/length_slope"]
 
 
@@ -64,10 +65,10 @@ def test_held_length_by_hand():
     hold = HoldLength(0.5)
     hold.samples = 2
     first, second = rollout([4, 4, 3, 5], [True] * 4), rollout([2, 4, 3, 3], [True] * 4)
-    scores = torch.tensor([1.0, 2.0, 3.0, 4.0])
-    assert hold.transform_scores(scores, first, {}).tolist() == scores.tolist()
+    signal = TrainingSignal(torch.tensor([1.0, 2.0, 3.0, 4.0]), {})
+    assert hold.shape(signal, first, None).scores.tolist() == signal.scores.tolist()
     resumed = HoldLength(0.5)
     resumed.samples = 2
     resumed.load_state_dict(hold.state_dict())
-    assert resumed.transform_scores(scores, second, {}).tolist() == pytest.approx([0.875, 2.125, 3.0, 4.0])
+    assert resumed.shape(signal, second, None).scores.tolist() == pytest.approx([0.875, 2.125, 3.0, 4.0])
     assert resumed.metrics() == {"reward/per_token": 0.125}

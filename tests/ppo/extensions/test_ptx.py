@@ -5,6 +5,7 @@ from align.core.errors import UserError
 from align.core.tensor_ops import Padded
 from align.data.readers import Text, read_texts
 from align.ppo import PPOTrainer
+from align.ppo.extensions import OptimizerStep
 from align.ppo.extensions.ptx import PtxExamples, PtxSettings
 from align.ppo.rollout import plan_minibatch
 from align.ppo.toy_rewards import share_of_e
@@ -57,7 +58,8 @@ def test_the_gradient_is_ppos_and_gamma_times_the_language_models(name, load_sha
     assert any(len(example.responses) > 1 for example in examples)
     lm = language_model_gradient(trainer, examples)
     accumulate(trainer.engine, plan, loss)
-    extension.extra_loss(key, len(rows))
+    update, epoch, minibatch = key
+    extension.extra_loss(OptimizerStep(update=update, epoch=epoch, minibatch=minibatch, responses=len(rows), metrics={}))
     both = gradients(trainer)
     for name in both:
         expected = ppo.get(name, 0.0) + WEIGHT * lm.get(name, torch.zeros(()))

@@ -5,9 +5,8 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from align.ppo import run_ppo
-from align.ppo.extensions import rollout_files
-from align.ppo.extensions.rollout_files import recorded_updates, rollout_path, rollout_paths, write_rollout
+from align.ppo import rollout_files, run_ppo
+from align.ppo.rollout_files import recorded_updates, rollout_path, rollout_paths, write_rollout
 from tests.files import metrics_of
 from tests.ppo.test_train import settings
 

@@ -9,7 +9,6 @@ from align.reward import RewardConfig, RewardTrainer
 from align.sft import SFTConfig, SFTTrainer
 from align.training.model_source import ModelSource
 from align.training.run import Run
-from align.training.start import share_sequences
 from tests.settings import run_settings
 
 SIZES = {"vocab_size": 264, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
@@ -57,7 +56,7 @@ def test_it_is_said_where_a_prompt_has_several_responses(stage, load_sharp, tmp_
         loaded = load_sharp("tiny-llama")
         loaded.backbone.shares_prompts = shares
         TRAINERS[stage](loaded, dtype="float32", report_to=["none"], output_dir=str(tmp_path / str(shares)))
-        warned.append("cannot read several responses in one row" in capsys.readouterr().err)
+        warned.append("each prompt is recomputed" in capsys.readouterr().err)
     assert warned == [False, stage in ("dpo", "reward", "ppo")]
 
 
@@ -74,40 +73,3 @@ def test_a_model_whose_weights_are_all_frozen_trains_a_head_or_is_refused(stage,
     with pytest.raises(UserError) as raised:
         TRAINERS[stage](loaded, **settings)
     assert str(raised.value) == f"{frozen}: call requires_grad_(True) on it"
-
-
-@pytest.mark.parametrize(
-    ("model", "size", "why"),
-    [
-        ("tiny-t5", 2, "only decoders share rows, and t5 is none"),
-        ("tiny-llama", 2, "it must divide the number of processes, 1"),
-    ],
-)
-def test_sequence_parallel_is_refused_where_it_cannot_be(load_sharp, make_run, model, size, why):
-    run = make_run(SFTConfig, "sft", model=model)
-    with pytest.raises(UserError, match=rf"sequence_parallel is {size}: {why}; set it to 1"):
-        share_sequences(run, load_sharp(model).backbone, size)
-
-
-@pytest.mark.parametrize(
-    ("changed", "why"),
-    [
-        ({"num_attention_heads": 3}, "it must divide the model's 3 heads"),
-        ({"num_key_value_heads": 1}, "of queries and 1 of keys"),
-        ({"_attn_implementation": "eager"}, "its own, and exchanges nothing"),
-        ({"sliding_window": 8}, "looks back over a window"),
-    ],
-)
-def test_models_that_cannot_share_rows(load_sharp, make_run, monkeypatch, changed, why):
-    backbone, run = load_sharp("tiny-llama").backbone, make_run(SFTConfig, "sft", model="tiny-llama")
-    monkeypatch.setattr(type(run.accelerator), "num_processes", 2)
-    for name, value in changed.items():
-        monkeypatch.setattr(backbone.model.config, name, value, raising=False)
-    with pytest.raises(UserError, match=why):
-        share_sequences(run, backbone, 2)
-
-
-def test_one_process_for_each_row_changes_nothing(load_sharp, make_run):
-    backbone = load_sharp("tiny-llama").backbone
-    share_sequences(make_run(SFTConfig, "sft", model="tiny-llama"), backbone, 1)
-    assert backbone.sequence is None

@@ -1,7 +1,7 @@
 """Rollouts on disk: a Parquet file for each recorded update, with a row for each response.
 
-A file is complete before its update learns. Its bytes and the choice of updates depend only on the run: a resumed run writes
-the same files.
+A file is complete before the optimizer steps of its update. Its bytes and the choice of updates depend only on the run: a
+resumed run writes the same files.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,10 +13,10 @@ import pyarrow.parquet as pq
 
 from align.core.errors import UserError
 from align.core.files import new_file, numbered_paths
-from align.ppo.extensions import Extension, TrainingContext
 from align.ppo.losses import kl_estimate
 from align.ppo.records import Experience
 from align.tokenization import Tokenization
+from align.training.run import Run
 
 FOLDER = "rollouts"
 REWARD_PREFIX = "reward/"
@@ -69,35 +69,38 @@ def rows_of(update: int, experience: Experience, tokenization: Tokenization, cou
             "text": rollout.texts[row],
             "ended": rollout.ended[row],
             "reward": float(experience.scores[row]),
-            "score": float(experience.training_scores[row]),
+            "score": float(experience.signal.scores[row]),
             "ids": ids,
             "tokens": tokenization.token_texts(ids),
             **{name: values[row, : len(ids)].tolist() for name, values in per_token.items()},
-            **{f"{REWARD_PREFIX}{name}": float(values[row]) for name, values in experience.score_components.items()},
+            **{f"{REWARD_PREFIX}{name}": float(values[row]) for name, values in experience.signal.components.items()},
         }
         for row, (prompt, ids) in enumerate(zip(rollout.prompts[:count], rollout.responses, strict=False))
     ]
 
 
-class RolloutFiles(Extension):
-    """Writes the rollouts of `UPDATES` updates. Every run has this extension."""
+class RolloutRecorder:
+    """Writes the rollouts of up to `UPDATES` updates of a run.
 
-    def load(self, context: TrainingContext) -> None:
-        self.run, self.tokenization = context.run, context.policy.tokenization
-        self.recorded = recorded_updates(context.total_updates, UPDATES)
+    Args:
+        total_updates: of the run, from which those to write are chosen.
+    """
 
-    def resume(self, update: int) -> None:
+    def __init__(self, run: Run, tokenization: Tokenization, total_updates: int) -> None:
+        self.run, self.tokenization = run, tokenization
+        self.recorded = recorded_updates(total_updates, UPDATES)
+
+    def remove_after(self, update: int) -> None:
         """Remove files that a killed run wrote after the checkpoint that it resumes from."""
         if self.run.is_main:
             for number, path in rollout_paths(self.run.folder).items():
                 if number > update:
                     path.unlink()
 
-    def on_experience(self, update: int, experience: Experience) -> None:
-        """Write an update's rollout, if it is one of those to write. Raise a UserError if that is not possible."""
-        if update not in self.recorded or not self.run.is_main:
-            return
-        write_rollout(rollout_path(self.run.folder, update), rows_of(update, experience, self.tokenization, ROWS))
+    def write(self, update: int, experience: Experience) -> None:
+        """Write the rollout of an update, if it is one of those to write. Raise a UserError if that is not possible."""
+        if update in self.recorded and self.run.is_main:
+            write_rollout(rollout_path(self.run.folder, update), rows_of(update, experience, self.tokenization, ROWS))
 
 
 def rollout_path(run: Path, update: int) -> Path:
