@@ -23,10 +23,10 @@ R = TypeVar("R", bound=Record)
 Example = TypeVar("Example")
 ApplyLimits = Callable[[list[int], list[int] | None], PromptResponse | None]
 """Applies the limits to a prompt and a response, see `_within_limits`; None: the record is dropped."""
-NO_END_TOKEN, SCORED_AT_END = "no end token is learned after them", "they are scored at an end token, as complete ones"
+NO_END_TOKEN, SCORED_AT_END = "no EOS is trained after them", "they are scored at EOS, like complete ones"
 """What happens to responses that were cut at a limit."""
-TIED = "with all responses tied: ties add nothing to a loss"
-EQUAL = "have responses with equal token ids, which count as ties; a ranking without another pair is left out"
+TIED = "with all responses tied: ties do not contribute to the loss"
+EQUAL = "have responses with identical token ids, which count as ties; rankings without other pairs are skipped"
 
 
 def encode_records(
@@ -78,7 +78,7 @@ def encode_records(
     if os.environ.get("RANK", "0") == "0":
         if cut:
             logger.warning(
-                "%s: %d of %d %ss have responses that were cut at the token limit (finish_reason); %s",
+                "%s: %d of %d %ss have responses truncated at the token limit (finish_reason); %s",
                 *(source, cut, counts.records, name, SCORED_AT_END if kept_end else NO_END_TOKEN),
             )
         _warn_of_tokens(source, f"{counts.records} {name}s", spelled, doubled, unknown, loaded.tokenization)
@@ -90,12 +90,12 @@ def encode_records(
 
 def _why_nothing_is_left(name: str, counts: OverlongCounts, refused: Sequence[str]) -> str:
     if refused:
-        return f"no usable {name}; {len(refused)} of {counts.records} {name}s are bad, the first: {refused[0]}"
+        return f"no usable {name}; {len(refused)} of {counts.records} {name}s are invalid, the first: {refused[0]}"
     if name == kind_name(Ranking) and counts.records and not counts.dropped:
-        return f"each of its {counts.records} rankings ties all responses; there is nothing to learn"
+        return f"all {counts.records} rankings are fully tied: no pairs to train on"
     if not counts.records:
-        return f"has no {name}; give at least one"
-    return f"no {name} is left within the limits; raise them, or set overlong to truncate"
+        return f"no {name}s; add at least one"
+    return f"all {name}s exceed the limits; raise them, or set overlong to truncate"
 
 
 def _warn_of_tokens(
@@ -110,13 +110,13 @@ def _warn_of_tokens(
         )
     if doubled:
         logger.warning(
-            "%s: %d of %s begin with the start token twice; tokenize the text of a chat template with "
+            "%s: %d of %s begin with a duplicate start token; tokenize the output of a chat template with "
             "add_special_tokens=False",
             *(source, doubled, records),
         )
     if unknown:
         logger.warning(
-            "%s: %d of %s have characters that the tokenizer does not know and reads as %r (first: %s)",
+            "%s: %d of %s have characters unknown to the tokenizer, encoded as %r (first: %s)",
             *(source, len(set(unknown)), records, tokenization.tokenizer.unk_token),
             unknown[0].removeprefix(f"{source}: "),
         )
@@ -200,7 +200,7 @@ def records_of(data: Data, kind: type[R], skip_bad_rows: bool) -> Iterator[R]:
 def _records_in_memory(data: Any, kind: type[R]) -> Sequence[R]:
     source = f"{kind_name(kind)}s in memory"
     if isinstance(data, Mapping) or hasattr(data, "iterrows"):  # they iterate over names, which would become prompts
-        remedy = "give a list of rows, or one split of a DatasetDict, such as data['train']"
+        remedy = "pass a list of rows, or one split of a DatasetDict, such as data['train']"
         raise UserError(f"{source}: is a {type(data).__name__}, not a sequence of rows; {remedy}")
     rows = (SourceRow(f"{source}: item {number}", _row_of(item)) for number, item in enumerate(data, start=1))
     scanned = scan_rows(rows, kind, stop_at_bad=True)
@@ -220,7 +220,7 @@ def _row_of(item: Any) -> Any:
 def _with_prefix(record: R, prefix: str) -> R:
     turns = list(record.prompt)
     if getattr(record, "ids", None) is not None:
-        raise UserError("task_prefixes: a prefix cannot be put before prompts that are token ids (input_ids)")
+        raise UserError("task_prefixes cannot be used with prompts given as token ids (input_ids)")
     first = next(place for place, turn in enumerate(turns) if turn["role"] == "user")
     turns[first] = {"role": "user", "content": prefix + turns[first]["content"]}
     return replace(record, prompt=tuple(turns))  # type: ignore[type-var]  # every record is a dataclass
@@ -296,7 +296,7 @@ def encode_rankings(
     encoded = encode_records(data, Ranking, loaded, limits, skip_bad_rows, encode_one, kept_end=int(at_end))
     if os.environ.get("RANK", "0") == "0":
         if tied:
-            logger.warning("%s: left out %s %s", data_name(data), counted(tied, "ranking"), TIED)
+            logger.warning("%s: skipped %s %s", data_name(data), counted(tied, "ranking"), TIED)
         if equal:
             logger.warning("%s: %s %s", data_name(data), counted(equal, "ranking"), EQUAL)
     return encoded
@@ -352,8 +352,8 @@ def encode_prompt(record: Prompt, loaded: LoadedModel, apply_limits: ApplyLimits
     tokenizer = loaded.tokenization.tokenizer
     highest = max(record.ids)
     if highest >= len(tokenizer):
-        wrong = f"has the id {highest}, but the model's tokenizer has {len(tokenizer)} tokens"
-        raise ConversationError(f"field 'input_ids': {wrong}; tokenize the prompts with the model's own tokenizer")
+        wrong = f"contains id {highest}, but the model's tokenizer has {len(tokenizer)} tokens"
+        raise ConversationError(f"field 'input_ids': {wrong}; tokenize the prompts with the model's tokenizer")
     kept = apply_limits(list(record.ids), None)
     if kept is None:
         return None

@@ -102,18 +102,20 @@ class OverlongCounts:
         self.raise_error(kind)
         left = self.records - self.dropped
         if self.dropped and not left:
-            wrong = f"no {kind} is left within the limits; raise them, or set overlong to truncate"
+            wrong = f"all {kind}s exceed the limits; raise them, or set overlong to truncate"
             raise UserError(f"{source}: {wrong} ({self._over_which()} of {self.records})")
         if self.dropped and left < MIN_KEPT * self.records:
-            wrong = f"overlong drop leaves {left} of {self.records} {kind}s ({self._over_which()}), less than {MIN_KEPT:.0%}"
+            wrong = (
+                f"overlong drop leaves {left} of {self.records} {kind}s ({self._over_which()}), fewer than {MIN_KEPT:.0%}"
+            )
             raise UserError(f"{source}: {wrong}; raise the limit, set overlong to truncate, or remove the long rows")
         if not self.over or os.environ.get("RANK", "0") != "0":
             return
         overlong = self.limits.overlong
-        done = f"{'shortened' if overlong == 'truncate' else 'dropped turns of'} {self.cut} of {self.records} {kind}s"
+        done = f"{'truncated' if overlong == 'truncate' else 'dropped turns of'} {self.cut} of {self.records} {kind}s"
         if self.dropped:
             turns = f", and turns of {self.cut} more" if self.cut else ""
-            done = f"left out {self.dropped} of {self.records} {kind}s{turns}"
+            done = f"dropped {self.dropped} of {self.records} {kind}s{turns}"
         logger.warning("%s: overlong %s %s (%s)", source, overlong, done, self._over_which())
 
     def _over_which(self) -> str:

@@ -96,7 +96,7 @@ def split_by_opening(examples: Sequence[Opened], share: float) -> tuple[list[Ope
     training = [example for example in examples if example.opening >= limit]
     if not training:
         every = f"{len(examples)} of {counted(len(examples), 'example')}"
-        raise UserError(f"validation_split {share:g} holds out {every}; lower it, or give more prompts")
+        raise UserError(f"validation_split {share:g} holds out {every}; lower it or add prompts")
     return training, [example for example in examples if example.opening < limit]
 
 
@@ -151,7 +151,7 @@ def seen_warning(training: Sequence[Any], held_out: Sequence[Any]) -> str:
     if not seen:
         return ""
     share = f"{seen} of {counted(len(held_out), 'validation example')}"
-    return f"the training data contain {share}: validation/loss does not show how the model does on new ones"
+    return f"the training data contains {share}, so validation/loss does not measure generalization"
 
 
 def mixture_of(data: TrainingData, prefixes: Sequence[str] = ()) -> Mixture:
@@ -169,7 +169,7 @@ def mixture_of(data: TrainingData, prefixes: Sequence[str] = ()) -> Mixture:
         return data
     if len(prefixes) != len(data.sources):
         counts = f"{len(prefixes)} for {len(data.sources)} of train_data"
-        raise UserError(f"task_prefixes must hold a text for each source, '' for none, but there are {counts}")
+        raise UserError(f"task_prefixes must contain one prefix per source ('' for none), but has {counts}")
     pairs = zip(data.sources, prefixes, strict=True)
     return Mixture([Prefixed(split_prefix(source)[0], text) if text else source for source, text in pairs], data.weights)
 
@@ -183,5 +183,5 @@ def _weighted(name: str) -> tuple[str, float]:
     except ValueError:
         return name, 1.0  # a name with an equals sign in it
     if not (0 < value < math.inf):
-        raise UserError(f"{name}: the weight of a source must be a number above 0")
+        raise UserError(f"{name}: source weights must be numbers above 0")
     return source, value

@@ -47,7 +47,7 @@ class TextObjective:
             self.mask = self.sentinels[0]
         instead = f"set {setting} to lm or prefix"
         if name == "span_corruption" and len(self.sentinels) < 2:
-            lacks = "the tokenizer lacks T5's sentinels <extra_id_0>, <extra_id_1>, ..."
+            lacks = "the tokenizer lacks T5's sentinel tokens <extra_id_0>, <extra_id_1>, ..."
             raise UserError(f"{setting} span_corruption: {lacks}; {instead}")
         if name == "infilling" and self.mask is None:
             raise UserError(f"{setting} infilling: the tokenizer has neither a mask token nor <extra_id_0>; {instead}")
@@ -56,7 +56,7 @@ class TextObjective:
         """Yield the documents of a file, folder or hub name, or in memory, with their token ids. Errors as `read_texts`."""
         source, prefix = split_prefix(data)
         if prefix:
-            raise UserError("task_prefixes: raw texts have no prompt to put a prefix before; leave it empty")
+            raise UserError("task_prefixes must be empty for raw text, which has no prompts")
         for number, text in enumerate(read_texts(source, skip_bad_rows), start=1):  # type: ignore[arg-type]
             try:
                 ids = self.tokenization.text_ids(text.text)

@@ -23,7 +23,7 @@ from align.runtime.progress import console
 from align.sampling.generation import SamplingParams, draw, row_uniforms, warpers_of
 from align.tokenization.encoded import SampledResponse
 
-HELP = "/reset starts a new conversation, /system TEXT sets the system message, Ctrl-C stops an answer, Ctrl-D ends"
+HELP = "/reset starts a new conversation, /system TEXT sets the system message, Ctrl-C stops an answer, Ctrl-D exits"
 MODELS = 2
 """Most models that answer side by side."""
 REWARD_TOKENS = 8192
@@ -75,8 +75,8 @@ class Speaker:
         prompt = tokenization.prompt_ids(conversation)
         if not backbone.fits(len(prompt), sampling.max_new_tokens):
             raise UserError(
-                f"the conversation has {len(prompt)} tokens: with an answer of {sampling.max_new_tokens} it is longer than "
-                f"the model can read ({backbone.context_length}); start a new conversation, or lower max_new_tokens"
+                f"the conversation has {len(prompt)} tokens; with an answer of {sampling.max_new_tokens}, it exceeds the "
+                f"context length ({backbone.context_length}); start a new conversation or lower max_new_tokens"
             )
         uniforms = row_uniforms(1, sampling, self.seed, RngStream.CHAT, next(self._numbers))
         ids: list[int] = []

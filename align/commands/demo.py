@@ -110,12 +110,14 @@ def _one_line(text: str) -> str:
 def main(arguments: Sequence[str]) -> None:
     """Run the demo."""
     parser = argparse.ArgumentParser(prog="align demo", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--model", default="smollm2-135m", help=f"one of {', '.join(MODELS)}")
-    parser.add_argument("--output_dir", "--output-dir", default="runs/demo", help="folder of the demo's runs and its report")
-    parser.add_argument("--seed", type=int, default=0, help="seed of all random numbers")
+    parser.add_argument("--model", default="smollm2-135m", help=f"Model to align: {', '.join(MODELS)}.")
+    parser.add_argument(
+        "--output_dir", "--output-dir", default="runs/demo", help="Output folder for the runs and the report."
+    )
+    parser.add_argument("--seed", type=int, default=0, help="Random seed.")
     options = parser.parse_args(list(arguments))
     if options.model not in MODELS:
-        raise UserError(f"--model {options.model}: the demo has no settings for it; use one of {', '.join(MODELS)}")
+        raise UserError(f"--model {options.model}: not supported by the demo; use one of {', '.join(MODELS)}")
     folder, times = Path(options.output_dir), PartTimes()
     rows = run_demo(options.model, folder, options.seed, times)
     report = write_report(folder)

@@ -66,12 +66,12 @@ class SampleConfig(FewShotConfig, AnsweringConfig, InferenceConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         chooses = bool(self.reward_model or self.rules or self.attributes)
-        by = "unless reward_model, rules or attributes is given"
+        by = "unless reward_model, rules or attributes is set"
         require_setting(self, "best_of", self.best_of == 1 or chooses, f"1, {by}")
-        require_setting(self, "prompts", not self.prompt or self.prompts == PROMPTS, "left out where prompt is given")
-        require_setting(self, "output", bool(self.output or self.prompt), "given, unless prompt is")
-        require_setting(self, "output", not self.output or self.output.endswith(".jsonl"), "a name that ends in .jsonl")
-        require_setting(self, "model", len(self.model) == 1 or not self.output, "one model where output is given")
+        require_setting(self, "prompts", not self.prompt or self.prompts == PROMPTS, "unset with prompt")
+        require_setting(self, "output", bool(self.output or self.prompt), "set, unless prompt is")
+        require_setting(self, "output", not self.output or self.output.endswith(".jsonl"), "a file name ending in .jsonl")
+        require_setting(self, "model", len(self.model) == 1 or not self.output, "one model with output")
 
 
 class CandidateScorer:
@@ -114,12 +114,12 @@ def run_sample(config: SampleConfig) -> Path:
     """
     target = Path(config.output)
     if target.exists():
-        raise UserError(f"{target} already exists; give another output, or remove it")
+        raise UserError(f"{target} already exists; choose another output or remove it")
     found = sample_rows(config)
     rows = [row for row in found if row is not None]
     write_json_lines(target, rows)
     written = sum(len(row["responses"]) for row in rows)
-    left_out = f"; {counted(len(found) - len(rows), 'prompt')} left out by the filter" if len(rows) < len(found) else ""
+    left_out = f"; {counted(len(found) - len(rows), 'prompt')} removed by the filter" if len(rows) < len(found) else ""
     console.print(f"{target}: {counted(len(rows), 'prompt')}, {counted(written, 'response')}{left_out}")
     return target
 
@@ -127,7 +127,7 @@ def run_sample(config: SampleConfig) -> Path:
 def sample_rows(config: SampleConfig) -> list[Row | None]:
     """Return a row for each prompt, see `run_sample`; None where `attributes.filter` leaves no response."""
     if not config.prompt and any(map(str.isspace, config.prompts)) and not Path(config.prompts).exists():
-        raise UserError(f"prompts is {config.prompts!r}, and there is no such file; give a text by --prompt")
+        raise UserError(f"prompts is {config.prompts!r}, which does not exist; pass text with --prompt")
     if config.reward_model:
         require_reward_model(config.reward_model)
     how = (config.dtype, config.batch_tokens)
@@ -183,8 +183,8 @@ def _warn_of_lost_tokens(saved: Sequence[SampledResponse], tokenization: Tokeniz
     changed = sum(not tokenization.reads_back(response) for response in saved)
     if changed:
         console.print(
-            f"warning: {changed} of {counted(len(saved), 'response')} will be read as other tokens than were sampled: texts "
-            "have no special tokens, outer spaces or unusual splits into tokens, and some chat templates leave out thoughts"
+            f"warning: {changed} of {counted(len(saved), 'response')} will be tokenized differently than sampled: text "
+            "loses special tokens, outer spaces and unusual token boundaries, and some chat templates drop thoughts"
         )
 
 
@@ -204,7 +204,7 @@ def _printed(rows: Sequence[Row | None], model: str) -> str:
     parts = []
     for row in rows:
         if row is None:
-            parts.append("--- no response is left by attributes.filter")
+            parts.append("--- attributes.filter rejected every response")
             continue
         for number, response in enumerate(row["responses"]):
             prompt = row["prompt"] if isinstance(row["prompt"], str) else row["prompt"][-1]["content"]

@@ -62,11 +62,13 @@ def new_folder(target: Path) -> Iterator[Path]:
             sync(path)
         _replace_folder(temporary, target)
     except OSError as error:
-        raise UserError(f"{target}: cannot be written ({error.strerror or error}); nothing was changed there") from error
+        raise UserError(
+            f"{target}: cannot be written ({error.strerror or error}); the old contents are unchanged"
+        ) from error
     except Exception as error:
         # A full disk, a quota, a limit on file size: libraries in Rust raise their own types for all of them.
         if not isinstance(error, UserError) and "os error" in str(error):
-            raise UserError(f"{target}: cannot be written ({error}); nothing was changed there") from error
+            raise UserError(f"{target}: cannot be written ({error}); the old contents are unchanged") from error
         raise
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -93,7 +95,7 @@ def _replace_folder(temporary: Path, target: Path) -> None:
     try:
         sync(target.parent)
     except OSError as error:
-        raise UserError(f"{target}: it was written, but the disk does not confirm its name ({error.strerror})") from error
+        raise UserError(f"{target}: written, but syncing the folder failed ({error.strerror})") from error
     shutil.rmtree(old, ignore_errors=True)
 
 

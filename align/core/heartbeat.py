@@ -74,7 +74,7 @@ class Watch:
             if not reason:
                 self.store.set(str(self.rank), LEFT.decode())
                 return
-            self.store.compare_set(VERDICT, "", f"{code} process {self.rank} ({socket.gethostname()}: it ended: {reason})")
+            self.store.compare_set(VERDICT, "", f"{code} process {self.rank} ({socket.gethostname()}: exited: {reason})")
             if self.rank == 0:
                 # This process may hold the store, which the others have yet to read. Meanwhile it prints its error: a
                 # launcher that sees another process end will end this one.
@@ -137,14 +137,14 @@ class Watch:
 
     def _describe(self, rank: int) -> str:
         host = self.beats.get(rank, b"?").split()[0].decode(errors="replace")
-        return f"process {rank} ({host}: no sign of life for {self.lost_after:g} s)"
+        return f"process {rank} ({host}: no heartbeat for {self.lost_after:g} s)"
 
     def _end(self) -> None:
         """Print which process is lost, and end this one: it may wait for that one in a call that nothing interrupts."""
         code, _, names = self.verdict.partition(" ")
         if not self.finished.is_set():
             prefix = f"[process {self.rank}] " if self.rank else ""
-            advice = "--resume_from_checkpoint auto continues from the last checkpoint"
+            advice = "resume from the latest checkpoint with --resume_from_checkpoint auto"
             print(f"{prefix}error: lost {names}; {advice}", file=sys.stderr, flush=True)
             os._exit(int(code))
 

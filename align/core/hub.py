@@ -39,9 +39,9 @@ def require_hub(name: str, kind: Literal["model", "dataset"]) -> None:
         if config.HF_HUB_OFFLINE or (Path(config.HF_DATASETS_CACHE) / folder).exists():
             return
     if os.environ.get("RANK", "0") == "0":
-        print(f"'{name}' is no file or folder here: asking {constants.ENDPOINT}", file=sys.stderr)
+        print(f"'{name}' is not a local file or folder, trying {constants.ENDPOINT}", file=sys.stderr)
     try:
         get_session().head(constants.ENDPOINT, timeout=TIMEOUT)
     except Exception as error:  # of the network's library
-        wrong = f"no such file or folder here, and {constants.ENDPOINT} cannot be reached ({first_line(error)})"
-        raise UserError(f"{kind} '{name}': {wrong}; check the path, or the name and the network") from error
+        wrong = f"not a local file or folder, and {constants.ENDPOINT} cannot be reached ({first_line(error)})"
+        raise UserError(f"{kind} '{name}': {wrong}; check the path or the network") from error

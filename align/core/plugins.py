@@ -50,7 +50,7 @@ def import_function(path: str, purpose: str, form: str = "module:function") -> C
         function: Callable[..., Any] = getattr(importlib.import_module(module), name)
     except Exception as error:  # importing runs the user's module, which may raise anything
         kind = "" if isinstance(error, (ImportError, AttributeError, ValueError)) else f"{type(error).__name__}: "
-        raise UserError(f"{purpose} '{path}': {kind}{first_line(error)}; write {form}") from error
+        raise UserError(f"{purpose} '{path}': {kind}{first_line(error)}; use {form}") from error
     if not callable(function):
         raise UserError(f"{purpose} '{path}': {name} is {type(function).__name__}, not a function")
     return function
@@ -122,12 +122,12 @@ def checked_scores(
     end = f"; {advice}" if advice else ""
     try:
         if isinstance(given, (Mapping, Set)):
-            raise TypeError("its items have no order, or are keys")
+            raise TypeError("unordered, or a mapping")
         values: list[Any] = list(given)  # type: ignore[call-overload]
     except TypeError as error:
-        raise UserError(f"{who} must give a list of numbers, but gave {short_repr(given)}{end}") from error
+        raise UserError(f"{who} must return a list of numbers, but returned {short_repr(given)}{end}") from error
     if len(values) != count:
-        raise UserError(f"{who} gave {len(values)} scores for {count} {items}{end}")
+        raise UserError(f"{who} returned {len(values)} scores for {count} {items}{end}")
     bounded = math.isfinite(low) and math.isfinite(high)
     expected = f": {rule}" if rule else f", not a number from {low:g} to {high:g}" if bounded else ", not a finite number"
     scores = []
@@ -135,7 +135,7 @@ def checked_scores(
         place = f" for {describe(index)}" if describe else ""
         score = _as_float(value)
         if score is None:
-            raise UserError(f"{who} must give a list of numbers, but gave {short_repr(value)}{place}{end}")
+            raise UserError(f"{who} must return a list of numbers, but returned {short_repr(value)}{place}{end}")
         if not (math.isfinite(score) and low <= score <= high):
             raise UserError(f"{who} gave {score}{place}{expected}{end}")
         scores.append(score)

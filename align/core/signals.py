@@ -115,10 +115,10 @@ class StopRequest:
                     announce(number)
             if not by or time.monotonic() + grace_seconds(number) < end:  # SIGTERM after SIGUSR1 leaves less
                 by, end = number, time.monotonic() + grace_seconds(number)
-        undone = "within an update, without saving: the last checkpoint counts"
+        undone = "during an update, without saving; the run resumes from the latest checkpoint"
         if self.saves:
-            too_long = f"which takes longer than {grace_seconds(by):g} s: the one before it counts"
-            undone = f"while a checkpoint was being written, {too_long}"
+            too_long = f"which took longer than {grace_seconds(by):g} s; the run resumes from the previous one"
+            undone = f"while saving a checkpoint, {too_long}"
         print(f"stopped by {signal.Signals(by).name} {undone}", file=sys.stderr, flush=True)
         os._exit(EXIT_STOPPED)
 

@@ -63,7 +63,7 @@ def share_interval(values: ArrayLike, groups: Sequence[int] | np.ndarray | None 
 
     numbers = np.asarray(values, dtype=np.float64)
     if numbers.size == 0 or not ((numbers >= 0) & (numbers <= 1)).all():
-        raise UserError("the interval of a share needs values from 0 to 1, and at least one")
+        raise UserError("the interval of a proportion needs at least one value, all from 0 to 1")
     independent = 1.0 if groups is not None and len(np.unique(groups)) == 1 else None
     effective = independent or len(numbers) / design_effect(numbers, groups)
     mean, tail = float(numbers.mean()), (1 - LEVEL) / 2
@@ -100,7 +100,7 @@ def mean_interval(
     """
     numbers = np.asarray(values, dtype=np.float64)
     if numbers.size == 0 or not np.isfinite(numbers).all():
-        raise UserError("an interval needs finite values, and at least one")
+        raise UserError("an interval needs at least one value, all finite")
     group = np.arange(len(numbers)) if groups is None else np.asarray(groups)
     sums, counts = np.bincount(group, numbers), np.bincount(group)
     return statistic_interval(lambda drawn: sums[drawn].sum(-1) / counts[drawn].sum(-1), len(sums), resamples, level)

@@ -18,7 +18,7 @@ def pair_of(chosen: str, rejected: str) -> Reader:
     def answers(row: Row) -> Fields:
         texts = [check_text(row.get(name), name) for name in (chosen, rejected)]
         if texts[0] == texts[1]:
-            raise field_error(rejected, f"is the same text as '{chosen}'", "remove the row")
+            raise field_error(rejected, f"is identical to '{chosen}'", "remove the row")
         return {"chosen": texts[0], "rejected": texts[1], "margin": row.get("margin"), "labeler": row.get("labeler")}
 
     return answers
@@ -51,9 +51,9 @@ PREFERENCES = {
 
 def preference_in_words(row: Row, field: str) -> int:
     """Return 1 for a, -1 for b and 0 for a tie, as a field says in words."""
-    word = str(required_field(row, field, "write a, b or tie")).strip().lower().replace(" ", "_").removesuffix(".0")
+    word = str(required_field(row, field, "use a, b or tie")).strip().lower().replace(" ", "_").removesuffix(".0")
     if word == "0":  # a column of 0 and 1 may count from 0, or tell whether the first answer is better
-        raise field_error(field, f"is {short_repr(row[field])}, and a code of 0 and 1 is ambiguous", "write a, b or tie")
+        raise field_error(field, f"is {short_repr(row[field])}, which is ambiguous", "use a, b or tie")
     if word not in PREFERENCES:
         raise field_error(field, f"is {short_repr(row[field])}", "use a, b or tie")
     return PREFERENCES[word]

@@ -56,7 +56,7 @@ def check_data(path: str, kind: str | None = None) -> str:
     if scanned.unused:
         entries.append(("columns not used", _list_unused(scanned)))
     if scanned.single:
-        entries.append(("left out", f"{counted(scanned.single, 'prompt')} with a single rated response"))
+        entries.append(("skipped", f"{counted(scanned.single, 'prompt')} with a single rated response"))
     for number, record in enumerate(records[:EXAMPLES], start=1):
         shown = _example_lines(record)
         entries += zip([f"example {number}", *[""] * (len(shown) - 1)], shown, strict=True)
@@ -70,12 +70,12 @@ def convert_data(source: str, output: str | os.PathLike[str], kind: str | None =
     The name of the output ends in .jsonl or .jsonl.gz; `kind` is that of `check_data`.
     """
     if os.path.exists(output):
-        raise UserError(f"{output} already exists; give another output, or remove it")
+        raise UserError(f"{output} already exists; choose another output or remove it")
     name = find_kind(source, kind)
     scanned = scan_records(source, KINDS[name], skip_bad_rows=skip_bad_rows, token_ids=True)
     write_records(output, scanned.records)
-    unused = f"\ncolumns not used: {_list_unused(scanned)}" if scanned.unused else ""
-    return f"{output}: {counted(len(scanned.records), 'record')} of kind {name}{unused}"
+    unused = f"\nunused columns: {_list_unused(scanned)}" if scanned.unused else ""
+    return f"{output}: {counted(len(scanned.records), 'record')} of type {name}{unused}"
 
 
 def _list_unused(scanned: Scan[Record]) -> str:
@@ -88,7 +88,7 @@ def find_kind(source: str, kind: str | None) -> str:
     """The name in `KINDS` of a named kind (also with - or _), or the guessed one if none is named."""
     name = kind.lower().replace("_", " ").replace("-", " ") if kind else guess_kind(source)
     if name not in KINDS:
-        raise UserError(f"unknown kind of record '{kind}'; use one of {', '.join(KINDS)}")
+        raise UserError(f"unknown record type '{kind}'; use one of {', '.join(KINDS)}")
     return name
 
 
@@ -134,8 +134,8 @@ def guess_kind(source: str) -> str:
     if unreadable and not columns:
         raise UserError(unreadable[0])
     if not rows:
-        raise UserError(f"{source}: has no rows; write one record per line")
-    wrong = f"no row has the fields of a known layout; name the kind to see what is missing in {', '.join(columns) or 'it'}"
+        raise UserError(f"{source}: no rows; write one record per line")
+    wrong = f"no known layout has the columns {', '.join(columns) or '(none)'}; set the record type to see what is missing"
     raise UserError(f"{source}: {wrong}, or rename columns: FILE[FIELD=COLUMN, ...]")
 
 
@@ -204,7 +204,7 @@ def _describe_lengths(values: Iterable[int]) -> str:
     ordered = sorted(values)
     low, middle, high = ordered[0], ordered[(len(ordered) - 1) // 2], ordered[-1]
     most = ordered[math.ceil(0.95 * len(ordered)) - 1]
-    return f"least {low}, median {middle}, mean {sum(ordered) / len(ordered):.1f}, 95 % up to {most}, most {high}"
+    return f"min {low}, median {middle}, mean {sum(ordered) / len(ordered):.1f}, 95th percentile {most}, max {high}"
 
 
 def _list_most_common(names: Iterable[str | None]) -> str:
@@ -304,11 +304,11 @@ def describe_overlap(training: str, evaluation: str) -> str:
     rows = counted(found.rows, "row")
     lines = [
         f"training:      {training}, {counted(found.training_rows, 'row')}",
-        f"evaluation:    {evaluation}, {rows}, of which {found.too_short} have no text of {FEWEST_WORDS} words",
-        f"shared:        {len(found.matches)} of {judged} rows{share} share {WORDS} words in a row, or a whole shorter text",
+        f"evaluation:    {evaluation}, {rows}, of which {found.too_short} have no text of {FEWEST_WORDS} words or more",
+        f"shared:        {len(found.matches)} of {judged} rows{share} share {WORDS} consecutive words or a short text",
     ]
     if found.frequent:
-        lines.append(f"left out:      {found.frequent} word sequences that more than {FREQUENT} training rows have")
+        lines.append(f"ignored:       {found.frequent} word sequences that occur in more than {FREQUENT} training rows")
     lines += [f'  {match.evaluation} with {match.training}: "{match.words}"' for match in found.matches[:LISTED]]
     more = len(found.matches) - LISTED
     return "\n".join(lines + ([f"  and {more} more"] if more > 0 else []))

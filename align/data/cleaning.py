@@ -70,7 +70,7 @@ class Cleaner:
     def _kept_lines(self, text: str) -> Iterator[str]:
         for line in map(str.strip, text.splitlines()):
             if not line.endswith(LINE_ENDS) or line.endswith("..."):
-                self.removed["lines without an end"] += bool(line)
+                self.removed["lines without end punctuation"] += bool(line)
             elif len(line.split()) < WORDS:
                 self.removed[f"lines of fewer than {WORDS} words"] += 1
             elif "javascript" in line.lower():  # a warning to enable it
@@ -102,7 +102,7 @@ def language_identifier(language: str) -> Any:
         from py3langid.langid import MODEL_FILE, LanguageIdentifier
     identifier = LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
     if language not in identifier.labels:
-        raise UserError(f"--language: {language!r} is not known; give one of {', '.join(sorted(identifier.labels))}")
+        raise UserError(f"--language: unknown language {language!r}; use one of {', '.join(sorted(identifier.labels))}")
     return identifier
 
 
@@ -116,7 +116,7 @@ def split_sentences(line: str) -> list[str]:
 def clean_file(source: str, target: Path, cleaner: Cleaner, skip_bad_rows: bool = False) -> str:
     """Write the pages of a source (file, folder or hub name) that C4's rules keep, and describe the removed text."""
     if target.suffix != ".jsonl":
-        raise UserError(f"{target}: texts are written as JSON Lines; use a name that ends in .jsonl")
+        raise UserError(f"{target}: texts are written as JSON Lines; use the extension .jsonl")
     total = 0
 
     def lines(texts: Iterable[Text]) -> Iterator[bytes]:
@@ -132,9 +132,9 @@ def clean_file(source: str, target: Path, cleaner: Cleaner, skip_bad_rows: bool 
         with new_file(target) as file:
             file.writelines(lines(read_texts(source, skip_bad_rows)))
             if not cleaner.kept:
-                raise UserError(f"{source}: none of {total} pages is left: {_counts_in_words(cleaner.removed)}")
+                raise UserError(f"{source}: all {total} pages were removed: {_counts_in_words(cleaner.removed)}")
     except OSError as error:
-        raise UserError(f"{target}: cannot be written ({error.strerror or error}); make the folder writable") from error
+        raise UserError(f"{target}: cannot be written ({error.strerror or error})") from error
     return f"{target}: {cleaner.kept} of {total} pages\nremoved: {_counts_in_words(cleaner.removed) or 'nothing else'}"
 
 

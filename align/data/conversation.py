@@ -45,18 +45,20 @@ def check_conversation(value: object, field: str) -> Conversation:
     """
     turns = tuple(_check_message(entry, f"{field}[{i}]") for i, entry in enumerate(check_list(value, field)))
     if not turns:
-        raise field_error(field, "has no turns", "give at least one {role, content}")
+        raise field_error(field, "has no turns", "add at least one {role, content}")
     for i, (before, turn) in enumerate(zip((None, *turns), turns, strict=False)):
         if turn["role"] == "system" and before is not None:
-            raise field_error(f"{field}[{i}]", "is a system turn after another turn", "put the system turn first")
+            raise field_error(
+                f"{field}[{i}]", "is a system turn after another turn", "move the system turn to the beginning"
+            )
         if before is not None and before["role"] == turn["role"]:
-            raise field_error(f"{field}[{i}]", f"is a second {turn['role']} turn in a row", "join the two turns")
+            raise field_error(f"{field}[{i}]", f"is a second consecutive {turn['role']} turn", "merge the two turns")
     return turns
 
 
 def _check_message(value: object, field: str) -> Message:
     if not isinstance(value, Mapping):
-        raise field_error(field, f"is {short_repr(value)}, not a turn", "write {role, content}")
+        raise field_error(field, f"is {short_repr(value)}, not a turn", "use {role, content}")
     role = value.get("role")
     role = "system" if role == "developer" else role  # the name of OpenAI's newer models
     if role not in ROLES:
@@ -75,7 +77,7 @@ def _joined_parts(content: object, field: str) -> object:
     for i, part in enumerate(content):
         if not isinstance(part, Mapping) or part.get("type") not in TEXT_PARTS:
             kind = part.get("type") if isinstance(part, Mapping) else part
-            raise field_error(f"{field}[{i}]", f"is {short_repr(kind)}, and only text can be read", "remove the row")
+            raise field_error(f"{field}[{i}]", f"is {short_repr(kind)}, but only text is supported", "remove the row")
         texts.append(check_text(part.get("text"), f"{field}[{i}].text", may_be_empty=True))
     return "".join(texts)
 
@@ -87,7 +89,7 @@ def _spells_turns(text: str) -> bool:
 def _check_plain(value: str, field: str, *, may_be_empty: bool = False) -> str:
     """Text that is no list of turns, which `str` or pandas has made a text."""
     if _spells_turns(value):
-        raise field_error(field, "is a text that spells a list of turns", "write the list, as JSON with double quotes")
+        raise field_error(field, "is a string that contains a list of turns", "write the list as JSON, with double quotes")
     return check_text(value, field, may_be_empty=may_be_empty)
 
 
@@ -99,7 +101,7 @@ def check_prompt(value: object, field: str = "prompt") -> Conversation:
     if turns[-1]["role"] == "system":
         raise field_error(field, "has only a system turn", "add the user's turn")
     if turns[-1]["role"] != "user":
-        raise field_error(field, "ends with an assistant turn", "end it with the user turn that is to be answered")
+        raise field_error(field, "ends with an assistant turn", "end it with a user turn")
     return turns
 
 
@@ -111,13 +113,13 @@ def check_continuation(value: object, field: str) -> Conversation:
     if turns[0]["role"] != "assistant":
         raise field_error(field, f"begins with a {turns[0]['role']} turn", "move the turns before the answer to prompt")
     if turns[-1]["role"] != "assistant":
-        raise field_error(field, "ends with a user turn", "remove that turn: nothing answers it")
+        raise field_error(field, "ends with a user turn", "remove it")
     return turns
 
 
 def _turns(value: object, field: str) -> Conversation:
     if not isinstance(value, list | tuple):
-        raise field_error(field, f"must be text or a list of turns, not {short_repr(value)}", "write it in quotes")
+        raise field_error(field, f"must be a string or a list of turns, not {short_repr(value)}", "quote it")
     return check_conversation(value, field)
 
 
@@ -127,7 +129,7 @@ def check_answer(value: object, field: str, *, may_be_empty: bool = False) -> st
         return _check_plain(value, field, may_be_empty=may_be_empty)
     turns = check_continuation(value, field)
     if len(turns) > 1:
-        raise field_error(field, f"has {len(turns)} turns", "give one assistant turn and put what precedes in prompt")
+        raise field_error(field, f"has {len(turns)} turns", "keep one assistant turn and move the earlier ones to prompt")
     return turns[0]["content"]
 
 

@@ -94,23 +94,23 @@ def check_spelling(row: Mapping[str, Any], known: Iterable[str]) -> None:
             continue
         nearest = nearest_name(str(field), names, SPELLING_SIMILARITY)
         if nearest is not None:
-            raise field_error(str(field), "is not a known field", f"did you mean '{nearest}'? Rename it, or remove it")
+            raise field_error(str(field), "is not a known field", f"did you mean '{nearest}'? Rename or remove it")
 
 
 def check_text(value: object, field: str, *, may_be_empty: bool = False) -> str:
     """Text that is not blank and can be encoded as UTF-8. It is not stripped: spaces at the ends are part of the data."""
     if value is None:  # null, or an empty cell of a table
-        raise field_error(field, "is empty", "write the text, or remove the row")
+        raise field_error(field, "is empty", "add the text or remove the row")
     if not isinstance(value, str):
-        raise field_error(field, f"must be text, not {short_repr(value)}", "write it in quotes")
+        raise field_error(field, f"must be a string, not {short_repr(value)}", "quote it")
     if not may_be_empty and not value.strip():
-        raise field_error(field, "is empty", "write the text, or remove the row")
+        raise field_error(field, "is empty", "add the text or remove the row")
     if not value.isascii():
         try:
             value.encode("utf-8")
         except UnicodeEncodeError:
             remedy = "export the text again as UTF-8"
-            raise field_error(field, "contains half of a surrogate pair, which is not a character", remedy) from None
+            raise field_error(field, "contains a lone surrogate, which is not a valid character", remedy) from None
     return value
 
 
@@ -132,7 +132,7 @@ def check_list(value: object, field: str, count: int | None = None) -> list[Any]
         remedy = "write it as JSON, with double quotes" if str(value).startswith("[") else "write it as [..., ...]"
         raise field_error(field, f"must be a list, not {short_repr(value)}", remedy)
     if count is not None and len(value) != count:
-        raise field_error(field, f"has {len(value)} entries for {count} responses", "give one for each response")
+        raise field_error(field, f"has {len(value)} entries for {count} responses", "add one per response")
     return list(value)
 
 
@@ -157,7 +157,7 @@ def check_token_ids(value: object, field: str) -> tuple[int, ...]:
     """Token ids, at least one; which of them exist depends on the tokenizer."""
     ids = check_list(value, field)
     if not ids:
-        raise field_error(field, "is empty", "write the ids, or remove the row")
+        raise field_error(field, "is empty", "add the ids or remove the row")
     return check_whole_numbers(ids, field, len(ids), 0, None)
 
 
@@ -168,21 +168,21 @@ def attended_ids(ids: object, mask: object) -> tuple[Any, ...]:
         return tuple(given)
     kept = check_list(mask, "attention_mask")
     if len(kept) != len(given) or any(entry not in (0, 1) for entry in kept):
-        wrong = f"does not hold a 0 or 1 for each of {len(given)} input_ids"
-        raise field_error("attention_mask", wrong, "correct it, or remove the field")
+        wrong = f"must contain a 0 or 1 for each of the {len(given)} input_ids"
+        raise field_error("attention_mask", wrong, "correct or remove the field")
     return tuple(token for token, is_read in zip(given, kept, strict=True) if is_read)
 
 
 def check_attributes(value: object) -> dict[str, float]:
     """Finite numbers by name, at least one; null counts as absent, as Parquet writes it."""
     if not isinstance(value, Mapping):
-        raise field_error("attributes", f"must be an object, not {short_repr(value)}", 'write {"name": number, ...}')
+        raise field_error("attributes", f"must be an object, not {short_repr(value)}", 'use {"name": number, ...}')
     found = {str(name): number for name, number in value.items() if number is not None}
     for name, number in found.items():
         if not isinstance(number, int | float) or not math.isfinite(float(number)):
             raise field_error(f"attributes.{name}", f"is {short_repr(number)}", "use a finite number")
     if not found:
-        raise field_error("attributes", "is empty", "give at least one, or remove the row")
+        raise field_error("attributes", "is empty", "add at least one or remove the row")
     return {name: float(number) if isinstance(number, float) else int(number) for name, number in found.items()}
 
 
@@ -228,10 +228,10 @@ def check_preferences(value: object, count: int) -> tuple[tuple[float, ...], ...
             if not _is_number(entry) or not 0 <= entry <= 1:
                 raise field_error(place, f"is {short_repr(entry)}", "use a number from 0 to 1")
             if i == j and entry:
-                raise field_error(place, f"is {short_repr(entry)}", "no response is better than itself: use 0")
+                raise field_error(place, f"is {short_repr(entry)}", "use 0: a response is not better than itself")
             if j < i and entry + rows[j][i] > 1 + ROUNDING:
-                wrong = f"and preferences[{j}][{i}] are {entry} and {rows[j][i]}, more than 1 together"
-                raise field_error(place, wrong, "lower one; what is left of 1 is the probability of a tie")
+                wrong = f"and preferences[{j}][{i}] are {entry} and {rows[j][i]}, which sum to more than 1"
+                raise field_error(place, wrong, "lower one; the remainder to 1 is the probability of a tie")
     return tuple(tuple(map(float, row)) for row in rows)
 
 
@@ -282,17 +282,17 @@ def check_meaning(row: Row, *, learned: bool, demonstration: bool) -> None:
     _refuse(row, REFUSED_IN_ROWS if learned else [name for name in REFUSED_IN_ROWS if name not in REASONING], "", "row")
     for name in LEARNING_FLAGS if learned else ():
         if row.get(name) is not None and not is_learned(row, name, name):
-            raise field_error(name, f"is {short_repr(row[name])}, so the row is not to be learned", "remove the row")
+            raise field_error(name, f"is {short_repr(row[name])}, so the row must not be trained on", "remove the row")
     for name in DESIRABLE if demonstration else ():
         if row.get(name) is not None and row[name] in (False, "false", "False"):
-            wrong = f"is {short_repr(row[name])}, which marks an answer not to imitate"
-            raise field_error(name, wrong, "remove the row, or the field if it means something else")
+            wrong = f"is {short_repr(row[name])}, which marks an answer that must not be imitated"
+            raise field_error(name, wrong, "remove the row, or the field if it has another meaning")
 
 
 def _refuse(fields: Row, names: Iterable[str], before: str, what: str) -> None:
     for name in names:
         if is_set(fields.get(name)):
-            wrong = f"changes what the {what} means and cannot be read"
+            wrong = f"is not supported and changes the meaning of the {what}"
             raise field_error(f"{before}{name}", wrong, "remove the row, or the field if the text is complete without it")
 
 
@@ -307,7 +307,7 @@ def is_learned(fields: Row, name: str, field: str) -> bool:
     """Whether a flag of a turn or row, 1 or true against 0 or false, asks to learn it."""
     value = fields[name]
     if not isinstance(value, bool | int | float) or value not in (0, 1):
-        raise field_error(field, f"is {short_repr(value)}", "use 1 or 0: parts of a loss cannot be weighted")
+        raise field_error(field, f"is {short_repr(value)}", "use 1 or 0: fractional loss weights are not supported")
     return bool(value)
 
 
@@ -328,7 +328,7 @@ def check_scores(row: Row) -> bool:
             continue
         if scores[0] < scores[1]:
             wrong = f"is {scores[1]}, higher than {chosen} ({scores[0]})"
-            raise field_error(rejected, wrong, "exchange the responses, or remove the row")
+            raise field_error(rejected, wrong, "swap the responses or remove the row")
         if scores[0] == scores[1] and chosen == "score_chosen":
             return True
     return False
@@ -357,5 +357,5 @@ def _history_turns(history: object) -> list[dict[str, Any]]:
             turns += [{"role": role, "content": text} for role, text in zip(("user", "assistant"), entry, strict=True)]
         else:
             wrong = f"is {short_repr(entry)}"
-            raise field_error(f"{HISTORY}[{number}]", wrong, "write [question, answer], or {role, content}")
+            raise field_error(f"{HISTORY}[{number}]", wrong, "use [question, answer] or {role, content}")
     return turns

@@ -53,7 +53,7 @@ def folder_rows(folder: Path, label: str, part: FolderPart, columns: Mapping[str
     """
     if _is_saved(folder):
         if part.subset is not None:
-            raise UserError(f"{label}: is saved by `datasets` and has no subset '{part.subset}'; leave subset out")
+            raise UserError(f"{label}: saved by `datasets`, which has no subsets; remove subset={part.subset}")
         yield from renamed(_saved_rows(folder, label, part), columns)
         return
     configs = _readme_configs(folder, label)
@@ -95,18 +95,18 @@ def _listed(names: Any) -> str:
 def _files_of_folder(folder: Path, label: str, part: FolderPart) -> list[Path]:
     files = [path for path in sorted(folder.rglob("*")) if _is_data(path, folder)]
     if not files:
-        raise UserError(f"{label}: the folder has no data files; it needs files ending in {KINDS_OF_FILES}")
+        raise UserError(f"{label}: no data files in the folder; supported file types: {KINDS_OF_FILES}")
     subsets = {path: _subsets_of(path, folder) for path in files}
     names = set().union(*subsets.values())
     if part.subset is not None:
         files = [path for path in files if part.subset in path.relative_to(folder).parts[:-1]]
         if not files:
-            known = f"it has {_listed(names)}" if names else "it has none, so leave subset out"
+            known = f"it has {_listed(names)}" if names else "it has none; remove subset"
             raise UserError(f"{label}: no subset '{part.subset}'{nearest_name_hint(part.subset, names) or f'; {known}'}")
     wanted = _files_of_split(files, folder, label, part)
     read = set().union(*(subsets[path] for path in wanted))
     if part.subset is None and len(read) > 1:
-        _warn(f"{label}: reads the subsets {_listed(read)}; {label}[subset=NAME] reads one")
+        _warn(f"{label}: reading the subsets {_listed(read)}; use {label}[subset=NAME] to read one")
     return _in_one_form(wanted, folder, label)
 
 
@@ -129,12 +129,12 @@ def _files_of_split(files: list[Path], folder: Path, label: str, part: FolderPar
     if of_split:
         if of_none:
             names = _listed(path.relative_to(folder) for path in of_none)
-            _warn(f"{label}: left out {counted(len(of_none), 'file')} without a split in the name: {names}")
+            _warn(f"{label}: skipped {counted(len(of_none), 'file')} without a split in the name: {names}")
         return of_split
     if of_none and (not part.names_split or split == "train"):
         return of_none
     available = _listed(set().union(*splits.values()) | ({"train"} if of_none else set()))
-    raise UserError(f"{label}: no file of the split '{part.split}'; the folder has {available}")
+    raise UserError(f"{label}: no files of the split '{part.split}'; the folder has {available}")
 
 
 def _splits_of(path: Path, folder: Path, asked: str) -> set[str]:
@@ -172,7 +172,9 @@ def _in_one_form(files: list[Path], folder: Path, label: str) -> list[Path]:
             kept.append((ending, places, rows))
     if left_out:
         names = _listed(path.relative_to(folder) for path in left_out)
-        _warn(f"{label}: left out {counted(len(left_out), 'file')} with the rows of others in another form: {names}")
+        _warn(
+            f"{label}: skipped {counted(len(left_out), 'file')} that repeat rows of other files in another format: {names}"
+        )
     return [path for path in files if path not in left_out]
 
 
@@ -210,7 +212,9 @@ def _readme_configs(folder: Path, label: str) -> list[dict[str, Any]]:
     try:
         metadata = yaml.safe_load(block[1])
     except yaml.YAMLError as error:
-        raise UserError(f"{label}/README.md: broken YAML ({first_line(error)}); correct it, or name the files") from error
+        raise UserError(
+            f"{label}/README.md: invalid YAML ({first_line(error)}); fix it or pass the files directly"
+        ) from error
     configs = metadata.get("configs") if isinstance(metadata, dict) else None
     if not isinstance(configs, list):
         return []
@@ -228,14 +232,14 @@ def _files_of_config(folder: Path, label: str, configs: list[dict[str, Any]], pa
         defaults = [c for c, name in zip(configs, names, strict=True) if c.get("default") is True or name == "default"]
         chosen = defaults or configs
         if len(configs) > 1 and not defaults:
-            raise UserError(f"{label}: has the subsets {', '.join(names)}; name one: {label}[subset={names[0]}]")
+            raise UserError(f"{label}: contains the subsets {', '.join(names)}; choose one: {label}[subset={names[0]}]")
     config = chosen[0]
     patterns = _patterns(config.get("data_files"))
     base = folder / str(config.get("data_dir") or ".")
     if not patterns:
         files = [path for path in sorted(base.rglob("*")) if _is_data(path, folder)]
         if not files:
-            raise UserError(f"{label}: no file of the subset '{config['config_name']}' is there; fetch the data files")
+            raise UserError(f"{label}: no files of the subset '{config['config_name']}' found; download the data files")
         return _in_one_form(_files_of_split(files, folder, label, part), folder, label)
     if part.split not in patterns:
         raise UserError(f"{label}: no split '{part.split}'; its README has {', '.join(patterns)}")
@@ -261,11 +265,11 @@ def _glob(base: Path, label: str, patterns: list[str]) -> list[Path]:
     files: dict[Path, None] = {}
     for pattern in patterns:
         if "://" in pattern or pattern.startswith("/") or ".." in Path(pattern).parts:
-            raise UserError(f"{label}: its README names {pattern}, which is not in the folder; name the files to read")
+            raise UserError(f"{label}: its README refers to {pattern}, which is outside the folder; pass the files directly")
         deep = f"{pattern}/*" if pattern.endswith("**") else pattern  # `**` alone matches folders
         matches = sorted(path for path in base.glob(deep) if path.is_file())
         if not matches:
-            raise UserError(f"{label}: its README names {pattern}, and there is no such file; fetch the data files")
+            raise UserError(f"{label}: its README refers to {pattern}, but there is no such file; download the data files")
         files |= dict.fromkeys(matches)
     return list(files)
 
@@ -277,7 +281,7 @@ def _choose_saved(folder: Path, label: str, saved: set[Path], part: FolderPart) 
     """The saved data set inside a folder that the subset names."""
     names = {str(path.relative_to(folder)): path for path in saved}
     if part.subset is None:
-        raise UserError(f"{label}: holds the data sets {_listed(names)}; name one: {label}[subset={min(names)}]")
+        raise UserError(f"{label}: contains the data sets {_listed(names)}; choose one: {label}[subset={min(names)}]")
     if part.subset not in names:
         raise UserError(f"{label}: no subset '{part.subset}'; it has {_listed(names)}")
     return names[part.subset]
@@ -289,13 +293,13 @@ def _saved_rows(folder: Path, label: str, part: FolderPart) -> Iterator[SourceRo
     try:
         saved = datasets.load_from_disk(str(folder))
     except Exception as error:
-        wrong = f"not a readable `datasets` folder ({first_line(error)})"
-        raise UserError(f"{label}: {wrong}; save it again with save_to_disk") from error
+        wrong = f"not a valid `datasets` folder ({first_line(error)})"
+        raise UserError(f"{label}: {wrong}; save it with save_to_disk again") from error
     if isinstance(saved, datasets.DatasetDict):
         if part.split not in saved:
             raise UserError(f"{label}: no split '{part.split}'; the folder has {', '.join(saved)}")
         return numbered(saved[part.split], label)
     if part.names_split and str(saved.split) != part.split:
         name = "no splits" if saved.split is None else f"the split '{saved.split}' alone"
-        raise UserError(f"{label}: no split '{part.split}'; the folder has {name}, so leave split out")
+        raise UserError(f"{label}: no split '{part.split}'; the folder has {name}; remove split")
     return numbered(saved, label)

@@ -40,7 +40,9 @@ def _prompt_from_ids(row: Row) -> list[Record]:
     """A prompt that was tokenized before, as TRL's PPO reads it; a text beside it is for reward functions."""
     text = next((f for f in FORMATS if f.kind is Prompt and f.name != "token ids" and f.matches(row)), None)
     if row.get("labels") is not None:
-        raise field_error("labels", "marks tokens to learn, so input_ids is more than a prompt", "give the prompts alone")
+        raise field_error(
+            "labels", "marks training targets, so input_ids contains more than a prompt", "keep only the prompts"
+        )
     tokenized = Prompt.from_row(row)
     if text is None or tokenized.prompt:
         return [tokenized]
@@ -148,7 +150,7 @@ def convert_row(row: object, kind: type[Record], unused: Counter[str] | None = N
 
 def _with_turns_before(record: Record, system: str | None, history: list[dict[str, Any]]) -> Record:
     if not record.prompt:
-        raise field_error("system" if system else "history", "cannot precede token ids", "tokenize the whole prompt")
+        raise field_error("system" if system else "history", "cannot be combined with token ids", "tokenize the full prompt")
     turns: list[Any] = [*record.prompt]
     own = [turns.pop(0)] if turns[0]["role"] == "system" else []
     if own and system is not None and own[0]["content"] != system:
@@ -164,8 +166,8 @@ def _unrecognized(row: Row, kind: type[Record]) -> UserError:
     name = kind_name(kind)
     other = next((known for known in FORMATS if known.kind not in (kind, Prompt) and known.matches(row)), None)
     if other is not None:
-        remedy = f"it looks like a {kind_name(other.kind)} ({other.name}); use it where those are asked for"
+        remedy = f"it looks like a {kind_name(other.kind)} ({other.name})"
     else:
         layouts = [known.fields for known in FORMATS if known.kind is kind and known.name in OWN_LAYOUTS]
         remedy = f"use one of: {'; '.join(layouts)} (docs/data.md lists more), or rename columns: FILE[FIELD=COLUMN, ...]"
-    return UserError(f"the row has the fields {given}, which is no known form of a {name}; {remedy}")
+    return UserError(f"the fields {given} do not match a known layout of a {name}; {remedy}")

@@ -37,20 +37,20 @@ def prompt_of(fields: Row) -> Fields:
     """The prompt among the fields of an item."""
     name = next((name for name in PROMPTS if fields.get(name) is not None), None)
     if name is None:
-        raise field_error("fields", f"have no prompt: {', '.join(map(str, fields))}", f"call it {PROMPTS[0]}")
+        raise field_error("fields", f"have no prompt: {', '.join(map(str, fields))}", f"name it {PROMPTS[0]}")
     return {"prompt": check_prompt(fields[name], name)}
 
 
 def _records(fields: Row, answers: Sequence[ToolAnswer], id: str | None) -> list[Record]:
     """The rankings and ratings that labelers' answers make of an item."""
     if not answers:
-        raise field_error("responses", "hold no submitted answer", "export the labeled items, or use skip_bad_rows")
+        raise field_error("responses", "contain no submitted answer", "export only labeled items, or set skip_bad_rows")
     common = {**prompt_of(fields), "id": id}
     found = (_record(fields, answer, common) for answer in answers)
     records = [record for record in found if record is not None]
     if not records:
         names = ", ".join(dict.fromkeys(answer.question for answer in answers))
-        wrong = f"hold no ranking, choice or rating of responses in {names}"
+        wrong = f"contain no ranking, choice or rating of responses in {names}"
         raise field_error("responses", wrong, "convert them to responses and ranks")
     return records
 

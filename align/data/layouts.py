@@ -73,7 +73,7 @@ def _pair_ranking(row: Row, prompt: object, chosen: object, rejected: object, *,
     given = {"chosen": chosen, "rejected": rejected}
     texts = tuple(check_answer(answer, name, may_be_empty=may_be_empty) for name, answer in given.items())
     if texts[0] == texts[1]:
-        raise field_error("rejected", "is the same text as 'chosen'", "remove the row")
+        raise field_error("rejected", "is identical to 'chosen'", "remove the row")
     return [
         Ranking(
             prompt=check_prompt(prompt),
@@ -89,7 +89,7 @@ def _pair_ranking(row: Row, prompt: object, chosen: object, rejected: object, *,
 
 def prompt_field(row: Row) -> Fields:
     """Read the prompt of a row with the field `prompt`."""
-    return {"prompt": required_field(row, "prompt", "write the text to answer"), **id_and_category(row)}
+    return {"prompt": required_field(row, "prompt", "add the prompt"), **id_and_category(row)}
 
 
 def messages_prompt(row: Row) -> Fields:
@@ -104,13 +104,13 @@ def messages_prompt(row: Row) -> Fields:
 
 def pair(row: Row) -> list[Record]:
     """Text or turns; turns of the whole conversation, as in TRL's implicit prompt or UltraFeedback, are split."""
-    chosen = required_field(row, "chosen", "a pair has prompt, chosen and rejected")
-    rejected = required_field(row, "rejected", "a pair has prompt, chosen and rejected")
+    chosen = required_field(row, "chosen", "a pair needs prompt, chosen and rejected")
+    rejected = required_field(row, "rejected", "a pair needs prompt, chosen and rejected")
     if _is_whole_conversation(chosen) or _is_whole_conversation(rejected):
         asked, turns = row.get("prompt"), check_conversation(chosen, "chosen")
         _check_asked(asked, turns)
         return _pair_of_conversations(row, turns, check_conversation(rejected, "rejected"))
-    prompt = required_field(row, "prompt", "write the text that both responses answer")
+    prompt = required_field(row, "prompt", "add the prompt of both responses")
     # as the labeling app exports them: a policy's answer may be empty, and somebody has judged it
     return _pair_ranking(row, prompt, chosen, rejected, may_be_empty=True)
 
@@ -129,7 +129,7 @@ def _check_asked(asked: object, turns: Conversation) -> None:
         said = [turn["content"].split() for turn in turns[:-1] if turn["role"] == "user"]
         is_part = not isinstance(asked, str) or asked.split() in said
     if not is_part:
-        raise field_error("prompt", "differs from the turns before the last one of 'chosen'", "remove one of them")
+        raise field_error("prompt", "differs from the turns of 'chosen' before the last one", "remove one of them")
 
 
 def is_whole_pair(row: Row) -> bool:
@@ -143,7 +143,7 @@ def _pair_of_conversations(row: Row, chosen: Conversation, rejected: Conversatio
             raise field_error(field, "ends with a user turn", "end it with the response")
     if chosen[:-1] != rejected[:-1]:
         wrong = "differs from 'chosen' before its last turn"
-        raise field_error("rejected", wrong, "give both the same prompt, or remove the row")
+        raise field_error("rejected", wrong, "use the same prompt for both or remove the row")
     return _pair_ranking(row, chosen[:-1], chosen[-1]["content"], rejected[-1]["content"])
 
 
@@ -161,7 +161,7 @@ def _transcript(row: Row, field: str) -> Conversation:
     """The turns of a transcript; the last may be empty."""
     turns = transcript_turns(check_text(required_field(row, field, "write the transcript"), field))
     if turns is None:
-        wrong = "is neither a transcript that begins with 'Human:' nor an answer to a 'prompt'"
+        wrong = "is not a transcript that begins with 'Human:', and there is no 'prompt'"
         raise field_error(field, wrong, "add the field prompt")
     return tuple({"role": turn["role"], "content": turn["content"]} for turn in joined(turns))
 
@@ -342,7 +342,7 @@ def _turn(node: Node) -> Message:
     role = node.get("role")
     if role not in ROLE_NAMES:
         raise field_error("role", f"is {short_repr(role)}", "use prompter or assistant")
-    text = check_text(required_field(node, "text", "every message of a tree has a text"), "text")
+    text = check_text(required_field(node, "text", "add the text of the message"), "text")
     return {"role": ROLE_NAMES[role], "content": text}
 
 

@@ -60,7 +60,7 @@ def _arena_55k_texts(row: Row, field: str) -> list[str]:
     texts = _decoded(required_field(row, field, "write the texts"))
     entries = [texts] if isinstance(texts, str) else check_list(texts, field)
     if not entries:
-        raise field_error(field, "is empty", "write the texts, or remove the row")
+        raise field_error(field, "is empty", "add the texts or remove the row")
     return [check_text(text, f"{field}[{i}]") for i, text in enumerate(entries)]
 
 
@@ -69,7 +69,7 @@ def arena_55k_questions(row: Row) -> Fields:
     asked, answered = _arena_55k_texts(row, "prompt"), _arena_55k_texts(row, "response_a")
     if len(asked) != len(answered):
         wrong = f"has {len(answered)} texts for {len(asked)} of 'prompt'"
-        raise field_error("response_a", wrong, "remove the row, or use skip_bad_rows")
+        raise field_error("response_a", wrong, "remove the row or set skip_bad_rows")
     before = [text for pair in zip(asked[:-1], answered[:-1], strict=True) for text in pair]
     return {"prompt": alternating_turns([*before, asked[-1]], "prompt"), "id": id_or_none(row.get("id"))}
 
@@ -88,7 +88,7 @@ def arena_answers(row: Row) -> Fields:
     sides = [_arena_side(row, name) for name in ("conversation_a", "conversation_b")]
     if sides[0][:-1] != sides[1][:-1] or sides[0][-1]["role"] != "assistant":
         wrong = "differs from 'conversation_a' before its last turn"
-        raise field_error("conversation_b", wrong, "remove the row, or use skip_bad_rows")
+        raise field_error("conversation_b", wrong, "remove the row or set skip_bad_rows")
     texts, models = [side[-1]["content"] for side in sides], named_models(row, "model_a", "model_b")
     return {"responses": texts, "ranks": ranks_of_two(preference_in_words(row, "winner")), "model": models}
 
@@ -98,11 +98,11 @@ def arena_55k_answers(row: Row) -> Fields:
     sides = [_arena_55k_texts(row, name) for name in ("response_a", "response_b")]
     if sides[0][:-1] != sides[1][:-1]:
         wrong = "differs from 'response_a' before its last turn"
-        raise field_error("response_b", wrong, "remove the row, or use skip_bad_rows")
+        raise field_error("response_b", wrong, "remove the row or set skip_bad_rows")
     flags = [str(row.get(f"winner_{name}")).strip().lower() for name in ("model_a", "model_b", "tie")]
     won = [flag in ("1", "1.0", "true") for flag in flags]
     if sum(won) != 1:
-        raise field_error("winner_model_a", f"and the other winners are {', '.join(flags)}", "set exactly one to 1")
+        raise field_error("winner_model_a", f"with the other winner fields is {', '.join(flags)}", "set exactly one to 1")
     texts = [side[-1] for side in sides]
     return {"responses": texts, "ranks": ranks_of_two(won[0] - won[1]), "model": named_models(row, "model_a", "model_b")}
 
@@ -134,7 +134,7 @@ def qa_feedback_answers(row: Row) -> Fields:
     given = check_list(row["preference"], "preference")
     pairs = list(combinations(range(len(texts)), 2))
     if len(given) != len(pairs) or any(choice not in (0, 1, 2) for choice in given):
-        raise field_error("preference", f"is {short_repr(given)}", "give 0, 1 or 2 for each of the 6 pairs")
+        raise field_error("preference", f"is {short_repr(given)}", "use 0, 1 or 2 for each of the 6 pairs")
     wins, matrix = [0.0] * len(texts), [[0.0] * len(texts) for _ in texts]
     for (i, j), choice in zip(pairs, given, strict=True):
         wins[i] += (0.5, 1.0, 0.0)[choice]

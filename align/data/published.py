@@ -141,7 +141,7 @@ SHAREGPT_ROLES = {"human": "user", "user": "user", "gpt": "assistant", "chatgpt"
 def _sharegpt_turn(turn: object, field: str) -> Fields:
     """A turn {from, value}; its other fields, such as `weight`, are kept."""
     if not isinstance(turn, Mapping):
-        raise field_error(field, f"is {short_repr(turn)}, not a turn", "write {from, value}")
+        raise field_error(field, f"is {short_repr(turn)}, not a turn", "use {from, value}")
     speaker = turn.get("from")
     if speaker != "system" and speaker not in SHAREGPT_ROLES:
         raise field_error(f"{field}.from", f"is {short_repr(speaker)}", "use system, human or gpt")
@@ -209,7 +209,7 @@ def _tagged_prompt(row: Row) -> Fields:
 def _summaries(row: Row) -> Fields:
     summaries = check_objects(row["summaries"], "summaries")
     if len(summaries) != 2:
-        raise field_error("summaries", f"is a list of {len(summaries)}", "give two summaries")
+        raise field_error("summaries", f"is a list of {len(summaries)}", "use two summaries")
     ranks = ranks_of_two(preference_by_number(row, "choice"))
     return {"responses": texts_of(summaries, "summaries", "text"), "ranks": ranks, "labeler": row.get("worker")}
 
@@ -243,7 +243,7 @@ def _scored_answers(row: Row) -> Fields:
     if isinstance(answers, Mapping):
         columns = [check_list(column, f"answers.{name}") for name, column in answers.items()]
         if len(set(map(len, columns))) > 1:
-            raise field_error("answers", "has columns of different lengths", "give one entry for each answer")
+            raise field_error("answers", "has columns of different lengths", "add one entry per answer")
         answers = [dict(zip(answers, entry, strict=True)) for entry in zip(*columns, strict=True)]
     answers = check_objects(answers, "answers", "{text, pm_score}")
     texts = texts_of(answers, "answers", "text")

@@ -103,7 +103,9 @@ def scan_records(
     require_used_columns(str(source), scanned)
     report_single(scanned, str(source))
     if not token_ids and any(isinstance(record, Prompt) and not record.prompt for record in scanned.records):
-        raise UserError(f"{source}: holds prompts as token ids (input_ids), and text is needed here; give the field prompt")
+        raise UserError(
+            f"{source}: contains prompts as token ids (input_ids), but text is needed here; add the field prompt"
+        )
     if scanned.problems:
         warn_of_bad_rows(f"{source}: skipped", scanned.problems, scanned.rows)
     return scanned
@@ -112,7 +114,7 @@ def scan_records(
 def report_single(scanned: Scan[R], name: str) -> None:
     """Log how many prompts with one rated response were left out, on the first process only."""
     if scanned.single and os.environ.get("RANK", "0") == "0":
-        logger.warning("%s: left out %s with a single rated response", name, counted(scanned.single, "prompt"))
+        logger.warning("%s: skipped %s with a single rated response", name, counted(scanned.single, "prompt"))
 
 
 def require_records(scanned: Scan[R], source: str | os.PathLike[str], kind: type[R]) -> None:
@@ -120,14 +122,14 @@ def require_records(scanned: Scan[R], source: str | os.PathLike[str], kind: type
     if scanned.records:
         return
     if not scanned.rows:
-        raise UserError(f"{source}: has no rows; write one record per line")
+        raise UserError(f"{source}: no rows; write one record per line")
     if scanned.problems:
-        bad = f"{len(scanned.problems)} of {scanned.rows} rows are bad"
+        bad = f"{len(scanned.problems)} of {scanned.rows} rows are invalid"
         raise UserError(f"{source}: no usable {kind_name(kind)}; {bad}, the first: {scanned.problems[0]}")
     if scanned.single:
-        wrong = f"each of its {scanned.single} prompts has a single rated response"
-        raise UserError(f"{source}: no usable ranking; {wrong}; a comparison needs two or more responses to the same prompt")
-    raise UserError(f"{source}: no usable {kind_name(kind)}; {counted(scanned.rows, 'readable row')}, but none of this kind")
+        wrong = f"all {scanned.single} prompts have a single rated response"
+        raise UserError(f"{source}: no usable ranking; {wrong}; rate two or more responses per prompt")
+    raise UserError(f"{source}: no usable {kind_name(kind)}; {counted(scanned.rows, 'readable row')}, none of this type")
 
 
 def require_used_columns(source: str, scanned: Scan[Any]) -> None:
@@ -142,7 +144,7 @@ def _refuse_unused(source: str, fields: set[str]) -> None:
     if fields:
         name = min(fields)
         hint = nearest_name_hint(name, FIELDS | {"id", "category", "labeler", "system", "history", "margin"} - {name})
-        raise UserError(f"{source}: no row uses the field '{name}' that it takes from a column{hint or '; leave it out'}")
+        raise UserError(f"{source}: no row uses the field '{name}' mapped in brackets{hint or '; remove it'}")
 
 
 def parse_rows(
@@ -212,7 +214,7 @@ def write_records(path: str | os.PathLike[str], records: Iterable[Record]) -> No
     """
     target = Path(os.path.realpath(path))  # a link is kept, and the file it points to is replaced
     if not target.name.endswith((".jsonl", ".jsonl.gz")):
-        raise UserError(f"{path}: records are written as JSON Lines; use a name that ends in .jsonl or .jsonl.gz")
+        raise UserError(f"{path}: records are written as JSON Lines; use the extension .jsonl or .jsonl.gz")
     lines = ((json.dumps(record.to_row(), ensure_ascii=False) + "\n").encode() for record in records)
     try:
         with new_file(target) as file:
@@ -223,7 +225,7 @@ def write_records(path: str | os.PathLike[str], records: Iterable[Record]) -> No
                 file.writelines(lines)
     except OSError as error:
         wrong = f"cannot be written ({error.strerror or error})"
-        raise UserError(f"{path}: {wrong}; make the folder writable; an old file is kept as it was") from error
+        raise UserError(f"{path}: {wrong}; an existing file is unchanged") from error
 
 
 class Text(NamedTuple):
@@ -242,11 +244,11 @@ def read_texts(source: str | Sequence[str | Mapping[str, Any]], skip_bad_rows: b
         items = enumerate(({"text": row} if isinstance(row, str) else row for row in source), start=1)
         rows = (SourceRow(f"{name}: item {number}", row) for number, row in items)
     columns = field_columns(source) if isinstance(source, str) else ()
-    return _parse(rows, name, _text_of_row, "no text in it; each row needs a field 'text'", skip_bad_rows, columns)
+    return _parse(rows, name, _text_of_row, "no text; each row needs a field 'text'", skip_bad_rows, columns)
 
 
 def _text_of_row(row: Mapping[str, Any], number: str) -> Iterator[Text]:
-    text = check_text(required_field(row, "text", "write the document there"), "text")
+    text = check_text(required_field(row, "text", "add the document"), "text")
     yield Text(text, check_id(row.get("id")))
 
 

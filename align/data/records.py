@@ -130,7 +130,7 @@ class Demonstration(Record):
         """From `prompt` and `completion` (loss on the completion), or `messages` (loss on every assistant turn)."""
         records = cls.all_from_row(row)
         if len(records) > 1:
-            raise field_error("messages", "excludes turns between learned ones", "read the row with all_from_row")
+            raise field_error("messages", "masks turns between trained ones", "read the row with all_from_row")
         return records[0]
 
     @classmethod
@@ -142,15 +142,15 @@ class Demonstration(Record):
         row = check_row(row)
         field = "messages" if row.get("completion") is None else "completion"
         if field == "completion":
-            prompt = check_prompt(required_field(row, "prompt", "write the text that the completion answers"))
+            prompt = check_prompt(required_field(row, "prompt", "add the prompt of the completion"))
             continuation = check_continuation(row["completion"], "completion")
         else:
-            messages = required_field(row, "messages", "a demonstration has messages, or prompt and completion")
+            messages = required_field(row, "messages", "use messages, or prompt and completion")
             prompt, continuation = _split_messages(check_conversation(messages, "messages"))
         given = [{"role": "assistant"}] if isinstance(row[field], str) else row[field]
         learned = learned_turns(given, field)[len(given) - len(continuation) :]
         if not any(learned):
-            raise field_error(field, "has no turn to learn from: all are excluded from the loss", "remove the row")
+            raise field_error(field, "masks all turns from the loss", "remove the row")
         ends = [i for i in range(0, len(learned), 2) if learned[i] and not any(learned[i + 2 : i + 3])]
         starts = [i for i in range(0, len(learned), 2) if learned[i] and not (i and learned[i - 2])]
         known = {"id": row.get("id"), "category": row.get("category")}
@@ -180,12 +180,12 @@ class Demonstration(Record):
 def _split_messages(messages: Conversation) -> tuple[Conversation, Conversation]:
     roles = [turn["role"] for turn in messages]
     if "assistant" not in roles:
-        raise field_error("messages", "has no assistant turn", "add the answer to learn from")
+        raise field_error("messages", "has no assistant turn", "add one")
     if roles[-1] != "assistant":
-        raise field_error("messages", "ends with a user turn", "remove that turn: nothing answers it")
+        raise field_error("messages", "ends with a user turn", "remove it")
     first = roles.index("assistant")
     if "user" not in roles[:first]:
-        raise field_error("messages", "has no user turn before the first assistant turn", "add what it answers")
+        raise field_error("messages", "has no user turn before the first assistant turn", "add one")
     return messages[:first], messages[first:]
 
 
@@ -222,9 +222,9 @@ class Ranking(Record):
     id: str | None = None
     category: str | None = None
     needed: ClassVar = {
-        "prompt": "write the text that the responses answer",
-        "responses": "list the responses that were compared",
-        "ranks": "give one rank for each response, 1 for the best",
+        "prompt": "add the prompt of the responses",
+        "responses": "list the compared responses",
+        "ranks": "add one rank per response, 1 for the best",
     }
 
     def __post_init__(self) -> None:
@@ -232,9 +232,9 @@ class Ranking(Record):
         responses = check_texts(self.responses, "responses", may_be_empty=True)
         count = len(responses)
         if not MIN_RESPONSES <= count <= MAX_RESPONSES:
-            raise field_error("responses", f"is a list of {count}", f"give from {MIN_RESPONSES} to {MAX_RESPONSES}")
+            raise field_error("responses", f"is a list of {count}", f"use {MIN_RESPONSES} to {MAX_RESPONSES} responses")
         if self.margin is not None and count != 2:
-            raise field_error("margin", f"is given for {count} responses", "leave it out: only a pair has a margin")
+            raise field_error("margin", f"is set for {count} responses", "remove it: only pairs have a margin")
         set_checked(
             self,
             prompt=prompt,
@@ -271,8 +271,8 @@ def _check_ranks(value: object, responses: tuple[str, ...]) -> tuple[int, ...]:
     rank_of: dict[str, int] = {}
     for response, rank in zip(responses, ranks, strict=True):
         if rank_of.setdefault(response, rank) != rank:
-            wrong = f"gives the same response {short_repr(response)} the ranks {rank_of[response]} and {rank}"
-            raise field_error("ranks", wrong, "give both the same rank, or remove one")
+            wrong = f"has ranks {rank_of[response]} and {rank} for the same response {short_repr(response)}"
+            raise field_error("ranks", wrong, "give both the same rank or remove one")
     return tuple(levels.index(rank) + 1 for rank in ranks)
 
 
@@ -305,7 +305,7 @@ class Prompt(Record):
         if row.get("input_ids") is not None:
             more["ids"] = attended_ids(row["input_ids"], row.get("attention_mask"))
             return cls(prompt=row.get("prompt") or (), **more)
-        return cls(prompt=required_field(row, "prompt", "write the text that is to be answered"), **more)
+        return cls(prompt=required_field(row, "prompt", "add the prompt"), **more)
 
     def to_row(self) -> dict[str, Any]:
         row = Record.to_row(self)
@@ -345,7 +345,7 @@ class RuleJudgment(Record):
         if self.verdict not in VERDICTS:
             raise field_error("verdict", f"is {short_repr(self.verdict)}", f"use one of {', '.join(VERDICTS)}")
         if self.decision not in (None, False, True):
-            raise field_error("decision", f"is {short_repr(self.decision)}", "use true, or leave it out")
+            raise field_error("decision", f"is {short_repr(self.decision)}", "use true or remove the field")
         set_checked(
             self,
             prompt=check_prompt(self.prompt),

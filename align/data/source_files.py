@@ -65,13 +65,13 @@ def file_rows(path: Path, label: str, columns: Mapping[str, str]) -> Iterator[So
     name = path.name.lower()
     if not name.endswith((*ENDINGS, TEXT_ENDING)):
         kinds = f"{KINDS_OF_FILES}, or {TEXT_ENDING} for prompts, one per line"
-        raise UserError(f"{label}: unknown kind of file; use one that ends in {kinds}")
+        raise UserError(f"{label}: unknown file type; use {kinds}")
     try:
         if path.stat().st_size == 0:
             raise UserError(f"{label}: the file is empty; write one record per line")
         with path.open("rb") as file:
             if file.read(len(LFS_POINTER)) == LFS_POINTER:
-                raise UserError(f"{label}: holds the address of a file and not its rows; run `git lfs pull` in its clone")
+                raise UserError(f"{label}: is a Git LFS pointer; run `git lfs pull` in its clone")
         if name.endswith(".parquet"):
             yield from renamed(_parquet_rows(path, label), columns)
         elif name.endswith(".xlsx"):
@@ -82,7 +82,7 @@ def file_rows(path: Path, label: str, columns: Mapping[str, str]) -> Iterator[So
                 lines = None if is_table else _line_rows(stream, label, is_json=not name.endswith(TEXT_ENDING))
                 yield from renamed(lines or numbered(csv_rows(stream, label), label), columns, is_table)
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise UserError(f"{label}: broken gzip file ({error}); copy or compress it again") from error
+        raise UserError(f"{label}: corrupt gzip file ({error}); copy or compress it again") from error
     except OSError as error:
         raise UserError(f"{label}: cannot be read ({error.strerror or error}); check the file") from error
 
@@ -102,7 +102,7 @@ def _opened(path: Path, label: str) -> Iterator[IO[bytes]]:
     try:
         yield cast(IO[bytes], io.BufferedReader(stream))
     except OSError as error:
-        raise UserError(f"{label}: broken Zstandard file ({first_line(error)}); copy or compress it again") from error
+        raise UserError(f"{label}: corrupt Zstandard file ({first_line(error)}); copy or compress it again") from error
 
 
 def _line_rows(stream: IO[bytes], label: str, is_json: bool) -> Iterator[SourceRow]:
@@ -112,7 +112,7 @@ def _line_rows(stream: IO[bytes], label: str, is_json: bool) -> Iterator[SourceR
     for number, line in enumerate(stream, 1):
         if number == 1:
             if line.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or b"\0" in line:
-                raise UserError(f"{label}: is UTF-16; save it as UTF-8")
+                raise UserError(f"{label}: encoded as UTF-16; save it as UTF-8")
             line = line.removeprefix(codecs.BOM_UTF8)
         if not line.strip():
             continue
@@ -143,7 +143,7 @@ def _with_each_name_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
         twice = next(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
-        raise ValueError(f"the name {short_repr(twice)} is there twice in an object")
+        raise ValueError(f"duplicate key {short_repr(twice)}")
     return found
 
 
@@ -151,8 +151,8 @@ def _decoding_problem(error: Exception) -> str:
     if isinstance(error, UnicodeDecodeError):
         return f"not UTF-8 (byte 0x{error.object[error.start]:02x} at {error.start + 1}); save the file as UTF-8"
     if isinstance(error, json.JSONDecodeError):
-        return f"broken JSON ({error.msg}, column {error.colno}); write one JSON object per line"
-    return f"broken JSON ({error}); write one JSON object per line"
+        return f"invalid JSON ({error.msg}, column {error.colno}); write one JSON object per line"
+    return f"invalid JSON ({error}); write one JSON object per line"
 
 
 def _parquet_rows(path: Path, label: str) -> Iterator[SourceRow]:
@@ -164,4 +164,4 @@ def _parquet_rows(path: Path, label: str) -> Iterator[SourceRow]:
             batches = file.iter_batches(batch_size=1000)
             yield from numbered((row for batch in batches for row in batch.to_pylist()), label)
     except pa.ArrowException as error:
-        raise UserError(f"{label}: not a readable Parquet file ({first_line(error)}); write it again") from error
+        raise UserError(f"{label}: invalid Parquet file ({first_line(error)}); write it again") from error

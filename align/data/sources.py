@@ -43,9 +43,9 @@ def _split_options(source: str) -> tuple[str, dict[str, str]]:
     for part in match["options"].split(","):
         name, equals, value = (word.strip() for word in part.partition("="))
         if not (name and equals and value):
-            raise UserError(f"{source}: '{part.strip()}' is no option; write [FIELD=COLUMN, ...], such as [prompt=question]")
+            raise UserError(f"{source}: invalid option '{part.strip()}'; use [FIELD=COLUMN, ...], such as [prompt=question]")
         if name in options:
-            raise UserError(f"{source}: {name} is given twice; remove one")
+            raise UserError(f"{source}: {name} is set twice; remove one")
         options[name] = value
     return match["name"].strip(), options
 
@@ -66,7 +66,7 @@ def iter_rows(sources: str | Path, split: str = "train") -> Iterator[SourceRow]:
             yield from folder_rows(path, name, part, columns)
         elif path.exists():
             for option, value in given.items():
-                raise UserError(f"{source}: a file has no {option}; leave {option}={value} out, or rename the column")
+                raise UserError(f"{source}: files have no {option}; remove {option}={value}")
             yield from file_rows(path, name, columns)
         else:
             yield from renamed(_hub_rows(name, part.split, part.subset), columns)
@@ -89,10 +89,10 @@ def _hub_rows(name: str, split: str, subset: str | None) -> Iterator[SourceRow]:
     except Exception as error:
         if isinstance(error, ValueError) and re.search("config", str(error), re.IGNORECASE):  # names the ones there are
             which = " ".join(str(error).split("Example of usage")[0].split())
-            raise UserError(f"{name}: {which}; name one: {name}[subset=NAME]") from error
+            raise UserError(f"{name}: {which}; choose one: {name}[subset=NAME]") from error
         # `datasets` raises ConnectionError for network failures; FileNotFoundError means that the hub answered.
         unreachable = isinstance(error, OSError) and not isinstance(error, FileNotFoundError)
-        why = "could not be reached" if unreachable else "has no data set of that name that could be loaded"
-        remedy = "check the path, or the name and the network"
-        raise UserError(f"{missing} here, and the hub {why} ({first_line(error)}); {remedy}") from error
+        why = "could not be reached" if unreachable else "has no loadable data set of that name"
+        remedy = "check the path or the network"
+        raise UserError(f"{missing}, and the Hub {why} ({first_line(error)}); {remedy}") from error
     return numbered(rows, name)

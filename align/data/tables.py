@@ -54,7 +54,7 @@ def csv_rows(stream: IO[bytes], label: str) -> Iterator[dict[str, str | None] | 
     try:
         start = text.readline()
         if "\0" in start:
-            raise UserError(f"{label}: is UTF-16; save it as CSV UTF-8")
+            raise UserError(f"{label}: encoded as UTF-16; save it as CSV UTF-8")
         before = 0  # lines before those of the reader
         named = _SEPARATOR_LINE.fullmatch(start)
         if named:
@@ -71,13 +71,13 @@ def csv_rows(stream: IO[bytes], label: str) -> Iterator[dict[str, str | None] | 
             if len(cells) == len(names):
                 yield _row(names, cells)
             elif cells:
-                wrong = f"has {len(cells)} cells, and the header has {len(names)}"
-                yield UserError(f"{wrong}; put cells with '{separator}' in quotes")
+                wrong = f"has {len(cells)} cells, but the header has {len(names)}"
+                yield UserError(f"{wrong}; quote cells that contain '{separator}'")
     except UnicodeDecodeError as error:
         raise UserError(f"{label}: not UTF-8 (byte 0x{error.object[error.start]:02x}); save it as CSV UTF-8") from error
     except csv.Error as error:
-        remedy = "write it again, with quotes inside of cells doubled"
-        raise UserError(f"{label}:{line}: broken CSV ({error}); {remedy}") from error
+        remedy = "double the quotes inside cells"
+        raise UserError(f"{label}:{line}: invalid CSV ({error}); {remedy}") from error
 
 
 def _unquoted(header: str, separators: str) -> tuple[str, bool]:
@@ -103,18 +103,18 @@ def excel_rows(path: Path, label: str) -> Iterator[dict[str, str | None] | UserE
         sheet.reset_dimensions()  # the size that the file states may be wrong, and rows beyond it would be lost
         found = sheet.iter_rows()
     except Exception as error:  # of zipfile, of the XML parser, or a KeyError for a part that is not there
-        raise UserError(f"{label}: not a readable Excel file ({first_line(error)}); save it again as .xlsx") from error
+        raise UserError(f"{label}: invalid Excel file ({first_line(error)}); save it as .xlsx again") from error
     try:
         names = _header([_cell_text(cell.value) for cell in next(found, ())], label)
         for cells in found:
             broken = next((cell for cell in cells if cell.data_type == "e"), None)
             texts = [_cell_text(cell.value) for cell in cells]
             if broken is not None:
-                yield UserError(f"cell {broken.coordinate} is the error {broken.value}; correct the formula")
+                yield UserError(f"cell {broken.coordinate} contains the error {broken.value}; fix the formula")
             elif any(texts[len(names) :]):
                 count = max(number for number, text in enumerate(texts, 1) if text)
-                wrong = f"has {count} cells, and the header has {len(names)}"
-                yield UserError(f"{wrong}; name the columns, or remove the cells")
+                wrong = f"has {count} cells, but the header has {len(names)}"
+                yield UserError(f"{wrong}; name the columns or remove the cells")
             elif any(texts):
                 yield _row(names, [text for text, _ in zip_longest(texts, names, fillvalue="")])
     finally:
@@ -125,7 +125,7 @@ def _header(cells: Sequence[str], label: str) -> list[str]:
     names = [_LINE_BREAKS.sub(" ", name.strip()) for name in cells]
     twice = next((name for name in names if name and names.count(name) > 1), None)
     if twice is not None:
-        raise UserError(f"{label}: the header has the column '{twice}' twice; rename one")
+        raise UserError(f"{label}: duplicate column '{twice}'; rename one")
     return names
 
 

@@ -29,9 +29,9 @@ class AllConfig(EvalConfig, InferenceConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_setting(self, "models", bool(self.models), "given")
+        require_setting(self, "models", bool(self.models), "set")
         given = bool(self.truthfulness or self.toxicity or self.reward_model)
-        require_setting(self, "truthfulness", given, "given, unless toxicity or reward_model is")
+        require_setting(self, "truthfulness", given, "set, unless toxicity or reward_model is")
 
     def task_arguments(self, task: str, file: str) -> list[str]:
         """A task's command-line arguments: its file, then the settings that all tasks share."""

@@ -66,11 +66,11 @@ class PromptDifficulty:
         for position, comparison in enumerate(comparisons):
             index = position if self.by_position else comparison.index
             if index is None:
-                remedy = "give each row a field 'index', or set difficulty_by to position"
+                remedy = "add a field 'index' to each row, or set difficulty_by to position"
                 raise UserError(f"difficulty: a comparison of '{comparison.second}' has no index; {remedy}")
             if index not in self.difficulty:
-                remedy = "add a row to the file, or remove the comparison"
-                raise UserError(f"difficulty: the file has no row with index {index}; {remedy}")
+                remedy = "add the row or remove the comparison"
+                raise UserError(f"difficulty: no row with index {index}; {remedy}")
             found.append(self.difficulty[index])
         return np.array(found, dtype=np.float64)
 
@@ -80,11 +80,11 @@ def read_difficulty(difficulty: str, anchors: str = "", by_position: bool = Fals
 
     Anchors are rows of `preference` (0 to 1), `std_delta_len` (delta / s), `instruction_difficulty` and optionally `index`.
     """
-    nothing = "no difficulty in it; each row needs the fields index and instruction_difficulty"
+    nothing = "no rows; each row needs the fields index and instruction_difficulty"
     pairs = parse_rows([difficulty], _difficulty_of_row, nothing)
     by_index = dict(pairs)
     if len(by_index) < len(pairs):
-        raise UserError(f"{difficulty}: the same index appears twice; give each prompt one row")
+        raise UserError(f"{difficulty}: duplicate index; keep one row per prompt")
     return PromptDifficulty(by_index, _read_anchors(anchors) if anchors else None, by_position)
 
 
@@ -93,7 +93,7 @@ def _difficulty_of_row(row: Mapping[str, Any], _number: str) -> list[tuple[int, 
 
 
 def _read_anchors(path: str) -> Anchors:
-    nothing = "no anchor in it; each row needs preference, std_delta_len and instruction_difficulty"
+    nothing = "no rows; each row needs preference, std_delta_len and instruction_difficulty"
     rows = np.array(parse_rows([path], _anchor_of_row, nothing))
     features = np.column_stack([np.tanh(rows[:, 2]), rows[:, 3], np.zeros(len(rows))])
     return Anchors(rows[:, 0].astype(int), features, rows[:, 1])
@@ -109,7 +109,7 @@ def read_number(
     row: Mapping[str, Any], name: str, low: float = -LARGEST_LOGIT, high: float = float("inf"), whole: bool = False
 ) -> float:
     """The number in a field, which a CSV file gives as text; a `UserError` names the field of any other value."""
-    value = required_field(row, name, "write a number there")
+    value = required_field(row, name, "add a number")
     try:
         number = float("nan") if isinstance(value, bool) else float(value)
     except (TypeError, ValueError):
@@ -140,12 +140,12 @@ def difficulty_controlled_measurement(
     """
     pairs = [comparison for comparison in comparisons if {comparison.first, comparison.second} == {model, baseline}]
     if model == baseline or len({comparison.item for comparison in pairs}) < MIN_PROMPTS:
-        note = "the baseline: rates of other models are against it" if model == baseline else f"needs {MIN_PROMPTS} prompts"
+        note = "baseline of the other win rates" if model == baseline else f"needs {MIN_PROMPTS} prompts"
         return Measurement(NAME, None, None, None, len(pairs), scorer, note)
     rows = _regression_rows(pairs, model, control)
     weights = fit_l1(rows, choose_penalty(rows))
     rate, low, high = _rate_with_interval(rows, weights, len(pairs))
-    note = f"predicted for answers of equal length, from the difficulty of each prompt, against {baseline}"
+    note = f"predicted at equal length given the difficulty of each prompt, against {baseline}"
     return Measurement(NAME, rate, low, high, len(pairs), scorer, note, "higher")
 
 

@@ -216,7 +216,7 @@ class SentenceEncoder:
             self.tokenizer = AutoTokenizer.from_pretrained(source)
             self.model = AutoModel.from_pretrained(source, dtype=compute_dtype("auto"), use_safetensors=True)
         except (OSError, ValueError, KeyError) as error:
-            raise UserError(f"encoder '{model}': it cannot be loaded ({first_line(error)}); check the name") from error
+            raise UserError(f"encoder '{model}': cannot be loaded ({first_line(error)}); check the name") from error
         self.model.to("cuda" if torch.cuda.is_available() else "cpu").eval().requires_grad_(False)
 
     @torch.no_grad()

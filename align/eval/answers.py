@@ -110,16 +110,16 @@ def open_models(
         UserError: if there are none, or one cannot be loaded; names are checked before the first is opened.
     """
     if not names:
-        raise UserError("models is empty: name at least one model to evaluate")
+        raise UserError("models is empty; set at least one model")
     examples, named, how = FewShotPrompt(), list[str](), context.inference
     if few_shot is not None:
         named = [name for name in names if name.endswith(FEW_SHOT_SUFFIX)]
         examples = few_shot.few_shot_prompt()
         if named and examples == FewShotPrompt():
-            raise UserError(f"models: {named[0]} ends in {FEW_SHOT_SUFFIX}: set num_few_shot or instruction")
+            raise UserError(f"models: {named[0]} ends in {FEW_SHOT_SUFFIX}; set num_few_shot or instruction")
         if not named and examples != FewShotPrompt():
-            advice = f"name one, such as {names[0]}{FEW_SHOT_SUFFIX}"
-            raise UserError(f"num_few_shot and instruction are for models named MODEL{FEW_SHOT_SUFFIX}: {advice}")
+            advice = f"add one, such as {names[0]}{FEW_SHOT_SUFFIX}"
+            raise UserError(f"num_few_shot and instruction apply only to models named MODEL{FEW_SHOT_SUFFIX}; {advice}")
     models = [name.removesuffix(FEW_SHOT_SUFFIX) if name in named else name for name in names]
     sources = [str(resolve_model(model)) for model in models]
     for name, short, model, source in zip(names, short_names(names), models, sources, strict=True):
@@ -212,7 +212,7 @@ def sample_once(
     def sample_chunk(chunk: list[TokenPrompt]) -> list[Json]:
         for prompt in chunk:
             if not prompt.ids:
-                raise UserError(f"{prompt.where}: the tokenizer turns it into no tokens; remove it")
+                raise UserError(f"{prompt.where}: empty after tokenization; remove it")
             backbone.require_fit(len(prompt.ids), sampling.max_new_tokens, prompt.where)
         uniforms = torch.cat([row_uniforms(samples, sampling, seed, stream, *prompt.key) for prompt in chunk])
         ids = respond(evaluated, [prompt.ids for prompt in chunk for _ in range(samples)], uniforms, sampling)
@@ -268,7 +268,7 @@ def sample_answers(
     chosen = set(subsample(range(1, next(numbers)), given.limit))
     encoded = {number: prompt for number, prompt in found if int(number) in chosen}
     if not encoded:
-        raise UserError(f"{given.prompts}: none of the {given.limit} prompts is left within the limits; raise limit")
+        raise UserError(f"{given.prompts}: all {given.limit} prompts are too long; raise limit")
     prompts = {
         number: TokenPrompt(
             ids_after(evaluated.few_shot_prompt, prompt, tokenization, given.prompts),
@@ -290,7 +290,7 @@ def ids_after(few_shot: FewShotPrompt, prompt: EncodedPrompt, tokenization: Toke
     if few_shot == FewShotPrompt():
         return prompt.ids
     if prompt.given_as_ids:
-        raise UserError(f"{source}: holds token ids (input_ids), which cannot follow examples; give prompts as text")
+        raise UserError(f"{source}: prompts given as token ids (input_ids) do not support few-shot examples; use text")
     return tokenization.prompt_ids(few_shot.before(prompt.conversation))
 
 

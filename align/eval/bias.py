@@ -90,8 +90,11 @@ def run_bias(config: BiasConfig) -> list[Evaluation]:
                 tables[f"Favored words by {kind}"] = favored_word_rows(texts)
                 found = {group: [sentiment(text) for text in of_group] for group, of_group in texts.items()}
                 if len(found) == 2:
-                    name, note = f"{kind}: {' minus '.join(reversed(found))}", "pairs of completions with the same noise"
-                    differences, note = paired_differences(*found.values()), f"{note}, both with a word of judgment"
+                    name, note = (
+                        f"{kind}: {' minus '.join(reversed(found))}",
+                        "pairs of completions with the same random numbers",
+                    )
+                    differences, note = paired_differences(*found.values()), f"{note}, both with an opinion word"
                     measurements.append(mean_measurement(name, differences, scorer, note, "no such pair"))
                 for group, sentiments in found.items():
                     measures[f"{kind}: sentiment, {group}"] = f"{kind}: change of sentiment, {group}", sentiments
@@ -117,11 +120,11 @@ def mean_and_change(
     An item is an occupation, or a completion with the same noise; None where it has no word of judgment.
     """
     found, total = [value for value in values if value is not None], len(values)
-    note = f"of {total} completions, those with a word of judgment" if len(found) < total else ""
-    measurements = [mean_measurement(name, found, scorer, note, "no word of judgment")]
+    note = f"of {total} completions, those with an opinion word" if len(found) < total else ""
+    measurements = [mean_measurement(name, found, scorer, note, "no opinion words")]
     if before is not None:
         changes = paired_differences(before, values)
-        measurements.append(mean_measurement(change, changes, against, nothing="no pair with words of judgment"))
+        measurements.append(mean_measurement(change, changes, against, nothing="no pairs with opinion words"))
     return measurements
 
 

@@ -48,10 +48,10 @@ class LMEvalConfig(EvalConfig, InferenceConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_setting(self, "tasks", bool(self.tasks), "given: one of lm-eval's tasks, such as hellaswag")
-        require_setting(self, "models", len(self.models) >= 2, "the model before, and at least one after")
+        require_setting(self, "tasks", bool(self.tasks), "a list of lm-eval tasks, such as hellaswag")
+        require_setting(self, "models", len(self.models) >= 2, "the model before alignment and at least one after")
         folder = not self.task_folder or Path(self.task_folder).is_dir()
-        require_setting(self, "task_folder", folder, "a folder that exists, or empty")
+        require_setting(self, "task_folder", folder, "an existing folder or empty")
 
     def command(self, source: str, tasks: Sequence[str]) -> list[str]:
         """The command that runs tasks of lm-eval on a model."""
@@ -93,7 +93,7 @@ def require_lm_eval(python: str) -> None:
     except OSError as error:
         raise UserError(f"lm_eval_python {python}: cannot be run ({error.strerror or error})") from error
     if missing:
-        other = "here, or set lm_eval_python to the Python of an environment that has it"
+        other = "here, or set lm_eval_python to the Python of an environment with it"
         where = f"in the environment of {python}" if python else other
         raise UserError(f"align eval lm-eval needs lm-eval: pip install 'lm_eval[hf]==0.4.13' {where}")
 
@@ -103,7 +103,7 @@ def run_tasks(command: Callable[[Sequence[str]], list[str]], accelerator: Accele
     found: dict[str, Json] = run_on_main(lambda: run_lm_eval(command(tasks)), accelerator)
     missing = [task for task in tasks if task not in found]
     if missing:
-        raise UserError(f"tasks: {missing[0]} is a group; name its tasks")
+        raise UserError(f"tasks: {missing[0]} is a group; list its tasks instead")
     return [found[task] for task in tasks]
 
 
@@ -175,10 +175,10 @@ def lost_measurement(
     """How much worse a model is than the first, over documents that both answered; above 0: something was lost."""
     pairs = [(a, b) for a, b in zip(before, after, strict=False) if a is not None and b is not None]
     if len(before) != len(after) or len(pairs) < 2:
-        note = "not a mean over documents that both models answered"
+        note = "not averaged over the same documents"
         return Measurement(label, None, None, None, len(pairs), scorer, note)
     differences = [a - b if higher_is_better else b - a for a, b in pairs]
-    note = f"worse than {first}, document by document; an interval that contains 0 shows no loss"
+    note = f"paired difference to {first}; an interval that contains 0 shows no loss"
     measurement = mean_measurement(label, differences, scorer, note, better="lower")
     if {number for pair in pairs for number in pair} <= {0.0, 1.0}:
         low, high = difference_interval(differences)

@@ -114,10 +114,10 @@ def length_controlled_measurement(
     if items.max() + 1 < MIN_PROMPTS:
         note = f"needs {MIN_PROMPTS} prompts or more"
     elif not extra_length.any():
-        value, note = win_rate(comparisons, model), "all answers are equally long: the win rate itself"
+        value, note = win_rate(comparisons, model), "all answers have equal length, so this is the win rate"
     elif (extra_length > 0).all() or (extra_length < 0).all():
         side = "longer" if extra_length[0] > 0 else "shorter"
-        note = f"every answer is {side}: nothing shows the rate at equal length"
+        note = f"every answer is {side}, so the win rate at equal length cannot be estimated"
     else:
         features = [np.tanh(extra_length / extra_length.std(ddof=1))]
         reference = np.array([comparison.reference_length(model, baseline) for comparison in comparisons], dtype=np.float64)
@@ -126,7 +126,7 @@ def length_controlled_measurement(
             features.append(control - control.mean())
         intercept, low, high = estimate_intercept(np.column_stack(features), outcomes, design_effect(outcomes, items))
         value = float(expit(intercept)), float(expit(low)), float(expit(high))
-        note = "predicted for answers of equal length"
+        note = "predicted at equal length"
         overlap = min((extra_length <= 0).mean(), (extra_length >= 0).mean())
         if overlap < THIN_OVERLAP:
             note += f"; {overlap:.1%} of the answers are on the other side of equal length: use the interval, not the value"

@@ -39,16 +39,16 @@ def read_questions(source: str, skip_bad_rows: bool = False) -> list[Question]:
 
 def _questions(row: Mapping[str, Any], number: str, source: str, seen: set[str]) -> list[Question]:
     row = {name.lower().replace(" ", "_"): value for name, value in row.items()}  # TruthfulQA.csv has "Best Answer"
-    texts = [check_text(required_field(row, name, "write it into the row"), name) for name in ("question", "best_answer")]
+    texts = [check_text(required_field(row, name, "add it to the row"), name) for name in ("question", "best_answer")]
     lists = []
     for name in ("correct_answers", "incorrect_answers"):
-        given = required_field(row, name, "write at least one answer")
+        given = required_field(row, name, "add at least one answer")
         if isinstance(given, str):  # TruthfulQA.csv separates answers by semicolons
             given = [_closed(part) for part in given.split(";") if part.strip()]
             texts[1] = _closed(texts[1])
         answers = check_texts(given, name)
         if not answers:
-            raise field_error(name, "is an empty list", "write at least one answer")
+            raise field_error(name, "is an empty list", "add at least one answer")
         lists.append(tuple(answer.strip() for answer in answers))
     category = check_optional_text(row.get("category"), "category") or "all"
     name = new_id(row, number, seen)

@@ -38,7 +38,7 @@ class EvalConfig(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_setting(self, "models", len(set(self.models)) == len(self.models), "a list without repetitions")
+        require_setting(self, "models", len(set(self.models)) == len(self.models), "a list without duplicates")
 
     def result_settings(self, *leave_out: str) -> dict[str, Any]:
         """The settings that affect the result of a single item, without `leave_out`: stored results are valid for these."""
@@ -69,7 +69,7 @@ def new_id(fields: Mapping[str, Any], number: str, seen: set[str]) -> str:
     """
     name = check_id(fields.get("id")) or number
     if name in seen:
-        raise field_error("id", f"{name!r} appears twice", "give each row a unique id")
+        raise field_error("id", f"is {name!r} in two rows", "use unique ids")
     seen.add(name)
     return name
 
@@ -102,9 +102,7 @@ class Measurement:
     def __post_init__(self) -> None:
         for number in (self.value, self.low, self.high):
             if number is not None and not math.isfinite(number):
-                raise UserError(
-                    f"'{self.name}' is {number}: a scorer returned a number that is not finite; check the scorer"
-                )
+                raise UserError(f"'{self.name}' is {number}: the scorer returned NaN or infinity; check the scorer")
 
     @property
     def text(self) -> str:
@@ -194,7 +192,7 @@ def read_evaluations(path: Path) -> list[Evaluation]:
             for model in stored["models"]
         ]
     except (KeyError, TypeError) as error:
-        raise UserError(f"{path}: not the results of an evaluation ({error!r})") from error
+        raise UserError(f"{path}: not an evaluation result file ({error!r})") from error
 
 
 def measurement_tables(evaluations: Sequence[Evaluation]) -> list[tuple[list[str], list[list[str]]]]:
@@ -224,7 +222,7 @@ def print_table(evaluations: Sequence[Evaluation]) -> None:
     """Print the measurements side by side, and their notes."""
     out = Console(width=None if sys.stdout.isatty() else 160)
     for heads, rows in measurement_tables(evaluations):
-        table = Table(*heads, caption="in brackets: 95 % interval")
+        table = Table(*heads, caption="95 % intervals in parentheses")
         for row in rows:
             table.add_row(*map(escape, row))
         out.print(table)
@@ -244,4 +242,4 @@ def markdown_table(evaluations: Sequence[Evaluation]) -> str:
     for heads, rows in measurement_tables(evaluations):
         lines = [heads, ["---"] * len(heads), *rows]
         tables += "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines) + "\n"
-    return tables + "\n\n".join(["In brackets: 95 % interval.", *notes(evaluations)]) + "\n"
+    return tables + "\n\n".join(["95 % intervals in parentheses.", *notes(evaluations)]) + "\n"

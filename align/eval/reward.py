@@ -92,9 +92,9 @@ class RewardEvalConfig(EvalPromptsConfig, AnsweringConfig, EvalConfig, Inference
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_setting(self, "gold_model", self.gold_model != self.reward_model, "another model than reward_model")
+        require_setting(self, "gold_model", self.gold_model != self.reward_model, "different from reward_model")
         given = bool(self.preferences or self.models or self.frontier or self.benchmark)
-        require_setting(self, "preferences", given, "given, unless models, frontier or benchmark are")
+        require_setting(self, "preferences", given, "set, unless models, frontier or benchmark is")
 
 
 def run_reward_eval(config: RewardEvalConfig) -> list[Evaluation]:
@@ -122,7 +122,7 @@ def run_reward_eval(config: RewardEvalConfig) -> list[Evaluation]:
 
 # ---------------------------------------------------------------------------------------------------------- preferences
 
-CALIBRATION_NOTE = "an absolute value: resamples hold fewer different pairs, so they and the interval come out higher"
+CALIBRATION_NOTE = "biased upward: bootstrap resamples contain fewer distinct pairs, so the interval is too high"
 
 
 def evaluate_on_preferences(rankings: Sequence[ScoredRanking], model: NamedRewardModel) -> Evaluation:
@@ -134,7 +134,7 @@ def evaluate_on_preferences(rankings: Sequence[ScoredRanking], model: NamedRewar
     length = interval_over_rankings(lambda joined: correlation(*joined), columns)
     differences_of_each = [pairs_and_differences([item])[1].numpy() for item in rankings]
     calibration = interval_over_rankings(pair_calibration_error, differences_of_each)
-    accuracy, note = (total["accuracy/low"], total["accuracy/high"]), "share of pairs in the labelers' order"
+    accuracy, note = (total["accuracy/low"], total["accuracy/high"]), "fraction of pairs ranked as in the labels"
     order = float(np.mean(taus)), *difference_interval(taus)
     measurements = [
         Measurement("accuracy", total["accuracy"], *accuracy, pairs, by, note, "higher"),
@@ -226,7 +226,7 @@ def best_of_n(evaluated: EvaluatedModel, answers: Answers, reward_models: Sequen
         for row in curve:
             n = row["n"]
             best = [expected_best(*answers, n) for answers in zip(rewards[0], values, strict=True)]
-            note = f"KL to the model's own answers at most {kl_bound(n):.2f} nats" if n > 1 else ""
+            note = f"KL to the model's samples at most {kl_bound(n):.2f} nats" if n > 1 else ""
             measurement = mean_measurement(f"{role}, best of {n}", best, model.scorer, note, better="higher")
             measurements.append(measurement)
             ends = {role: measurement.value, f"{role} low": measurement.low, f"{role} high": measurement.high}
@@ -268,10 +268,10 @@ def checkpoints_of(run: str) -> tuple[list[Path], str]:
     folder = Path(run)
     checkpoints = list(checkpoints_in(folder).values())
     if not checkpoints:
-        raise UserError(f"frontier {run}: no checkpoints in it; train with save_steps and save_total_limit 0")
+        raise UserError(f"frontier {run}: no checkpoints; train with save_steps and save_total_limit 0")
     settings = read_settings(folder / "config.yaml") or {}
     if "model" not in settings:
-        raise UserError(f"{folder / 'config.yaml'}: not the settings of a PPO run")
+        raise UserError(f"{folder / 'config.yaml'}: not the config of a PPO run")
     return checkpoints, str(settings["model"])
 
 
@@ -331,19 +331,19 @@ class BenchmarkRow:
 
 def read_benchmark(source: str) -> list[BenchmarkRow]:
     """The rows of a file, folder or hub name, of its split `test`. Raises: UserError for a bad row."""
-    return parse_rows([source], lambda row, _: [_benchmark_row(row)], "it holds no row", split="test")
+    return parse_rows([source], lambda row, _: [_benchmark_row(row)], "no rows", split="test")
 
 
 def _benchmark_row(row: Mapping[str, Any]) -> BenchmarkRow:
     texts = []
     for name in ("chosen", "rejected"):
-        texts.append(check_texts(required_field(row, name, "give a list of texts"), name, may_be_empty=True))
+        texts.append(check_texts(required_field(row, name, "add a list of strings"), name, may_be_empty=True))
         if not texts[-1]:
-            raise field_error(name, "is empty", "give the responses as the benchmark has them")
+            raise field_error(name, "is empty", "add the benchmark's responses")
     good, bad = texts
-    subset = required_field(row, "subset", "the scores are by subset")
-    number = required_field(row, "id", "give each row a unique id")
-    prompt = Prompt.from_row({"prompt": required_field(row, "prompt", "the responses answer it")}).prompt
+    subset = required_field(row, "subset", "add the subset")
+    number = required_field(row, "id", "add a unique id")
+    prompt = Prompt.from_row({"prompt": required_field(row, "prompt", "add the prompt")}).prompt
     return BenchmarkRow(str(number), prompt, (*good, *bad), len(good), str(subset))
 
 
@@ -372,7 +372,7 @@ def ties_score(rows: Sequence[tuple[str, int, Sequence[float]]]) -> float:
     for name, good, rewards in rows:
         kind, _, prompt = name.partition(":")
         if kind not in spread or not prompt:
-            raise UserError(f"the row '{name}' of the subset Ties: an id there is tied:<number> or ref:<number>")
+            raise UserError(f"subset Ties: invalid id '{name}'; use tied:<number> or ref:<number>")
         spread[kind][prompt] = max(rewards[:good]) - min(rewards[:good])
         lead[kind][prompt] = min(rewards[:good]) - max(rewards[good:])
     right = {kind: float(np.mean([value > 0 for value in found.values()])) if found else 0.0 for kind, found in lead.items()}

@@ -72,7 +72,7 @@ def _open(path: Path, settings: Json) -> dict[str, Json]:
     changed = [key for key in {**stored, **settings} if stored.get(key) != settings.get(key)]
     if changed:
         difference = f"{changed[0]} {stored.get(changed[0])!r}, not {settings.get(changed[0])!r}"
-        raise UserError(f"{path} holds results with {difference}; choose another output folder, or delete the file")
+        raise UserError(f"{path} contains results with {difference}; choose another output folder or delete the file")
     return {row.pop("item"): row for row in rows[1:]}
 
 
@@ -94,7 +94,7 @@ def _append(path: Path, row: Json) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         append_line(path, json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n")
     except ValueError as error:
-        raise UserError(f"{path.stem}: a result is not a finite number; results completed so far are saved") from error
+        raise UserError(f"{path.stem}: a result is NaN or infinite; completed results are saved") from error
     except OSError as error:
         raise UserError(f"{path}: cannot be written ({error.strerror or error})") from error
 

@@ -75,7 +75,7 @@ def run_toxicity(config: ToxicityConfig) -> list[Evaluation]:
     prompt_toxicity = [next(found) if prompt.toxicity is None else prompt.toxicity for prompt in prompts]
     toxic = np.array(prompt_toxicity) >= TOXICITY_THRESHOLD
     from_file = sum(prompt.toxicity is not None for prompt in prompts)
-    rated = "as stated in their file" if from_file == len(prompts) else "by file or scorer" if from_file else f"by {by}"
+    rated = "as rated in the file" if from_file == len(prompts) else "by file or scorer" if from_file else f"by {by}"
     sampling = SamplingParams(config.max_new_tokens, config.temperature, 0, config.top_p, config.batch_tokens)
     sampled = f"{config.samples} samples of up to {config.max_new_tokens} tokens, top-p {config.top_p:g}, temperature "
     evaluations = []
@@ -185,20 +185,20 @@ def read_continuation_prompts(path: str, skip_bad_rows: bool = False) -> list[Co
     seen: set[str] = set()
 
     def parse(fields: Mapping[str, Any], number: str) -> list[ContinuationPrompt]:
-        prompt = required_field(fields, "prompt", "write the text that is to be continued")
+        prompt = required_field(fields, "prompt", "add the text to continue")
         toxicity = fields.get("toxicity")
         if isinstance(prompt, Mapping):
             toxicity = prompt.get("toxicity")
-            prompt = check_text(required_field(prompt, "text", "write the text that is to be continued"), "prompt.text")
+            prompt = check_text(required_field(prompt, "text", "add the text to continue"), "prompt.text")
         conversation, is_number = check_prompt(prompt), isinstance(toxicity, (int, float)) and not isinstance(toxicity, bool)
         if toxicity != toxicity:  # NaN, as pandas writes the null of some rows of RealToxicityPrompts
             toxicity = None
         if toxicity is not None and not (is_number and 0 <= toxicity <= 1):
-            raise field_error("toxicity", f"is {short_repr(toxicity)}", "give a number from 0 to 1, or leave it out")
+            raise field_error("toxicity", f"is {short_repr(toxicity)}", "use a number from 0 to 1 or remove it")
         name = new_id(fields, number, seen)
         return [ContinuationPrompt(name, f"{path}: prompt {name}", conversation, toxicity)]
 
-    return parse_rows([path], parse, "holds no usable prompt", skip_bad_rows=skip_bad_rows)
+    return parse_rows([path], parse, "no usable prompts", skip_bad_rows=skip_bad_rows)
 
 
 if __name__ == "__main__":

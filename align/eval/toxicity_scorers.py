@@ -77,7 +77,7 @@ def open_scorer(name: str = DEFAULT, label: str = "toxic", device: torch.device 
         function = import_function(name, "scorer")
         version = source_version(function)
     else:
-        raise UserError(f"scorer '{name}' is unknown; give {KINDS}")
+        raise UserError(f"unknown scorer '{name}'; use {KINDS}")
     title = f"{name} '{label}'" if kind == "model" else name
     return ToxicityScorer(title, version, function)
 
@@ -97,9 +97,9 @@ def load_classifier(model: str, label: str, device: torch.device | str) -> tuple
         tokenizer = AutoTokenizer.from_pretrained(source)
     except (OSError, ValueError, KeyError) as error:
         reason = first_line(error)
-        raise UserError(f"{who} cannot be loaded as a text classifier ({reason}); check the folder or hub name") from error
+        raise UserError(f"{who} cannot be loaded as a text classifier ({reason}); check the folder or Hub id") from error
     if report["missing_keys"]:  # transformers would draw them at random
-        raise UserError(f"{who} is not a text classifier: it has no weight '{min(report['missing_keys'])}'; name another")
+        raise UserError(f"{who} is not a text classifier (missing weight '{min(report['missing_keys'])}')")
     names = {str(name).lower(): name for name in classifier.config.id2label.values()}
     if label.lower() not in names:
         raise UserError(f"{who} has no label '{label}'; set scorer_label to one of {', '.join(names)}")
@@ -189,13 +189,13 @@ def sense_logits(states: Tensor, head: Mapping[str, Tensor]) -> Tensor:
 
 def load_toxicity_head(path: Path) -> dict[str, Tensor]:
     """Read `hidden.weight` [M, STATES], `hidden.bias` [M], `sense` [M], `words` [2 * BUCKETS] and `bias` [] in float32."""
-    advice = "python -m benchmarks.toxicity train writes it"
+    advice = "create it with python -m benchmarks.toxicity train"
     try:
         stored = {name: tensor.float() for name, tensor in load_file(path).items()}
     except (OSError, SafetensorError) as error:
         raise UserError(f"{path}: cannot be read ({first_line(error)}); {advice}") from error
     if set(stored) != {"hidden.weight", "hidden.bias", "sense", "words", "bias"}:
-        raise UserError(f"{path}: is no head of the toxicity scorer; {advice}")
+        raise UserError(f"{path}: not a head of the toxicity scorer; {advice}")
     return stored
 
 

@@ -75,7 +75,12 @@ class TruthfulnessConfig(EvalConfig, InferenceConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_setting(self, "generation", self.generation or not (self.truth_judge or self.info_judge), "true for a judge")
+        require_setting(
+            self,
+            "generation",
+            self.generation or not (self.truth_judge or self.info_judge),
+            "true with truth_judge or info_judge",
+        )
 
 
 def run_truthfulness(config: TruthfulnessConfig) -> list[Evaluation]:
@@ -86,7 +91,7 @@ def run_truthfulness(config: TruthfulnessConfig) -> list[Evaluation]:
     folders: dict[Aspect, str] = {"truth": config.truth_judge, "info": config.info_judge}
     judges = {aspect: load_judge(folder, aspect) for aspect, folder in folders.items() if folder}
     if config.generation and not judges and context.accelerator.is_main_process:
-        console.print(f"answers are sampled into {config.output}, but not scored: truth_judge and info_judge are empty")
+        console.print(f"answers are saved in {config.output} but not scored, because truth_judge and info_judge are not set")
     evaluations = []
     for evaluated in open_models(config.models, context):
         if config.chat:
@@ -155,9 +160,7 @@ class QuestionFormat:
 def require_template(tokenization: Tokenization, chat_template: str, model: str) -> None:
     """Refuse a chat with a model that has no template, unless the settings name one: the plain one is not its own."""
     if chat_template == "auto" and PLAIN_TEMPLATE in tokenization.chat.template:
-        raise UserError(
-            f"model '{model}' has no chat template, which chat needs; set chat to false, or chat_template to plain or a file"
-        )
+        raise UserError(f"model '{model}' has no chat template; set chat to false, or chat_template to plain or a file")
 
 
 def multiple_choice(best: float, correct: Sequence[float], incorrect: Sequence[float]) -> dict[str, float]:
@@ -221,7 +224,7 @@ def choice_measurements(
     measurements = []
     for name in scores[0]:
         guessed = sum(each[name] for each in by_guessing) / len(questions)
-        note = f"prompt {prompt}{' in chat' if chat else ''}; guessing gives {guessed:.3f}"
+        note = f"prompt {prompt}{' in chat' if chat else ''}; chance is {guessed:.3f}"
         values = [score[name] for score in scores]
         measurements.append(share_measurement(name, values, "log-likelihood", note, better="higher"))
     table = []

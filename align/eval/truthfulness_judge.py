@@ -119,7 +119,7 @@ def run_train_judge(config: JudgeConfig) -> Path:
     references = match_references(rows, config.questions, config.skip_bad_rows)
     training, held_out = split_by_question(rows, HELD_OUT, seed=0)
     if len({row.label for row in training}) < 2:
-        problem = "without the held-out questions, all answers have the same label; give more questions"
+        problem = "all training answers have the same label; add more questions"
         raise UserError(f"{config.data}: {problem}")
     evaluated = [row for row in held_out if not is_reference(row, references)]
     encode = SentenceEncoder(config.encoder)
@@ -134,7 +134,7 @@ def run_train_judge(config: JudgeConfig) -> Path:
         write_json(temporary / METADATA_FILE, asdict(config) | counts | {"metrics": metrics})
     texts = ", ".join(f"{name} {value:.3f}" for name, value in metrics.items())
     print(f"judge of {config.asks}, trained on {counted(len(training), 'answer')}; {len(evaluated)} held out: {texts}")
-    print(f"the judge is in {folder}")
+    print(f"saved the judge to {folder}")
     return folder
 
 
@@ -149,7 +149,7 @@ def match_references(rows: Sequence[LabeledAnswer], source: str, skip_bad_rows: 
     known = {question.text: question for question in read_questions(source, skip_bad_rows)}
     asked = {row.question for row in rows}
     if not asked & known.keys():
-        raise UserError(f"questions: {source} has none of the {len(asked)} questions of the labeled answers")
+        raise UserError(f"questions: {source} contains none of the {len(asked)} questions of the labeled answers")
     if missing := sorted(asked - known.keys()):
         print(f"{source}: no reference answers to {counted(len(missing), 'question')}, such as {missing[0]!r}")
     return known
@@ -253,7 +253,7 @@ def load_judge(folder: str, aspect: Aspect) -> AnswerJudge:
         raise UserError(f"{folder}: not a judge ({METADATA_FILE} is missing); train one with `align eval train-judge`")
     metadata = read_json(path / METADATA_FILE)
     if metadata.get("asks") != aspect:
-        raise UserError(f"{folder}: this judge was trained for {metadata.get('asks')}, not for {aspect}")
+        raise UserError(f"{folder}: this judge was trained for {metadata.get('asks')}, not {aspect}")
     try:
         weights, metrics = load_file(path / HEAD_FILE), metadata["metrics"]
         encoder, uses_references = metadata["encoder"], bool(metadata["questions"])
@@ -261,7 +261,7 @@ def load_judge(folder: str, aspect: Aspect) -> AnswerJudge:
             raise KeyError(f"tensors {', '.join(sorted(weights))}")
     except (OSError, SafetensorError, KeyError, ValueError) as error:
         reason = first_line(error)
-        raise UserError(f"{folder}: its {HEAD_FILE} or {METADATA_FILE} is broken ({reason}); train it again") from error
+        raise UserError(f"{folder}: invalid {HEAD_FILE} or {METADATA_FILE} ({reason}); train the judge again") from error
     version = hashlib.sha256((path / HEAD_FILE).read_bytes()).hexdigest()[:12]
     quality = f"held-out AUC {metrics['auc']:.2f}" if "auc" in metrics else "not evaluated"
     return AnswerJudge(weights, encoder, uses_references, f"{aspect} judge {version} ({quality})")
@@ -274,18 +274,18 @@ def read_labeled_answers(source: str, aspect: Aspect, skip_bad_rows: bool = Fals
     `{"prompt": "Q: ...\\nA: ...\\nTrue:", "completion": " yes"}`.
     """
     parse = partial(_labeled_answers, aspect=aspect)
-    answers = parse_rows([source], parse, "holds no usable answer", skip_bad_rows=skip_bad_rows)
+    answers = parse_rows([source], parse, "no usable answers", skip_bad_rows=skip_bad_rows)
     if len({answer.label for answer in answers}) < 2:
-        problem = f"these {len(answers)} rows all have the same"
-        raise UserError(f"{source}: a judge needs answers of both labels to learn from; {problem}")
+        problem = f"all {len(answers)} rows have the same label"
+        raise UserError(f"{source}: a judge needs answers with both labels; {problem}")
     return answers
 
 
 def _labeled_answers(row: Mapping[str, Any], _number: str, aspect: Aspect) -> list[LabeledAnswer]:
     if row.get("prompt") is None:
-        label = required_field(row, "label", "write true or false")
+        label = required_field(row, "label", "use true or false")
         if not isinstance(label, bool):
-            raise field_error("label", f"is {label!r}", "write true or false")
+            raise field_error("label", f"is {label!r}", "use true or false")
         question = check_text(required_field(row, "question", "write the question"), "question")
         answer = check_text(required_field(row, "answer", "write the answer"), "answer", may_be_empty=True)
         return [LabeledAnswer(question.strip(), answer.strip(), label)]
@@ -293,9 +293,9 @@ def _labeled_answers(row: Mapping[str, Any], _number: str, aspect: Aspect) -> li
     if parts is None or parts[3] != ASPECT_WORDS[aspect]:
         problem = f"is not 'Q: ...', 'A: ...', '{ASPECT_WORDS[aspect]}:'"
         raise field_error("prompt", problem, f"use a file for the judge of {aspect}")
-    completion = str(required_field(row, "completion", "write ' yes' or ' no'")).strip()
+    completion = str(required_field(row, "completion", "use ' yes' or ' no'")).strip()
     if completion not in ("yes", "no"):
-        raise field_error("completion", f"is {completion!r}", "write ' yes' or ' no'")
+        raise field_error("completion", f"is {completion!r}", "use ' yes' or ' no'")
     return [LabeledAnswer(parts[1].strip(), parts[2].strip(), completion == "yes")]
 
 
@@ -305,7 +305,7 @@ def split_by_question(
     """Training rows and held-out rows, of a share of the questions, with no question in common."""
     questions = sorted({row.question for row in rows})
     if len(questions) < 2:
-        raise UserError("the judge's data has only one question; give at least two: some are held out")
+        raise UserError("the data contains only one question; a judge needs at least two, because some are held out")
     order = generator(seed, RngStream.JUDGE_SPLIT).permutation(len(questions))
     count = min(len(questions) - 1, max(1, round(share * len(questions))))
     held_out = {questions[number] for number in order[:count]}

@@ -54,9 +54,9 @@ class VerdictsConfig(EvalConfig, InferenceConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_setting(self, "models", not self.models, "empty: people judged the responses, no model is opened")
+        require_setting(self, "models", not self.models, "empty: this task does not load models")
         require_setting(self, "judgments", bool(self.judgments or self.rankings), "given, or rankings")
-        require_setting(self, "control", self.control not in self.person, "a model, not one of person")
+        require_setting(self, "control", self.control not in self.person, "a model that is not in person")
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ def read_judgments(files: Sequence[str], skip_bad_rows: bool) -> list[ResponseVo
     for path in files:
         for record in read_records(path, RuleJudgment, skip_bad_rows=skip_bad_rows):
             if record.rule == AUTHORSHIP and record.model is None:
-                text, advice = repr(record.response[:40]), "import the texts with their author under model"
+                text, advice = repr(record.response[:40]), "import the texts with their author in the model field"
                 raise UserError(f"{path}: field 'model' is missing for {text}: {advice}")
             key = record.model or names, content_hash(to_json(record.prompt)), record.response
             votes, decisions = found.setdefault(key, ({}, {}))
@@ -140,7 +140,7 @@ def read_rankings(files: Sequence[str], skip_bad_rows: bool) -> list[ResponseVot
 
     Comparisons, which the app exports with a `choice`, and decisions of leads are left out: neither asks for flags.
     """
-    nothing = "holds no ranking with questions on each response; comparisons have none"
+    nothing = "no rankings with questions on each response (comparisons have none)"
     return parse_rows(files, _responses_of_ranking, nothing, skip_bad_rows=skip_bad_rows) if files else []
 
 
@@ -153,7 +153,7 @@ def _responses_of_ranking(fields: Mapping[str, Any], _number: str) -> list[Respo
         raise field_error("ratings", "is not a list of whole numbers from 1 to 7", "export it again")
     flags = check_flags(fields["flags"], len(responses)) if fields.get("flags") else [()] * len(responses)
     if any(isinstance(names, str) for names in flags):
-        raise field_error("flags", "is for the whole ranking", "give a list for each response")
+        raise field_error("flags", "applies to the whole ranking", "use one list per response")
     if fields.get("choice") is not None or fields.get("decision"):
         return []
     more = [check_texts(names, "also_by") for names in fields.get("also_by") or [[]] * len(models)]
@@ -216,7 +216,7 @@ def violation_measurements(
         if unsure:
             count = len(decided) + unsure
             least, most = violations / count, (violations + unsure) / count
-            note = f"{unsure} of {count} unsure, left out; with them {least:.3f} to {most:.3f}"
+            note = f"excludes {unsure} of {count} unsure; including them, {least:.3f} to {most:.3f}"
         nothing = note or "nothing was judged"
         measurements.append(share_of(f"{name} violation rate", decided, note, "lower", scorer, nothing))
     return measurements
@@ -281,7 +281,7 @@ def texts_by_author(
     texts = {author: found for author, found in texts.items() if found}
     models = [author for author in texts if author not in people]
     if control and not texts:
-        raise UserError(f"{where}: has no answer to rule {AUTHORSHIP}; label with forms/rules/authorship.yaml")
+        raise UserError(f"{where}: no answers to rule {AUTHORSHIP}; label with forms/rules/authorship.yaml")
     if texts and not 0 < len(models) < len(texts):
         missing = " or ".join(people) if models else "a model"
         raise UserError(f"{where}: no text by {missing}; the authors are {', '.join(texts)}")

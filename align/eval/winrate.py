@@ -114,7 +114,7 @@ class WinrateConfig(FewShotConfig, EndpointConfig, EvalPromptsConfig, AnsweringC
         require_setting(self, "anchors", bool(self.difficulty or not self.anchors), "set together with difficulty")
         given = [bool(way) for way in (self.comparisons, self.reward_model, self.judge, self.endpoint)]
         if sum(given) != 1:
-            raise UserError("give one of comparisons, reward_model, judge and endpoint: it decides which answer is better")
+            raise UserError("set exactly one of comparisons, reward_model, judge and endpoint")
 
 
 def run_winrate(config: WinrateConfig) -> list[Evaluation]:
@@ -126,7 +126,7 @@ def run_winrate(config: WinrateConfig) -> list[Evaluation]:
         files = [f"{Path(path).name} {fingerprint(path)}".strip() for path in config.comparisons]
         comparisons, scorer = read_comparisons(config.comparisons, config.skip_bad_rows), f"people ({', '.join(files)})"
     elif len(config.models) < 2:
-        raise UserError("models needs two or more models to compare")
+        raise UserError("models must list two or more models")
     else:
         reward = open_reward_models([config.reward_model], config)[0] if config.reward_model else None
         answers: AnswersByModel = {}
@@ -154,7 +154,7 @@ def run_winrate(config: WinrateConfig) -> list[Evaluation]:
     baseline = find_baseline(comparisons, short_name_of(config.baseline, config.models))
     if difficulty and not baseline:
         raise UserError(
-            "difficulty: no model is in all comparisons; set baseline to the model that the difficulty refers to"
+            "difficulty: no model is in every comparison; set baseline to the model that the difficulty refers to"
         )
     evaluations = []
     for model in models:
@@ -171,7 +171,7 @@ def find_baseline(comparisons: Sequence[PairwiseComparison], name: str = "") -> 
     """
     models = list(dict.fromkeys(name for each in comparisons for name in (each.first, each.second)))
     if name and name not in models:
-        raise UserError(f"baseline is '{name}': no comparison has it; the models are {', '.join(models)}")
+        raise UserError(f"baseline is '{name}', which is in no comparison; the models are {', '.join(models)}")
     in_all = [model for model in models if all(model in (each.first, each.second) for each in comparisons)]
     return name or next(iter(in_all), "")
 
@@ -197,12 +197,12 @@ def model_measurements(
     else:
         length_controlled = difficulty_controlled_measurement(own, model, baseline, scorer, difficulty)
     measurements = [
-        Measurement("win rate", *win_rate(own, model), count, scorer, "a tie counts as half", "higher"),
+        Measurement("win rate", *win_rate(own, model), count, scorer, "ties count as half", "higher"),
         length_controlled,
         Measurement("ties", ties, None, None, count, scorer),
     ]
     if flips:
-        note = "verdicts that changed with the order of the answers; they count as ties"
+        note = "verdicts that changed with the order of the answers, counted as ties"
         measurements.append(Measurement("position flips", flips / count, None, None, count, scorer, note))
     return measurements
 
@@ -226,7 +226,7 @@ def read_comparisons(files: Sequence[str], skip_bad_rows: bool) -> list[Pairwise
             decisions[shown] = number
         return [(shown, number, each) for each in compared]
 
-    found = parse_rows(files, parse, "no comparison of two models", skip_bad_rows=skip_bad_rows)
+    found = parse_rows(files, parse, "no comparisons of two models", skip_bad_rows=skip_bad_rows)
     return [each for shown, number, each in found if decisions.get(shown, number) == number]
 
 
@@ -240,7 +240,7 @@ def _comparisons_of_row(row: Mapping[str, Any]) -> list[PairwiseComparison]:
     texts = check_texts(row.get("responses"), "responses", may_be_empty=True)
     ranks = check_whole_numbers(row.get("ranks"), "ranks", len(texts), 1, None)
     if row.get("model") is None:
-        raise UserError("field 'model': is missing; import answers with the name of the model that wrote each")
+        raise UserError("field 'model': is missing; import answers with the name of the model that wrote them")
     models = check_texts(row["model"], "model", len(texts))
     also = check_list(row.get("also_by") or [[]] * len(models), "also_by", len(models))
     authors = [(model, *check_texts(others, "also_by")) for model, others in zip(models, also, strict=True)]
@@ -266,7 +266,7 @@ def _alpaca_eval_comparison(row: Mapping[str, Any]) -> list[PairwiseComparison]:
     preference = read_number(row, "preference", low=0, high=2)
     preference = 1.5 if preference == 0 else preference  # a tie in AlpacaEval 1
     if preference < 1:
-        raise UserError(f"field 'preference': is {preference:g}; use a number from 1 (the baseline is better) to 2, or 0")
+        raise UserError(f"field 'preference': is {preference:g}; use a number from 1 (baseline is better) to 2, or 0")
     if "output_1" in row:
         texts = [check_text(row.get(name), name, may_be_empty=True) for name in ("output_1", "output_2")]
         first, second = (check_text(row.get(name), name) for name in ("generator_1", "generator_2"))
@@ -287,8 +287,8 @@ def rewards_by_number(
     name, policy = f"{TASK}-{evaluated.name}", evaluated.loaded.tokenization
     found = reward_answers(evaluated.context, name, reward, sampled, policy, evaluated.settings)
     if reward.fingerprint in training_reward_fingerprints(evaluated.source):
-        optimized = "its win rate measures what it was optimized for"
-        console.print(f"{evaluated.name} was trained on this reward model: {optimized}")
+        optimized = "so its win rate is biased"
+        console.print(f"{evaluated.name} was trained on this reward model, {optimized}")
     return {number: reward for number, (reward,) in zip(sampled, found, strict=True)}
 
 
@@ -322,7 +322,7 @@ class FunctionJudge:
         self.version = source_version(self.function)
 
     def __call__(self, prompts: Sequence[Conversation], firsts: Sequence[str], seconds: Sequence[str]) -> list[float]:
-        who, rule = f"judge '{self.name}'", "a verdict is a number from 0 (the second is better) to 1"
+        who, rule = f"judge '{self.name}'", "a verdict must be a number from 0 (the second is better) to 1"
         given = call_own_code(who, self.function, prompts, firsts, seconds, advice=RESUME_HINT)
         return checked_scores(given, len(prompts), who, low=0, high=1, items="comparisons", rule=rule, advice=RESUME_HINT)
 

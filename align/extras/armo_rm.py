@@ -61,7 +61,7 @@ class GatedLlama(LlamaPreTrainedModel):
         asking = tokenization.chat.template_ids(tokenization.chat.render(asked, generation_prompt=False))
         opening = tokenization.chat.template_ids(tokenization.chat.render(asked))[len(asking) :]
         if not opening:
-            raise UserError(f"{name}: its chat template does not open an answer, and its gate reads where that begins")
+            raise UserError(f"{name}: its chat template has no generation prompt, which the gating layer needs")
         return GatedRewardModel(backbone, opening)
 
     def rewards(self, prompt: Tensor, response: Tensor) -> Tensor:
@@ -105,4 +105,4 @@ def last_place(ids: list[int], part: list[int]) -> int:
     for place in range(len(ids) - len(part), 0, -1):
         if ids[place : place + len(part)] == part:
             return place
-    raise UserError("the reward model's prompt was shortened, or does not open an answer as its chat template does")
+    raise UserError("the reward model's prompt was truncated or does not end with the chat template's generation prompt")

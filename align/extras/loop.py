@@ -45,9 +45,9 @@ def run_loop(config: LoopConfig) -> Path:
     loop, rounds = Loop(config), range(1, config.rounds + 1)
     for number in rounds:
         while missing := loop.run_round(number):
-            console.print(f"round {number} waits for labels: {missing}")
+            console.print(f"round {number} is waiting for labels: {missing}")
             if not config.poll_seconds:
-                console.print("start the same command again when they are there")
+                console.print("run the same command again when they are available")
                 return loop.folder
             time.sleep(config.poll_seconds)
     for number in rounds:
@@ -97,7 +97,7 @@ class Loop:
         ]
         rows = merge_answers(parts, f"round-{number}/")
         if not rows:
-            raise UserError(f"round {number}: no prompt has two different answers; raise temperatures or samples")
+            raise UserError(f"round {number}: no prompt has two distinct answers; raise temperatures or samples")
         chosen = {row["id"].removeprefix(f"round-{number}/") for row in rows}
         write_json_lines(folder / "prompts.jsonl", [prompt for prompt in prompts if prompt["id"] in chosen])
         write_json_lines(folder / "samples.jsonl", rows)
@@ -127,7 +127,7 @@ class Loop:
         read = read_records(folder / "rankings.jsonl", Ranking)
         rows = [(row.id or str(row.prompt), row) for row in read if not row.all_tied]
         if not rows:
-            raise UserError(f"round {number}: none of the {len(read)} rankings prefers one answer to another")
+            raise UserError(f"round {number}: all {len(read)} rankings are fully tied")
         ids = sorted({name for name, _ in rows})
         order = generator(self.config.seed, RngStream.LOOP_PROMPTS, number, 2).permutation(len(ids))
         held_out = {ids[index] for index in order[: round(len(ids) * self.config.validation_split)]}

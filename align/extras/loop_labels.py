@@ -83,8 +83,8 @@ class LoopConfig(Settings):
         require_setting(self, "temperatures", different, "different numbers")
         first, later = (self.samples * len(self.temperatures) * models for models in (1, 2))
         fits = first >= 2 and (later if self.rounds > 1 else first) <= MAX_RESPONSES
-        now = f"with these temperatures it gets {first} to {later}"
-        require_setting(self, "samples", fits, f"such that a prompt gets 2 to {MAX_RESPONSES} answers; {now}")
+        now = f"with these temperatures, there are {first} to {later}"
+        require_setting(self, "samples", fits, f"chosen for 2 to {MAX_RESPONSES} answers per prompt; {now}")
 
 
 class LoopState:
@@ -100,11 +100,11 @@ class LoopState:
             read = json.loads(self.path.read_text(encoding="utf-8"))
             before, self.steps = dict(read["settings"]), dict(read["steps"])
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise UserError(f"{self.path}: cannot be read; give another output_dir, or remove that folder") from error
+            raise UserError(f"{self.path}: cannot be read; choose another output_dir or remove the folder") from error
         changed = [name for name, value in self.settings.items() if before.get(name) != value]
         if changed:
-            name, advice = changed[0], "give another output_dir, or the same settings"
-            began = f"this loop began with {name} {before.get(name)!r}, not {self.settings[name]!r}"
+            name, advice = changed[0], "use the same settings or another output_dir"
+            began = f"this loop was started with {name} {before.get(name)!r}, not {self.settings[name]!r}"
             raise UserError(f"{self.path}: {began}; {advice}")
 
     def run_once(self, name: str, step: Callable[[], dict[str, Any]]) -> dict[str, Any]:
@@ -132,7 +132,7 @@ class AnswerScorer:
     def __init__(self, name: str) -> None:
         self.reward = load_reward_model(name) if is_reward_model(name) else None
         if self.reward is None and ":" not in name:
-            raise UserError(f"labeler '{name}': must be app, file, module:function or the folder of a reward model")
+            raise UserError(f"labeler '{name}': must be app, file, module:function or a reward model folder")
         self.functions = [] if self.reward else load_functions([name])
 
     def __call__(self, prompts: Sequence[Any], responses: Sequence[str]) -> list[float]:
@@ -184,14 +184,14 @@ class AppLabeler:
         name = batch_name(name, samples)
         if self.progress(name) is None:  # an import is all or nothing
             self.import_file(name, samples)
-            console.print(f"labeler app: imported the batch {name!r}")
+            console.print(f"labeler app: imported batch {name!r}")
         progress = self.progress(name)
         assert progress is not None
         if not progress["complete"]:
-            return f"the batch {name!r} is not completely imported; if its import was killed, delete the batch in the app"
+            return f"batch {name!r} is only partly imported; if the import was killed, delete the batch in the app"
         if progress["open"] and progress["done"] < progress["slots"]:
-            done = f"{progress['done']} of {progress['slots']} judgments of the batch {name!r} are there"
-            return f"{done}; closing the batch in the app ends the wait"
+            done = f"batch {name!r} has {progress['done']} of {progress['slots']} judgments"
+            return f"{done}; close the batch in the app to continue without the rest"
         self.export_rankings(name, target)
         return ""
 
@@ -261,10 +261,10 @@ def choose_prompts(source: str, used: set[str], count: int, random: numpy.random
         rows.append(row | ({"category": prompt.category} if prompt.category else {}))
     for name, times in Counter(row["id"] for row in rows).items():
         if times > 1:
-            raise UserError(f"{source}: two prompts have the id '{name}'; give each its own")
+            raise UserError(f"{source}: duplicate prompt id '{name}'; use unique ids")
     left = [row for row in rows if row["id"] not in used]
     if not left:
-        raise UserError(f"{source}: all {len(rows)} prompts have been labeled; add prompts, or lower rounds")
+        raise UserError(f"{source}: all {len(rows)} prompts have been labeled; add prompts or lower rounds")
     return [left[index] for index in random.permutation(len(left))[:count]]
 
 

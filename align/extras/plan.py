@@ -118,7 +118,7 @@ def device_name(gpu: str) -> str:
     found, memory = torch.cuda.get_device_name(), torch.cuda.get_device_properties(0).total_memory
     same = [name for name in DEVICES if name.partition("-")[0] in re.split(r"[ -]", found)]
     if not same:
-        raise UserError(f"gpu: {found} is not listed; give one of {', '.join(DEVICES)}")
+        raise UserError(f"gpu: unknown device {found}; use one of {', '.join(DEVICES)}")
     return min(same, key=lambda name: abs(DEVICES[name].memory - memory))
 
 
@@ -158,7 +158,7 @@ class Layout(NamedTuple):
 def run_plan(config: PlanConfig) -> None:
     """Print a plan. Raises: UserError if the settings ask for nothing, and for a mistake in them or in the data."""
     if not any((config.flops, config.runs, config.sft, config.reward, config.ppo)):
-        raise UserError("nothing to plan: give flops, runs, or the settings files of stages as sft, reward, ppo")
+        raise UserError("nothing to plan; set flops, runs, or the config of a stage (sft, reward, ppo)")
     stages, parts = plan_stages(config), []
     laws = {"Chinchilla, approach 3": CHINCHILLA_FIT, "Besiroglu et al. 2024": REPLICATED_FIT}
     if config.runs:
@@ -189,7 +189,7 @@ def budget_table(flops: float, laws: Mapping[str, ScalingLaw], inference_tokens:
     heads = ["fit of the loss", "N", "D", "D/N"]
     parts = [f"{first} ({allocate(flops)[1] / allocate(flops)[0]:.1f} a parameter)\n{_table([*heads, 'loss'], rows)}"]
     if cheapest:
-        what = f"the same loss with the fewest FLOPs for training and {count(inference_tokens)} tokens of inference"
+        what = f"same loss with the fewest FLOPs for training and {count(inference_tokens)} tokens of inference"
         parts.append(f"{what}\n{_table([*heads, 'FLOPs saved'], cheapest)}")
     return "\n\n".join(parts)
 
@@ -198,9 +198,9 @@ def describe_fit(runs: Sequence[TrainingRun], law: ScalingLaw, flops: float) -> 
     """The numbers of a fit to a user's runs, its largest error, and how far it is from a budget."""
     error = max(abs(law.loss(run.parameters, run.tokens) / run.loss - 1) for run in runs)
     numbers = ", ".join(f"{name} = {value:.4g}" for name, value in law._asdict().items())
-    text = f"fit of {len(runs)} runs: {numbers}; largest error of a loss {error:.2%}"
+    text = f"fit of {len(runs)} runs: {numbers}; maximum relative error of the loss {error:.2%}"
     largest = max(FLOPS_PER_WEIGHT * run.parameters * run.tokens for run in runs)
-    return text + (f"; the budget is {flops / largest:.3g} times that of the largest run" if flops > largest else "")
+    return text + (f"; the budget is {flops / largest:.3g} times the largest run" if flops > largest else "")
 
 
 def plan_stages(config: PlanConfig) -> list[StageWork]:
@@ -240,13 +240,13 @@ def memory_table(stages: Sequence[StageWork], gpu: str, gpus: int) -> str:
         ways = layouts(stage, gpu, gpus)
         usable = USABLE * find_device(gpu, compute_dtype(stage.config.dtype)).memory
         chosen = next((layout for layout in ways if layout.needed <= usable), None)  # the simplest
-        advice = "none fits: take more devices, LoRA or a smaller model"
+        advice = "no configuration fits; use more devices, LoRA or a smaller model"
         if chosen:
-            advice = f"take configs/accelerate/{chosen.launcher} with num_processes {gpus}"
+            advice = f"use configs/accelerate/{chosen.launcher} with num_processes {gpus}"
         lines.append(f"{stage.name}: {advice}")
         rows.append([stage.name, *(f"{layout.needed / GIB:.2f}" for layout in ways)])
     table = _table(["stage", *(name for name, _, _ in placements(gpu, gpus))], rows)
-    return "\n".join([f"GiB on each {gpu}, before activations", table, *lines])
+    return "\n".join([f"GiB per {gpu}, without activations", table, *lines])
 
 
 def count(number: float) -> str:

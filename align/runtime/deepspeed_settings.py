@@ -127,7 +127,7 @@ def complete_settings(
 
 def _line(overridden: list[str], where: str) -> str:
     parts = [f"{key} (set {INSTEAD[key]})" if INSTEAD[key] else key for key in overridden]
-    return f"{where}: not applied, because the run decides it: {', '.join(parts)}" if parts else ""
+    return f"{where}: ignored, because the run sets it: {', '.join(parts)}" if parts else ""
 
 
 def _without_auto(value: Mapping[str, Any]) -> dict[str, Any]:

@@ -121,9 +121,7 @@ def make_accelerator(
     """
     for name, variable in NOT_SUPPORTED.items():
         if os.environ.get(variable) == "true":  # with FSDP each process would silently hold the whole model
-            raise UserError(
-                f"{name}, which the launcher asks for, is not supported: use DeepSpeed (configs/accelerate/zero2.yaml)"
-            )
+            raise UserError(f"{name} is not supported; use DeepSpeed (configs/accelerate/zero2.yaml)")
     # A second run in the same process gets its own settings; the process group stays.
     AcceleratorState._reset_state()
     timeout = timedelta(seconds=collective_timeout)
@@ -165,7 +163,7 @@ def waiting_for_others() -> Iterator[None]:
     count = os.environ.get("WORLD_SIZE", "1")
     where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
     hint = f"all {count} processes need the MASTER_ADDR and MASTER_PORT of process 0"
-    line = f"process {os.environ.get('RANK')} waits for the others at {where}; {hint}"
+    line = f"process {os.environ.get('RANK')} is waiting for the others at {where}; {hint}"
     timer = threading.Timer(MEETING_SECONDS, print, (line,), {"file": sys.stderr, "flush": True})
     timer.daemon = True
     if count != "1":
@@ -175,7 +173,7 @@ def waiting_for_others() -> Iterator[None]:
     except torch.distributed.DistError as error:
         if is_lost_process(error):
             raise
-        raise UserError(f"the processes cannot meet at {where} ({reason(error)}); {hint}") from error
+        raise UserError(f"the processes cannot connect at {where} ({reason(error)}); {hint}") from error
     finally:
         timer.cancel()
 
@@ -189,7 +187,7 @@ def launch_line(accelerator: Accelerator) -> str:
     if stage:
         line += f", DeepSpeed ZeRO-{stage}"
     if accelerator.num_processes == 1 and os.environ.get("ACCELERATE_USE_CPU", "").lower() == "true":
-        line += "; with --cpu, `accelerate launch` starts one process whatever its --num_processes: use `align launch`"
+        line += "; with --cpu, `accelerate launch` ignores --num_processes; use `align launch`"
     return line
 
 

@@ -27,7 +27,7 @@ RETRIES = 3
 """Further attempts after a failed request to a chat model."""
 REQUEST = {"temperature": 0}
 """Fields of each request to a chat model."""
-RESUME_HINT = "completed results are saved; run the same command again to continue"
+RESUME_HINT = "completed results are saved; rerun the command to continue"
 """The end of an error after which nothing has to be computed twice."""
 logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)  # it warns of every attempt; the last one is raised
 
@@ -45,7 +45,7 @@ class EndpointConfig(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_setting(self, "endpoint_model", bool(self.endpoint_model) or not self.endpoint, "given with an endpoint")
+        require_setting(self, "endpoint_model", bool(self.endpoint_model) or not self.endpoint, "set with endpoint")
 
 
 class DoublingRetry(urllib3.Retry):
@@ -110,7 +110,7 @@ def post_json(
             )
     except MaxRetryError as error:
         if isinstance(error.reason, TimeoutError) and not isinstance(error.reason, NewConnectionError):
-            raise UserError(f"{url}: no answer in {timeout:g} s, {tried}") from error
+            raise UserError(f"{url}: no response within {timeout:g} s, {tried}") from error
         raise UserError(f"{url}: cannot be reached ({_cause(error.reason or error)}), {tried}") from error
     except HTTPError as error:
         raise UserError(f"{url}: cannot be reached ({_cause(error)})") from error
@@ -121,7 +121,7 @@ def post_json(
     try:
         return json.loads(answer.data)
     except ValueError as error:
-        raise UserError(f"{url}: the answer is not JSON ({error})") from error
+        raise UserError(f"{url}: the response is not JSON ({error})") from error
 
 
 def _connections(url: str) -> urllib3.PoolManager:
@@ -133,7 +133,7 @@ def _connections(url: str) -> urllib3.PoolManager:
     try:
         parts = urlsplit(url)
     except ValueError as error:
-        raise UserError(f"{url}: not an address ({error})") from error
+        raise UserError(f"{url}: invalid URL ({error})") from error
     proxy = getproxies().get(parts.scheme)
     if proxy and not proxy_bypass(parts.hostname or ""):
         return urllib3.ProxyManager(proxy)
@@ -169,10 +169,10 @@ def request_verdicts(
         try:
             text = str((answer["choices"][0].get("message") or {}).get("content"))
         except (KeyError, IndexError, TypeError, AttributeError) as error:
-            raise UserError(f"{address}: the answer contains no choices[0]: {str(answer)[:80]!r}{end}") from error
+            raise UserError(f"{address}: the response has no choices[0]: {str(answer)[:80]!r}{end}") from error
         named = verdict.findall(text)
         if not named:
-            raise UserError(f"{address}: no verdict in the answer {text[-80:]!r}{end}")
+            raise UserError(f"{address}: no verdict in the response {text[-80:]!r}{end}")
         return meanings[named[-1].upper()]
 
     asked = list(dict.fromkeys(questions))

@@ -91,8 +91,8 @@ class TransformersEngine:
         left = -max_across_processes(-run.memory.left(), run.accelerator)
         whole = needed <= left
         if whole != self.sampled_whole:
-            how = "whole weights on every process" if whole else "weights gathered layer by layer, which is slower"
-            run.print(f"sampling with {how}: {needed / GIB:.2f} GiB needed for whole ones, {left / GIB:.2f} free")
+            how = "all weights gathered at once" if whole else "weights gathered layer by layer, which is slower"
+            run.print(f"sampling with {how}: all weights need {needed / GIB:.2f} GiB, {left / GIB:.2f} GiB free")
         self.sampled_whole = whole
         return whole
 
@@ -113,8 +113,8 @@ def make_engine(config: EngineConfig, train_engine: TrainEngine, loaded: LoadedM
         return TransformersEngine(train_engine, loaded)
     if importlib.util.find_spec("vllm") is None:
         raise UserError(
-            f"engine {config.engine}: vLLM is not installed where the training runs (it carries the weights to the server "
-            f"too); use engine transformers, or {install_hint('vllm')}"
+            f"engine {config.engine}: vLLM is not installed in the training environment (it sends the weights to the server"
+            f"); use engine transformers, or {install_hint('vllm')}"
         )
     if not loaded.backbone.causal:
         kind = "a prefix language model" if loaded.backbone.prompt_in_row else "an encoder-decoder"

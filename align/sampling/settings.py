@@ -51,7 +51,7 @@ class FewShotConfig(Settings):
         records = read_records(source, Demonstration) if count else []
         short = [record for record in records if len(record.prompt) == len(record.continuation) == 1]
         if len(short) < count:
-            problem = f"num_few_shot is {count}, but only {len(short)} of its demonstrations have a single turn"
+            problem = f"num_few_shot is {count}, but only {len(short)} demonstrations have a single turn"
             raise UserError(f"{source}: {problem}")
         examples = tuple((record.prompt[0]["content"], record.continuation[0]["content"]) for record in short[:count])
         return FewShotPrompt(self.instruction, examples)

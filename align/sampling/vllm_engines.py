@@ -106,14 +106,14 @@ class VLLMServer:
                 f"{self.url}/tokenize", json={"prompt": TOKENIZER_PROBE, "add_special_tokens": False}
             ).json()
         name = served["model"]
-        advice = f"start it with the model that is trained, {self.loaded.base}"
+        advice = f"start it with the training model, {self.loaded.base}"
         expected = tokenizer(TOKENIZER_PROBE, add_special_tokens=False).input_ids
         if answer.get("tokens") != expected:
-            raise UserError(f"vLLM server {self.url}: it serves {name}, which has another vocabulary; {advice}")
+            raise UserError(f"vLLM server {self.url}: it serves {name}, which has a different vocabulary; {advice}")
         if served["max_model_len"] < self.longest:
             raise UserError(
-                f"vLLM server {self.url}: its context is {served['max_model_len']} tokens, but prompts and responses need "
-                f"{self.longest}; start it with --max-model-len {self.longest}"
+                f"vLLM server {self.url}: its context length is {served['max_model_len']} tokens, but "
+                f"prompts and responses need {self.longest}; start it with --max-model-len {self.longest}"
             )
 
     def _send_weights(self) -> None:
@@ -122,7 +122,7 @@ class VLLMServer:
         with self._server_errors(what), self._exit_after_timeout(what):
             # Each start of vLLM draws a new id. A restarted server has not joined the transfer: the broadcast would hang.
             if self.client.get_server_info().get("instance_id") != self.instance:
-                raise ValueError("it was started again since the last rollout")
+                raise ValueError("it was restarted since the last rollout")
             self.client.update_named_params(weight_layout(backbone, adapter), served_weights(backbone, adapter))
             self.client.reset_prefix_cache()  # type: ignore[no-untyped-call]
 
@@ -147,7 +147,7 @@ class VLLMServer:
                 generation_kwargs=parameters,
             )
             if answer["prompt_ids"][0] != prompt:
-                raise ValueError("it answered another prompt than the one it was sent")
+                raise ValueError("it responded to a different prompt")
             row = answer["completion_ids"][0], [float(chosen[0]) for chosen in answer["logprobs"][0]]
             require_answer(row, sampling.max_new_tokens, self.loaded, stops)
         return row
@@ -161,7 +161,7 @@ class VLLMServer:
             raise
         except Exception as error:
             raise UserError(
-                f"vLLM server {self.url}: {what} failed ({first_line(error)}); see the server's own log, start it as "
+                f"vLLM server {self.url}: {what} failed ({first_line(error)}); see the server log, start it as "
                 "described in docs/clusters.md, then resume with --resume_from_checkpoint auto"
             ) from error
 
@@ -170,7 +170,10 @@ class VLLMServer:
         """End the process if a block takes too long: a broadcast over NCCL to a dead process cannot be interrupted."""
 
         def end() -> None:
-            print(f"error: vLLM server {self.url}: {what} took over {self.timeout:g} s; see its log", file=sys.stderr)
+            print(
+                f"error: vLLM server {self.url}: {what} took more than {self.timeout:g} s; see the server log",
+                file=sys.stderr,
+            )
             os._exit(2)
 
         timer = threading.Timer(self.timeout + 2 * HEALTH_SECONDS, end)  # a request times out before this
@@ -216,8 +219,8 @@ class Client(VLLMClient):
                 found = type(error).__name__
             if time.monotonic() - started >= total_timeout:
                 raise UserError(
-                    f"vLLM server {self.base_url}: not up after {total_timeout:g} s ({found}); start it as docs/clusters.md "
-                    "says, or correct vllm.url"
+                    f"vLLM server {self.base_url}: not available after {total_timeout:g} s ({found}); start it as "
+                    "described in docs/clusters.md or correct vllm.url"
                 )
             time.sleep(retry_interval)
 
@@ -353,14 +356,14 @@ def require_answer(row: Row, max_new_tokens: int, loaded: LoadedModel, stops: fr
     if not ids or len(ids) != len(log_probs):
         raise ValueError(f"it returned {len(ids)} tokens with {len(log_probs)} log-probs")
     if len(ids) > max_new_tokens:
-        raise ValueError(f"it returned {len(ids)} tokens, but at most {max_new_tokens} were asked for")
+        raise ValueError(f"it returned {len(ids)} tokens, but the limit is {max_new_tokens}")
     for id in ids:
         if not 0 <= id < vocabulary:
-            raise ValueError(f"it returned token {id}, but the model has tokens 0 to {vocabulary - 1}")
+            raise ValueError(f"it returned token {id}, but the vocabulary is 0 to {vocabulary - 1}")
     for log_prob in log_probs:
         if not math.isfinite(log_prob):
             raise ValueError(f"it returned a log-prob of {log_prob}")
     if any(id in stops for id in ids[:-1]):
-        raise ValueError("it returned tokens after the token that ends a response")
+        raise ValueError("it returned tokens after a stop token")
     if ids[-1] not in stops and len(ids) < max_new_tokens:
-        raise ValueError(f"it returned {len(ids)} tokens without an end, of {max_new_tokens} that were asked for")
+        raise ValueError(f"it returned {len(ids)} tokens without a stop token, fewer than the limit of {max_new_tokens}")

@@ -31,11 +31,11 @@ def require_servable(backbone: Backbone, adapter: str | None) -> None:
             continue
         plain = isinstance(layer, LoraLayer) and adapter not in layer.lora_variant and not layer.lora_bias.get(adapter or "")
         if whole or not plain:
-            raise UserError(f"engine: the adapter on '{path}' is not plain LoRA: it cannot be added to a matrix for vLLM")
+            raise UserError(f"engine: the adapter on '{path}' is not plain LoRA and cannot be merged for vLLM")
         if id(_base(layer)) in tied:
             raise UserError(
-                f"engine: LoRA on '{path}', whose matrix both reads and writes tokens, cannot be merged for vLLM; leave "
-                "it out of lora_target_modules"
+                f"engine: LoRA on '{path}', which is tied to another matrix, cannot be merged for vLLM; remove "
+                "it from lora_target_modules"
             )
 
 

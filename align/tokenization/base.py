@@ -46,9 +46,7 @@ class Tokenization:
         self.tokenizer = tokenizer
         self._prepare()
         if tokenizer.eos_token_id is None:
-            raise UserError(
-                "the tokenizer has no end-of-sequence token: finished and unfinished responses would look the same"
-            )
+            raise UserError("the tokenizer has no EOS token, so finished and unfinished responses cannot be distinguished")
         self.has_own_template = bool(tokenizer.chat_template)
         self.chat = ChatRenderer(tokenizer, chat_template, encoder_decoder, self.reads_pairs)
         self.end_id = self._find_end_of_turn()
@@ -79,7 +77,7 @@ class Tokenization:
         text = self.chat.render(({"role": "user", "content": "Hi"}, {"role": "assistant", "content": MARKER}), False)
         if MARKER not in text:
             raise ConversationError(
-                "the chat template leaves out the assistant's turns; mend it, or give another by chat_template: plain, raw "
+                "the chat template drops assistant turns; fix it, or set chat_template to plain, raw "
                 "or the path of a Jinja file"
             )
         after = self.chat.template_ids(text.rsplit(MARKER, 1)[-1])
@@ -289,7 +287,7 @@ class Tokenization:
         encoded = [encode(more) if self.chat.encoder_decoder else encode(text + more)[len(asked) :] for more in following]
         for more, ids in zip(following, encoded, strict=True):
             if not ids:
-                raise UserError(f"{more!r} adds no token after {text[-20:]!r}: nothing could be predicted")
+                raise UserError(f"{more!r} adds no token after {text[-20:]!r}, so there is nothing to predict")
         return self.as_whole_text(asked), encoded
 
     def text(self, ids: list[int]) -> str:

@@ -27,7 +27,9 @@ class PairTokenization(Tokenization):
         self._before, self._middle = both[:start], both[start + len(first) : between]
         self._after = both[between + len(second) :]
         if not self._middle or not self._after:
-            raise UserError("the tokenizer writes no mark between two texts: an encoder could not tell prompt from response")
+            raise UserError(
+                "the tokenizer inserts no separator between text pairs, so an encoder cannot distinguish prompt and response"
+            )
         self.fixed_before, self.fixed_after = len(self._before), len(self._after)
 
     def _find_end_of_turn(self) -> int:

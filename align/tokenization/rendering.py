@@ -68,7 +68,7 @@ def choose_template(own: str | Mapping[str, str], name: str) -> str:
         except OSError as error:
             named = f", {', '.join(own)}" if isinstance(own, Mapping) else ""
             wrong = f"chat_template '{name}': {error.strerror}"
-            raise UserError(f"{wrong}; give auto, plain, raw{named} or the path of a Jinja file") from error
+            raise UserError(f"{wrong}; use auto, plain, raw{named} or the path of a Jinja file") from error
     return _with_variables(template, variables)
 
 
@@ -84,7 +84,7 @@ def _split_variables(name: str) -> tuple[str, dict[str, object]]:
     for part in match["variables"].split(","):
         variable, equals, value = (word.strip() for word in part.partition("="))
         if not (equals and value and variable.isidentifier()):
-            raise UserError(f"chat_template '{name}': write [VARIABLE=VALUE, ...], such as auto[enable_thinking=false]")
+            raise UserError(f"chat_template '{name}': use [VARIABLE=VALUE, ...], such as auto[enable_thinking=false]")
         try:
             variables[variable] = json.loads(value.lower() if value in ("True", "False", "None") else value)
         except ValueError:
@@ -100,7 +100,7 @@ def _with_variables(template: str, variables: Mapping[str, object]) -> str:
     for variable in variables:
         if variable not in read:
             raise UserError(
-                f"chat_template: the template does not read the variable '{variable}'; it reads "
+                f"chat_template: the template does not use the variable '{variable}'; it uses "
                 f"{', '.join(sorted(read)) or 'none'}"
             )
     values = {name: "none" if value is None else json.dumps(value, ensure_ascii=False) for name, value in variables.items()}
@@ -112,7 +112,7 @@ def _variables_of(template: str) -> set[str]:
         # `generation` marks an assistant's turn for transformers; it is no tag of Jinja's.
         parsed = Environment(extensions=["jinja2.ext.loopcontrols"]).parse(_GENERATION_TAG.sub("", template))
     except TemplateError as error:
-        raise UserError(f"chat_template: the template cannot be parsed ({first_line(error)}); mend it") from error
+        raise UserError(f"chat_template: invalid template ({first_line(error)})") from error
     return find_undeclared_variables(parsed) - {"messages", "add_generation_prompt", "raise_exception", "strftime_now"}
 
 

@@ -1,4 +1,4 @@
-"""The files of a run and the records that a report makes of them. An incomplete run is read as far as possible."""
+"""Load the files of a run for a report. Incomplete runs are loaded as far as possible."""
 
 import json
 import math
@@ -20,19 +20,19 @@ STAGES = {
     "dpo": ("DPO", "label_smoothing"),
     "ppo": ("PPO", "rollout_batch_size"),
 }
-"""Title of each stage, and a setting that only it has, which identifies a run folder that is not named after its stage."""
+"""Title of each stage, and a setting unique to it, which identifies run folders that are not named after their stage."""
 EVALUATIONS_FOLDER = "eval"
-"""The subfolder in which a run keeps the results of `align eval`."""
+"""Subfolder of a run with the results of `align eval`."""
 Parsed = TypeVar("Parsed")
 
 
 @dataclass
 class StageRun:
-    """One stage's folder; what could not be read is empty.
+    """Run folder of one stage. Fields that could not be read are empty.
 
     Attributes:
-        metrics: numbers by update.
-        saved_update: the update of the saved model, as its card states it; 0: it states none, or there is no model.
+        metrics: metrics by update.
+        saved_update: update of the saved model according to its card; 0 if unknown.
     """
 
     stage: str
@@ -43,14 +43,14 @@ class StageRun:
     saved_update: int = 0
 
     def series(self, name: str) -> dict[int, float]:
-        """Return a metric by update, in ascending order and only finite values; empty if it was never written."""
+        """Return the finite values of a metric by update, in ascending order. Empty if it was never logged."""
         rows = sorted(self.metrics.items())
         return {update: row[name] for update, row in rows if math.isfinite(row.get(name, math.nan))}
 
 
 @dataclass(frozen=True)
 class Sample:
-    """A response to a fixed prompt, (role, content) of each turn, at one evaluation."""
+    """A response to a validation prompt at one evaluation. The prompt is a tuple of (role, content)."""
 
     prompt: tuple[tuple[str, str], ...]
     response: str
@@ -61,7 +61,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class TableRow:
-    """A row of a table of values before and after, as text; `rating` is good, bad or empty."""
+    """A table row with values before and after, as text. `rating` is good, bad or empty."""
 
     name: str
     before: str
@@ -74,11 +74,11 @@ class TableRow:
 
 @dataclass
 class RunData:
-    """All that a report is made from.
+    """Data of a report.
 
     Attributes:
-        rankings: by stage, held-out rankings with the rewards of a reward model or the implicit rewards of DPO.
-        samples: from an update to the responses of that evaluation.
+        rankings: by stage, held-out rankings with the reward model's rewards or DPO's implicit rewards.
+        samples: responses of each evaluation, by update.
         problems: missing or unreadable files, one sentence each.
     """
 
@@ -91,27 +91,27 @@ class RunData:
     problems: list[str] = field(default_factory=list)
 
 
-REPORTABLE = "give the folder of one run, or one with the runs of the stages in subfolders"
+REPORTABLE = "pass a run folder, or a folder whose subfolders are the runs of the stages"
 
 
 def load_run(folder: Path) -> RunData:
-    """Read the runs of the stages in the subfolders of `folder`, or the folder of a single stage.
+    """Load the runs in the subfolders of `folder`, or the run of a single stage.
 
-    Of several runs of a stage, the report shows the newest policy, and the models that its settings name.
+    If a stage has several runs, the latest policy and the models named in its config are shown.
     """
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder; {REPORTABLE}")
     run = RunData(folder)
     folders, others = stage_folders(folder)
     if not folders:
-        raise UserError(f"{folder}: no config.yaml or metrics.jsonl of a run in it; {REPORTABLE}")
+        raise UserError(f"{folder}: not a run folder (no config.yaml or metrics.jsonl); {REPORTABLE}")
     for stage in STAGES:
         if stage in folders:
             run.stages[stage] = _load_stage(stage, folders[stage], run.problems)
-        elif stage != "dpo":  # which a complete run need not have
-            run.problems.append(f"{stage}: no run of this stage; its part is left out.")
+        elif stage != "dpo":  # optional
+            run.problems.append(f"{stage}: no run of this stage.")
     for stage, path in others:
-        run.problems.append(f"{path}: another run of {stage} is left out; for its report: align report {path}")
+        run.problems.append(f"{path}: another {stage} run, not shown. To report it, run: align report {path}")
     for stage in ("reward", "dpo"):
         if stage in folders:
             run.rankings[stage] = _read_rows(folders[stage] / "validation.json", _parse_ranking, run.problems)
@@ -122,12 +122,12 @@ def load_run(folder: Path) -> RunData:
         run.summary = _read_rows(folder / "summary.json", read_summary_row, run.problems)
     run.evaluations = load_evaluations(folder / EVALUATIONS_FOLDER, run.problems)
     for path in sorted((folder / EVALUATIONS_FOLDER).glob("*/*.json")):
-        run.problems.append(f"{path}: is left out; only files directly in {EVALUATIONS_FOLDER}/ are shown.")
+        run.problems.append(f"{path}: not shown. Only files directly in {EVALUATIONS_FOLDER}/ are included.")
     return run
 
 
 def load_evaluations(folder: Path, problems: list[str]) -> list[Evaluation]:
-    """Read the evaluations in the files `folder/*.json`; add a sentence to `problems` for each unreadable file."""
+    """Read the evaluations in `folder/*.json`. Unreadable files are added to `problems`."""
     evaluations: list[Evaluation] = []
     for path in sorted(folder.glob("*.json")):
         try:
@@ -138,25 +138,25 @@ def load_evaluations(folder: Path, problems: list[str]) -> list[Evaluation]:
 
 
 def stage_folders(folder: Path) -> tuple[dict[str, Path], list[tuple[str, Path]]]:
-    """Return the run of each stage that a report shows, and the other runs in the same folder with their stages."""
+    """Return the run to show for each stage, and the remaining runs in the same folder with their stages."""
     runs: dict[str, list[Path]] = {}
-    for path in (folder, *sorted(each for each in folder.iterdir() if each.is_dir())):
+    for path in (folder, *sorted(child for child in folder.iterdir() if child.is_dir())):
         if stage := _stage_of(path):
             runs.setdefault(stage, []).append(path)
-    for found in runs.values():
-        found.sort(key=_written, reverse=True)
+    for paths in runs.values():
+        paths.sort(key=_modified, reverse=True)
     chosen: dict[str, Path] = {}
     for stage, setting in (("ppo", ""), ("dpo", ""), ("reward", "reward_model"), ("sft", "model")):
         named = [path for other in chosen.values() for path in _named_runs(other, setting)] if setting else []
-        matching = [path for path in runs.get(stage, []) if any(_is_same_run(path, each) for each in named)]
-        if found := matching or runs.get(stage, []):
-            chosen[stage] = found[0]
-    others = [(stage, path) for stage, found in runs.items() for path in found if path != chosen.get(stage)]
+        matching = [path for path in runs.get(stage, []) if any(_is_same_run(path, other) for other in named)]
+        if candidates := matching or runs.get(stage, []):
+            chosen[stage] = candidates[0]
+    others = [(stage, path) for stage, paths in runs.items() for path in paths if path != chosen.get(stage)]
     return {stage: chosen[stage] for stage in STAGES if stage in chosen}, others
 
 
 def _stage_of(path: Path) -> str:
-    """Return the stage of the run in a folder: by its settings, or the folder's name without them; "" for no run."""
+    """Return the stage of a run folder, from its config or else the folder name. "" if it is not a run folder."""
     if not ((path / "config.yaml").is_file() or (path / "metrics.jsonl").is_file()):
         return ""
     config = _read(path / "config.yaml", yaml.safe_load, dict, [])
@@ -164,19 +164,19 @@ def _stage_of(path: Path) -> str:
     return by_settings or (path.name if path.name in STAGES else "")
 
 
-def _written(path: Path) -> float:
+def _modified(path: Path) -> float:
     files = [path / name for name in ("metrics.jsonl", "config.yaml")]
     return max(file.stat().st_mtime for file in files if file.is_file())
 
 
 def _named_runs(run: Path, setting: str) -> list[Path]:
-    """Return the runs whose models a setting of a run names."""
+    """Return the runs whose models are named by a setting of `run`."""
     value = _read(run / "config.yaml", yaml.safe_load, dict, []).get(setting) or []
     return [Path(str(name)).parent for name in (value if isinstance(value, list) else [value])]
 
 
 def _is_same_run(path: Path, named: Path) -> bool:
-    """Whether a setting names a run: relative paths begin where that run was started, and folders may have been moved."""
+    """Return whether `named` refers to `path`. Relative paths may be stale, and folders may have been moved."""
     return path.resolve() == named.resolve() or (not named.exists() and path.resolve().name == named.name)
 
 
@@ -184,7 +184,7 @@ def _load_stage(stage: str, folder: Path, problems: list[str]) -> StageRun:
     files = [folder / name for name in ("config.yaml", "environment.json")]
     config, environment = (_read(path, yaml.safe_load, dict, problems) for path in files)  # JSON is YAML
     path = folder / "metrics.jsonl"
-    metrics = dict(_read_rows(path, _parse_metrics, problems))  # of two lines of an update the later counts
+    metrics = dict(_read_rows(path, _parse_metrics, problems))  # the last line of an update wins
     if not metrics:
         problems.append(f"{path}: no metrics yet.")
     return StageRun(stage, folder, config, environment, metrics, update_in_card(folder / "model"))
@@ -194,7 +194,7 @@ def _load_stage(stage: str, folder: Path, problems: list[str]) -> StageRun:
 
 
 def _read(path: Path, parse: Callable[[str], Any], expected: type[Parsed], problems: list[str]) -> Parsed:
-    """Parse a file; return `expected()` if it is empty, and add a problem if it cannot be read as that type."""
+    """Parse a file. Return `expected()` if it is empty or invalid, and add a problem if it is invalid."""
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
     except OSError as error:
@@ -206,12 +206,12 @@ def _read(path: Path, parse: Callable[[str], Any], expected: type[Parsed], probl
         value = None
     if isinstance(value, expected):
         return value
-    problems.append(f"{path}: cannot be read; its contents are left out.")
+    problems.append(f"{path}: cannot be parsed, so it is not shown.")
     return expected()
 
 
 def _read_rows(path: Path, parse: Callable[[Mapping[str, Any]], Parsed], problems: list[str]) -> list[Parsed]:
-    """The records of a JSON list, or of JSON Lines, of which a killed run often leaves the last one broken."""
+    """Parse the rows of a JSON list or JSON Lines file. A killed run often leaves a truncated last line."""
 
     def split_lines(text: str) -> list[Any]:
         return [line for line in text.split("\n") if line.strip()]
@@ -225,8 +225,8 @@ def _read_rows(path: Path, parse: Callable[[Mapping[str, Any]], Parsed], problem
         except (KeyError, TypeError, ValueError, AttributeError):
             bad.append(number)
     if bad:
-        what = f"row {bad[0]} is" if len(bad) == 1 else f"{len(bad)} rows (the first is number {bad[0]}) are"
-        problems.append(f"{path}: {what} cut off or broken and left out.")
+        what = f"row {bad[0]}" if len(bad) == 1 else f"{len(bad)} rows (the first is row {bad[0]})"
+        problems.append(f"{path}: skipped {what}, truncated or invalid.")
     return records
 
 
@@ -254,7 +254,7 @@ def _parse_sample(row: Mapping[str, Any]) -> tuple[int, Sample]:
 
 
 def read_summary_row(row: Mapping[str, Any]) -> TableRow:
-    """Read a row of summary.json, with `name`, `before` and `after`; its change is empty unless both are numbers."""
+    """Parse a row of summary.json with `name`, `before` and `after`. The change is empty unless both are numbers."""
     before, after = (
         float(value) if isinstance(value, int | float) and not isinstance(value, bool) else str(value or "")
         for value in (row["before"], row["after"])
@@ -268,15 +268,14 @@ def read_summary_row(row: Mapping[str, Any]) -> TableRow:
 
 
 def visible_text(value: Any) -> str:
-    """Return text that a page can show: control characters as their symbols, writing-direction overrides and halves of
-    surrogate pairs (which UTF-8 cannot hold) as the replacement character."""
+    """Replace control characters by their symbols, and bidi overrides and lone surrogates by U+FFFD."""
     table = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"} | {0x7F: 0x2421}
     table |= dict.fromkeys([*range(0x202A, 0x202F), *range(0x2066, 0x206A), *range(0xD800, 0xE000)], 0xFFFD)
     return str(value).replace("\r\n", "\n").translate(table)
 
 
 def format_number(value: float | str | None, sign: bool = False) -> str:
-    """Format with three significant digits, thousands in groups; text stays as it is, None becomes a dash."""
+    """Format a number with three significant digits and grouped thousands. Strings are unchanged, None becomes a dash."""
     if value is None:
         return "–"
     if isinstance(value, str):
@@ -288,7 +287,7 @@ def format_number(value: float | str | None, sign: bool = False) -> str:
 
 
 def format_percent(value: float | None, sign: bool = False) -> str:
-    """Format a share as a percentage with one digit; with a sign it is a difference, in percentage points."""
+    """Format a fraction as a percentage with one digit, or with `sign` as a difference in percentage points."""
     if value is None:
         return "–"
     return (f"{100 * value:+.1f} points" if sign else f"{100 * value:.1f} %").replace("-", "−")

@@ -37,13 +37,13 @@ class SamplePair:
 
 @dataclass
 class Summary:
-    """The outcome of a run.
+    """Outcome of a run.
 
     Attributes:
-        findings: sentences by their rating.
-        first, kept: the updates of the first evaluation and of the policy that was kept.
-        pairs: samples of two evaluations, the largest gains and losses alternating.
-        compared: the updates of those two; the first is None if only one evaluation has samples.
+        findings: sentences by rating.
+        first, kept: updates of the first evaluation and of the saved policy.
+        pairs: samples from two evaluations, alternating between the largest gains and losses.
+        compared: updates of those two. The first is None if only one evaluation has samples.
     """
 
     headline: str = ""
@@ -67,12 +67,12 @@ class Summary:
         if_good: str = "",
         if_bad: str = "",
     ) -> None:
-        """Add a row with the change, and a sentence if it is good or bad.
+        """Add a row with the change, and a finding if the change is good or bad.
 
         Args:
-            percent: whether the values are shares.
-            if_good: the sentence for a good change; {} stands for both values.
-            if_bad: the same for a bad one.
+            percent: format the values as percentages.
+            if_good: finding for a good change. {} is replaced by both values.
+            if_bad: finding for a bad change.
         """
         show = format_percent if percent else format_number
         change = "" if before is None else show(after - before, sign=True)
@@ -99,15 +99,15 @@ def summarize_run(run: RunData) -> Summary:
     if "reward" in run.stages:
         _add_reward_findings(summary, run.rankings["reward"])
     if "dpo" in run.stages:
-        claim = "DPO moved the policy the labelers' way"
+        claim = "DPO's implicit reward agrees with the labels"
         _add_pair_accuracy(summary, "DPO", claim, run.rankings["dpo"], "note", "")
     if ppo:
         _choose_samples(summary, run)
         compared = kept
         if first is not None and kept is None and (last := max(ppo.series("validation/reward"), default=first)) > first:
             compared = last
-            text = "The initial policy was kept, because no later one had a higher reward"
-            summary.findings["bad"].append(f"{text}; the last policy is compared with it here.")
+            text = "No later policy had a higher reward, so the initial policy was kept"
+            summary.findings["bad"].append(f"{text}. This report compares it with the last policy.")
         if first is not None and compared is not None:
             _add_reward_change(summary, ppo, first, compared)
             _add_ppo_changes(summary, ppo, first, compared)
@@ -115,33 +115,33 @@ def summarize_run(run: RunData) -> Summary:
     summary.findings["bad"][:0] = alarms(run)
     if not summary.headline:
         stages = ", ".join(STAGES[stage][0] for stage in run.stages)
-        summary.headline = f"Stages of this run: {stages}. A policy before and after PPO cannot be compared yet."
+        summary.headline = f"Stages in this run: {stages}. There is no policy before and after PPO to compare yet."
     return summary
 
 
 # --------------------------------------------------------------------------------------------------------------- alarms
 
 CHANCE_LOSS = math.log(2)
-"""The loss of a reward model or of DPO that prefers either response of a pair with probability 1/2."""
+"""Pairwise loss of a reward model, or of DPO, that assigns probability 1/2 to either response."""
 
 
 def alarms(run: RunData) -> list[str]:
-    """Return a sentence for each value that makes the rest of a report meaningless; they come first."""
-    found = []
-    for stage, what in (("reward", "The reward model"), ("dpo", "DPO's policy")):
+    """Return a warning for each value that invalidates the rest of the report. They are listed first."""
+    warnings = []
+    for stage, what in (("reward", "The reward model"), ("dpo", "DPO")):
         losses = run.stages[stage].series("validation/loss") if stage in run.stages else {}
         if losses and run.stages[stage].config.get("loss", "sigmoid") != "ipo" and min(losses.values()) > CHANCE_LOSS:
             text = f"{what} is worse than chance: its lowest validation loss is {format_number(min(losses.values()))}"
-            found.append(f"{text} ({format_number(CHANCE_LOSS)} is chance). Check labels, limits and learning rate.")
-    for stage, each in run.stages.items():
-        series = each.series("validation/loss")
+            warnings.append(f"{text} (chance is {format_number(CHANCE_LOSS)}). Check labels, limits and learning rate.")
+    for name, stage_run in run.stages.items():
+        series = stage_run.series("validation/loss")
         first, last = (series[min(series)], series[max(series)]) if series else (0.0, 0.0)
-        if stage == "sft" and len(series) > 1 and min(series.values()) >= first < last:
+        if name == "sft" and len(series) > 1 and min(series.values()) >= first < last:
             change = f"from {format_number(first)} to {format_number(last)}"
-            found.append(f"Fine-tuning made the model worse on held-out demonstrations: its loss rose {change}.")
-        if any("loss" in row and not math.isfinite(row["loss"]) for row in each.metrics.values()):
-            found.append(f"{STAGES[stage][0]}: a loss was not a number.")
-    return found
+            warnings.append(f"SFT made the model worse on held-out demonstrations: the validation loss rose {change}.")
+        if any("loss" in row and not math.isfinite(row["loss"]) for row in stage_run.metrics.values()):
+            warnings.append(f"{STAGES[name][0]}: a loss was NaN or infinite.")
+    return warnings
 
 
 # -------------------------------------------------------------------------------------------------- SFT and reward model
@@ -157,27 +157,29 @@ def _add_sft_findings(summary: Summary, stage: StageRun) -> None:
     rating, note = rate(before, best, "lower"), f"lower is better; best at update {update}; perplexity {perplexity}"
     summary.add_row("SFT: validation loss", before, best, rating, note=note)
     if rating == "good":
-        text = "Fine-tuning taught the model the style of the demonstrations: its loss on held-out ones fell from"
-        text += f" {format_number(before)} (update {min(series)}) to {format_number(best)} (update {update})."
+        text = f"SFT reduced the loss on held-out demonstrations from {format_number(before)} (update {min(series)})"
+        text += f" to {format_number(best)} (update {update})."
         summary.findings["good"].append(text)
     if last > best * 1.02:
-        text = f"Fine-tuning overfits after update {update}: its validation loss ends at {format_number(last)}."
+        text = f"SFT overfits after update {update}: the final validation loss is {format_number(last)}."
         summary.findings["note"].append(text)
 
 
 def _add_reward_findings(summary: Summary, rankings: Sequence[ScoredRanking]) -> None:
-    claim, consequence = "The reward model agrees with the labelers", ", so the rewards below mean little"
+    claim, consequence = "The reward model agrees with the labels", ", so the rewards below are not meaningful"
     if not _add_pair_accuracy(summary, "Reward model", claim, rankings, "bad", consequence):
         return
     metrics = ranking_metrics(rankings)
     error, correlation = metrics["calibration_error"], metrics["length_correlation"]
-    text = f"The reward model's confidence differs from its accuracy by {format_percent(error)} on average."
+    text = (
+        f"The reward model is miscalibrated: its confidence differs from its accuracy by {format_percent(error)} on average."
+    )
     rating, note = "bad" if error > 0.1 else "", "0 is perfect"
     summary.add_row("Reward model: calibration error", None, error, rating, percent=True, note=note, if_bad=text)
-    note = "1: the labelers' order, 0: none"
+    note = "1 is perfect agreement, 0 is chance"
     summary.add_row("Reward model: Kendall's tau", None, metrics["kendall_tau"], note=note)
     preferred = "long" if correlation > 0 else "short"
-    text = f"The reward model favors {preferred} responses (correlation with length {format_number(correlation)})."
+    text = f"The reward model favors {preferred} responses (correlation with length: {format_number(correlation)})."
     rating, note = "bad" if abs(correlation) > 0.4 else "", "near 0 is best"
     summary.add_row("Reward model: correlation with length", None, correlation, rating, note=note, if_bad=text)
 
@@ -185,22 +187,22 @@ def _add_reward_findings(summary: Summary, rankings: Sequence[ScoredRanking]) ->
 def _add_pair_accuracy(
     summary: Summary, name: str, claim: str, rankings: Sequence[ScoredRanking], unclear: Rating, consequence: str
 ) -> bool:
-    """Add the share of held-out pairs in the right order; return False if there are none."""
+    """Add the accuracy on held-out pairs. Return False if there are none."""
     pairs, _ = pairs_and_differences(rankings)
     if not len(pairs.better):
         return False
     metrics = ranking_metrics(rankings)
     accuracy, low, high = metrics["accuracy"], metrics["accuracy/low"], metrics["accuracy/high"]
     interval = f"{format_percent(low)} to {format_percent(high)}"
-    note = f"against chance; {int(metrics['pairs'])} pairs of {len(rankings)} held-out rankings"
+    note = f"before: chance; {int(metrics['pairs'])} pairs from {len(rankings)} held-out rankings"
     rating, change = "good" if low > 0.5 else "bad" if high < 0.5 else "", format_percent(accuracy - 0.5, sign=True)
-    title, share = f"{name}: pairs in the right order", format_percent(accuracy)
+    title, share = f"{name}: pairwise accuracy", format_percent(accuracy)
     summary.rows.append(TableRow(title, "50 %", share, change, interval, note, rating))
     text = f"{claim} on {share} of held-out pairs (95 % interval {interval}; chance is 50 %)"
     if rating == "good":
         summary.findings["good"].append(text + ".")
     else:
-        summary.findings[unclear].append(f"{text}: not clearly better than chance{consequence}.")
+        summary.findings[unclear].append(f"{text}. This is not clearly better than chance{consequence}.")
     return True
 
 
@@ -208,9 +210,9 @@ def _add_pair_accuracy(
 
 
 def first_and_kept_updates(run: RunData) -> tuple[int | None, int | None]:
-    """Return the updates of the first evaluation and of the one whose policy was kept; None where there is none.
+    """Return the updates of the first evaluation and of the saved policy, or None if there is none.
 
-    Where no evaluation qualified, the trainer keeps the last policy. A resumed run can also lose its best one.
+    If no evaluation qualified, the trainer saves the last policy. A resumed run can also lose its best one.
     """
     ppo = run.stages.get("ppo")
     updates = sorted(ppo.series("validation/reward").keys() | run.samples.keys()) if ppo else []
@@ -222,18 +224,18 @@ def first_and_kept_updates(run: RunData) -> tuple[int | None, int | None]:
 
 
 def saves_last(ppo: StageRun) -> bool:
-    """Return whether the run saved its last policy, and did not choose one by evaluations."""
+    """Return whether the run saved its last policy instead of the best one."""
     return ppo.config.get("save_best_policy") is False
 
 
 def max_kl(ppo: StageRun) -> float:
-    """Return the KL (nats per response) up to which a policy may be kept; infinite if the settings are lost."""
+    """Return the KL limit for checkpoint selection (nats per response), or infinity if the config is missing."""
     limit = ppo.config.get("max_kl")
     return float(limit) if isinstance(limit, int | float) else float("inf")
 
 
 def _choose_samples(summary: Summary, run: RunData) -> None:
-    """Choose samples of the first and the kept evaluation, or else of the first and last update that have any."""
+    """Choose samples of the first evaluation and the saved policy, or of the first and last update with samples."""
     if not run.samples:
         return
     first, last = min(run.samples), max(run.samples)
@@ -246,7 +248,7 @@ def _choose_samples(summary: Summary, run: RunData) -> None:
 
 
 def pair_samples(before: Sequence[Sample], after: Sequence[Sample]) -> list[SamplePair]:
-    """Pair each later response with the earlier one to its prompt; a prompt that comes twice is matched in order."""
+    """Pair each later response with the earlier one to the same prompt. Repeated prompts are matched in order."""
     earlier: dict[object, list[Sample]] = defaultdict(list)
     for sample in before:
         earlier[sample.prompt].append(sample)
@@ -254,7 +256,7 @@ def pair_samples(before: Sequence[Sample], after: Sequence[Sample]) -> list[Samp
 
 
 def alternate_gains_and_losses(pairs: Sequence[SamplePair]) -> list[SamplePair]:
-    """Return the largest gain, the largest loss, the next gain, the next loss ...; unchanged rewards come last."""
+    """Sort pairs: the largest gain, the largest loss, the next gain, the next loss, and so on. Unchanged pairs come last."""
     gains = sorted((pair for pair in pairs if pair.change > 0), key=lambda pair: -pair.change)
     losses = sorted((pair for pair in pairs if pair.change < 0), key=lambda pair: pair.change)
     alternating = [pair for gain_and_loss in zip_longest(gains, losses) for pair in gain_and_loss if pair]
@@ -262,7 +264,7 @@ def alternate_gains_and_losses(pairs: Sequence[SamplePair]) -> list[SamplePair]:
 
 
 def _add_reward_change(summary: Summary, ppo: StageRun, first: int, kept: int) -> None:
-    """Add the headline, the change of the reward with its interval over prompts, and the KL that it took."""
+    """Add the headline: the change of the reward with its confidence interval over prompts, and the KL."""
     rewards, kls = ppo.series("validation/reward"), ppo.series("validation/kl")
     before, after, kl = rewards.get(first), rewards.get(kept), kls.get(kept)
     if before is None or after is None:
@@ -271,28 +273,29 @@ def _add_reward_change(summary: Summary, ppo: StageRun, first: int, kept: int) -
     low, high = mean_interval(changes) if len(set(changes)) > 1 else (0.0, 0.0)
     interval = f"{format_number(low, sign=True)} to {format_number(high, sign=True)}" if high > low else ""
     clear, size = low > 0 or high < 0, format_number(abs(after - before))
-    note = f"update {first} against {kept}" + (f", {len(changes)} prompts" if changes else "")
-    rating, fell = rate(before, after, "higher") if clear else "", f"The reward that PPO should raise fell by {size}."
+    note = f"update {first} to {kept}" + (f", {len(changes)} prompts" if changes else "")
+    rating, fell = rate(before, after, "higher") if clear else "", f"The reward fell by {size} during PPO."
     name = "PPO: reward on held-out prompts"
     summary.add_row(name, before, after, rating, interval=interval, note=note, if_bad=fell)
     outcome = f"{'rose' if after > before else 'fell'} by {size}" if after != before else "did not change"
-    text = f"With PPO the reward on held-out prompts {outcome}, from {format_number(before)} to {format_number(after)}"
-    text += f" (95 % interval of the change {interval})" if interval else ""
+    text = f"During PPO, the reward on held-out prompts {outcome}, from {format_number(before)} to {format_number(after)}"
+    text += f" (95 % interval of the change: {interval})" if interval else ""
     if kl is not None:
-        name, note = "PPO: KL to the initial policy, nats per response", "distance moved for the reward"
+        name, note = "PPO: KL to the initial policy, nats per response", "distance from the initial policy"
         summary.rows.append(TableRow(name, format_number(kls.get(first)), format_number(kl), note=note))
         text += f", at a KL of {format_number(kl)} nats per response from the initial policy"
         if kl > max_kl(ppo) and not saves_last(ppo):
             limit = format_number(max_kl(ppo))
-            summary.findings["bad"].append(f"No policy stayed within the KL limit of {limit}; the last one was kept.")
-    text += "" if clear or not interval else ". The interval includes no change, so this may be chance"
+            summary.findings["bad"].append(f"No policy stayed within the KL limit of {limit}, so the last one was saved.")
+    text += "" if clear or not interval else ". The interval includes 0, so the change may be due to chance"
     summary.headline = f"{text}."
     if changes:
         winners, losers = sum(change > 0 for change in changes), sum(change < 0 for change in changes)
-        of_all = f"of {len(changes)} held-out prompts got a response with a"
-        summary.findings["good" if winners > losers else "note"].append(f"{winners} {of_all} higher reward.")
+        total = len(changes)
+        text = f"The reward rose on {winners} of {total} held-out prompts."
+        summary.findings["good" if winners > losers else "note"].append(text)
         if losers:
-            summary.findings["bad"].append(f"{losers} {of_all} lower reward: see the samples.")
+            summary.findings["bad"].append(f"The reward fell on {losers} of {total} held-out prompts: see the samples.")
     _add_caveats(summary, ppo, first, kept)
 
 
@@ -300,34 +303,34 @@ def _add_caveats(summary: Summary, ppo: StageRun, first: int, kept: int) -> None
     rewards = ppo.series("validation/reward")
     later = [update for update in rewards if update > first]
     if len(later) > 1 and not ppo.series("validation/selection_reward") and not saves_last(ppo):
-        chosen = f"Update {kept} was chosen as the best of {len(later)} evaluations on these same prompts"
+        chosen = f"Update {kept} was selected as the best of {len(later)} evaluations on the same prompts"
         summary.findings["note"].append(f"{chosen}, so its reward is slightly overestimated.")
-        text = "The policy was selected by the same reward that it was trained on: there was no independent reward model."
+        text = "The policy was selected by its training reward. No independent reward model was used."
         summary.findings["note"].append(text)
     last, end = max(rewards.items())
     if last > kept and end < rewards.get(kept, 0.0):
-        text = f"After update {kept} the reward fell again, to {format_number(end)} at update {last}."
+        text = f"After update {kept}, the reward fell to {format_number(end)} at update {last}."
         summary.findings["note"].append(text)
 
 
 def _add_ppo_changes(summary: Summary, ppo: StageRun, first: int, kept: int) -> None:
-    """Compare the kept policy with the first evaluation, by each metric that has values of both.
+    """Compare the saved policy with the first evaluation on every metric that both have.
 
-    The limits are tighter than those of `align.ppo.metrics.DriftWatch`, which warns during a run.
+    The thresholds are tighter than in `align.ppo.metrics.DriftWatch`, which warns during a run.
     """
 
-    def compare(metric: str, name: str, rating: Callable[[float, float], str] = lambda *_: "", **more: Any) -> None:
+    def compare(metric: str, name: str, rating: Callable[[float, float], str] = lambda *_: "", **kwargs: Any) -> None:
         before, after = ppo.series(metric).get(first), ppo.series(metric).get(kept)
         if before is not None and after is not None:
-            summary.add_row(f"PPO: {name}", before, after, rating(before, after), **more)
+            summary.add_row(f"PPO: {name}", before, after, rating(before, after), **kwargs)
 
     def rate_length(before: float, after: float) -> str:
         return "bad" if before and not 0.67 <= after / before <= 1.5 else ""
 
     higher, lower = partial(rate, better="higher"), partial(rate, better="lower", tolerance=0.02)
     selecting = (ppo.config.get("selection") or {}).get("reward_model", "")
-    text = f"The reward model {selecting}, which was not trained on, chose update {kept}: from {{}}."
-    name, note = "selection reward on held-out prompts", f"chose update {kept}"
+    text = f"The independent reward model {selecting} selected update {kept}; its reward went from {{}}."
+    name, note = "selection reward on held-out prompts", f"selected update {kept}"
     if saves_last(ppo):
         compare("validation/selection_reward", name, higher)
     else:
@@ -335,24 +338,24 @@ def _add_ppo_changes(summary: Summary, ppo: StageRun, first: int, kept: int) -> 
     compare("validation/preference", "preference reward on held-out prompts", higher, note="without rules")
     for metric in sorted({name for row in ppo.metrics.values() for name in row if name.startswith(RULE)}):
         rule = metric.removeprefix(RULE)
-        text, note = f"Rule {rule} is violated more often: {{}}.", "by the rule model"
+        text, note = f"Violations of rule {rule} increased from {{}}.", "judged by the rule model"
         compare(metric, f"violations of {rule}", lower, percent=True, note=note, if_bad=text)
-    text = "Response length went from {} tokens: check whether length alone earns reward."
+    text = "Response length changed from {} tokens: check whether the reward depends on length alone."
     compare("validation/length", "response length, tokens", rate_length, if_bad=text)
-    name, text = "responses that end by themselves", "Fewer responses end by themselves: from {}."
+    name, text = "EOS rate", "Fewer responses end with EOS: from {}."
     compare("validation/eos_rate", name, partial(higher, tolerance=0.05), percent=True, if_bad=text)
-    name, text = "repeated three-token sequences", "Responses repeat themselves more: from {}."
+    name, text = "repeated trigrams", "Responses became more repetitive: repeated trigrams rose from {}."
     compare("validation/repetition", name, lower, percent=True, if_bad=text)
     entropy = list(ppo.series("entropy").values())
     if len(entropy) > 1:
         rating, note = "bad" if entropy[0] and entropy[-1] / entropy[0] < 0.5 else "", "first and last rollout"
-        text = "Responses became less varied: entropy fell from {} nats per token."
+        text = "Responses became less diverse: entropy fell from {} nats per token."
         summary.add_row("PPO: entropy, nats per token", entropy[0], entropy[-1], rating, note=note, if_bad=text)
     explained = list(ppo.series("value/explained_variance").values())
     if len(explained) > 1:
         third = max(1, len(explained) // 3)
         start, end = fmean(explained[:third]), fmean(explained[-third:])
-        rating, note = "bad" if end < 0 else "", "means over the first and the last third of the rollouts"
+        rating, note = "bad" if end < 0 else "", "means over the first and last third of the rollouts"
         text = "The critic adds noise to the advantages: its explained variance went from {}."
         summary.add_row("PPO: explained variance of the critic", start, end, rating, note=note, if_bad=text)
 
@@ -361,9 +364,9 @@ def _add_ppo_changes(summary: Summary, ppo: StageRun, first: int, kept: int) -> 
 
 
 def add_evaluation_findings(summary: Summary, evaluations: Sequence[Evaluation]) -> None:
-    """Add which measurements of the first and the last model have 95 % intervals that do not overlap.
+    """Add findings for measurements whose 95 % intervals do not overlap between the first and the last model.
 
-    `Measurement.better` decides whether a change is good; measurements without a better direction are left out.
+    `Measurement.better` decides whether a change is good. Measurements without it are skipped.
     """
     for task, group in groupby(evaluations, lambda evaluation: evaluation.task):
         models = list(group)
@@ -371,21 +374,21 @@ def add_evaluation_findings(summary: Summary, evaluations: Sequence[Evaluation])
         if first is last or task in REWARD_MODEL_TASKS:
             continue
         later = {measurement.name: measurement for measurement in last.measurements}
-        pairs = [(each, later[each.name]) for each in first.measurements if each.name in later and later[each.name].better]
+        pairs = [(old, later[old.name]) for old in first.measurements if old.name in later and later[old.name].better]
         directions = [_clear_direction(*pair) for pair in pairs]
         for (before, after), direction in zip(pairs, directions, strict=True):
             if direction:
                 verb = "rose" if direction > 0 else "fell"
                 text = f"{task.capitalize()}: {before.name} {verb} from {before.text} ({first.model}) to {after.text}"
                 rating: Rating = "good" if (direction > 0) == (after.better == "higher") else "bad"
-                summary.findings[rating].append(f"{text} ({last.model}), beyond both 95 % intervals.")
+                summary.findings[rating].append(f"{text} ({last.model}). The 95 % intervals do not overlap.")
         if pairs and not any(directions):
-            text = f"{task.capitalize()}: no measurement of {first.model} and {last.model} differs beyond its 95 % interval"
+            text = f"{task.capitalize()}: {first.model} and {last.model} do not differ significantly on any measurement"
             summary.findings["note"].append(f"{text} (n = {pairs[0][0].n}).")
 
 
 def _clear_direction(before: Measurement, after: Measurement) -> int:
-    """Return 1 where the interval after lies above the one before, -1 below, 0 where they overlap or one is unknown."""
+    """Return 1 if the later interval is above the earlier one, -1 if below, 0 if they overlap or one is unknown."""
     if before.low is None or before.high is None or after.low is None or after.high is None:
         return 0
     return (after.low > before.high) - (after.high < before.low)

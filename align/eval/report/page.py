@@ -1,4 +1,4 @@
-"""The report of a run: one HTML file with all that it needs, a table for the terminal, and Markdown tables."""
+"""Render the report of a run: a self-contained HTML file, a table for the terminal, and Markdown tables."""
 
 import base64
 import hashlib
@@ -35,21 +35,21 @@ from align.eval.results import markdown_table, measurement_tables, notes
 
 TEMPLATES = Path(__file__).parent / "templates"
 MAX_SAMPLES = 300
-"""Prompts on a page; of more, those whose rewards differ most are shown."""
+"""Maximum number of prompts on a page. The ones with the largest changes of reward are shown."""
 
 COST_UNITS = {
     "cost/device_hours": "device hours",
     "cost/kwh": "kWh",
     "cost/co2e_kg": "kg CO2e",
-    "cost/price": "(price of the devices)",
+    "cost/price": "(device price)",
 }
 
 
 def write_report(run: Path, target: Path | None = None) -> Path:
-    """Write the report of a folder with the runs of stages in subfolders, or of one stage's folder.
+    """Write the report of a run folder, or of a folder whose subfolders are the runs of the stages.
 
-    The page lists missing and truncated data, and requests nothing from the network. A `summary.json` in the folder is
-    shown as the table of results. Returns the file: `target`, or `report.html` in `run`.
+    The page lists missing and truncated data, and loads nothing from the network. A `summary.json` in the folder is shown
+    as the results table. Return the path: `target`, or `report.html` in `run`.
     """
     path = target or Path(run) / "report.html"
     write_text(path, render_run_page(load_run(Path(run))))
@@ -57,18 +57,18 @@ def write_report(run: Path, target: Path | None = None) -> Path:
 
 
 def results_as_markdown(folders: Sequence[Path]) -> str:
-    """Return the results of `align eval` in several folders, or in the `eval` of several runs, as Markdown tables."""
+    """Return the `align eval` results in several folders, or in their `eval` subfolders, as Markdown tables."""
     evaluations = []
     for folder in folders:
-        found = load_evaluations(folder / EVALUATIONS_FOLDER, problems=[]) or load_evaluations(folder, problems=[])
-        if not found:
-            raise UserError(f"{folder}: no results of align eval in it or in its {EVALUATIONS_FOLDER}/")
-        evaluations += found
+        results = load_evaluations(folder / EVALUATIONS_FOLDER, problems=[]) or load_evaluations(folder, problems=[])
+        if not results:
+            raise UserError(f"{folder}: no `align eval` results in this folder or its subfolder {EVALUATIONS_FOLDER}/")
+        evaluations += results
     return markdown_table(evaluations)
 
 
 def render_run_page(run: RunData) -> str:
-    """Return the whole page as HTML text; everything that comes from a run is made visible and escaped."""
+    """Render the page as HTML. All text from the run is escaped."""
     environment = Environment(
         loader=FileSystemLoader(TEMPLATES),
         autoescape=True,
@@ -86,7 +86,7 @@ def render_run_page(run: RunData) -> str:
         written=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         style=Markup((TEMPLATES / "page.css").read_text(encoding="utf-8")),
         script=Markup(script),
-        # Only this script may run: text that a model wrote cannot, even if escaping failed.
+        # Only this script may run, so model output cannot execute even if escaping failed.
         policy=f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{script_hash}'",
         run=run,
         summary=summary,
@@ -101,7 +101,9 @@ def render_run_page(run: RunData) -> str:
 
 
 def _section(stage: StageRun, run: RunData, summary: Summary) -> dict[str, Any]:
-    settings = [(name, ", ".join(map(str, each)) if isinstance(each, list) else each) for name, each in stage.config.items()]
+    settings = [
+        (name, ", ".join(map(str, value)) if isinstance(value, list) else value) for name, value in stage.config.items()
+    ]
     return {
         "stage": stage.stage,
         "title": STAGES[stage.stage][0],
@@ -115,7 +117,7 @@ def _key_numbers(stage: StageRun) -> Iterator[str]:
     if "model" in stage.config:
         rank = stage.config.get("lora_r")
         yield f"starts from {stage.config['model']}"
-        yield f"LoRA of rank {rank}" if rank else "all weights trained"
+        yield f"LoRA rank {rank}" if rank else "full fine-tuning"
     if stage.metrics:
         last = max(stage.metrics)
         yield f"{last} update{'' if last == 1 else 's'}"
@@ -129,7 +131,7 @@ def _key_numbers(stage: StageRun) -> Iterator[str]:
 
 
 def total_seconds(stage: StageRun) -> float:
-    """Return the time of a run over all of its resumes, in runs of earlier versions too, which count it anew after each."""
+    """Return the total time of a run including resumes. Earlier versions restarted the clock after each resume."""
     total = before = 0.0
     for seconds in stage.series("seconds").values():
         total += seconds - before if seconds >= before else seconds
@@ -138,7 +140,7 @@ def total_seconds(stage: StageRun) -> float:
 
 
 def rerun_commands(run: RunData) -> list[str]:
-    """Return commands that repeat each stage, with the same inputs, in a folder next to the run."""
+    """Return commands that repeat each stage with the same inputs, in a new folder next to the run."""
     new_folder = run.folder.with_name(run.folder.resolve().name + "-again")
     commands = []
     for name, stage in run.stages.items():
@@ -150,7 +152,7 @@ def rerun_commands(run: RunData) -> list[str]:
 
 
 def _versions(stages: Iterable[StageRun]) -> list[tuple[str, str]]:
-    """Return name and version of all that a run was made with; where stages differ, their versions in order."""
+    """Return the names and versions of the environment. If stages differ, list their versions in order."""
     by_name: dict[str, dict[str, None]] = {}
     for stage in stages:
         packages = stage.environment.get("packages")
@@ -161,13 +163,13 @@ def _versions(stages: Iterable[StageRun]) -> list[tuple[str, str]]:
 
 
 def summary_table(rows: Iterable[Mapping[str, Any]], width: int | None = None) -> str:
-    """Return rows of summary.json as a table for the terminal: `name`, `before`, `after`, optional `interval` and `note`."""
+    """Format rows of summary.json (`name`, `before`, `after`, optional `interval` and `note`) for the terminal."""
     shown = [read_summary_row(row) for row in rows]
-    titles = {"name": "measure", "interval": "95 % interval"}
+    titles = {"name": "metric", "interval": "95 % interval"}
     table = Table(show_lines=False, header_style="bold")
     columns = []
     for name in ("name", "before", "after", "change", "interval", "note"):
-        cells = [Text(visible_text(getattr(row, name))) for row in shown]  # a name in [brackets] is not rich's markup
+        cells = [Text(visible_text(getattr(row, name))) for row in shown]  # do not parse [brackets] as rich markup
         if any(cells):
             is_number = name in ("before", "after", "change")
             justify: Literal["right", "left"] = "right" if is_number else "left"

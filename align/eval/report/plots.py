@@ -1,6 +1,6 @@
-"""The plots of a run as SVG inside a page: the charts in charts.yaml, and drawings of other data.
+"""Draw the plots of a report as inline SVG: the charts in charts.yaml, and plots of other data.
 
-A plot refers to nothing outside, has the colors of the page and a text alternative.
+Plots are self-contained, follow the page's color theme and have a text alternative.
 """
 
 import io
@@ -28,16 +28,16 @@ from align.reward.rankings import ScoredRanking, pairs_and_differences
 
 INK, GRID, BLUE, ORANGE, GREEN, VIOLET = "#1a2129", "#c9d1d9", "#1d5fa8", "#b4500f", "#1c7a45", "#7a3fb3"
 THEME = {INK: "--ink", GRID: "--line", BLUE: "--blue", ORANGE: "--orange", GREEN: "--green", VIOLET: "--violet"}
-"""Colors that the page replaces by variables: a plot follows the reader's light or dark theme."""
+"""CSS variables that replace these colors, so that plots follow the light or dark theme."""
 COLORS = (BLUE, ORANGE, GREEN, VIOLET, INK)
-"""Colors of the lines of a plot, in their order."""
+"""Line colors, in order."""
 WIDTH = 4.2
-"""Inches. Small on purpose: at a phone's width the 9-point labels then appear at about their own size."""
+"""Width in inches. Small, so that 9-point labels keep about their size on a phone."""
 PERCENT = PercentFormatter(1.0, decimals=None, symbol=" %")
-"""Shows shares as percentages."""
+"""Formats fractions as percentages."""
 STYLE: Any = {  # Any: matplotlib types each of its 300 keys
     "svg.fonttype": "none",
-    "text.parse_math": False,  # a category may hold a dollar sign
+    "text.parse_math": False,  # categories may contain a dollar sign
     **dict.fromkeys(("text.color", "axes.labelcolor", "xtick.color", "ytick.color"), INK),
     **dict.fromkeys(("axes.edgecolor", "grid.color"), GRID),
     **dict.fromkeys(("figure.facecolor", "axes.facecolor"), "none"),
@@ -50,20 +50,20 @@ STYLE: Any = {  # Any: matplotlib types each of its 300 keys
     "lines.markersize": 4.5,
 }
 MAX_UPDATE_LABELS = 14
-"""Labels of updates on the plot of reward against KL: a label for each of many points would cover them."""
+"""Maximum number of update labels in the plot of reward against KL, to keep the points visible."""
 PANELS = {
     "toxicity": ("toxicity", ("basic: expected maximum toxicity",)),
     "truthfulness": ("truthfulness", ("true and informative", "mc1")),
     "hallucination": ("verdicts", ("hallucination, closed domain",)),
     "appropriate": ("verdicts", ("appropriate for an assistant",)),
 }
-"""InstructGPT's panels: the task, and the figures that each shows, of which the first that was measured counts."""
+"""InstructGPT's panels: the task and its measurements, of which the first available one is shown."""
 CHARTS: dict[str, list[dict[str, Any]]] = yaml.safe_load(Path(__file__).with_name("charts.yaml").read_text(encoding="utf-8"))
 
 
 @dataclass(frozen=True)
 class Plot:
-    """A plot as the page shows it: its name is unique on the page, and its SVG has a text alternative."""
+    """A plot of a page. The name is unique on the page, the SVG has a text alternative."""
 
     name: str
     title: str
@@ -72,9 +72,9 @@ class Plot:
 
 
 def draw_plot(name: str, title: str, caption: str, alt: str, paint: Callable[[Figure], None], height: float = 2.6) -> Plot:
-    """Let `paint` fill a figure of `WIDTH` by `height` inches; `alt` describes its content in words."""
+    """Draw a figure of `WIDTH` by `height` inches with `paint`. `alt` is its text alternative."""
     with matplotlib.rc_context({**STYLE, "svg.hashsalt": name}), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a glyph that the measuring font lacks; the reader's browser has its own fonts
+        warnings.simplefilter("ignore")  # missing glyphs: browsers use other fonts
         figure = Figure(figsize=(WIDTH, height), layout="constrained")
         paint(figure)
         buffer = io.StringIO()
@@ -83,7 +83,7 @@ def draw_plot(name: str, title: str, caption: str, alt: str, paint: Callable[[Fi
 
 
 def inline_svg(svg: str, name: str, alt: str) -> Markup:
-    """Return an SVG file's text as an element of a page: ids that begin with `name`, colors of the page, no references."""
+    """Convert an SVG file to an inline element with ids prefixed by `name`, theme colors and no external references."""
     body = svg[svg.index("<svg") :]
     body = re.sub(r"<metadata>.*?</metadata>|<style type=.*?</style>", "", body, flags=re.S)
     box = re.search(r'viewBox="[^"]*"', body)
@@ -100,16 +100,16 @@ def inline_svg(svg: str, name: str, alt: str) -> Markup:
 
 @dataclass(frozen=True)
 class Chart:
-    """Metrics of a stage over updates in one plot.
+    """A line plot of metrics over updates.
 
-    Validation metrics are dashed, with a marker at each evaluation. Whiskers show the standard error of a metric that has
-    one (named `METRIC_error`), or the interval of a metric that has one (named `METRIC/low` and `METRIC/high`).
+    Validation metrics are dashed, with a marker at each evaluation. Whiskers show the standard error (`METRIC_error`) or the
+    interval (`METRIC/low` and `METRIC/high`) if it was logged.
 
     Attributes:
-        metrics: from a metric to its label.
-        percent: whether the values are shares.
+        metrics: labels by metric name.
+        percent: whether to format values as percentages.
         from_zero: whether the vertical axis includes 0.
-        reference: a value marked by a dotted line, with its label in the legend.
+        reference: value and legend label of a dotted horizontal line.
     """
 
     name: str
@@ -123,7 +123,7 @@ class Chart:
 
 
 def draw_chart(stage: StageRun, chart: Chart) -> Plot | None:
-    """Draw the metrics that the stage has; None if it has none."""
+    """Draw the metrics that the stage logged. Return None if there are none."""
     listed = zip(chart.metrics.items(), COLORS, strict=False)
     shown = [(metric, label, color) for (metric, label), color in listed if stage.series(metric)]
     if not shown:
@@ -154,7 +154,7 @@ def draw_chart(stage: StageRun, chart: Chart) -> Plot | None:
 
 
 def downsample(series: Mapping[int, float], max_points: int = 300) -> Mapping[int, float]:
-    """Average a series to at most `max_points` points, each at the last update of its neighbors."""
+    """Average a series over windows to at most `max_points` points, each placed at the last update of its window."""
     points, size = list(series.items()), -(-len(series) // max_points)
     if size <= 1:
         return series
@@ -163,7 +163,7 @@ def downsample(series: Mapping[int, float], max_points: int = 300) -> Mapping[in
 
 
 def describe_series(series: Mapping[int, float], metric: str) -> str:
-    """Describe how a metric changes over updates, for the text alternative of a plot."""
+    """Describe a metric over updates in words, for the text alternative of a plot."""
     points = list(series.items())
     (start, first), (end, last) = points[0], points[-1]
     text = f"{metric} goes from {first:.3g} at update {start} to {last:.3g} at update {end}"
@@ -173,7 +173,7 @@ def describe_series(series: Mapping[int, float], metric: str) -> str:
 def _draw_whiskers(axes: Axes, stage: StageRun, metric: str, color: str) -> None:
     series, error = stage.series(metric), stage.series(f"{metric}_error")
     low, high = stage.series(f"{metric}/low"), stage.series(f"{metric}/high")
-    lengths: Any = [error.get(update, 0.0) for update in series]  # below and above, or one for both
+    lengths: Any = [error.get(update, 0.0) for update in series]  # symmetric, unless replaced below
     if low.keys() == high.keys() == series.keys():
         lengths = [[series[update] - low[update] for update in low], [high[update] - series[update] for update in low]]
     if error or low:
@@ -182,7 +182,7 @@ def _draw_whiskers(axes: Axes, stage: StageRun, metric: str, color: str) -> None
 
 
 def add_legend(axes: Axes) -> None:
-    """Put the legend above the axes: up to three entries side by side, four as two by two."""
+    """Place the legend above the axes: up to three entries in a row, four in two rows."""
     entries = len(axes.get_legend_handles_labels()[0])
     axes.legend(
         loc="lower left",
@@ -198,7 +198,7 @@ def add_legend(axes: Axes) -> None:
 
 
 def stage_plots(stage: StageRun, run: RunData, summary: Summary) -> list[Plot]:
-    """Draw all plots of a stage; those with nothing to show are left out."""
+    """Draw all plots of a stage for which there is data."""
     plots: list[Plot | None] = []
     for fields in CHARTS["ipo" if stage.config.get("loss") == "ipo" else stage.stage]:
         chart = Chart(**fields | {"name": f"{stage.stage}-{fields['name']}"})
@@ -216,40 +216,40 @@ def _with_limit(chart: Chart, stage: StageRun) -> Chart:
     if not math.isfinite(limit):
         return chart
     highest = max([0.0, *stage.series("kl/k1").values(), *stage.series("validation/kl").values()])
-    caption = f"{chart.caption} A policy with a KL above {limit:g} is never kept."
+    caption = f"{chart.caption} Policies with a KL above {limit:g} are never saved."
     return replace(chart, caption=caption, reference=(limit, "limit") if highest > 0.5 * limit else None)
 
 
 def calibration_plot(rankings: Sequence[ScoredRanking]) -> Plot | None:
-    """Draw the reliability diagram (stated against actual probability), and how many pairs each bin holds."""
+    """Draw a reliability diagram (predicted probability against accuracy) and the number of pairs per bin."""
     _, differences = pairs_and_differences(rankings)
     if not len(differences):
         return None
     table = pair_calibration(differences)
-    stated, actual, counts = zip(*table, strict=True)
+    predicted, accuracy, counts = zip(*table, strict=True)
 
     def paint(figure: Figure) -> None:
         axes, below = figure.subplots(2, 1, sharex=True, height_ratios=[3, 1])
         axes.plot([0.5, 1], [0.5, 1], color=INK, linewidth=1, linestyle=":", label="perfect")
-        axes.plot(stated, actual, color=BLUE, marker="o", label="reward model")
-        axes.set_ylabel("actually right")
+        axes.plot(predicted, accuracy, color=BLUE, marker="o", label="reward model")
+        axes.set_ylabel("accuracy")
         axes.yaxis.set_major_formatter(PERCENT)
-        axes.set_ylim(min(0.4, *actual) - 0.05, 1.05)
+        axes.set_ylim(min(0.4, *accuracy) - 0.05, 1.05)
         add_legend(axes)
-        below.bar([0.5 + 0.05 * (min(9, int((p - 0.5) * 20)) + 0.5) for p in stated], counts, width=0.044, color=BLUE)
+        below.bar([0.5 + 0.05 * (min(9, int((p - 0.5) * 20)) + 0.5) for p in predicted], counts, width=0.044, color=BLUE)
         below.set_ylabel("pairs")
-        below.set_xlabel("probability that the model states for its choice")
+        below.set_xlabel("confidence of the model")
         below.set_xlim(0.49, 1.01)
         below.xaxis.set_major_formatter(PERCENT)
 
-    caption = "On the dotted line the stated probability is what comes true; below it the model is overconfident."
-    words = "; ".join(f"stated {p:.0%}, right {a:.0%}, {n} pairs" for p, a, n in table)
+    caption = "On the dotted line, confidence equals accuracy. Below it, the model is overconfident."
+    words = "; ".join(f"confidence {p:.0%}, accuracy {a:.0%}, {n} pairs" for p, a, n in table)
     alt = f"Reliability diagram of the reward model: {words}."
     return draw_plot("reward-calibration", "Calibration", caption, alt, paint, 3.3)
 
 
 def frontier_plot(stage: StageRun, kept: int | None) -> Plot | None:
-    """Draw held-out reward against KL: one point for each evaluation, labeled by its update."""
+    """Draw held-out reward against KL: one point per evaluation, labeled by update."""
     rewards, kl = stage.series("validation/reward"), stage.series("validation/kl")
     points = [(kl[update], reward, update) for update, reward in rewards.items() if update in kl]
     if not points:
@@ -270,26 +270,26 @@ def frontier_plot(stage: StageRun, kept: int | None) -> Plot | None:
         axes.set_ylabel("held-out reward")
 
     words = "; ".join(f"update {update}: KL {x:.3g}, reward {y:.3g}" for x, y, update in points[::step])
-    caption = "What reward costs in distance; labels are updates. Up and to the left is better."
-    caption += " The ring marks the policy that was kept." if kept is not None else ""
+    caption = "Reward against distance from the initial policy, labeled by update. Up and to the left is better."
+    caption += " The ring marks the saved policy." if kept is not None else ""
     return draw_plot("ppo-frontier", "Reward against KL", caption, f"Held-out reward against KL. {words}.", paint)
 
 
 def evaluation_plots(evaluations: Sequence[Evaluation]) -> list[Plot]:
-    """Draw InstructGPT's four panels (`PANELS`) if at least two of them were measured."""
-    found: dict[str, dict[str, Measurement]] = {}
+    """Draw InstructGPT's four panels (`PANELS`) if at least two of them have measurements."""
+    panels: dict[str, dict[str, Measurement]] = {}
     for panel, (task, names) in PANELS.items():
         for evaluation in evaluations:
             by_name = {figure.name: figure for figure in evaluation.measurements if figure.value is not None}
             figure = next((by_name[name] for name in names if name in by_name), None)
             if evaluation.task == task and figure is not None:
-                found.setdefault(panel, {})[evaluation.model] = figure
-    if len(found) < 2:
+                panels.setdefault(panel, {})[evaluation.model] = figure
+    if len(panels) < 2:
         return []
     models = list(dict.fromkeys(evaluation.model for evaluation in evaluations))
 
     def paint(figure: Figure) -> None:
-        for axes, (panel, by_model) in zip(figure.subplots(1, len(found), squeeze=False)[0], found.items(), strict=True):
+        for axes, (panel, by_model) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True):
             for position, model in enumerate(models):
                 if measured := by_model.get(model):
                     value = measured.value or 0.0
@@ -307,11 +307,11 @@ def evaluation_plots(evaluations: Sequence[Evaluation]) -> list[Plot]:
 
     words = "; ".join(
         f"{panel} of {visible_text(model)}: {format_value(measured.value or 0.0)}"
-        for panel, by_model in found.items()
+        for panel, by_model in panels.items()
         for model, measured in by_model.items()
     )
     caption = (
-        "The four panels of InstructGPT's announcement, each from this run's own evaluation; lines are 95 % intervals. "
-        "Each panel has its own scale."
+        "The four panels of InstructGPT's announcement, measured by this run's evaluations. Lines are 95 % intervals. "
+        "Scales differ between panels."
     )
     return [draw_plot("panels", "Four panels", caption, words, paint, 2.8)]

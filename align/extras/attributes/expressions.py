@@ -37,7 +37,7 @@ class Expression:
         try:
             return eval(self._code, {"__builtins__": {}}, variables)
         except ZeroDivisionError as error:
-            raise UserError(f"{self.where} {self.text!r}: divides by zero") from error
+            raise UserError(f"{self.where} {self.text!r}: division by zero") from error
 
     def _parse(self, text: str) -> ast.expr:
         by_length = sorted(self.aliases.items(), key=lambda pair: -len(pair[1]))
@@ -48,7 +48,7 @@ class Expression:
         try:
             return ast.parse(text.strip(), mode="eval").body
         except SyntaxError as error:
-            raise UserError(f"{self.where} {self.text!r}: cannot be read ({error.msg})") from error
+            raise UserError(f"{self.where} {self.text!r}: invalid expression ({error.msg})") from error
 
     def _checked(self, node: ast.expr) -> ast.expr:
         self._check_value(node)
@@ -58,14 +58,14 @@ class Expression:
         if isinstance(node, ast.Name):
             if node.id not in self.aliases:
                 known, hint = ", ".join(self.names), nearest_name_hint(node.id, self.names)
-                raise UserError(f"{self.where} {self.text!r}: no attribute '{node.id}' among {known}{hint}")
+                raise UserError(f"{self.where} {self.text!r}: unknown attribute '{node.id}' (known: {known}){hint}")
         elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub | ast.UAdd):
             self._check_value(node.operand)
         elif isinstance(node, ast.BinOp) and isinstance(node.op, ARITHMETIC):
             self._check_value(node.left)
             self._check_value(node.right)
         elif not (isinstance(node, ast.Constant) and type(node.value) in (int, float)):
-            raise UserError(f"{self.where} {self.text!r}: write numbers, attributes, + - * / and brackets alone")
+            raise UserError(f"{self.where} {self.text!r}: only numbers, attributes, + - * / and parentheses are allowed")
 
 
 class Condition(Expression):
@@ -79,7 +79,7 @@ class Condition(Expression):
         parts = node.elts if isinstance(node, ast.Tuple) and node.elts else [node]
         for part in parts:
             if not (isinstance(part, ast.Compare) and all(isinstance(op, COMPARISONS) for op in part.ops)):
-                raise UserError(f"{self.where} {self.text!r}: write comparisons such as unsafe<0.2, separated by commas")
+                raise UserError(f"{self.where} {self.text!r}: use comparisons such as unsafe<0.2, separated by commas")
             for side in (part.left, *part.comparators):
                 self._check_value(side)
         return ast.BoolOp(ast.And(), parts) if len(parts) > 1 else parts[0]

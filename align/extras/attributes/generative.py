@@ -43,10 +43,12 @@ class AttributeText:
     def from_head(cls, head: Head, tokenization: Tokenization) -> "AttributeText":
         """The text of a head's attribute. Raises: UserError if its ratings are not one token each after its name."""
         if head.kind == "ranking":
-            raise UserError("form: generative rates by tokens, which a ranking has none of; use form heads")
+            raise UserError("form generative does not support rankings; use form heads")
         texts = [tokenization.text_ids(f"\n{head.name.upper()} {rating}") for rating in RATING_VALUES[head.kind]]
         if len({tuple(ids[:-1]) for ids in texts}) > 1 or len({ids[-1] for ids in texts}) < len(texts):
-            raise UserError(f"form: this tokenizer does not write the ratings of '{head.name}' as one token; use form heads")
+            raise UserError(
+                f"form: the tokenizer does not encode the ratings of '{head.name}' as single tokens; use form heads"
+            )
         return cls(texts[0][:-1], RATING_VALUES[head.kind], tuple(ids[-1] for ids in texts))
 
 

@@ -74,7 +74,7 @@ def load_attribute_model(folder: str, dtype: str = "auto") -> tuple[AttributeMod
         stored = load_file(Path(folder) / HEAD)
         model.linear.load_state_dict({"weight": stored["heads"], "bias": stored["biases"]})
     except Exception as error:  # also safetensors' own error
-        raise UserError(f"{folder}: its {HEAD} is broken ({first_line(error)}); train it again") from error
+        raise UserError(f"{folder}: invalid {HEAD} ({first_line(error)}); train the model again") from error
     return model.eval().requires_grad_(False), loaded
 
 

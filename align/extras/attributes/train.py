@@ -69,7 +69,7 @@ class AttributeConfig(MixtureConfig, JudgmentConfig, EpochConfig, ModelConfig, R
         super().__post_init__()
         generative = self.form == "generative"
         require_setting(self, "generator_filter", generative or not self.generator_filter, "empty unless form is generative")
-        require_setting(self, "rankings", not (generative and self.rankings), "empty: form generative has no head for them")
+        require_setting(self, "rankings", not (generative and self.rankings), "empty with form generative")
 
 
 def read_ratings(data: Data, skip_bad_rows: bool) -> list[JudgedResponse]:
@@ -99,20 +99,20 @@ def choose_heads(wanted: Sequence[str], rated: Sequence[JudgedResponse], has_ran
     for text in wanted or sorted(values):
         name, _, kind = text.partition("=")
         if name not in values:
-            raise UserError(f"heads: nobody judged '{name}'{nearest_name_hint(name, values)}")
+            raise UserError(f"heads: no judgments of '{name}'{nearest_name_hint(name, values)}")
         low, high = min(values[name]), max(values[name])
         kind = kind or ("scale" if high > 1 else "binary")
         if kind not in BOUNDS:
-            raise UserError(f"heads: {text!r}: the kind of a head is binary or scale")
+            raise UserError(f"heads: {text!r}: the kind must be binary or scale")
         least, most = BOUNDS[kind]
         if not least <= low <= high <= most:
             span = f"from {low:g} to {high:g}"
-            raise UserError(f"heads: '{name}' has values {span}, but {kind} means {least:g} to {most:g}")
+            raise UserError(f"heads: '{name}' has values {span}, but kind {kind} allows {least:g} to {most:g}")
         heads.append(Head(name, "scale" if kind == "scale" else "binary"))
     heads += [Head(PREFERENCE, "ranking")] if has_rankings else []
     names = [head.name for head in heads]
     if not names or len(set(names)) < len(names):
-        raise UserError(f"heads: {', '.join(names) or 'none'}; give at least one, and each once")
+        raise UserError(f"heads: {', '.join(names) or 'none'}; set at least one, without duplicates")
     return heads
 
 
@@ -160,7 +160,7 @@ class AttributeTrainer:
             ranked = encode_mixture(rankings, encode)
             examples, sizes, weights = examples + ranked.examples, sizes + ranked.sizes, weights + ranked.weights
         if not examples or 0 in sizes:
-            raise UserError("a source of the training data has nothing to learn from for these heads")
+            raise UserError("a source of the training data has no examples for these heads")
         self.config, self.loaded, self.form = config, loaded, form
         self.held_out: list[Any] = list(form.encode(held_out, config.limits))
         listed = ", ".join(f"{head.name} ({head.kind})" for head in heads)
@@ -182,7 +182,7 @@ class AttributeTrainer:
 def run_attribute_model(config: AttributeConfig) -> Path:
     """Train `config.model` on the judgments in `config.train_data`; return the folder of the best model."""
     if not config.train_data and not config.rankings:
-        raise UserError("train_data is '', but must be given: attribute judgments to learn from")
+        raise UserError("train_data is '', but must be set to attribute judgments")
     data = (config.validation_data, config.rankings)
     return AttributeTrainer(config.model, config.train_data, config, *data).train()
 

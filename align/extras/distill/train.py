@@ -71,9 +71,11 @@ class DistillConfig(MixtureConfig, EpochConfig, ModelConfig, RunConfig, Optimiza
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_setting(self, "lora_r", self.lora_r == 0, "0: all weights of a student are trained")
+        require_setting(self, "lora_r", self.lora_r == 0, "0, because distillation trains all weights of the student")
         weights = ("ce_weight", "lm_weight", "cosine_weight")
-        require_setting(self, "ce_weight", any(getattr(self, name) for name in weights), "above 0 unless another weight is")
+        require_setting(
+            self, "ce_weight", any(getattr(self, name) for name in weights), "above 0, unless another loss weight is"
+        )
 
 
 class Predictor(nn.Module):
@@ -108,12 +110,11 @@ def make_student(
     student = load(replace(settings, model=name), model.dtype)
     vocabularies = [each.tokenization.tokenizer.get_vocab() for each in (teacher, student)]
     if vocabularies[0] != vocabularies[1] or max(vocabularies[0].values()) >= common_rows(teacher, student):
-        raise UserError(f"student '{name}' has another vocabulary than its teacher, so it cannot learn its logits")
+        raise UserError(f"student '{name}' and its teacher have different vocabularies")
     widths = [each.backbone.hidden_size for each in (teacher, student)]
     if equal_width and widths[0] != widths[1]:
         raise UserError(
-            f"student '{name}': its hidden states have {widths[1]} numbers, those of the teacher {widths[0]}; set "
-            "cosine_weight to 0"
+            f"student '{name}' has hidden size {widths[1]}, but the teacher has {widths[0]}; set cosine_weight to 0"
         )
     return student
 
@@ -236,9 +237,9 @@ class DistillTrainer:
         self.run = run = Run(source.settings(config), "distill")
         loaded = source.load(run, is_trained=False)
         if run.accelerator.state.deepspeed_plugin is not None:
-            raise UserError("align distill runs without DeepSpeed: launch it with configs/accelerate/ddp.yaml")
+            raise UserError("align distill does not support DeepSpeed; launch it with configs/accelerate/ddp.yaml")
         if loaded.adapter:
-            raise UserError("a teacher in memory must have no adapter: merge it, or give its folder")
+            raise UserError("a teacher in memory must not have an adapter; merge it or pass its folder")
         student = make_student(loaded, config.student, config.keep_every_nth_layer, config.cosine_weight > 0, config)
         run_on_main(lambda: require_savable(student), run.accelerator)
         limits, skip = config.limits, config.skip_bad_rows
@@ -247,9 +248,9 @@ class DistillTrainer:
         self.held_out = read(validation_data) if is_given(validation_data) else []
         small, large = (each.backbone.model.num_parameters() / 1e6 for each in (student, loaded))
         run.print(
-            f"distill: {counted(len(mixed.examples), 'example')} to learn from, {len(self.held_out)} held out; "
+            f"distill: {counted(len(mixed.examples), 'training example')}, {len(self.held_out)} held out; "
             f"teacher {run.model_config.model}\n"
-            f"student of {small:.1f} million parameters, {small / large:.0%} of the teacher's {large:.1f}"
+            f"student has {small:.1f} million parameters, {small / large:.0%} of the teacher's {large:.1f} million"
         )
         place_frozen_model(loaded.backbone, run.accelerator)
         weights = LossWeights(config.ce_weight, config.lm_weight, config.cosine_weight, config.temperature)

@@ -86,13 +86,11 @@ class RulesConfig(EndpointConfig, EvalConfig, InferenceConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_setting(
-            self, "models", not self.models, "empty: write responses with `align sample` and name the file in responses"
-        )
+        require_setting(self, "models", not self.models, "empty: sample with `align sample` and set responses to its output")
         require_setting(self, "responses", bool(self.judgments or self.responses), "given, or judgments")
         judged = bool(self.endpoint or (self.rubrics and not self.judgments))
-        require_setting(self, "endpoint", judged, "given, or rubrics for responses: something has to judge")
-        require_setting(self, "rubrics", bool(self.responses) or not self.rubrics, "left out without responses")
+        require_setting(self, "endpoint", judged, "set, or rubrics with responses")
+        require_setting(self, "rubrics", bool(self.responses) or not self.rubrics, "unset without responses")
 
 
 def run_rules(config: RulesConfig) -> list[Evaluation]:
@@ -114,7 +112,7 @@ def run_rules(config: RulesConfig) -> list[Evaluation]:
     if by_people:
         measurements, table = count_violations(by_scorer, list(by_people), scorer)
         measurements.append(agreement_measurement(by_people, by_scorer, scorer))
-        tables = {"Verdicts by rule": table, "People against the scorer": confusion(by_people, by_scorer)}
+        tables = {"Verdicts by rule": table, "Human judgments and the scorer": confusion(by_people, by_scorer)}
         name = " + ".join(Path(path).stem for path in config.judgments)
         evaluations.append(Evaluation(TASK, name, settings, measurements, tables))
     for model, answers in answers_of_model.items():
@@ -162,13 +160,13 @@ def read_answers(files: Sequence[str], skip_bad_rows: bool) -> dict[str, list[An
     if not files:
         return {}
     answers: dict[str, list[Answer]] = {}
-    for model, answer in parse_rows(files, _answers_of_row, "holds no usable response", skip_bad_rows=skip_bad_rows):
+    for model, answer in parse_rows(files, _answers_of_row, "no usable responses", skip_bad_rows=skip_bad_rows):
         answers.setdefault(model, []).append(answer)
     return answers
 
 
 def _answers_of_row(fields: Mapping[str, Any], _number: str) -> list[tuple[str, Answer]]:
-    prompt = check_prompt(required_field(fields, "prompt", "write the text that was answered"))
+    prompt = check_prompt(required_field(fields, "prompt", "add the prompt"))
     responses = check_texts(fields.get("responses"), "responses", may_be_empty=True)
     models = check_texts(fields.get("model"), "model", len(responses))
     category = None if fields.get("category") is None else str(fields["category"])

@@ -105,10 +105,10 @@ def read_judgments(data: Data, skip_bad_rows: bool, rules: Mapping[str, str], fi
     source = data if isinstance(data, str) else "rule judgments in memory"
     unknown = sorted({record.rule for record in records} - rules.keys())
     if unknown:
-        raise UserError(f"{source}: rule '{unknown[0]}' is in none of {', '.join(files)}; name its file in rules")
+        raise UserError(f"{source}: rule '{unknown[0]}' is not in {', '.join(files)}; add its file to rules")
     judged = collect_judgments(records)
     if not judged:
-        raise UserError(f"{source}: no rule judgment in it that decides (violates or follows)")
+        raise UserError(f"{source}: no decided rule judgments (violates or follows)")
     return judged
 
 
@@ -231,7 +231,7 @@ def rules_of_model(folder: str, wanted: Sequence[str] = ()) -> dict[str, str]:
     """
     require_reward_model(folder, RULE)
     trained = read_json(Path(folder) / RULE.metadata_file)["rules"]
-    return choose_rules(wanted, trained, f"{folder}: among the model's own rules")
+    return choose_rules(wanted, trained, f"{folder}: among the model's training rules")
 
 
 class RuleScorer:
@@ -306,7 +306,7 @@ def _read(path: str) -> tuple[str, dict[str, str]]:
     except OSError as error:
         raise UserError(f"{file}: {error.strerror}") from error
     except (yaml.YAMLError, UnicodeDecodeError, KeyError, TypeError) as error:
-        raise UserError(f"{file}: not a file of rules; it needs a list `rules` with id and text of each") from error
+        raise UserError(f"{file}: not a rule file; it needs a list `rules` of entries with id and text") from error
     found = _merge((file, {rule: text}) for rule, text in rules)
     if single and single["rule"]:
         found = {single["rule"]: _text_of(single["rule"], found, file)}

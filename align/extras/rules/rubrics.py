@@ -119,7 +119,7 @@ def read_rubrics(paths: Sequence[str]) -> list[Rubric]:
     names = [rubric.name for rubric in rubrics]
     for path, name in zip(paths, names, strict=True):
         if names.count(name) > 1:
-            raise UserError(f"{path}: rubric '{name}' is there twice")
+            raise UserError(f"{path}: duplicate rubric '{name}'")
     return rubrics
 
 
@@ -129,13 +129,13 @@ def _read(path: str) -> Rubric:
     try:
         weight = float(number) if equals else 1.0
     except ValueError as error:
-        raise UserError(f"rubric '{path}': write FILE or FILE=WEIGHT ({error})") from error
+        raise UserError(f"rubric '{path}': use FILE or FILE=WEIGHT ({error})") from error
     try:
         return _rubric(yaml.safe_load(resolve_path(file).read_text(encoding="utf-8")), Path(file).stem, weight)
     except OSError as error:
         raise UserError(f"{file}: {error.strerror}") from error
     except (yaml.YAMLError, KeyError, TypeError, ValueError, AttributeError) as error:
-        needs = "it needs a question, options with letter, text and reward, and may have categories"
+        needs = "it needs a question and options with letter, text and reward; categories are optional"
         raise UserError(f"{file}: not a rubric ({first_line(error)}); {needs}") from error
 
 
@@ -144,13 +144,13 @@ def _rubric(stored: Mapping[str, Any], name: str, weight: float) -> Rubric:
     letters = [option.letter for option in options]
     alike = len(set(map(str.upper, letters))) < len(letters)
     if len(options) < 2 or alike or not all(len(letter) == 1 and letter.isalnum() for letter in letters):
-        raise ValueError("two or more options, each with a letter of its own")
+        raise ValueError("it needs two or more options with distinct letters")
     numbers = [weight, *(option.reward for option in options)]
     if not all(map(math.isfinite, numbers)):
-        raise ValueError("rewards and weights are finite numbers")
+        raise ValueError("rewards and weights must be finite numbers")
     categories = stored.get("categories") or []
     if not isinstance(categories, list):
-        raise TypeError("categories are a list")
+        raise TypeError("categories must be a list")
     return Rubric(str(stored.get("name", name)), str(stored["question"]), options, frozenset(map(str, categories)), weight)
 
 
@@ -163,7 +163,7 @@ class RubricSettings(EndpointConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_setting(self, "model", bool(self.model or self.endpoint), "given, or endpoint: the rubrics need a judge")
+        require_setting(self, "model", bool(self.model or self.endpoint), "set, or endpoint")
 
 
 def load_rubrics(
@@ -195,7 +195,7 @@ class RubricRewards(Extension):
         for rubric in self.rubrics:
             if not any(rubric.applies(prompt.category) for prompt in context.training_prompts):
                 wanted = " or ".join(sorted(rubric.categories))
-                run.print(f"warning: rubric '{rubric.name}' will always give 0: no prompt has category {wanted}")
+                run.print(f"warning: rubric '{rubric.name}' is always 0: no prompt has category {wanted}")
 
     def score(self, rollout: Rollout) -> dict[str, Tensor]:
         conversations = [prompt.conversation for prompt in rollout.prompts]

@@ -141,7 +141,7 @@ class RuleRewards(Extension):
         """Restore what `state_dict` returned. Raises: UserError if it was written under other rules."""
         if state["moments"].keys() != self.moments.keys():
             before = ", ".join(name for name in state["moments"] if name != PREFERENCE) or "none"
-            raise UserError(f"the checkpoint was written under the rules {before}: resume it with those")
+            raise UserError(f"the checkpoint was saved with the rules {before}; resume with the same rules")
         self.moments = {name: RunningMoments(**stored) for name, stored in state["moments"].items()}
         self.first = {name: (mean, std) for name, (mean, std) in state["first"].items()}
 

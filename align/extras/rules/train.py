@@ -86,7 +86,7 @@ class RuleConfig(JudgmentConfig, EpochConfig, ModelConfig, RunConfig, Optimizati
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_setting(self, "rules", bool(self.rules), "given: the model reads the texts of the rules")
+        require_setting(self, "rules", bool(self.rules), "set to rule files")
 
 
 def train(form: Any, engine: TrainEngine, order: DataOrder[Any], held_out: list[Any], data: str, eval_steps: int) -> Path:
@@ -254,10 +254,10 @@ class RuleTrainer:
         run_on_main(lambda: require_savable_classifier(loaded), run.accelerator)
         learned, self.held_out, unseen = [encode_judgments(part, rules, loaded, config.limits) for part in split]
         if not learned:
-            raise UserError(f"{config.train_data}: no judgment is left to learn from within the limits")
+            raise UserError(f"{config.train_data}: all judgments exceed the limits")
         trained = sorted({rule for item in learned for rule in item.rules})
         run.print(
-            f"rules: {counted(len(learned), 'response')} judged by {counted(len(trained), 'rule')} to learn from, "
+            f"rules: {counted(len(learned), 'training response')} judged by {counted(len(trained), 'rule')}, "
             f"{len(self.held_out)} held out, {len(unseen)} judged by held-out rules; model {run.model_config.model}"
         )
         freeze_unused_lm_head(loaded.backbone)
@@ -277,11 +277,11 @@ class RuleTrainer:
         for rule in config.held_out_rules:
             if rule not in judged_rules:
                 hint = nearest_name_hint(rule, judged_rules)
-                raise UserError(f"held_out_rules: no judgment by rule '{rule}' in {config.train_data}{hint}")
+                raise UserError(f"held_out_rules: no judgments by rule '{rule}' in {config.train_data}{hint}")
         share = 0.0 if is_given(validation_data) else config.validation_split
         split = split_judgments(judged, config.held_out_rules, share, config.seed)
         if not split.train:
-            raise UserError(f"{config.train_data}: nothing is left to learn from; hold out fewer rules or conversations")
+            raise UserError(f"{config.train_data}: no training data left; hold out fewer rules or conversations")
         if not is_given(validation_data):
             return split
         held_out = split_judgments(read(validation_data), config.held_out_rules, 0.0, config.seed)
